@@ -1,0 +1,30 @@
+"""Convolution and matmul for JAX as primitives that compose with every transformation: import the operations from here."""
+
+from jaxext import checkpoint_policies
+from jaxext._explain import Explanation, explain
+from jaxext.ops import (
+    conv,
+    conv_general_dilated,
+    conv_transpose,
+    convolve,
+    dot_general,
+    in_place_of_lax,
+    matmul,
+    use_implementation,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Explanation",
+    "checkpoint_policies",
+    "conv",
+    "conv_general_dilated",
+    "conv_transpose",
+    "convolve",
+    "dot_general",
+    "explain",
+    "in_place_of_lax",
+    "matmul",
+    "use_implementation",
+]

@@ -1,0 +1,96 @@
+"""The only file that touches jax internals: one name for each thing that jax has no public name for, or several.
+
+Supported: jax 0.10.2 up to 0.12.x.  Each shim says what would remove it.  It must not know forms or operations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+
+MINIMUM_JAX = (0, 10, 2)
+
+if jax.__version_info__ < MINIMUM_JAX:
+    raise ImportError(f"jaxext needs jax {'.'.join(map(str, MINIMUM_JAX))} or newer, this is jax {jax.__version__}: pip install -U jax")
+
+# ruff: noqa: E402
+from jax._src import core, dispatch, sharding_impls
+from jax._src.lax.utils import standard_primitive
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import Mesh
+
+__all__ = [
+    "ShardingTypeError",
+    "align_varying",
+    "lowered_by",
+    "named_specs",
+    "product_primitive",
+    "register_lowering",
+]
+
+# Raised by lax for shardings in types that do not fit; removed once jax.errors exports it.
+ShardingTypeError = core.ShardingTypeError
+
+# Operands of a primitive must vary over the same manual axes; removed once jax.lax has a public form of it.
+align_varying = core.auto_insert_reshard
+
+
+def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
+    """A primitive of two operands whose result carries shape, dtype, weak type, sharding and varying manual axes.
+
+    An abstract eval that drops the varying axes gives silently wrong gradients under `shard_map`; lax's own constructor keeps them on
+    every supported version.  The devices are needed at lowering because custom_partitioning asks for them.
+    """
+    primitive = standard_primitive(
+        shape_rule, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=functools.partial(core.standard_vma_rule, name)
+    )
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    return primitive
+
+
+def register_lowering(primitive, rule) -> None:
+    """Register `rule(ctx, platform, *operands, **params)`: once for CUDA, once for every other platform."""
+    mlir.register_lowering(primitive, functools.partial(_with_platform, rule, "cuda"), platform="cuda")
+    mlir.register_lowering(primitive, functools.partial(_with_platform, rule, None))
+
+
+def _with_platform(rule, platform, ctx, *args, **params):
+    fun = functools.partial(rule, platform or ctx.module_context.platforms[0], lowered_by(ctx), **params)
+    return mlir.lower_fun(fun, multiple_results=False)(ctx, *args)
+
+
+def lowered_by(ctx) -> str:
+    """Who splits the program that is being lowered over devices.
+
+    "nobody": it is already the program of one device (or there is one device).
+    "labels": XLA's partitioner, and it can call us back, so custom_partitioning works.
+    "xla": XLA's partitioner alone.  Inside a partial-manual `shard_map` custom_partitioning is handed a sharding without names, and an
+    exported program cannot hold its Python callback.
+    """
+    axes = ctx.module_context.axis_context
+    if isinstance(axes, sharding_impls.SPMDAxisContext):
+        automatic = [n for a, n in axes.mesh.shape.items() if a not in axes.manual_axes]
+        return "nobody" if all(n == 1 for n in automatic) else "xla"
+    if isinstance(axes, sharding_impls.ShardingContext) and axes.num_devices > 1:
+        callable_back = axes.device_assignment is not None and not ctx.module_context.lowering_parameters.for_export
+        return "labels" if callable_back else "xla"
+    return "nobody"
+
+
+def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:
+    """The mesh axes of each array axis, from the shardings that XLA's partitioner hands back to custom_partitioning.
+
+    They come undecoded because jax's decoder raises where the partitioner has split a mesh axis in two (a batch of 8 over 4 devices,
+    reshaped to 2 x 4, lies 2 x 2).  No name says so: such an array counts as whole.  Removed once custom_partitioning decodes them.
+    """
+
+    def spec(sharding):
+        try:
+            return tuple(sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)[0])
+        except ValueError:
+            return ()
+
+    return [spec(sharding) for sharding in shardings]

@@ -1,0 +1,67 @@
+"""Convolution: its labels for each number of spatial axes, its roles and its implementations.
+
+    y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + dilation·r,g,c] w[b,g,k,r,c]     (`Window` says what x̃ is)
+
+Leave y open: fprop; x open: dgrad, the gradient of the input; w open: wgrad, the gradient of the filter.  Channels last, the filter is
+KRSC.  It must not know the public signatures.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import jax
+from jax import lax
+
+from jaxext import _conv_xla
+from jaxext._form import Form, define
+from jaxext._implementation import Call
+from jaxext._window import labels
+
+
+class XlaConv:
+    """The definition, in plain XLA ops.  It supports every call."""
+
+    name = "xla"
+
+    def supports(self, call: Call) -> str | None:
+        return None
+
+    def describe(self, call: Call) -> str:
+        return "convolution"
+
+    def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
+        assert call.window is not None
+        y = _conv_xla.conv(
+            call.open,
+            call.flatten(operands),
+            call.window,
+            dtype=call.dtype,
+            precision=call.precision,
+            partitioned=call.partitioned,
+        )
+        return y.reshape(call.shape)
+
+
+CONV_IMPLEMENTATIONS = (XlaConv(),)
+
+
+@functools.cache
+def conv_form(rank: int) -> Form:
+    """The form of a convolution with `rank` spatial axes."""
+    inputs, filters, outputs = labels(rank)
+    return define(
+        Form(
+            name=f"conv{rank}d",
+            slots={
+                "x": ("B", "N", *inputs, "G", "C"),
+                "w": ("B", "G", "K", *filters, "C"),
+                "y": ("B", "N", *outputs, "G", "K"),
+            },
+            roles={"y": "fprop", "x": "dgrad", "w": "wgrad"},
+            window=inputs + filters + outputs,
+            implementations=CONV_IMPLEMENTATIONS,
+            twin=lax.conv_general_dilated_p,
+        )
+    )

@@ -1,0 +1,200 @@
+"""The `xla` implementation of convolution: lax's own, or the rewrite in plain XLA ops that is known to beat it.
+
+    y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + filter_dilation·r,g,c] · w[b,g,k,r,c]
+
+dgrad is the same form with y as the input and the filter reversed (`Window.transposed`), so there are two roles here: fprop and wgrad.
+`plan` names the algorithm; it sees labels, sizes and the window, never a clock.  It must not know primitives, sharding or derivatives.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxext import _conv_rewrites as rewrites
+from jaxext._window import Window, dilate
+
+_conv = lax.conv_general_dilated
+
+
+def conv(open: str, operands: dict[str, jax.Array], window: Window, *, dtype, precision, partitioned: bool) -> jax.Array:
+    """The open slot, from arrays with exactly one axis per label.  With `partitioned` no grouped convolution is ever emitted."""
+    if open == "x":
+        operands, window, open = {"x": operands["y"], "w": _reversed(operands["w"], window)}, window.transposed, "y"
+    a, b = operands["x"], operands["w" if open == "y" else "y"]
+    sizes = _sizes(open, a, b)
+    if any(isinstance(n, int) and n == 0 for n in (*a.shape, *b.shape, *window.output)):
+        return rewrites.zeros(_shape(open, sizes, window), dtype, a, b)
+    common, acc = _dtypes(a.dtype, b.dtype, dtype)
+    a, b = a.astype(common), b.astype(common)
+    y = compute(open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, partitioned=partitioned)
+    return y.astype(dtype)
+
+
+def compute(open, a, b, window, *, acc, dtype, precision, partitioned):
+    """fprop or wgrad of operands of one dtype, none of them empty; the result may be in `acc` still."""
+    name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, partitioned=partitioned)
+    return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision)
+
+
+def plan(open: str, sizes: dict, window: Window, *, dtype, partitioned: bool) -> str:
+    """The name of the algorithm, from what is static: labels, sizes, window and dtype.
+
+    lax        lax's own convolution; the only one for dense problems without input dilation
+    phases     one convolution for each residue of outputs: input dilation, and so the dgrad of a strided convolution
+    shifts     fprop of few channels per group (depthwise): shifted inputs times weights, elementwise
+    rows       wgrad of the same: a scan over output rows
+    blocks/m   one dense convolution for each b and each m groups: grouped, batched filters, per-example gradients
+    loop       one dot per tap, one b at a time: as blocks, with too many b to unroll
+    dots       one batched dot per tap: what XLA may partition
+    """
+    if open == "x":
+        sizes, window, open = sizes | {"C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
+    B, G, C, K = (sizes[label] for label in "BGCK")
+    static = all(isinstance(n, int) for n in (*sizes.values(), *window.input, *window.filter, *window.output))
+    if partitioned:
+        return "lax" if B == 1 and G == 1 else "dots"
+    if not static or not jnp.issubdtype(dtype, jnp.inexact):
+        return "lax"
+    if 1 < math.prod(window.input_dilation) <= MOST_UNROLLED:
+        return "phases"
+    if B == 1 and G == 1:
+        return "lax"
+    if G > 1 and window.rank and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
+        return "shifts" if open == "y" else "rows"
+    if merged := _merged(B, G, C, K):
+        return f"blocks/{merged}"
+    if C * K >= WORTH_A_DOT or (open == "w" and G > 1):
+        return "loop"
+    return "lax"
+
+
+# Convolutions that one program may hold: each takes XLA some 50 ms to compile.
+MOST_UNROLLED = 16
+# C·K up to which a group's channels are cheaper as elementwise lanes than as a matrix.
+FEW_CHANNELS = 16
+# Terms of an unrolled elementwise sum: 256 compile in under a second.
+MOST_TERMS = 256
+# Channels below which a dense convolution leaves its vector units idle: groups are merged up to here.
+DENSE_CHANNELS = 16
+# C·K from which a dot per tap pays on its own.
+WORTH_A_DOT = 512
+
+
+def _merged(B, G, C, K):
+    """Groups per block: the fewest that fill a dense convolution and leave few of them; 0 if there is no such number."""
+    for m in range(1, G + 1):
+        if G % m == 0 and m * min(C, K) >= min(DENSE_CHANNELS, G * min(C, K)) and B * G // m <= MOST_UNROLLED:
+            return m
+    return 0
+
+
+def run(name, open, a, b, window, *, acc, dtype, precision):
+    """The algorithm `name`, for operands x and w (open y) or x and y (open w) of one dtype."""
+    name, _, merged = name.partition("/")
+    if name == "lax":
+        return lax_conv(open, a, b, window, dtype=dtype, precision=precision)
+    if name == "blocks":
+        blocks = {"y": rewrites.blocks_fprop, "w": rewrites.blocks_wgrad}[open]
+        return blocks(a, b, window, dense=functools.partial(lax_conv, open, dtype=dtype, precision=precision), merged=int(merged or 1))
+    if name == "phases":
+        phases = {"y": rewrites.phases_fprop, "w": rewrites.phases_wgrad}[open]
+
+        def part(a, b, window):
+            return compute(open, a, b, window, acc=acc, dtype=dtype, precision=precision, partitioned=False)
+
+        return phases(a, b, window, part=part, acc=acc)
+    return getattr(rewrites, f"{name}_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
+
+
+ROLES = {"y": "fprop", "w": "wgrad"}
+
+
+def _sizes(open, a, b):
+    sizes = {"B": a.shape[0], "N": a.shape[1], "G": a.shape[-2], "C": a.shape[-1]}
+    return sizes | {"K": b.shape[2] if open == "y" else b.shape[-1]}
+
+
+def _shape(open, sizes, window):
+    B, N, G, C, K = (sizes[label] for label in "BNGCK")
+    return (B, N, *window.output, G, K) if open == "y" else (B, G, K, *window.filter, C)
+
+
+def _reversed(w, window):
+    """The filter of dgrad: (B, G, K, *filter, C) -> (B, G, C, *reversed filter, K)."""
+    return jnp.swapaxes(lax.rev(w, tuple(range(3, 3 + window.rank))), 2, -1)
+
+
+def _dtypes(a, b, result):
+    """What both operands are cast to, without loss, and what the sum is taken in: float32 at least, if it is a float."""
+    a, b, result = map(np.dtype, (a, b, result))
+    common = a if a == b else _promote(a, b)
+    acc = _promote(common, result)
+    if jnp.issubdtype(acc, jnp.floating) and acc.itemsize < 4:
+        acc = np.dtype(np.float32)
+    return common, acc
+
+
+def _promote(a, b):
+    """jax's standard promotion, where a float of 8 bits or fewer counts as bfloat16, which holds it exactly."""
+    if a == b:
+        return a
+    a, b = (jnp.bfloat16 if jnp.issubdtype(d, jnp.floating) and d.itemsize == 1 else d for d in (a, b))
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(a, b)
+
+
+def lax_conv(open, a, b, window: Window, *, dtype, precision):
+    """lax's convolution, with groups where B·G > 1: the same HLO as lax's own forward and transposes."""
+    B, G = a.shape[0], a.shape[-2]
+    first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
+    common = a.dtype
+    preferred = dtype if _promote(common, np.dtype(dtype)) == dtype else None
+    arguments = {"precision": precision, "preferred_element_type": preferred, "lhs_dilation": window.input_dilation}
+    if open == "y":
+        w = b.reshape((-1,) + b.shape[3:])
+        spec = (first, last, *space)
+        y = _conv(
+            _merge(a), w, window.stride, window.padding, rhs_dilation=window.filter_dilation,
+            dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec), feature_group_count=B * G, **arguments,
+        )  # fmt: skip
+        return _split(y, B, G)
+    padding = [
+        (low, dilate(o, s) + dilate(r, dr) - 1 - low - dilate(i, di))
+        for (low, _), o, s, r, dr, i, di in zip(
+            window.padding, window.output, window.stride, window.filter, window.filter_dilation, window.input, window.input_dilation, strict=True
+        )
+    ]
+    # Groups of b alone are feature groups of x with B and N in one axis, as in lax's vmap: XLA is fast there and slow at batch groups.
+    x = _merge(a) if G > 1 else a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:])
+    groups = {"batch_group_count": B * G} if G > 1 else {"feature_group_count": B}
+    spec = (last, first, *space)
+    w = _conv(
+        x, _merge(b), window.filter_dilation, padding, rhs_dilation=window.stride,
+        dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec), **groups, **arguments,
+    )  # fmt: skip
+    return w.reshape((B, G, -1) + w.shape[1:])
+
+
+def _merge(x):
+    """(B, N, *space, G, C) -> (N, *space, B·G·C)"""
+    return _moved(x, 0, -3).reshape(x.shape[1:-2] + (-1,))
+
+
+def _split(y, B, G):
+    """(N, *space, B·G·K) -> (B, N, *space, G, K)"""
+    return _moved(y.reshape(y.shape[:-1] + (B, G, -1)), -3, 0)
+
+
+def _moved(x, source, destination):
+    """`moveaxis`, but a reshape where the axis has size 1: XLA may copy even then."""
+    if x.shape[source] == 1:
+        shape = [n for i, n in enumerate(x.shape) if i != source % x.ndim]
+        shape.insert(destination % x.ndim, 1)
+        return x.reshape(shape)
+    return jnp.moveaxis(x, source, destination)

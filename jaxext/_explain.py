@@ -1,0 +1,103 @@
+"""`explain`: which products a function runs, and what would compute each of them, found by walking its jaxpr.  Nothing is run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from jaxext._form import asked, owner
+from jaxext._implementation import choose
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One product: `times` counts the equal ones, and the steps of a scan around it."""
+
+    op: str
+    operands: tuple[str, ...]
+    result: str
+    times: int
+    chosen: str | None
+    how: str
+    refused: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The rows, in the order of the program; `str` makes a table of them."""
+
+    platform: str
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        head = ("op", "operands", "result", "times", "chosen", "how", "refused")
+        body = [
+            (r.op, " ".join(r.operands), r.result, str(r.times), r.chosen or "nothing", r.how, "; ".join(map(": ".join, r.refused.items())) or "-")
+            for r in self.rows
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *body)]
+        return "\n".join([f"{len(self.rows)} different products on {self.platform}", *lines])
+
+
+def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Explanation:
+    """Every jaxext product that `fun(*args, **kwargs)` runs, with the implementation that computes it.
+
+    Backward passes are seen where they are written: explain `jax.grad(loss)`.  The shapes are those of the program as written: per device
+    inside a `shard_map`, global under `jit`, whose shardings XLA decides later.
+
+    Args:
+      fun: a function of arrays, or pytrees of them.
+      *args, **kwargs: its arguments; `jax.ShapeDtypeStruct`s do.
+      platform: "cpu", "cuda", "rocm" or "tpu"; that of the default backend if None.
+
+    Returns:
+      an `Explanation`: print it, or read its `rows`.
+    """
+    jaxpr = jax.make_jaxpr(fun)(*args, **kwargs)
+    platform = platform or {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    rows: dict[tuple, Row] = {}
+    for eqn, times in _products(jaxpr.jaxpr, 1):
+        row = _row(eqn, platform)
+        key = (row.op, row.operands, row.result, *sorted(eqn.params.items(), key=lambda item: item[0]))
+        rows[key] = dataclasses.replace(row, times=times + (rows[key].times if key in rows else 0))
+    return Explanation(platform, tuple(rows.values()))
+
+
+def _row(eqn, platform: str) -> Row:
+    form, open = owner[eqn.primitive]
+    avals = [atom.aval for atom in eqn.invars]
+    call = asked(form, open, avals, platform=platform, partitioned=False, **eqn.params)
+    choice = choose(call, form.implementations, eqn.params["implementation"])
+    return Row(
+        op=call.op,
+        operands=tuple(f"{slot}:{aval.str_short(short_dtypes=True)}" for slot, aval in zip(form.operands(open), avals, strict=True)),
+        result=f"{open}:{eqn.outvars[0].aval.str_short(short_dtypes=True)}",
+        times=1,
+        chosen=choice.implementation and choice.implementation.name,
+        how=choice.implementation.describe(call) if choice.implementation else "",
+        refused=dict(choice.refusals),
+    )
+
+
+def _products(jaxpr: Jaxpr, times: int) -> Iterator:
+    """Each equation of a form's primitive, and how often it runs as far as the program says (a scan's length; while counts as once)."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in owner:
+            yield eqn, times
+        repeat = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        for inner in _jaxprs(tuple(eqn.params.values())):
+            yield from _products(inner, times * repeat)
+
+
+def _jaxprs(value) -> Iterator[Jaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from _jaxprs(inner)

@@ -1,0 +1,66 @@
+"""Matrix multiplication: its labels, its roles and its implementations.
+
+    c[b,m,n] = Σ_k a[b,m,k] b[b,k,n].  Leave c open: the NN product; a open: c bᵀ, the NT product; b open: aᵀ c, the TN product.
+
+So `lax.dot_general` in any layout is one of three roles of one form.  It must not know the public signatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+from jax import lax
+
+from jaxext._form import Form, define, dimension_numbers
+from jaxext._implementation import Call
+
+# Taken at import: `in_place_of_lax` may later put our own operation behind lax's.
+_dot_general = lax.dot_general
+
+
+class XlaMatmul:
+    """The definition: `lax.dot_general`.  It supports every call."""
+
+    name = "xla"
+
+    def supports(self, call: Call) -> str | None:
+        return None
+
+    def describe(self, call: Call) -> str:
+        return "dot_general"
+
+    def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
+        # The operand that owns the first free label of the result is the left one; dot_general then gives the result's order.
+        first = call.labels[call.open][1]
+        lhs, rhs = sorted(operands, key=lambda slot: first not in call.labels[slot])
+        dims = dimension_numbers(call.axes[lhs], call.axes[rhs], call.axes[call.open])
+        return product(operands[lhs], operands[rhs], dims, call.precision, call.dtype)
+
+
+def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
+    """`lax.dot_general` with a result of any dtype: what is narrower than lax would make it is rounded once, at the end."""
+
+    def dot(preferred, lhs, rhs):
+        return _dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred)
+
+    natural = jax.eval_shape(lambda a, b: dot(None, a, b), lhs, rhs).dtype
+    return convert(dot(dtype if dtype.itemsize > natural.itemsize else natural, lhs, rhs), dtype)
+
+
+def convert(y: jax.Array, dtype) -> jax.Array:
+    """A change of dtype under which the gradient of a real operand keeps the real part of a complex product."""
+    is_real = not jax.numpy.issubdtype(dtype, jax.numpy.complexfloating)
+    return (lax.real(y) if is_real and jax.numpy.iscomplexobj(y) else y).astype(dtype)
+
+
+MATMUL = define(
+    Form(
+        name="matmul",
+        slots={"a": ("B", "M", "K"), "b": ("B", "K", "N"), "c": ("B", "M", "N")},
+        roles={"c": "nn", "a": "nt", "b": "tn"},
+        window=(),
+        implementations=(XlaMatmul(),),
+        twin=lax.dot_general_p,
+    )
+)

@@ -1,0 +1,158 @@
+"""How a product of labelled axes is split over devices: the one place where shardings become programs.
+
+A mesh axis that shards a label splits every operand and the result along that label; where the label is contracted each device holds a
+part of the sum, and a psum adds the parts.  Window labels stay whole.  The same assignment of mesh axes to labels serves every way in
+which JAX can ask for it:
+
+    the program of one device (one device, fully manual shard_map, pmap)    nothing to do
+    shardings in the types (explicit mesh)                                  a shard_map over the explicit axes
+    jit over several devices, automatic axes                                custom_partitioning with the labels as its Shardy rule
+    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops that it splits rightly (`partitioned=True`)
+
+It must not know forms or operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxext import _compat
+
+Spec = tuple  # one entry per axis of an array: None, a mesh axis, or several
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """The name of each axis of both operands and of the result, and those that must stay whole."""
+
+    operands: tuple[tuple[str, ...], tuple[str, ...]]
+    result: tuple[str, ...]
+    whole: tuple[str, ...]
+
+    @property
+    def contracted(self) -> tuple[str, ...]:
+        return tuple(axis for axis in self.operands[0] if axis not in self.result and axis not in self.whole)
+
+    @property
+    def shardy_rule(self) -> dict:
+        """Keywords of custom_partitioning; Shardy wants the special factors in the order of their first use."""
+        order = dict.fromkeys((*self.operands[0], *self.operands[1], *self.result))
+        first, second = (" ".join(axes) for axes in self.operands)
+        return dict(
+            sharding_rule=f"{first}, {second} -> {' '.join(self.result)}",
+            reduction_factors=tuple(axis for axis in order if axis in self.contracted),
+            need_replication_factors=tuple(axis for axis in order if axis in self.whole),
+        )
+
+
+def explicit(aval) -> NamedSharding | None:
+    """The sharding in an array's type, where its mesh has explicit axes."""
+    mesh = aval.sharding.mesh
+    return aval.sharding if not mesh.empty and AxisType.Explicit in mesh.axis_types else None
+
+
+def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
+    """The sharding with one more array axis, for vmap."""
+    partitions = list(sharding.spec)
+    partitions[axis:axis] = [spec]
+    return NamedSharding(sharding.mesh, P(*partitions))
+
+
+def lower(local: Callable, names: Names, splitter: str, out_sharding: NamedSharding | None, *args) -> jax.Array:
+    """Trace `local(*args, partitioned=...)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`)."""
+    shardings = [explicit(jax.typeof(x)) for x in args]
+    if any(s is not None for s in shardings):
+        return _by_types(local, names, splitter, out_sharding, *args)
+    if splitter == "labels":
+        return _by_labels(local, names, *args)
+    return local(*args, partitioned=splitter == "xla")
+
+
+def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Sequence[str], Spec]]) -> dict[str, tuple[str, ...]]:
+    """Mesh axes for each label: the first spec that names one wins, a mesh axis serves one label and divides it evenly."""
+    assigned: dict[str, tuple[str, ...]] = {}
+    for axes, spec in specs:
+        for axis, wanted in zip(axes, spec, strict=False):
+            wanted = () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+            taken = {m for other in assigned.values() for m in other}
+            even = sizes[axis] % math.prod(mesh.shape[m] for m in wanted) == 0
+            if wanted and axis not in names.whole and axis not in assigned and not taken & set(wanted) and even:
+                assigned[axis] = wanted
+    return assigned
+
+
+def _place(axes: Sequence[str], assigned: dict[str, tuple[str, ...]]) -> P:
+    return P(*(assigned.get(axis) for axis in axes))
+
+
+def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], partitioned: bool) -> Callable:
+    """`local`, and the sum of its parts over the mesh axes that split a contracted label."""
+    over = tuple(m for axis in names.contracted for m in assigned.get(axis, ()))
+
+    def part(*args):
+        y = local(*args, partitioned=partitioned)
+        if not over:
+            return y
+        # psum has no booleans; their sum is "any".
+        return lax.psum(y.astype(jnp.int32), over) != 0 if y.dtype == bool else lax.psum(y, over)
+
+    return part
+
+
+def _by_labels(local, names, *args):
+    """jit over automatic axes: Shardy propagates by the labels, then calls `partition` with what it found."""
+    def partition(mesh, arg_shapes, result_shape):
+        shapes = (*arg_shapes, result_shape)
+        specs = _compat.named_specs(mesh, [shape.sharding for shape in shapes])
+        sizes = _sizes(names, arg_shapes) | dict(zip(names.result, result_shape.shape, strict=True))
+        assigned = _assign(names, mesh, sizes, list(zip((*names.operands, names.result), specs, strict=True)))
+        placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
+        return mesh, _summed(local, names, assigned, partitioned=False), placed[0], tuple(placed[1:])
+
+    product = custom_partitioning(lambda *args: local(*args, partitioned=False))
+    product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
+    return product(*args)
+
+
+def _by_types(local, names, splitter, out_sharding, *args):
+    """Explicit mesh: the types say how the operands lie, so a shard_map over the explicit axes is the program.
+
+    Where two labels want the same mesh axis (a batch and a filter both sharded over "data"), the label that the result keeps sharded
+    has it and the other operand is gathered.
+    """
+    mesh = next(s.mesh for s in map(explicit, map(jax.typeof, args)) if s is not None)
+    manual = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
+    automatic = [mesh.shape[name] for name in mesh.axis_names if name not in manual]
+    sizes = _sizes(names, args)
+    specs = [(axes, tuple(jax.typeof(x).sharding.spec)) for axes, x in zip(names.operands, args, strict=True)]
+    if out_sharding is not None:
+        wanted = dict(zip(names.result, tuple(out_sharding.spec), strict=False))
+        agreed = [(axes, tuple(s if wanted.get(a) == s else None for a, s in zip(axes, spec, strict=False))) for axes, spec in specs]
+        specs = [*agreed, *specs]
+    assigned = _assign(names, mesh, sizes, specs)
+    args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
+    y = jax.shard_map(
+        _summed(local, names, assigned, partitioned=any(n > 1 for n in automatic)),
+        mesh=mesh,
+        in_specs=tuple(_place(axes, assigned) for axes in names.operands),
+        out_specs=_place(names.result, assigned),
+        axis_names=manual,
+    )(*args)
+    return y if out_sharding is None else _reshard(y, mesh, out_sharding.spec)
+
+
+def _reshard(x, mesh, spec):
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+
+def _sizes(names, arrays):
+    return {axis: n for axes, x in zip(names.operands, arrays, strict=True) for axis, n in zip(axes, x.shape, strict=True)}

@@ -1,0 +1,128 @@
+"""The geometry of a convolution's window: every size, for all three roles at once.
+
+Along one axis, with x̃ the input after dilation and padding,
+
+    y[p] = Σ_r  x̃[stride·p + filter_dilation·r] · w[r],
+    x̃[input_dilation·i + low] = x[i],  x̃ = 0 elsewhere.
+
+Negative padding crops.  A `Window` holds the sizes of the input, the filter and (derived) the output, so the same object serves fprop,
+dgrad and wgrad and does not change under transposition.  Pure Python: it must not know JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+
+def labels(rank: int) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The labels of the spatial axes of input, filter and output: DHW, TRS and OPQ, as in cuDNN."""
+
+    def letters(last_three):
+        return (*(f"{last_three[0]}{i}" for i in range(1, rank - 2)), *last_three[max(0, 3 - rank) :])
+
+    return letters("DHW"), letters("TRS"), letters("OPQ")
+
+
+def dilate(size, dilation):
+    """Size of an axis after `dilation - 1` zeros were put between neighbours."""
+    return 0 if isinstance(size, int) and size == 0 else (size - 1) * dilation + 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """Sizes and strides of a window, one entry per spatial axis; `padding` holds (low, high) pairs."""
+
+    input: tuple[int, ...]
+    filter: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    input_dilation: tuple[int, ...]
+    filter_dilation: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.input)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each window label (`labels`)."""
+        inputs, filters, outputs = labels(self.rank)
+        return dict(zip(inputs + filters + outputs, self.input + self.filter + self.output, strict=True))
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return tuple(
+            _output(low + dilate(i, di) + high, dilate(r, dr), s)
+            for i, r, s, (low, high), di, dr in zip(
+                self.input, self.filter, self.stride, self.padding, self.input_dilation, self.filter_dilation, strict=True
+            )
+        )
+
+    @property
+    def transposed(self) -> Window:
+        """The window of dgrad read as a forward convolution: y is its input, x its output, and its filter is w reversed.
+
+        x[i] takes w[r]·y[p] from every p with  stride·p + filter_dilation·r = input_dilation·i + low,  so stride and input dilation
+        change places.  y's padding is what makes the two ends meet.
+        """
+        padding = []
+        for i, r, o, (low, _), s, di, dr in zip(
+            self.input, self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True
+        ):
+            before = dilate(r, dr) - 1 - low
+            padding.append((before, dilate(i, di) + dilate(r, dr) - 1 - dilate(o, s) - before))
+        return Window(
+            input=self.output,
+            filter=self.filter,
+            stride=self.input_dilation,
+            padding=tuple(padding),
+            input_dilation=self.stride,
+            filter_dilation=self.filter_dilation,
+        )
+
+    @property
+    def phases(self) -> list[tuple[tuple[range, ...], tuple[range, ...], Window]]:
+        """The windows without input dilation of which this one is made: (outputs, taps, window) for each, both as ranges per axis.
+
+        Only the taps with  filter_dilation·r ≡ low - stride·p (mod input_dilation)  meet an element of x rather than a dilation's zero.
+        So outputs of one residue see one residue of taps, densely.  Outputs and taps that stand in no phase take no part.
+        """
+        axes = zip(
+            self.input, self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True
+        )
+        phases = []
+        for parts in itertools.product(*(_phases(*axis) for axis in axes)):
+            outputs, taps, pads, strides, dilations = zip(*parts, strict=True) if parts else ((),) * 5
+            window = Window(
+                input=self.input,
+                filter=tuple(map(len, taps)),
+                stride=strides,
+                padding=pads,
+                input_dilation=(1,) * self.rank,
+                filter_dilation=dilations,
+            )
+            phases.append((outputs, taps, window))
+        return phases
+
+
+def _phases(i, r, o, padding, stride, di, dr):
+    """Phases of one axis: outputs, taps, padding, stride and filter dilation."""
+    low, _ = padding
+    period, step = di // math.gcd(stride, di), di // math.gcd(dr, di)
+    stride_of_phase, dilation_of_phase = stride * period // di, dr * step // di
+    for p in range(min(period, o)):
+        for t in range(min(step, r)):
+            offset, rest = divmod(stride * p + dr * t - low, di)
+            if rest == 0:
+                outputs, taps = range(p, o, period), range(t, r, step)
+                high = stride_of_phase * (len(outputs) - 1) + dilation_of_phase * (len(taps) - 1) + 1 - i + offset
+                yield outputs, taps, (-offset, high), stride_of_phase, dilation_of_phase
+
+
+def _output(padded, filter, stride):
+    """Number of positions of a filter in a padded input; a filter that does not fit has none."""
+    if all(isinstance(n, int) for n in (padded, filter)):
+        return max(0, (max(0, padded) - filter) // stride + 1)
+    return (padded - filter) // stride + 1

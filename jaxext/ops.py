@@ -1,0 +1,312 @@
+"""The public operations: each has the signature and the results of its namesake in lax or jnp, and one keyword more.
+
+An operation is its namesake with every product of lax in it replaced by one of ours (`_products.substitute`), so shapes, dtypes, weak
+types and errors are the namesake's.  This file adds the choice of the implementation.  It must not know kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxext._conv import CONV_IMPLEMENTATIONS
+from jaxext._form import replacing_lax
+from jaxext._matmul import MATMUL
+from jaxext._products import substitute
+
+_NAMES = {
+    "matmul": tuple(i.name for i in MATMUL.implementations),
+    "convolution": tuple(i.name for i in CONV_IMPLEMENTATIONS),
+}
+
+# The implementation that `use_implementation` names; part of jit's cache key.
+_named = jax.make_user_context(None)
+
+
+def use_implementation(name: str | None):
+    """A context in which every jaxext operation, and its gradients, use the implementation `name` (None: the preferred one).
+
+    An `implementation=` at the call wins over the context.  The context is part of `jax.jit`'s cache key.
+
+    Raises:
+      ValueError: no operation has an implementation of that name.
+    """
+    known = sorted({n for names in _NAMES.values() for n in names})
+    if name is not None and name not in known:
+        raise ValueError(f"use_implementation: name is {name!r}, want one of {known} or None")
+    return _named(name)
+
+
+def matmul(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Matrix product, as `jax.numpy.matmul`: c[..., m, n] = Σ_k a[..., m, k] b[..., k, n].
+
+    Args:
+      a: shape (..., M, K) or (K,).
+      b: shape (..., K, N) or (K,); leading axes broadcast against those of `a`.
+      precision: as in `jax.lax.dot_general`.
+      preferred_element_type: dtype of accumulation and result; by default the promoted dtype of the operands.
+      out_sharding: sharding of the result on an explicit mesh.
+      implementation: None for the preferred one, or its name, which then also governs every derivative.
+
+    Returns:
+      shape (..., M, N), without the axes that a vector operand lacks.
+
+    Raises:
+      what `jax.numpy.matmul` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
+      support the call.
+    """
+    static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    return _like(jnp.matmul, "matmul", implementation, a, b, **static)
+
+
+def dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    *,
+    out_sharding=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """General product of tensors, as `jax.lax.dot_general`, in any layout without a transposed copy (but of one of two transposes).
+
+    Args:
+      lhs, rhs: arrays of any rank.
+      dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs batch)) axes.
+      precision: None, a `jax.lax.Precision`, a string, a pair of either, or a `jax.lax.DotAlgorithmPreset`.
+      preferred_element_type: dtype of accumulation and result; by default that of the operands.
+      out_sharding: sharding of the result on an explicit mesh.
+      implementation: None for the preferred one, or its name, which then also governs every derivative.
+
+    Returns:
+      shape: batch axes, free axes of `lhs`, free axes of `rhs`.
+
+    Raises:
+      what `jax.lax.dot_general` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
+      support the call.
+    """
+    return _like(
+        lax.dot_general,
+        "matmul",
+        implementation,
+        lhs,
+        rhs,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+
+
+def conv_general_dilated(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers=None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding=None,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Convolution in any number of spatial axes, as `jax.lax.conv_general_dilated`.
+
+    Args:
+      lhs: the input, of rank n + 2: batch, channels and n spatial axes in the order that `dimension_numbers` gives.
+      rhs: the filter, of rank n + 2: output channels, input channels per group and n spatial axes.
+      window_strides: n strides.
+      padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs; negative padding crops.
+      lhs_dilation: n dilations of the input (transposed convolution).
+      rhs_dilation: n dilations of the filter (atrous convolution).
+      dimension_numbers: as in lax, such as ('NHWC', 'HWIO', 'NHWC'); None is ('NCHW', 'OIHW', 'NCHW').  Channels last is the layout
+        that needs no transposed copy.
+      feature_group_count, batch_group_count: as in lax.
+      precision: None, a `jax.lax.Precision`, a string, or a pair of either.
+      preferred_element_type: dtype of accumulation and result.
+      out_sharding: sharding of the result on an explicit mesh.
+      implementation: None for the preferred one, or its name, which then also governs every derivative.
+
+    Returns:
+      the convolution, in the layout of `dimension_numbers`.
+
+    Raises:
+      what `jax.lax.conv_general_dilated` raises; `ShardingTypeError` when a spatial axis is sharded on an explicit mesh; ValueError for
+      an unknown `implementation`, and NotImplementedError when the named one does not support the call.
+    """
+    return _like(
+        lax.conv_general_dilated,
+        "convolution",
+        implementation,
+        lhs,
+        rhs,
+        window_strides=window_strides,
+        padding=padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=dimension_numbers,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+
+
+def conv(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: str,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Convolution of NCHW inputs with OIHW filters, as `jax.lax.conv`; see `conv_general_dilated`."""
+    return _like(
+        lax.conv,
+        "convolution",
+        implementation,
+        lhs,
+        rhs,
+        window_strides=window_strides,
+        padding=padding,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+
+
+def conv_transpose(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers=None,
+    transpose_kernel: bool = False,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    use_consistent_padding: bool = False,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Fractionally strided convolution, as `jax.lax.conv_transpose`.
+
+    Args:
+      lhs: the input, of rank n + 2.
+      rhs: the filter, of rank n + 2.
+      strides: n fractional strides: each spatial axis of the result is about that many times longer.
+      padding: 'SAME', 'VALID' or n (low, high) pairs.
+      rhs_dilation, dimension_numbers, precision, preferred_element_type: as in `conv_general_dilated`; the default layout is channels
+        last, such as ('NHWC', 'HWIO', 'NHWC').
+      transpose_kernel: flip the filter's spatial axes and swap its channel axes, so that this is the gradient of a convolution.
+      use_consistent_padding: read `padding` as that of the convolution whose gradient this is.
+      implementation: None for the preferred one, or its name, which then also governs every derivative.
+
+    Raises:
+      what `jax.lax.conv_transpose` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does
+      not support the call.
+    """
+    return _like(
+        lax.conv_transpose,
+        "convolution",
+        implementation,
+        lhs,
+        rhs,
+        strides=strides,
+        padding=padding,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=dimension_numbers,
+        transpose_kernel=transpose_kernel,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        use_consistent_padding=use_consistent_padding,
+    )
+
+
+def convolve(
+    a: ArrayLike,
+    v: ArrayLike,
+    mode: str = "full",
+    *,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Discrete convolution of two vectors, as `jax.numpy.convolve`: c[k] = Σ_j a[k-j] v[j].
+
+    Args:
+      a, v: shapes (M,) and (N,).
+      mode: 'full', 'same' or 'valid': a result of M + N - 1, max(M, N) or max(M, N) - min(M, N) + 1 elements.
+      precision, preferred_element_type: as in `conv_general_dilated`.
+      implementation: None for the preferred one, or its name, which then also governs every derivative.
+
+    Raises:
+      what `jax.numpy.convolve` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
+      support the call.
+    """
+    static = dict(mode=mode, precision=precision, preferred_element_type=preferred_element_type)
+    return _like(jnp.convolve, "convolution", implementation, a, v, **static)
+
+
+def _like(namesake: Callable, family: str, implementation: str | None, *arrays, **static) -> jax.Array:
+    """`namesake(*arrays, **static)` with our products, by the implementation that the call or the context names."""
+    implementation = implementation if implementation is not None else _named.value
+    if implementation is not None and implementation not in _NAMES[family]:
+        raise ValueError(f"{namesake.__name__}: implementation is {implementation!r}, want one of {_NAMES[family]} or None")
+    if any(x is None or isinstance(x, list | tuple | str) for x in arrays):
+        return namesake(*arrays, **static)  # raises: these are no arrays, but jit would take them for trees of arrays
+    return _substituted(namesake, implementation, tuple((k, _frozen(v)) for k, v in static.items()), *arrays)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def _substituted(namesake, implementation, static, *arrays):
+    """One compiled program when eager, and traced once per shapes and parameters; inlined in a caller's trace."""
+    return substitute(functools.partial(namesake, **dict(static)), *map(jnp.asarray, arrays), implementation=implementation)
+
+
+def _frozen(value):
+    """Sequences as tuples: a static argument is hashed."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) and not hasattr(value, "_fields") else value
+
+
+def in_place_of_lax():
+    """A context in which lax's products are ours, for models that offer no place to inject an operation.
+
+    Every `jax.lax.dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside, by whatever jax or library function
+    (`jnp.matmul`, `@`, `jnp.einsum`, flax's and equinox's layers), becomes the jaxext operation, with the implementation that
+    `use_implementation` names.  The context belongs to this thread and is part of `jax.jit`'s cache key.
+    """
+    for primitive in (lax.dot_general_p, lax.conv_general_dilated_p):
+        if "bind" not in vars(primitive):
+            primitive.bind = functools.partial(_bind, primitive, primitive.bind)
+    return replacing_lax(True)
+
+
+def _bind(primitive, original, *operands, **params):
+    """`primitive.bind` of lax, which is ours while `replacing_lax`."""
+    if not replacing_lax.value:
+        return original(*operands, **params)
+    return substitute(functools.partial(original, **params), *operands, implementation=_named.value)
