@@ -22,7 +22,11 @@ class Row:
     times: int
     chosen: str | None
     how: str
-    refused: dict[str, str]
+    refused: dict[str, str]  # name -> reason
+
+    @property
+    def refusals(self) -> str:
+        return "; ".join(f"{name}: {reason}" for name, reason in self.refused.items()) or "-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +38,7 @@ class Explanation:
 
     def __str__(self) -> str:
         head = ("op", "operands", "result", "times", "chosen", "how", "refused")
-        body = [
-            (r.op, " ".join(r.operands), r.result, str(r.times), r.chosen or "nothing", r.how, "; ".join(map(": ".join, r.refused.items())) or "-")
-            for r in self.rows
-        ]
+        body = [(r.op, " ".join(r.operands), r.result, str(r.times), r.chosen or "nothing", r.how, r.refusals) for r in self.rows]
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *body)]
         return "\n".join([f"{len(self.rows)} different products on {self.platform}", *lines])
@@ -77,7 +78,7 @@ def _row(eqn, platform: str) -> Row:
         operands=tuple(f"{slot}:{aval.str_short(short_dtypes=True)}" for slot, aval in zip(form.operands(open), avals, strict=True)),
         result=f"{open}:{eqn.outvars[0].aval.str_short(short_dtypes=True)}",
         times=1,
-        chosen=choice.implementation and choice.implementation.name,
+        chosen=choice.implementation.name if choice.implementation else None,
         how=choice.implementation.describe(call) if choice.implementation else "",
         refused=dict(choice.refusals),
     )

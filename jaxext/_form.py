@@ -75,9 +75,8 @@ class Form:
     def axes(self, slot: str, ranks: Sequence[int]) -> tuple[str, ...]:
         """A name for each axis of a slot: N is one axis "N0", or two, "N0" and "N1", or none; a window label is itself."""
         rank = dict(zip(self.free, ranks, strict=True))
-        return tuple(
-            axis for label in self.slots[slot] for axis in ([label] if label in self.window else [f"{label}{i}" for i in range(rank[label])])
-        )
+        numbered = ([label] if label in self.window else [f"{label}{i}" for i in range(rank[label])] for label in self.slots[slot])
+        return tuple(axis for axes in numbered for axis in axes)
 
     def position(self, slot: str, label: str, ranks: Sequence[int]) -> int:
         """Where the axes of `label` begin in a slot."""
@@ -111,8 +110,8 @@ def dimension_numbers(lhs: Sequence[str], rhs: Sequence[str], result: Sequence[s
     """`lax.dot_general`'s dimension numbers for operands and a result of named axes."""
     contract = [axis for axis in lhs if axis in rhs and axis not in result]
     batch = [axis for axis in lhs if axis in rhs and axis in result]
-    where = lambda operand, axes: tuple(operand.index(axis) for axis in axes)
-    return (where(lhs, contract), where(rhs, contract)), (where(lhs, batch), where(rhs, batch))
+    (lc, rc), (lb, rb) = ([tuple(map(operand.index, axes)) for operand in (lhs, rhs)] for axes in (contract, batch))
+    return (lc, rc), (lb, rb)
 
 
 def _sizes(form, open, shapes, ranks, window):
@@ -140,7 +139,7 @@ def _sharding_rule(form, open, *avals, ranks, out_sharding, **_):
     for slot, aval in zip(form.operands(open), avals, strict=True):
         for axis, spec in zip(form.axes(slot, ranks), aval.sharding.spec.partitions, strict=True):
             if spec is not None and axis in form.window:
-                raise _compat.ShardingTypeError(f"{name}: window axis {axis} of {slot} is sharded over {spec!r}, want it whole: reshard {slot}")
+                raise _compat.ShardingTypeError(f"{name}: window axis {axis} of {slot} is sharded over {spec!r}, want it whole")
             if spec is not None:
                 sharded.setdefault(axis, []).append(spec)
     if out_sharding is not None:
@@ -216,8 +215,6 @@ def _lower(form, open, platform, splitter, *args, ranks, implementation, out_sha
         call = asked(form, open, args, platform=platform, partitioned=partitioned, ranks=ranks, **params)
         return run(call, form.implementations, implementation, dict(zip(slots, args, strict=True)))
 
-    names = _partition.Names(
-        operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window
-    )
+    names = _partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window)
     with replacing_lax(False):
         return _partition.lower(local, names, splitter, out_sharding, *args)

@@ -81,4 +81,3 @@ def run(call: Call, implementations: Sequence[Implementation], named: str | None
     if choice.implementation is None:
         raise NotImplementedError(f"{call.op}: implementation {named!r} does not support this call: {choice.refusals.get(named or '')}")
     return choice.implementation.run(call, operands)
-

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxext._form import Form, define, dimension_numbers
@@ -39,19 +40,23 @@ class XlaMatmul:
 
 
 def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
-    """`lax.dot_general` with a result of any dtype: what is narrower than lax would make it is rounded once, at the end."""
+    """`lax.dot_general` with a result of any dtype: one that lax cannot give, narrower or real, is made of its own at the end."""
 
     def dot(preferred, lhs, rhs):
         return _dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred)
 
     natural = jax.eval_shape(lambda a, b: dot(None, a, b), lhs, rhs).dtype
-    return convert(dot(dtype if dtype.itemsize > natural.itemsize else natural, lhs, rhs), dtype)
+    lax_can = dtype.itemsize >= natural.itemsize and is_complex(natural) <= is_complex(dtype)
+    return convert(dot(dtype if lax_can else natural, lhs, rhs), dtype)
 
 
 def convert(y: jax.Array, dtype) -> jax.Array:
     """A change of dtype under which the gradient of a real operand keeps the real part of a complex product."""
-    is_real = not jax.numpy.issubdtype(dtype, jax.numpy.complexfloating)
-    return (lax.real(y) if is_real and jax.numpy.iscomplexobj(y) else y).astype(dtype)
+    return (lax.real(y) if is_complex(y.dtype) and not is_complex(dtype) else y).astype(dtype)
+
+
+def is_complex(dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
 MATMUL = define(

@@ -110,6 +110,7 @@ def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]],
 
 def _by_labels(local, names, *args):
     """jit over automatic axes: Shardy propagates by the labels, then calls `partition` with what it found."""
+
     def partition(mesh, arg_shapes, result_shape):
         shapes = (*arg_shapes, result_shape)
         specs = _compat.named_specs(mesh, [shape.sharding for shape in shapes])

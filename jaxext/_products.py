@@ -36,7 +36,10 @@ def substitute(function: Callable, *arrays: jax.Array, implementation: str | Non
 def _evaluate(closed: ClosedJaxpr, args, implementation):
     """The value of a jaxpr with one result; only jit's own equations hold jaxprs in what lax and jnp trace for a product."""
     values = dict(zip((*closed.jaxpr.constvars, *closed.jaxpr.invars), (*closed.consts, *args), strict=True))
-    read = lambda atom: atom.val if isinstance(atom, Literal) else values[atom]
+
+    def read(atom):
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
     for eqn in closed.jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
         if eqn.primitive is lax.dot_general_p:
@@ -116,9 +119,8 @@ def _conv_general_dilated(
     filters, are the label B.
     """
     del preferred_element_type  # it has become dtype
-    channels_last = lambda spec: (spec[0], *spec[2:], spec[1])
-    x = _transpose(lhs, channels_last(dimension_numbers.lhs_spec))  # (N, *input, C)
-    w = _transpose(rhs, channels_last(dimension_numbers.rhs_spec))  # (K, *filter, C)
+    x = _transpose(lhs, _channels_last(dimension_numbers.lhs_spec))  # (N, *input, C)
+    w = _transpose(rhs, _channels_last(dimension_numbers.rhs_spec))  # (K, *filter, C)
     window = Window(
         input=x.shape[1:-1],
         filter=w.shape[1:-1],
@@ -134,7 +136,7 @@ def _conv_general_dilated(
     if batched:
         x, w = _split(x, 0, batch_group_count), _split(w, 0, batch_group_count)
     ranks = dict(B=int(batched), N=1, G=int(grouped), C=1, K=1)
-    to_user = tuple(_inverse(channels_last(dimension_numbers.out_spec)))
+    to_user = tuple(_inverse(_channels_last(dimension_numbers.out_spec)))
     y = form.bind(
         "y",
         {"x": x, "w": w},
@@ -151,6 +153,10 @@ def _conv_general_dilated(
         y = lax.collapse(y, y.ndim - 2)
     y = _transpose(y, to_user)
     return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
+
+
+def _channels_last(spec):
+    return (spec[0], *spec[2:], spec[1])
 
 
 def _split(x, axis, groups):
