@@ -68,14 +68,15 @@ def lowered_by(ctx) -> str:
     "nobody": it is already the program of one device (or there is one device).
     "labels": XLA's partitioner, and it can call us back, so custom_partitioning works.
     "xla": XLA's partitioner alone.  Inside a partial-manual `shard_map` custom_partitioning is handed a sharding without names, and an
-    exported program cannot hold its Python callback.
+    exported program cannot hold its Python callback; GSPMD, which Shardy replaced, knows no rule of labels.
     """
     axes = ctx.module_context.axis_context
     if isinstance(axes, sharding_impls.SPMDAxisContext):
         automatic = [n for a, n in axes.mesh.shape.items() if a not in axes.manual_axes]
         return "nobody" if all(n == 1 for n in automatic) else "xla"
     if isinstance(axes, sharding_impls.ShardingContext) and axes.num_devices > 1:
-        callable_back = axes.device_assignment is not None and not ctx.module_context.lowering_parameters.for_export
+        named = axes.device_assignment is not None and jax.config.jax_use_shardy_partitioner
+        callable_back = named and not ctx.module_context.lowering_parameters.for_export
         return "labels" if callable_back else "xla"
     return "nobody"
 
@@ -90,7 +91,7 @@ def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:
     def spec(sharding):
         try:
             return tuple(sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)[0])
-        except ValueError:
+        except Exception:  # IndivisibleError, AssertionError, KeyError: the decoder has no error of its own
             return ()
 
     return [spec(sharding) for sharding in shardings]

@@ -29,7 +29,8 @@ class XlaConv:
         return None
 
     def describe(self, call: Call) -> str:
-        return "convolution"
+        dtype = _conv_xla.promote(*call.dtypes.values())
+        return _conv_xla.plan(call.open, call.sizes, call.window, dtype=dtype, partitioned=call.partitioned)
 
     def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
         assert call.window is not None

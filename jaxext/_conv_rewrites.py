@@ -7,7 +7,7 @@ Each computes, for arrays with one axis per label,
 or the same form with w open.  `view` is the input as filter tap r sees it, and holds all the geometry, so every rewrite is right for every
 window.  Accumulation is in `acc`; who calls rounds.  A rewrite must not know when it is worth while: `_conv_xla.plan` decides that.
 
-Two facts of XLA's CPU backend shape them.  A convolution inside a loop runs ten times slower than outside, so convolutions are unrolled.
+Two facts of XLA's CPU backend shape them.  A convolution inside a loop runs some fifteen times slower than outside, so those are unrolled.
 A loop whose step is one small elementwise fusion is fast and needs no memory but the step's.
 """
 
@@ -26,7 +26,7 @@ from jaxext._window import Window, dilate
 # lax's own: a context manager may put other functions in their place while a program is traced.
 _dot_general = lax.dot_general
 
-# Loop over more taps than this: a program of a thousand dots takes a minute to compile.
+# More taps than this are a loop: the time to compile grows with the program.
 UNROLLED_TAPS = 64
 
 
@@ -54,14 +54,12 @@ def view_of_padded(x, window: Window, tap, lead=2):
     if all(isinstance(i, int) for i in start):
         x = lax.slice(x, start, [i + n for i, n in zip(start, size, strict=True)])
     else:
-        x = lax.dynamic_slice(x, start, size)
+        x = lax.dynamic_slice(x, [lax.convert_element_type(i, np.int32) for i in start], size)
     return _stride(x, window, lead)
 
 
 def _axes(window, tap):
-    return zip(
-        tap, window.input, window.output, window.padding, window.stride, window.input_dilation, window.filter_dilation, strict=True
-    )
+    return zip(tap, window.input, window.output, window.padding, window.stride, window.input_dilation, window.filter_dilation, strict=True)
 
 
 def _stride(x, window, lead):
@@ -142,7 +140,12 @@ def loop_wgrad(x, y, window: Window, **how):
 
 
 def _unravel(t, window):
-    return jnp.unravel_index(t, window.filter)
+    """The tap whose number, in the order of `taps_of`, is the traced `t`."""
+    tap = []
+    for n in reversed(window.filter):
+        tap.append(t % n)
+        t = t // n
+    return tap[::-1]
 
 
 def shifts_fprop(x, w, window: Window, *, acc, precision):
@@ -159,9 +162,7 @@ def shifts_fprop(x, w, window: Window, *, acc, precision):
         """y of x, both (B, N, ...) with any B and N."""
         lanes = [_lanes(x, c, K) for c in range(C)]
         w = w.reshape(w.shape[:1] + (1,) * (window.rank + 1) + w.shape[1:])
-        terms = (
-            see(lanes[c], window, tap).astype(acc) * w[..., t, c, :] for t, tap in enumerate(taps_of(window)) for c in range(C)
-        )
+        terms = (see(lanes[c], window, tap).astype(acc) * w[..., t, c, :] for t, tap in enumerate(taps_of(window)) for c in range(C))
         return functools.reduce(lax.add, terms)
 
     if math.prod(window.filter) * C <= FUSED_TERMS:
@@ -243,19 +244,18 @@ def blocks_fprop(x, w, window: Window, *, dense, merged):
 
     def block(b, g):
         xs = x[b : b + 1, ..., g : g + merged, :].reshape(x.shape[1:-2] + (merged * C,))
-        return dense(xs[None, ..., None, :], _diagonal(w[b, g : g + merged])[None, None], window)
+        y = dense(xs[None, ..., None, :], _diagonal(w[b, g : g + merged])[None, None], window)
+        return y.reshape((1, x.shape[1]) + window.output + (merged, K))
 
-    ys = [jnp.concatenate([block(b, g).reshape((1,) + x.shape[1:2] + window.output + (merged, K)) for g in range(0, G, merged)], -2) for b in range(B)]
+    ys = [jnp.concatenate([block(b, g) for g in range(0, G, merged)], -2) for b in range(B)]
     return jnp.concatenate(ys, 0)
 
 
 def _diagonal(w):
     """(M, K, *filter, C) -> (M·K, *filter, M·C), zero between different groups."""
-    M, K, C = *w.shape[:2], w.shape[-1]
-    w = jnp.concatenate(
-        [lax.pad(w[m], _zero(w), [(0, 0, 0)] * (w.ndim - 2) + [(m * C, (M - 1 - m) * C, 0)]) for m in range(M)], 0
-    )
-    return w
+    M, C = w.shape[0], w.shape[-1]
+    inner = [(0, 0, 0)] * (w.ndim - 2)
+    return jnp.concatenate([lax.pad(w[m], _zero(w), [*inner, (m * C, (M - 1 - m) * C, 0)]) for m in range(M)], 0)
 
 
 def blocks_wgrad(x, y, window: Window, *, dense, merged):

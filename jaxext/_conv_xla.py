@@ -27,9 +27,6 @@ def conv(open: str, operands: dict[str, jax.Array], window: Window, *, dtype, pr
     if open == "x":
         operands, window, open = {"x": operands["y"], "w": _reversed(operands["w"], window)}, window.transposed, "y"
     a, b = operands["x"], operands["w" if open == "y" else "y"]
-    sizes = _sizes(open, a, b)
-    if any(isinstance(n, int) and n == 0 for n in (*a.shape, *b.shape, *window.output)):
-        return rewrites.zeros(_shape(open, sizes, window), dtype, a, b)
     common, acc = _dtypes(a.dtype, b.dtype, dtype)
     a, b = a.astype(common), b.astype(common)
     y = compute(open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, partitioned=partitioned)
@@ -37,14 +34,15 @@ def conv(open: str, operands: dict[str, jax.Array], window: Window, *, dtype, pr
 
 
 def compute(open, a, b, window, *, acc, dtype, precision, partitioned):
-    """fprop or wgrad of operands of one dtype, none of them empty; the result may be in `acc` still."""
+    """fprop or wgrad of operands of one dtype; the result may be in `acc` still."""
     name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, partitioned=partitioned)
     return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision)
 
 
 def plan(open: str, sizes: dict, window: Window, *, dtype, partitioned: bool) -> str:
-    """The name of the algorithm, from what is static: labels, sizes, window and dtype.
+    """The name of the algorithm, from what is static: labels, sizes, window and the dtype of both operands (`promote`).
 
+    zeros      no product is taken: an axis is empty
     lax        lax's own convolution; the only one for dense problems without input dilation
     phases     one convolution for each residue of outputs: input dilation, and so the dgrad of a strided convolution
     shifts     fprop of few channels per group (depthwise): shifted inputs times weights, elementwise
@@ -56,7 +54,10 @@ def plan(open: str, sizes: dict, window: Window, *, dtype, partitioned: bool) ->
     if open == "x":
         sizes, window, open = sizes | {"C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
     B, G, C, K = (sizes[label] for label in "BGCK")
-    static = all(isinstance(n, int) for n in (*sizes.values(), *window.input, *window.filter, *window.output))
+    extents = (*sizes.values(), *window.input, *window.filter, *window.output)
+    static = all(isinstance(n, int) for n in extents)
+    if any(isinstance(n, int) and n == 0 for n in extents):
+        return "zeros"
     if partitioned:
         return "lax" if B == 1 and G == 1 else "dots"
     if not static or not jnp.issubdtype(dtype, jnp.inexact):
@@ -67,23 +68,29 @@ def plan(open: str, sizes: dict, window: Window, *, dtype, partitioned: bool) ->
         return "lax"
     if G > 1 and window.rank and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
         return "shifts" if open == "y" else "rows"
-    if merged := _merged(B, G, C, K):
+    if open == "w" and G > 1 and C == K == 1:
+        return "lax"
+    if open == "w":
+        worth = G > 1 or C * K >= MATRIX_CHANNELS
+    else:
+        worth = sizes["N"] * math.prod(window.output) >= MANY_POSITIONS
+    if worth and (merged := _merged(B, G, C, K)):
         return f"blocks/{merged}"
-    if C * K >= WORTH_A_DOT or (open == "w" and G > 1):
-        return "loop"
-    return "lax"
+    return "loop" if C * K >= MATRIX_CHANNELS or (open == "w" and G > 1) else "lax"
 
 
 # Convolutions that one program may hold: each takes XLA some 50 ms to compile.
 MOST_UNROLLED = 16
 # C·K up to which a group's channels are cheaper as elementwise lanes than as a matrix.
 FEW_CHANNELS = 16
-# Terms of an unrolled elementwise sum: 256 compile in under a second.
-MOST_TERMS = 256
+# Terms of an unrolled elementwise sum: at 15x15 lax wins, and 225 terms take over a second to compile.
+MOST_TERMS = 128
 # Channels below which a dense convolution leaves its vector units idle: groups are merged up to here.
 DENSE_CHANNELS = 16
-# C·K from which a dot per tap pays on its own.
-WORTH_A_DOT = 512
+# C·K from which a dot per tap, and a dense wgrad, fill the vector units.
+MATRIX_CHANNELS = 512
+# N times output positions from which a convolution outweighs the copies that cut it out.
+MANY_POSITIONS = 512
 
 
 def _merged(B, G, C, K):
@@ -97,6 +104,8 @@ def _merged(B, G, C, K):
 def run(name, open, a, b, window, *, acc, dtype, precision):
     """The algorithm `name`, for operands x and w (open y) or x and y (open w) of one dtype."""
     name, _, merged = name.partition("/")
+    if name == "zeros":
+        return rewrites.zeros(_shape(open, _sizes(open, a, b), window), dtype, a, b)
     if name == "lax":
         return lax_conv(open, a, b, window, dtype=dtype, precision=precision)
     if name == "blocks":
@@ -132,15 +141,14 @@ def _reversed(w, window):
 
 def _dtypes(a, b, result):
     """What both operands are cast to, without loss, and what the sum is taken in: float32 at least, if it is a float."""
-    a, b, result = map(np.dtype, (a, b, result))
-    common = a if a == b else _promote(a, b)
-    acc = _promote(common, result)
+    common = promote(a, b)
+    acc = promote(common, np.dtype(result))
     if jnp.issubdtype(acc, jnp.floating) and acc.itemsize < 4:
         acc = np.dtype(np.float32)
     return common, acc
 
 
-def _promote(a, b):
+def promote(a, b):
     """jax's standard promotion, where a float of 8 bits or fewer counts as bfloat16, which holds it exactly."""
     if a == b:
         return a
@@ -154,7 +162,7 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
     B, G = a.shape[0], a.shape[-2]
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
     common = a.dtype
-    preferred = dtype if _promote(common, np.dtype(dtype)) == dtype else None
+    preferred = dtype if promote(common, np.dtype(dtype)) == dtype else None
     arguments = {"precision": precision, "preferred_element_type": preferred, "lhs_dilation": window.input_dilation}
     if open == "y":
         w = b.reshape((-1,) + b.shape[3:])
@@ -164,12 +172,17 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
             dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec), feature_group_count=B * G, **arguments,
         )  # fmt: skip
         return _split(y, B, G)
-    padding = [
-        (low, dilate(o, s) + dilate(r, dr) - 1 - low - dilate(i, di))
-        for (low, _), o, s, r, dr, i, di in zip(
-            window.padding, window.output, window.stride, window.filter, window.filter_dilation, window.input, window.input_dilation, strict=True
-        )
-    ]
+    axes = zip(
+        window.padding,
+        window.output,
+        window.stride,
+        window.filter,
+        window.filter_dilation,
+        window.input,
+        window.input_dilation,
+        strict=True,
+    )
+    padding = [(low, dilate(o, s) + dilate(r, dr) - 1 - low - dilate(i, di)) for (low, _), o, s, r, dr, i, di in axes]
     # Groups of b alone are feature groups of x with B and N in one axis, as in lax's vmap: XLA is fast there and slow at batch groups.
     x = _merge(a) if G > 1 else a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:])
     groups = {"batch_group_count": B * G} if G > 1 else {"feature_group_count": B}

@@ -75,13 +75,18 @@ def _row(eqn, platform: str) -> Row:
     choice = choose(call, form.implementations, eqn.params["implementation"])
     return Row(
         op=call.op,
-        operands=tuple(f"{slot}:{aval.str_short(short_dtypes=True)}" for slot, aval in zip(form.operands(open), avals, strict=True)),
-        result=f"{open}:{eqn.outvars[0].aval.str_short(short_dtypes=True)}",
+        operands=tuple(map(_typed, form.operands(open), avals)),
+        result=_typed(open, eqn.outvars[0].aval),
         times=1,
         chosen=choice.implementation.name if choice.implementation else None,
         how=choice.implementation.describe(call) if choice.implementation else "",
         refused=dict(choice.refusals),
     )
+
+
+def _typed(slot: str, aval) -> str:
+    """Such as "x:f32[8,3]"; the manual axes over which it varies, which jax adds in braces, are left out."""
+    return f"{slot}:{aval.str_short(short_dtypes=True).partition('{')[0]}"
 
 
 def _products(jaxpr: Jaxpr, times: int) -> Iterator:

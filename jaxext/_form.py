@@ -213,8 +213,9 @@ def _lower(form, open, platform, splitter, *args, ranks, implementation, out_sha
 
     def local(*args, partitioned=False):
         call = asked(form, open, args, platform=platform, partitioned=partitioned, ranks=ranks, **params)
-        return run(call, form.implementations, implementation, dict(zip(slots, args, strict=True)))
+        with replacing_lax(False):
+            return run(call, form.implementations, implementation, dict(zip(slots, args, strict=True)))
 
+    itself = functools.partial(form.primitives[open].bind, ranks=ranks, implementation=implementation, out_sharding=out_sharding, **params)
     names = _partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window)
-    with replacing_lax(False):
-        return _partition.lower(local, names, splitter, out_sharding, *args)
+    return _partition.lower(itself, local, names, splitter, out_sharding, *args)

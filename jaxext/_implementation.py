@@ -47,7 +47,7 @@ class Implementation(Protocol):
         """None, or the reason for refusing."""
 
     def describe(self, call: Call) -> str:
-        """How the call would be computed, in a few words, for `explain`."""
+        """How the call would be computed, in a word or two, for `explain`."""
         ...
 
     def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:

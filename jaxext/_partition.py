@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -67,13 +68,16 @@ def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
     return NamedSharding(sharding.mesh, P(*partitions))
 
 
-def lower(local: Callable, names: Names, splitter: str, out_sharding: NamedSharding | None, *args) -> jax.Array:
-    """Trace `local(*args, partitioned=...)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`)."""
+def lower(itself: Callable, local: Callable, names: Names, splitter: str, out_sharding: NamedSharding | None, *args) -> jax.Array:
+    """Trace `local(*args, partitioned=...)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`).
+
+    `itself(*args)` binds the product that is being lowered.
+    """
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
         return _by_types(local, names, splitter, out_sharding, *args)
     if splitter == "labels":
-        return _by_labels(local, names, *args)
+        return _by_labels(itself, local, names, *args)
     return local(*args, partitioned=splitter == "xla")
 
 
@@ -108,8 +112,12 @@ def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]],
     return part
 
 
-def _by_labels(local, names, *args):
-    """jit over automatic axes: Shardy propagates by the labels, then calls `partition` with what it found."""
+def _by_labels(itself, local, names, *args):
+    """jit over automatic axes: Shardy propagates by the labels, then calls `partition` with what it found.
+
+    What is partitioned is the product itself: its shape is all that is asked of it, and custom_partitioning takes no constants, which an
+    implementation may hold.
+    """
 
     def partition(mesh, arg_shapes, result_shape):
         shapes = (*arg_shapes, result_shape)
@@ -119,9 +127,12 @@ def _by_labels(local, names, *args):
         placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
         return mesh, _summed(local, names, assigned, partitioned=False), placed[0], tuple(placed[1:])
 
-    product = custom_partitioning(lambda *args: local(*args, partitioned=False))
+    product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
-    return product(*args)
+    # In the program's text this stands for what custom_partitioning hides: without it the persistent cache of compiled programs would take
+    # one convolution for another of the same shapes.
+    with set_xla_metadata(product=repr(itself)):
+        return product(*args)
 
 
 def _by_types(local, names, splitter, out_sharding, *args):

@@ -119,6 +119,8 @@ def _conv_general_dilated(
     filters, are the label B.
     """
     del preferred_element_type  # it has become dtype
+    if any(stride <= 0 for stride in window_strides):  # lax leaves it to the compiler to find out
+        raise ValueError(f"conv_general_dilated: window_strides is {window_strides}, want positive numbers")
     x = _transpose(lhs, _channels_last(dimension_numbers.lhs_spec))  # (N, *input, C)
     w = _transpose(rhs, _channels_last(dimension_numbers.rhs_spec))  # (K, *filter, C)
     window = Window(

@@ -89,9 +89,7 @@ class Window:
         Only the taps with  filter_dilation·r ≡ low - stride·p (mod input_dilation)  meet an element of x rather than a dilation's zero.
         So outputs of one residue see one residue of taps, densely.  Outputs and taps that stand in no phase take no part.
         """
-        axes = zip(
-            self.input, self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True
-        )
+        axes = zip(self.input, self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True)
         phases = []
         for parts in itertools.product(*(_phases(*axis) for axis in axes)):
             outputs, taps, pads, strides, dilations = zip(*parts, strict=True) if parts else ((),) * 5

@@ -25,6 +25,9 @@ _NAMES = {
     "convolution": tuple(i.name for i in CONV_IMPLEMENTATIONS),
 }
 
+# `ArrayLike` for isinstance, which for that union itself says no to a tracer.
+_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+
 # The implementation that `use_implementation` names; part of jit's cache key.
 _named = jax.make_user_context(None)
 
@@ -274,8 +277,9 @@ def _like(namesake: Callable, family: str, implementation: str | None, *arrays, 
     implementation = implementation if implementation is not None else _named.value
     if implementation is not None and implementation not in _NAMES[family]:
         raise ValueError(f"{namesake.__name__}: implementation is {implementation!r}, want one of {_NAMES[family]} or None")
-    if any(x is None or isinstance(x, list | tuple | str) for x in arrays):
-        return namesake(*arrays, **static)  # raises: these are no arrays, but jit would take them for trees of arrays
+    if not all(isinstance(x, _ARRAYS) for x in arrays):
+        # What else the namesake takes (flax's nnx.Param) or, mostly, refuses: lists, None.  jit would take it for a tree of arrays.
+        return substitute(functools.partial(namesake, *arrays, **static), implementation=implementation)
     return _substituted(namesake, implementation, tuple((k, _frozen(v)) for k, v in static.items()), *arrays)
 
 

@@ -1,0 +1,181 @@
+"""`explain`: each product of a program, how often, on what shapes, by whom and why not by others; and nothing is run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext import _conv
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+def struct(*shape):
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def mlp(params, x):
+    for w in params:
+        x = jnp.tanh(jaxext.matmul(x, w))
+    return x.sum()
+
+
+PARAMS, X = [struct(8, 16), struct(16, 16), struct(16, 16), struct(16, 4)], struct(32, 8)
+
+
+def table(explanation):
+    """What identifies a row, and its count."""
+    return {(row.op, *row.operands, row.result): row.times for row in explanation.rows}
+
+
+def test_forward():
+    explanation = jaxext.explain(mlp, PARAMS, X)
+    assert table(explanation) == {
+        ("matmul_nn", "a:f32[32,8]", "b:f32[8,16]", "c:f32[32,16]"): 1,
+        ("matmul_nn", "a:f32[32,16]", "b:f32[16,16]", "c:f32[32,16]"): 2,
+        ("matmul_nn", "a:f32[32,16]", "b:f32[16,4]", "c:f32[32,4]"): 1,
+    }
+    assert [row.chosen for row in explanation.rows] == ["xla"] * 3
+    assert explanation.rows[0].refused == {}
+    assert explanation.platform == jax.default_backend().replace("gpu", "cuda")
+
+
+def test_gradient():
+    """Each product has two more, but the first layer's input, which nobody wants a gradient of."""
+    assert table(jaxext.explain(jax.grad(mlp), PARAMS, X)) == {
+        ("matmul_nn", "a:f32[32,8]", "b:f32[8,16]", "c:f32[32,16]"): 1,
+        ("matmul_nn", "a:f32[32,16]", "b:f32[16,16]", "c:f32[32,16]"): 2,
+        ("matmul_nn", "a:f32[32,16]", "b:f32[16,4]", "c:f32[32,4]"): 1,
+        ("matmul_tn", "a:f32[32,16]", "c:f32[32,4]", "b:f32[16,4]"): 1,
+        ("matmul_nt", "b:f32[16,4]", "c:f32[32,4]", "a:f32[32,16]"): 1,
+        ("matmul_tn", "a:f32[32,16]", "c:f32[32,16]", "b:f32[16,16]"): 2,
+        ("matmul_nt", "b:f32[16,16]", "c:f32[32,16]", "a:f32[32,16]"): 2,
+        ("matmul_tn", "a:f32[32,8]", "c:f32[32,16]", "b:f32[8,16]"): 1,
+    }
+
+
+def convnet(w, head, x):
+    x = jaxext.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=NHWC)
+    return jaxext.matmul(x.mean((1, 2)), head).sum()
+
+
+CONVNET = struct(3, 3, 2, 8), struct(8, 4), struct(16, 6, 6, 2)
+
+
+def test_roles_of_a_convolution():
+    explanation = jaxext.explain(jax.grad(convnet, argnums=(0, 2)), *CONVNET)
+    assert [row.op for row in explanation.rows] == ["conv2d_fprop", "matmul_nn", "matmul_nt", "conv2d_wgrad", "conv2d_dgrad"]
+    assert explanation.rows[0].operands == ("x:f32[16,6,6,2]", "w:f32[8,3,3,2]")
+    assert explanation.rows[0].result == "y:f32[16,3,3,8]"
+
+
+def test_scans_and_other_programs_inside():
+    """A scan counts its steps, scans within scans multiply; jit, cond, while, checkpoint and vmap are looked into."""
+    a = struct(5, 5)
+
+    def f(a):
+        def repeat(step, times):
+            return lambda c: jax.lax.scan(lambda c, _: (step(c), None), c, length=times)[0]
+
+        c = repeat(repeat(lambda c: jax.jit(jaxext.matmul)(c, a), 4), 3)(a)
+        c = jax.lax.cond(c[0, 0] > 0, lambda c: jaxext.matmul(c, c[:, :1]), lambda c: c[:, :1], c)
+        c = jax.checkpoint(lambda c: jaxext.matmul(c.T, c))(c)
+        c = jax.lax.while_loop(lambda c: c[0, 0] < 3, lambda c: jaxext.matmul(c, c), c)
+        return jax.vmap(jaxext.matmul, in_axes=(None, 0))(c, jnp.ones((7, 1, 2), np.float32))
+
+    assert table(jaxext.explain(f, a)) == {
+        ("matmul_nn", "a:f32[5,5]", "b:f32[5,5]", "c:f32[5,5]"): 12,
+        ("matmul_nn", "a:f32[5,5]", "b:f32[5,1]", "c:f32[5,1]"): 1,
+        ("matmul_nn", "a:f32[1,5]", "b:f32[5,1]", "c:f32[1,1]"): 1,
+        ("matmul_nn", "a:f32[1,1]", "b:f32[1,1]", "c:f32[1,1]"): 1,
+        ("matmul_nn", "a:f32[1,1]", "b:f32[1,7,2]", "c:f32[1,7,2]"): 1,
+    }
+
+
+def test_equal_shapes_of_another_geometry_are_another_row():
+    x, w = struct(1, 8, 8, 2), struct(3, 3, 2, 2)
+
+    def f(x, w):
+        for dilation in (1, 1, 2):
+            x = jaxext.conv_general_dilated(x, w, (1, 1), "SAME", None, (dilation, dilation), NHWC)
+        return x
+
+    assert [row.times for row in jaxext.explain(f, x, w).rows] == [2, 1]
+
+
+def test_per_device_shapes_in_shard_map():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    f = jax.shard_map(jaxext.matmul, mesh=mesh, in_specs=(P("data"), P(None, "model")), out_specs=P("data", "model"))
+    assert table(jaxext.explain(f, struct(16, 8), struct(8, 6))) == {("matmul_nn", "a:f32[4,8]", "b:f32[8,3]", "c:f32[4,3]"): 1}
+
+
+class OnlyCuda:
+    name = "only_cuda"
+
+    def supports(self, call):
+        return None if call.platform == "cuda" else f"{call.platform} is no GPU"
+
+    def describe(self, call):
+        return f"{call.op} kernel"
+
+    def run(self, call, operands):
+        raise AssertionError("explain ran something")
+
+
+def test_platform_and_refusals(monkeypatch):
+    """Another implementation is asked for the platform that the user names, and says why not."""
+    form = _conv.conv_form(2)
+    monkeypatch.setitem(vars(form), "implementations", (OnlyCuda(), *form.implementations))
+    forward, matmul = jaxext.explain(convnet, *CONVNET, platform="cpu").rows
+    assert (forward.chosen, forward.refused) == ("xla", {"only_cuda": "cpu is no GPU"})
+    assert matmul.refused == {}
+    on_cuda = jaxext.explain(convnet, *CONVNET, platform="cuda")
+    assert (on_cuda.platform, on_cuda.rows[0].chosen, on_cuda.rows[0].how) == ("cuda", "only_cuda", "conv2d_fprop kernel")
+    assert on_cuda.rows[0].refused == {"xla": "'only_cuda' is preferred"}
+    monkeypatch.setitem(vars(form), "implementations", (OnlyCuda(),))
+    nothing = jaxext.explain(convnet, *CONVNET, platform="cpu")
+    assert nothing.rows[0].chosen is None
+    assert "nothing" in str(nothing)
+    assert "only_cuda: cpu is no GPU" in str(nothing)
+
+
+def test_named_implementation():
+    with jaxext.use_implementation("xla"):
+        assert jaxext.explain(convnet, *CONVNET).rows[0].chosen == "xla"
+
+
+def test_table():
+    """A title, a head, a line for each row; the columns begin below one another."""
+    explanation = jaxext.explain(jax.grad(convnet), *CONVNET)
+    title, head, *lines = str(explanation).splitlines()
+    assert title == f"{len(explanation.rows)} different products on {explanation.platform}"
+    assert len(lines) == len(explanation.rows)
+    assert head.split() == ["op", "operands", "result", "times", "chosen", "how", "refused"]
+    for line, row in zip(lines, explanation.rows, strict=True):
+        cells = (row.op, " ".join(row.operands), row.result, str(row.times), str(row.chosen), row.how, "-")
+        for column, cell in zip(head.split(), cells, strict=True):
+            assert line[head.index(column) :].startswith(cell)
+        assert line == line.rstrip()
+
+
+def test_keyword_arguments_and_concrete_arrays():
+    got = jaxext.explain(lambda *, a, b: jaxext.matmul(a["x"], b), a={"x": np.ones((2, 3))}, b=jnp.ones((3, 4)))
+    assert table(got) == {("matmul_nn", "a:f64[2,3]", "b:f64[3,4]", "c:f64[2,4]"): 1}
+
+
+def test_no_products():
+    explanation = jaxext.explain(jnp.matmul, np.ones((2, 2)), np.ones((2, 2)))
+    assert explanation.rows == ()
+    assert str(explanation).startswith("0 different products on ")
+
+
+def test_nothing_is_run(monkeypatch):
+    def boom(*_, **__):
+        raise AssertionError("explain ran something")
+
+    monkeypatch.setattr(_conv.XlaConv, "run", boom)
+    assert jaxext.explain(jax.grad(convnet), struct(5, 3, 2, 8), *CONVNET[1:]).rows
+    with pytest.raises(AssertionError, match="explain ran something"):  # so it would be noticed
+        jax.grad(convnet)(*(np.ones(s.shape, s.dtype) for s in (struct(5, 3, 2, 8), *CONVNET[1:])))

@@ -1,0 +1,67 @@
+"""`import jaxext` is silent, touches no device and no environment, and tells an unsupported jax in one sentence."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+
+import jaxext
+
+ROOT = pathlib.Path(jaxext.__file__).parent.parent
+
+
+def python(code, *path, **environment):
+    """A fresh interpreter that runs `code`, with the package on its path and warnings as errors."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)]), "PYTHONWARNINGS": "error"} | environment
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_silent():
+    """Nothing on either stream; the environment is as it was; jax has no backend yet, nor was one of the optional packages loaded."""
+    code = """
+import os, sys, threading
+before = dict(os.environ)
+import jax
+settings = jax.config.values.copy()
+modules = set(sys.modules)
+threads = threading.active_count()
+import jaxext
+assert dict(os.environ) == before
+assert jax.config.values == settings
+assert threading.active_count() == threads
+new = {name.partition(".")[0] for name in set(sys.modules) - modules}
+assert not new & {"triton", "jax_triton", "flax", "equinox", "matplotlib", "torch", "scipy"}, new
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_no_backend_is_asked_for():
+    """A platform that does not exist is noticed at the first use of a device: not at import."""
+    done = python("import jaxext; print('imported'); import jax; jax.devices()", JAX_PLATFORMS="nonsense")
+    assert done.stdout == "imported\n"
+    assert "nonsense" in done.stderr  # the check can fail: asking for devices did
+
+
+def test_imported_modules():
+    """Every public name is there, and nothing else is promised."""
+    done = python("import json, jaxext; print(json.dumps([jaxext.__version__, [n for n in jaxext.__all__ if not hasattr(jaxext, n)]]))")
+    assert json.loads(done.stdout) == [jaxext.__version__, []], done.stderr
+    assert sorted(jaxext.__all__) == list(jaxext.__all__)
+
+
+def test_an_old_jax_is_told_in_one_sentence(tmp_path):
+    """Before anything of it is touched that it may not have."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax/__init__.py").write_text('__version__ = "0.4.30"\n__version_info__ = (0, 4, 30)\n')
+    done = python("import jaxext", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ImportError: jaxext needs jax 0.10.2 or newer, this is jax 0.4.30: pip install -U jax"
+    assert done.stderr.count("Error") == 1  # and not while another is handled
+
+
+def test_this_jax_is_supported():
+    assert jax.__version_info__ >= (0, 10, 2)

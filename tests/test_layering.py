@@ -1,0 +1,128 @@
+"""Who may import whom: the imports of every file are read and compared with what the design allows.
+
+__init__ -> ops, _explain, checkpoint_policies -> _products -> _conv, _matmul -> _form -> _partition, _implementation -> _compat, _window
+_conv_xla and what it is made of are known to _conv alone; only _compat sees jax._src; kernels see neither jax nor jaxext.
+"""
+
+import ast
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# Module -> the modules of the package that it may import.  A new file is a breach until it is here.
+MAY = {
+    "__init__": {"ops", "_explain", "checkpoint_policies"},
+    "ops": {"_products", "_conv", "_matmul", "_form"},
+    "_explain": {"_form", "_implementation"},
+    "checkpoint_policies": {"_form"},
+    "_products": {"_conv", "_matmul", "_form", "_window"},
+    "_conv": {"_conv_xla", "_form", "_implementation", "_window"},
+    "_conv_xla": {"_conv_rewrites", "_window"},
+    "_conv_rewrites": {"_window"},
+    "_matmul": {"_form", "_implementation"},
+    "_form": {"_partition", "_implementation", "_compat"},
+    "_partition": {"_compat"},
+    "_implementation": {"_window"},
+    "_window": set(),
+    "_compat": set(),
+}
+WITHOUT_JAX = {"_window"}
+SEES_INTERNALS = {"_compat"}
+THIRD_PARTIES = {"jax", "numpy"}
+OF_KERNELS = {"triton"}
+
+
+def imports(path):
+    """Every module that a file imports, anywhere in it, by full name; relative ones as they would be named."""
+    here = path.parent.name
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(filter(None, [here if node.level else "", node.module]))
+            # `from jaxext import _form` imports jaxext._form; of other packages the name may be a module too
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def breaches(root):
+    """A sentence for each import that is not allowed."""
+    for path in sorted((root / "jaxext").rglob("*.py")):
+        module = path.stem
+        if module not in MAY:
+            yield f"{module} has no place in the design"
+            continue
+        for name in imports(path):
+            top, _, rest = name.partition(".")
+            if top == "jaxext":
+                wanted = rest.partition(".")[0]
+                if wanted not in MAY[module]:
+                    yield f"{module} imports jaxext.{wanted}"
+            elif name.startswith("jax._src") and module not in SEES_INTERNALS:
+                yield f"{module} imports {name}"
+            elif top == "jax" and module in WITHOUT_JAX:
+                yield f"{module} imports jax"
+            elif top not in THIRD_PARTIES and top not in sys.stdlib_module_names:
+                yield f"{module} imports {name}"
+    for path in sorted((root / "kernels").rglob("*.py")):
+        for name in imports(path):
+            top = name.partition(".")[0]
+            if top not in OF_KERNELS | {"kernels"} and top not in sys.stdlib_module_names:
+                yield f"kernels/{path.name} imports {name}"
+    for path in sorted((root / "tests").glob("*.py")):
+        if path.name != "test_harness.py" and any(name.startswith("jax._src") for name in imports(path)):
+            yield f"tests/{path.name} imports jax._src"
+
+
+def test_layers():
+    assert list(breaches(ROOT)) == []
+
+
+def test_every_layer_exists():
+    """A rule for a file that is gone guards nothing."""
+    assert {path.stem for path in (ROOT / "jaxext").glob("*.py")} == set(MAY)
+
+
+def test_the_rules_have_no_circle():
+    done: set[str] = set()
+    while free := [module for module, below in MAY.items() if module not in done and below <= done]:
+        done |= set(free)
+    assert done == set(MAY)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "breach"),
+    [
+        ("jaxext/_form.py", "from jaxext import _conv", "_form imports jaxext._conv"),
+        ("jaxext/_form.py", "from jaxext._matmul import MATMUL", "_form imports jaxext._matmul"),
+        ("jaxext/_form.py", "from . import ops", "_form imports jaxext.ops"),
+        ("jaxext/_form.py", "from .ops import matmul", "_form imports jaxext.ops"),
+        ("jaxext/ops.py", "import jaxext._conv_xla", "ops imports jaxext._conv_xla"),
+        ("jaxext/ops.py", "from jax._src import core", "ops imports jax._src.core"),
+        ("jaxext/ops.py", "def f():\n    import jax._src.core", "ops imports jax._src.core"),
+        ("jaxext/ops.py", "from jax import _src", "ops imports jax._src"),
+        ("jaxext/ops.py", "import flax", "ops imports flax"),
+        ("jaxext/_window.py", "import jax.numpy", "_window imports jax"),
+        ("jaxext/_novelty.py", "", "_novelty has no place in the design"),
+        ("kernels/gemm.py", "import jax", "kernels/gemm.py imports jax"),
+        ("kernels/gemm.py", "from jaxext import ops", "kernels/gemm.py imports jaxext.ops"),
+        ("tests/test_x.py", "import jax._src.core", "tests/test_x.py imports jax._src"),
+    ],
+)
+def test_a_breach_is_found(tmp_path, file, line, breach):
+    for folder in ("jaxext", "kernels", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / file).write_text(f'"""A file."""\n\n{line}\n')
+    assert list(breaches(tmp_path)) == [breach]
+
+
+def test_what_is_allowed_is_no_breach(tmp_path):
+    for folder in ("jaxext", "kernels", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "jaxext/_form.py").write_text("import math\n\nimport jax\n\nfrom jaxext import _compat\nfrom . import _partition\n")
+    (tmp_path / "jaxext/_compat.py").write_text("from jax._src import core\n")
+    (tmp_path / "kernels/gemm.py").write_text("import dataclasses\n\nimport triton.language as tl\nfrom . import tiles\n")
+    (tmp_path / "tests/test_harness.py").write_text("from jax._src.internal_test_util import test_harnesses\n")
+    assert list(breaches(tmp_path)) == []
