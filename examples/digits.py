@@ -55,7 +55,7 @@ def init(key):
     """Filters (HWIO) and matrices; the depthwise filter has one input channel per group."""
     shapes = {"stem": (3, 3, 1, 32), "depthwise": (3, 3, 1, 32), "pointwise": (1, 1, 32, 64), "hidden": (4 * 4 * 64, 64), "out": (64, 10)}
     keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
-    return {name: jax.random.normal(keys[name], shape, jnp.float32) * math.sqrt(2 / math.prod(shape[:-1])) for name, shape in shapes.items()}
+    return {name: jax.random.normal(keys[name], shape) * math.sqrt(2 / math.prod(shape[:-1])) for name, shape in shapes.items()}
 
 
 def logits(ops, params, images):
@@ -102,7 +102,7 @@ def step(ops, params, velocity, images, labels, rate):
 
 @functools.partial(jax.jit, static_argnums=0)
 def accuracy(ops, params, images, labels):
-    return (logits(ops, params, images).argmax(1).astype(labels.dtype) == labels).mean()
+    return (logits(ops, params, images).argmax(1) == labels).mean()
 
 
 def train(ops=OURS, epochs=12, rate=0.01):

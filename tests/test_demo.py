@@ -10,6 +10,12 @@ import pytest
 import jaxext
 
 
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    with jax.enable_x64(False):
+        yield
+
+
 def test_both_runs_learn_the_same():
     _, ours, accuracies = digits.train(digits.OURS, epochs=2)
     _, reference, _ = digits.train(digits.REFERENCE, epochs=2)
