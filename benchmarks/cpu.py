@@ -67,8 +67,8 @@ def conv(name, x, w, role="fprop", *, stride=1, padding="SAME", dilation=1, inpu
         op = functools.partial({"lax": lax, "jaxext": jaxext}[library].conv_general_dilated, **static)
         f = {
             "fprop": op,
-            "dgrad": lambda w, y: jax.vjp(lambda x: op(x, w), jnp.zeros(x))[1](y)[0],
-            "wgrad": lambda x, y: jax.vjp(lambda w: op(x, w), jnp.zeros(w))[1](y)[0],
+            "dgrad": lambda w, y: jax.vjp(lambda x: op(x, w), jnp.zeros(x, jnp.float32))[1](y)[0],
+            "wgrad": lambda x, y: jax.vjp(lambda w: op(x, w), jnp.zeros(w, jnp.float32))[1](y)[0],
         }[role]
         return jax.vmap(f) if vmap else f
 

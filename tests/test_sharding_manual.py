@@ -62,7 +62,7 @@ def test_gradient_of_a_replicated_filter(problem, check_vma):
     """Without the varying axes in the types the forward is right and this is silently wrong: the parts are not added."""
     x, w = problem.operands("fprop")
     want = jax.jit(jax.grad(functools.partial(total, problem), (0, 1)))(w, x)
-    specs = dict(mesh=MESH, in_specs=(P(), P("data")), check_vma=check_vma)
+    split = functools.partial(jax.shard_map, mesh=MESH, in_specs=(P(), P("data")), check_vma=check_vma)
 
     def inside(w, x):
         """grad inside: the transpose of what replicates the filter adds the parts where it is known that it was replicated."""
@@ -73,8 +73,8 @@ def test_gradient_of_a_replicated_filter(problem, check_vma):
         """grad outside, through shard_map and a psum."""
         return lax.psum(total(problem, w, x), "data")
 
-    same(jax.jit(jax.shard_map(inside, out_specs=(P(), P("data")), **specs))(w, x), want)
-    same(jax.jit(jax.grad(jax.shard_map(across, out_specs=P(), **specs), (0, 1)))(w, x), want)
+    same(jax.jit(split(inside, out_specs=(P(), P("data"))))(w, x), want)
+    same(jax.jit(jax.grad(split(across, out_specs=P()), (0, 1)))(w, x), want)
 
 
 @checked
@@ -149,8 +149,8 @@ def test_shard_map_over_one_axis_with_the_other_automatic(problem, manual):
         value, (dw, dx) = jax.value_and_grad(functools.partial(total, problem), (0, 1))(w, x)
         return problem.call(OURS, x, w), lax.psum(value, manual), dw, dx
 
-    specs = dict(in_specs=(P(), P(manual)), out_specs=(P(manual), P(), P(), P(manual)), axis_names={manual})
-    f = jax.jit(jax.shard_map(step, mesh=MESH, **specs))
+    split = jax.shard_map(step, mesh=MESH, in_specs=(P(), P(manual)), out_specs=(P(manual), P(), P(), P(manual)), axis_names={manual})
+    f = jax.jit(split)
     for of_x, of_w in ((P(manual), channels), (P((manual, automatic)), P())):
         same(f(place(w, of_w), place(x, of_x)), (y, want[0], *want[1]))
 
