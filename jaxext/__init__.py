@@ -1,6 +1,7 @@
 """Convolution and matmul for JAX as primitives that compose with every transformation: import the operations from here."""
 
-from jaxext import checkpoint_policies
+from jaxext import _compat, checkpoint_policies  # noqa: F401 (_compat first: it checks jax's version)
+from jaxext._dispatch import in_place_of_lax, use_implementation
 from jaxext._explain import Explanation, explain
 from jaxext.ops import (
     conv,
@@ -8,9 +9,7 @@ from jaxext.ops import (
     conv_transpose,
     convolve,
     dot_general,
-    in_place_of_lax,
     matmul,
-    use_implementation,
 )
 
 __version__ = "0.1.0"

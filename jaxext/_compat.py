@@ -16,26 +16,34 @@ if jax.__version_info__ < MINIMUM_JAX:
     raise ImportError(f"jaxext needs jax {'.'.join(map(str, MINIMUM_JAX))} or newer, this is jax {jax.__version__}: pip install -U jax")
 
 # ruff: noqa: E402
-from jax._src import core, dispatch, sharding_impls
-from jax._src.lax.utils import standard_primitive
+try:
+    from jax._src import config, dispatch, sharding_impls
+    from jax._src.core import ShardingTypeError, standard_vma_rule
+    from jax._src.core import auto_insert_reshard as align_varying
+    from jax._src.lax.utils import standard_primitive
+except ImportError as error:
+    raise ImportError(f"jaxext was tested up to jax 0.12 and does not fit jax {jax.__version__}: update jaxext ({error})") from error
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import Mesh
 
 __all__ = [
+    "PLATFORMS",
     "ShardingTypeError",
     "align_varying",
     "lowered_by",
     "named_specs",
     "product_primitive",
     "register_lowering",
+    "trace_context",
 ]
 
-# Raised by lax for shardings in types that do not fit; removed once jax.errors exports it.
-ShardingTypeError = core.ShardingTypeError
+# ShardingTypeError: raised by lax for shardings in types that do not fit; removed once jax.errors exports it.
+# align_varying: operands of a primitive must vary over the same manual axes; removed once jax.lax has a public form of it.
+# trace_context: all that jit's cache keys hold of the configuration; removed once make_jaxpr has a cache.
+trace_context = config.trace_context
 
-# Operands of a primitive must vary over the same manual axes; removed once jax.lax has a public form of it.
-align_varying = core.auto_insert_reshard
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
@@ -45,20 +53,21 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
     every supported version.  The devices are needed at lowering because custom_partitioning asks for them.
     """
     primitive = standard_primitive(
-        shape_rule, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=functools.partial(core.standard_vma_rule, name)
+        shape_rule, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=functools.partial(standard_vma_rule, name)
     )
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     return primitive
 
 
 def register_lowering(primitive, rule) -> None:
-    """Register `rule(ctx, platform, *operands, **params)`: once for CUDA, once for every other platform."""
-    mlir.register_lowering(primitive, functools.partial(_with_platform, rule, "cuda"), platform="cuda")
-    mlir.register_lowering(primitive, functools.partial(_with_platform, rule, None))
+    """Register `rule(platform, splitter, *operands, **params)` under each platform's own name: a program for several has one of each."""
+    for platform in PLATFORMS:
+        mlir.register_lowering(primitive, functools.partial(_with_platform, rule, platform), platform=platform)
+    mlir.register_lowering(primitive, functools.partial(_with_platform, rule, "other"))
 
 
 def _with_platform(rule, platform, ctx, *args, **params):
-    fun = functools.partial(rule, platform or ctx.module_context.platforms[0], lowered_by(ctx), **params)
+    fun = functools.partial(rule, platform, lowered_by(ctx), **params)
     return mlir.lower_fun(fun, multiple_results=False)(ctx, *args)
 
 
@@ -67,6 +76,7 @@ def lowered_by(ctx) -> str:
 
     "nobody": it is already the program of one device (or there is one device).
     "labels": XLA's partitioner, and it can call us back, so custom_partitioning works.
+    "later": nobody now, but XLA's partitioner where this exported program is called inside a sharded one.
     "xla": XLA's partitioner alone.  Inside a partial-manual `shard_map` custom_partitioning is handed a sharding without names, and an
     exported program cannot hold its Python callback; GSPMD, which Shardy replaced, knows no rule of labels.
     """
@@ -74,11 +84,11 @@ def lowered_by(ctx) -> str:
     if isinstance(axes, sharding_impls.SPMDAxisContext):
         automatic = [n for a, n in axes.mesh.shape.items() if a not in axes.manual_axes]
         return "nobody" if all(n == 1 for n in automatic) else "xla"
+    exported = ctx.module_context.lowering_parameters.for_export
     if isinstance(axes, sharding_impls.ShardingContext) and axes.num_devices > 1:
-        named = axes.device_assignment is not None and jax.config.jax_use_shardy_partitioner
-        callable_back = named and not ctx.module_context.lowering_parameters.for_export
-        return "labels" if callable_back else "xla"
-    return "nobody"
+        named = axes.device_assignment is not None and config.use_shardy_partitioner.value
+        return "labels" if named and not exported else "xla"
+    return "later" if exported else "nobody"
 
 
 def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:

@@ -30,7 +30,7 @@ class XlaConv:
 
     def describe(self, call: Call) -> str:
         dtype = _conv_xla.promote(*call.dtypes.values())
-        return _conv_xla.plan(call.open, call.sizes, call.window, dtype=dtype, partitioned=call.partitioned)
+        return _conv_xla.plan(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter)
 
     def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
         assert call.window is not None
@@ -40,7 +40,7 @@ class XlaConv:
             call.window,
             dtype=call.dtype,
             precision=call.precision,
-            partitioned=call.partitioned,
+            splitter=call.splitter,
         )
         return y.reshape(call.shape)
 

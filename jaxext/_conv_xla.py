@@ -8,6 +8,7 @@ dgrad is the same form with y as the input and the filter reversed (`Window.tran
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -19,27 +20,28 @@ from jax import lax
 from jaxext import _conv_rewrites as rewrites
 from jaxext._window import Window, dilate
 
-_conv = lax.conv_general_dilated
 
+def conv(open: str, operands: dict[str, jax.Array], window: Window, *, dtype, precision, splitter: str) -> jax.Array:
+    """The open slot, from arrays with exactly one axis per label.
 
-def conv(open: str, operands: dict[str, jax.Array], window: Window, *, dtype, precision, partitioned: bool) -> jax.Array:
-    """The open slot, from arrays with exactly one axis per label.  With `partitioned` no grouped convolution is ever emitted."""
+    XLA's partitioner never gets a grouped convolution, which it splits wrongly.
+    """
     if open == "x":
         operands, window, open = {"x": operands["y"], "w": _reversed(operands["w"], window)}, window.transposed, "y"
     a, b = operands["x"], operands["w" if open == "y" else "y"]
     common, acc = _dtypes(a.dtype, b.dtype, dtype)
     a, b = a.astype(common), b.astype(common)
-    y = compute(open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, partitioned=partitioned)
+    y = compute(open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, splitter=splitter)
     return y.astype(dtype)
 
 
-def compute(open, a, b, window, *, acc, dtype, precision, partitioned):
+def compute(open, a, b, window, *, acc, dtype, precision, splitter):
     """fprop or wgrad of operands of one dtype; the result may be in `acc` still."""
-    name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, partitioned=partitioned)
-    return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision)
+    name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, splitter=splitter)
+    return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter)
 
 
-def plan(open: str, sizes: dict, window: Window, *, dtype, partitioned: bool) -> str:
+def plan(open: str, sizes: dict, window: Window, *, dtype, splitter: str) -> str:
     """The name of the algorithm, from what is static: labels, sizes, window and the dtype of both operands (`promote`).
 
     zeros      no product is taken: an axis is empty
@@ -49,7 +51,7 @@ def plan(open: str, sizes: dict, window: Window, *, dtype, partitioned: bool) ->
     rows       wgrad of the same: a scan over output rows
     blocks/m   one dense convolution for each b and each m groups: grouped, batched filters, per-example gradients
     loop       one dot per tap, one b at a time: as blocks, with too many b to unroll
-    dots       one batched dot per tap: what XLA may partition
+    dots       one batched dot per tap: in place of lax's grouped convolution wherever XLA may still partition
     """
     if open == "x":
         sizes, window, open = sizes | {"C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
@@ -58,10 +60,11 @@ def plan(open: str, sizes: dict, window: Window, *, dtype, partitioned: bool) ->
     static = all(isinstance(n, int) for n in extents)
     if any(isinstance(n, int) and n == 0 for n in extents):
         return "zeros"
-    if partitioned:
+    grouped = "lax" if splitter == "nobody" else "dots"
+    if splitter == "xla":
         return "lax" if B == 1 and G == 1 else "dots"
     if not static or not jnp.issubdtype(dtype, jnp.inexact):
-        return "lax"
+        return "lax" if B == 1 and G == 1 else grouped
     if 1 < math.prod(window.input_dilation) <= MOST_UNROLLED:
         return "phases"
     if B == 1 and G == 1:
@@ -69,14 +72,14 @@ def plan(open: str, sizes: dict, window: Window, *, dtype, partitioned: bool) ->
     if G > 1 and window.rank and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
         return "shifts" if open == "y" else "rows"
     if open == "w" and G > 1 and C == K == 1:
-        return "lax"
+        return grouped
     if open == "w":
         worth = G > 1 or C * K >= MATRIX_CHANNELS
     else:
         worth = sizes["N"] * math.prod(window.output) >= MANY_POSITIONS
     if worth and (merged := _merged(B, G, C, K)):
         return f"blocks/{merged}"
-    return "loop" if C * K >= MATRIX_CHANNELS or (open == "w" and G > 1) else "lax"
+    return "loop" if C * K >= MATRIX_CHANNELS or (open == "w" and G > 1) else grouped
 
 
 # Convolutions that one program may hold: each takes XLA some 50 ms to compile.
@@ -94,14 +97,18 @@ MANY_POSITIONS = 512
 
 
 def _merged(B, G, C, K):
-    """Groups per block: the fewest that fill a dense convolution and leave few of them; 0 if there is no such number."""
-    for m in range(1, G + 1):
+    """Groups per block: the fewest that fill a dense convolution and leave few of them; 0 if there is no such number.
+
+    Of m merged groups m - 1 parts in m are multiplied by zeros, so a number of groups that few divide is not merged at all.
+    """
+    most = max(1, 2 * DENSE_CHANNELS // min(C, K))
+    for m in range(1, min(G, most) + 1):
         if G % m == 0 and m * min(C, K) >= min(DENSE_CHANNELS, G * min(C, K)) and B * G // m <= MOST_UNROLLED:
             return m
     return 0
 
 
-def run(name, open, a, b, window, *, acc, dtype, precision):
+def run(name, open, a, b, window, *, acc, dtype, precision, splitter):
     """The algorithm `name`, for operands x and w (open y) or x and y (open w) of one dtype."""
     name, _, merged = name.partition("/")
     if name == "zeros":
@@ -115,7 +122,7 @@ def run(name, open, a, b, window, *, acc, dtype, precision):
         phases = {"y": rewrites.phases_fprop, "w": rewrites.phases_wgrad}[open]
 
         def part(a, b, window):
-            return compute(open, a, b, window, acc=acc, dtype=dtype, precision=precision, partitioned=False)
+            return compute(open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter)
 
         return phases(a, b, window, part=part, acc=acc)
     return getattr(rewrites, f"{name}_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
@@ -159,17 +166,20 @@ def promote(a, b):
 
 def lax_conv(open, a, b, window: Window, *, dtype, precision):
     """lax's convolution, with groups where B·G > 1: the same HLO as lax's own forward and transposes."""
+    a, window = _cropped(a, window)
     B, G = a.shape[0], a.shape[-2]
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
     common = a.dtype
     preferred = dtype if promote(common, np.dtype(dtype)) == dtype else None
-    arguments = {"precision": precision, "preferred_element_type": preferred, "lhs_dilation": window.input_dilation}
+    # The primitive and not the function, which takes no symbolic padding.
+    conv = functools.partial(lax.conv_general_dilated_p.bind, precision=precision, preferred_element_type=preferred, out_sharding=None)
     if open == "y":
         w = b.reshape((-1,) + b.shape[3:])
         spec = (first, last, *space)
-        y = _conv(
-            _merge(a), w, window.stride, window.padding, rhs_dilation=window.filter_dilation,
-            dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec), feature_group_count=B * G, **arguments,
+        y = conv(
+            _merge(a), w, window_strides=window.stride, padding=window.padding, lhs_dilation=window.input_dilation,
+            rhs_dilation=window.filter_dilation, dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec),
+            feature_group_count=B * G, batch_group_count=1,
         )  # fmt: skip
         return _split(y, B, G)
     axes = zip(
@@ -182,16 +192,33 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
         window.input_dilation,
         strict=True,
     )
-    padding = [(low, dilate(o, s) + dilate(r, dr) - 1 - low - dilate(i, di)) for (low, _), o, s, r, dr, i, di in axes]
+    padding = tuple((low, dilate(o, s) + dilate(r, dr) - 1 - low - dilate(i, di)) for (low, _), o, s, r, dr, i, di in axes)
     # Groups of b alone are feature groups of x with B and N in one axis, as in lax's vmap: XLA is fast there and slow at batch groups.
     x = _merge(a) if G > 1 else a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:])
-    groups = {"batch_group_count": B * G} if G > 1 else {"feature_group_count": B}
+    batch_groups, feature_groups = (B * G, 1) if G > 1 else (1, B)
     spec = (last, first, *space)
-    w = _conv(
-        x, _merge(b), window.filter_dilation, padding, rhs_dilation=window.stride,
-        dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec), **groups, **arguments,
+    w = conv(
+        x, _merge(b), window_strides=window.filter_dilation, padding=padding, lhs_dilation=window.input_dilation,
+        rhs_dilation=window.stride, dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec),
+        feature_group_count=feature_groups, batch_group_count=batch_groups,
     )  # fmt: skip
     return w.reshape((B, G, -1) + w.shape[1:])
+
+
+def _cropped(x, window):
+    """Negative padding as a slice of x.
+
+    XLA's CPU convolution before jaxlib 0.12 reads out of bounds where one side of an axis is cropped and the other padded.
+    """
+    starts, stops, padding = [0] * x.ndim, list(x.shape), list(window.padding)
+    for axis, ((low, high), i, di) in enumerate(zip(window.padding, window.input, window.input_dilation, strict=True)):
+        numbers = all(isinstance(n, int) for n in (low, high, i))
+        if numbers and di == 1 and min(low, high) < 0 and (start := max(0, -low)) < (stop := i + min(0, high)):
+            starts[axis + 2], stops[axis + 2], padding[axis] = start, stop, (max(0, low), max(0, high))
+    if padding == list(window.padding):
+        return x, window
+    x = lax.slice(x, starts, stops)
+    return x, dataclasses.replace(window, input=x.shape[2 : 2 + window.rank], padding=tuple(padding))
 
 
 def _merge(x):

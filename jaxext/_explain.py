@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from jaxext._compat import PLATFORMS
 from jaxext._form import asked, owner
 from jaxext._implementation import choose
 
@@ -59,7 +60,10 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
       an `Explanation`: print it, or read its `rows`.
     """
     jaxpr = jax.make_jaxpr(fun)(*args, **kwargs)
-    platform = platform or {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    platform = jax.default_backend() if platform is None else platform
+    platform = {"gpu": "cuda"}.get(platform, platform)
+    if platform not in PLATFORMS:
+        raise ValueError(f"explain: platform is {platform!r}, want one of {PLATFORMS} or None")
     rows: dict[tuple, Row] = {}
     for eqn, times in _products(jaxpr.jaxpr, 1):
         row = _row(eqn, platform)
@@ -71,7 +75,7 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
 def _row(eqn, platform: str) -> Row:
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
-    call = asked(form, open, avals, platform=platform, partitioned=False, **eqn.params)
+    call = asked(form, open, avals, platform=platform, splitter="nobody", **eqn.params)
     choice = choose(call, form.implementations, eqn.params["implementation"])
     return Row(
         op=call.op,

@@ -186,7 +186,7 @@ def _batch_rule(form, open, args, dims, *, ranks, out_sharding, **params):
     return form.bind(open, operands, ranks=ranks, out_sharding=out_sharding, **params), out
 
 
-def asked(form, open, avals, *, platform, partitioned, ranks, window, dtype, precision, **_) -> Call:
+def asked(form, open, avals, *, platform, splitter, ranks, window, dtype, precision, **_) -> Call:
     """What is asked of one device, given what its operands look like there."""
     slots = form.operands(open)
     sizes = _sizes(form, open, [aval.shape for aval in avals], ranks, window)
@@ -203,7 +203,7 @@ def asked(form, open, avals, *, platform, partitioned, ranks, window, dtype, pre
         window=window,
         precision=precision,
         platform=platform,
-        partitioned=partitioned,
+        splitter=splitter,
     )
 
 
@@ -211,8 +211,8 @@ def _lower(form, open, platform, splitter, *args, ranks, implementation, out_sha
     """The implementation on this device's part of the operands, inside whatever splits the operands over devices."""
     slots = form.operands(open)
 
-    def local(*args, partitioned=False):
-        call = asked(form, open, args, platform=platform, partitioned=partitioned, ranks=ranks, **params)
+    def local(splitter, *args):
+        call = asked(form, open, args, platform=platform, splitter=splitter, ranks=ranks, **params)
         with replacing_lax(False):
             return run(call, form.implementations, implementation, dict(zip(slots, args, strict=True)))
 

@@ -32,8 +32,8 @@ class Call:
     dtype: np.dtype  # of the result
     window: Window | None
     precision: Any  # as lax canonicalises it
-    platform: str  # "cpu", "cuda", "rocm" or "tpu"
-    partitioned: bool  # XLA's partitioner splits what is lowered: a kernel would be gathered
+    platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
+    splitter: str  # who may still split this over devices: "nobody", "xla" or, once it is exported, "later" (`_compat.lowered_by`)
 
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The operands with exactly one axis per label; free, since the axes of a label are neighbours."""
@@ -79,5 +79,6 @@ def choose(call: Call, implementations: Sequence[Implementation], named: str | N
 def run(call: Call, implementations: Sequence[Implementation], named: str | None, operands: Mapping[str, jax.Array]) -> jax.Array:
     choice = choose(call, implementations, named)
     if choice.implementation is None:
-        raise NotImplementedError(f"{call.op}: implementation {named!r} does not support this call: {choice.refusals.get(named or '')}")
+        reason = choice.refusals.get(named or "", f"it has only {sorted(choice.refusals)}")
+        raise NotImplementedError(f"{call.op}: implementation {named!r} does not support this call: {reason}")
     return choice.implementation.run(call, operands)

@@ -7,7 +7,7 @@ which JAX can ask for it:
     the program of one device (one device, fully manual shard_map, pmap)    nothing to do
     shardings in the types (explicit mesh)                                  a shard_map over the explicit axes
     jit over several devices, automatic axes                                custom_partitioning with the labels as its Shardy rule
-    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops that it splits rightly (`partitioned=True`)
+    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops that it splits rightly
 
 It must not know forms or operations.
 """
@@ -69,7 +69,7 @@ def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
 
 
 def lower(itself: Callable, local: Callable, names: Names, splitter: str, out_sharding: NamedSharding | None, *args) -> jax.Array:
-    """Trace `local(*args, partitioned=...)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`).
+    """Trace `local(splitter, *args)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`).
 
     `itself(*args)` binds the product that is being lowered.
     """
@@ -78,7 +78,7 @@ def lower(itself: Callable, local: Callable, names: Names, splitter: str, out_sh
         return _by_types(local, names, splitter, out_sharding, *args)
     if splitter == "labels":
         return _by_labels(itself, local, names, *args)
-    return local(*args, partitioned=splitter == "xla")
+    return local(splitter, *args)
 
 
 def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Sequence[str], Spec]]) -> dict[str, tuple[str, ...]]:
@@ -98,12 +98,12 @@ def _place(axes: Sequence[str], assigned: dict[str, tuple[str, ...]]) -> P:
     return P(*(assigned.get(axis) for axis in axes))
 
 
-def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], partitioned: bool) -> Callable:
+def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], splitter: str) -> Callable:
     """`local`, and the sum of its parts over the mesh axes that split a contracted label."""
     over = tuple(m for axis in names.contracted for m in assigned.get(axis, ()))
 
     def part(*args):
-        y = local(*args, partitioned=partitioned)
+        y = local(splitter, *args)
         if not over:
             return y
         # psum has no booleans; their sum is "any".
@@ -125,7 +125,7 @@ def _by_labels(itself, local, names, *args):
         sizes = _sizes(names, arg_shapes) | dict(zip(names.result, result_shape.shape, strict=True))
         assigned = _assign(names, mesh, sizes, list(zip((*names.operands, names.result), specs, strict=True)))
         placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
-        return mesh, _summed(local, names, assigned, partitioned=False), placed[0], tuple(placed[1:])
+        return mesh, _summed(local, names, assigned, "nobody"), placed[0], tuple(placed[1:])
 
     product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
@@ -153,7 +153,7 @@ def _by_types(local, names, splitter, out_sharding, *args):
     assigned = _assign(names, mesh, sizes, specs)
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
     y = jax.shard_map(
-        _summed(local, names, assigned, partitioned=any(n > 1 for n in automatic)),
+        _summed(local, names, assigned, "xla" if any(n > 1 for n in automatic) else "nobody"),
         mesh=mesh,
         in_specs=tuple(_place(axes, assigned) for axes in names.operands),
         out_specs=_place(names.result, assigned),

@@ -1,12 +1,13 @@
 """lax's two products read as forms: `dot_general` in any layout is one bind of MATMUL, a convolution one bind of its form.
 
-`substitute(function)` runs a function with every product of lax in it replaced; the public operations are their namesakes so substituted,
+`substitute` runs a function with every product of lax in it replaced; the public operations are their namesakes so substituted,
 which is why shapes, dtypes, weak types and errors agree with lax by construction.  It must not know the public names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +16,34 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxext import _compat
 from jaxext._conv import conv_form
 from jaxext._form import replacing_lax
 from jaxext._matmul import MATMUL
 from jaxext._window import Window
 
 
-def substitute(function: Callable, *arrays: jax.Array, implementation: str | None) -> jax.Array:
-    """`function(*arrays)`, whose only inputs are the arrays, with our products for lax's.
+def substitute(function: Callable, static: tuple, arrays: Sequence, implementation: str | None) -> jax.Array:
+    """`function(*arrays, **dict(static))` with our products for lax's.
 
-    It is traced on bare shapes and dtypes: what lax refuses of shapes it refuses here, in its own words; what it refuses of shardings
-    is left to the form, which can do more.
+    It is traced on bare shapes and dtypes: what lax refuses of shapes it refuses here, in its own words; what it refuses of the operands'
+    shardings is left to the form, which can do more.
     """
-    bare = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=jax.typeof(x).weak_type) for x in arrays]
+    arrays = tuple(map(jnp.asarray, arrays))
+    bare = tuple((x.shape, x.dtype, jax.typeof(x).weak_type) for x in arrays)
+    # A function without arrays holds them itself, and symbolic sizes of two scopes cannot be compared: neither may be kept.
+    keep = arrays and all(isinstance(n, int) for shape, _, _ in bare for n in shape)
     with replacing_lax(False):
-        jaxpr = jax.make_jaxpr(function)(*bare)
+        jaxpr = (_jaxpr if keep else _jaxpr.__wrapped__)(function, static, bare, _compat.trace_context())
     return _evaluate(jaxpr, arrays, implementation)
+
+
+@functools.lru_cache(maxsize=4096)
+def _jaxpr(function, static, bare, context):
+    """The jaxpr of a namesake; `context`, all of jax's configuration that tracing reads, is only there to tell entries apart."""
+    del context
+    operands = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type) for shape, dtype, weak_type in bare]
+    return jax.make_jaxpr(functools.partial(function, **dict(static)))(*operands)
 
 
 def _evaluate(closed: ClosedJaxpr, args, implementation):

@@ -1,49 +1,19 @@
 """The public operations: each has the signature and the results of its namesake in lax or jnp, and one keyword more.
 
-An operation is its namesake with every product of lax in it replaced by one of ours (`_products.substitute`), so shapes, dtypes, weak
-types and errors are the namesake's.  This file adds the choice of the implementation.  It must not know kernels.
+An operation is its namesake with every product of lax in it replaced by one of ours (`_dispatch.like`), so shapes, dtypes, weak types and
+errors are the namesake's.  It must not know how products are computed.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxext._conv import CONV_IMPLEMENTATIONS
-from jaxext._form import replacing_lax
-from jaxext._matmul import MATMUL
-from jaxext._products import substitute
-
-_NAMES = {
-    "matmul": tuple(i.name for i in MATMUL.implementations),
-    "convolution": tuple(i.name for i in CONV_IMPLEMENTATIONS),
-}
-
-# `ArrayLike` for isinstance, which for that union itself says no to a tracer.
-_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
-
-# The implementation that `use_implementation` names; part of jit's cache key.
-_named = jax.make_user_context(None)
-
-
-def use_implementation(name: str | None):
-    """A context in which every jaxext operation, and its gradients, use the implementation `name` (None: the preferred one).
-
-    An `implementation=` at the call wins over the context.  The context is part of `jax.jit`'s cache key.
-
-    Raises:
-      ValueError: no operation has an implementation of that name.
-    """
-    known = sorted({n for names in _NAMES.values() for n in names})
-    if name is not None and name not in known:
-        raise ValueError(f"use_implementation: name is {name!r}, want one of {known} or None")
-    return _named(name)
+from jaxext._dispatch import like
 
 
 def matmul(
@@ -73,7 +43,7 @@ def matmul(
       support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
-    return _like(jnp.matmul, "matmul", implementation, a, b, **static)
+    return like(jnp.matmul, implementation, a, b, **static)
 
 
 def dot_general(
@@ -103,9 +73,8 @@ def dot_general(
       what `jax.lax.dot_general` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
       support the call.
     """
-    return _like(
+    return like(
         lax.dot_general,
-        "matmul",
         implementation,
         lhs,
         rhs,
@@ -156,9 +125,8 @@ def conv_general_dilated(
       what `jax.lax.conv_general_dilated` raises; `ShardingTypeError` when a spatial axis is sharded on an explicit mesh; ValueError for
       an unknown `implementation`, and NotImplementedError when the named one does not support the call.
     """
-    return _like(
+    return like(
         lax.conv_general_dilated,
-        "convolution",
         implementation,
         lhs,
         rhs,
@@ -186,9 +154,8 @@ def conv(
     implementation: str | None = None,
 ) -> jax.Array:
     """Convolution of NCHW inputs with OIHW filters, as `jax.lax.conv`; see `conv_general_dilated`."""
-    return _like(
+    return like(
         lax.conv,
-        "convolution",
         implementation,
         lhs,
         rhs,
@@ -230,9 +197,8 @@ def conv_transpose(
       what `jax.lax.conv_transpose` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does
       not support the call.
     """
-    return _like(
+    return like(
         lax.conv_transpose,
-        "convolution",
         implementation,
         lhs,
         rhs,
@@ -269,48 +235,4 @@ def convolve(
       support the call.
     """
     static = dict(mode=mode, precision=precision, preferred_element_type=preferred_element_type)
-    return _like(jnp.convolve, "convolution", implementation, a, v, **static)
-
-
-def _like(namesake: Callable, family: str, implementation: str | None, *arrays, **static) -> jax.Array:
-    """`namesake(*arrays, **static)` with our products, by the implementation that the call or the context names."""
-    implementation = implementation if implementation is not None else _named.value
-    if implementation is not None and implementation not in _NAMES[family]:
-        raise ValueError(f"{namesake.__name__}: implementation is {implementation!r}, want one of {_NAMES[family]} or None")
-    if not all(isinstance(x, _ARRAYS) for x in arrays):
-        # What else the namesake takes (flax's nnx.Param) or, mostly, refuses: lists, None.  jit would take it for a tree of arrays.
-        return substitute(functools.partial(namesake, *arrays, **static), implementation=implementation)
-    return _substituted(namesake, implementation, tuple((k, _frozen(v)) for k, v in static.items()), *arrays)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _substituted(namesake, implementation, static, *arrays):
-    """One compiled program when eager, and traced once per shapes and parameters; inlined in a caller's trace."""
-    return substitute(functools.partial(namesake, **dict(static)), *map(jnp.asarray, arrays), implementation=implementation)
-
-
-def _frozen(value):
-    """Sequences as tuples: a static argument is hashed."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) and not hasattr(value, "_fields") else value
-
-
-def in_place_of_lax():
-    """A context in which lax's products are ours, for models that offer no place to inject an operation.
-
-    Every `jax.lax.dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside, by whatever jax or library function
-    (`jnp.matmul`, `@`, `jnp.einsum`, flax's and equinox's layers), becomes the jaxext operation, with the implementation that
-    `use_implementation` names.  The context belongs to this thread and is part of `jax.jit`'s cache key.
-    """
-    for primitive in (lax.dot_general_p, lax.conv_general_dilated_p):
-        if "bind" not in vars(primitive):
-            primitive.bind = functools.partial(_bind, primitive, primitive.bind)
-    return replacing_lax(True)
-
-
-def _bind(primitive, original, *operands, **params):
-    """`primitive.bind` of lax, which is ours while `replacing_lax`."""
-    if not replacing_lax.value:
-        return original(*operands, **params)
-    return substitute(functools.partial(original, **params), *operands, implementation=_named.value)
+    return like(jnp.convolve, implementation, a, v, **static)

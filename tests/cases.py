@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,6 +106,23 @@ def check(got, lax_value, truth64, multiple: float = 4) -> None:
     error, error_of_lax = (float(np.abs(wide(y) - truth64).max()) for y in (got, lax_value))
     allowed = multiple * max(min(error_of_lax, scale / 64), rounding)
     assert error <= allowed, f"error {error:.3g}, lax {error_of_lax:.3g}, scale {scale:.3g}"
+
+
+def equations(fun: Callable, *args) -> list:
+    """Every equation of `fun`, those of programs within it included: what jit inlines depends on the version."""
+    found = []
+
+    def visit(value):
+        if isinstance(value, Jaxpr | ClosedJaxpr):
+            for eqn in value.eqns:
+                found.append(eqn)
+                visit(tuple(eqn.params.values()))
+        elif isinstance(value, tuple | list):
+            for inner in value:
+                visit(inner)
+
+    visit(jax.make_jaxpr(fun)(*args))
+    return found
 
 
 def _conv(name, x, w, strides=None, padding: Any = "SAME", layout=None, **kwargs) -> ConvCase:

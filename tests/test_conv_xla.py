@@ -56,8 +56,11 @@ def labels(B=1, N: Any = 2, G=1, C=1, K=1):
     return dict(B=B, N=N, G=G, C=C, K=K)
 
 
+SPLITTER = {False: "nobody", True: "xla"}
+
+
 def jitted(open, operands, window, *, dtype, precision=None, partitioned=False):
-    how: dict[str, Any] = dict(dtype=dtype, precision=precision, partitioned=partitioned)
+    how: dict[str, Any] = dict(dtype=dtype, precision=precision, splitter=SPLITTER[partitioned])
     return jax.jit(lambda operands: _conv_xla.conv(open, operands, window, **how))(operands)
 
 
@@ -68,7 +71,9 @@ def check(sizes, window, opens="yxw", partitioned=(False, True), dtype=jnp.float
     @jax.jit
     def run(operands):
         how: dict[str, Any] = dict(dtype=dtype, precision=None)
-        return [{open: _conv_xla.conv(open, operands[open], window, partitioned=split, **how) for open in opens} for split in partitioned]
+        return [
+            {open: _conv_xla.conv(open, operands[open], window, splitter=SPLITTER[split], **how) for open in opens} for split in partitioned
+        ]
 
     for got in run(operands):
         for open in opens:
@@ -163,7 +168,7 @@ ALGORITHMS_AND_ROLES = list({(plan[0].split("/")[0], plan[1] == "w"): plan for p
 
 @over(PLANS)
 def test_each_plan_is_chosen_and_exact(name, open, sizes, window, partitioned):
-    assert _conv_xla.plan(open, sizes, window, dtype=jnp.float32, partitioned=partitioned) == name
+    assert _conv_xla.plan(open, sizes, window, dtype=jnp.float32, splitter=SPLITTER[partitioned]) == name
     check(sizes, window, open, (partitioned,))
 
 
@@ -181,7 +186,7 @@ def in_every_role(operands, sizes, result):
     @jax.jit
     def run(operands):
         how: dict[str, Any] = dict(dtype=jnp.dtype(result), precision=None)
-        return [[_conv_xla.conv(open, operands[open], SHORT, partitioned=split, **how) for open in "yxw"] for split in (False, True)]
+        return [[_conv_xla.conv(open, operands[open], SHORT, splitter=SPLITTER[split], **how) for open in "yxw"] for split in (False, True)]
 
     for got_of_roles in run(operands):
         for open, got in zip("yxw", got_of_roles, strict=True):
@@ -237,7 +242,7 @@ def test_many_taps_are_a_loop(geometry, monkeypatch):
 def test_large_filter_makes_a_small_program(open, partitioned):
     big = window((31, 31), (31, 31), padding=((15, 15), (15, 15)))
     operands = operands_of(open, labels(G=4), big, jnp.float32)
-    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, partitioned=partitioned)
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned])
     text = jax.jit(lambda operands: _conv_xla.conv(open, operands, big, **how)).lower(operands).as_text()
     assert len(text.splitlines()) < 500
 
@@ -252,7 +257,7 @@ def equations(jaxpr):
 
 def grouped(open, sizes, geometry, partitioned):
     operands = operands_of(open, sizes, geometry, jnp.float32)
-    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, partitioned=partitioned)
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned])
     jaxpr = jax.make_jaxpr(lambda operands: _conv_xla.conv(open, operands, geometry, **how))(operands)
     convolutions = [e.params for e in equations(jaxpr.jaxpr) if e.primitive.name == "conv_general_dilated"]
     return any(p["feature_group_count"] * p["batch_group_count"] > 1 for p in convolutions)
@@ -270,7 +275,7 @@ def test_under_shard_map(name, open, sizes, window, partitioned):
     mesh = jax.make_mesh((2,), ("i",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     each = [operands_of(open, sizes, window, jnp.float32, seed) for seed in (1, 2)]
     both = jax.tree.map(lambda *a: jnp.stack(a), *each)
-    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, partitioned=partitioned)
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned])
 
     def local(operands):
         return _conv_xla.conv(open, jax.tree.map(lambda a: a[0], operands), window, **how)[None]
@@ -298,6 +303,6 @@ def test_windows():
 
 def test_a_traced_batch_size_goes_to_lax():
     n = jax.export.symbolic_shape("n")[0]
-    plan = functools.partial(_conv_xla.plan, dtype=jnp.float32, partitioned=False)
+    plan = functools.partial(_conv_xla.plan, dtype=jnp.float32, splitter="nobody")
     assert plan("y", labels(N=n, G=3), SAME) == "lax"
     assert plan("w", labels(N=n, G=3), SAME) == "lax"

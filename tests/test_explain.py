@@ -179,3 +179,8 @@ def test_nothing_is_run(monkeypatch):
     assert jaxext.explain(jax.grad(convnet), struct(5, 3, 2, 8), *CONVNET[1:]).rows
     with pytest.raises(AssertionError, match="explain ran something"):  # so it would be noticed
         jax.grad(convnet)(*(np.ones(s.shape, s.dtype) for s in (struct(5, 3, 2, 8), *CONVNET[1:])))
+
+
+def test_unknown_platform():
+    with pytest.raises(ValueError, match="explain: platform is 'abacus', want one of "):
+        jaxext.explain(mlp, PARAMS, X, platform="abacus")

@@ -160,7 +160,7 @@ def test_call_says_what_is_asked():
     EINSUM.asked.clear()
     product(*(x.astype(np.float32) for x in (u, v)), ranks=RANKS)
     (call,) = EINSUM.asked
-    assert (call.op, call.open, call.platform, call.partitioned) == ("toy_forward", "t", jax.default_backend(), False)
+    assert (call.op, call.open, call.platform, call.splitter) == ("toy_forward", "t", jax.default_backend(), "nobody")
     assert call.sizes == {"Z": 1, "I": 2, "J": 3, "P": 2, "K": 4}
     assert call.shape == t.shape
     assert call.axes["u"] == ("I0", "J0", "J1", "P0")

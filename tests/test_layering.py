@@ -14,11 +14,12 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # Module -> the modules of the package that it may import.  A new file is a breach until it is here.
 MAY = {
-    "__init__": {"ops", "_explain", "checkpoint_policies"},
-    "ops": {"_products", "_conv", "_matmul", "_form"},
-    "_explain": {"_form", "_implementation"},
+    "__init__": {"ops", "_dispatch", "_explain", "checkpoint_policies", "_compat"},
+    "ops": {"_dispatch"},
+    "_dispatch": {"_products", "_conv", "_matmul", "_form"},
+    "_explain": {"_form", "_implementation", "_compat"},
     "checkpoint_policies": {"_form"},
-    "_products": {"_conv", "_matmul", "_form", "_window"},
+    "_products": {"_conv", "_matmul", "_form", "_compat", "_window"},
     "_conv": {"_conv_xla", "_form", "_implementation", "_window"},
     "_conv_xla": {"_conv_rewrites", "_window"},
     "_conv_rewrites": {"_window"},

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import equations
 from jax import lax
 
 import jaxext
-from jaxext import _matmul, ops
+from jaxext import _dispatch, _matmul
 
 NAMESAKES = {
     jaxext.matmul: jnp.matmul,
@@ -41,16 +42,7 @@ CALLS = {
 
 def implementations(fun, *args):
     """The `implementation` of each of our products in `fun`."""
-    return [eqn.params["implementation"] for eqn in flat(jax.make_jaxpr(fun)(*args).jaxpr)]
-
-
-def flat(jaxpr):
-    for eqn in jaxpr.eqns:
-        if "implementation" in eqn.params:
-            yield eqn
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "jaxpr")):
-            if hasattr(inner, "jaxpr"):
-                yield from flat(inner.jaxpr)
+    return [eqn.params["implementation"] for eqn in equations(fun, *args) if "implementation" in eqn.params]
 
 
 # Signature and result
@@ -250,8 +242,8 @@ def test_shape_structs(op):
 def test_a_traced_operand_is_an_array(monkeypatch):
     """`isinstance(tracer, ArrayLike)` is false: a traced call then went the long way round, past the cache of traces."""
     calls = []
-    substitute = ops.substitute
-    monkeypatch.setattr(ops, "substitute", lambda *args, **kwargs: calls.append(len(args)) or substitute(*args, **kwargs))
+    substitute = _dispatch.substitute
+    monkeypatch.setattr(_dispatch, "substitute", lambda *args, **kwargs: calls.append(len(args)) or substitute(*args, **kwargs))
     a, b = np.ones((2, 11)), np.ones((11, 3))  # a shape of this test's own
     for _ in range(2):
         jax.make_jaxpr(lambda a, b: jaxext.matmul(a, b))(a, b)
@@ -405,7 +397,7 @@ def test_context_enters_the_cache_key_of_jit():
     @jax.jit
     def f(a, b):
         y = jaxext.matmul(a, b)
-        traced.append(ops._named.value)
+        traced.append(_dispatch._named.value)
         return y
 
     for _ in range(2):
@@ -453,7 +445,6 @@ def second_implementation(monkeypatch):
     """`picky`, preferred to `xla` by matmul and unknown to convolution."""
     picky = Picky()
     monkeypatch.setitem(vars(_matmul.MATMUL), "implementations", (picky, *_matmul.MATMUL.implementations))
-    monkeypatch.setitem(ops._NAMES, "matmul", ("picky", "xla"))
     jax.clear_caches()  # the list of implementations is fixed in a program, so no cache knows it as a key
     yield picky
     jax.clear_caches()

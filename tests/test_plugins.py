@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import random
+from cases import equations, random
 from flax import linen, nnx
 from jax import lax
 
@@ -25,19 +25,7 @@ STOCK = {"dot_general", "conv_general_dilated"}
 
 def primitives(fun, *args):
     """Names of the products in `fun`: lax's and ours."""
-    found = set()
-
-    def visit(jaxpr):
-        for eqn in jaxpr.eqns:
-            found.add(eqn.primitive.name)
-            for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
-                if hasattr(inner, "eqns"):
-                    visit(inner)
-                elif hasattr(inner, "jaxpr"):
-                    visit(inner.jaxpr)
-
-    visit(jax.make_jaxpr(fun)(*args).jaxpr)
-    return found & (STOCK | {primitive.name for primitive in owner})
+    return {eqn.primitive.name for eqn in equations(fun, *args)} & (STOCK | {primitive.name for primitive in owner})
 
 
 def loss_and_gradients(apply):
@@ -274,7 +262,7 @@ def test_named_implementation_reaches_stock_code():
     """`use_implementation` inside or outside, also for the backward pass."""
 
     def named():
-        eqns = jax.make_jaxpr(jax.grad(lambda x: jnp.dot(x, x).sum()))(X).eqns
+        eqns = equations(jax.grad(lambda x: jnp.dot(x, x).sum()), X)
         return {eqn.params["implementation"] for eqn in eqns if eqn.primitive in owner}
 
     with jaxext.in_place_of_lax():

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from bilinear import CAUSAL, CONV1D, CONV2D, DEPTHWISE, DOT, DOT_BATCHED, GROUPED, NHWC, OURS, ROLES, conv, integers, same, truth
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_sharding import MESH, collectives, place, spec
 
@@ -187,3 +188,21 @@ def test_vmap_of_shard_map_with_an_axis_name():
     got = jax.jit(jax.vmap(f, spmd_axis_name="data"))(x, w)
     same(got, np.stack([truth(CONV2D, "fprop", *xw) for xw in zip(x, w, strict=True)]))
     assert got.sharding.is_equivalent_to(NamedSharding(MESH, P("data", "model")), got.ndim)
+
+
+@pytest.mark.parametrize("problem", [CONV2D, GROUPED, DEPTHWISE], ids=str)
+def test_two_automatic_axes_beside_a_manual_one(problem):
+    """Here lax's filter gradient of groups, and of filters that vmap made into groups, is multiplied by the size of the idle axis: XLA must
+    never be given a grouped convolution to partition.
+    """
+    mesh = jax.make_mesh((2, 2, 2), ("data", "model", "idle"), axis_types=(AxisType.Auto,) * 3)
+    gradient = jax.grad(functools.partial(total, problem))
+    x, w = problem.operands("fprop")
+    batch = P("data")
+    if problem is CONV2D:  # more filters than are worth a convolution each, and small ones
+        x, w = (np.stack([v] * 20) for v in (x[..., :2], w[..., :2, :2]))
+        gradient, batch = jax.vmap(gradient), P(None, "data")
+    f = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=(P(), batch), out_specs=P(), axis_names={"data"}))
+    placed = place(x, P(*batch[:-1], ("data", "model")), mesh)
+    same(f(w, placed), jax.jit(gradient)(w, x))
+    assert set(re.findall(r"(?:feature|batch)_group_count = (\d+)", f.lower(w, placed).as_text())) <= {"1"}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, CONVS, DOTS, ConvCase, check, named, random, wide
+from cases import CASES, CONVS, DOTS, ConvCase, check, equations, named, random, wide
 from jax import lax
 
 import jaxext
@@ -145,7 +145,7 @@ def test_precision(precision):
 
 def products(fun, *args):
     """The equations of `fun` that carry a precision: products, whoever made them."""
-    return [eqn for eqn in jax.make_jaxpr(fun)(*args).eqns if "precision" in eqn.params]
+    return [eqn for eqn in equations(fun, *args) if "precision" in eqn.params]
 
 
 @by_name([named("grouped"), named("nn")])
