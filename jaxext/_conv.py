@@ -29,6 +29,7 @@ class XlaConv:
         return None
 
     def describe(self, call: Call) -> str:
+        assert call.window is not None
         dtype = _conv_xla.promote(*call.dtypes.values())
         return _conv_xla.plan(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter)
 

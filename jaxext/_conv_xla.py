@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def compute(open, a, b, window, *, acc, dtype, precision, splitter):
     return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter)
 
 
-def plan(open: str, sizes: dict, window: Window, *, dtype, splitter: str) -> str:
+def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str) -> str:
     """The name of the algorithm, from what is static: labels, sizes, window and the dtype of both operands (`promote`).
 
     zeros      no product is taken: an axis is empty
@@ -54,7 +55,7 @@ def plan(open: str, sizes: dict, window: Window, *, dtype, splitter: str) -> str
     dots       one batched dot per tap: in place of lax's grouped convolution wherever XLA may still partition
     """
     if open == "x":
-        sizes, window, open = sizes | {"C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
+        sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
     B, G, C, K = (sizes[label] for label in "BGCK")
     extents = (*sizes.values(), *window.input, *window.filter, *window.output)
     static = all(isinstance(n, int) for n in extents)

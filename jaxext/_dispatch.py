@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxext._conv import CONV_IMPLEMENTATIONS
@@ -82,7 +83,7 @@ def like(namesake: Callable, implementation: str | None, *arrays, product: Any =
         # What else the namesake takes (flax's nnx.Param) or, mostly, refuses: lists, None.  jit would take it for a tree of arrays.
         return substitute(functools.partial(namesake, *arrays, **static), (), (), implementation)
     frozen = tuple((key, _frozen(value)) for key, value in static.items())
-    if any(isinstance(x, jax.core.Tracer) for x in arrays):
+    if any(isinstance(x, Tracer) for x in arrays):
         return substitute(namesake, frozen, arrays, implementation)
     return _compiled(namesake, frozen, implementation, *arrays)
 

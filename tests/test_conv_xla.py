@@ -147,6 +147,10 @@ PLANS = [
     ("blocks/4", "x", labels(B=2, G=8, C=5, K=4), FLAT, False),
     ("blocks/2", "w", labels(B=2, G=4, C=8, K=9), SAME, False),
     ("blocks/1", "w", labels(B=2, C=32, K=16), SAME, False),
+    ("lax", "y", labels(G=29, C=12, K=12), window((3,), (2,)), False),  # a prime number of groups: merging them multiplied by zeros
+    ("loop", "w", labels(G=29, C=12, K=12), window((3,), (2,)), False),
+    ("zeros", "y", labels(N=0, C=3, K=4), SAME, False),
+    ("zeros", "w", labels(N=0, C=3, K=4), SAME, False),
     ("loop", "y", labels(B=17, N=1, C=32, K=16), SAME, False),
     ("loop", "w", labels(B=17, N=1, C=32, K=16), SAME, False),
     ("dots", "y", labels(G=5), SAME, True),

@@ -291,3 +291,24 @@ def test_what_lax_refuses_is_refused_inside():
                 bad()
             outcomes.append((caught.type, str(caught.value)))
         assert outcomes[0] == outcomes[1]
+
+
+def test_scalars_in_place_of_lax():
+    """lax's products take Python's numbers, which have no shape of their own."""
+    dims = (((), ()), ((), ()))
+    with jaxext.in_place_of_lax():
+        got = lax.dot_general(2.0, 3.0, dims)
+    assert got == 6.0 and got.dtype == lax.dot_general(2.0, 3.0, dims).dtype
+
+
+def test_policies_see_products_in_place_of_laxs():
+    """jax's own policy knows lax's primitives by identity, so it has ours computed again; ours does not."""
+    w = jnp.ones((4, 4), jnp.float32)
+
+    def products(policy):
+        with jaxext.in_place_of_lax():
+            net = jax.checkpoint(lambda w: jnp.sum(jnp.sin(jnp.sin(w @ w) @ w)), policy=policy)
+            return sum(row.times for row in jaxext.explain(jax.grad(net), w).rows)
+
+    assert products(jaxext.checkpoint_policies.dots_saveable) == 6
+    assert products(jax.checkpoint_policies.nothing_saveable) > 6

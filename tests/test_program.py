@@ -42,7 +42,7 @@ def roles(op, *operands):
 
 def passes(fun, args) -> int:
     """How many instructions of the optimised program go over data; a fusion is one."""
-    text = jax.jit(fun).lower(*args).compile().as_text()
+    text = str(jax.jit(fun).lower(*args).compile().as_text())
     opcodes = re.findall(r"= \S+ ([a-z][\w-]*)\(", text[text.index("ENTRY") :])
     assert opcodes, "no instruction found: the pattern is out of date"
     return sum(opcode not in FREE for opcode in opcodes)
@@ -80,6 +80,7 @@ def test_rewrites_cost_little_memory(name, limit):
 
     def peak(library):
         memory = jax.jit(case.build(library)).lower(*map(cpu.floats, case.shapes)).compile().memory_analysis()
+        assert memory is not None
         return memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
 
     assert peak("jaxext") <= limit * peak("lax")

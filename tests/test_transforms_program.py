@@ -10,7 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bilinear import BATCH_GROUPS, CAUSAL, CONV1D, CONV2D, DEPTHWISE, DOT, GROUPED, LAX, NHWC, OURS, close, integers, same, truth
+from bilinear import (
+    BATCH_GROUPS,
+    CAUSAL,
+    CONV1D,
+    CONV2D,
+    DEPTHWISE,
+    DOT,
+    GROUPED,
+    LAX,
+    NHWC,
+    OURS,
+    Problem,
+    close,
+    conv,
+    integers,
+    same,
+    truth,
+)
 from jax import export, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -18,7 +35,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_sharding import MESH, place
 
-from jaxext import checkpoint_policies
+from jaxext import _form, checkpoint_policies
 from jaxext._form import owner
 
 
@@ -262,13 +279,38 @@ def test_export_of_a_sharded_program(problem, axis):
     same(jax.jit(again.call)(place(x, specs[0]), place(w, specs[1])), jax.jit(f)(x, w))
 
 
-def test_export_for_several_platforms():
-    """One program for the CPU and for CUDA, on a machine without a GPU; it runs here."""
+WIDE = Problem("wide", (8, 16, 16), (200, 1, 16), CAUSAL.axes, conv((1,), "SAME", ("NWC", "WIO", "NWC"), feature_group_count=16))
+
+
+@pytest.mark.parametrize("axis", ["data", "model"])
+@pytest.mark.parametrize("problem", [GROUPED, DEPTHWISE, WIDE], ids=str)
+def test_export_for_one_device_called_on_several(problem, axis):
+    """XLA's partitioner then splits what was exported: a grouped convolution in it gave a filter gradient multiplied by two or four, where
+    the sizes were symbolic or the filter large.
+    """
     pytest.importorskip("flatbuffers")
+    x, w = problem.operands("fprop")
+    f = jax.jit(jax.value_and_grad(functools.partial(total, problem), (0, 1)))
+    (batch,) = export.symbolic_shape("n")
+    for n in (batch, x.shape[0]):
+        exported = export.export(f)(jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), jax.ShapeDtypeStruct(w.shape, w.dtype))
+        again = export.deserialize(exported.serialize())
+        same(jax.jit(again.call)(place(x, P(axis)), place(w, P())), f(x, w))
+
+
+@pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("rocm", "cpu", "tpu")], ids="-".join)
+def test_export_for_several_platforms(platforms, monkeypatch):
+    """One program, on a machine without a GPU; it runs here, and each platform's part was lowered under its own name."""
+    pytest.importorskip("flatbuffers")
+    seen = []
+    run = _form.run
+    monkeypatch.setattr(_form, "run", lambda call, *args: (seen.append(call.platform), run(call, *args))[1])
     for problem in (DOT, DEPTHWISE):
         x, w = problem.operands("fprop")
-        exported = export.export(jax.jit(jax.grad(functools.partial(total, problem), (0, 1))), platforms=("cpu", "cuda"))(x, w)
-        assert exported.platforms == ("cpu", "cuda")
+        seen.clear()
+        exported = export.export(jax.jit(jax.grad(functools.partial(total, problem), (0, 1))), platforms=platforms)(x, w)
+        assert exported.platforms == platforms
+        assert sorted(set(seen)) == sorted(platforms)
         got = jax.jit(export.deserialize(exported.serialize()).call)(x, w)
         same(got, jax.jit(jax.grad(functools.partial(total, problem), (0, 1)))(x, w))
 
