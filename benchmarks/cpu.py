@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -123,6 +124,7 @@ CASES = [
     *roles("depthwise 15x15, 2x32x32x32", (2, 32, 32, 32), (15, 15, 1, 32), all_roles(None), groups=32),
     *roles("2 groups of 32, 3x3, 4x28x28x64", (4, 28, 28, 64), (3, 3, 32, 64), all_roles(None), groups=2),
     *roles("64 groups of 16, 3x3, 4x7x7x1024", (4, 7, 7, 1024), (3, 3, 16, 1024), all_roles(None), groups=64),
+    *roles("29 groups of 12, 3x3, 8x14x14x348", (8, 14, 14, 348), (3, 3, 12, 348), all_roles(None), groups=29),
     *roles("batched filters, 64 x 1x8x8x4", (1, 8, 8, 4), (3, 3, 4, 4), all_roles(None), vmap=64),
     *roles("batched filters, 32 x 1x14x14x32", (1, 14, 14, 32), (3, 3, 32, 32), all_roles(None), vmap=32),
 ]  # fmt: skip
@@ -135,8 +137,11 @@ def measure(case: Case, repeats: int) -> dict:
     for library in ("lax", "jaxext"):
         f = case.build(library)
         if case.traced:
-            # A new function each time, or jax would find its jaxpr in a cache.
-            runs[library] = lambda f=f: jax.make_jaxpr(lambda *a: f(*a))(*arguments)
+            # A new function and a new batch size each time, or a cache would hold the jaxpr.
+            batches = itertools.count(arguments[0].shape[0])
+            runs[library] = lambda f=f, batches=batches: jax.make_jaxpr(lambda *a: f(*a))(
+                floats((next(batches), *arguments[0].shape[1:])), *arguments[1:]
+            )
         else:
             compiled = jax.jit(f).lower(*arguments).compile()
             runs[library] = lambda compiled=compiled: jax.block_until_ready(compiled(*arguments))

@@ -273,7 +273,8 @@ def test_a_partitioned_convolution_is_never_grouped():
     assert grouped("y", labels(G=3), PLANS[4][3], partitioned=False), "the check can fail"
 
 
-@over(ALGORITHMS_AND_ROLES)
+# XLA refuses every shard_map of empty arrays alone, as the operands of "zeros" are here.
+@over([plan for plan in ALGORITHMS_AND_ROLES if plan[0] != "zeros"])
 def test_under_shard_map(name, open, sizes, window, partitioned):
     """Each device does one of two problems; a carry of a loop that forgets its varying axes is an error here."""
     mesh = jax.make_mesh((2,), ("i",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
