@@ -2,6 +2,9 @@
 
 An operation is its namesake with every product of lax in it replaced by one of ours (`_dispatch.like`), so shapes, dtypes, weak types and
 errors are the namesake's.  It must not know how products are computed.
+
+Every operation is a primitive with all of JAX's rules: jit, vmap over any operand and axis, forward and reverse derivatives of any order,
+remat, scan, shard_map, pmap, automatic and explicit sharding, export.  Sums of float16 and bfloat16 are taken in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -38,6 +41,9 @@ def matmul(
     Returns:
       shape (..., M, N), without the axes that a vector operand lacks.
 
+    >>> matmul(jnp.ones((5, 2, 3)), jnp.ones((3, 4))).shape
+    (5, 2, 4)
+
     Raises:
       what `jax.numpy.matmul` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
       support the call.
@@ -56,7 +62,10 @@ def dot_general(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """General product of tensors, as `jax.lax.dot_general`, in any layout without a transposed copy (but of one of two transposes).
+    """General product of tensors, as `jax.lax.dot_general`: out[b, m, n] = Σ_k lhs[b, m, k] rhs[b, k, n], for axes in any order.
+
+    Each of b, m, n and k stands for any number of axes.  No operand is copied if its batch axes lead and its contracted axes lie together
+    before or after the others, but where both operands are transposed: then one is.
 
     Args:
       lhs, rhs: arrays of any rank.
@@ -68,6 +77,9 @@ def dot_general(
 
     Returns:
       shape: batch axes, free axes of `lhs`, free axes of `rhs`.
+
+    >>> dot_general(jnp.ones((7, 2, 3)), jnp.ones((7, 4, 3)), (((2,), (2,)), ((0,), (0,)))).shape
+    (7, 2, 4)
 
     Raises:
       what `jax.lax.dot_general` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
@@ -103,6 +115,8 @@ def conv_general_dilated(
 ) -> jax.Array:
     """Convolution in any number of spatial axes, as `jax.lax.conv_general_dilated`.
 
+    Channels last and in one spatial axis, y[n, p, k] = Σ_{r,c} x[n, stride·p + dilation·r - low, c] w[r, c, k], with zeros outside of x.
+
     Args:
       lhs: the input, of rank n + 2: batch, channels and n spatial axes in the order that `dimension_numbers` gives.
       rhs: the filter, of rank n + 2: output channels, input channels per group and n spatial axes.
@@ -120,6 +134,10 @@ def conv_general_dilated(
 
     Returns:
       the convolution, in the layout of `dimension_numbers`.
+
+    >>> x, w = jnp.ones((2, 32, 32, 8)), jnp.ones((3, 3, 8, 16))
+    >>> conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).shape
+    (2, 16, 16, 16)
 
     Raises:
       what `jax.lax.conv_general_dilated` raises; `ShardingTypeError` when a spatial axis is sharded on an explicit mesh; ValueError for
@@ -153,7 +171,23 @@ def conv(
     *,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Convolution of NCHW inputs with OIHW filters, as `jax.lax.conv`; see `conv_general_dilated`."""
+    """Convolution of NCHW inputs with OIHW filters, as `jax.lax.conv`.
+
+    Args:
+      lhs: shape (N, C, *input).
+      rhs: shape (K, C, *filter).
+      window_strides, padding, precision, preferred_element_type, implementation: as in `conv_general_dilated`.
+
+    Returns:
+      shape (N, K, *output).
+
+    Raises:
+      what `jax.lax.conv` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not support
+      the call.
+
+    >>> conv(jnp.ones((2, 8, 32, 32)), jnp.ones((16, 8, 3, 3)), (1, 1), "VALID").shape
+    (2, 16, 30, 30)
+    """
     return like(
         lax.conv,
         implementation,
@@ -193,6 +227,12 @@ def conv_transpose(
       use_consistent_padding: read `padding` as that of the convolution whose gradient this is.
       implementation: None for the preferred one, or its name, which then also governs every derivative.
 
+    Returns:
+      shape as `lhs`, with the channels of `rhs` and the spatial axes lengthened.
+
+    >>> conv_transpose(jnp.ones((2, 16, 16, 8)), jnp.ones((4, 4, 8, 3)), (2, 2), "SAME").shape
+    (2, 32, 32, 3)
+
     Raises:
       what `jax.lax.conv_transpose` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does
       not support the call.
@@ -229,6 +269,9 @@ def convolve(
       mode: 'full', 'same' or 'valid': a result of M + N - 1, max(M, N) or max(M, N) - min(M, N) + 1 elements.
       precision, preferred_element_type: as in `conv_general_dilated`.
       implementation: None for the preferred one, or its name, which then also governs every derivative.
+
+    >>> convolve(jnp.arange(5.0), jnp.array([2.0, 3.0, 4.0]), "valid").tolist()
+    [7.0, 16.0, 25.0]
 
     Raises:
       what `jax.numpy.convolve` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not

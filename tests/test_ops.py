@@ -1,5 +1,6 @@
 """The public operations against their namesakes: signature, result type, what they take, what they refuse, and who computes them."""
 
+import doctest
 import functools
 import inspect
 
@@ -247,6 +248,10 @@ def test_a_traced_operand_is_an_array():
         jax.make_jaxpr(lambda a, b: jaxext.matmul(a, b))(a, b)
     after = _products._jaxpr.cache_info()
     assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)
+
+
+def test_the_examples_in_the_docstrings():
+    assert doctest.testmod(jaxext.ops) == doctest.TestResults(failed=0, attempted=7)
 
 
 # What is refused
