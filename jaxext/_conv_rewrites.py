@@ -23,9 +23,6 @@ from jax import lax
 
 from jaxext._window import Window, dilate
 
-# lax's own: a context manager may put other functions in their place while a program is traced.
-_dot_general = lax.dot_general
-
 # More taps than this are a loop: the time to compile grows with the program.
 UNROLLED_TAPS = 64
 
@@ -97,7 +94,7 @@ def dots_fprop(x, w, window: Window, *, acc, precision):
     """
     w = w.reshape(w.shape[:3] + (-1, w.shape[-1]))  # (B, G, K, taps, C)
     batch, inner = ((0, x.ndim - 2), (0, 1)), ((x.ndim - 1,), (3,))
-    dot = functools.partial(_dot_general, dimension_numbers=(inner, batch), precision=precision, preferred_element_type=acc)
+    dot = functools.partial(lax.dot_general, dimension_numbers=(inner, batch), precision=precision, preferred_element_type=acc)
     if w.shape[3] <= UNROLLED_TAPS:
         terms = (dot(view(x, window, tap), w[:, :, :, t]) for t, tap in enumerate(taps_of(window)))
         y = functools.reduce(add, terms)
@@ -117,7 +114,7 @@ def dots_wgrad(x, y, window: Window, *, acc, precision):
     space = tuple(range(1, y.ndim - 2))
     batch = (0, y.ndim - 2)
     dot = functools.partial(
-        _dot_general, y, dimension_numbers=((space, space), (batch, batch)), precision=precision, preferred_element_type=acc
+        lax.dot_general, y, dimension_numbers=((space, space), (batch, batch)), precision=precision, preferred_element_type=acc
     )
     count = math.prod(window.filter)
     if count <= UNROLLED_TAPS:

@@ -48,8 +48,8 @@ class Explanation:
 def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Explanation:
     """Every jaxext product that `fun(*args, **kwargs)` runs, with the implementation that computes it.
 
-    Backward passes are seen where they are written: explain `jax.grad(loss)`.  The shapes are those of the program as written: per device
-    inside a `shard_map`, global under `jit`, whose shardings XLA decides later.
+    Backward passes are seen where they are written: explain `jax.grad(loss)`.  Every branch of a `cond` counts.  The shapes are those of
+    the program as written: per device inside a `shard_map`, global under `jit`, whose shardings XLA decides later.
 
     Args:
       fun: a function of arrays, or pytrees of them.

@@ -69,9 +69,6 @@ class Form:
         """The first label that stands in exactly these slots."""
         return next(label for label in self.free if {s for s in self.slots if label in self.slots[s]} == set(slots))
 
-    def contracted(self, open: str) -> tuple[str, ...]:
-        return tuple(label for label in self.free if label not in self.slots[open])
-
     def axes(self, slot: str, ranks: Sequence[int]) -> tuple[str, ...]:
         """A name for each axis of a slot: N is one axis "N0", or two, "N0" and "N1", or none; a window label is itself."""
         rank = dict(zip(self.free, ranks, strict=True))

@@ -16,9 +16,6 @@ from jax import lax
 from jaxext._form import Form, define, dimension_numbers
 from jaxext._implementation import Call
 
-# Taken at import: `in_place_of_lax` may later put our own operation behind lax's.
-_dot_general = lax.dot_general
-
 
 class XlaMatmul:
     """The definition: `lax.dot_general`.  It supports every call."""
@@ -43,7 +40,7 @@ def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
     """`lax.dot_general` with a result of any dtype: one that lax cannot give, narrower or real, is made of its own at the end."""
 
     def dot(preferred, lhs, rhs):
-        return _dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred)
+        return lax.dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred)
 
     natural = jax.eval_shape(lambda a, b: dot(None, a, b), lhs, rhs).dtype
     lax_can = dtype.itemsize >= natural.itemsize and is_complex(natural) <= is_complex(dtype)

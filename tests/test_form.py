@@ -83,7 +83,6 @@ def operands():
 def test_labels():
     assert FORM.free == ("Z", "I", "J", "P", "K")
     assert [FORM.operands(open) for open in "tuv"] == [("u", "v"), ("v", "t"), ("u", "t")]
-    assert [FORM.contracted(open) for open in "tuv"] == [("J",), ("K",), ("I",)]
     assert [FORM.shared(*slots) for slots in ("uv", "ut", "vt", "uvt")] == ["J", "I", "K", "Z"]
     ranks = (2, 1, 0, 1, 3)
     assert FORM.axes("u", ranks) == ("Z0", "Z1", "I0", "P0")

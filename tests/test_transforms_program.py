@@ -250,7 +250,6 @@ def total(problem, x, w):
 @pytest.mark.parametrize("problem", [DOT, CONV1D, CAUSAL, CONV2D, GROUPED, DEPTHWISE], ids=str)
 def test_export_with_a_symbolic_batch(problem):
     """Written, read and called again with two sizes of the batch: the product and its gradients."""
-    pytest.importorskip("flatbuffers")
     x, w = problem.operands("fprop")
     (batch,) = export.symbolic_shape("n")
     f = jax.jit(lambda x, w: (problem.call(OURS, x, w), *jax.grad(functools.partial(total, problem), (0, 1))(x, w)))
@@ -268,7 +267,6 @@ def test_export_of_a_sharded_program(problem, axis):
     """For eight devices: custom_partitioning cannot be written, so XLA's partitioner gets only what it does right (no grouped convolution).
     The batch over one axis, and over the other nothing or the filters.
     """
-    pytest.importorskip("flatbuffers")
     x, w = problem.operands("fprop")
     f = jax.value_and_grad(functools.partial(total, problem), (0, 1))
     specs = P(axis), P(*(None,) * (w.ndim - 1), "model") if axis == "data" else P()
@@ -288,7 +286,6 @@ def test_export_for_one_device_called_on_several(problem, axis):
     """XLA's partitioner then splits what was exported: a grouped convolution in it gave a filter gradient multiplied by two or four, where
     the sizes were symbolic or the filter large.
     """
-    pytest.importorskip("flatbuffers")
     x, w = problem.operands("fprop")
     f = jax.jit(jax.value_and_grad(functools.partial(total, problem), (0, 1)))
     (batch,) = export.symbolic_shape("n")
@@ -301,7 +298,6 @@ def test_export_for_one_device_called_on_several(problem, axis):
 @pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("rocm", "cpu", "tpu")], ids="-".join)
 def test_export_for_several_platforms(platforms, monkeypatch):
     """One program, on a machine without a GPU; it runs here, and each platform's part was lowered under its own name."""
-    pytest.importorskip("flatbuffers")
     seen = []
     run = _form.run
     monkeypatch.setattr(_form, "run", lambda call, *args: (seen.append(call.platform), run(call, *args))[1])
