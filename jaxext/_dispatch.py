@@ -33,7 +33,8 @@ def implementations(product) -> list[str]:
 
 
 def use_implementation(name: str | None):
-    """A context in which every jaxext operation, and its gradients, use the implementation `name` (None: the preferred one).
+    """A context (`with use_implementation("xla"): ...`) in which every jaxext operation, and its gradients, use the implementation `name`
+    (None: the preferred one).
 
     An `implementation=` at the call wins over the context.  The context is part of `jax.jit`'s cache key.
 
@@ -47,7 +48,7 @@ def use_implementation(name: str | None):
 
 
 def in_place_of_lax():
-    """A context in which lax's products are ours, for models that offer no place to inject an operation.
+    """A context (`with in_place_of_lax(): ...`) in which lax's products are ours, for models that offer no place to inject an operation.
 
     Every `jax.lax.dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside, by whatever jax or library function
     (`jnp.matmul`, `@`, `jnp.einsum`, flax's and equinox's layers), becomes the jaxext operation, with the implementation that

@@ -32,7 +32,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The rows, in the order of the program; `str` makes a table of them."""
+    """The rows, in the order of the program; `str` makes a table of them.
+
+    An op is a form and a role: matmul_nn, matmul_nt and matmul_tn are a b, c bᵀ and aᵀ c; conv2d_fprop, conv2d_dgrad and conv2d_wgrad are
+    a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter w,
+    output y) in the order of the form: channels last, filters as output channels, space, input channels; groups are an axis before the
+    channels.  `how` is the algorithm of the implementation, `refused` says why each other one was not taken.
+    """
 
     platform: str
     rows: tuple[Row, ...]
@@ -42,7 +48,9 @@ class Explanation:
         body = [(r.op, " ".join(r.operands), r.result, str(r.times), r.chosen or "nothing", r.how, r.refusals) for r in self.rows]
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *body)]
-        return "\n".join([f"{len(self.rows)} different products on {self.platform}", *lines])
+        if not self.rows:
+            return "no jaxext product (lax's own are not listed: see in_place_of_lax)"
+        return "\n".join([f"products on {self.platform}: {len(self.rows)}", *lines])
 
 
 def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Explanation:

@@ -162,7 +162,7 @@ def _transpose_rule(form, open, i, ct, *args, dtype, out_sharding, **params):
         operands[i],
         {open: ct, operands[1 - i]: args[1 - i]},
         dtype=linear.dtype,
-        out_sharding=_partition.explicit(linear),
+        out_sharding=_partition.of_cotangent(linear, ct, args[1 - i]),
         **params,
     )
 
@@ -209,6 +209,7 @@ def _lower(form, open, platform, splitter, *args, ranks, implementation, out_sha
     slots = form.operands(open)
 
     def local(splitter, *args):
+        args = _compat.align_varying(*args)  # an explicit mesh becomes a shard_map, in which a whole operand varies over nothing
         call = asked(form, open, args, platform=platform, splitter=splitter, ranks=ranks, **params)
         with replacing_lax(False):
             return run(call, form.implementations, implementation, dict(zip(slots, args, strict=True)))

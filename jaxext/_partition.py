@@ -61,6 +61,14 @@ def explicit(aval) -> NamedSharding | None:
     return aval.sharding if not mesh.empty and AxisType.Explicit in mesh.axis_types else None
 
 
+def of_cotangent(linear, *operands) -> NamedSharding | None:
+    """The sharding in the type of a cotangent: that of the linear operand, or whole where the operand alone lies on no mesh."""
+    if not linear.sharding.mesh.empty:
+        return explicit(linear)
+    mesh = next((s.mesh for s in map(explicit, map(jax.typeof, operands)) if s is not None), None)
+    return None if mesh is None else NamedSharding(mesh, P())
+
+
 def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
     """The sharding with one more array axis, for vmap."""
     partitions = list(sharding.spec)

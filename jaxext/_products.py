@@ -132,6 +132,10 @@ def _conv_general_dilated(
     filters, are the label B.
     """
     del preferred_element_type  # it has become dtype
+    rank = lhs.ndim - 2
+    for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation), ("padding", padding)):
+        if len(value) != rank:  # lax leaves it to the compiler to find out
+            raise ValueError(f"conv_general_dilated: {name} is {value}, want one entry for each of {rank} spatial axes")
     if any(stride <= 0 for stride in window_strides):  # lax leaves it to the compiler to find out
         raise ValueError(f"conv_general_dilated: window_strides is {window_strides}, want positive numbers")
     x = _transpose(lhs, _channels_last(dimension_numbers.lhs_spec))  # (N, *input, C)

@@ -474,3 +474,10 @@ def test_named_preferred_and_refusing(second_implementation):
 def test_an_implementation_of_one_family_is_unknown_to_the_other(second_implementation):
     with jaxext.use_implementation("picky"), pytest.raises(ValueError, match=r"conv_general_dilated: implementation is 'picky'"):
         jaxext.conv_general_dilated(*CALLS[jaxext.conv_general_dilated])
+
+
+@pytest.mark.parametrize("name", ["lhs_dilation", "rhs_dilation", "padding"])
+def test_a_wrong_number_of_entries_is_named(name):
+    given = {"padding": ((1, 1), (1, 1)), name: ((1, 1),) if name == "padding" else (2,)}
+    with pytest.raises(ValueError, match=rf"{name}"):
+        jaxext.conv_general_dilated(X, W, (1, 1), dimension_numbers=NHWC, **given)

@@ -295,3 +295,13 @@ def test_out_sharding_of_groups(problem):
         assert [of(g) for g in gradients] == [of(a) for a in args]
     same(got, truth(problem, "fprop", x, w))
     same(gradients, jax.jit(jax.grad(lambda x, w: jnp.sum(problem.call(OURS, x, w) ** 2), (0, 1)))(x, w))
+
+
+def test_gradient_of_an_operand_on_no_mesh():
+    """Made before the mesh was set, it has no sharding of its own: its gradient is whole, as jnp's is."""
+    w = jnp.ones((8, 4), jnp.float32)
+    with jax.set_mesh(EXPLICIT):
+        x = jax.device_put(integers((16, 8)), P("data"))
+        got, want = (jax.jit(jax.grad(lambda w, x, f=f: jnp.sum(f(x, w) ** 2)))(w, x) for f in (jaxext.matmul, jnp.matmul))
+    same(got, want)
+    assert jax.typeof(got).sharding.spec == jax.typeof(want).sharding.spec
