@@ -6,19 +6,18 @@ It must not know the public operations.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.sharding import PartitionSpec
 
 from jaxext._conv import CONV_IMPLEMENTATIONS
 from jaxext._form import replacing_lax
 from jaxext._matmul import MATMUL
-from jaxext._products import substitute
+from jaxext._products import Keywords, substitute
 
 # `ArrayLike` for isinstance, which for that union itself says no to a tracer.
 _ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
@@ -82,22 +81,14 @@ def like(namesake: Callable, implementation: str | None, *arrays, product: Any =
         raise ValueError(f"{name}: implementation is {implementation!r}, want one of {implementations(product)} or None")
     if not all(isinstance(x, _ARRAYS) for x in arrays):
         # What else the namesake takes (flax's nnx.Param) or, mostly, refuses: lists, None.  jit would take it for a tree of arrays.
-        return substitute(functools.partial(namesake, *arrays, **static), (), (), implementation)
-    frozen = tuple((key, _frozen(value)) for key, value in static.items())
+        return substitute(functools.partial(namesake, *arrays, **static), Keywords({}), (), implementation)
+    keywords = Keywords(static)
     if any(isinstance(x, Tracer) for x in arrays):
-        return substitute(namesake, frozen, arrays, implementation)
-    return _compiled(namesake, frozen, implementation, *arrays)
+        return substitute(namesake, keywords, arrays, implementation)
+    return _compiled(namesake, keywords, implementation, *arrays)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _compiled(namesake, static, implementation, *arrays):
+def _compiled(namesake, keywords, implementation, *arrays):
     """The operation as one program, for arrays that are there."""
-    return substitute(namesake, static, arrays, implementation)
-
-
-def _frozen(value):
-    """Sequences as tuples: a static argument is hashed."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, str | PartitionSpec) and not hasattr(value, "_fields")
-    return tuple(map(_frozen, value)) if is_sequence else value
+    return substitute(namesake, keywords, arrays, implementation)

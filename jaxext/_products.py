@@ -7,10 +7,12 @@ which is why shapes, dtypes, weak types and errors agree with lax by constructio
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import NamedSharding
@@ -23,8 +25,35 @@ from jaxext._matmul import MATMUL
 from jaxext._window import Window
 
 
-def substitute(function: Callable, static: tuple, arrays: Sequence, implementation: str | None) -> jax.Array:
-    """`function(*arrays, **dict(static))` with our products for lax's.
+class Keywords:
+    """Static keyword arguments that can be a key of a cache.
+
+    Equal only if their types are: numpy says that float64's dtype equals None, and jit's cache once took the one for the other.
+    """
+
+    def __init__(self, keywords: Mapping[str, Any]):
+        self.items = tuple((name, type(value), _frozen(value)) for name, value in keywords.items())
+
+    def __eq__(self, other):
+        return isinstance(other, Keywords) and self.items == other.items
+
+    def __hash__(self):
+        return hash(self.items)
+
+    def __call__(self) -> dict[str, Any]:
+        return {name: value for name, _, value in self.items}
+
+
+def _frozen(value):
+    """Sequences as tuples: a key is hashed."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str | P) and not hasattr(value, "_fields")
+    return tuple(map(_frozen, value)) if is_sequence else value
+
+
+def substitute(function: Callable, keywords: Keywords, arrays: Sequence, implementation: str | None) -> jax.Array:
+    """`function(*arrays, **keywords())` with our products for lax's.
 
     It is traced on bare shapes and dtypes: what lax refuses of shapes it refuses here, in its own words; what it refuses of the operands'
     shardings is left to the form, which can do more.
@@ -34,16 +63,16 @@ def substitute(function: Callable, static: tuple, arrays: Sequence, implementati
     # A function without arrays holds them itself, and symbolic sizes of two scopes cannot be compared: neither may be kept.
     keep = arrays and all(isinstance(n, int) for shape, _, _ in bare for n in shape)
     with replacing_lax(False):
-        jaxpr = (_jaxpr if keep else _jaxpr.__wrapped__)(function, static, bare, _compat.trace_context())
+        jaxpr = (_jaxpr if keep else _jaxpr.__wrapped__)(function, keywords, bare, _compat.trace_context())
     return _evaluate(jaxpr, arrays, implementation)
 
 
 @functools.lru_cache(maxsize=4096)
-def _jaxpr(function, static, bare, context):
+def _jaxpr(function, keywords, bare, context):
     """The jaxpr of a namesake; `context`, all of jax's configuration that tracing reads, is only there to tell entries apart."""
     del context
     operands = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type) for shape, dtype, weak_type in bare]
-    return jax.make_jaxpr(functools.partial(function, **dict(static)))(*operands)
+    return jax.make_jaxpr(functools.partial(function, **keywords()))(*operands)
 
 
 def _evaluate(closed: ClosedJaxpr, args, implementation):
@@ -133,7 +162,7 @@ def _conv_general_dilated(
     """
     del preferred_element_type  # it has become dtype
     rank = lhs.ndim - 2
-    for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation), ("padding", padding)):
+    for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation)):
         if len(value) != rank:  # lax leaves it to the compiler to find out
             raise ValueError(f"conv_general_dilated: {name} is {value}, want one entry for each of {rank} spatial axes")
     if any(stride <= 0 for stride in window_strides):  # lax leaves it to the compiler to find out
