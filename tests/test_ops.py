@@ -3,6 +3,7 @@
 import doctest
 import functools
 import inspect
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -478,9 +479,9 @@ def test_an_implementation_of_one_family_is_unknown_to_the_other(second_implemen
 
 @pytest.mark.parametrize("name", ["lhs_dilation", "rhs_dilation"])
 def test_a_wrong_number_of_dilations_is_named(name):
-    op, given = conv_call(padding=((1, 1), (1, 1)), **{name: (2,)})
+    given: dict[str, Any] = conv_call(padding=((1, 1), (1, 1)), **{name: (2,)})[1]
     with pytest.raises(ValueError, match=rf"{name} is \(2,\), want one entry for each of 2 spatial axes"):
-        op(**given)
+        jaxext.conv_general_dilated(**given)
 
 
 def test_keywords_that_numpy_calls_equal_are_different():
