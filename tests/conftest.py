@@ -15,7 +15,15 @@ jax.config.update("jax_enable_x64", True)
 
 
 def pytest_collection_modifyitems(items):
-    if not any(d.platform == "gpu" for d in jax.devices()):
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="no GPU here"))
+    """Tests of kernels run on a GPU or, with Triton's switch, in its interpreter, where nothing else of Triton works."""
+    gpu = any(d.platform == "gpu" for d in jax.devices())
+    interpreting = os.environ.get("TRITON_INTERPRET") == "1"
+    for item in items:
+        of_kernels = item.path.parent.name == "kernels"
+        if of_kernels and not interpreting:
+            item.add_marker("gpu")
+        if "gpu" in item.keywords and not gpu:
+            how = " and TRITON_INTERPRET is not 1" if of_kernels else ""
+            item.add_marker(pytest.mark.skip(reason="no GPU here" + how))
+        elif interpreting and not of_kernels:
+            item.add_marker(pytest.mark.skip(reason="TRITON_INTERPRET is 1: only tests/kernels"))

@@ -1,0 +1,108 @@
+"""Runs a kernel's launch with Triton's interpreter, on a CPU: for tests, and to debug a kernel with `print`.
+
+Triton decides when it is imported: TRITON_INTERPRET=1 must be in the environment by then.  The interpreter is one per process and slow
+(milliseconds per operation on a tile).  Its `tl.dot` multiplies the bits of bfloat16 and its casts do not round to nearest: here both are
+mended, with the dtypes of ml_dtypes.  It knows fewer precisions than GPUs have: here all of them multiply exactly.  It must not know
+primitives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from jaxext.kernels._launch import Launch
+
+# The numpy dtype of each Triton type that kernels take, and how the interpreter holds it.
+DTYPES = {
+    "fp32": np.dtype(np.float32),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16),
+    "fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn),
+    "fp8e5": np.dtype(ml_dtypes.float8_e5m2),
+    "i32": np.dtype(np.int32),
+    "i8": np.dtype(np.int8),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_one_at_a_time = threading.Lock()
+
+
+def interpreting() -> bool:
+    """Whether the kernels of this process are made for the interpreter."""
+    return not isinstance(tl.zeros, triton.JITFunction)
+
+
+def interpret(launch: Launch, first: np.ndarray, second: np.ndarray, result: np.ndarray) -> None:
+    """Run every program of the grid, which write into `result`.  The arrays are C-contiguous."""
+    with _one_at_a_time:
+        builder = interpreter.interpreter_builder
+        options = dataclasses.replace(builder.options, allowed_dot_input_precisions=("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"))
+        with (
+            mock.patch.object(builder, "options", options),
+            mock.patch.object(builder, "create_dot", _dot),
+            mock.patch.object(interpreter, "_convert_float", _convert),
+        ):
+            launch.kernel[launch.grid](*map(_Tensor, (first, second, result)), **launch.constants)
+
+
+class _Tensor:
+    """The part of a torch tensor that the interpreter asks for; memory is where it should be already."""
+
+    def __init__(self, array: np.ndarray):
+        assert array.flags.c_contiguous
+        self._array = array
+        self.dtype = tl.str_to_ty(_NAMES[array.dtype], None)
+
+    def data_ptr(self):
+        return self._array.ctypes.data
+
+    def untyped_storage(self):
+        return self
+
+    def cpu(self):
+        return self
+
+    def new_empty(self, *_, **__):
+        return _Tensor(self._array)
+
+    def set_(self, *_):
+        pass
+
+    def storage_offset(self):
+        return 0
+
+    def size(self):
+        return self._array.shape
+
+    def stride(self):
+        return ()
+
+    def copy_(self, _):
+        pass
+
+
+def _dot(a, b, accumulator, input_precision, max_num_imprecise_acc):
+    """`tl.dot` of what the interpreter's handles mean, not of their bits; float32 products are numpy's, whatever the precision."""
+    del input_precision, max_num_imprecise_acc
+    wide = accumulator.data.dtype
+    product = np.matmul(_values(a).astype(wide), _values(b).astype(wide))
+    return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
+
+
+def _convert(bits, source, target, rounding_mode):
+    """A change of type, rounded to nearest even, as the bits of the target."""
+    del rounding_mode
+    with np.errstate(over="ignore"):  # becomes infinite, or NaN where the type has no infinity
+        values = bits.view(DTYPES[source.name]).astype(DTYPES[target.name])
+    return values.view(f"uint{target.primitive_bitwidth}")
+
+
+def _values(handle) -> np.ndarray:
+    return handle.data.view(DTYPES[handle.dtype.scalar.name]) if handle.dtype.scalar.is_floating() else handle.data

@@ -1,0 +1,484 @@
+"""Convolutions as implicit matrix products: no im2col in memory, channels last, nothing transposed or padded.
+
+fprop and dgrad gather by the same equation (`_geometry`), from x through w into y and from y through w into x:
+
+    target[(n, t), column] = Σ_{tap, channel}  source[(n, s(t, tap)), channel] · w[tap, channel, column]
+
+and wgrad contracts the positions:  w[k, (tap, c)] = Σ_{n, t}  y[(n, t), k] · x[(n, s(t, tap)), c].
+
+*Packed* tiles run over (tap, channel) as one axis; others keep to one tap, which suits many channels.  Where some taps meet no source
+(a stride in dgrad, an input dilation) a program serves one phase of targets (in wgrad: one tap) and visits what meets, nothing else.
+Several small groups make one tile whose filter is block-diagonal: there an infinity or NaN of one group makes the others' sums NaN too.
+It must not know JAX, nor time anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import triton
+import triton.language as tl
+
+from ._geometry import ConvProblem
+from ._launch import BITS, MULTIPROCESSORS, SHARED_MEMORY, Launch, cdiv, kernel_name
+
+Problem = ConvProblem
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A program computes BLOCK_M rows by BLOCK_N columns, BLOCK_K of the contraction at a time."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    GROUPS: int = 1  # neighbouring groups in one tile, a divisor of G
+    PACKED: bool = False  # whether a tile spans taps
+    SPLITS: int = 1  # shares of the contraction, which go to programs of their own
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+# ---- kernels
+
+
+@triton.jit
+def _program(TILES: tl.constexpr):
+    """What this program computes, by the counts of `_tiles`, the first varying fastest: neighbours share their sources."""
+    program = tl.program_id(0)
+    column_block = program % TILES[0]
+    program = program // TILES[0]
+    group_block = program % TILES[1]
+    program = program // TILES[1]
+    phase = program % TILES[2]
+    program = program // TILES[2]
+    row_block = program % TILES[3]
+    program = program // TILES[3]
+    return column_block, group_block, phase, row_block, program % TILES[4], program // TILES[4]
+
+
+@triton.jit
+def _below(index, SIZE: tl.constexpr, MULTIPLE: tl.constexpr):
+    """index < SIZE, which is known beforehand where SIZE is a whole multiple of the block."""
+    if SIZE % MULTIPLE == 0:
+        return tl.full(index.shape, 1, tl.int1)
+    else:
+        return index < SIZE
+
+
+@triton.jit
+def _split3(index, H, W):
+    """(d, h, w) of a flat index into (…, H, W)."""
+    return index // (H * W), index % (H * W) // W, index % (H * W) % W
+
+
+@triton.jit
+def _lanes(block, lane, taps, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr):
+    """Tap, channel and existence of a block's lanes along the axis (tap, channel); one tap for all, unless packed."""
+    if PACKED:
+        index = block * BLOCK + lane
+        return index // CHANNELS, index % CHANNELS, index // CHANNELS < taps
+    else:
+        BLOCKS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
+        channel = block % BLOCKS * BLOCK + lane
+        return block // BLOCKS, channel, _below(channel, CHANNELS, BLOCK)
+
+
+@triton.jit
+def _first(f, AXIS: tl.constexpr):
+    """The first tap that the targets of phase f see; R where they see none (`Axis.first`, in closed form)."""
+    if AXIS.d == 1:
+        return tl.full([], 0, tl.int32)
+    else:
+        GCD: tl.constexpr = AXIS.d // AXIS.step
+        e = (AXIS.minus_a * f + AXIS.minus_offset) % AXIS.d
+        return tl.where(e % GCD == 0, e // GCD * AXIS.inverse % AXIS.step, AXIS.R)
+
+
+@triton.jit
+def _targets(index, fd, fh, fw, N: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
+    """n, the three j of the targets t = f + period·j at a flat index into a phase, and existence."""
+    nd, h, w = _split3(index, H.targets, W.targets)
+    n, d = nd // D.targets, nd % D.targets
+    exists = _below(index, N * D.targets * H.targets * W.targets, BLOCK) & _below(fd + D.period * d, D.T, D.period)
+    return n, d, h, w, exists & _below(fh + H.period * h, H.T, H.period) & _below(fw + W.period * w, W.T, W.period)
+
+
+@triton.jit
+def _source(t, r, AXIS: tl.constexpr):
+    """The source of target t at tap r, where d divides."""
+    return (AXIS.a * t + AXIS.b * r + AXIS.offset) // AXIS.d
+
+
+@triton.jit
+def _exists(s, AXIS: tl.constexpr):
+    if AXIS.inside:
+        return tl.full(s.shape, 1, tl.int1)
+    else:
+        return (s >= 0) & (s < AXIS.S)
+
+
+@triton.jit
+def _pixel(n, d, h, w, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Offset of a pixel's first channel in an array of that many elements."""
+    plane = n * D + d
+    if ELEMENTS >= 2**31:
+        plane = plane.to(tl.int64)
+    return ((plane * H + h) * W + w) * CHANNELS
+
+
+@triton.jit
+def _filter(k, tap, c, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TAPS: tl.constexpr):
+    """Offset in w of output channel k and input channel c, both counted from the tile's first group, and whether they share a group."""
+    if CONFIG.GROUPS == 1:
+        return (k * TAPS + tap) * PROBLEM.C + c, tl.full([1, 1], 1, tl.int1)
+    else:
+        return (k * TAPS + tap) * PROBLEM.C + c % PROBLEM.C, k // PROBLEM.K == c // PROBLEM.C
+
+
+@triton.jit
+def _alike(a, b):
+    """Both tiles in the narrowest type that holds either."""
+    if a.dtype == b.dtype or (a.dtype.primitive_bitwidth == 8 and b.dtype.primitive_bitwidth == 8):
+        return a, b
+    elif a.dtype.primitive_bitwidth > b.dtype.primitive_bitwidth:
+        return a, b.to(a.dtype)
+    elif a.dtype.primitive_bitwidth < b.dtype.primitive_bitwidth:
+        return a.to(b.dtype), b
+    else:
+        return a.to(tl.float32), b.to(tl.float32)
+
+
+@triton.jit
+def _multiply(a, b, accumulator, PROBLEM: tl.constexpr, TURN_A: tl.constexpr, TURN_B: tl.constexpr):
+    """accumulator + a b; tiles to turn are those whose contraction is not their contiguous axis."""
+    a, b = _alike(a, b)
+    # Hopper's tensor cores read TF32 tiles from shared memory only with the contraction contiguous, and Triton would copy others there
+    # in pieces of 4 bytes.  Dropping the bits that they ignore anyway takes the tile through registers instead.
+    TF32: tl.constexpr = a.dtype == tl.float32 and PROBLEM.precision == "tf32" and PROBLEM.arch >= 90 and PROBLEM.arch < 120
+    if TF32 and TURN_A:
+        a = (a.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    if TF32 and TURN_B:
+        b = (b.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    # Hopper adds 8-bit floats in fewer bits than float32 has: no more than a block of them.
+    LIMIT: tl.constexpr = a.shape[1] if a.dtype.is_fp8() else None
+    return tl.dot(a, b, accumulator, input_precision=PROBLEM.precision, max_num_imprecise_acc=LIMIT, out_dtype=accumulator.dtype)
+
+
+@triton.jit(repr=kernel_name)
+def conv_gather(
+    source_ptr, w_ptr, target_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """fprop: x and w into y.  dgrad: y and w into x.  Rows are the targets of one phase."""
+    BLOCK_M: tl.constexpr = CONFIG.BLOCK_M
+    BLOCK_N: tl.constexpr = CONFIG.BLOCK_N
+    BLOCK_K: tl.constexpr = CONFIG.BLOCK_K
+    FPROP: tl.constexpr = PROBLEM.role == "fprop"
+    C: tl.constexpr = PROBLEM.C * CONFIG.GROUPS
+    K: tl.constexpr = PROBLEM.K * CONFIG.GROUPS
+    CONTRACTED: tl.constexpr = C if FPROP else K
+    COLUMNS: tl.constexpr = K if FPROP else C
+    SOURCE_CHANNELS: tl.constexpr = PROBLEM.G * (PROBLEM.C if FPROP else PROBLEM.K)
+    TARGET_CHANNELS: tl.constexpr = PROBLEM.G * (PROBLEM.K if FPROP else PROBLEM.C)
+    SOURCES: tl.constexpr = PROBLEM.N * D.S * H.S * W.S * SOURCE_CHANNELS
+    TARGETS: tl.constexpr = PROBLEM.N * D.T * H.T * W.T * TARGET_CHANNELS
+    TAPS: tl.constexpr = D.R * H.R * W.R
+
+    column_block, group_block, phase, row_block, split, batch = _program(TILES)
+    source_ptr += batch.to(tl.int64) * SOURCES + group_block * CONTRACTED
+    w_ptr += (batch.to(tl.int64) * TILES[1] + group_block) * (K * TAPS * PROBLEM.C)
+    target_ptr += (split.to(tl.int64) * PROBLEM.B + batch) * TARGETS + group_block * COLUMNS
+
+    # The targets t = f + period·j of this phase, (BLOCK_M, 1), and their sources at the first tap.
+    fd, fh, fw = _split3(phase, H.phases, W.phases)
+    n, d, h, w, row_exists = _targets(row_block * BLOCK_M + tl.arange(0, BLOCK_M)[:, None], fd, fh, fw, PROBLEM.N, BLOCK_M, D, H, W)
+    d, h, w = fd + D.period * d, fh + H.period * h, fw + W.period * w
+    rd, rh, rw = _first(fd, D), _first(fh, H), _first(fw, W)
+    taps_d, taps_h, taps_w = (D.R - rd + D.step - 1) // D.step, (H.R - rh + H.step - 1) // H.step, (W.R - rw + W.step - 1) // W.step
+    taps = taps_d * taps_h * taps_w
+    taps_h, taps_w = tl.maximum(taps_h, 1), tl.maximum(taps_w, 1)  # they divide, even where there are no taps
+    sd, sh, sw = _source(d, rd, D), _source(h, rh, H), _source(w, rw, W)
+    pixel = _pixel(n, sd, sh, sw, D.S, H.S, W.S, SOURCE_CHANNELS, SOURCES)
+
+    column = column_block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    column_exists = _below(column, COLUMNS, BLOCK_N)
+
+    steps = tl.cdiv(taps * CONTRACTED, BLOCK_K) if CONFIG.PACKED else taps * ((CONTRACTED + BLOCK_K - 1) // BLOCK_K)
+    share = tl.cdiv(steps, CONFIG.SPLITS)
+    accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if PROBLEM.dtypes[0] == "i8" else tl.float32)
+    for step in range(split * share, tl.minimum(steps, (split + 1) * share)):
+        tap, channel, lane_exists = _lanes(step, tl.arange(0, BLOCK_K)[None, :], taps, CONTRACTED, BLOCK_K, CONFIG.PACKED)
+        ud, uh, uw = _split3(tap, taps_h, taps_w)
+        dd, dh, dw = D.tap_stride * ud, H.tap_stride * uh, W.tap_stride * uw
+        exists = row_exists & lane_exists & _exists(sd + dd, D) & _exists(sh + dh, H) & _exists(sw + dw, W)
+        delta = _pixel(0, dd, dh, dw, D.S, H.S, W.S, SOURCE_CHANNELS, SOURCES)
+        source = tl.load(source_ptr + (pixel + (delta + channel)), mask=exists, other=0.0)
+        tap, channel, lane_exists = _lanes(step, tl.arange(0, BLOCK_K)[:, None], taps, CONTRACTED, BLOCK_K, CONFIG.PACKED)
+        ud, uh, uw = _split3(tap, taps_h, taps_w)
+        r = ((rd + D.step * ud) * H.R + rh + H.step * uh) * W.R + rw + W.step * uw
+        k, c = (column, channel) if FPROP else (channel, column)
+        offset, same_group = _filter(k, r, c, PROBLEM, CONFIG, TAPS)
+        filter = tl.load(w_ptr + offset, mask=column_exists & lane_exists & same_group, other=0.0)
+        accumulator = _multiply(source, filter, accumulator, PROBLEM, False, not FPROP)
+
+    pixel = _pixel(n, d, h, w, D.T, H.T, W.T, TARGET_CHANNELS, TARGETS)
+    tl.store(target_ptr + (pixel + column), accumulator.to(target_ptr.dtype.element_ty), mask=row_exists & column_exists)
+
+
+@triton.jit(repr=kernel_name)
+def conv_wgrad(
+    y_ptr, x_ptr, w_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """y and x into w.  Rows are output channels, columns (tap, input channel)."""
+    BLOCK_M: tl.constexpr = CONFIG.BLOCK_M
+    BLOCK_N: tl.constexpr = CONFIG.BLOCK_N
+    BLOCK_K: tl.constexpr = CONFIG.BLOCK_K
+    C: tl.constexpr = PROBLEM.C * CONFIG.GROUPS
+    K: tl.constexpr = PROBLEM.K * CONFIG.GROUPS
+    SOURCES: tl.constexpr = PROBLEM.N * D.S * H.S * W.S * PROBLEM.G * PROBLEM.C
+    TARGETS: tl.constexpr = PROBLEM.N * D.T * H.T * W.T * PROBLEM.G * PROBLEM.K
+    POSITIONS: tl.constexpr = PROBLEM.N * D.targets * H.targets * W.targets  # that one tap meets
+    TAPS: tl.constexpr = D.R * H.R * W.R
+
+    column_block, group_block, _, row_block, split, batch = _program(TILES)
+    y_ptr += batch.to(tl.int64) * TARGETS + group_block * K
+    x_ptr += batch.to(tl.int64) * SOURCES + group_block * C
+    w_ptr += ((split.to(tl.int64) * PROBLEM.B + batch) * TILES[1] + group_block) * (K * TAPS * PROBLEM.C)
+
+    k = row_block * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    k_exists = _below(k, K, BLOCK_M)
+    tap, c, column_exists = _lanes(column_block, tl.arange(0, BLOCK_N)[None, :], TAPS, C, BLOCK_N, CONFIG.PACKED)
+
+    # The targets t = first + period·j that meet the tap, and the source of the first; packed columns have all their targets in common.
+    rd, rh, rw = _split3(tap, H.R, W.R)
+    TAPS_OF_D: tl.constexpr = D.swapped
+    TAPS_OF_H: tl.constexpr = H.swapped
+    TAPS_OF_W: tl.constexpr = W.swapped
+    td, th, tw = _first(rd, TAPS_OF_D), _first(rh, TAPS_OF_H), _first(rw, TAPS_OF_W)
+    sd, sh, sw = _source(td, rd, D), _source(th, rh, H), _source(tw, rw, W)
+    column_pixel = _pixel(0, sd, sh, sw, D.S, H.S, W.S, PROBLEM.G * PROBLEM.C, SOURCES) + c
+    met = ((td < D.T) & (th < H.T) & (tw < W.T)).to(tl.int32)
+
+    steps = met * ((POSITIONS + BLOCK_K - 1) // BLOCK_K)
+    share = tl.cdiv(steps, CONFIG.SPLITS)
+    accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if PROBLEM.dtypes[0] == "i8" else tl.float32)
+    for step in range(split * share, tl.minimum(steps, (split + 1) * share)):
+        n, d, h, w, exists = _targets(step * BLOCK_K + tl.arange(0, BLOCK_K)[None, :], td, th, tw, PROBLEM.N, BLOCK_K, D, H, W)
+        pixel = _pixel(n, td + D.period * d, th + H.period * h, tw + W.period * w, D.T, H.T, W.T, PROBLEM.G * PROBLEM.K, TARGETS)
+        y = tl.load(y_ptr + (pixel + k), mask=exists & k_exists, other=0.0)
+        n, d, h, w, exists = _targets(step * BLOCK_K + tl.arange(0, BLOCK_K)[:, None], td, th, tw, PROBLEM.N, BLOCK_K, D, H, W)
+        dd, dh, dw = D.target_stride * d, H.target_stride * h, W.target_stride * w
+        exists = exists & column_exists & _exists(sd + dd, D) & _exists(sh + dh, H) & _exists(sw + dw, W)
+        pixel = _pixel(n, dd, dh, dw, D.S, H.S, W.S, PROBLEM.G * PROBLEM.C, SOURCES)
+        x = tl.load(x_ptr + (pixel + column_pixel), mask=exists, other=0.0)
+        accumulator = _multiply(y, x, accumulator, PROBLEM, True, True)
+
+    offset, same_group = _filter(k, tap, c, PROBLEM, CONFIG, TAPS)
+    tl.store(w_ptr + offset, accumulator.to(w_ptr.dtype.element_ty), mask=k_exists & column_exists & same_group)
+
+
+# ---- which kernel, how, and whether
+
+HALF, EIGHT = {"bf16", "fp16"}, {"fp8e4nv", "fp8e5"}
+
+PRODUCTS = {"tf32x3": 3, "bf16x3": 3, "bf16x6": 6}  # of the parts of two float32 numbers
+TENSOR_MEMORY = 512  # columns, of the devices that have it
+
+# BLOCK_M, BLOCK_N, bytes of BLOCK_K, warps, stages.  Large tiles re-read least, small ones are many and waste little.
+SHAPES = (
+    (128, 256, 128, 8, 3),
+    (128, 128, 128, 8, 3),
+    (128, 64, 128, 4, 3),
+    (64, 128, 128, 4, 3),
+    (64, 64, 128, 4, 4),
+    (128, 64, 64, 4, 4),
+    (128, 32, 64, 4, 4),
+    (128, 16, 64, 4, 4),
+    (32, 64, 64, 4, 4),
+    (16, 64, 64, 4, 4),
+    (16, 16, 128, 1, 3),
+)
+
+
+def supports(problem: Problem) -> str | None:
+    first, second, result = problem.dtypes
+    kinds = {first, second}
+    if problem.arch not in SHARED_MEMORY:
+        return f"compute capability {problem.arch / 10}, kernels are compiled for {sorted(a / 10 for a in SHARED_MEMORY)}"
+    if kinds & EIGHT and problem.arch < 89:
+        return f"8-bit floats need compute capability 8.9, this device has {problem.arch / 10}"
+    if kinds == {"i8"}:
+        return None if result == "i32" else f"int8 gives int32, not {result}"
+    if not kinds <= HALF | EIGHT | {"fp32"} or result not in HALF | {"fp32"}:
+        return f"operands {first} and {second} into {result}"
+    axes = problem.axes
+    if problem.N * math.prod(axis.period * axis.targets for axis in axes) >= 2**31 - 2**10:
+        return "more than 2^31 positions"
+    if problem.K * problem.C * math.prod(axis.R for axis in axes) * problem.G >= 2**31:
+        return "a filter of more than 2^31 elements"
+    return None
+
+
+def candidates(problem: Problem) -> list[Config]:
+    """The shapes that fit and are filled by half, each with the groups, packing and splits that suit the problem."""
+    configs = [_complete(problem, shape) for shape in SHAPES]
+    return [config for config in configs if _refusal(problem, config) is None and _fills(problem, config)]
+
+
+def pick(problem: Problem) -> Config:
+    """The candidate of least estimated time (`_cost`)."""
+    return min(candidates(problem), key=functools.partial(_cost, problem))
+
+
+def grid(problem: Problem, config: Config) -> tuple[int]:
+    return (math.prod(_tiles(problem, config)),)
+
+
+def launch(problem: Problem, config: Config) -> Launch:
+    if reason := supports(problem) or _refusal(problem, config):
+        raise ValueError(f"{problem.name}: {reason}")
+    d, h, w = problem.axes
+    return Launch(
+        name=problem.name,
+        kernel=conv_wgrad if problem.role == "wgrad" else conv_gather,
+        operands={"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("y", "x")}[problem.role],
+        grid=grid(problem, config),
+        constants={"PROBLEM": problem, "CONFIG": config, "TILES": _tiles(problem, config), "D": d, "H": h, "W": w},
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        splits=config.SPLITS,
+    )
+
+
+def _refusal(problem: Problem, config: Config) -> str | None:
+    """Why the config does not fit the problem."""
+    if any(block < 16 or block & (block - 1) for block in (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K)):
+        return f"{config} has a block that is no power of two of at least 16"
+    if (least := 256 // _bits(problem)) > config.BLOCK_K:
+        return f"{config} has BLOCK_K {config.BLOCK_K}, tensor cores take at least {least} numbers of {_bits(problem)} bits"
+    if problem.G % config.GROUPS:
+        return f"{config} has {config.GROUPS} groups to a tile, which do not divide {problem.G}"
+    if config.PACKED and problem.role == "wgrad" and any(axis.d > 1 for axis in problem.axes):
+        return f"{config} is packed, but an input dilation gives each tap its own targets"
+    few = _bits(problem) < 32 or problem.precision == "tf32"
+    if (sums := config.BLOCK_M * config.BLOCK_N // (32 * config.num_warps)) > (limit := 128 if few else 64):
+        return f"{config} has {sums} sums to a thread, registers hold {limit} beside the factors"
+    if (needed := _tensor_memory(problem, config)) > TENSOR_MEMORY:
+        return f"{config} needs {needed} columns of tensor memory, compute capability {problem.arch / 10} has {TENSOR_MEMORY}"
+    if (programs := math.prod(_tiles(problem, config))) >= 2**31:
+        return f"{config} has {programs} programs, the limit is 2^31 - 1"
+    stage = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * _bits(problem) // 8
+    if (needed := stage * config.num_stages) > SHARED_MEMORY[problem.arch]:
+        return f"{config} needs {needed} bytes of shared memory, compute capability {problem.arch / 10} has {SHARED_MEMORY[problem.arch]}"
+    return None
+
+
+def _tensor_memory(problem: Problem, config: Config) -> int:
+    """Columns, at most, of the sums and the left factors of a product of tiles on the tensor cores that have a memory of their own (tcgen05).
+
+    Triton 3.6 keeps the sums of all parts of float32 numbers apart; and where they do not fit it compiles an empty kernel, without a word.
+    """
+    if not 100 <= problem.arch < 120 or config.BLOCK_M < 64:
+        return 0
+    sums = cdiv(config.BLOCK_M, 128) * config.BLOCK_N
+    products = PRODUCTS.get(problem.precision, 1) if _bits(problem) == 32 else 1
+    return products * sums + config.BLOCK_K if products > 1 else sums
+
+
+def _fills(problem: Problem, config: Config) -> bool:
+    """Whether blocks of half the size would be more blocks, so that the result is not mostly beside the tile.
+
+    Nor are columns cut into narrow blocks beside many rows: each block of columns reads all the sources again.
+    """
+    rows, columns, _ = _extent(problem, config)
+    m, n = config.BLOCK_M, config.BLOCK_N
+    halved_rows = _extent(problem, dataclasses.replace(config, BLOCK_M=m // 2))[0]
+    halved_columns = _extent(problem, dataclasses.replace(config, BLOCK_N=n // 2))[1]
+    narrow = problem.role != "wgrad" and m > n < 64 and columns > 1
+    return (m == 16 or halved_rows > rows) and (n == 16 or halved_columns > columns) and not narrow
+
+
+def _bits(problem: Problem) -> int:
+    """Of a factor, as it is multiplied."""
+    first, second, _ = problem.dtypes
+    return 32 if {first, second} == HALF else max(BITS[first], BITS[second])
+
+
+def _multiprocessors(problem: Problem) -> int:
+    return MULTIPROCESSORS.get(problem.arch, 100)
+
+
+def _blocks(taps: int, channels: int, block: int, packed: bool) -> int:
+    return cdiv(taps * channels, block) if packed else taps * cdiv(channels, block)
+
+
+def _extent(problem: Problem, config: Config) -> tuple[int, int, int]:
+    """Blocks of rows, of columns and of the contraction, of the phase that has most."""
+    c, k = problem.C * config.GROUPS, problem.K * config.GROUPS
+    positions = problem.N * math.prod(axis.targets for axis in problem.axes)
+    if problem.role == "wgrad":
+        taps = math.prod(axis.R for axis in problem.axes)
+        return cdiv(k, config.BLOCK_M), _blocks(taps, c, config.BLOCK_N, config.PACKED), cdiv(positions, config.BLOCK_K)
+    taps = math.prod(cdiv(axis.R, axis.step) for axis in problem.axes)
+    contracted, columns = (c, k) if problem.role == "fprop" else (k, c)
+    return cdiv(positions, config.BLOCK_M), cdiv(columns, config.BLOCK_N), _blocks(taps, contracted, config.BLOCK_K, config.PACKED)
+
+
+def _tiles(problem: Problem, config: Config) -> tuple[int, int, int, int, int, int]:
+    """How many blocks of columns and of groups, phases, blocks of rows, shares and batch elements there are."""
+    rows, columns, _ = _extent(problem, config)
+    phases = 1 if problem.role == "wgrad" else math.prod(axis.phases for axis in problem.axes)
+    return columns, problem.G // config.GROUPS, phases, rows, config.SPLITS, problem.B
+
+
+def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config:
+    """A shape with the warps, depth, groups, packing and splits that suit the problem.
+
+    Odd numbers of channels are loaded one by one: more warps, then shorter steps, keep it to 16 loads a thread, or registers spill; and
+    so they do in wgrad beside tcgen05, whose sums are not even in registers, where 4 warps load both factors of a tile of 64 by 128.
+    Groups share a tile while all their channels fit its narrow side, and 64; tiles are packed where that saves a quarter of them; and the
+    contraction is split where there are fewer programs than two for each multiprocessor, into shares of at least 8 steps.
+    """
+    m, n, k_bytes, warps, stages = shape
+    vector, k = math.gcd(problem.C, problem.K, 128 // _bits(problem)), k_bytes * 8 // _bits(problem)
+    if problem.role == "wgrad" and 100 <= problem.arch < 120 and m * n >= 64 * 128:
+        warps = 8
+    while warps < 8 and max(m, n) * k > 16 * (32 * warps * vector):
+        warps *= 2
+    while k > max(16, 256 // _bits(problem)) and max(m, n) * k > 16 * (32 * warps * vector):
+        k //= 2
+    config = Config(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
+    room = min(m, n, 64) // max(problem.C, problem.K, 1)
+    config = dataclasses.replace(config, GROUPS=max((g for g in range(1, room + 1) if problem.G % g == 0), default=1))
+    packed = dataclasses.replace(config, PACKED=True)
+    if _refusal(problem, packed) is None and 4 * math.prod(_extent(problem, packed)) <= 3 * math.prod(_extent(problem, config)):
+        config = packed
+    steps, programs = _extent(problem, config)[2], math.prod(_tiles(problem, config))
+    shares = min(steps // 8, 2 * _multiprocessors(problem) // max(programs, 1))
+    split = dataclasses.replace(config, SPLITS=max(1, shares))
+    return min(config, split, key=functools.partial(_cost, problem))
+
+
+def _cost(problem: Problem, config: Config) -> float:
+    """Clock cycles by a roofline of one multiprocessor: the programs that fall to it, each step as long as its products or its loads.
+
+    Rates are those of data sheets, rounded: 64 bytes a cycle from the L2 cache, 16 from memory; 1024 products of 16 bits (twice that from
+    9.0 on), half as many in TF32, which the emulated precisions multiply by their number of passes; 128 without tensor cores;
+    and 50 cycles a step for its addresses and barriers.
+    Filling and draining a program's pipeline takes 1500 cycles more, which the programs beside it on the multiprocessor hide.
+    """
+    bits = _bits(problem)
+    rate = (2048 if problem.arch in (90, 100, 103) else 1024) * 16 / bits
+    if bits == 32:
+        rate = {"tf32": rate, "tf32x3": rate / 3, "bf16x3": 2 * rate / 3, "bf16x6": rate / 3, "ieee": 128}[problem.precision]
+    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+    step = max(m * n * k / rate, (m + n) * k * bits / 8 / 64) + 50
+    steps = cdiv(_extent(problem, config)[2], config.SPLITS)
+    tiles, multiprocessors = math.prod(_tiles(problem, config)), _multiprocessors(problem)
+    fill = 1500 / max(1, min(SHARED_MEMORY[problem.arch] // ((m + n) * k * bits // 8 * config.num_stages), 48 // config.num_warps))
+    partial = 2 * tiles * m * n * 4 / 16 / multiprocessors if config.SPLITS > 1 else 0  # written, and read again
+    return cdiv(tiles, multiprocessors) * (steps * step + fill) + partial

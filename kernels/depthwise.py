@@ -1,0 +1,504 @@
+"""Depthwise convolution: one input channel per group, any number K of outputs per group, one to three axes, three roles.
+
+    fprop   y[n,p,g,k] = Σ_r x[n,s(p,r),g] w[g,k,r]
+    dgrad   x[n,i,g] = Σ_{r,k} y[n,s(i,r),g,k] w[g,k,r]
+    wgrad   w[g,k,r] = Σ_{n,p} y[n,p,g,k] x[n,s(p,r),g]
+
+where s(t, r) is the source that the target t meets at the tap r (`_geometry`).  There is nothing to contract for a tensor core, only bytes
+to move, so a thread keeps in registers whatever it can use again.  It works on vectors of channels, which are neighbours in memory, and on
+*strips* of WIDTH targets along the innermost axis: a row of WIDTH + S - 1 sources serves all S taps of a filter row.  A tile is some
+strips, from anywhere, times BLOCK_G channels.  Products and sums are in float32.  It must not know JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import triton
+import triton.language as tl
+
+from ._geometry import Axis, ConvProblem
+from ._launch import BITS, MULTIPROCESSORS, SHARED_MEMORY, Launch, cdiv, kernel_name
+
+Problem = ConvProblem
+
+DTYPES = ("fp32", "bf16", "fp16")
+VECTOR_BITS = 128  # the widest load
+MOST_COLUMNS = 8  # taps of a filter row that a thread holds at once; longer rows are cut
+NUM_WARPS = 4
+WIDTHS = (14, 8, 7, 4, 2, 1)  # 7 and 14 divide the images of many networks
+REGISTERS = 255  # of a thread
+FEW_REGISTERS = 184  # by the count of `registers`, which is somewhat high: three programs then fit a multiprocessor (170 each)
+FAR = tl.constexpr(-(1 << 30))  # a place outside every axis, and so are its neighbours
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    BLOCK_G: int  # channels of a tile, a power of two
+    STRIPS: int  # strips of a tile, a power of two
+    WIDTH: int  # targets of a strip
+    LANES: int = 1  # wgrad: pieces of the filter that share a tile, a power of two
+    SPLITS: int = 1  # wgrad: parts of the sum over targets
+    num_warps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line(Axis):
+    """The innermost axis, its targets cut into strips and its taps into pieces of COLUMNS.
+
+    The targets of a strip stand `spacing` apart (within their phase), so that dilated taps meet the same sources again: the target u and
+    the tap s of a piece meet the source number  hop·u + s  of a row of sources that stand `tap_stride` apart.
+    """
+
+    WIDTH: int
+
+    @property
+    def taps(self) -> int:
+        """Taps of a phase, at most."""
+        return max(1, cdiv(self.R, self.step))
+
+    @property
+    def pieces(self) -> int:
+        return cdiv(self.taps, MOST_COLUMNS)
+
+    @property
+    def COLUMNS(self) -> int:
+        return cdiv(self.taps, self.pieces)
+
+    @property
+    def levels(self) -> int:
+        """Binary digits of a column's number."""
+        return (self.COLUMNS - 1).bit_length()
+
+    @property
+    def tap_stride(self) -> int:
+        """That of the axis; any will do for a single tap, and the target's leaves no holes in the row."""
+        return super().tap_stride if self.taps > 1 else self.target_stride
+
+    @property
+    def spacing(self) -> int:
+        return abs(self.tap_stride) // math.gcd(self.target_stride, self.tap_stride)
+
+    @property
+    def hop(self) -> int:
+        return self.target_stride * self.spacing // self.tap_stride
+
+    @property
+    def lowest(self) -> int:
+        """The least hop·u + s."""
+        return min(0, self.hop * (self.WIDTH - 1))
+
+    @property
+    def sources(self) -> int:
+        """Sources of a row."""
+        return abs(self.hop) * (self.WIDTH - 1) + self.COLUMNS
+
+    @property
+    def strips(self) -> int:
+        """Strips of a line of targets of one phase."""
+        return self.spacing * cdiv(targets(self), self.WIDTH * self.spacing)
+
+
+def axes(problem: Problem, config: Config) -> tuple[Axis, Axis, Line]:
+    d, h, w = problem.axes
+    return d, h, Line(**dataclasses.asdict(w), WIDTH=config.WIDTH)
+
+
+def targets(axis: Axis) -> int:
+    """Targets of a phase, at most."""
+    return cdiv(axis.T, axis.period)
+
+
+def classes(axis: Axis) -> int:
+    """Residues of taps; a phase sees one of them, or none."""
+    return min(axis.step, axis.R)
+
+
+def supports(problem: Problem) -> str | None:
+    """None, or the reason for refusing."""
+    if problem.C != 1:
+        return f"{problem.C} input channels per group, it takes 1"
+    if unknown := [dtype for dtype in problem.dtypes if dtype not in DTYPES]:
+        return f"dtype {unknown[0]}, it takes {', '.join(DTYPES)}"
+    if problem.arch not in SHARED_MEMORY:
+        return f"compute capability {problem.arch / 10}, it takes {', '.join(str(arch / 10) for arch in SHARED_MEMORY)}"
+    return None
+
+
+def candidates(problem: Problem) -> list[Config]:
+    """Strips of several widths; the rest follows.
+
+    A thread has one strip and 16 bytes of channels (of the widest dtype).  The block of channels is the largest power of two, up to eight
+    such vectors, that leaves at most an eighth of the lanes idle.  wgrad gives a tile as many pieces of the filter as it can with at most
+    a quarter of the lanes idle, since they read the same y, and splits its sum until there are 6 programs per multiprocessor, each with
+    at least 4 tiles to sum: more would only write more partial results.
+    """
+    vector = VECTOR_BITS // max(BITS[dtype] for dtype in problem.dtypes)
+    channels = max(1, _target_channels(problem))
+    block = _largest([min(vector << i, triton.next_power_of_2(channels)) for i in range(4)], channels, idle=1 / 8)
+    rows = max(1, 32 * NUM_WARPS * vector // block)
+    configs = [Config(BLOCK_G=block, STRIPS=rows, WIDTH=width, num_warps=NUM_WARPS) for width in WIDTHS]
+    if problem.role == "wgrad":
+        configs = [_with_splits(problem, config) for config in configs]
+    return [config for config in configs if registers(problem, config) <= FEW_REGISTERS]
+
+
+def _with_splits(problem: Problem, config: Config) -> Config:
+    """The tile's rows shared between strips and lanes, and the sum between programs."""
+    rows = config.STRIPS
+    lanes = _largest([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), idle=1 / 4)
+    config = dataclasses.replace(config, LANES=lanes, STRIPS=rows // lanes)
+    wanted = 6 * MULTIPROCESSORS.get(problem.arch, 128) // max(1, grid(problem, config)[0])
+    return dataclasses.replace(config, SPLITS=max(1, min(wanted, strips(problem, config) // (4 * config.STRIPS))))
+
+
+def _largest(blocks: list[int], size: int, idle: float) -> int:
+    """The largest block of those that leave at most this share of their lanes idle, or the least idle one."""
+    shares = {block: 1 - size / max(1, cdiv(size, block) * block) for block in blocks}
+    return max((block for block in blocks if shares[block] <= idle), default=min(blocks, key=shares.__getitem__))
+
+
+def pick(problem: Problem) -> Config:
+    """The width by which a multiprocessor loads the fewest vectors; among equals the widest.
+
+    For each tile a thread moves its targets, WIDTH vectors, and for each row of the filter a row of sources and a share of the taps.  The
+    programs are dealt out in rounds, so few wide ones may lose to more narrow ones.
+    """
+    multiprocessors = MULTIPROCESSORS.get(problem.arch, 128)
+
+    def loads(config: Config) -> float:
+        line = axes(problem, config)[2]
+        if problem.role == "wgrad":
+            of_program = cdiv(strips(problem, config), config.STRIPS * config.SPLITS) * (config.WIDTH + line.sources)
+        else:
+            rows = problem.filter[0] * problem.filter[1] * line.pieces
+            of_program = config.WIDTH + rows * (line.sources + line.COLUMNS / 2)
+        return cdiv(grid(problem, config)[0], multiprocessors) * of_program
+
+    return min(candidates(problem), key=lambda config: (loads(config), -config.WIDTH))
+
+
+def registers(problem: Problem, config: Config) -> int:
+    """About what a thread needs: sums and taps in float32, sources and targets as they were loaded, addresses."""
+    line = axes(problem, config)[2]
+    vector = cdiv(config.STRIPS * config.LANES * config.BLOCK_G, 32 * config.num_warps)
+    loaded = vector * max(BITS[dtype] for dtype in problem.dtypes) // 32
+    if problem.role == "wgrad":
+        return vector * line.COLUMNS + loaded * (line.sources + config.WIDTH) + 16
+    return vector * (config.WIDTH + line.COLUMNS) + loaded * line.sources + 16
+
+
+def strips(problem: Problem, config: Config) -> int:
+    """Strips of one phase."""
+    d, h, w = axes(problem, config)
+    return problem.N * targets(d) * targets(h) * w.strips
+
+
+def _target_channels(problem: Problem) -> int:
+    """Channels of the result; x shares them, or sums over K of them."""
+    return problem.G if problem.role == "dgrad" else problem.G * problem.K
+
+
+def filter_pieces(problem: Problem, config: Config) -> int:
+    d, h, w = axes(problem, config)
+    return d.R * h.R * classes(w) * w.pieces
+
+
+def grid(problem: Problem, config: Config) -> tuple[int]:
+    d, h, w = problem.axes
+    if problem.role == "wgrad":
+        blocks = cdiv(_target_channels(problem), config.BLOCK_G) * cdiv(filter_pieces(problem, config), config.LANES)
+        return (blocks * config.SPLITS * problem.B,)
+    blocks = cdiv(_target_channels(problem), config.BLOCK_G) * cdiv(strips(problem, config), config.STRIPS)
+    return (blocks * d.period * h.period * w.period * problem.B,)
+
+
+def launch(problem: Problem, config: Config) -> Launch:
+    if reason := supports(problem):
+        raise ValueError(f"{problem.name}: {reason}")
+    for field in ("BLOCK_G", "STRIPS", "LANES"):
+        if (size := getattr(config, field)) < 1 or size & (size - 1):
+            raise ValueError(f"{problem.name}: {field} is {size}, want a power of two")
+    for field in ("WIDTH", "SPLITS"):
+        if (size := getattr(config, field)) < 1:
+            raise ValueError(f"{problem.name}: {field} is {size}, want at least 1")
+    if problem.role != "wgrad" and (config.LANES, config.SPLITS) != (1, 1):
+        raise ValueError(f"{problem.name}: LANES={config.LANES} and SPLITS={config.SPLITS}, want 1 for {problem.role}")
+    if (needed := registers(problem, config)) > REGISTERS:
+        raise ValueError(f"{problem.name}: {config} needs {needed} registers per thread, there are {REGISTERS}")
+    kernel, operands = {
+        "fprop": (depthwise_fprop, ("x", "w")),
+        "dgrad": (depthwise_dgrad, ("y", "w")),
+        "wgrad": (depthwise_wgrad, ("x", "y")),
+    }[problem.role]
+    d, h, w = axes(problem, config)
+    return Launch(
+        name=problem.name,
+        kernel=kernel,
+        operands=operands,
+        grid=grid(problem, config),
+        constants={"PROBLEM": problem, "CONFIG": config, "D": d, "H": h, "W": w},
+        num_warps=config.num_warps,
+        num_stages=1,  # without a dot there is no pipeline: more programs per multiprocessor hide the latency
+        splits=config.SPLITS,
+    )
+
+
+@triton.jit(repr=kernel_name)
+def depthwise_fprop(x_ptr, w_ptr, y_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
+    _gather(x_ptr, w_ptr, y_ptr, PROBLEM.G * PROBLEM.K, PROBLEM.G, PROBLEM.K, 1, PROBLEM, CONFIG, D, H, W)
+
+
+@triton.jit(repr=kernel_name)
+def depthwise_dgrad(y_ptr, w_ptr, x_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
+    _gather(y_ptr, w_ptr, x_ptr, PROBLEM.G, PROBLEM.G * PROBLEM.K, 1, PROBLEM.K, PROBLEM, CONFIG, D, H, W)
+
+
+@triton.jit
+def _gather(
+    source_ptr,
+    w_ptr,
+    target_ptr,
+    TARGET_C: tl.constexpr,
+    SOURCE_C: tl.constexpr,
+    SHARING: tl.constexpr,  # neighbouring channels of the target that read the same channel of the source
+    SUMMED: tl.constexpr,  # channels of the source that go into one of the target
+    PROBLEM: tl.constexpr,
+    CONFIG: tl.constexpr,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+):
+    """One tile of targets of one phase."""
+    BLOCKS: tl.constexpr = (TARGET_C + CONFIG.BLOCK_G - 1) // CONFIG.BLOCK_G
+    LINES: tl.constexpr = PROBLEM.N * ((D.T + D.period - 1) // D.period) * ((H.T + H.period - 1) // H.period)
+    TILES: tl.constexpr = (LINES * W.strips + CONFIG.STRIPS - 1) // CONFIG.STRIPS
+    IMAGES: tl.constexpr = PROBLEM.B * PROBLEM.N
+    pid = tl.program_id(0)
+    c = pid % BLOCKS * CONFIG.BLOCK_G + tl.arange(0, CONFIG.BLOCK_G)
+    real = (c < TARGET_C) | (TARGET_C % CONFIG.BLOCK_G == 0)
+    phase = pid // (BLOCKS * TILES)
+    fw, fh, fd = phase % W.period, phase // W.period % H.period, phase // (W.period * H.period) % D.period
+    b = phase // (W.period * H.period * D.period)
+    n, jd, jh, jw = _strip(pid // BLOCKS % TILES * CONFIG.STRIPS + tl.arange(0, CONFIG.STRIPS), D, H, W)
+    td, th, tw = fd + D.period * jd, fh + H.period * jh, fw + W.period * jw
+    image = b * PROBLEM.N + n
+    valid = (n < PROBLEM.N) & (td < D.T) & (th < H.T)
+    tw = tl.where(valid, tw, W.T)
+    sd = _origin(D, fd) + D.target_stride * jd
+    sh = tl.where(valid, _origin(H, fh) + H.target_stride * jh, FAR)
+    sw = _origin(W, fw) + W.target_stride * jw
+    first_d, first_h, first_w = _first(D, fd), _first(H, fh), _first(W, fw)
+
+    WIDTH: tl.constexpr = CONFIG.WIDTH
+    sums = _zeros(WIDTH, CONFIG.STRIPS, CONFIG.BLOCK_G)
+    for k in range(SUMMED):
+        for t in range((D.R - first_d + D.step - 1) // D.step):
+            for r in range((H.R - first_h + H.step - 1) // H.step):
+                for piece in range(W.pieces):
+                    row = ((b * TARGET_C + c) * SUMMED + k) * D.R + first_d + D.step * t
+                    row = row * H.R + first_h + H.step * r
+                    taps = _filter_row(w_ptr, row, first_w + W.step * W.COLUMNS * piece, real, W)
+                    d, h, w = sd + D.tap_stride * t, sh + H.tap_stride * r, sw + W.tap_stride * W.COLUMNS * piece
+                    at = source_ptr + _offset(image, d, h, w, c // SHARING * SUMMED + k, D.S, H.S, W.S, SOURCE_C, IMAGES)
+                    sources = _source_row(at, _column(d, h, w, D, H), real, SOURCE_C, W)
+                    sums = _correlate(sums, sources, taps, W)
+
+    at = target_ptr + _offset(image, td, th, tw, c, D.T, H.T, W.T, TARGET_C, IMAGES)
+    for u in tl.static_range(WIDTH):
+        step = W.period * W.spacing * u
+        tl.store(at + step * TARGET_C, sums[u].to(target_ptr.dtype.element_ty), mask=(tw + step < W.T)[:, None] & real[None, :])
+
+
+@triton.jit(repr=kernel_name)
+def depthwise_wgrad(x_ptr, y_ptr, w_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
+    """One tile of filter elements, pieces of rows times channels, and one part of the sum.
+
+    A row of the tile is a strip and a piece: it meets the targets of the one phase that sees the piece's taps.
+    """
+    CHANNELS: tl.constexpr = PROBLEM.G * PROBLEM.K
+    BLOCKS: tl.constexpr = (CHANNELS + CONFIG.BLOCK_G - 1) // CONFIG.BLOCK_G
+    CLASSES: tl.constexpr = min(W.step, W.R)
+    PIECES: tl.constexpr = (D.R * H.R * CLASSES * W.pieces + CONFIG.LANES - 1) // CONFIG.LANES
+    LINES: tl.constexpr = PROBLEM.N * ((D.T + D.period - 1) // D.period) * ((H.T + H.period - 1) // H.period)
+    SHARE: tl.constexpr = CONFIG.SPLITS * CONFIG.STRIPS
+    TILES: tl.constexpr = (LINES * W.strips + SHARE - 1) // SHARE
+    IMAGES: tl.constexpr = PROBLEM.B * PROBLEM.N
+    pid = tl.program_id(0)
+    c = pid % BLOCKS * CONFIG.BLOCK_G + tl.arange(0, CONFIG.BLOCK_G)
+    real = (c < CHANNELS) | (CHANNELS % CONFIG.BLOCK_G == 0)
+    split, b = pid // (BLOCKS * PIECES) % CONFIG.SPLITS, pid // (BLOCKS * PIECES * CONFIG.SPLITS)
+
+    row = tl.arange(0, CONFIG.STRIPS * CONFIG.LANES)
+    t, r, first_w, piece = _piece(pid // BLOCKS % PIECES * CONFIG.LANES + row % CONFIG.LANES, H, CLASSES, W)
+    fd, fh, fw = _phase_of(D, t % D.step), _phase_of(H, r % H.step), _phase_of(W, first_w)
+    seen = (t < D.R) & (fd < D.period) & (fh < H.period) & (fw < W.period)
+
+    COLUMNS: tl.constexpr = W.COLUMNS
+    sums = _zeros(COLUMNS, CONFIG.STRIPS * CONFIG.LANES, CONFIG.BLOCK_G)
+    for tile in range(TILES):
+        n, jd, jh, jw = _strip((split * TILES + tile) * CONFIG.STRIPS + row // CONFIG.LANES, D, H, W)
+        td, th, tw = fd + D.period * jd, fh + H.period * jh, fw + W.period * jw
+        valid = seen & (n < PROBLEM.N) & (td < D.T) & (th < H.T)
+        tw = tl.where(valid, tw, W.T)
+        image = b * PROBLEM.N + n
+        at = y_ptr + _offset(image, td, th, tw, c, D.T, H.T, W.T, CHANNELS, IMAGES)
+        ys = _target_row(at, tw, real, CHANNELS, W)
+        sd = _origin(D, fd) + D.target_stride * jd + D.tap_stride * (t // D.step)
+        sh = tl.where(valid, _origin(H, fh) + H.target_stride * jh + H.tap_stride * (r // H.step), FAR)
+        sw = _origin(W, fw) + W.target_stride * jw + W.tap_stride * W.COLUMNS * piece
+        at = x_ptr + _offset(image, sd, sh, sw, c // PROBLEM.K, D.S, H.S, W.S, PROBLEM.G, IMAGES)
+        xs = _source_row(at, _column(sd, sh, sw, D, H), real, PROBLEM.G, W)
+        sums = _outer(sums, xs, ys, W)
+
+    t, r, first_w, piece = _piece(pid // BLOCKS % PIECES * CONFIG.LANES + tl.arange(0, CONFIG.LANES), H, CLASSES, W)
+    filter = (split * PROBLEM.B + b) * CHANNELS + c
+    if CONFIG.SPLITS * PROBLEM.B * CHANNELS * D.R * H.R * W.R >= 2**31:
+        filter = filter.to(tl.int64)
+    for s in tl.static_range(COLUMNS):
+        tap = first_w + W.step * (COLUMNS * piece + s)
+        at = w_ptr + ((filter[None, :] * D.R + t[:, None]) * H.R + r[:, None]) * W.R + tap[:, None]
+        total = tl.sum(tl.reshape(sums[s], (CONFIG.STRIPS, CONFIG.LANES, CONFIG.BLOCK_G)), axis=0)
+        tl.store(at, total.to(w_ptr.dtype.element_ty), mask=((t < D.R) & (tap < W.R))[:, None] & real[None, :])
+
+
+@triton.jit
+def _zeros(COUNT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """A tuple of tiles."""
+    tiles = ()
+    for _ in tl.static_range(COUNT):
+        tiles = tiles + (tl.zeros((ROWS, BLOCK), tl.float32),)
+    return tiles
+
+
+@triton.jit
+def _first(AXIS: tl.constexpr, phase):
+    """AXIS.first[phase]"""
+    tap = tl.zeros_like(phase) + AXIS.first[0]
+    PERIOD: tl.constexpr = AXIS.period
+    for f in tl.static_range(1, PERIOD):
+        tap = tl.where(phase == f, AXIS.first[f], tap)
+    return tap
+
+
+@triton.jit
+def _origin(AXIS: tl.constexpr, phase):
+    """AXIS.origin[phase]; that of the first where there is no such phase."""
+    source = tl.zeros_like(phase) + AXIS.origin[0]
+    PERIOD: tl.constexpr = AXIS.period
+    for f in tl.static_range(1, PERIOD):
+        source = tl.where(phase == f, AXIS.origin[f], source)
+    return source
+
+
+@triton.jit
+def _phase_of(AXIS: tl.constexpr, first):
+    """The phase whose first tap it is; AXIS.period where there is none."""
+    phase = tl.zeros_like(first) + AXIS.period
+    PERIOD: tl.constexpr = AXIS.period
+    for i in tl.static_range(PERIOD):
+        phase = tl.where(first == AXIS.first[i], i, phase)
+    return phase
+
+
+@triton.jit
+def _strip(strip, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
+    """The image of a strip and its first target on each axis, as numbers within their phase."""
+    line, place = strip // W.strips, strip % W.strips
+    jw = place // W.spacing * (W.spacing * W.WIDTH) + place % W.spacing
+    TARGETS_D: tl.constexpr = (D.T + D.period - 1) // D.period
+    TARGETS_H: tl.constexpr = (H.T + H.period - 1) // H.period
+    return line // (TARGETS_D * TARGETS_H), line // TARGETS_H % TARGETS_D, line % TARGETS_H, jw
+
+
+@triton.jit
+def _piece(lane, H: tl.constexpr, CLASSES: tl.constexpr, W: tl.constexpr):
+    """The taps of a piece of the filter: t, r, the least one of its class along the row, and its number in that class."""
+    row = lane // (W.pieces * CLASSES)
+    return row // H.R, row % H.R, lane // W.pieces % CLASSES, lane % W.pieces
+
+
+@triton.jit
+def _offset(image, d, h, w, c, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, IMAGES: tl.constexpr):
+    """Of places times channels, in an array [IMAGES, D, H, W, C]."""
+    if IMAGES * D * H * W * C >= 2**31:
+        image = image.to(tl.int64)
+    return ((((image * D + d) * H + h) * W + w) * C)[:, None] + c[None, :]
+
+
+@triton.jit
+def _column(sd, sh, sw, D: tl.constexpr, H: tl.constexpr):
+    """sw, or far outside where there is no such line: a load then needs a single comparison."""
+    return tl.where((sd >= 0) & (sd < D.S) & (sh >= 0) & (sh < H.S), sw, FAR)
+
+
+@triton.jit
+def _source_row(at, column, real, CHANNELS: tl.constexpr, W: tl.constexpr):
+    """The sources of a strip, from number `lowest` on; `at` points to number 0, which stands in `column`."""
+    SOURCES: tl.constexpr = W.sources
+    row = ()
+    for i in tl.static_range(SOURCES):
+        shift = (W.lowest + i) * W.tap_stride
+        inside = (column + shift).to(tl.uint32, bitcast=True) < W.S
+        row = row + (tl.load(at + shift * CHANNELS, mask=inside[:, None] & real[None, :], other=0.0).to(tl.float32),)
+    return row
+
+
+@triton.jit
+def _target_row(at, tw, real, CHANNELS: tl.constexpr, W: tl.constexpr):
+    """The targets of a strip; `at` points to the first, which stands in tw."""
+    WIDTH: tl.constexpr = W.WIDTH
+    row = ()
+    for u in tl.static_range(WIDTH):
+        step = W.period * W.spacing * u
+        row = row + (tl.load(at + step * CHANNELS, mask=(tw + step < W.T)[:, None] & real[None, :], other=0.0).to(tl.float32),)
+    return row
+
+
+@triton.jit
+def _filter_row(w_ptr, row, first, real, W: tl.constexpr):
+    """COLUMNS taps of a row of the filter for each channel, one vector of channels per tap.
+
+    In memory the taps of a channel are neighbours, so it is loaded as a tile and taken apart: even and odd columns, again and again.
+    """
+    COLUMNS: tl.constexpr = W.COLUMNS
+    LEVELS: tl.constexpr = W.levels
+    i = tl.arange(0, 1 << LEVELS)
+    tap = first + W.step * i
+    mask = real[:, None] & ((i < COLUMNS) & (tap < W.R))[None, :]
+    parts = (tl.load(w_ptr + row[:, None] * W.R + tap[None, :], mask=mask, other=0.0).to(tl.float32),)
+    for level in tl.static_range(LEVELS):
+        even, odd = (), ()
+        for p in tl.static_range(len(parts)):
+            halves = tl.split(tl.reshape(parts[p], (row.shape[0], 1 << (LEVELS - level - 1), 2)))
+            even, odd = even + (halves[0],), odd + (halves[1],)
+        parts = even + odd
+    columns = ()
+    for s in tl.static_range(COLUMNS):
+        columns = columns + (tl.reshape(parts[s], (1, row.shape[0])),)
+    return columns
+
+
+@triton.jit
+def _correlate(sums, sources, taps, W: tl.constexpr):
+    """sums[u] + Σ_s sources[hop·u + s] taps[s]"""
+    new = ()
+    for u in tl.static_range(len(sums)):
+        total = sums[u]
+        for s in tl.static_range(len(taps)):
+            total = tl.fma(sources[W.hop * u + s - W.lowest], taps[s], total)
+        new = new + (total,)
+    return new
+
+
+@triton.jit
+def _outer(sums, sources, targets, W: tl.constexpr):
+    """sums[s] + Σ_u sources[hop·u + s] targets[u]"""
+    new = ()
+    for s in tl.static_range(len(sums)):
+        total = sums[s]
+        for u in tl.static_range(len(targets)):
+            total = tl.fma(sources[W.hop * u + s - W.lowest], targets[u], total)
+        new = new + (total,)
+    return new

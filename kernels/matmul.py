@@ -1,0 +1,428 @@
+"""Matrix multiplication: one kernel for the three roles of  c[b,m,n] = Σ_k a[b,m,k] b[b,k,n].
+
+    role  result        product        row  column  contracted
+    nn    c[M,N]        a b            m    n       k
+    nt    a[M,K]        c bᵀ           m    k       n
+    tn    b[K,N]        aᵀ c           k    n       m
+
+Every role is  result[row, col] = Σ_depth lhs[row, depth] rhs[depth, col]  over strides that are compile-time constants, so no operand
+is ever transposed or copied in memory: Triton lays each tile out along whichever axis has stride 1, and the tensor cores take either.
+The programs of a grid walk the result in bands of GROUP tile rows, so that those in flight share what is in the L2 cache.  Where the
+result has few tiles, SPLITS programs share one, each over a part of the depth, and leave float32 partial results: added up by the
+caller in their order, the sum has the same bits every time.  It must not know JAX, nor time anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import triton
+import triton.language as tl
+
+from ._launch import BITS, MULTIPROCESSORS, SHARED_MEMORY, Launch, cdiv, check_shared_memory, kernel_name
+
+GROUP = tl.constexpr(8)  # tile rows of a band: what 132 programs read at once is then near its least
+
+_SLOTS = {"nn": ("a", "b"), "nt": ("c", "b"), "tn": ("a", "c")}  # left, right
+_FLOATS = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
+_EIGHTS = frozenset({"fp8e4nv", "fp8e5"})
+_PRECISIONS = ("tf32", "tf32x3", "bf16x3", "bf16x6", "ieee")
+# Those that split a float32 number: the time of a product, in TF32 ones, and the bytes of its right factor's parts in shared memory.
+_PARTS = {"tf32x3": (3, 8), "bf16x3": (1.5, 4), "bf16x6": (3, 6)}
+
+_SUMS = {"tf32x3": 3, "bf16x3": 3, "bf16x6": 6}  # products of parts
+TENSOR_MEMORY = 512  # columns, of the devices that have it
+
+# Rows and columns of the tiles worth trying, and their warps.  An accumulator of 128x256 is 128 registers of each of 8 warps' threads.
+_TILES = (
+    *((128, 256, 8), (256, 128, 8), (128, 128, 8), (128, 64, 4), (64, 128, 4), (64, 64, 4)),
+    *((128, 16, 4), (16, 128, 4), (32, 32, 2), (16, 16, 1)),  # skinny; many small products
+)
+_FMA_TILES = ((128, 128, 8), (64, 64, 4), (64, 16, 2), (16, 64, 2), (32, 32, 2), (16, 16, 1))  # without tensor cores
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A role of a[B,M,K] b[B,K,N] = c[B,M,N] on one device."""
+
+    name: str  # of the primitive, such as "matmul_nn"
+    role: str  # nn, nt or tn
+    B: int
+    M: int
+    N: int
+    K: int
+    dtypes: tuple[str, str, str]  # of the operands in the order of slots (a, b, c without the open one), and of the result
+    precision: str  # of float32 products: tf32, tf32x3, bf16x3, bf16x6 or ieee
+    arch: int  # compute capability times 10, such as 90
+
+    @property
+    def rows(self) -> int:
+        return self.K if self.role == "tn" else self.M
+
+    @property
+    def cols(self) -> int:
+        return self.K if self.role == "nt" else self.N
+
+    @property
+    def depth(self) -> int:
+        return {"nn": self.K, "nt": self.N, "tn": self.M}[self.role]
+
+    @property
+    def lhs_strides(self) -> tuple[int, int]:
+        """Of a row, of a step in depth."""
+        return (1, self.rows) if self.role == "tn" else (self.depth, 1)
+
+    @property
+    def rhs_strides(self) -> tuple[int, int]:
+        """Of a step in depth, of a column."""
+        return (1, self.depth) if self.role == "nt" else (self.cols, 1)
+
+    @property
+    def operand_dtypes(self) -> tuple[str, str]:
+        """Left, right."""
+        first, second, _ = self.dtypes
+        return (second, first) if self.role == "nt" else (first, second)
+
+    @property
+    def pieces(self) -> tuple[int, int]:
+        """Numbers, left and right, that can be copied at once from every row in memory: of 16 bytes at best."""
+        lengths = max(self.lhs_strides), max(self.rhs_strides)
+        lhs, rhs = (math.gcd(length, 128 // BITS[dtype]) for length, dtype in zip(lengths, self.operand_dtypes, strict=True))
+        return lhs, rhs
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all copies are of 16 bytes."""
+        return all(piece * BITS[dtype] == 128 for piece, dtype in zip(self.pieces, self.operand_dtypes, strict=True))
+
+    @property
+    def common(self) -> tl.dtype | None:
+        """What the operands are converted to, exactly, where they differ; None where the tensor cores take them as they are."""
+        dtypes = set(self.operand_dtypes)
+        if len(dtypes) == 1 or dtypes <= _EIGHTS:
+            return None
+        wide = dtypes - _EIGHTS
+        return _FLOATS[wide.pop()] if len(wide) == 1 else tl.float32
+
+    @property
+    def bits(self) -> int:
+        """Of a factor, as it is multiplied."""
+        return BITS[self.operand_dtypes[0]] if self.common is None else self.common.primitive_bitwidth
+
+    @property
+    def integers(self) -> bool:
+        return self.dtypes[2] == "i32"
+
+    @property
+    def eights(self) -> bool:
+        """Whether 8-bit floats are multiplied."""
+        return self.bits == 8 and not self.integers
+
+    @property
+    def method(self) -> str:
+        """How float32 factors are multiplied; those made of 16 bits are exact in TF32."""
+        return self.precision if "fp32" in self.operand_dtypes else "tf32"
+
+    @property
+    def fma(self) -> bool:
+        """Whether the products are float32's own, for which there are no tensor cores."""
+        return self.bits == 32 and self.method == "ieee"
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether float32 numbers are split into parts that the tensor cores multiply."""
+        return self.bits == 32 and self.method in _PARTS
+
+    @property
+    def shared_factors(self) -> bool:
+        """Whether the tensor cores read tiles from shared memory (wgmma and tcgen05): data-centre devices from 9.0 on."""
+        return 90 <= self.arch < 120 and not self.fma
+
+    @property
+    def tcgen05(self) -> bool:
+        """Whether the tensor cores have a memory of their own, for sums and factors."""
+        return 100 <= self.arch < 120 and not self.fma
+
+    @property
+    def turned(self) -> tuple[bool, bool]:
+        """Whether a tile, left or right, must be turned on its way to the tensor cores.
+
+        These read 32-bit tiles from shared memory only with depth contiguous, and Triton would copy others there in pieces of 4 bytes.
+        """
+        tf32 = self.shared_factors and self.bits == 32 and self.method == "tf32"
+        lhs, rhs = self.operand_dtypes
+        return tf32 and lhs == "fp32" and self.lhs_strides[1] != 1, tf32 and rhs == "fp32" and self.rhs_strides[0] != 1
+
+    @property
+    def index(self) -> tl.dtype:
+        """Of an offset inside a matrix."""
+        return tl.int32 if max(self.M * self.K, self.K * self.N, self.M * self.N) < 2**31 else tl.int64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A program's tile of the result, its step in depth, and how many programs share the depth."""
+
+    BLOCK_ROWS: int
+    BLOCK_COLS: int
+    BLOCK_DEPTH: int
+    SPLITS: int = 1
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def supports(problem: Problem) -> str | None:
+    """None, or why no config fits the problem."""
+    first, second, result = problem.dtypes
+    operands = {first, second}
+    if problem.arch not in SHARED_MEMORY:
+        return f"compute capability {problem.arch / 10} is not one of {', '.join(str(arch / 10) for arch in SHARED_MEMORY)}"
+    if "i8" in operands or result == "i32":
+        return None if problem.dtypes == ("i8", "i8", "i32") else f"{first} and {second} into {result} (integers: i8 and i8 into i32)"
+    if not operands <= _EIGHTS | _FLOATS.keys() or result not in _FLOATS:
+        return f"{first} and {second} into {result} (floats: {', '.join((*_FLOATS, *sorted(_EIGHTS)))} into {', '.join(_FLOATS)})"
+    if operands & _EIGHTS and problem.arch < 89:
+        return f"8-bit floats need compute capability 8.9, got {problem.arch / 10}"
+    if problem.bits == 32 and problem.precision not in _PRECISIONS:
+        return f"precision {problem.precision!r} of float32 (want one of {', '.join(_PRECISIONS)})"
+    return None
+
+
+def candidates(problem: Problem) -> list[Config]:
+    """The tiles that fit, each alone and, where the result has fewer of them than a device has multiprocessors, with the depth split."""
+    configs = []
+    for rows, cols, warps in _FMA_TILES if problem.fma else _TILES:
+        # An accumulator this large leaves no registers for the parts of float32 numbers, for sums of 8-bit floats that are kept apart,
+        # or for the many addresses of copies in pieces of less than 16 bytes; nor, where factors are read from registers, for those of
+        # 256 rows or of 8 bits.
+        cramped = problem.bits == 32 or problem.eights or not problem.aligned
+        cramped |= not problem.shared_factors and (rows > 128 or problem.bits == 8)
+        if rows * cols > 128 * 128 and cramped:
+            continue
+        # The parts of even a small tile are many registers of few threads: these are spread, or not tried.
+        small = rows * cols < 64 * 64
+        if problem.in_parts and small and warps < 4:
+            continue
+        warps = 8 if problem.in_parts and small else warps
+        config = Config(BLOCK_ROWS=rows, BLOCK_COLS=cols, BLOCK_DEPTH=_depth(problem, rows, cols, warps), num_warps=warps)
+        if _tensor_memory(problem, config) <= TENSOR_MEMORY and (stages := _stages(problem, config)):
+            config = dataclasses.replace(config, num_stages=stages)
+            configs += [dataclasses.replace(config, SPLITS=splits) for splits in sorted({1, _splits(problem, config)})]
+    return configs
+
+
+def _depth(problem: Problem, rows: int, cols: int, warps: int) -> int:
+    """A step of 128 bytes, a line of the cache and the widest swizzle of shared memory.
+
+    It is 16 numbers where a longer one would only hold more registers, and where rows in memory cannot be copied in pieces of 16 bytes
+    so short that a thread makes 16 copies of an operand: each has its address in registers.
+    """
+    small = rows * cols < 64 * 64
+    six_parts_on_tcgen05 = problem.method == "bf16x6" and problem.tcgen05
+    if problem.fma or (problem.in_parts and (small or six_parts_on_tcgen05 or not problem.shared_factors)):
+        return 16
+    depth = 1024 // problem.bits
+    copies = max(rows // problem.pieces[0], cols // problem.pieces[1]) * depth // (32 * warps)
+    return depth if problem.aligned else max(_least_depth(problem), depth * 16 // max(16, copies))
+
+
+def _least_depth(problem: Problem) -> int:
+    """Numbers that the tensor cores multiply at once."""
+    return max(16, 256 // problem.bits)
+
+
+def _stages(problem: Problem, config: Config) -> int | None:
+    """3 or 4, so that two programs share a multiprocessor if they can: one multiplies while the other begins or stores its result."""
+    memory = SHARED_MEMORY[problem.arch]
+    for share in (memory // 2, memory):
+        for stages in (4, 3):
+            if _shared_memory(problem, dataclasses.replace(config, num_stages=stages)) <= share:
+                return stages
+    return None
+
+
+def _shared_memory(problem: Problem, config: Config) -> int:
+    """Bytes of the stages, one less where the tensor cores read from registers, and of right factors made from them.
+
+    To rearrange the result takes less than any device has.
+    """
+    lhs, rhs = (BITS[dtype] // 8 for dtype in problem.operand_dtypes)
+    stage = (config.BLOCK_ROWS * lhs + config.BLOCK_COLS * rhs) * config.BLOCK_DEPTH
+    if not problem.shared_factors:
+        return stage * (config.num_stages - 1)
+    factors = config.BLOCK_COLS * config.BLOCK_DEPTH
+    if problem.in_parts:
+        return stage * (config.num_stages - 1) + factors * _PARTS[problem.method][1]
+    return stage * config.num_stages + (factors * problem.bits // 8 if problem.common else 0)
+
+
+def _tensor_memory(problem: Problem, config: Config) -> int:
+    """Columns, at most, of the sums and the left factors of a product of tiles that tcgen05 makes.
+
+    Triton 3.6 keeps the sums of all parts of float32 numbers apart; and where they do not fit it compiles an empty kernel, without a word.
+    """
+    if not problem.tcgen05 or config.BLOCK_ROWS < 64:
+        return 0
+    sums = cdiv(config.BLOCK_ROWS, 128) * config.BLOCK_COLS
+    return _SUMS[problem.method] * sums + config.BLOCK_DEPTH if problem.in_parts else sums
+
+
+def _splits(problem: Problem, config: Config) -> int:
+    """As many programs per tile as fill the device once, with at least 4 steps of depth for each, and none without any."""
+    rows, cols, steps = tiles(problem, config)
+    wanted = _multiprocessors(problem) // max(1, rows * cols * problem.B)
+    return cdiv(steps, max(4, cdiv(steps, max(1, wanted)))) or 1
+
+
+def pick(problem: Problem) -> Config:
+    """The candidate that takes the fewest clocks by a rough model of one multiprocessor; of equals, the first."""
+    return min(candidates(problem), key=lambda config: _clocks(problem, config))
+
+
+def _clocks(problem: Problem, config: Config) -> float:
+    """The programs that one multiprocessor runs, each a start and its steps, which take as long as their products or as their tiles'
+    way from the L2 cache; and for split depth a second kernel that reads the partial results.
+
+    Only the proportions matter, which are about the same on all devices: per clock and multiprocessor, 2048 products of 16 bits on tensor
+    cores or 128 without, 40 bytes from L2, 18 from memory; 1500 clocks until a program's pipeline is full and 3000 to launch a kernel.
+    """
+    rows, cols, steps = tiles(problem, config)
+    lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
+    passes = _PARTS[problem.method][0] if problem.in_parts else 1
+    rate = 128 if problem.fma else 2048 * 16 / problem.bits / passes
+    products = config.BLOCK_ROWS * config.BLOCK_COLS * config.BLOCK_DEPTH / rate
+    loads = (config.BLOCK_ROWS * lhs + config.BLOCK_COLS * rhs) * config.BLOCK_DEPTH / 40
+    multiprocessors = _multiprocessors(problem)
+    clocks = cdiv(rows * cols * config.SPLITS * problem.B, multiprocessors) * (1500 + steps * max(products, loads))
+    if config.SPLITS > 1:
+        partial = 4 * config.SPLITS * problem.B * problem.rows * problem.cols
+        clocks += 3000 + 2 * partial / (18 * multiprocessors)
+    return clocks
+
+
+def _multiprocessors(problem: Problem) -> int:
+    return MULTIPROCESSORS.get(problem.arch, 128)
+
+
+def tiles(problem: Problem, config: Config) -> tuple[int, int, int]:
+    """Rows and columns of tiles, and the steps in depth of each program."""
+    steps = cdiv(cdiv(problem.depth, config.BLOCK_DEPTH), config.SPLITS)
+    return cdiv(problem.rows, config.BLOCK_ROWS), cdiv(problem.cols, config.BLOCK_COLS), steps
+
+
+def grid(problem: Problem, config: Config) -> tuple[int]:
+    rows, cols, _ = tiles(problem, config)
+    return (rows * cols * config.SPLITS * problem.B,)
+
+
+def launch(problem: Problem, config: Config) -> Launch:
+    """Raises ValueError where the device or the kernel lacks what is asked."""
+    if reason := supports(problem):
+        raise ValueError(f"{problem.name}: {reason}")
+    least = {"BLOCK_ROWS": 16, "BLOCK_COLS": 16, "BLOCK_DEPTH": _least_depth(problem)}
+    for field, size in least.items():
+        if (got := getattr(config, field)) < size or got & (got - 1):
+            raise ValueError(f"{problem.name}: {field} is {got} (want a power of two, at least {size})")
+    if config.SPLITS < 1:
+        raise ValueError(f"{problem.name}: SPLITS is {config.SPLITS} (want at least 1)")
+    check_shared_memory(problem.name, config, _shared_memory(problem, config), 1, problem.arch)
+    if (needed := _tensor_memory(problem, config)) > TENSOR_MEMORY:
+        raise ValueError(
+            f"{problem.name}: {config} needs {needed} columns of tensor memory, compute capability {problem.arch / 10} has {TENSOR_MEMORY}"
+        )
+    if (programs := grid(problem, config)[0]) >= 2**31:
+        raise ValueError(f"{problem.name}: {config} makes {programs} programs, a grid has at most {2**31 - 1}")
+    rows, cols, steps = tiles(problem, config)
+    return Launch(
+        name=problem.name,
+        kernel=matmul,
+        operands=_SLOTS[problem.role],
+        grid=(programs,),
+        constants={"PROBLEM": problem, "CONFIG": config, "TILE_ROWS": rows, "TILE_COLS": cols, "STEPS": steps},
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        splits=config.SPLITS,
+    )
+
+
+@triton.jit(repr=kernel_name)
+def matmul(
+    lhs_ptr, rhs_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = PROBLEM.rows
+    COLS: tl.constexpr = PROBLEM.cols
+    DEPTH: tl.constexpr = PROBLEM.depth
+    BLOCK_ROWS: tl.constexpr = CONFIG.BLOCK_ROWS
+    BLOCK_COLS: tl.constexpr = CONFIG.BLOCK_COLS
+    BLOCK_DEPTH: tl.constexpr = CONFIG.BLOCK_DEPTH
+    SUM: tl.constexpr = tl.int32 if PROBLEM.integers else tl.float32
+
+    batch, split, tile_row, tile_col = _place(PROBLEM, CONFIG, TILE_ROWS, TILE_COLS)
+    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = tile_col * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    depth = split * (STEPS * BLOCK_DEPTH) + tl.arange(0, BLOCK_DEPTH)
+    row_in = _inside(row, ROWS, TILE_ROWS * BLOCK_ROWS)
+    col_in = _inside(col, COLS, TILE_COLS * BLOCK_COLS)
+    lhs_at = row[:, None] * PROBLEM.lhs_strides[0] + depth[None, :] * PROBLEM.lhs_strides[1]
+    rhs_at = depth[:, None] * PROBLEM.rhs_strides[0] + col[None, :] * PROBLEM.rhs_strides[1]
+    lhs_ptr += batch * (ROWS * DEPTH)
+    rhs_ptr += batch * (DEPTH * COLS)
+
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), SUM)
+    for _ in range(STEPS):
+        depth_in = _inside(depth, DEPTH, CONFIG.SPLITS * STEPS * BLOCK_DEPTH)
+        lhs = tl.load(lhs_ptr + lhs_at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
+        rhs = tl.load(rhs_ptr + rhs_at, mask=depth_in[:, None] & col_in[None, :], other=0.0)
+        total = _multiply_add(lhs, rhs, total, PROBLEM)
+        lhs_ptr += BLOCK_DEPTH * PROBLEM.lhs_strides[1]
+        rhs_ptr += BLOCK_DEPTH * PROBLEM.rhs_strides[0]
+        depth += BLOCK_DEPTH
+
+    result_ptr += (split * PROBLEM.B + batch) * (ROWS * COLS)
+    result = total.to(result_ptr.dtype.element_ty)
+    tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=row_in[:, None] & col_in[None, :])
+
+
+@triton.jit
+def _place(PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr):
+    """This program's batch, split, tile row and tile column; rows change fastest, inside a band of GROUP of them."""
+    program = tl.program_id(0)
+    tile = program % (TILE_ROWS * TILE_COLS)
+    part = program // (TILE_ROWS * TILE_COLS)
+    first = tile // (GROUP * TILE_COLS) * GROUP
+    height = tl.minimum(TILE_ROWS - first, GROUP)
+    within = tile % (GROUP * TILE_COLS)
+    batch, split = part // CONFIG.SPLITS, part % CONFIG.SPLITS
+    row, col = first + within % height, within // height
+    return batch.to(tl.int64), split.to(PROBLEM.index), row.to(PROBLEM.index), col.to(PROBLEM.index)
+
+
+@triton.jit
+def _inside(index, LIMIT: tl.constexpr, COVERED: tl.constexpr):
+    """Which are below LIMIT; a constant, and so no mask at all, where the blocks cover no more than that."""
+    if LIMIT == COVERED:
+        return tl.full(index.shape, True, tl.int1)
+    else:
+        return index < LIMIT
+
+
+@triton.jit
+def _multiply_add(lhs, rhs, total, PROBLEM: tl.constexpr):
+    if PROBLEM.common is not None:
+        lhs = lhs.to(PROBLEM.common)
+        rhs = rhs.to(PROBLEM.common)
+    if PROBLEM.turned[0]:
+        lhs = _to_tf32(lhs)
+    if PROBLEM.turned[1]:
+        rhs = _to_tf32(rhs)
+    # Hopper's tensor cores keep some 14 bits of a sum of 8-bit floats: each block's is added up in float32.
+    BLOCK: tl.constexpr = lhs.shape[1] if PROBLEM.eights else None
+    return tl.dot(lhs, rhs, total, input_precision=PROBLEM.method, max_num_imprecise_acc=BLOCK, out_dtype=total.dtype)
+
+
+@triton.jit
+def _to_tf32(x):
+    """Drops the bits that the tensor cores ignore, so that the tile goes through registers."""
+    return (x.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)

@@ -1,0 +1,119 @@
+"""Runs one launch of a kernel in memory that shows what it touched, and judges the result.
+
+It runs in Triton's interpreter or, where Triton is not made for that, on a GPU, on PyTorch's tensors.  Every array lies between guards.
+Those of an operand are NaN: what a kernel reads beside it spoils its sums.  The result starts as NaN, so an element that is never written
+is one, and its guards must be there afterwards.  It must not know any particular kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from jaxext._interpreter import DTYPES, interpret, interpreting
+from jaxext.kernels._launch import Launch
+
+# Bytes on either side: more than a row or a tile's run of any case.  Where PyTorch makes every array an allocation of its own,
+# compute-sanitizer is to see what goes beyond it, which guards would hide.
+GUARD = 0 if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1" else 1 << 14
+NAN = 0xFF  # every byte of a number that is NaN in each float format
+NOTHING = 0xA5  # every byte of one that no kernel computes
+
+
+def run(launch: Launch, operands: Mapping[str, np.ndarray], shape: tuple[int, ...], dtype_name: str) -> np.ndarray:
+    """What `launch` makes of the operands, by slot; its partial results, where it has such, are added up in their own order."""
+    dtype = DTYPES[dtype_name]
+    first, second = (_Guarded.operand(operands[slot]) for slot in launch.operands)
+    if launch.splits > 1:
+        result = _Guarded.result((launch.splits, *shape), np.dtype(np.int32 if _is_integer(dtype) else np.float32))
+    else:
+        result = _Guarded.result(shape, dtype)
+    if all(launch.grid):
+        (_in_interpreter if interpreting() else _on_gpu)(launch, first, second, result)
+    for what, guarded in zip((*launch.operands, "the result"), (first, second, result), strict=True):
+        assert guarded.intact(), f"{launch.name}: written beside {what}"
+    for slot, guarded in zip(launch.operands, (first, second), strict=True):
+        assert guarded.array.tobytes() == operands[slot].tobytes(), f"{launch.name}: operand {slot} was changed"
+    return result.array.sum(axis=0, dtype=result.array.dtype).astype(dtype) if launch.splits > 1 else result.array
+
+
+def _in_interpreter(launch: Launch, first: _Guarded, second: _Guarded, result: _Guarded) -> None:
+    interpret(launch, first.array, second.array, result.array)
+
+
+def _on_gpu(launch: Launch, *arrays: _Guarded) -> None:
+    """All the memory goes there, guards included, and comes back."""
+    torch = importlib.import_module("torch")
+    copies = [torch.from_numpy(guarded.memory).cuda() for guarded in arrays]
+    tensors = [
+        copy[GUARD : copy.numel() - GUARD].view(getattr(torch, guarded.array.dtype.name))
+        for copy, guarded in zip(copies, arrays, strict=True)
+    ]
+    how = dict(num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True)
+    launch.kernel[launch.grid](*tensors, **launch.constants, **how)
+    for copy, guarded in zip(copies, arrays, strict=True):
+        guarded.memory[...] = copy.cpu().numpy()
+
+
+def check(got: np.ndarray, want: np.ndarray, scale: np.ndarray | None = None) -> None:
+    """`got` is `want`, which is float64, rounded; if `scale`, the sum of the products' magnitudes, is given: up to float32's own rounding.
+
+    Without `scale` the operands are small integers, whose products and sums are exact in float32: no element may differ at all.
+    """
+    assert got.shape == want.shape
+    finite = np.isfinite(got.astype(np.float64))
+    assert finite.all(), f"{np.argwhere(~finite)[:5].tolist()} and others ({(~finite).sum()} of {got.size}) were never written, or are NaN"
+    rounded = want.astype(got.dtype)
+    if scale is None or _is_integer(got.dtype):
+        wrong = got != rounded
+    else:
+        info = ml_dtypes.finfo(got.dtype)
+        # The last rounding is half an eps of the result.  Sums in float32, in any order, stray by its eps (2^-23) of the running sum,
+        # which is far below the sum of magnitudes: 4 of them are ample for the lengths of tests, and far below one missing product.
+        allowed = float(info.eps) / 2 * np.abs(want) + 4 * 2.0**-23 * scale + float(info.smallest_subnormal)
+        wrong = np.abs(got.astype(np.float64) - want) > allowed
+    places = np.argwhere(wrong)
+    assert not len(places), (
+        f"{len(places)} of {got.size} are wrong, the first at {tuple(map(int, places[0]))}: "
+        f"got {got[tuple(places[0])]}, want {rounded[tuple(places[0])]}"
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Guarded:
+    """An array in the middle of a longer run of memory."""
+
+    memory: np.ndarray  # bytes
+    array: np.ndarray  # its middle, by the dtype
+    guard: int  # each byte of the rest
+
+    @staticmethod
+    def make(shape: tuple[int, ...], dtype: np.dtype, guard: int) -> _Guarded:
+        size = int(np.prod(shape)) * dtype.itemsize
+        memory = np.full(size + 2 * GUARD, guard, np.uint8)
+        return _Guarded(memory, memory[GUARD : GUARD + size].view(dtype).reshape(shape), guard)
+
+    @staticmethod
+    def operand(array: np.ndarray) -> _Guarded:
+        guarded = _Guarded.make(array.shape, array.dtype, NOTHING if _is_integer(array.dtype) else NAN)
+        guarded.array[...] = array
+        return guarded
+
+    @staticmethod
+    def result(shape: tuple[int, ...], dtype: np.dtype) -> _Guarded:
+        guarded = _Guarded.make(shape, dtype, NOTHING)
+        if not _is_integer(dtype):
+            guarded.array.view(np.uint8)[...] = NAN
+        return guarded
+
+    def intact(self) -> bool:
+        return bool((self.memory[:GUARD] == self.guard).all() and (self.memory[self.memory.size - GUARD :] == self.guard).all())
+
+
+def _is_integer(dtype: np.dtype) -> bool:
+    return np.issubdtype(dtype, np.integer)

@@ -1,0 +1,281 @@
+"""The depthwise kernels, bit for bit against the definition in float64, for every role, on small integers.
+
+Truth is written with the incidence of each axis, A[i, r, p] = 1 where stride·p + filter dilation·r = input dilation·i + low: nothing in it
+knows of phases, strips or pieces.
+"""
+
+import dataclasses
+
+import harness
+import numpy as np
+import pytest
+
+from jaxext._interpreter import DTYPES
+from jaxext.kernels import depthwise
+from jaxext.kernels._geometry import ConvProblem
+
+ROLES = {"fprop": "y", "dgrad": "x", "wgrad": "w"}  # role -> the open slot
+SLOTS = {"x": "BNDHWG", "w": "BGKTRS", "y": "BNOPQGK"}
+
+
+Sizes = int | tuple[int, ...]
+
+
+def problem(
+    input: tuple[int, ...],
+    filter: tuple[int, ...],
+    *,
+    G: int = 5,
+    K: int = 1,
+    N: int = 1,
+    B: int = 1,
+    stride: Sizes = 1,
+    low: Sizes = 0,
+    high: Sizes = 0,
+    input_dilation: Sizes = 1,
+    filter_dilation: Sizes = 1,
+) -> ConvProblem:
+    """Of role fprop in float32; sizes per axis, the last ones, and one number for all of them or one for each."""
+    rank = len(input)
+
+    def three(value: Sizes, missing: int) -> tuple[int, int, int]:
+        d, h, w = (missing,) * (3 - rank) + (value if isinstance(value, tuple) else (value,) * rank)
+        return d, h, w
+
+    def outputs(i, r, lo, hi, stride, di, dr):
+        return max(0, (lo + (i - 1) * di + hi - (r - 1) * dr) // stride + 1)
+
+    sizes = three(input, 1), three(filter, 1), three(low, 0), three(high, 0)
+    steps = three(stride, 1), three(input_dilation, 1), three(filter_dilation, 1)
+    o, p, q = map(outputs, *sizes, *steps)
+    return ConvProblem(
+        name=f"conv{rank}d_fprop",
+        role="fprop",
+        B=B,
+        N=N,
+        G=G,
+        C=1,
+        K=K,
+        input=sizes[0],
+        filter=sizes[1],
+        output=(o, p, q),
+        stride=steps[0],
+        low=sizes[2],
+        input_dilation=steps[1],
+        filter_dilation=steps[2],
+        dtypes=("fp32", "fp32", "fp32"),
+        precision="ieee",
+        arch=90,
+    )
+
+
+CASES = {
+    "causal k4": problem((13,), (4,), G=10, N=2, low=3),
+    "causal k2": problem((9,), (2,), G=8, N=3, low=1),
+    "causal k3 dilated by 4": problem((19,), (3,), G=3, low=8, filter_dilation=4),
+    "k31, a row in pieces": problem((17,), (31,), G=4, low=15, high=15),
+    "k5 stride 3 dilation 2": problem((23,), (5,), stride=3, filter_dilation=2, low=1, high=2),
+    "k4 stride 2 dilation 2": problem((15,), (4,), stride=2, filter_dilation=2, low=3),
+    "3x3": problem((5, 6), (3, 3), G=7, N=2, low=1, high=1),
+    "3x3 stride 2": problem((7, 6), (3, 3), G=6, stride=2, low=(0, 1), high=1),
+    "7x7": problem((4, 7), (7, 7), G=4, low=3, high=3),
+    "1x1 stride 2": problem((4, 5), (1, 1), G=3, stride=2),
+    "2x3, strides and dilations differ": problem((8, 9), (2, 3), stride=(1, 2), filter_dilation=(3, 1), low=(1, 0), high=(2, 1)),
+    "negative padding": problem((7, 8), (3, 2), low=(-2, 1), high=(1, -3)),
+    "transposed 4x4": problem((3, 4), (4, 4), G=4, input_dilation=2, low=2, high=2),
+    "transposed 3, stride 2 of dilation 3": problem((6,), (3,), input_dilation=3, stride=2, low=1, high=2),
+    "phases without taps": problem((5,), (2,), input_dilation=3, low=1, high=1),
+    "taps that meet nothing": problem((5,), (3,), input_dilation=2, stride=2, low=1, high=1),
+    "both dilated": problem((6,), (3,), input_dilation=2, filter_dilation=2, low=1, high=2),
+    "multiplier 2": problem((5, 4), (3, 2), G=3, K=2, low=1, high=1),
+    "multiplier 3 causal": problem((9,), (4,), G=4, K=3, N=2, low=3),
+    "batched filters": problem((6,), (3,), G=4, B=3, N=2, low=1, high=1),
+    "batched filters, multiplier": problem((4, 3), (2, 2), G=2, K=2, B=2, stride=2, low=1),
+    "3x2x3": problem((3, 4, 3), (3, 2, 3), G=4, low=1, high=(1, 0, 1)),
+    "3-D stride 2": problem((4, 3, 5), (2, 1, 3), G=2, stride=2, low=(0, 0, 1), high=1),
+    "all of size 1": problem((1,), (1,), G=1),
+    "one channel": problem((6, 5), (3, 3), G=1, N=2, low=1, high=1),
+    "more channels than a block": problem((3,), (2,), G=70, low=1),
+    "no taps": problem((4,), (0,), G=3),
+    "no images": problem((4,), (3,), G=3, N=0),
+    "no channels": problem((4,), (3,), G=0),
+    "no source at all": problem((2,), (3,), G=3, low=-2, high=5),
+}
+
+
+def of_role(case: ConvProblem, role: str, dtype: str = "fp32", **changes) -> ConvProblem:
+    return dataclasses.replace(case, role=role, name=case.name.replace("fprop", role), dtypes=(dtype,) * 3, **changes)
+
+
+def shape_of(case: ConvProblem, slot: str) -> tuple[int, ...]:
+    return {
+        "x": (case.B, case.N, *case.input, case.G, 1),
+        "w": (case.B, case.G, case.K, *case.filter, 1),
+        "y": (case.B, case.N, *case.output, case.G, case.K),
+    }[slot]
+
+
+def operands_of(case: ConvProblem, integers: bool = True) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(sum(map(ord, case.name)))
+    slots = [slot for slot in SLOTS if slot != ROLES[case.role]]
+
+    def draw(slot, dtype):
+        shape = shape_of(case, slot)
+        return (rng.integers(-3, 4, shape) if integers else rng.normal(size=shape)).astype(DTYPES[dtype])
+
+    return {slot: draw(slot, dtype) for slot, dtype in zip(slots, case.dtypes, strict=False)}
+
+
+def truth(case: ConvProblem, operands) -> np.ndarray:
+    def incidence(axis):
+        i, r, p = np.ogrid[: case.input[axis], : case.filter[axis], : case.output[axis]]
+        meets = case.stride[axis] * p + case.filter_dilation[axis] * r == case.input_dilation[axis] * i + case.low[axis]
+        return meets.astype(np.float64)
+
+    open_slot = ROLES[case.role]
+    arrays = {slot: x.astype(np.float64).reshape(x.shape[: len(SLOTS[slot])]) for slot, x in operands.items()}
+    terms = ",".join([*(SLOTS[slot] for slot in arrays), "DTO", "HRP", "WSQ"])
+    y = np.einsum(f"{terms}->{SLOTS[open_slot]}", *arrays.values(), *map(incidence, range(3)), optimize=True)
+    return y.reshape(shape_of(case, open_slot))
+
+
+def small(case: ConvProblem, **changes) -> depthwise.Config:
+    """Tiles of 4 rows and 8 channels: the interpreter takes a time per operation, whatever the size, and edges are to be met."""
+    lanes = 2 if case.role == "wgrad" else 1
+    return depthwise.Config(**{"BLOCK_G": 8, "STRIPS": 8 // lanes, "WIDTH": 3, "LANES": lanes, "num_warps": 1, **changes})
+
+
+def run(case: ConvProblem, operands, config: depthwise.Config) -> np.ndarray:
+    return harness.run(depthwise.launch(case, config), operands, shape_of(case, ROLES[case.role]), case.dtypes[2])
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", CASES)
+def test_geometry(name, role):
+    case = of_role(CASES[name], role)
+    operands = operands_of(case)
+    harness.check(run(case, operands, small(case)), truth(case, operands))
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("width", [1, 2, 5, 8])
+def test_width_of_strips(width, role):
+    """Of a dilated, strided row: neighbours within a strip are not neighbours in memory."""
+    case = of_role(problem((29,), (3,), G=3, stride=2, filter_dilation=3, low=2, high=3), role)
+    operands = operands_of(case)
+    harness.check(run(case, operands, small(case, WIDTH=width)), truth(case, operands))
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "dtypes", [("bf16",) * 3, ("fp16",) * 3, ("fp32", "bf16", "fp32"), ("fp16", "bf16", "fp32"), ("bf16", "fp32", "bf16")]
+)
+def test_dtypes(dtypes, role):
+    """The result is the float32 sum, rounded once."""
+    case = of_role(CASES["3x3 stride 2"], role, N=2)
+    case = dataclasses.replace(case, dtypes=dtypes)
+    operands = operands_of(case, integers=False)
+    magnitudes = truth(case, {slot: np.abs(x.astype(np.float64)) for slot, x in operands.items()})
+    harness.check(run(case, operands, small(case)), truth(case, operands), magnitudes)
+
+
+@pytest.mark.parametrize(
+    "name, splits", [("causal k4", 2), ("3x3 stride 2", 3), ("transposed 4x4", 2), ("batched filters, multiplier", 2), ("causal k2", 7)]
+)
+def test_wgrad_in_parts(name, splits):
+    """Parts of the sum, some of them empty, add up; twice the same bits."""
+    case = of_role(CASES[name], "wgrad")
+    config = small(case, SPLITS=splits)
+    operands = operands_of(case)
+    harness.check(run(case, operands, config), truth(case, operands))
+    operands = operands_of(case, integers=False)
+    first, second = (run(case, operands, config) for _ in range(2))
+    np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", ["causal k4", "3x3", "transposed 4x4", "multiplier 2"])
+def test_what_is_picked(name, role):
+    """In bfloat16, and twice the same bits."""
+    case = of_role(CASES[name], role, "bf16")
+    operands = operands_of(case)
+    first, second = (run(case, operands, depthwise.pick(case)) for _ in range(2))
+    harness.check(first, truth(case, operands))
+    np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
+
+
+LARGE = {  # problems of models, in bfloat16
+    "mamba": problem((2048,), (4,), G=5376, N=8, low=3),
+    "hyena": problem((16384,), (4,), G=12288, low=3),
+    "convnext 56": problem((56, 56), (7, 7), G=96, N=128, low=3, high=3),
+    "convnext 7": problem((7, 7), (7, 7), G=768, N=128, low=3, high=3),
+    "mobilenet stride 2": problem((56, 56), (3, 3), G=144, N=128, stride=2, high=1),
+    "efficientnet 5x5": problem((28, 28), (5, 5), G=240, N=128, low=2, high=2),
+    "wavenet": problem((16384,), (2,), G=64, N=4, low=512, filter_dilation=512),
+    "video": problem((16, 28, 28), (3, 3, 3), G=64, N=2, low=1, high=1),
+    "k31": problem((4096,), (31,), G=256, N=2, low=15, high=15),
+}
+
+
+@pytest.mark.parametrize("dtype", depthwise.DTYPES)
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", LARGE)
+def test_candidates(name, role, dtype):
+    """There are some, all of which can be launched, and pick takes one of them; a thread loads 16 bytes of channels."""
+    for arch in (80, 86, 89, 90, 100, 120):
+        case = of_role(LARGE[name], role, dtype, arch=arch)
+        found = depthwise.candidates(case)
+        assert 1 <= len(found) <= 6
+        assert depthwise.pick(case) in found
+        for config in found:
+            launch = depthwise.launch(case, config)
+            assert (launch.name, launch.splits, launch.num_warps) == (case.name, config.SPLITS, config.num_warps)
+            assert config.STRIPS * config.LANES * config.BLOCK_G * (4 if dtype == "fp32" else 2) == 16 * 32 * config.num_warps
+
+
+def test_a_multiprocessor_has_enough_to_do():
+    """The filter gradient of a long sum is split, that of a short one is not."""
+    long, short = of_role(LARGE["convnext 56"], "wgrad", "bf16"), of_role(CASES["3x3"], "wgrad", "bf16")
+    assert 132 <= depthwise.grid(long, depthwise.pick(long))[0] <= 6 * 132
+    assert depthwise.pick(short).SPLITS == 1
+
+
+@pytest.mark.parametrize("dtype", ["i8", "fp8e4nv"])
+def test_other_dtypes_are_refused(dtype):
+    case = of_role(CASES["3x3"], "fprop", dtype)
+    assert depthwise.supports(case) == f"dtype {dtype}, it takes fp32, bf16, fp16"
+    with pytest.raises(ValueError, match=f"conv2d_fprop: dtype {dtype}, it takes"):
+        depthwise.launch(case, small(case))
+
+
+def test_other_problems_are_refused():
+    case = CASES["3x3"]
+    assert depthwise.supports(case) is None
+    assert depthwise.supports(dataclasses.replace(case, C=2)) == "2 input channels per group, it takes 1"
+    assert "compute capability 7.5, it takes 8.0" in (depthwise.supports(dataclasses.replace(case, arch=75)) or "")
+
+
+@pytest.mark.parametrize(
+    "role, changes, message",
+    [
+        ("fprop", {"BLOCK_G": 12}, "BLOCK_G is 12, want a power of two"),
+        ("wgrad", {"LANES": 0}, "LANES is 0, want a power of two"),
+        ("fprop", {"WIDTH": 0}, "WIDTH is 0, want at least 1"),
+        ("dgrad", {"SPLITS": 2}, "LANES=1 and SPLITS=2, want 1 for dgrad"),
+        ("fprop", {"STRIPS": 256}, r"Config\(.*\) needs \d+ registers per thread, there are 255"),
+    ],
+)
+def test_bad_configs_are_refused(role, changes, message):
+    case = of_role(CASES["3x3"], role)
+    with pytest.raises(ValueError, match=f"conv2d_{role}: {message}"):
+        depthwise.launch(case, small(case, **changes))
+
+
+@pytest.mark.parametrize("change", [{"low": (0, 1, 0)}, {"stride": (1, 1, 2)}, {"filter_dilation": (1, 2, 1)}, {"N": 1}], ids=str)
+def test_the_check_finds_another_problem(change):
+    """A kernel for slightly other numbers gives another result, or leaves some of it unwritten."""
+    case = CASES["3x3"]
+    operands = operands_of(case)
+    with pytest.raises(AssertionError):
+        launch = depthwise.launch(dataclasses.replace(case, **change), small(case))
+        harness.check(harness.run(launch, operands, shape_of(case, "y"), "fp32"), truth(case, operands))
