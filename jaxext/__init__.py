@@ -3,6 +3,7 @@
 from jaxext import _compat, checkpoint_policies  # noqa: F401 (_compat first: it checks jax's version)
 from jaxext._dispatch import in_place_of_lax, use_implementation
 from jaxext._explain import Explanation, explain
+from jaxext._target import export_disabled_checks, lower_for, use_target
 from jaxext.ops import (
     conv,
     conv_general_dilated,
@@ -23,7 +24,10 @@ __all__ = [
     "convolve",
     "dot_general",
     "explain",
+    "export_disabled_checks",
     "in_place_of_lax",
+    "lower_for",
     "matmul",
     "use_implementation",
+    "use_target",
 ]

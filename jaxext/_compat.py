@@ -27,6 +27,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import Mesh
 
+from jaxext._target import compute_capability
+
 __all__ = [
     "PLATFORMS",
     "ShardingTypeError",
@@ -60,14 +62,18 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
 
 
 def register_lowering(primitive, rule) -> None:
-    """Register `rule(platform, splitter, *operands, **params)` under each platform's own name: a program for several has one of each."""
+    """Register `rule(platform, arch, splitter, *operands, **params)` under each platform's own name.
+
+    A program for several platforms has one of each; for which GPU to compile is then not said.
+    """
     for platform in PLATFORMS:
         mlir.register_lowering(primitive, functools.partial(_with_platform, rule, platform), platform=platform)
     mlir.register_lowering(primitive, functools.partial(_with_platform, rule, "other"))
 
 
 def _with_platform(rule, platform, ctx, *args, **params):
-    fun = functools.partial(rule, platform, lowered_by(ctx), **params)
+    arch = compute_capability(platform) if len(ctx.module_context.platforms) == 1 else None
+    fun = functools.partial(rule, platform, arch, lowered_by(ctx), **params)
     return mlir.lower_fun(fun, multiple_results=False)(ctx, *args)
 
 

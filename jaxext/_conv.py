@@ -17,6 +17,7 @@ from jax import lax
 from jaxext import _conv_xla
 from jaxext._form import Form, define
 from jaxext._implementation import Call
+from jaxext._triton import TritonConv
 from jaxext._window import labels
 
 
@@ -26,6 +27,9 @@ class XlaConv:
     name = "xla"
 
     def supports(self, call: Call) -> str | None:
+        return None
+
+    def gains(self, call: Call) -> str | None:
         return None
 
     def describe(self, call: Call) -> str:
@@ -46,7 +50,7 @@ class XlaConv:
         return y.reshape(call.shape)
 
 
-CONV_IMPLEMENTATIONS = (XlaConv(),)
+CONV_IMPLEMENTATIONS = (TritonConv(), XlaConv())
 
 
 @functools.cache

@@ -61,7 +61,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     static = all(isinstance(n, int) for n in extents)
     if any(isinstance(n, int) and n == 0 for n in extents):
         return "zeros"
-    grouped = "lax" if splitter == "nobody" else "dots"
+    grouped = "lax" if splitter in ("nobody", "labels") else "dots"
     if splitter == "xla":
         return "lax" if B == 1 and G == 1 else "dots"
     if not static or not jnp.issubdtype(dtype, jnp.inexact):

@@ -11,6 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxext._compat import PLATFORMS
 from jaxext._form import asked, owner
 from jaxext._implementation import choose
+from jaxext._target import compute_capability
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
 def _row(eqn, platform: str) -> Row:
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
-    call = asked(form, open, avals, platform=platform, splitter="nobody", **eqn.params)
+    call = asked(form, open, avals, platform=platform, arch=compute_capability(platform), splitter="nobody", **eqn.params)
     choice = choose(call, form.implementations, eqn.params["implementation"])
     return Row(
         op=call.op,

@@ -183,7 +183,7 @@ def _batch_rule(form, open, args, dims, *, ranks, out_sharding, **params):
     return form.bind(open, operands, ranks=ranks, out_sharding=out_sharding, **params), out
 
 
-def asked(form, open, avals, *, platform, splitter, ranks, window, dtype, precision, **_) -> Call:
+def asked(form, open, avals, *, platform, arch, splitter, ranks, window, dtype, precision, **_) -> Call:
     """What is asked of one device, given what its operands look like there."""
     slots = form.operands(open)
     sizes = _sizes(form, open, [aval.shape for aval in avals], ranks, window)
@@ -200,17 +200,18 @@ def asked(form, open, avals, *, platform, splitter, ranks, window, dtype, precis
         window=window,
         precision=precision,
         platform=platform,
+        arch=arch,
         splitter=splitter,
     )
 
 
-def _lower(form, open, platform, splitter, *args, ranks, implementation, out_sharding, **params):
+def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, out_sharding, **params):
     """The implementation on this device's part of the operands, inside whatever splits the operands over devices."""
     slots = form.operands(open)
 
     def local(splitter, *args):
         args = _compat.align_varying(*args)  # an explicit mesh becomes a shard_map, in which a whole operand varies over nothing
-        call = asked(form, open, args, platform=platform, splitter=splitter, ranks=ranks, **params)
+        call = asked(form, open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
         with replacing_lax(False):
             return run(call, form.implementations, implementation, dict(zip(slots, args, strict=True)))
 

@@ -1,9 +1,9 @@
 """What an implementation is, and which one runs: a pure function of static facts.
 
-A `Call` says what is asked of one device; an `Implementation` says whether it can (`supports` gives None or the reason why not) and does
-it (`run`).  `choose` takes the one that the user named, or the first of the form's list that supports the call: the list is in order of
-preference and ends with `xla`, which supports everything.  No environment variable, no device query and no timing enters, so every
-process of a run takes the same decision.  It must not know any particular operation.
+A `Call` says what is asked of one device; an `Implementation` says whether it can (`supports` gives None or the reason why not), whether
+it is expected to be faster than those after it (`gains`), and does it (`run`).  `choose` takes the one that the user named, or else the
+first of the form's list that supports the call and gains by it: the list ends with `xla`, which always does.  No timing enters, and nothing
+that differs between the processes of a run, so each takes the same decision.  It must not know any particular operation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Call:
     window: Window | None
     precision: Any  # as lax canonicalises it
     platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
-    splitter: str  # who may still split this over devices: "nobody", "xla" or, once it is exported, "later" (`_compat.lowered_by`)
+    arch: int | None  # compute capability of the CUDA device times 10, such as 90, if known
+    # Who may still split this over devices (`_compat.lowered_by`): "nobody", or nobody more since XLA did by our "labels"; "xla", or, once
+    # the program is exported, XLA "later".
+    splitter: str
 
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The operands with exactly one axis per label; free, since the axes of a label are neighbours."""
@@ -45,6 +48,9 @@ class Implementation(Protocol):
 
     def supports(self, call: Call) -> str | None:
         """None, or the reason for refusing."""
+
+    def gains(self, call: Call) -> str | None:
+        """None, or the reason why those after it are taken if nobody named one; asked only if it supports the call."""
 
     def describe(self, call: Call) -> str:
         """How the call would be computed, in a word or two, for `explain`."""
@@ -67,7 +73,7 @@ def choose(call: Call, implementations: Sequence[Implementation], named: str | N
     for implementation in implementations:
         if named is not None and implementation.name != named:
             refusals[implementation.name] = f"{named!r} was named"
-        elif reason := implementation.supports(call):
+        elif reason := implementation.supports(call) or (None if named else implementation.gains(call)):
             refusals[implementation.name] = reason
         elif chosen is not None:
             refusals[implementation.name] = f"{chosen.name!r} is preferred"

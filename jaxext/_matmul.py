@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxext._form import Form, define, dimension_numbers
 from jaxext._implementation import Call
+from jaxext._triton import TritonMatmul
 
 
 class XlaMatmul:
@@ -23,6 +24,9 @@ class XlaMatmul:
     name = "xla"
 
     def supports(self, call: Call) -> str | None:
+        return None
+
+    def gains(self, call: Call) -> str | None:
         return None
 
     def describe(self, call: Call) -> str:
@@ -62,7 +66,7 @@ MATMUL = define(
         slots={"a": ("B", "M", "K"), "b": ("B", "K", "N"), "c": ("B", "M", "N")},
         roles={"c": "nn", "a": "nt", "b": "tn"},
         window=(),
-        implementations=(XlaMatmul(),),
+        implementations=(TritonMatmul(), XlaMatmul()),
         twin=lax.dot_general_p,
     )
 )

@@ -133,7 +133,7 @@ def _by_labels(itself, local, names, *args):
         sizes = _sizes(names, arg_shapes) | dict(zip(names.result, result_shape.shape, strict=True))
         assigned = _assign(names, mesh, sizes, list(zip((*names.operands, names.result), specs, strict=True)))
         placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
-        return mesh, _summed(local, names, assigned, "nobody"), placed[0], tuple(placed[1:])
+        return mesh, _summed(local, names, assigned, "labels"), placed[0], tuple(placed[1:])
 
     product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)

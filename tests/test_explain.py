@@ -10,6 +10,7 @@ import jaxext
 from jaxext import _conv
 
 NHWC = ("NHWC", "HWIO", "NHWC")
+NO_GPU = {"triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
 
 
 def struct(*shape):
@@ -38,7 +39,7 @@ def test_forward():
         ("matmul_nn", "a:f32[32,16]", "b:f32[16,4]", "c:f32[32,4]"): 1,
     }
     assert [row.chosen for row in explanation.rows] == ["xla"] * 3
-    assert explanation.rows[0].refused == {}
+    assert explanation.rows[0].refused == NO_GPU
     assert explanation.platform == jax.default_backend().replace("gpu", "cuda")
 
 
@@ -117,6 +118,9 @@ class OnlyCuda:
     def supports(self, call):
         return None if call.platform == "cuda" else f"{call.platform} is no GPU"
 
+    def gains(self, call):
+        return None
+
     def describe(self, call):
         return f"{call.op} kernel"
 
@@ -129,11 +133,11 @@ def test_platform_and_refusals(monkeypatch):
     form = _conv.conv_form(2)
     monkeypatch.setitem(vars(form), "implementations", (OnlyCuda(), *form.implementations))
     forward, matmul = jaxext.explain(convnet, *CONVNET, platform="cpu").rows
-    assert (forward.chosen, forward.refused) == ("xla", {"only_cuda": "cpu is no GPU"})
-    assert matmul.refused == {}
+    assert (forward.chosen, forward.refused) == ("xla", {"only_cuda": "cpu is no GPU"} | NO_GPU)
+    assert matmul.refused == NO_GPU
     on_cuda = jaxext.explain(convnet, *CONVNET, platform="cuda")
     assert (on_cuda.platform, on_cuda.rows[0].chosen, on_cuda.rows[0].how) == ("cuda", "only_cuda", "conv2d_fprop kernel")
-    assert on_cuda.rows[0].refused == {"xla": "'only_cuda' is preferred"}
+    assert on_cuda.rows[0].refused["xla"] == "'only_cuda' is preferred"
     monkeypatch.setitem(vars(form), "implementations", (OnlyCuda(),))
     nothing = jaxext.explain(convnet, *CONVNET, platform="cpu")
     assert nothing.rows[0].chosen is None
@@ -154,7 +158,7 @@ def test_table():
     assert len(lines) == len(explanation.rows)
     assert head.split() == ["op", "operands", "result", "times", "chosen", "how", "refused"]
     for line, row in zip(lines, explanation.rows, strict=True):
-        cells = (row.op, " ".join(row.operands), row.result, str(row.times), str(row.chosen), row.how, "-")
+        cells = (row.op, " ".join(row.operands), row.result, str(row.times), str(row.chosen), row.how, row.refusals)
         for column, cell in zip(head.split(), cells, strict=True):
             assert line[head.index(column) :].startswith(cell)
         assert line == line.rstrip()

@@ -31,6 +31,9 @@ class Einsum:
     def supports(self, call):
         return None
 
+    def gains(self, call):
+        return None
+
     def describe(self, call):
         return "einsum"
 

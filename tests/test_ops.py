@@ -438,6 +438,9 @@ class Picky:
     def supports(self, call):
         return None if call.dtype == np.float32 else f"{call.dtype} is beneath me"
 
+    def gains(self, call):
+        return None
+
     def describe(self, call):
         return "minus one"
 

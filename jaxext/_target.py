@@ -1,0 +1,69 @@
+"""For which GPU a program is compiled, where that is not the GPU of this machine: machines without one can read and export GPU programs.
+
+It must not know forms, operations or kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import jax
+from jax.export import DisabledSafetyCheck
+
+# The compute capability, times 10, that `use_target` names; part of jit's cache key.
+_named = jax.make_user_context(None)
+
+
+def use_target(arch: str | None):
+    """A context (`with use_target("sm_90a"): ...`) in which programs lowered for CUDA are compiled for this architecture (None: that of
+    the first CUDA device).
+
+    Args:
+      arch: NVIDIA's name of a compute capability, such as "sm_80" (A100), "sm_90a" (H100, H200) or "sm_100a" (B200).
+
+    Raises:
+      ValueError: it is no such name.
+    """
+    if arch is None:
+        return _named(None)
+    match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch) if isinstance(arch, str) else None
+    if not match:
+        raise ValueError(f'use_target: arch is {arch!r}, want a name such as "sm_90a", or None')
+    return _named(int(match[1]))
+
+
+def lower_for(fun: Callable, *args, arch: str, **kwargs) -> jax.stages.Lowered:
+    """`jax.jit(fun).lower(*args, **kwargs)` for CUDA devices of the architecture `arch`, on any machine.
+
+    The program holds the compiled kernels; read it with `as_text()`.  To compile and run it such a device is needed.  To export for a GPU,
+    call `jax.export.export(..., platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())` in the context `use_target`.
+
+    Args:
+      fun: a function of arrays, jitted or not.
+      *args, **kwargs: its arguments; `jax.ShapeDtypeStruct`s do.
+      arch: as for `use_target`.
+    """
+    jitted = fun if hasattr(fun, "trace") else jax.jit(fun)
+    with use_target(arch):
+        return jitted.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
+
+
+def export_disabled_checks() -> list[DisabledSafetyCheck]:
+    """For `jax.export.export(disabled_checks=...)`: the custom calls of our kernels, for which jax itself promises no compatibility.
+
+    An exported program runs where jaxlib knows the call: with jax's CUDA plugin of the version that exported it, or a newer one.
+    """
+    return [DisabledSafetyCheck.custom_call(name) for name in ("triton_kernel_call", "triton_kernel_call_ffi")]
+
+
+def compute_capability(platform: str) -> int | None:
+    """Times 10, of the GPU for which a program for `platform` is compiled; None if that is not known."""
+    if platform != "cuda":
+        return None
+    if _named.value is not None:
+        return _named.value
+    try:
+        return int(jax.local_devices(backend="cuda")[0].compute_capability.replace(".", ""))
+    except RuntimeError:  # jax has no such backend here
+        return None

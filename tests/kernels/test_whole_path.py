@@ -1,0 +1,227 @@
+"""`implementation="triton"` from the public operation to the kernel and back, inside every transformation.
+
+Operands are small integers, exact in every order of summation and in TF32: comparisons with lax are bit for bit.
+"""
+
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bilinear import (
+    BATCH_GROUPS,
+    CAUSAL,
+    CONV1D,
+    CONV2D,
+    CONV3D,
+    DEPTHWISE,
+    DOT,
+    DOT_BATCHED,
+    GROUPED,
+    LAX,
+    OURS,
+    PROBLEMS,
+    ROLES,
+    TRANSPOSED,
+    same,
+    truth,
+)
+from cases import CASES, ConvCase, DotCase, named
+from cases import truth as truth_of_case
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET is not 1; test_gpu.py is for GPUs")
+each_role = pytest.mark.parametrize("role", ROLES)
+of_each_kernel = pytest.mark.parametrize("problem", [DOT_BATCHED, CONV2D, GROUPED, DEPTHWISE], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def triton():
+    with jaxext.use_implementation("triton"):
+        yield
+
+
+def total(problem, ops, x, w):
+    """Of degree two, so that its derivatives are integers too."""
+    return jnp.sum(problem.call(ops, x, w) ** 2)
+
+
+def of_both(problem, transformed, *args):
+    """`transformed(total)(*args)` is the same by kernels and by lax."""
+    got, want = (jax.jit(transformed(functools.partial(total, problem, ops)))(*args) for ops in (OURS, LAX))
+    same(got, want)
+
+
+def test_the_kernels_are_what_runs():
+    """Named, the kernels are all that is chosen, for derivatives too; otherwise no CPU program takes them."""
+    x, w = CONV2D.operands("fprop")
+    loss = functools.partial(total, CONV2D, OURS)
+    rows = jaxext.explain(jax.grad(loss, (0, 1)), x, w).rows
+    assert [(row.op, row.chosen) for row in rows] == [(f"conv2d_{role}", "triton") for role in ("fprop", "wgrad", "dgrad")]
+    with jaxext.use_implementation(None):
+        (row,) = jaxext.explain(loss, x, w).rows
+        assert row.chosen == "xla" and "triton" in row.refused
+    assert "callback" in jax.jit(loss).lower(x, w).as_text()
+
+
+@each_role
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_jit_and_eager(problem, role):
+    a, b = problem.operands(role)
+    want = truth(problem, role, a, b)
+    same(jax.jit(problem.role(role))(a, b), want)
+    if problem in (DOT, CONV2D):
+        same(problem.role(role)(a, b), want)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{type(case).__name__}:{case.name}")
+def test_named_case_and_its_gradients(case):
+    """Every geometry and every dimension numbers that the library is tested with, zero sizes included."""
+    x, w = case.operands(np.float32, integers=True)
+    op = jaxext.conv_general_dilated if isinstance(case, ConvCase) else jaxext.dot_general
+    y, pullback = jax.vjp(lambda x, w: case.run(op, x, w), x, w)
+    np.testing.assert_array_equal(y, truth_of_case(case, x, w))
+    ct = np.random.default_rng(2).integers(-3, 4, y.shape).astype(np.float32)
+    wide = jax.vjp(lambda x, w: case.run(case.op, x, w), x.astype(np.float64), w.astype(np.float64))[1](ct.astype(np.float64))
+    for got, want in zip(pullback(ct), wide, strict=True):
+        assert np.isfinite(got).all()
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=lambda d: d.dtype.name)
+@of_each_kernel
+def test_half_precision(problem, dtype):
+    """Sums are exact in float32, and rounded once: what lax gives in float64, rounded."""
+    for role in ROLES:
+        a, b = problem.operands(role, dtype=dtype)
+        got = jax.jit(problem.role(role))(a, b)
+        assert got.dtype == dtype
+        same(got, truth(problem, role, a.astype(np.float64), b.astype(np.float64)).astype(dtype))
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=str)
+@of_each_kernel
+def test_vmap(problem, axes):
+    for role in ROLES:
+        a, b = (problem.operands(role, 3)[i] if axis == 0 else problem.operands(role)[i] for i, axis in enumerate(axes))
+        got = jax.jit(jax.vmap(problem.role(role), axes))(a, b)
+        want = jax.jit(jax.vmap(problem.role(role, LAX), axes))(a, b)
+        same(got, want)
+
+
+def test_vmap_of_vmap_with_batched_filters():
+    x, w = CONV2D.operands("fprop", 2, 2)
+    nested = lambda ops: jax.jit(jax.vmap(jax.vmap(functools.partial(CONV2D.call, ops), (0, None)), (1, 0)))
+    same(nested(OURS)(x, w[0]), nested(LAX)(x, w[0]))
+
+
+@of_each_kernel
+def test_gradients(problem):
+    """Reverse, forward, per example, and forward over reverse."""
+    x, w = problem.operands("fprop")
+    of_both(problem, lambda f: jax.grad(f, (0, 1)), x, w)
+    of_both(problem, lambda f: lambda x, w: jax.jvp(f, (x, w), (w.sum() + x, x.sum() + w)), x, w)
+    of_both(problem, lambda f: lambda x, w: jax.jvp(jax.grad(f, (0, 1)), (x, w), (x, w)), x, w)
+    of_both(problem, lambda f: jax.vmap(jax.grad(f, 1), (0, None)), x[:3, None], w) if problem is not DOT_BATCHED else None
+
+
+@pytest.mark.parametrize("problem", [TRANSPOSED, BATCH_GROUPS, CONV3D, CAUSAL, CONV1D], ids=str)
+def test_gradients_of_further_geometries(problem):
+    of_both(problem, lambda f: jax.grad(f, (0, 1)), *problem.operands("fprop"))
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
+@pytest.mark.parametrize("problem", [DOT, CONV2D, GROUPED, DEPTHWISE], ids=str)
+def test_shard_map_over_eight_devices(problem, check_vma):
+    """A split batch and whole filters; the gradient of the filter is the sum over devices."""
+    x, w = problem.operands("fprop")
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def parts(x, w):
+        dx, dw = jax.grad(functools.partial(total, problem, OURS), (0, 1))(x, w)
+        return problem.call(OURS, x, w), dx, (dw if check_vma else lax.psum(dw, "data"))
+
+    split = jax.shard_map(parts, mesh=mesh, in_specs=(P("data"), P()), out_specs=(P("data"), P("data"), P()), check_vma=check_vma)
+    want = jax.grad(functools.partial(total, problem, LAX), (0, 1))(x, w)
+    same(jax.jit(split)(x, w), (truth(problem, "fprop", x, w), *want))
+
+
+@pytest.mark.parametrize("problem", [DOT, CONV2D, DEPTHWISE], ids=str)
+def test_explicit_mesh(problem):
+    """Each device's kernel sees its part."""
+    x, w = problem.operands("fprop")
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    want = jax.jit(jax.value_and_grad(functools.partial(total, problem, LAX), (0, 1)))(x, w)
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(x, NamedSharding(mesh, P("data"))), jax.device_put(w, NamedSharding(mesh, P()))
+        same(jax.jit(jax.value_and_grad(functools.partial(total, problem, OURS), (0, 1)))(*spread), want)
+
+
+def test_a_program_that_xla_splits_is_refused():
+    """Python callbacks inside custom_partitioning crashed the process: the compiled program does not know them."""
+    x, w = DOT.operands("fprop")
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    with pytest.raises(Exception, match="cannot stand in a program that XLA splits"):
+        jax.jit(functools.partial(DOT.call, OURS))(jax.device_put(x, NamedSharding(mesh, P("data"))), w)
+
+
+def test_pmap():
+    x, w = CONV2D.operands("fprop", 8)
+    same(jax.pmap(functools.partial(CONV2D.call, OURS))(x, w), jax.vmap(functools.partial(CONV2D.call, LAX))(x, w))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2], ids=lambda d: d.dtype.name)
+def test_8_bit_floats(dtype):
+    case = named("dot:batched")
+    a, b = case.operands(dtype, integers=True)
+    got = case.run(jaxext.dot_general, a, b, preferred_element_type=jnp.float32)
+    np.testing.assert_array_equal(got, truth_of_case(case, a, b))
+
+
+def test_8_bit_integers():
+    case = named("dot:odd")
+    assert isinstance(case, DotCase)
+    a, b = (np.random.default_rng(i).integers(-128, 128, shape).astype(np.int8) for i, shape in enumerate((case.lhs, case.rhs)))
+    got = case.run(jaxext.dot_general, a, b, preferred_element_type=jnp.int32)
+    np.testing.assert_array_equal(got, truth_of_case(case, a, b))
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "TF32_TF32_F32_X3", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "F32_F32_F32"])
+def test_precisions(precision):
+    case = named("dot:odd")
+    a, b = case.operands(np.float32, integers=True)
+    np.testing.assert_array_equal(case.run(jaxext.dot_general, a, b, precision=precision), truth_of_case(case, a, b))
+
+
+def test_mixed_dtypes_of_a_gradient():
+    """A float32 cotangent meets bfloat16 operands."""
+    x, w = CONV2D.operands("fprop", dtype=jnp.bfloat16)
+    loss = lambda ops, x, w: jnp.sum(CONV2D.call(ops, x, w, preferred_element_type=jnp.float32) ** 2)
+    got = jax.jit(jax.grad(functools.partial(loss, OURS), (0, 1)))(x, w)
+    want = jax.jit(jax.grad(functools.partial(loss, LAX), (0, 1)))(x.astype(np.float64), w.astype(np.float64))
+    same(got, jax.tree.map(lambda g: g.astype(jnp.bfloat16), want))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reason"), [(np.float64, "a is float64, want one of"), (np.complex64, "a is complex64"), (np.bool_, "a is bool")], ids=str
+)
+def test_refused_dtypes(dtype, reason):
+    with pytest.raises(NotImplementedError, match=f"matmul_nn: implementation 'triton' does not support this call: {reason}"):
+        jaxext.matmul(np.ones((2, 2), dtype), np.ones((2, 2), dtype))
+
+
+def test_refused_rank():
+    x, w = jnp.ones((1, 2, 2, 2, 2, 1), np.float32), jnp.ones((1, 1, 1, 1, 1, 1), np.float32)
+    with pytest.raises(NotImplementedError, match="4 spatial axes, want 3 at most"):
+        jaxext.conv_general_dilated(x, w, (1,) * 4, "VALID")
+
+
+def test_refused_precision():
+    with pytest.raises(NotImplementedError, match="precision is BF16_BF16_F32_X9, want one of"):
+        jaxext.dot_general(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), (((1,), (0,)), ((), ())), precision="BF16_BF16_F32_X9")

@@ -1,0 +1,290 @@
+"""The implementation `triton` without a GPU: what it refuses and why, when it is preferred, and the CUDA programs that it is lowered to.
+
+Whether its kernels compute what they should is tested in tests/kernels, how well they are compiled in test_kernels.py.
+"""
+
+import collections
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import jaxext
+from jaxext import _triton
+
+pytest.importorskip("triton")
+pytest.importorskip("jax_triton", exc_type=ImportError)
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+MOVES = ("transpose", "pad", "gather", "concatenate", "reverse", "slice", "dynamic_slice")
+
+
+def struct(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def operations(lowered):
+    """Every operation of a program, those in regions and other functions included."""
+
+    def visit(op):
+        yield op
+        for region in op.regions:
+            for block in region:
+                for inner in block:
+                    yield from visit(inner.operation)
+
+    yield from visit(lowered.compiler_ir("stablehlo").operation)
+
+
+def kernels(lowered) -> collections.Counter:
+    """How often each kernel is called, by the name that it has in the compiled code."""
+    names = []
+    for op in operations(lowered):
+        if op.name == "stablehlo.custom_call" and "triton_kernel_call" in str(op.attributes["call_target_name"]):
+            newer = "mhlo.backend_config" in op.attributes  # jax-triton 0.4
+            names.append(kernel_name(op.attributes["mhlo.backend_config"]["opaque"] if newer else op.attributes["backend_config"]))
+    return collections.Counter(names)
+
+
+def kernel_name(config) -> str:
+    """The entry point of the PTX in a call's description, which jax-triton compresses."""
+    (name,) = set(re.findall(rb"\.visible \.entry (\w+)\(", zlib.decompress(config.value_bytes)))
+    return name.decode()
+
+
+def moved(lowered, elements: int) -> list[str]:
+    """Operations that write a changed copy of an array of at least this many elements."""
+    found = []
+    for op in operations(lowered):
+        if op.name.removeprefix("stablehlo.") in MOVES:
+            if max(int(np.prod(value.type.shape)) for value in op.operands) >= elements:
+                found.append(str(op)[:200])
+    return found
+
+
+def conv(x, w, strides=(1, 1), **kwargs):
+    return jaxext.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=NHWC, **kwargs)
+
+
+def resnet_block(params, x):
+    """A block that halves the resolution, with a projection beside it."""
+    first, second, projection = params
+    y = conv(jax.nn.relu(conv(x, first, (2, 2))), second)
+    return jax.nn.relu(y + conv(x, projection, (2, 2)))
+
+
+BLOCK = (struct(3, 3, 16, 32), struct(3, 3, 32, 32), struct(1, 1, 16, 32))
+IMAGES = struct(8, 16, 16, 16)
+
+
+def loss(params, x):
+    return jnp.sum(resnet_block(params, x).astype(jnp.float32) ** 2)
+
+
+@pytest.fixture
+def named():
+    with jaxext.use_implementation("triton"):
+        yield
+
+
+@pytest.mark.usefixtures("named")
+class TestPrograms:
+    """Exactly the kernels that one expects, and no copy of an activation beside them."""
+
+    def test_resnet_block(self):
+        lowered = jaxext.lower_for(resnet_block, BLOCK, IMAGES, arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3}
+        assert moved(lowered, 8 * 8 * 8 * 32) == []
+
+    def test_its_gradients(self):
+        lowered = jaxext.lower_for(jax.grad(loss, (0, 1)), BLOCK, IMAGES, arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 3, "conv2d_wgrad": 3}
+        assert moved(lowered, 8 * 8 * 8 * 32) == []
+
+    def test_its_gradient_for_each_example(self):
+        each = jax.vmap(jax.grad(loss), (None, 0))
+        lowered = jaxext.lower_for(each, BLOCK, struct(8, 1, 16, 16, 16), arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
+        # The result has the axes of the user's filters, the kernels' K first: that is all that is transposed.
+        assert all("8x32x3x3x" in text for text in moved(lowered, 8 * 8 * 8 * 32))
+
+    def test_an_ensemble(self):
+        params = jax.tree.map(lambda s: struct(4, *s.shape), BLOCK)
+        lowered = jaxext.lower_for(jax.vmap(resnet_block, (0, None)), params, IMAGES, arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3}
+
+    def test_mlp(self):
+        def mlp(params, x):
+            for w in params[:-1]:
+                x = jax.nn.relu(jaxext.matmul(x, w))
+            return jnp.sum(jaxext.matmul(x, params[-1]).astype(jnp.float32) ** 2)
+
+        params = [struct(784, 256), struct(256, 256), struct(256, 16)]
+        x = struct(512, 784)
+        lowered = jaxext.lower_for(jax.grad(mlp), params, x, arch="sm_80")
+        assert kernels(lowered) == {"matmul_nn": 3, "matmul_nt": 2, "matmul_tn": 3}
+        assert moved(lowered, 1) == []
+        of_two = [struct(2, *w.shape) for w in params], struct(2, *x.shape)
+        batched = jaxext.lower_for(jax.vmap(jax.grad(mlp)), *of_two, arch="sm_80")
+        assert kernels(batched) == {"matmul_nn": 3, "matmul_nt": 2, "matmul_tn": 3}
+        assert moved(batched, 1) == []
+
+    @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+    def test_architectures(self, arch):
+        lowered = jaxext.lower_for(lambda a, b: jaxext.matmul(a, b), struct(64, 64), struct(64, 64), arch=arch)
+        assert kernels(lowered) == {"matmul_nn": 1}
+
+    def test_depthwise(self):
+        x, w = struct(2, 256, 64), struct(4, 1, 64)
+
+        def causal(w, x):
+            y = jaxext.conv_general_dilated(x, w, (1,), [(3, 0)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=64)
+            return jnp.sum(y.astype(jnp.float32) ** 2)
+
+        lowered = jaxext.lower_for(jax.grad(causal, (0, 1)), w, x, arch="sm_90a")
+        assert kernels(lowered) == {"conv1d_fprop": 1, "conv1d_dgrad": 1, "conv1d_wgrad": 1}
+        assert moved(lowered, 2 * 256 * 64) == []
+
+    def test_export_and_serialize(self):
+        """A program of kernels leaves the machine, and is the same when it comes back."""
+        with jaxext.use_target("sm_90a"):
+            exported = export.export(jax.jit(resnet_block), platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())(
+                BLOCK, IMAGES
+            )
+        again = export.deserialize(exported.serialize())
+        assert again.platforms == ("cuda",)
+        assert again.mlir_module() == exported.mlir_module()
+        assert again.mlir_module().count("stablehlo.custom_call @triton_kernel_call") == 3
+
+
+def test_export_without_the_disabled_checks_names_the_custom_call():
+    with jaxext.use_target("sm_90a"), jaxext.use_implementation("triton"), pytest.raises(ValueError, match="triton_kernel_call"):
+        export.export(jax.jit(resnet_block), platforms=["cuda"])(BLOCK, IMAGES)
+
+
+REFUSALS = {
+    "platform": (dict(platform="cpu"), "platform is 'cpu', want 'cuda'"),
+    "no GPU": (dict(platform="cuda"), "not known for which GPU: there is none here"),
+    "old GPU": (dict(arch="sm_75"), "compute capability is 7.5, want one of [8.0, "),
+    "float64": (dict(arch="sm_90a", dtype=jnp.float64), "a is float64, want one of"),
+    "complex": (dict(arch="sm_90a", dtype=jnp.complex64), "a is complex64, want one of"),
+    "fp8": (dict(arch="sm_80", dtype=jnp.float8_e4m3fn, preferred_element_type=jnp.float32), "8.9"),
+}
+
+
+def refusal(arch=None, platform="cuda", dtype: jax.typing.DTypeLike = jnp.float32, **kwargs):
+    with jaxext.use_target(arch), jaxext.use_implementation("triton"):
+        x = struct(32, 32, dtype=dtype)
+        (row,) = jaxext.explain(lambda x: jaxext.matmul(x, x, **kwargs), x, platform=platform).rows
+    assert row.chosen is None
+    return row.refused["triton"]
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case):
+    given, reason = REFUSALS[case]
+    assert reason in refusal(**given)
+
+
+@pytest.mark.parametrize(
+    ("package", "found", "reason"),
+    [
+        ("triton", None, "triton is not installed: pip install 'jaxext[triton]'"),
+        ("jax-triton", None, "jax-triton is not installed"),
+        ("triton", "3.5.1", "triton 3.5.1 is installed, want 3.6 or newer"),
+        ("jax-triton", "0.2.0", "jax-triton 0.2.0 is installed, want 0.3.1 or newer"),
+    ],
+)
+def test_refused_installations(monkeypatch, package, found, reason):
+    version = importlib.metadata.version
+
+    def installed(name):
+        if name == package and found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found if name == package else version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    _triton._missing.cache_clear()
+    try:
+        assert reason in refusal(arch="sm_90a")
+    finally:
+        _triton._missing.cache_clear()
+
+
+def test_an_installation_that_does_not_import(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_triton", None)
+    _triton._missing.cache_clear()
+    _triton._jax_triton.cache_clear()
+    try:
+        found = refusal(arch="sm_90a")
+        assert "cannot be imported" in found and importlib.metadata.version("triton") in found
+    finally:
+        _triton._missing.cache_clear()
+
+
+def test_named_and_refused_is_an_error_when_lowered():
+    with pytest.raises(NotImplementedError, match="matmul_nn: implementation 'triton' does not support this call: platform is 'cpu'"):
+        jaxext.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), implementation="triton")
+
+
+def test_several_platforms_in_one_program_take_xla():
+    """One program for CPUs and GPUs: nobody says for which GPU, so nothing is compiled for one."""
+    depthwise = lambda x, w: conv(x, w, feature_group_count=16)
+    with jaxext.use_target("sm_90a"):
+        exported = export.export(jax.jit(depthwise), platforms=["cpu", "cuda"])(IMAGES, struct(3, 3, 1, 16))
+        assert chosen(depthwise, IMAGES, struct(3, 3, 1, 16)) == [("conv2d_fprop", "triton")]  # as it would be for a GPU alone
+    assert "triton_kernel_call" not in exported.mlir_module()
+
+
+def test_importing_jax_triton_leaves_the_environment():
+    """It sets, or deletes, TRITON_CACHE_DIR, after which Triton could not find its cache."""
+    script = """if True:
+        import os, jax, jaxext, jax.numpy as jnp
+        x = jax.ShapeDtypeStruct((16, 16), jnp.float16)
+        before = dict(os.environ)
+        jaxext.lower_for(lambda a: jaxext.matmul(a, a, implementation="triton"), x, arch="sm_80")
+        assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())"""
+    for environment in ({}, {"TRITON_CACHE_DIR": "/tmp/somewhere"}):
+        subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **environment})
+
+
+def chosen(fun, *args):
+    with jaxext.use_target("sm_90a"):
+        return [(row.op, row.chosen) for row in jaxext.explain(fun, *args, platform="cuda").rows]
+
+
+def test_preferred_where_a_gain_is_expected():
+    """Depthwise, grouped, batched, dilated input, and one or three axes; dense products are left to XLA."""
+    x, w = struct(4, 16, 16, 32), struct(3, 3, 32, 32)
+    assert chosen(conv, x, w) == [("conv2d_fprop", "xla")]
+    assert chosen(jaxext.matmul, struct(64, 64), struct(64, 64)) == [("matmul_nn", "xla")]
+    assert chosen(lambda x, w: conv(x, w, feature_group_count=32), x, struct(3, 3, 1, 32)) == [("conv2d_fprop", "triton")]
+    assert chosen(lambda x, w: conv(x, w, feature_group_count=4), x, struct(3, 3, 8, 32)) == [("conv2d_fprop", "triton")]
+    assert chosen(jax.vmap(conv), struct(2, *x.shape), struct(2, *w.shape)) == [("conv2d_fprop", "triton")]
+    each = jax.vmap(jax.grad(lambda w, x: (conv(x, w).astype(jnp.float32) ** 2).sum()), (None, 0))
+    assert ("conv2d_wgrad", "triton") in chosen(each, w, struct(4, 1, *x.shape[1:]))
+    transposed = lambda x, w: jaxext.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=NHWC)
+    assert chosen(transposed, x, w) == [("conv2d_fprop", "triton")]
+    line = lambda x, w: jaxext.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+    assert chosen(line, struct(2, 64, 32), struct(3, 32, 32)) == [("conv1d_fprop", "triton")]
+
+
+@pytest.mark.parametrize("arch", ["90", "sm_9x", "sm90", "", 90])
+def test_targets_that_are_none(arch):
+    with pytest.raises(ValueError, match="use_target: arch is .*want a name such as"):
+        jaxext.use_target(arch)
+
+
+def test_the_target_is_part_of_jits_key():
+    f = jax.jit(lambda a: jaxext.matmul(a, a, implementation="triton"))
+    x = struct(64, 64)
+    first, second, again = (jaxext.lower_for(f, x, arch=arch).as_text() for arch in ("sm_80", "sm_90a", "sm_80"))
+    assert first == again != second
