@@ -1,0 +1,191 @@
+"""Every Triton kernel is well compiled for every architecture: what `make kernels` prints, held against its laws.  No GPU is needed.
+
+A process of Triton's interpreter cannot compile, so compilations run in processes of their own.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+pytest.importorskip("triton", reason="no Triton here")
+
+# ruff: noqa: E402
+import compiled
+from kernel_problems import PROBLEMS, Conv
+
+from jaxext.kernels._launch import SHARED_MEMORY
+
+ROOT = pathlib.Path(__file__).parent.parent
+LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
+
+
+def run(*options):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    command = [sys.executable, ROOT / "benchmarks/compiled.py", *map(str, options)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("kernel", compiled.KERNELS)
+def test_every_kernel_is_well_compiled(kernel, tmp_path):
+    done = run("--kernel", kernel, "--json", tmp_path / "rows.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert {row["arch"] for row in rows} == set(compiled.ARCHS)
+    assert [compiled.line(row) for row in rows if compiled.offences(row)] == []
+
+
+@pytest.mark.parametrize("case", PROBLEMS, ids=lambda case: case.name)
+def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
+    module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
+    for role in case.roles:
+        for numbers in case.numbers:
+            for arch in SHARED_MEMORY:
+                problem = case.problem(role, numbers, arch)
+                if (reason := module.supports(problem)) is not None:
+                    assert numbers.startswith("fp8") and arch < 89, reason
+                    continue
+                candidates = module.candidates(problem)
+                assert module.pick(problem) in candidates
+                assert len(set(candidates)) == len(candidates)
+                assert len({dataclasses.replace(config, SPLITS=1) for config in candidates}) <= 16
+                for config in candidates:
+                    launch = module.launch(problem, config)
+                    assert launch.grid == module.grid(problem, config)
+                    assert all(n <= limit for n, limit in zip(launch.grid, (2**31 - 1, 65535, 65535), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "limit"),
+    [
+        ("4096 cubed", {"num_stages": 20}, SHARED_MEMORY[90]),
+        ("resnet 3x3", {"num_stages": 20}, SHARED_MEMORY[90]),
+        ("mamba k=4", {"WIDTH": 64}, 255),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(name, change, limit):
+    (case,) = (case for case in PROBLEMS if case.name == name)
+    module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
+    problem = case.problem(case.roles[0], "bf16", 90)
+    config = dataclasses.replace(module.pick(problem), **change)
+    with pytest.raises(ValueError, match=rf"^{problem.name}: .*needs \d+ .*{limit}"):
+        module.launch(problem, config)
+
+
+@pytest.mark.parametrize("case", [case for case in PROBLEMS if isinstance(case, Conv)], ids=lambda case: case.name)
+def test_a_convolution_of_the_table_is_one_of_lax(case):
+    y = jax.eval_shape(
+        lambda x, w: lax.conv_general_dilated(
+            x,
+            w,
+            (case.stride,) * case.rank,
+            case.padding or "SAME",
+            (case.input_dilation,) * case.rank,
+            (case.dilation,) * case.rank,
+            LAYOUTS[case.rank],
+            case.groups,
+        ),
+        jax.ShapeDtypeStruct(case.x, jnp.bfloat16),
+        jax.ShapeDtypeStruct(case.w, jnp.bfloat16),
+    )
+    assert y.shape == (case.x[0], *case.output, case.w[-1])
+    if case.padding is None:
+        assert list(case.pads) == lax.padtype_to_pads(
+            case.x[1:-1], [(r - 1) * case.dilation + 1 for r in case.w[:-2]], (case.stride,) * case.rank, "SAME"
+        )
+
+
+def test_names_are_told_apart():
+    assert len({case.name for case in PROBLEMS}) == len(PROBLEMS)
+    assert {case.kernel for case in PROBLEMS} == set(compiled.KERNELS)
+
+
+GOOD = {
+    "kernel": "matmul",
+    "problem": "4096 cubed",
+    "role": "nn",
+    "numbers": "bf16",
+    "arch": 90,
+    "config": "Config()",
+    "picked": True,
+    "name": "matmul_nn",
+    "function": "matmul_nn",
+    "warps": 8,
+    "stages": 3,
+    "splits": 1,
+    "shared": 147456,
+    "tensor_memory": 0,
+    "dtypes": ["bf16", "bf16", "bf16"],
+    "aligned": True,
+    "dots": [{"rows": 128, "columns": 256, "depth": 64, "dtype": "bf16"}],
+    "registers": 170,
+    "local": 0,
+    "spills": 0,
+    "spills_in_loops": 0,
+    "loads": {"16": 36},
+    "wgmma": 4,
+    "tcgen05": 0,
+    "mma": 0,
+    "fma": 0,
+}
+
+
+def test_spills_are_found(tmp_path, monkeypatch):
+    """A tile of 128 x 256 over 4 warps is 256 sums per thread, which has 255 registers."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    program = next(program for program in compiled.programs("matmul", "4096 cubed", [90]) if program.picked)
+    config = dataclasses.replace(program.config, BLOCK_ROWS=128, BLOCK_COLS=256, num_warps=4, num_stages=3)
+    row = compiled.compile_row(dataclasses.replace(program, config=config))
+    assert row["function"] == "matmul_nn" and row["registers"] == 255 and row["wgmma"] and set(row["loads"]) == {"16"}
+    assert compiled.offences(row) == ["spills", "spills in a loop", "has local memory"]
+
+
+def test_a_good_row_breaks_no_law():
+    assert compiled.offences(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "law"),
+    [
+        ({"error": "ValueError: no"}, "does not compile"),
+        ({"spills": 17}, "spills"),
+        ({"spills_in_loops": 1}, "spills in a loop"),
+        ({"local": 17}, "has local memory"),
+        ({"shared": (227 << 10) + 1}, "shared memory over the limit"),
+        ({"arch": 80, "wgmma": 0, "mma": 64, "shared": (163 << 10) + 1}, "shared memory over the limit"),
+        ({"tensor_memory": 513}, "tensor memory over the limit"),
+        ({"function": "matmul"}, "not named after its primitive"),
+        ({"wgmma": 0, "mma": 64}, "not on the tensor cores that it could use"),
+        ({"arch": 100, "wgmma": 0, "mma": 64}, "not on the tensor cores that it could use"),
+        ({"arch": 80, "wgmma": 0, "fma": 64}, "not on the tensor cores that it could use"),
+        ({"dots": []}, "no products of tiles"),
+        ({"loads": {"16": 30, "4": 6}}, "narrow loads"),
+        ({"loads": {}}, "narrow loads"),
+        ({"kernel": "depthwise", "dots": [], "loads": {"8": 6}}, "narrow loads"),
+    ],
+)
+def test_a_law_bites(change, law):
+    assert compiled.offences(GOOD | change) == [law]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spills": 8, "local": 16},
+        {"aligned": False, "loads": {"2": 36}},
+        {"warps": 4, "dots": [{"rows": 16, "columns": 64, "depth": 32, "dtype": "bf16"}], "wgmma": 0, "mma": 8, "loads": {"16": 2, "8": 2}},
+        {"kernel": "depthwise", "dots": [], "loads": {"16": 6, "2": 4}},
+        {"dtypes": ["fp32"] * 3, "dots": [{"rows": 128, "columns": 128, "depth": 32, "dtype": "f32"}], "loads": {"16": 4, "4": 16}},
+    ],
+    ids=["resting", "unaligned", "small tiles", "filters of few taps", "turned tiles"],
+)
+def test_a_law_asks_for_no_more_than_can_be(change):
+    assert compiled.offences(GOOD | change) == []
