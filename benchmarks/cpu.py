@@ -2,22 +2,17 @@
 
     python benchmarks/cpu.py [--only SUBSTRING] [--repeats N] [--json PATH] [--plot PATH]
 
-A row's ratio is lax's median time over jaxext's: above 1, jaxext is faster.  Gradients are pullbacks with the cotangent as an argument, so
-that only the one role is timed.  Memory is the temporaries of the compiled program.  Rows without a target are there to show where the
-thresholds of `jaxext._conv_xla.plan` stand, the shapes that gain least among them.
+A row's ratio is lax's median time over jaxext's: above 1, jaxext is faster.  Memory is the temporaries of the compiled program.  Rows
+without a target are there to show where the thresholds of `jaxext._conv_xla.plan` stand, the shapes that gain least among them.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import functools
 import itertools
 import json
 import os
 import pathlib
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,9 +20,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-
-import jaxext
+from problems import LAYOUTS, Case, all_roles, conv, environment, floats, matmul, operation, roles
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 SAMPLE_SECONDS = 5e-3  # a sample is as many calls as take this long, so that short ones are not all overhead
@@ -35,69 +28,13 @@ PATIENCE_SECONDS = 5  # a case whose samples would take longer than this togethe
 # glibc reads these when a process starts.  It keeps what is freed, so that a call does not wait for the kernel to hand out the result's
 # pages anew: that took up to three quarters of the time of a pass over 16 MiB, of lax's and of ours.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
-LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One row: `build(library)` is the function to time, where the library is "lax" or "jaxext"."""
-
-    name: str
-    build: Callable[[str], Callable]
-    shapes: tuple[tuple[int, ...], ...]
-    target: float | None = None
-    traced: bool = False  # time tracing rather than running
-
-
-def floats(shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def conv(name, x, w, role="fprop", *, stride=1, padding="SAME", dilation=1, input_dilation=1, groups=1, vmap=None, target=None):
-    """x is (N, *space, C) and w is (*filter, C/groups, K), each without the axis of size `vmap` that is mapped in both."""
-    rank = len(x) - 2
-    static = dict(
-        window_strides=(stride,) * rank,
-        padding=padding,
-        lhs_dilation=(input_dilation,) * rank,
-        rhs_dilation=(dilation,) * rank,
-        dimension_numbers=LAYOUTS[rank],
-        feature_group_count=groups,
-    )
-    y = jax.eval_shape(functools.partial(lax.conv_general_dilated, **static), *map(floats, (x, w))).shape
-    shapes = {"fprop": (x, w), "dgrad": (w, y), "wgrad": (x, y)}[role]
-
-    def build(library):
-        op = functools.partial({"lax": lax, "jaxext": jaxext}[library].conv_general_dilated, **static)
-        f = {
-            "fprop": op,
-            "dgrad": lambda w, y: jax.vjp(lambda x: op(x, w), jnp.zeros(x, jnp.float32))[1](y)[0],
-            "wgrad": lambda x, y: jax.vjp(lambda w: op(x, w), jnp.zeros(w, jnp.float32))[1](y)[0],
-        }[role]
-        return jax.vmap(f) if vmap else f
-
-    if vmap:
-        shapes = tuple((vmap, *shape) for shape in shapes)
-    return Case(f"{name} {role}", build, shapes, target)
-
-
-def roles(name, x, w, targets, **static):
-    return [conv(name, x, w, role, target=target, **static) for role, target in targets.items()]
-
-
-def all_roles(target):
-    return dict.fromkeys(("fprop", "dgrad", "wgrad"), target)
-
-
-def matmul(n):
-    return Case(f"matmul {n}", lambda library: {"lax": jnp, "jaxext": jaxext}[library].matmul, ((n, n), (n, n)), 0.95)
 
 
 def tracing():
     static = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=LAYOUTS[2])
 
     def build(library):
-        op = {"lax": lax, "jaxext": jaxext}[library].conv_general_dilated
+        op = operation(library, "conv_general_dilated")
         return lambda x, w: op(x, w, **static)
 
     return Case("tracing a convolution", build, ((2, 8, 8, 4), (3, 3, 4, 4)), 1 / 3, traced=True)
@@ -119,7 +56,7 @@ CASES = [
     *roles("dense 7x7, 2x56x56x16", (2, 56, 56, 16), (7, 7, 16, 16), all_roles(0.95)),
     *roles("dense 1-D k=5, 8x512x64", (8, 512, 64), (5, 64, 64), all_roles(0.95)),
     *roles("dense 3-D 3x3x3, 2x12x12x12x16", (2, 12, 12, 12, 16), (3, 3, 3, 16, 16), all_roles(0.95)),
-    *map(matmul, (256, 512, 1024, 2048)),
+    *(matmul(f"matmul {n}", n, n, n, target=0.95) for n in (256, 512, 1024, 2048)),
     tracing(),
     *roles("depthwise 3x3, 1x14x14x64", (1, 14, 14, 64), (3, 3, 1, 64), all_roles(None), groups=64),
     *roles("depthwise 5x5 by 2, 4x28x28x32", (4, 28, 28, 32), (5, 5, 1, 32), all_roles(None), groups=32, stride=2),
@@ -176,25 +113,6 @@ def sample(runs: dict[str, Callable], repeats: int) -> dict[str, list[float]]:
                 run()
             seconds[library].append((time.perf_counter() - start) / calls[library])
     return seconds
-
-
-def environment() -> dict:
-    here = pathlib.Path(__file__).parent
-    commit = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return {
-        "device": f"{jax.devices()[0].device_kind}, {processor()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__, "jaxext": jaxext.__version__},
-        "commit": commit or None,
-        "command": " ".join(["python", *sys.argv]),
-    }
-
-
-def processor() -> str:
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def line(row: dict) -> str:
