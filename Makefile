@@ -6,17 +6,27 @@ TESTS  ?= tests
 python := $(VENV)/bin/python
 ready  := $(VENV)/.ready
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test bench kernels gpu lint format clean
 
 demo: $(ready)
 	$(python) examples/digits.py
 
-# two workers: most of the time goes into compiling, and the simulated devices take cores of their own
+# two workers: most of the time goes into compiling, and the simulated devices take cores of their own; a process of Triton's
+# interpreter cannot compile, so the tests of kernels are a run of their own
 test: $(ready)
-	$(python) -m pytest -n 2 $(TESTS)
+	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 $(filter-out tests/kernels%,$(TESTS)))
+	$(if $(filter tests tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
 
 bench: $(ready)
 	$(python) benchmarks/cpu.py
+
+# what the compiler makes of every Triton kernel, for GPUs that need not be there
+kernels: $(ready)
+	$(python) benchmarks/compiled.py --check
+
+# on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests sanitizer bench
+gpu:
+	bash benchmarks/on_gpu.sh $(PARTS)
 
 lint: $(ready)
 	$(python) -m ruff check .
@@ -31,6 +41,8 @@ format: $(ready)
 $(ready): pyproject.toml CMakeLists.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(python) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(python) -m pip install --quiet --disable-pip-version-check --no-deps \
+	    "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')" # what jax-triton imports; it needs no GPU
 	touch $@
 
 clean:
