@@ -41,8 +41,9 @@ format: $(ready)
 $(ready): pyproject.toml CMakeLists.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(python) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	$(python) -m pip install --quiet --disable-pip-version-check --no-deps \
-	    "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')" # what jax-triton imports; it needs no GPU
+	# what jax-triton imports; it needs no GPU, and is made for Linux, like Triton
+	[ "$$(uname)" != Linux ] || $(python) -m pip install --quiet --disable-pip-version-check --no-deps \
+	    "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
 	touch $@
 
 clean:

@@ -29,7 +29,7 @@ def use_target(arch: str | None):
         return _named(None)
     match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch) if isinstance(arch, str) else None
     if not match:
-        raise ValueError(f'use_target: arch is {arch!r}, want a name such as "sm_90a", or None')
+        raise ValueError(f'arch is {arch!r}, want a name such as "sm_90a", or None')
     return _named(int(match[1]))
 
 

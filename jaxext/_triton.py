@@ -66,22 +66,30 @@ class _Triton:
         return reason
 
     def gains(self, call: Call) -> str | None:
+        if call.platform == "cpu":
+            return "the interpreter is slow: it is taken only if it is named"
+        if call.splitter == "later":
+            return "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
+        return self._slower(call)
+
+    def _slower(self, call: Call) -> str | None:
+        """Why XLA is expected to be as fast on a GPU, or None."""
         raise NotImplementedError
 
     def describe(self, call: Call) -> str:
-        launch = self._launch(call)
-        return launch.kernel.fn.__name__ + (f" in {launch.splits} parts" if launch.splits > 1 else "")
+        kernels, launch = self._launch(call)
+        return kernels.__name__.rpartition(".")[2] + (f" in {launch.splits} parts" if launch.splits > 1 else "")
 
-    def _launch(self, call: Call) -> Any:
+    def _launch(self, call: Call) -> tuple[ModuleType, Any]:
         problem = self._problem(call)
         assert not isinstance(problem, str)
         kernels, problem = problem
-        return kernels.launch(problem, kernels.pick(problem))
+        return kernels, kernels.launch(problem, kernels.pick(problem))
 
     def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
         if 0 in call.sizes.values():  # nothing to add up, or nowhere to put it
             return jnp.zeros(call.shape, call.dtype)
-        launch = self._launch(call)
+        _, launch = self._launch(call)
         shape = tuple(call.sizes[label] for label in call.labels[call.open])
         result = jax.ShapeDtypeStruct(shape, call.dtype)
         if launch.splits > 1:
@@ -104,7 +112,7 @@ class TritonMatmul(_Triton):
 
         return matmul, matmul.Problem(**{label: call.sizes[label] for label in "BMNK"}, **common)
 
-    def gains(self, call):
+    def _slower(self, call):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
 
 
@@ -138,7 +146,7 @@ class TritonConv(_Triton):
         alone = problem.C == 1 and problem.G > 1 and depthwise.supports(problem) is None
         return (depthwise if alone else conv), problem
 
-    def gains(self, call):
+    def _slower(self, call):
         window, sizes = call.window, call.sizes
         assert window is not None
         irregular = (
@@ -153,6 +161,8 @@ class TritonConv(_Triton):
 
 def _unavailable(call: Call) -> str | None:
     """Why no kernel can be called at all, or None."""
+    if symbolic := [label for label, size in call.sizes.items() if not isinstance(size, int)]:
+        return f"the size of {symbolic[0]} is symbolic, want a number"
     if call.platform == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"
@@ -179,19 +189,22 @@ def _missing(*, interpreted: bool) -> str | None:
             continue
         if version is None:
             return f"{package} is not installed: pip install 'jaxext[triton]'"
-        if tuple(map(int, re.findall(r"\d+", version)[:3])) < (wanted := _WANTED[package]):
-            return f"{package} {version} is installed, want {'.'.join(map(str, wanted))} or newer"
+        if tuple(map(int, re.findall(r"\d+", version)[:3])) < _WANTED[package]:
+            return f"{package} {version} is installed, {_wanted(package)}"
     try:
         from jaxext._interpreter import interpreting
 
-        if not interpreted:
-            _jax_triton()
+        if not interpreted and _keywords() is None:
+            return f"jax-triton {found['jax-triton']} has another triton_call than those known, {_wanted('jax-triton')}, up to 0.4"
     except Exception as error:  # whatever an installation that does not fit raises
-        versions = " and ".join(f"{package} {version}" for package, version in found.items())
-        return f"{versions} cannot be imported: {error}"
+        return "; ".join(f"{package} {version} is installed, {_wanted(package)}" for package, version in found.items()) + f": {error}"
     if interpreting() != interpreted:
         return f"Triton was imported {'with' if interpreting() else 'without'} TRITON_INTERPRET=1 in the environment"
     return None
+
+
+def _wanted(package: str) -> str:
+    return f"want {'.'.join(map(str, _WANTED[package]))} or newer"
 
 
 def _version(package: str) -> str | None:
@@ -213,6 +226,15 @@ def _jax_triton() -> ModuleType:
         os.environ.pop("TRITON_CACHE_DIR", None)
         if before is not None:
             os.environ["TRITON_CACHE_DIR"] = before
+
+
+@functools.cache
+def _keywords() -> tuple[str, dict[str, Any]] | None:
+    """How `triton_call` names the result, and further keywords; None where it is none that is known."""
+    taken = inspect.signature(_jax_triton().triton_call).parameters
+    if "out_type" in taken and "backend_options" in taken:  # from jax-triton 0.4
+        return "out_type", {"backend_options": {"enable_fp_fusion": True}}
+    return ("out_shape", {"enable_fp_fusion": True}) if "out_shape" in taken and "enable_fp_fusion" in taken else None
 
 
 def _common(call: Call) -> dict[str, Any] | str:
@@ -247,10 +269,9 @@ def _precision(asked: Any, dtypes) -> str | None:
 
 def _called(launch, result, arch, first, second) -> jax.Array:
     """The compiled kernel, as a custom call."""
-    call = _jax_triton().triton_call
-    newer = "backend_options" in inspect.signature(call).parameters  # jax-triton 0.4
-    how = dict(out_type=result, backend_options={"enable_fp_fusion": True}) if newer else dict(out_shape=result, enable_fp_fusion=True)
-    return call(
+    keywords = _keywords()
+    assert keywords is not None
+    return _jax_triton().triton_call(
         first,
         second,
         kernel=launch.kernel,
@@ -259,7 +280,8 @@ def _called(launch, result, arch, first, second) -> jax.Array:
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         compute_capability=arch,
-        **how,
+        **{keywords[0]: result},
+        **keywords[1],
         **launch.constants,
     )
 

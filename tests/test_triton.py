@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 import zlib
 
 import jax
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import _triton
@@ -70,6 +73,11 @@ def moved(lowered, elements: int) -> list[str]:
     return found
 
 
+def moved_activations(lowered) -> list[str]:
+    """Of a vmap of the block below: its filters alone are moved, HWIO into the kernels' KHWI or back."""
+    return [text for text in moved(lowered, 8 * 8 * 8 * 32) if "3x3x" not in text]
+
+
 def conv(x, w, strides=(1, 1), **kwargs):
     return jaxext.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=NHWC, **kwargs)
 
@@ -113,13 +121,24 @@ class TestPrograms:
         each = jax.vmap(jax.grad(loss), (None, 0))
         lowered = jaxext.lower_for(each, BLOCK, struct(8, 1, 16, 16, 16), arch="sm_90a")
         assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
-        # The result has the axes of the user's filters, the kernels' K first: that is all that is transposed.
-        assert all("8x32x3x3x" in text for text in moved(lowered, 8 * 8 * 8 * 32))
+        assert moved_activations(lowered) == []
 
     def test_an_ensemble(self):
+        """With one input for all, its members stand beside the channels after the first layer and in front from the next on: that is
+        the one move of activations, once for each layer that sees the input."""
         params = jax.tree.map(lambda s: struct(4, *s.shape), BLOCK)
         lowered = jaxext.lower_for(jax.vmap(resnet_block, (0, None)), params, IMAGES, arch="sm_90a")
         assert kernels(lowered) == {"conv2d_fprop": 3}
+        assert [text.split(" : ")[-1] for text in moved_activations(lowered)] == [
+            "(tensor<8x8x8x4x32xbf16>) -> tensor<4x8x8x8x32xbf16>"
+        ] * 2
+
+    @pytest.mark.parametrize("fun", [resnet_block, lambda *args: jax.grad(loss, (0, 1))(*args)], ids=["forward", "gradients"])
+    def test_an_ensemble_with_an_input_for_each(self, fun):
+        params = jax.tree.map(lambda s: struct(4, *s.shape), BLOCK)
+        lowered = jaxext.lower_for(jax.vmap(fun), params, struct(4, *IMAGES.shape), arch="sm_90a")
+        assert sum(kernels(lowered).values()) == (3 if fun is resnet_block else 9)
+        assert moved_activations(lowered) == []
 
     def test_mlp(self):
         def mlp(params, x):
@@ -164,6 +183,27 @@ class TestPrograms:
         assert again.mlir_module() == exported.mlir_module()
         assert again.mlir_module().count("stablehlo.custom_call @triton_kernel_call") == 3
 
+    def test_shard_map(self):
+        """Each device's program calls the kernels on its part; the filter's gradient is added up."""
+        split = jax.shard_map(jax.grad(loss), mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
+        lowered = jaxext.lower_for(split, BLOCK, struct(64, 16, 16, 16), arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
+        assert "all_reduce" in lowered.as_text() and "tensor<8x16x16x16xbf16>" in lowered.as_text()
+
+
+MESH = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def test_a_sharded_export_takes_xla():
+    """XLA's partitioner would gather what a kernel reads: unnamed it is not taken, named it is refused."""
+    depthwise = lambda x, w: conv(x, w, feature_group_count=16)
+    split = jax.jit(depthwise, in_shardings=(NamedSharding(MESH, P("data")), NamedSharding(MESH, P())))
+    with jaxext.use_target("sm_90a"):
+        exported = export.export(split, platforms=["cuda"])(IMAGES, struct(3, 3, 1, 16))
+        assert "triton_kernel_call" not in exported.mlir_module()
+        with jaxext.use_implementation("triton"), pytest.raises(NotImplementedError, match="partitioner, which cannot split a kernel"):
+            export.export(split, platforms=["cuda"])(IMAGES, struct(3, 3, 1, 16))
+
 
 def test_export_without_the_disabled_checks_names_the_custom_call():
     with jaxext.use_target("sm_90a"), jaxext.use_implementation("triton"), pytest.raises(ValueError, match="triton_kernel_call"):
@@ -194,6 +234,18 @@ def test_refusals(case):
     assert reason in refusal(**given)
 
 
+@pytest.fixture
+def installed_afresh():
+    """What is installed is looked up anew, by this test and by those after it."""
+    caches = _triton._missing, _triton._keywords, _triton._jax_triton
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("installed_afresh")
 @pytest.mark.parametrize(
     ("package", "found", "reason"),
     [
@@ -212,22 +264,41 @@ def test_refused_installations(monkeypatch, package, found, reason):
         return found if name == package else version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", installed)
-    _triton._missing.cache_clear()
-    try:
-        assert reason in refusal(arch="sm_90a")
-    finally:
-        _triton._missing.cache_clear()
+    assert reason in refusal(arch="sm_90a")
 
 
+@pytest.mark.usefixtures("installed_afresh")
 def test_an_installation_that_does_not_import(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_triton", None)
-    _triton._missing.cache_clear()
-    _triton._jax_triton.cache_clear()
-    try:
-        found = refusal(arch="sm_90a")
-        assert "cannot be imported" in found and importlib.metadata.version("triton") in found
-    finally:
-        _triton._missing.cache_clear()
+    found = refusal(arch="sm_90a")
+    assert "want 0.3.1 or newer: " in found and importlib.metadata.version("triton") in found
+
+
+@pytest.mark.usefixtures("installed_afresh")
+def test_a_jax_triton_with_another_interface(monkeypatch):
+    """Its version is new enough and it imports; whatever nobody named must lower all the same."""
+    monkeypatch.setattr(_triton, "_jax_triton", lambda: types.SimpleNamespace(triton_call=lambda *args, **kwargs: None))
+    assert "has another triton_call than those known" in refusal(arch="sm_90a")
+    assert chosen(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, struct(3, 3, 1, 16)) == [("conv2d_fprop", "xla")]
+
+
+def test_symbolic_sizes_are_left_to_xla():
+    """Kernels are compiled for the sizes: with a symbolic batch an unnamed program raised TracerBoolConversionError."""
+    (batch,) = export.symbolic_shape("b")
+    args = struct(batch, 16, 16, 16), struct(3, 3, 1, 16)
+    depthwise = lambda x, w: conv(x, w, feature_group_count=16)
+    with jaxext.use_target("sm_90a"):
+        assert "triton_kernel_call" not in export.export(jax.jit(depthwise), platforms=["cuda"])(*args).mlir_module()
+        with jaxext.use_implementation("triton"), pytest.raises(NotImplementedError, match="the size of N is symbolic, want a number"):
+            export.export(jax.jit(depthwise), platforms=["cuda"])(*args)
+
+
+def test_an_export_holds_kernels_only_if_they_are_named():
+    """jax refuses to serialise custom calls that it was not told to allow, so an export without names stays what it was."""
+    depthwise = lambda x, w: conv(x, w, feature_group_count=16)
+    with jaxext.use_target("sm_90a"):
+        exported = export.export(jax.jit(depthwise), platforms=["cuda"])(IMAGES, struct(3, 3, 1, 16))
+    assert "triton_kernel_call" not in exported.mlir_module()
 
 
 def test_named_and_refused_is_an_error_when_lowered():
@@ -244,7 +315,7 @@ def test_several_platforms_in_one_program_take_xla():
     assert "triton_kernel_call" not in exported.mlir_module()
 
 
-def test_importing_jax_triton_leaves_the_environment():
+def test_importing_jax_triton_leaves_the_environment(tmp_path):
     """It sets, or deletes, TRITON_CACHE_DIR, after which Triton could not find its cache."""
     script = """if True:
         import os, jax, jaxext, jax.numpy as jnp
@@ -252,7 +323,7 @@ def test_importing_jax_triton_leaves_the_environment():
         before = dict(os.environ)
         jaxext.lower_for(lambda a: jaxext.matmul(a, a, implementation="triton"), x, arch="sm_80")
         assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())"""
-    for environment in ({}, {"TRITON_CACHE_DIR": "/tmp/somewhere"}):
+    for environment in ({}, {"TRITON_CACHE_DIR": str(tmp_path)}):
         subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **environment})
 
 
@@ -279,7 +350,7 @@ def test_preferred_where_a_gain_is_expected():
 
 @pytest.mark.parametrize("arch", ["90", "sm_9x", "sm90", "", 90])
 def test_targets_that_are_none(arch):
-    with pytest.raises(ValueError, match="use_target: arch is .*want a name such as"):
+    with pytest.raises(ValueError, match="arch is .*want a name such as"):
         jaxext.use_target(arch)
 
 
