@@ -81,7 +81,7 @@ for name in "$@"; do
   esac
 done
 mkdir -p "$out"
-nvidia-smi || echo "nvidia-smi found no GPU"
+[ -n "$trial" ] || nvidia-smi || { echo "FAILED: nvidia-smi finds no GPU" && exit 1; }
 install || { echo "FAILED: installing" && exit 1; }
 export PYTHONPATH=$site
 for name in "$@"; do "$name"; done

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax import lax
 
@@ -188,15 +190,17 @@ def _missing(*, interpreted: bool) -> str | None:
         if interpreted and package == "jax-triton":
             continue
         if version is None:
-            return f"{package} is not installed: pip install 'jaxext[triton]'"
+            return f"{package} is not installed, {_wanted(package)}"
         if tuple(map(int, re.findall(r"\d+", version)[:3])) < _WANTED[package]:
             return f"{package} {version} is installed, {_wanted(package)}"
     try:
         from jaxext._interpreter import interpreting
 
         if not interpreted and _keywords() is None:
-            return f"jax-triton {found['jax-triton']} has another triton_call than those known, {_wanted('jax-triton')}, up to 0.4"
+            return f"jax-triton {found['jax-triton']} has another triton_call than 0.3.1 and 0.4"
     except Exception as error:  # whatever an installation that does not fit raises
+        if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
+            return f"jax's CUDA plugin is not installed; without a GPU: pip install --no-deps jax-cuda13-plugin=={jaxlib.__version__}"
         return "; ".join(f"{package} {version} is installed, {_wanted(package)}" for package, version in found.items()) + f": {error}"
     if interpreting() != interpreted:
         return f"Triton was imported {'with' if interpreting() else 'without'} TRITON_INTERPRET=1 in the environment"
@@ -204,7 +208,8 @@ def _missing(*, interpreted: bool) -> str | None:
 
 
 def _wanted(package: str) -> str:
-    return f"want {'.'.join(map(str, _WANTED[package]))} or newer"
+    version = ".".join(map(str, _WANTED[package]))
+    return f"want {version} or newer: pip install '{package}>={version}'"
 
 
 def _version(package: str) -> str | None:

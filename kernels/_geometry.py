@@ -20,6 +20,8 @@ import math
 
 from ._launch import cdiv
 
+MOST_POSITIONS = 2**31 - 2**16  # kernels number them with 32 bits, and their tiles overhang
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Axis:

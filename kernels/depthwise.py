@@ -18,7 +18,7 @@ import math
 import triton
 import triton.language as tl
 
-from ._geometry import Axis, ConvProblem
+from ._geometry import MOST_POSITIONS, Axis, ConvProblem
 from ._launch import BITS, MULTIPROCESSORS, SHARED_MEMORY, Launch, cdiv, kernel_name
 
 Problem = ConvProblem
@@ -28,6 +28,7 @@ VECTOR_BITS = 128  # the widest load
 MOST_COLUMNS = 8  # taps of a filter row that a thread holds at once; longer rows are cut
 NUM_WARPS = 4
 WIDTHS = (14, 8, 7, 4, 2, 1)  # 7 and 14 divide the images of many networks
+MOST_PHASES = 64  # their tables are unrolled: with 640, compiling took 39 s
 REGISTERS = 255  # of a thread
 FEW_REGISTERS = 184  # by the count of `registers`, which is somewhat high: three programs then fit a multiprocessor (170 each)
 FAR = tl.constexpr(-(1 << 30))  # a place outside every axis, and so are its neighbours
@@ -97,17 +98,12 @@ class Line(Axis):
     @property
     def strips(self) -> int:
         """Strips of a line of targets of one phase."""
-        return self.spacing * cdiv(targets(self), self.WIDTH * self.spacing)
+        return self.spacing * cdiv(self.targets, self.WIDTH * self.spacing)
 
 
 def axes(problem: Problem, config: Config) -> tuple[Axis, Axis, Line]:
     d, h, w = problem.axes
     return d, h, Line(**dataclasses.asdict(w), WIDTH=config.WIDTH)
-
-
-def targets(axis: Axis) -> int:
-    """Targets of a phase, at most."""
-    return cdiv(axis.T, axis.period)
 
 
 def classes(axis: Axis) -> int:
@@ -121,6 +117,10 @@ def supports(problem: Problem) -> str | None:
         return f"{problem.C} input channels per group, it takes 1"
     if unknown := [dtype for dtype in problem.dtypes if dtype not in DTYPES]:
         return f"dtype {unknown[0]}, it takes {', '.join(DTYPES)}"
+    if (period := max(axis.period for axis in problem.axes)) > MOST_PHASES:
+        return f"{period} phases along an axis, it takes {MOST_PHASES} at most"
+    if (positions := problem.N * math.prod(axis.period * axis.targets for axis in problem.axes)) >= MOST_POSITIONS:
+        return f"{positions} positions, it takes fewer than {MOST_POSITIONS}"
     if problem.arch not in SHARED_MEMORY:
         return f"compute capability {problem.arch / 10}, it takes {', '.join(str(arch / 10) for arch in SHARED_MEMORY)}"
     return None
@@ -192,7 +192,7 @@ def registers(problem: Problem, config: Config) -> int:
 def strips(problem: Problem, config: Config) -> int:
     """Strips of one phase."""
     d, h, w = axes(problem, config)
-    return problem.N * targets(d) * targets(h) * w.strips
+    return problem.N * d.targets * h.targets * w.strips
 
 
 def _target_channels(problem: Problem) -> int:
@@ -227,6 +227,8 @@ def launch(problem: Problem, config: Config) -> Launch:
         raise ValueError(f"{problem.name}: LANES={config.LANES} and SPLITS={config.SPLITS}, want 1 for {problem.role}")
     if (needed := registers(problem, config)) > REGISTERS:
         raise ValueError(f"{problem.name}: {config} needs {needed} registers per thread, there are {REGISTERS}")
+    if (programs := grid(problem, config)[0]) >= 2**31:
+        raise ValueError(f"{problem.name}: {config} has {programs} programs, the limit is 2^31 - 1")
     kernel, operands = {
         "fprop": (depthwise_fprop, ("x", "w")),
         "dgrad": (depthwise_dgrad, ("y", "w")),
@@ -272,7 +274,7 @@ def _gather(
 ):
     """One tile of targets of one phase."""
     BLOCKS: tl.constexpr = (TARGET_C + CONFIG.BLOCK_G - 1) // CONFIG.BLOCK_G
-    LINES: tl.constexpr = PROBLEM.N * ((D.T + D.period - 1) // D.period) * ((H.T + H.period - 1) // H.period)
+    LINES: tl.constexpr = PROBLEM.N * D.targets * H.targets
     TILES: tl.constexpr = (LINES * W.strips + CONFIG.STRIPS - 1) // CONFIG.STRIPS
     IMAGES: tl.constexpr = PROBLEM.B * PROBLEM.N
     pid = tl.program_id(0)
@@ -291,13 +293,17 @@ def _gather(
     sw = _origin(W, fw) + W.target_stride * jw
     first_d, first_h, first_w = _first(D, fd), _first(H, fh), _first(W, fw)
 
+    filter = b * TARGET_C + c
+    if PROBLEM.B * PROBLEM.G * PROBLEM.K * D.R * H.R * W.R >= 2**31:
+        filter = filter.to(tl.int64)
+
     WIDTH: tl.constexpr = CONFIG.WIDTH
     sums = _zeros(WIDTH, CONFIG.STRIPS, CONFIG.BLOCK_G)
     for k in range(SUMMED):
         for t in range((D.R - first_d + D.step - 1) // D.step):
             for r in range((H.R - first_h + H.step - 1) // H.step):
                 for piece in range(W.pieces):
-                    row = ((b * TARGET_C + c) * SUMMED + k) * D.R + first_d + D.step * t
+                    row = (filter * SUMMED + k) * D.R + first_d + D.step * t
                     row = row * H.R + first_h + H.step * r
                     taps = _filter_row(w_ptr, row, first_w + W.step * W.COLUMNS * piece, real, W)
                     d, h, w = sd + D.tap_stride * t, sh + H.tap_stride * r, sw + W.tap_stride * W.COLUMNS * piece
@@ -321,7 +327,7 @@ def depthwise_wgrad(x_ptr, y_ptr, w_ptr, PROBLEM: tl.constexpr, CONFIG: tl.const
     BLOCKS: tl.constexpr = (CHANNELS + CONFIG.BLOCK_G - 1) // CONFIG.BLOCK_G
     CLASSES: tl.constexpr = min(W.step, W.R)
     PIECES: tl.constexpr = (D.R * H.R * CLASSES * W.pieces + CONFIG.LANES - 1) // CONFIG.LANES
-    LINES: tl.constexpr = PROBLEM.N * ((D.T + D.period - 1) // D.period) * ((H.T + H.period - 1) // H.period)
+    LINES: tl.constexpr = PROBLEM.N * D.targets * H.targets
     SHARE: tl.constexpr = CONFIG.SPLITS * CONFIG.STRIPS
     TILES: tl.constexpr = (LINES * W.strips + SHARE - 1) // SHARE
     IMAGES: tl.constexpr = PROBLEM.B * PROBLEM.N
@@ -407,9 +413,7 @@ def _strip(strip, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
     """The image of a strip and its first target on each axis, as numbers within their phase."""
     line, place = strip // W.strips, strip % W.strips
     jw = place // W.spacing * (W.spacing * W.WIDTH) + place % W.spacing
-    TARGETS_D: tl.constexpr = (D.T + D.period - 1) // D.period
-    TARGETS_H: tl.constexpr = (H.T + H.period - 1) // H.period
-    return line // (TARGETS_D * TARGETS_H), line // TARGETS_H % TARGETS_D, line % TARGETS_H, jw
+    return line // (D.targets * H.targets), line // H.targets % D.targets, line % H.targets, jw
 
 
 @triton.jit

@@ -5,6 +5,7 @@ Whether its kernels compute what they should is tested in tests/kernels, how wel
 
 import collections
 import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import zlib
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 from jax import export
@@ -249,7 +251,7 @@ def installed_afresh():
 @pytest.mark.parametrize(
     ("package", "found", "reason"),
     [
-        ("triton", None, "triton is not installed: pip install 'jaxext[triton]'"),
+        ("triton", None, "triton is not installed, want 3.6 or newer: pip install 'triton>=3.6'"),
         ("jax-triton", None, "jax-triton is not installed"),
         ("triton", "3.5.1", "triton 3.5.1 is installed, want 3.6 or newer"),
         ("jax-triton", "0.2.0", "jax-triton 0.2.0 is installed, want 0.3.1 or newer"),
@@ -271,14 +273,17 @@ def test_refused_installations(monkeypatch, package, found, reason):
 def test_an_installation_that_does_not_import(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_triton", None)
     found = refusal(arch="sm_90a")
-    assert "want 0.3.1 or newer: " in found and importlib.metadata.version("triton") in found
+    assert f"triton {importlib.metadata.version('triton')} is installed, want 3.6 or newer" in found and "want 0.3.1 or newer" in found
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    _triton._missing.cache_clear()
+    assert f"pip install --no-deps jax-cuda13-plugin=={jaxlib.__version__}" in refusal(arch="sm_90a")
 
 
 @pytest.mark.usefixtures("installed_afresh")
 def test_a_jax_triton_with_another_interface(monkeypatch):
     """Its version is new enough and it imports; whatever nobody named must lower all the same."""
     monkeypatch.setattr(_triton, "_jax_triton", lambda: types.SimpleNamespace(triton_call=lambda *args, **kwargs: None))
-    assert "has another triton_call than those known" in refusal(arch="sm_90a")
+    assert "has another triton_call than 0.3.1 and 0.4" in refusal(arch="sm_90a")
     assert chosen(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, struct(3, 3, 1, 16)) == [("conv2d_fprop", "xla")]
 
 
