@@ -203,9 +203,9 @@ def test_precisions(precision):
 def test_mixed_dtypes_of_a_gradient():
     """A float32 cotangent meets bfloat16 operands."""
     x, w = CONV2D.operands("fprop", dtype=jnp.bfloat16)
-    loss = lambda ops, x, w: jnp.sum(CONV2D.call(ops, x, w, preferred_element_type=jnp.float32) ** 2)
-    got = jax.jit(jax.grad(functools.partial(loss, OURS), (0, 1)))(x, w)
-    want = jax.jit(jax.grad(functools.partial(loss, LAX), (0, 1)))(x.astype(np.float64), w.astype(np.float64))
+    loss = lambda ops, wide, x, w: jnp.sum(CONV2D.call(ops, x, w, preferred_element_type=wide) ** 2)
+    got = jax.jit(jax.grad(functools.partial(loss, OURS, np.float32), (0, 1)))(x, w)
+    want = jax.jit(jax.grad(functools.partial(loss, LAX, np.float64), (0, 1)))(x.astype(np.float64), w.astype(np.float64))
     same(got, jax.tree.map(lambda g: g.astype(jnp.bfloat16), want))
 
 
@@ -218,7 +218,7 @@ def test_refused_dtypes(dtype, reason):
 
 
 def test_refused_rank():
-    x, w = jnp.ones((1, 2, 2, 2, 2, 1), np.float32), jnp.ones((1, 1, 1, 1, 1, 1), np.float32)
+    x, w = jnp.ones((1, 1, 2, 2, 2, 2), np.float32), jnp.ones((1, 1, 1, 1, 1, 1), np.float32)
     with pytest.raises(NotImplementedError, match="4 spatial axes, want 3 at most"):
         jaxext.conv_general_dilated(x, w, (1,) * 4, "VALID")
 
