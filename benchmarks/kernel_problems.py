@@ -142,7 +142,7 @@ PROBLEMS: tuple[Matmul | Conv, ...] = (
     Matmul(name="odd sizes", M=4095, N=511, K=257, numbers=("bf16", "tf32", "ieee", "int8")),
     Matmul(name="batch of 64", B=64, M=512, N=512, K=64, numbers=("bf16", "fp32bf16", "fp8 both")),
     Conv(name="resnet 3x3", x=(32, 56, 56, 64), w=(3, 3, 64, 64), tags=SWEEP),
-    Conv(name="resnet 3x3, forward", x=(32, 56, 56, 64), w=(3, 3, 64, 64), roles=(FPROP,), numbers=("tf32",), tags=SWEEP),
+    Conv(name="resnet 3x3, forward", x=(32, 56, 56, 64), w=(3, 3, 64, 64), roles=(FPROP,), numbers=("tf32", "bf16x6"), tags=SWEEP),
     Conv(name="resnet 3x3 256", x=(32, 14, 14, 256), w=(3, 3, 256, 256), numbers=("bf16", "fp16", "tf32", "ieee")),
     Conv(name="resnet 3x3 by 2", x=(32, 56, 56, 128), w=(3, 3, 128, 128), stride=2),
     Conv(name="resnet 1x1", x=(32, 56, 56, 64), w=(1, 1, 64, 256)),

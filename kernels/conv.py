@@ -21,7 +21,7 @@ import math
 import triton
 import triton.language as tl
 
-from ._geometry import ConvProblem
+from ._geometry import MOST_POSITIONS, ConvProblem
 from ._launch import BITS, MULTIPROCESSORS, SHARED_MEMORY, Launch, cdiv, kernel_name
 
 Problem = ConvProblem
@@ -314,12 +314,12 @@ def supports(problem: Problem) -> str | None:
     if kinds == {"i8"}:
         return None if result == "i32" else f"int8 gives int32, not {result}"
     if not kinds <= HALF | EIGHT | {"fp32"} or result not in HALF | {"fp32"}:
-        return f"operands {first} and {second} into {result}"
+        return f"operands {first} and {second} into {result}, it takes floats of 8 to 32 bits into fp32, bf16 or fp16, and i8 into i32"
     axes = problem.axes
-    if problem.N * math.prod(axis.period * axis.targets for axis in axes) >= 2**31 - 2**10:
-        return "more than 2^31 positions"
-    if problem.K * problem.C * math.prod(axis.R for axis in axes) * problem.G >= 2**31:
-        return "a filter of more than 2^31 elements"
+    if (positions := problem.N * math.prod(axis.period * axis.targets for axis in axes)) >= MOST_POSITIONS:
+        return f"{positions} positions, it takes fewer than {MOST_POSITIONS}"
+    if (elements := problem.G * problem.K * problem.C * math.prod(axis.R for axis in axes)) >= 2**31:
+        return f"a filter of {elements} elements, it takes fewer than 2^31"
     return None
 
 
@@ -358,7 +358,7 @@ def _refusal(problem: Problem, config: Config) -> str | None:
     """Why the config does not fit the problem."""
     if any(block < 16 or block & (block - 1) for block in (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K)):
         return f"{config} has a block that is no power of two of at least 16"
-    if (least := 256 // _bits(problem)) > config.BLOCK_K:
+    if (least := _least_k(problem)) > config.BLOCK_K:
         return f"{config} has BLOCK_K {config.BLOCK_K}, tensor cores take at least {least} numbers of {_bits(problem)} bits"
     if problem.G % config.GROUPS:
         return f"{config} has {config.GROUPS} groups to a tile, which do not divide {problem.G}"
@@ -378,15 +378,14 @@ def _refusal(problem: Problem, config: Config) -> str | None:
 
 
 def _tensor_memory(problem: Problem, config: Config) -> int:
-    """Columns, at most, of the sums and the left factors of a product of tiles on the tensor cores that have a memory of their own (tcgen05).
+    """Columns, at most, of the sums and the left factors of a product of tiles that tcgen05 makes: it has a memory of its own.
 
     Triton 3.6 keeps the sums of all parts of float32 numbers apart; and where they do not fit it compiles an empty kernel, without a word.
     """
     if not 100 <= problem.arch < 120 or config.BLOCK_M < 64:
         return 0
     sums = cdiv(config.BLOCK_M, 128) * config.BLOCK_N
-    products = PRODUCTS.get(problem.precision, 1) if _bits(problem) == 32 else 1
-    return products * sums + config.BLOCK_K if products > 1 else sums
+    return _products(problem) * sums + config.BLOCK_K if _products(problem) > 1 else sums
 
 
 def _fills(problem: Problem, config: Config) -> bool:
@@ -406,6 +405,16 @@ def _bits(problem: Problem) -> int:
     """Of a factor, as it is multiplied."""
     first, second, _ = problem.dtypes
     return 32 if {first, second} == HALF else max(BITS[first], BITS[second])
+
+
+def _least_k(problem: Problem) -> int:
+    """Numbers that tensor cores contract at once."""
+    return max(16, 256 // _bits(problem))
+
+
+def _products(problem: Problem) -> int:
+    """Of the tensor cores, for one of two numbers."""
+    return PRODUCTS.get(problem.precision, 1) if _bits(problem) == 32 else 1
 
 
 def _multiprocessors(problem: Problem) -> int:
@@ -438,18 +447,21 @@ def _tiles(problem: Problem, config: Config) -> tuple[int, int, int, int, int, i
 def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config:
     """A shape with the warps, depth, groups, packing and splits that suit the problem.
 
-    Odd numbers of channels are loaded one by one: more warps, then shorter steps, keep it to 16 loads a thread, or registers spill; and
-    so they do in wgrad beside tcgen05, whose sums are not even in registers, where 4 warps load both factors of a tile of 64 by 128.
+    Registers would spill without these: where odd numbers of channels are loaded one by one, more warps, then shorter steps, keep it to 16
+    loads a thread; steps are halved where tensor cores read factors of 8 bits, or parts of float32 numbers, from registers; and on tcgen05
+    more than 4 warps load both factors of a wgrad tile of 64 by 128.
     Groups share a tile while all their channels fit its narrow side, and 64; tiles are packed where that saves a quarter of them; and the
     contraction is split where there are fewer programs than two for each multiprocessor, into shares of at least 8 steps.
     """
     m, n, k_bytes, warps, stages = shape
-    vector, k = math.gcd(problem.C, problem.K, 128 // _bits(problem)), k_bytes * 8 // _bits(problem)
+    vector, k, least = math.gcd(problem.C, problem.K, 128 // _bits(problem)), k_bytes * 8 // _bits(problem), _least_k(problem)
     if problem.role == "wgrad" and 100 <= problem.arch < 120 and m * n >= 64 * 128:
         warps = 8
+    if not 90 <= problem.arch < 120 and (_bits(problem) == 8 or _products(problem) > 1):
+        k = max(least, k // 2)
     while warps < 8 and max(m, n) * k > 16 * (32 * warps * vector):
         warps *= 2
-    while k > max(16, 256 // _bits(problem)) and max(m, n) * k > 16 * (32 * warps * vector):
+    while k > least and max(m, n) * k > 16 * (32 * warps * vector):
         k //= 2
     config = Config(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
     room = min(m, n, 64) // max(problem.C, problem.K, 1)

@@ -215,8 +215,8 @@ def candidates(problem: Problem) -> list[Config]:
 def _depth(problem: Problem, rows: int, cols: int, warps: int) -> int:
     """A step of 128 bytes, a line of the cache and the widest swizzle of shared memory.
 
-    It is 16 numbers where a longer one would only hold more registers, and where rows in memory cannot be copied in pieces of 16 bytes
-    so short that a thread makes 16 copies of an operand: each has its address in registers.
+    16 numbers, where a longer one would only hold more registers.  Copies in pieces of less than 16 bytes are many, each with its address
+    in registers: a thread makes no more than 16 of an operand, as far as a step can be that short.
     """
     small = rows * cols < 64 * 64
     six_parts_on_tcgen05 = problem.method == "bf16x6" and problem.tcgen05

@@ -239,6 +239,16 @@ def test_configs_that_do_not_fit(change, message):
         conv.launch(a_problem("fprop", G=4), dataclasses.replace(PLAIN, **change))
 
 
+@pytest.mark.parametrize("precision", ["tf32x3", "bf16x3", "bf16x6"])
+def test_sums_of_parts_that_exceed_tensor_memory_are_refused(precision):
+    """Triton would make an empty kernel of them."""
+    problem = a_problem("fprop", dtypes=("fp32",) * 3, precision=precision, arch=100)
+    config = conv.Config(BLOCK_M=128, BLOCK_N=256, BLOCK_K=16, num_warps=16)
+    with pytest.raises(ValueError, match="conv2d_fprop: .* needs (784|1552) columns of tensor memory, compute capability 10.0 has 512"):
+        conv.launch(problem, config)
+    conv.launch(dataclasses.replace(problem, precision="tf32"), config)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -247,8 +257,8 @@ def test_configs_that_do_not_fit(change, message):
         (dict(dtypes=("i8", "i8", "fp32")), "int8 gives int32, not fp32"),
         (dict(dtypes=("fp8e5", "fp8e5", "fp32"), arch=80), "8-bit floats need compute capability 8.9, this device has 8.0"),
         (dict(arch=75), "compute capability 7.5, kernels are compiled for"),
-        (dict(input=(1 << 16, 1 << 15)), "more than 2\\^31 positions"),
-        (dict(C=1 << 14, K=1 << 14), "a filter of more than 2\\^31 elements"),
+        (dict(input=(1 << 16, 1 << 15)), "4294967296 positions, it takes fewer than"),
+        (dict(C=1 << 14, K=1 << 14), "a filter of 2415919104 elements, it takes fewer than 2\\^31"),
     ],
 )
 def test_problems_that_it_lacks(change, message):

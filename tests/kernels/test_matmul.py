@@ -230,6 +230,16 @@ def test_configs_that_are_refused(change, reason):
         matmul.launch(problem, dataclasses.replace(small_tiles(problem), **change))
 
 
+@pytest.mark.parametrize("precision", ["tf32x3", "bf16x3", "bf16x6"])
+def test_sums_of_parts_that_exceed_tensor_memory_are_refused(precision):
+    """Triton would make an empty kernel of them."""
+    problem = a_problem("nn", SIZES["odd"], ("fp32",) * 3, precision=precision, arch=100)
+    config = matmul.Config(BLOCK_ROWS=128, BLOCK_COLS=256, BLOCK_DEPTH=16, num_warps=8)
+    with pytest.raises(ValueError, match="matmul_nn: .* needs (784|1552) columns of tensor memory, compute capability 10.0 has 512"):
+        matmul.launch(problem, config)
+    matmul.launch(dataclasses.replace(problem, precision="tf32"), config)
+
+
 @pytest.mark.parametrize("dtypes", DTYPES_OF_A_CALL, ids="_".join)
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
 def test_candidates_can_be_launched(arch, dtypes):
@@ -257,3 +267,4 @@ def test_pick():
     assert tile(1, 4096, 1, 4096) == (128, 16, 64, 4)
     assert tile(1, 64, 64, 100_000)[3] > 100
     assert tile(4096, 4, 4, 4) == (16, 16, 64, 1)
+    assert tile(1, 8191, 8191, 8191) == (128, 128, 32, 1)  # copies of single numbers: 16 of each operand per thread
