@@ -35,12 +35,11 @@ from kernel_problems import PROBLEMS
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from jaxext.kernels._launch import BITS, SHARED_MEMORY
+from jaxext.kernels._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 
 KERNELS = ("matmul", "conv", "depthwise")
 ARCHS = (80, 90, 100)
 SLOTS = "abcxwy"  # of all forms, in their order
-TENSOR_MEMORY = 512  # columns on sm_100
 RESTING = 16  # bytes per thread that may rest in local memory while a loop runs: so the assembler fits one more program on a multiprocessor
 BINARIES = pathlib.Path(importlib.import_module("triton.backends.nvidia").__file__ or "").parent / "bin"
 

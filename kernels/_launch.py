@@ -17,6 +17,10 @@ SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 2
 # Compute capability -> multiprocessors of its largest common device: A100, H100/H200, B200; only to judge how many programs fill one.
 MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
 
+TENSOR_MEMORY = 512  # columns, of the devices that have it
+
+PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x3": 3, "bf16x6": 6}  # of the precisions that split float32 numbers
+
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8e4nv": 8, "fp8e5": 8, "i32": 32, "i8": 8}
 
 
@@ -43,10 +47,28 @@ def kernel_name(specialization) -> str:
     return specialization.constants["PROBLEM"].name
 
 
-def check_shared_memory(name: str, config, stage_bytes: int, stages: int, arch: int) -> None:
-    """Raise if the tiles that the pipeline holds at once do not fit."""
-    if (needed := stage_bytes * stages) > (limit := SHARED_MEMORY.get(arch, 99 << 10)):
-        raise ValueError(f"{name}: {config} needs {needed} bytes of shared memory, compute capability {arch / 10} has {limit}")
+def multiprocessors(arch: int) -> int:
+    return MULTIPROCESSORS.get(arch, 128)
+
+
+def tensor_memory(arch: int, rows: int, cols: int, depth: int, parts: str) -> int:
+    """Columns, at most, of the sums and the left factors of a product of tiles, where tcgen05 makes it; `parts` splits float32 factors.
+
+    Triton 3.6 keeps the sums of all parts of float32 numbers apart; and where they do not fit it compiles an empty kernel, without a word.
+    """
+    if not 100 <= arch < 120 or rows < 64:
+        return 0
+    sums = cdiv(rows, 128) * cols
+    return PRODUCTS_OF_PARTS[parts] * sums + depth if parts in PRODUCTS_OF_PARTS else sums
+
+
+def lacking_memory(arch: int, *, shared: float, tensor: int) -> str | None:
+    """What is needed, in bytes and in columns, and what there is; None where that is enough."""
+    if shared > SHARED_MEMORY[arch]:
+        return f"needs {shared} bytes of shared memory, compute capability {arch / 10} has {SHARED_MEMORY[arch]}"
+    if tensor > TENSOR_MEMORY:
+        return f"needs {tensor} columns of tensor memory, compute capability {arch / 10} has {TENSOR_MEMORY}"
+    return None
 
 
 def cdiv(a: int, b: int) -> int:

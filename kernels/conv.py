@@ -22,7 +22,18 @@ import triton
 import triton.language as tl
 
 from ._geometry import MOST_POSITIONS, ConvProblem
-from ._launch import BITS, MULTIPROCESSORS, SHARED_MEMORY, Launch, cdiv, kernel_name
+from ._launch import (
+    BITS,
+    PRODUCTS_OF_PARTS,
+    SHARED_MEMORY,
+    Launch,
+    cdiv,
+    kernel_name,
+    lacking_memory,
+    multiprocessors,
+    tensor_memory,
+)
+from ._products import to_tf32
 
 Problem = ConvProblem
 
@@ -155,13 +166,11 @@ def _alike(a, b):
 def _multiply(a, b, accumulator, PROBLEM: tl.constexpr, TURN_A: tl.constexpr, TURN_B: tl.constexpr):
     """accumulator + a b; tiles to turn are those whose contraction is not their contiguous axis."""
     a, b = _alike(a, b)
-    # Hopper's tensor cores read TF32 tiles from shared memory only with the contraction contiguous, and Triton would copy others there
-    # in pieces of 4 bytes.  Dropping the bits that they ignore anyway takes the tile through registers instead.
     TF32: tl.constexpr = a.dtype == tl.float32 and PROBLEM.precision == "tf32" and PROBLEM.arch >= 90 and PROBLEM.arch < 120
     if TF32 and TURN_A:
-        a = (a.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        a = to_tf32(a)
     if TF32 and TURN_B:
-        b = (b.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        b = to_tf32(b)
     # Hopper adds 8-bit floats in fewer bits than float32 has: no more than a block of them.
     LIMIT: tl.constexpr = a.shape[1] if a.dtype.is_fp8() else None
     return tl.dot(a, b, accumulator, input_precision=PROBLEM.precision, max_num_imprecise_acc=LIMIT, out_dtype=accumulator.dtype)
@@ -285,9 +294,6 @@ def conv_wgrad(
 
 HALF, EIGHT = {"bf16", "fp16"}, {"fp8e4nv", "fp8e5"}
 
-PRODUCTS = {"tf32x3": 3, "bf16x3": 3, "bf16x6": 6}  # of the parts of two float32 numbers
-TENSOR_MEMORY = 512  # columns, of the devices that have it
-
 # BLOCK_M, BLOCK_N, bytes of BLOCK_K, warps, stages.  Large tiles re-read least, small ones are many and waste little.
 SHAPES = (
     (128, 256, 128, 8, 3),
@@ -367,25 +373,14 @@ def _refusal(problem: Problem, config: Config) -> str | None:
     few = _bits(problem) < 32 or problem.precision == "tf32"
     if (sums := config.BLOCK_M * config.BLOCK_N // (32 * config.num_warps)) > (limit := 128 if few else 64):
         return f"{config} has {sums} sums to a thread, registers hold {limit} beside the factors"
-    if (needed := _tensor_memory(problem, config)) > TENSOR_MEMORY:
-        return f"{config} needs {needed} columns of tensor memory, compute capability {problem.arch / 10} has {TENSOR_MEMORY}"
     if (programs := math.prod(_tiles(problem, config))) >= 2**31:
         return f"{config} has {programs} programs, the limit is 2^31 - 1"
     stage = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * _bits(problem) // 8
-    if (needed := stage * config.num_stages) > SHARED_MEMORY[problem.arch]:
-        return f"{config} needs {needed} bytes of shared memory, compute capability {problem.arch / 10} has {SHARED_MEMORY[problem.arch]}"
+    parts = problem.precision if _products(problem) > 1 else ""
+    tensor = tensor_memory(problem.arch, config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, parts)
+    if lacking := lacking_memory(problem.arch, shared=stage * config.num_stages, tensor=tensor):
+        return f"{config} {lacking}"
     return None
-
-
-def _tensor_memory(problem: Problem, config: Config) -> int:
-    """Columns, at most, of the sums and the left factors of a product of tiles that tcgen05 makes: it has a memory of its own.
-
-    Triton 3.6 keeps the sums of all parts of float32 numbers apart; and where they do not fit it compiles an empty kernel, without a word.
-    """
-    if not 100 <= problem.arch < 120 or config.BLOCK_M < 64:
-        return 0
-    sums = cdiv(config.BLOCK_M, 128) * config.BLOCK_N
-    return _products(problem) * sums + config.BLOCK_K if _products(problem) > 1 else sums
 
 
 def _fills(problem: Problem, config: Config) -> bool:
@@ -414,11 +409,7 @@ def _least_k(problem: Problem) -> int:
 
 def _products(problem: Problem) -> int:
     """Of the tensor cores, for one of two numbers."""
-    return PRODUCTS.get(problem.precision, 1) if _bits(problem) == 32 else 1
-
-
-def _multiprocessors(problem: Problem) -> int:
-    return MULTIPROCESSORS.get(problem.arch, 100)
+    return PRODUCTS_OF_PARTS.get(problem.precision, 1) if _bits(problem) == 32 else 1
 
 
 def _blocks(taps: int, channels: int, block: int, packed: bool) -> int:
@@ -470,7 +461,7 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
     if _refusal(problem, packed) is None and 4 * math.prod(_extent(problem, packed)) <= 3 * math.prod(_extent(problem, config)):
         config = packed
     steps, programs = _extent(problem, config)[2], math.prod(_tiles(problem, config))
-    shares = min(steps // 8, 2 * _multiprocessors(problem) // max(programs, 1))
+    shares = min(steps // 8, 2 * multiprocessors(problem.arch) // max(programs, 1))
     split = dataclasses.replace(config, SPLITS=max(1, shares))
     return min(config, split, key=functools.partial(_cost, problem))
 
@@ -490,7 +481,7 @@ def _cost(problem: Problem, config: Config) -> float:
     m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     step = max(m * n * k / rate, (m + n) * k * bits / 8 / 64) + 50
     steps = cdiv(_extent(problem, config)[2], config.SPLITS)
-    tiles, multiprocessors = math.prod(_tiles(problem, config)), _multiprocessors(problem)
+    tiles, processors = math.prod(_tiles(problem, config)), multiprocessors(problem.arch)
     fill = 1500 / max(1, min(SHARED_MEMORY[problem.arch] // ((m + n) * k * bits // 8 * config.num_stages), 48 // config.num_warps))
-    partial = 2 * tiles * m * n * 4 / 16 / multiprocessors if config.SPLITS > 1 else 0  # written, and read again
-    return cdiv(tiles, multiprocessors) * (steps * step + fill) + partial
+    partial = 2 * tiles * m * n * 4 / 16 / processors if config.SPLITS > 1 else 0  # written, and read again
+    return cdiv(tiles, processors) * (steps * step + fill) + partial

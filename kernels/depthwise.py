@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from ._geometry import MOST_POSITIONS, Axis, ConvProblem
-from ._launch import BITS, MULTIPROCESSORS, SHARED_MEMORY, Launch, cdiv, kernel_name
+from ._launch import BITS, SHARED_MEMORY, Launch, cdiv, kernel_name, multiprocessors
 
 Problem = ConvProblem
 
@@ -149,7 +149,7 @@ def _with_splits(problem: Problem, config: Config) -> Config:
     rows = config.STRIPS
     lanes = _largest([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), idle=1 / 4)
     config = dataclasses.replace(config, LANES=lanes, STRIPS=rows // lanes)
-    wanted = 6 * MULTIPROCESSORS.get(problem.arch, 128) // max(1, grid(problem, config)[0])
+    wanted = 6 * multiprocessors(problem.arch) // max(1, grid(problem, config)[0])
     return dataclasses.replace(config, SPLITS=max(1, min(wanted, strips(problem, config) // (4 * config.STRIPS))))
 
 
@@ -165,7 +165,6 @@ def pick(problem: Problem) -> Config:
     For each tile a thread moves its targets, WIDTH vectors, and for each row of the filter a row of sources and a share of the taps.  The
     programs are dealt out in rounds, so few wide ones may lose to more narrow ones.
     """
-    multiprocessors = MULTIPROCESSORS.get(problem.arch, 128)
 
     def loads(config: Config) -> float:
         line = axes(problem, config)[2]
@@ -174,7 +173,7 @@ def pick(problem: Problem) -> Config:
         else:
             rows = problem.filter[0] * problem.filter[1] * line.pieces
             of_program = config.WIDTH + rows * (line.sources + line.COLUMNS / 2)
-        return cdiv(grid(problem, config)[0], multiprocessors) * of_program
+        return cdiv(grid(problem, config)[0], multiprocessors(problem.arch)) * of_program
 
     return min(candidates(problem), key=lambda config: (loads(config), -config.WIDTH))
 

@@ -20,7 +20,8 @@ import math
 import triton
 import triton.language as tl
 
-from ._launch import BITS, MULTIPROCESSORS, SHARED_MEMORY, Launch, cdiv, check_shared_memory, kernel_name
+from ._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY, Launch, cdiv, kernel_name, lacking_memory, multiprocessors, tensor_memory
+from ._products import to_tf32
 
 GROUP = tl.constexpr(8)  # tile rows of a band: what 132 programs read at once is then near its least
 
@@ -30,9 +31,6 @@ _EIGHTS = frozenset({"fp8e4nv", "fp8e5"})
 _PRECISIONS = ("tf32", "tf32x3", "bf16x3", "bf16x6", "ieee")
 # Those that split a float32 number: the time of a product, in TF32 ones, and the bytes of its right factor's parts in shared memory.
 _PARTS = {"tf32x3": (3, 8), "bf16x3": (1.5, 4), "bf16x6": (3, 6)}
-
-_SUMS = {"tf32x3": 3, "bf16x3": 3, "bf16x6": 6}  # products of parts
-TENSOR_MEMORY = 512  # columns, of the devices that have it
 
 # Rows and columns of the tiles worth trying, and their warps.  An accumulator of 128x256 is 128 registers of each of 8 warps' threads.
 _TILES = (
@@ -258,20 +256,14 @@ def _shared_memory(problem: Problem, config: Config) -> int:
 
 
 def _tensor_memory(problem: Problem, config: Config) -> int:
-    """Columns, at most, of the sums and the left factors of a product of tiles that tcgen05 makes.
-
-    Triton 3.6 keeps the sums of all parts of float32 numbers apart; and where they do not fit it compiles an empty kernel, without a word.
-    """
-    if not problem.tcgen05 or config.BLOCK_ROWS < 64:
-        return 0
-    sums = cdiv(config.BLOCK_ROWS, 128) * config.BLOCK_COLS
-    return _SUMS[problem.method] * sums + config.BLOCK_DEPTH if problem.in_parts else sums
+    parts = problem.method if problem.in_parts else ""
+    return tensor_memory(problem.arch, config.BLOCK_ROWS, config.BLOCK_COLS, config.BLOCK_DEPTH, parts)
 
 
 def _splits(problem: Problem, config: Config) -> int:
     """As many programs per tile as fill the device once, with at least 4 steps of depth for each, and none without any."""
     rows, cols, steps = tiles(problem, config)
-    wanted = _multiprocessors(problem) // max(1, rows * cols * problem.B)
+    wanted = multiprocessors(problem.arch) // max(1, rows * cols * problem.B)
     return cdiv(steps, max(4, cdiv(steps, max(1, wanted)))) or 1
 
 
@@ -293,16 +285,11 @@ def _clocks(problem: Problem, config: Config) -> float:
     rate = 128 if problem.fma else 2048 * 16 / problem.bits / passes
     products = config.BLOCK_ROWS * config.BLOCK_COLS * config.BLOCK_DEPTH / rate
     loads = (config.BLOCK_ROWS * lhs + config.BLOCK_COLS * rhs) * config.BLOCK_DEPTH / 40
-    multiprocessors = _multiprocessors(problem)
-    clocks = cdiv(rows * cols * config.SPLITS * problem.B, multiprocessors) * (1500 + steps * max(products, loads))
+    clocks = cdiv(rows * cols * config.SPLITS * problem.B, multiprocessors(problem.arch)) * (1500 + steps * max(products, loads))
     if config.SPLITS > 1:
         partial = 4 * config.SPLITS * problem.B * problem.rows * problem.cols
-        clocks += 3000 + 2 * partial / (18 * multiprocessors)
+        clocks += 3000 + 2 * partial / (18 * multiprocessors(problem.arch))
     return clocks
-
-
-def _multiprocessors(problem: Problem) -> int:
-    return MULTIPROCESSORS.get(problem.arch, 128)
 
 
 def tiles(problem: Problem, config: Config) -> tuple[int, int, int]:
@@ -326,11 +313,9 @@ def launch(problem: Problem, config: Config) -> Launch:
             raise ValueError(f"{problem.name}: {field} is {got} (want a power of two, at least {size})")
     if config.SPLITS < 1:
         raise ValueError(f"{problem.name}: SPLITS is {config.SPLITS} (want at least 1)")
-    check_shared_memory(problem.name, config, _shared_memory(problem, config), 1, problem.arch)
-    if (needed := _tensor_memory(problem, config)) > TENSOR_MEMORY:
-        raise ValueError(
-            f"{problem.name}: {config} needs {needed} columns of tensor memory, compute capability {problem.arch / 10} has {TENSOR_MEMORY}"
-        )
+    needs = {"shared": _shared_memory(problem, config), "tensor": _tensor_memory(problem, config)}
+    if reason := lacking_memory(problem.arch, **needs):
+        raise ValueError(f"{problem.name}: {config} {reason}")
     if (programs := grid(problem, config)[0]) >= 2**31:
         raise ValueError(f"{problem.name}: {config} makes {programs} programs, a grid has at most {2**31 - 1}")
     rows, cols, steps = tiles(problem, config)
@@ -414,15 +399,9 @@ def _multiply_add(lhs, rhs, total, PROBLEM: tl.constexpr):
         lhs = lhs.to(PROBLEM.common)
         rhs = rhs.to(PROBLEM.common)
     if PROBLEM.turned[0]:
-        lhs = _to_tf32(lhs)
+        lhs = to_tf32(lhs)
     if PROBLEM.turned[1]:
-        rhs = _to_tf32(rhs)
+        rhs = to_tf32(rhs)
     # Hopper's tensor cores keep some 14 bits of a sum of 8-bit floats: each block's is added up in float32.
     BLOCK: tl.constexpr = lhs.shape[1] if PROBLEM.eights else None
     return tl.dot(lhs, rhs, total, input_precision=PROBLEM.method, max_num_imprecise_acc=BLOCK, out_dtype=total.dtype)
-
-
-@triton.jit
-def _to_tf32(x):
-    """Drops the bits that the tensor cores ignore, so that the tile goes through registers."""
-    return (x.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
