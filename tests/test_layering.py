@@ -38,7 +38,7 @@ WITHOUT_JAX = {"_window"}
 SEES_INTERNALS = {"_compat"}
 SEES_KERNELS = {"_triton", "_interpreter"}
 THIRD_PARTIES = {"jax", "numpy"}
-THIRD_PARTIES_OF = {"_triton": {"jax_triton", "jaxlib"}, "_interpreter": {"triton", "ml_dtypes"}}
+THIRD_PARTIES_OF = {"_triton": {"jax_triton"}, "_interpreter": {"triton", "ml_dtypes"}}
 OF_KERNELS = {"triton"}
 
 

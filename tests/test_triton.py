@@ -15,7 +15,6 @@ import zlib
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 import pytest
 from jax import export
@@ -276,7 +275,7 @@ def test_an_installation_that_does_not_import(monkeypatch):
     assert f"triton {importlib.metadata.version('triton')} is installed, want 3.6 or newer" in found and "want 0.3.1 or newer" in found
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     _triton._missing.cache_clear()
-    assert f"pip install --no-deps jax-cuda13-plugin=={jaxlib.__version__}" in refusal(arch="sm_90a")
+    assert f"pip install --no-deps jax-cuda13-plugin=={importlib.metadata.version('jaxlib')}" in refusal(arch="sm_90a")
 
 
 @pytest.mark.usefixtures("installed_afresh")
