@@ -22,7 +22,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import _triton
+from jaxext import _target, _triton
 
 pytest.importorskip("triton")
 pytest.importorskip("jax_triton", exc_type=ImportError)
@@ -159,8 +159,11 @@ class TestPrograms:
 
     @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
     def test_architectures(self, arch):
-        lowered = jaxext.lower_for(lambda a, b: jaxext.matmul(a, b), struct(64, 64), struct(64, 64), arch=arch)
-        assert kernels(lowered) == {"matmul_nn": 1}
+        def three(a, b, x, w, v):
+            return jaxext.matmul(a, b), conv(x, w), conv(x, v, feature_group_count=32)
+
+        args = struct(64, 64), struct(64, 64), struct(2, 8, 8, 32), struct(3, 3, 32, 32), struct(3, 3, 1, 32)
+        assert kernels(jaxext.lower_for(three, *args, arch=arch)) == {"matmul_nn": 1, "conv2d_fprop": 2}
 
     def test_depthwise(self):
         x, w = struct(2, 256, 64), struct(4, 1, 64)
@@ -356,6 +359,15 @@ def test_preferred_where_a_gain_is_expected():
 def test_targets_that_are_none(arch):
     with pytest.raises(ValueError, match="arch is .*want a name such as"):
         jaxext.use_target(arch)
+
+
+def test_the_target_is_the_first_gpu_of_this_machine(monkeypatch):
+    """Unless another is named."""
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [types.SimpleNamespace(compute_capability="12.0")])
+    assert _target.compute_capability("cuda") == 120
+    assert _target.compute_capability("cpu") is None
+    with jaxext.use_target("sm_90a"):
+        assert _target.compute_capability("cuda") == 90
 
 
 def test_the_target_is_part_of_jits_key():

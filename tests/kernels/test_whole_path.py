@@ -193,6 +193,15 @@ def test_8_bit_integers():
     np.testing.assert_array_equal(got, truth_of_case(case, a, b))
 
 
+@pytest.mark.parametrize(("dtype", "wide"), [(np.int8, np.int32), (jnp.float8_e5m2, np.float32)], ids=["int8", "fp8"])
+def test_8_bit_convolutions(dtype, wide):
+    case = named("conv:grouped")
+    x, w = case.operands(dtype, integers=True)
+    got = case.run(jaxext.conv_general_dilated, x, w, preferred_element_type=wide)
+    assert got.dtype == wide
+    np.testing.assert_array_equal(got, truth_of_case(case, x, w))
+
+
 @pytest.mark.parametrize("precision", ["highest", "high", "TF32_TF32_F32_X3", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "F32_F32_F32"])
 def test_precisions(precision):
     case = named("dot:odd")
