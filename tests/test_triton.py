@@ -111,6 +111,7 @@ class TestPrograms:
     def test_resnet_block(self):
         lowered = jaxext.lower_for(resnet_block, BLOCK, IMAGES, arch="sm_90a")
         assert kernels(lowered) == {"conv2d_fprop": 3}
+        assert "conv2d_fprop/triton_kernel_call" in lowered.as_text(debug_info=True)  # what profilers show for the operation
         assert moved(lowered, 8 * 8 * 8 * 32) == []
 
     def test_its_gradients(self):
