@@ -13,141 +13,79 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxext._implementation import Call
-from jaxext.kernels._geometry import ConvProblem
+from jaxext._kernel import KernelImplementation, Launch, conv_problem, matmul_problem, not_for_cuda
 from jaxext.kernels._launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 _INTERPRETED_CAPABILITY = 90
-
-# Triton's names of the dtypes that kernels take.
-_DTYPES = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float8_e4m3fn": "fp8e4nv",
-    "float8_e5m2": "fp8e5",
-    "int32": "i32",
-    "int8": "i8",
-}
-
-# How float32 operands are multiplied, by the precision that the user asked for; XLA's GPU defaults, TF32, hold for DEFAULT and HIGH.
-_PRESETS = {
-    "DEFAULT": "tf32",
-    "TF32_TF32_F32": "tf32",
-    "TF32_TF32_F32_X3": "tf32x3",
-    "BF16_BF16_F32_X3": "bf16x3",
-    "BF16_BF16_F32_X6": "bf16x6",
-    "F32_F32_F32": "ieee",
-}
+CUSTOM_CALLS = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
 
 
-class _Triton:
-    """What the two families share: `_problem` makes a kernel's problem of a call, or the reason why it cannot."""
+class _Triton(KernelImplementation):
+    """What the two families share: `kernels` is the module whose kernels take a problem."""
 
     name = "triton"
 
-    def _problem(self, call: Call) -> tuple[ModuleType, Any] | str:
+    def kernels(self, problem: Any) -> ModuleType:
         raise NotImplementedError
 
-    def supports(self, call: Call) -> str | None:
-        reason = _unavailable(call)
-        if reason is None:
-            problem = self._problem(call)
-            reason = problem if isinstance(problem, str) else problem[0].supports(problem[1])
-        return reason
+    def lacks(self, call: Call) -> str | None:
+        return _unavailable(call)
+
+    def refuses(self, problem: Any) -> str | None:
+        return self.kernels(problem).supports(problem)
 
     def gains(self, call: Call) -> str | None:
         if call.platform == "cpu":
             return "the interpreter is slow: it is taken only if it is named"
-        if call.splitter == "later":
-            return "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
-        return self._slower(call)
+        return super().gains(call)
 
-    def _slower(self, call: Call) -> str | None:
-        """Why XLA is expected to be as fast on a GPU, or None."""
-        raise NotImplementedError
-
-    def describe(self, call: Call) -> str:
-        kernels, launch = self._launch(call)
-        return kernels.__name__.rpartition(".")[2] + (f" in {launch.splits} parts" if launch.splits > 1 else "")
-
-    def _launch(self, call: Call) -> tuple[ModuleType, Any]:
-        problem = self._problem(call)
-        assert not isinstance(problem, str)
-        kernels, problem = problem
-        return kernels, kernels.launch(problem, kernels.pick(problem))
-
-    def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
-        if 0 in call.sizes.values():  # nothing to add up, or nowhere to put it
-            return jnp.zeros(call.shape, call.dtype)
-        _, launch = self._launch(call)
-        shape = tuple(call.sizes[label] for label in call.labels[call.open])
-        result = jax.ShapeDtypeStruct(shape, call.dtype)
-        if launch.splits > 1:
-            partial = jnp.int32 if jnp.issubdtype(call.dtype, jnp.integer) else jnp.float32
-            result = jax.ShapeDtypeStruct((launch.splits, *shape), partial)
-        flat = call.flatten(operands)
-        with jax.named_scope(call.op):
-            y = (_called if call.platform == "cuda" else _interpreted)(launch, result, call.arch, *(flat[slot] for slot in launch.operands))
-        if launch.splits > 1:
-            y = jnp.sum(y, axis=0, dtype=y.dtype).astype(call.dtype)
-        return y.reshape(call.shape)
+    def launch(self, call: Call, problem: Any) -> Launch:
+        kernels = self.kernels(problem)
+        launch = kernels.launch(problem, kernels.pick(problem))
+        return Launch(
+            describe=kernels.__name__.rpartition(".")[2] + (f" in {launch.splits} parts" if launch.splits > 1 else ""),
+            slots=launch.operands,
+            splits=launch.splits,
+            call=functools.partial(_called if call.platform == "cuda" else _interpreted, launch, call.arch),
+        )
 
 
 class TritonMatmul(_Triton):
-    def _problem(self, call):
-        common = _common(call)
-        if isinstance(common, str):
-            return common
+    def problem(self, call):
         from jaxext.kernels import matmul
 
-        return matmul, matmul.Problem(**{label: call.sizes[label] for label in "BMNK"}, **common)
+        return matmul_problem(call, matmul.Problem, call.arch or _INTERPRETED_CAPABILITY)
 
-    def _slower(self, call):
+    def kernels(self, problem):
+        from jaxext.kernels import matmul
+
+        return matmul
+
+    def slower(self, call):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
 
 
 class TritonConv(_Triton):
-    def _problem(self, call):
-        window = call.window
-        assert window is not None
-        if window.rank > 3:
-            return f"{window.rank} spatial axes, want 3 at most"
-        common = _common(call)
-        if isinstance(common, str):
-            return common
+    def problem(self, call):
+        return conv_problem(call, call.arch or _INTERPRETED_CAPABILITY)
 
+    def kernels(self, problem):
         from jaxext.kernels import conv, depthwise
 
-        def three(values, missing) -> Any:
-            return (missing,) * (3 - window.rank) + tuple(values)
-
-        problem = ConvProblem(
-            **{label: call.sizes[label] for label in "BNGCK"},
-            input=three(window.input, 1),
-            filter=three(window.filter, 1),
-            output=three(window.output, 1),
-            stride=three(window.stride, 1),
-            low=three((low for low, _ in window.padding), 0),
-            input_dilation=three(window.input_dilation, 1),
-            filter_dilation=three(window.filter_dilation, 1),
-            **common,
-        )
         # One input channel and several groups leave nothing to a matrix product; it is also the way for what `depthwise` refuses.
         alone = problem.C == 1 and problem.G > 1 and depthwise.supports(problem) is None
-        return (depthwise if alone else conv), problem
+        return depthwise if alone else conv
 
-    def _slower(self, call):
+    def slower(self, call):
         window, sizes = call.window, call.sizes
         assert window is not None
         irregular = (
@@ -162,22 +100,16 @@ class TritonConv(_Triton):
 
 def _unavailable(call: Call) -> str | None:
     """Why no kernel can be called at all, or None."""
-    if symbolic := [label for label, size in call.sizes.items() if not isinstance(size, int)]:
-        return f"the size of {symbolic[0]} is symbolic, want a number"
     if call.platform == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"
         if call.splitter != "nobody":
             return "the interpreter, a callback into Python, cannot stand in a program that XLA splits or exports: use a shard_map"
         return _missing(interpreted=True)
-    if call.platform != "cuda":
-        return f"platform is {call.platform!r}, want 'cuda'"
-    if call.splitter == "xla":
-        return "XLA's partitioner, which cannot split a kernel, has this program: use jit with automatic axes, or a shard_map over all axes"
-    if call.arch is None:
-        return "not known for which GPU: there is none here (see jaxext.use_target), or the program is for several platforms"
+    if reason := not_for_cuda(call):
+        return reason
     if call.arch not in SHARED_MEMORY:
-        return f"compute capability is {call.arch / 10}, want one of {sorted(arch / 10 for arch in SHARED_MEMORY)}"
+        return f"compute capability is {(call.arch or 0) / 10}, want one of {sorted(arch / 10 for arch in SHARED_MEMORY)}"
     return _missing(interpreted=False)
 
 
@@ -241,37 +173,7 @@ def _keywords() -> tuple[str, dict[str, Any]] | None:
     return ("out_shape", {"enable_fp_fusion": True}) if "out_shape" in taken and "enable_fp_fusion" in taken else None
 
 
-def _common(call: Call) -> dict[str, Any] | str:
-    """The part of a problem that is the same for all kernels."""
-    dtypes = []
-    for slot, dtype in (*call.dtypes.items(), (call.open, call.dtype)):
-        if dtype.name not in _DTYPES:
-            return f"{slot} is {dtype.name}, want one of {sorted(_DTYPES)}"
-        dtypes.append(_DTYPES[dtype.name])
-    precision = _precision(call.precision, call.dtypes.values())
-    if precision is None:
-        return f"precision is {call.precision}, want one of {sorted(_PRESETS)}, or one that the operands have of themselves"
-    role = call.op.rpartition("_")[2]
-    return dict(name=call.op, role=role, dtypes=tuple(dtypes), precision=precision, arch=call.arch or _INTERPRETED_CAPABILITY)
-
-
-def _precision(asked: Any, dtypes) -> str | None:
-    """The name that kernels have for it, None if they have not."""
-    dtypes = {np.dtype(dtype) for dtype in dtypes}
-    if isinstance(asked, lax.DotAlgorithmPreset):
-        # What the name asks of 16-bit and 8-bit operands is what they are multiplied with anyway: exactly, and added up in float32.
-        own = {
-            "F16_F16_F32": {np.dtype(np.float16)},
-            "BF16_BF16_F32": {np.dtype(jnp.bfloat16)},
-            "ANY_F8_ANY_F8_F32": {np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2)},
-        }.get(asked.name)
-        return "ieee" if own and dtypes <= own else _PRESETS.get(asked.name)
-    if asked is None or isinstance(asked, tuple) and all(isinstance(p, lax.Precision) for p in asked):
-        return "ieee" if asked is not None and lax.Precision.HIGHEST in asked else "tf32"
-    return None
-
-
-def _called(launch, result, arch, first, second) -> jax.Array:
+def _called(launch, arch, result, first, second) -> jax.Array:
     """The compiled kernel, as a custom call."""
     keywords = _keywords()
     assert keywords is not None
@@ -290,7 +192,7 @@ def _called(launch, result, arch, first, second) -> jax.Array:
     )
 
 
-def _interpreted(launch, result, arch, first, second) -> jax.Array:
+def _interpreted(launch, arch, result, first, second) -> jax.Array:
     """The kernel in Triton's interpreter."""
     del arch
     from jaxext._interpreter import interpret

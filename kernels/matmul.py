@@ -20,12 +20,12 @@ import math
 import triton
 import triton.language as tl
 
+from ._gemm import SLOTS, MatmulProblem
 from ._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY, Launch, cdiv, kernel_name, lacking_memory, multiprocessors, tensor_memory
 from ._products import to_tf32
 
 GROUP = tl.constexpr(8)  # tile rows of a band: what 132 programs read at once is then near its least
 
-_SLOTS = {"nn": ("a", "b"), "nt": ("c", "b"), "tn": ("a", "c")}  # left, right
 _FLOATS = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 _EIGHTS = frozenset({"fp8e4nv", "fp8e5"})
 _PRECISIONS = ("tf32", "tf32x3", "bf16x3", "bf16x6", "ieee")
@@ -41,46 +41,8 @@ _FMA_TILES = ((128, 128, 8), (64, 64, 4), (64, 16, 2), (16, 64, 2), (32, 32, 2),
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Problem:
-    """A role of a[B,M,K] b[B,K,N] = c[B,M,N] on one device."""
-
-    name: str  # of the primitive, such as "matmul_nn"
-    role: str  # nn, nt or tn
-    B: int
-    M: int
-    N: int
-    K: int
-    dtypes: tuple[str, str, str]  # of the operands in the order of slots (a, b, c without the open one), and of the result
-    precision: str  # of float32 products: tf32, tf32x3, bf16x3, bf16x6 or ieee
-    arch: int  # compute capability times 10, such as 90
-
-    @property
-    def rows(self) -> int:
-        return self.K if self.role == "tn" else self.M
-
-    @property
-    def cols(self) -> int:
-        return self.K if self.role == "nt" else self.N
-
-    @property
-    def depth(self) -> int:
-        return {"nn": self.K, "nt": self.N, "tn": self.M}[self.role]
-
-    @property
-    def lhs_strides(self) -> tuple[int, int]:
-        """Of a row, of a step in depth."""
-        return (1, self.rows) if self.role == "tn" else (self.depth, 1)
-
-    @property
-    def rhs_strides(self) -> tuple[int, int]:
-        """Of a step in depth, of a column."""
-        return (1, self.depth) if self.role == "nt" else (self.cols, 1)
-
-    @property
-    def operand_dtypes(self) -> tuple[str, str]:
-        """Left, right."""
-        first, second, _ = self.dtypes
-        return (second, first) if self.role == "nt" else (first, second)
+class Problem(MatmulProblem):
+    """What Triton's tiles must know of a product besides its sizes."""
 
     @property
     def pieces(self) -> tuple[int, int]:
@@ -322,7 +284,7 @@ def launch(problem: Problem, config: Config) -> Launch:
     return Launch(
         name=problem.name,
         kernel=matmul,
-        operands=_SLOTS[problem.role],
+        operands=SLOTS[problem.role],
         grid=(programs,),
         constants={"PROBLEM": problem, "CONFIG": config, "TILE_ROWS": rows, "TILE_COLS": cols, "STEPS": steps},
         num_warps=config.num_warps,
