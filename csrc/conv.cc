@@ -1,0 +1,58 @@
+// From a configuration to its kernel.
+#include "conv.h"
+
+#include <cstdint>
+#include <string>
+
+namespace jaxext {
+namespace {
+
+const ConvKernel* Find(ConvRole role, int rank, const ConvConfig& config, Dtype operands) {
+  for (const ConvKernel& kernel : ConvKernels()) {
+    const ConvConfig& c = kernel.config;
+    if (kernel.role == role && kernel.rank == rank && kernel.operands == operands && c.tile_m == config.tile_m &&
+        c.tile_n == config.tile_n && c.cluster_m == config.cluster_m) {
+      return &kernel;
+    }
+  }
+  return nullptr;
+}
+
+// TMA reads 16 bytes at once.
+bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+}  // namespace
+
+const std::vector<ConvKernel>& ConvKernels() {
+  static const std::vector<ConvKernel>* const kernels = [] {
+    auto* all = new std::vector<ConvKernel>;
+    for (const auto& part : {Conv1dFprop(), Conv1dDgrad(), Conv1dWgrad(), Conv2dFprop(), Conv2dDgrad(), Conv2dWgrad(), Conv3dFprop(),
+                             Conv3dDgrad(), Conv3dWgrad()}) {
+      all->insert(all->end(), part.begin(), part.end());
+    }
+    return all;
+  }();
+  return *kernels;
+}
+
+Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result, const void* first,
+            const void* second, void* out, cudaStream_t stream) {
+  const ConvKernel* kernel = Find(role, rank, config, operands);
+  if (kernel == nullptr) {
+    return Invalid("conv: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + " in clusters of " +
+                   std::to_string(config.cluster_m) + " takes " + Name(operands) + " operands in this role");
+  }
+  if (result != Dtype::kF32 && (result != operands || config.splits > 1)) {
+    return Invalid(std::string("conv: the result is ") + Name(result) + ", want float32" +
+                   (config.splits > 1 ? " in several parts" : " or that of the operands"));
+  }
+  std::vector<ConvPart> parts;
+  if (Status status = PlanConv(role, rank, problem, config, &parts); !status.ok()) return status;
+  if (parts.empty()) return {};
+  if (!IsAligned(first) || !IsAligned(second) || !IsAligned(out)) {
+    return Invalid("conv: an operand or the result does not begin at a multiple of 16 bytes");
+  }
+  return kernel->launch(problem, parts, result, first, second, out, stream);
+}
+
+}  // namespace jaxext

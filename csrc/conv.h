@@ -1,0 +1,45 @@
+// Dense convolutions on Hopper: which kernels there are, and the one way to call them.  It must not know XLA or Python.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "conv_plan.h"
+#include "problem.h"
+#include "status.h"
+
+namespace jaxext {
+
+struct ConvKernel {
+  ConvRole role;
+  int rank;  // spatial axes
+  Dtype operands;
+  ConvConfig config;  // with splits = 1
+  int tile_k;
+  int stages;
+  int shared_bytes;
+  Status (*launch)(const ConvProblem&, const std::vector<ConvPart>&, Dtype result, const void* first, const void* second, void* out,
+                   cudaStream_t);
+};
+
+// Every kernel that was compiled, in no particular order.
+const std::vector<ConvKernel>& ConvKernels();
+
+// The result of `role`, of operands in the order of slots (x, w, y without the open one).  It is of their dtype or float32; with splits > 1
+// there are so many partial results, float32, along a leading axis, for the caller to add up.
+Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result, const void* first,
+            const void* second, void* out, cudaStream_t stream);
+
+// The compile units' parts of the table.
+std::vector<ConvKernel> Conv1dFprop();
+std::vector<ConvKernel> Conv1dDgrad();
+std::vector<ConvKernel> Conv1dWgrad();
+std::vector<ConvKernel> Conv2dFprop();
+std::vector<ConvKernel> Conv2dDgrad();
+std::vector<ConvKernel> Conv2dWgrad();
+std::vector<ConvKernel> Conv3dFprop();
+std::vector<ConvKernel> Conv3dDgrad();
+std::vector<ConvKernel> Conv3dWgrad();
+
+}  // namespace jaxext

@@ -1,0 +1,236 @@
+// One convolution for Hopper, as an implicit product, of CUTLASS's collectives: TMA gathers the pixels of a tile through a bounding box
+// ("im2col") into a ring of shared memory, by a warp of its own, and a warp group multiplies with wgmma.
+//
+//     role    A (m x k)      B (k x n)      D[m, n]
+//     fprop   x[NOPQ, TRSC]  w[TRSC, K]     y[NOPQ, K]     x through the box
+//     dgrad   y[NDHW, TRSK]  w[TRSK, C]     x[NDHW, C]     y through the box
+//     wgrad   y[K, NOPQ]     x[NOPQ, TRSC]  w[K, TRSC]     x through the box
+//
+// CUTLASS has one schedule for convolutions, of one block per tile.  It knows neither groups nor splits: here the blocks of one launch take
+// their arguments, strides and boxes from one of several *parts* (conv_plan.h), told by blockIdx.z, which CUTLASS does not use for
+// convolutions.  The epilogue is ours: a result is always a matrix, and CUTLASS's, for any layout, took most of the time to compile.
+// It must not know XLA or Python.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "sm90.cuh"  // first
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "cutlass/conv/collective/collective_builder.hpp"
+#include "cutlass/conv/convnd_problem_shape.hpp"
+#include "cutlass/epilogue/collective/detail.hpp"
+#include "cutlass/numeric_conversion.h"
+#include "conv.h"
+
+namespace jaxext::sm90 {
+
+// Stores D[row, tap, column], whose columns are contiguous, from the accumulators of wgmma, as Element or float.  A tile is of one tap.
+template <class Element, int kTileM, int kTileN>
+struct ConvStore {
+  // What CUTLASS's kernel asks an epilogue for.
+  using ElementC = void;
+  using ElementD = Element;
+  using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
+  using StrideD = StrideC;
+  struct SharedStorage {};
+  struct Arguments {
+    void* out = nullptr;
+    bool in_float = false;
+    int rows = 0, columns = 0;  // columns: a multiple of 8
+    int64_t leading = 0;        // elements from row to row
+  };
+  using Params = Arguments;
+
+  template <class Shape>
+  static Params to_underlying_arguments(const Shape&, const Arguments& arguments, void*) {
+    return arguments;
+  }
+  template <class Shape>
+  static bool can_implement(const Shape&, const Arguments&) {
+    return true;
+  }
+
+  CUTLASS_HOST_DEVICE explicit ConvStore(const Params& params) : params(params) {}
+
+  template <class Shape, class Tile, class Coordinates, class Accumulators, class TiledMma, class Residue>
+  CUTLASS_DEVICE void operator()(const Shape&, const Tile&, const Coordinates&, const Accumulators& accumulators, TiledMma tiled_mma,
+                                 const Residue&, int thread, char*) {
+    if (params.in_float) {
+      Store<float>(accumulators, tiled_mma, thread);
+    } else {
+      Store<Element>(accumulators, tiled_mma, thread);
+    }
+  }
+
+  template <class Out, class Accumulators, class TiledMma>
+  CUTLASS_DEVICE void Store(const Accumulators& accumulators, TiledMma tiled_mma, int thread) {
+    const int tiles = cute::ceil_div(params.columns, kTileN);  // of one tap
+    const int first_row = blockIdx.x * kTileM;
+    const int first_column = blockIdx.y % tiles * kTileN;
+    Out* const out = static_cast<Out*>(params.out) + int64_t(blockIdx.y / tiles) * params.columns;
+    // (row, column) in the tile of each accumulator: they are neighbours two by two, and of eight columns all exist or none.
+    const auto places =
+        tiled_mma.get_slice(thread).partition_C(cute::make_identity_tensor(cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>{}));
+    cutlass::NumericArrayConverter<Out, float, 2> convert;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < cute::size(accumulators); i += 2) {
+      const int row = first_row + cute::get<0>(places(i));
+      const int column = first_column + cute::get<1>(places(i));
+      if (row >= params.rows || column >= params.columns) continue;
+      cutlass::AlignedArray<Out, 2> pair;
+      static_cast<cutlass::Array<Out, 2>&>(pair) = convert({accumulators(i), accumulators(i + 1)});
+      *reinterpret_cast<cutlass::AlignedArray<Out, 2>*>(out + row * params.leading + column) = pair;
+    }
+  }
+
+  Params params;
+};
+
+template <class Kernel, int kParts>
+struct ConvParts {
+  typename Kernel::Params part[kParts];
+  static_assert(sizeof(part) <= 32764, "what CUDA lets a kernel's parameters be");
+};
+
+// TMA descriptors are read where the kernel's parameters lie, hence __grid_constant__.
+template <class Kernel, int kParts, int kBlocks>
+__global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, kBlocks)
+    ConvKernelOf(const __grid_constant__ ConvParts<Kernel, kParts> parts) {
+  extern __shared__ char shared[];
+  Kernel{}(parts.part[blockIdx.z], shared);
+}
+
+template <ConvRole kRole, int kRank, class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kBlocks>
+struct Convolution {
+  static constexpr bool kWgrad = kRole == ConvRole::kWgrad;
+  static constexpr int kTileK = 64;  // 128 bytes, the widest swizzle
+  // Parts of a launch.  A split wgrad has many; others have several only with groups or a batch label, and else copy the space in vain.
+  static constexpr int kParts = kWgrad ? 30 : 8;
+
+  static constexpr auto kOperator = kRole == ConvRole::kFprop   ? cutlass::conv::Operator::kFprop
+                                    : kRole == ConvRole::kDgrad ? cutlass::conv::Operator::kDgrad
+                                                                : cutlass::conv::Operator::kWgrad;
+  using Layout = cute::conditional_t<kRank == 1, cutlass::layout::TensorNWC,
+                                     cute::conditional_t<kRank == 2, cutlass::layout::TensorNHWC, cutlass::layout::TensorNDHWC>>;
+  // A nested shape is that of the first of several axes: tiles do not reach from one tap into the next.
+  using TileN = cute::conditional_t<kWgrad, cute::Shape<cute::Int<kTileN>>, cute::Int<kTileN>>;
+  using Tile = cute::Shape<cute::Int<kTileM>, TileN, cute::Shape<cute::Int<kTileK>>>;
+  using Cluster = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
+
+  using Mainloop = typename cutlass::conv::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, kOperator, Element, Layout, 8, Element, Layout, 8, float, Tile, Cluster,
+      cutlass::conv::collective::StageCount<kStages>, cutlass::conv::KernelImplicitTmaWarpSpecializedSm90>::CollectiveOp;
+  using Epilogue = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<ConvStore<Element, kTileM, kTileN>>;
+  using Shape = cutlass::conv::ConvProblemShape<kOperator, kRank>;
+  // A class of our own, so that the kernel goes by our name in profiles.
+  struct Kernel : cutlass::gemm::kernel::GemmUniversal<Shape, Mainloop, Epilogue> {};
+
+  // [N, spatial axes, channels], of which the last `kRank` spatial axes are real.
+  static typename Shape::TensorExtent Sizes(int64_t outer, const std::array<int64_t, 3>& axes, int64_t inner) {
+    typename Shape::TensorExtent sizes;
+    sizes[0] = outer;
+    for (int i = 0; i < kRank; ++i) sizes[i + 1] = axes[3 - kRank + i];
+    sizes[kRank + 1] = inner;
+    return sizes;
+  }
+
+  // Strides of an array whose pixels stand `pixel` elements apart.
+  static typename Shape::TensorStride Strides(const std::array<int64_t, 3>& axes, int64_t pixel) {
+    typename Shape::TensorStride strides;
+    strides[kRank + 1] = 1;
+    strides[kRank] = pixel;
+    for (int i = kRank; i > 0; --i) strides[i - 1] = strides[i] * axes[i + 2 - kRank];
+    return strides;
+  }
+
+  static typename Kernel::Arguments ArgumentsOf(const ConvProblem& p, const ConvPart& part, Dtype result, const void* first,
+                                                const void* second, void* out) {
+    Shape shape;
+    shape.mode = cutlass::conv::Mode::kCrossCorrelation;
+    for (int i = 0; i < kRank; ++i) {
+      const int axis = 3 - kRank + i;
+      shape.lower_padding[i] = part.low[axis];
+      shape.upper_padding[i] = part.high[axis];
+      shape.traversal_stride[i] = p.stride[axis];
+      shape.dilation[i] = p.filter_dilation[axis];
+    }
+    shape.set_shape_stride_ABC(Sizes(part.N, part.input, p.C), Strides(p.input, p.G * p.C),     // x
+                               Sizes(p.K, p.filter, p.C), Strides(p.filter, p.C),               // w
+                               Sizes(part.N, part.output, p.K), Strides(p.output, p.G * p.K));  // y
+
+    typename Kernel::Arguments arguments{};
+    arguments.problem_shape = shape;
+    const auto at = [](const void* array, int64_t elements) { return static_cast<const Element*>(array) + elements; };
+    const auto pixels = [&](const std::array<int64_t, 3>& axes) { return part.N * axes[0] * axes[1] * axes[2]; };
+    const auto store = [&](int64_t elements, int64_t rows, int64_t columns, int64_t leading) {
+      void* const begin = static_cast<char*>(out) + elements * Bytes(result);
+      arguments.epilogue = {begin, result == Dtype::kF32, static_cast<int>(rows), static_cast<int>(columns), leading};
+    };
+    if constexpr (kRole == ConvRole::kFprop) {
+      arguments.mainloop = {at(first, part.x), at(second, part.w)};
+      store(part.y, pixels(part.output), p.K, p.G * p.K);
+    } else if constexpr (kRole == ConvRole::kDgrad) {
+      arguments.mainloop = {at(second, part.y), at(first, part.w)};
+      store(part.x, pixels(part.input), p.C, p.G * p.C);
+    } else {
+      arguments.mainloop = {at(second, part.y), at(first, part.x)};
+      store(part.w, p.K, p.C, p.filter[0] * p.filter[1] * p.filter[2] * p.C);
+    }
+    return arguments;
+  }
+
+  // CUTLASS checks what it can, but of wgrad more than it needs: it goes through the pixels of y with one stride, which it takes from the
+  // last axis, and asks for that of an array without groups and of whole images.
+  static bool CanImplement(typename Kernel::Arguments arguments) {
+    Shape& shape = arguments.problem_shape;
+    if constexpr (kWgrad) shape.stride_A = Shape::packed_stride_right_major(shape.shape_A);
+    return Kernel::can_implement(arguments);
+  }
+
+  static Status Launch(const ConvProblem& problem, const std::vector<ConvPart>& parts, Dtype result, const void* first, const void* second,
+                       void* out, cudaStream_t stream) {
+    Device device;
+    if (Status s = CurrentDevice("conv", &device); !s.ok()) return s;
+    for (size_t begin = 0; begin < parts.size(); begin += kParts) {
+      const int count = static_cast<int>(std::min<size_t>(kParts, parts.size() - begin));
+      ForgetDescriptors();
+      ConvParts<Kernel, kParts> params;
+      for (int i = 0; i < kParts; ++i) {  // those that no block reads are copies of the first
+        const typename Kernel::Arguments arguments = ArgumentsOf(problem, parts[begin + (i < count ? i : 0)], result, first, second, out);
+        if (!CanImplement(arguments)) return Invalid("conv: CUTLASS refuses these sizes, strides or alignments");
+        params.part[i] = Kernel::to_underlying_arguments(arguments, /*workspace=*/nullptr);
+      }
+      dim3 grid = Kernel::get_grid_shape(params.part[0]);  // the same for all parts
+      grid.z = count;
+      const Status launched = sm90::Launch("conv", ConvKernelOf<Kernel, kParts, kBlocks>, params, grid, Kernel::get_block_shape(),
+                                           dim3(kClusterM, 1, 1), Kernel::SharedStorageSize, stream);
+      if (!launched.ok()) return launched;
+    }
+    return {};
+  }
+
+  static ConvKernel Entry(Dtype operands) {
+    constexpr int kShared = Kernel::SharedStorageSize;
+    return {kRole, kRank, operands, {kTileM, kTileN, kClusterM, 1}, kTileK, kStages, kShared, &Launch};
+  }
+};
+
+// The kernels of one compile unit: each tile for both 16-bit dtypes.
+//
+// A tile of 128 x 128 keeps 128 accumulators per thread, so that one block has a multiprocessor to itself, with as many stages as help.
+// One of 128 x 64, for few channels, lets two blocks run beside each other: one multiplies while the other begins or ends, which this
+// schedule does not do by itself.  Pairs of blocks load the filter together; in wgrad too few tiles stand one above the other to be paired.
+template <ConvRole kRole, int kRank>
+std::vector<ConvKernel> ConvKernelsOf() {
+  constexpr int kPair = kRole == ConvRole::kWgrad ? 1 : 2;
+  return {Convolution<kRole, kRank, cutlass::bfloat16_t, 128, 128, kPair, 6, 1>::Entry(Dtype::kBF16),
+          Convolution<kRole, kRank, cutlass::bfloat16_t, 128, 64, kPair, 4, 2>::Entry(Dtype::kBF16),
+          Convolution<kRole, kRank, cutlass::half_t, 128, 128, kPair, 6, 1>::Entry(Dtype::kF16),
+          Convolution<kRole, kRank, cutlass::half_t, 128, 64, kPair, 4, 2>::Entry(Dtype::kF16)};
+}
+
+}  // namespace jaxext::sm90

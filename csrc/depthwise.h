@@ -1,0 +1,36 @@
+// Depthwise convolution on the GPU, one-dimensional and two-dimensional, in its three roles: one input channel per group, one output.
+//
+//     fprop   y[n,p,g] = Σ_r x[n,s(p,r),g] w[g,r]
+//     dgrad   x[n,i,g] = Σ_r y[n,s(i,r),g] w[g,r]
+//     wgrad   w[g,r]   = Σ_{n,p} y[n,p,g] x[n,s(p,r),g]
+//
+// where s(t, r) is the source that the target t meets at the tap r (kernels/_geometry.py).  Sums are in float32 and always in the same
+// order.  A launcher checks all that its kernel relies on and otherwise says what it got and what it wants.  It must not know XLA.
+#pragma once
+
+#include <cstdint>
+
+#include "problem.h"
+#include "status.h"
+
+struct CUstream_st;  // cudaStream_t is a pointer to it
+
+namespace jaxext {
+
+// How; by the same names as in jaxext/_cuda_depthwise.py.
+struct DepthwiseConfig {
+  int64_t lanes;   // vectors of channels side by side in a block, a power of two
+  int64_t strip;   // targets in a row that a thread walks along
+  int64_t pieces;  // wgrad: pieces of the filter that share a block, a power of two; otherwise 1
+  int64_t splits;  // wgrad: partial sums, which go along a leading axis of the result; otherwise 1
+};
+
+// Both operands are of `dtype`.  The result is of it too; of wgrad it may be, and with splits > 1 it is, float32.
+Status DepthwiseFprop(const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* x, const void* w,
+                      void* y, CUstream_st* stream);
+Status DepthwiseDgrad(const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* w, const void* y,
+                      void* x, CUstream_st* stream);
+Status DepthwiseWgrad(const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* x, const void* y,
+                      void* w, CUstream_st* stream);
+
+}  // namespace jaxext

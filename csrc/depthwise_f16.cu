@@ -1,0 +1,8 @@
+#include "depthwise_launch.cuh"
+
+namespace jaxext::depthwise {
+
+template cudaError_t LaunchGather<__half>(const Plan&, const void*, const void*, void*, cudaStream_t);
+template cudaError_t LaunchWgrad<__half>(const Plan&, const void*, const void*, void*, cudaStream_t);
+
+}  // namespace jaxext::depthwise

@@ -1,0 +1,62 @@
+// Matrix products on Hopper: which kernels there are, and the one way to call them.  It must not know XLA or Python.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "problem.h"
+#include "status.h"
+
+namespace jaxext {
+
+// How a product is computed; the fields of `jaxext._cuda_matmul.MatmulConfig`.
+struct MatmulConfig {
+  int64_t tile_m, tile_n, tile_k;
+  int64_t cluster_m;  // blocks, one above the other, that share what they load of the right operand
+  int64_t pingpong;   // 1: two warp groups take turns, one multiplies while the other stores; 0: both work on one tile
+  int64_t splits;     // above 1: so many float32 partial results, each over a part of the contracted axis
+};
+
+// D[l,m,n] = Σ_k A[l,m,k] B[l,k,n], as the kernels see every role.  Strides are in elements: `leading` is that of the axis that is not
+// contiguous; D is dense.
+struct Gemm {
+  int64_t m, n, k, l;
+  const void* a;
+  const void* b;
+  void* d;
+  int64_t a_leading, a_batch, b_leading, b_batch;
+};
+
+struct MatmulKernel {
+  MatmulRole role;
+  Dtype operands, result;
+  MatmulConfig config;  // with splits = 1
+  int stages;
+  int shared_bytes;
+  Status (*launch)(const Gemm&, cudaStream_t);
+};
+
+// Every kernel that was compiled, in no particular order.
+const std::vector<MatmulKernel>& MatmulKernels();
+
+// `role` as a plain product, of its operands in the order of slots (a, b, c without the open one); splits stand in the batch.
+Gemm GemmOf(MatmulRole role, const MatmulProblem& problem, int64_t splits, const void* first, const void* second, void* out);
+
+// The result of `role`.
+Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
+              const void* second, void* out, cudaStream_t stream);
+
+// The compile units' parts of the table.
+std::vector<MatmulKernel> MatmulNNLarge();
+std::vector<MatmulKernel> MatmulNNSkinny();
+std::vector<MatmulKernel> MatmulNNPingpong();
+std::vector<MatmulKernel> MatmulNTLarge();
+std::vector<MatmulKernel> MatmulNTSkinny();
+std::vector<MatmulKernel> MatmulNTPingpong();
+std::vector<MatmulKernel> MatmulTNLarge();
+std::vector<MatmulKernel> MatmulTNSkinny();
+std::vector<MatmulKernel> MatmulTNPingpong();
+std::vector<MatmulKernel> MatmulNTE4M3();
+
+}  // namespace jaxext

@@ -1,0 +1,137 @@
+// One matrix product for Hopper, of CUTLASS's collectives: TMA loads into a ring of shared memory by a warp of their own, wgmma by two warp
+// groups, persistent blocks, and clusters that load what they share once.
+//
+// The roles differ in the majors of their operands alone, which wgmma takes either way (8-bit operands with the contracted axis last only):
+//
+//     role  A            B                D[m, n]
+//     nn    a[M,K]       b[K,N]           c[M,N]    A: contracted axis last; B: first
+//     nt    c[M,N]       b[K,N]           a[M,K]    both last
+//     tn    a[M,K]       c[M,N]           b[K,N]    both first
+//
+// It must not know XLA or Python.
+#pragma once
+
+#include "sm90.cuh"  // first
+// The parts for Hopper alone: the umbrella headers would bring every architecture's, and twice the time to compile.
+#include "cutlass/gemm/dispatch_policy.hpp"
+#include "cutlass/gemm/collective/collective_mma_decl.hpp"
+#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp"
+#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp"
+#include "cutlass/gemm/collective/collective_builder_decl.hpp"
+#include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/kernel/gemm_universal_decl.h"
+#include "cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp"
+#include "cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_pingpong.hpp"
+#include "matmul.h"
+
+namespace jaxext::sm90 {
+
+template <Dtype>
+struct ElementOf;
+template <>
+struct ElementOf<Dtype::kF32> {
+  using type = float;
+};
+template <>
+struct ElementOf<Dtype::kBF16> {
+  using type = cutlass::bfloat16_t;
+};
+template <>
+struct ElementOf<Dtype::kF16> {
+  using type = cutlass::half_t;
+};
+template <>
+struct ElementOf<Dtype::kE4M3> {
+  using type = cutlass::float_e4m3_t;
+};
+
+enum class Schedule { kCooperative, kPingpong };
+
+template <MatmulRole kRole, Dtype kOperands, Dtype kResult, int kTileM, int kTileN, int kTileK, int kClusterM, Schedule kSchedule>
+struct Matmul {
+  using Element = typename ElementOf<kOperands>::type;
+  using Result = typename ElementOf<kResult>::type;
+  static constexpr int kAligned = 16 / sizeof(Element);  // elements that TMA reads at once
+  static constexpr int kAlignedResult = 16 / sizeof(Result);
+  static constexpr bool kPingpong = kSchedule == Schedule::kPingpong;
+
+  // CUTLASS's names for A (m x k) and B (k x n): RowMajor has k last in A, n last in B.
+  using LayoutA = cute::conditional_t<kRole == MatmulRole::kTN, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
+  using LayoutB = cute::conditional_t<kRole == MatmulRole::kNT, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
+  using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
+  using Cluster = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
+
+  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float, float,
+      void, cutlass::layout::RowMajor, kAlignedResult, Result, cutlass::layout::RowMajor, kAlignedResult,
+      cute::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
+                          cutlass::epilogue::TmaWarpSpecializedCooperative>>::CollectiveOp;
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, LayoutA, kAligned, Element, LayoutB, kAligned, float, Tile, Cluster,
+      // as many stages as shared memory holds beside the epilogue
+      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>,
+      cute::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>>::CollectiveOp;
+  // A class of our own, so that the kernel goes by our name in profiles.
+  struct Kernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue> {};
+
+  // Sets the strides that are not known to be 1: of the rows (or of depth), and of the batch.
+  template <class Stride>
+  static void SetStrides(Stride& stride, int64_t leading, int64_t batch) {
+    if constexpr (cute::is_static_v<cute::remove_cvref_t<decltype(cute::get<0>(stride))>>) {
+      cute::get<1>(stride) = leading;
+    } else {
+      cute::get<0>(stride) = leading;
+    }
+    cute::get<2>(stride) = batch;
+  }
+
+  static Status Run(const Gemm& gemm, cudaStream_t stream) {
+    Device device;
+    if (Status s = CurrentDevice("matmul", &device); !s.ok()) return s;
+    typename Kernel::Arguments arguments{};
+    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    arguments.problem_shape = cute::make_shape(int(gemm.m), int(gemm.n), int(gemm.k), int(gemm.l));
+    arguments.mainloop.ptr_A = static_cast<const Element*>(gemm.a);
+    arguments.mainloop.ptr_B = static_cast<const Element*>(gemm.b);
+    SetStrides(arguments.mainloop.dA, gemm.a_leading, gemm.a_batch);
+    SetStrides(arguments.mainloop.dB, gemm.b_leading, gemm.b_batch);
+    arguments.epilogue.thread.alpha = 1;
+    arguments.epilogue.thread.beta = 0;
+    arguments.epilogue.ptr_D = static_cast<Result*>(gemm.d);
+    SetStrides(arguments.epilogue.dD, gemm.n, gemm.m * gemm.n);
+    arguments.hw_info.device_id = device.number;
+    arguments.hw_info.sm_count = device.multiprocessors;
+    arguments.scheduler.max_swizzle_size = 8;  // tiles in flight are near one another, so that they share what is in the L2 cache
+    if (!Kernel::can_implement(arguments)) return Invalid("matmul: CUTLASS refuses these sizes, strides or alignments");
+    if (Kernel::get_workspace_size(arguments) != 0) return Internal("matmul: the kernel wants a workspace, and there is none");
+
+    ForgetDescriptors();
+    const typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, /*workspace=*/nullptr);
+    return Launch("matmul", cutlass::device_kernel<Kernel>, params, Kernel::get_grid_shape(params), Kernel::get_block_shape(),
+                  dim3(kClusterM, 1, 1), Kernel::SharedStorageSize, stream);
+  }
+
+  static MatmulKernel Entry() {
+    return {kRole,
+            kOperands,
+            kResult,
+            {kTileM, kTileN, kTileK, kClusterM, kPingpong, 1},
+            Mainloop::DispatchPolicy::Stages,
+            static_cast<int>(Kernel::SharedStorageSize),
+            &Run};
+  }
+};
+
+template <MatmulRole kRole, Dtype kOperands, Dtype kResult, int kTileM, int kTileN, int kTileK, int kClusterM>
+MatmulKernel Cooperative() {
+  return Matmul<kRole, kOperands, kResult, kTileM, kTileN, kTileK, kClusterM, Schedule::kCooperative>::Entry();
+}
+
+template <MatmulRole kRole, Dtype kOperands, Dtype kResult, int kTileM, int kTileN, int kTileK, int kClusterM>
+MatmulKernel Pingpong() {
+  return Matmul<kRole, kOperands, kResult, kTileM, kTileN, kTileK, kClusterM, Schedule::kPingpong>::Entry();
+}
+
+}  // namespace jaxext::sm90

@@ -1,0 +1,24 @@
+// What a launcher answers.  Plain C++: it must not know CUDA, XLA or Python.
+#pragma once
+
+#include <string>
+
+namespace jaxext {
+
+struct Status {
+  enum Code {
+    kOk,
+    kInvalid,   // the caller asked for what a kernel cannot do: its message says what it got and what it wants
+    kInternal,  // CUDA refused or failed
+  };
+
+  Code code = kOk;
+  std::string message;
+
+  bool ok() const { return code == kOk; }
+};
+
+inline Status Invalid(std::string message) { return {Status::kInvalid, std::move(message)}; }
+inline Status Internal(std::string message) { return {Status::kInternal, std::move(message)}; }
+
+}  // namespace jaxext

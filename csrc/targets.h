@@ -1,0 +1,27 @@
+// The handlers that the module hands out, by the names under which XLA calls them.  It must not know XLA or Python.
+#pragma once
+
+#include <string>
+#include <vector>
+
+struct XLA_FFI_CallFrame;
+struct XLA_FFI_Error;
+
+namespace jaxext {
+
+struct Target {
+  std::string name;  // with a version: exported programs outlive releases
+  XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*);
+};
+
+std::vector<Target> MatmulTargets();
+std::vector<Target> ConvTargets();
+std::vector<Target> DepthwiseTargets();
+
+// The version of XLA's FFI in whose headers the handlers were compiled: (major, minor).
+struct FfiVersion {
+  int major, minor;
+};
+FfiVersion CompiledFfiVersion();
+
+}  // namespace jaxext
