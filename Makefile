@@ -4,9 +4,11 @@ VENV   ?= .venv
 TESTS  ?= tests
 
 python := $(VENV)/bin/python
+pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
+cpp    := $(shell find csrc tests/csrc -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: demo test bench kernels gpu lint format clean
+.PHONY: build demo test bench kernels wheel gpu lint format clean
 
 demo: $(ready)
 	$(python) examples/digits.py
@@ -17,12 +19,21 @@ test: $(ready)
 	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 $(filter-out tests/kernels%,$(TESTS)))
 	$(if $(filter tests tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
 
+# after a change in csrc/: compiles what depends on it, into build/
+build: $(ready)
+	$(pip) install --no-build-isolation --no-deps --editable .
+
 bench: $(ready)
 	$(python) benchmarks/cpu.py
 
 # what the compiler makes of every Triton kernel, for GPUs that need not be there
 kernels: $(ready)
 	$(python) benchmarks/compiled.py --check
+	$(python) benchmarks/compiled_cuda.py --check
+
+# for machines without a network or a compiler: a wheel for the Python that makes it, its CUDA kernels compiled; no GPU is needed
+wheel:
+	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels .
 
 # on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests sanitizer bench
 gpu:
@@ -31,19 +42,24 @@ gpu:
 lint: $(ready)
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(cpp)
 	$(python) -m pyright --pythonpath $(python)
 
 format: $(ready)
+	$(VENV)/bin/clang-format -i $(cpp)
 	$(python) -m ruff check --fix .
 	$(python) -m ruff format .
 
-# Made afresh when the dependencies may have changed, so that what was dropped from them cannot linger; editable, so that edits need nothing.
+# Made afresh when the dependencies may have changed, so that what was dropped from them cannot linger; editable, so that edits of Python need
+# nothing.  The build's tools stay in it, and builds in build/, so that a change in csrc/ compiles no more than it must.
+tools := cmake ninja pybind11 scikit-build-core
 $(ready): pyproject.toml CMakeLists.txt
 	$(PYTHON) -m venv --clear $(VENV)
-	$(python) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(pip) install $(tools) jax
+	[ "$$(uname)" != Linux ] || $(pip) install --no-deps nvidia-cutlass==4.2.0.0
+	$(pip) install --no-build-isolation --editable '.[test]'
 	# what jax-triton imports; it needs no GPU, and is made for Linux, like Triton
-	[ "$$(uname)" != Linux ] || $(python) -m pip install --quiet --disable-pip-version-check --no-deps \
-	    "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
+	[ "$$(uname)" != Linux ] || $(pip) install --no-deps "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
 	touch $@
 
 clean:

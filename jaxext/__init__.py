@@ -3,7 +3,8 @@
 from jaxext import _compat, checkpoint_policies  # noqa: F401 (_compat first: it checks jax's version)
 from jaxext._dispatch import in_place_of_lax, use_implementation
 from jaxext._explain import Explanation, explain
-from jaxext._target import export_disabled_checks, lower_for, use_target
+from jaxext._export import export_disabled_checks, register_cuda_kernels
+from jaxext._target import lower_for, use_target
 from jaxext.ops import (
     conv,
     conv_general_dilated,
@@ -28,6 +29,7 @@ __all__ = [
     "in_place_of_lax",
     "lower_for",
     "matmul",
+    "register_cuda_kernels",
     "use_implementation",
     "use_target",
 ]

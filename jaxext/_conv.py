@@ -15,6 +15,7 @@ import jax
 from jax import lax
 
 from jaxext import _conv_xla
+from jaxext._cuda import CudaConv
 from jaxext._form import Form, define
 from jaxext._implementation import Call
 from jaxext._triton import TritonConv
@@ -50,7 +51,7 @@ class XlaConv:
         return y.reshape(call.shape)
 
 
-CONV_IMPLEMENTATIONS = (TritonConv(), XlaConv())
+CONV_IMPLEMENTATIONS = (CudaConv(), TritonConv(), XlaConv())
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext._cuda import CudaMatmul
 from jaxext._form import Form, define, dimension_numbers
 from jaxext._implementation import Call
 from jaxext._triton import TritonMatmul
@@ -66,7 +67,7 @@ MATMUL = define(
         slots={"a": ("B", "M", "K"), "b": ("B", "K", "N"), "c": ("B", "M", "N")},
         roles={"c": "nn", "a": "nt", "b": "tn"},
         window=(),
-        implementations=(TritonMatmul(), XlaMatmul()),
+        implementations=(CudaMatmul(), TritonMatmul(), XlaMatmul()),
         twin=lax.dot_general_p,
     )
 )

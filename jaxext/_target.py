@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 
 import jax
-from jax.export import DisabledSafetyCheck
 
 # The compute capability, times 10, that `use_target` names; part of jit's cache key.
 _named = jax.make_user_context(None)
@@ -47,14 +46,6 @@ def lower_for(fun: Callable, *args, arch: str, **kwargs) -> jax.stages.Lowered:
     jitted = fun if hasattr(fun, "trace") else jax.jit(fun)
     with use_target(arch):
         return jitted.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
-
-
-def export_disabled_checks() -> list[DisabledSafetyCheck]:
-    """For `jax.export.export(disabled_checks=...)`: the custom calls of our kernels, for which jax itself promises no compatibility.
-
-    An exported program runs where jaxlib knows the call: with jax's CUDA plugin of the version that exported it, or a newer one.
-    """
-    return [DisabledSafetyCheck.custom_call(name) for name in ("triton_kernel_call", "triton_kernel_call_ffi")]
 
 
 def compute_capability(platform: str) -> int | None:

@@ -30,6 +30,11 @@ class MatmulProblem:
     arch: int  # compute capability times 10, such as 90
 
     @property
+    def shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Of each slot."""
+        return {"a": (self.B, self.M, self.K), "b": (self.B, self.K, self.N), "c": (self.B, self.M, self.N)}
+
+    @property
     def rows(self) -> int:
         return self.K if self.role == "tn" else self.M
 

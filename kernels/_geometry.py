@@ -132,6 +132,15 @@ class ConvProblem:
     arch: int  # compute capability times 10, such as 90
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each slot."""
+        return {
+            "x": (self.B, self.N, *self.input, self.G, self.C),
+            "w": (self.B, self.G, self.K, *self.filter, self.C),
+            "y": (self.B, self.N, *self.output, self.G, self.K),
+        }
+
+    @property
     def axes(self) -> tuple[Axis, Axis, Axis]:
         d, h, w = (self._axis(i) for i in range(3))
         return d, h, w

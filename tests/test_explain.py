@@ -10,7 +10,7 @@ import jaxext
 from jaxext import _conv
 
 NHWC = ("NHWC", "HWIO", "NHWC")
-NO_GPU = {"triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
+NO_GPU = {"cuda": "platform is 'cpu', want 'cuda'", "triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
 
 
 def struct(*shape):

@@ -367,12 +367,12 @@ def test_bad_input_raises_what_the_namesake_raises(op, keywords):
 
 @every_op
 def test_unknown_implementation(op):
-    with pytest.raises(ValueError, match=rf"{op.__name__}: implementation is 'fastest', want one of \['triton', 'xla'\] or None"):
+    with pytest.raises(ValueError, match=rf"{op.__name__}: implementation is 'fastest', want one of \['cuda', 'triton', 'xla'\] or None"):
         op(*CALLS[op], implementation="fastest")
 
 
 def test_unknown_implementation_in_a_context():
-    with pytest.raises(ValueError, match=r"use_implementation: name is 'fastest', want one of \['triton', 'xla'\] or None"):
+    with pytest.raises(ValueError, match=r"use_implementation: name is 'fastest', want one of \['cuda', 'triton', 'xla'\] or None"):
         jaxext.use_implementation("fastest")
 
 

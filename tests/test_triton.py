@@ -18,34 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from lowered import BLOCK, IMAGES, MESH, NHWC, conv, loss, moved, operations, resnet_block, struct
 
 import jaxext
-from jaxext import _target, _triton
+from jaxext import _cuda, _target, _triton
 
 pytest.importorskip("triton")
 pytest.importorskip("jax_triton", exc_type=ImportError)
-
-NHWC = ("NHWC", "HWIO", "NHWC")
-MOVES = ("transpose", "pad", "gather", "concatenate", "reverse", "slice", "dynamic_slice")
-
-
-def struct(*shape, dtype=jnp.bfloat16):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def operations(lowered):
-    """Every operation of a program, those in regions and other functions included."""
-
-    def visit(op):
-        yield op
-        for region in op.regions:
-            for block in region:
-                for inner in block:
-                    yield from visit(inner.operation)
-
-    yield from visit(lowered.compiler_ir("stablehlo").operation)
 
 
 def kernels(lowered) -> collections.Counter:
@@ -64,38 +45,15 @@ def kernel_name(config) -> str:
     return name.decode()
 
 
-def moved(lowered, elements: int) -> list[str]:
-    """Operations that write a changed copy of an array of at least this many elements."""
-    found = []
-    for op in operations(lowered):
-        if op.name.removeprefix("stablehlo.") in MOVES:
-            if max(int(np.prod(value.type.shape)) for value in op.operands) >= elements:
-                found.append(str(op)[:200])
-    return found
-
-
 def moved_activations(lowered) -> list[str]:
     """Of a vmap of the block below: its filters alone are moved, HWIO into the kernels' KHWI or back."""
     return [text for text in moved(lowered, 8 * 8 * 8 * 32) if "3x3x" not in text]
 
 
-def conv(x, w, strides=(1, 1), **kwargs):
-    return jaxext.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=NHWC, **kwargs)
-
-
-def resnet_block(params, x):
-    """A block that halves the resolution, with a projection beside it."""
-    first, second, projection = params
-    y = conv(jax.nn.relu(conv(x, first, (2, 2))), second)
-    return jax.nn.relu(y + conv(x, projection, (2, 2)))
-
-
-BLOCK = (struct(3, 3, 16, 32), struct(3, 3, 32, 32), struct(1, 1, 16, 32))
-IMAGES = struct(8, 16, 16, 16)
-
-
-def loss(params, x):
-    return jnp.sum(resnet_block(params, x).astype(jnp.float32) ** 2)
+@pytest.fixture(autouse=True)
+def without_cuda_kernels(monkeypatch):
+    """Where both would be taken, test_cuda.py says which."""
+    monkeypatch.setattr(_cuda, "missing", lambda: "they are left out")
 
 
 @pytest.fixture
@@ -194,9 +152,6 @@ class TestPrograms:
         lowered = jaxext.lower_for(split, BLOCK, struct(64, 16, 16, 16), arch="sm_90a")
         assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
         assert "all_reduce" in lowered.as_text() and "tensor<8x16x16x16xbf16>" in lowered.as_text()
-
-
-MESH = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 
 
 def test_a_sharded_export_takes_xla():

@@ -1,0 +1,157 @@
+"""The implementation `cuda`: the kernels of csrc/, compiled when jaxext was installed, through XLA's foreign function interface (FFI).
+
+A `Call` becomes a kernel's problem, `pick` its config, and the fields of both the attributes of the call; csrc/*_ffi.cc reads them by the
+same names.  The handlers are registered when the first program that calls one is lowered.  XLA refuses every program, not only ours, once a
+handler is registered that was compiled with newer headers than its own: such a module is left alone.  It must not know forms or public
+operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxext import _cuda_conv, _cuda_depthwise, _cuda_matmul
+from jaxext._implementation import Call
+from jaxext._kernel import DTYPES, KernelImplementation, Launch, conv_problem, matmul_problem, not_for_cuda
+from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._geometry import ConvProblem
+
+# The handlers' names; csrc/*_ffi.cc raises the version where a meaning changes, since exported programs outlive releases.
+CUSTOM_CALLS = (
+    *(f"jaxext_matmul_{role}_v1" for role in ("nn", "nt", "tn")),
+    *(f"jaxext_conv{rank}d_{role}_v1" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")),
+    *(f"jaxext_depthwise{rank}d_{role}_v1" for rank in (1, 2) for role in ("fprop", "dgrad", "wgrad")),
+)
+
+
+class CudaMatmul(KernelImplementation):
+    name = "cuda"
+
+    def lacks(self, call):
+        return not_for_cuda(call) or missing()
+
+    def problem(self, call):
+        return matmul_problem(call, MatmulProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return _cuda_matmul.supports(problem, _matmul_kernels())
+
+    def slower(self, call):
+        return "XLA's matrix products (cuBLAS) are expected to be as fast"
+
+    def launch(self, call, problem):
+        return _launch(call, problem, call.op, "BMNK", _cuda_matmul.pick(problem, _matmul_kernels()))
+
+
+class CudaConv(KernelImplementation):
+    name = "cuda"
+
+    def lacks(self, call):
+        return not_for_cuda(call) or missing()
+
+    def problem(self, call):
+        return conv_problem(call, call.arch or 0)
+
+    def refuses(self, problem):
+        return _family(problem).supports(problem)
+
+    def slower(self, call):
+        assert call.window is not None
+        alone = call.sizes["B"] * call.sizes["G"] == 1
+        if _depthwise(call.sizes["G"], call.sizes["C"]) or alone and call.window.rank in (1, 3):  # cuDNN is made for two axes
+            return None
+        return "Triton's kernels or XLA's (cuDNN) are expected to be as fast"
+
+    def launch(self, call, problem):
+        fields = ("B", "N", "G", "C", "K", "input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
+        family = _family(problem)
+        stem = call.op.replace("conv", "depthwise") if family is _cuda_depthwise else call.op
+        return _launch(call, problem, stem, fields, family.pick(problem))
+
+
+def _family(problem: ConvProblem) -> Any:
+    """The module of the kernels that take the problem."""
+    return _cuda_depthwise if _depthwise(problem.G, problem.C) else _cuda_conv
+
+
+def _depthwise(groups: int, channels: int) -> bool:
+    """One input channel and several groups leave nothing to a matrix product."""
+    return groups > 1 and channels == 1
+
+
+def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, fields: Iterable[str], config: Any) -> Launch:
+    attributes = {field: getattr(problem, field) for field in fields} | dataclasses.asdict(config)
+    first, second = call.dtypes
+    shapes = [problem.shapes[slot] for slot in (first, second, call.open)]
+    return Launch(
+        describe=stem.rpartition("_")[0] + (f" in {config.splits} parts" if config.splits > 1 else ""),
+        slots=(first, second),
+        splits=config.splits,
+        call=functools.partial(_called, f"jaxext_{stem}_v1", attributes, shapes),
+    )
+
+
+def _called(target: str, attributes: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], result, first, second) -> jax.Array:
+    """The call of a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer."""
+    register()
+    *of_operands, of_result = shapes
+    parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
+    typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
+    y = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((*parts, *of_result), result.dtype))(
+        *(x.reshape(shape) for x, shape in zip((first, second), of_operands, strict=True)), **typed
+    )
+    return y.reshape(result.shape)
+
+
+@functools.cache
+def register() -> None:
+    """Make the handlers known to XLA."""
+    if reason := missing():
+        raise RuntimeError(f"no CUDA kernels: {reason}")
+    from jaxext import _cuda_module
+
+    for name, handler in _cuda_module.handlers().items():
+        jax.ffi.register_ffi_target(name, handler, platform="CUDA", api_version=1)
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why there are no CUDA kernels here, or None.  Loads the compiled module."""
+    try:
+        from jaxext._cuda_build import REASON
+    except ImportError:
+        return "jaxext runs from its sources, want it installed: pip install ."
+    if REASON:
+        return f"built without CUDA ({REASON})"
+    try:
+        from jaxext import _cuda_module
+    except ImportError as error:
+        return f"the compiled module does not load: {error}"
+    built, known = _cuda_module.ffi_version(), _ffi_version()
+    if built > known:
+        built, known = (".".join(map(str, version)) for version in (built, known))
+        return f"built with headers of XLA's FFI {built}, this jaxlib runs {known}: install jaxext anew, beside this jaxlib"
+    return None
+
+
+def _ffi_version() -> tuple[int, int]:
+    """Of the FFI that this jaxlib runs, as its headers say."""
+    header = (pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+    major, minor = (int(re.findall(rf"define XLA_FFI_API_{part} (\d+)", header)[0]) for part in ("MAJOR", "MINOR"))
+    return major, minor
+
+
+@functools.cache
+def _matmul_kernels() -> Sequence[Mapping[str, Any]]:
+    """The kernels that were compiled, with dtypes by their short names."""
+    from jaxext import _cuda_module
+
+    return [row | {slot: DTYPES[row[slot]] for slot in ("operands", "result")} for row in _cuda_module.matmul_kernels()]

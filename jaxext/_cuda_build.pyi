@@ -1,0 +1,3 @@
+"""The module that CMakeLists.txt writes."""
+
+REASON: str

@@ -1,0 +1,163 @@
+"""How the CUDA kernels of a depthwise convolution are launched (csrc/depthwise.h): which problems they take, and the config of each.
+
+They move bytes, so a config is judged by the vectors of channels that a multiprocessor loads and stores.  A thread has one vector of
+channels and walks along a strip of targets, a line of the width axis; `lanes` such vectors lie side by side in a block, and strips fill
+the rest of its threads.  It must not know JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from jaxext.kernels._geometry import MOST_POSITIONS, Axis, ConvProblem
+from jaxext.kernels._launch import BITS, cdiv, multiprocessors
+
+DTYPES = ("fp32", "bf16", "fp16")
+MOST_TAPS = 31  # of an axis
+MOST_STEP = 65535  # stride or input dilation
+MOST_REACH = 1 << 30  # places of an axis, with padding and dilation
+MOST_APART = 1 << 25  # places between neighbours in a strip or a filter row
+THREADS = 128  # of a block
+VECTOR_BITS = 128
+LANES = (1, 2, 4, 8, 16)  # 16 vectors are 256 neighbouring bytes; more would leave too few strips for rows to be shared
+STRIPS = (4, 8, 16, 32, 64)  # a chunk of 16-bit targets is 4; a longer strip spends less on its first window, and leaves fewer threads
+WGRAD_TAPS = 7  # of a filter row whose sums a thread holds
+RESIDENT = 4  # blocks on a multiprocessor: about what the kernels' registers allow
+MOST_SPLITS = 1024  # partial results are written and read again
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DepthwiseConfig:
+    lanes: int  # vectors of channels side by side in a block, a power of two
+    strip: int  # targets in a row that a thread walks along
+    pieces: int = 1  # wgrad: pieces of the filter that share a block, a power of two
+    splits: int = 1  # wgrad: partial sums, along a leading axis of the result, which is float32 if there are several
+
+
+def supports(problem: ConvProblem) -> str | None:
+    """None, or the reason for refusing."""
+    if problem.C != 1:
+        return f"{problem.C} input channels per group, it takes 1"
+    if problem.K != 1:
+        return f"{problem.K} outputs per group, it takes 1"
+    if (problem.input[0], problem.filter[0], problem.output[0], problem.low[0]) != (1, 1, 1, 0):
+        return "three spatial axes, it takes one or two"
+    if unknown := [dtype for dtype in problem.dtypes if dtype not in DTYPES]:
+        return f"dtype {unknown[0]}, it takes {', '.join(DTYPES)}"
+    first, second, result = problem.dtypes
+    if first != second or result not in ((first, "fp32") if problem.role == "wgrad" else (first,)):
+        return f"{first} times {second} into {result}, it takes a single dtype"
+    if problem.arch < 80:
+        return f"compute capability {problem.arch / 10}, it takes 8.0 and newer"
+    if (taps := max(problem.filter)) > MOST_TAPS:
+        return f"{taps} taps along an axis, it takes {MOST_TAPS} at most"
+    if (step := max(problem.stride + problem.input_dilation)) > MOST_STEP:
+        return f"a stride or input dilation of {step}, it takes {MOST_STEP} at most"
+    if (reach := max(_reach(problem, i) for i in range(3))) >= MOST_REACH:
+        return f"an axis reaches {reach} places, it takes fewer than {MOST_REACH}"
+    _, h, w = problem.axes
+    if problem.B > 65535 or (problem.role != "wgrad" and h.phases * w.phases > 65535):
+        return f"B={problem.B} and {h.phases * w.phases} phases, it takes 65535 at most"
+    if (apart := max(w.target_stride * _spacing(w), w.period * _spacing(w), _tap_stride(w))) >= MOST_APART:
+        return f"neighbours in a strip or a filter row lie {apart} places apart, it takes fewer than {MOST_APART}"
+    if (positions := problem.N * h.phases * h.targets * (w.phases * w.targets + _spacing(w))) >= MOST_POSITIONS:
+        return f"about {positions} positions, it takes fewer than {MOST_POSITIONS}"
+    return None
+
+
+def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
+    """Strips of several lengths; the rest follows.
+
+    The lanes are the most that leave at most an eighth of the threads without channels.  wgrad lets as many pieces of the filter as there
+    are share a block, with at most a quarter idle, since they read the same targets; and it splits its sum until all multiprocessors are
+    full, each block with at least 4 strips per thread.
+    """
+    vectors = cdiv(problem.G, _vector(problem))
+    lanes = _largest(LANES, vectors, idle=1 / 8)
+    longest = max(1, cdiv(problem.axes[2].targets, _spacing(problem.axes[2])))
+    strips = [strip for strip in STRIPS if strip < longest] + [min(longest, STRIPS[-1])]
+    configs = [DepthwiseConfig(lanes=lanes, strip=strip) for strip in dict.fromkeys(strips)]
+    return [_shared_out(problem, config) for config in configs] if problem.role == "wgrad" else configs
+
+
+def pick(problem: ConvProblem) -> DepthwiseConfig:
+    """The config with which a multiprocessor moves the fewest vectors, in the rounds in which it gets blocks; among equals the longest."""
+
+    def moved(config: DepthwiseConfig) -> float:
+        rounds = cdiv(math.prod(grid(problem, config)), RESIDENT * multiprocessors(problem.arch))
+        _, h, w = problem.axes
+        window = cdiv(w.R, w.step) - 1
+        if problem.role == "wgrad":
+            of_block = cdiv(_strips(problem, config), _strip_lanes(config) * config.splits) * (
+                2 * config.strip + min(window, WGRAD_TAPS - 1)
+            )
+        else:
+            of_block = config.strip + max(1, cdiv(h.R, h.step)) * (config.strip + window)
+        return rounds * of_block
+
+    return min(candidates(problem), key=lambda config: (moved(config), -config.strip))
+
+
+def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
+    """Blocks, as csrc/depthwise_plan.cc counts them."""
+    _, h, w = problem.axes
+    channels = cdiv(problem.G, config.lanes * _vector(problem))
+    if problem.role == "wgrad":
+        return channels * cdiv(_pieces(problem), config.pieces), config.splits, problem.B
+    return channels * cdiv(_strips(problem, config), _strip_lanes(config)), h.phases * w.phases, problem.B
+
+
+def _shared_out(problem: ConvProblem, config: DepthwiseConfig) -> DepthwiseConfig:
+    """With a wgrad's blocks shared between pieces, and its sum between blocks."""
+    most = THREADS // config.lanes
+    config = dataclasses.replace(config, pieces=_largest([1 << i for i in range(most.bit_length())], _pieces(problem), idle=1 / 4))
+    wanted = RESIDENT * multiprocessors(problem.arch) // max(1, math.prod(grid(problem, config)))
+    splits = min(wanted, _strips(problem, config) // (4 * _strip_lanes(config)), MOST_SPLITS)
+    return dataclasses.replace(config, splits=max(1, splits))
+
+
+def _largest(blocks, size: int, idle: float) -> int:
+    """The largest block of those that leave at most this share idle; among those that leave more, the least idle."""
+    shares = {block: 1 - size / max(1, cdiv(size, block) * block) for block in blocks}
+    return max((block for block in blocks if shares[block] <= idle), default=min(blocks, key=shares.__getitem__))
+
+
+def _reach(problem: ConvProblem, i: int) -> int:
+    """A bound of the places on axis i that any target, tap or source leads to."""
+    ends = problem.input[i] * problem.input_dilation[i], problem.output[i] * problem.stride[i]
+    return max(ends) + problem.filter[i] * problem.filter_dilation[i] + abs(problem.low[i])
+
+
+def _vector(problem: ConvProblem) -> int:
+    """Channels of an access."""
+    vector = VECTOR_BITS // BITS[problem.dtypes[0]]
+    return 1 if problem.G % vector else vector
+
+
+def _spacing(axis: Axis) -> int:
+    """Of the targets of a strip, within their phase."""
+    return _tap_stride(axis) // math.gcd(axis.target_stride, _tap_stride(axis))
+
+
+def _tap_stride(axis: Axis) -> int:
+    """The distance of neighbouring taps' sources; any will do for a single tap, and the target's leaves no holes in a strip."""
+    return abs(axis.tap_stride) if cdiv(axis.R, axis.step) > 1 else axis.target_stride
+
+
+def _strip_lanes(config: DepthwiseConfig) -> int:
+    return THREADS // (config.lanes * config.pieces)
+
+
+def _strips(problem: ConvProblem, config: DepthwiseConfig) -> int:
+    """Strips of one phase."""
+    _, h, w = problem.axes
+    spacing = _spacing(w)
+    return problem.N * h.targets * spacing * cdiv(cdiv(w.targets, spacing), config.strip)
+
+
+def _pieces(problem: ConvProblem) -> int:
+    """Pieces of the filter whose sums a thread of wgrad holds."""
+    _, h, w = problem.axes
+    windowed = problem.G % (VECTOR_BITS // BITS[problem.dtypes[0]]) == 0 and _spacing(w) * w.target_stride == _tap_stride(w)
+    return h.R * min(w.step, w.R) * cdiv(cdiv(w.R, w.step), WGRAD_TAPS if windowed else 4)

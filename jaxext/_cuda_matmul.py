@@ -1,0 +1,117 @@
+"""How a matrix product is launched on Hopper (csrc/matmul.h): which problems the kernels take, and which kernel is expected to be fastest.
+
+`table` is the list of kernels that were compiled, which the module tells.  A tile is judged by a small model, in clocks of one
+multiprocessor, of which each number below says where it is from:
+
+    tile    = max(multiply, load) per element of depth, and what its schedule does not hide of its prologue and epilogue
+    product = max(rounds of tiles over the multiprocessors, all bytes from memory), and the partial results written and read again
+
+so large tiles win where there are many, ping-pong where the depth is short, narrow ones where wide ones would leave a last round empty,
+and splits where tiles are few.  It must not know JAX, nor time anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._geometry import MOST_POSITIONS
+from jaxext.kernels._launch import BITS, cdiv, multiprocessors
+
+# Multiply-adds of a multiprocessor per clock, of 16-bit operands (H100 data sheet: 989 TFLOP/s = 132 x 1.83 GHz x 4096 FLOP).
+_PRODUCTS = 2048
+# Share of it that a tile reaches whose left operand has so many rows: wgmma reads the right operand from shared memory anew for each 64.
+_REACHED = {64: 0.7, 128: 0.9}
+_L2_BYTES = 24  # per clock and multiprocessor: 5.5 TB/s over 132 of 1.75 GHz
+_MEMORY_BYTES = 18  # the same of 4.1 TB/s
+_START = 1500  # clocks until the first stage is there
+_EPILOGUE_BYTES = 32  # stored per clock
+_LAUNCH = 4000  # clocks of a kernel of its own, that adds up partial results
+_SPLITS = (1, 2, 4, 8, 16, 32)
+_FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatmulConfig:
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    cluster_m: int  # blocks, one above the other, that share what they load of the right operand
+    pingpong: int  # 1: two warp groups take turns, one multiplies while the other stores; 0: both work on one tile
+    splits: int = 1  # partial results along a leading axis of the result, which is float32 if there are several
+
+
+def supports(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> str | None:
+    """None, or the reason for refusing."""
+    if problem.arch != 90:
+        return f"compute capability is {problem.arch / 10}, the matmul kernels want 9.0"
+    first, second, result = problem.dtypes
+    if first != second:
+        return f"the operands are {first} and {second}, want one dtype"
+    of_role = [row for row in table if row["role"] == problem.role]
+    if first not in (operands := sorted({row["operands"] for row in of_role})):
+        return f"the operands are {first}, {problem.role} takes {', '.join(operands)}"
+    if result not in (results := sorted({row["result"] for row in of_role if row["operands"] == first})):
+        return f"the result is {result}, {problem.role} of {first} gives {', '.join(results)}"
+    if 0 in (problem.B, problem.M, problem.N, problem.K):
+        return None  # then no kernel is called
+    for what, length, dtype in (
+        ("left operand", max(problem.lhs_strides), first),
+        ("right operand", max(problem.rhs_strides), first),
+        ("result", problem.cols, result),
+    ):
+        if length * BITS[dtype] % 128:
+            return f"a row of the {what} has {length * BITS[dtype] // 8} bytes, TMA wants a multiple of 16"
+    if (size := max(problem.B, problem.M, problem.N, problem.K)) > MOST_POSITIONS:
+        return f"an axis has {size} elements, want {MOST_POSITIONS} at most"
+    return None
+
+
+def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[MatmulConfig]:
+    """Every tile of the operands' dtype: that gives the result's, or float32 in parts that TMA can find."""
+    first, _, result = problem.dtypes
+    configs = []
+    for row in table:
+        if (row["role"], row["operands"]) != (problem.role, first):
+            continue
+        tile = {field.name: row[field.name] for field in dataclasses.fields(MatmulConfig) if field.name != "splits"}
+        for splits in _SPLITS:
+            if splits == 1 and row["result"] == result:
+                configs.append(MatmulConfig(**tile))
+            if splits > 1 and row["result"] == "fp32" and _divides(problem, splits, row["tile_k"]):
+                configs.append(MatmulConfig(**tile, splits=splits))
+    return configs
+
+
+def pick(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> MatmulConfig:
+    """The candidate that is expected to be fastest."""
+    return min(candidates(problem, table), key=lambda config: clocks(problem, config))
+
+
+def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
+    """Expected time of the product, in clocks."""
+    bits, result_bits = BITS[problem.dtypes[0]], BITS[problem.dtypes[2]]
+    depth = problem.depth // config.splits
+    pairs = cdiv(cdiv(problem.rows, config.tile_m), config.cluster_m)  # clusters, one below the other
+    tiles = pairs * config.cluster_m * cdiv(problem.cols, config.tile_n) * problem.B * config.splits
+
+    multiply = config.tile_m * config.tile_n / (_PRODUCTS * 16 / bits * _REACHED[config.tile_m])
+    load = (config.tile_m + config.tile_n / config.cluster_m) * bits / 8 / _L2_BYTES
+    store = config.tile_m * config.tile_n * (32 if config.splits > 1 else result_bits) / 8 / _EPILOGUE_BYTES
+    mainloop = depth * max(multiply, load)
+    tile = max(mainloop, store) if config.pingpong else mainloop + store
+    computed = _START + cdiv(tiles, multiprocessors(problem.arch)) * tile
+
+    operands = (problem.rows + problem.cols) * problem.depth * problem.B * bits / 8
+    written = problem.rows * problem.cols * problem.B * (4 * config.splits if config.splits > 1 else result_bits / 8)
+    moved = (operands + written) / (_MEMORY_BYTES * multiprocessors(problem.arch))
+    added = (written / (_MEMORY_BYTES * multiprocessors(problem.arch)) + _LAUNCH) if config.splits > 1 else 0
+    return max(computed, moved) + added
+
+
+def _divides(problem: MatmulProblem, splits: int, tile_k: int) -> bool:
+    """Whether parts are equal, begin at multiples of 16 bytes, and are long enough."""
+    depth = problem.depth
+    return problem.B == 1 and depth % (splits * 128 // BITS[problem.dtypes[0]]) == 0 and depth // splits >= _FEWEST_STEPS * tile_k

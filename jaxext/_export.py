@@ -1,0 +1,25 @@
+"""What programs need that leave the process which traced them: the custom calls of kernels, which jax must allow and XLA must know."""
+
+from __future__ import annotations
+
+from jax.export import DisabledSafetyCheck
+
+from jaxext import _cuda, _triton
+
+
+def export_disabled_checks() -> list[DisabledSafetyCheck]:
+    """For `jax.export.export(disabled_checks=...)`: the custom calls of our kernels, for which jax itself promises no compatibility.
+
+    An exported program with Triton kernels runs where jaxlib knows their call: with jax's CUDA plugin of the version that exported it, or a
+    newer one.  One with CUDA kernels runs where jaxext is installed and `register_cuda_kernels` was called; their names carry a version.
+    """
+    return [DisabledSafetyCheck.custom_call(name) for name in (*_triton.CUSTOM_CALLS, *_cuda.CUSTOM_CALLS)]
+
+
+def register_cuda_kernels() -> None:
+    """Make the CUDA kernels known to XLA, for an exported program that calls them in a process that has not lowered one.
+
+    Raises:
+      RuntimeError: there are none here, with the reason.
+    """
+    _cuda.register()
