@@ -1,0 +1,227 @@
+// Runs a CUDA kernel on a CPU, compiled by a plain C++ compiler: a block's threads are fibres that take turns at every __syncthreads.
+//
+// What goes unseen on a GPU is to show here.  A thread runs alone from one barrier to the next, in an order that the caller chooses, so
+// that a missing barrier changes the result; a barrier that some threads do not reach ends the program; shared memory starts as NaN and
+// ends, for AddressSanitizer, where the launch says.  Shared memory is the one array that a kernel declares `extern __shared__`; static
+// shared variables are not supported, and neither is what a warp does together.  It must not know any kernel.
+#pragma once
+
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__
+#define __launch_bounds__(...)
+#define __syncthreads() simt::Barrier(__LINE__)
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+using std::min;
+
+inline void __stwb(uint4* at, uint4 value) { *at = value; }  // UBSan sees whether it is aligned
+
+// The 16-bit floats by their bits; conversions round to the nearest, ties to even.
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+struct __half {
+  uint16_t bits;
+};
+
+namespace simt {
+
+inline float FromBits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline uint32_t ToBits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+}  // namespace simt
+
+inline float __uint_as_float(uint32_t bits) { return simt::FromBits(bits); }
+inline uint32_t __float_as_uint(float x) { return simt::ToBits(x); }
+inline uint16_t __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
+inline uint16_t __half_as_ushort(__half x) { return x.bits; }
+inline __half __ushort_as_half(uint16_t bits) { return {bits}; }
+
+inline float __bfloat162float(__nv_bfloat16 x) { return simt::FromBits(uint32_t{x.bits} << 16); }
+
+inline __nv_bfloat16 __float2bfloat16_rn(float x) {
+  const uint32_t bits = simt::ToBits(x);
+  if (std::isnan(x)) return {0x7FFF};
+  return {static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
+}
+
+inline float __half2float(__half x) {
+  const int exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
+  float magnitude;
+  if (exponent == 31) {
+    magnitude = fraction ? NAN : INFINITY;
+  } else {
+    magnitude = exponent ? std::ldexp(1024.0f + fraction, exponent - 25) : std::ldexp(1.0f * fraction, -24);
+  }
+  return x.bits >> 15 ? -magnitude : magnitude;
+}
+
+inline __half __float2half_rn(float x) {
+  const uint16_t sign = simt::ToBits(x) >> 16 & 0x8000;
+  const float magnitude = std::fabs(x);
+  uint32_t bits;
+  if (std::isnan(x)) {
+    bits = 0x7FFF;
+  } else if (magnitude >= 65520.0f) {  // half a step above the largest
+    bits = 0x7C00;
+  } else if (magnitude < 0x1p-14f) {  // subnormal, or rounded up to the least number that is not
+    bits = static_cast<uint32_t>(std::nearbyint(magnitude * 0x1p24f));
+  } else {
+    const uint32_t wide = simt::ToBits(magnitude);
+    bits = (wide + 0xFFF + (wide >> 13 & 1) - (112u << 23)) >> 13;
+  }
+  return {static_cast<uint16_t>(sign | bits)};
+}
+
+namespace simt {
+
+enum class Order { kForward, kBackward, kShuffled };
+
+struct Shared {
+  void* memory;  // the kernel's extern array
+  size_t capacity;
+  size_t bytes;  // what the launch asks for
+};
+
+constexpr size_t kStackBytes = 256 << 10;
+constexpr int kRunning = -1, kDone = 0;  // otherwise the line of the barrier at which a thread waits
+
+struct Fibre {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  void* fake_stack = nullptr;  // AddressSanitizer's
+  dim3 index;
+  int state = kDone;
+};
+
+struct Scheduler {
+  ucontext_t context;
+  void* fake_stack = nullptr;
+  const void* stack = nullptr;
+  size_t stack_bytes = 0;
+  std::vector<std::unique_ptr<Fibre>> fibres;
+  Fibre* current = nullptr;
+  std::function<void()> kernel;
+};
+
+inline Scheduler scheduler;
+
+[[noreturn]] inline void Fail(const char* what) {
+  std::fprintf(stderr, "simt: %s\n", what);
+  std::exit(3);
+}
+
+inline void Resume(Fibre* fibre) {
+  scheduler.current = fibre;
+  threadIdx = fibre->index;
+  __sanitizer_start_switch_fiber(&scheduler.fake_stack, fibre->stack.get(), kStackBytes);
+  swapcontext(&scheduler.context, &fibre->context);
+  __sanitizer_finish_switch_fiber(scheduler.fake_stack, nullptr, nullptr);
+}
+
+inline void Barrier(int line) {
+  Fibre* own = scheduler.current;
+  own->state = line;
+  __sanitizer_start_switch_fiber(&own->fake_stack, scheduler.stack, scheduler.stack_bytes);
+  swapcontext(&own->context, &scheduler.context);
+  __sanitizer_finish_switch_fiber(own->fake_stack, &scheduler.stack, &scheduler.stack_bytes);
+}
+
+inline void Enter() {
+  __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.stack_bytes);
+  scheduler.kernel();
+  scheduler.current->state = kDone;
+  __sanitizer_start_switch_fiber(nullptr, scheduler.stack, scheduler.stack_bytes);
+  setcontext(&scheduler.context);
+}
+
+// All threads go on to their next barrier, which must be the same for all, or to the end.
+inline bool RunToBarrier(std::vector<int>& turns, Order order, std::mt19937& random) {
+  if (order == Order::kShuffled) std::shuffle(turns.begin(), turns.end(), random);
+  for (int i : turns) Resume(scheduler.fibres[i].get());
+  const int state = scheduler.fibres[turns[0]]->state;
+  for (int i : turns) {
+    if (scheduler.fibres[i]->state != state) Fail("some threads wait at a barrier that others do not reach");
+  }
+  return state != kDone;
+}
+
+inline void RunBlock(int threads, const Shared& shared, Order order, std::mt19937& random) {
+  std::memset(shared.memory, 0xFF, shared.bytes);
+  while (static_cast<int>(scheduler.fibres.size()) < threads) scheduler.fibres.push_back(std::make_unique<Fibre>());
+  std::vector<int> turns(threads);
+  std::iota(turns.begin(), turns.end(), 0);
+  for (int i : turns) {
+    Fibre& fibre = *scheduler.fibres[i];
+    const unsigned thread = i;
+    fibre.index = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
+    fibre.state = kRunning;
+    getcontext(&fibre.context);
+    fibre.context.uc_stack.ss_sp = fibre.stack.get();
+    fibre.context.uc_stack.ss_size = kStackBytes;
+    fibre.context.uc_link = nullptr;
+    makecontext(&fibre.context, Enter, 0);
+  }
+  if (order == Order::kBackward) std::reverse(turns.begin(), turns.end());
+  while (RunToBarrier(turns, order, random)) {
+  }
+}
+
+// kernel<<<grid, block, shared.bytes>>>(...), with the call given as `kernel`; the blocks one after another, in this order too.
+inline void Run(dim3 grid, dim3 block, const Shared& shared, Order order, std::function<void()> kernel) {
+  if (shared.bytes > shared.capacity) Fail("more shared memory than there is");
+  ASAN_UNPOISON_MEMORY_REGION(shared.memory, shared.capacity);
+  ASAN_POISON_MEMORY_REGION(static_cast<char*>(shared.memory) + shared.bytes, shared.capacity - shared.bytes);
+  gridDim = grid, blockDim = block;
+  scheduler.kernel = std::move(kernel);
+  const int64_t blocks = int64_t{grid.x} * grid.y * grid.z;
+  std::mt19937 random(7);
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t b = order == Order::kBackward ? blocks - 1 - i : i;
+    blockIdx = {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y), static_cast<unsigned>(b / grid.x / grid.y)};
+    RunBlock(block.x * block.y * block.z, shared, order, random);
+  }
+  ASAN_UNPOISON_MEMORY_REGION(shared.memory, shared.capacity);
+}
+
+}  // namespace simt
