@@ -32,6 +32,7 @@ from unittest import mock
 
 import triton
 from kernel_problems import PROBLEMS
+from machine_code import access_bytes, instructions, tool
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
@@ -41,7 +42,6 @@ KERNELS = ("matmul", "conv", "depthwise")
 ARCHS = (80, 90, 100)
 SLOTS = "abcxwy"  # of all forms, in their order
 RESTING = 16  # bytes per thread that may rest in local memory while a loop runs: so the assembler fits one more program on a multiprocessor
-BINARIES = pathlib.Path(importlib.import_module("triton.backends.nvidia").__file__ or "").parent / "bin"
 
 # An instruction's name in the disassembly -> the column in which it is counted.
 MATH = {
@@ -50,7 +50,6 @@ MATH = {
     **dict.fromkeys(("HMMA", "QMMA", "IMMA"), "mma"),
     **dict.fromkeys(("FFMA", "FFMA2"), "fma"),
 }
-_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\w[\w.]*)(.*);", re.MULTILINE)
 _RESOURCES = re.compile(r"entry function '(\w+)'.* (\d+) bytes stack frame, (\d+) bytes spill stores.* Used (\d+) registers", re.DOTALL)
 _DOT = re.compile(r"tt\.dot (?:.*inputPrecision = (\w+))?.*?: tensor<(?:1x)?(\d+)x(\d+)x(\w+)> \* tensor<(?:1x)?(\d+)x(\d+)x(\w+)>")
 
@@ -192,14 +191,13 @@ def assembled(ptx: str) -> dict:
     resources = _RESOURCES.search(told)
     assert resources, told
     loads, math, local, loops = collections.Counter(), collections.Counter(), [], []
-    for place, instruction, rest in _INSTRUCTION.findall(code):
-        opcode, *modifiers = instruction.split(".")
+    for place, opcode, modifiers, rest in instructions(code):
         if opcode in ("LDG", "LDGSTS"):
-            loads[load_bytes(modifiers)] += 1
+            loads[access_bytes(modifiers)] += 1
         elif opcode in ("LDL", "STL"):
-            local.append(int(place, 16))
+            local.append(place)
         elif opcode == "BRA" and (target := re.search(r"0x([0-9a-f]+)", rest)):
-            loops.append(range(int(target[1], 16), int(place, 16)))  # empty if it leads forward
+            loops.append(range(int(target[1], 16), place))  # empty if it leads forward
         elif opcode in MATH:
             math[MATH[opcode]] += 1
     return {
@@ -211,20 +209,6 @@ def assembled(ptx: str) -> dict:
         "loads": {str(width): loads[width] for width in sorted(loads, reverse=True)},
         **{kind: math[kind] for kind in dict.fromkeys(MATH.values())},
     }
-
-
-def tool(name: str, *arguments) -> str:
-    """What one of the CUDA tools in Triton's wheel says."""
-    done = subprocess.run([BINARIES / name, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{name}: {done.stdout}")
-    return done.stdout
-
-
-def load_bytes(modifiers: list[str]) -> int:
-    """The width of one global load: `.128` and the like in bits, `.U16` or `.S8` of a short one, else a word."""
-    widths = [int(m) // 8 for m in (modifier.lstrip("US") for modifier in modifiers) if m in ("8", "16", "32", "64", "128", "256")]
-    return widths[-1] if widths else 4
 
 
 def loads_narrowly(row: dict) -> bool:

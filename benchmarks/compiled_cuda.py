@@ -1,0 +1,277 @@
+"""What the compiler made of every CUDA kernel in the compiled module, told without a GPU: resources, and the instructions that matter.
+
+    python benchmarks/compiled_cuda.py [--module PATH] [--json PATH] [--check]
+
+A row tells one kernel for one architecture.  Those that are in the module as PTX, for GPUs to come, are assembled here for the ones that
+are known: there a driver's assembler decides in the end.  `LAWS` say what is wrong with a row; with --check the exit status is 1 if
+anything is.  Speed is not told: that takes a device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import ctypes
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from machine_code import access_bytes, instructions, tool
+
+from jaxext.kernels._launch import SHARED_MEMORY
+
+NEWER = (90, 100)  # the architectures for which PTX is assembled
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn")  # jaxext::Dtype
+ELEMENTS = {
+    "float": "float32",
+    "__nv_bfloat16": "bfloat16",
+    "__half": "float16",
+    "cutlass::bfloat16_t": "bfloat16",
+    "cutlass::half_t": "float16",
+}
+MATMUL_ROLES = ("nn", "nt", "tn")
+CONV_ROLES = ("fprop", "dgrad", "wgrad")
+
+_FUNCTION = re.compile(r"^\s*Function : (\w+)\n", re.MULTILINE)
+_RESOURCES = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.DOTALL)
+_BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
+_NAME = re.compile(r"jaxext::(?:sm90|depthwise)::(Matmul|Convolution|GatherLine|GatherPlane|Wgrad)<([^<>]*)>")
+
+
+def rows_of(module: pathlib.Path, tables: Iterable[dict], newer: Iterable[int]) -> Iterator[dict]:
+    """The kernels in a compiled module, and what its tables tell of them."""
+    told = {identity(row): row for row in tables}
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = images(module, pathlib.Path(folder), newer)
+        for image, kernels in zip(found, pool.map(kernels_in, found), strict=True):
+            for row in kernels:
+                entry = told.get(identity(row), {})
+                dynamic = {"stages": entry.get("stages"), "shared": entry.get("shared", row["static"]), "told": bool(entry)}
+                yield {"arch": image.arch, "source": image.source} | row | dynamic
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """A compile unit's code for one architecture."""
+
+    arch: str
+    source: str  # "code" or "PTX"
+    path: pathlib.Path
+
+
+def images(module: pathlib.Path, folder: pathlib.Path, newer: Iterable[int]) -> list[Image]:
+    for kind in ("elf", "ptx"):
+        tool("cuobjdump", f"-x{kind}", "all", module.resolve(), cwd=folder)
+    compiled = [Image(path.suffixes[-2].removeprefix(".sm_"), "code", path) for path in sorted(folder.glob("*.cubin"))]
+    return compiled + [Image(str(arch), "PTX", path) for path in sorted(folder.glob("*.ptx")) for arch in newer]
+
+
+def kernels_in(image: Image) -> list[dict]:
+    cubin = image.path
+    if image.source == "PTX":
+        cubin = image.path.with_suffix(f".{image.arch}")
+        tool("ptxas-blackwell", f"--gpu-name=sm_{image.arch}", image.path, "-o", cubin)
+    resources = {name: numbers for name, *numbers in _RESOURCES.findall(tool("cuobjdump", "-res-usage", cubin))}
+    attributes = dict(_ATTRIBUTES.findall(tool("cuobjdump", "-elf", cubin)))
+    _, *parts = _FUNCTION.split(tool("cuobjdump", "-sass", cubin))
+    rows = []
+    for function, code in zip(parts[::2], parts[1::2], strict=True):
+        registers, stack, static, local = map(int, resources[function])
+        barriers = _BARRIERS.search(attributes.get(function, ""))
+        used = {
+            "registers": registers,
+            "stack": stack,
+            "static": static,
+            "local": local,
+            "barriers": int(barriers[1], 16) if barriers else 0,
+        }
+        rows.append({"function": function} | describe(demangled(function)) | used | count(code))
+    return rows
+
+
+def count(code: str) -> dict:
+    """The instructions that matter, in a function's disassembly; accesses to global memory by their bytes."""
+    counted, loads, stores, end = collections.Counter(), collections.Counter(), collections.Counter(), 0
+    for place, name, modifiers, _ in instructions(code):
+        end = place + 16  # bytes of an instruction
+        if name == "LDG":
+            loads[access_bytes(modifiers)] += 1
+        elif name == "STG":
+            stores[access_bytes(modifiers)] += 1
+        elif name in ("LDL", "STL"):
+            counted["spills"] += 1
+        elif name in ("HGMMA", "QGMMA"):
+            counted["wgmma"] += 1
+        elif name in ("UTMALDG", "UTMASTG"):
+            counted.update(["tma" if name == "UTMALDG" else "tma_stores", *(m.lower() for m in modifiers if m in ("IM2COL", "MULTICAST"))])
+    return {
+        **{kind: counted[kind] for kind in ("spills", "wgmma", "tma", "im2col", "multicast", "tma_stores")},
+        "loads": {str(width): loads[width] for width in sorted(loads, reverse=True)},
+        "stores": {str(width): stores[width] for width in sorted(stores, reverse=True)},
+        "bytes": end,
+    }
+
+
+def describe(name: str) -> dict:
+    """A kernel by the arguments of its template in csrc/, under the names that the module's tables use."""
+    found = _NAME.search(name)
+    if not found:
+        return {"kernel": "unknown", "config": name[:60]}
+    template, arguments = found[1], [argument.rpartition(")")[2] for argument in found[2].split(", ")]  # without casts to enumerations
+    if template == "Matmul":
+        role, operands, result, m, n, k, cluster, schedule = map(int, arguments)
+        return {
+            "kernel": f"matmul_{MATMUL_ROLES[role]}",
+            "operands": DTYPES[operands],
+            "result": DTYPES[result],
+            "config": f"{m}x{n}x{k}, {'ping-pong' if schedule else 'cooperative'}, cluster {cluster}",
+            **{"tile_m": m, "tile_n": n, "tile_k": k, "cluster_m": cluster, "pingpong": schedule},
+        }
+    if template == "Convolution":
+        role, rank, m, n, cluster = (int(arguments[i]) for i in (0, 1, 3, 4, 5))
+        return {
+            "kernel": f"conv{rank}d_{CONV_ROLES[role]}",
+            "operands": ELEMENTS[arguments[2]],
+            "config": f"{m}x{n}, cluster {cluster}",
+            **{"tile_m": m, "tile_n": n, "cluster_m": cluster},
+        }
+    element, vector, taps, *window = arguments
+    walk = {"GatherLine": "line", "GatherPlane": "plane", "Wgrad": "sums"}[template]
+    return {
+        "kernel": "depthwise_wgrad" if template == "Wgrad" else "depthwise_gather",  # fprop and dgrad are one kernel
+        "operands": ELEMENTS[element],
+        "config": f"{walk}, {vector} channels, {taps if int(taps) else 'any'} taps" + (", apart" if "false" in window else ""),
+        "vector": int(vector),
+    }
+
+
+def identity(row: dict) -> tuple:
+    """What tells one row of the module's tables, or of this one, from the others."""
+    kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else f"matmul_{row['role']}")
+    names = ("operands", "tile_m", "tile_n", "tile_k", "cluster_m", "pingpong", "result")
+    return kernel, *(row.get(name) for name in (names if kernel.startswith("matmul") else (*names[:3], names[4])))
+
+
+def demangled(function: str) -> str:
+    """By the C++ library, which the module needs anyway."""
+    demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
+    demangle.restype = ctypes.c_void_p
+    text = demangle(function.encode(), None, None, None)
+    return ctypes.string_at(text).decode() if text else function
+
+
+def hopper(row: dict) -> bool:
+    return row["arch"] == "90a"
+
+
+def vectorised(row: dict) -> bool:
+    return row.get("vector", 1) > 1
+
+
+# What no kernel may do -> whether a row does it.
+LAWS: dict[str, Callable[[dict], bool]] = {
+    # registers that do not suffice cost more than what the kernel saves
+    "spills": lambda row: row["spills"] > 0,
+    "has local memory": lambda row: row["local"] + row["stack"] > 0,
+    "more shared memory than a block gets": lambda row: row["shared"] > SHARED_MEMORY[int(row["arch"].rstrip("af"))],
+    # what sm_90a is for
+    "not on the tensor cores": lambda row: hopper(row) and row["wgmma"] == 0,
+    "operands not loaded by TMA": lambda row: hopper(row) and row["tma"] == 0,
+    "pixels not gathered by TMA": lambda row: row["kernel"].startswith("conv") and row["im2col"] == 0,
+    "nothing shared in a cluster": lambda row: row.get("cluster_m", 1) > 1 and row["multicast"] == 0,
+    "results not stored by TMA": lambda row: row["kernel"].startswith("matmul") and row["tma_stores"] == 0,
+    # a memory-bound kernel: of fprop and dgrad only the filter, which is small, goes element by element, of wgrad only the result
+    "narrow loads": lambda row: vectorised(row) and ("16" not in row["loads"] or "wgrad" in row["kernel"] and set(row["loads"]) != {"16"}),
+    "narrow stores": lambda row: vectorised(row) and "wgrad" not in row["kernel"] and set(row["stores"]) != {"16"},
+    # profiles show it, and this table reads it
+    "named after nothing in csrc": lambda row: row["kernel"] == "unknown",
+    "not in the module's table": lambda row: hopper(row) and not row["told"],
+}
+
+
+def offences(row: dict) -> list[str]:
+    return [law for law, broken in LAWS.items() if broken(row)]
+
+
+COLUMNS = {
+    "registers": 10,
+    "stack": 6,
+    "spills": 7,
+    "shared": 7,
+    "barriers": 9,
+    "wgmma": 6,
+    "tma": 4,
+    "im2col": 7,
+    "multicast": 10,
+    "tma_stores": 11,
+}
+HEADER = f"{'':78}{'sm':>5}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()) + "   bytes  loads, stores"
+
+
+def line(row: dict) -> str:
+    numbers = " -> ".join(dict.fromkeys(row[slot] for slot in ("operands", "result") if slot in row))
+    where = f"{row['kernel']:17}{numbers:26}{row['config'][:34]:35}{row['arch']:>5}{'' if row['source'] == 'code' else '*':1}"
+    columns = "".join(f"{row[name]:>{width}}" for name, width in COLUMNS.items())[1:]
+    accesses = ", ".join(" ".join(f"{n}x{width}" for width, n in row[kind].items()) for kind in ("loads", "stores"))
+    return f"{where}{columns}{row['bytes']:>8}  {accesses}" + "".join(f"  !! {law}" for law in offences(row))
+
+
+def load(path: pathlib.Path) -> Any:
+    spec = importlib.util.spec_from_file_location("_cuda_module", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def collect(path: pathlib.Path, module: Any, newer: Iterable[int] = NEWER) -> list[dict]:
+    rows = rows_of(path, [*module.matmul_kernels(), *module.conv_kernels()], newer)
+    return sorted(rows, key=lambda row: (row["kernel"], row["arch"], row["source"], row.get("operands", ""), row["config"]))
+
+
+def environment(module: Any) -> dict:
+    here = pathlib.Path(__file__).parent
+    commit = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return {
+        "cuda": module.cuda_version,
+        "archs": module.archs,
+        "commit": commit or None,
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--module", type=pathlib.Path, help="the compiled module, if it is not jaxext's own")
+    parser.add_argument("--json", type=pathlib.Path, help="write the rows there")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a row breaks a law")
+    options = parser.parse_args()
+    spec = importlib.util.find_spec("jaxext._cuda_module")
+    path = options.module or (spec and spec.origin and pathlib.Path(spec.origin))
+    if not path:
+        parser.error("jaxext was built without CUDA kernels")
+    module = load(path)
+    rows = collect(path, module)
+    print(HEADER)
+    for row in rows:
+        print(line(row))
+    bad = [row for row in rows if offences(row)]
+    print(f"{len(rows)} kernels (* assembled here from PTX), {len(bad)} bad")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(environment(module) | {"rows": rows}, indent=1) + "\n")
+    return 1 if options.check and bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

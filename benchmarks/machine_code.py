@@ -1,0 +1,46 @@
+"""Reading what NVIDIA's assembler made, without a GPU: its tools, and the instructions in a disassembly.
+
+The tools are those in Triton's wheel, or else those of a CUDA toolkit on the PATH.  It must not know any kernel.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\w[\w.]*)(.*);", re.MULTILINE)
+
+
+def tool(name: str, *arguments, cwd=None) -> str:
+    """What one of the CUDA tools says."""
+    done = subprocess.run([find(name), *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stdout}")
+    return done.stdout
+
+
+def find(name: str) -> str:
+    """The path of a tool.  Triton has two assemblers; the newer one, which knows all architectures, is a toolkit's only one."""
+    triton = importlib.util.find_spec("triton")
+    in_wheel = pathlib.Path(triton.origin).parent / "backends/nvidia/bin" / name if triton and triton.origin else None
+    found = str(in_wheel) if in_wheel and in_wheel.exists() else shutil.which(name.removesuffix("-blackwell"))
+    if not found:
+        raise FileNotFoundError(f"{name} is neither in Triton's wheel nor on the PATH")
+    return found
+
+
+def instructions(code: str) -> Iterator[tuple[int, str, list[str], str]]:
+    """Place, name, modifiers and operands of each instruction that a disassembly lists."""
+    for place, instruction, operands in _INSTRUCTION.findall(code):
+        name, *modifiers = instruction.split(".")
+        yield int(place, 16), name, modifiers, operands
+
+
+def access_bytes(modifiers: list[str]) -> int:
+    """The width of one access to memory: `.128` and the like in bits, `.U16` or `.S8` of a short one, else a word."""
+    widths = [int(m) // 8 for m in (modifier.lstrip("US") for modifier in modifiers) if m in ("8", "16", "32", "64", "128", "256")]
+    return widths[-1] if widths else 4
