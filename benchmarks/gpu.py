@@ -1,6 +1,7 @@
-"""lax, and jaxext's implementations `xla` and `triton`, on one GPU: the same problem by each, in one process, called in turn.
+"""lax, and jaxext's implementations `xla`, `triton` and `cuda`, on one GPU: the same problem by each, in one process, called in turn.
 
-    python benchmarks/gpu.py [--only SUBSTRING]... [--quick] [--repeats N] [--minutes M] [--json PATH]
+    python benchmarks/gpu.py [--only SUBSTRING]... [--targets-of NAME] [--without NAME]...
+                             [--quick] [--repeats N] [--minutes M] [--json PATH]
 
 Time is the sum of the times of all GPU kernels of the compiled program, whatever XLA put around the product included, as CUPTI reports
 them; a write of 256 MB before each call leaves nothing of the operands in the L2 cache.  Where CUPTI cannot be had, time is the wall time
@@ -29,14 +30,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from gpu_rows import ERRORS, Row, rows
+from gpu_rows import ERRORS, Row, product, rows
 from jax import lax
 from problems import environment
 
 import jaxext
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-LIBRARIES = ("lax", "xla", "triton")
+OURS = ("triton", "cuda")  # of which targets speak
+LIBRARIES = ("lax", "xla", *OURS)
 CALLS = 5  # per sample, of which the mean is taken
 WARM_UP = 3  # calls before each sample: the clocks have risen
 FLUSHED_BYTES = 256 << 20  # several times the L2 cache of any GPU
@@ -123,8 +125,10 @@ def timer() -> tuple[Cupti | Wall, str | None]:
 
 def normal(shapes, dtype) -> list[jax.Array]:
     keys = jax.random.split(jax.random.key(0), len(shapes))
-    draw = jax.jit(jax.random.normal, static_argnums=(1, 2))
-    return [draw(key, shape, jnp.dtype(dtype)) for key, shape in zip(keys, shapes, strict=True)]
+    dtype = jnp.dtype(dtype)
+    drawn = jnp.dtype(jnp.float32) if dtype.itemsize == 1 else dtype
+    draw = jax.jit(lambda key, shape: jax.random.normal(key, shape, drawn).astype(dtype), static_argnums=1)
+    return [draw(key, shape) for key, shape in zip(keys, shapes, strict=True)]
 
 
 def ceilings(clock: Cupti | Wall, quick: bool) -> dict[str, float]:
@@ -138,21 +142,25 @@ def ceilings(clock: Cupti | Wall, quick: bool) -> dict[str, float]:
     found = {"copy": 2 * size / seconds(lambda x: x + 1, [jnp.zeros(size // 4, jnp.uint32)])}
     for dtype in ("bfloat16", "float32"):
         found[dtype] = 2 * n**3 / seconds(jnp.matmul, normal(((n, n), (n, n)), dtype))
+    eight_bits = product("ceiling nt", n, n, n, preferred=jnp.bfloat16)
+    found["float8_e4m3fn"] = eight_bits.flops / seconds(eight_bits.build("lax"), normal(eight_bits.shapes, "float8_e4m3fn"))
     return found
 
 
-def measure(row: Row, clock: Cupti | Wall, repeats: int, limits: dict[str, float]) -> dict:
+def measure(row: Row, clock: Cupti | Wall, repeats: int, limits: dict[str, float], without: Sequence[str] = ()) -> dict:
     """The row's record; what a library refuses or fails at stands in its place as text."""
     arguments = normal(row.case.shapes, row.dtype)
     result = jax.eval_shape(row.case.build("xla"), *arguments)
     moved = sum(x.size * x.dtype.itemsize for x in (*arguments, result))
     floor_ms = 1e3 * max(moved / limits["copy"], row.case.flops / limits[row.dtype])
-    record = {"name": row.name, "dtype": row.dtype, "shapes": row.case.shapes, "targets": dict(row.targets)}
+    record = {"name": row.name, "dtype": row.dtype, "shapes": row.case.shapes, "targets": row.targets}
     record |= {"flops": row.case.flops, "bytes": moved, "floor_ms": floor_ms, "default": chosen(row, arguments)}
     programs, samplers = {}, {}
     for library in LIBRARIES:
         f = row.case.build(library)
         try:
+            if library in without:
+                raise NotImplementedError("left out")
             programs[library] = compiled = jax.jit(f).lower(*arguments).compile()
             jax.block_until_ready(compiled(*arguments))
             samplers[library] = clock.sampler(f, arguments, compiled)
@@ -206,20 +214,33 @@ def relative_errors(row: Row, arguments, programs) -> dict[str, float | str]:
         return dict.fromkeys(programs, f"no truth: {type(error).__name__}: {error}"[:200])
 
 
-def ratios(record: dict) -> dict[str, float]:
-    """What the targets speak of."""
+def ratios(record: dict) -> dict[str, dict[str, float]]:
+    """What the targets speak of, by implementation; nothing where it has no time, or nobody to be compared with."""
     ms = {library: record[library]["ms_quartiles"][1] for library in LIBRARIES if "ms_quartiles" in record[library]}
-    if "triton" not in ms or len(ms) == 1:
-        return {}
-    ours = ms.pop("triton")
-    found = {library: other / ours for library, other in ms.items()}
-    return found | {"best": min(found.values()), "copy": record["triton"]["copy"]}
+    others = [library for library in ms if library not in OURS]
+    found = {}
+    for ours in OURS:
+        if ours in ms and others:
+            ratio = {other: ms[other] / ms[ours] for other in others}
+            found[ours] = ratio | {"best": min(ratio.values())} | {kind: record[ours][kind] for kind in ("copy", "tflops")}
+    return found
+
+
+def missed(record: dict) -> list[str]:
+    """The targets that the row does not reach; all those of an implementation that has no time."""
+    found = []
+    for ours, targets in record["targets"].items():
+        for kind, target in targets.items():
+            got = record["ratios"].get(ours, {}).get(kind)
+            if got is None or got < target:
+                found.append(f"{ours} {kind} {'-' if got is None else format(got, '.3g')} of {target}")
+    return found
 
 
 def wrong(record: dict) -> list[str]:
     """What must not be: failures of ours where lax has none, and results that are not right."""
     found = []
-    for library in ("xla", "triton"):
+    for library in ("xla", *OURS):
         entry = record[library]
         if "failed" in entry and "failed" not in record["lax"]:
             found.append(f"{library} failed: {entry['failed']}")
@@ -249,11 +270,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-HEAD = f"{'':58}" + "".join(f"{library + ' ms':>16}" for library in LIBRARIES) + f"{'rate':>13}{'roof':>6}{'error':>9}  ratio (target)"
+HEAD = f"{'':58}" + "".join(f"{library + ' ms':>16}" for library in LIBRARIES) + f"{'rate':>13}{'roof':>6}{'error':>9}  ratios (targets)"
 
 
 def line(record: dict) -> str:
-    """Rate, share of the roofline and error are those of `triton` or, where that is missing, of `xla`."""
+    """Rate, share of the roofline and error are those of `cuda` or, where that has no time, of `triton` or `xla`."""
 
     def ms(entry):
         if "ms_quartiles" not in entry:
@@ -261,20 +282,24 @@ def line(record: dict) -> str:
         low, middle, high = entry["ms_quartiles"]
         return f"{middle:.4g} ±{50 * (high - low) / middle:2.0f}%"
 
-    shown = next((record[library] for library in ("triton", "xla") if "ms_quartiles" in record[library]), None)
+    def verdicts(ours, ratio):
+        targets = record["targets"].get(ours)
+        if targets is None:
+            return f"{ours} best {ratio['best']:.2f}"
+        return f"{ours} " + ", ".join(
+            f"{kind} {ratio[kind]:.3g} ({target} {'ok' if ratio[kind] >= target else 'MISSED'})"
+            for kind, target in targets.items()
+            if kind in ratio
+        )
+
+    shown = next((record[library] for library in (*reversed(OURS), "xla") if "ms_quartiles" in record[library]), None)
     text = f"{record['name']:58.57}" + "".join(f"{ms(record[library]):>16}" for library in LIBRARIES)
     if shown:
         dense = record["flops"] / record["bytes"] > 100
         rate = f"{shown['tflops']:.0f} TFLOP/s" if dense else f"{shown['gbps']:.0f} GB/s"
         error = f"{shown['error']:.1e}" if isinstance(shown["error"], float) else "?"
         text += f"{rate:>13}{shown['roofline']:>6.0%}{error:>9}"
-    for kind, ratio in record["ratios"].items():
-        target = record["targets"].get(kind)
-        if target is not None:
-            text += f"  {kind} {ratio:.2f} ({target} {'ok' if ratio >= target else 'MISSED'})"
-        elif kind == "best" and not record["targets"]:
-            text += f"  best {ratio:.2f}"
-    return text
+    return "  ".join([text, *(verdicts(ours, ratio) for ours, ratio in record["ratios"].items())])
 
 
 def notes(records: list[dict]) -> list[str]:
@@ -290,6 +315,8 @@ def notes(records: list[dict]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], help="the rows whose names contain this, or one of these")
+    parser.add_argument("--targets-of", choices=OURS, help="the rows with targets for this implementation")
+    parser.add_argument("--without", action="append", default=[], choices=OURS, help="an implementation to leave out")
     parser.add_argument("--quick", action="store_true", help="small twins of the problems and few samples: a trial of the script")
     parser.add_argument("--repeats", type=int, default=10, help="samples per row and library")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no row after this time")
@@ -301,6 +328,7 @@ def main() -> int:
     if jax.default_backend() != "gpu" and not options.quick:
         parser.error(f"no GPU here: the platform is {jax.default_backend()} (--quick tries the script without one)")
     asked = [row for row in rows(options.quick) if not options.only or any(part in row.name for part in options.only)]
+    asked = [row for row in asked if options.targets_of is None or options.targets_of in row.targets]
     if not asked:
         parser.error(f"no row has one of {options.only} in its name")
 
@@ -319,7 +347,7 @@ def main() -> int:
         if time.monotonic() - start > 60 * options.minutes:
             report["left_out"].append(row.name)
             continue
-        report["rows"].append(measure(row, clock, 2 if options.quick else options.repeats, limits))
+        report["rows"].append(measure(row, clock, 2 if options.quick else options.repeats, limits, options.without))
         print(line(report["rows"][-1]), flush=True)
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     options.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -327,6 +355,9 @@ def main() -> int:
         print(note)
     if report["left_out"]:
         print(f"left out, for want of time: {'; '.join(report['left_out'])}")
+    for record in report["rows"]:
+        if fallen := missed(record):
+            print(f"missed: {'; '.join(fallen)} [{record['name']}]")
     faults = [f"{record['name']}: {fault}" for record in report["rows"] for fault in wrong(record)]
     print(*(f"WRONG: {fault}" for fault in faults), f"written: {options.json}", sep="\n")
     return 1 if faults else 0

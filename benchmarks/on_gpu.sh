@@ -3,17 +3,21 @@
 #
 #     benchmarks/on_gpu.sh [tests] [sanitizer] [bench]       all three without arguments; each installs first
 #
-# tests      pytest -m gpu: the kernels alone on PyTorch's tensors, then the whole path
-# sanitizer  every STEP-th (25th) test of the kernels under compute-sanitizer's memcheck
+# tests      pytest -m gpu TESTS (tests): the kernels alone, then the whole path
+# sanitizer  every STEP-th (25th) test of the depthwise CUDA kernels under compute-sanitizer's memcheck, racecheck and initcheck, and of
+#            the Triton kernels under its memcheck, a quarter of LIMIT each
 # bench      benchmarks/gpu.py, with the arguments in BENCH
 #
-# A failure does not stop the parts after it; the exit status tells of all.  Logs and raw JSON go to OUT (benchmarks/results).  Wanted there:
-# python3 with pip, jax and its CUDA plugin, triton, torch, pytest and scikit-build-core with cmake and ninja.  What is missing of pure
-# Python, such as jax-triton, is taken from the wheels in WHEELS (wheels/).  LIMIT is what a part may take, in seconds.  TRIAL=1 goes
-# through it all without a GPU, where every such test is skipped, to see that nothing else is in the way.
+# A failure does not stop the parts after it; the exit status tells of all.  Logs and raw JSON go to OUT (benchmarks/results).  Wanted
+# there: python3 with pip, jax and its CUDA plugin, triton, torch, pytest and scikit-build-core with cmake and ninja.  What is missing of
+# pure Python, such as jax-triton, is taken from the wheels in WHEELS (wheels/), and so is jaxext, with its CUDA kernels compiled, if
+# `make wheel` made it of this checkout for the Python there.  Without that it is compiled on the spot if there is nvcc and
+# JAXEXT_CUTLASS says where CUTLASS is; otherwise there are no CUDA kernels.  LIMIT is what a part may take, in seconds.  TRIAL=1
+# goes through it all without a GPU, where every such test is skipped, to see that nothing else is in the way.
 set -u
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} step=${STEP:-25} trial=${TRIAL:-}
+cutlass=${JAXEXT_CUTLASS:-}
 site=$PWD/build/site
 report=() failed=()
 
@@ -37,15 +41,49 @@ part() {
   report+=("$name: $outcome ($((SECONDS - start)) s)")
 }
 
-# The wheels and the checkout beside each other in build/site, which goes before what is installed; nothing else is changed.  Without a
-# GPU all tests would be skipped, and so pass: that is a failure.
+# The wheels and jaxext beside each other in build/site, which goes before what is installed; nothing else is changed.
 install() {
-  rm -rf "$site" && set -- "$python" -m pip install --quiet --no-index --no-deps --no-build-isolation --target "$site" . &&
-    if compgen -G "$wheels/*.whl" >/dev/null; then set -- "$@" "$wheels"/*.whl; fi && "$@" &&
-    PYTHONPATH=$site "$python" -P -c '
+  local wheel own="" others=() jaxext=(. -C cmake.define.JAXEXT_CUDA=OFF) cuda
+  local tag && tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])') || return
+  for wheel in "$wheels"/*.whl; do
+    case ${wheel##*/} in
+      jaxext-*-"$tag"-*) own=$wheel ;;
+      jaxext-* | "*.whl") ;; # for another Python; no wheel at all
+      *) others+=("$wheel") ;;
+    esac
+  done
+  if [ -n "$own" ]; then
+    jaxext=("$own")
+  elif [ -n "$cutlass" ] && command -v nvcc; then
+    jaxext=(. -C cmake.define.JAXEXT_CUDA=ON -C "cmake.define.JAXEXT_CUTLASS=$cutlass")
+  fi
+  rm -rf "$site"
+  set -- --quiet --no-index --no-deps --no-build-isolation --target "$site" "${jaxext[@]}" "${others[@]}"
+  "$python" -m pip install "$@" && is_this_checkout && cuda=$(describe) || return
+  report+=("CUDA kernels: $cuda")
+  if [ "$cuda" != compiled ]; then
+    printf '\n!!! NO CUDA KERNELS: %s.  Their tests are skipped and they are not measured.\n' "$cuda"
+    [ "${jaxext[*]}" = ". -C cmake.define.JAXEXT_CUDA=OFF" ] # they were not to be expected
+  fi
+}
+
+# A wheel may be older than the checkout whose tests and commit it would be judged by.
+is_this_checkout() {
+  local file different=()
+  for file in jaxext/*.py; do cmp --silent "$file" "$site/$file" || different+=("$file"); done
+  for file in kernels/*.py; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done
+  [ ${#different[@]} = 0 ] || { echo "the wheel is not of this checkout, make it anew: they differ in ${different[*]}" && return 1; }
+}
+
+# What is installed, on stderr, and whether the CUDA kernels are ("compiled") or why not.  Without a GPU all tests would be skipped, and so
+# pass: that is a failure.
+describe() {
+  PYTHONPATH=$site "$python" -P -c '
 import importlib.metadata, sys, jax, jaxext
+from jaxext import _cuda
 found = {package: importlib.metadata.version(package) for package in ("jax", "jaxlib", "triton", "jax-triton")}
-print(jaxext.__file__, found, jax.devices())
+print(jaxext.__file__, found, jax.devices(), file=sys.stderr)
+print(_cuda.missing() or "compiled")
 sys.exit(None if sys.argv[1:] or jax.default_backend() == "gpu" else "jax sees no GPU")' $trial
 }
 
@@ -53,20 +91,35 @@ sys.exit(None if sys.argv[1:] or jax.default_backend() == "gpu" else "jax sees n
 tests() {
   local workers=()
   "$python" -c 'import xdist' 2>/dev/null && workers=(-n "$((($(nproc) + 1) / 2))")
-  part tests env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -P -m pytest "${workers[@]}" -m gpu --continue-on-collection-errors --durations=10 tests
+  # shellcheck disable=SC2086
+  set -- "${workers[@]}" -m gpu --continue-on-collection-errors --durations=10 ${TESTS:-tests}
+  part tests env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -P -m pytest "$@"
 }
 
-# Without PyTorch's pool each array is an allocation of its own, so that memcheck sees what goes beyond it.
+# Racecheck sees hazards in shared memory, initcheck reads of memory that nobody wrote; memcheck is for the rest.
 sanitizer() {
-  local ids
-  mapfile -t ids < <("$python" -P -m pytest -m gpu --collect-only -q tests/kernels | grep :: | awk -v step="$step" 'NR % step == 1 || step == 1')
+  local cuda=(tests/test_gpu_cuda.py -k test_depthwise_kernel) only=(--kernel-name kernel_substring=depthwise)
+  sanitize memcheck-cuda memcheck "${only[*]}" "${cuda[@]}"
+  sanitize racecheck-cuda racecheck "${only[*]}" "${cuda[@]}"
+  sanitize initcheck-cuda initcheck "${only[*]}" "${cuda[@]}"
+  sanitize memcheck-triton memcheck "" tests/kernels
+}
+
+# sanitize <name> <tool> <options> <tests...>: without the pools of PyTorch and XLA each array is an allocation of its own, so that what
+# goes beyond it is seen
+sanitize() {
+  local name=$1 tool=$2 options=$3 ids run=()
+  shift 3
+  mapfile -t ids < <("$python" -P -m pytest -m gpu --collect-only -q "$@" | grep :: | awk -v step="$step" 'NR % step == 1 || step == 1')
   if [ ${#ids[@]} = 0 ]; then
-    echo "no test of kernels is collected" && failed+=(sanitizer)
+    echo "no test for $name is collected" && failed+=("$name")
     return
   fi
-  part sanitizer env XLA_PYTHON_CLIENT_PREALLOCATE=false PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-    compute-sanitizer --tool memcheck --target-processes application-only --report-api-errors no --error-exitcode 9 \
-    "$python" -P -m pytest -q "${ids[@]}"
+  # shellcheck disable=SC2206
+  run=(compute-sanitizer --tool "$tool" $options --target-processes application-only --report-api-errors no --print-limit 20)
+  [ -z "$trial" ] && run+=(--error-exitcode 9) || run=()
+  limit=$((limit / 4)) part "$name" env XLA_PYTHON_CLIENT_PREALLOCATE=false XLA_PYTHON_CLIENT_ALLOCATOR=platform \
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 "${run[@]}" "$python" -P -m pytest -q "${ids[@]}"
 }
 
 bench() {
