@@ -27,9 +27,10 @@ from typing import Any
 
 from machine_code import access_bytes, instructions, tool
 
+from jaxext import _cuda
 from jaxext.kernels._launch import SHARED_MEMORY
 
-NEWER = (90, 100)  # the architectures for which PTX is assembled
+NEWER = (100, 120)  # the architectures for which PTX is assembled
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn")  # jaxext::Dtype
 ELEMENTS = {
     "float": "float32",
@@ -259,7 +260,8 @@ def main() -> int:
     spec = importlib.util.find_spec("jaxext._cuda_module")
     path = options.module or (spec and spec.origin and pathlib.Path(spec.origin))
     if not path:
-        parser.error("jaxext was built without CUDA kernels")
+        print(f"no CUDA kernels: {_cuda.missing()}")
+        return 0
     module = load(path)
     rows = collect(path, module)
     print(HEADER)

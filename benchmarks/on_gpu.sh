@@ -54,7 +54,7 @@ install() {
   done
   if [ -n "$own" ]; then
     jaxext=("$own")
-  elif [ -n "$cutlass" ] && command -v nvcc; then
+  elif [ -n "$cutlass" ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; }; then
     jaxext=(. -C cmake.define.JAXEXT_CUDA=ON -C "cmake.define.JAXEXT_CUTLASS=$cutlass")
   fi
   rm -rf "$site"
@@ -72,6 +72,11 @@ is_this_checkout() {
   local file different=()
   for file in jaxext/*.py; do cmp --silent "$file" "$site/$file" || different+=("$file"); done
   for file in kernels/*.py; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done
+  PYTHONPATH=$site "$python" -P -c '
+import hashlib, pathlib
+from jaxext._cuda_build import SOURCES
+hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").iterdir())]
+assert hashlib.sha256("".join(hashes).encode()).hexdigest() == SOURCES' || different+=(csrc)
   [ ${#different[@]} = 0 ] || { echo "the wheel is not of this checkout, make it anew: they differ in ${different[*]}" && return 1; }
 }
 

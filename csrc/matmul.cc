@@ -73,7 +73,7 @@ Gemm GemmOf(MatmulRole role, const MatmulProblem& p, int64_t splits, const void*
 Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
               const void* second, void* out, cudaStream_t stream) {
   constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 16);  // CUTLASS rounds up, with 32 bits
-  constexpr int64_t kMostElements = (int64_t{1} << 40) - 1;           // of an array; TMA's strides have 40 bits
+  constexpr int64_t kMostElements = (int64_t{1} << 38) - 1;           // of an array; TMA's strides have 40 bits, in bytes
   for (int64_t size : {problem.B, problem.M, problem.N, problem.K, config.splits}) {
     if (size < 1 || size > kMost)
       return Invalid("matmul: sizes and splits are " + Text(problem) + " splits=" + std::to_string(config.splits) +
@@ -96,7 +96,7 @@ Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig&
                    " elements, want a multiple of splits=" + std::to_string(config.splits));
   const Gemm gemm = GemmOf(role, problem, config.splits, first, second, out);
   if (std::max({gemm.m * gemm.k, gemm.k * gemm.n, gemm.m * gemm.n}) > kMostElements / gemm.l) {
-    return Invalid("matmul: an array of " + Text(problem) + " has 2^40 elements or more, want fewer");
+    return Invalid("matmul: an array of " + Text(problem) + " has 2^38 elements or more, want fewer");
   }
   // CUTLASS numbers tiles with 32 bits, of a grid that it rounds up to pairs of blocks and bands of eight.
   const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile + 15; };

@@ -6,10 +6,7 @@
 
 #include <string>
 
-#include "cute/tensor.hpp"
 #include "cutlass/cuda_host_adapter.hpp"
-#include "cutlass/cutlass.h"
-#include "cutlass/device_kernel.h"
 #include "status.h"
 
 namespace jaxext::sm90 {
@@ -24,9 +21,14 @@ inline CUresult Noted(CUresult result) {
 
 }  // namespace jaxext::sm90
 
-// Through this CUTLASS calls the driver; it has to stand before the headers that make descriptors.
+// Through this CUTLASS calls the driver; it has to stand before the headers that make descriptors, all others of
+// CUTLASS and CuTe.
 #undef CUTLASS_CUDA_DRIVER_WRAPPER_CALL
 #define CUTLASS_CUDA_DRIVER_WRAPPER_CALL(func) ([](auto... arguments) { return ::jaxext::sm90::Noted(cutlass::call_##func(arguments...)); })
+
+#include "cutlass/cutlass.h"
+#include "cute/tensor.hpp"
+#include "cutlass/device_kernel.h"
 
 namespace jaxext::sm90 {
 

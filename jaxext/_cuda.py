@@ -61,7 +61,8 @@ class CudaConv(KernelImplementation):
         return conv_problem(call, call.arch or 0)
 
     def refuses(self, problem):
-        return _family(problem).supports(problem)
+        family = _family(problem)
+        return family.supports(problem) or (_not_compiled_for(problem.arch) if family is _cuda_depthwise else None)
 
     def slower(self, call):
         assert call.window is not None
@@ -136,7 +137,7 @@ def missing() -> str | None:
     except ImportError as error:
         return f"the compiled module does not load: {error}"
     built, known = _cuda_module.ffi_version(), _ffi_version()
-    if built > known:
+    if built[0] != known[0] or built > known:
         built, known = (".".join(map(str, version)) for version in (built, known))
         return f"built with headers of XLA's FFI {built}, this jaxlib runs {known}: install jaxext anew, beside this jaxlib"
     return None
@@ -147,6 +148,18 @@ def _ffi_version() -> tuple[int, int]:
     header = (pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
     major, minor = (int(re.findall(rf"define XLA_FFI_API_{part} (\d+)", header)[0]) for part in ("MAJOR", "MINOR"))
     return major, minor
+
+
+def _not_compiled_for(arch: int) -> str | None:
+    """Why the portable kernels do not run there, or None: code runs on its own generation from its capability on, PTX on all newer ones."""
+    from jaxext import _cuda_module
+
+    for compiled in _cuda_module.archs.split(","):
+        number, _, kind = compiled.partition("-")
+        oldest = int(re.findall(r"\d+", number)[0])
+        if oldest <= arch and (kind != "real" or oldest // 10 == arch // 10):
+            return None
+    return f"compiled for {_cuda_module.archs}, compute capability is {arch / 10}"
 
 
 @functools.cache

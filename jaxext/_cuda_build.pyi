@@ -1,3 +1,4 @@
 """The module that CMakeLists.txt writes."""
 
 REASON: str
+SOURCES: str

@@ -41,8 +41,8 @@ def supports(problem: ConvProblem) -> str | None:
         return f"{problem.C} input channels per group, it takes 1"
     if problem.K != 1:
         return f"{problem.K} outputs per group, it takes 1"
-    if (problem.input[0], problem.filter[0], problem.output[0], problem.low[0]) != (1, 1, 1, 0):
-        return "three spatial axes, it takes one or two"
+    if not problem.name.startswith(("conv1d_", "conv2d_")):
+        return f"{problem.name} has not one or two spatial axes"
     if unknown := [dtype for dtype in problem.dtypes if dtype not in DTYPES]:
         return f"dtype {unknown[0]}, it takes {', '.join(DTYPES)}"
     first, second, result = problem.dtypes

@@ -66,6 +66,8 @@ def supports(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> str 
             return f"a row of the {what} has {length * BITS[dtype] // 8} bytes, TMA wants a multiple of 16"
     if (size := max(problem.B, problem.M, problem.N, problem.K)) > MOST_POSITIONS:
         return f"an axis has {size} elements, want {MOST_POSITIONS} at most"
+    if not candidates(problem, table):
+        return f"B={problem.B} M={problem.M} N={problem.N} K={problem.K} make 2^31 tiles or more, want fewer"
     return None
 
 
@@ -75,6 +77,8 @@ def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> li
     configs = []
     for row in table:
         if (row["role"], row["operands"]) != (problem.role, first):
+            continue
+        if not _few_enough(problem, row["tile_m"], row["tile_n"]):
             continue
         tile = {field.name: row[field.name] for field in dataclasses.fields(MatmulConfig) if field.name != "splits"}
         for splits in _SPLITS:
@@ -109,6 +113,11 @@ def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
     moved = (operands + written) / (_MEMORY_BYTES * multiprocessors(problem.arch))
     added = (written / (_MEMORY_BYTES * multiprocessors(problem.arch)) + _LAUNCH) if config.splits > 1 else 0
     return max(computed, moved) + added
+
+
+def _few_enough(problem: MatmulProblem, tile_m: int, tile_n: int) -> bool:
+    """Whether CUTLASS can number the tiles with 32 bits, in a grid that it rounds up to pairs of blocks and bands of eight."""
+    return (cdiv(problem.rows, tile_m) + 15) * (cdiv(problem.cols, tile_n) + 15) * problem.B * max(_SPLITS) <= MOST_POSITIONS
 
 
 def _divides(problem: MatmulProblem, splits: int, tile_k: int) -> bool:

@@ -254,6 +254,51 @@ def test_the_version_of_the_ffi_is_known():
 
 
 @built
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+@pytest.mark.parametrize("implementation", ["cuda", None])
+def test_every_call_has_a_handler(rank, implementation):
+    """Depthwise convolutions of no or three axes, of which one has size 1, were called by names that do not exist."""
+    from jaxext import _cuda_module
+
+    def depthwise(x, w):
+        dims = ("N" + "DHW"[3 - rank :] + "C", "DHW"[3 - rank :] + "IO", "N" + "DHW"[3 - rank :] + "C")
+        return jaxext.conv_general_dilated(x, w, (1,) * rank, "SAME", dimension_numbers=dims, feature_group_count=16)
+
+    space, taps = (1, 8, 8)[3 - rank :], (1, 3, 3)[3 - rank :]
+    args = struct(2, *space, 16), struct(*taps, 1, 16)
+    if implementation and rank not in (1, 2):
+        assert f"conv{rank}d_fprop has not one or two spatial axes" in refusal(depthwise, *args)
+        return
+    with jaxext.use_implementation(implementation):
+        calls = {name for name in custom_calls(jaxext.lower_for(depthwise, *args, arch="sm_90a")) if name.startswith("jaxext")}
+    assert calls <= set(_cuda_module.handlers()) and bool(calls) == (rank in (1, 2))
+
+
+@built
+@pytest.mark.parametrize(
+    ("archs", "arch", "runs"),
+    [
+        ("80-real,90", "sm_80", True),
+        ("80-real,90", "sm_89", True),
+        ("80-real,90", "sm_90a", True),
+        ("80-real,90", "sm_100a", True),
+        ("80-real", "sm_90a", False),
+        ("90-real", "sm_80", False),
+        ("86-real", "sm_80", False),
+        ("80-virtual", "sm_120a", True),
+    ],
+)
+def test_portable_kernels_run_where_they_were_compiled_for(monkeypatch, archs, arch, runs):
+    from jaxext import _cuda_module
+
+    monkeypatch.setattr(_cuda_module, "archs", archs)
+    with jaxext.use_target(arch):
+        (row,) = jaxext.explain(causal, struct(2, 256, 64), struct(4, 1, 64), platform="cuda").rows
+    assert (row.chosen == "cuda") == runs
+    assert runs or f"compiled for {archs}, compute capability is" in row.refused["cuda"]
+
+
+@built
 def test_every_handler_may_be_exported():
     from jaxext import _cuda_module
 

@@ -344,7 +344,7 @@ def test_what_is_picked_can_be_launched(build, tmp_path, role, dtype):
     [
         ({"C": 2}, "2 input channels per group, it takes 1"),
         ({"K": 2}, "2 outputs per group, it takes 1"),
-        ({"filter": (2, 3, 3)}, "three spatial axes, it takes one or two"),
+        ({"name": "conv3d_fprop"}, "conv3d_fprop has not one or two spatial axes"),
         ({"filter": (1, 3, 32)}, "32 taps along an axis, it takes 31 at most"),
         ({"dtypes": ("i8",) * 3}, "dtype i8, it takes fp32, bf16, fp16"),
         ({"dtypes": ("bf16", "fp32", "bf16")}, "bf16 times fp32 into bf16, it takes a single dtype"),
