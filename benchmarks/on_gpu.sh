@@ -72,11 +72,11 @@ is_this_checkout() {
   local file different=()
   for file in jaxext/*.py; do cmp --silent "$file" "$site/$file" || different+=("$file"); done
   for file in kernels/*.py; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done
-  PYTHONPATH=$site "$python" -P -c '
-import hashlib, pathlib
-from jaxext._cuda_build import SOURCES
+  "$python" -P -c '
+import hashlib, pathlib, runpy, sys
 hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").iterdir())]
-assert hashlib.sha256("".join(hashes).encode()).hexdigest() == SOURCES' || different+=(csrc)
+built = runpy.run_path(sys.argv[1])["SOURCES"]
+sys.exit(built != hashlib.sha256("".join(hashes).encode()).hexdigest())' "$site/jaxext/_cuda_build.py" || different+=(csrc)
   [ ${#different[@]} = 0 ] || { echo "the wheel is not of this checkout, make it anew: they differ in ${different[*]}" && return 1; }
 }
 
