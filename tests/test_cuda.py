@@ -4,6 +4,7 @@ Whether its hand-written kernels compute what they should is tested in test_simt
 well the kernels are compiled in test_cuda_compiled.py.
 """
 
+import re
 import sys
 import types
 
@@ -197,8 +198,6 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_refusals(case):
     args, kwargs, reason = REFUSALS[case]
-    import re
-
     assert re.search(reason, refusal(*args, **kwargs)), refusal(*args, **kwargs)
 
 

@@ -47,3 +47,10 @@ def test_what_cutlass_makes_of_our_convolutions(tmp_path, rank):
     assert done.returncode == 0, done.stdout
     parts = {role: int(count) for role, count in re.findall(rf"conv{rank}d_(\w+): (\d+) parts", done.stdout)}
     assert set(parts) == {"fprop", "dgrad", "wgrad"} and min(parts.values()) > 50
+
+
+def test_products_are_told_by_their_strides(tmp_path):
+    """Roles, batches and parts of a split sum, carried out as the kernels are told of them, are the definition."""
+    program = tmp_path / "gemm_strides"
+    nvcc("-O0", "-o", program, TESTS / "csrc/gemm_strides.cc", CSRC / "matmul.cc")
+    assert subprocess.run([program], capture_output=True, text=True).stdout == "0 wrong\n"
