@@ -17,7 +17,7 @@ if jax.__version_info__ < MINIMUM_JAX:
 
 # ruff: noqa: E402
 try:
-    from jax._src import config, dispatch, sharding_impls
+    from jax._src import config, dispatch, distributed, sharding_impls
     from jax._src.core import ShardingTypeError, standard_vma_rule
     from jax._src.core import auto_insert_reshard as align_varying
     from jax._src.lax.utils import standard_primitive
@@ -36,6 +36,7 @@ __all__ = [
     "lowered_by",
     "named_specs",
     "product_primitive",
+    "published",
     "register_lowering",
     "trace_context",
 ]
@@ -111,3 +112,15 @@ def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:
             return ()
 
     return [spec(sharding) for sharding in shardings]
+
+
+def published(folder: str, value: str) -> dict[int, str] | None:
+    """Tell the other processes of this run a value, and hear, without waiting for any, what each has told yet: process -> value.
+
+    None if they have no such place, which `jax.distributed.initialize` makes.  Removed once jax.distributed has a public store of keys.
+    """
+    client = distributed.global_state.client
+    if client is None:
+        return None
+    client.key_value_set(f"{folder}/{jax.process_index()}", value, allow_overwrite=True)  # one that was started anew tells it again
+    return {int(key.rpartition("/")[2]): told for key, told in client.key_value_dir_get(folder)}

@@ -9,7 +9,7 @@ KRSC.  It must not know the public signatures.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 from jax import lax
@@ -17,7 +17,7 @@ from jax import lax
 from jaxext import _conv_xla
 from jaxext._cuda import CudaConv
 from jaxext._form import Form, define
-from jaxext._implementation import Call
+from jaxext._implementation import Algorithm, Call
 from jaxext._triton import TritonConv
 from jaxext._window import labels
 
@@ -33,17 +33,22 @@ class XlaConv:
     def gains(self, call: Call) -> str | None:
         return None
 
-    def describe(self, call: Call) -> str:
+    def candidates(self, call: Call) -> Sequence[Algorithm]:
         assert call.window is not None
         dtype = _conv_xla.promote(*call.dtypes.values())
-        return _conv_xla.plan(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter)
+        names = _conv_xla.algorithms(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter)
+        return [Algorithm(name) for name in names]
 
-    def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
+    def describe(self, call: Call, config: Algorithm) -> str:
+        return config.algorithm
+
+    def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
         assert call.window is not None
         y = _conv_xla.conv(
             call.open,
             call.flatten(operands),
             call.window,
+            algorithm=config.algorithm,
             dtype=call.dtype,
             precision=call.precision,
             splitter=call.splitter,

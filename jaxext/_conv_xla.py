@@ -3,7 +3,8 @@
     y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + filter_dilation·r,g,c] · w[b,g,k,r,c]
 
 dgrad is the same form with y as the input and the filter reversed (`Window.transposed`), so there are two roles here: fprop and wgrad.
-`plan` names the algorithm; it sees labels, sizes and the window, never a clock.  It must not know primitives, sharding or derivatives.
+`plan` names the algorithm, `algorithms` the others that a table may name; they see labels, sizes and the window, never a clock.  It must
+not know primitives, sharding or derivatives.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from jaxext import _conv_rewrites as rewrites
 from jaxext._window import Window, dilate
 
 
-def conv(open: str, operands: dict[str, jax.Array], window: Window, *, dtype, precision, splitter: str) -> jax.Array:
-    """The open slot, from arrays with exactly one axis per label.
+def conv(
+    open: str, operands: dict[str, jax.Array], window: Window, *, algorithm: str | None = None, dtype, precision, splitter: str
+) -> jax.Array:
+    """The open slot, from arrays with exactly one axis per label, by one of its `algorithms`: `plan`'s if it is None.
 
     XLA's partitioner never gets a grouped convolution, which it splits wrongly.
     """
@@ -32,14 +35,30 @@ def conv(open: str, operands: dict[str, jax.Array], window: Window, *, dtype, pr
     a, b = operands["x"], operands["w" if open == "y" else "y"]
     common, acc = _dtypes(a.dtype, b.dtype, dtype)
     a, b = a.astype(common), b.astype(common)
-    y = compute(open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, splitter=splitter)
-    return y.astype(dtype)
+    name = algorithm or plan(open, _sizes(open, a, b), window, dtype=common, splitter=splitter)
+    return run(name, open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, splitter=splitter).astype(dtype)
 
 
-def compute(open, a, b, window, *, acc, dtype, precision, splitter):
-    """fprop or wgrad of operands of one dtype; the result may be in `acc` still."""
-    name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, splitter=splitter)
-    return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter)
+def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str) -> list[str]:
+    """What computes the call: the name that `plan` gives, then those worth measuring against it, none where XLA may still partition."""
+    first = plan(open, sizes, window, dtype=dtype, splitter=splitter)
+    static = all(isinstance(n, int) for n in (*sizes.values(), *window.input))
+    if first == "zeros" or not static or splitter not in ("nobody", "labels") or not jnp.issubdtype(dtype, jnp.inexact):
+        return [first]
+    if open == "x":
+        sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
+    B, G, C, K = (sizes[label] for label in "BGCK")
+    found = [first, "lax", "dots"]
+    if 1 < math.prod(window.input_dilation) <= MOST_UNROLLED:
+        return list(dict.fromkeys([*found, "phases"]))
+    if window.rank and C * K <= 4 * FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
+        found.append("shifts" if open == "y" else "rows")
+    if B > 1:
+        found.append("loop")
+    if B * G > 1:
+        merged = (m for m in range(1, G + 1) if G % m == 0 and m * min(C, K) <= 4 * DENSE_CHANNELS and B * G // m <= MOST_UNROLLED)
+        found += [f"blocks/{m}" for m in merged]
+    return list(dict.fromkeys(found))
 
 
 def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str) -> str:
@@ -110,7 +129,7 @@ def _merged(B, G, C, K):
 
 
 def run(name, open, a, b, window, *, acc, dtype, precision, splitter):
-    """The algorithm `name`, for operands x and w (open y) or x and y (open w) of one dtype."""
+    """The algorithm `name`, for operands x and w (open y) or x and y (open w) of one dtype; the result may be in `acc` still."""
     name, _, merged = name.partition("/")
     if name == "zeros":
         return rewrites.zeros(_shape(open, _sizes(open, a, b), window), dtype, a, b)
@@ -123,7 +142,8 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter):
         phases = {"y": rewrites.phases_fprop, "w": rewrites.phases_wgrad}[open]
 
         def part(a, b, window):
-            return compute(open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter)
+            name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, splitter=splitter)
+            return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter)
 
         return phases(a, b, window, part=part, acc=acc)
     return getattr(rewrites, f"{name}_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)

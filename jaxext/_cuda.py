@@ -1,9 +1,9 @@
 """The implementation `cuda`: the kernels of csrc/, compiled when jaxext was installed, through XLA's foreign function interface (FFI).
 
-A `Call` becomes a kernel's problem, `pick` its config, and the fields of both the attributes of the call; csrc/*_ffi.cc reads them by the
-same names.  The handlers are registered when the first program that calls one is lowered.  XLA refuses every program, not only ours, once a
-handler is registered that was compiled with newer headers than its own: such a module is left alone.  It must not know forms or public
-operations.
+A `Call` becomes a kernel's problem, one of its `candidates` the config, and the fields of both the attributes of the call; csrc/*_ffi.cc
+reads them by the same names.  The handlers are registered when the first program that calls one is lowered.  XLA refuses every program, not
+only ours, once a handler is registered that was compiled with newer headers than its own: such a module is left alone.  It must not know
+forms or public operations.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ class CudaMatmul(KernelImplementation):
     def slower(self, call):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
 
-    def launch(self, call, problem):
-        return _launch(call, problem, call.op, "BMNK", _cuda_matmul.pick(problem, _matmul_kernels()))
+    def configs(self, problem):
+        return _cuda_matmul.candidates(problem, _matmul_kernels())
+
+    def launch(self, call, problem, config):
+        return _launch(call, problem, call.op, "BMNK", config)
 
 
 class CudaConv(KernelImplementation):
@@ -71,11 +74,13 @@ class CudaConv(KernelImplementation):
             return None
         return "Triton's kernels or XLA's (cuDNN) are expected to be as fast"
 
-    def launch(self, call, problem):
+    def configs(self, problem):
+        return _family(problem).candidates(problem)
+
+    def launch(self, call, problem, config):
         fields = ("B", "N", "G", "C", "K", "input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
-        family = _family(problem)
-        stem = call.op.replace("conv", "depthwise") if family is _cuda_depthwise else call.op
-        return _launch(call, problem, stem, fields, family.pick(problem))
+        stem = call.op.replace("conv", "depthwise") if _family(problem) is _cuda_depthwise else call.op
+        return _launch(call, problem, stem, fields, config)
 
 
 def _family(problem: ConvProblem) -> Any:

@@ -71,32 +71,32 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
 
     The lanes are the most that leave at most an eighth of the threads without channels.  wgrad lets as many pieces of the filter as there
     are share a block, with at most a quarter idle, since they read the same targets; and it splits its sum until all multiprocessors are
-    full, each block with at least 4 strips per thread.
+    full, each block with at least 4 strips per thread.  The one with which a multiprocessor moves the fewest vectors is first, among equals
+    the longest.
     """
     vectors = cdiv(problem.G, _vector(problem))
     lanes = _largest(LANES, vectors, idle=1 / 8)
     longest = max(1, cdiv(problem.axes[2].targets, _spacing(problem.axes[2])))
     strips = [strip for strip in STRIPS if strip < longest] + [min(longest, STRIPS[-1])]
     configs = [DepthwiseConfig(lanes=lanes, strip=strip) for strip in dict.fromkeys(strips)]
-    return [_shared_out(problem, config) for config in configs] if problem.role == "wgrad" else configs
+    configs = [_shared_out(problem, config) for config in configs] if problem.role == "wgrad" else configs
+    return sorted(configs, key=lambda config: (_moved(problem, config), -config.strip))
 
 
 def pick(problem: ConvProblem) -> DepthwiseConfig:
-    """The config with which a multiprocessor moves the fewest vectors, in the rounds in which it gets blocks; among equals the longest."""
+    return candidates(problem)[0]
 
-    def moved(config: DepthwiseConfig) -> float:
-        rounds = cdiv(math.prod(grid(problem, config)), RESIDENT * multiprocessors(problem.arch))
-        _, h, w = problem.axes
-        window = cdiv(w.R, w.step) - 1
-        if problem.role == "wgrad":
-            of_block = cdiv(_strips(problem, config), _strip_lanes(config) * config.splits) * (
-                2 * config.strip + min(window, WGRAD_TAPS - 1)
-            )
-        else:
-            of_block = config.strip + max(1, cdiv(h.R, h.step)) * (config.strip + window)
-        return rounds * of_block
 
-    return min(candidates(problem), key=lambda config: (moved(config), -config.strip))
+def _moved(problem: ConvProblem, config: DepthwiseConfig) -> float:
+    """Vectors that a multiprocessor moves, in the rounds in which it gets blocks."""
+    rounds = cdiv(math.prod(grid(problem, config)), RESIDENT * multiprocessors(problem.arch))
+    _, h, w = problem.axes
+    window = cdiv(w.R, w.step) - 1
+    if problem.role == "wgrad":
+        of_block = cdiv(_strips(problem, config), _strip_lanes(config) * config.splits) * (2 * config.strip + min(window, WGRAD_TAPS - 1))
+    else:
+        of_block = config.strip + max(1, cdiv(h.R, h.step)) * (config.strip + window)
+    return rounds * of_block
 
 
 def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ from jaxext._compat import PLATFORMS
 from jaxext._form import asked, owner
 from jaxext._implementation import choose
 from jaxext._target import compute_capability
+from jaxext._tuned import measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Row:
     times: int
     chosen: str | None
     how: str
+    why: str  # it was chosen: it is preferred, was named, or was measured
     refused: dict[str, str]  # name -> reason
 
     @property
@@ -38,15 +40,16 @@ class Explanation:
     An op is a form and a role: matmul_nn, matmul_nt and matmul_tn are a b, c bᵀ and aᵀ c; conv2d_fprop, conv2d_dgrad and conv2d_wgrad are
     a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter w,
     output y) in the order of the form: channels last, filters as output channels, space, input channels; groups are an axis before the
-    channels.  `how` is the algorithm of the implementation, `refused` says why each other one was not taken.
+    channels.  `how` is the algorithm of the implementation, `why` it was taken: named, preferred, or measured (then the table in force says
+    so, see `tune`); `refused` says why each other one was not.
     """
 
     platform: str
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
-        head = ("op", "operands", "result", "times", "chosen", "how", "refused")
-        body = [(r.op, " ".join(r.operands), r.result, str(r.times), r.chosen or "nothing", r.how, r.refusals) for r in self.rows]
+        head = ("op", "operands", "result", "times", "chosen", "how", "why", "refused")
+        body = [(r.op, " ".join(r.operands), r.result, str(r.times), r.chosen or "nothing", r.how, r.why, r.refusals) for r in self.rows]
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *body)]
         if not self.rows:
@@ -85,14 +88,15 @@ def _row(eqn, platform: str) -> Row:
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
     call = asked(form, open, avals, platform=platform, arch=compute_capability(platform), splitter="nobody", **eqn.params)
-    choice = choose(call, form.implementations, eqn.params["implementation"])
+    choice = choose(call, form.implementations, eqn.params["implementation"], measured(call))
     return Row(
         op=call.op,
         operands=tuple(map(_typed, form.operands(open), avals)),
         result=_typed(open, eqn.outvars[0].aval),
         times=1,
         chosen=choice.implementation.name if choice.implementation else None,
-        how=choice.implementation.describe(call) if choice.implementation else "",
+        how=choice.implementation.describe(call, choice.config) if choice.implementation else "",
+        why=choice.why,
         refused=dict(choice.refusals),
     )
 

@@ -33,7 +33,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 from jax.sharding import NamedSharding
 
-from jaxext import _compat, _partition
+from jaxext import _compat, _partition, _tuned
 from jaxext._implementation import Call, Implementation, run
 
 # The form and the open slot of each primitive, for those who read jaxprs.
@@ -194,7 +194,7 @@ def asked(form, open, avals, *, platform, arch, splitter, ranks, window, dtype, 
         labels=form.slots,
         axes={slot: form.axes(slot, ranks) for slot in form.slots},
         sizes=total if window is None else total | window.sizes,
-        shape=tuple(sizes[axis] for axis in form.axes(open, ranks)),
+        extents=sizes,
         dtypes={slot: aval.dtype for slot, aval in zip(slots, avals, strict=True)},
         dtype=dtype,
         window=window,
@@ -208,12 +208,14 @@ def asked(form, open, avals, *, platform, arch, splitter, ranks, window, dtype, 
 def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, out_sharding, **params):
     """The implementation on this device's part of the operands, inside whatever splits the operands over devices."""
     slots = form.operands(open)
+    table = _tuned.current()  # of this context, which XLA may have left when it asks
 
     def local(splitter, *args):
         args = _compat.align_varying(*args)  # an explicit mesh becomes a shard_map, in which a whole operand varies over nothing
         call = asked(form, open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
         with replacing_lax(False):
-            return run(call, form.implementations, implementation, dict(zip(slots, args, strict=True)))
+            measured = _tuned.measured(call, table)
+            return run(call, form.implementations, implementation, measured, dict(zip(slots, args, strict=True)))
 
     itself = functools.partial(form.primitives[open].bind, ranks=ranks, implementation=implementation, out_sharding=out_sharding, **params)
     names = _partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window)

@@ -1,9 +1,10 @@
 """What an implementation is, and which one runs: a pure function of static facts.
 
-A `Call` says what is asked of one device; an `Implementation` says whether it can (`supports` gives None or the reason why not), whether
-it is expected to be faster than those after it (`gains`), and does it (`run`).  `choose` takes the one that the user named, or else the
-first of the form's list that supports the call and gains by it: the list ends with `xla`, which always does.  No timing enters, and nothing
-that differs between the processes of a run, so each takes the same decision.  It must not know any particular operation.
+A `Call` says what is asked of one device; an `Implementation` says whether it can (`supports` gives None or the reason why not), with which
+configurations (`candidates`), whether it is expected to be faster than those after it (`gains`), and does it (`run`).  `choose` takes the
+fastest that was measured (`Measurement`), if the call was; else the first of the form's list that supports the call and gains by it: the
+list ends with `xla`, which always does.  A user's name for one leaves no other.  Nothing is timed here, and nothing enters that differs
+between the processes of a run, so each takes the same decision.  It must not know any particular operation, nor where tables are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax import lax
 
+from jaxext._measurements import Measurement
 from jaxext._window import Window
 
 
@@ -27,7 +30,7 @@ class Call:
     labels: Mapping[str, tuple[str, ...]]  # slot -> its labels, in order
     axes: Mapping[str, tuple[str, ...]]  # slot -> a name for each axis of its array; label N may have none, or N0, N1, ...
     sizes: Mapping[str, int]  # label -> elements, the product over its axes
-    shape: tuple[int, ...]  # of the result, an entry per axis
+    extents: Mapping[str, int]  # axis -> elements
     dtypes: Mapping[str, np.dtype]  # operand slot -> dtype
     dtype: np.dtype  # of the result
     window: Window | None
@@ -38,9 +41,47 @@ class Call:
     # the program is exported, XLA "later".
     splitter: str
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        return self.shape_of(self.open)
+
+    def shape_of(self, slot: str) -> tuple[int, ...]:
+        return tuple(self.extents[axis] for axis in self.axes[slot])
+
+    @property
+    def problem(self) -> str | None:
+        """What is asked, in one line, by which tables know it; None where a size is symbolic."""
+        if not all(isinstance(size, int) for size in self.sizes.values()):
+            return None
+        window = {} if self.window is None else self.window.sizes
+        parts = [self.op, *(f"{label}={size}" for label, size in self.sizes.items() if label not in window)]
+        if self.window is not None:
+            for field in dataclasses.fields(self.window):
+                per_axis = getattr(self.window, field.name)
+                numbers = [":".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in per_axis]
+                parts.append(f"{field.name}={','.join(numbers)}")
+        operands = " ".join(dtype.name for dtype in self.dtypes.values())
+        return f"{' '.join(parts)} {operands} -> {self.dtype.name} precision={_precision_name(self.precision)}"
+
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The operands with exactly one axis per label; free, since the axes of a label are neighbours."""
         return {slot: x.reshape([self.sizes[label] for label in self.labels[slot]]) for slot, x in operands.items()}
+
+
+def _precision_name(precision: Any) -> str:
+    if precision is None or precision == (lax.Precision.DEFAULT,) * 2:
+        return "default"
+    if isinstance(precision, tuple):
+        return ",".join(str(p).lower() for p in precision)
+    return "".join(str(precision).split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """The config of an implementation that has nothing else to choose."""
+
+    algorithm: str
 
 
 class Implementation(Protocol):
@@ -52,11 +93,16 @@ class Implementation(Protocol):
     def gains(self, call: Call) -> str | None:
         """None, or the reason why those after it are taken if nobody named one; asked only if it supports the call."""
 
-    def describe(self, call: Call) -> str:
+    def candidates(self, call: Call) -> Sequence[Any]:
+        """The configs, frozen dataclasses of numbers and words, with which it computes a call that it supports; the one expected to be
+        fastest first."""
+        ...
+
+    def describe(self, call: Call, config: Any) -> str:
         """How the call would be computed, in a word or two, for `explain`."""
         ...
 
-    def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
+    def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
         """The result, in `call.shape` and `call.dtype`, of operands whose axes are `call.axes` (or flatten them)."""
         ...
 
@@ -64,27 +110,67 @@ class Implementation(Protocol):
 @dataclasses.dataclass(frozen=True)
 class Choice:
     implementation: Implementation | None  # None where the named one refuses
+    config: Any  # one of its candidates
+    why: str  # it was taken
     refusals: Mapping[str, str]  # name -> reason, for each other implementation
 
 
-def choose(call: Call, implementations: Sequence[Implementation], named: str | None) -> Choice:
-    """The implementation for `call`, and why each other one was not taken."""
-    chosen, refusals = None, {}
+def choose(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement] = ()) -> Choice:
+    """The implementation for `call`, with what config, and why each other one was not taken; `measured` is what a table says of the call.
+
+    Of an unnamed call's measurements xla's, the last implementation's, is one.  So what is taken by them was never slower than it.
+    """
+    able, refusals = {}, {}
     for implementation in implementations:
         if named is not None and implementation.name != named:
             refusals[implementation.name] = f"{named!r} was named"
-        elif reason := implementation.supports(call) or (None if named else implementation.gains(call)):
+        elif reason := implementation.supports(call):
             refusals[implementation.name] = reason
-        elif chosen is not None:
-            refusals[implementation.name] = f"{chosen.name!r} is preferred"
+        else:
+            able[implementation.name] = implementation
+    for measurement in sorted(measured, key=lambda m: m.ms[1]):
+        implementation = able.get(measurement.implementation)
+        configs = list(implementation.candidates(call)) if implementation else []
+        config = next((config for config in configs if dataclasses.asdict(config) == measurement.config), None)
+        if config is None and implementation is implementations[-1]:  # it is the one to beat, whatever it is made of by now
+            config = configs[0]
+        if config is not None:
+            return _by_measurement(measurement, config, able, refusals, measured)
+    return _by_preference(call, named, able, refusals)
+
+
+def _by_measurement(measurement, config, able, refusals, measured) -> Choice:
+    chosen = able[measurement.implementation]
+    for name in able.keys() - {chosen.name}:
+        # Faster ones are of configs that are no candidates any more.
+        times = [m.ms[1] for m in measured if m.implementation == name and m.ms[1] >= measurement.ms[1]]
+        refusals[name] = f"it was measured at {min(times):.4g} ms" if times else "it was not measured"
+    return Choice(chosen, config, f"measured at {measurement.ms[1]:.4g} ms", refusals)
+
+
+def _by_preference(call, named, able, refusals) -> Choice:
+    chosen = None
+    for name, implementation in able.items():
+        if chosen is not None:
+            refusals[name] = f"{chosen.name!r} is preferred"
+        elif reason := None if named else implementation.gains(call):
+            refusals[name] = reason
         else:
             chosen = implementation
-    return Choice(chosen, refusals)
+    if chosen is None:
+        return Choice(None, None, "", refusals)
+    return Choice(chosen, chosen.candidates(call)[0], "named" if named else "preferred", refusals)
 
 
-def run(call: Call, implementations: Sequence[Implementation], named: str | None, operands: Mapping[str, jax.Array]) -> jax.Array:
-    choice = choose(call, implementations, named)
+def run(
+    call: Call,
+    implementations: Sequence[Implementation],
+    named: str | None,
+    measured: Sequence[Measurement],
+    operands: Mapping[str, jax.Array],
+) -> jax.Array:
+    choice = choose(call, implementations, named, measured)
     if choice.implementation is None:
         reason = choice.refusals.get(named or "", f"it has only {sorted(choice.refusals)}")
         raise NotImplementedError(f"{call.op}: implementation {named!r} does not support this call: {reason}")
-    return choice.implementation.run(call, operands)
+    return choice.implementation.run(call, choice.config, operands)

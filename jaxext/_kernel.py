@@ -7,7 +7,7 @@ A kernel takes dense operands with exactly one axis per label.  It writes the re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext._implementation import Call
+from jaxext._implementation import Algorithm, Call
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
@@ -41,6 +41,9 @@ _PRESETS = {
 }
 
 
+ZEROS = Algorithm("zeros")  # the config where there is nothing to add up, or nowhere to put it: no kernel is launched
+
+
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """One launch: `call(result, first, second)` of these slots gives `splits` partial results, or the result."""
@@ -52,7 +55,8 @@ class Launch:
 
 
 class KernelImplementation:
-    """An `Implementation` made of kernels: a class of it says what it lacks, what it takes, whether that is worth it, and how to launch."""
+    """An `Implementation` made of kernels: a class of it says what it lacks, what it takes and how, whether that is worth it, and how to
+    launch."""
 
     name: str
 
@@ -72,8 +76,12 @@ class KernelImplementation:
         """Why another implementation is expected to be as fast, or None."""
         raise NotImplementedError
 
-    def launch(self, call: Call, problem: Any) -> Launch:
-        """Of a call that is supported, and its problem."""
+    def configs(self, problem: Any) -> Sequence[Any]:
+        """With which kernels take a problem that none of them refuses; the one expected to be fastest first."""
+        raise NotImplementedError
+
+    def launch(self, call: Call, problem: Any, config: Any) -> Launch:
+        """Of a call that is supported, its problem and one of the problem's configs."""
         raise NotImplementedError
 
     def supports(self, call: Call) -> str | None:
@@ -89,13 +97,16 @@ class KernelImplementation:
             return "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
         return self.slower(call)
 
-    def describe(self, call: Call) -> str:
-        return self.launch(call, self.problem(call)).describe
+    def candidates(self, call: Call) -> Sequence[Any]:
+        return (ZEROS,) if 0 in call.sizes.values() else self.configs(self.problem(call))
 
-    def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
-        if 0 in call.sizes.values():  # nothing to add up, or nowhere to put it
+    def describe(self, call: Call, config: Any) -> str:
+        return config.algorithm if config == ZEROS else self.launch(call, self.problem(call), config).describe
+
+    def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
+        if config == ZEROS:
             return jnp.zeros(call.shape, call.dtype)
-        launch = self.launch(call, self.problem(call))
+        launch = self.launch(call, self.problem(call), config)
         shape = tuple(call.sizes[label] for label in call.labels[call.open])
         result = jax.ShapeDtypeStruct(shape, call.dtype)
         if launch.splits > 1:

@@ -7,7 +7,7 @@ So `lax.dot_general` in any layout is one of three roles of one form.  It must n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxext._cuda import CudaMatmul
 from jaxext._form import Form, define, dimension_numbers
-from jaxext._implementation import Call
+from jaxext._implementation import Algorithm, Call
 from jaxext._triton import TritonMatmul
 
 
@@ -30,10 +30,13 @@ class XlaMatmul:
     def gains(self, call: Call) -> str | None:
         return None
 
-    def describe(self, call: Call) -> str:
-        return "dot_general"
+    def candidates(self, call: Call) -> Sequence[Algorithm]:
+        return (Algorithm("dot_general"),)
 
-    def run(self, call: Call, operands: Mapping[str, jax.Array]) -> jax.Array:
+    def describe(self, call: Call, config: Algorithm) -> str:
+        return config.algorithm
+
+    def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
         # The operand that owns the first free label of the result is the left one; dot_general then gives the result's order.
         first = call.labels[call.open][1]
         lhs, rhs = sorted(operands, key=lambda slot: first not in call.labels[slot])

@@ -1,8 +1,8 @@
 """The implementation `triton`: the kernels of `jaxext.kernels` on CUDA GPUs, through jax-triton, and on CPUs, interpreted.
 
-A `Call` becomes a kernel's `Problem`, its `pick` the `Config`, its `launch` the call.  jax-triton and Triton are optional and are imported
-by the first program that is lowered for CUDA.  Where TRITON_INTERPRET=1 was set before Triton was imported, which is Triton's own
-switch, the kernels run on CPUs in Triton's interpreter, if they are named.  It must not know forms or public operations.
+A `Call` becomes a kernel's `Problem`, one of its `candidates` the `Config`, its `launch` the call.  jax-triton and Triton are optional and
+are imported by the first program that is lowered for CUDA.  Where TRITON_INTERPRET=1 was set before Triton was imported, which is Triton's
+own switch, the kernels run on CPUs in Triton's interpreter, if they are named.  It must not know forms or public operations.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import os
 import re
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -48,9 +49,12 @@ class _Triton(KernelImplementation):
             return "the interpreter is slow: it is taken only if it is named"
         return super().gains(call)
 
-    def launch(self, call: Call, problem: Any) -> Launch:
+    def configs(self, problem: Any) -> Sequence[Any]:
+        return self.kernels(problem).candidates(problem)
+
+    def launch(self, call: Call, problem: Any, config: Any) -> Launch:
         kernels = self.kernels(problem)
-        launch = kernels.launch(problem, kernels.pick(problem))
+        launch = kernels.launch(problem, config)
         return Launch(
             describe=kernels.__name__.rpartition(".")[2] + (f" in {launch.splits} parts" if launch.splits > 1 else ""),
             slots=launch.operands,

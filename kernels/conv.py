@@ -330,14 +330,17 @@ def supports(problem: Problem) -> str | None:
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """The shapes that fit and are filled by half, each with the groups, packing and splits that suit the problem."""
+    """The shapes that fit and are filled by half, each with the groups, packing and splits that suit the problem.
+
+    The one of least estimated time (`_cost`) is first.
+    """
     configs = [_complete(problem, shape) for shape in SHAPES]
-    return [config for config in configs if _refusal(problem, config) is None and _fills(problem, config)]
+    fitting = (config for config in configs if _refusal(problem, config) is None and _fills(problem, config))
+    return sorted(fitting, key=functools.partial(_cost, problem))
 
 
 def pick(problem: Problem) -> Config:
-    """The candidate of least estimated time (`_cost`)."""
-    return min(candidates(problem), key=functools.partial(_cost, problem))
+    return candidates(problem)[0]
 
 
 def grid(problem: Problem, config: Config) -> tuple[int]:

@@ -132,7 +132,8 @@ def candidates(problem: Problem) -> list[Config]:
     A thread has one strip and 16 bytes of channels (of the widest dtype).  The block of channels is the largest power of two, up to eight
     such vectors, that leaves at most an eighth of the lanes idle.  wgrad gives a tile as many pieces of the filter as it can with at most
     a quarter of the lanes idle, since they read the same y, and splits its sum until there are 6 programs per multiprocessor, each with
-    at least 4 tiles to sum: more would only write more partial results.
+    at least 4 tiles to sum: more would only write more partial results.  The width with which a multiprocessor loads the fewest vectors is
+    first, among equals the widest.
     """
     vector = VECTOR_BITS // max(BITS[dtype] for dtype in problem.dtypes)
     channels = max(1, _target_channels(problem))
@@ -141,7 +142,8 @@ def candidates(problem: Problem) -> list[Config]:
     configs = [Config(BLOCK_G=block, STRIPS=rows, WIDTH=width, num_warps=NUM_WARPS) for width in WIDTHS]
     if problem.role == "wgrad":
         configs = [_with_splits(problem, config) for config in configs]
-    return [config for config in configs if registers(problem, config) <= FEW_REGISTERS]
+    few = (config for config in configs if registers(problem, config) <= FEW_REGISTERS)
+    return sorted(few, key=lambda config: (_loads(problem, config), -config.WIDTH))
 
 
 def _with_splits(problem: Problem, config: Config) -> Config:
@@ -160,22 +162,23 @@ def _largest(blocks: list[int], size: int, idle: float) -> int:
 
 
 def pick(problem: Problem) -> Config:
-    """The width by which a multiprocessor loads the fewest vectors; among equals the widest.
+    return candidates(problem)[0]
+
+
+def _loads(problem: Problem, config: Config) -> float:
+    """Vectors that a multiprocessor loads.
 
     For each tile a thread moves its targets, WIDTH vectors, and for each row of the filter a row of sources and a share of the taps.  The
     programs are dealt out in rounds, so few wide ones may lose to more narrow ones.
     """
 
-    def loads(config: Config) -> float:
-        line = axes(problem, config)[2]
-        if problem.role == "wgrad":
-            of_program = cdiv(strips(problem, config), config.STRIPS * config.SPLITS) * (config.WIDTH + line.sources)
-        else:
-            rows = problem.filter[0] * problem.filter[1] * line.pieces
-            of_program = config.WIDTH + rows * (line.sources + line.COLUMNS / 2)
-        return cdiv(grid(problem, config)[0], multiprocessors(problem.arch)) * of_program
-
-    return min(candidates(problem), key=lambda config: (loads(config), -config.WIDTH))
+    line = axes(problem, config)[2]
+    if problem.role == "wgrad":
+        of_program = cdiv(strips(problem, config), config.STRIPS * config.SPLITS) * (config.WIDTH + line.sources)
+    else:
+        rows = problem.filter[0] * problem.filter[1] * line.pieces
+        of_program = config.WIDTH + rows * (line.sources + line.COLUMNS / 2)
+    return cdiv(grid(problem, config)[0], multiprocessors(problem.arch)) * of_program
 
 
 def registers(problem: Problem, config: Config) -> int:

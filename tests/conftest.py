@@ -1,7 +1,10 @@
-"""The world that every test runs in: 8 simulated devices, strict promotion of dtypes and ranks, no silent conversion."""
+"""The world that every test runs in: 8 simulated devices, strict promotion of dtypes and ranks, no silent conversion, an empty cache."""
 
 import os
+import tempfile
 
+# No table of this machine's user decides here.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxext-tests-")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

@@ -111,6 +111,40 @@ SIZES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("sizes", "geometry"),
+    [
+        ("dense", "same"),
+        ("depthwise", "dilated"),
+        ("batched", "scalar"),
+        ("batched groups", "causal"),
+        ("batched groups", "strided"),
+        ("grouped", "transposed"),
+    ],
+)
+def test_every_algorithm_that_a_table_may_name(sizes, geometry):
+    """`plan`'s is the first; whichever runs, the result is exact."""
+    window, dtype = GEOMETRIES[geometry], jnp.float32
+    how: dict[str, Any] = dict(dtype=dtype, splitter="nobody")
+    for open in "yxw":
+        operands = operands_of(open, SIZES[sizes], window, dtype)
+        names = _conv_xla.algorithms(open, SIZES[sizes], window, **how)
+        assert names[0] == _conv_xla.plan(open, SIZES[sizes], window, **how) and len(set(names)) == len(names) > 1
+        want = definition(open, operands, SIZES[sizes], window)
+
+        def run(operands, open=open, names=names):
+            return [_conv_xla.conv(open, operands, window, algorithm=name, precision=None, **how) for name in names]
+
+        for name, got in zip(names, jax.jit(run)(operands), strict=True):
+            np.testing.assert_array_equal(np.asarray(got), want, err_msg=f"{open} {name}")
+
+
+def test_nothing_is_to_be_chosen_where_xla_may_still_partition():
+    for splitter in ("xla", "later"):
+        for sizes in SIZES.values():
+            assert len(_conv_xla.algorithms("y", sizes, GEOMETRIES["same"], dtype=jnp.float32, splitter=splitter)) == 1
+
+
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_geometries_are_exact_in_every_role(geometry):
     check(SIZES["batched groups"], GEOMETRIES[geometry])

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import _conv
+from jaxext._implementation import Algorithm
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NO_GPU = {"cuda": "platform is 'cpu', want 'cuda'", "triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
@@ -121,10 +122,13 @@ class OnlyCuda:
     def gains(self, call):
         return None
 
-    def describe(self, call):
-        return f"{call.op} kernel"
+    def candidates(self, call):
+        return (Algorithm("kernel"),)
 
-    def run(self, call, operands):
+    def describe(self, call, config):
+        return f"{call.op} {config.algorithm}"
+
+    def run(self, call, config, operands):
         raise AssertionError("explain ran something")
 
 
@@ -156,9 +160,9 @@ def test_table():
     title, head, *lines = str(explanation).splitlines()
     assert title == f"products on {explanation.platform}: {len(explanation.rows)}"
     assert len(lines) == len(explanation.rows)
-    assert head.split() == ["op", "operands", "result", "times", "chosen", "how", "refused"]
+    assert head.split() == ["op", "operands", "result", "times", "chosen", "how", "why", "refused"]
     for line, row in zip(lines, explanation.rows, strict=True):
-        cells = (row.op, " ".join(row.operands), row.result, str(row.times), str(row.chosen), row.how, row.refusals)
+        cells = (row.op, " ".join(row.operands), row.result, str(row.times), str(row.chosen), row.how, row.why, row.refusals)
         for column, cell in zip(head.split(), cells, strict=True):
             assert line[head.index(column) :].startswith(cell)
         assert line == line.rstrip()

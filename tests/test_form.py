@@ -14,7 +14,8 @@ from cases import random
 from jax import lax
 
 from jaxext._form import Form, define, dimension_numbers, owner
-from jaxext._implementation import choose
+from jaxext._implementation import Algorithm, choose
+from jaxext._measurements import Measurement
 
 SLOTS = {"u": ("Z", "I", "J", "P"), "v": ("Z", "J", "K", "P"), "t": ("Z", "I", "K", "P")}
 LETTERS = str.maketrans("ZIJKP", "zijkp")
@@ -34,10 +35,13 @@ class Einsum:
     def gains(self, call):
         return None
 
-    def describe(self, call):
-        return "einsum"
+    def candidates(self, call):
+        return (Algorithm("einsum"), Algorithm("again"))
 
-    def run(self, call, operands):
+    def describe(self, call, config):
+        return config.algorithm
+
+    def run(self, call, config, operands):
         self.asked.append(call)
         letters = {slot: "".join(labels).translate(LETTERS) for slot, labels in call.labels.items()}
         y = jnp.einsum(f"{','.join(letters[slot] for slot in operands)}->{letters[call.open]}", *call.flatten(operands).values())
@@ -177,6 +181,7 @@ def test_sizes_that_do_not_match_are_our_own_fault():
         product(u, v[..., :1])
 
 
+@functools.cache
 def calls():
     """One call of each role."""
     EINSUM.asked.clear()
@@ -201,6 +206,34 @@ def test_choice():
     refused = choose(by_slot["v"], both, "refusing")
     assert refused.implementation is None
     assert refused.refusals == {"refusing": "no v", "einsum": "'refusing' was named"}
+
+
+def measurement(implementation, algorithm, ms):
+    return Measurement(implementation=implementation, config={"algorithm": algorithm}, ms=(ms / 2, ms, 2 * ms), error=0.0)
+
+
+def test_choice_by_measurements():
+    """The fastest that still is a candidate, before any preference; of a named implementation's alone if one is named."""
+    call, both = calls()["t"], (REFUSING, EINSUM)
+    slow, quick, gone = measurement("refusing", "einsum", 3.0), measurement("einsum", "again", 2.0), measurement("refusing", "gone", 1.0)
+    choice = choose(call, both, None, [slow, gone, quick])
+    assert (choice.implementation, choice.config, choice.why) == (EINSUM, Algorithm("again"), "measured at 2 ms")
+    assert choice.refusals == {"refusing": "it was measured at 3 ms"}
+    assert choose(call, both, None, [quick]).refusals == {"refusing": "it was not measured"}
+    named = choose(call, both, "refusing", [slow, gone, quick])
+    assert (named.implementation, named.why) == (REFUSING, "measured at 3 ms")
+    for nothing in ([gone], [], [measurement("unknown", "einsum", 1.0)]):
+        choice = choose(call, both, None, nothing)
+        assert (choice.implementation, choice.config, choice.why) == (REFUSING, Algorithm("einsum"), "preferred")
+    assert choose(calls()["u"], both, None, [slow, quick]).refusals == {"refusing": "no u"}
+    beaten = choose(call, both, None, [slow, measurement("einsum", "gone", 1.0)])  # xla's time counts whatever it was made of
+    assert (beaten.implementation, beaten.config) == (EINSUM, Algorithm("einsum"))
+
+
+def test_a_problem_in_one_line():
+    by_slot = calls()
+    assert by_slot["t"].problem == "toy_forward Z=1 I=2 J=3 P=2 K=4 float64 float64 -> float64 precision=default"
+    assert by_slot["u"].problem == "toy_first Z=1 I=2 J=3 P=2 K=4 float64 float64 -> float64 precision=default"
 
 
 def test_a_named_implementation_that_refuses_raises_its_reason():

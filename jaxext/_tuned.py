@@ -1,0 +1,191 @@
+"""Which table of measurements is in force, and what it says of a call.
+
+It is the one that `use_table` names, else the package's own for this device and, above it, the user's, which are read at the first call
+that asks.  All processes of a run must take the same decisions: they compare what they read before any of it counts.  It must not know
+operations, nor how anything is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.resources
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxext import _environment
+from jaxext._compat import published
+from jaxext._table import Context, Entry, Measurement, Table, default_path, parse, read_entries, select, warn
+
+__all__ = ["collecting", "context", "current", "default_path", "measured", "use_table"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """The entries of a file, as they were when it was named; which of them hold depends on the platform of the call."""
+
+    source: str
+    entries: tuple[Entry, ...] = dataclasses.field(hash=False, repr=False)
+
+
+# A `_File`, a `Table`, or the word "default"; part of jit's cache key.
+_used = jax.make_user_context("default")
+
+_lock = threading.Lock()
+_tables: dict[tuple[Any, str], Table] = {}  # what is used, platform -> what of it holds
+_agreed: dict[str, list[str]] = {}  # platform and source -> digests that every process which told of them has too, in order
+_collectors: list[list] = []
+
+
+def use_table(table: str | os.PathLike | Table | None):
+    """A context (`with use_table("tables.json"): ...`) in which the table decides between implementations and their configurations, and
+    neither the user's own nor the package's.
+
+    Its rows for other devices, versions or code do not count.  An implementation that the call or `use_implementation` names leaves the
+    table only the choice of its configuration.  The context is part of `jax.jit`'s cache key.
+
+    Args:
+      table: the path of a file that `tune` wrote, which is read now; or None: nothing was measured.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      RuntimeError: at lowering, in a run of several processes whose tables differ.
+
+    Warns:
+      of a file that is not a table, or whose measurements for this device were made with other versions or code: they are ignored.
+
+    >>> jaxext.tune(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
+    >>> with jaxext.use_table("tables.json"):
+    ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
+    """
+    if table is None:
+        return _used(_File("no table", ()))
+    if isinstance(table, Table):
+        return _used(table)
+    if not isinstance(table, str | os.PathLike):
+        raise TypeError(f"use_table: table is {table!r}, want a path or None")
+    path = os.fspath(table)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"use_table: there is no file {path}")
+    entries, ignored = read_entries(path)
+    warn(path, ignored)
+    return _used(_File(path, entries))
+
+
+def current():
+    """What `use_table` says here: for `measured` elsewhere, since XLA may ask once this context was left, or in a thread of its own."""
+    return _used.value
+
+
+def measured(call, used=None) -> Sequence[Measurement]:
+    """What the table in force (that of `used`, which is a `current()`) says of the call; nothing if it was not measured.
+
+    A program whose parts XLA decides later, or for another device than this process has, is nothing that was measured.
+
+    Raises:
+      RuntimeError: another process of this run has another table.
+    """
+    for calls in tuple(_collectors):
+        calls.append(call)
+    problem = call.problem
+    if problem is None or call.splitter not in ("nobody", "labels") or not _is_here(call.platform, call.arch):
+        return ()
+    return _in_force(current() if used is None else used, call.platform).rows.get(problem, ())
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list]:
+    """Every call that is looked up meanwhile, by any thread: XLA asks for the parts of a program in its own."""
+    calls: list = []
+    with _lock:
+        _collectors.append(calls)
+    try:
+        yield calls
+    finally:
+        with _lock:
+            _collectors[:] = [other for other in _collectors if other is not calls]
+
+
+@functools.cache
+def context(platform: str) -> Context:
+    """What is measured in this process, on its first device of the platform, holds in.
+
+    Raises:
+      RuntimeError: this process has no such platform.
+    """
+    return Context(
+        device=_environment.device_kind(platform),
+        capability=_environment.capability(platform),
+        versions=_environment.versions_for(platform),
+        sources=_environment.sources(),
+    )
+
+
+def _is_here(platform: str, arch: int | None) -> bool:
+    try:
+        return _environment.capability(platform) == arch
+    except RuntimeError:  # it is compiled for another machine
+        return False
+
+
+def _in_force(used, platform: str) -> Table:
+    with _lock:
+        known = (used, platform) in _tables
+        table = _tables[used, platform] = _tables[used, platform] if known else _read(used, platform)
+        _agree(f"{platform}: {used if isinstance(used, str) else used.source}", table)
+    if not known:
+        warn(table.source, table.ignored)
+    return table
+
+
+def _read(used, platform: str) -> Table:
+    here = context(platform)
+    if isinstance(used, _File):
+        table = select(used.entries, here, used.source)
+        devices = sorted({entry.context.device for entry in used.entries})
+        if devices and here.device not in devices and platform == _environment.default_platform():
+            return dataclasses.replace(table, ignored=f"it is of {', '.join(devices)}, this is {here.device}")
+        return table
+    if isinstance(used, Table):
+        return used if used.context == here else select((), here, used.source)
+    path = default_path()
+    entries, ignored = read_entries(path)
+    # That the package has measurements of other versions than these is nothing that its user can mend.
+    ignored = ignored or select(entries, here, str(path)).ignored
+    return dataclasses.replace(select((*_shipped(), *entries), here, str(path)), ignored=ignored)
+
+
+def _shipped() -> Iterator[Entry]:
+    """The entries of the package's own tables, in the folder `tables` if there is one."""
+    folder = importlib.resources.files("jaxext") / "tables"
+    for file in sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else ():
+        if file.name.endswith(".json"):
+            yield from parse(file.read_bytes())
+
+
+def _agree(role: str, table: Table) -> None:
+    """Tell the other processes which table this one has; raise if one has told of another.
+
+    Nobody is waited for, since a process may lower a program alone.  Each tells before it hears: so of two that differ one hears of it, the
+    later.  Where a role is played by one table after the other, the first is compared with the others' first, and so on.
+    """
+    digests = _agreed.setdefault(role, [])
+    if table.digest in digests:
+        return
+    if jax.process_count() > 1:
+        folder = f"jaxext/tables/{hashlib.sha256(role.encode()).hexdigest()[:16]}/{len(digests)}"
+        told = published(folder, json.dumps([table.digest, table.source, len(table.rows)]))
+        if told is None and table.rows:
+            raise RuntimeError(f"{table.source}: processes cannot compare their tables without jax.distributed.initialize; use_table(None)")
+        tables = {process: json.loads(text) for process, text in sorted((told or {}).items())}
+        if len({digest for digest, *_ in tables.values()}) > 1:
+            each = "; ".join(f"process {p} has {rows} rows, {digest[:12]}, of {source}" for p, (digest, source, rows) in tables.items())
+            raise RuntimeError(f"processes have different tables of measurements ({each}): copy one to all of them, or use_table(None)")
+    digests.append(table.digest)

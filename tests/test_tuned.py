@@ -1,0 +1,387 @@
+"""Which table is in force, what it says of a call, and that the processes of a run have the same."""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxext
+from jaxext import _environment, _table, _tuned
+from jaxext._matmul import MATMUL
+from jaxext._table import Measurement, Table
+
+ROOT = pathlib.Path(jaxext.__file__).parent.parent
+HERE = _tuned.context("cpu")
+ELSEWHERE = dataclasses.replace(HERE, device="NVIDIA H200", capability=90)
+OLDER = dataclasses.replace(HERE, versions={**HERE.versions, "jax": "0.1.0"})
+
+
+def matmul(rows=4):
+    return jnp.ones((rows, 5)), jnp.ones((5, 6))
+
+
+def call(rows=4):
+    with _tuned.collecting() as calls, jaxext.use_table(None):
+        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul(rows))
+    (found,) = calls
+    return found
+
+
+CALL = call()
+CONFIG = dataclasses.asdict(MATMUL.implementations[-1].candidates(CALL)[0])
+
+
+def row(ms=1.0, call=CALL):
+    """A row of the problem, with that time."""
+    return {call.problem: (Measurement("xla", CONFIG, (ms, ms, ms), 0.0),)}
+
+
+def times(call=CALL):
+    return [m.ms[1] for m in _tuned.measured(call)]
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    """A process that has read nothing yet, whose user has no table, and whose package ships none.  Returns the path of the user's."""
+    path = tmp_path / "cache" / "tables.json"
+    (tmp_path / "package" / "tables").mkdir(parents=True)
+    for module in (_tuned, _table):
+        monkeypatch.setattr(module, "default_path", lambda: path)
+    resources = types.SimpleNamespace(resources=types.SimpleNamespace(files=lambda _: tmp_path / "package"))
+    monkeypatch.setattr(_tuned, "importlib", resources)
+    for name in ("_tables", "_agreed"):
+        monkeypatch.setattr(_tuned, name, {})
+    return path
+
+
+@pytest.fixture
+def shipped(tmp_path):
+    return tmp_path / "package" / "tables" / "this.json"
+
+
+# ---- what is in force
+
+
+def test_nothing_was_measured():
+    assert times() == []
+
+
+def test_the_users_own_is_read_once(fresh):
+    _table.write(fresh, HERE, row(2.0))
+    assert times() == [2.0]
+    _table.write(fresh, HERE, row(3.0))
+    assert times() == [2.0]
+    fresh.unlink()
+    assert times() == [2.0]
+
+
+def test_the_users_own_lies_above_the_packages(fresh, shipped):
+    _table.write(shipped, HERE, row(2.0) | row(7.0, call(rows=3)))
+    _table.write(fresh, HERE, row(3.0))
+    assert times() == [3.0]
+    assert times(call(rows=3)) == [7.0]
+
+
+def test_what_the_package_has_of_other_versions_is_no_warning(shipped):
+    _table.write(shipped, OLDER, row(2.0))
+    assert times() == []
+
+
+def test_what_the_user_has_of_other_versions_is_one(fresh):
+    _table.write(fresh, OLDER, row(2.0))
+    with pytest.warns(UserWarning, match=r"jax 0.1.0 \(here ") as caught:
+        assert times() == []
+    assert len(caught) == 1 and str(fresh) in str(caught[0].message)
+    assert times() == []  # it was said
+
+
+def test_a_false_file_of_the_users_is_one(fresh):
+    fresh.parent.mkdir(mode=0o700)
+    fresh.write_text("[" * 100_000)
+    with pytest.warns(UserWarning, match="nested too deeply") as caught:
+        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul())
+    assert len(caught) == 1
+
+
+def test_threads_read_once(monkeypatch):
+    reads, read = [], _tuned.read_entries
+
+    def slowly(path):
+        reads.append(path)
+        time.sleep(0.02)  # in which the other threads come by
+        return read(path)
+
+    monkeypatch.setattr(_tuned, "read_entries", slowly)
+    threads = [threading.Thread(target=times) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reads) == 1
+
+
+def test_the_tables_of_the_package_are_tables():
+    """Those that are really there, of which none may be wrong: at lowering nobody looks for errors."""
+    for path in (ROOT / "jaxext" / "tables").glob("*.json"):
+        assert _table.load_entries(path), path
+
+
+# ---- use_table
+
+
+def test_use_table(fresh, tmp_path):
+    _table.write(fresh, HERE, row(2.0))
+    _table.write(named := tmp_path / "named.json", HERE, row(3.0))
+    for table, want in ((str(named), [3.0]), (named, [3.0]), (None, []), (Table(HERE, row(4.0), "memory"), [4.0])):
+        with jaxext.use_table(table):
+            assert times() == want
+    assert times() == [2.0]
+
+
+def test_a_named_file_is_read_when_it_is_named(tmp_path):
+    _table.write(path := tmp_path / "named.json", HERE, row(3.0))
+    context = jaxext.use_table(path)
+    path.unlink()
+    with context:
+        assert times() == [3.0]
+    with pytest.raises(FileNotFoundError, match=f"use_table: there is no file {path}"):
+        jaxext.use_table(path)
+    with pytest.raises(TypeError, match="use_table: table is 3, want a path"):
+        jaxext.use_table(3)  # type: ignore[arg-type]
+
+
+def test_a_named_file_that_says_nothing_of_here(tmp_path):
+    (tmp_path / "false.json").write_text("{}")
+    with pytest.warns(UserWarning, match="false.json.*want the format"), jaxext.use_table(tmp_path / "false.json"):
+        assert times() == []
+    _table.write(tmp_path / "older.json", OLDER, row())
+    with pytest.warns(UserWarning, match=r"jax 0.1.0 \(here "), jaxext.use_table(tmp_path / "older.json"):
+        assert times() == []
+    _table.write(tmp_path / "foreign.json", ELSEWHERE, row())
+    with pytest.warns(UserWarning, match="it is of NVIDIA H200, this is"), jaxext.use_table(tmp_path / "foreign.json"):
+        assert times() == []
+    for context, want in ((HERE, [1.0]), (ELSEWHERE, [])):
+        with jaxext.use_table(Table(context, row(), "memory")):
+            assert times() == want
+
+
+def test_the_table_is_part_of_the_cache_key():
+    """A program is made anew for another table, and for the same one only once."""
+    traced = []
+
+    @jax.jit
+    def product(a, b):
+        traced.append(1)
+        return jaxext.matmul(a, b)
+
+    for ms, programs in ((1.0, 1), (2.0, 2), (1.0, 2), (2.0, 2)):
+        with jaxext.use_table(Table(HERE, row(ms), "memory")):
+            product(*matmul())
+        assert len(traced) == programs
+
+
+def test_the_table_decides():
+    """It is asked at lowering and by `explain`, which names what it says."""
+    with jaxext.use_table(Table(HERE, row(0.125), "memory")):
+        assert [r.why for r in jaxext.explain(jaxext.matmul, *matmul()).rows] == ["measured at 0.125 ms"]
+    with jaxext.use_table(None):
+        assert [r.why for r in jaxext.explain(jaxext.matmul, *matmul()).rows] == ["preferred"]
+
+
+def test_the_table_of_where_a_program_was_lowered():
+    """XLA asks for the parts of a program when it is compiled, which may be elsewhere."""
+    with jaxext.use_table(Table(HERE, row(4.0), "memory")):
+        used = _tuned.current()
+    assert times() == []
+    assert [m.ms[1] for m in _tuned.measured(CALL, used)] == [4.0]
+
+
+# ---- of which calls it speaks
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(platform="cuda", arch=90),
+        dict(platform="cuda", arch=None),
+        dict(platform="other"),
+        dict(arch=90),
+        dict(splitter="xla"),
+        dict(splitter="later"),
+    ],
+    ids=str,
+)
+def test_other_calls_were_not_measured(other):
+    """That the CPU was measured says nothing of a program for a GPU, nor of one whose parts are not known yet."""
+    with jaxext.use_table(Table(HERE, row(), "memory")):
+        assert times(dataclasses.replace(CALL, splitter="labels")) == [1.0]
+        assert times(dataclasses.replace(CALL, **other)) == []
+        assert times(call(rows=3)) == []
+
+
+def test_a_symbolic_size_was_not_measured():
+    rows = jax.export.symbolic_shape("rows")[0]
+    with _tuned.collecting() as calls:
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 5), (5, 6))]
+        jax.export.export(jax.jit(lambda a, b: jaxext.matmul(a, b)))(*shapes)
+    assert [call.problem for call in calls] == [None]
+
+
+def test_calls_are_collected():
+    """Those of other threads too, until the context is left; contexts may lie in one another, and are not taken for each other."""
+    with _tuned.collecting() as outer:
+        with _tuned.collecting() as inner:
+            thread = threading.Thread(target=times)
+            thread.start()
+            thread.join()
+        times(call(rows=3))
+    times()
+    assert inner == [CALL]
+    assert [c.sizes["M"] for c in outer] == [4, 3, 3]
+
+
+# ---- what it holds for
+
+
+def test_the_context():
+    assert HERE.capability is None
+    assert HERE.device == f"{_environment.processor()}, {_environment.cores()} threads"
+    assert HERE.versions == {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")}
+    assert set(HERE.sources) == {"xla", "triton", "cuda"} and len(set(HERE.sources.values())) == 3
+    with pytest.raises(RuntimeError):
+        _tuned.context("cuda")
+
+
+def test_the_hash_changes_with_the_code(tmp_path, monkeypatch):
+    """That of what computes, and of no other."""
+    for file in (*(ROOT / "jaxext").glob("*.py"), *(ROOT / "kernels").glob("*.py")):
+        folder = tmp_path / file.parent.name
+        folder.mkdir(exist_ok=True)
+        (folder / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(_environment, "_HERE", tmp_path / "jaxext")
+    monkeypatch.setattr(_environment, "_kernels", lambda: tmp_path / "kernels")
+    hashes = _environment.sources.__wrapped__
+    before = hashes()
+    for file, names in (
+        ("jaxext/_conv_xla.py", {"xla"}),
+        ("kernels/conv.py", {"triton"}),
+        ("kernels/_geometry.py", {"triton", "cuda"}),
+        ("jaxext/_cuda_matmul.py", {"cuda"}),
+        ("jaxext/ops.py", set()),
+    ):
+        text = (tmp_path / file).read_text()
+        (tmp_path / file).write_text(text + "\n")
+        after = hashes()
+        assert {name for name in before if after[name] != before[name]} == names, file
+        (tmp_path / file).write_text(text)
+
+
+def test_the_report():
+    """It is data, and says what a reader of results asks."""
+    report = json.loads(json.dumps(_environment.report()))
+    assert report["device"] == HERE.device
+    assert {"python", "jax", "jaxlib", "numpy"} <= set(report["versions"])
+    assert report["versions"]["jax"] == jax.__version__
+    assert report["commit"] is None or len(report["commit"].removesuffix("-dirty")) == 40
+
+
+# ---- several processes
+
+
+def test_processes_that_cannot_compare(fresh, monkeypatch):
+    """Without a table there is nothing to compare."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert times() == []
+    with jaxext.use_table(Table(HERE, row(), "memory")), pytest.raises(RuntimeError, match="memory: .* without jax.distributed.initialize"):
+        times()
+
+
+PROCESS = """
+import os, pathlib, sys
+import jax
+import jax.numpy as jnp
+port, process, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
+import jaxext
+from jaxext import _table, _tuned
+
+def lowered(rows):
+    try:
+        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(jnp.ones((rows, 5)), jnp.ones((5, 6)))
+        return "agreed"
+    except RuntimeError as error:
+        return str(error)
+
+def told(*words):
+    print(*words, flush=True)
+    sys.stdin.readline()  # the other too has come so far
+
+with _tuned.collecting() as calls, jaxext.use_table(None):
+    lowered(4)
+row = {calls[0].problem: [_table.Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 0.0)]}
+named, own = folder / f"named.json", _tuned.default_path()
+if process == 0:
+    _table.write(named, _tuned.context("cpu"), row)
+    _table.write(own, _tuned.context("cpu"), row)
+told(own)
+with jaxext.use_table(named):
+    told(lowered(4))
+told(lowered(5))
+if process == 0:
+    _table.clear(named)
+    _table.write(named, _tuned.context("cpu"), {"another": row[calls[0].problem]})
+told("written")
+with jaxext.use_table(named):
+    if process == 1:
+        told("the other comes first")
+    told(lowered(6))
+    if process == 0:
+        told("the other comes last")
+os._exit(0)
+"""
+
+
+def test_two_processes(tmp_path):
+    """What both read from one file they agree on, and anew when it has changed; of own tables that differ one process hears at least."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for i in range(2):
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / str(i)), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        command = [sys.executable, "-c", PROCESS, str(port), str(i), str(tmp_path)]
+        pipe = subprocess.PIPE
+        processes.append(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+
+    def step():
+        lines = [process.stdout.readline().strip() for process in processes]
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return lines
+
+    try:
+        steps = [step() for _ in range(6)]
+    finally:
+        for process in processes:
+            process.kill()
+        errors = [process.communicate()[1] for process in processes]
+    owns, named, default, _, (again, _), (_, at_last) = steps
+    assert named == [again, at_last] == ["agreed", "agreed"], errors
+    different = [said for said in default if said != "agreed"]
+    assert different, errors
+    for said in different:
+        assert "processes have different tables" in said
+        assert "process 0 has 1 rows, " in said and owns[0] in said
+        assert "process 1 has 0 rows, " in said and owns[1] in said
