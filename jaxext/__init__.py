@@ -5,6 +5,8 @@ from jaxext._dispatch import in_place_of_lax, use_implementation
 from jaxext._explain import Explanation, explain
 from jaxext._export import export_disabled_checks, register_cuda_kernels
 from jaxext._target import lower_for, use_target
+from jaxext._tune import Tuned, tune
+from jaxext._tuned import use_table
 from jaxext.ops import (
     conv,
     conv_general_dilated,
@@ -18,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Explanation",
+    "Tuned",
     "checkpoint_policies",
     "conv",
     "conv_general_dilated",
@@ -30,6 +33,8 @@ __all__ = [
     "lower_for",
     "matmul",
     "register_cuda_kernels",
+    "tune",
     "use_implementation",
+    "use_table",
     "use_target",
 ]

@@ -1,0 +1,236 @@
+"""What could compute one call: each candidate is compiled, compared with the truth, and timed in turn with the others.
+
+Truth is the same product in float64, of the same random operands.  What is wrong, or fails, is left out with the reason and never timed, so
+it cannot win.  It must not know any particular operation, how calls are found, or where tables are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxext import _measure
+from jaxext._form import owner, replacing_lax
+from jaxext._implementation import Call, Implementation, choose
+from jaxext._measurements import Measurement
+
+REPEATS = 15  # samples of each candidate that the first round leaves
+PATIENCE_S = 10  # for the samples of one call
+HOPELESS = 2  # times as slow as the best, in the first round: not measured further
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """An implementation with one of its configs, and what was found of it: `left_out` says why `ms` is None."""
+
+    implementation: str
+    config: Mapping[str, Any]
+    error: tuple[float, float] | None = None  # against float64, relative: in the norm, and the worst element against the largest
+    ms: tuple[float, float, float] | None = None  # quartiles of milliseconds per call
+    left_out: str | None = None
+    wrong: bool = False
+
+    @property
+    def name(self) -> str:
+        return _name(self.implementation, self.config)
+
+    def __str__(self) -> str:
+        if self.ms is None or self.error is None:
+            return f"{self.name}: {self.left_out}"
+        low, median, high = self.ms
+        return f"{self.name}: {median:.4g} ms ({low:.4g} to {high:.4g}), error {self.error[0]:.1e}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One product: what is preferred where nothing was measured, what was measured, and what is taken now."""
+
+    problem: str
+    preferred: str = ""
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # implementation -> reason
+    candidates: tuple[Candidate, ...] = ()  # the first is what xla prefers
+    winner: Candidate | None = None
+    skipped: str | None = None  # why there is no winner, and nothing in the table
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        return [
+            Measurement(implementation=c.implementation, config=c.config, ms=c.ms, error=c.error[0])
+            for c in self.candidates
+            if c.ms is not None and c.error is not None
+        ]
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as what xla prefers the winner is."""
+        if self.winner is None or self.winner.ms is None or self.candidates[0].ms is None:
+            return None
+        return self.candidates[0].ms[1] / self.winner.ms[1]
+
+    def __str__(self) -> str:
+        if self.winner is None:
+            verdict = f"not measured: {self.skipped}"
+        else:
+            verdict = f"{self.winner.name}: {self.gain:.2f} times as fast as {self.candidates[0].name} (preferred: {self.preferred})"
+        candidates = [f"  {'*' if c is self.winner else ' '} {c}" for c in self.candidates]
+        return "\n".join([self.problem, f"  {verdict}", *candidates, *(f"    {name}: {why}" for name, why in self.refused.items())])
+
+
+def measure(call: Call, most: int, clock: _measure.Clock) -> Row:
+    """The row of a call, of which at most so many configs of each kernel implementation are tried."""
+    form = next(form for form, open in owner.values() if f"{form.name}_{form.roles[open]}" == call.op)
+    call = dataclasses.replace(call, splitter="nobody")  # as a device's part is
+    trials, refused = _trials(call, form.implementations, most)
+    assert call.problem is not None
+    row = Row(call.problem, _chosen(call, form.implementations, ()), refused)
+    try:
+        operands = _measure.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
+        truth = _truth(call, trials[0][0], operands)
+    except RuntimeError as error:  # such as too little memory
+        return dataclasses.replace(row, skipped=f"there is no truth to compare with: {_short(error)}")
+    candidates, samplers = [], {}
+    for implementation, config in trials:
+        candidate, sampler = _tried(call, implementation, config, operands, truth, clock)
+        candidate = _judged(call, candidate, (candidates or [candidate])[0].error)
+        candidates.append(candidate)
+        if candidates[0].left_out:
+            return dataclasses.replace(row, candidates=tuple(candidates), skipped="there is no time of xla to compare with")
+        if not candidate.left_out:
+            samplers[candidate.name] = sampler
+    try:
+        row = dataclasses.replace(row, candidates=_timed(candidates, samplers))
+    except RuntimeError as error:  # of the device or of CUPTI
+        return dataclasses.replace(row, candidates=tuple(candidates), skipped=_short(error))
+    taken = _chosen(call, form.implementations, row.measurements)
+    return dataclasses.replace(row, winner=next(c for c in row.candidates if c.name == taken))
+
+
+def _trials(call: Call, implementations: Sequence[Implementation], most: int):
+    """What is to be tried, xla's first, and why the other implementations are not."""
+    xla, *others = sorted(implementations, key=lambda implementation: implementation.name != "xla")
+    trials, refused = [(xla, config) for config in xla.candidates(call)], {}
+    for other in others:
+        if reason := other.supports(call) or ("on a CPU it would be interpreted" if call.platform == "cpu" else None):
+            refused[other.name] = reason
+        else:
+            trials += [(other, config) for config in list(other.candidates(call))[:most]]
+    return trials, refused
+
+
+def _chosen(call: Call, implementations: Sequence[Implementation], measured: Sequence[Measurement]) -> str:
+    choice = choose(call, implementations, None, measured)
+    assert choice.implementation is not None  # xla supports all
+    return _name(choice.implementation.name, dataclasses.asdict(choice.config))
+
+
+def _name(implementation: str, config: Mapping[str, Any]) -> str:
+    return " ".join([implementation, *(f"{key}={value}" for key, value in config.items())])
+
+
+def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candidate, _measure.Sampler | None]:
+    """The candidate with its error, or with the reason why it cannot be compiled, run or timed."""
+    candidate = Candidate(implementation.name, dataclasses.asdict(config))
+    try:
+        program = _measure.compile(_function(call, implementation, config), operands)
+        # Memory that is free again: what a kernel leaves unwritten must not be the right result of the candidate before it.
+        jax.block_until_ready(jnp.full(call.shape, _largest(call.dtype), call.dtype))
+        candidate = dataclasses.replace(candidate, error=_measure.relative_error(program(), truth))
+        sampler = clock.sampler(program)
+        sampler()
+        return candidate, sampler
+    except Exception as error:  # whatever a compiler or a launch raises
+        return dataclasses.replace(candidate, left_out=_short(error)), None
+
+
+def _function(call: Call, implementation: Implementation, config: Any) -> Callable:
+    def function(*operands):
+        with replacing_lax(False):
+            return implementation.run(call, config, dict(zip(call.dtypes, operands, strict=True)))
+
+    return function
+
+
+def _largest(dtype: np.dtype):
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.finfo(dtype).max
+    return jnp.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else True
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
+def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> jax.Array:
+    """The product by xla in float64, or else as precisely as float32 can be; either is exact for integers as small as `normal`'s.
+
+    Raises:
+      RuntimeError: what XLA raises where it can do neither.
+    """
+
+    def of(real, of_complex, precision):
+        def wide(dtype):
+            return np.dtype(of_complex if jnp.issubdtype(dtype, jnp.complexfloating) else real)
+
+        dtypes = {slot: wide(dtype) for slot, dtype in call.dtypes.items()}
+        wider = dataclasses.replace(call, dtypes=dtypes, dtype=wide(call.dtype), precision=precision)
+        arguments = [x.astype(dtype) for x, dtype in zip(operands, dtypes.values(), strict=True)]
+        return _measure.compile(_function(wider, xla, xla.candidates(wider)[0]), arguments)()
+
+    with jax.enable_x64(True):
+        try:
+            truth = of(np.float64, np.complex128, None)
+        except RuntimeError:  # too large, or a convolution that cuDNN has not in float64
+            truth = of(np.float32, np.complex64, (lax.Precision.HIGHEST,) * 2)
+        # Integers wrap around, and a sum of truth values is "any".
+        return truth if jnp.issubdtype(call.dtype, jnp.inexact) else truth.astype(np.int64).astype(call.dtype)
+
+
+# Relative errors that rounding alone may make, of the operands or of the result.
+_ROUNDING = {"bfloat16": 1e-2, "float16": 2e-3, "float64": 1e-12, "complex128": 1e-12}
+_ROUNDING_8_BITS, _ROUNDING_TF32, _ROUNDING_32_BITS = 1e-2, 2e-3, 1e-5
+# An implementation may be this many times as wrong as xla is.  An error of xla above the second is no rounding, and excuses nobody.
+_AS_XLA, _MOST_OF_XLA = 4, 1 / 64
+
+
+def _judged(call: Call, candidate: Candidate, of_xla: tuple[float, float] | None) -> Candidate:
+    """The candidate, left out if its error is more than that of rounding.  NaN is."""
+    if candidate.error is None or of_xla is None:
+        return candidate
+    rounding = _rounding(call)
+    most = max(_MOST_OF_XLA, float(jnp.finfo(call.dtype).eps) if rounding else 0)
+    allowed = [max(rounding, _AS_XLA * min(error, most)) if rounding else 0 for error in of_xla]
+    if all(error <= limit for error, limit in zip(candidate.error, allowed, strict=True)):
+        return candidate
+    errors, limits = (" and ".join(f"{x:.1e}" for x in pair) for pair in (candidate.error, allowed))
+    return dataclasses.replace(candidate, wrong=True, left_out=f"its errors are {errors}, want at most {limits}")
+
+
+def _rounding(call: Call) -> float:
+    """That of the coarsest dtype, 0 where the result is of integers."""
+    if not jnp.issubdtype(call.dtype, jnp.inexact):
+        return 0
+    exactly = "HIGHEST" in str(call.precision) or "F32_F32_F32" in str(call.precision) or "_X" in str(call.precision)
+    rest = _ROUNDING_TF32 if call.platform == "cuda" and not exactly else _ROUNDING_32_BITS
+    inexact = [dtype for dtype in (*call.dtypes.values(), call.dtype) if jnp.issubdtype(dtype, jnp.inexact)]
+    return max(_ROUNDING_8_BITS if dtype.itemsize == 1 else _ROUNDING.get(dtype.name, rest) for dtype in inexact)
+
+
+def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, _measure.Sampler]) -> tuple[Candidate, ...]:
+    """The candidates with their times: a first round leaves those that may win, and the best of each implementation, for who names it."""
+    quick = {name: statistics.median(ms) for name, ms in _measure.take(samplers, _measure.LEAST_SAMPLES, PATIENCE_S).items()}
+    best: dict[str, str] = {}
+    for candidate in candidates:
+        if candidate.name in quick:
+            best[candidate.implementation] = min(candidate.name, best.get(candidate.implementation, candidate.name), key=quick.__getitem__)
+    limit = HOPELESS * min(quick.values())
+    kept = {name: s for name, s in samplers.items() if quick[name] <= limit or name in {candidates[0].name, *best.values()}}
+    ms = {name: _measure.quartiles(samples) for name, samples in _measure.take(kept, REPEATS, PATIENCE_S).items()}
+    slow = {name: f"{time:.4g} ms in a first round" for name, time in quick.items() if name not in ms}
+    return tuple(dataclasses.replace(c, ms=ms.get(c.name), left_out=c.left_out or slow.get(c.name)) for c in candidates)

@@ -1,0 +1,210 @@
+"""Programs, clocks, operands and errors, as far as they can be checked without trusting a clock: CUPTI by stand-ins."""
+
+import math
+import re
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxext import _measure
+
+
+def test_a_program_is_the_function():
+    x = jnp.arange(6.0).reshape(2, 3)
+    program = _measure.compile(lambda x: (x @ x.T, x.sum()), [x])
+    square, total = program()
+    np.testing.assert_array_equal(square, x @ x.T)
+    assert total == 15 and program.trace_ms > 0 and program.compile_ms > 0
+
+
+def test_temporaries():
+    """The result of the first product is one, unless it is the result."""
+    x = jnp.ones((64, 64))
+    one, two = (_measure.compile(f, [x]).temporaries_bytes for f in (lambda x: x @ x, lambda x: x @ x @ x))
+    assert one is not None and two is not None and two - one >= x.nbytes
+
+
+def test_compiling_again_traces_again():
+    traced = []
+    f = jax.jit(lambda x: traced.append(x) or x)
+    for _ in range(2):
+        _measure.compile(lambda x: f.__wrapped__(x), [jnp.ones(3)])  # type: ignore[attr-defined]
+    assert len(traced) == 2
+
+
+class Counted:
+    """A program that takes a second of a clock of its own."""
+
+    def __init__(self, monkeypatch, ms=1000.0):
+        self.runs, self.now, self.ms = 0, 0.0, ms
+        monkeypatch.setattr(_measure.time, "perf_counter", lambda: self.now)
+
+    def __call__(self):
+        self.runs, self.now = self.runs + 1, self.now + self.ms / 1e3
+
+
+@pytest.mark.parametrize(("ms", "calls"), [(1000.0, 1), (1.0, 5), (0.02, 250)])
+def test_a_wall_sample_is_as_many_calls_as_it_needs(monkeypatch, ms, calls):
+    program = Counted(monkeypatch, ms)
+    sample = _measure.Wall().sampler(program)  # type: ignore[arg-type]
+    before = program.runs
+    assert sample() == pytest.approx(ms) and program.runs - before == calls
+
+
+@pytest.mark.parametrize(("f", "links"), [(jnp.matmul, 1), (lambda x, y: (jnp.sin(x), y @ y), 2)])
+def test_a_chain_computes_each_link(monkeypatch, f, links):
+    """None is dropped as equal to the one before, or as needed in part, and a sample is a share of the whole."""
+    compiled = []
+
+    def keep(self, real=jax.stages.Lowered.compile):
+        return compiled.append(real(self)) or compiled[-1]
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", keep)
+    x, y = jnp.ones((8, 8)), jnp.ones((8, 8))
+    sample = _measure.Chain().sampler(_measure.Program(f, (x, y), None, 0, 0))
+    (chain,) = compiled
+    assert len(re.findall(r" dot\(|\[8,8\]\S* sine\(", chain.as_text())) == links * _measure.CALLS
+    monkeypatch.setattr(_measure, "_wall_ms", lambda run, calls: run() or 10.0)
+    for _ in range(2):
+        assert sample() == 10.0 / _measure.CALLS
+    np.testing.assert_array_equal(x, 1)
+    np.testing.assert_array_equal(y, 1)
+
+
+def test_samples_are_taken_in_turn():
+    order = []
+    taken = _measure.take({name: lambda name=name: order.append(name) or float(len(order)) for name in "abc"}, 4, math.inf)
+    assert "".join(order) == "abccbaabccba"
+    assert taken == {"a": [1, 6, 7, 12], "b": [2, 5, 8, 11], "c": [3, 4, 9, 10]}
+
+
+@pytest.mark.parametrize(("repeats", "patience_s", "want"), [(10, 7.5, 8), (10, 0, 3), (1, math.inf, 3), (5, math.inf, 5)])
+def test_patience(monkeypatch, repeats, patience_s, want):
+    program = Counted(monkeypatch)
+    taken = _measure.take({"only": lambda: program() or 1.0}, repeats, patience_s)
+    assert len(taken["only"]) == program.runs == want
+
+
+def test_quartiles():
+    assert _measure.quartiles([5.0, 1.0, 2.0, 4.0, 3.0]) == (2, 3, 4)
+    assert _measure.quartiles([7.0]) == (7, 7, 7)
+
+
+def cupti(monkeypatch, reported):
+    """The clock, on a machine whose CUPTI says `reported`, and how often the cache was flushed."""
+    profiler = pytest.importorskip("jax.experimental.mosaic.gpu.profiler")
+    extension = types.SimpleNamespace(_cupti_init=lambda: None, _cupti_get_timings=lambda finalize: list(reported))
+    monkeypatch.setattr(profiler, "mosaic_gpu_lib", types.SimpleNamespace(_mosaic_gpu_ext=extension))
+    monkeypatch.setattr(_measure, "FLUSHED_BYTES", 64)
+    return _measure.Cupti()
+
+
+def test_kernel_times_without_the_flush(monkeypatch):
+    """What clears the cache is not counted, and the sum over calls is one call's."""
+    reported = [("xor", 9.0)] * _measure.CALLS
+    clock = cupti(monkeypatch, reported)
+    program = _measure.compile(jnp.negative, [jnp.ones(1)])
+    reported += [("pad", 0.25), ("gemm", 1.0)] * _measure.CALLS
+    assert clock.kernels_ms(program) == {"pad": 0.25, "gemm": 1.0} and clock.sampler(program)() == 1.25
+    flushed = clock._buffer
+    clock.sampler(program, cold=False)()
+    assert clock._buffer is flushed
+    clock.sampler(program)()
+    assert clock._buffer is not flushed
+
+
+@pytest.mark.parametrize("kernels", [[], [("gemm", 1.0)] * (_measure.CALLS - 1)])
+def test_lost_kernels_are_no_time(monkeypatch, kernels):
+    reported = [("xor", 9.0)] * _measure.CALLS
+    clock = cupti(monkeypatch, reported)
+    reported += kernels
+    with pytest.raises(RuntimeError, match="CUPTI lost kernels"):
+        clock.sampler(_measure.compile(jnp.negative, [jnp.ones(1)]))()
+
+
+def test_the_timer_says_why_not(monkeypatch):
+    clock, why_not = _measure.timer()
+    if jax.default_backend() == "cpu":
+        assert isinstance(clock, _measure.Wall) and why_not == "the platform is 'cpu'"
+    monkeypatch.setattr(_measure.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(_measure, "Cupti", lambda: [][0])
+    clock, why_not = _measure.timer()
+    assert isinstance(clock, _measure.Chain) and why_not == "IndexError: list index out of range"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "complex64", "int8", "uint8", "bool"])
+def test_operands(dtype):
+    x, y = _measure.normal([(40, 50), (3,)], dtype)
+    assert (x.shape, y.shape) == ((40, 50), (3,)) and x.dtype == y.dtype == dtype
+    np.testing.assert_array_equal(x, _measure.normal([(40, 50), (3,)], dtype)[0])
+    values = np.asarray(x).astype(complex if "complex" in dtype else float)
+    if "int" in dtype or dtype == "bool":
+        assert set(values.ravel()) == set({"uint8": range(4), "bool": range(2)}.get(dtype, range(-3, 4)))
+    else:
+        assert abs(values.mean()) < 0.1 and abs(values.std() - 1) < 0.1
+
+
+def test_operands_of_several_dtypes():
+    assert [x.dtype for x in _measure.normal([(2,), (2,)], ("int8", jnp.bfloat16))] == [jnp.int8, jnp.bfloat16]
+
+
+def test_error():
+    truth = np.array([3.0, 4.0])
+    assert _measure.relative_error(truth, truth) == (0, 0)
+    assert _measure.relative_error(jnp.array([3.0, 4.5]), truth) == (0.1, 0.125)
+    assert _measure.relative_error((truth, truth + 4), (truth, truth)) == (pytest.approx(4 * 2**0.5 / 5), 1)
+    assert _measure.relative_error(np.array([3, 5], np.int8), np.array([3, 4], np.int8)) == (0.2, 0.25)
+    assert _measure.relative_error(np.array([3j]), np.array([2j])) == (0.5, 0.5)
+
+
+def test_error_is_no_smaller_than_float64_sees():
+    with jax.enable_x64(False):
+        in_norm, worst = _measure.relative_error(np.ones(4, np.float32), np.full(4, 1 + 1e-12))
+    assert in_norm == pytest.approx(1e-12, rel=1e-3) and worst == pytest.approx(1e-12, rel=1e-3)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_nan_is_no_small_error(place):
+    result = [np.ones((2, 2)), np.ones(2)]
+    result[place[0]].flat[place[1]] = math.nan
+    errors = _measure.relative_error(result, [np.ones((2, 2)), np.ones(2)])
+    assert all(map(math.isnan, errors))
+
+
+def test_error_of_nothing_and_of_zeros():
+    assert _measure.relative_error(np.ones((0, 3)), np.ones((0, 3))) == (0, 0)
+    assert _measure.relative_error(np.zeros(3), np.zeros(3)) == (0, 0)
+    assert _measure.relative_error(np.ones(3), np.zeros(3)) == (math.inf, math.inf)
+    with pytest.raises(ValueError, match=r"result has shape \(2, 1\), want the truth's \(2,\)"):
+        _measure.relative_error(np.ones((2, 1)), np.ones(2))
+
+
+FAULTS = """
+import resource, sys
+from jaxext import _measure
+if not _measure.keep_freed_memory():
+    sys.exit()
+import jax
+x = jax.numpy.ones(1 << 22)
+f = jax.jit(lambda x: x + 1)
+def faults(calls):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(calls):
+        f(x).block_until_ready()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(50)
+print(faults(50) / 50)
+"""
+
+
+def test_freed_memory_is_kept():
+    """After some calls few pages of a result, of which there are 4096, are new."""
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    if not done.stdout:
+        pytest.skip("this is not glibc")
+    assert float(done.stdout) < 1000
