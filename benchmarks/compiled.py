@@ -1,42 +1,33 @@
 """What the compiler makes of every Triton kernel, told without a GPU: registers, spills, shared memory, and the instructions that matter.
 
-    python benchmarks/compiled.py [--kernel STEM] [--problem SUBSTRING] [--arch SM,SM] [--others none|picks|every] [--jobs N]
-                                  [--json PATH] [--check]
-
-Each problem of `kernel_problems.py` tagged "sweep" is compiled, in its roles and kinds of numbers, with every candidate configuration for
-every architecture; the others with what the kernel picks on sm_90, or not at all, or like those.  A row tells one compilation; `LAWS` say
-what is wrong with a row: a few bytes that are put down outside all loops are not.  With --check the exit status is 1 if anything is.  Speed
-is not told: that takes a device.
+Each problem of the suite tagged "sweep" is compiled, in its roles and kinds of numbers, with every candidate configuration for every
+architecture; the others with what the kernel picks on sm_90, or not at all, or like those.  A row tells one compilation; `LAWS` say what is
+wrong with a row: a few bytes that are put down outside all loops are not.  Speed is not told: that takes a device.  It must not know JAX.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import concurrent.futures
 import dataclasses
 import importlib
+import importlib.util
 import itertools
-import json
 import multiprocessing
 import os
 import pathlib
 import re
-import subprocess
-import sys
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from unittest import mock
 
-import triton
-from kernel_problems import PROBLEMS
-from machine_code import access_bytes, instructions, tool
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-
 from jaxext.kernels._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
+
+from .machine_code import access_bytes, instructions, tool
+from .problems import PRODUCTS
 
 KERNELS = ("matmul", "conv", "depthwise")
 ARCHS = (80, 90, 100)
@@ -59,7 +50,7 @@ class Program:
     """One compilation: a kernel's problem with one of its configurations."""
 
     kernel: str
-    name: str  # of the problem in `kernel_problems.py`
+    name: str  # of the problem in the suite
     numbers: str
     problem: Any
     config: Any
@@ -68,14 +59,14 @@ class Program:
 
 def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (), others: str = "picks") -> Iterator[Program]:
     """What is to be compiled; problems that the kernel refuses are left out."""
-    for case in PROBLEMS:
+    for case in PRODUCTS:
         if kernel not in ("", case.kernel) or substring not in case.name:
             continue
         module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
         sweep = others == "every" or "sweep" in case.tags
         if others == "none" and not sweep:
             continue
-        for role, numbers, arch in itertools.product(case.roles, case.numbers, archs or (ARCHS if sweep else (90,))):
+        for role, numbers, arch in itertools.product(case.products, case.numbers, archs or (ARCHS if sweep else (90,))):
             problem = case.problem(role, numbers, arch)
             if module.supports(problem) is None:
                 pick = module.pick(problem)
@@ -132,6 +123,10 @@ def dtypes_of(problem, launch) -> list[str]:
 
 def compile_launch(launch, problem) -> Any:
     """As jax-triton would, up to PTX: pointers are aligned to 16 bytes, all else is constant."""
+    import triton
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+
     names = launch.kernel.arg_names
     signature = dict(zip(names, (f"*{dtype}" for dtype in dtypes_of(problem, launch)), strict=False))
     source = triton.compiler.ASTSource(
@@ -266,11 +261,12 @@ def offences(row: dict) -> list[str]:
 
 
 COLUMNS = {"registers": 10, "local": 6, "spills": 7, "shared": 7, "tensor_memory": 14, "wgmma": 6, "tcgen05": 8, "mma": 4, "fma": 5}
-HEADER = f"{'':52}{'sm':>4}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()) + "  loads"
+NAME = max(len(case.name) for case in PRODUCTS) + 1
+HEADER = f"{'':{NAME + 26}}{'sm':>4}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()) + "  loads"
 
 
 def line(row: dict) -> str:
-    where = f"{row['kernel']:10}{row['role']:6}{row['problem']:26}{row['numbers']:10}{row['arch']:>4}"
+    where = f"{row['kernel']:10}{row['role']:6}{row['problem']:{NAME}}{row['numbers']:10}{row['arch']:>4}"
     config = f"  {'*' if row['picked'] else ' '} {row['config']}"
     if "error" in row:
         return f"{where}  {row['error']}{config}"
@@ -279,52 +275,18 @@ def line(row: dict) -> str:
     return f"{where}{numbers}  {loads:14}{config}" + "".join(f"  !! {law}" for law in offences(row))
 
 
-def environment() -> dict:
-    here = pathlib.Path(__file__).parent
-    commit = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return {
-        "versions": {"python": sys.version.split()[0], "triton": triton.__version__},
-        "commit": commit or None,
-        "command": " ".join(["python", *sys.argv]),
-    }
+def missing() -> str | None:
+    """Why nothing can be compiled here, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "TRITON_INTERPRET is 1: a process of Triton's interpreter cannot compile"
+    return None
 
 
-def collect(todo: list[Program], jobs: int) -> Iterator[dict]:
+def compile_all(todo: list[Program], jobs: int) -> Iterator[dict]:
     """The rows, in order.  Nothing comes out of Triton's cache, which does not see when a method of a `Problem` changes."""
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache
-        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    deaf: Any = dict(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))  # Ctrl-C is for who waits for them
+    with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, TRITON_CACHE_DIR=cache):
+        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), **deaf) as pool:
             yield from pool.map(compile_row, todo)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernel", default="", choices=("", *KERNELS), help="only this kernel's problems")
-    parser.add_argument("--problem", default="", help="only problems whose names contain this")
-    parser.add_argument("--arch", default="", help="only these compute capabilities times ten, with commas between")
-    parser.add_argument("--others", default="picks", choices=("none", "picks", "every"), help="'every' takes an hour on two cores")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--json", type=pathlib.Path, help="write the rows there")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a row breaks a law")
-    options = parser.parse_args()
-    archs = [int(arch) for arch in options.arch.split(",") if arch]
-    todo = list(programs(options.kernel, options.problem, archs, options.others))
-    if not todo:
-        parser.error("no such problem")
-    print(HEADER)
-    rows = []
-    for row in collect(todo, options.jobs):
-        rows.append(row)
-        print(line(row), flush=True)
-    bad = [row for row in rows if offences(row)]
-    print(f"{len(rows)} compiled, {len(bad)} bad")
-    for row in bad if options.check else []:
-        print(line(row))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(environment() | {"rows": rows}, indent=1) + "\n")
-    return 1 if options.check and bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,34 +1,27 @@
 """What the compiler made of every CUDA kernel in the compiled module, told without a GPU: resources, and the instructions that matter.
 
-    python benchmarks/compiled_cuda.py [--module PATH] [--json PATH] [--check]
-
 A row tells one kernel for one architecture.  Those that are in the module as PTX, for GPUs to come, are assembled here for the ones that
-are known: there a driver's assembler decides in the end.  `LAWS` say what is wrong with a row; with --check the exit status is 1 if
-anything is.  Speed is not told: that takes a device.
+are known: there a driver's assembler decides in the end.  `LAWS` say what is wrong with a row.  Speed is not told: that takes a device.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import concurrent.futures
 import ctypes
 import dataclasses
 import importlib.util
-import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
-
-from machine_code import access_bytes, instructions, tool
 
 from jaxext import _cuda
 from jaxext.kernels._launch import SHARED_MEMORY
+
+from .machine_code import access_bytes, find, instructions, tool
 
 NEWER = (100, 120)  # the architectures for which PTX is assembled
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn")  # jaxext::Dtype
@@ -49,11 +42,11 @@ _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a
 _NAME = re.compile(r"jaxext::(?:sm90|depthwise)::(Matmul|Convolution|GatherLine|GatherPlane|Wgrad)<([^<>]*)>")
 
 
-def rows_of(module: pathlib.Path, tables: Iterable[dict], newer: Iterable[int]) -> Iterator[dict]:
+def rows_of(module: pathlib.Path, tables: Iterable[dict], archs: Collection[int]) -> Iterator[dict]:
     """The kernels in a compiled module, and what its tables tell of them."""
     told = {identity(row): row for row in tables}
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = images(module, pathlib.Path(folder), newer)
+        found = images(module, pathlib.Path(folder), archs)
         for image, kernels in zip(found, pool.map(kernels_in, found), strict=True):
             for row in kernels:
                 entry = told.get(identity(row), {})
@@ -70,11 +63,12 @@ class Image:
     path: pathlib.Path
 
 
-def images(module: pathlib.Path, folder: pathlib.Path, newer: Iterable[int]) -> list[Image]:
+def images(module: pathlib.Path, folder: pathlib.Path, archs: Collection[int]) -> list[Image]:
     for kind in ("elf", "ptx"):
         tool("cuobjdump", f"-x{kind}", "all", module.resolve(), cwd=folder)
     compiled = [Image(path.suffixes[-2].removeprefix(".sm_"), "code", path) for path in sorted(folder.glob("*.cubin"))]
-    return compiled + [Image(str(arch), "PTX", path) for path in sorted(folder.glob("*.ptx")) for arch in newer]
+    assembled = [Image(str(arch), "PTX", path) for path in sorted(folder.glob("*.ptx")) for arch in NEWER]
+    return [image for image in compiled + assembled if not archs or int(image.arch.rstrip("af")) in archs]
 
 
 def kernels_in(image: Image) -> list[dict]:
@@ -227,6 +221,23 @@ def line(row: dict) -> str:
     return f"{where}{columns}{row['bytes']:>8}  {accesses}" + "".join(f"  !! {law}" for law in offences(row))
 
 
+def missing(path: pathlib.Path | None = None) -> str | None:
+    """Why no module can be read, this one or jaxext's own, or None."""
+    if path is None and not own():
+        return f"no CUDA kernels: {_cuda.missing()}"
+    try:
+        find("cuobjdump")
+    except FileNotFoundError as error:
+        return str(error)
+    return None
+
+
+def own() -> pathlib.Path | None:
+    """The module that was compiled when jaxext was installed: it is read, so it need not fit this jaxlib."""
+    spec = importlib.util.find_spec("jaxext._cuda_module")
+    return pathlib.Path(spec.origin) if spec and spec.origin else None
+
+
 def load(path: pathlib.Path) -> Any:
     spec = importlib.util.spec_from_file_location("_cuda_module", path)
     assert spec and spec.loader
@@ -235,45 +246,7 @@ def load(path: pathlib.Path) -> Any:
     return module
 
 
-def collect(path: pathlib.Path, module: Any, newer: Iterable[int] = NEWER) -> list[dict]:
-    rows = rows_of(path, [*module.matmul_kernels(), *module.conv_kernels()], newer)
+def collect(path: pathlib.Path, module: Any, archs: Collection[int] = ()) -> list[dict]:
+    """The rows for these architectures, or for all."""
+    rows = rows_of(path, [*module.matmul_kernels(), *module.conv_kernels()], archs)
     return sorted(rows, key=lambda row: (row["kernel"], row["arch"], row["source"], row.get("operands", ""), row["config"]))
-
-
-def environment(module: Any) -> dict:
-    here = pathlib.Path(__file__).parent
-    commit = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return {
-        "cuda": module.cuda_version,
-        "archs": module.archs,
-        "commit": commit or None,
-        "command": " ".join(["python", *sys.argv]),
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--module", type=pathlib.Path, help="the compiled module, if it is not jaxext's own")
-    parser.add_argument("--json", type=pathlib.Path, help="write the rows there")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a row breaks a law")
-    options = parser.parse_args()
-    spec = importlib.util.find_spec("jaxext._cuda_module")
-    path = options.module or (spec and spec.origin and pathlib.Path(spec.origin))
-    if not path:
-        print(f"no CUDA kernels: {_cuda.missing()}")
-        return 0
-    module = load(path)
-    rows = collect(path, module)
-    print(HEADER)
-    for row in rows:
-        print(line(row))
-    bad = [row for row in rows if offences(row)]
-    print(f"{len(rows)} kernels (* assembled here from PTX), {len(bad)} bad")
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(environment(module) | {"rows": rows}, indent=1) + "\n")
-    return 1 if options.check and bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,12 +6,12 @@
 # tests      pytest -m gpu TESTS (tests): the kernels alone, then the whole path
 # sanitizer  every STEP-th (25th) test of the depthwise CUDA kernels under compute-sanitizer's memcheck, racecheck and initcheck, and of
 #            the Triton kernels under its memcheck, a quarter of LIMIT each
-# bench      benchmarks/gpu.py, with the arguments in BENCH
+# bench      python -m jaxext bench, with the arguments in BENCH
 #
 # A failure does not stop the parts after it; the exit status tells of all.  Logs and raw JSON go to OUT (benchmarks/results).  Wanted
 # there: python3 with pip, jax and its CUDA plugin, triton, torch, pytest and scikit-build-core with cmake and ninja.  What is missing of
-# pure Python, such as jax-triton, is taken from the wheels in WHEELS (wheels/), and so is jaxext, with its CUDA kernels compiled, if
-# `make wheel` made it of this checkout for the Python there.  Without that it is compiled on the spot if there is nvcc and
+# pure Python, such as jax-triton or rich, is taken from the wheels in WHEELS (wheels/), and so is jaxext, with its CUDA kernels compiled,
+# if `make wheel` made it of this checkout for the Python there.  Without that it is compiled on the spot if there is nvcc and
 # JAXEXT_CUTLASS says where CUTLASS is; otherwise there are no CUDA kernels.  LIMIT is what a part may take, in seconds.  TRIAL=1
 # goes through it all without a GPU, where every such test is skipped, to see that nothing else is in the way.
 set -u
@@ -71,7 +71,7 @@ install() {
 is_this_checkout() {
   local file different=()
   for file in jaxext/*.py; do cmp --silent "$file" "$site/$file" || different+=("$file"); done
-  for file in kernels/*.py; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done
+  for file in kernels/*.py benchmarks/*.py; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done
   "$python" -P -c '
 import hashlib, pathlib, runpy, sys
 hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").iterdir())]
@@ -128,7 +128,8 @@ sanitize() {
 }
 
 bench() {
-  part bench "$python" benchmarks/gpu.py --json "$out/gpu.json" --minutes "$(((limit - 60) / 60))" ${trial:+--quick} ${BENCH:-}
+  # shellcheck disable=SC2086
+  part bench "$python" -P -m jaxext bench --json "$out/gpu.json" --minutes "$(((limit - 60) / 60))" ${trial:+--quick} ${BENCH:-}
 }
 
 [ $# -gt 0 ] || set -- tests sanitizer bench

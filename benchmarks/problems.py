@@ -1,112 +1,246 @@
-"""What the benchmarks share: problems, each a function of arrays made with lax's operation or with ours, and the record of where they ran.
+"""The suite: real problems, named and tagged, that benchmarks, tuning, compile sweeps and tests share.
 
-Gradients are pullbacks with the cotangent as an argument, so that only the one role is timed.  It must not know clocks.
+Tags are the kind ("matmul", "skinny", "batched", "mlp"; "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped",
+"depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network that a problem is from ("llama",
+"resnet50", "wrn", ...), and
+
+    target      `targets` expects something of it on a GPU: by kind, or as one that is "large", "thin", in "waves", or of "few-images" or
+                "many-images"
+    sweep       compiled with every candidate configuration, not only with the one that `pick` takes
+    precision   float32 by other means than TF32, or 8-bit numbers
+    cpu         small enough for a CPU as it is, in float32
+    reduced     a smaller twin, of which nothing is expected
+
+It must not know devices or clocks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import os
-import pathlib
-import platform
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Collection, Iterable
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
+from .case import Problem
+from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Matmul, Mlp
 
-import jaxext
-
-LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
+DEFAULT = 1e9  # operations of a twin for a CPU, per role
+ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One row: `build(library)` is the function to time, where the library is one of those of `operation`."""
-
-    name: str
-    build: Callable[[str], Callable]
-    shapes: tuple[tuple[int, ...], ...]
-    target: float | None = None
-    traced: bool = False  # time tracing rather than running
-    flops: float = 0  # products and additions; none with the zeros that a dilation inserts
+def _matmul(name: str, M: int, K: int, N: int, tags: str = "", **more) -> Matmul:
+    kinds = "batched" if "B" in more else "matmul skinny" if min(M, N) <= 128 else "matmul"
+    return _named(Matmul(name=name, M=M, N=N, K=K, **more), f"{kinds} {tags}")
 
 
-def operation(library: str, name: str) -> Callable:
-    """The operation of that name: that of "lax" (or jax.numpy), of "jaxext" as it comes, or jaxext's with the implementation so named."""
-    if library == "lax":
-        return getattr(jnp if name == "matmul" else lax, name)
-    ours = getattr(jaxext, name)
-    return ours if library == "jaxext" else functools.partial(ours, implementation=library)
+def _conv(name: str, x: tuple[int, ...], w: tuple[int, ...], tags: str = "", **more) -> Conv:
+    problem = Conv(name=name, x=x, w=w, **more)
+    return _named(problem, " ".join([*problem.kinds, tags]))
 
 
-def floats(shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+def _mlp(name: str, *widths: int, batch: int) -> Mlp:
+    return _named(Mlp(name=name, widths=widths, batch=batch), "mlp")
 
 
-def conv(name, x, w, role="fprop", *, stride=1, padding="SAME", dilation=1, input_dilation=1, groups=1, vmap=None, target=None):
-    """x is (N, *space, C) and w is (*filter, C/groups, K), each without the axis of size `vmap` that is mapped in both."""
-    rank = len(x) - 2
-    static = dict(
-        window_strides=(stride,) * rank,
-        padding=padding,
-        lhs_dilation=(input_dilation,) * rank,
-        rhs_dilation=(dilation,) * rank,
-        dimension_numbers=LAYOUTS[rank],
-        feature_group_count=groups,
-    )
-    y = jax.eval_shape(functools.partial(lax.conv_general_dilated, **static), *map(floats, (x, w))).shape
-    shapes = {"fprop": (x, w), "dgrad": (w, y), "wgrad": (x, y)}[role]
-
-    def build(library):
-        op = functools.partial(operation(library, "conv_general_dilated"), **static)
-        f = {
-            "fprop": op,
-            "dgrad": lambda w, y: jax.vjp(lambda x: op(x, w), jnp.zeros(x, w.dtype))[1](y)[0],
-            "wgrad": lambda x, y: jax.vjp(lambda w: op(x, w), jnp.zeros(w, x.dtype))[1](y)[0],
-        }[role]
-        return jax.vmap(f) if vmap else f
-
-    if vmap:
-        shapes = tuple((vmap, *shape) for shape in shapes)
-    flops = 2 * (vmap or 1) * math.prod(y) * math.prod(w[:-1]) / input_dilation**rank
-    return Case(f"{name} {role}", build, shapes, target, flops=flops)
+def _named(problem: Any, tags: str) -> Any:
+    """After its sizes too."""
+    return dataclasses.replace(problem, name=f"{problem.name}, {problem.size}", tags=frozenset(tags.split()))
 
 
-def roles(name, x, w, targets, **static):
-    return [conv(name, x, w, role, target=target, **static) for role, target in targets.items()]
+BOTH: Any = ("bf16", "tf32")
+BEFORE: Any = dict(padding=((3, 0),))  # causal, for 4 taps: an output sees no later input
+PRESETS: Any = ("tf32", "ieee", "bf16x6", "fp8", "int8")
+
+MATMULS = [
+    _matmul("4096 cubed", 4096, 4096, 4096, "target large sweep"),
+    _matmul("4096 cubed by other means", 4096, 4096, 4096, "precision sweep", roles=(NN,), numbers=PRESETS),
+    _matmul("4096 cubed in parts", 4096, 4096, 4096, "precision", roles=(NN,), numbers=("tf32x3", "bf16x3")),
+    _matmul("4096 cubed of 8 bits", 4096, 4096, 4096, "precision", roles=(NT,), numbers=("fp8",)),
+    _matmul("8192 cubed", 8192, 8192, 8192, "target large precision", numbers=("bf16", "fp16", "tf32", "tf32x3", "bf16x3", "fp8")),
+    *(_matmul("waves", 4096, 4096, n, "target waves") for n in (3072, 5376, 7168, 11008)),
+    _matmul("llama 8B up", 4096, 4096, 14336, "target waves llama"),
+    *(_matmul("short", 8192, k, 8192, "target waves") for k in (1024, 512, 256)),
+    _matmul("short", 8192, 64, 8192),
+    *(_matmul("llama 70B attention out", m, 8192, 8192, "target thin llama") for m in (16, 8, 1)),
+    *(_matmul("llama 8B up", m, 4096, 14336, "llama") for m in (1, 128, 1024, 8192, 16384)),
+    _matmul("llama 8B down", 1, 14336, 4096, "llama", roles=(NN, NT), numbers=BOTH),
+    _matmul("llama 8B down", 8192, 14336, 4096, "llama"),
+    _matmul("llama 70B up", 8192, 8192, 28672, "llama precision", numbers=("bf16", "fp8")),
+    _matmul("llama 70B up", 16, 8192, 28672, "llama"),
+    _matmul("llama 70B down", 16384, 28672, 8192, "llama"),
+    _matmul("deepseek latents down", 4096, 7168, 2112, "deepseek"),
+    _matmul("deepseek queries up", 4096, 1536, 24576, "deepseek"),
+    _matmul("deepseek keys up", 4096, 512, 32768, "deepseek"),
+    _matmul("deepseek attention out", 128, 16384, 7168, "deepseek"),
+    _matmul("deepseek expert up", 128, 7168, 4096, "deepseek"),
+    _matmul("deepseek expert down", 1, 2048, 7168, "deepseek", roles=(NN, NT)),
+    _matmul("long and narrow", 65536, 64, 64, numbers=BOTH),
+    _matmul("odd sizes", 4095, 257, 511, numbers=("bf16", "tf32", "ieee", "int8")),
+    _matmul("odd sizes", 4095, 4097, 4093),
+    _matmul("attention", 512, 64, 512, "precision", B=64, numbers=("bf16", "fp32bf16", "fp8 both")),
+    _matmul("experts", 2048, 4096, 4096, B=8),
+    _matmul("small", 32, 32, 32, B=4096),
+    _matmul("rotations", 1048576, 3, 3, numbers=("tf32",)),
+    *(_matmul("cube", n, n, n, "cpu", roles=(NN,), numbers=("tf32",)) for n in (256, 512, 1024, 2048)),
+]
+
+MLPS = [_mlp("mlp", 784, width, width, width, 10, batch=batch) for width in (8192, 2048) for batch in (8192, 128)]
+
+IMAGES = [
+    _conv("resnet50 3x3", (64, 56, 56, 64), (3, 3, 64, 64), "resnet50 target many-images"),
+    _conv("resnet50 3x3", (64, 14, 14, 256), (3, 3, 256, 256), "resnet50 target many-images"),
+    _conv("resnet50 3x3", (64, 28, 28, 128), (3, 3, 128, 128), "resnet50 target many-images"),
+    _conv("resnet50 3x3", (4, 28, 28, 256), (3, 3, 256, 256), "resnet50 target few-images"),
+    _conv("resnet50 3x3", (32, 56, 56, 64), (3, 3, 64, 64), "resnet50 sweep"),
+    _conv("resnet50 3x3 fp32", (32, 56, 56, 64), (3, 3, 64, 64), "resnet50 sweep precision", roles=(FPROP,), numbers=("tf32", "bf16x6")),
+    _conv("resnet50 3x3", (32, 14, 14, 256), (3, 3, 256, 256), "resnet50 precision", numbers=("bf16", "fp16", "tf32", "ieee")),
+    _conv("resnet50 3x3", (64, 7, 7, 512), (3, 3, 512, 512), "resnet50"),
+    _conv("resnet50 3x3 by 2", (32, 56, 56, 128), (3, 3, 128, 128), "resnet50", stride=2),
+    _conv("resnet50 1x1 to 256", (32, 56, 56, 64), (1, 1, 64, 256), "resnet50"),
+    _conv("resnet50 1x1 to 128", (64, 28, 28, 512), (1, 1, 512, 128), "resnet50"),
+    _conv("resnet50 1x1 by 2 to 512", (64, 56, 56, 256), (1, 1, 256, 512), "resnet50", stride=2),
+    _conv("resnet50 7x7 by 2", (32, 224, 224, 3), (7, 7, 3, 64), "resnet50 sweep", stride=2, roles=(FPROP,)),
+    _conv("resnet50 7x7 by 2 fp32", (32, 224, 224, 3), (7, 7, 3, 64), "resnet50", stride=2, numbers=("tf32",)),
+    _conv("resnet50 7x7 by 2", (64, 224, 224, 3), (7, 7, 3, 64), "resnet50", stride=2),
+    _conv("resnext 32 of 4", (64, 56, 56, 128), (3, 3, 4, 128), "resnext", groups=32),
+    _conv("resnext 32 of 4", (32, 56, 56, 128), (3, 3, 4, 128), "resnext", groups=32, numbers=BOTH),
+    _conv("resnext 32 of 4 by 2", (64, 56, 56, 128), (3, 3, 4, 128), "resnext target", groups=32, stride=2),
+    _conv("resnext 32 of 16 by 2", (64, 28, 28, 512), (3, 3, 16, 512), "resnext target", groups=32, stride=2),
+    _conv("resnext 32 of 16", (32, 14, 14, 512), (3, 3, 16, 512), "resnext", groups=32),
+    _conv("convnext 7x7", (64, 56, 56, 96), (7, 7, 1, 96), "convnext target", groups=96, numbers=BOTH),
+    _conv("convnext 7x7", (64, 14, 14, 384), (7, 7, 1, 384), "convnext target", groups=384),
+    _conv("convnext 7x7", (32, 56, 56, 96), (7, 7, 1, 96), "convnext sweep", groups=96),
+    _conv("convnext 7x7 fp32", (32, 56, 56, 96), (7, 7, 1, 96), "convnext", groups=96, numbers=("tf32",)),
+    _conv("convnext 2x2 by 2 to 192", (64, 56, 56, 96), (2, 2, 96, 192), "convnext", stride=2),
+    _conv("mobilenet 3x3", (32, 112, 112, 96), (3, 3, 1, 96), "mobilenet", groups=96),
+    _conv("mobilenet 3x3 by 2", (32, 112, 112, 96), (3, 3, 1, 96), "mobilenet", groups=96, stride=2),
+    _conv("mobilenet 3x3", (64, 56, 56, 144), (3, 3, 1, 144), "mobilenet target", groups=144),
+    _conv("mobilenet 1x1 to 24", (64, 56, 56, 144), (1, 1, 144, 24), "mobilenet"),
+    _conv("efficientnet 5x5 by 2", (64, 56, 56, 144), (5, 5, 1, 144), "efficientnet", groups=144, stride=2),
+    _conv("efficientnet 5x5", (64, 14, 14, 480), (5, 5, 1, 480), "efficientnet", groups=480),
+    _conv("unet 3x3", (1, 64, 64, 320), (3, 3, 320, 320), "unet target few-images"),
+    _conv("unet 3x3", (8, 64, 64, 320), (3, 3, 320, 320), "unet precision", numbers=("bf16", "fp8")),
+    _conv("unet 3x3 to 640", (8, 32, 32, 1280), (3, 3, 1280, 640), "unet"),
+    _conv("unet transposed 4x4 by 2", (8, 32, 32, 256), (4, 4, 256, 128), "unet", input_dilation=2, padding=((2, 2),) * 2),
+    _conv("unet transposed 4x4 by 2", (16, 32, 32, 256), (4, 4, 256, 128), "unet target", input_dilation=2, padding=((2, 2),) * 2),
+    _conv("vae 3x3", (4, 256, 256, 128), (3, 3, 128, 128), "vae"),
+    _conv("vae strided 4x4 by 2", (8, 64, 64, 128), (4, 4, 128, 256), "vae", stride=2, padding=((1, 1),) * 2, numbers=BOTH),
+    _conv("odd channels", (4, 27, 29, 33), (3, 5, 33, 65), numbers=BOTH),
+    _conv("two outputs per channel 5x5", (8, 28, 28, 60), (5, 5, 1, 120), groups=60),
+    _conv("depthwise 15x15", (8, 32, 32, 64), (15, 15, 1, 64), groups=64),
+]
+
+VOLUMES = [
+    _conv("video 3x3x3", (2, 16, 56, 56, 64), (3, 3, 3, 64, 64), "video target"),
+    _conv("vae 3x3x3", (1, 9, 60, 104, 128), (3, 3, 3, 128, 128), "vae target"),
+    _conv("vae transposed 3x3x3 by 2", (2, 16, 32, 32, 64), (3, 3, 3, 64, 64), "vae", input_dilation=2, padding=((1, 2),) * 3),
+    _conv("unet 3x3x3 to 64", (2, 32, 64, 64, 32), (3, 3, 3, 32, 64), "unet", numbers=BOTH),
+    _conv("unet 3x3x3", (1, 128, 128, 128, 32), (3, 3, 3, 32, 32), "unet"),
+    _conv("depthwise 3x3x3", (2, 16, 28, 28, 128), (3, 3, 3, 1, 128), "video", groups=128),
+]
+
+SEQUENCES = [
+    _conv("mamba k=4", (8, 2048, 5376), (4, 1, 5376), "mamba target sweep", groups=5376, **BEFORE),
+    _conv("mamba k=4 fp32", (8, 2048, 5376), (4, 1, 5376), "mamba", groups=5376, numbers=("tf32",), **BEFORE),
+    _conv("hyena k=4", (1, 16384, 12288), (4, 1, 12288), "hyena target", groups=12288, **BEFORE),
+    _conv("wavenet k=5 dilated by 4", (8, 8192, 256), (5, 256, 256), "wavenet target", dilation=4),
+    _conv("wavenet k=5 dilated by 16", (8, 4096, 512), (5, 512, 512), "wavenet", dilation=16, padding=((64, 0),)),
+    *(
+        _conv(f"wavenet k=2 dilated by {d} to 256", (8, 16384, 128), (2, 128, 256), "wavenet", dilation=d, padding=((d, 0),))
+        for d in (1, 8, 64, 512)
+    ),
+    _conv("wav2vec2 k=10 by 5", (8, 80000, 1), (10, 1, 512), "wav2vec2", stride=5, padding=((0, 0),)),
+    _conv("wav2vec2 k=3 by 2", (8, 15999, 512), (3, 512, 512), "wav2vec2", stride=2, padding=((0, 0),)),
+    _conv("wav2vec2 k=128, 16 of 48", (8, 499, 768), (128, 48, 768), "wav2vec2", groups=16, padding=((64, 64),)),
+    _conv("whisper k=3", (16, 1500, 768), (3, 768, 768), "whisper target"),
+    _conv("whisper k=3 to 1280", (8, 3000, 128), (3, 128, 1280), "whisper", padding=((1, 1),)),
+    _conv("whisper k=3 by 2", (8, 3000, 1280), (3, 1280, 1280), "whisper", stride=2, padding=((1, 1),)),
+    _conv("encodec k=7 to 32", (8, 24000, 1), (7, 1, 32), "encodec", padding=((6, 0),)),
+    _conv("encodec k=16 by 8 to 512", (8, 8000, 256), (16, 256, 512), "encodec", stride=8, padding=((8, 0),)),
+    _conv("encodec transposed k=16 by 8", (8, 1024, 512), (16, 512, 256), "encodec", input_dilation=8, padding=((11, 12),)),
+]
+
+FEW: Any = dict(roles=(WGRAD,), numbers=("bf16", "tf32", "fp32bf16"))
+BATCHES = [
+    _conv("ensemble 3x3", (8, 28, 28, 128), (3, 3, 128, 128), "ensemble target", batch=16),
+    _conv("ensemble 3x3", (4, 28, 28, 32), (3, 3, 32, 32), "ensemble", batch=16),
+    _conv("hypernetwork 3x3", (1, 32, 32, 64), (3, 3, 64, 64), "hypernetwork", batch=64),
+    _conv("hypernetwork 5x5 depthwise", (1, 56, 56, 96), (5, 5, 1, 96), "hypernetwork", batch=64, groups=96),
+    _conv("wrn 3x3", (1, 32, 32, 64), (3, 3, 64, 64), "wrn target", batch=256, per_example=True, roles=(WGRAD, STEP)),
+    _conv("wrn 3x3", (1, 16, 16, 128), (3, 3, 128, 128), "wrn", batch=256, per_example=True, roles=(WGRAD, STEP)),
+    _conv("wrn 3x3", (1, 8, 8, 256), (3, 3, 256, 256), "wrn", batch=256, per_example=True, roles=(WGRAD, STEP)),
+    _conv("wrn 3x3 of few", (1, 32, 32, 64), (3, 3, 64, 64), "wrn precision", batch=16, per_example=True, **FEW),
+    _conv("resnet50 3x3 of each", (1, 14, 14, 256), (3, 3, 256, 256), "resnet50 target", batch=64, per_example=True, roles=(WGRAD, STEP)),
+]
+
+FLOAT: Any = dict(numbers=("tf32",))
+ON_CPU = [
+    _conv("depthwise 7x7", (8, 56, 56, 96), (7, 7, 1, 96), "cpu convnext", groups=96, **FLOAT),
+    _conv("depthwise 3x3", (8, 56, 56, 64), (3, 3, 1, 64), "cpu mobilenet", groups=64, **FLOAT),
+    _conv("causal depthwise k=4", (4, 2048, 512), (4, 1, 512), "cpu mamba", groups=512, **BEFORE, **FLOAT),
+    _conv("32 groups of 4, 3x3", (8, 28, 28, 128), (3, 3, 4, 128), "cpu resnext", groups=32, **FLOAT),
+    _conv("batched filters", (2, 28, 28, 32), (3, 3, 32, 32), "cpu ensemble", batch=16, **FLOAT),
+    _conv("per-example", (1, 28, 28, 32), (3, 3, 32, 32), "cpu", batch=16, per_example=True, roles=(WGRAD,), **FLOAT),
+    _conv("transposed 4x4 stride 2", (4, 32, 32, 64), (4, 4, 64, 64), "cpu unet", input_dilation=2, padding=((2, 2),) * 2, **FLOAT),
+    _conv("strided 4x4 by 2", (4, 64, 64, 64), (4, 4, 64, 64), "cpu", stride=2, **FLOAT),
+    _conv("dense 1x1", (8, 28, 28, 128), (1, 1, 128, 128), "cpu resnet50", **FLOAT),
+    _conv("dense 3x3", (8, 28, 28, 64), (3, 3, 64, 64), "cpu resnet50", **FLOAT),
+    _conv("dense 7x7", (2, 56, 56, 16), (7, 7, 16, 16), "cpu", **FLOAT),
+    _conv("dense 1-D k=5", (8, 512, 64), (5, 64, 64), "cpu", **FLOAT),
+    _conv("dense 3-D 3x3x3", (2, 12, 12, 12, 16), (3, 3, 3, 16, 16), "cpu video", **FLOAT),
+    _conv("depthwise 3x3", (1, 14, 14, 64), (3, 3, 1, 64), "cpu", groups=64, **FLOAT),
+    _conv("depthwise 5x5 by 2", (4, 28, 28, 32), (5, 5, 1, 32), "cpu efficientnet", groups=32, stride=2, **FLOAT),
+    _conv("depthwise 3x3 dilated", (4, 28, 28, 32), (3, 3, 1, 32), "cpu", groups=32, dilation=2, **FLOAT),
+    _conv("depthwise 15x15", (2, 32, 32, 32), (15, 15, 1, 32), "cpu", groups=32, **FLOAT),
+    _conv("2 groups of 32, 3x3", (4, 28, 28, 64), (3, 3, 32, 64), "cpu", groups=2, **FLOAT),
+    _conv("64 groups of 16, 3x3", (4, 7, 7, 1024), (3, 3, 16, 1024), "cpu", groups=64, **FLOAT),
+    _conv("29 groups of 12, 3x3", (8, 14, 14, 348), (3, 3, 12, 348), "cpu", groups=29, **FLOAT),
+    _conv("batched filters", (1, 8, 8, 4), (3, 3, 4, 4), "cpu hypernetwork", batch=64, **FLOAT),
+    _conv("batched filters", (1, 14, 14, 32), (3, 3, 32, 32), "cpu hypernetwork", batch=32, **FLOAT),
+]
+
+PRODUCTS: tuple[Matmul | Conv, ...] = (*MATMULS, *IMAGES, *VOLUMES, *SEQUENCES, *BATCHES)  # what kernels are compiled for
+PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *ON_CPU)
 
 
-def all_roles(target):
-    return dict.fromkeys(("fprop", "dgrad", "wgrad"), target)
+def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Problem]:
+    """The problems that have one of the tags and one of these in their names; those with targets first, for a run may end early.
+
+    ValueError for a tag that no problem has.
+    """
+    known = frozenset().union(*(problem.tags for problem in PROBLEMS))
+    if unknown := sorted(set(tags) - known):
+        raise ValueError(f"select: no problem is tagged {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    found = [problem for problem in PROBLEMS if not tags or problem.tags & set(tags)]
+    found = [problem for problem in found if not names or any(name in problem.name for name in names)]
+    return sorted(found, key=lambda problem: "target" not in problem.tags)
 
 
-def matmul(name, m, k, n, *, target=None, **static):
-    def build(library):
-        return functools.partial(operation(library, "matmul"), **static)
+def reduced(problem: Problem, flops: float = DEFAULT) -> Problem:
+    """A twin of the same kind with at most about that many operations per role: itself, if it has no more.
 
-    return Case(name, build, ((m, k), (k, n)), target, flops=2 * m * k * n)
-
-
-def environment() -> dict:
-    here = pathlib.Path(__file__).parent
-    commit = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return {
-        "device": f"{jax.devices()[0].device_kind}, {processor()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__, "jaxext": jaxext.__version__},
-        "commit": commit or None,
-        "command": " ".join(["python", *sys.argv]),
-    }
+    First what is a batch becomes smaller (but stays one), then space, then channels; filter, stride, padding and dilations stay, groups
+    stay several and odd channels odd.  The twin's name says its sizes, and it is tagged "reduced".
+    """
+    twin = problem
+    for stage in problem.stages:
+        while _work(twin) > flops and (smaller := twin.halved(stage)) != twin:
+            twin = smaller
+    return twin if twin is problem else dataclasses.replace(twin, name=f"{problem.name} as {twin.size}", tags=problem.tags | {"reduced"})
 
 
-def processor() -> str:
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+def twins(problems: Iterable[Problem], flops: float = DEFAULT) -> list[Problem]:
+    """What a CPU can bear of them: those tagged "cpu" as they are, and of twins that coincide only the first that has most roles."""
+    found: dict[Problem, Problem] = {}
+    for problem in problems:
+        twin = problem if "cpu" in problem.tags and flops >= DEFAULT else reduced(problem, flops)
+        asked = dataclasses.replace(twin, name="", tags=frozenset(), roles=())
+        found[asked] = max(found.get(asked, twin), twin, key=lambda problem: len(problem.roles))
+    return list(found.values())
+
+
+def _work(problem: Problem) -> float:
+    """Operations of one role, or as many as take a CPU as long as its arrays do."""
+    role = problem.roles[0]
+    elements = sum(math.prod(shape) for shape in problem.shapes(role))
+    return max(problem.flops(role), ELEMENT * elements)

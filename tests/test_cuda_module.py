@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import sys
 
-import compiled_cuda
 import pytest
 
 from jaxext import _cuda
+from jaxext.benchmarks import compiled_cuda
 from jaxext.kernels._launch import SHARED_MEMORY
 
 if reason := _cuda.missing():

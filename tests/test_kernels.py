@@ -8,7 +8,6 @@ import dataclasses
 import importlib
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -20,18 +19,15 @@ from jax import lax
 pytest.importorskip("triton", reason="no Triton here")
 
 # ruff: noqa: E402
-import compiled
-from kernel_problems import PROBLEMS, Conv
-
+from jaxext.benchmarks import compiled
+from jaxext.benchmarks.case import LAYOUTS
+from jaxext.benchmarks.problems import PRODUCTS, Conv
 from jaxext.kernels._launch import SHARED_MEMORY
-
-ROOT = pathlib.Path(__file__).parent.parent
-LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
 
 def run(*options):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    command = [sys.executable, ROOT / "benchmarks/compiled.py", *map(str, options)]
+    command = [sys.executable, "-m", "jaxext", "kernels", "--of", "triton", *map(str, options)]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
@@ -39,15 +35,15 @@ def run(*options):
 def test_every_kernel_is_well_compiled(kernel, tmp_path):
     done = run("--others", "none", "--kernel", kernel, "--json", tmp_path / "rows.json")
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "rows.json").read_text())["triton"]["rows"]
     assert {row["arch"] for row in rows} == set(compiled.ARCHS)
     assert [compiled.line(row) for row in rows if compiled.offences(row)] == []
 
 
-@pytest.mark.parametrize("case", PROBLEMS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PRODUCTS, ids=lambda case: case.name)
 def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
     module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
-    for role in case.roles:
+    for role in case.products:
         for numbers in case.numbers:
             for arch in SHARED_MEMORY:
                 problem = case.problem(role, numbers, arch)
@@ -67,21 +63,21 @@ def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
 @pytest.mark.parametrize(
     ("name", "change", "limit"),
     [
-        ("4096 cubed", {"num_stages": 20}, SHARED_MEMORY[90]),
-        ("resnet 3x3", {"num_stages": 20}, SHARED_MEMORY[90]),
-        ("mamba k=4", {"WIDTH": 64}, 255),
+        ("4096 cubed, ", {"num_stages": 20}, SHARED_MEMORY[90]),
+        ("resnet50 3x3, 32x56", {"num_stages": 20}, SHARED_MEMORY[90]),
+        ("mamba k=4, ", {"WIDTH": 64}, 255),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(name, change, limit):
-    (case,) = (case for case in PROBLEMS if case.name == name)
+    (case,) = (case for case in PRODUCTS if case.name.startswith(name))
     module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
-    problem = case.problem(case.roles[0], "bf16", 90)
+    problem = case.problem(case.products[0], "bf16", 90)
     config = dataclasses.replace(module.pick(problem), **change)
     with pytest.raises(ValueError, match=rf"^{problem.name}: .*needs \d+ .*{limit}"):
         module.launch(problem, config)
 
 
-@pytest.mark.parametrize("case", [case for case in PROBLEMS if isinstance(case, Conv)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in PRODUCTS if isinstance(case, Conv)], ids=lambda case: case.name)
 def test_a_convolution_of_the_table_is_one_of_lax(case):
     y = jax.eval_shape(
         lambda x, w: lax.conv_general_dilated(
@@ -105,8 +101,8 @@ def test_a_convolution_of_the_table_is_one_of_lax(case):
 
 
 def test_names_are_told_apart():
-    assert len({case.name for case in PROBLEMS}) == len(PROBLEMS)
-    assert {case.kernel for case in PROBLEMS} == set(compiled.KERNELS)
+    assert len({case.name for case in PRODUCTS}) == len(PRODUCTS)
+    assert {case.kernel for case in PRODUCTS} == set(compiled.KERNELS)
 
 
 PRODUCT = {"rows": 128, "columns": 256, "depth": 64, "dtype": "bf16", "precision": "tf32"}

@@ -5,13 +5,14 @@ And the rewrites of slow convolutions hold little more than lax's does.
 
 import re
 
-import cpu
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
 import jaxext
+from jaxext.benchmarks.problems import select
+from jaxext.benchmarks.targets import targets
 
 CONVS = {
     "2d_nhwc_hwio": ((2, 8, 8, 4), (3, 3, 4, 8), ("NHWC", "HWIO", "NHWC"), (1, 1)),
@@ -68,18 +69,24 @@ def test_dot_general(case):
     no_more_than(ours, theirs, jnp.ones(lhs, jnp.float32), jnp.ones(rhs, jnp.float32))
 
 
-# A convolution with input dilation interleaves its phases, so it holds its result twice; lax's, which is slower, does not.
-REWRITTEN = {case.name: 2.0 if case.name in ("transposed 4x4 stride 2, 4x32x32x64 fprop", "strided 4x4 by 2, 4x64x64x64 dgrad") else 1.5
-             for case in cpu.CASES if case.target and not case.traced and not case.name.startswith(("dense", "matmul"))}  # fmt: skip
+REWRITTEN = [
+    case for problem in select(tags=["cpu"], names=["depthwise", "groups", "batched", "per-example", "4x4"]) for case in problem.cases()
+    if targets(case, "cpu")
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "limit"), REWRITTEN.items(), ids=str)
-def test_rewrites_cost_little_memory(name, limit):
-    """Arguments, result and temporaries together: lax's own temporaries are often none."""
-    (case,) = (case for case in cpu.CASES if case.name == name)
+@pytest.mark.parametrize("case", REWRITTEN, ids=lambda case: case.name)
+def test_rewrites_cost_little_memory(case):
+    """Arguments, result and temporaries together: lax's own temporaries are often none.
+
+    A convolution with input dilation interleaves its phases, so it holds its result twice; lax's, which is slower, does not.
+    """
+    interleaved = case.role == "fprop" and "transposed" in case.tags or case.role == "dgrad" and "strided" in case.tags
+    limit = 2.0 if interleaved else 1.5
 
     def peak(library):
-        memory = jax.jit(case.build(library)).lower(*map(cpu.floats, case.shapes)).compile().memory_analysis()
+        arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in case.shapes]
+        memory = jax.jit(case.build(library)).lower(*arguments).compile().memory_analysis()
         assert memory is not None
         return memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
 

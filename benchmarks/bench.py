@@ -1,0 +1,218 @@
+"""The harness: which cases of the suite are measured, in what order they are told, and what stays when it is interrupted.
+
+A row of the report is one case by every library, see cells.py.  It must not know how anything is measured, nor how a report is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from jaxext import _environment, _measure
+from jaxext._terminal import UsageError, says_json
+
+from . import cells, findings, pictures, problems, records, report, tables
+from .case import PLAIN, Case, Problem, kind
+from .targets import targets
+
+ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "step")
+UNFOLDED = 240  # columns of tables in files and pipes
+QUICK = 2e6  # operations per role in a trial of the harness
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_argument_group("which cases")
+    which.add_argument("--tags", nargs="+", action="extend", default=[], metavar="TAG", help="problems with one of these tags")
+    which.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="cases with this, or one of these, in their name")
+    which.add_argument("--roles", nargs="+", action="extend", default=[], choices=ROLES, metavar="ROLE", help=f"of {', '.join(ROLES)}")
+    numbers = "in these numbers instead of the problem's own (default without a GPU: float32)"
+    which.add_argument("--dtype", nargs="+", action="extend", default=[], metavar="DTYPE", help=numbers)
+    size = which.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="problems as they are (default on a GPU)")
+    size.add_argument("--reduced", action="store_true", help=f"smaller twins, of {problems.DEFAULT:.0e} operations (default elsewhere)")
+    size.add_argument("--quick", action="store_true", help="tiny twins and few samples: this tries the harness, and measures nothing")
+    which.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
+    how = parser.add_argument_group("how")
+    libraries = report.LIBRARIES
+    how.add_argument("--implementation", action="append", default=[], choices=libraries[1:], help="beside lax (default: all)")
+    how.add_argument("--without", action="append", default=[], choices=libraries, help="a library to leave out")
+    how.add_argument("--repeats", type=int, default=10, help="samples per case and library (default: 10)")
+    how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
+    told = parser.add_argument_group("what becomes of it")
+    says_json(told)
+    told.add_argument(
+        "--plot", type=_picture, metavar="PATH", help="a picture of the ratios, and one of the roofline beside it: .png, .svg"
+    )
+    told.add_argument(
+        "--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="say what changed from one report to another, and measure nothing"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 1 if a result was wrong, an implementation failed where lax did not, or one got slower; 130 if interrupted.
+
+    Raises:
+      UsageError: what is asked for is not there.
+    """
+    # JSON on stdout is for programs: what people read goes beside it.
+    console = Console(stderr=options.json == "-", highlight=False)
+    if not console.is_terminal:
+        console.width = UNFOLDED
+    if options.compare:
+        return _compare(options, console)
+    _measure.keep_freed_memory()
+    chosen = cases(options)
+    if options.list:
+        print(*(case.name for case in chosen), sep="\n")
+        return 0
+    if options.plot and not importlib.util.find_spec("matplotlib"):
+        raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
+    return _measured(options, chosen, console)
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    """Those that the options ask for."""
+    gpu = jax.default_backend() == "gpu"
+    try:
+        found = problems.select(options.tags)
+        numbers = [kind(dtype) for dtype in options.dtype or ([] if gpu else ["float32"])]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    found = [problem for problem in (_in(problem, numbers) for problem in found) if problem.numbers]
+    if options.quick or options.reduced or not (gpu or options.full):
+        found = problems.twins(found, QUICK if options.quick else problems.DEFAULT)
+    chosen = [case for problem in found for case in problem.cases(options.roles)]
+    chosen = [case for case in chosen if not options.only or any(part in case.name for part in options.only)]
+    if not chosen:
+        asked = {"--only": options.only, "--tags": options.tags, "--roles": options.roles, "--dtype": options.dtype}
+        raise UsageError(f"no case for {' '.join(' '.join([option, *values]) for option, values in asked.items() if values)}")
+    return chosen
+
+
+def _in(problem: Problem, numbers: Sequence[str]) -> Problem:
+    """The problem in these numbers, as far as it is about them: one in plain numbers may be asked in any plain ones."""
+    if not numbers:
+        return problem
+    plain = not PLAIN.keys().isdisjoint(problem.numbers)
+    fitting = tuple(asked for asked in numbers if asked in problem.numbers or (plain and asked in PLAIN))
+    return dataclasses.replace(problem, numbers=fitting)  # type: ignore[type-var]
+
+
+def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Console) -> int:
+    start = time.monotonic()
+    libraries = [library for library in report.LIBRARIES if library == "lax" or library in (options.implementation or report.LIBRARIES)]
+    libraries = [library for library in libraries if library not in options.without]
+    clock, why_not = _measure.timer()
+    ceilings = cells.ceilings(sorted({case.dtype for case in chosen}), clock, options.quick)
+    bench = cells.Bench(libraries, clock, 1 if options.quick else options.repeats, ceilings)
+    whole = report.Report(
+        environment=_environment.report(),
+        timer=clock.name,
+        not_cupti=why_not,
+        reduced=any("reduced" in case.tags for case in chosen),
+        ceilings=ceilings,
+        state=cells.state(),
+    )
+    try:
+        _write(options, whole)
+    except OSError as error:
+        raise UsageError(f"--json: {error}") from None
+    _introduce(whole, console)
+    shown = [library for library in libraries if library != "jaxext"]
+    console.print(tables.head(shown), soft_wrap=True)
+    try:
+        for case in _with_progress(chosen, console):
+            if time.monotonic() - start > 60 * options.minutes:
+                whole = dataclasses.replace(whole, left_out=(*whole.left_out, case.name))
+                continue
+            expected = {ours: least for ours, least in targets(case, jax.default_backend()).items() if ours in libraries}
+            row = cells.measure(case, expected, bench)
+            whole = dataclasses.replace(whole, rows=(*whole.rows, row))
+            console.print(tables.line(row, shown), soft_wrap=True)
+            _write(options, whole)
+    except KeyboardInterrupt:
+        whole = dataclasses.replace(whole, interrupted=True)
+    return _conclude(options, whole, console)
+
+
+def _introduce(whole: report.Report, console: Console) -> None:
+    rates = (f"{what} {rate / 1e9:,.4g} G{'B' if what == 'copy' else 'FLOP'}/s" for what, rate in whole.ceilings.items())
+    console.print(f"{whole.environment['device']}  {' '.join(whole.state.values())}", markup=False)
+    console.print(whole.timer + (f" ({whole.not_cupti})" if whole.not_cupti else ""), markup=False)
+    console.print(f"ceilings: {', '.join(rates)}", markup=False)
+
+
+def _with_progress(chosen: Sequence[Case], console: Console) -> Iterator[Case]:
+    """The cases, and on a terminal a bar under the table that says which is being measured and when all will be done."""
+    terminal = console if console.is_terminal else Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=terminal, transient=True, redirect_stdout=False, disable=not terminal.is_terminal) as progress:
+        task = progress.add_task("", total=len(chosen))
+        for case in chosen:
+            progress.update(task, description=case.name)
+            yield case
+            progress.advance(task)
+
+
+def _write(options: argparse.Namespace, whole: report.Report) -> None:
+    if options.json and options.json != "-":
+        report.write(options.json, whole)
+
+
+def _conclude(options: argparse.Namespace, whole: report.Report, console: Console) -> int:
+    _write(options, whole)
+    tables.print_findings(whole, console)
+    if options.json == "-":
+        print(json.dumps(report.data(whole), indent=1))
+    elif options.json:
+        console.print(f"written: {options.json}", markup=False, soft_wrap=True)
+    drawn = not options.plot or _draw(options.plot, whole, console)
+    if whole.interrupted:
+        console.print(f"interrupted after {len(whole.rows)} cases", style="bold yellow")
+        return 130
+    return 0 if drawn and not any(map(findings.faults, whole.rows)) else 1
+
+
+def _picture(text: str) -> pathlib.Path:
+    path = pathlib.Path(text)
+    if path.suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no path that ends in .png or .svg")
+    return path
+
+
+def _draw(path: pathlib.Path, whole: report.Report, console: Console) -> bool:
+    """Whether both pictures could be drawn; a report may have nothing to draw."""
+    done = []
+    for draw, to in ((pictures.ratios, path), (pictures.roofline, path.with_stem(f"{path.stem}_roofline"))):
+        try:
+            draw(whole, to)
+        except ValueError as error:
+            console.print(f"not drawn: {to}: {error}", style="bold red", markup=False, soft_wrap=True)
+        else:
+            console.print(f"drawn: {to}", markup=False, soft_wrap=True)
+            done.append(to)
+    return len(done) == 2
+
+
+def _compare(options: argparse.Namespace, console: Console) -> int:
+    try:
+        before, after = map(report.read, options.compare)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--compare: {error}") from None
+    comparison = findings.compare(before, after)
+    tables.print_comparison(comparison, console)
+    if options.json:
+        text = json.dumps(records.plain(dataclasses.asdict(comparison)), indent=1) + "\n"
+        sys.stdout.write(text) if options.json == "-" else pathlib.Path(options.json).write_text(text)
+    return 1 if comparison.regressions else 0

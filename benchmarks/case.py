@@ -1,0 +1,259 @@
+"""What is measured of a problem: functions of arrays, made with lax's operation or with ours.
+
+A gradient is a pullback with the cotangent as an argument, so that no more than the one role is computed; a step is all roles in one
+program, as training runs them.  It must not know clocks, nor any particular problem.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jaxext
+
+LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
+LEARNING_RATE = 1e-3
+
+STEP = "step"  # the role that is all others in one program
+
+# Kind of numbers -> the dtypes of both operands and the result, and how products of float32 are made.
+NUMBERS = {
+    "bf16": (("bf16", "bf16", "bf16"), "tf32"),
+    "fp16": (("fp16", "fp16", "fp16"), "tf32"),
+    "tf32": (("fp32", "fp32", "fp32"), "tf32"),
+    "tf32x3": (("fp32", "fp32", "fp32"), "tf32x3"),
+    "bf16x3": (("fp32", "fp32", "fp32"), "bf16x3"),
+    "bf16x6": (("fp32", "fp32", "fp32"), "bf16x6"),
+    "ieee": (("fp32", "fp32", "fp32"), "ieee"),
+    "fp8": (("fp8e4nv", "fp8e4nv", "bf16"), "tf32"),
+    "fp8 both": (("fp8e4nv", "fp8e5", "fp32"), "tf32"),
+    "int8": (("i8", "i8", "i32"), "tf32"),
+    "fp32bf16": (("fp32", "bf16", "fp32"), "tf32"),
+}
+_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp8e4nv": "float8_e4m3fn",
+    "fp8e5": "float8_e5m2",
+    "i8": "int8",
+    "i32": "int32",
+}
+_PRECISIONS = {
+    "tf32": None,  # what GPUs take by default
+    "tf32x3": "TF32_TF32_F32_X3",
+    "bf16x3": "BF16_BF16_F32_X3",
+    "bf16x6": "BF16_BF16_F32_X6",
+    "ieee": "highest",
+}
+DTYPES = {numbers: tuple(_NAMES[dtype] for dtype in dtypes) for numbers, (dtypes, _) in NUMBERS.items()}
+PLAIN = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32"}  # kinds that go by the name of their one dtype
+
+
+def kind(dtype: str) -> str:
+    """The kind of numbers of that name, or of that dtype."""
+    numbers = {plain: numbers for numbers, plain in PLAIN.items()}.get(dtype, dtype)
+    if numbers not in NUMBERS:
+        raise ValueError(f"dtype is {dtype!r}, want one of {', '.join([*PLAIN.values(), *NUMBERS])}")
+    return numbers
+
+
+def how(numbers: str) -> dict[str, Any]:
+    """The arguments of lax's operations that say so."""
+    first, second, result = DTYPES[numbers]
+    preferred = {} if first == second == result else {"preferred_element_type": result}
+    return {"precision": _PRECISIONS[NUMBERS[numbers][1]]} | preferred
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One role of a problem in one kind of numbers.
+
+    `build(library)` is the function to measure, of arrays of those shapes and dtypes, by "lax", by "jaxext" as it comes, or by the
+    implementation of jaxext's that is so named; `truth` is what it ought to give, a function of the same numbers in float64 (or int64).
+    """
+
+    name: str
+    problem: str  # the name of the problem that it is of
+    tags: frozenset[str]
+    role: str
+    numbers: str  # of `NUMBERS`
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]  # of the same arrays
+    flops: float  # products and additions; none with the zeros that a dilation inserts
+    operation: str  # "dot_general" or "conv_general_dilated"
+    static: Mapping[str, Any]  # its arguments that say what is computed
+    how: Mapping[str, Any]  # its arguments that say in which numbers
+    function: Callable[[Callable], Callable]  # of the operation with those arguments -> of the arrays
+
+    @property
+    def dtype(self) -> str:
+        """Of the first array."""
+        return self.dtypes[0]
+
+    def build(self, library: str) -> Callable:
+        return self.function(functools.partial(_operation(library, self.operation), **self.static, **self.how))
+
+    @property
+    def truth(self) -> Callable:
+        return self.function(functools.partial(_operation("xla", self.operation), **self.static))
+
+
+def _operation(library: str, name: str) -> Callable:
+    if library == "lax":
+        return functools.partial(_of_wider, getattr(lax, name))
+    ours = getattr(jaxext, name)
+    return ours if library == "jaxext" else functools.partial(ours, implementation=library)
+
+
+def _of_wider(operation: Callable, a, b, *, preferred_element_type=None, **static):
+    """XLA gives operands of 8-bit floats to cuBLASLt where the program widens them first: that is how to ask lax for their product."""
+    if preferred_element_type is not None and jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize == 1:
+        return operation(a.astype(preferred_element_type), b.astype(preferred_element_type), **static)
+    return operation(a, b, preferred_element_type=preferred_element_type, **static)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is asked by sizes, in some roles and kinds of numbers: what all kinds of problems have in common."""
+
+    name: str
+    roles: tuple[str, ...]
+    numbers: tuple[str, ...] = ("bf16",)
+    tags: frozenset[str] = frozenset()
+
+    stages: ClassVar[tuple[str, ...]]  # what to make smaller, one after the other, for a smaller twin
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The roles that are one product each, such as a kernel computes."""
+        return tuple(role for role in self.roles if role != STEP)
+
+    def cases(self, roles: Sequence[str] = ()) -> list[Case]:
+        """All roles, or those named, in all of its numbers, as far as they are what someone would write."""
+        asked = itertools.product(self.numbers, [role for role in self.roles if not roles or role in roles])
+        return [self.case(role, numbers) for numbers, role in asked if self._writable(role, numbers)]
+
+    def case(self, role: str, dtype: str) -> Case:
+        """`dtype` is one of `NUMBERS`, or "bfloat16", "float16" or "float32"; ValueError if nobody would write such a role in it."""
+        if role not in self.roles or not self._writable(role, kind(dtype)):
+            raise ValueError(f"{self.name}: no case for role {role!r} in {dtype!r}, its roles are {', '.join(self.roles)}")
+        operation, static, function = self._function(role)
+        shapes = self.shapes(role)
+        first, second, result = DTYPES[kind(dtype)]
+        # The operands in the order of the form's slots; beyond two, all are of one dtype.
+        dtypes = (second, first) if role == "nt" else (first, second, *(result,) * (len(shapes) - 2))
+        return Case(
+            name=f"{self.name} {role} {PLAIN.get(kind(dtype), dtype)}",
+            problem=self.name,
+            tags=self.tags,
+            role=role,
+            numbers=kind(dtype),
+            shapes=shapes,
+            dtypes=dtypes,
+            flops=self.flops(role),
+            operation=operation,
+            static=static,
+            how=how(kind(dtype)),
+            function=function,
+        )
+
+    def _writable(self, role: str, numbers: str) -> bool:
+        """Gradients of products of other dtypes than their result's are of mixed dtypes: no operation of lax's takes them directly."""
+        first, second, result = NUMBERS[numbers][0]
+        return first == second == result or first == second and role == "fprop"
+
+    @property
+    def size(self) -> str:
+        """What to tell it by from others of its name."""
+        raise NotImplementedError
+
+    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
+        raise NotImplementedError
+
+    def flops(self, role: str) -> float:
+        raise NotImplementedError
+
+    def _function(self, role: str) -> tuple[str, Any, Any]:
+        """The operation, its static arguments, and the function of arrays made with it."""
+        raise NotImplementedError
+
+    def halved(self, stage: str) -> Self:
+        """With the largest size of that stage halved, if it may be any smaller."""
+        raise NotImplementedError
+
+
+def product(role: str, batched: bool) -> tuple[Mapping[str, Any], Callable]:
+    """The static arguments and the function of a matrix product a b, of its gradients c bᵀ and aᵀ c on matrices as they lie, or of all."""
+    contracted = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "step": ((1,), (0,))}[role]
+    if not batched:
+        static = {"dimension_numbers": (contracted, ((), ()))}
+    else:
+        (left,), (right,) = contracted
+        static = {"dimension_numbers": (((left + 1,), (right + 1,)), ((0,), (0,)))}
+    return static, _step if role == "step" else lambda dot: dot
+
+
+def convolution(role: str, x: Sequence[int], w: Sequence[int], mapped: Sequence[int | None] | None) -> Callable:
+    """The function of a convolution of such shapes, of a gradient or of all; its arguments have an axis more where they are `mapped`."""
+
+    def function(op):
+        f = {
+            "fprop": op,
+            "dgrad": lambda w, y: jax.vjp(lambda x: op(x, w), jnp.zeros(x, w.dtype))[1](y)[0],
+            "wgrad": lambda x, y: jax.vjp(lambda w: op(x, w), jnp.zeros(w, x.dtype))[1](y)[0],
+            "step": _step(op),
+        }[role]
+        return f if mapped is None else jax.vmap(f, tuple(mapped))
+
+    return function
+
+
+def _step(op: Callable) -> Callable:
+    def step(a, b, cotangent):
+        c, pullback = jax.vjp(op, a, b)
+        return c, *pullback(cotangent)
+
+    return step
+
+
+def network(role: str) -> Callable:
+    """The function of a network of matrix products with GELUs between them, of its gradient in the input or in the weights, or of a step of
+    training: mean squared error and gradient descent.
+
+    Weights are normal numbers of variance one, as benchmarks draw them: their usual scale stands behind the product instead.  The slope of
+    a ReLU would jump, so that gradients in 16 bits would differ by several percent for whoever rounds otherwise; and what is computed
+    between products is so in float32, as it costs nothing there.
+    """
+
+    def function(dot):
+        def forward(x, *weights):
+            for w in weights[:-1]:
+                x = dot(x, w)
+                wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+                x = jax.nn.gelu(wide * math.sqrt(2 / w.shape[0])).astype(x.dtype)
+            return dot(x, weights[-1])
+
+        def step(x, y, *weights):
+            def loss(weights):
+                return jnp.mean((forward(x, *weights) - y) ** 2)
+
+            value, gradients = jax.value_and_grad(loss)(weights)
+            return value, *(w - LEARNING_RATE * g for w, g in zip(weights, gradients, strict=True))
+
+        return {
+            "forward": forward,
+            "dgrad": lambda x, y, *weights: jax.vjp(lambda x: forward(x, *weights), x)[1](y)[0],
+            "wgrad": lambda x, y, *weights: jax.vjp(lambda *weights: forward(x, *weights), *weights)[1](y),
+            "step": step,
+        }[role]
+
+    return function

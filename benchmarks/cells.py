@@ -1,0 +1,234 @@
+"""A row of the report: one case by every library, side by side in this process, on the same operands.
+
+Every library's result is compared with the truth before any is timed; what a library refuses or fails at is its result in words.  It must
+not know which cases are asked for, nor what becomes of the report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxext
+from jaxext import _measure
+from jaxext._measure import Chain, Clock, Cupti, Program, Sampler
+
+from . import cublas
+from .case import PLAIN, Case
+from .kinds import Matmul
+from .report import Default, Failure, Refusal, Result, Row
+
+PATIENCE_S = 5.0  # of all samples of a row by one clock; then there are only the least
+REFUSED = "does not support this call: "  # as jaxext says it of an implementation
+STRAYS = ("transpose", "copy", "pad")
+# An instruction of XLA's text, with its opcode; the type before that may be a tuple of types.
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?:\(.*?\)|\S+) ([a-z][a-z0-9-]*)\(", re.MULTILINE)
+STATE = ("name", "driver_version", "pstate", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit", "temperature.gpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """How rows are measured: by which libraries, with which clock, how often, and what the machine could do at most."""
+
+    libraries: Sequence[str]
+    clock: Clock
+    repeats: int
+    ceilings: Mapping[str, float]
+
+    @property
+    def clocks(self) -> dict[str, Callable[[Any], Sampler]]:
+        """By field of a `Result`."""
+        if isinstance(self.clock, Cupti):
+            return {"ms": self.clock.sampler, "warm_ms": functools.partial(self.clock.sampler, cold=False), "wall_ms": Chain().sampler}
+        return {"ms": self.clock.sampler}
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a case asks of a machine: the operations, the bytes that it has to read or write, and how long it takes to copy as many; at
+    least `floor_ms`, where it is known how fast the machine multiplies."""
+
+    flops: float
+    bytes: int
+    copied_ms: float
+    floor_ms: float | None
+
+    def rates(self, ms: float) -> dict[str, float | None]:
+        """By field of a `Result`, for one that takes so long."""
+        share = None if self.floor_ms is None else self.floor_ms / ms
+        return {"roofline": share, "copy": self.copied_ms / ms, "tflops": self.flops / ms / 1e9, "gbps": self.bytes / ms / 1e6}
+
+
+def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench) -> Row:
+    """The row of a case: all that the report has of it."""
+    arguments = _measure.normal(case.shapes, case.dtypes)
+    default = _default(case, arguments)
+    mixed = len({product.implementation for product in default}) > 1
+    results: dict[str, Any] = {}  # first those in words, then those with times
+    programs: dict[str, Any] = {}
+    for library in bench.libraries:
+        if (library != "jaxext" or mixed) and (library != "cublas" or case.operation == "dot_general"):
+            programs[library] = _attempt(library, results, functools.partial(_program, case, library, arguments))
+    errors = _errors(case, arguments, programs, results)
+    samples = {field: _samples(clock, programs, results, bench.repeats, field) for field, clock in bench.clocks.items()}
+    work = _work(case, arguments, bench.ceilings)
+    for library in programs.keys() - results.keys():
+        times = {field: _measure.quartiles(taken[library]) for field, taken in samples.items() if library in taken}
+        facts = _attempt(library, results, functools.partial(_facts, programs[library], bench.clock))
+        if facts is not None:
+            results[library] = Result(**times, **errors[library], **facts, **work.rates(times["ms"][1]))  # type: ignore[arg-type]
+    return Row(
+        name=case.name,
+        problem=case.problem,
+        tags=tuple(sorted(case.tags)),
+        role=case.role,
+        dtype=case.dtype,
+        shapes=case.shapes,
+        flops=case.flops,
+        bytes=work.bytes,
+        floor_ms=work.floor_ms,
+        default=default,
+        targets=targets,
+        state=state(),
+        results={library: results[library] for library in programs},
+    )
+
+
+def _attempt(library: str, results: dict, do: Callable[[], Any]) -> Any:
+    """What `do` gives, or None: then why not is the library's result."""
+    try:
+        return do()
+    except Exception as error:  # of XLA, of Triton's compiler, of the GPU: the row goes on without it
+        _, refused, reason = str(error).rpartition(REFUSED)
+        if refused and isinstance(error, NotImplementedError):
+            results[library] = Refusal(reason)
+        else:
+            results[library] = Failure(" ".join(f"{type(error).__name__}: {error}".split())[:500])
+
+
+def _program(case: Case, library: str, arguments: Sequence[jax.Array]) -> Program | cublas.Product:
+    """Compiled, and run once."""
+    if library == "cublas":
+        if reason := cublas.refusal(case):
+            raise NotImplementedError(REFUSED + reason)
+        program = cublas.Product(case, arguments)
+    else:
+        program = _measure.compile(case.build(library), arguments)
+    program()
+    return program
+
+
+def _default(case: Case, arguments: Sequence[jax.Array]) -> tuple[Default, ...]:
+    """What jaxext takes where nobody names an implementation, by product."""
+    rows = jaxext.explain(case.build("jaxext"), *arguments).rows
+    return tuple(Default(row.chosen, row.how) for row in rows if row.chosen)
+
+
+def _work(case: Case, arguments: Sequence[jax.Array], ceilings: Mapping[str, float]) -> Work:
+    arrays = jax.tree.leaves((arguments, jax.eval_shape(case.build("lax"), *arguments)))
+    moved = sum(x.size * x.dtype.itemsize for x in arrays)
+    copied_ms = moved / ceilings["copy"] * 1e3
+    rate = ceilings.get(case.dtype)
+    return Work(case.flops, moved, copied_ms, None if rate is None else max(copied_ms, case.flops / rate * 1e3))
+
+
+def _errors(case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, Any], results: dict) -> dict[str, dict]:
+    """By library, those fields of its `Result`; texts where there is no truth."""
+    try:
+        with jax.enable_x64(True):
+            truth = jax.block_until_ready(jax.jit(case.truth)(*(x.astype(jnp.float64) for x in arguments)))
+    except Exception as failure:  # memory, or a convolution that cuDNN lacks in float64
+        why = " ".join(f"no truth: {type(failure).__name__}: {failure}".split())[:200]
+        return {library: {"error": why, "worst": why} for library in programs}
+
+    def errors(program):
+        result = program()
+        error, worst = _measure.relative_error(program.result() if isinstance(program, cublas.Product) else result, truth)
+        return {"error": error, "worst": worst}
+
+    ready = {library: program for library, program in programs.items() if library not in results}
+    return {library: _attempt(library, results, functools.partial(errors, program)) for library, program in ready.items()}
+
+
+def _samples(clock: Callable, programs: Mapping[str, Any], results: dict, repeats: int, field: str) -> dict[str, list[float]]:
+    """Milliseconds by library, taken in turn; what fails meanwhile is out of it from then on."""
+
+    def guarded(library, sampler):
+        def sample():
+            ms = None if library in results else _attempt(library, results, sampler)
+            return math.nan if ms is None else ms
+
+        return sample
+
+    samplers = {}
+    for library, program in programs.items():
+        if library not in results and (field != "wall_ms" or isinstance(program, Program)):  # a chain is one of programs
+            sampler = _attempt(library, results, functools.partial(clock, program))
+            samplers[library] = guarded(library, sampler)
+    return _measure.take(samplers, repeats, PATIENCE_S)
+
+
+def _facts(program: Program | cublas.Product, clock: Clock) -> dict[str, Any]:
+    """Those fields of a `Result` that say why it takes so long."""
+    kernels_ms = clock.kernels_ms(program) if isinstance(clock, Cupti) else None
+    if isinstance(program, cublas.Product):
+        return {"kernels_ms": kernels_ms, "trace_ms": 0.0, "compile_ms": 0.0}
+    return {
+        "kernels_ms": kernels_ms,
+        "hlo": strays(program.compiled.as_text()),
+        "temporaries_bytes": program.temporaries_bytes,
+        "trace_ms": program.trace_ms,
+        "compile_ms": program.compile_ms,
+    }
+
+
+def strays(text: str) -> dict[str, int]:
+    """How many instructions of a compiled program, those in fusions too, move what a product should take as it lies."""
+    opcodes = INSTRUCTION.findall(text)
+    if not opcodes:
+        raise ValueError(f"strays: no instruction of XLA is found in {text[:200]!r}")
+    return {stray: sum(opcode.removesuffix("-start") == stray for opcode in opcodes) for stray in STRAYS}
+
+
+def ceilings(dtypes: Sequence[str], clock: Clock, quick: bool) -> dict[str, float]:
+    """Bytes per second of a large copy ("copy"), read and written, and by dtype operations per second of a large product of matrices, each
+    at its fastest; dtypes whose product cannot be had are left out."""
+    gpu = jax.default_backend() == "gpu"
+    size, n = (1 << 20, 128) if quick else (2 << 30, 8192) if gpu else (64 << 20, 1024)
+
+    def seconds(function, arguments):
+        sample = clock.sampler(_measure.compile(function, arguments))
+        return min(sample() for _ in range(10)) / 1e3
+
+    found = {"copy": 2 * size / seconds(lambda x: x + 1, [jnp.zeros(size // 4, jnp.uint32)])}
+    kinds = {dtype: numbers for numbers, dtype in PLAIN.items()} | {"float8_e4m3fn": "fp8", "int8": "int8"}
+    for dtype in dtypes:
+        if dtype in kinds:
+            case = Matmul(name="ceiling", M=n, N=n, K=n).case("nn", kinds[dtype])
+            try:
+                found[dtype] = case.flops / seconds(case.build("lax"), _measure.normal(case.shapes, case.dtypes))
+            except Exception:  # the rows of this dtype say why
+                continue
+    return found
+
+
+def state() -> dict[str, str]:
+    """Of the GPU, right now; of a CPU nothing is known."""
+    if jax.default_backend() != "gpu":
+        return {}
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    query = ["nvidia-smi", "-i", device, f"--query-gpu={','.join(STATE)}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(STATE, map(str.strip, answer.splitlines()[0].split(",")), strict=True))

@@ -1,0 +1,260 @@
+"""What follows from a report: ratios, targets that are reached or missed, faults, means, and what changed from one report to another.
+
+A difference counts if it is beyond the noise: the quartiles of the two lie apart, and the medians differ by more than LEAST and by more
+than the two spreads together.  It must not know jax, nor how findings are shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from .report import LIBRARIES, OURS, RATIOS, Failure, Quartiles, Refusal, Report, Result, Row
+
+LEAST = 0.05  # of the median: what two runs of one program differ by anyway
+
+DEFAULT = "default"
+FASTER, SLOWER, SAME, MISSING, NEW = "faster", "slower", "within the noise", "missing", "new"
+NO_ROW = "no such row"  # why a time is missing, or new
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """A target, and what was got; None where there is no time, or the result is wrong."""
+
+    ours: str
+    kind: str
+    got: float | None
+    target: float
+
+    @property
+    def reached(self) -> bool:
+        return self.got is not None and self.got >= self.target
+
+    def __str__(self) -> str:
+        got = "-" if self.got is None else f"{self.got:.3g}"
+        return f"{self.ours} {self.kind} {got} of {self.target:g} {'reached' if self.reached else 'MISSED'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """Of the ratios of a group of rows: `least` with the row that has it; `losers` are below 1 beyond the noise."""
+
+    group: Hashable
+    ours: str
+    other: str
+    rows: int
+    geometric_mean: float
+    least: float
+    least_row: str
+    losers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Of one library on one row; a time is None where there is none, and `why` then says why, if that is known."""
+
+    name: str
+    library: str
+    verdict: str
+    before: Quartiles | None
+    after: Quartiles | None
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """`warnings` say what else than the code may have changed."""
+
+    warnings: tuple[str, ...]
+    changes: tuple[Change, ...]
+
+    @property
+    def regressions(self) -> tuple[Change, ...]:
+        """What got slower, of jaxext's own."""
+        return tuple(change for change in self.changes if change.verdict == SLOWER and change.library in OURS)
+
+
+def ratio(row: Row, ours: str, other: str) -> float | None:
+    """The time of `other` over that of `ours`.
+
+    Args:
+      row: of a report.
+      ours: a library, or "default": what jaxext takes where nobody names an implementation.
+      other: a library, or "best": the faster of lax and `xla`; lax alone if `ours` is `xla`.
+
+    Returns:
+      the ratio of the medians, above 1 where `ours` is faster; None where one has no time, or the result of `ours` is wrong.
+
+    Example:
+      >>> ratio(row, "cuda", "best")
+    """
+    pair = _pair(row, ours, other)
+    return pair[1][1] / pair[0][1] if pair else None
+
+
+def standing(row: Row, ours: str, other: str) -> str | None:
+    """Whether `ours` is "faster" than `other`, "slower", or "within the noise", of those of `ratio`; None where one has no time."""
+    pair = _pair(row, ours, other)
+    return compared(pair[1], pair[0]) if pair else None
+
+
+def _pair(row: Row, ours: str, other: str) -> tuple[Quartiles, Quartiles] | None:
+    ms = {library: result.ms for library, result in row.timed.items()}
+    library = row.ours if ours == DEFAULT else ours
+    if library in OURS and wrong(row, library):
+        return None
+    meant = ("lax",) if (ours, other) == ("xla", "best") else ("lax", "xla") if other == "best" else (other,)
+    others = [ms[name] for name in meant if name in ms]
+    return (ms[library], min(others, key=lambda quartiles: quartiles[1])) if library in ms and others else None
+
+
+def compared(before: Quartiles, after: Quartiles) -> str:
+    """Whether `after` is "faster" than `before`, "slower", or "within the noise"."""
+    apart = after[2] < before[0] or before[2] < after[0]
+    far = abs(after[1] - before[1])
+    spreads = math.hypot(before[2] - before[0], after[2] - after[0])
+    if not (apart and far > LEAST * before[1] and far > spreads):
+        return SAME
+    return FASTER if after[1] < before[1] else SLOWER
+
+
+def verdicts(row: Row) -> list[Verdict]:
+    """Every target of the row, with what was got."""
+
+    def got(ours: str, kind: str) -> float | None:
+        if kind in RATIOS:
+            return ratio(row, ours, kind)
+        return getattr(row.timed[ours], kind) if ours in row.timed and not wrong(row, ours) else None
+
+    return [Verdict(ours, kind, got(ours, kind), target) for ours, targets in row.targets.items() for kind, target in targets.items()]
+
+
+def missed(row: Row) -> list[str]:
+    """The targets that the row does not reach; all those of an implementation that has no time."""
+    return [str(verdict) for verdict in verdicts(row) if not verdict.reached]
+
+
+def faults(row: Row) -> list[str]:
+    """What must not be: failures of ours where lax has none, and results that are not right."""
+    found = []
+    for library in (library for library in OURS if library in row.results):
+        result = row.results[library]
+        if isinstance(result, Failure):
+            if not isinstance(row.results.get("lax"), Failure):
+                found.append(f"{library} failed: {result.failed}")
+        elif isinstance(result, Result) and wrong(row, library):
+            found.append(f"{library} is wrong: relative error {result.error:.2g}, want at most {row.law:g}")
+    return found
+
+
+def wrong(row: Row, library: str) -> bool:
+    """Whether a result is beyond the law of errors, NaN too."""
+    result = row.timed.get(library)
+    return result is not None and isinstance(result.error, float) and not result.error <= row.law
+
+
+def notes(rows: Iterable[Row]) -> list[str]:
+    """Every reason of a refusal or a failure once, with the first row that had it."""
+    found: dict[str, str] = {}
+    for row in rows:
+        for library, result in row.results.items():
+            if not isinstance(result, Result):
+                found.setdefault(f"{library} {reason(result)}", row.name)
+    return [f"{note} [{name}]" for note, name in found.items()]
+
+
+def reason(result: Refusal | Failure) -> str:
+    return f"refused: {result.refused}" if isinstance(result, Refusal) else f"failed: {result.failed}"
+
+
+def summary(rows: Iterable[Row], by: Callable[[Row], Hashable] = lambda row: (row.kind, row.role)) -> list[Mean]:
+    """The mean ratios of groups of rows.
+
+    Args:
+      rows: of a report.
+      by: the group of a row; its kind and role.
+
+    Returns:
+      by group in the order of the rows, and by implementation: `xla` over lax, those made of kernels over the best of both.
+
+    Example:
+      >>> summary(report.rows, by=lambda row: row.kind)
+    """
+    groups: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(by(row), []).append(row)
+    means = (mean(group, members, ours) for group, members in groups.items() for ours in OURS)
+    return [found for found in means if found]
+
+
+def mean(group: Hashable, rows: Iterable[Row], ours: str, other: str = "best") -> Mean | None:
+    """Of the `ratio`s of the rows on which both have a time; None if there are none."""
+    found = {row.name: (ratio(row, ours, other), standing(row, ours, other)) for row in rows}
+    ratios = {name: ratio for name, (ratio, _) in found.items() if ratio is not None}
+    if not ratios:
+        return None
+    least = min(ratios, key=lambda name: ratios[name])
+    losers = sum(verdict == SLOWER for _, verdict in found.values())
+    other = "lax" if ours == "xla" else other
+    return Mean(group, ours, other, len(ratios), statistics.geometric_mean(ratios.values()), ratios[least], least, losers)
+
+
+def compare(before: Report, after: Report) -> Comparison:
+    """What changed from one report to another beyond the noise, for each library on each row, in the order of the rows.
+
+    Args:
+      before, after: the reports.
+
+    Returns:
+      every change, those within the noise too; rows of one name but other shapes are not compared, and a warning says so.
+
+    Example:
+      >>> compare(read("a.json"), read("b.json")).regressions
+    """
+    old, new = ({row.name: row for row in report.rows} for report in (before, after))
+    unlike = [name for name in old.keys() & new.keys() if old[name].shapes != new[name].shapes]
+    names = [name for name in dict.fromkeys((*old, *new)) if name not in unlike]
+    changes = tuple(change for name in names for library in LIBRARIES if (change := _change(name, library, old.get(name), new.get(name))))
+    warnings = [*_differences(before, after), *_drift(changes)]
+    warnings += [f"the shapes differ, so that it is not compared: {name}" for name in sorted(unlike)]
+    return Comparison(tuple(warnings), changes)
+
+
+def _change(name: str, library: str, old: Row | None, new: Row | None) -> Change | None:
+    before, after = (row.timed[library].ms if row and library in row.timed else None for row in (old, new))
+    if before and after:
+        return Change(name, library, compared(before, after), before, after)
+    if before:
+        return Change(name, library, MISSING, before, None, _why(new, library))
+    return Change(name, library, NEW, None, after, _why(old, library)) if after else None
+
+
+def _why(row: Row | None, library: str) -> str:
+    """Why there is no time."""
+    if row is None:
+        return NO_ROW
+    result = row.results.get(library)
+    return "" if result is None or isinstance(result, Result) else reason(result)
+
+
+def _differences(before: Report, after: Report) -> list[str]:
+    """Between the worlds in which two reports were made."""
+    worlds = [before.environment, after.environment]
+    versions = [world["versions"] for world in worlds]
+    pairs = [(what, *(world.get(what) for world in worlds)) for what in ("device", "processor", "cores")]
+    pairs += [("timer", before.timer, after.timer)]
+    pairs += [(f"version of {package}", *(have.get(package) for have in versions)) for package in sorted(versions[0] | versions[1])]
+    found = [f"{what}: {old or 'none'}, then {new or 'none'}" for what, old, new in pairs if old != new]
+    if before.reduced != after.reduced:
+        found.append(f"only the {'first' if before.reduced else 'second'} is of reduced problems")
+    return found + [f"the {which} was interrupted" for which, report in (("first", before), ("second", after)) if report.interrupted]
+
+
+def _drift(changes: Sequence[Change]) -> list[str]:
+    """lax is the same code in both, if the versions are: where its times moved, the machine did."""
+    moved = [change.after[1] / change.before[1] for change in changes if change.library == "lax" and change.before and change.after]
+    drift = statistics.geometric_mean(moved) if moved else 1.0
+    return [f"lax itself takes {drift:.2f} times as long as before, in the geometric mean"] if abs(math.log(drift)) > LEAST else []

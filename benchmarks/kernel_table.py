@@ -1,0 +1,99 @@
+"""The command `kernels`: what the compilers make of the Triton kernels, and made of the CUDA kernels, as a line each, held against laws.
+
+It must not know any kernel, nor any law.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from jaxext._environment import report
+from jaxext._terminal import UsageError, count, says_json, tell
+
+from . import compiled, compiled_cuda
+
+TABLES: dict[str, Any] = {"triton": compiled, "cuda": compiled_cuda}
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--of", choices=tuple(TABLES), help="only these (default: all that can be read here)")
+    command.add_argument("--kernel", choices=compiled.KERNELS, help="only kernels of this family")
+    command.add_argument("--arch", type=_archs, default=(), metavar="SM,SM", help="only for these GPUs, such as 80,90")
+    command.add_argument("--problem", metavar="SUBSTRING", help="Triton's: only problems whose names contain this")
+    command.add_argument("--others", choices=("none", "picks", "every"), help="Triton's: of problems not tagged sweep")
+    command.add_argument("--jobs", type=count, default=os.cpu_count(), metavar="N", help="Triton's: processes (default: %(default)s)")
+    command.add_argument("--module", type=pathlib.Path, metavar="PATH", help="CUDA's: the compiled module, if it is not jaxext's own")
+    command.add_argument("--check", action="store_true", help="exit with 1 if a kernel breaks a law")
+    says_json(command)
+
+
+def run(options: argparse.Namespace) -> int:
+    document: dict[str, Any] = {}
+    bad = 0
+    for name in _asked_for(options):
+        table = TABLES[name]
+        if reason := compiled.missing() if name == "triton" else compiled_cuda.missing(options.module):
+            print(f"{name}: {reason}", file=sys.stderr)
+            continue
+        facts, rows = _of_triton(options) if name == "triton" else _of_cuda(options)
+        document[name] = facts | {"rows": _told(table, rows, quietly=options.json == "-")}
+        bad += sum(bool(table.offences(row)) for row in document[name]["rows"])
+    tell(options, {"environment": report()} | document)
+    return 1 if not document or options.check and bad else 0
+
+
+def _asked_for(options) -> list[str]:
+    """An option that only one of them has asks for that one."""
+    asked = {options.of} - {None}
+    asked |= {"triton"} if options.problem is not None or options.others is not None else set()
+    asked |= {"cuda"} if options.module is not None else set()
+    if len(asked) > 1:
+        raise UsageError("--problem and --others are of the Triton kernels, --module is of the CUDA kernels: ask for one of them")
+    return [*asked] or [*TABLES]
+
+
+def _of_triton(options) -> tuple[dict, Iterable[dict]]:
+    todo = list(compiled.programs(options.kernel or "", options.problem or "", options.arch, options.others or "picks"))
+    if not todo:
+        raise UsageError("no problem has such a name, kernel and GPU")
+    return {"version": importlib.metadata.version("triton")}, compiled.compile_all(todo, options.jobs)
+
+
+def _of_cuda(options) -> tuple[dict, Iterable[dict]]:
+    path = options.module or compiled_cuda.own()
+    assert path is not None, "compiled_cuda.missing would have said so"
+    module = compiled_cuda.load(path)
+    rows = compiled_cuda.collect(path, module, options.arch)
+    return {"nvcc": module.cuda_version, "archs": module.archs}, (row for row in rows if row["kernel"].startswith(options.kernel or ""))
+
+
+def _told(table, rows: Iterable[dict], quietly: bool) -> list[dict]:
+    """The rows, each told as soon as it is there."""
+    told, bad = [], []
+    if not quietly:
+        print(table.HEADER)
+    for row in rows:
+        told.append(row)
+        if table.offences(row):
+            bad.append(row)
+        if not quietly:
+            print(table.line(row), flush=True)
+    if not quietly:
+        print(f"{len(told)} kernels, {len(bad)} bad")
+        for row in bad:
+            print(table.line(row))
+    return told
+
+
+def _archs(text: str) -> tuple[int, ...]:
+    found = [re.fullmatch(r"(?:sm_)?(\d{2,3})[af]?", part) for part in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPUs, want such as 80,90 (compute capability times ten)")
+    return tuple(int(match[1]) for match in found if match)

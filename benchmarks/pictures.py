@@ -1,0 +1,233 @@
+"""Pictures of a report: by how much jaxext is faster than lax, and how near both come to the roofline.
+
+Colours are Okabe and Ito's, which the colour-blind tell apart.  A report makes the same SVG every time.  It must not know jax, nor how
+findings are made; matplotlib is imported when a picture is made.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import findings
+from .report import KINDS, OTHER, PRECISION, Report, Row
+
+BLUE, VERMILION, GREY, DARK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
+COLOURS = {findings.FASTER: BLUE, findings.SAME: GREY, findings.SLOWER: VERMILION}
+LABELS = {findings.FASTER: "faster than lax", findings.SAME: "within the noise", findings.SLOWER: "slower than lax"}
+INPUT, WEIGHTS = ("^", "gradient in the input"), ("s", "gradient in the weights")
+MARKS = dict.fromkeys(("fprop", "forward", "nn"), ("o", "forward")) | {"step": ("D", "training step")}
+MARKS |= {"dgrad": INPUT, "nt": INPUT, "wgrad": WEIGHTS, "tn": WEIGHTS}
+LANES = {"o": 0.24, "^": 0.08, "s": -0.08, "D": -0.24}  # heights of the marks about their line
+DTYPES = "osD^vP*X"  # marks of dtypes, in the order of their names
+WIDTH = 8.3  # inches
+STYLE: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 9,
+    "svg.fonttype": "none",  # letters stay letters
+    "svg.hashsalt": "jaxext",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def ratios(report: Report, path: str | os.PathLike) -> None:
+    """Draws the time of lax over that of what jaxext takes where nobody names an implementation: a mark for each row, by kind of problem.
+
+    Args:
+      report: what was measured.
+      path: of the picture, whose suffix is .png or .svg; its folder is made.
+
+    Raises:
+      ValueError: the suffix is another, or no row has a time of both.
+
+    Example:
+      >>> ratios(read("cpu.json"), "ratios.svg")
+    """
+    groups = {kind: [row for row in report.rows if row.kind == kind] for kind in (*KINDS, PRECISION, OTHER)}
+    means = [mean for kind, rows in groups.items() if (mean := findings.mean(kind, rows, findings.DEFAULT, "lax"))]
+    if not means:
+        raise ValueError("ratios: no row has a time of lax and one of what jaxext takes by itself")
+    means.sort(key=lambda mean: mean.geometric_mean)
+
+    def draw(axes):
+        axes.axvline(1, color=DARK, linewidth=1, zorder=1)
+        for y, mean in enumerate(means):
+            rows = groups[str(mean.group)]
+            _marks(axes, y, rows)
+            axes.vlines(mean.geometric_mean, y - 0.38, y + 0.38, color=DARK, linewidth=2, zorder=2)
+            text = {"xycoords": ("axes fraction", "data"), "va": "center", "color": DARK}
+            number = f"{mean.geometric_mean:.{2 if mean.geometric_mean < 10 else 1}f}×"
+            axes.annotate(number, (1.02, y), fontweight="bold", **text)
+            axes.annotate(f"{mean.losers} of {mean.rows}", (1.12, y), **text | {"color": VERMILION if mean.losers else GREY})
+        for x, heading in ((1.02, "mean"), (1.12, "slower")):
+            axes.annotate(heading, (x, len(means) - 0.45), xycoords=("axes fraction", "data"), fontsize=8, color=DARK)
+        axes.set_yticks(range(len(means)), [mean.group for mean in means])
+        axes.set_ylim(-0.6, len(means) - 0.4)
+        axes.tick_params(axis="y", length=0)
+        _ratio_axis(axes)
+        _legend(axes, *_ratio_legend([row for rows in groups.values() for row in rows]))
+
+    rows, losers = (sum(getattr(mean, count) for mean in means) for count in ("rows", "losers"))
+    title = f"How many times faster than lax ({rows} measured, {losers} slower)"
+    _save(path, report, title, draw, 2.2 + 0.34 * len(means))
+
+
+def roofline(report: Report, path: str | os.PathLike) -> None:
+    """Draws operations per second over operations per byte: two marks for each row, lax's and ours, under the ceilings of the same run.
+
+    Args:
+      report: what was measured; roofs are drawn as far as its ceilings are known.
+      path: of the picture, whose suffix is .png or .svg; its folder is made.
+
+    Raises:
+      ValueError: the suffix is another, or no row with operations has a time.
+
+    Example:
+      >>> roofline(read("gpu.json"), "roofline.png")
+    """
+    rows = [row for row in report.rows if row.flops > 0 and ("lax" in row.timed or row.ours)]
+    if not rows:
+        raise ValueError("roofline: no row that counts operations has a time of lax or one of what jaxext takes by itself")
+    dtypes = dict(zip(sorted({row.dtype for row in rows}), DTYPES * len(rows), strict=False))
+
+    def draw(axes):
+        for row in rows:
+            _pair(axes, row, dtypes[row.dtype], size=5 if len(rows) < 100 else 3.5)
+        axes.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="operations per second")
+        _roofs(axes, report, dtypes)
+        _whole_powers(axes.xaxis)
+        _whole_powers(axes.yaxis)
+        _legend(axes, *_roofline_legend(dtypes))
+
+    _save(path, report, "How near to the roofline", draw, 5.6)
+
+
+def _marks(axes, y: float, rows: list[Row]) -> None:
+    """Losers are drawn last, over the others."""
+    for standing in (findings.SAME, findings.FASTER, findings.SLOWER):
+        for row in rows:
+            if findings.standing(row, findings.DEFAULT, "lax") == standing:
+                mark, _ = MARKS.get(row.role, MARKS["fprop"])
+                where = (findings.ratio(row, findings.DEFAULT, "lax"), y + LANES[mark])
+                axes.plot(*where, mark, color=COLOURS[standing], markersize=5, alpha=0.8, markeredgewidth=0, zorder=3)
+
+
+def _ratio_axis(axes) -> None:
+    """Logarithmic, with 1, 2, 5, 10 and so on written out, and room for a half and for two."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 0.5), max(high, 2))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
+    axes.grid(axis="x", color="#E4E4E4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("time of lax / time of jaxext (logarithmic); the bar is the geometric mean")
+
+
+def _ratio_legend(rows: list[Row]) -> tuple[list, list[str]]:
+    """The colours of standings and the marks of roles that there are."""
+    from matplotlib.lines import Line2D
+
+    standings = {findings.standing(row, findings.DEFAULT, "lax") for row in rows}
+    marks = {MARKS.get(row.role, MARKS["fprop"]) for row in rows if findings.standing(row, findings.DEFAULT, "lax")}
+    entries = [(Line2D([], [], color=COLOURS[it], linewidth=6), LABELS[it]) for it in COLOURS if it in standings]
+    entries += [(Line2D([], [], color=DARK, marker=mark, linestyle=""), role) for mark, role in sorted(marks, key=lambda m: -LANES[m[0]])]
+    handles, labels = zip(*entries, strict=True)
+    return list(handles), list(labels)
+
+
+def _pair(axes, row: Row, mark: str, size: float) -> None:
+    """lax's mark is hollow, ours is full; a line joins the two."""
+    lax, ours = row.timed.get("lax"), row.timed.get(row.ours or "")
+    intensity, rates = row.flops / row.bytes, [result.tflops * 1e12 for result in (lax, ours) if result]
+    axes.plot([intensity] * len(rates), rates, color=GREY, linewidth=0.6, zorder=2)
+    if lax:
+        axes.plot(intensity, rates[0], mark, color=VERMILION, markerfacecolor="white", markersize=size, zorder=3)
+    if ours:
+        axes.plot(intensity, rates[-1], mark, color=BLUE, markersize=size, markeredgewidth=0, zorder=4)
+
+
+def _roofs(axes, report: Report, dtypes: Iterable[str]) -> None:
+    """The bandwidth's slope up to the ceilings of the dtypes that are drawn, whose names stand to the right."""
+    copy = report.ceilings.get("copy")
+    flat = sorted((report.ceilings[dtype], dtype) for dtype in dtypes if dtype in report.ceilings)
+    ridges = [rate / copy for rate, _ in flat] if copy else []
+    low, high = axes.get_xlim()
+    low, high = min([low, *(ridge / 3 for ridge in ridges)]), max([high, *(ridge * 3 for ridge in ridges)])
+    line = {"color": DARK, "linewidth": 1.2, "zorder": 1}
+    for rate, _ in flat:
+        axes.plot([rate / copy if copy else low, high], [rate, rate], **line)
+    if copy:
+        top = max(ridges, default=high)
+        axes.plot([low, top], [low * copy, top * copy], **line)
+        middle = (low * top) ** 0.5
+        axes.annotate(f"copy: {_rate(copy)}B/s ", (middle, middle * copy), ha="right", va="bottom", fontsize=8, color=DARK)
+    axes.set_xlim(low, high)
+    bottom, top = axes.get_ylim()
+    free = bottom  # above the names so far
+    for rate, dtype in flat:
+        y = max(rate, free)
+        axes.annotate(f"{dtype}\n{_rate(rate)}FLOP/s", (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=DARK)
+        free = y * (top / bottom) ** 0.07
+
+
+def _whole_powers(axis) -> None:
+    """Ticks at the powers of ten, of which at least one is seen."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_view_interval(min(low, high / 20), high, ignore=True)
+    axis.set_major_locator(LogLocator(subs=(1,)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: _rate(x)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _roofline_legend(dtypes: dict[str, str]) -> tuple[list, list[str]]:
+    from matplotlib.lines import Line2D
+
+    lax = Line2D([], [], color=VERMILION, marker="o", markerfacecolor="white", linestyle="")
+    ours = Line2D([], [], color=BLUE, marker="o", linestyle="")
+    marks = [Line2D([], [], color=DARK, marker=mark, linestyle="") for mark in dtypes.values()]
+    return [lax, ours, *marks], ["lax", "jaxext", *dtypes]
+
+
+def _legend(axes, handles: list, labels: list[str]) -> None:
+    axes.figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+
+
+def _save(path: str | os.PathLike, report: Report, title: str, draw: Callable, height: float) -> None:
+    """A picture of one plot, under a title that says where, when and with what it was measured."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    path = pathlib.Path(path)
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"path: got {str(path)!r}, want a name that ends in .png or .svg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        draw(figure.add_subplot())
+        figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.55 / height))  # type: ignore[union-attr]
+        figure.text(0.01, 1 - 0.1 / height, title, va="top", fontweight="bold", fontsize=11)
+        figure.text(0.01, 1 - 0.33 / height, _where(report), va="top", fontsize=8, color=DARK)
+        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _where(report: Report) -> str:
+    versions = report.environment["versions"]
+    named = " ".join(f"{package} {versions[package]}" for package in ("jax", "jaxext") if package in versions)
+    sizes = ", reduced sizes" if report.reduced else ""
+    return f"{report.environment['device']}, {report.environment['date'][:10]}, {named}{sizes}"
+
+
+def _rate(rate: float) -> str:
+    """With a prefix for its thousands."""
+    power = max(0, min(5, math.floor(math.log10(rate) / 3 + 1e-9)))
+    return f"{rate / 1000**power:.3g}{('', ' k', ' M', ' G', ' T', ' P')[power]}"

@@ -1,0 +1,191 @@
+"""A report in words: lines for a terminal as rows are measured, what follows from them, what changed, and Markdown for the documentation.
+
+It must not know jax, nor how findings are made.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from . import findings
+from .report import KINDS, LIBRARIES, OTHER, OURS, PRECISION, Failure, Refusal, Report, Result, Row
+
+STYLES = {findings.FASTER: "green", findings.SLOWER: "bold red", findings.MISSING: "red", findings.NEW: "cyan"}
+NAME, TIME, RATIO, SHARE, ERROR, STRAYS = 78, 14, 15, 7, 9, 10  # columns' widths
+ROLES = ("fprop", "forward", "nn", "dgrad", "nt", "wgrad", "tn", "step")  # as they follow one another in a table
+
+CAPTION = (
+    "Each cell says how many times faster than lax jaxext is with what it takes where nobody names an implementation, which",
+    "implementation that is, and its time per call in milliseconds, ± half the spread of the quartiles. Where lax is faster",
+    "beyond the noise, the cell is in bold.",
+)
+
+
+def head(libraries: Sequence[str] = LIBRARIES) -> Text:
+    """The heading of what `line` makes: times with half the spread of their quartiles, the time of lax over that of what jaxext takes where
+    nobody names an implementation, and of that its share of the roofline, error, and transposes, copies and pads."""
+    cells = [("", NAME), *((f"{library} ms", TIME) for library in libraries), ("lax/jaxext", RATIO), ("roof", SHARE), ("error", ERROR)]
+    return Text("".join(f"{text:>{width}}" for text, width in (*cells, ("strays", STRAYS))) + "  targets", "bold")
+
+
+def line(row: Row, libraries: Sequence[str] = LIBRARIES) -> Text:
+    """One row, under `head` of the same libraries."""
+    text = Text(f"{row.name:{NAME}.{NAME - 1}}")
+    for library in libraries:
+        text.append(f"{_time(row.results.get(library)):>{TIME}}", "bold red" if isinstance(row.results.get(library), Failure) else "")
+    ratio = findings.ratio(row, findings.DEFAULT, "lax")
+    style = STYLES.get(findings.standing(row, findings.DEFAULT, "lax") or "", "")
+    text.append(f"{'-' if ratio is None else f'{row.ours} {ratio:.2f}x':>{RATIO}}", style)
+    shown = row.timed.get(row.ours or "") or next((row.timed[library] for library in reversed(OURS) if library in row.timed), None)
+    if shown is None:
+        return text
+    strays = " ".join(f"{count}{kind[0]}" for kind, count in shown.hlo.items() if count) or "none"
+    error = shown.error if isinstance(shown.error, str) else f"{shown.error:.1e}"
+    share = "-" if shown.roofline is None else f"{shown.roofline:.0%}"
+    text.append(f"{share:>{SHARE}}{error[: ERROR - 1]:>{ERROR}}{strays:>{STRAYS}}")
+    for verdict in findings.verdicts(row):
+        text.append(f"  {verdict}", "green" if verdict.reached else "bold red")
+    return text
+
+
+def print_findings(report: Report, console: Console) -> None:
+    """The means of a report's rows, every reason for which a library has no time, missed targets, and faults."""
+    table = Table("kind", "role", "of", "over", "rows", "geometric mean", "least", "slower", "the row with the least")
+    for mean in findings.summary(report.rows):
+        kind, role = mean.group  # type: ignore[misc]
+        style = "red" if mean.losers else ""
+        numbers = (f"{mean.geometric_mean:.2f}x", f"{mean.least:.2f}x", str(mean.losers))
+        table.add_row(kind, role, mean.ours, mean.other, str(mean.rows), *numbers, Text(mean.least_row), style=style)
+    if table.row_count:
+        console.print(table)
+    for note in findings.notes(report.rows):
+        console.print(note, markup=False)
+    if report.left_out:
+        console.print(f"left out, for want of time: {'; '.join(report.left_out)}", markup=False)
+    for row in report.rows:
+        for missed in findings.missed(row):
+            console.print(f"{missed} [{row.name}]", style="yellow", markup=False)
+    for row in report.rows:
+        for fault in findings.faults(row):
+            console.print(f"WRONG: {fault} [{row.name}]", style="bold red", markup=False)
+
+
+def print_comparison(comparison: findings.Comparison, console: Console) -> None:
+    """What is not within the noise, and how often each verdict was given."""
+    for warning in comparison.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    table = Table("row", "library", "before ms", "after ms", "takes", "verdict")
+    alone: dict[str, None] = {}  # rows of one report only
+    for change in comparison.changes:
+        if change.why == findings.NO_ROW:
+            alone[f"{change.verdict}: {change.name}"] = None
+        elif change.verdict != findings.SAME:
+            times = ("-" if quartiles is None else _quartiles(quartiles) for quartiles in (change.before, change.after))
+            takes = f"{change.after[1] / change.before[1]:.2f}x" if change.before and change.after else "-"
+            verdict = change.verdict + (f" ({change.why})" if change.why else "")
+            table.add_row(Text(change.name), change.library, *times, takes, Text(verdict, STYLES[change.verdict]))
+    if table.row_count:
+        console.print(table)
+    for row in alone:
+        console.print(row, markup=False)
+    counts = collections.Counter(change.verdict for change in comparison.changes)
+    console.print("; ".join(f"{verdict}: {count}" for verdict, count in counts.items()) or "neither has a time", markup=False)
+
+
+def markdown(report: Report) -> str:
+    """The tables of a report, for the documentation: the same report makes the same text.
+
+    Args:
+      report: what was measured.
+
+    Returns:
+      Markdown, with a heading of the third level for each kind of problem; lines end in a newline.
+
+    Example:
+      >>> print(markdown(read("benchmarks/results/cpu.json")))
+    """
+    return "\n".join([*_preface(report), *_means(report), *_kinds(report), *_shortcomings(report)]) + "\n"
+
+
+def _preface(report: Report) -> Iterator[str]:
+    world, commit = report.environment, report.environment.get("commit")
+    yield f"- Device: {world['device']}"
+    yield f"- Date: {world['date']}" + (f", commit {commit}" if commit else "")
+    yield f"- Versions: {', '.join(f'{package} {version}' for package, version in sorted(world['versions'].items()))}"
+    yield f"- Time: {report.timer}" + (f" (not CUPTI: {report.not_cupti})" if report.not_cupti else "")
+    rates = (f"{what} {rate / 1e9:.4g} G{'B' if what == 'copy' else 'FLOP'}/s" for what, rate in sorted(report.ceilings.items()))
+    if report.ceilings:
+        yield f"- Ceilings, measured in the same run: {', '.join(rates)}"
+    if report.reduced:
+        yield "- The problems are small twins of those in the suite."
+    yield from ("", *CAPTION)
+
+
+def _means(report: Report) -> Iterator[str]:
+    means = [found for kind, rows in _by_kind(report.rows).items() if (found := findings.mean(kind, rows, findings.DEFAULT, "lax"))]
+    if means:
+        yield from ("", "| kind | rows | geometric mean | least | slower than lax |", "|---|--:|--:|--:|--:|")
+    for mean in means:
+        yield f"| {mean.group} | {mean.rows} | {mean.geometric_mean:.2f}× | {mean.least:.2f}× | {mean.losers or 'none'} |"
+
+
+def _kinds(report: Report) -> Iterator[str]:
+    for kind, rows in _by_kind(report.rows).items():
+        roles = sorted({row.role for row in rows}, key=lambda role: (ROLES.index(role) if role in ROLES else len(ROLES), role))
+        yield from ("", f"### {kind}", "", f"| problem | numbers | {' | '.join(roles)} |", f"|---|---|{'--:|' * len(roles)}")
+        problems: dict[tuple[str, str], dict[str, Row]] = {}
+        for row in rows:
+            problems.setdefault((row.problem, row.numbers), {})[row.role] = row
+        for (problem, numbers), by_role in problems.items():
+            cells = (_cell(by_role[role]) if role in by_role else "" for role in roles)
+            yield f"| {_escaped(problem)} | {_escaped(numbers)} | {' | '.join(cells)} |"
+
+
+def _cell(row: Row) -> str:
+    ratio = findings.ratio(row, findings.DEFAULT, "lax")
+    if ratio is None:
+        return "wrong" if row.ours and findings.wrong(row, row.ours) else "not measured" if row.default else "refused"
+    cell = f"{ratio:.2f}× {row.ours} {_time(row.results[row.ours or ''])}"
+    return f"**{cell}**" if findings.standing(row, findings.DEFAULT, "lax") == findings.SLOWER else cell
+
+
+def _shortcomings(report: Report) -> Iterator[str]:
+    missed = [f"{missed} [{row.name}]" for row in report.rows for missed in findings.missed(row)]
+    faults = [f"{fault} [{row.name}]" for row in report.rows for fault in findings.faults(row)]
+    refused = findings.notes(report.rows)
+    for title, lines in (("Wrong", faults), ("Targets that were missed", missed), ("Not measured", refused)):
+        if lines:
+            yield from ("", f"### {title}", "", *(f"- {_escaped(line)}" for line in lines))
+
+
+def _by_kind(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    order = [*KINDS, PRECISION, OTHER]
+    ordered = sorted(rows, key=lambda row: order.index(row.kind))
+    return {kind: list(members) for kind, members in itertools.groupby(ordered, key=lambda row: row.kind)}
+
+
+def _time(result: Result | Refusal | Failure | None) -> str:
+    if isinstance(result, Result):
+        return _quartiles(result.ms)
+    return "-" if result is None else "refused" if isinstance(result, Refusal) else "FAILED"
+
+
+def _quartiles(ms: Sequence[float]) -> str:
+    low, middle, high = ms
+    return f"{_digits(middle)} ±{50 * (high - low) / middle:.0f}%"
+
+
+def _digits(ms: float) -> str:
+    """Three digits that count, never an exponent."""
+    return f"{ms:.{max(0, 2 - math.floor(math.log10(ms)))}f}"
+
+
+def _escaped(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,86 @@
+"""What is expected of the implementations: kept apart from the problems, which are what they are.
+
+A target is the time of another library over that of the implementation ("lax", "xla", or "best", the better of the two), the share of the
+bandwidth of a large copy ("copy"), or 10^12 operations per second ("tflops"): the least value that will do.  Expected of GPUs is what is
+possible on an H200, by kind, for bfloat16; of CPUs what rewrites in XLA's own operations gain over lax of jax 0.10.2, by name, for float32.
+It must not know what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .case import Case
+from .kinds import CONV_ROLES, DGRAD, FPROP, MATMUL_ROLES, NN, WGRAD
+
+Targets = Mapping[str, Mapping[str, float]]  # implementation -> what is compared -> the least
+
+FASTER: Targets = {"triton": {"best": 2.0}}
+LARGE: Targets = {"triton": {"best": 0.85}, "cuda": {"best": 0.97, "tflops": 700}}
+WAVES: Targets = {"cuda": {"best": 1.03}}  # the last round of tiles leaves multiprocessors idle, or the depth is short
+THIN: Targets = {"cuda": {"copy": 0.8}}
+ONE_AXIS: Targets = {"cuda": {"best": 1.5}}
+THREE_AXES: Targets = {"cuda": {"best": 1.3}}
+FEW_IMAGES: Targets = {"cuda": {"best": 1.2}}
+MANY_IMAGES: Targets = {"cuda": {"best": 0.9}}
+DEPTHWISE: Mapping[str, Targets] = {
+    FPROP: {"triton": {"best": 1.3, "copy": 0.75}, "cuda": {"copy": 0.85}},
+    DGRAD: {"triton": {"best": 2.0, "copy": 0.75}, "cuda": {"copy": 0.75}},
+    WGRAD: {"triton": {"best": 2.0, "copy": 0.75}, "cuda": {"copy": 0.75}},
+}
+CAUSAL: Mapping[str, Targets] = {
+    FPROP: {"triton": {"lax": 3.0, "xla": 1.0}, "cuda": {"copy": 0.85}},
+    DGRAD: {"triton": {"lax": 5.0, "xla": 1.0}, "cuda": {"copy": 0.75}},
+    WGRAD: {"triton": {"lax": 5.0, "xla": 1.0}, "cuda": {"copy": 0.75}},
+}
+# Kind -> role -> targets: of a problem tagged "target", the first kind all of whose tags it has.
+OF_GPUS: tuple[tuple[frozenset[str], Mapping[str, Targets]], ...] = tuple(
+    (frozenset(tags.split()), by_role)
+    for tags, by_role in (
+        ("large", dict.fromkeys(MATMUL_ROLES, LARGE)),
+        ("waves", {NN: WAVES}),
+        ("thin", {NN: THIN}),
+        ("batched-filters", dict.fromkeys(CONV_ROLES, FASTER)),
+        ("per-example", {WGRAD: FASTER}),
+        ("depthwise causal", CAUSAL),
+        ("depthwise", DEPTHWISE),
+        ("one-axis", dict.fromkeys(CONV_ROLES, ONE_AXIS)),
+        ("three-axes", dict.fromkeys(CONV_ROLES, THREE_AXES)),
+        ("transposed", {FPROP: FASTER}),
+        ("grouped strided", {DGRAD: FASTER}),
+        ("few-images", dict.fromkeys(CONV_ROLES, FEW_IMAGES)),
+        ("many-images", dict.fromkeys(CONV_ROLES, MANY_IMAGES)),
+    )
+)
+
+DENSE = dict.fromkeys(CONV_ROLES, 0.95)  # no slower, as far as can be told
+# Name -> role -> the least time of lax over that of xla.
+OF_CPUS: Mapping[str, Mapping[str, float]] = {
+    "depthwise 7x7, 8x56x56x96": {FPROP: 15, DGRAD: 15, WGRAD: 5},
+    "depthwise 3x3, 8x56x56x64": {FPROP: 10, DGRAD: 10, WGRAD: 2.5},
+    "causal depthwise k=4, 4x2048x512": {FPROP: 30, DGRAD: 30, WGRAD: 3},
+    "32 groups of 4, 3x3, 8x28x28x128": {FPROP: 4, DGRAD: 3, WGRAD: 50},
+    "batched filters, 16 x 2x28x28x32": dict.fromkeys(CONV_ROLES, 3),
+    "per-example, 16 x 1x28x28x32": {WGRAD: 3},
+    "transposed 4x4 stride 2, 4x32x32x64": {FPROP: 1.2, DGRAD: 0.95, WGRAD: 1.2},
+    "strided 4x4 by 2, 4x64x64x64": {FPROP: 0.95, DGRAD: 1.2, WGRAD: 0.95},
+    "dense 1x1, 8x28x28x128": DENSE,
+    "dense 3x3, 8x28x28x64": DENSE,
+    "dense 7x7, 2x56x56x16": DENSE,
+    "dense 1-D k=5, 8x512x64": DENSE,
+    "dense 3-D 3x3x3, 2x12x12x12x16": DENSE,
+    **{f"cube, {n}x{n}x{n}": {NN: 0.95} for n in (256, 512, 1024, 2048)},
+}
+
+
+def targets(case: Case, platform: str) -> Targets:
+    """What is expected of the implementations on `platform` ("cpu", "gpu" or "cuda"; nothing of others): {"cuda": {"best": 0.97}}.
+
+    Nothing is expected of a reduced problem, or of a case in other numbers.
+    """
+    if platform == "cpu":
+        least = OF_CPUS.get(case.problem, {}).get(case.role)
+        return {"xla": {"lax": least}} if least is not None and set(case.dtypes) == {"float32"} else {}
+    if platform not in ("gpu", "cuda") or set(case.dtypes) != {"bfloat16"} or "target" not in case.tags or "reduced" in case.tags:
+        return {}
+    return next((by_role.get(case.role, {}) for tags, by_role in OF_GPUS if tags <= case.tags), {})

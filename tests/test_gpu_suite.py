@@ -1,0 +1,102 @@
+"""The suite of problems on a GPU: every case of smaller twins, by each implementation that takes it, against float64 on the CPU."""
+
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import random, wide
+from test_gpu import SUMS, TF32, exact, near, on_cpu
+
+from jaxext.benchmarks.case import Case
+from jaxext.benchmarks.problems import PROBLEMS, reduced
+
+OPERATIONS = 1e8  # per role: of many tiles, and soon done on a CPU
+
+# How far a sum of products may stray, over the sum of their magnitudes; where float32 is split, by what is left out.
+STRAY = {"tf32": TF32, "fp32bf16": TF32, "tf32x3": 2.0**-18, "bf16x3": 2.0**-14, "bf16x6": 2.0**-18}
+NETWORK = {"bfloat16": 2e-2, "float32": 4e-3}  # how far a network may stray, in the norm: each of its layers rounds
+
+
+def cases(flops):
+    """Each once; a step's products are those of the other roles."""
+    found = {}
+    for problem in PROBLEMS:
+        for case in reduced(problem, flops).cases():
+            if case.role != "step" or "mlp" in case.tags:
+                found.setdefault((case.role, case.numbers, case.shapes, repr(case.static)), case)
+    return list(found.values())
+
+
+CASES = cases(OPERATIONS)
+SOME = [
+    next(case for case in CASES if case.name.startswith(name) and case.role == role and case.numbers == numbers)
+    for name, role, numbers in (
+        ("cube, 256", "nn", "tf32"),
+        ("odd sizes, 4095x257", "nt", "int8"),
+        ("odd sizes, 4095x257", "tn", "bf16"),
+        ("dense 1x1", "dgrad", "tf32"),
+        ("mlp", "wgrad", "bf16"),
+    )
+]
+named = operator.attrgetter("name")
+
+
+@functools.lru_cache(maxsize=1)  # of the case that several implementations compute, one after the other
+def operands_and_truth(at):
+    """Operands, what is right and, of a product, the sum of the magnitudes of its terms; of 8 bits they are small integers, to be exact."""
+    case = CASES[at]
+    integers = any(jnp.dtype(dtype).itemsize == 1 for dtype in case.dtypes)
+    arrays = [random(shape, dtype, seed, integers) for seed, (shape, dtype) in enumerate(zip(case.shapes, case.dtypes, strict=True))]
+    truth = jax.jit(case.truth)
+    return arrays, *(jax.tree.leaves(on_cpu(truth, *operands)) for operands in (arrays, map(np.abs, arrays)))
+
+
+def verify(case, implementation):
+    """The result is right, and of the same bits when computed again; pytest's skip, with the reason, where the implementation refuses."""
+    arrays, truth, magnitudes = operands_and_truth(CASES.index(case))
+    program = jax.jit(case.build(implementation))
+    try:
+        got = jax.tree.leaves(program(*arrays))
+    except NotImplementedError as refusal:
+        pytest.skip(str(refusal))
+    if any(array.dtype.itemsize == 1 for array in arrays):
+        exact(got, truth)
+    elif "mlp" in case.tags:
+        for y, right in zip(got, truth, strict=True):
+            assert np.linalg.norm(wide(y) - right) <= NETWORK[case.dtype] * np.linalg.norm(right)
+    else:
+        near(got, truth, magnitudes, STRAY.get(case.numbers, SUMS))
+    for once, again in zip(got, jax.tree.leaves(program(*arrays)), strict=True):
+        assert np.asarray(once).tobytes() == np.asarray(again).tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("implementation", ["xla", "triton", "cuda"])
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_case(case, implementation):
+    verify(case, implementation)
+
+
+# The verification itself, where there is no GPU.
+
+
+@pytest.mark.parametrize("case", SOME, ids=named)
+def test_what_is_right_passes(case):
+    verify(case, "xla")
+
+
+@pytest.mark.parametrize("factor", [1.1, np.nan])
+@pytest.mark.parametrize("case", [case for case in SOME if case.numbers != "int8"], ids=named)
+def test_what_is_wrong_does_not(case, factor, monkeypatch):
+    build = Case.build
+    monkeypatch.setattr(Case, "build", lambda *args: lambda *arrays: jax.tree.map(lambda y: y * factor, build(*args)(*arrays)))
+    with pytest.raises(AssertionError):
+        verify(case, "xla")
+
+
+def test_a_refusal_is_told():
+    with pytest.raises(pytest.skip.Exception, match="implementation 'triton' does not support this call: .*platform is 'cpu'"):
+        verify(SOME[0], "triton")
