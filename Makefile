@@ -24,12 +24,11 @@ build: $(ready)
 	$(pip) install --no-build-isolation --no-deps --editable .
 
 bench: $(ready)
-	$(python) benchmarks/cpu.py
+	$(python) -m jaxext bench
 
-# what the compiler makes of every Triton kernel, for GPUs that need not be there
+# what the compilers make of every kernel, for GPUs that need not be there
 kernels: $(ready)
-	$(python) benchmarks/compiled.py --check
-	$(python) benchmarks/compiled_cuda.py --check
+	$(python) -m jaxext kernels --check
 
 # for machines without a network or a compiler: a wheel for the Python that makes it, its CUDA kernels compiled; no GPU is needed
 wheel:

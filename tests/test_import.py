@@ -33,7 +33,7 @@ assert dict(os.environ) == before
 assert jax.config.values == settings
 assert threading.active_count() == threads
 new = {name.partition(".")[0] for name in set(sys.modules) - modules}
-assert not new & {"triton", "jax_triton", "flax", "equinox", "matplotlib", "torch", "scipy"}, new
+assert not new & {"triton", "jax_triton", "rich", "filelock", "platformdirs", "flax", "equinox", "matplotlib", "torch", "scipy"}, new
 """
     done = python(code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,6 +1,9 @@
 """Who may import whom: the imports of every file are read and compared with what the design allows.
 
-__init__ -> ops, _explain, checkpoint_policies -> _products -> _conv, _matmul -> _form -> _partition, _implementation -> _compat, _window
+_command -> __init__ -> ops, _explain, _tune, checkpoint_policies -> _products -> _conv, _matmul
+         -> _form -> _partition, _tuned, _implementation -> _table, _measurements, _compat, _window
+benchmarks/ may import all of the package, and only _command imports it.
+_measure, which times, is known to _trial and the benchmarks, that is to tune and the command line alone: no operation can reach a clock.
 _conv_xla and what it is made of are known to _conv alone; only _compat sees jax._src; only _triton sees jax_triton, only _cuda the compiled
 module; the kernels are known to _kernel, _triton, _interpreter and _cuda's files, which import what needs Triton late; kernels see neither
 jax nor jaxext.
@@ -18,10 +21,16 @@ BUILT = {"_cuda_module", "_cuda_build"}  # what CMake makes
 
 # Module -> the modules of the package that it may import.  A new file is a breach until it is here.
 MAY = {
-    "__init__": {"ops", "_dispatch", "_explain", "checkpoint_policies", "_compat", "_target", "_export"},
+    "__init__": {"ops", "_dispatch", "_explain", "checkpoint_policies", "_compat", "_target", "_export", "_tune", "_tuned"},
     "ops": {"_dispatch"},
     "_dispatch": {"_products", "_conv", "_matmul", "_form"},
-    "_explain": {"_form", "_implementation", "_compat", "_target"},
+    "__main__": {"_command"},
+    "_command": {"__init__", "_compat", "_environment", "_info", "_table", "_terminal", "_tune", "_tuned"},
+    "_info": {"__init__", "_cuda", "_environment", "_table", "_terminal", "_tuned", *BUILT},
+    "_terminal": {"_target"},
+    "_tune": {"_environment", "_implementation", "_measure", "_table", "_trial", "_tuned"},
+    "_trial": {"_form", "_implementation", "_measure", "_measurements"},
+    "_explain": {"_form", "_implementation", "_tuned", "_compat", "_target"},
     "checkpoint_policies": {"_form"},
     "_products": {"_conv", "_matmul", "_form", "_compat", "_window"},
     "_export": {"_cuda", "_triton"},
@@ -36,18 +45,30 @@ MAY = {
     "_triton": {"_implementation", "_kernel", "_interpreter"},
     "_kernel": {"_implementation"},
     "_interpreter": set(),
-    "_form": {"_partition", "_implementation", "_compat"},
+    "_form": {"_partition", "_implementation", "_tuned", "_compat"},
+    "_tuned": {"_table", "_environment", "_compat"},
+    "_table": {"_measurements"},
+    "_measurements": set(),
+    "_measure": set(),
+    "_environment": {*BUILT},
     "_partition": {"_compat"},
-    "_implementation": {"_window"},
+    "_implementation": {"_measurements", "_window"},
     "_window": set(),
     "_compat": {"_target"},
     "_target": set(),
 }
-WITHOUT_JAX = {"_window", "_cuda_matmul", "_cuda_conv", "_cuda_depthwise"}
+WITHOUT_JAX = {"_window", "_table", "_measurements", "_cuda_matmul", "_cuda_conv", "_cuda_depthwise"}
 SEES_INTERNALS = {"_compat"}
+SEES_BENCHMARKS = {"_command"}
 SEES_KERNELS = {"_triton", "_interpreter", "_kernel", "_cuda", "_cuda_matmul", "_cuda_conv", "_cuda_depthwise"}
+FOLDERS = {"kernels": SEES_KERNELS, "benchmarks": SEES_BENCHMARKS}
 THIRD_PARTIES = {"jax", "numpy"}
-THIRD_PARTIES_OF = {"_triton": {"jax_triton"}, "_interpreter": {"triton", "ml_dtypes"}}
+THIRD_PARTIES_OF = {
+    "_triton": {"jax_triton"},
+    "_interpreter": {"triton", "ml_dtypes"},
+    "_table": {"filelock", "platformdirs"},
+    "_terminal": {"rich"},
+}
 OF_KERNELS = {"triton"}
 
 
@@ -73,8 +94,9 @@ def breaches(root):
         for name in imports(path):
             top, _, rest = name.partition(".")
             if top == "jaxext":
-                wanted = rest.partition(".")[0]
-                if wanted not in MAY[module] | ({"kernels"} if module in SEES_KERNELS else set()):
+                wanted = rest.partition(".")[0] or "__init__"
+                of_folders = {folder for folder, seen_by in FOLDERS.items() if module in seen_by}
+                if wanted not in MAY[module] | of_folders:
                     yield f"{module} imports jaxext.{wanted}"
             elif name.startswith("jax._src") and module not in SEES_INTERNALS:
                 yield f"{module} imports {name}"
@@ -87,9 +109,9 @@ def breaches(root):
             top = name.partition(".")[0]
             if top not in OF_KERNELS | {"kernels"} and top not in sys.stdlib_module_names:
                 yield f"kernels/{path.name} imports {name}"
-    for path in sorted((root / "tests").glob("*.py")):
+    for path in sorted([*(root / "tests").glob("*.py"), *(root / "benchmarks").glob("*.py")]):
         if path.name != "test_harness.py" and any(name.startswith("jax._src") for name in imports(path)):
-            yield f"tests/{path.name} imports jax._src"
+            yield f"{path.parent.name}/{path.name} imports jax._src"
 
 
 def test_layers():
@@ -113,6 +135,8 @@ def test_the_rules_have_no_circle():
     [
         ("jaxext/_conv.py", "from jaxext.kernels import conv", "_conv imports jaxext.kernels"),
         ("jaxext/_conv.py", "import jax_triton", "_conv imports jax_triton"),
+        ("jaxext/_tune.py", "from jaxext.benchmarks import problems", "_tune imports jaxext.benchmarks"),
+        ("jaxext/_table.py", "import jax", "_table imports jax"),
         ("jaxext/_form.py", "from jaxext import _conv", "_form imports jaxext._conv"),
         ("jaxext/_form.py", "from jaxext._matmul import MATMUL", "_form imports jaxext._matmul"),
         ("jaxext/_form.py", "from . import ops", "_form imports jaxext.ops"),
@@ -127,10 +151,11 @@ def test_the_rules_have_no_circle():
         ("kernels/gemm.py", "import jax", "kernels/gemm.py imports jax"),
         ("kernels/gemm.py", "from jaxext import ops", "kernels/gemm.py imports jaxext.ops"),
         ("tests/test_x.py", "import jax._src.core", "tests/test_x.py imports jax._src"),
+        ("benchmarks/x.py", "import jax._src.core", "benchmarks/x.py imports jax._src"),
     ],
 )
 def test_a_breach_is_found(tmp_path, file, line, breach):
-    for folder in ("jaxext", "kernels", "tests"):
+    for folder in ("jaxext", "kernels", "tests", "benchmarks"):
         (tmp_path / folder).mkdir()
     (tmp_path / file).write_text(f'"""A file."""\n\n{line}\n')
     assert list(breaches(tmp_path)) == [breach]

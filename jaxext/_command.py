@@ -1,0 +1,298 @@
+"""The command line, `python -m jaxext`: what is here, what would run, and the ways to measure, tune, keep tables and read kernels.
+
+A command is a function of its options that returns the exit status: 0 done, 1 it found something wrong or cannot do it here, 2 it was asked
+for what there is not, 130 interrupted.  Its docstring is its help.  It must not know how anything is measured, stored or compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import inspect
+import os
+import pathlib
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+
+import jaxext
+from jaxext import _environment, _table, _tuned
+from jaxext._compat import PLATFORMS
+from jaxext._info import facts, platform
+from jaxext._terminal import Table, UsageError, arch, count, function, says_json, takes_function, tell
+from jaxext._tune import with_gradient
+from jaxext.benchmarks import bench, kernel_table
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status of `python -m jaxext` with these arguments, those of the process if None."""
+    options = parser().parse_args(argv)
+    try:
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except UsageError as error:
+        return options.parser.error(str(error))
+    except BrokenPipeError:  # whoever reads us has seen enough; what is left must not fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        jax.block_until_ready(jax.live_arrays())  # what still runs must not outlive the interpreter
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m jaxext", description="Convolution and matmul primitives for JAX.")
+    top.add_argument("--version", action="version", version=f"jaxext {jaxext.__version__}")
+    width = shutil.get_terminal_size().columns - 2
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    for name, (run, add_arguments) in COMMANDS.items():
+        paragraphs = [textwrap.fill(part, width) if part[:9] != "examples:" else part for part in (inspect.getdoc(run) or "").split("\n\n")]
+        command = commands.add_parser(
+            name,
+            help=" ".join(paragraphs[0].partition(".")[0].split()),
+            description="\n\n".join(paragraphs),
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # for the examples
+        )
+        command.set_defaults(run=run, parser=command)
+        add_arguments(command)
+    return top
+
+
+def _info_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--arch", type=arch, help="ask for this GPU, such as sm_80 (default: the GPU that is here, or else sm_90a)")
+    says_json(command)
+
+
+def _info(options) -> int:
+    """What is here: versions, devices, implementations, the table in force, and how the CUDA kernels were built.
+
+    Each implementation is asked about a small call of each kind, here and, if there is no GPU, for one: whether it is available, or why
+    not, and whether it is preferred where no table and nobody says otherwise.
+
+    examples:
+      python -m jaxext info
+      python -m jaxext info --arch sm_100a
+      python -m jaxext info --json
+    """
+    found = facts(options.arch)
+    environment, devices = found["environment"], [(d["platform"], f"{d['count']} x {d['kind']}") for d in found["devices"]]
+    here = environment["versions"] | {name: environment[name] for name in ("processor", "commit")}
+    implementations = [tuple(row.values()) for row in found["implementations"]]
+    tell(
+        options,
+        found,
+        Table("Here", ("what", "is"), [*here.items(), *devices]),
+        Table("Implementations", ("platform", "call", "implementation", "is"), implementations),
+        Table("Table of measurements", ("what", "is"), [*found["table"].items()]),
+        Table("CUDA kernels", ("what", "is"), [*found["build"].items()]),
+    )
+    return 0
+
+
+def _explain_arguments(command: argparse.ArgumentParser) -> None:
+    takes_function(command)
+    command.add_argument("--platform", choices=PLATFORMS, help="default: that of --arch, or of this machine")
+    command.add_argument("--arch", type=arch, help="the GPU for which to decide, such as sm_90a; there need be none here")
+    command.add_argument("--backward", action="store_true", help="its gradient too, in every floating-point argument")
+    command.add_argument("--table", metavar="PATH", help='decide by this table, or by "none" (default: the one in force here)')
+    says_json(command)
+
+
+def _explain(options) -> int:
+    """Which products a function runs, what would compute each, and why not the others.  It is traced, not run.
+
+    Without a SHAPE the function is called without arguments, and makes its own.
+
+    examples:
+      python -m jaxext explain jaxext:matmul f32[8,4] f32[4,2]
+      python -m jaxext explain mynet:loss f32[1000] f32[64,32,32,3] --backward
+      python -m jaxext explain mynet:benchmark --arch sm_90a --table none --json
+    """
+    fun = function(options.function, options.shapes)
+    if options.backward and not options.shapes:
+        raise UsageError("--backward: there is nothing to differentiate by, give a SHAPE for each argument")
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(jaxext.use_target(options.arch))
+        if options.table:
+            contexts.enter_context(_use_table(options.table))
+        explanation = jaxext.explain(
+            with_gradient(fun) if options.backward else fun,
+            *options.shapes,
+            platform=options.platform or ("cuda" if options.arch else None),
+        )
+    rows = [(r.op, " ".join(r.operands), r.result, r.times, r.chosen or "nothing", r.how, r.why, r.refusals) for r in explanation.rows]
+    columns = ("op", "operands", "result", "times", "chosen", "how", "why", "refused")
+    none = "no jaxext product (lax's own are not listed: see in_place_of_lax)"
+    table = Table(f"Products on {explanation.platform}", columns, rows) if rows else Table(none, (), [])
+    tell(options, dataclasses.asdict(explanation), table)
+    return 0
+
+
+def _use_table(name: str):
+    try:
+        return jaxext.use_table(None if name == "none" else name)
+    except FileNotFoundError as error:
+        raise UsageError(f"--table: {error}") from None
+
+
+def _bench(options) -> int:
+    """Measures problems of the suite, each by lax, rewritten for XLA, and by our kernels, side by side in one run.
+
+    Without a GPU the problems are reduced to sizes that a CPU can do.  Ctrl-C keeps what was measured.
+
+    examples:
+      python -m jaxext bench --tags depthwise --json depthwise.json
+      python -m jaxext bench --only resnet --implementation xla --plot ratios.svg
+      python -m jaxext bench --compare before.json after.json
+    """
+    return bench.run(options)
+
+
+def _tune_arguments(command: argparse.ArgumentParser) -> None:
+    takes_function(command, nargs="?")
+    suite = command.add_argument_group("which problems of the suite, where no function is given")
+    suite.add_argument("--tags", nargs="+", action="extend", default=[], metavar="TAG", help="with one of these tags")
+    suite.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="with this, or one of these, in their name")
+    suite.add_argument("--dtype", nargs="+", action="extend", default=[], metavar="DTYPE", help="in these numbers instead of their own")
+    size = suite.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="as they are (default on a GPU)")
+    size.add_argument("--reduced", action="store_true", help="smaller twins (default elsewhere)")
+    command.set_defaults(roles=[], quick=False)
+    command.add_argument("--no-backward", dest="backward", action="store_false", help="not the gradient of the function")
+    command.add_argument("--candidates", type=count, default=8, metavar="N", help="configs of each implementation (default: %(default)s)")
+    command.add_argument("--table", metavar="PATH", help="where to store what was measured (default: the user's own table)")
+    says_json(command)
+
+
+def _tune(options) -> int:
+    """Measures what could compute each product of a function, or of problems of the suite, and stores it for programs to come.
+
+    A candidate that computes something wrong is told loudly, and never taken: then the status is 1.  Ctrl-C keeps what was measured.
+
+    examples:
+      python -m jaxext tune mynet:loss f32[1000] f32[64,32,32,3]
+      python -m jaxext tune --tags resnet50 --table resnet50.json
+    """
+    rows = []
+
+    def progress(row, done: int, of: int) -> None:
+        rows.append(row)
+        if options.json != "-":
+            print(f"{row}\n", flush=True)
+
+    todo = list(_to_tune(options))
+    for i, (name, fun, arrays, backward) in enumerate(todo, 1):
+        print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
+        tuned = jaxext.tune(fun, *arrays, backward=backward, candidates=options.candidates, table=options.table, progress=progress)
+    document = dataclasses.asdict(tuned) | {"environment": _environment.report(), "rows": [dataclasses.asdict(row) for row in rows]}
+    tell(options, document, Table(f"{len(rows)} products on {tuned.device}, by {tuned.timer}: {tuned.table}", (), []))
+    return 1 if any(candidate.wrong for row in rows for candidate in row.candidates) else 0
+
+
+def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeStruct], bool]]:
+    """Names, functions, their arguments, and whether their gradients count."""
+    if options.function:
+        if options.tags or options.only or options.dtype or options.full or options.reduced:
+            raise UsageError("a function was given, and --tags, --only, --dtype, --full and --reduced choose from the suite")
+        yield options.function, function(options.function, options.shapes), options.shapes, options.backward and bool(options.shapes)
+        return
+    cases = bench.cases(options)
+    with_step = {(case.problem, case.numbers) for case in cases if case.role == "step"}  # which has the other roles in it
+    for case in cases:
+        if case.role == "step" or (case.problem, case.numbers) not in with_step:
+            arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(case.shapes, case.dtypes, strict=True)]
+            yield case.name, case.build("jaxext"), arrays, False
+
+
+def _cache_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=("show", "clear", "export", "import"))
+    command.add_argument("path", nargs="?", metavar="PATH", help="where to export to, or what to import")
+    command.add_argument("--table", metavar="PATH", help="another table than the user's own")
+    command.add_argument("--yes", action="store_true", help="clear without more ado")
+    says_json(command)
+
+
+def _cache(options) -> int:
+    """What was measured and is kept: show it, clear it, or export and import it, as one table for a number of machines.
+
+    An export adds what is kept here to the file, an import adds the file to what is kept here; of a product that is in both, what is added
+    counts.  A file that is no table is refused whole.
+
+    examples:
+      python -m jaxext cache show
+      python -m jaxext cache export tables.json
+      python -m jaxext cache import tables.json
+      python -m jaxext cache clear --yes
+    """
+    path = pathlib.Path(options.table) if options.table else _tuned.default_path()
+    if (options.action in ("export", "import")) != (options.path is not None):
+        raise UsageError(f"{options.action} takes {'a PATH' if options.path is None else 'no PATH'}")
+    if options.action == "clear" and not options.yes:
+        raise UsageError(f"clear deletes {path}: say --yes")
+    try:
+        if options.action == "clear":
+            _table.clear(path)
+        if options.action == "export":
+            _table.merge(options.path, _table.load_entries(path))
+        if options.action == "import":
+            _table.merge(path, _table.load_entries(options.path))
+        entries = _table.load_entries(path)
+    except FileNotFoundError as error:
+        if options.action in ("export", "import"):
+            raise UsageError(f"no table {error.filename}") from None
+        entries = ()
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(f"{options.path if options.action == 'import' else path} is no table: {error}", file=sys.stderr)
+        return 1
+    _tell_entries(options, path, entries)
+    return 0
+
+
+def _tell_entries(options, path: pathlib.Path, entries) -> None:
+    context = _tuned.context(platform())
+    told, rows = [], []
+    for entry in entries:
+        of, table = entry.context, _table.select((entry,), context, str(path))
+        away = "of another device" if (of.device, of.capability) != (context.device, context.capability) else None
+        why_not = table.ignored or away
+        told.append(
+            dataclasses.asdict(of) | {"measured": entry.measured, "rows": len(entry.rows), "hold": len(table.rows), "why not": why_not}
+        )
+        versions = ", ".join(f"{name} {version}" for name, version in of.versions.items())
+        rows.append((of.device, of.capability or "-", versions, entry.measured, len(entry.rows), len(table.rows), why_not or "-"))
+    columns = ("device", "capability", "versions", "measured", "rows", "hold here", "why not")
+    shown = Table(str(path), columns, rows) if rows else Table(f"{path}: nothing was measured", (), [])
+    tell(options, {"path": str(path), "entries": told}, shown)
+
+
+def _kernels(options) -> int:
+    """What the compilers make of each kernel, without a GPU: registers, spills, shared memory and the instructions that matter.
+
+    Triton's are compiled here, for each configuration, the CUDA kernels read from the module that was compiled when jaxext was installed.
+    Lines end with the laws that a kernel breaks, if it does.
+
+    examples:
+      python -m jaxext kernels --of triton --problem mamba --arch 90
+      python -m jaxext kernels --of cuda --kernel depthwise
+      python -m jaxext kernels --others none --check --json kernels.json
+    """
+    return kernel_table.run(options)
+
+
+COMMANDS = {
+    "info": (_info, _info_arguments),
+    "explain": (_explain, _explain_arguments),
+    "bench": (_bench, bench.add_arguments),
+    "tune": (_tune, _tune_arguments),
+    "cache": (_cache, _cache_arguments),
+    "kernels": (_kernels, kernel_table.add_arguments),
+}
