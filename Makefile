@@ -34,7 +34,7 @@ kernels: $(ready)
 wheel:
 	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels .
 
-# on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests sanitizer bench
+# on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests suite sanitizer bench
 gpu:
 	bash benchmarks/on_gpu.sh $(PARTS)
 

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import math
 import pathlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -20,9 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jaxext import _environment, _measure
-from jaxext._terminal import UsageError, says_json
+from jaxext._terminal import UsageError, says_json, tell
 
-from . import cells, findings, pictures, problems, records, report, tables
+from . import cells, findings, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
 from .targets import targets
 
@@ -31,8 +30,9 @@ UNFOLDED = 240  # columns of tables in files and pipes
 QUICK = 2e6  # operations per role in a trial of the harness
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_argument_group("which cases")
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """The options by which `cases` chooses."""
+    which = parser.add_argument_group("which cases of the suite")
     which.add_argument("--tags", nargs="+", action="extend", default=[], metavar="TAG", help="problems with one of these tags")
     which.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="cases with this, or one of these, in their name")
     which.add_argument("--roles", nargs="+", action="extend", default=[], choices=ROLES, metavar="ROLE", help=f"of {', '.join(ROLES)}")
@@ -42,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--full", action="store_true", help="problems as they are (default on a GPU)")
     size.add_argument("--reduced", action="store_true", help=f"smaller twins, of {problems.DEFAULT:.0e} operations (default elsewhere)")
     size.add_argument("--quick", action="store_true", help="tiny twins and few samples: this tries the harness, and measures nothing")
-    which.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
     how = parser.add_argument_group("how")
     libraries = report.LIBRARIES
     how.add_argument("--implementation", action="append", default=[], choices=libraries[1:], help="beside lax (default: all)")
@@ -50,10 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--repeats", type=int, default=10, help="samples per case and library (default: 10)")
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
     told = parser.add_argument_group("what becomes of it")
+    told.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
     says_json(told)
     told.add_argument(
         "--plot", type=_picture, metavar="PATH", help="a picture of the ratios, and one of the roofline beside it: .png, .svg"
     )
+    told.add_argument("--markdown", type=pathlib.Path, metavar="PATH", help="the tables, as docs/benchmarks.md has them")
+    told.add_argument("--read", metavar="REPORT", help="say what is in a report of before, and measure nothing")
     told.add_argument(
         "--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="say what changed from one report to another, and measure nothing"
     )
@@ -71,14 +77,23 @@ def run(options: argparse.Namespace) -> int:
         console.width = UNFOLDED
     if options.compare:
         return _compare(options, console)
+    if options.plot and not importlib.util.find_spec("matplotlib"):
+        raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
+    if options.read:
+        return _conclude(options, _stored(options.read, "--read"), console)
     _measure.keep_freed_memory()
     chosen = cases(options)
     if options.list:
         print(*(case.name for case in chosen), sep="\n")
         return 0
-    if options.plot and not importlib.util.find_spec("matplotlib"):
-        raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
     return _measured(options, chosen, console)
+
+
+def _stored(path: str, option: str) -> report.Report:
+    try:
+        return report.read(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
@@ -177,6 +192,8 @@ def _conclude(options: argparse.Namespace, whole: report.Report, console: Consol
         print(json.dumps(report.data(whole), indent=1))
     elif options.json:
         console.print(f"written: {options.json}", markup=False, soft_wrap=True)
+    if options.markdown:
+        options.markdown.write_text(tables.markdown(whole))
     drawn = not options.plot or _draw(options.plot, whole, console)
     if whole.interrupted:
         console.print(f"interrupted after {len(whole.rows)} cases", style="bold yellow")
@@ -206,13 +223,8 @@ def _draw(path: pathlib.Path, whole: report.Report, console: Console) -> bool:
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
-    try:
-        before, after = map(report.read, options.compare)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--compare: {error}") from None
-    comparison = findings.compare(before, after)
+    comparison = findings.compare(*(_stored(path, "--compare") for path in options.compare))
     tables.print_comparison(comparison, console)
     if options.json:
-        text = json.dumps(records.plain(dataclasses.asdict(comparison)), indent=1) + "\n"
-        sys.stdout.write(text) if options.json == "-" else pathlib.Path(options.json).write_text(text)
+        tell(options, dataclasses.asdict(comparison))
     return 1 if comparison.regressions else 0

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Everything for a machine with a CUDA GPU and no network: installs the checkout, tests it there, and measures.
 #
-#     benchmarks/on_gpu.sh [tests] [sanitizer] [bench]       all three without arguments; each installs first
+#     benchmarks/on_gpu.sh [tests] [suite] [sanitizer] [bench]       all four without arguments; each installs first
 #
-# tests      pytest -m gpu TESTS (tests): the kernels alone, then the whole path
+# tests      pytest -m gpu TESTS (tests, without the suite's): the kernels alone, then the whole path
+# suite      the problems of the benchmarks, made smaller, by every implementation
 # sanitizer  every STEP-th (25th) test of the depthwise CUDA kernels under compute-sanitizer's memcheck, racecheck and initcheck, and of
 #            the Triton kernels under its memcheck, a quarter of LIMIT each
 # bench      python -m jaxext bench, with the arguments in BENCH
@@ -94,11 +95,20 @@ sys.exit(None if sys.argv[1:] or jax.default_backend() == "gpu" else "jax sees n
 
 # -P: the tests import the installed package, not the one in the working directory.  Several processes share the GPU.
 tests() {
-  local workers=()
-  "$python" -c 'import xdist' 2>/dev/null && workers=(-n "$((($(nproc) + 1) / 2))")
   # shellcheck disable=SC2086
-  set -- "${workers[@]}" -m gpu --continue-on-collection-errors --durations=10 ${TESTS:-tests}
-  part tests env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -P -m pytest "$@"
+  gpu_tests tests ${TESTS:-tests --ignore=tests/test_gpu_suite.py}
+}
+
+suite() {
+  gpu_tests suite tests/test_gpu_suite.py
+}
+
+gpu_tests() {
+  local workers=() name=$1
+  shift
+  "$python" -c 'import xdist' 2>/dev/null && workers=(-n "$((($(nproc) + 1) / 2))")
+  set -- "${workers[@]}" -m gpu --continue-on-collection-errors --durations=10 "$@"
+  part "$name" env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -P -m pytest "$@"
 }
 
 # Racecheck sees hazards in shared memory, initcheck reads of memory that nobody wrote; memcheck is for the rest.
@@ -132,11 +142,11 @@ bench() {
   part bench "$python" -P -m jaxext bench --json "$out/gpu.json" --minutes "$(((limit - 60) / 60))" ${trial:+--quick} ${BENCH:-}
 }
 
-[ $# -gt 0 ] || set -- tests sanitizer bench
+[ $# -gt 0 ] || set -- tests suite sanitizer bench
 for name in "$@"; do
   case $name in
-    tests | sanitizer | bench) ;;
-    *) echo "no part is called $name: tests, sanitizer, bench" >&2 && exit 2 ;;
+    tests | suite | sanitizer | bench) ;;
+    *) echo "no part is called $name: tests, suite, sanitizer, bench" >&2 && exit 2 ;;
   esac
 done
 mkdir -p "$out"

@@ -1,4 +1,4 @@
-"""Dataclasses from data, such as JSON has, and back: every value is checked against its annotation.
+"""Dataclasses from data, such as JSON has: every value is checked against its annotation.
 
 Annotations are of dataclasses, `Mapping[str, X]`, `tuple[X, ...]`, tuples of a fixed length of one type, str, bool, int, float, `Any`, and
 unions of these.  Numbers are finite; only where an annotation is `float | str` may one be NaN or infinite, which JSON has as text.  It
@@ -46,15 +46,6 @@ def made(kind: type[Record], data, where: str = "") -> Record:
         return kind(**values)
     except ValueError as error:
         raise ValueError(f"{where}{error}") from None
-
-
-def plain(value) -> Any:
-    """What JSON has for it: lists, and text for numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _value(hint, value, where: str):

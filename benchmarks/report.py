@@ -14,6 +14,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from jaxext._terminal import plain
+
 from . import records
 
 SCHEMA = "jaxext bench 1"
@@ -251,7 +253,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
 
 def data(report: Report) -> dict[str, Any]:
     """What the file of a report holds."""
-    return records.plain({"schema": SCHEMA, **dataclasses.asdict(report)})
+    return plain({"schema": SCHEMA, **dataclasses.asdict(report)})
 
 
 def _known(field: str, names, known) -> None:

@@ -49,7 +49,7 @@ def line(row: Row, libraries: Sequence[str] = LIBRARIES) -> Text:
     strays = " ".join(f"{count}{kind[0]}" for kind, count in shown.hlo.items() if count) or "none"
     error = shown.error if isinstance(shown.error, str) else f"{shown.error:.1e}"
     share = "-" if shown.roofline is None else f"{shown.roofline:.0%}"
-    text.append(f"{share:>{SHARE}}{error[: ERROR - 1]:>{ERROR}}{strays:>{STRAYS}}")
+    text.append(f"{share:>{SHARE}}{error[: ERROR - 1]:>{ERROR}} {strays:>{STRAYS - 1}}")
     for verdict in findings.verdicts(row):
         text.append(f"  {verdict}", "green" if verdict.reached else "bold red")
     return text

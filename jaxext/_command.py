@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 
 import jaxext
-from jaxext import _environment, _table, _tuned
+from jaxext import _environment, _measure, _table, _tuned
 from jaxext._compat import PLATFORMS
 from jaxext._info import facts, platform
 from jaxext._terminal import Table, UsageError, arch, count, function, says_json, takes_function, tell
@@ -156,14 +156,7 @@ def _bench(options) -> int:
 
 def _tune_arguments(command: argparse.ArgumentParser) -> None:
     takes_function(command, nargs="?")
-    suite = command.add_argument_group("which problems of the suite, where no function is given")
-    suite.add_argument("--tags", nargs="+", action="extend", default=[], metavar="TAG", help="with one of these tags")
-    suite.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="with this, or one of these, in their name")
-    suite.add_argument("--dtype", nargs="+", action="extend", default=[], metavar="DTYPE", help="in these numbers instead of their own")
-    size = suite.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_true", help="as they are (default on a GPU)")
-    size.add_argument("--reduced", action="store_true", help="smaller twins (default elsewhere)")
-    command.set_defaults(roles=[], quick=False)
+    bench.add_selection(command)
     command.add_argument("--no-backward", dest="backward", action="store_false", help="not the gradient of the function")
     command.add_argument("--candidates", type=count, default=8, metavar="N", help="configs of each implementation (default: %(default)s)")
     command.add_argument("--table", metavar="PATH", help="where to store what was measured (default: the user's own table)")
@@ -179,6 +172,7 @@ def _tune(options) -> int:
       python -m jaxext tune mynet:loss f32[1000] f32[64,32,32,3]
       python -m jaxext tune --tags resnet50 --table resnet50.json
     """
+    _measure.keep_freed_memory()
     rows = []
 
     def progress(row, done: int, of: int) -> None:
@@ -198,8 +192,9 @@ def _tune(options) -> int:
 def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeStruct], bool]]:
     """Names, functions, their arguments, and whether their gradients count."""
     if options.function:
-        if options.tags or options.only or options.dtype or options.full or options.reduced:
-            raise UsageError("a function was given, and --tags, --only, --dtype, --full and --reduced choose from the suite")
+        asked = [name for name in ("tags", "only", "roles", "dtype", "full", "reduced", "quick") if getattr(options, name)]
+        if asked:
+            raise UsageError(f"a function was given, and --{asked[0]} chooses from the suite")
         yield options.function, function(options.function, options.shapes), options.shapes, options.backward and bool(options.shapes)
         return
     cases = bench.cases(options)

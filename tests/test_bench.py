@@ -18,7 +18,7 @@ from rich.console import Console
 
 from jaxext import _measure
 from jaxext._terminal import UsageError
-from jaxext.benchmarks import bench, cells, cublas, problems, report
+from jaxext.benchmarks import bench, cells, cublas, problems, report, tables
 from jaxext.benchmarks.kinds import Conv, Matmul
 
 MATMUL = Matmul(name="tiny", M=6, N=5, K=4, tags=frozenset({"matmul"}), numbers=("bf16", "int8"))
@@ -86,6 +86,7 @@ def test_cases(arguments, names, capsys):
         (["--only", "nonsense", "--roles", "nn"], "no case for --only nonsense --roles nn"),
         (["--dtype", "float9"], "dtype is 'float9', want one of"),
         (["--compare", "/nowhere/a.json", "/nowhere/b.json"], "--compare: .*No such file"),
+        (["--read", "/nowhere/a.json"], "--read: .*No such file"),
         (["--json", "/dev/null/report.json"], "--json: .*/dev/null"),
     ],
 )
@@ -212,6 +213,16 @@ def test_pictures(made_up, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="there is no matplotlib here"):
         run("--plot", "a.svg")
+
+
+def test_a_report_of_before(made_up, tmp_path, capsys):
+    """Read again, told again, and nothing measured."""
+    before, again, text = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "a.md"
+    run("--roles", "nn", "--json", before)
+    asked = len(made_up.asked)
+    assert run("--read", before, "--json", again, "--markdown", text) == 0
+    assert len(made_up.asked) == asked and report.read(again) == report.read(before)
+    assert text.read_text() == tables.markdown(report.read(before)) and "tiny" in text.read_text()
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 0), (0.5, 0), (2.0, 1)])

@@ -14,6 +14,7 @@ from rich.console import Console
 from jaxext.benchmarks import findings, pictures, tables
 from jaxext.benchmarks.report import KINDS, LIBRARIES, Default, Failure, Refusal, Report, Result, Row, read, write
 
+RESULTS = pathlib.Path(__file__).parent.parent / "benchmarks/results"
 ENVIRONMENT = {"device": "Some CPU", "date": "2026-11-21T22:00:00+00:00", "versions": {"jax": "0.12.0", "jaxext": "0.1.0"}, "commit": "abc"}
 REFUSAL = Refusal("the platform is 'cpu'")
 
@@ -412,3 +413,13 @@ def test_pictures_of_nothing_are_refused(draw, tmp_path):
     with pytest.raises(ValueError, match="want a name that ends in .png or .svg"):
         draw(WHOLE, tmp_path / "a.pdf")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stored", sorted(RESULTS.glob("cpu*.json")), ids=lambda path: path.stem)
+def test_the_document_shows_what_was_measured(stored):
+    """All of it, the shapes that lose too; `bench --read REPORT --markdown PATH` writes these tables."""
+    assert tables.markdown(report.read(stored)) in (RESULTS.parents[1] / "docs/benchmarks.md").read_text()
+
+
+def test_something_was_measured():
+    assert list(RESULTS.glob("cpu*.json"))
