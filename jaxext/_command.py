@@ -22,7 +22,7 @@ import jax
 import jaxext
 from jaxext import _environment, _measure, _table, _tuned
 from jaxext._compat import PLATFORMS
-from jaxext._info import facts, platform
+from jaxext._info import facts
 from jaxext._terminal import Table, UsageError, arch, count, function, says_json, takes_function, tell
 from jaxext._tune import with_gradient
 from jaxext.benchmarks import bench, kernel_table
@@ -197,6 +197,8 @@ def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeSt
             raise UsageError(f"a function was given, and --{asked[0]} chooses from the suite")
         yield options.function, function(options.function, options.shapes), options.shapes, options.backward and bool(options.shapes)
         return
+    if not options.tags and not options.only:
+        raise UsageError("give a module:function, or --tags or --only to choose from the suite, which takes hours in all")
     cases = bench.cases(options)
     with_step = {(case.problem, case.numbers) for case in cases if case.role == "step"}  # which has the other roles in it
     for case in cases:
@@ -242,18 +244,15 @@ def _cache(options) -> int:
         if options.action in ("export", "import"):
             raise UsageError(f"no table {error.filename}") from None
         entries = ()
-    except OSError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"{options.path if options.action == 'import' else path} is no table: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(" ".join(filter(None, ["cache", options.action, options.path, f"({path}): {error}"])), file=sys.stderr)
         return 1
     _tell_entries(options, path, entries)
     return 0
 
 
 def _tell_entries(options, path: pathlib.Path, entries) -> None:
-    context = _tuned.context(platform())
+    context = _tuned.context(_environment.default_platform())
     told, rows = [], []
     for entry in entries:
         of, table = entry.context, _table.select((entry,), context, str(path))

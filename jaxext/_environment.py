@@ -22,7 +22,7 @@ _HERE = pathlib.Path(__file__).parent
 
 _COMPILERS = ("jax", "jaxlib")  # what computes on any platform
 _FOR_CUDA = (
-    *("triton", "jax-triton", "jax-cuda12-plugin", "jax-cuda13-plugin"),
+    *("triton", "jax-triton", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-cuda12-pjrt", "jax-cuda13-pjrt"),
     *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas"),
 )
 _PACKAGES = (*_COMPILERS, "numpy", *_FOR_CUDA, "jaxext")
@@ -86,11 +86,17 @@ def capability(platform: str) -> int | None:
 
 
 def processor() -> str:
+    """Its name and its model in numbers, since virtual machines have names like "AMD EPYC" for many, and ARM has none."""
     try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        lines = pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return machine.processor() or machine.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), machine.machine())
+    pairs = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+    facts = dict(reversed(pairs))  # of the first, where there are several
+    numbers = {"family": "cpu family", "model": "model", "implementer": "CPU implementer", "part": "CPU part"}
+    told = ", ".join(f"{word} {facts[name]}" for word, name in numbers.items() if facts.get(name))
+    name = facts.get("model name") or machine.machine()
+    return f"{name} ({told})" if told else name
 
 
 def cores() -> int:
@@ -99,24 +105,25 @@ def cores() -> int:
 
 
 @functools.cache
-def sources() -> dict[str, str]:
-    """Implementation -> a hash of our code that computes, or decides with what: what was measured with another does not hold."""
+def sources(platform: str) -> dict[str, str]:
+    """Implementation -> a hash of our code that computes, or decides with what: what was measured with another does not hold.
+
+    On CUDA devices that of our CUDA kernels is of their compiler and what it compiled for too, which only the compiled module tells.
+    """
     kernels = sorted(_kernels().glob("*.py"))
     files = {name: [_HERE / file for file in names] for name, names in _FILES.items()}
     files["triton"] += kernels
     files["cuda"] += [file for file in kernels if file.name.startswith("_")]  # the geometry of problems, which both share
-    return {
-        name: hashlib.sha256(
-            b"".join(hashlib.sha256(file.read_bytes()).digest() for file in paths) + (_csrc() if name == "cuda" else b"")
-        ).hexdigest()[:16]
-        for name, paths in files.items()
-    }
+    parts = {name: [hashlib.sha256(file.read_bytes()).digest() for file in paths] for name, paths in files.items()}
+    parts["cuda"] += [_csrc(), _build() if platform == "cuda" else b""]
+    return {name: hashlib.sha256(b"".join(of)).hexdigest()[:16] for name, of in parts.items()}
 
 
 def _kernels() -> pathlib.Path:
     """Their folder, without importing them, which needs Triton."""
     spec = importlib.util.find_spec("jaxext.kernels")
-    assert spec is not None and spec.submodule_search_locations
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("jaxext.kernels is not installed")
     return pathlib.Path(spec.submodule_search_locations[0])
 
 
@@ -128,6 +135,14 @@ def _csrc() -> bytes:
     return SOURCES.encode()
 
 
+def _build() -> bytes:
+    try:
+        from jaxext import _cuda_module
+    except ImportError:  # there are no CUDA kernels, or none that load
+        return b""
+    return f"{_cuda_module.cuda_version} {_cuda_module.archs}".encode()
+
+
 def report() -> dict:
     """The environment of a measurement, as data: the device, its host, the versions, our commit, and when and how this was started."""
     platform = default_platform()
@@ -137,11 +152,18 @@ def report() -> dict:
         "processor": processor(),
         "cores": cores(),
         "versions": versions(),
-        "sources": sources(),
+        "sources": sources(platform),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": _command(),
     }
+
+
+def _command() -> str:
+    """How this process was started, without the folders of what it runs."""
+    program = pathlib.Path(sys.argv[0])
+    named = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+    return " ".join([named, *sys.argv[1:]])
 
 
 def commit() -> str | None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from jaxext import _tuned
 from jaxext._compat import PLATFORMS
 from jaxext._form import asked, owner
 from jaxext._implementation import choose
 from jaxext._target import compute_capability
-from jaxext._tuned import measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Row:
     how: str
     why: str  # it was chosen: it is preferred, was named, or was measured
     refused: dict[str, str]  # name -> reason
+    problem: str | None  # what tables know it by; None where a size is symbolic
 
     @property
     def refusals(self) -> str:
@@ -41,7 +42,7 @@ class Explanation:
     a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter w,
     output y) in the order of the form: channels last, filters as output channels, space, input channels; groups are an axis before the
     channels.  `how` is the algorithm of the implementation, `why` it was taken: named, preferred, or measured (then the table in force says
-    so, see `tune`); `refused` says why each other one was not.
+    so, in the row of this `problem`; see `tune`); `refused` says why each other one was not.
     """
 
     platform: str
@@ -88,7 +89,9 @@ def _row(eqn, platform: str) -> Row:
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
     call = asked(form, open, avals, platform=platform, arch=compute_capability(platform), splitter="nobody", **eqn.params)
-    choice = choose(call, form.implementations, eqn.params["implementation"], measured(call))
+    measured = _tuned.measured(call)
+    choice = choose(call, form.implementations, eqn.params["implementation"], measured)
+    by_table = f", says {_tuned.in_force(platform).source}" if measured and choice.why.startswith("measured") else ""
     return Row(
         op=call.op,
         operands=tuple(map(_typed, form.operands(open), avals)),
@@ -96,8 +99,9 @@ def _row(eqn, platform: str) -> Row:
         times=1,
         chosen=choice.implementation.name if choice.implementation else None,
         how=choice.implementation.describe(call, choice.config) if choice.implementation else "",
-        why=choice.why,
+        why=choice.why + by_table,
         refused=dict(choice.refusals),
+        problem=call.problem,
     )
 
 

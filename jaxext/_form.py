@@ -219,4 +219,5 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
 
     itself = functools.partial(form.primitives[open].bind, ranks=ranks, implementation=implementation, out_sharding=out_sharding, **params)
     names = _partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window)
-    return _partition.lower(itself, local, names, splitter, out_sharding, *args)
+    known_as = f"{itself!r} {_tuned.digest(platform, table) if splitter == 'labels' else ''}"
+    return _partition.lower(itself, known_as, local, names, splitter, out_sharding, *args)

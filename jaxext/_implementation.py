@@ -128,15 +128,28 @@ def choose(call: Call, implementations: Sequence[Implementation], named: str | N
             refusals[implementation.name] = reason
         else:
             able[implementation.name] = implementation
-    for measurement in sorted(measured, key=lambda m: m.ms[1]):
-        implementation = able.get(measurement.implementation)
-        configs = list(implementation.candidates(call)) if implementation else []
-        config = next((config for config in configs if dataclasses.asdict(config) == measurement.config), None)
-        if config is None and implementation is implementations[-1]:  # it is the one to beat, whatever it is made of by now
-            config = configs[0]
-        if config is not None:
-            return _by_measurement(measurement, config, able, refusals, measured)
+    if fastest := _fastest(call, able, implementations[-1].name, measured):
+        return _by_measurement(*fastest, able, refusals, measured)
     return _by_preference(call, named, able, refusals)
+
+
+def _fastest(call, able, last, measured) -> tuple[Measurement, Any] | None:
+    """The fastest measurement whose config is a candidate still, and that config.
+
+    Where that of xla, the last, is none any more, its time is to beat all the same: then xla's are all that count, or else what it prefers.
+    """
+    configs = {m.implementation: able[m.implementation].candidates(call) for m in measured if m.implementation in able}
+    gone = None
+    for measurement in sorted(measured, key=lambda m: m.ms[1]):
+        name = measurement.implementation
+        if name not in configs or gone is not None and name != last:
+            continue
+        for config in configs[name]:
+            if dataclasses.asdict(config) == measurement.config:
+                return measurement, config
+        if name == last:
+            gone = gone or measurement
+    return None if gone is None else (gone, configs[last][0])
 
 
 def _by_measurement(measurement, config, able, refusals, measured) -> Choice:
@@ -145,7 +158,8 @@ def _by_measurement(measurement, config, able, refusals, measured) -> Choice:
         # Faster ones are of configs that are no candidates any more.
         times = [m.ms[1] for m in measured if m.implementation == name and m.ms[1] >= measurement.ms[1]]
         refusals[name] = f"it was measured at {min(times):.4g} ms" if times else "it was not measured"
-    return Choice(chosen, config, f"measured at {measurement.ms[1]:.4g} ms", refusals)
+    gone = "" if dataclasses.asdict(config) == measurement.config else ", with a config that is no candidate any more"
+    return Choice(chosen, config, f"measured at {measurement.ms[1]:.4g} ms{gone}", refusals)
 
 
 def _by_preference(call, named, able, refusals) -> Choice:

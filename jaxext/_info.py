@@ -12,28 +12,23 @@ import functools
 import jax
 
 import jaxext
-from jaxext import _cuda, _environment, _table, _tuned
+from jaxext import _cuda, _environment, _tuned
 from jaxext._terminal import shape
 
 
 def facts(arch: str | None) -> dict:
     """All of it; implementations are asked for the GPU `arch` too, or for sm_90a where there is no GPU and none is named."""
-    here = platform()
+    here = _environment.default_platform()
     targets = [(here, arch if here == "cuda" else None)] + ([] if here == "cuda" else [("cuda", arch or "sm_90a")])
+    in_force = _tuned.in_force(here)
     kinds = collections.Counter((device.platform, device.device_kind) for device in jax.devices())
     return {
         "environment": _environment.report(),
         "devices": [{"platform": on, "kind": kind, "count": count} for (on, kind), count in kinds.items()],
         "implementations": [row for on, named in targets for row in _available(on, named)],
-        "table": _table_in_force(),
+        "table": {"read from": in_force.source, "rows that hold here": len(in_force.rows), "ignored": in_force.ignored},
         "build": _build(),
     }
-
-
-def platform() -> str:
-    """The platform of this machine, by the name that lowering has for it."""
-    backend = jax.default_backend()
-    return "cuda" if backend == "gpu" else backend
 
 
 def _available(on: str, named: str | None) -> list[dict]:
@@ -56,18 +51,6 @@ def _available(on: str, named: str | None) -> list[dict]:
                 state = state if row.chosen else f"not available: {row.refused[name]}"
                 rows.append({"platform": where, "call": kind, "implementation": name, "is": state})
     return rows
-
-
-def _table_in_force() -> dict:
-    path = _tuned.default_path()
-    entries, ignored = _table.read_entries(path)
-    table = _table.select(entries, _tuned.context(platform()), str(path))
-    return {
-        "path": str(path),
-        "rows": sum(len(entry.rows) for entry in entries),
-        "rows that hold here": len(table.rows),
-        "ignored": ignored or table.ignored,
-    }
 
 
 def _build() -> dict[str, str]:

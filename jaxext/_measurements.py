@@ -25,7 +25,8 @@ from typing import Any
 FORMAT = "jaxext table 1"
 MAX_BYTES = 64 << 20
 MAX_TEXT = 1000  # characters of a problem, a name or a version
-MAX_FIELDS = 100  # of a config or of the versions; and candidates of a row
+MAX_FIELDS = 100  # of a config or of the versions
+MAX_CANDIDATES = 256  # of a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Table:
     rows: Rows = dataclasses.field(compare=False, repr=False)
     source: str = dataclasses.field(compare=False)  # its file, for messages
     ignored: str | None = dataclasses.field(default=None, compare=False)  # why measurements of this device do not hold
+    shipped: int = dataclasses.field(default=0, compare=False)  # how many of the rows are only in the package's own tables
     digest: str = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -177,7 +179,7 @@ def _entry(data: Any) -> Entry:
 
 
 def _row(data: Any, what: str) -> tuple[Measurement, ...]:
-    row = tuple(map(_measurement, _list(data, what, MAX_FIELDS)))
+    row = tuple(map(_measurement, _list(data, what, MAX_CANDIDATES)))
     candidates = [(m.implementation, m.config) for m in row]
     names = [name for name, _ in candidates]
     _want("xla" in names, what, names, "xla among the measured")

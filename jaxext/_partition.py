@@ -76,16 +76,18 @@ def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
     return NamedSharding(sharding.mesh, P(*partitions))
 
 
-def lower(itself: Callable, local: Callable, names: Names, splitter: str, out_sharding: NamedSharding | None, *args) -> jax.Array:
+def lower(
+    itself: Callable, known_as: str, local: Callable, names: Names, splitter: str, out_sharding: NamedSharding | None, *args
+) -> jax.Array:
     """Trace `local(splitter, *args)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`).
 
-    `itself(*args)` binds the product that is being lowered.
+    `itself(*args)` binds the product that is being lowered; `known_as` tells its `local` from any other.
     """
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
         return _by_types(local, names, splitter, out_sharding, *args)
     if splitter == "labels":
-        return _by_labels(itself, local, names, *args)
+        return _by_labels(itself, known_as, local, names, *args)
     return local(splitter, *args)
 
 
@@ -120,7 +122,7 @@ def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]],
     return part
 
 
-def _by_labels(itself, local, names, *args):
+def _by_labels(itself, known_as, local, names, *args):
     """jit over automatic axes: Shardy propagates by the labels, then calls `partition` with what it found.
 
     What is partitioned is the product itself: its shape is all that is asked of it, and custom_partitioning takes no constants, which an
@@ -138,8 +140,8 @@ def _by_labels(itself, local, names, *args):
     product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
     # In the program's text this stands for what custom_partitioning hides: without it the persistent cache of compiled programs would take
-    # one convolution for another of the same shapes.
-    with set_xla_metadata(product=repr(itself)):
+    # one convolution for another of the same shapes, or the choice of another table.
+    with set_xla_metadata(product=known_as):
         return product(*args)
 
 

@@ -1,8 +1,8 @@
 """The files that hold tables of measurements: read with suspicion, written whole, under a lock.
 
-A file that is not as it should be is ignored, and set aside before one is written in its place.  Nothing of a file is ever run, nor does it
-name a path: the worst that a false one can do is to have a slower candidate preferred.  A file that the user names may lie anywhere; the
-user's own (`default_path`), which is read unasked, must be in the user's hands.  It must not know jax.
+A file that is not as it should be is ignored.  Nothing of a file is ever run, nor does it name a path: the worst that a false one can do is
+to have a slower candidate preferred.  A file that the user names may lie anywhere, and is left alone if it is no table; the user's own
+(`default_path`), which is read unasked, must be in the user's hands, and is set aside then.  It must not know jax.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from collections.abc import Iterator, Sequence
 from jaxext._measurements import MAX_BYTES, Context, Entry, Measurement, Rows, Table, as_bytes, parse, select
 
 __all__ = [
+    "CONTEXTS",
     "Context",
     "Entry",
     "Measurement",
     "Rows",
     "Table",
+    "check_writable",
     "clear",
     "default_path",
     "load_entries",
@@ -35,6 +37,7 @@ __all__ = [
     "write",
 ]
 
+CONTEXTS = 8  # of a device, the last to be written: a file does not grow with every version and change of code
 PATIENCE_S = 60  # for the lock, which others hold for as long as it takes to read and write a file
 
 
@@ -99,7 +102,7 @@ def load_entries(path: str | os.PathLike) -> tuple[Entry, ...]:
 def _whose(path: str | os.PathLike) -> tuple[pathlib.Path, bool]:
     """The path, and whether it is that of the user's own table."""
     path = pathlib.Path(os.path.abspath(path))
-    return path, path == default_path()
+    return path, path == pathlib.Path(os.path.abspath(default_path()))
 
 
 def _refuse_strange(path: pathlib.Path, status: os.stat_result, is_kind) -> None:
@@ -129,22 +132,35 @@ def merge(path: str | os.PathLike, entries: Sequence[Entry]) -> None:
 
     Raises:
       OSError: it cannot be written, or, if it is the user's own, is not in the user's hands.
-      TypeError, ValueError: something of the entries is not as it should be; the file is left as it was.
+      TypeError, ValueError: something of the entries is not as it should be, or a file that is not the user's own is no table; it is
+        left as it was.
 
     Warns:
-      if what was there is no table; it is renamed.
+      if the user's own is no table; it is renamed.
     """
     with _locked(path) as (path, own):
-        try:
-            before = load_entries(path)
-        except FileNotFoundError:
-            before = ()
-        except ValueError as error:
-            before = ()
+        before, wrong = _what_is_there(path, own)
+        if wrong:
             aside = path.with_name(f"{path.name}.bad-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
             path.rename(aside)
-            warnings.warn(f"jaxext: {path} is not a table of this version ({error}); it is {aside} now", stacklevel=2)
+            warnings.warn(f"jaxext: {path} is not a table of this version ({wrong}); it is {aside} now", stacklevel=2)
         _replace(path, as_bytes(_joined(before, entries)), own)
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raise now what `write` would raise after the measuring.  Makes nothing but the folder of the user's own table.
+
+    Raises:
+      OSError: it cannot be written, or, if it is the user's own, is not in the user's hands.
+      ValueError: it is not the user's own, and no table.
+    """
+    path, own = _target(path)
+    folder = next(folder for folder in path.parents if os.path.lexists(folder))
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder, want one for {path}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} cannot be written, want to write {path}")
+    _what_is_there(path, own)
 
 
 def clear(path: str | os.PathLike) -> None:
@@ -152,34 +168,62 @@ def clear(path: str | os.PathLike) -> None:
 
     Raises:
       OSError: it cannot be removed, or, if it is the user's own, is not in the user's hands.
+      ValueError: it is not the user's own, and no table.
     """
-    with _locked(path) as (path, _):
+    with _locked(path) as (path, own):
+        _what_is_there(path, own)
         path.unlink(missing_ok=True)
 
 
+def _what_is_there(path: pathlib.Path, own: bool) -> tuple[tuple[Entry, ...], str | None]:
+    """The entries of the file that is to be replaced, and why the user's own is no table; another that is none is the user's, not ours."""
+    try:
+        return load_entries(path), None
+    except FileNotFoundError:
+        return (), None
+    except ValueError as error:
+        if own:
+            return (), str(error)
+        raise ValueError(f"{path} is no table of this version ({error}), want a table, or a path where there is nothing") from None
+
+
 def _joined(before: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
+    """In the order in which they were written last."""
     joined = list(before)
     for new in entries:
-        found = [i for i, old in enumerate(joined) if old.context == new.context]
-        for i in found[:1]:
-            joined[i] = Entry(new.context, max(joined[i].measured, new.measured), {**joined[i].rows, **new.rows})
-        if not found:
-            joined.append(new)
-    return joined
+        old = next((old for old in joined if old.context == new.context), None)
+        if old is not None:
+            joined.remove(old)
+            new = Entry(new.context, max(old.measured, new.measured), {**old.rows, **new.rows})
+        joined.append(new)
+    places = [(entry.context.device, entry.context.capability) for entry in joined]
+    return [entry for i, entry in enumerate(joined) if places[i:].count(places[i]) <= CONTEXTS]
+
+
+def _target(path: str | os.PathLike) -> tuple[pathlib.Path, bool]:
+    """The file to be replaced, to which links that the user names lead, and whether it is the user's own, whose folder is made."""
+    path, own = _whose(path)
+    if not own:
+        return path.resolve(), False
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_strange(path.parent, path.parent.lstat(), stat.S_ISDIR)
+    return path, True
 
 
 @contextlib.contextmanager
 def _locked(path: str | os.PathLike) -> Iterator[tuple[pathlib.Path, bool]]:
-    """Yields the file to be replaced, to which links that the user names lead, and whether it is the user's own."""
+    """Yields the file to be replaced, and whether it is the user's own."""
     import filelock
 
-    path, own = _whose(path)
-    if own:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_strange(path.parent, path.parent.lstat(), stat.S_ISDIR)
-    else:
-        path = path.resolve()
-    with filelock.FileLock(f"{path}.lock", timeout=PATIENCE_S):
+    path, own = _target(path)
+    lock = f"{path}.lock"
+    try:
+        held = filelock.FileLock(lock, timeout=PATIENCE_S).acquire()
+    except filelock.Timeout:
+        raise TimeoutError(f"{lock} is held by another process since {PATIENCE_S} s, want to write {path}") from None
+    except NotImplementedError:
+        raise OSError(f"{lock} cannot be locked on this file system, want to write {path}: name a table elsewhere") from None
+    with held:
         yield path, own
 
 

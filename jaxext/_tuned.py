@@ -24,7 +24,7 @@ from jaxext import _environment
 from jaxext._compat import published
 from jaxext._table import Context, Entry, Measurement, Table, default_path, parse, read_entries, select, warn
 
-__all__ = ["collecting", "context", "current", "default_path", "measured", "use_table"]
+__all__ = ["collecting", "context", "current", "default_path", "digest", "in_force", "measured", "use_table"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,11 @@ class _File:
 # A `_File`, a `Table`, or the word "default"; part of jit's cache key.
 _used = jax.make_user_context("default")
 
+_ANOTHER = "it was measured with other versions or code: tune again"
+
 _lock = threading.Lock()
 _tables: dict[tuple[Any, str], Table] = {}  # what is used, platform -> what of it holds
-_agreed: dict[str, list[str]] = {}  # platform and source -> digests that every process which told of them has too, in order
+_agreed: dict[str, list[str]] = {}  # platform and "default" or "named" -> digests that every process which told has too, in order
 _collectors: list[list] = []
 
 
@@ -95,9 +97,25 @@ def measured(call, used=None) -> Sequence[Measurement]:
     for calls in tuple(_collectors):
         calls.append(call)
     problem = call.problem
-    if problem is None or call.splitter not in ("nobody", "labels") or not _is_here(call.platform, call.arch):
+    if problem is None or call.splitter not in ("nobody", "labels"):
+        return ()
+    if not _is_here(call.platform) or call.arch != _environment.capability(call.platform):
         return ()
     return _in_force(current() if used is None else used, call.platform).rows.get(problem, ())
+
+
+def digest(platform: str, used=None) -> str:
+    """What tells programs of one table from those of another: of the table in force (that of `used`, which is a `current()`), a hash.
+
+    "" if it says nothing of this process's device, or the process has none of that platform: then no table decides.
+
+    Raises:
+      RuntimeError: another process of this run has another table.
+    """
+    if not _is_here(platform):
+        return ""
+    table = _in_force(current() if used is None else used, platform)
+    return table.digest if table.rows else ""
 
 
 @contextlib.contextmanager
@@ -113,6 +131,17 @@ def collecting() -> Iterator[list]:
             _collectors[:] = [other for other in _collectors if other is not calls]
 
 
+def in_force(platform: str) -> Table:
+    """The table that decides here for the platform's first device, for those who tell of it: nothing is warned of or compared.
+
+    Raises:
+      RuntimeError: this process has no such platform.
+    """
+    used = current()
+    with _lock:
+        return _tables[used, platform] if (used, platform) in _tables else _read(used, platform)
+
+
 @functools.cache
 def context(platform: str) -> Context:
     """What is measured in this process, on its first device of the platform, holds in.
@@ -124,42 +153,59 @@ def context(platform: str) -> Context:
         device=_environment.device_kind(platform),
         capability=_environment.capability(platform),
         versions=_environment.versions_for(platform),
-        sources=_environment.sources(),
+        sources=_environment.sources(platform),
     )
 
 
-def _is_here(platform: str, arch: int | None) -> bool:
+def _is_here(platform: str) -> bool:
     try:
-        return _environment.capability(platform) == arch
+        _environment.capability(platform)
     except RuntimeError:  # it is compiled for another machine
         return False
+    return True
 
 
 def _in_force(used, platform: str) -> Table:
     with _lock:
         known = (used, platform) in _tables
         table = _tables[used, platform] = _tables[used, platform] if known else _read(used, platform)
-        _agree(f"{platform}: {used if isinstance(used, str) else used.source}", table)
+        _agree(f"{platform}: {'default' if used == 'default' else 'named'}", table)
     if not known:
         warn(table.source, table.ignored)
     return table
 
 
 def _read(used, platform: str) -> Table:
-    here = context(platform)
-    if isinstance(used, _File):
-        table = select(used.entries, here, used.source)
-        devices = sorted({entry.context.device for entry in used.entries})
-        if devices and here.device not in devices and platform == _environment.default_platform():
-            return dataclasses.replace(table, ignored=f"it is of {', '.join(devices)}, this is {here.device}")
-        return table
-    if isinstance(used, Table):
-        return used if used.context == here else select((), here, used.source)
+    """What holds here.  Lowering asks, which must not fail for want of a table: what cannot be had is ignored."""
+    try:
+        here = context(platform)
+        return _default(here) if used == "default" else _named(used, here, platform)
+    except (ImportError, OSError, ValueError) as error:
+        unknown = Context(platform, None, {}, {})
+        return Table(unknown, {}, used if isinstance(used, str) else used.source, f"{type(error).__name__}: {error}")
+
+
+def _default(here: Context) -> Table:
     path = default_path()
     entries, ignored = read_entries(path)
+    own = select(entries, here, str(path))
+    both = select((*_shipped(), *entries), here, str(path))
     # That the package has measurements of other versions than these is nothing that its user can mend.
-    ignored = ignored or select(entries, here, str(path)).ignored
-    return dataclasses.replace(select((*_shipped(), *entries), here, str(path)), ignored=ignored)
+    return dataclasses.replace(both, ignored=ignored or own.ignored, shipped=len(both.rows.keys() - own.rows.keys()))
+
+
+def _named(used: _File | Table, here: Context, platform: str) -> Table:
+    if isinstance(used, Table):
+        table = used if used.context == here else dataclasses.replace(used, context=here, rows={}, ignored=_ANOTHER)
+        devices = {used.context.device}
+    else:
+        table = select(used.entries, here, used.source)
+        devices = {entry.context.device for entry in used.entries}
+    if not devices or here.device in devices:
+        return table
+    # One of a GPU says nothing of what the same process computes on its CPU, and need not.
+    foreign = f"it is of {', '.join(sorted(devices))}, this is {here.device}" if platform == _environment.default_platform() else None
+    return dataclasses.replace(table, ignored=foreign)
 
 
 def _shipped() -> Iterator[Entry]:
@@ -167,7 +213,10 @@ def _shipped() -> Iterator[Entry]:
     folder = importlib.resources.files("jaxext") / "tables"
     for file in sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else ():
         if file.name.endswith(".json"):
-            yield from parse(file.read_bytes())
+            try:
+                yield from parse(file.read_bytes())
+            except ValueError as error:
+                raise ValueError(f"{file} of the package: {error}") from None
 
 
 def _agree(role: str, table: Table) -> None:

@@ -226,8 +226,19 @@ def test_choice_by_measurements():
         choice = choose(call, both, None, nothing)
         assert (choice.implementation, choice.config, choice.why) == (REFUSING, Algorithm("einsum"), "preferred")
     assert choose(calls()["u"], both, None, [slow, quick]).refusals == {"refusing": "no u"}
-    beaten = choose(call, both, None, [slow, measurement("einsum", "gone", 1.0)])  # xla's time counts whatever it was made of
-    assert (beaten.implementation, beaten.config) == (EINSUM, Algorithm("einsum"))
+
+
+def test_xla_is_to_beat_even_by_what_is_gone():
+    """Where the last implementation's fastest config is no candidate any more, no other implementation wins by a greater time."""
+    call, both = calls()["t"], (REFUSING, EINSUM)
+    gone, other = measurement("einsum", "gone", 1.0), measurement("refusing", "again", 1.5)
+    choice = choose(call, both, None, [other, gone, measurement("einsum", "einsum", 9.0), measurement("einsum", "again", 2.0)])
+    assert (choice.implementation, choice.config, choice.why) == (EINSUM, Algorithm("again"), "measured at 2 ms")
+    choice = choose(call, both, None, [other, gone])
+    assert (choice.implementation, choice.config) == (EINSUM, Algorithm("einsum"))
+    assert choice.why == "measured at 1 ms, with a config that is no candidate any more"
+    choice = choose(call, both, None, [gone, measurement("refusing", "again", 0.5)])
+    assert (choice.implementation, choice.config) == (REFUSING, Algorithm("again"))
 
 
 def test_a_problem_in_one_line():

@@ -26,7 +26,7 @@ MAY = {
     "_dispatch": {"_products", "_conv", "_matmul", "_form"},
     "__main__": {"_command"},
     "_command": {"__init__", "_compat", "_environment", "_info", "_measure", "_table", "_terminal", "_tune", "_tuned"},
-    "_info": {"__init__", "_cuda", "_environment", "_table", "_terminal", "_tuned", *BUILT},
+    "_info": {"__init__", "_cuda", "_environment", "_terminal", "_tuned", *BUILT},
     "_terminal": {"_target"},
     "_tune": {"_environment", "_implementation", "_measure", "_table", "_trial", "_tuned"},
     "_trial": {"_form", "_implementation", "_measure", "_measurements"},

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 
+import filelock
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -151,7 +152,7 @@ def test_entries_go_from_file_to_file(path):
     other = path.with_name("other.json")
     _table.write(other, CPU, {"q": row("xla")})
     _table.merge(other, _table.load_entries(path))
-    assert [(entry.context, set(entry.rows)) for entry in _table.load_entries(other)] == [(CPU, {"p", "q"}), (HERE, {"p"})]
+    assert [(entry.context, set(entry.rows)) for entry in _table.load_entries(other)] == [(HERE, {"p"}), (CPU, {"p", "q"})]
     _table.clear(other)
     _table.clear(other)
     assert not other.exists()
@@ -375,6 +376,17 @@ def test_the_own_table_in_others_hands(own, make, monkeypatch):
     assert own.read_bytes() == before
 
 
+def test_the_own_table_by_another_way(tmp_path, monkeypatch):
+    """The checks are not left out where the environment says the cache directory in other words."""
+    plain = tmp_path / "cache" / "jaxext" / "tables.json"
+    monkeypatch.setattr(_table, "default_path", lambda: tmp_path / "x" / ".." / "cache" / "jaxext" / "tables.json")
+    _table.write(plain, HERE, {"p": row("xla")})
+    assert plain.stat().st_mode & 0o777 == 0o600
+    plain.parent.chmod(0o777)
+    for path in (plain, _table.default_path()):
+        assert "can be written by others" in read(path)[1]
+
+
 def test_a_table_that_the_user_names_may_be_a_link(path):
     """A link stays one, and the file keeps its mode."""
     _table.write(path, HERE, {"p": row("xla")})
@@ -390,14 +402,89 @@ def test_a_table_that_the_user_names_may_be_a_link(path):
 
 
 @pytest.mark.parametrize("data", [FALSE["cut short"], FALSE["another format"], FALSE["NaN"]])
-def test_what_is_no_table_is_set_aside(path, data):
-    path.write_bytes(data)
+def test_what_is_no_table_is_set_aside(own, data):
+    """In the user's own place, where nothing else can be meant to lie."""
+    own.parent.mkdir(mode=0o700, parents=True)
+    own.write_bytes(data)
+    own.chmod(0o600)
+    _table.check_writable(own)
     with pytest.warns(UserWarning, match="not a table") as caught:
-        _table.write(path, HERE, {"p": row("xla")})
+        _table.write(own, HERE, {"p": row("xla")})
     assert len(caught) == 1
-    assert read(path) == ({"p": row("xla")}, "")
-    (aside,) = path.parent.glob("tables.json.bad-*")
+    assert read(own) == ({"p": row("xla")}, "")
+    (aside,) = own.parent.glob("tables.json.bad-*")
     assert aside.read_bytes() == data
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("data", [b"alias ls='ls -l'\n", b"", FALSE["another format"]])
+def test_a_file_of_the_users_is_no_place_for_a_table(path, data, linked):
+    """Nor what a link leads to that someone has planted where the table shall be."""
+    path.write_bytes(data)
+    if linked:
+        moved(path)
+    for function in (_table.check_writable, _table.clear, lambda path: _table.write(path, HERE, {"p": row("xla")})):
+        with pytest.raises(ValueError, match="want a table, or a path where there is nothing"):
+            function(path)
+    assert path.read_bytes() == data
+    assert path.is_symlink() == linked
+    assert not list(path.parent.glob("*.bad-*"))
+
+
+def test_a_place_where_nothing_can_be_written(path, own, monkeypatch):
+    """It is said before anything is measured, as when it is written; and nothing is made meanwhile."""
+    path.write_text("a file")
+    below = path / "folder" / "tables.json"
+    for function in (_table.check_writable, lambda path: _table.write(path, HERE, {"p": row("xla")})):
+        with pytest.raises(OSError, match="tables.json"):
+            function(below)
+    with pytest.raises(OSError, match="regular|directory"):
+        _table.check_writable(path.parent)
+    before = sorted(path.parent.iterdir())
+    _table.check_writable(path.with_name("new.json"))
+    _table.check_writable(path.parent / "new" / "new.json")
+    assert sorted(path.parent.iterdir()) == before
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write all
+    with pytest.raises(PermissionError, match=f"{path.parent} cannot be written, want to write {path.parent}/new.json"):
+        _table.check_writable(path.with_name("new.json"))
+    monkeypatch.undo()
+    monkeypatch.setattr(_table, "default_path", lambda: own)
+    _table.check_writable(own)
+    assert own.parent.is_dir() and not own.exists()
+    own.parent.chmod(0o777)
+    with pytest.raises(PermissionError, match="can be written by others"):
+        _table.check_writable(own)
+
+
+def test_a_file_keeps_the_contexts_that_were_written_last(path):
+    """A few of each device: otherwise it would grow with every version."""
+    many = [dataclasses.replace(HERE, versions={"jax": f"0.{i}"}) for i in range(_table.CONTEXTS + 2)]
+    _table.write(path, CPU, {"p": row("xla")})
+    for context in [*many[:-1], many[1], many[-1]]:
+        _table.write(path, context, {"p": row("xla")})
+    entries = _table.load_entries(path)
+    assert [entry.context for entry in entries] == [CPU, *many[3:-1], many[1], many[-1]]
+    assert len(entries) == 1 + _table.CONTEXTS
+
+
+def test_a_row_holds_what_tune_measures(path):
+    """More than a hundred candidates; a file that has many more is not ours."""
+    for count, holds in ((256, True), (257, False)):
+        measured = tuple(Measurement("xla", {"tile": i}, (1.0, 1.0, 1.0), 0.0) for i in range(count))
+        if holds:
+            _table.write(path, HERE, {"p": measured})
+            assert read(path) == ({"p": measured}, "")
+        else:
+            with pytest.raises(ValueError, match="want a list of 1 to 256"):
+                _table.write(path, HERE, {"p": measured})
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("no flock"), filelock.Timeout("lock")])
+def test_where_nothing_can_be_locked(path, monkeypatch, error):
+    monkeypatch.setattr(filelock.FileLock, "acquire", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(OSError, match=f"{path}.lock (cannot be locked on this file system|is held by another process since 60 s), want to"):
+        _table.write(path, HERE, {"p": row("xla")})
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,8 +36,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_sharding import MESH, place
 
-from jaxext import _form, checkpoint_policies
+import jaxext
+from jaxext import _form, _tuned, checkpoint_policies
 from jaxext._form import owner
+from jaxext._measurements import Measurement, Table
 
 
 def step(ops, x, w):
@@ -343,3 +346,16 @@ def test_persistent_cache_of_compiled_programs(tmp_path):
     run = lambda: subprocess.run([sys.executable, "-c", TWICE], env=env, check=True, capture_output=True, text=True).stdout.splitlines()
     assert run() == ["3 3 3 1 0 0", "2 3 3 3 3 0"]
     assert run() == ["3 3 3 1 0 1", "2 3 3 3 3 1"]
+
+
+def test_programs_tell_tables_apart():
+    """Or the cache would give the program that another table decided: XLA asks for the parts only when it compiles."""
+    a, b = place(np.ones((8, 4), np.float32), P("data")), np.ones((4, 2), np.float32)
+    measured = Measurement(implementation="xla", config={"algorithm": "dot_general"}, ms=(1.0, 1.0, 1.0), error=0.0)
+    tables = [Table(_tuned.context("cpu"), rows, "made up") for rows in ({}, {"one": [measured]}, {"another": [measured]})]
+    texts = []
+    for table in (*tables, *tables):
+        with jaxext.use_table(table):
+            text = jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(a, b).as_text()
+            texts.append(*re.findall(r'product = "(.*?)"', text))
+    assert len(set(texts)) == 3 and texts[:3] == texts[3:]

@@ -1,5 +1,6 @@
 """Which table is in force, what it says of a call, and that the processes of a run have the same."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -171,9 +172,81 @@ def test_a_named_file_that_says_nothing_of_here(tmp_path):
     _table.write(tmp_path / "foreign.json", ELSEWHERE, row())
     with pytest.warns(UserWarning, match="it is of NVIDIA H200, this is"), jaxext.use_table(tmp_path / "foreign.json"):
         assert times() == []
-    for context, want in ((HERE, [1.0]), (ELSEWHERE, [])):
-        with jaxext.use_table(Table(context, row(), "memory")):
-            assert times() == want
+    for context, why in ((ELSEWHERE, "it is of NVIDIA H200, this is"), (OLDER, "with other versions or code")):
+        with pytest.warns(UserWarning, match=f"memory: .*{why}"), jaxext.use_table(Table(context, row(), "memory")):
+            assert times() == []
+
+
+def test_a_table_of_a_gpu_on_its_host(monkeypatch):
+    """It says nothing of what the same process computes on its CPU, and need not."""
+    monkeypatch.setattr(_environment, "default_platform", lambda: "cuda")
+    with jaxext.use_table(Table(ELSEWHERE, row(), "memory")):
+        assert times() == []
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "error"),
+    [
+        (_tuned, "default_path", ImportError("No module named 'platformdirs'")),
+        (_environment, "sources", PermissionError("Permission denied: '_form.py'")),
+        (_environment, "_kernels", ModuleNotFoundError("jaxext.kernels is not installed")),
+        (None, "", ValueError("this.json of the package: it is not JSON")),
+    ],
+    ids=["no platformdirs", "no sources", "no kernels", "a damaged table of the package"],
+)
+def test_lowering_does_not_fail_for_want_of_a_table(where, name, error, shipped, monkeypatch):
+    monkeypatch.setattr(_tuned, "context", _tuned.context.__wrapped__)
+    monkeypatch.setattr(_environment, "sources", _environment.sources.__wrapped__)
+    if where is None:
+        shipped.write_text("{")
+    else:
+        monkeypatch.setattr(where, name, failing(error))
+    with pytest.warns(UserWarning, match=f"jaxext ignores measurements in .*{error}") as caught:
+        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul())
+        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul(3))
+    assert len(caught) == 1
+    assert _tuned.digest("cpu") == ""
+
+
+def test_what_is_in_force(fresh, shipped):
+    """Which is told without a warning; rows of the package that the user's table has too count as the user's."""
+    assert (_tuned.in_force("cpu").source, dict(_tuned.in_force("cpu").rows)) == (str(fresh), {})
+    _table.write(shipped, HERE, row(2.0) | row(7.0, call(rows=3)))
+    _table.write(fresh, HERE, row(3.0))
+    _table.write(fresh, ELSEWHERE, row(3.0))
+    table = _tuned.in_force("cpu")
+    assert (table.source, len(table.rows), table.shipped, table.ignored) == (str(fresh), 2, 1, None)
+    fresh.unlink()
+    _table.write(fresh, OLDER, row(3.0))
+    table = _tuned.in_force("cpu")
+    assert (len(table.rows), table.shipped) == (2, 2)
+    assert table.ignored is not None and "jax 0.1.0" in table.ignored
+    with jaxext.use_table(Table(HERE, row(4.0), "memory")):
+        assert (_tuned.in_force("cpu").source, _tuned.in_force("cpu").shipped) == ("memory", 0)
+    with pytest.raises(RuntimeError):
+        _tuned.in_force("cuda")
+
+
+def test_the_digest(fresh):
+    """Programs of another table are other programs; those that no table decides are not."""
+    assert [_tuned.digest(platform) for platform in ("cpu", "cuda", "other")] == ["", "", ""]
+    with jaxext.use_table(Table(HERE, row(1.0), "memory")):
+        used, one = _tuned.current(), _tuned.digest("cpu")
+        assert _tuned.digest("cuda") == ""
+    with jaxext.use_table(Table(HERE, row(2.0), "memory")):
+        assert len({"", one, _tuned.digest("cpu")}) == 3
+        assert _tuned.digest("cpu", used) == one
+    with jaxext.use_table(Table(HERE, row(1.0), "elsewhere")):
+        assert _tuned.digest("cpu") == one
+    _table.write(fresh, HERE, row(1.0))
+    assert _tuned.digest("cpu") == ""  # the user's own was read when there was none
 
 
 def test_the_table_is_part_of_the_cache_key():
@@ -194,7 +267,7 @@ def test_the_table_is_part_of_the_cache_key():
 def test_the_table_decides():
     """It is asked at lowering and by `explain`, which names what it says."""
     with jaxext.use_table(Table(HERE, row(0.125), "memory")):
-        assert [r.why for r in jaxext.explain(jaxext.matmul, *matmul()).rows] == ["measured at 0.125 ms"]
+        assert [r.why for r in jaxext.explain(jaxext.matmul, *matmul()).rows] == ["measured at 0.125 ms, says memory"]
     with jaxext.use_table(None):
         assert [r.why for r in jaxext.explain(jaxext.matmul, *matmul()).rows] == ["preferred"]
 
@@ -263,6 +336,15 @@ def test_the_context():
         _tuned.context("cuda")
 
 
+def test_the_versions_of_what_computes(monkeypatch):
+    """XLA for GPUs is a package of its own; that it is there says nothing of the CPU."""
+    monkeypatch.setattr(_environment.importlib.metadata, "version", lambda package: f"of {package}")
+    monkeypatch.setattr(_environment, "_installed", _environment._installed.__wrapped__)
+    for package in ("jax-cuda12-pjrt", "jax-cuda13-pjrt", "jax-cuda13-plugin", "triton"):
+        assert _environment.versions_for("cuda")[package] == f"of {package}"
+    assert _environment.versions_for("cpu") == {"jax": "of jax", "jaxlib": "of jaxlib"}
+
+
 def test_the_hash_changes_with_the_code(tmp_path, monkeypatch):
     """That of what computes, and of no other."""
     for file in (*(ROOT / "jaxext").glob("*.py"), *(ROOT / "kernels").glob("*.py")):
@@ -272,7 +354,7 @@ def test_the_hash_changes_with_the_code(tmp_path, monkeypatch):
     monkeypatch.setattr(_environment, "_HERE", tmp_path / "jaxext")
     monkeypatch.setattr(_environment, "_kernels", lambda: tmp_path / "kernels")
     hashes = _environment.sources.__wrapped__
-    before = hashes()
+    before = hashes("cpu")
     for file, names in (
         ("jaxext/_conv_xla.py", {"xla"}),
         ("kernels/conv.py", {"triton"}),
@@ -282,9 +364,53 @@ def test_the_hash_changes_with_the_code(tmp_path, monkeypatch):
     ):
         text = (tmp_path / file).read_text()
         (tmp_path / file).write_text(text + "\n")
-        after = hashes()
+        after = hashes("cpu")
         assert {name for name in before if after[name] != before[name]} == names, file
         (tmp_path / file).write_text(text)
+
+
+@pytest.mark.parametrize("other", [dict(cuda_version="13.1", archs="90a"), dict(cuda_version="12.9", archs="90a,100a")])
+def test_the_hash_changes_with_the_compiler(other, monkeypatch):
+    """Of CUDA kernels, on CUDA devices, where the compiled module loads."""
+    hashes = _environment.sources.__wrapped__
+    monkeypatch.setattr(jaxext, "_cuda_module", None, raising=False)
+
+    def built(**facts):
+        module = types.SimpleNamespace(**facts)
+        monkeypatch.setitem(sys.modules, "jaxext._cuda_module", module)
+        monkeypatch.setattr(jaxext, "_cuda_module", module)
+        return hashes("cuda"), hashes("cpu")
+
+    before, after = built(cuda_version="12.9", archs="90a"), built(**other)
+    assert {name for name in before[0] if after[0][name] != before[0][name]} == {"cuda"}
+    assert after[1] == before[1]
+
+
+PROCESSORS = {
+    "AMD EPYC (family 25, model 17)": "processor : 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nmodel name\t: another\n",
+    "aarch64 (implementer 0x41, part 0xd0c)": "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n",
+    "aarch64": "nothing that is known",
+}
+
+
+@pytest.mark.parametrize(("name", "cpuinfo"), PROCESSORS.items(), ids=PROCESSORS.keys())
+def test_processors_are_told_apart(name, cpuinfo, monkeypatch):
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda path, **_: cpuinfo)
+    monkeypatch.setattr(_environment.machine, "machine", lambda: "aarch64")
+    assert _environment.processor() == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        (["/opt/env/site-packages/jaxext/__main__.py", "bench", "--quick"], "python -m jaxext bench --quick"),
+        (["/opt/env/bin/jaxext", "info"], "jaxext info"),
+        (["-c"], "-c"),
+    ],
+)
+def test_a_report_does_not_tell_where_we_are_installed(arguments, want, monkeypatch):
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert _environment.report()["command"] == want
 
 
 def test_the_report():
@@ -305,6 +431,45 @@ def test_processes_that_cannot_compare(fresh, monkeypatch):
     assert times() == []
     with jaxext.use_table(Table(HERE, row(), "memory")), pytest.raises(RuntimeError, match="memory: .* without jax.distributed.initialize"):
         times()
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """A function that takes what follows for that of another process of the run."""
+    store, agreed, tables = {}, {}, {}
+
+    def published(folder, value):
+        store.setdefault(folder, {})[jax.process_index()] = value
+        return store[folder]
+
+    def become(process):
+        monkeypatch.setattr(jax, "process_index", lambda: process)
+        monkeypatch.setattr(_tuned, "_agreed", agreed.setdefault(process, {}))
+        monkeypatch.setattr(_tuned, "_tables", tables.setdefault(process, {}))
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(_tuned, "published", published)
+    return become
+
+
+@pytest.mark.parametrize("other", ["another path", "none"])
+def test_processes_that_name_different_tables(processes, tmp_path, other):
+    """A table has no part in which process it decides: the path is not compared, and none is as good a table as any."""
+    _table.write(tmp_path / "one.json", HERE, row(1.0))
+    _table.write(tmp_path / "two.json", HERE, row(2.0))
+    _table.write(tmp_path / "copy.json", HERE, row(1.0))
+    processes(0)
+    with jaxext.use_table(tmp_path / "one.json"):
+        assert times() == [1.0]
+    processes(1)
+    with jaxext.use_table(None if other == "none" else tmp_path / "two.json"):
+        with pytest.raises(
+            RuntimeError, match="processes have different tables .*process 0 has 1 rows, .*one.json; process 1 has [01] rows"
+        ):
+            times()
+    with jaxext.use_table(tmp_path / "copy.json"):
+        assert times() == [1.0]
+    assert times() == []  # nor is what was named compared with what is in force otherwise
 
 
 PROCESS = """
@@ -352,31 +517,57 @@ os._exit(0)
 """
 
 
-def test_two_processes(tmp_path):
-    """What both read from one file they agree on, and anew when it has changed; of own tables that differ one process hears at least."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+def run_two(folder, port):
+    """What each of two processes tells, step by step, and what they wrote of errors.  None of it can last for ever."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     processes = []
     for i in range(2):
-        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / str(i)), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-        command = [sys.executable, "-c", PROCESS, str(port), str(i), str(tmp_path)]
-        pipe = subprocess.PIPE
-        processes.append(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        environment = os.environ | {"XDG_CACHE_HOME": str(folder / str(i)), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        command = [sys.executable, "-c", PROCESS, str(port), str(i), str(folder)]
+        processes.append(subprocess.Popen(command, env=environment, text=True, **pipes))
 
     def step():
         lines = [process.stdout.readline().strip() for process in processes]
         for process in processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and what it wrote says why
+                process.stdin.write("\n")
+                process.stdin.flush()
         return lines
 
+    def kill():
+        for process in processes:
+            process.kill()
+
+    timer = threading.Timer(120, kill)
+    timer.start()
     try:
         steps = [step() for _ in range(6)]
     finally:
-        for process in processes:
-            process.kill()
-        errors = [process.communicate()[1] for process in processes]
+        timer.cancel()
+        kill()
+        errors = [read_rest(process) for process in processes]
+    return steps, errors
+
+
+def read_rest(process):
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    with process.stdout, process.stderr:
+        error = process.stderr.read()
+    process.wait()
+    return error
+
+
+def test_two_processes(tmp_path):
+    """What both read from one file they agree on, and anew when it has changed; of own tables that differ one process hears at least."""
+    for attempt in range(3):  # another may take the port before they do
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        (folder := tmp_path / str(attempt)).mkdir()
+        steps, errors = run_two(folder, port)
+        if all(steps[0]):
+            break
     owns, named, default, _, (again, _), (_, at_last) = steps
     assert named == [again, at_last] == ["agreed", "agreed"], errors
     different = [said for said in default if said != "agreed"]
