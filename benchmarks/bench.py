@@ -1,6 +1,7 @@
 """The harness: which cases of the suite are measured, in what order they are told, and what stays when it is interrupted.
 
-A row of the report is one case by every library, see cells.py.  It must not know how anything is measured, nor how a report is written.
+A row of the report is one case by every library, see cells.py.  No table of measurements counts meanwhile: a report is about the code, and
+to have tuned in between is no change of it.  It must not know how anything is measured, nor how a report is written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import os
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -18,8 +20,9 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+import jaxext
 from jaxext import _environment, _measure
-from jaxext._terminal import UsageError, says_json, tell
+from jaxext._terminal import UsageError, count, says_json, tell
 
 from . import cells, findings, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
@@ -46,11 +49,11 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    how = parser.add_argument_group("how")
+    how = parser.add_argument_group("how, with no table of measurements in force")
     libraries = report.LIBRARIES
     how.add_argument("--implementation", action="append", default=[], choices=libraries[1:], help="beside lax (default: all)")
     how.add_argument("--without", action="append", default=[], choices=libraries, help="a library to leave out")
-    how.add_argument("--repeats", type=int, default=10, help="samples per case and library (default: 10)")
+    how.add_argument("--repeats", type=count, default=10, help="samples per case and library (default: 10)")
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
     told = parser.add_argument_group("what becomes of it")
     told.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
@@ -75,18 +78,31 @@ def run(options: argparse.Namespace) -> int:
     console = Console(stderr=options.json == "-", highlight=False)
     if not console.is_terminal:
         console.width = UNFOLDED
+    _make_folders(options)
     if options.compare:
         return _compare(options, console)
     if options.plot and not importlib.util.find_spec("matplotlib"):
         raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
     if options.read:
         return _conclude(options, _stored(options.read, "--read"), console)
-    _measure.keep_freed_memory()
+    kept = _measure.keep_freed_memory()  # before anything asks jax for a device
     chosen = cases(options)
     if options.list:
         print(*(case.name for case in chosen), sep="\n")
         return 0
-    return _measured(options, chosen, console)
+    return _measured(options, chosen, console, kept)
+
+
+def _make_folders(options: argparse.Namespace) -> None:
+    """Those of the files to be written, now: not after hours of measuring."""
+    for option, path in (("--json", options.json), ("--plot", options.plot), ("--markdown", options.markdown)):
+        folder = pathlib.Path("." if path in (None, "-") else path).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{option}: {error}") from None
+        if path not in (None, "-") and (not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir()):
+            raise UsageError(f"{option}: {path} cannot be written")
 
 
 def _stored(path: str, option: str) -> report.Report:
@@ -124,7 +140,7 @@ def _in(problem: Problem, numbers: Sequence[str]) -> Problem:
     return dataclasses.replace(problem, numbers=fitting)  # type: ignore[type-var]
 
 
-def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Console) -> int:
+def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Console, kept: bool) -> int:
     start = time.monotonic()
     libraries = [library for library in report.LIBRARIES if library == "lax" or library in (options.implementation or report.LIBRARIES)]
     libraries = [library for library in libraries if library not in options.without]
@@ -133,7 +149,7 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Cons
     bench = cells.Bench(libraries, clock, 1 if options.quick else options.repeats, ceilings)
     whole = report.Report(
         environment=_environment.report(),
-        timer=clock.name,
+        timer=clock.name + (", freed memory kept" if kept and isinstance(clock, _measure.Wall) else ""),
         not_cupti=why_not,
         reduced=any("reduced" in case.tags for case in chosen),
         ceilings=ceilings,
@@ -152,7 +168,8 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Cons
                 whole = dataclasses.replace(whole, left_out=(*whole.left_out, case.name))
                 continue
             expected = {ours: least for ours, least in targets(case, jax.default_backend()).items() if ours in libraries}
-            row = cells.measure(case, expected, bench)
+            with jaxext.use_table(None):
+                row = cells.measure(case, expected, bench)
             whole = dataclasses.replace(whole, rows=(*whole.rows, row))
             console.print(tables.line(row, shown), soft_wrap=True)
             _write(options, whole)

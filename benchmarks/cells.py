@@ -143,10 +143,14 @@ def _work(case: Case, arguments: Sequence[jax.Array], ceilings: Mapping[str, flo
 
 def _errors(case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, Any], results: dict) -> dict[str, dict]:
     """By library, those fields of its `Result`; texts where there is no truth."""
+
+    def exactly(real, precision):
+        with jax.default_matmul_precision(precision and precision.name.lower()):
+            return jax.jit(case.truth)(*(x.astype(real) for x in arguments))
+
     try:
-        with jax.enable_x64(True):
-            truth = jax.block_until_ready(jax.jit(case.truth)(*(x.astype(jnp.float64) for x in arguments)))
-    except Exception as failure:  # memory, or a convolution that cuDNN lacks in float64
+        truth = _measure.truth(exactly)
+    except Exception as failure:  # memory, or a convolution that cuDNN lacks
         why = " ".join(f"no truth: {type(failure).__name__}: {failure}".split())[:200]
         return {library: {"error": why, "worst": why} for library in programs}
 
@@ -160,21 +164,24 @@ def _errors(case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, A
 
 
 def _samples(clock: Callable, programs: Mapping[str, Any], results: dict, repeats: int, field: str) -> dict[str, list[float]]:
-    """Milliseconds by library, taken in turn; what fails meanwhile is out of it from then on."""
+    """Milliseconds by library, taken in turn; what fails meanwhile is out of it from then on.  Without "ms" a library has failed; any other
+    field is None then, and what was measured before stays."""
+    failed = results if field == "ms" else dict(results)
 
     def guarded(library, sampler):
         def sample():
-            ms = None if library in results else _attempt(library, results, sampler)
+            ms = None if library in failed else _attempt(library, failed, sampler)
             return math.nan if ms is None else ms
 
         return sample
 
     samplers = {}
     for library, program in programs.items():
-        if library not in results and (field != "wall_ms" or isinstance(program, Program)):  # a chain is one of programs
-            sampler = _attempt(library, results, functools.partial(clock, program))
+        if library not in failed and (field != "wall_ms" or isinstance(program, Program)):  # a chain is one of programs
+            sampler = _attempt(library, failed, functools.partial(clock, program))
             samplers[library] = guarded(library, sampler)
-    return _measure.take(samplers, repeats, PATIENCE_S)
+    taken = _measure.take(samplers, repeats, PATIENCE_S)
+    return {library: ms for library, ms in taken.items() if library not in failed}
 
 
 def _facts(program: Program | cublas.Product, clock: Clock) -> dict[str, Any]:
@@ -225,10 +232,13 @@ def state() -> dict[str, str]:
     """Of the GPU, right now; of a CPU nothing is known."""
     if jax.default_backend() != "gpu":
         return {}
+    # A UUID is the same GPU to both.  A number is where all GPUs are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID: else CUDA's first is
+    # the fastest.
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
     query = ["nvidia-smi", "-i", device, f"--query-gpu={','.join(STATE)}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    return dict(zip(STATE, map(str.strip, answer.splitlines()[0].split(",")), strict=True))
+    values = [value.strip() for value in answer.partition("\n")[0].split(",")]
+    return dict(zip(STATE, values, strict=True)) if len(values) == len(STATE) else {}

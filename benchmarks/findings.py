@@ -157,12 +157,14 @@ def wrong(row: Row, library: str) -> bool:
 
 
 def notes(rows: Iterable[Row]) -> list[str]:
-    """Every reason of a refusal or a failure once, with the first row that had it."""
+    """Every reason of a refusal, a failure or a result that nothing was compared with, once, with the first row that had it."""
     found: dict[str, str] = {}
     for row in rows:
         for library, result in row.results.items():
             if not isinstance(result, Result):
                 found.setdefault(f"{library} {reason(result)}", row.name)
+            elif isinstance(result.error, str):
+                found.setdefault(f"{library} was not checked: {result.error}", row.name)
     return [f"{note} [{name}]" for note, name in found.items()]
 
 

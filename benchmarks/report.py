@@ -14,7 +14,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxext._terminal import plain
+from jaxext import _terminal
+from jaxext._measure import law
 
 from . import records
 
@@ -28,13 +29,6 @@ KINDS = ("mlp", "per-example", "batched-filters", "transposed", "causal", "depth
 KINDS += ("strided", "pointwise", "dense", "batched", "skinny", "matmul")
 PRECISION, OTHER = "precision", "other"  # kinds of rows whose numbers are not those of one of DTYPES, and of rows without such a tag
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-# The law of errors by the operands' dtype: relative, in the norm.  TF32's is near 3e-4.  Hopper adds up products of 8-bit numbers with
-# fewer bits than float32 has.  Integers are exact.
-ERRORS = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 2e-3, "complex64": 2e-3, "float64": 1e-12, "complex128": 1e-12}
-ERRORS |= {"float8_e4m3fn": 1e-2, "float8_e5m2": 1e-2} | dict.fromkeys(("int8", "uint8", "int16", "int32"), 0.0)
-# The same by the kind of numbers, where products of float32 are made with more care than TF32's.
-CAREFUL = {"ieee": 1e-5, "tf32x3": 1e-4, "bf16x6": 1e-4, "bf16x3": 2e-4}
-
 Quartiles = tuple[float, float, float]  # of milliseconds per call: first quartile, median, third quartile
 
 
@@ -132,7 +126,7 @@ class Row:
     results: Mapping[str, Result | Refusal | Failure] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        _known("dtype", [self.dtype], ERRORS)
+        _known("dtype", [self.dtype], _terminal.DTYPES)
         _known("results", self.results, LIBRARIES)
         _known("targets", self.targets, OURS)
         for ours, targets in self.targets.items():
@@ -151,8 +145,8 @@ class Row:
 
     @property
     def law(self) -> float:
-        """The largest error that is not wrong."""
-        return CAREFUL.get(self.numbers, ERRORS[self.dtype])
+        """The largest error that is not wrong: a GPU's, of a result that is no finer than the first array, or float32."""
+        return law([self.dtype], self.numbers, "cuda")
 
     @property
     def timed(self) -> dict[str, Result]:
@@ -253,7 +247,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
 
 def data(report: Report) -> dict[str, Any]:
     """What the file of a report holds."""
-    return plain({"schema": SCHEMA, **dataclasses.asdict(report)})
+    return _terminal.plain({"schema": SCHEMA, **dataclasses.asdict(report)})
 
 
 def _known(field: str, names, known) -> None:

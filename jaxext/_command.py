@@ -181,6 +181,10 @@ def _tune(options) -> int:
             print(f"{row}\n", flush=True)
 
     todo = list(_to_tune(options))
+    try:
+        _table.check_writable(options.table or _tuned.default_path())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--table: {error}") from None
     for i, (name, fun, arrays, backward) in enumerate(todo, 1):
         print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
         tuned = jaxext.tune(fun, *arrays, backward=backward, candidates=options.candidates, table=options.table, progress=progress)

@@ -1,10 +1,10 @@
 """How long a compiled program takes, how far its result is from the truth, and random operands for it.
 
 A `Program` is a function compiled for its arguments; a `Clock` makes of it a sampler, whose every call is one sample: milliseconds per call
-of the program.  On a GPU that is what CUPTI reports of the program's kernels, whatever XLA put around the product included, with nothing of
-the operands left in the L2 cache (a user's next layer rarely finds them there) or, if asked, warm.  Elsewhere it is wall time.  Samples of
-programs that are compared are taken in turn, so that a machine that slows down slows all.  It must not know any operation, or what
-measurements are for.
+of the program.  On a GPU that is what CUPTI reports of the program's kernels, those included that XLA put around the product, with nothing
+of the operands left in the L2 cache (a user's next layer rarely finds them there) or, if asked, warm.  Copies and memsets that are no
+kernels take no time there: only the wall time of a `Chain` has them.  Elsewhere it is wall time.  Samples of programs that are compared are
+taken in turn, so that a machine that slows down slows all.  It must not know any operation, or what measurements are for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -121,10 +122,10 @@ def _fed(operand, bit):
 
 
 class Cupti:
-    """The sum of the times of a program's kernels.  It uses what `jax.experimental.mosaic.gpu.profiler` is made of: that itself allows
-    nothing between two calls."""
+    """The sum of the times of a program's kernels; CUPTI is asked for nothing else, so copies and memsets are not in it.  It uses what
+    `jax.experimental.mosaic.gpu.profiler` is made of: that itself allows nothing between two calls."""
 
-    name = "CUPTI: sum of kernel times, cold L2"
+    name = "CUPTI: sum of kernel times without copies and memsets, cold L2"
 
     def __init__(self):
         from jax.experimental.mosaic.gpu import profiler
@@ -217,6 +218,43 @@ def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
     each = dtypes if isinstance(dtypes, list | tuple) else [dtypes] * len(shapes)
     keys = jax.random.split(jax.random.key(0), len(shapes))
     return [_draw(key, tuple(shape), jnp.dtype(dtype)) for key, shape, dtype in zip(keys, shapes, each, strict=True)]
+
+
+def truth(of: Callable[[Any, lax.Precision | None], Any]) -> Any:
+    """`of(np.float64, None)`, or where that cannot be had `of(np.float32, lax.Precision.HIGHEST)`: either is called under x64, and is exact
+    for integers as small as `normal`'s.
+
+    Raises:
+      RuntimeError: what XLA raises where it can do neither.
+    """
+    with jax.enable_x64(True):
+        try:
+            return jax.block_until_ready(of(np.float64, None))
+        except RuntimeError:  # too large, or a convolution that cuDNN has not in float64
+            return jax.block_until_ready(of(np.float32, lax.Precision.HIGHEST))
+
+
+# Relative errors, in the norm, that rounding may make: of a dtype; of float32 at a precision, as kernels name it; and of float32 otherwise.
+# TF32's is near 3e-4.  Hopper adds up products of 8-bit numbers with fewer bits than float32 has.
+_ROUNDING = {"bfloat16": 1e-2, "float16": 2e-3, "float64": 1e-12, "complex128": 1e-12}
+_OF_PRECISION = {"bf16x3": 2e-4, "bf16x6": 1e-4, "tf32x3": 1e-4} | dict.fromkeys(("bf16x9", "ieee", "highest", "f32_f32_f32"), 1e-5)
+_ROUNDING_8_BITS, _ROUNDING_TF32, _ROUNDING_32_BITS = 1e-2, 2e-3, 1e-5
+
+
+def law(dtypes: Sequence[Any], precision: Any, platform: str) -> float:
+    """The largest error, relative and in the norm, that is not wrong: 0 of integers.
+
+    Operands need be rounded to no coarser dtype than the finer of theirs.  `dtypes` are of the operands and, last, of the result; the
+    precision is as lax canonicalises it, or by its kernels' name, such as "tf32x3".
+    """
+    named = re.sub("_(tf32|bf16)_f32_x", "x", str(precision).lower())
+    rest = _ROUNDING_TF32 if platform == "cuda" else _ROUNDING_32_BITS
+    rest = next((rounding for name, rounding in _OF_PRECISION.items() if name in named), rest)
+    inexact = [dtype for dtype in map(jnp.dtype, dtypes) if jnp.issubdtype(dtype, jnp.inexact)]
+    if jnp.dtype(dtypes[-1]) not in inexact:
+        return 0.0
+    *operands, result = (_ROUNDING_8_BITS if dtype.itemsize == 1 else _ROUNDING.get(dtype.name, rest) for dtype in inexact)
+    return max(result, min(operands, default=0.0))
 
 
 def _draw(key, shape, dtype) -> jax.Array:

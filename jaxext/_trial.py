@@ -14,12 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxext import _measure
 from jaxext._form import owner, replacing_lax
 from jaxext._implementation import Call, Implementation, choose
-from jaxext._measurements import Measurement
+from jaxext._measurements import MAX_CANDIDATES, Measurement
 
 REPEATS = 15  # samples of each candidate that the first round leaves
 PATIENCE_S = 10  # for the samples of one call
@@ -95,17 +94,18 @@ def measure(call: Call, most: int, clock: _measure.Clock) -> Row:
         truth = _truth(call, trials[0][0], operands)
     except RuntimeError as error:  # such as too little memory
         return dataclasses.replace(row, skipped=f"there is no truth to compare with: {_short(error)}")
-    candidates, samplers = [], {}
+    candidates, programs, samplers = [], {}, {}
     for implementation, config in trials:
-        candidate, sampler = _tried(call, implementation, config, operands, truth, clock)
+        candidate, program, sampler = _tried(call, implementation, config, operands, truth, clock)
         candidate = _judged(call, candidate, (candidates or [candidate])[0].error)
         candidates.append(candidate)
         if candidates[0].left_out:
             return dataclasses.replace(row, candidates=tuple(candidates), skipped="there is no time of xla to compare with")
         if not candidate.left_out:
-            samplers[candidate.name] = sampler
+            programs[candidate.name], samplers[candidate.name] = program, sampler
     try:
-        row = dataclasses.replace(row, candidates=_timed(candidates, samplers))
+        timed = _timed(candidates, samplers)
+        row = dataclasses.replace(row, candidates=_confirmed(timed, programs) if isinstance(clock, _measure.Cupti) else timed)
     except RuntimeError as error:  # of the device or of CUPTI
         return dataclasses.replace(row, candidates=tuple(candidates), skipped=_short(error))
     taken = _chosen(call, form.implementations, row.measurements)
@@ -116,6 +116,7 @@ def _trials(call: Call, implementations: Sequence[Implementation], most: int):
     """What is to be tried, xla's first, and why the other implementations are not."""
     xla, *others = sorted(implementations, key=lambda implementation: implementation.name != "xla")
     trials, refused = [(xla, config) for config in xla.candidates(call)], {}
+    most = min(most, (MAX_CANDIDATES - len(trials)) // max(len(others), 1))  # a row of a table holds no more
     for other in others:
         if reason := other.supports(call) or ("on a CPU it would be interpreted" if call.platform == "cpu" else None):
             refused[other.name] = reason
@@ -134,8 +135,8 @@ def _name(implementation: str, config: Mapping[str, Any]) -> str:
     return " ".join([implementation, *(f"{key}={value}" for key, value in config.items())])
 
 
-def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candidate, _measure.Sampler | None]:
-    """The candidate with its error, or with the reason why it cannot be compiled, run or timed."""
+def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candidate, _measure.Program | None, _measure.Sampler | None]:
+    """The candidate with its error, and what times it; or with the reason why it cannot be compiled, run or timed."""
     candidate = Candidate(implementation.name, dataclasses.asdict(config))
     try:
         program = _measure.compile(_function(call, implementation, config), operands)
@@ -144,9 +145,9 @@ def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candid
         candidate = dataclasses.replace(candidate, error=_measure.relative_error(program(), truth))
         sampler = clock.sampler(program)
         sampler()
-        return candidate, sampler
+        return candidate, program, sampler
     except Exception as error:  # whatever a compiler or a launch raises
-        return dataclasses.replace(candidate, left_out=_short(error)), None
+        return dataclasses.replace(candidate, left_out=_short(error)), None, None
 
 
 def _function(call: Call, implementation: Implementation, config: Any) -> Callable:
@@ -168,33 +169,26 @@ def _short(error: Exception) -> str:
 
 
 def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> jax.Array:
-    """The product by xla in float64, or else as precisely as float32 can be; either is exact for integers as small as `normal`'s.
+    """The product by xla, as precisely as it can be had.
 
     Raises:
-      RuntimeError: what XLA raises where it can do neither.
+      RuntimeError: what XLA raises where it can do nothing of the kind.
     """
 
-    def of(real, of_complex, precision):
+    def of(real, precision):
         def wide(dtype):
-            return np.dtype(of_complex if jnp.issubdtype(dtype, jnp.complexfloating) else real)
+            return np.result_type(real, np.complex64) if jnp.issubdtype(dtype, jnp.complexfloating) else np.dtype(real)
 
         dtypes = {slot: wide(dtype) for slot, dtype in call.dtypes.items()}
-        wider = dataclasses.replace(call, dtypes=dtypes, dtype=wide(call.dtype), precision=precision)
+        wider = dataclasses.replace(call, dtypes=dtypes, dtype=wide(call.dtype), precision=precision and (precision,) * 2)
         arguments = [x.astype(dtype) for x, dtype in zip(operands, dtypes.values(), strict=True)]
-        return _measure.compile(_function(wider, xla, xla.candidates(wider)[0]), arguments)()
-
-    with jax.enable_x64(True):
-        try:
-            truth = of(np.float64, np.complex128, None)
-        except RuntimeError:  # too large, or a convolution that cuDNN has not in float64
-            truth = of(np.float32, np.complex64, (lax.Precision.HIGHEST,) * 2)
+        result = _measure.compile(_function(wider, xla, xla.candidates(wider)[0]), arguments)()
         # Integers wrap around, and a sum of truth values is "any".
-        return truth if jnp.issubdtype(call.dtype, jnp.inexact) else truth.astype(np.int64).astype(call.dtype)
+        return result if jnp.issubdtype(call.dtype, jnp.inexact) else result.astype(np.int64).astype(call.dtype)
+
+    return _measure.truth(of)
 
 
-# Relative errors that rounding alone may make, of the operands or of the result.
-_ROUNDING = {"bfloat16": 1e-2, "float16": 2e-3, "float64": 1e-12, "complex128": 1e-12}
-_ROUNDING_8_BITS, _ROUNDING_TF32, _ROUNDING_32_BITS = 1e-2, 2e-3, 1e-5
 # An implementation may be this many times as wrong as xla is.  An error of xla above the second is no rounding, and excuses nobody.
 _AS_XLA, _MOST_OF_XLA = 4, 1 / 64
 
@@ -203,23 +197,13 @@ def _judged(call: Call, candidate: Candidate, of_xla: tuple[float, float] | None
     """The candidate, left out if its error is more than that of rounding.  NaN is."""
     if candidate.error is None or of_xla is None:
         return candidate
-    rounding = _rounding(call)
+    rounding = _measure.law((*call.dtypes.values(), call.dtype), call.precision, call.platform)
     most = max(_MOST_OF_XLA, float(jnp.finfo(call.dtype).eps) if rounding else 0)
     allowed = [max(rounding, _AS_XLA * min(error, most)) if rounding else 0 for error in of_xla]
     if all(error <= limit for error, limit in zip(candidate.error, allowed, strict=True)):
         return candidate
     errors, limits = (" and ".join(f"{x:.1e}" for x in pair) for pair in (candidate.error, allowed))
     return dataclasses.replace(candidate, wrong=True, left_out=f"its errors are {errors}, want at most {limits}")
-
-
-def _rounding(call: Call) -> float:
-    """That of the coarsest dtype, 0 where the result is of integers."""
-    if not jnp.issubdtype(call.dtype, jnp.inexact):
-        return 0
-    exactly = "HIGHEST" in str(call.precision) or "F32_F32_F32" in str(call.precision) or "_X" in str(call.precision)
-    rest = _ROUNDING_TF32 if call.platform == "cuda" and not exactly else _ROUNDING_32_BITS
-    inexact = [dtype for dtype in (*call.dtypes.values(), call.dtype) if jnp.issubdtype(dtype, jnp.inexact)]
-    return max(_ROUNDING_8_BITS if dtype.itemsize == 1 else _ROUNDING.get(dtype.name, rest) for dtype in inexact)
 
 
 def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, _measure.Sampler]) -> tuple[Candidate, ...]:
@@ -234,3 +218,28 @@ def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, _measure.Samp
     ms = {name: _measure.quartiles(samples) for name, samples in _measure.take(kept, REPEATS, PATIENCE_S).items()}
     slow = {name: f"{time:.4g} ms in a first round" for name, time in quick.items() if name not in ms}
     return tuple(dataclasses.replace(c, ms=ms.get(c.name), left_out=c.left_out or slow.get(c.name)) for c in candidates)
+
+
+def _confirmed(candidates: Sequence[Candidate], programs: Mapping[str, _measure.Program]) -> tuple[Candidate, ...]:
+    """The candidates without kernels that win by CUPTI alone, which sees no copies and memsets: who wins must not be slower than xla by the
+    wall time of a chain either, beyond the noise."""
+    found = {candidate.name: candidate for candidate in candidates}
+    chains: dict[str, _measure.Sampler] = {}
+
+    def fastest(implementation=None) -> tuple[float, Candidate]:
+        asked = [(c.ms[1], c) for c in found.values() if c.ms is not None and implementation in (None, c.implementation)]
+        return min(asked, key=lambda pair: pair[0])
+
+    while (of_best := fastest())[1].implementation != "xla":
+        (ms, best), (_, xla) = of_best, fastest("xla")
+        try:
+            chains = {name: chains.get(name) or _measure.Chain().sampler(programs[name]) for name in (xla.name, best.name)}
+            theirs, ours = map(_measure.quartiles, _measure.take(chains, REPEATS, PATIENCE_S).values())
+        except Exception as error:  # such as too little memory
+            found[best.name] = dataclasses.replace(best, ms=None, left_out=f"no wall time of a chain: {_short(error)}")
+            continue
+        if ours[0] <= theirs[2]:
+            break
+        why = f"{ms:.4g} ms of kernels, but {ours[1]:.4g} ms of wall time, and {xla.name} takes {theirs[1]:.4g} ms"
+        found[best.name] = dataclasses.replace(best, ms=None, left_out=why)
+    return tuple(found.values())

@@ -61,7 +61,8 @@ def tune(
       fun: a function of arrays, or pytrees of them.
       *args, **kwargs: its arguments; `jax.ShapeDtypeStruct`s do, with their shardings.
       backward: whether to measure the products of its gradient in all floating-point arguments as well.
-      candidates: how many configs of each implementation to measure, those expected to be fastest; all of xla's are.
+      candidates: how many configs of each implementation to measure, those expected to be fastest; all of xla's are.  There
+        are no more than a table holds of a product, which is 256.
       table: the file; None is the default table, in the user's cache directory.
       progress: called after each product with its `Row`, how many are done, and how many there are.
 
@@ -74,7 +75,7 @@ def tune(
 
     Raises:
       RuntimeError: this run has several processes.
-      ValueError: `candidates` is less than 1.
+      ValueError: `candidates` is less than 1, or the file is no table.
       what JAX raises where `fun` cannot be differentiated, OSError where the table cannot be written.
 
     Warns:
@@ -86,9 +87,10 @@ def tune(
         )
     if candidates < 1:
         raise ValueError(f"tune: candidates is {candidates}, want 1 or more")
-    calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
     path = pathlib.Path(_tuned.default_path() if table is None else table)
-    context, (clock, _) = _tuned.context(_platform()), _measure.timer()
+    _table.check_writable(path)
+    calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
+    context, (clock, _) = _tuned.context(_environment.default_platform()), _measure.timer()
     rows: list[Row] = []
     for (problem, unanswered), call in calls.items():
         row = Row(problem, skipped=unanswered) if unanswered else measure(call, candidates, clock)
@@ -159,7 +161,7 @@ def _without_stored_programs():
 
 def _unanswered(call: Call) -> str | None:
     """Why no table of this device is asked about the call, or None."""
-    platform = _platform()
+    platform = _environment.default_platform()
     if call.problem is None:
         return "a size is symbolic"
     if (call.platform, call.arch) != (platform, _environment.capability(platform)):
@@ -167,8 +169,3 @@ def _unanswered(call: Call) -> str | None:
     if call.splitter not in ("nobody", "labels"):
         return "XLA's partitioner has this program, now or where it is called once exported"
     return "an axis is empty, so nothing is computed" if 0 in call.sizes.values() else None
-
-
-def _platform() -> str:
-    backend = jax.default_backend()
-    return "cuda" if backend == "gpu" else backend

@@ -10,14 +10,16 @@ import pytest
 from cases import random, wide
 from test_gpu import SUMS, TF32, exact, near, on_cpu
 
+from jaxext import _measure
 from jaxext.benchmarks.case import Case
 from jaxext.benchmarks.problems import PROBLEMS, reduced
 
 OPERATIONS = 1e8  # per role: of many tiles, and soon done on a CPU
 
-# How far a sum of products may stray, over the sum of their magnitudes; where float32 is split, by what is left out.
+# How far each sum of products may stray, over the sum of their magnitudes; where float32 is split, by what is left out.  That bounds every
+# element, whatever the others are: it is another kind of law than `_measure.law`, in the norm, by which networks are judged.
 STRAY = {"tf32": TF32, "fp32bf16": TF32, "tf32x3": 2.0**-18, "bf16x3": 2.0**-14, "bf16x6": 2.0**-18}
-NETWORK = {"bfloat16": 2e-2, "float32": 4e-3}  # how far a network may stray, in the norm: each of its layers rounds
+NETWORK = 2  # times the law of one product: each of its layers rounds
 
 
 def cases(flops):
@@ -55,7 +57,7 @@ def operands_and_truth(at):
 
 
 def verify(case, implementation):
-    """The result is right, and of the same bits when computed again; pytest's skip, with the reason, where the implementation refuses."""
+    """The result is right, and a kernel's of the same bits when computed again; pytest's skip, with the reason, if there is a refusal."""
     arrays, truth, magnitudes = operands_and_truth(CASES.index(case))
     program = jax.jit(case.build(implementation))
     try:
@@ -66,10 +68,10 @@ def verify(case, implementation):
         exact(got, truth)
     elif "mlp" in case.tags:
         for y, right in zip(got, truth, strict=True):
-            assert np.linalg.norm(wide(y) - right) <= NETWORK[case.dtype] * np.linalg.norm(right)
+            assert np.linalg.norm(wide(y) - right) <= NETWORK * _measure.law(case.dtypes, case.numbers, "cuda") * np.linalg.norm(right)
     else:
         near(got, truth, magnitudes, STRAY.get(case.numbers, SUMS))
-    for once, again in zip(got, jax.tree.leaves(program(*arrays)), strict=True):
+    for once, again in zip(got, jax.tree.leaves(program(*arrays)), strict=True) if implementation != "xla" else ():
         assert np.asarray(once).tobytes() == np.asarray(again).tobytes()
 
 

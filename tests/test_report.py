@@ -105,7 +105,7 @@ WRONGS = {
     "a negative error": (lambda d: d["rows"][0]["results"]["xla"].update(error=-1), "results.xla.error: got -1.0, want 0 or more"),
     "a library": (lambda d: d["rows"][0]["results"].update(mkl={"refused": ""}), "results: got 'mkl', want of lax, xla"),
     "a target's kind": (lambda d: d["rows"][0].update(targets={"xla": {"speed": 1}}), "targets.xla: got 'speed', want of lax"),
-    "a dtype": (lambda d: d["rows"][0].update(dtype="float31"), "dtype: got 'float31', want of bfloat16"),
+    "a dtype": (lambda d: d["rows"][0].update(dtype="float31"), "dtype: got 'float31', want of bool, int8"),
     "no device": (lambda d: d["environment"].update(device=None), "environment.device: got None, want a str"),
     "no rate": (lambda d: d["ceilings"].update(copy=0), "ceilings: got {'copy': 0.0}, want more than 0"),
     "no bytes": (lambda d: d["rows"][0].update(bytes=0), "want flops >= 0, the others > 0"),

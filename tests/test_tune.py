@@ -292,6 +292,15 @@ def test_arguments(path, monkeypatch):
         tune(matmul, struct(2, 3), struct(3, 4), table=path)
 
 
+@pytest.mark.parametrize("table", ["notes.json", "/dev/null/tables.json"])
+def test_a_table_that_cannot_be_written_is_told_first(table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.json").write_text("mine")
+    with pytest.raises((OSError, ValueError), match=table):
+        tune(lambda *_: pytest.fail("it was traced"), struct(2, 3), table=table)
+    assert (tmp_path / "notes.json").read_text() == "mine"
+
+
 # ---- what is believed
 
 
@@ -442,6 +451,77 @@ def test_implementations_side_by_side(call, clock):
     assert unnamed.implementation is not None and unnamed.implementation.name == "xla"
 
 
+@pytest.mark.parametrize("asked", [40, 500])
+def test_no_more_candidates_than_a_table_holds(asked, call, clock, monkeypatch, path):
+    many = [Kernel(name, [f"{name} {i}" for i in range(300)]) for name in ("cuda", "triton")]
+    trials, _ = _trial._trials(call, (*many, MATMUL.implementations[-1]), asked)
+    assert len(trials) == min(1 + 2 * asked, 255)
+    row = [Measurement(implementation=i.name, config=dataclasses.asdict(c), ms=(1.0, 1.0, 1.0), error=0.0) for i, c in trials]
+    _table.write(path, _tuned.context("cpu"), {"a product": row})
+    assert len(stored(path)["a product"]) == len(row)
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """Call it with the wall milliseconds of some candidates, which CUPTI does not see; the others take 2."""
+    ms: dict[str, float] = {}
+    asked = []
+    monkeypatch.setattr(_measure.Cupti, "sampler", lambda self, program, cold=True: lambda: 1.0)
+
+    def confirmed(candidates, programs, real=_trial._confirmed):
+        def take(samplers, repeats, patience_s):
+            asked.append([*samplers])
+            return {name: [ms.get(name, 2.0)] * 3 for name in samplers}
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_measure.Chain, "sampler", lambda self, program: lambda: 1.0)
+            patch.setattr(_measure, "take", take)
+            return real(candidates, programs)
+
+    monkeypatch.setattr(_trial, "_confirmed", confirmed)
+    return lambda given: ms.update(given) or asked
+
+
+XLA, BY_CUPTI = "xla algorithm=dot_general", {"xla algorithm=dot_general": 1.0, "triton algorithm=a": 0.5, "triton algorithm=b": 0.7}
+
+
+@pytest.mark.parametrize(("walls", "won", "asked"), [
+    ({XLA: 2.0, "triton algorithm=a": 2.0}, "triton algorithm=a", 1),
+    ({XLA: 2.0, "triton algorithm=a": 2.1, "triton algorithm=b": 1.9}, "triton algorithm=b", 2),
+    ({XLA: 1.0}, XLA, 2),
+])  # fmt: skip
+def test_what_cupti_does_not_see_wins_nothing(walls, won, asked, call, clock, copies):
+    """A kernel that is the fastest without its copies must not be slower than xla with them."""
+    clock(BY_CUPTI)
+    seen = copies(walls)
+    row = _trial.measure(call, 3, object.__new__(_measure.Cupti))
+    assert winner(row) == won
+    assert seen == [[XLA, f"triton algorithm={config}"] for config in "ab"[:asked]]
+    left = {c.name: c.left_out for c in row.candidates if c.left_out and not c.wrong}
+    for name, ms in BY_CUPTI.items():
+        assert (name in left) == (ms < BY_CUPTI[won])
+        assert left.get(name, "of wall time").count("of wall time") == 1
+    assert min(row.measurements, key=lambda measurement: measurement.ms[1]).ms == (row.winner and row.winner.ms)
+
+
+def test_no_wall_time_is_no_win(call, clock, monkeypatch):
+    def lost(*_):
+        raise MemoryError("five results")
+
+    clock(BY_CUPTI)
+    monkeypatch.setattr(_measure.Cupti, "sampler", lambda self, program, cold=True: lambda: 1.0)
+    monkeypatch.setattr(_measure.Chain, "sampler", lost)
+    row = _trial.measure(call, 3, object.__new__(_measure.Cupti))
+    assert winner(row) == XLA
+    assert "no wall time of a chain: MemoryError: five results" in [c.left_out for c in row.candidates]
+
+
+def test_wall_time_is_no_matter_to_another_clock(call, clock, copies):
+    clock(BY_CUPTI)
+    asked = copies({XLA: 1.0})
+    assert winner(_trial.measure(call, 3, Clock())) == "triton algorithm=a" and not asked
+
+
 def test_errors_that_are_rounding(call):
     """Four times xla's, or what the dtypes alone make; a large error of xla's excuses nobody."""
 
@@ -450,9 +530,11 @@ def test_errors_that_are_rounding(call):
         return not _trial._judged(dataclasses.replace(call, **what), candidate, (of_xla, of_xla)).wrong
 
     highest, tf32x3 = (jax.lax.Precision.HIGHEST,) * 2, jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+    bf16x3 = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
     bfloat16 = dict(dtype=jnp.dtype(jnp.bfloat16))
     assert judged(1e-3, 0)  # TF32
     assert not judged(1e-3, 0, precision=highest) and not judged(1e-3, 0, precision=tf32x3) and not judged(1e-3, 0, platform="cpu")
+    assert judged(1.5e-4, 0, precision=bf16x3) and not judged(1.5e-4, 0, precision=tf32x3)
     assert judged(1e-3, 3e-4, precision=highest)
     assert judged(9e-3, 0, **bfloat16) and not judged(1.1e-2, 0, **bfloat16) and judged(1.1e-2, 3e-3, **bfloat16)
     assert not judged(0.5, 0.4) and not judged(0.5, 1) and not judged(float("inf"), float("inf"))
