@@ -11,7 +11,6 @@ import dataclasses
 import importlib.util
 import json
 import math
-import os
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import jaxext
 from jaxext import _environment, _measure
-from jaxext._terminal import UsageError, count, says_json, tell
+from jaxext._terminal import UsageError, count, make_folders, says_json, tell
 
 from . import cells, findings, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
@@ -78,8 +77,10 @@ def run(options: argparse.Namespace) -> int:
     console = Console(stderr=options.json == "-", highlight=False)
     if not console.is_terminal:
         console.width = UNFOLDED
-    _make_folders(options)
+    make_folders(options)
     if options.compare:
+        if options.plot or options.markdown:
+            raise UsageError("--compare: what changed has neither pictures nor Markdown")
         return _compare(options, console)
     if options.plot and not importlib.util.find_spec("matplotlib"):
         raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
@@ -88,21 +89,12 @@ def run(options: argparse.Namespace) -> int:
     kept = _measure.keep_freed_memory()  # before anything asks jax for a device
     chosen = cases(options)
     if options.list:
-        print(*(case.name for case in chosen), sep="\n")
+        names = [case.name for case in chosen]
+        tell(options, {"cases": names})
+        if options.json != "-":
+            print(*names, sep="\n")
         return 0
     return _measured(options, chosen, console, kept)
-
-
-def _make_folders(options: argparse.Namespace) -> None:
-    """Those of the files to be written, now: not after hours of measuring."""
-    for option, path in (("--json", options.json), ("--plot", options.plot), ("--markdown", options.markdown)):
-        folder = pathlib.Path("." if path in (None, "-") else path).parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"{option}: {error}") from None
-        if path not in (None, "-") and (not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir()):
-            raise UsageError(f"{option}: {path} cannot be written")
 
 
 def _stored(path: str, option: str) -> report.Report:
@@ -152,6 +144,7 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Cons
         timer=clock.name + (", freed memory kept" if kept and isinstance(clock, _measure.Wall) else ""),
         not_cupti=why_not,
         reduced=any("reduced" in case.tags for case in chosen),
+        trial=options.quick,
         ceilings=ceilings,
         state=cells.state(),
     )

@@ -221,6 +221,8 @@ def compare(before: Report, after: Report) -> Comparison:
     names = [name for name in dict.fromkeys((*old, *new)) if name not in unlike]
     changes = tuple(change for name in names for library in LIBRARIES if (change := _change(name, library, old.get(name), new.get(name))))
     warnings = [*_differences(before, after), *_drift(changes)]
+    if before.trial or after.trial:
+        warnings.append("the harness was only tried (--quick): these times say nothing")
     warnings += [f"the shapes differ, so that it is not compared: {name}" for name in sorted(unlike)]
     return Comparison(tuple(warnings), changes)
 

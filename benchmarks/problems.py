@@ -24,7 +24,7 @@ from typing import Any
 from .case import Problem
 from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Matmul, Mlp
 
-DEFAULT = 1e9  # operations of a twin for a CPU, per role
+DEFAULT = 1e8  # operations of a twin for a CPU, per role
 ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
 
 
@@ -210,7 +210,7 @@ def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Prob
     """
     known = frozenset().union(*(problem.tags for problem in PROBLEMS))
     if unknown := sorted(set(tags) - known):
-        raise ValueError(f"select: no problem is tagged {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        raise ValueError(f"tags: no problem is tagged {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     found = [problem for problem in PROBLEMS if not tags or problem.tags & set(tags)]
     found = [problem for problem in found if not names or any(name in problem.name for name in names)]
     return sorted(found, key=lambda problem: "target" not in problem.tags)

@@ -168,6 +168,7 @@ class Report:
       environment: of `jaxext._environment.report()`; "device", "date" and "versions" are among it.
       timer, not_cupti: how time was taken, and why not by CUPTI.
       reduced: whether the problems are small twins of those in the suite.
+      trial: whether the harness was tried, on tiny twins with one sample, so that times say nothing.
       ceilings: bytes per second of a large copy ("copy"), and operations per second of a large product, by dtype.
       state: of the GPU before the first row.
       left_out: names of the rows for which there was no time.
@@ -181,6 +182,7 @@ class Report:
     state: Mapping[str, str] = dataclasses.field(default_factory=dict)
     interrupted: bool = False
     left_out: tuple[str, ...] = ()
+    trial: bool = False
     rows: tuple[Row, ...] = ()
 
     def __post_init__(self):

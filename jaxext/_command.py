@@ -23,15 +23,18 @@ import jaxext
 from jaxext import _environment, _measure, _table, _tuned
 from jaxext._compat import PLATFORMS
 from jaxext._info import facts
-from jaxext._terminal import Table, UsageError, arch, count, function, says_json, takes_function, tell
+from jaxext._terminal import Table, UsageError, arch, count, function, make_folders, says_json, takes_function, tell
 from jaxext._tune import with_gradient
 from jaxext.benchmarks import bench, kernel_table
+
+INTERRUPTED = 130  # as shells say it of SIGINT
 
 
 def main(argv: list[str] | None = None) -> int:
     """The exit status of `python -m jaxext` with these arguments, those of the process if None."""
     options = parser().parse_args(argv)
     try:
+        make_folders(options)
         status = options.run(options)
         sys.stdout.flush()
         return status
@@ -42,8 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        jax.block_until_ready(jax.live_arrays())  # what still runs must not outlive the interpreter
-        return 130
+        return INTERRUPTED
 
 
 def parser() -> argparse.ArgumentParser:
@@ -181,16 +183,23 @@ def _tune(options) -> int:
             print(f"{row}\n", flush=True)
 
     todo = list(_to_tune(options))
+    path = pathlib.Path(options.table or _tuned.default_path())
     try:
-        _table.check_writable(options.table or _tuned.default_path())
+        _table.check_writable(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"--table: {error}") from None
-    for i, (name, fun, arrays, backward) in enumerate(todo, 1):
-        print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
-        tuned = jaxext.tune(fun, *arrays, backward=backward, candidates=options.candidates, table=options.table, progress=progress)
-    document = dataclasses.asdict(tuned) | {"environment": _environment.report(), "rows": [dataclasses.asdict(row) for row in rows]}
-    tell(options, document, Table(f"{len(rows)} products on {tuned.device}, by {tuned.timer}: {tuned.table}", (), []))
-    return 1 if any(candidate.wrong for row in rows for candidate in row.candidates) else 0
+    status = 0
+    try:
+        for i, (name, fun, arrays, backward) in enumerate(todo, 1):
+            print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
+            jaxext.tune(fun, *arrays, backward=backward, candidates=options.candidates, table=path, progress=progress)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        status = INTERRUPTED
+    environment = _environment.report()
+    document = {"environment": environment, "table": path, "interrupted": bool(status), "rows": [dataclasses.asdict(row) for row in rows]}
+    tell(options, document, Table(f"{len(rows)} products on {environment['device']}: {path}", (), []))
+    return status or (1 if any(candidate.wrong for row in rows for candidate in row.candidates) else 0)
 
 
 def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeStruct], bool]]:

@@ -151,7 +151,7 @@ def parse(text: bytes) -> tuple[Entry, ...]:
         data = json.loads(text.decode(), object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"it is not JSON, or cut short: {error}") from None
     _want(isinstance(data, dict) and data.get("format") == FORMAT, "it", data, f"the format {FORMAT!r}")
     return tuple(map(_entry, _list(_record(data, "it", "format", "entries")["entries"], "entries", MAX_BYTES, least=0)))

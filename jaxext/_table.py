@@ -88,6 +88,7 @@ def load_entries(path: str | os.PathLike) -> tuple[Entry, ...]:
     path, own = _whose(path)
     if own:
         _refuse_strange(path.parent, path.parent.lstat(), stat.S_ISDIR)
+        _refuse_strange(path, path.lstat(), stat.S_ISREG)  # as below, of the file that is open; here for links too
     # NONBLOCK: a pipe has no writer that would end the wait.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (getattr(os, "O_NOFOLLOW", 0) if own else 0)
     with open(path, "rb", opener=lambda path, _: os.open(path, flags)) as file:

@@ -120,15 +120,28 @@ class Table:
     rows: list[tuple]
 
 
+def make_folders(options) -> None:
+    """Those of the files that the options name, now: not after hours of work."""
+    for option in ("json", "plot", "markdown"):
+        path = getattr(options, option, None)
+        if path in (None, "-"):
+            continue
+        folder = pathlib.Path(path).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--{option}: {error}") from None
+        if not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir():
+            raise UsageError(f"--{option}: {path} cannot be written")
+
+
 def tell(options, document: dict, *tables: Table) -> None:
     text = json.dumps(plain(document), indent=1) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
         return
     if options.json:
-        path = pathlib.Path(options.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        pathlib.Path(options.json).write_text(text)
     show(*tables)
 
 

@@ -85,8 +85,10 @@ def tune(
         raise RuntimeError(
             f"tune: this run has {processes} processes, want one: tune in it, and then give all the same table (`use_table`)"
         )
-    if candidates < 1:
-        raise ValueError(f"tune: candidates is {candidates}, want 1 or more")
+    if not callable(fun):
+        raise TypeError(f"tune: fun is {fun!r}, want a function")
+    if not isinstance(candidates, int) or candidates < 1:
+        raise ValueError(f"tune: candidates is {candidates!r}, want a whole number from 1 on")
     path = pathlib.Path(_tuned.default_path() if table is None else table)
     _table.check_writable(path)
     calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
@@ -115,7 +117,7 @@ def _collected(fun, args, kwargs, backward) -> list[Call]:
         try:
             traced.append(jax.jit(with_gradient(fun)).trace(*args, **kwargs))
         except Exception as error:
-            error.add_note("tune: this is of the gradient; with backward=False the function alone is measured")
+            error.add_note("tune: this is of the gradient; with backward=False (--no-backward) the function alone is measured")
             raise
     with _tuned.collecting() as calls:
         for program in traced:

@@ -182,6 +182,12 @@ def made_up(monkeypatch):
     return types.SimpleNamespace(asked=asked, outcomes=outcomes)
 
 
+def test_list(capsys, tmp_path):
+    assert run("--list", "--json", tmp_path / "list.json") == run("--list") == 0
+    names = json.loads((tmp_path / "list.json").read_text())["cases"]
+    assert names and capsys.readouterr().out == 2 * ("\n".join(names) + "\n")
+
+
 def test_ctrl_c_keeps_what_was_measured(made_up, tmp_path, capsys):
     made_up.outcomes += [{}, KeyboardInterrupt()]
     path = tmp_path / "report.json"

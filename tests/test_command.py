@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxext
-from jaxext import _command, _table, _terminal, _trial, _tuned
+from jaxext import __main__, _command, _table, _terminal, _trial, _tuned
 from jaxext.benchmarks import bench, compiled, compiled_cuda, kernel_table
 
 ROOT = pathlib.Path(jaxext.__file__).parent.parent
@@ -111,6 +111,26 @@ def test_interrupted(monkeypatch, capsys):
 
     monkeypatch.setattr(jaxext, "explain", interrupted)
     assert said(capsys, *MATMUL, status=130) == ""
+
+
+def test_an_interrupted_process_ends_at_once(monkeypatch):
+    """XLA's threads, still at what was interrupted, crashed some while the interpreter was taken down."""
+    ended = []
+    monkeypatch.setattr(__main__.os, "_exit", ended.append)
+    for status in (0, 1, 130):
+        monkeypatch.setattr(__main__, "main", lambda status=status: status)
+        with pytest.raises(SystemExit) as end:
+            __main__.run()
+        assert end.value.code == status
+    assert ended == [130]
+
+
+@pytest.mark.parametrize("arguments", [MATMUL, ["tune", "jax.numpy:sin", "f32[8]"], ["bench", "--list"], ["kernels"]], ids=lambda a: a[0])
+def test_where_json_cannot_go(arguments, capsys, monkeypatch):
+    """Said before any work."""
+    monkeypatch.setattr(jaxext, "explain", None)
+    monkeypatch.setattr(jaxext, "tune", None)
+    assert "--json: " in refused(capsys, *arguments, "--json", "/dev/null/it.json")
 
 
 @pytest.mark.parametrize("json", [[], ["--json"]], ids=["table", "json"])
@@ -322,9 +342,24 @@ def test_tune_tells_what_is_wrong(capsys, stand_in_for_tune):
     assert document["rows"][0]["candidates"][0]["error"] == ["nan", "nan"]
 
 
+def test_tune_interrupted(capsys, stand_in_for_tune, monkeypatch):
+    """What was measured before is told."""
+    tune = jaxext.tune
+
+    def interrupted(*arguments, **options):
+        tune(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jaxext, "tune", interrupted)
+    document = json.loads(said(capsys, "tune", "jax.numpy:sin", "f32[8]", "--json", status=130))
+    assert len(document["rows"]) == 1 and document["interrupted"]
+
+
 def test_tune_the_suite(capsys, stand_in_for_tune):
     assert _command.main(["tune", "--tags", "mamba", "--only", "k=4", "--table", "t.json"]) in (0, 1)
-    assert stand_in_for_tune and all(options == {"backward": False, "candidates": 8, "table": "t.json"} for _, options in stand_in_for_tune)
+    assert stand_in_for_tune and all(
+        options == {"backward": False, "candidates": 8, "table": pathlib.Path("t.json")} for _, options in stand_in_for_tune
+    )
     small = sum(math.prod(shape) for arrays, _ in stand_in_for_tune for shape, _ in arrays)
     stand_in_for_tune.clear()
     assert _command.main(["tune", "--tags", "mamba", "--only", "k=4", "--full"]) in (0, 1)
@@ -333,6 +368,7 @@ def test_tune_the_suite(capsys, stand_in_for_tune):
 
 def test_tune_refuses(capsys):
     assert "no problem is tagged nonsense" in refused(capsys, "tune", "--tags", "nonsense")
+    assert "give a module:function, or --tags or --only" in refused(capsys, "tune")
     assert refused(capsys, "tune", "--only", "nonsense") == "no case for --only nonsense"
     assert "a function was given" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--full")
     assert "no module" in refused(capsys, "tune", "nonsense:f")
