@@ -356,7 +356,7 @@ def test_truth_without_float64():
         def product(a, b):
             if a.dtype == jnp.float64:
                 raise NotImplementedError("no float64 here")
-            seen.append(jax.config.jax_default_matmul_precision)
+            seen.append(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
             return operation(a, b)
 
         return product

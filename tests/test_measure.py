@@ -217,7 +217,7 @@ def test_truth_is_float64_or_the_best_of_float32():
     asked = []
 
     def of(real, precision):
-        asked.append((real, precision, jax.config.jax_enable_x64))
+        asked.append((real, precision, jax.config.jax_enable_x64))  # type: ignore[attr-defined]
         if real is np.float64 or len(asked) > 2:
             raise NotImplementedError("not here")
         return jnp.ones(1, real)

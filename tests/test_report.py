@@ -418,7 +418,7 @@ def test_pictures_of_nothing_are_refused(draw, tmp_path):
 @pytest.mark.parametrize("stored", sorted(RESULTS.glob("cpu*.json")), ids=lambda path: path.stem)
 def test_the_document_shows_what_was_measured(stored):
     """All of it, the shapes that lose too; `bench --read REPORT --markdown PATH` writes these tables."""
-    assert tables.markdown(report.read(stored)) in (RESULTS.parents[1] / "docs/benchmarks.md").read_text()
+    assert tables.markdown(read(stored)) in (RESULTS.parents[1] / "docs/benchmarks.md").read_text()
 
 
 def test_something_was_measured():

@@ -285,7 +285,7 @@ def test_candidates_are_made_of_lax_itself(clock, path):
 
 
 def test_arguments(path, monkeypatch):
-    with pytest.raises(ValueError, match="tune: candidates is 0, want 1 or more"):
+    with pytest.raises(ValueError, match="tune: candidates is 0, want a whole number from 1 on"):
         tune(matmul, struct(2, 3), struct(3, 4), table=path, candidates=0)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(RuntimeError, match="2 processes, want one"):
