@@ -14,6 +14,7 @@ from jax import lax
 
 import jaxext
 from jaxext import _dispatch, _matmul, _products, ops
+from jaxext._implementation import Algorithm
 
 NAMESAKES = {
     jaxext.matmul: jnp.matmul,
@@ -441,10 +442,13 @@ class Picky:
     def gains(self, call):
         return None
 
-    def describe(self, call):
-        return "minus one"
+    def candidates(self, call):
+        return (Algorithm("minus one"),)
 
-    def run(self, call, operands):
+    def describe(self, call, config):
+        return config.algorithm
+
+    def run(self, call, config, operands):
         return jnp.full(call.shape, -1, call.dtype)
 
 
