@@ -1,0 +1,226 @@
+"""What larger machines would make of layers that people train, on paper: the tables of docs/scaling.md.
+
+    python -m jaxext.benchmarks.scaling
+
+`jaxext.parallel.cost` says what each device computes, holds and sends; here that is divided by what a vendor's data sheets say of a GPU and
+its links.  Nothing was measured.  It must not know devices or clocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxext._cost import Collective, Cost, cost
+
+# NVIDIA's data sheets of the H100 and H200 (SXM) and of ConnectX-7: all of each is assumed, and no latency.
+FLOPS = 989e12  # per second: dense bfloat16 products
+HBM = 4.8e12  # bytes per second: memory of an H200
+NODE = 8  # GPUs that NVLink joins
+NVLINK = 450e9  # bytes per second that a GPU sends to others of its node: NVLink 4, 900 GB/s in both directions together
+NETWORK = 50e9  # bytes per second that a GPU sends to other nodes: one link of InfiniBand NDR, 400 Gb/s, for each GPU
+GPUS = (8, 64, 1024)
+RINGS = (  # GPUs, what a ring of them has per GPU, and what a halo has: a node, several nodes, one GPU of each of several nodes
+    (8, NVLINK, NVLINK),
+    (64, NODE * NETWORK, NETWORK),
+    (1024, NODE * NETWORK, NETWORK),
+    (128, NETWORK, NETWORK),
+)
+BYTES = 2  # of a bfloat16
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A way to split a layer over n GPUs: for each of its products the labels with their parts, and further arguments of `cost`.
+
+    Neighbours come first: the first label stays within nodes.
+    """
+
+    name: str
+    split: Callable[[int], tuple[Mapping[str, int], ...]]
+    how: tuple[Mapping[str, Any], ...] = ({}, {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    name: str
+    form: str
+    products: tuple[Mapping[str, int], ...]  # the sizes of each
+    plans: tuple[Plan, ...]
+
+
+def data(label: str, times: int = 1) -> Callable[[int], tuple[Mapping[str, int], ...]]:
+    return lambda n: ({label: n},) * times
+
+
+def in_nodes(label: str, *inner: str) -> Callable[[int], tuple[Mapping[str, int], ...]]:
+    """For each product a label over the GPUs of each node, and one over the nodes."""
+    return lambda n: tuple({other: NODE, label: n // NODE} for other in inner)
+
+
+def slabs(n: int) -> tuple[Mapping[str, int], ...]:
+    return ({"D": min(n, 64), "H": n // min(n, 64)},)
+
+
+def blocks(n: int) -> tuple[Mapping[str, int], ...]:
+    return ({8: dict(W=2, H=2, D=2), 64: dict(W=4, H=4, D=4), 1024: dict(W=8, H=8, D=16)}[n],)
+
+
+LAYERS = (
+    Layer(
+        "MLP",
+        "matmul",
+        (dict(M=2**22, K=8192, N=28672), dict(M=2**22, K=28672, N=8192)),
+        (
+            Plan("data: M", data("M", 2)),
+            Plan("data, parameters scattered: M, b along K", data("M", 2), ({"scattered": {"b": "K"}},) * 2),
+            Plan("tensor in a node: N, then K; data: M", in_nodes("M", "N", "K")),
+            Plan("the same, a, then c, scattered along M", in_nodes("M", "N", "K"), ({"scattered": {"a": "M"}}, {"scattered": {"c": "M"}})),
+        ),
+    ),
+    Layer(
+        "ResNet-50",
+        "conv2d",
+        (dict(N=8192, H=14, W=14, C=256, K=256, R=3, S=3),),
+        (Plan("data: N", data("N")), Plan("output channels in a node: K; data: N", in_nodes("N", "K"))),
+    ),
+    Layer(
+        "U-Net",
+        "conv3d",
+        (dict(N=1, D=512, H=512, W=512, C=32, K=32, T=3, R=3, S=3),),
+        (
+            Plan("slabs: D; from 64 on H too", slabs),
+            Plan("blocks: W, H, D", blocks),
+            Plan("slabs, gathered by `jit`", slabs, ({"spatial": "gather"},)),
+        ),
+    ),
+    Layer(
+        "ConvNeXt",
+        "conv2d",
+        (dict(N=4096, H=56, W=56, G=128, C=1, K=1, R=7, S=7),),
+        (
+            Plan("data: N", data("N")),
+            Plan("groups in a node: G; data: N", in_nodes("N", "G")),
+            Plan("rows in a node: H; data: N", in_nodes("N", "H")),
+        ),
+    ),
+)
+
+
+SHARDINGS: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (
+    ("matmul", "B", "batch of matrices, experts", {}),
+    ("matmul", "M", "rows: data", {}),
+    ("matmul", "M", "data, parameters scattered", {"scattered": {"b": "K"}}),
+    ("matmul", "N", "columns: tensor", {}),
+    ("matmul", "N", "`all_gather_matmul`", {"scattered": {"a": "M"}}),
+    ("matmul", "K", "contracted: tensor", {}),
+    ("matmul", "K", "`matmul_reduce_scatter`", {"scattered": {"c": "M"}}),
+    ("conv2d", "N", "images: data", {}),
+    ("conv2d", "N", "data, parameters scattered", {"scattered": {"w": "K"}}),
+    ("conv2d", "G", "groups", {}),
+    ("conv2d", "K", "output channels: tensor", {}),
+    ("conv2d", "C", "input channels: tensor", {}),
+    ("conv2d", "H", "rows, halos", {}),
+    ("conv2d", "H", "rows, `jit`", {"spatial": "gather"}),
+)
+
+
+def computing(role: Cost) -> float:
+    """Seconds: of the operations, or of going once over operands and result in memory, whichever takes longer."""
+    return max(role.flops / FLOPS, sum(role.held.values()) / HBM)
+
+
+def communicating(collective: Collective, split: Mapping[str, int]) -> float:
+    """Seconds, between GPUs of one node or of several.
+
+    m GPUs of each node form as many rings over the nodes, each of which leaves a node by the link of another GPU.  A halo has one way.
+    """
+    room, together = NODE, 1
+    for label, n in split.items():
+        here = min(n, room)
+        room //= here
+        together *= here if label in collective.over else 1
+    if together == collective.devices:
+        return collective.wire / NVLINK
+    return collective.wire / (NETWORK if collective.kind == "collective-permute" else min(NVLINK, together * NETWORK))
+
+
+def predicted(layer: Layer, plan: Plan, gpus: int) -> tuple[float, float, float]:
+    """Bytes that a GPU sends in the three roles of each product, seconds of sending, and seconds of computing."""
+    sent = sending = computed = 0.0
+    for sizes, split, how in zip(layer.products, plan.split(gpus), plan.how, strict=False):
+        for role in cost(layer.form, split, sizes=sizes, dtype="bfloat16", **how).values():
+            sent += role.wire
+            sending += sum(communicating(collective, split) for collective in role.collectives)
+            computed += computing(role)
+    return sent, sending, computed
+
+
+def bound_data(n: int, bandwidth: float, scattered: bool = False) -> float:
+    """Rows per GPU (tokens, or pixels of the output) below which a step waits for its parameters: (n-1)/n · bytes·F / 3β, or 2β."""
+    return (n - 1) / n * BYTES * FLOPS / ((2 if scattered else 3) * bandwidth)
+
+
+def bound_columns(n: int, bandwidth: float) -> float:
+    """Columns in all below which a product split by columns waits for the gradient of its input: (n-1) · bytes·F / 3β."""
+    return (n - 1) * BYTES * FLOPS / (3 * bandwidth)
+
+
+def bound_rows(halo: int, pairs: int, bandwidth: float) -> float:
+    """Rows per GPU below which a dense convolution waits for its halo: halo · bytes·F / 2·taps·K·β."""
+    return halo * BYTES * FLOPS / (2 * pairs * bandwidth)
+
+
+def bound_rows_in_memory(halo: int, bandwidth: float) -> float:
+    """The same of a convolution that waits for its memory, of as many channels in as out: halo · HBM / 2β."""
+    return halo * HBM / (2 * bandwidth)
+
+
+def shardings() -> Iterator[list[str]]:
+    """Which collective each split label of a form asks for, in each role."""
+    small = {"matmul": dict(B=2, M=4, K=4, N=4), "conv2d": dict(N=4, H=4, W=4, G=4, C=4, K=4, R=3, S=3)}
+    for form, label, name, how in SHARDINGS:
+        roles = cost(form, {label: 2}, sizes=small[form], **how).values()
+        yield [form, label, name, *(", ".join(dict.fromkeys(f"{c.kind} {c.slot}" for c in role.collectives)) or "-" for role in roles)]
+
+
+def tables() -> dict[str, str]:
+    """By name, in Markdown."""
+    split = ("form", "split", "which is", "nn / fprop", "nt / dgrad", "tn / wgrad")
+    found = {"shardings": _markdown(split, shardings())}
+    for layer in LAYERS:
+        found[layer.name] = _markdown((layer.name, *(f"{n} GPUs" for n in GPUS)), ([plan.name, *_row(layer, plan)] for plan in layer.plans))
+    found["bounds"] = _markdown(("bound by communication below", *(f"n = {n}, β = {rate / 1e9:.0f}" for n, rate, _ in RINGS)), _bounds())
+    return found
+
+
+def _row(layer: Layer, plan: Plan) -> Iterator[str]:
+    for n in GPUS:
+        sent, sending, computed = predicted(layer, plan, n)
+        cell = f"{_three(sent / 1e6)} MB, {_three(1e3 * sending)} : {_three(1e3 * computed)} ms"
+        yield f"**{cell}**" if sending > computed else cell
+
+
+def _bounds() -> Iterator[list[str]]:
+    rings, links = [(n, rate) for n, rate, _ in RINGS], [link for _, _, link in RINGS]
+    yield ["rows per GPU, data: (n-1)/n · 2F/3β", *(_three(bound_data(*ring)) for ring in rings)]
+    yield ["the same, parameters scattered: (n-1)/n · F/β", *(_three(bound_data(*ring, scattered=True)) for ring in rings)]
+    yield ["N, tensor: (n-1) · 2F/3β", *(_three(bound_columns(*ring)) for ring in rings)]
+    yield ["rows per GPU, 3 x 3 x 3, K = 32: 2 · 2F/(2 · 27 · 32 β)", *(_three(bound_rows(2, 27 * 32, link)) for link in links)]
+    yield ["rows per GPU, depthwise 7 x 7: 6 · HBM/2β", *(_three(bound_rows_in_memory(6, link)) for link in links)]
+
+
+def _three(x: float) -> str:
+    """With three digits that count, and no exponent."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}" if x >= 1e-3 or x == 0 else "< 0.001"
+
+
+def _markdown(head: Sequence[str], rows) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    for table in tables().values():
+        print(f"{table}\n")
