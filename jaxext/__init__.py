@@ -1,6 +1,7 @@
 """Convolution and matmul for JAX as primitives that compose with every transformation: import the operations from here."""
 
-from jaxext import _compat, checkpoint_policies  # noqa: F401 (_compat first: it checks jax's version)
+from jaxext import _compat  # noqa: F401, I001 (first: it checks jax's version)
+from jaxext import checkpoint_policies, extend, parallel
 from jaxext._dispatch import in_place_of_lax, use_implementation
 from jaxext._explain import Explanation, explain
 from jaxext._export import export_disabled_checks, register_cuda_kernels
@@ -29,9 +30,11 @@ __all__ = [
     "dot_general",
     "explain",
     "export_disabled_checks",
+    "extend",
     "in_place_of_lax",
     "lower_for",
     "matmul",
+    "parallel",
     "register_cuda_kernels",
     "tune",
     "use_implementation",

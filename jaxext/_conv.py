@@ -17,7 +17,7 @@ from jax import lax
 from jaxext import _conv_xla
 from jaxext._cuda import CudaConv
 from jaxext._form import Form, define
-from jaxext._implementation import Algorithm, Call
+from jaxext._implementation import Algorithm, Call, Implementation
 from jaxext._triton import TritonConv
 from jaxext._window import labels
 
@@ -56,7 +56,7 @@ class XlaConv:
         return y.reshape(call.shape)
 
 
-CONV_IMPLEMENTATIONS = (CudaConv(), TritonConv(), XlaConv())
+CONV_IMPLEMENTATIONS: list[Implementation] = [CudaConv(), TritonConv(), XlaConv()]  # of every rank
 
 
 @functools.cache

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from jaxext import _cuda_conv, _cuda_depthwise, _cuda_matmul
-from jaxext._implementation import Call
-from jaxext._kernel import DTYPES, KernelImplementation, Launch, conv_problem, matmul_problem, not_for_cuda
+from jaxext._implementation import Call, no_kernel
+from jaxext._kernel import DTYPES, KernelImplementation, Launch, conv_problem, matmul_problem
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
@@ -36,7 +36,7 @@ class CudaMatmul(KernelImplementation):
     name = "cuda"
 
     def lacks(self, call):
-        return not_for_cuda(call) or missing()
+        return no_kernel(call, "cuda") or missing()
 
     def problem(self, call):
         return matmul_problem(call, MatmulProblem, call.arch or 0)
@@ -58,7 +58,7 @@ class CudaConv(KernelImplementation):
     name = "cuda"
 
     def lacks(self, call):
-        return not_for_cuda(call) or missing()
+        return no_kernel(call, "cuda") or missing()
 
     def problem(self, call):
         return conv_problem(call, call.arch or 0)

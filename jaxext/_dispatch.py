@@ -6,7 +6,7 @@ It must not know the public operations.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxext._conv import CONV_IMPLEMENTATIONS
-from jaxext._form import replacing_lax
+from jaxext._form import Form, replacing_lax
 from jaxext._matmul import MATMUL
 from jaxext._products import Keywords, substitute
 
@@ -24,6 +24,9 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 # The implementation that `use_implementation` names; part of jit's cache key.
 _named = jax.make_user_context(None)
+
+# The forms that users declared (`jaxext.extend`), by name.
+defined: dict[str, Form] = {}
 
 
 def implementations(product) -> list[str]:
@@ -40,7 +43,8 @@ def use_implementation(name: str | None):
     Raises:
       ValueError: no operation has an implementation of that name.
     """
-    known = sorted({*implementations(lax.dot_general_p), *implementations(lax.conv_general_dilated_p)})
+    of_users = (implementation.name for form in defined.values() for implementation in form.implementations)
+    known = sorted({*implementations(lax.dot_general_p), *implementations(lax.conv_general_dilated_p), *of_users})
     if name is not None and name not in known:
         raise ValueError(f"use_implementation: name is {name!r}, want one of {known} or None")
     return _named(name)
@@ -76,9 +80,7 @@ def like(namesake: Callable, implementation: str | None, *arrays, product: Any =
     """
     name = name or namesake.__name__
     product = product or (lax.conv_general_dilated_p if name.startswith("conv") else lax.dot_general_p)
-    implementation = _named.value if implementation is None else implementation
-    if implementation is not None and implementation not in implementations(product):
-        raise ValueError(f"{name}: implementation is {implementation!r}, want one of {implementations(product)} or None")
+    implementation = named(implementation, name, implementations(product))
     if not all(isinstance(x, _ARRAYS) for x in arrays):
         # What else the namesake takes (flax's nnx.Param) or, mostly, refuses: lists, None.  jit would take it for a tree of arrays.
         return substitute(functools.partial(namesake, *arrays, **static), Keywords({}), (), implementation)
@@ -86,6 +88,14 @@ def like(namesake: Callable, implementation: str | None, *arrays, product: Any =
     if any(isinstance(x, Tracer) for x in arrays):
         return substitute(namesake, keywords, arrays, implementation)
     return _compiled(namesake, keywords, implementation, *arrays)
+
+
+def named(implementation: str | None, operation: Any, known: Sequence[str]) -> str | None:
+    """The implementation that the call or else the context names, if it is one of the operation's."""
+    implementation = _named.value if implementation is None else implementation
+    if implementation is not None and implementation not in known:
+        raise ValueError(f"{operation}: implementation is {implementation!r}, want one of {known} or None")
+    return implementation
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -84,6 +84,33 @@ class Algorithm:
     algorithm: str
 
 
+# Why a kernel that could stand in a program that is exported is not taken if nobody named it.
+EXPORTED = "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
+
+
+def no_kernel(call: Call, platform: str) -> str | None:
+    """Why no kernel for `platform` can stand in this program, whatever it computes; None if one can.
+
+    A size is symbolic, the platform is another, XLA's partitioner, which cannot split kernels, has the program, or it is not known for
+    which GPU the program is compiled.
+    """
+    if symbolic := symbolic_size(call):
+        return symbolic
+    if call.platform != platform:
+        return f"platform is {call.platform!r}, want {platform!r}"
+    if call.splitter == "xla":
+        return "XLA's partitioner, which cannot split a kernel, has this program: use jit with automatic axes, or a shard_map over all axes"
+    if call.platform == "cuda" and call.arch is None:
+        return "not known for which GPU: there is none here (see jaxext.use_target), or the program is for several platforms"
+    return None
+
+
+def symbolic_size(call: Call) -> str | None:
+    """Why nothing that must know the sizes can stand in this program, or None."""
+    symbolic = [label for label, size in call.sizes.items() if not isinstance(size, int)]
+    return f"the size of {symbolic[0]} is symbolic, want a number" if symbolic else None
+
+
 class Implementation(Protocol):
     name: str
 

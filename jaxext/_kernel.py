@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext._implementation import Algorithm, Call
+from jaxext._implementation import EXPORTED, Algorithm, Call, symbolic_size
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
@@ -85,17 +85,13 @@ class KernelImplementation:
         raise NotImplementedError
 
     def supports(self, call: Call) -> str | None:
-        if symbolic := [label for label, size in call.sizes.items() if not isinstance(size, int)]:
-            return f"the size of {symbolic[0]} is symbolic, want a number"
-        if reason := self.lacks(call):
+        if reason := symbolic_size(call) or self.lacks(call):
             return reason
         problem = self.problem(call)
         return problem if isinstance(problem, str) else self.refuses(problem)
 
     def gains(self, call: Call) -> str | None:
-        if call.splitter == "later":
-            return "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
-        return self.slower(call)
+        return EXPORTED if call.splitter == "later" else self.slower(call)
 
     def candidates(self, call: Call) -> Sequence[Any]:
         return (ZEROS,) if 0 in call.sizes.values() else self.configs(self.problem(call))
@@ -118,17 +114,6 @@ class KernelImplementation:
         if launch.splits > 1:
             y = jnp.sum(y, axis=0, dtype=y.dtype).astype(call.dtype)
         return y.reshape(call.shape)
-
-
-def not_for_cuda(call: Call) -> str | None:
-    """Why nothing can be launched on a GPU, whatever is installed, or None."""
-    if call.platform != "cuda":
-        return f"platform is {call.platform!r}, want 'cuda'"
-    if call.splitter == "xla":
-        return "XLA's partitioner, which cannot split a kernel, has this program: use jit with automatic axes, or a shard_map over all axes"
-    if call.arch is None:
-        return "not known for which GPU: there is none here (see jaxext.use_target), or the program is for several platforms"
-    return None
 
 
 def matmul_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:

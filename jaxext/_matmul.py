@@ -15,12 +15,12 @@ from jax import lax
 
 from jaxext._cuda import CudaMatmul
 from jaxext._form import Form, define, dimension_numbers
-from jaxext._implementation import Algorithm, Call
+from jaxext._implementation import Algorithm, Call, Implementation
 from jaxext._triton import TritonMatmul
 
 
 class XlaMatmul:
-    """The definition: `lax.dot_general`.  It supports every call."""
+    """The definition of matmul, and of every form without a window: `lax.dot_general`.  It supports every call."""
 
     name = "xla"
 
@@ -37,11 +37,14 @@ class XlaMatmul:
         return config.algorithm
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
-        # The operand that owns the first free label of the result is the left one; dot_general then gives the result's order.
-        first = call.labels[call.open][1]
+        # The operand that owns the first pair label of the result is the left one; dot_general then gives the order of a matmul's result.
+        first = next(label for label in call.labels[call.open] if not all(label in call.labels[slot] for slot in operands))
         lhs, rhs = sorted(operands, key=lambda slot: first not in call.labels[slot])
-        dims = dimension_numbers(call.axes[lhs], call.axes[rhs], call.axes[call.open])
-        return product(operands[lhs], operands[rhs], dims, call.precision, call.dtype)
+        left, right, result = call.axes[lhs], call.axes[rhs], call.axes[call.open]
+        y = product(operands[lhs], operands[rhs], dimension_numbers(left, right, result), call.precision, call.dtype)
+        free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
+        order = [*(axis for axis in left if axis in right and axis in result), *free]
+        return lax.transpose(y, [order.index(axis) for axis in result])
 
 
 def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
@@ -64,13 +67,15 @@ def is_complex(dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
+MATMUL_IMPLEMENTATIONS: list[Implementation] = [CudaMatmul(), TritonMatmul(), XlaMatmul()]
+
 MATMUL = define(
     Form(
         name="matmul",
         slots={"a": ("B", "M", "K"), "b": ("B", "K", "N"), "c": ("B", "M", "N")},
         roles={"c": "nn", "a": "nt", "b": "tn"},
         window=(),
-        implementations=(CudaMatmul(), TritonMatmul(), XlaMatmul()),
+        implementations=MATMUL_IMPLEMENTATIONS,
         twin=lax.dot_general_p,
     )
 )

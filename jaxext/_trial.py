@@ -118,7 +118,8 @@ def _trials(call: Call, implementations: Sequence[Implementation], most: int):
     trials, refused = [(xla, config) for config in xla.candidates(call)], {}
     most = min(most, (MAX_CANDIDATES - len(trials)) // max(len(others), 1))  # a row of a table holds no more
     for other in others:
-        if reason := other.supports(call) or ("on a CPU it would be interpreted" if call.platform == "cpu" else None):
+        interpreted = other.name == "triton" and call.platform == "cpu"
+        if reason := other.supports(call) or ("on a CPU it would be interpreted" if interpreted else None):
             refused[other.name] = reason
         else:
             trials += [(other, config) for config in list(other.candidates(call))[:most]]

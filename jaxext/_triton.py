@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext._implementation import Call
-from jaxext._kernel import KernelImplementation, Launch, conv_problem, matmul_problem, not_for_cuda
+from jaxext._implementation import Call, no_kernel
+from jaxext._kernel import KernelImplementation, Launch, conv_problem, matmul_problem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
@@ -110,7 +110,7 @@ def _unavailable(call: Call) -> str | None:
         if call.splitter != "nobody":
             return "the interpreter, a callback into Python, cannot stand in a program that XLA splits or exports: use a shard_map"
         return _missing(interpreted=True)
-    if reason := not_for_cuda(call):
+    if reason := no_kernel(call, "cuda"):
         return reason
     if call.arch not in SHARED_MEMORY:
         return f"compute capability is {(call.arch or 0) / 10}, want one of {sorted(arch / 10 for arch in SHARED_MEMORY)}"

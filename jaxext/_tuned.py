@@ -15,7 +15,7 @@ import importlib.resources
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from jaxext import _environment
 from jaxext._compat import published
 from jaxext._table import Context, Entry, Measurement, Table, default_path, parse, read_entries, select, warn
 
-__all__ = ["collecting", "context", "current", "default_path", "digest", "in_force", "measured", "use_table"]
+__all__ = ["add_version", "collecting", "context", "current", "default_path", "digest", "in_force", "measured", "use_table", "versions"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,7 @@ _lock = threading.Lock()
 _tables: dict[tuple[Any, str], Table] = {}  # what is used, platform -> what of it holds
 _agreed: dict[str, list[str]] = {}  # platform and "default" or "named" -> digests that every process which told has too, in order
 _collectors: list[list] = []
+_versions: dict[str, set[str]] = {}  # implementation of a user's -> the versions of its code, of which there is one for each form
 
 
 def use_table(table: str | os.PathLike | Table | None):
@@ -118,6 +119,19 @@ def digest(platform: str, used=None) -> str:
     return table.digest if table.rows else ""
 
 
+def add_version(implementation: str, version: str) -> None:
+    """There is a user's implementation, whose code is this version: what was measured with another does not hold."""
+    with _lock:
+        _versions.setdefault(implementation, set()).add(version)
+        context.cache_clear()
+        _tables.clear()
+
+
+def versions(implementations: Iterable[str]) -> dict[str, str]:
+    """Those of users' implementations among these."""
+    return {name: " ".join(sorted(_versions[name])) for name in implementations if name in _versions}
+
+
 @contextlib.contextmanager
 def collecting() -> Iterator[list]:
     """Every call that is looked up meanwhile, by any thread: XLA asks for the parts of a program in its own."""
@@ -153,7 +167,7 @@ def context(platform: str) -> Context:
         device=_environment.device_kind(platform),
         capability=_environment.capability(platform),
         versions=_environment.versions_for(platform),
-        sources=_environment.sources(platform),
+        sources=_environment.sources(platform) | versions(_versions),
     )
 
 

@@ -1,7 +1,9 @@
 """Who may import whom: the imports of every file are read and compared with what the design allows.
 
-_command -> __init__ -> ops, _explain, _tune, checkpoint_policies -> _products -> _conv, _matmul
+_command -> __init__ -> parallel, extend
+                     -> ops, _explain, _tune, checkpoint_policies -> _products -> _conv, _matmul
          -> _form -> _partition, _tuned, _implementation -> _table, _measurements, _compat, _window
+testing and what it is made of know no other module: they test any function.
 benchmarks/ may import all of the package, and only _command imports it.
 _measure, which times, is known to _trial and the benchmarks, that is to tune and the command line alone: no operation can reach a clock.
 _conv_xla and what it is made of are known to _conv alone; only _compat sees jax._src; only _triton sees jax_triton, only _cuda the compiled
@@ -21,7 +23,19 @@ BUILT = {"_cuda_module", "_cuda_build"}  # what CMake makes
 
 # Module -> the modules of the package that it may import.  A new file is a breach until it is here.
 MAY = {
-    "__init__": {"ops", "_dispatch", "_explain", "checkpoint_policies", "_compat", "_target", "_export", "_tune", "_tuned"},
+    "__init__": {"ops", "extend", "parallel", "checkpoint_policies", *("_compat _dispatch _explain _export _target _tune _tuned".split())},
+    "parallel": {"_collective_matmul", "_cost", "_halo"},
+    "_collective_matmul": {"ops", "_compat"},
+    "_halo": {"ops", "_form", "_shards"},
+    "_cost": {"_conv", "_matmul", "_form", "_shards", "_window"},
+    "_shards": {"_window"},
+    "extend": {"_conv", "_dispatch", "_form", "_implementation", "_matmul", "_tuned"},
+    "testing": {"_conformance", "_conformance_derivatives", "_conformance_programs", "_conformance_sharded", "_conformance_vmap"},
+    "_conformance_sharded": {"_conformance", "_conformance_derivatives", "_conformance_vmap"},
+    "_conformance_programs": {"_conformance"},
+    "_conformance_derivatives": {"_conformance", "_conformance_programs", "_conformance_vmap"},
+    "_conformance_vmap": {"_conformance"},
+    "_conformance": set(),
     "ops": {"_dispatch"},
     "_dispatch": {"_products", "_conv", "_matmul", "_form"},
     "__main__": {"_command"},
@@ -57,7 +71,7 @@ MAY = {
     "_compat": {"_target"},
     "_target": set(),
 }
-WITHOUT_JAX = {"_window", "_table", "_measurements", "_cuda_matmul", "_cuda_conv", "_cuda_depthwise"}
+WITHOUT_JAX = {"_window", "_shards", "_table", "_measurements", "_cuda_matmul", "_cuda_conv", "_cuda_depthwise"}
 SEES_INTERNALS = {"_compat"}
 SEES_BENCHMARKS = {"_command"}
 SEES_KERNELS = {"_triton", "_interpreter", "_kernel", "_cuda", "_cuda_matmul", "_cuda_conv", "_cuda_depthwise"}
