@@ -133,7 +133,11 @@ def _by_labels(itself, known_as, local, names, *args):
         shapes = (*arg_shapes, result_shape)
         specs = _compat.named_specs(mesh, [shape.sharding for shape in shapes])
         sizes = _sizes(names, arg_shapes) | dict(zip(names.result, result_shape.shape, strict=True))
-        assigned = _assign(names, mesh, sizes, list(zip((*names.operands, names.result), specs, strict=True)))
+        wanted = list(zip((*names.operands, names.result), specs, strict=True))
+        # A label that is kept goes before a contracted one: gathering an operand takes less than adding up parts of a result that could
+        # have been split itself.
+        kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in wanted[:2]]
+        assigned = _assign(names, mesh, sizes, [*kept, *wanted])
         placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
         return mesh, _summed(local, names, assigned, "labels"), placed[0], tuple(placed[1:])
 
