@@ -20,6 +20,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxext import ops
+from jaxext._compat import align_varying
 from jaxext._form import owner
 from jaxext._shards import Part
 
@@ -88,6 +89,8 @@ def conv_general_dilated(
         image[axis] *= n
     window = _window(functools.partial(conv, padding=padding, lhs_dilation=lhs_dilation), jax.ShapeDtypeStruct(image, lhs.dtype), rhs)
     parts = {i: _part(window, i, axis_names[i], n) for i, n in enumerate(sizes) if n > 1}
+    # Before the exchange, or the gradient of the image would be summed, over devices that split the filter's channels, with its halo.
+    lhs, rhs = align_varying(lhs, rhs)
     for i, part in parts.items():  # the later ones send the halos of the earlier, so corners come along
         lhs = _exchange(lhs, spatial[i], axis_names[i], part)
     paddings, dilations = list(window.padding), list(window.input_dilation)

@@ -145,6 +145,7 @@ def test_every_role_under_jit(form, sizes, split):
 GEOMETRIES = (
     ({"H": 8}, dict(N=2, H=32, W=8, C=2, K=4, R=3, S=3), {}),
     ({"H": 4, "W": 2}, dict(N=2, H=32, W=8, C=2, K=4, R=5, S=3), {}),
+    ({"H": 4, "K": 2}, dict(N=2, H=32, W=8, C=2, K=4, R=3, S=3), {}),
     ({"N": 2, "H": 4}, dict(N=2, H=32, W=8, C=2, K=4, R=4, S=3), {"window_strides": (2, 1)}),
     ({"W": 4, "N": 2}, dict(N=2, H=4, W=32, C=2, K=4, R=1, S=3), {"rhs_dilation": (1, 3), "padding": ((0, 0), (6, 0))}),
     ({"H": 8}, dict(N=2, H=16, W=4, C=2, K=4, R=4, S=1), {"lhs_dilation": (2, 1), "padding": ((2, 2), (0, 0))}),
