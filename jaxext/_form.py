@@ -219,6 +219,7 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
 
     itself = functools.partial(form.primitives[open].bind, ranks=ranks, implementation=implementation, out_sharding=out_sharding, **params)
     names = _partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window)
-    of_users = _tuned.versions(implementation.name for implementation in form.implementations)
-    known_as = f"{itself!r} {of_users or ''} {_tuned.digest(platform, table) if splitter == 'labels' else ''}"
+    known_as = ""
+    if splitter == "labels":
+        known_as = f"{itself!r} {_tuned.known_as(platform, [each.name for each in form.implementations], table)}"
     return _partition.lower(itself, known_as, local, names, splitter, out_sharding, *args)

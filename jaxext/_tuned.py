@@ -24,7 +24,7 @@ from jaxext import _environment
 from jaxext._compat import published
 from jaxext._table import Context, Entry, Measurement, Table, default_path, parse, read_entries, select, warn
 
-__all__ = ["add_version", "collecting", "context", "current", "default_path", "digest", "in_force", "measured", "use_table", "versions"]
+__all__ = ["add_version", "collecting", "context", "current", "default_path", "digest", "in_force", "known_as", "measured", "use_table"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +127,18 @@ def add_version(implementation: str, version: str) -> None:
         _tables.clear()
 
 
-def versions(implementations: Iterable[str]) -> dict[str, str]:
-    """Those of users' implementations among these."""
-    return {name: " ".join(sorted(_versions[name])) for name in implementations if name in _versions}
+def known_as(platform: str, implementations: Iterable[str], used=None) -> str:
+    """What tells programs apart that are alike but for the code of these implementations, and the table in force (see `digest`)."""
+    try:
+        versions = _code(platform)
+    except (OSError, ImportError):  # the sources cannot be read
+        versions = {}
+    return f"{[versions.get(name) for name in implementations]} {digest(platform, used)}"
+
+
+def _code(platform: str) -> dict[str, str]:
+    """Implementation -> the version of its code, ours and users'."""
+    return _environment.sources(platform) | {name: " ".join(sorted(versions)) for name, versions in _versions.items()}
 
 
 @contextlib.contextmanager
@@ -167,7 +176,7 @@ def context(platform: str) -> Context:
         device=_environment.device_kind(platform),
         capability=_environment.capability(platform),
         versions=_environment.versions_for(platform),
-        sources=_environment.sources(platform) | versions(_versions),
+        sources=_code(platform),
     )
 
 

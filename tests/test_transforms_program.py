@@ -37,7 +37,7 @@ from jax.sharding import PartitionSpec as P
 from test_sharding import MESH, place
 
 import jaxext
-from jaxext import _form, _tuned, checkpoint_policies
+from jaxext import _environment, _form, _tuned, checkpoint_policies
 from jaxext._form import owner
 from jaxext._measurements import Measurement, Table
 
@@ -348,14 +348,24 @@ def test_persistent_cache_of_compiled_programs(tmp_path):
     assert run() == ["3 3 3 1 0 1", "2 3 3 3 3 1"]
 
 
-def test_programs_tell_tables_apart():
-    """Or the cache would give the program that another table decided: XLA asks for the parts only when it compiles."""
+def test_programs_tell_tables_and_code_apart(monkeypatch):
+    """Or the cache would give the program that another decided: XLA asks for the parts only when it compiles."""
     a, b = place(np.ones((8, 4), np.float32), P("data")), np.ones((4, 2), np.float32)
+
+    def known_as():
+        return re.findall(r'product = "(.*?)"', jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(a, b).as_text())
+
     measured = Measurement(implementation="xla", config={"algorithm": "dot_general"}, ms=(1.0, 1.0, 1.0), error=0.0)
     tables = [Table(_tuned.context("cpu"), rows, "made up") for rows in ({}, {"one": [measured]}, {"another": [measured]})]
     texts = []
     for table in (*tables, *tables):
         with jaxext.use_table(table):
-            text = jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(a, b).as_text()
-            texts.append(*re.findall(r'product = "(.*?)"', text))
+            texts.append(*known_as())
     assert len(set(texts)) == 3 and texts[:3] == texts[3:]
+    before, sources = known_as(), _environment.sources("cpu")
+    monkeypatch.setattr(_environment, "sources", lambda platform: sources | {"triton": "another"})
+    assert known_as() != before
+    monkeypatch.setattr(_environment, "sources", lambda platform: sources)
+    assert known_as() == before
+    monkeypatch.setattr(_environment, "sources", os.listdir)  # of a folder that is not there
+    assert len(known_as()) == 1
