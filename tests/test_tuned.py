@@ -1,13 +1,9 @@
 """Which table is in force, what it says of a call, and that the processes of a run have the same."""
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
-import os
 import pathlib
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -470,109 +466,3 @@ def test_processes_that_name_different_tables(processes, tmp_path, other):
     with jaxext.use_table(tmp_path / "copy.json"):
         assert times() == [1.0]
     assert times() == []  # nor is what was named compared with what is in force otherwise
-
-
-PROCESS = """
-import os, pathlib, sys
-import jax
-import jax.numpy as jnp
-port, process, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
-jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
-import jaxext
-from jaxext import _table, _tuned
-
-def lowered(rows):
-    try:
-        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(jnp.ones((rows, 5)), jnp.ones((5, 6)))
-        return "agreed"
-    except RuntimeError as error:
-        return str(error)
-
-def told(*words):
-    print(*words, flush=True)
-    sys.stdin.readline()  # the other too has come so far
-
-with _tuned.collecting() as calls, jaxext.use_table(None):
-    lowered(4)
-row = {calls[0].problem: [_table.Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 0.0)]}
-named, own = folder / f"named.json", _tuned.default_path()
-if process == 0:
-    _table.write(named, _tuned.context("cpu"), row)
-    _table.write(own, _tuned.context("cpu"), row)
-told(own)
-with jaxext.use_table(named):
-    told(lowered(4))
-told(lowered(5))
-if process == 0:
-    _table.clear(named)
-    _table.write(named, _tuned.context("cpu"), {"another": row[calls[0].problem]})
-told("written")
-with jaxext.use_table(named):
-    if process == 1:
-        told("the other comes first")
-    told(lowered(6))
-    if process == 0:
-        told("the other comes last")
-os._exit(0)
-"""
-
-
-def run_two(folder, port):
-    """What each of two processes tells, step by step, and what they wrote of errors.  None of it can last for ever."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    processes = []
-    for i in range(2):
-        environment = os.environ | {"XDG_CACHE_HOME": str(folder / str(i)), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-        command = [sys.executable, "-c", PROCESS, str(port), str(i), str(folder)]
-        processes.append(subprocess.Popen(command, env=environment, text=True, **pipes))
-
-    def step():
-        lines = [process.stdout.readline().strip() for process in processes]
-        for process in processes:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and what it wrote says why
-                process.stdin.write("\n")
-                process.stdin.flush()
-        return lines
-
-    def kill():
-        for process in processes:
-            process.kill()
-
-    timer = threading.Timer(120, kill)
-    timer.start()
-    try:
-        steps = [step() for _ in range(6)]
-    finally:
-        timer.cancel()
-        kill()
-        errors = [read_rest(process) for process in processes]
-    return steps, errors
-
-
-def read_rest(process):
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-    with process.stdout, process.stderr:
-        error = process.stderr.read()
-    process.wait()
-    return error
-
-
-def test_two_processes(tmp_path):
-    """What both read from one file they agree on, and anew when it has changed; of own tables that differ one process hears at least."""
-    for attempt in range(3):  # another may take the port before they do
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        (folder := tmp_path / str(attempt)).mkdir()
-        steps, errors = run_two(folder, port)
-        if all(steps[0]):
-            break
-    owns, named, default, _, (again, _), (_, at_last) = steps
-    assert named == [again, at_last] == ["agreed", "agreed"], errors
-    different = [said for said in default if said != "agreed"]
-    assert different, errors
-    for said in different:
-        assert "processes have different tables" in said
-        assert "process 0 has 1 rows, " in said and owns[0] in said
-        assert "process 1 has 0 rows, " in said and owns[1] in said

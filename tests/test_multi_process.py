@@ -1,0 +1,83 @@
+"""Several processes on this computer: what two of them check of each other, and the example, to its end and with one process killed."""
+
+import os
+import re
+
+import filelock
+import multi_process
+import process_checks
+import processes
+import pytest
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A folder with the names of the checks that passed, and what was printed, of each process.  pytest-xdist's workers share one run."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "process_checks"
+    with filelock.FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            for index, ended in enumerate(processes.run(process_checks.__file__, str(folder))):
+                (folder / f"printed.{index}").write_text(f"{ended.stdout}\nended with status {ended.returncode}")
+                (folder / f"passed.{index}").touch()  # if it did not come so far
+    return folder
+
+
+@pytest.mark.parametrize("check", [*process_checks.CHECKS, "tables"])
+def test_two_processes(results, check):
+    for index in range(2):
+        passed, printed = ((results / f"{what}.{index}").read_text() for what in ("passed", "printed"))
+        assert check in passed.splitlines(), f"process {index} did not pass it:\n{printed}"
+
+
+def test_both_processes_end(results):
+    for index in range(2):
+        assert (results / f"printed.{index}").read_text().endswith("\nended with status 0")
+
+
+def test_the_example(capsys):
+    """Its processes have the same losses, which fall, and which one device alone finds too."""
+    assert multi_process.main([]) == 0
+    printed = capsys.readouterr().out
+    losses = re.findall(r"^\[(\d)\] losses: (.*)$", printed, re.MULTILINE)
+    assert sorted(index for index, _ in losses) == ["0", "1"]
+    (same,) = {values for _, values in losses}
+    first, *_, last = map(float, same.split())
+    assert last < 0.7 * first
+    assert printed.count("4 of 8 devices (cpu) are its own") == 2
+    errors = re.findall(r"the other processes have the same; one device, alone, finds losses that differ by (\S+) at most", printed)
+    assert len(errors) == 2 and all(float(error) < 1e-4 for error in errors)
+
+
+@pytest.mark.parametrize(("killed", "told"), [(1, r"stopped sending heartbeats\):\n\[0\] .*\b1\n"), (0, "coordination service")])
+def test_a_process_that_is_killed(killed, told, capsys):
+    """The other is told at once if that was the coordinator, else when it has sent no heartbeat for a time: it ends, and does not wait."""
+    assert multi_process.main(["--die", str(killed)]) == 1
+    printed = capsys.readouterr().out
+    assert f"process {killed} ended: killed by SIGKILL" in printed
+    assert f"process {1 - killed} ended: killed by SIGABRT" in printed
+    assert "Terminating process because the JAX distributed service detected fatal errors" in printed
+    assert re.search(told, printed)
+    assert "losses" not in printed
+
+
+def test_what_the_example_does_with_a_process_that_stays(tmp_path, monkeypatch, capsys):
+    """One fails, the other does not find out: it is stopped."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys, time\nif '--process=1' in sys.argv: sys.exit('broken')\ntime.sleep(600)")
+    monkeypatch.setattr(multi_process, "__file__", str(script))
+    assert multi_process.launch([], processes=2, gpus=False, timeout=1) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "[1] broken",
+        "process 1 ended: exit status 1",
+        "process 0 was still running 2 seconds later, and was stopped",
+    ]
+
+
+def test_no_process_outlives_its_limit(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys, time\nprint('process', sys.argv[3], flush=True)\nif sys.argv[3] == '1': time.sleep(600)")
+    done, stopped = processes.run(str(script), limit=5)
+    assert (done.returncode, done.stdout) == (0, "process 0\n")
+    assert stopped.returncode == -9
