@@ -6,7 +6,7 @@ TESTS  ?= tests
 python := $(VENV)/bin/python
 pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
-cpp    := $(shell find csrc tests/csrc -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
+cpp    := $(shell find csrc tests/csrc examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
 .PHONY: build demo test bench kernels wheel gpu lint format clean
 
@@ -34,7 +34,8 @@ kernels: $(ready)
 wheel:
 	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels .
 
-# on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests suite sanitizer bench
+# on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests suite examples
+# sanitizer bench
 gpu:
 	bash benchmarks/on_gpu.sh $(PARTS)
 
@@ -62,5 +63,5 @@ $(ready): pyproject.toml CMakeLists.txt
 	touch $@
 
 clean:
-	rm -rf .venv* build dist .pytest_cache .ruff_cache .hypothesis digits.png
+	rm -rf .venv* build dist .pytest_cache .ruff_cache .hypothesis digits.png image_convolution.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

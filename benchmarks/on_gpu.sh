@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Everything for a machine with a CUDA GPU and no network: installs the checkout, tests it there, and measures.
 #
-#     benchmarks/on_gpu.sh [tests] [suite] [sanitizer] [bench]       all four without arguments; each installs first
+#     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench]       all five without arguments; each installs first
 #
 # tests      pytest -m gpu TESTS (tests, without the suite's): the kernels alone, then the whole path
 # suite      the problems of the benchmarks, made smaller, by every implementation
+# examples   the programs in examples/, by what jaxext prefers, by triton and by cuda, whose refusals are told; what they print is kept.
+#            Some need scikit-learn and matplotlib
 # sanitizer  every STEP-th (25th) test of the depthwise CUDA kernels under compute-sanitizer's memcheck, racecheck and initcheck, and of
 #            the Triton kernels under its memcheck, a quarter of LIMIT each
 # bench      python -m jaxext bench, with the arguments in BENCH
@@ -137,16 +139,38 @@ sanitize() {
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 "${run[@]}" "$python" -P -m pytest -q "${ids[@]}"
 }
 
+examples() {
+  local file implementation
+  for file in $(grep -l __main__ examples/*.py); do
+    example "$file"
+    for implementation in triton cuda; do
+      [ -z "$trial" ] && grep -q "use_implementation(args.implementation)" "$file" && example "$file" --implementation "$implementation"
+    done
+  done
+}
+
+# example <file> <arguments...>: that a named implementation refuses is an answer; all else that goes wrong is a failure
+example() {
+  local name refusal failures=${#failed[@]} plot=()
+  name=$(basename "$1" .py)${3:+-$3}
+  ! grep -q -- --plot "$1" || plot=(--plot "$out/$name.png")
+  limit=$((limit / 4)) part "example-$name" "$python" -P "$@" "${plot[@]}"
+  if [ ${#failed[@]} -gt "$failures" ] && refusal=$(grep -m 1 "does not support this call" "$out/example-$name.log"); then
+    unset "failed[-1]"
+    report[-1]="example-$name: refused, $refusal"
+  fi
+}
+
 bench() {
   # shellcheck disable=SC2086
   part bench "$python" -P -m jaxext bench --json "$out/gpu.json" --minutes "$(((limit - 60) / 60))" ${trial:+--quick} ${BENCH:-}
 }
 
-[ $# -gt 0 ] || set -- tests suite sanitizer bench
+[ $# -gt 0 ] || set -- tests suite examples sanitizer bench
 for name in "$@"; do
   case $name in
-    tests | suite | sanitizer | bench) ;;
-    *) echo "no part is called $name: tests, suite, sanitizer, bench" >&2 && exit 2 ;;
+    tests | suite | examples | sanitizer | bench) ;;
+    *) echo "no part is called $name: tests, suite, examples, sanitizer, bench" >&2 && exit 2 ;;
   esac
 done
 mkdir -p "$out"

@@ -6,7 +6,9 @@ import tempfile
 # No table of this machine's user decides here.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxext-tests-")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
+    # Compiling is most of what the tests do, and half of that is LLVM's optimisation, after everything that they look at.
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 
 # ruff: noqa: E402
 import jax
