@@ -1,0 +1,281 @@
+"""How a function is judged by a list of checks: the truth, the comparison, and the rule that a failure points to.
+
+A check says what a transformed function should give, in terms of the function itself:
+
+    want(case)      a tree of arrays, written in the plainest transformations
+    traced(case)    the same by the transformation that is checked (default: `want`); all of these are one jitted program
+    run(case)       the same by a program of its own, in place of `traced`
+
+The truth is `want` of the reference, on one device, in float64.  Shapes and dtypes are those that the reference has in the arguments' own
+dtypes.  A check whose prerequisites did not pass is skipped, for its verdict would say nothing about its own rule.
+
+It must not know any particular check.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Tree = Any
+
+# Compiling is what costs: a program of many results is compiled with little effort, and run once.
+QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["args", "examples", "tangents", "cotangents"],
+    meta_fields=["fn", "linear", "splits", "devices"],
+)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A function and all arrays that checks call it with; a tree of these arrays, so that programs take it as their argument.
+
+    `examples` are the arguments stacked, as many as `of_examples` says and the first one `args`; `tangents` belong to `args`, and
+    `cotangents` to the arrays of the result, in the order of its leaves.
+    """
+
+    fn: Callable
+    args: tuple
+    examples: tuple
+    tangents: tuple
+    cotangents: tuple
+    linear: tuple[int, ...]
+    splits: tuple
+    devices: tuple
+
+    @property
+    def floats(self) -> tuple[int, ...]:
+        """The arguments that can be differentiated."""
+        return tuple(k for k, x in enumerate(self.args) if is_float(x))
+
+    def lacks(self, need: str) -> str | None:
+        """Why a check that needs something of the case cannot be made; a need that is no such thing is another check."""
+        absent, why = {
+            "floats": (not self.floats or not any(map(is_float, self.cotangents)), "no floating-point argument or result"),
+            "small": (sum(self.args[k].size for k in self.floats) > 128, "more than 128 floating-point elements in the arguments"),
+            "linear": (not self.linear, "no argument is declared linear"),
+            "splits": (not self.splits, "no splits are declared"),
+            "wide": (
+                self.devices[0].platform == "cpu" and any(self.args[k].dtype.itemsize < 4 for k in self.floats),
+                "on CPUs XLA ends the process where a shard_map over some axes adds up 16-bit floats",
+            ),
+            "devices": (len(self.devices) < 2, "one device only"),
+        }.get(need, (False, None))
+        return why if absent else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """`rule` is what a failure points to; `needs` names facts of the case (`Case.lacks`) and checks that must have passed."""
+
+    name: str
+    want: Callable[[Case], Tree]
+    rule: str | Callable[[Case], str]
+    needs: tuple[str, ...] = ()
+    traced: Callable[[Case], Tree] | None = None
+    run: Callable[[Case], Tree] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The outcome of a check: "passed", "failed" or "skipped"; where it failed or was skipped, why, and the rule to mend."""
+
+    check: str
+    outcome: str
+    detail: str = ""
+    rule: str = ""
+
+
+class Mismatch(Exception):
+    """A result that is not the truth.  With a `rule`, whichever check found it; else the check's own."""
+
+    def __init__(self, detail: str, rule: str | None = None):
+        super().__init__(detail)
+        self.rule = rule
+
+
+# What JAX says where a rule is missing, and how to give it one.
+MISSING = (
+    (r"Evaluation rule for '(.+?)' not", "no eager rule for {0}: p.def_impl(functools.partial(jax.interpreters.xla.apply_primitive, p))"),
+    (r"Abstract evaluation for '(.+?)' not", "no shape and dtype rule for {0}: p.def_abstract_eval"),
+    (r"translation rule for primitive '(.+?)' not found", "no lowering of {0} for this platform: mlir.register_lowering"),
+    (r"Batching rule for '(.+?)' not", "no batching rule for {0}: batching.primitive_batchers[p], or jax.custom_batching.custom_vmap"),
+    (r"vmap is only supported for the (\w+_callback)", "no batching rule for {0}: its argument vmap_method"),
+    (r"Differentiation rule for '(.+?)' not", "no JVP of {0}: ad.primitive_jvps[p] (ad.defbilinear, ad.deflinear2), or jax.custom_jvp"),
+    (r"allbacks do not support JVP", "no JVP of a callback: jax.custom_jvp around it"),
+    (r"forward-mode autodiff .* custom_vjp", "jax.custom_vjp has no forward mode: jax.custom_jvp, or a primitive with JVP and transpose"),
+    (r"Transpose rule .* for '(.+?)' not", "no transpose rule for {0}: ad.primitive_transposes[p] (ad.defbilinear, ad.deflinear2)"),
+    (r"[Ll]eaked trac|unexpected tracer", "a tracer outlives its trace: keep no traced value in a global, a closure or a cache"),
+    (r"Abstract tracer value|__array__\(\) was called on traced", "Python reads a traced value: use jnp or lax there, or make it static"),
+    (r"callbacks are only supported in spmd", "XLA does not split callbacks: jax.shard_map over all axes of the mesh"),
+    (r"serialization of host_callbacks", "a Python callback cannot be exported: an FFI call, or skip this check"),
+    (r"maximum recursion depth", "a rule calls itself: an eager rule is xla.apply_primitive, not jit of p.bind"),
+)  # fmt: skip
+
+
+def is_float(x) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def judge(checks: Sequence[Check], case: Case, reference: Callable, tolerance: float | None, skip: Mapping[str, str]) -> Iterator[Row]:
+    """A row for each check, in their order."""
+    skipped: dict[str, str] = {}  # check -> why
+    for check in checks:
+        reasons = skip.get(check.name), *map(case.lacks, check.needs), *map(skipped.get, check.needs)
+        if reason := next(filter(None, reasons), None):
+            skipped[check.name] = reason
+    possible = [check for check in checks if check.name not in skipped]
+    truth, structs = _truth(possible, case, reference)
+    got = None
+    for check in checks:
+        reason = skipped.get(check.name) or next(filter(None, map(skipped.get, check.needs)), None)
+        if reason:
+            skipped[check.name] = reason
+            yield Row(check.name, "skipped", reason)
+            continue
+        if got is None and check.run is None:
+            got = _together({check.name: check.traced or check.want for check in possible if check.run is None}, case)
+        row = _verdict(check, case, (got or {}).get(check.name), truth[check.want], structs[check.want], tolerance)
+        if row.outcome == "failed":
+            skipped |= {other.name: f"needs {check.name}, which failed" for other in possible if check.name in other.needs}
+        yield row
+
+
+def _verdict(check, case, got, want, structs, tolerance) -> Row:
+    """`got` is the result of a traced check, or the exception that tracing it raised."""
+
+    def own_rule():
+        return check.rule if isinstance(check.rule, str) else check.rule(case)
+
+    try:
+        if isinstance(got, Exception):
+            raise got
+        got = check.run(case) if check.run else got
+        if isinstance(got, dict):  # a check may leave out some of the labels
+            want, structs = ({label: tree[label] for label in got} for tree in (want, structs))
+        compare(got, want, structs, tolerance)
+    except Mismatch as error:
+        return Row(check.name, "failed", str(error), error.rule or own_rule())
+    except Exception as error:
+        text = " ".join(str(error).split())
+        found = ((re.search(pattern, text), rule) for pattern, rule in MISSING)
+        known = next((rule.format(*match.groups()) for match, rule in found if match), None)
+        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()) if "\n" not in note)  # jax's own have several lines
+        return Row(check.name, "failed", f"{where}{type(error).__name__}: {text[:200]}", known or own_rule())
+    return Row(check.name, "passed")
+
+
+def _truth(checks, case, reference) -> tuple[dict, dict]:
+    """By `want`: values in float64, and shapes and dtypes."""
+    wants = {check.want: check.name for check in checks}
+    whole = dataclasses.replace(case, fn=reference)
+    try:
+        structs = jax.eval_shape(_everything(tuple(wants.items())), whole)
+        with jax.enable_x64(True):
+            values = _everything(tuple(wants.items()))(jax.tree.map(_widen, whole))
+    except Exception as error:
+        name = getattr(error, "__notes__", ["eager"])[-1]
+        raise ValueError(f"check_op: `reference` itself fails in {name!r}: mend it, or say why in skip={{{name!r}: ...}}") from error
+    return {want: values[name] for want, name in wants.items()}, {want: structs[name] for want, name in wants.items()}
+
+
+@functools.cache
+def _everything(wants: tuple[tuple[Callable, str], ...]) -> Callable:
+    """One jitted function of several, so that a reference that serves several times is compiled once."""
+    return jax.jit(lambda case: each({name: functools.partial(want, case) for want, name in wants}), compiler_options=QUICKLY)
+
+
+def _widen(x) -> np.ndarray:
+    x = np.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return x.astype(np.complex128)
+    return x.astype(np.float64) if is_float(x) else x
+
+
+def _together(functions: Mapping[str, Callable], case: Case) -> dict[str, Tree]:
+    """The result of each function, or the exception that it raised; one program, for compiling is what costs."""
+
+    def jitted(functions):
+        raised: dict[str, Exception] = {}
+
+        def everything(case):
+            results = {}
+            for name, function in functions.items():
+                try:
+                    results[name] = function(case)
+                except Exception as error:
+                    raised[name] = error
+            return results
+
+        return jax.block_until_ready(jax.jit(everything, compiler_options=QUICKLY)(case)) | raised
+
+    try:
+        return jitted(functions)
+    except Exception as error:  # while it was lowered, compiled or run: whose fault is seen one by one
+        if len(functions) <= 1:
+            return dict.fromkeys(functions, error)
+        return {name: result for key, f in functions.items() for name, result in _together({key: f}, case).items()}
+
+
+def each(functions: Mapping[str, Callable[[], Tree]]) -> dict[str, Tree]:
+    """Their results by label; what one raises says in which it was."""
+    results = {}
+    for label, function in functions.items():
+        try:
+            results[label] = function()
+        except Exception as error:
+            error.add_note(label)
+            raise
+    return results
+
+
+def compare(got: Tree, want: Tree, structs: Tree, tolerance: float | None) -> None:
+    """Structure, shape, dtype, finiteness and values, of each device's part; raises Mismatch.
+
+    The error allowed is `tolerance` (default: eps^(2/3) of the dtype) times the largest element of the array.  An array that is zero but
+    for the rounding of the truth is measured by the largest element of the tree.
+    """
+    if jax.tree.structure(got) != jax.tree.structure(want):
+        raise Mismatch(f"the result is a {jax.tree.structure(got)}, want {jax.tree.structure(want)}")
+    leaves = list(map(np.asarray, jax.tree.leaves(want)))
+    largest = max((_largest(x) for x in leaves), default=0.0)
+    for (path, g), w, struct in zip(jax.tree_util.tree_leaves_with_path(got), leaves, jax.tree.leaves(structs), strict=True):
+        where = jax.tree_util.keystr(path)
+        if g.shape != struct.shape:
+            raise Mismatch(
+                f"{where} has shape {g.shape}, want {struct.shape}", "the shape rule (p.def_abstract_eval), or the implementation"
+            )
+        if g.dtype != struct.dtype:
+            raise Mismatch(f"{where} is {g.dtype}, want {struct.dtype}", "the dtype rule (p.def_abstract_eval), or the implementation")
+        scale = _largest(w) if _largest(w) > 1e-10 * largest else largest
+        for shard in g.addressable_shards if isinstance(g, jax.Array) else (None,):
+            part, wanted = (g, w) if shard is None else (shard.data, w[shard.index])
+            _compare_array(where, np.asarray(part), wanted, scale, tolerance)
+
+
+def _compare_array(where, g, w, scale, tolerance) -> None:
+    if not jnp.issubdtype(g.dtype, jnp.inexact):
+        if not np.array_equal(g, w):
+            raise Mismatch(f"{where} differs in {np.sum(g != w)} of {g.size} elements")
+        return
+    if not np.array_equal(np.isfinite(g), np.isfinite(w)):
+        raise Mismatch(f"{where} is not finite, or is where the truth is not", "the implementation gives NaN or infinity")
+    if tolerance is None:
+        tolerance = float(jnp.finfo(g.dtype).eps) ** (2 / 3)
+    finite = np.isfinite(w)
+    error = np.abs(g.astype(w.dtype) - w, where=finite, out=np.zeros(w.shape))
+    if error.max(initial=0) > tolerance * scale:
+        raise Mismatch(f"{where} is off by {error.max():.3g}, of {scale:.3g} at most (allowed: {tolerance * scale:.3g})")
+
+
+def _largest(x: np.ndarray) -> float:
+    return float(np.max(np.abs(x), where=np.isfinite(x), initial=0)) if x.dtype != bool else 1.0
