@@ -1,0 +1,270 @@
+"""Your own kernel with all of JAX's transformations: a bilinear operation that JAX does not have, computed on CPUs by C++ through XLA's
+foreign function interface, and on NVIDIA GPUs by a Triton kernel.
+
+    python examples/custom_kernel.py
+    python examples/custom_kernel.py --implementation xla    # the operation's definition, in place of the kernels
+
+A bare `jax.ffi.ffi_call` or `triton_call` has no gradient, no vmap and no sharding.  Here the operation is declared by the labels of its
+axes, from which jaxext derives all of these; a kernel only has to compute the sum.  Every transformation is compared with jnp.einsum.
+"""
+
+import os
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")  # eight devices on a CPU; GPUs are left alone
+
+import argparse
+import ctypes
+import functools
+import hashlib
+import importlib
+import inspect
+import math
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext import extend, testing
+
+HERE = pathlib.Path(__file__).parent
+BLOCK_IJ, BLOCK_C = 4, 64  # the tile of one program of the Triton kernel
+
+# --- the operation: each channel c is multiplied by a matrix of its own,
+#
+#         y[b,n,m,c] = Σ_k x[b,n,k,c] w[b,k,m,c],
+#
+# which for lax is a matrix product whose batch lies innermost.  The layer below has no b: that is where vmap puts the axes of a mapped x
+# and a mapped w.
+
+CHANNELWISE = extend.define("channelwise", x="B N K C", w="B K M C", y="B N M C")
+
+
+def layer(x, w):
+    """(N, K, C), (K, M, C) -> (N, M, C)"""
+    return CHANNELWISE(x, w, B=0)
+
+
+def reference(x, w):
+    return jnp.einsum("nkc,kmc->nmc", x, w, precision="highest")
+
+
+# --- the kernels.  They are asked for y, and for the gradients of x and w, which are such sums too:
+#
+#         out[b,i,j,c] = Σ_s first[b,i,s,c] second[b,s,j,c],
+#
+# where i and j are the labels of the slot that is open, and s is summed.  Only the strides differ.
+
+
+def as_sum(call):
+    """(the slot of `first`, the slot of `second`, the sizes and strides) of a call."""
+    _, i, j, _ = call.labels[call.open]
+    first, second = sorted(call.dtypes, key=lambda slot: i not in call.labels[slot])
+    (s,) = set(call.labels[first]) - set(call.labels[call.open])
+
+    def stride(slot, label):
+        after = call.labels[slot].index(label) + 1
+        return math.prod(call.sizes[other] for other in call.labels[slot][after:])
+
+    strides = dict(first_i=stride(first, i), first_s=stride(first, s), second_s=stride(second, s), second_j=stride(second, j))
+    return first, second, dict(S=call.sizes[s], **strides)
+
+
+def not_float32(call):
+    others = [dtype.name for dtype in (*call.dtypes.values(), call.dtype) if dtype != np.float32]
+    return f"it has {others[0]}, want float32" if others else None
+
+
+def version(kernel):
+    """Of the code of an implementation: what was measured, or stored, with another does not hold."""
+    return hashlib.sha256(pathlib.Path(__file__).read_bytes() + (HERE / kernel).read_bytes()).hexdigest()
+
+
+class Ffi(extend.Implementation):
+    """custom_kernel.cc.  For a GPU the handler also takes a `ffi::PlatformStream<cudaStream_t>` (`.Ctx<...>()`), on which it launches a
+    CUDA kernel; nvcc compiles it, and the platform is "CUDA" where it is registered and "cuda" where `no_kernel` is asked.
+    """
+
+    name = "custom_ffi"
+    version = version("custom_kernel.cc")
+
+    def supports(self, call):
+        return extend.no_kernel(call, "cpu") or not_float32(call) or compiled()
+
+    def run(self, call, config, operands):
+        first, second, attributes = as_sum(call)
+        flat = call.flatten(operands)  # one axis for each label
+        result = jax.ShapeDtypeStruct([call.sizes[label] for label in call.labels[call.open]], call.dtype)
+        attributes = {name: np.int64(value) for name, value in attributes.items()}
+        return jax.ffi.ffi_call("custom_channelwise", result)(flat[first], flat[second], **attributes).reshape(call.shape)
+
+
+@functools.cache
+def compiled():
+    """Compiles custom_kernel.cc and registers its handler; the reason why it cannot, or None."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        return "there is no C++ compiler (c++ or $CXX)"
+    with tempfile.TemporaryDirectory() as folder:
+        library = pathlib.Path(folder) / "custom_kernel.so"
+        flags = ["-O3", "-std=c++17", "-shared", "-fPIC", "-isystem", jax.ffi.include_dir()]
+        done = subprocess.run([compiler, *flags, HERE / "custom_kernel.cc", "-o", library], capture_output=True, text=True)
+        if done.returncode:
+            return f"{compiler} failed: {done.stderr.strip()[-1000:]}"
+        handler = ctypes.CDLL(str(library)).ChannelwiseHandler
+    jax.ffi.register_ffi_target("custom_channelwise", jax.ffi.pycapsule(handler), platform="cpu")
+    return None
+
+
+class Triton(extend.Implementation):
+    """custom_kernel_triton.py, through jax-triton."""
+
+    name = "custom_triton"
+    version = version("custom_kernel_triton.py")
+
+    def supports(self, call):
+        if reason := extend.no_kernel(call, "cuda") or not_float32(call):
+            return reason
+        if any(math.prod(call.sizes[label] for label in labels) >= 2**31 for labels in call.labels.values()):
+            return "an array has 2**31 elements or more, which the kernel counts in 32 bits"
+        return without_triton()
+
+    def launch(self, call):
+        """The operands' slots, the grid and the constants of the kernel."""
+        first, second, sizes_and_strides = as_sum(call)
+        b, i, j, c = (call.sizes[label] for label in call.labels[call.open])
+        tiles = b * math.ceil(i / BLOCK_IJ) * math.ceil(j / BLOCK_IJ) * math.ceil(c / BLOCK_C)
+        constants: dict[str, Any] = dict(I=i, J=j, C=c, BLOCK_IJ=BLOCK_IJ, BLOCK_C=BLOCK_C, **sizes_and_strides)
+        return first, second, (tiles,), constants
+
+    def run(self, call, config, operands):
+        if 0 in call.sizes.values():  # nothing to launch
+            return jnp.zeros(call.shape, call.dtype)
+        import jax_triton
+        from custom_kernel_triton import channelwise
+
+        first, second, grid, keywords = self.launch(call)
+        result = jax.ShapeDtypeStruct(call.shape, call.dtype)
+        if "out_type" in inspect.signature(jax_triton.triton_call).parameters:  # jax-triton 0.4
+            keywords |= dict(out_type=result, backend_options={"enable_fp_fusion": True})
+        else:
+            keywords |= dict(out_shape=result)
+        return jax_triton.triton_call(
+            operands[first], operands[second], kernel=channelwise, name=call.op, grid=grid, compute_capability=call.arch, **keywords
+        )
+
+
+@functools.cache
+def without_triton():
+    """Why there is no Triton for GPUs here, or None."""
+    try:
+        importlib.import_module("jax_triton")
+    except ImportError as error:
+        return f"jax-triton cannot be imported: {error}"
+    return None
+
+
+extend.register(CHANNELWISE, Ffi())
+extend.register(CHANNELWISE, Triton())
+
+
+# --- what comes for free
+
+
+def transformations(f, mesh):
+    """What can be made of a function of x and w, by name: functions of x and w."""
+    both = (0, 1)
+
+    def total(x, w):
+        return jnp.sum(f(x, w) ** 2)
+
+    def squares(x, w):
+        return sum(jnp.sum(gradient**2) for gradient in jax.grad(total, both)(x, w))
+
+    def several(a):
+        return jnp.stack([a, 1 - a, 2 * a])
+
+    whole, split = (NamedSharding(mesh, spec) for spec in (P(), P("data")))
+    return {
+        "jit": jax.jit(f),
+        "grad": jax.jit(jax.grad(total, both)),
+        "grad of grad": jax.jit(jax.grad(squares, both)),
+        "jvp of grad": jax.jit(lambda x, w: jax.jvp(jax.grad(total, both), (x, w), (1 - x, 2 * w))[1]),
+        "vmap over x": jax.jit(lambda x, w: jax.vmap(f, (0, None))(several(x), w)),
+        "vmap over w": jax.jit(lambda x, w: jax.vmap(f, (None, 0))(x, several(w))),
+        "vmap over both": jax.jit(lambda x, w: jax.vmap(f)(several(x), several(w))),
+        "gradients per example": jax.jit(lambda x, w: jax.vmap(jax.grad(total, 1), (0, None))(x[:, None], w)),
+        "jit, sharded batch": jax.jit(jax.grad(total, both), in_shardings=(split, whole)),
+        # The gradient of the whole w is the sum over the devices: shard_map knows, since the primitives say what varies over them.
+        "shard_map": jax.jit(jax.shard_map(jax.grad(total, both), mesh=mesh, in_specs=(P("data"), P()), out_specs=(P("data"), P()))),
+    }
+
+
+def error(got, want):
+    """The largest, relative to the largest element; NaN if there is one."""
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    return np.max([np.max(np.abs(np.asarray(g) - np.asarray(w))) / np.max(np.abs(w)) for g, w in pairs])
+
+
+def compare(x, w, mesh, name):
+    """Prints each transformation with the products that it runs; the largest error of any."""
+    truth = jax.jit(lambda x, w: {of: f(x, w) for of, f in transformations(reference, mesh).items()})(x, w)
+    print(f"\n{name:24}{'error':10}products")
+    errors = []
+    with jaxext.use_implementation(name):
+        for transformation, f in transformations(layer, mesh).items():
+            errors.append(error(f(x, w), truth[transformation]))
+            rows = jaxext.explain(f, x, w).rows
+            assert rows and all(row.chosen == name for row in rows)
+            print(f"  {transformation:22}{errors[-1]:<10.1e}{' '.join(row.op for row in rows)}")
+    return np.max(errors)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--implementation", choices=["custom_ffi", "custom_triton", "xla"], help="default: the kernel that runs here")
+    parser.add_argument("--check", action="store_true", help="run jaxext's conformance kit on it too, which takes longer than all else")
+    args = parser.parse_args(argv)
+
+    devices, on_cpu = jax.devices(), jax.default_backend() == "cpu"
+    mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    N, K, M, C = (2 * len(devices), 4, 3, 80) if on_cpu else (128 * len(devices), 64, 32, 1000)
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((N, K, C), (K, M, C)))
+    gradient = jax.grad(lambda x, w: jnp.sum(layer(x, w) ** 2), (0, 1))
+
+    print(CHANNELWISE)
+    explained = jaxext.explain(gradient, x, w)
+    print("\nWhat a gradient runs here, and why:", explained, sep="\n")
+    if on_cpu and (reason := compiled()):
+        print(f"\nThe C++ kernel does not run: {reason}.")
+
+    worst = compare(x, w, mesh, args.implementation or explained.rows[0].chosen)
+
+    if on_cpu and (reason := without_triton()):
+        print(f"\nThe Triton kernel is not compiled: {reason}.")
+    elif on_cpu:  # a machine without a GPU can compile for one all the same
+        program = jaxext.lower_for(gradient, x, w, arch="sm_90a").as_text()
+        calls = sum("custom_call" in line and "triton_kernel_call" in line for line in program.splitlines())
+        print(f"\nThe gradient's program for an H100 (sm_90a) calls {calls} Triton kernels: for y, and for the gradients of x and of w.")
+        assert calls == 3
+
+    if args.check:
+        print("\nThe conformance kit, on smaller arrays:")
+        n, c = testing.Split((P("x"), P()), P("x")), testing.Split((P(None, None, "y"),) * 2, P(None, None, "y"))
+        testing.check_op(layer, reference, (x[:8, :2, :4], w[:2, :2, :4]), linear=(0, 1), splits=[n, c]).raise_if_failed()
+
+    print(f"\nLargest error {worst:.1e} (goal: at most 1e-5)")
+    return 0 if worst <= 1e-5 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
