@@ -132,9 +132,7 @@ def overlapped_products():
     a, b = DOT.operands("fprop")
     over = functools.partial(jax.shard_map, mesh=mesh())
     gathered = over(lambda a, b: parallel.all_gather_matmul(a, b, "data"), in_specs=(P("data"), P()), out_specs=P("data"))
-    scattered = over(
-        lambda a, b: parallel.matmul_reduce_scatter(a, b, "data"), in_specs=(P(None, "data"), P("data")), out_specs=P("data")
-    )
+    scattered = over(lambda a, b: parallel.matmul_reduce_scatter(a, b, "data"), in_specs=(P(None, "data"), P("data")), out_specs=P("data"))
     got = jax.jit(gathered)(place(a, P("data"), mesh()), place(b, P(), mesh()))
     same_here(got, np.concatenate([a @ b] * 4))
     same_here(jax.jit(scattered)(place(a, P(None, "data"), mesh()), place(b, P("data"), mesh())), a @ b)
