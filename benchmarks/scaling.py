@@ -39,7 +39,7 @@ class Plan:
 
     name: str
     split: Callable[[int], tuple[Mapping[str, int], ...]]
-    how: tuple[Mapping[str, Any], ...] = ({}, {})
+    how: tuple[Mapping[str, Any], ...] = ({},)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +73,9 @@ LAYERS = (
         "matmul",
         (dict(M=2**22, K=8192, N=28672), dict(M=2**22, K=28672, N=8192)),
         (
-            Plan("data: M", data("M", 2)),
+            Plan("data: M", data("M", 2), ({}, {})),
             Plan("data, parameters scattered: M, b along K", data("M", 2), ({"scattered": {"b": "K"}},) * 2),
-            Plan("tensor in a node: N, then K; data: M", in_nodes("M", "N", "K")),
+            Plan("tensor in a node: N, then K; data: M", in_nodes("M", "N", "K"), ({}, {})),
             Plan("the same, a, then c, scattered along M", in_nodes("M", "N", "K"), ({"scattered": {"a": "M"}}, {"scattered": {"c": "M"}})),
         ),
     ),
@@ -90,7 +90,7 @@ LAYERS = (
         "conv3d",
         (dict(N=1, D=512, H=512, W=512, C=32, K=32, T=3, R=3, S=3),),
         (
-            Plan("slabs: D; from 64 on H too", slabs),
+            Plan("slabs: D; beyond 64 H too", slabs),
             Plan("blocks: W, H, D", blocks),
             Plan("slabs, gathered by `jit`", slabs, ({"spatial": "gather"},)),
         ),
@@ -128,7 +128,11 @@ SHARDINGS: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (
 
 def computing(role: Cost) -> float:
     """Seconds: of the operations, or of going once over operands and result in memory, whichever takes longer."""
-    return max(role.flops / FLOPS, sum(role.held.values()) / HBM)
+    passed = dict(role.held)
+    for collective in role.collectives:  # an operand once it is gathered, and a result before it is scattered
+        if collective.kind in ("all-gather", "reduce-scatter"):
+            passed[collective.slot] = collective.bytes * (collective.devices if collective.kind == "reduce-scatter" else 1)
+    return max(role.flops / FLOPS, sum(passed.values()) / HBM)
 
 
 def communicating(collective: Collective, split: Mapping[str, int]) -> float:
@@ -149,7 +153,7 @@ def communicating(collective: Collective, split: Mapping[str, int]) -> float:
 def predicted(layer: Layer, plan: Plan, gpus: int) -> tuple[float, float, float]:
     """Bytes that a GPU sends in the three roles of each product, seconds of sending, and seconds of computing."""
     sent = sending = computed = 0.0
-    for sizes, split, how in zip(layer.products, plan.split(gpus), plan.how, strict=False):
+    for sizes, split, how in zip(layer.products, plan.split(gpus), plan.how, strict=True):
         for role in cost(layer.form, split, sizes=sizes, dtype="bfloat16", **how).values():
             sent += role.wire
             sending += sum(communicating(collective, split) for collective in role.collectives)

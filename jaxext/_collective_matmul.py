@@ -10,9 +10,10 @@ devices' parts, which then travels on to device i + 1, to which these rows are t
 
     sum_{n-1} = block_{n-1} rhs,    sum_t = sum_{t+1} of the previous device + block_t rhs,    result = sum_0
 
-No product waits for the permute beside it, so XLA can run both at once.  Block t is not the same rows on every device: a rotation of all
-rows by i blocks brings blocks into the order of the rows, or back.  The transpose of a rotation, of a permute and of a product is one of
-its own kind, so each function is the transpose of the other, and derivatives overlap as well: no rule is written here.
+No product waits for the permute beside it, so XLA can run both at once.  Block t is not the same rows on every device: products are put
+into the order of the rows, and blocks taken out of it, by an index that depends on i.  The one is the transpose of the other, and that of a
+permute and of a product is one of its own kind, so each function is the transpose of the other, and derivatives overlap as well: no rule is
+written here.
 
 It must not know how products are computed.
 """
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxext._axes import devices_along
 from jaxext._compat import align_varying
 from jaxext.ops import matmul
 
@@ -66,11 +68,11 @@ def all_gather_matmul(
 
     Raises:
       NameError: no `shard_map` or `pmap` around the call has the axis.
-      TypeError: `lhs` has not as many columns as `rhs` has rows.
+      TypeError: `lhs` has not as many columns as `rhs` has rows; `axis_name` is a list.
       ValueError: an operand has no rows and columns; several axes are named in another order than their mesh has them.
       And what `jaxext.matmul` raises.
     """
-    n, index = _ring("all_gather_matmul", axis_name)
+    n, index = devices_along(axis_name, "all_gather_matmul: axis_name"), lax.axis_index(axis_name)
     lhs, rhs = _operands("all_gather_matmul", lhs, rhs, index)
     product = functools.partial(matmul, precision=precision, preferred_element_type=preferred_element_type, implementation=implementation)
     to_previous = [(i, (i - 1) % n) for i in range(n)]
@@ -80,7 +82,10 @@ def all_gather_matmul(
         parts.append(product(block, rhs))
         block = arriving
     parts.append(product(block, rhs))
-    return jnp.roll(jnp.concatenate(parts, axis=-2), index * lhs.shape[-2], axis=-2)
+    # jnp.roll would lay two copies side by side, here and where blocks are taken below
+    in_order = (lax.iota(index.dtype, n) - index) % n
+    blocks = jnp.take(jnp.stack(parts, axis=-3), in_order, axis=-3, unique_indices=True, mode="clip")
+    return blocks.reshape(*blocks.shape[:-3], n * lhs.shape[-2], blocks.shape[-1])
 
 
 def matmul_reduce_scatter(
@@ -120,37 +125,23 @@ def matmul_reduce_scatter(
 
     Raises:
       NameError: no `shard_map` or `pmap` around the call has the axis.
-      TypeError: `lhs` has not as many columns as `rhs` has rows.
+      TypeError: `lhs` has not as many columns as `rhs` has rows; `axis_name` is a list.
       ValueError: an operand has no rows and columns; n does not divide M; several axes are named in another order than their mesh has them.
       And what `jaxext.matmul` raises.
     """
-    n, index = _ring("matmul_reduce_scatter", axis_name)
+    n, index = devices_along(axis_name, "matmul_reduce_scatter: axis_name"), lax.axis_index(axis_name)
     lhs, rhs = _operands("matmul_reduce_scatter", lhs, rhs, index)
     rows = lhs.shape[-2]
     if rows % n:
         raise ValueError(f"matmul_reduce_scatter: lhs has {rows} rows (shape {lhs.shape}), want a multiple of the {n} devices")
     product = functools.partial(matmul, precision=precision, preferred_element_type=preferred_element_type, implementation=implementation)
     to_next = [(i, (i + 1) % n) for i in range(n)]
-    *blocks, last = jnp.split(jnp.roll(lhs, -index * (rows // n), axis=-2), n, axis=-2)
+    *blocks, last = (lax.dynamic_slice_in_dim(lhs, (index + t) % n * (rows // n), rows // n, lhs.ndim - 2) for t in range(n))
     total = product(last, rhs)
     for block in reversed(blocks):
         arriving = lax.ppermute(total, axis_name, to_next)
         total = product(block, rhs) + arriving
     return total
-
-
-def _ring(name, axis_name) -> tuple[int, jax.Array]:
-    """The number of devices along the axis, or axes, and the index of this one."""
-    try:
-        n, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    except NameError as error:
-        raise NameError(f"{name}: axis_name is {axis_name!r}, want an axis of a shard_map or pmap around the call ({error})") from error
-    if isinstance(axis_name, tuple | list):
-        # ppermute numbers the devices in the order of the mesh, other collectives in that of the names
-        ordered = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in axis_name)
-        if tuple(axis_name) != ordered:
-            raise ValueError(f"{name}: axis_name is {axis_name!r}, want several axes in the order of their mesh, {ordered!r}")
-    return n, index
 
 
 def _operands(name, lhs, rhs, index) -> tuple[jax.Array, jax.Array]:

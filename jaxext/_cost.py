@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from jax.typing import DTypeLike
 from jaxext._conv import conv_form
 from jaxext._form import Form, owner
 from jaxext._matmul import MATMUL
-from jaxext._shards import halo
+from jaxext._shards import halo, meetings
 from jaxext._window import Window, dilate, labels
 
 # Bytes that each of n devices in a ring sends, over those of its result.
@@ -126,6 +126,9 @@ def cost(
         raise ValueError(f"cost: form is {form!r}, want one of {', '.join(known)}")
     if spatial not in ("halo", "gather"):
         raise ValueError(f"cost: spatial is {spatial!r}, want 'halo' or 'gather'")
+    for name, given in dict(sharding=sharding, sizes=sizes, scattered=scattered or {}).items():
+        if not isinstance(given, Mapping):
+            raise ValueError(f"cost: {name} is {given!r}, want a mapping")
     product = known[form]
     rank = len(product.window) // 3
     sizes = _sizes(product, rank, sizes)
@@ -135,7 +138,7 @@ def cost(
         form=product,
         window=window,
         sizes=sizes | window.sizes,
-        devices={label: n for label, n in sharding.items() if n != 1},
+        devices={label: int(n) for label, n in sharding.items() if n != 1},
         scattered=dict(scattered or {}),
         gathers=spatial == "gather",
         itemsize=jnp.dtype(dtype).itemsize,
@@ -146,8 +149,7 @@ def cost(
 
 def forms() -> dict[str, Form]:
     """By name: matrix products, convolutions and what users have declared."""
-    ours = MATMUL, *(conv_form(rank) for rank in (1, 2, 3))
-    return {form.name: form for form in (*ours, *(form for form, _ in owner.values()))}
+    return {form.name: form for form in (MATMUL, *map(conv_form, (1, 2, 3)), *(form for form, _ in owner.values()))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +195,7 @@ class _Split:
         kept = {slot: self.copies(slot) if slot in self.scattered else 1 for slot in self.form.slots}
         held = {slot: self.bytes(slot, whole if slot == open else ()) // kept[slot] for slot in (*operands, open)}
         pairs = math.prod(self.sizes[label] // self.parts(label) for label in self.form.free)
-        pairs *= math.prod(_meetings(self.window, axis) for axis in range(len(self.axes)))
+        pairs *= math.prod(meetings(self.window, axis) for axis in range(len(self.axes)))
         computed_apart = math.prod(1 if self.gathers else self.parts(label) for label, _, _ in self.axes)
         collectives = [collective for slot in operands for collective in (*self.assemble(slot), *self.exchange(slot))]
         collectives += [*reversed(self.exchange(open)), *self.add(open, whole)]
@@ -229,7 +231,8 @@ class _Split:
     def check(self) -> None:
         for label in self.sizes:
             if self.sizes[label] % self.parts(label):
-                raise ValueError(f"cost: sharding splits {label} into {self.parts(label)}, want a divisor of its size {self.sizes[label]}")
+                split = f"{self.inputs[label]}, and {label} with it," if label in self.inputs else label
+                raise ValueError(f"cost: sharding splits {split} into {self.parts(label)}, want a divisor of {label}={self.sizes[label]}")
         for slot, label in self.scattered.items():
             if slot not in self.form.slots or label not in self.form.slots[slot]:
                 slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
@@ -249,7 +252,7 @@ def _check_sharding(sharding: Mapping[str, int], splittable: Sequence[str]) -> N
     for label, n in sharding.items():
         if label not in splittable:
             raise ValueError(f"cost: sharding splits {label!r}, want labels of {', '.join(splittable)}")
-        if not _is_positive(n):
+        if not _is_integer(n, least=1):
             raise ValueError(f"cost: sharding of {label} is {n!r}, want a positive number of devices")
 
 
@@ -260,40 +263,37 @@ def _sizes(form: Form, rank: int, given: Mapping[str, int]) -> dict[str, int]:
     sizes = dict.fromkeys(batch, 1) | dict(given)
     wanted = (*form.free, *inputs, *filters)
     if sizes.keys() != set(wanted):
-        raise ValueError(f"cost: sizes has {', '.join(given)}; want {', '.join(wanted)}, of which {', '.join(batch)} may be left out")
+        optional = f", of which {', '.join(batch)} may be left out" if batch else ""
+        raise ValueError(f"cost: sizes has {', '.join(map(str, given)) or 'no labels'}; want {', '.join(wanted)}{optional}")
     for label, size in sizes.items():
-        if not _is_positive(size):
+        if not _is_integer(size, least=1):
             raise ValueError(f"cost: size of {label} is {size!r}, want a positive integer")
-    return sizes
+    return {label: int(size) for label, size in sizes.items()}
 
 
 def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int] | None) -> Window:
     """The geometry, as lax understands padding."""
     inputs, filters, _ = labels(rank)
     for name, entries in steps.items():
-        if entries is not None and not (len(entries) == rank and all(map(_is_positive, entries))):
-            raise ValueError(f"cost: {name} is {entries}, want one positive integer for each of {rank} spatial axes")
-    if not isinstance(padding, str) and len(padding) != rank:
-        raise ValueError(f"cost: padding is {padding}, want one pair for each of {rank} spatial axes")
-    strides, of_input, of_filter = (tuple(entries or (1,) * rank) for entries in steps.values())
+        if entries is not None and not _are_integers(entries, rank, least=1):
+            raise ValueError(f"cost: {name} is {entries!r}, want one positive integer for each of {rank} spatial axes")
+    strides, of_input, of_filter = (tuple(map(int, entries or (1,) * rank)) for entries in steps.values())
     input, filter = (tuple(sizes[label] for label in names) for names in (inputs, filters))
     if isinstance(padding, str):
         dilated = tuple(map(dilate, input, of_input)), tuple(map(dilate, filter, of_filter))
         padding = lax.padtype_to_pads(*dilated, strides, padding) if rank else ()
-    pads = tuple((low, high) for low, high in padding)
+    if not (isinstance(padding, Sequence) and len(padding) == rank and all(_are_integers(pair, 2) for pair in padding)):
+        raise ValueError(f"cost: padding is {padding!r}, want one pair of integers for each of {rank} spatial axes")
+    pads = tuple((int(low), int(high)) for low, high in padding)
     window = Window(input=input, filter=filter, stride=strides, padding=pads, input_dilation=of_input, filter_dilation=of_filter)
     if not all(window.output):
         raise ValueError(f"cost: the output of {window} has sizes {window.output}, want a filter that fits into the padded input")
     return window
 
 
-def _meetings(window: Window, axis: int) -> int:
-    """Pairs of an output and a tap that meet an element of the input, along one axis."""
-    size, dilation, (low, _) = window.input[axis], window.input_dilation[axis], window.padding[axis]
-    pairs = itertools.product(range(window.output[axis]), range(window.filter[axis]))
-    places = (window.stride[axis] * p + window.filter_dilation[axis] * r - low for p, r in pairs)
-    return sum(place % dilation == 0 and 0 <= place // dilation < size for place in places)
+def _are_integers(given, length: int, least: float = -math.inf) -> bool:
+    return isinstance(given, Sequence) and len(given) == length and all(_is_integer(n, least) for n in given)
 
 
-def _is_positive(n) -> bool:
-    return isinstance(n, int) and n > 0
+def _is_integer(n, least: float) -> bool:
+    return isinstance(n, numbers.Integral) and not isinstance(n, bool) and int(n) >= least

@@ -20,6 +20,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxext import ops
+from jaxext._axes import devices_along
 from jaxext._compat import align_varying
 from jaxext._form import owner
 from jaxext._shards import Part
@@ -43,25 +44,30 @@ def conv_general_dilated(
 ) -> jax.Array:
     """Convolution of an image whose spatial axes are split over devices, as `jaxext.conv_general_dilated` of the whole image.
 
-    Call it inside `jax.shard_map`.  Along each split axis with input H and output P, device i of D holds rows [i·H/D, (i+1)·H/D) of the
-    image and returns rows [i·P/D, (i+1)·P/D) of the result.  Rows that it reads beyond its own come from its two neighbours, by one
-    `jax.lax.ppermute` each way, as many as any device needs.  The convolution begins when all have arrived.
+    Call it inside `jax.shard_map` or `jax.pmap`; an axis that `jax.vmap` names will not do, for its `ppermute` takes rings alone.  Along
+    each split axis with input H and output P, device i of D holds rows [i·H/D, (i+1)·H/D) of the image and returns rows
+    [i·P/D, (i+1)·P/D) of the result.  Rows that it reads beyond its own come from its two neighbours, by one `jax.lax.ppermute` each way,
+    as many as any device needs.  The convolution begins when all have arrived.
 
     Args:
       lhs: this device's part of the input, of rank n + 2.
       rhs: the whole filter, of rank n + 2.
       padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs, of the whole image; negative padding crops.
-      axis_names: one entry per spatial axis, in the order of `window_strides`: the mesh axis that splits it, or None where it is whole.
+      axis_names: one entry per spatial axis, in the order of `window_strides`: the mesh axis that splits it, a tuple of several in the
+        order of their mesh, or None where it is whole.
       window_strides, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count, batch_group_count, precision,
         preferred_element_type, implementation: as in `jaxext.conv_general_dilated`.
 
     Returns:
       this device's part of the convolution.  It has every derivative in both modes.  With `check_vma=True` the gradient of a filter that
-      is the same on all devices is summed over them; with `check_vma=False`, and in `pmap`, that `psum` is the caller's.
+      is the same on all devices is summed over them; with `check_vma=False`, and in `pmap`, that `psum` is the caller's.  Where an axis
+      that is automatic splits the filter's output channels, XLA sums the gradient of the image with its halo; a `shard_map` over both axes
+      sends less.
 
     Raises:
       what `jaxext.conv_general_dilated` raises for the whole image; ValueError where the devices of a mesh axis do not divide an output,
-      where a device would need rows from beyond its neighbours, and for wrong `axis_names`; NameError for an axis that is not bound.
+      where a device would need rows from beyond its neighbours, and for wrong `axis_names`; TypeError for a list of axes in them;
+      NameError for an axis that is not bound.
 
     >>> mesh, split = jax.make_mesh((jax.device_count(),), ("rows",)), jax.P(None, "rows")
     >>> conv = functools.partial(conv_general_dilated, window_strides=(2, 2), padding="SAME", axis_names=("rows", None))
@@ -104,14 +110,11 @@ def _sizes(axis_names, rank) -> list[int]:
     """The number of devices along each spatial axis."""
     if isinstance(axis_names, str) or not isinstance(axis_names, Sequence) or len(axis_names) != rank:
         raise ValueError(f"conv_general_dilated: axis_names is {axis_names!r}, want one entry for each of {rank} spatial axes")
-    named = [name for name in axis_names if name is not None]
-    # of several axes `ppermute` counts the devices in the mesh's order, `PartitionSpec` in the order in which they are named
-    if any(isinstance(name, tuple | list) for name in named) or len(set(named)) < len(named):
-        raise ValueError(f"conv_general_dilated: axis_names is {axis_names!r}, want None or one mesh axis for each, none of them twice")
-    try:
-        return [1 if name is None else lax.axis_size(name) for name in axis_names]
-    except NameError as error:
-        raise NameError(f"conv_general_dilated: axis_names is {axis_names!r}, want axes of the shard_map around the call") from error
+    sizes = [1 if entry is None else devices_along(entry, f"conv_general_dilated: axis_names[{i}]") for i, entry in enumerate(axis_names)]
+    names = [name for entry in axis_names if entry is not None for name in (entry if isinstance(entry, tuple) else (entry,))]
+    if len(set(names)) < len(names):
+        raise ValueError(f"conv_general_dilated: axis_names is {axis_names!r}, want no mesh axis twice")
+    return sizes
 
 
 def _window(conv, image, filter):

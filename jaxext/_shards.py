@@ -1,4 +1,5 @@
-"""The geometry of a convolution whose spatial axes are split over devices: what each part reads, and what it needs of its neighbours.
+"""The geometry of a convolution whose spatial axes are split over devices: what each part reads, what it needs of its neighbours, and how
+many taps of all outputs meet the image.
 
 An axis with input H and output P in n equal parts, h = H/n and q = P/n.  Part i holds the input's rows [i·h, (i+1)·h) and computes
 y[i·q], ..., y[(i+1)·q - 1].  They read the dilated and padded input x̃ (`_window`) from stride·q·i on, in a span of
@@ -11,13 +12,17 @@ Pure Python: it must not know JAX.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
 
 from jaxext._window import Window, dilate
 
 
 def halo(window: Window, axis: int, parts: int) -> tuple[int, int]:
-    """The rows that a part receives from below and from above, for the part that needs most.  `parts` divides the input and the output."""
+    """The rows that a part receives from below and from above, for the part that needs most: all from the first to the last that its span
+    has, also those that no tap meets.  `parts` divides the input and the output.
+    """
     size, step, reach = window.input[axis], _step(window, axis, parts), _reach(window, axis, parts)
     dilation, held = window.input_dilation[axis], size // parts
     low = high = 0
@@ -28,6 +33,18 @@ def halo(window: Window, axis: int, parts: int) -> tuple[int, int]:
         if first < stop:
             low, high = max(low, held * i - first), max(high, stop - held * (i + 1))
     return low, high
+
+
+def meetings(window: Window, axis: int) -> int:
+    """How many pairs of an output and a tap meet a row of the input, and not a zero."""
+    stride, dilation, (low, _) = window.stride[axis], window.input_dilation[axis], window.padding[axis]
+    outputs, period, pairs = window.output[axis], dilation // math.gcd(stride, dilation), 0
+    for r in range(window.filter[axis]):
+        start = window.filter_dilation[axis] * r - low
+        places = range(start, start + stride * outputs, stride)  # of this tap in x̃, counted from row 0 of the input, output by output
+        rows = next((places[p::period] for p in range(min(period, outputs)) if places[p] % dilation == 0), range(0))
+        pairs += bisect.bisect_left(rows, dilation * window.input[axis]) - bisect.bisect_left(rows, 0)
+    return pairs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

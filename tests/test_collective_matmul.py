@@ -125,7 +125,7 @@ def test_vmap_and_batches(function):
 
 @each
 def test_axes_that_are_of_no_mesh(function):
-    """pmap, and vmap with a name, for which one device is enough."""
+    """pmap, and vmap with a name, for which one device is enough; alone in a tuple, a name has any order."""
     x, y = integers((3, 6, 2)), integers((3, 2, 6), 1)
 
     def step(f, a, b):
@@ -134,6 +134,7 @@ def test_axes_that_are_of_no_mesh(function):
     got = jax.pmap(functools.partial(step, function), axis_name="i", devices=jax.devices()[:3])(x, y)
     same(got, jax.jit(jax.vmap(functools.partial(step, plain(function)), axis_name="i"))(x, y))
     same(got, jax.jit(jax.vmap(functools.partial(step, function), axis_name="i"))(x, y))
+    assert jax.eval_shape(jax.vmap(lambda a, b: function(a, b, ("i",)), axis_name="i"), x, y).shape == got[0].shape
 
 
 @each
@@ -168,16 +169,13 @@ def beside_permutes(lowered, product):
         yield sorted(sum(i not in before and j not in permutes[i] for j, before in products.items()) for i in permutes)
 
 
-def is_dot(op):
-    return op.name == "stablehlo.dot_general"
-
-
+is_dot = lambda op: op.name == "stablehlo.dot_general"
 OPERANDS = struct(48, 24, dtype=np.float32), struct(24, 24, dtype=np.float32)
 
 
 @each
 def test_permutes_are_beside_products(function):
-    """n products and n - 1 permutes, in turn, and n - 1 more in the gradients; none of the collectives that they replace."""
+    """n products and n - 1 permutes, in turn, n - 1 more in the gradients; not what they replace, and nothing larger than all the rows."""
     product = split(function, mesh_of(x=8))
     forward, backward = jax.jit(product).lower(*OPERANDS), jax.jit(gradients(product)).lower(*OPERANDS)
     marks = {"stablehlo.collective_permute": ">", "stablehlo.dot_general": "*"}
@@ -187,6 +185,8 @@ def test_permutes_are_beside_products(function):
     # The gathered rows are there already, so that the gradient of rhs never waits; scattered ones are gathered for both gradients.
     of_gradients = [8 + k for k in range(1, 8)] if function is all_gather_matmul else [2 * k for k in range(1, 8)]
     assert list(beside_permutes(backward, is_dot)) == [[1, 2, 3, 4, 5, 6, 7], of_gradients]
+    joined = [math.prod(op.results[0].type.shape) for op in operations(forward) if op.name == "stablehlo.concatenate"]
+    assert max(joined, default=0) <= 48 * 3
     assert collectives(forward.compile()) == {"collective-permute": 7}
     assert collectives(backward.compile()) == {"collective-permute": 14}
 
@@ -268,7 +268,7 @@ REFUSED = [
     (all_gather_matmul, (4,), (4, 6), "x", ValueError, r"all_gather_matmul: lhs has shape \(4,\), want at least two axes"),
     (matmul_reduce_scatter, (8, 4), (4,), "x", ValueError, r"matmul_reduce_scatter: rhs has shape \(4,\), want at least two axes"),
     (all_gather_matmul, (8, 4), (4, 6), "y", NameError, "all_gather_matmul: axis_name is 'y', want an axis of a shard_map or pmap around"),
-    (matmul_reduce_scatter, (8, 4), (4, 6), None, NameError, "matmul_reduce_scatter: axis_name is None, want an axis of"),
+    (matmul_reduce_scatter, (8, 4), (4, 6), ["x"], TypeError, r"matmul_reduce_scatter: axis_name is \['x'\], want a name or a tuple of"),
 ]
 
 

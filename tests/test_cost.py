@@ -11,6 +11,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
@@ -219,22 +220,34 @@ def test_dtype_is_that_of_every_byte():
         assert wide[role].flops == narrow[role].flops
 
 
+def test_integers_of_numpy_and_a_million_rows():
+    one = np.int64(1)
+    geometry = dict(window_strides=[2 * one], padding=[(one, one)])
+    role = parallel.cost("conv1d", {"W": 8 * one}, sizes=CONV1D | {"W": one << 20}, **geometry)["fprop"]  # pyright: ignore
+    assert 8 * role.flops == 2 * math.prod(CONV1D[label] for label in "BNGCK") * (3 * 2**19 - 1)
+    assert type(role.collectives[0].bytes) is int
+
+
 REFUSED = (
     ("gemm", {}, MATMUL, {}, "form is 'gemm', want one of matmul, conv1d, conv2d, conv3d"),
     ("matmul", {"C": 1}, MATMUL, {}, "sharding splits 'C', want labels of B, M, K, N"),
     ("conv2d", {"P": 2}, CONV2D, {}, "sharding splits 'P', want labels of B, N, G, C, K, H, W"),
     ("matmul", {"M": 0}, MATMUL, {}, "sharding of M is 0, want a positive number"),
-    ("matmul", {"M": 3}, MATMUL, {}, "splits M into 3, want a divisor of its size 16"),
-    ("conv2d", {"H": 8}, CONV2D, {"padding": "VALID"}, "splits P into 8, want a divisor of its size 14"),
+    ("matmul", {"M": 3}, MATMUL, {}, "splits M into 3, want a divisor of M=16"),
+    ("conv2d", {"H": 8}, CONV2D, {"padding": "VALID"}, "splits H, and P with it, into 8, want a divisor of P=14"),
     ("matmul", {}, dict(M=16, K=32), {}, "sizes has M, K; want B, M, K, N, of which B may be left out"),
+    ("matmul", {}, {}, {}, "sizes has no labels; want B, M, K, N"),
     ("conv2d", {}, CONV2D | {"P": 16}, {}, "sizes has .*P; want"),
     ("matmul", {}, MATMUL | {"K": 2.0}, {}, "size of K is 2.0, want a positive integer"),
     ("conv2d", {"H": 16}, CONV2D | {"R": 5}, {}, "splits H into parts of 1, want at least the halo of 2"),
-    ("conv2d", {}, CONV2D, {"padding": ((1, 1),)}, r"padding is \(\(1, 1\),\), want one pair for each of 2"),
+    ("conv2d", {}, CONV2D, {"padding": ((1, 1),)}, r"padding is \(\(1, 1\),\), want one pair of integers for each of 2"),
+    ("conv2d", {}, CONV2D, {"padding": ((1, 1, 1), (1, 1))}, r"padding is \(\(1, 1, 1\), \(1, 1\)\), want one pair"),
+    ("conv2d", {}, CONV2D, {"window_strides": 2}, "window_strides is 2, want one positive integer for each of 2"),
     ("conv2d", {}, CONV2D, {"window_strides": (1, 1, 1)}, r"window_strides is \(1, 1, 1\), want one positive integer for each of 2"),
-    ("conv2d", {}, CONV2D, {"lhs_dilation": (0, 1)}, r"lhs_dilation is \(0, 1\), want one positive integer"),
+    ("conv2d", {}, CONV2D, {"lhs_dilation": (True, 1)}, r"lhs_dilation is \(True, 1\), want one positive integer"),
     ("conv2d", {}, CONV2D | {"R": 17}, {"padding": "VALID"}, r"has sizes \(0, 6\), want a filter that fits"),
     ("conv2d", {"H": 2}, CONV2D, {"spatial": "halos"}, "spatial is 'halos', want 'halo' or 'gather'"),
+    ("matmul", {"M": 8}, MATMUL, {"scattered": "b"}, "scattered is 'b', want a mapping"),
     ("matmul", {"M": 8}, MATMUL, {"scattered": {"b": "M"}}, "scattered is 'M' of 'b', want a slot and one of its labels"),
     ("matmul", {"M": 8}, MATMUL, {"scattered": {"a": "K"}}, "scattered has 'a', of which there is one copy"),
     ("matmul", {"M": 16}, MATMUL, {"scattered": {"b": "N"}}, "'b' has N=24 in 1 parts and 16 copies, want their product to divide it"),
@@ -258,6 +271,14 @@ def bound(form, sizes, split, **how):
     layer = scaling.Layer("", form, (sizes,), (plan := scaling.Plan("", lambda n: (split,), (how,)),))
     _, sending, computing = scaling.predicted(layer, plan, 0)
     return sending / computing
+
+
+def test_memory_is_passed_by_what_is_gathered_and_what_is_yet_to_be_scattered():
+    """A product that memory bounds takes as long where its operand arrives in parts, and where each device has all of it."""
+    seconds = lambda *args, **how: [scaling.computing(role) for role in parallel.cost(*args, **how).values()]
+    few, image = dict(M=64, K=2048, N=2048), dict(N=1, H=512, W=512, G=128, C=1, K=1, R=7, S=7)
+    assert seconds("matmul", {"M": 8}, sizes=few, scattered={"b": "K"}) == seconds("matmul", {"M": 8}, sizes=few)
+    assert seconds("conv2d", {"H": 8}, sizes=image, spatial="gather") == seconds("conv2d", {}, sizes=image)
 
 
 def test_closed_forms_of_the_document():

@@ -66,6 +66,7 @@ PLANE_CASE = Case((2, 16, 8, 3), (3, 5, 3, 4), ("h", "w"), (2, 1), "SAME", NHWC)
 PLANES = {
     "channels_first": Case((2, 3, 16, 8), (4, 3, 3, 3), ("h", "w"), (1, 2), [(2, 0), (1, 2)], NCHW, rhs_dilation=(1, 2)),
     "one_axis": Case((2, 5, 16, 3), (2, 3, 3, 4), (None, "h"), (2, 1), [(0, 0), (1, 1)], NHWC, lhs_dilation=(2, 1)),
+    "axes_as_one": Case((2, 5, 16, 3), (2, 4, 3, 4), (None, ("h", "w")), (1, 1), [(0, 1), (2, 1)], NHWC),
     "batch_groups": Case((4, 8, 8, 3), (3, 3, 3, 4), ("h", "w"), (1, 1), "SAME", NHWC, batch_group_count=2),
     "transposed": Case((2, 8, 6, 3), (3, 3, 3, 4), ("h", "w"), (1, 1), [(1, 2), (2, 1)], NHWC, lhs_dilation=(2, 2)),
 }
@@ -241,14 +242,14 @@ TOO_LONG = r"whose 16 rows 'h' splits over 8 devices, a device reads 3 rows befo
         (dict(filter=(7, 3, 3, 4)), ValueError, TOO_LONG),
         (dict(axis_names=("h",)), ValueError, r"axis_names is \('h',\), want one entry for each of 2 spatial axes"),
         (dict(axis_names="hw"), ValueError, r"axis_names is 'hw', want one entry for each of 2 spatial axes"),
-        (dict(axis_names=("h", "h")), ValueError, r"axis_names is \('h', 'h'\), want None or one mesh axis for each"),
-        (dict(axis_names=(("h",), None)), ValueError, r"axis_names is \(\('h',\), None\), want None or one mesh axis for each"),
-        (dict(axis_names=("rows", None)), NameError, r"axis_names is \('rows', None\), want axes of the shard_map"),
+        (dict(axis_names=(("h",), "h")), ValueError, r"axis_names is \(\('h',\), 'h'\), want no mesh axis twice"),
+        (dict(axis_names=(["h"], None)), TypeError, r"axis_names\[0\] is \['h'\], want a name or a tuple of names"),
+        (dict(axis_names=(None, "rows")), NameError, r"axis_names\[1\] is 'rows', want an axis of a shard_map or pmap"),
         (dict(filter=(3, 3, 2, 4)), ValueError, "feature dimension size"),
         (dict(padding=[(1, 1)]), TypeError, "Wrong number of explicit pads"),
         (dict(implementation="fast"), ValueError, "implementation is 'fast', want one of"),
     ],
-    ids=["output", "halo", "length", "string", "twice", "tuple", "unbound", "channels", "padding", "implementation"],
+    ids=["output", "halo", "length", "string", "twice", "list", "unbound", "channels", "padding", "implementation"],
 )
 def test_what_is_refused_and_how(change, error, message):
     given = dict(filter=(3, 3, 3, 4), window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, axis_names=("h", None)) | change

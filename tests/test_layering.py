@@ -25,8 +25,9 @@ BUILT = {"_cuda_module", "_cuda_build"}  # what CMake makes
 MAY = {
     "__init__": {"ops", "extend", "parallel", "checkpoint_policies", *("_compat _dispatch _explain _export _target _tune _tuned".split())},
     "parallel": {"_collective_matmul", "_cost", "_halo"},
-    "_collective_matmul": {"ops", "_compat"},
-    "_halo": {"ops", "_form", "_shards", "_compat"},
+    "_axes": set(),
+    "_collective_matmul": {"ops", "_axes", "_compat"},
+    "_halo": {"ops", "_axes", "_form", "_shards", "_compat"},
     "_cost": {"_conv", "_matmul", "_form", "_shards", "_window"},
     "_shards": {"_window"},
     "extend": {"_conv", "_dispatch", "_form", "_implementation", "_matmul", "_tuned"},

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxext._shards import Part, halo
+from jaxext._shards import Part, halo, meetings
 from jaxext._window import Window, dilate
 
 
@@ -77,6 +77,12 @@ def test_the_halo_is_what_is_read_and_no_more():
             assert got == (low, high), (window, parts)
             exact += got != (0, 0)
     assert exact > 20
+
+
+def test_pairs_that_meet_a_row_are_counted():
+    for window, _ in GEOMETRIES:
+        pairs = itertools.product(range(window.output[0]), range(window.filter[0]))
+        assert meetings(window, 0) == sum(row(window, p, r) is not None for p, r in pairs), window
 
 
 def test_the_sample_has_every_kind_of_part():
