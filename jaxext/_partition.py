@@ -104,6 +104,12 @@ def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Seq
     return assigned
 
 
+def _agreed(specs: Sequence[tuple[Sequence[str], Spec]], axes: Sequence[str], spec: Spec) -> list[tuple[Sequence[str], Spec]]:
+    """What of the operands' specs the result's says too: it goes before all else, for it need not move."""
+    wanted = dict(zip(axes, spec, strict=False))
+    return [(axes, tuple(s if wanted.get(a) == s else None for a, s in zip(axes, spec, strict=False))) for axes, spec in specs]
+
+
 def _place(axes: Sequence[str], assigned: dict[str, tuple[str, ...]]) -> P:
     return P(*(assigned.get(axis) for axis in axes))
 
@@ -133,11 +139,11 @@ def _by_labels(itself, known_as, local, names, *args):
         shapes = (*arg_shapes, result_shape)
         specs = _compat.named_specs(mesh, [shape.sharding for shape in shapes])
         sizes = _sizes(names, arg_shapes) | dict(zip(names.result, result_shape.shape, strict=True))
-        wanted = list(zip((*names.operands, names.result), specs, strict=True))
+        *operands, result = zip((*names.operands, names.result), specs, strict=True)
         # A label that is kept goes before a contracted one: gathering an operand takes less than adding up parts of a result that could
         # have been split itself.
-        kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in wanted[:2]]
-        assigned = _assign(names, mesh, sizes, [*kept, *wanted])
+        kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in operands]
+        assigned = _assign(names, mesh, sizes, [*_agreed(operands, *result), *kept, *operands, result])
         placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
         return mesh, _summed(local, names, assigned, "labels"), placed[0], tuple(placed[1:])
 
@@ -161,9 +167,7 @@ def _by_types(local, names, splitter, out_sharding, *args):
     sizes = _sizes(names, args)
     specs = [(axes, tuple(jax.typeof(x).sharding.spec)) for axes, x in zip(names.operands, args, strict=True)]
     if out_sharding is not None:
-        wanted = dict(zip(names.result, tuple(out_sharding.spec), strict=False))
-        agreed = [(axes, tuple(s if wanted.get(a) == s else None for a, s in zip(axes, spec, strict=False))) for axes, spec in specs]
-        specs = [*agreed, *specs]
+        specs = [*_agreed(specs, names.result, tuple(out_sharding.spec)), *specs]
     assigned = _assign(names, mesh, sizes, specs)
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
     y = jax.shard_map(

@@ -164,6 +164,19 @@ def test_a_label_that_is_kept_goes_before_one_that_is_summed(lhs, rhs):
     assert set(collectives(compiled)) == {"all-gather"}
 
 
+def test_parameters_that_are_split_over_the_devices_of_the_data():
+    """A step gathers them, and adds up their gradient; activations stay where they are."""
+    a, b = DOT.operands("fprop")
+    loss = lambda a, b: jnp.sum(DOT.call(OURS, a, b) ** 2)
+    x, w = place(a, P("data")), place(b, P("data"))
+    step = jax.jit(jax.grad(loss, (0, 1)), out_shardings=(x.sharding, w.sharding)).lower(x, w).compile()
+    same(step(x, w), jax.jit(jax.grad(loss, (0, 1)))(a, b))
+    assert set(re.findall(r"f32\[(\S+?)\]\S* (all-\w+|collective-permute|reduce-scatter)\(", step.as_text())) == {
+        ("16,24", "all-gather"),
+        ("16,24", "all-reduce"),
+    }
+
+
 def test_sharded_windows_are_gathered():
     """Nobody asked for halos: the result is right, whatever it costs."""
     x, w = CONV2D.operands("fprop")
