@@ -5,8 +5,8 @@
 #
 # tests      pytest -m gpu TESTS (tests, without the suite's): the kernels alone, then the whole path
 # suite      the problems of the benchmarks, made smaller, by every implementation
-# examples   the programs in examples/, by what jaxext prefers, by triton and by cuda, whose refusals are told; what they print is kept.
-#            Some need scikit-learn and matplotlib
+# examples   the programs in examples/, by what jaxext prefers and by each implementation that they offer, whose refusals are told; what
+#            they print is kept.  Some need scikit-learn and matplotlib
 # sanitizer  every STEP-th (25th) test of the depthwise CUDA kernels under compute-sanitizer's memcheck, racecheck and initcheck, and of
 #            the Triton kernels under its memcheck, a quarter of LIMIT each
 # bench      python -m jaxext bench, with the arguments in BENCH
@@ -140,22 +140,25 @@ sanitize() {
 }
 
 examples() {
-  local file implementation
+  local file implementation offered
   for file in $(grep -l __main__ examples/*.py); do
     example "$file"
-    for implementation in triton cuda; do
-      [ -z "$trial" ] && grep -q "use_implementation(args.implementation)" "$file" && example "$file" --implementation "$implementation"
-    done
+    offered=$("$python" "$file" --help | sed -n 's/.*--implementation {\([^}]*\)}.*/\1/p' | head -1)
+    for implementation in ${offered//,/ }; do example "$file" "$implementation"; done
   done
 }
 
-# example <file> <arguments...>: that a named implementation refuses is an answer; all else that goes wrong is a failure
+# example <file> [implementation]: that a named implementation refuses is an answer; all else that goes wrong is a failure
 example() {
-  local name refusal failures=${#failed[@]} plot=()
-  name=$(basename "$1" .py)${3:+-$3}
-  ! grep -q -- --plot "$1" || plot=(--plot "$out/$name.png")
-  limit=$((limit / 4)) part "example-$name" "$python" -P "$@" "${plot[@]}"
-  if [ ${#failed[@]} -gt "$failures" ] && refusal=$(grep -m 1 "does not support this call" "$out/example-$name.log"); then
+  local file=$1 implementation=${2:-} name refusal failures=${#failed[@]}
+  name=$(basename "$file" .py)${implementation:+-$implementation}
+  set -- ${implementation:+--implementation "$implementation"}
+  ! grep -q -- --plot "$file" || set -- "$@" --plot "$out/$name.png"
+  # with a process for each GPU: those that it starts otherwise have simulated devices
+  [ -n "$trial" ] || ! grep -q -- --gpus "$file" || set -- "$@" --gpus --processes "$(nvidia-smi -L | grep -c ^GPU)"
+  limit=$((limit / 4)) part "example-$name" "$python" "$file" "$@"
+  [ -n "$implementation" ] && [ ${#failed[@]} -gt "$failures" ] || return 0
+  if refusal=$(grep -m 1 -o "[a-z0-9_]*: implementation '.*' does not support this call.*" "$out/example-$name.log"); then
     unset "failed[-1]"
     report[-1]="example-$name: refused, $refusal"
   fi

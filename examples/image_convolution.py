@@ -46,6 +46,8 @@ def convolve(x, kernel, mode="same"):
 
     "full" is all of the result, "same" its middle, as large as x, and "valid" that part which no zero enters.
     """
+    if any(k > n for k, n in zip(kernel.shape, x.shape, strict=True)):
+        raise ValueError(f"convolve: the kernel has shape {kernel.shape} and x has {x.shape}, want no side of it to be longer")
     padding = {
         "full": [(k - 1, k - 1) for k in kernel.shape],
         "same": [(k // 2, (k - 1) // 2) for k in kernel.shape],
@@ -170,9 +172,11 @@ def plot(path, pictures):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--implementation", choices=["triton", "cuda", "xla"], help="of the convolutions (default: what jaxext prefers)")
-    parser.add_argument("--every", type=int, default=2 if jax.default_backend() == "cpu" else 1, help="take every N-th pixel (%(default)s)")
+    parser.add_argument("--every", type=int, default=4 if jax.default_backend() == "cpu" else 1, help="take every N-th pixel (%(default)s)")
     parser.add_argument("--plot", default="image_convolution.png", metavar="PATH", help="where to save the picture (default: %(default)s)")
     args = parser.parse_args(argv)
+    if args.every < 1:
+        parser.error(f"argument --every: it is {args.every}, want at least 1")
     image = jnp.asarray(load_sample_image("china.jpg")[:: args.every, :: args.every], jnp.float32) / 255  # height, width, colours
     grey = jaxext.matmul(image, GREY)
 

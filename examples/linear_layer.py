@@ -109,7 +109,11 @@ def random(shape, seed):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--implementation", help="xla, triton or cuda, for every product (default: the preferred one)")
+    parser.add_argument(
+        "--implementation",
+        choices=["triton", "xla"],
+        help="of every product (default: what jaxext prefers); the CUDA kernels take 16-bit operands, these have 32",
+    )
     args = parser.parse_args(argv)
 
     # GPUs round float32 operands to TF32 unless told otherwise; told so, they print what a CPU prints.

@@ -19,6 +19,7 @@ Devices of different processes talk over NCCL if they are GPUs, over Gloo if the
 import argparse
 import contextlib
 import functools
+import math
 import os
 import queue
 import signal
@@ -91,14 +92,15 @@ def train(dtype, params, films, directions, after_step=lambda i: None):
 
 
 def say(text):
-    print(text, flush=True)
+    print(text, file=sys.stderr)  # on stdout Gloo tells of each of its connections
 
 
 def take_part(dtype, die):
     here, everywhere = jax.local_devices(), jax.devices()
     kind = here[0].device_kind
     say(f"process {jax.process_index()} of {jax.process_count()}: {len(here)} of {len(everywhere)} devices ({kind}) are its own")
-    size, channels, examples = (12, 16, 8) if jax.default_backend() == "cpu" else (64, 256, 256)
+    size, channels, total = (12, 16, 64) if jax.default_backend() == "cpu" else (64, 256, 512)
+    examples = max(1, total // len(everywhere))  # on a device; however many there are, one can hold the whole, as it does below
 
     # Where each process has pairs of devices, pairs share a part of the batch and split the channels.
     pair = 1 if len(here) % 2 else 2
@@ -139,27 +141,31 @@ def take_part(dtype, die):
 
 
 def follow(index, child, ended):
-    for line in child.stdout:
-        if "[Gloo]" not in line and "peer ranks" not in line:  # which tell of each connection
-            say(f"[{index}] {line.rstrip()}")
+    for line in child.stderr:
+        print(f"[{index}] {line}", end="", flush=True)
     ended.put((index, child.wait()))
+
+
+@contextlib.contextmanager
+def reserved_address():
+    """For the coordinator; other computers cannot reach it.  Its port is bound, so that no other program is given it, but to be shared."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield "{}:{}".format(*held.getsockname())
 
 
 def launch(arguments, processes, gpus, timeout):
     """The script itself, as so many processes.  Once one has failed the others have time to find that out; then they are killed."""
     ended = queue.Queue()
     with contextlib.ExitStack() as stack:
-        # Bound, so that no other program is given this port, and shared, so that the coordinator can listen on it.
-        port = stack.enter_context(socket.socket())
-        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        port.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{port.getsockname()[1]}"
+        address = stack.enter_context(reserved_address())
         flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
         for i in range(processes):
-            devices = {"JAX_LOCAL_DEVICE_IDS": str(i)} if gpus else {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-            environment = os.environ | devices | {"JAX_COORDINATOR_BIND_ADDRESS": address}  # other computers cannot reach it
+            devices = {"JAX_PLATFORMS": "cuda", "JAX_LOCAL_DEVICE_IDS": str(i)} if gpus else {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+            environment = os.environ | devices | {"JAX_COORDINATOR_BIND_ADDRESS": address}
             command = [sys.executable, __file__, *arguments, f"--coordinator={address}", f"--processes={processes}", f"--process={i}"]
-            child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             reader = threading.Thread(target=follow, args=(i, stack.enter_context(child), ended))
             reader.start()
             stack.callback(reader.join)
@@ -170,9 +176,9 @@ def launch(arguments, processes, gpus, timeout):
             while len(statuses) < processes:
                 i, statuses[i] = ended.get(timeout=2 * timeout if any(statuses.values()) else None)
                 how = f"exit status {statuses[i]}" if statuses[i] >= 0 else f"killed by {signal.Signals(-statuses[i]).name}"
-                say(f"process {i} ended: {how}")
+                print(f"process {i} ended: {how}", flush=True)
     for i in set(range(processes)) - statuses.keys():
-        say(f"process {i} was still running {2 * timeout} seconds later, and was stopped")
+        print(f"process {i} was still running {2 * timeout} seconds later, and was stopped")
     return 0 if list(statuses.values()) == [0] * processes else 1
 
 
@@ -187,16 +193,29 @@ def main(argv=None):
     parser.add_argument("--die", type=int, metavar="I", help="which process is killed after two steps (default: none)")
     parser.add_argument("--implementation", choices=["triton", "cuda", "xla"], help="of both operations (default: what jaxext prefers)")
     args = parser.parse_args(argv)
-    if not args.cluster and args.coordinator is None:
-        return launch(sys.argv[1:] if argv is None else argv, args.processes or 2, args.gpus, args.timeout)
+    launching = not args.cluster and args.coordinator is None
+    processes = 2 if launching and args.processes is None else args.processes
+    if processes is not None and processes < 1:
+        parser.error(f"argument --processes: it is {processes}, want at least 1")
+    if args.die is not None and not 0 <= args.die < (processes or math.inf):
+        parser.error(f"argument --die: it is {args.die}, want one of the processes, from 0")
+    if args.timeout < 1:
+        parser.error(f"argument --timeout: it is {args.timeout}, want at least 1 second")
+    if launching:
+        try:
+            return launch(sys.argv[1:] if argv is None else argv, processes, args.gpus, args.timeout)
+        except KeyboardInterrupt:
+            return 130
 
     # Processes give each other signs of life, also while they compute or wait.  Where one is dead JAX ends the others, which would wait for
-    # it in their next collective for ever: they say why, which process is dead, and abort (SIGABRT, status 134).  One that fails with an
-    # exception prints it and waits for the others to be done; when it has waited for `shutdown_timeout_seconds`, all of them end likewise.
-    # One that lives but never comes is no failure to JAX: it is waited for.
+    # it in their next collective for ever: they abort (SIGABRT, status 134), and say which process it was, or, where it was process 0, with
+    # whom all of them talk, that this connection is lost ("Socket closed").  One that fails with an exception prints it and waits for the
+    # others to be done; when it has waited for `shutdown_timeout_seconds`, all of them end likewise.  One that lives but never comes is no
+    # failure to JAX: it is waited for.  So is one that died before it met the others here, for `initialization_timeout`, 300 seconds;
+    # `launch` stops them sooner.
     jax.distributed.initialize(
         args.coordinator,
-        args.processes,
+        processes,
         args.process,
         heartbeat_timeout_seconds=args.timeout,  # JAX's own default is 100: a long run forgives a pause
         shutdown_timeout_seconds=args.timeout,

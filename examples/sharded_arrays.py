@@ -118,9 +118,8 @@ def show_pmap(a, b, devices):
     size = len(a) // n
     pairs = a[:, :size].reshape(n, size, size), b[:, :size].reshape(n, size, size)
     products = jax.pmap(matmul, devices=devices)(*pairs)
-    claim(
-        f"\npmap(matmul) of {n} pairs of matrices: one per device, {products.shape}", same(jnp.matmul(*pairs).astype(jnp.float32), products)
-    )
+    want = jnp.matmul(*pairs, preferred_element_type=jnp.float32)
+    claim(f"\npmap(matmul) of {n} pairs of matrices: one per device, {products.shape}", same(want, products))
 
     def add_up(x, y):
         return jax.lax.psum(matmul(x, y), "devices")
@@ -162,6 +161,8 @@ def main(argv=None):
     parser.add_argument("--size", type=int, default=1024 if jax.default_backend() == "cpu" else 8192, help="of the matrices (%(default)s)")
     parser.add_argument("--devices", type=int, default=jax.device_count(), help="how many of them to use (all: %(default)s)")
     args = parser.parse_args(argv)
+    if args.size < 1 or not 1 <= args.devices <= jax.device_count():
+        parser.error(f"want a --size of at least 1 and --devices from 1 to {jax.device_count()}, got {args.size} and {args.devices}")
     devices = jax.devices()[: 1 << args.devices.bit_length() - 1]  # a power of two splits the arrays evenly
     dtype = jnp.bfloat16 if args.implementation == "cuda" else jnp.float32  # the CUDA kernels take 16-bit operands
     a, b = (matrix(seed, (args.size, args.size), dtype) for seed in range(2))

@@ -125,6 +125,9 @@ def main(argv=None):
     parser.add_argument("--batch", type=int, default=512 if on_cpu else 8192, help="examples (%(default)s)")
     parser.add_argument("--devices", type=int, default=jax.device_count(), help="how many of them to use (all: %(default)s)")
     args = parser.parse_args(argv)
+    if min(args.width, args.batch) < 1 or not 1 <= args.devices <= jax.device_count():
+        wanted = f"want --width and --batch of at least 1, and --devices from 1 to {jax.device_count()}"
+        parser.error(f"{wanted}, got {args.width}, {args.batch} and {args.devices}")
     devices = jax.devices()[: 1 << args.devices.bit_length() - 1]  # a power of two splits the arrays evenly
     # The CUDA kernels take 16-bit operands; sums of rounded parts then differ a little more.
     dtype, tolerance = (jnp.bfloat16, 1e-3) if args.implementation == "cuda" else (jnp.float32, 1e-4)

@@ -2,23 +2,14 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+
+from multi_process import reserved_address
 
 STRICT = {"JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}  # as conftest.py has it
-
-
-@contextlib.contextmanager
-def reserved_address() -> Iterator[str]:
-    """A loopback address for the coordinator: no other process is given its port, which is bound, but only to be shared."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        yield "{}:{}".format(*held.getsockname())
 
 
 def run(script: str, *arguments: str, processes: int = 2, devices: int = 4, limit: float = 300) -> list[subprocess.CompletedProcess]:

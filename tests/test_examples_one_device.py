@@ -89,6 +89,12 @@ def test_pmap_mlp_without_the_all_reduce_is_a_failure(capsys, monkeypatch):
     assert "one device trains: False" in capsys.readouterr().out
 
 
+def test_pmap_mlp_on_one_device_says_nothing_of_several(capsys, monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    out = said(capsys, pmap_mlp, "--steps", "1")
+    assert "one device trains: True" in out and "Without it" not in out
+
+
 def test_autodiff(capsys):
     out = said(capsys, autodiff)
     assert [numbers(value) for value in re.findall(r"cubic: (.*)", out)] == [[11], [17], [16], [6], [0]]
@@ -121,6 +127,19 @@ def test_differences_are_noticed():
             example.show("too much", ones + np.float32(off), ones)
         with pytest.raises(AssertionError):
             example.show("nothing", ones * np.float32("nan"), ones)
+
+
+@pytest.mark.parametrize(
+    ("example", "args", "message"),
+    [
+        *((example, "--implementation cuda", "invalid choice: 'cuda'") for example in (vmap_convolve, linear_layer, pmap_mlp, autodiff)),
+        (pmap_mlp, "--steps 0", "argument --steps: it is 0, want at least 1"),
+    ],
+)
+def test_arguments_that_are_refused(example, args, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        example.main(args.split())
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="triton runs there")

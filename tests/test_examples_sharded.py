@@ -1,5 +1,6 @@
 """The examples of arrays and networks over many devices, and of images: what they show is so, and they fail where it is not."""
 
+import functools
 import re
 
 import image_convolution
@@ -14,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
+from jaxext import _cuda
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,14 @@ def test_the_products_that_are_compared_are_exact():
     want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     np.testing.assert_array_equal(sharded_arrays.matmul(a, b), want)
     assert len(np.unique(a)) == 9
+
+
+def test_products_of_16_bit_operands_are_compared_with_unrounded_ones(capsys):
+    """Of 256 terms; many sums are beyond 256, from where on bfloat16 has no odd numbers."""
+    a, b = (sharded_arrays.matrix(seed, (256, 256), jnp.bfloat16) for seed in range(2))
+    sharded_arrays.show_products(a, b, jax.devices()[:1])
+    sharded_arrays.show_pmap(a, b, jax.devices()[:1])
+    assert "one per device, (1, 256, 256)" in capsys.readouterr().out
 
 
 def is_wrong(a, b):
@@ -156,6 +166,11 @@ def test_the_picture_and_what_is_read_from_it(tmp_path, capsys):
     assert "8 frames" in printed
 
 
+def test_a_kernel_that_is_longer_than_what_it_meets_is_refused():
+    with pytest.raises(ValueError, match=re.escape("the kernel has shape (3, 2) and x has (2, 5), want no side of it to be longer")):
+        image_convolution.convolve(jnp.ones((2, 5)), jnp.ones((3, 2)))
+
+
 @pytest.mark.parametrize("mode", ["full", "same", "valid"])
 def test_convolutions_are_scipys(mode):
     """Bit for bit: small whole numbers, sides of the kernel even and odd."""
@@ -192,3 +207,37 @@ def test_frames_on_their_devices_send_nothing():
     frames = jax.device_put(jnp.ones((8, 6, 7)), NamedSharding(mesh, P("time")))
     compiled = jax.jit(jax.vmap(lambda frame: image_convolution.convolve(frame, jnp.ones((3, 3))))).lower(frames).compile()
     assert sharded_arrays.collectives(compiled) == set()
+
+
+# --- all three
+
+
+@pytest.mark.parametrize(
+    ("example", "args", "got"),
+    [
+        (sharded_arrays, "--devices 0", "got 1024 and 0"),
+        (sharded_arrays, "--devices 9", "got 1024 and 9"),
+        (sharded_arrays, "--size 0", "got 0 and 8"),
+        (sharded_mlp, "--width 0", "got 0, 512 and 8"),
+        (image_convolution, "--every 0", "it is 0, want at least 1"),
+    ],
+)
+def test_arguments_that_are_refused(example, args, got, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        example.main(args.split())
+    assert got in capsys.readouterr().err
+
+
+@pytest.mark.skipif(_cuda.missing() is not None, reason="there are no CUDA kernels, which refuse everything then")
+def test_what_is_offered_to_the_cuda_kernels_they_take():
+    """On an H100; of image_convolution the depthwise blurs are offered alone."""
+    abstract = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype)
+    matrix, image = abstract((64, 64), jnp.bfloat16), abstract((107, 160, 3), jnp.float32)
+    rng = np.random.default_rng(0)
+    params, batch = sharded_mlp.init(rng, (784, 64, 64, 64, 10)), sharded_mlp.examples(rng, 32, 784, 10)
+    train = functools.partial(sharded_mlp.step, jnp.bfloat16)
+    with jaxext.use_implementation("cuda"), jaxext.use_target("sm_90a"):
+        for function, *args in ((sharded_arrays.matmul, matrix, matrix), (train, params, batch, 0.1)):
+            assert {row.chosen for row in jaxext.explain(function, *args, platform="cuda").rows} <= {"cuda", "xla"}
+        blurs = jaxext.explain(functools.partial(image_convolution.deblur, sigma=3, steps=2), image, platform="cuda")
+    assert {row.chosen for row in blurs.rows} == {"cuda"}

@@ -38,7 +38,7 @@ def test_both_processes_end(results):
 
 def test_the_example(capsys):
     """Its processes have the same losses, which fall, and which one device alone finds too."""
-    assert multi_process.main([]) == 0
+    assert multi_process.main(["--timeout", "60"]) == 0  # by which the one may finish before the other, on a busy computer
     printed = capsys.readouterr().out
     losses = re.findall(r"^\[(\d)\] losses: (.*)$", printed, re.MULTILINE)
     assert sorted(index for index, _ in losses) == ["0", "1"]
@@ -46,11 +46,12 @@ def test_the_example(capsys):
     first, *_, last = map(float, same.split())
     assert last < 0.7 * first
     assert printed.count("4 of 8 devices (cpu) are its own") == 2
+    assert printed.count("films: (64, 12, 12, 8) in all, (32, 12, 12, 8) in this process") == 2
     errors = re.findall(r"the other processes have the same; one device, alone, finds losses that differ by (\S+) at most", printed)
     assert len(errors) == 2 and all(float(error) < 1e-4 for error in errors)
 
 
-@pytest.mark.parametrize(("killed", "told"), [(1, r"stopped sending heartbeats\):\n\[0\] .*\b1\n"), (0, "coordination service")])
+@pytest.mark.parametrize(("killed", "told"), [(1, r"stopped sending heartbeats\):\n\[0\] .*\b1\n"), (0, "Socket closed")])
 def test_a_process_that_is_killed(killed, told, capsys):
     """The other is told at once if that was the coordinator, else when it has sent no heartbeat for a time: it ends, and does not wait."""
     assert multi_process.main(["--die", str(killed)]) == 1
@@ -73,6 +74,39 @@ def test_what_the_example_does_with_a_process_that_stays(tmp_path, monkeypatch, 
         "process 1 ended: exit status 1",
         "process 0 was still running 2 seconds later, and was stopped",
     ]
+
+
+def test_with_gpus_there_must_be_some(tmp_path, monkeypatch, capsys):
+    """Each process is given one, and may not take CPUs instead."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nsys.exit(' '.join(os.environ[name] for name in ('JAX_PLATFORMS', 'JAX_LOCAL_DEVICE_IDS')))")
+    monkeypatch.setattr(multi_process, "__file__", str(script))
+    assert multi_process.main(["--gpus"]) == 1
+    assert {"[0] cuda 0", "[1] cuda 1"} < set(capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--processes 0", "--processes: it is 0, want at least 1"),
+        ("--processes -1", "--processes: it is -1, want at least 1"),
+        ("--die 2", "--die: it is 2, want one of the processes, from 0"),
+        ("--die -1", "--die: it is -1, want one of the processes, from 0"),
+        ("--timeout 0", "--timeout: it is 0, want at least 1 second"),
+    ],
+)
+def test_arguments_that_are_refused(args, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        multi_process.main(args.split())
+    assert message in capsys.readouterr().err
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch):
+    def launch(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(multi_process, "launch", launch)
+    assert multi_process.main([]) == 130
 
 
 def test_no_process_outlives_its_limit(tmp_path):
