@@ -6,7 +6,7 @@ It must not know the public operations.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,8 @@ def use_implementation(name: str | None):
     """A context (`with use_implementation("xla"): ...`) in which every jaxext operation, and its gradients, use the implementation `name`
     (None: the preferred one).
 
-    An `implementation=` at the call wins over the context.  The context is part of `jax.jit`'s cache key.
+    An `implementation=` at the call wins over the context.  An operation that has no implementation of this name raises ValueError where
+    it is called.  The context is part of `jax.jit`'s cache key.
 
     Raises:
       ValueError: no operation has an implementation of that name.
@@ -96,6 +97,14 @@ def named(implementation: str | None, operation: Any, known: Sequence[str]) -> s
     if implementation is not None and implementation not in known:
         raise ValueError(f"{operation}: implementation is {implementation!r}, want one of {known} or None")
     return implementation
+
+
+def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:
+    """What `lax.dot_general` makes of its keywords: read from its equation."""
+    product = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers, precision=precision, preferred_element_type=dtype)
+    with replacing_lax(False):
+        (eqn,) = jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)).eqns
+    return dict(dtype=eqn.outvars[0].aval.dtype, precision=eqn.params["precision"])
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

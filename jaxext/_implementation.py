@@ -10,6 +10,9 @@ between the processes of a run, so each takes the same decision.  It must not kn
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -121,8 +124,8 @@ class Implementation(Protocol):
         """None, or the reason why those after it are taken if nobody named one; asked only if it supports the call."""
 
     def candidates(self, call: Call) -> Sequence[Any]:
-        """The configs, frozen dataclasses of numbers and words, with which it computes a call that it supports; the one expected to be
-        fastest first."""
+        """The configs, frozen dataclasses of whole numbers, words and truth values, with which it computes a call that it supports; the
+        one expected to be fastest first."""
         ...
 
     def describe(self, call: Call, config: Any) -> str:
@@ -132,6 +135,19 @@ class Implementation(Protocol):
     def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
         """The result, in `call.shape` and `call.dtype`, of operands whose axes are `call.axes` (or flatten them)."""
         ...
+
+
+def version_of(implementation: Any) -> str:
+    """Of a user's implementation, the code: what it says itself, or a hash of the file that its class is written in."""
+    if (version := implementation.version) is not None:
+        if not isinstance(version, str) or not version.isprintable() or not 0 < len(version) <= 100:
+            raise ValueError(f"register: {implementation.name} has the version {version!r}, want a word")
+        return version
+    try:
+        code = pathlib.Path(inspect.getfile(type(implementation))).read_bytes()
+    except (OSError, TypeError) as error:
+        raise ValueError(f"register: {implementation.name} lies in no file, so it must have a `version` ({error})") from None
+    return hashlib.sha256(code).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +167,7 @@ def choose(call: Call, implementations: Sequence[Implementation], named: str | N
     for implementation in implementations:
         if named is not None and implementation.name != named:
             refusals[implementation.name] = f"{named!r} was named"
-        elif reason := implementation.supports(call):
+        elif reason := _answer(call, implementation, "supports"):
             refusals[implementation.name] = reason
         else:
             able[implementation.name] = implementation
@@ -165,18 +181,18 @@ def _fastest(call, able, last, measured) -> tuple[Measurement, Any] | None:
 
     Where that of xla, the last, is none any more, its time is to beat all the same: then xla's are all that count, or else what it prefers.
     """
-    configs = {m.implementation: able[m.implementation].candidates(call) for m in measured if m.implementation in able}
+    found = {m.implementation: configs(call, able[m.implementation]) for m in measured if m.implementation in able}
     gone = None
     for measurement in sorted(measured, key=lambda m: m.ms[1]):
         name = measurement.implementation
-        if name not in configs or gone is not None and name != last:
+        if name not in found or gone is not None and name != last:
             continue
-        for config in configs[name]:
+        for config in found[name]:
             if dataclasses.asdict(config) == measurement.config:
                 return measurement, config
         if name == last:
             gone = gone or measurement
-    return None if gone is None else (gone, configs[last][0])
+    return None if gone is None else (gone, found[last][0])
 
 
 def _by_measurement(measurement, config, able, refusals, measured) -> Choice:
@@ -194,13 +210,36 @@ def _by_preference(call, named, able, refusals) -> Choice:
     for name, implementation in able.items():
         if chosen is not None:
             refusals[name] = f"{chosen.name!r} is preferred"
-        elif reason := None if named else implementation.gains(call):
+        elif reason := None if named else _answer(call, implementation, "gains"):
             refusals[name] = reason
         else:
             chosen = implementation
     if chosen is None:
         return Choice(None, None, "", refusals)
-    return Choice(chosen, chosen.candidates(call)[0], "named" if named else "preferred", refusals)
+    return Choice(chosen, configs(call, chosen)[0], "named" if named else "preferred", refusals)
+
+
+def _answer(call: Call, implementation: Implementation, question: str) -> str | None:
+    """What `supports` or `gains` says."""
+    reason = getattr(implementation, question)(call)
+    if reason is not None and not isinstance(reason, str):
+        raise TypeError(f"{call.op}: `{question}` of implementation {implementation.name!r} gave {reason!r}, want None or a reason")
+    return reason
+
+
+def configs(call: Call, implementation: Implementation) -> Sequence[Any]:
+    """Its candidates, each of which a table could hold."""
+    found = implementation.candidates(call)
+    if not isinstance(found, Sequence) or not found or not all(map(_is_config, found)):
+        wanted = "one or more frozen dataclasses of whole numbers, words and truth values"
+        raise TypeError(f"{call.op}: `candidates` of implementation {implementation.name!r} gave {found!r}, want {wanted}")
+    return found
+
+
+def _is_config(config: Any) -> bool:
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return False
+    return all(type(value) in (int, str, bool) for value in dataclasses.asdict(config).values())
 
 
 def run(
@@ -214,4 +253,13 @@ def run(
     if choice.implementation is None:
         reason = choice.refusals.get(named or "", f"it has only {sorted(choice.refusals)}")
         raise NotImplementedError(f"{call.op}: implementation {named!r} does not support this call: {reason}")
-    return choice.implementation.run(call, choice.config, operands)
+    return computed(call, choice.implementation, choice.config, operands)
+
+
+def computed(call: Call, implementation: Implementation, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
+    """What its `run` gives, if that is what was asked: else the program would go on with another shape or dtype than its types say."""
+    y: Any = implementation.run(call, config, operands)
+    if (getattr(y, "dtype", None), getattr(y, "shape", None)) != (call.dtype, call.shape):
+        got = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else repr(y)
+        raise TypeError(f"{call.op}: implementation {implementation.name!r} gave {got}, want {call.dtype}{list(call.shape)}")
+    return y

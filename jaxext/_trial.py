@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxext import _measure
 from jaxext._form import owner, replacing_lax
-from jaxext._implementation import Call, Implementation, choose
+from jaxext._implementation import Call, Implementation, choose, computed, configs
 from jaxext._measurements import MAX_CANDIDATES, Measurement
 
 REPEATS = 15  # samples of each candidate that the first round leaves
@@ -115,14 +115,14 @@ def measure(call: Call, most: int, clock: _measure.Clock) -> Row:
 def _trials(call: Call, implementations: Sequence[Implementation], most: int):
     """What is to be tried, xla's first, and why the other implementations are not."""
     xla, *others = sorted(implementations, key=lambda implementation: implementation.name != "xla")
-    trials, refused = [(xla, config) for config in xla.candidates(call)], {}
+    trials, refused = [(xla, config) for config in configs(call, xla)], {}
     most = min(most, (MAX_CANDIDATES - len(trials)) // max(len(others), 1))  # a row of a table holds no more
     for other in others:
         interpreted = other.name == "triton" and call.platform == "cpu"
         if reason := other.supports(call) or ("on a CPU it would be interpreted" if interpreted else None):
             refused[other.name] = reason
         else:
-            trials += [(other, config) for config in list(other.candidates(call))[:most]]
+            trials += [(other, config) for config in configs(call, other)[:most]]
     return trials, refused
 
 
@@ -154,7 +154,7 @@ def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candid
 def _function(call: Call, implementation: Implementation, config: Any) -> Callable:
     def function(*operands):
         with replacing_lax(False):
-            return implementation.run(call, config, dict(zip(call.dtypes, operands, strict=True)))
+            return computed(call, implementation, config, dict(zip(call.dtypes, operands, strict=True)))
 
     return function
 

@@ -15,13 +15,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
-import hashlib
-import inspect
 import itertools
-import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,25 +29,29 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import _tuned
 from jaxext._conv import CONV_IMPLEMENTATIONS
-from jaxext._dispatch import defined, named
-from jaxext._form import Form, dimension_numbers, replacing_lax
+from jaxext._dispatch import as_dot_general_says, defined, named
+from jaxext._form import Form, dimension_numbers, owner
 from jaxext._form import define as _define
-from jaxext._implementation import EXPORTED, Algorithm, Call, no_kernel
+from jaxext._implementation import EXPORTED, Algorithm, Call, no_kernel, version_of
 from jaxext._matmul import MATMUL_IMPLEMENTATIONS, XlaMatmul
 
 __all__ = ["Bilinear", "Call", "Implementation", "define", "no_kernel", "register"]
 
 _OF_JAXEXT = {"matmul": MATMUL_IMPLEMENTATIONS, "conv": CONV_IMPLEMENTATIONS}
 _OWN_NAMES = {each.name for implementations in _OF_JAXEXT.values() for each in implementations}
+_OPERATIONS = re.compile(r"matmul|dot_general|conv(\d+d|_general_dilated|_transpose|olve)?")
 
 
 class Implementation(abc.ABC):
     """What computes a form's products: derive from it, say what it `supports`, `run` it, and `register` an instance.
 
-    It is asked when a program is lowered, for one device's part of the product, and must answer by the `Call` alone, alike at every time
-    and in every process.  A call has one slot open (`call.open`), which is to be computed from the other two: the operation itself is asked
-    for as y, its gradients as x and as w.  Where an implementation refuses, the next one is asked; if it was named, NotImplementedError is
-    raised with its reason.
+    It is asked when a program is lowered, for one device's part of the product, and must answer by the `Call` and by what is installed,
+    which must be alike in every process.  A call has one slot open (`call.open`), which is to be computed from the other two: the operation
+    itself is asked for as y, its gradients as x and as w.  Where an implementation refuses, the next one is asked; if it was named,
+    NotImplementedError is raised with its reason.
+
+    An FFI target (`jax.ffi.register_ffi_target`) is registered with the implementation, not in `supports`: a program that JAX has stored is
+    loaded without asking.
 
     Attributes:
       name: by which `implementation=` and `jaxext.use_implementation` know it: an identifier, but none of jaxext's own.
@@ -59,7 +59,7 @@ class Implementation(abc.ABC):
         hold.  None stands for a hash of the file that its class is written in; where a kernel lies in another file, say it yourself.
 
     >>> class Einsum(Implementation):
-    ...     name = "einsum"
+    ...     name, version = "einsum", "1"
     ...     def supports(self, call):
     ...         return None if call.dtype == np.float32 else f"the result is {call.dtype}, want float32"
     ...     def run(self, call, config, operands):
@@ -79,12 +79,16 @@ class Implementation(abc.ABC):
         """None, or the reason for refusing the call; `no_kernel` says when any kernel must."""
 
     def gains(self, call: Call) -> str | None:
-        """None, or the reason why a call that it supports is left to others if nobody named it: of itself, that it is exported."""
+        """None, or the reason why a call that it supports is left to others if nobody named it: of itself, that it is exported.
+
+        jax stores a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
+        `disabled_checks`; `jaxext.export_disabled_checks()` are those of jaxext's own kernels.
+        """
         return EXPORTED if call.splitter == "later" else None
 
     def candidates(self, call: Call) -> Sequence[Any]:
-        """The configs with which it can compute a call that it supports, those expected to be fastest first: frozen dataclasses of numbers
-        and words, among which `jaxext.tune` chooses."""
+        """The configs with which it can compute a call that it supports, those expected to be fastest first: one or more frozen
+        dataclasses of whole numbers, words and truth values, among which `jaxext.tune` chooses."""
         return (Algorithm(self.name),)
 
     def describe(self, call: Call, config: Any) -> str:
@@ -96,15 +100,19 @@ class Implementation(abc.ABC):
         """The result, of `call.shape` and `call.dtype`, by anything that JAX can trace: `jax.ffi.ffi_call`, a Triton kernel, `jax.numpy`.
 
         The operands, by slot, have the axes `call.axes`; `call.flatten(operands)` has exactly one axis per label, of `call.sizes`.  A size
-        may be 0.
+        may be 0.  A jaxext operation that is called here must name its implementation, such as "xla", or this one may be asked again.
         """
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Bilinear:
     """A bilinear operation of your own, made by `define`: call it."""
 
     _form: Form
+
+    @property
+    def __name__(self) -> str:  # by which jax.jit calls its program
+        return self._form.name
 
     def __repr__(self) -> str:
         first, second, result = (f"{slot}[{' '.join(labels)}]" for slot, labels in self._form.slots.items())
@@ -112,8 +120,8 @@ class Bilinear:
 
     def __call__(
         self,
-        first: jax.typing.ArrayLike,
-        second: jax.typing.ArrayLike,
+        first: jax.Array | np.ndarray,
+        second: jax.Array | np.ndarray,
         /,
         *,
         implementation: str | None = None,
@@ -127,10 +135,11 @@ class Bilinear:
         All transformations of JAX apply, in any order: jit, grad, jvp, vmap over any axes, shardings, shard_map, pmap, export.
 
         Args:
-          first, second: arrays with the axes of the first and of the second slot, in the order of its labels.
+          first, second: arrays with the axes of the first and of the second slot, in the order of its labels; of one dtype, to which jnp
+            promotes them, or of two if `preferred_element_type` is given.
           implementation: the name of what computes it, here and in its gradients; None is as for `jaxext.matmul`.
           precision: as for `jax.lax.dot_general`.
-          preferred_element_type: the dtype of the result; None is that to which jnp promotes the operands.
+          preferred_element_type: the dtype of the result; None is that of the operands.
           out_sharding: of the result on an explicit mesh, where that of the operands leaves it open.
           **ranks: how many axes a label has in these arrays, such as `B=0` for none; one if not said.
 
@@ -138,7 +147,8 @@ class Bilinear:
           an array with the axes of the third slot.
 
         Raises:
-          TypeError: an operand is no array, has another number of axes than its labels, or another size in an axis than the other has.
+          TypeError: an operand is no array, has another number of axes than its labels, or another size in an axis than the other has;
+            the sharding is none.
           ValueError: there is no such label or implementation.
           NotImplementedError: the implementation that was named does not support this call; at lowering.
 
@@ -149,14 +159,14 @@ class Bilinear:
         form = self._form
         implementation = named(implementation, form.name, [each.name for each in form.implementations])
         rank = _ranks(form, ranks)
-        operands = _operands(form, (first, second), rank)
+        operands = _operands(form, (first, second), rank, promote=preferred_element_type is None)
         axes = [form.axes(slot, rank) for slot in form.slots]
         return form.bind(
             list(form.slots)[-1],
             operands,
             ranks=rank,
             window=None,
-            **_as_lax_says(operands.values(), dimension_numbers(*axes), precision, preferred_element_type),
+            **as_dot_general_says(operands.values(), dimension_numbers(*axes), precision, preferred_element_type),
             implementation=implementation,
             out_sharding=_sharding(form, out_sharding, len(axes[-1])),
         )
@@ -168,7 +178,8 @@ def define(name: str, /, **slots: str) -> Bilinear:
     result[...] = Σ first[...] second[...], summed over the labels that the result does not have.
 
     Args:
-      name: an identifier that no other operation has; primitives and profiles show it with the slot that is computed, "channelwise_y".
+      name: an identifier that no other operation has; primitives and profiles show it with the slot that is computed, "channelwise_y",
+        which none may have either.
       **slots: the first operand, the second and the result: a name each, and labels in the order of the axes, separated by spaces.  A label
         is a capital letter, or a word that begins with one, and stands in two slots or in all three.  Each pair of slots needs a label of
         its own, and so do all three together, for the axes that vmap adds; an axis that you do not need has rank 0 in the call.
@@ -177,6 +188,7 @@ def define(name: str, /, **slots: str) -> Bilinear:
       the operation, with one implementation, "xla", which is `jax.lax.dot_general`.  Declared again alike, it is the same.
 
     Raises:
+      TypeError: the name or a slot's labels are no str.
       ValueError: the name is taken, or the labels are not as they must be.
 
     >>> outer = define("outer_product", u="B I K", v="B J K", t="B I J")
@@ -186,8 +198,10 @@ def define(name: str, /, **slots: str) -> Bilinear:
     labels = _labels(name, slots)
     if name in defined and defined[name].slots == labels and list(defined[name].slots) == list(labels):
         return Bilinear(defined[name])
-    if not name.isidentifier() or name in defined or re.fullmatch(r"matmul|conv(\d+d)?", name):
-        raise ValueError(f"define: the name is {name!r}, want an identifier that no other operation has")
+    taken = {*defined, *(primitive.name for primitive in owner)}
+    for each in (name, *(f"{name}_{slot}" for slot in labels)):
+        if not each.isidentifier() or each in taken or _OPERATIONS.fullmatch(each):
+            raise ValueError(f"define: the name is {name!r}, want an identifier, and {each!r} to be no other operation's")
     roles = {slot: slot for slot in labels}
     form = Form(name=name, slots=labels, roles=roles, window=(), implementations=[XlaMatmul()], twin=lax.dot_general_p)
     for among in (*itertools.combinations(labels, 2), tuple(labels)):
@@ -215,29 +229,20 @@ def register(operation: Bilinear | str, implementation: Implementation) -> None:
     """
     if not isinstance(implementation, Implementation):
         raise TypeError(f"register: implementation is {implementation!r}, want an instance of a class derived from Implementation")
-    implementations: Any = operation._form.implementations if isinstance(operation, Bilinear) else _OF_JAXEXT.get(operation)
-    if implementations is None:
+    if not isinstance(operation, Bilinear) and operation not in list(_OF_JAXEXT):
         raise ValueError(f"register: operation is {operation!r}, want one of {list(_OF_JAXEXT)}, or what define returned")
+    implementations: Any = operation._form.implementations if isinstance(operation, Bilinear) else _OF_JAXEXT[operation]
     name, taken = getattr(implementation, "name", None), {*_OWN_NAMES, *(each.name for each in implementations)}
     if not isinstance(name, str) or not name.isidentifier() or name in taken:
         raise ValueError(f"register: the implementation's name is {name!r}, want an identifier other than {sorted(taken)}")
-    _tuned.add_version(name, _version(implementation))
+    _tuned.add_version(name, version_of(implementation))
     implementations.insert(0, implementation)
 
 
-def _version(implementation: Implementation) -> str:
-    if (version := implementation.version) is not None:
-        if not isinstance(version, str) or not version.isprintable() or not 0 < len(version) <= 100:
-            raise ValueError(f"register: {implementation.name} has the version {version!r}, want a word")
-        return version
-    try:
-        code = pathlib.Path(inspect.getfile(type(implementation))).read_bytes()
-    except (OSError, TypeError) as error:
-        raise ValueError(f"register: {implementation.name} lies in no file, so it must have a `version` ({error})") from None
-    return hashlib.sha256(code).hexdigest()[:16]
-
-
 def _labels(name: str, slots: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    for what, text in {"the name": name, **slots}.items():
+        if not isinstance(text, str):
+            raise TypeError(f"define: {what} is {text!r}, want a str")
     if len(slots) != 3:
         raise ValueError(f"define: {name} has the slots {list(slots)}, want three: two operands and the result")
     labels = {slot: tuple(text.split()) for slot, text in slots.items()}
@@ -254,13 +259,13 @@ def _ranks(form: Form, ranks: Mapping[str, int]) -> tuple[int, ...]:
     for label, rank in ranks.items():
         if label not in form.free:
             raise ValueError(f"{form.name}: there is no label {label!r}, want one of {list(form.free)}")
-        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
+        if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or rank < 0:
             raise ValueError(f"{form.name}: label {label} has the rank {rank!r}, want a number of axes")
-    return tuple(ranks.get(label, 1) for label in form.free)
+    return tuple(int(ranks.get(label, 1)) for label in form.free)
 
 
-def _operands(form: Form, arrays: Sequence[Any], ranks: Sequence[int]) -> dict[str, jax.Array]:
-    """The arrays by slot, of one dtype, if they fit the labels and each other."""
+def _operands(form: Form, arrays: Sequence[Any], ranks: Sequence[int], promote: bool) -> dict[str, jax.Array]:
+    """The arrays by slot, if they fit the labels and each other; of one dtype if they are to be promoted."""
     rank = dict(zip(form.free, ranks, strict=True))
     sizes: dict[str, tuple[str, Any]] = {}
     for slot, x in zip(form.slots, arrays, strict=False):
@@ -275,22 +280,16 @@ def _operands(form: Form, arrays: Sequence[Any], ranks: Sequence[int]) -> dict[s
             if size != wanted:
                 label = axis.rstrip("0123456789")
                 raise TypeError(f"{form.name}: axis {label if rank[label] == 1 else axis} of {slot} is {size}, want {wanted} as in {other}")
-    dtype = jnp.result_type(*arrays)
+    dtype = jnp.result_type(*arrays) if promote else None
     return {slot: jnp.asarray(x, dtype) for slot, x in zip(form.slots, arrays, strict=False)}
-
-
-def _as_lax_says(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:
-    """What `lax.dot_general` makes of its keywords: read from its equation."""
-    product = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers, precision=precision, preferred_element_type=dtype)
-    with replacing_lax(False):
-        (eqn,) = jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)).eqns
-    return dict(dtype=eqn.outvars[0].aval.dtype, precision=eqn.params["precision"])
 
 
 def _sharding(form: Form, sharding: NamedSharding | P | None, ndim: int) -> NamedSharding | None:
     """As it stands in types: of an abstract mesh, with an entry for each axis."""
     if sharding is None:
         return None
+    if not isinstance(sharding, NamedSharding | P):
+        raise TypeError(f"{form.name}: out_sharding is {sharding!r}, want a NamedSharding or a PartitionSpec")
     mesh = jax.sharding.get_abstract_mesh() if isinstance(sharding, P) else sharding.mesh.abstract_mesh
     spec = tuple(sharding if isinstance(sharding, P) else sharding.spec)
     if mesh.empty or AxisType.Explicit not in mesh.axis_types or len(spec) > ndim:

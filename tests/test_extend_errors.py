@@ -1,0 +1,104 @@
+"""What does not fit of users' implementations and forms is an error that says what is wrong of whose."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from test_extend import FORM, A, B, Einsum, U, V, nothing_is_left_for_other_tests  # noqa: F401 (the last is used by being here)
+
+import jaxext
+from jaxext import extend
+
+
+def test_an_implementation_is_registered_once_and_well():
+    register: Any = functools.partial(extend.register, "matmul")
+    with pytest.raises(ValueError, match=r"register: the implementation's name is 'xla', want an identifier other than \["):
+        register(Einsum("xla"))
+    with pytest.raises(ValueError, match="name is 'two words'"):
+        register(Einsum("two words"))
+    with pytest.raises(ValueError, match="name is 'triton'"):
+        extend.register(FORM(), Einsum("triton"))
+    with pytest.raises(TypeError, match="want an instance of a class derived from Implementation"):
+        register(Einsum)
+    operations: list[Any] = ["convolve", ["matmul"], jaxext.matmul]
+    for operation in operations:
+        with pytest.raises(ValueError, match=r"register: operation is .*, want one of \['matmul', 'conv'\]"):
+            extend.register(operation, Einsum("mine"))
+    with pytest.raises(ValueError, match="use_implementation: name is 'mine', want one of"):
+        jaxext.use_implementation("mine")
+    with pytest.raises(ValueError, match="mine has the version 2, want a word"):
+        register(Einsum("mine", version=2))
+    from_no_file = type("Typed", (Einsum,), {"__module__": "no_such_module"})
+    with pytest.raises(ValueError, match="mine lies in no file, so it must have a `version`"):
+        register(from_no_file("mine"))
+
+
+define: Any = extend.define  # of which what is no str is asked too
+
+
+@dataclasses.dataclass(frozen=True)
+class Fraction:
+    block: float = 0.5
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (dict(run=lambda *_: np.ones((7, 2, 3), np.float32)), r"gave float32\[7, 2, 3\], want float32\[3, 7\]"),
+        (dict(run=lambda *_: np.ones((3, 7), np.float16)), r"gave float16\[3, 7\], want float32\[3, 7\]"),
+        (dict(run=lambda *_: None), "gave None, want float32"),
+        (dict(supports=lambda call: True), "^toy_checked_y: `supports` of implementation 'bad' gave True, want None or a reason"),
+        (dict(candidates=lambda call: []), r"^toy_checked_y: `candidates` of implementation 'bad' gave \[\], want one or more frozen"),
+        (dict(candidates=lambda call: [{"block": 1}]), r"gave \[{'block': 1}\], want one or more frozen dataclasses of whole numbers"),
+        (dict(candidates=lambda call: [Fraction()]), r"gave \[Fraction\(block=0.5\)\], want"),
+        (dict(candidates=lambda call: None), "gave None, want one or more"),
+    ],
+)  # fmt: skip
+def test_what_an_implementation_answers_is_checked(answer, message):
+    form: Any = extend.define("toy_checked", x="B N K", w="B K M", y="B N M")
+    form._form.implementations[:-1] = []  # those of the cases before
+    extend.register(form, Einsum("bad", **answer))
+    with pytest.raises(TypeError, match=message):
+        jax.jit(functools.partial(form, B=0)).lower(A, B)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: FORM()(U, V[0]), TypeError, r"toy_sum: v has the shape \(4, 6, 5\), want 4 axes: Z J K P"),
+        (lambda: FORM()(U, V, Z=2), TypeError, r"toy_sum: u has the shape \(2, 3, 4, 5\), want 5 axes: Z=2 I J P"),
+        (lambda: FORM()(U, V[:, :3]), TypeError, "toy_sum: axis J of v is 3, want 4 as in u"),
+        (lambda: FORM()(U[None], V[None, :1], Z=2), TypeError, "toy_sum: axis Z1 of v is 1, want 2 as in u"),
+        (lambda: FORM()([1.0], V), TypeError, r"toy_sum: u is \[1.0\], want an array"),
+        (lambda: FORM()(U, V, Q=2), ValueError, r"toy_sum: there is no label 'Q', want one of \['Z', 'I', 'J', 'P', 'K'\]"),
+        (lambda: FORM()(U, V, Z=-1), ValueError, "toy_sum: label Z has the rank -1, want a number of axes"),
+        (lambda: FORM()(U, V, Z=True), ValueError, "toy_sum: label Z has the rank True, want a number of axes"),
+        (lambda: FORM()(U, V, out_sharding="a"), TypeError, "toy_sum: out_sharding is 'a', want a NamedSharding or a PartitionSpec"),
+        (lambda: FORM()(U, V, implementation="fast"), ValueError, r"toy_sum: implementation is 'fast', want one of \['xla'\] or None"),
+        (lambda: extend.define("bad", x="A B", y="A B"), ValueError, "bad has the slots .*, want three"),
+        (lambda: extend.define("bad", x="A b", w="A", y="A"), ValueError, "x of bad is 'A b', want different words of letters"),
+        (lambda: extend.define("bad", x="A A", w="A", y="A"), ValueError, "x of bad is 'A A', want different"),
+        (lambda: extend.define("bad", x="A B", w="A", y="A"), ValueError, "label B of bad stands in x alone, want it in two slots"),
+        (lambda: extend.define("bad", x="B N K", w="B K", y="B N"), ValueError, "bad has no label in exactly w, y: vmap would"),
+        (lambda: extend.define("conv2d", x="B N K", w="B K M", y="B N M"), ValueError, "the name is 'conv2d', want an identifier"),
+        (lambda: extend.define("matmul_nn", x="B N K", w="B K M", y="B N M"), ValueError, "the name is 'matmul_nn', want an identifier"),
+        (lambda: (FORM(), extend.define("toy", sum_u="B N K", w="B K M", y="B N M")), ValueError, "and 'toy_sum_u' to be no"),
+        (lambda: define("bad", x=("B", "N"), w="B K M", y="B N M"), TypeError, r"define: x is \('B', 'N'\), want a str"),
+        (lambda: define(3, x="B N K", w="B K M", y="B N M"), TypeError, "define: the name is 3, want a str"),
+        (lambda: (FORM(), extend.define("toy_sum", u="Z I J", v="Z J K", t="Z I K")), ValueError, "the name is 'toy_sum'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_an_error_with_names(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_the_operations_names_are_taken():
+    operations = [name for name, value in vars(jaxext).items() if getattr(value, "__module__", None) == "jaxext.ops"]
+    assert len(operations) == 6
+    for name in operations:
+        with pytest.raises(ValueError, match=f"define: the name is '{name}', want"):
+            extend.define(name, x="B N K", w="B K M", y="B N M")
