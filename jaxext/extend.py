@@ -206,7 +206,10 @@ def define(name: str, /, **slots: str) -> Bilinear:
     form = Form(name=name, slots=labels, roles=roles, window=(), implementations=[XlaMatmul()], twin=lax.dot_general_p)
     for among in (*itertools.combinations(labels, 2), tuple(labels)):
         if not any({slot for slot in labels if label in labels[slot]} == set(among) for label in form.free):
-            raise ValueError(f"define: {name} has no label in exactly {', '.join(among)}: vmap would have no place for an axis of these")
+            raise ValueError(
+                f"define: {name} has no label in exactly {', '.join(among)}, where vmap would put an axis of these: give it one, which has"
+                " rank 0 in the calls that need none"
+            )
     defined[name] = _define(form)
     return Bilinear(form)
 
@@ -234,7 +237,7 @@ def register(operation: Bilinear | str, implementation: Implementation) -> None:
     implementations: Any = operation._form.implementations if isinstance(operation, Bilinear) else _OF_JAXEXT[operation]
     name, taken = getattr(implementation, "name", None), {*_OWN_NAMES, *(each.name for each in implementations)}
     if not isinstance(name, str) or not name.isidentifier() or name in taken:
-        raise ValueError(f"register: the implementation's name is {name!r}, want an identifier other than {sorted(taken)}")
+        raise ValueError(f"register: the implementation's name is {name!r}, want an identifier that is not taken, as {sorted(taken)} are")
     _tuned.add_version(name, version_of(implementation))
     implementations.insert(0, implementation)
 

@@ -15,7 +15,7 @@ from jaxext import extend
 
 def test_an_implementation_is_registered_once_and_well():
     register: Any = functools.partial(extend.register, "matmul")
-    with pytest.raises(ValueError, match=r"register: the implementation's name is 'xla', want an identifier other than \["):
+    with pytest.raises(ValueError, match=r"register: the implementation's name is 'xla', want an identifier that is not taken, as \["):
         register(Einsum("xla"))
     with pytest.raises(ValueError, match="name is 'two words'"):
         register(Einsum("two words"))
@@ -82,7 +82,7 @@ def test_what_an_implementation_answers_is_checked(answer, message):
         (lambda: extend.define("bad", x="A b", w="A", y="A"), ValueError, "x of bad is 'A b', want different words of letters"),
         (lambda: extend.define("bad", x="A A", w="A", y="A"), ValueError, "x of bad is 'A A', want different"),
         (lambda: extend.define("bad", x="A B", w="A", y="A"), ValueError, "label B of bad stands in x alone, want it in two slots"),
-        (lambda: extend.define("bad", x="B N K", w="B K", y="B N"), ValueError, "bad has no label in exactly w, y: vmap would"),
+        (lambda: extend.define("bad", x="B N K", w="B K", y="B N"), ValueError, "bad has no label in exactly w, y, where vmap would"),
         (lambda: extend.define("conv2d", x="B N K", w="B K M", y="B N M"), ValueError, "the name is 'conv2d', want an identifier"),
         (lambda: extend.define("matmul_nn", x="B N K", w="B K M", y="B N M"), ValueError, "the name is 'matmul_nn', want an identifier"),
         (lambda: (FORM(), extend.define("toy", sum_u="B N K", w="B K M", y="B N M")), ValueError, "and 'toy_sum_u' to be no"),
