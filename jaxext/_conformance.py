@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -69,6 +70,7 @@ class Case:
                 "on CPUs XLA ends the process where a shard_map over some axes adds up 16-bit floats",
             ),
             "devices": (len(self.devices) < 2, "one device only"),
+            "flatbuffers": (find_spec("flatbuffers") is None, "the package flatbuffers, by which JAX writes programs, is not installed"),
         }.get(need, (False, None))
         return why if absent else None
 
@@ -83,6 +85,8 @@ class Check:
     needs: tuple[str, ...] = ()
     traced: Callable[[Case], Tree] | None = None
     run: Callable[[Case], Tree] | None = None
+    wrong: str = ""  # what a wrong result points to, where that is not `rule`
+    partial: bool = False  # `run` leaves out some of the labels of `want`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +118,9 @@ MISSING = (
     (r"allbacks do not support JVP", "no JVP of a callback: jax.custom_jvp around it"),
     (r"forward-mode autodiff .* custom_vjp", "jax.custom_vjp has no forward mode: jax.custom_jvp, or a primitive with JVP and transpose"),
     (r"Transpose rule .* for '(.+?)' not", "no transpose rule for {0}: ad.primitive_transposes[p] (ad.defbilinear, ad.deflinear2)"),
+    (r"Custom VJP bwd rule must .* same type", "give its arguments the same varying axes: lax.pcast(x, axes, to='varying')"),
+    (r"carry input and carry output must have equal types", "the carry starts without varying axes: lax.pcast(init, axes, to='varying')"),
+    (r"out_sharding", "an operation inside needs out_sharding, or jax.sharding.auto_axes around it"),
     (r"[Ll]eaked trac|unexpected tracer", "a tracer outlives its trace: keep no traced value in a global, a closure or a cache"),
     (r"Abstract tracer value|__array__\(\) was called on traced", "Python reads a traced value: use jnp or lax there, or make it static"),
     (r"callbacks are only supported in spmd", "XLA does not split callbacks: jax.shard_map over all axes of the mesh"),
@@ -123,7 +130,7 @@ MISSING = (
 
 
 def is_float(x) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
 def judge(checks: Sequence[Check], case: Case, reference: Callable, tolerance: float | None, skip: Mapping[str, str]) -> Iterator[Row]:
@@ -137,8 +144,7 @@ def judge(checks: Sequence[Check], case: Case, reference: Callable, tolerance: f
     truth, structs = _truth(possible, case, reference)
     got = None
     for check in checks:
-        reason = skipped.get(check.name) or next(filter(None, map(skipped.get, check.needs)), None)
-        if reason:
+        if reason := next(filter(None, map(skipped.get, (check.name, *check.needs))), None):
             skipped[check.name] = reason
             yield Row(check.name, "skipped", reason)
             continue
@@ -152,40 +158,53 @@ def judge(checks: Sequence[Check], case: Case, reference: Callable, tolerance: f
 
 def _verdict(check, case, got, want, structs, tolerance) -> Row:
     """`got` is the result of a traced check, or the exception that tracing it raised."""
-
-    def own_rule():
-        return check.rule if isinstance(check.rule, str) else check.rule(case)
-
     try:
         if isinstance(got, Exception):
             raise got
         got = check.run(case) if check.run else got
-        if isinstance(got, dict):  # a check may leave out some of the labels
+        if check.partial:
+            if not got:
+                return Row(check.name, "skipped", "no layout is such")
             want, structs = ({label: tree[label] for label in got} for tree in (want, structs))
         compare(got, want, structs, tolerance)
-    except Mismatch as error:
-        return Row(check.name, "failed", str(error), error.rule or own_rule())
     except Exception as error:
+        where = "".join(f"{label}: " for label in _labels(error))
+        own = check.rule if isinstance(check.rule, str) else check.rule(case)
+        if isinstance(error, Mismatch):
+            return Row(check.name, "failed", where + str(error), error.rule or check.wrong or own)
         text = " ".join(str(error).split())
-        found = ((re.search(pattern, text), rule) for pattern, rule in MISSING)
-        known = next((rule.format(*match.groups()) for match, rule in found if match), None)
-        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()) if "\n" not in note)  # jax's own have several lines
-        return Row(check.name, "failed", f"{where}{type(error).__name__}: {text[:200]}", known or own_rule())
+        known = next((rule.format(*match.groups()) for pattern, rule in MISSING if (match := re.search(pattern, text))), None)
+        return Row(check.name, "failed", f"{where}{type(error).__name__}: {text[:200]}", known or own)
     return Row(check.name, "passed")
+
+
+def _labels(error: Exception) -> list[str]:
+    """Where `each` was; jax's own notes have several lines."""
+    return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
 
 
 def _truth(checks, case, reference) -> tuple[dict, dict]:
     """By `want`: values in float64, and shapes and dtypes."""
-    wants = {check.want: check.name for check in checks}
+    first = {check.want: check.name for check in reversed(checks)}
+    wants = tuple((want, first[want]) for want in dict.fromkeys(check.want for check in checks))
     whole = dataclasses.replace(case, fn=reference)
+    everything = _everything(wants)
+    fails, cure = "itself fails", "mend it"
     try:
-        structs = jax.eval_shape(_everything(tuple(wants.items())), whole)
+        structs = jax.eval_shape(everything, whole)
+        fails, cure = "fails in float64", "its dtypes must follow those of its arguments"
         with jax.enable_x64(True):
-            values = _everything(tuple(wants.items()))(jax.tree.map(_widen, whole))
+            values = everything(jax.tree.map(_widen, whole))
     except Exception as error:
-        name = getattr(error, "__notes__", ["eager"])[-1]
-        raise ValueError(f"check_op: `reference` itself fails in {name!r}: mend it, or say why in skip={{{name!r}: ...}}") from error
-    return {want: values[name] for want, name in wants.items()}, {want: structs[name] for want, name in wants.items()}
+        raise _unfit(fails, (_labels(error) or ["eager"])[-1], cure) from error
+    for _, name in wants:
+        if any(np.isnan(x).any() for x in jax.tree.leaves(values[name])):
+            raise _unfit("gives NaN", name, "give `args` and `examples` in its domain")
+    return {want: values[name] for want, name in wants}, {want: structs[name] for want, name in wants}
+
+
+def _unfit(fails: str, name: str, cure: str) -> ValueError:
+    return ValueError(f"check_op: `reference` {fails} in {name!r}: {cure}, or say why in skip={{{name!r}: ...}}")
 
 
 @functools.cache
@@ -250,12 +269,10 @@ def compare(got: Tree, want: Tree, structs: Tree, tolerance: float | None) -> No
     largest = max((_largest(x) for x in leaves), default=0.0)
     for (path, g), w, struct in zip(jax.tree_util.tree_leaves_with_path(got), leaves, jax.tree.leaves(structs), strict=True):
         where = jax.tree_util.keystr(path)
-        if g.shape != struct.shape:
-            raise Mismatch(
-                f"{where} has shape {g.shape}, want {struct.shape}", "the shape rule (p.def_abstract_eval), or the implementation"
-            )
-        if g.dtype != struct.dtype:
-            raise Mismatch(f"{where} is {g.dtype}, want {struct.dtype}", "the dtype rule (p.def_abstract_eval), or the implementation")
+        g = jnp.asarray(g) if isinstance(g, (bool, int, float, complex)) else g
+        for what, has, wanted in (("shape", g.shape, struct.shape), ("dtype", g.dtype, struct.dtype)):
+            if has != wanted:
+                raise Mismatch(f"{where} has {what} {has}, want {wanted}", f"the {what} rule (p.def_abstract_eval), or the implementation")
         scale = _largest(w) if _largest(w) > 1e-10 * largest else largest
         for shard in g.addressable_shards if isinstance(g, jax.Array) else (None,):
             part, wanted = (g, w) if shard is None else (shard.data, w[shard.index])
@@ -267,13 +284,14 @@ def _compare_array(where, g, w, scale, tolerance) -> None:
         if not np.array_equal(g, w):
             raise Mismatch(f"{where} differs in {np.sum(g != w)} of {g.size} elements")
         return
-    if not np.array_equal(np.isfinite(g), np.isfinite(w)):
-        raise Mismatch(f"{where} is not finite, or is where the truth is not", "the implementation gives NaN or infinity")
-    if tolerance is None:
-        tolerance = float(jnp.finfo(g.dtype).eps) ** (2 / 3)
     finite = np.isfinite(w)
-    error = np.abs(g.astype(w.dtype) - w, where=finite, out=np.zeros(w.shape))
-    if error.max(initial=0) > tolerance * scale:
+    if not np.array_equal(g[~finite], w[~finite].astype(g.dtype), equal_nan=True) or not np.isfinite(g[finite]).all():
+        raise Mismatch(f"{where} is not finite, or is where the truth is not", "the implementation gives NaN or infinity")
+    eps, floor = float(jnp.finfo(g.dtype).eps), 0.0
+    if tolerance is None:
+        tolerance, floor = eps ** (2 / 3), 64 * eps  # what is zero in the truth is rounded too
+    error = np.abs(g[finite].astype(w.dtype) - w[finite])
+    if not error.max(initial=0) <= tolerance * scale + floor:
         raise Mismatch(f"{where} is off by {error.max():.3g}, of {scale:.3g} at most (allowed: {tolerance * scale:.3g})")
 
 

@@ -5,14 +5,15 @@ It must not know meshes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxext._conformance import Case, Check, Tree, is_float
-from jaxext._conformance_programs import through_a_file
+from jaxext._conformance_programs import at, through_a_file
 from jaxext._conformance_vmap import one_by_one, some, subsets
 
 # The names of the modes in those of checks.
@@ -26,14 +27,20 @@ def smooth(case: Case) -> tuple[Callable, tuple, tuple]:
         args = list(case.args)
         for k, x in zip(case.floats, floats, strict=True):
             args[k] = x
-        return [y for y in jax.tree.leaves(case.fn(*args)) if is_float(y)]
+        return [jnp.asarray(y) for y in jax.tree.leaves(case.fn(*args)) if is_float(y)]
 
     return g, tuple(case.args[k] for k in case.floats), tuple(case.tangents[k] for k in case.floats)
 
 
 def square(result: Tree):
     """A loss, so that derivatives of every order matter."""
-    return sum(jnp.sum(y * y) for y in jax.tree.leaves(result) if is_float(y))
+    return total([jnp.sum(y * y) for y in jax.tree.leaves(result) if is_float(y)])
+
+
+def total(numbers: Sequence[jax.Array]) -> jax.Array:
+    """Their sum, in the narrowest of their dtypes, which says how exact it is; strict promotion does not choose one."""
+    narrowest = min((x.dtype for x in numbers), key=lambda dtype: dtype.itemsize)
+    return sum((x.astype(narrowest) for x in numbers), jnp.zeros((), narrowest))
 
 
 def loss(case: Case) -> tuple[Callable, tuple, tuple]:
@@ -58,11 +65,15 @@ def tangent(case: Case) -> Tree:
 
 
 def by_differences(case: Case) -> Tree:
-    """Central, so exact for polynomials of degree two."""
+    """Central and of four points, so exact for polynomials of degree four, and as near as float64 needs."""
     g, primals, tangents = smooth(case)
-    step = 2.0**-13
-    ends = [g(*(x + sign * step * t for x, t in zip(primals, tangents, strict=True))) for sign in (1, -1)]
-    return jax.tree.map(lambda a, b: (a - b) / (2 * step), *ends)
+    step = 2.0**-10
+    points = [g(*(x + i * step * t for x, t in zip(primals, tangents, strict=True))) for i in (1, -1, 2, -2)]
+
+    def slope(a, b, c, d):  # inf - inf is none
+        return jnp.where((a == b) & (c == d), 0, (8 * (a - b) - (c - d)) / (12 * step)).astype(a.dtype)
+
+    return jax.tree.map(slope, *points)
 
 
 def by_linearize(case: Case) -> Tree:
@@ -71,7 +82,7 @@ def by_linearize(case: Case) -> Tree:
 
 
 def _cotangents(case):
-    return [ct for ct in case.cotangents if is_float(ct)]
+    return [ct for ct in jax.tree.leaves(_whole_cotangent(case)) if is_float(ct)]
 
 
 def by_vjp(case: Case) -> Tree:
@@ -90,8 +101,9 @@ def by_vjp_where_linear(case: Case) -> Tree:
 
 
 def _whole_cotangent(case):
-    structure = jax.tree.structure(jax.eval_shape(case.fn, *case.args))
-    return jax.tree.unflatten(structure, case.cotangents)
+    """Of the dtypes that the results have, which need not be those of wider arguments."""
+    results, structure = jax.tree.flatten(jax.eval_shape(case.fn, *case.args))
+    return jax.tree.unflatten(structure, [ct.astype(y.dtype) for ct, y in zip(case.cotangents, results, strict=True)])
 
 
 def wrong_transpose(case: Case) -> str:
@@ -107,7 +119,10 @@ def wrong_transpose(case: Case) -> str:
         return (
             "the reverse rule is wrong (the bwd of jax.custom_vjp.defvjp); it cannot be compared with forward mode, of which there is none"
         )
-    reverse = dot(jax.vjp(g, *primals)[1](_cotangents(case)), tangents)
+    try:
+        reverse = dot(jax.vjp(g, *primals)[1](_cotangents(case)), tangents)
+    except Exception:
+        return "there is no reverse mode: the JVP is not linear in its tangents, or a rule of it has no transpose"
     if abs(forward - reverse) <= 1e-2 * max(abs(forward), abs(reverse)):
         return "the JVP rule is wrong (ad.primitive_jvps[p], jax.custom_jvp); the transpose agrees with it"
     return (
@@ -142,7 +157,7 @@ def in_order(*modes: str) -> Callable[[Case], Tree]:
             return lambda *xs: jax.jvp(f, xs, tangents)[1]
 
         def slope(f):
-            return lambda *xs: sum(jnp.sum(dx * t) for dx, t in zip(jax.grad(f, everywhere)(*xs), tangents, strict=True))
+            return lambda *xs: total([jnp.sum(dx * t) for dx, t in zip(jax.grad(f, everywhere)(*xs), tangents, strict=True)])
 
         for i, mode in reversed(list(enumerate(modes))):
             outermost_gradient = REVERSE not in modes[:i]
@@ -156,22 +171,36 @@ second, third = in_order(FORWARD, REVERSE), in_order(FORWARD, FORWARD, REVERSE)
 
 
 def second_along(case: Case) -> Tree:
-    return sum(jnp.sum(dx * t) for dx, t in zip(second(case), loss(case)[2], strict=True))
+    return total([jnp.sum(dx * t) for dx, t in zip(second(case), loss(case)[2], strict=True)])
 
 
 def of_each_example(case: Case) -> Tree:
-    return _per_example(case, lambda gradient, args, mapped: one_by_one(gradient, args, mapped))
+    return _per_example(case, one_by_one)
 
 
 def of_each_example_by_vmap(case: Case) -> Tree:
-    return _per_example(
-        case, lambda gradient, args, mapped: jax.vmap(gradient, [0 if k in mapped else None for k in range(len(args))])(*args)
-    )
+    """Everything is mapped over its last axis."""
+
+    def by_vmap(f, args, mapped):
+        args = [jnp.moveaxis(x, 0, -1) if k in mapped else x for k, x in enumerate(args)]
+        result = jax.vmap(f, [-1 if k in mapped else None for k in range(len(args))], -1)(*args)
+        return jax.tree.map(lambda y: jnp.moveaxis(y, -1, 0), result)
+
+    return _per_example(case, by_vmap)
 
 
 def _per_example(case, mapping):
-    gradient = jax.grad(lambda *args: square(case.fn(*args)), case.floats)
-    return {f"mapped {mapped}": mapping(gradient, some(case, mapped), mapped) for mapped in subsets(len(case.args))}
+    """The vjp of three examples, each with a cotangent of its own; `mapping` says how a function is mapped over the front axis."""
+    n, cotangents = len(case.args), [jnp.stack([ct, 2 * ct, 3 * ct]) for ct in _cotangents(case)]
+
+    def pullback(*args):
+        g, primals, _ = smooth(dataclasses.replace(case, args=args[:n]))
+        return jax.vjp(g, *primals)[1](list(args[n:]))
+
+    def of(mapped):
+        return mapping(pullback, [*some(case, mapped), *cotangents], (*mapped, *range(n, n + len(cotangents))))
+
+    return {f"mapped {mapped}": of(mapped) for mapped in subsets(n)}
 
 
 def gradient(case: Case) -> Tree:
@@ -184,14 +213,18 @@ def gradient_rematerialised(case: Case) -> Tree:
     return jax.grad(jax.checkpoint(f), range(len(primals)))(*primals)
 
 
-def gradient_scanned(case: Case) -> Tree:
-    """Through a scan that takes the step once."""
-    f, primals, _ = loss(case)
+def gradients_of_two(case: Case) -> Tree:
+    return jax.tree.map(lambda *dxs: jnp.stack(dxs), *(gradient(dataclasses.replace(case, args=at(case, i))) for i in range(2)))
 
-    def through(*xs):
-        return lax.scan(lambda total, _: (total + f(*xs), None), jnp.zeros_like(jax.eval_shape(f, *xs)), length=1)[0]
 
-    return jax.grad(through, range(len(primals)))(*primals)
+def gradients_scanned(case: Case) -> Tree:
+    """Through a scan over two examples."""
+    zero = jnp.zeros_like(jax.eval_shape(lambda: square(case.fn(*case.args))))
+
+    def through(*examples):
+        return lax.scan(lambda total, args: (total + square(case.fn(*args)), None), zero, examples)[0]
+
+    return jax.grad(through, case.floats)(*(x[:2] for x in case.examples))
 
 
 def gradient_exported(case: Case) -> Tree:
@@ -201,6 +234,7 @@ def gradient_exported(case: Case) -> Tree:
 
 JVP = "the JVP rule is wrong (ad.primitive_jvps[p], jax.custom_jvp)"
 CLOSED = "a rule is written in operations that lack one: write JVP and transpose in operations that have all"
+AGAIN = "the derivative of the JVP or of the transpose rule is wrong: a stop_gradient, or a residual taken as constant"
 
 DERIVATIVES = (
     Check("jvp", by_jvp, JVP, ("floats", "jit")),
@@ -210,24 +244,35 @@ DERIVATIVES = (
     Check("linearize", by_linearize, "the JVP rule is not linear in its tangents, or cannot be evaluated in part", ("jvp",)),
     Check("vjp", by_vjp, wrong_transpose, ("floats", "jit")),
     Check(
-        "linear_transpose", by_vjp_where_linear, "the transpose rule reads what only a vjp knows", ("linear", "vjp"), by_linear_transpose
+        "linear_transpose",
+        by_vjp_where_linear,
+        "fn is not linear in this argument, or the transpose rule reads what only a vjp knows",
+        ("linear", "vjp"),
+        by_linear_transpose,
     ),
     Check("jacfwd", by_jacfwd, "the batching rule of the JVP", ("small", "jvp", "vmap")),
     Check("jacrev", by_jacrev, "the batching rule of the transpose", ("small", "vjp", "vmap")),
-    Check("hessian", by_hessian, "the batching rule of a derivative of the transpose", ("small", "jacfwd", "jacrev")),
     *(
-        Check(" of ".join(modes), want, CLOSED, tuple(sorted({"jvp" if mode == FORWARD else "vjp" for mode in modes})), in_order(*modes))
+        Check(
+            " of ".join(modes),
+            want,
+            CLOSED,
+            tuple(sorted({"jvp" if mode == FORWARD else "vjp" for mode in modes})),
+            in_order(*modes),
+            wrong=AGAIN,
+        )
         for want, modes in (
             (second, (FORWARD, REVERSE)),
             (second, (REVERSE, FORWARD)),
             (second, (REVERSE, REVERSE)),
-            (second_along, (FORWARD, FORWARD)),
+            (in_order(FORWARD, FORWARD), (FORWARD, FORWARD)),
             (third, (FORWARD, FORWARD, REVERSE)),
             (third, (REVERSE, REVERSE, REVERSE)),
         )
     ),
+    Check("hessian", by_hessian, "the batching rule of a derivative of the transpose", ("small", "jacfwd", "jacrev", "jvp of grad")),
     Check("gradient per example", of_each_example, "the batching rule of the transpose", ("vmap", "vjp"), of_each_example_by_vmap),
-    Check("gradient of scan", gradient, "the partial evaluation of the JVP inside of lax.scan", ("vjp", "scan"), gradient_scanned),
+    Check("gradient of scan", gradients_of_two, "the partial evaluation of the JVP inside of lax.scan", ("vjp", "scan"), gradients_scanned),
     Check(
         "gradient of remat", gradient, "the partial evaluation of the JVP: effects, or state in a rule", ("vjp",), gradient_rematerialised
     ),

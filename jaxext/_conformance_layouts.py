@@ -12,18 +12,22 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext._conformance import Case, Tree, is_float
 from jaxext._conformance_derivatives import square
 from jaxext._conformance_vmap import one_by_one
 
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
 
 @dataclasses.dataclass(frozen=True)
 class Split:
     """A way to split a function over the mesh axes "x" and "y".
 
+    Of n devices "x" has n / 2 and "y" 2, where n is even and above 2; else "x" has all, and splits over "y" are left out.
     `args` and `result` are the `jax.P` of each argument and of the result.  `collectives` are those of the compiled program ("all-reduce",
     "all-gather", "reduce-scatter", "all-to-all", "collective-permute"), as often as they are there.  `part` is what a device computes of
     its parts inside `jax.shard_map`: by default the function itself where there are no collectives, else nothing is tried by hand.
@@ -33,6 +37,24 @@ class Split:
     result: Any
     collectives: tuple[str, ...] = ()
     part: Callable | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "args", tuple(self.args))
+        if bad := [spec for spec in (*self.args, *jax.tree.leaves(self.result)) if not isinstance(spec, P)]:
+            raise TypeError(f"Split: args and result have {bad}, want a jax.P of each array")
+        if isinstance(self.collectives, str) or not set(self.collectives) <= set(COLLECTIVES):
+            raise ValueError(f"Split: collectives is {self.collectives!r}, want a sequence of {', '.join(COLLECTIVES)}")
+
+    def fit(self, args: tuple, result: Tree, mesh: Mesh) -> None:
+        """ValueError where arrays of these shapes cannot be split so."""
+        try:
+            specs = jax.tree.leaves(jax.tree.broadcast(self.result, result, is_leaf=lambda x: isinstance(x, P)))
+            for x, spec in zip((*args, *jax.tree.leaves(result)), (*self.args, *specs), strict=True):
+                NamedSharding(mesh, spec).shard_shape(x.shape)
+        except (ValueError, IndexError) as error:
+            shapes = ", ".join(str(x.shape) for x in args)
+            want = "want one P for each argument, axes that are there, and sizes that a mesh of"
+            raise ValueError(f"check_op: {self} does not fit arguments of shapes {shapes}: {want} {dict(mesh.shape)} divides") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +90,7 @@ def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
 
         def one(*parts, split=split):
             """A device's only example, without vmap."""
-            return jax.tree.map(lambda y: y[None], case.fn(*(x[0] if k in split else x for k, x in enumerate(parts))))
+            return jax.tree.map(lambda y: jnp.expand_dims(y, 0), case.fn(*(x[0] if k in split else x for k, x in enumerate(parts))))
 
         layouts["mapped" if whole is None else f"mapped, argument {whole} replicated"] = Layout(
             args=tuple(case.examples[k][:n] if k in split else case.args[k] for k in args),
@@ -83,7 +105,8 @@ def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
 
 
 def declared(case: Case) -> dict[str, Layout]:
-    """The splits that the user declares."""
+    """The splits that the user declares, over axes that are more than one device."""
+    mesh = mesh_of(case.devices)
     return {
         f"split {split.args} -> {split.result}": Layout(
             args=case.args,
@@ -95,6 +118,7 @@ def declared(case: Case) -> dict[str, Layout]:
             part=split.part or (None if split.collectives else case.fn),
         )
         for split in case.splits
+        if all(mesh.shape[axis] > 1 for axis in axes_of(split.args))
     }
 
 

@@ -24,10 +24,6 @@ def at(case: Case, i) -> tuple:
     return jax.tree.map(lambda x: x[i], case.examples)
 
 
-def eager(case: Case) -> Tree:
-    return case.fn(*case.args)
-
-
 def jitted(case: Case) -> Tree:
     return jax.jit(lambda *args: case.fn(*args))(*case.args)
 
@@ -92,7 +88,7 @@ STATE = (
 )
 
 PROGRAMS = (
-    Check("eager", value, "the eager rule (p.def_impl), or the implementation itself", run=eager),
+    Check("eager", value, "the eager rule (p.def_impl), or the implementation itself", run=value),
     Check("jit", value, "the lowering (mlir.register_lowering) gives another result than the eager rule", ("eager",), run=jitted),
     Check("jit again", several_values, STATE, ("jit",), run=again),
     Check("disable_jit", value, "a rule that needs jit: an eager rule is xla.apply_primitive", ("eager",), run=without_jit),
@@ -104,7 +100,7 @@ PROGRAMS = (
         "export",
         value,
         "the lowering cannot be written to a file: a Python callback, or an FFI target without a stable name",
-        ("jit",),
+        ("jit", "flatbuffers"),
         run=exported,
     ),
 )

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext._conformance import QUICKLY, Case, Check, Mismatch, Tree, each
 from jaxext._conformance_layouts import (
+    COLLECTIVES,
     Layout,
     axes_of,
     by_hand,
@@ -29,7 +30,7 @@ from jaxext._conformance_layouts import (
     values,
 )
 
-COLLECTIVE = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\(")
+COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 # What a collective becomes in a gradient.
 TRANSPOSED = {"all-gather": "reduce-scatter", "reduce-scatter": "all-gather"}
 
@@ -186,6 +187,7 @@ PARTITION = (
     " jax.shard_map around the kernel"
 )
 TYPES = "the sharding rule of the types is missing or wrong: the abstract eval must set the result's sharding (jax.typeof(x).sharding)"
+PART = "a device's part gives another result: the collectives of Split.part, or the lowering inside of shard_map"
 LOCAL = "the lowering inside of shard_map must be that of one device"
 BACKWARD = "the transpose rule inside of shard_map: it must not add up, or must not keep, what the types say is replicated"
 HALF = "the lowering where XLA splits what shard_map leaves: custom_partitioning cannot be called back there, plain operations can"
@@ -207,9 +209,9 @@ def by_partitioner(what: str, of: Callable[[Case], dict[str, Layout]], needs: tu
     ]  # fmt: skip
 
 
-SHARDED = (
+SHARDED = tuple(dataclasses.replace(check, partial=True) for check in (
     Check("pmap", values, LOCAL, ("devices", "jit"), run=by_pmap),
-    Check("shard_map", values, VARYING, ("devices", "jit"), run=manual(by_hand, parts)),
+    Check("shard_map", values, PART, ("devices", "jit"), run=manual(by_hand, parts)),
     Check("shard_map without check_vma", values, LOCAL, ("devices", "jit"), run=manual(by_hand, parts, check_vma=False)),
     Check("gradient inside shard_map", gradients, VARYING, ("shard_map", "vjp"), run=manual(replicating(by_hand), gradient_inside)),
     Check("gradient of shard_map", gradients, VARYING, ("shard_map", "vjp"), run=manual(replicating(by_hand), gradient_across)),
@@ -217,4 +219,4 @@ SHARDED = (
         run=manual(replicating(by_hand), gradient_across, check_vma=False)),
     *by_partitioner("", examples, ("devices", "vmap")),
     *by_partitioner("splits, ", declared, ("devices", "splits", "jit")),
-)  # fmt: skip
+))  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -39,19 +40,19 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Nothing failed; what was skipped says so in its row."""
-        return not self.failures
+        """Something was checked and nothing failed; what was skipped says so in its row."""
+        return not self.failures and any(row.outcome == "passed" for row in self.rows)
 
     def __getitem__(self, check: str) -> Row:
-        return next(row for row in self.rows if row.check == check)
+        return {row.check: row for row in self.rows}[check]
 
     def __str__(self) -> str:
         return "\n".join(map(_line, self.rows))
 
     def raise_if_failed(self) -> None:
-        """AssertionError with the rows that failed."""
-        if self.failures:
-            raise AssertionError("\n".join(["check_op:", *map(_line, self.failures)]))
+        """AssertionError with the rows that failed, or all, where nothing was checked."""
+        if not self.passed:
+            raise AssertionError("\n".join(["check_op:", *map(_line, self.failures or self.rows)]))
 
 
 def _line(row: Row) -> str:
@@ -89,10 +90,12 @@ def check_op(
         float32, 0.04 in bfloat16).
       linear: the positions of arguments in each of which fn is linear, for `jax.linear_transpose`.
       splits: how fn is split over devices, beside the axis that vmap adds (`Split`).
-      examples: `examples(i)` gives other arguments for vmap, of the same shapes and dtypes; by default the elements of each rolled by i.
+      examples: `examples(i)` gives other arguments for vmap, of the same shapes and dtypes; by default the elements of each rolled by i, so
+        that an integer of one element stays the same.
       skip: the name of a check -> why it is not made.
       devices: by default all of this process; with one only, the checks of several are skipped.
-      show: print each row as soon as it is known; so that, where XLA ends the process, the check after the last row did it.
+      show: print each row as soon as it is known; so that, where XLA ends the process, the check after the last row did it, or,
+        where that is `scan`, any of those that are compiled with it (cond, vmap, derivatives).
 
     Returns:
       A `Report`: `passed`, `rows`, and a table as its `str`.
@@ -107,10 +110,14 @@ def check_op(
       >>> report.passed
       True
     """
-    case = _case(fn, reference, args, linear, splits, examples, tuple(devices or jax.local_devices()))
+    case = _case(fn, reference, args, linear, splits, examples, tuple(jax.local_devices() if devices is None else devices))
+    if not isinstance(skip or {}, Mapping):
+        raise TypeError(f"check_op: skip is {skip!r}, want a mapping of checks to reasons")
     skip = dict(skip or {})
     if unknown := set(skip) - set(CHECKS):
         raise ValueError(f"check_op: skip names {sorted(unknown)}, want names of testing.CHECKS")
+    if tolerance is not None and not tolerance >= 0:
+        raise ValueError(f"check_op: tolerance is {tolerance}, want none or a number that is not negative")
     rows = []
     for row in judge(_ALL, case, reference, tolerance, skip):
         rows.append(row)
@@ -120,31 +127,40 @@ def check_op(
 
 
 def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
+    _of_all("args", args, object)
+    _of_all("linear", linear, SupportsIndex)
+    _of_all("splits", splits, Split)
     args = tuple(map(jnp.asarray, args))
     if not args:
         raise ValueError("check_op: args is empty, want one array or more")
-    for split in splits:
-        if len(split.args) != len(args):
-            raise ValueError(f"check_op: a split has {len(split.args)} specs in `args`, want {len(args)}, one for each argument")
+    if keys := [k for k, x in enumerate(args) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]:
+        raise TypeError(f"check_op: args has random keys at {keys}, want arrays of numbers: bind keys by functools.partial")
     if bad := [k for k in linear if not (k in range(len(args)) and is_float(args[k]))]:
         raise ValueError(f"check_op: linear has {bad}, want positions of floating-point arguments among {len(args)}")
-    results = jax.tree.leaves(jax.eval_shape(reference, *args))
+    result, mesh = jax.eval_shape(reference, *args), mesh_of(devices)
+    for split in splits:
+        split.fit(args, result, mesh)
     random = np.random.default_rng(0)
 
     def direction(x):
-        return jnp.asarray(random.integers(-2, 3, x.shape)).astype(x.dtype)
+        return jnp.asarray(random.choice([-2, -1, 1, 2], x.shape)).astype(x.dtype)
 
-    n = max(4, mesh_of(devices).size)
+    n = max(4, mesh.size)
     return Case(
         fn=fn,
         args=args,
         examples=_stacked(args, examples, n),
         tangents=tuple(map(direction, args)),
-        cotangents=tuple(map(direction, results)),
+        cotangents=tuple(map(direction, jax.tree.leaves(result))),
         linear=tuple(linear),
         splits=tuple(splits),
         devices=devices,
     )
+
+
+def _of_all(name: str, given, kind: type) -> None:
+    if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
+        raise TypeError(f"check_op: {name} is {given!r}, want a sequence" + (f" of {kind.__name__}" if kind is not object else ""))
 
 
 def _stacked(args, examples, n) -> tuple:
@@ -157,12 +173,10 @@ def _stacked(args, examples, n) -> tuple:
 
 
 def _rolled(args) -> Callable:
-    """The same elements elsewhere, so in the same domain; of which there is but one, a smaller one."""
+    """The same elements elsewhere, so in the same domain; smaller ones where that changes nothing."""
 
-    def example(i):
-        return [
-            jnp.roll(x.reshape(-1), i).reshape(x.shape) if x.size != 1 or not is_float(x) else (x * (1 - i / 16)).astype(x.dtype)
-            for x in args
-        ]
+    def other(x, i):
+        rolled = jnp.roll(x.reshape(-1), i).reshape(x.shape)
+        return (x * (1 - i / 16)).astype(x.dtype) if is_float(x) and jnp.array_equal(rolled, x) else rolled
 
-    return example
+    return lambda i: [other(x, i) for x in args]

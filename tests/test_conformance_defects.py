@@ -1,6 +1,8 @@
 """The conformance kit finds a planted defect, names the rule to mend, and raises no other alarm."""
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -180,21 +182,99 @@ def test_an_accidental_all_gather(gather):
             report.raise_if_failed()
 
 
+def test_export_without_the_package_that_writes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    report = testing.check_op(jnp.sin, jnp.sin, (jnp.ones(2),), show=False, devices=jax.devices()[:1])
+    assert report.passed
+    assert {row.check for row in report.rows if "flatbuffers" in row.detail} == {"export", "gradient of export"}
+
+
 def test_what_the_kit_is_given_is_checked():
     with pytest.raises(ValueError, match="args is empty"):
         testing.check_op(reference, reference, ())
     with pytest.raises(ValueError, match=r"skip names \['vamp'\]"):
         testing.check_op(reference, reference, (X, W), skip={"vamp": ""})
-    with pytest.raises(ValueError, match="a split has 1 specs"):
-        testing.check_op(reference, reference, (X, W), splits=[testing.Split((P(),), P())])
+    for specs in ((P(),), (P("x"), P()), (P(), P("data")), (P(), P(None, "x"))):
+        with pytest.raises(ValueError, match=r"does not fit arguments of shapes \(2, 3\), \(3,\): .* {'x': 4, 'y': 2} divides"):
+            testing.check_op(reference, reference, (X, W), splits=[testing.Split(specs, P())])
+    for collectives in ("all-reduce", ("allreduce",)):
+        with pytest.raises(ValueError, match="want a sequence of all-gather"):
+            testing.Split((P(),), P(), collectives)  # pyright: ignore[reportArgumentType]
+    wrong: dict[str, list[Any]] = {"splits": [testing.Split((P(), P()), P()), [(P(), P())]], "linear": [0, "0"], "skip": [["export"]]}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(TypeError, match=f"check_op: {name} is .*, want a "):
+                testing.check_op(reference, reference, (X, W), **{name: value})
+    with pytest.raises(TypeError, match=r"args is (?s:.*), want a sequence"):
+        testing.check_op(reference, reference, X)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"args has random keys at \[0\]"):
+        testing.check_op(jax.random.normal, jax.random.normal, (jax.random.key(0),))
+    for tolerance in (-1.0, np.nan):
+        with pytest.raises(ValueError, match=f"tolerance is {tolerance}"):
+            testing.check_op(reference, reference, (X, W), tolerance=tolerance)
     with pytest.raises(ValueError, match=r"linear has \[2\]"):
         testing.check_op(reference, reference, (X, W), linear=(2,))
     with pytest.raises(ValueError, match="several shapes"):
         testing.check_op(reference, reference, (X, W), examples=lambda i: (X[:1], W))
-    with pytest.raises(ValueError, match="`reference` itself fails"):
-        testing.check_op(
-            reference,
-            lambda x, w: lax.while_loop(lambda v: v.sum() < 1, lambda v: v + 1, 2 * x * w[None]),
-            (X, W),
-            devices=ONE,
-        )
+
+
+UNFIT = {
+    "itself fails in 'vjp'": lambda x, w: lax.while_loop(lambda v: v.sum() < 1, lambda v: v + 1, 2 * x * w[None]),
+    "fails in float64 in 'eager'": lambda x, w: lax.fori_loop(0, 2, lambda i, y: y * w[None], np.ones(X.shape, np.float32)),
+    "gives NaN in 'eager'": lambda x, w: jnp.sqrt(x) * w[None],
+}
+
+
+@pytest.mark.parametrize("words", UNFIT)
+def test_an_unfit_reference(words):
+    with pytest.raises(ValueError, match=f"`reference` {words}"):
+        testing.check_op(reference, UNFIT[words], (X, W), devices=ONE)
+
+
+def test_a_batching_rule_that_only_the_transpose_needs():
+    """Rolled back it takes the mapped axis for the first."""
+    roll, back = Primitive("roll"), Primitive("roll_back")
+    for p, other, by in ((roll, back, 1), (back, roll, -1)):
+        p.def_abstract_eval(lambda x, axis: lax.neg_p.abstract_eval(x)[0])
+        mlir.register_lowering(p, mlir.lower_fun(lambda x, axis, by=by: jnp.roll(x, by, axis), multiple_results=False))
+        p.def_impl(lambda x, axis, p=p: xla.apply_primitive(p, x, axis=axis))
+        ad.deflinear2(p, lambda ct, x, axis, other=other: [other.bind(ct, axis=axis)])
+        batching.primitive_batchers[p] = lambda args, dims, axis, p=p: (p.bind(*args, axis=axis + (p is back or dims[0] <= axis)), dims[0])
+    found = failures(lambda x: roll.bind(x, axis=0), lambda x: jnp.roll(x, 1, 0), (X,), devices=ONE)
+    assert found == {"gradient per example": "the batching rule of the transpose"}
+
+
+def test_a_derivative_that_is_wrong_in_second_order():
+    @jax.custom_jvp
+    def cube(x):
+        return x**3
+
+    cube.defjvp(lambda primals, tangents: (cube(*primals), 3 * lax.stop_gradient(primals[0]) ** 2 * tangents[0]))
+    report = testing.check_op(cube, lambda x: x**3, (X,), devices=ONE, show=False)
+    assert all(" of " in row.check and "a stop_gradient" in row.rule for row in report.failures)
+    assert report["hessian"].detail == "needs jvp of grad, which failed"
+
+
+def test_a_psum_too_many_and_a_carry_that_does_not_vary():
+    x, w = np.arange(8, dtype=np.float32)[None], np.ones((8, 2), np.float32)
+    others = {check: "not in this test" for check in testing.CHECKS if check not in ("eager", "jit", "shard_map")}
+
+    def rule(part):
+        split = testing.Split((P(None, "x"), P("x")), P(), ("all-reduce",), part)
+        return failures(jnp.matmul, jnp.matmul, (x, w), splits=[split], skip=others)["shard_map"]
+
+    zeros = np.zeros((1, 2), np.float32)
+    assert "Split.part" in rule(lambda x, w: lax.psum(lax.psum(x @ w, "x"), "x"))
+    assert "lax.pcast" in rule(lambda x, w: lax.psum(lax.fori_loop(0, 1, lambda i, y: y + x @ w, jnp.asarray(zeros)), "x"))
+
+
+def test_sound_functions_of_unusual_results():
+    """Numbers of Python, and two dtypes under strict promotion; what checks nothing does not pass."""
+    mixed = lambda x, w: {"x": x * x, "w": w * w, "number": 0.5}
+    args = X.astype(jnp.bfloat16), W
+    strict: dict[str, str] = dict.fromkeys(("jacfwd", "jacrev", "hessian"), "not of two dtypes in jax")
+    testing.check_op(mixed, mixed, args, tolerance=0.1, devices=ONE, show=False, skip=strict).raise_if_failed()
+    report = testing.check_op(mixed, mixed, args, devices=ONE, show=False, skip={"eager": "works under jit only"})
+    assert not report.passed
+    with pytest.raises(AssertionError, match="works under jit only"):
+        report.raise_if_failed()

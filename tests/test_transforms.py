@@ -170,6 +170,7 @@ def test_derivatives_of_the_second_and_third_order():
 
 SMALL = (
     Problem("dot", (2, 3), (3, 2), DOT.axes, DOT.call),
+    Problem("conv2d", (1, 3, 3, 2), (2, 2, 2, 1), CONV2D.axes, CONV2D.call),
     Problem("grouped", (1, 3, 2, 4), (2, 2, 2, 4), GROUPED.axes, bilinear.conv((2, 1), "SAME", NHWC, feature_group_count=2)),
 )
 
