@@ -8,7 +8,7 @@ pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
 cpp    := $(shell find csrc tests/csrc examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo test bench kernels wheel gpu lint format clean
+.PHONY: build demo test bench kernels wheel gpu gpu-rehearsal lint format clean
 
 demo: $(ready)
 	$(python) examples/digits.py
@@ -30,14 +30,22 @@ bench: $(ready)
 kernels: $(ready)
 	$(python) -m jaxext kernels --check
 
-# for machines without a network or a compiler: a wheel for the Python that makes it, its CUDA kernels compiled; no GPU is needed
+# for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled, and what it and its tests need
+# beside jax and Triton 3.6; no GPU is needed
+carried := jax-triton==0.3.1 absl-py filelock platformdirs rich markdown-it-py mdurl pygments pytest iniconfig packaging pluggy pytest-xdist execnet
 wheel:
+	rm -rf wheels
 	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels .
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest wheels $(carried)
 
 # on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests suite examples
-# sanitizer bench
+# sanitizer bench profile
 gpu:
 	bash benchmarks/on_gpu.sh $(PARTS)
+
+# the same, up to where a GPU is needed, as if on a machine that has nothing but jax, Triton and what compiles: with PYTHON a Python 3.12
+gpu-rehearsal: wheel
+	PYTHON=$(PYTHON) bash benchmarks/gpu_rehearsal.sh
 
 lint: $(ready)
 	$(python) -m ruff check .

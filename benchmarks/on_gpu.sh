@@ -1,47 +1,67 @@
 #!/usr/bin/env bash
 # Everything for a machine with a CUDA GPU and no network: installs the checkout, tests it there, and measures.
 #
-#     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench]       all five without arguments; each installs first
+#     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench] [profile]       all six without arguments; each installs first
 #
-# tests      pytest -m gpu TESTS (tests, without the suite's): the kernels alone, then the whole path
+# tests      pytest -m gpu: the whole path and the CUDA kernels (tests/test_gpu*.py, without the suite's), then the Triton kernels alone
+#            (tests/kernels), or the files in TESTS
 # suite      the problems of the benchmarks, made smaller, by every implementation
 # examples   the programs in examples/, by what jaxext prefers and by each implementation that they offer, whose refusals are told; what
 #            they print is kept.  Some need scikit-learn and matplotlib
 # sanitizer  every STEP-th (25th) test of the depthwise CUDA kernels under compute-sanitizer's memcheck, racecheck and initcheck, and of
 #            the Triton kernels under its memcheck, a quarter of LIMIT each
 # bench      python -m jaxext bench, with the arguments in BENCH
+# profile    the GAPS (10) largest gaps between what gpu.json says and what was aimed at, one after the other under Nsight Compute
 #
-# A failure does not stop the parts after it; the exit status tells of all.  Logs and raw JSON go to OUT (benchmarks/results).  Wanted
-# there: python3 with pip, jax and its CUDA plugin, triton, torch, pytest and scikit-build-core with cmake and ninja.  What is missing of
-# pure Python, such as jax-triton or rich, is taken from the wheels in WHEELS (wheels/), and so is jaxext, with its CUDA kernels compiled,
-# if `make wheel` made it of this checkout for the Python there.  Without that it is compiled on the spot if there is nvcc and
-# JAXEXT_CUTLASS says where CUTLASS is; otherwise there are no CUDA kernels.  LIMIT is what a part may take, in seconds.  TRIAL=1
-# goes through it all without a GPU, where every such test is skipped, to see that nothing else is in the way.
+# Before the first part it installs, imports and collects the tests, in PREPARE (180) seconds at most; only then is a GPU needed, and
+# where there is none a sentence says so (benchmarks/gpu_rehearsal.sh goes so far).  A part takes LIMIT (480) seconds at most.  Each file
+# of tests is a process of its own; a worker in it that hangs for EACH (120) seconds, or in which an illegal access has left nothing
+# usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
+#
+# Logs, raw JSON and failures.txt go to OUT (benchmarks/results).  Wanted there: python3 with pip, jax and its CUDA plugin, triton, torch
+# and scikit-build-core with cmake and ninja.  What else it needs is taken from the wheels in WHEELS (wheels/, by `make wheel`): jaxext
+# with its CUDA kernels compiled, if there is one of this checkout for the Python there.  Without that it is compiled on the spot if there
+# is nvcc and nvidia-cutlass, which may be among the wheels; otherwise there are no CUDA kernels.  TRIAL=1 goes through it all without a
+# GPU, where every such test is skipped, to see that nothing else is in the way.
 set -u
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} step=${STEP:-25} trial=${TRIAL:-}
-cutlass=${JAXEXT_CUTLASS:-}
 site=$PWD/build/site
-report=() failed=()
+# shellcheck disable=SC2206
+files=(${TESTS:-tests/test_gpu.py tests/test_gpu_cuda.py tests/kernels/test_*.py})
+report=() failed=() logs=() until=0
 
 export PYTHONUNBUFFERED=1
-export JAX_PLATFORMS=cuda,cpu # the truth of tests is computed on the CPU
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # of those that others installed there
+export JAX_PLATFORMS=cuda,cpu           # the truth of tests is computed on the CPU
 [ -z "$trial" ] || JAX_PLATFORMS=cpu
 export COMMIT=${COMMIT:-$(git rev-parse HEAD 2>/dev/null)}
 
-# part <name> <command...>: within the limit, its output also in a log
+# limited <command...>: in the time that is left until `until`; an interrupt first, at which pytest says what failed, and bench keeps its rows
+limited() {
+  local left=$((until - SECONDS))
+  timeout --signal=INT --kill-after=15 $((left > 0 ? left : 1)) "$@"
+}
+
+# part <name> <command...>: limited, its output also in a log
 part() {
   local name=$1 start=$SECONDS status outcome
   shift
   printf '\n=== %s: %s\n' "$name" "$*"
-  timeout --kill-after=10 "$limit" "$@" 2>&1 | tee "$out/$name.log"
+  limited "$@" 2>&1 | tee "$out/$name.log"
   status=${PIPESTATUS[0]}
   case $status in
     0) outcome="passed" ;;
-    124 | 137) outcome="FAILED, not done after $limit s" failed+=("$name") ;;
+    124 | 137) outcome="FAILED, not done in time" failed+=("$name") ;;
     *) outcome="FAILED, status $status" failed+=("$name") ;;
   esac
-  report+=("$name: $outcome ($((SECONDS - start)) s)")
+  report+=("$name: $outcome ($((SECONDS - start)) s)") logs+=("$out/$name.log")
+}
+
+# quarter <name> <command...>: as a part, in a quarter of its time
+quarter() {
+  local until=$((SECONDS + limit / 4 < until ? SECONDS + limit / 4 : until))
+  part "$@"
 }
 
 # The wheels and jaxext beside each other in build/site, which goes before what is installed; nothing else is changed.
@@ -55,14 +75,16 @@ install() {
       *) others+=("$wheel") ;;
     esac
   done
+  rm -rf "$site"
+  export PYTHONPATH=$site
+  set -- --quiet --no-index --no-deps --no-build-isolation --target "$site"
+  [ ${#others[@]} = 0 ] || limited "$python" -m pip install "$@" "${others[@]}" || return
   if [ -n "$own" ]; then
     jaxext=("$own")
-  elif [ -n "$cutlass" ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; }; then
-    jaxext=(. -C cmake.define.JAXEXT_CUDA=ON -C "cmake.define.JAXEXT_CUTLASS=$cutlass")
+  elif "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("cutlass_library") is None)' && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; }; then
+    jaxext=(. -C cmake.define.JAXEXT_CUDA=ON)
   fi
-  rm -rf "$site"
-  set -- --quiet --no-index --no-deps --no-build-isolation --target "$site" "${jaxext[@]}" "${others[@]}"
-  "$python" -m pip install "$@" && is_this_checkout && cuda=$(describe) || return
+  limited "$python" -m pip install "$@" "${jaxext[@]}" && is_this_checkout && cuda=$(describe) || return
   report+=("CUDA kernels: $cuda")
   if [ "$cuda" != compiled ]; then
     printf '\n!!! NO CUDA KERNELS: %s.  Their tests are skipped and they are not measured.\n' "$cuda"
@@ -83,40 +105,63 @@ sys.exit(built != hashlib.sha256("".join(hashes).encode()).hexdigest())' "$site/
   [ ${#different[@]} = 0 ] || { echo "the wheel is not of this checkout, make it anew: they differ in ${different[*]}" && return 1; }
 }
 
-# What is installed, on stderr, and whether the CUDA kernels are ("compiled") or why not.  Without a GPU all tests would be skipped, and so
-# pass: that is a failure.
+# What is installed, on stderr, and whether the CUDA kernels are ("compiled") or why not.
 describe() {
-  PYTHONPATH=$site "$python" -P -c '
-import importlib.metadata, sys, jax, jaxext
+  JAX_PLATFORMS=cpu limited "$python" -P -c '
+import importlib.metadata, sys, jaxext, jax_triton
 from jaxext import _cuda
 found = {package: importlib.metadata.version(package) for package in ("jax", "jaxlib", "triton", "jax-triton")}
-print(jaxext.__file__, found, jax.devices(), file=sys.stderr)
-print(_cuda.missing() or "compiled")
-sys.exit(None if sys.argv[1:] or jax.default_backend() == "gpu" else "jax sees no GPU")' $trial
+print(jaxext.__file__, found, file=sys.stderr)
+print(_cuda.missing() or "compiled")'
 }
 
-# -P: the tests import the installed package, not the one in the working directory.  Several processes share the GPU.
+# Needs no GPU: a file that cannot be imported is known before one is used.
+collect() {
+  JAX_PLATFORMS=cpu limited "$python" -P -m pytest -q --collect-only -m gpu "${files[@]}" tests/test_gpu_suite.py >"$out/collected.log" ||
+    { cat "$out/collected.log" && return 1; }
+  report+=("collected: $(tail -n 1 "$out/collected.log")")
+}
+
+# Without a GPU all tests would be skipped, and so pass.
+device() {
+  nvidia-smi 2>/dev/null || { echo "NO GPU: nvidia-smi finds none.  $prepared." && return 1; }
+  limited "$python" -P -c 'import jax; print(jax.devices("gpu"))' || { echo "NO GPU: nvidia-smi finds one, jax does not.  $prepared." && return 1; }
+}
+
 tests() {
-  # shellcheck disable=SC2086
-  gpu_tests tests ${TESTS:-tests --ignore=tests/test_gpu_suite.py}
+  local file name
+  for file in "${files[@]}"; do
+    name=${file#tests/} name=${name%.py}
+    gpu_tests "tests-${name//\//-}" "$file"
+  done
 }
 
 suite() {
   gpu_tests suite tests/test_gpu_suite.py
 }
 
+# gpu_tests <name> <file>: -P: the tests import the installed package, not the one in the working directory.  Several workers share the
+# GPU; what others' packages warn of there is not a failure.
 gpu_tests() {
-  local workers=() name=$1
-  shift
-  "$python" -c 'import xdist' 2>/dev/null && workers=(-n "$((($(nproc) + 1) / 2))")
-  set -- "${workers[@]}" -m gpu --continue-on-collection-errors --durations=10 "$@"
-  part "$name" env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -P -m pytest "$@"
+  set -- "$1" -n "$((($(nproc) + 1) / 2))" --max-worker-restart=40 -o faulthandler_timeout="${EACH:-120}" -o faulthandler_exit_on_timeout=1 \
+    -W default -m gpu --durations=10 "$2"
+  part "$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -P -m pytest -p xdist "${@:2}"
 }
 
 # Racecheck sees hazards in shared memory, initcheck reads of memory that nobody wrote; memcheck is for the rest.
 sanitizer() {
   local cuda=(tests/test_gpu_cuda.py -k test_depthwise_kernel) only=(--kernel-name kernel_substring=depthwise)
   sanitize memcheck-cuda memcheck "${only[*]}" "${cuda[@]}"
+  sanitize racecheck-cuda racecheck "${only[*]}" "${cuda[@]}"
+  sanitize initcheck-cuda initcheck "${only[*]}" "${cuda[@]}"
+  sanitize memcheck-triton memcheck "" tests/kernels
+}
+
+# Racecheck sees hazards in shared memory, initcheck reads of memory that nobody wrote; memcheck is for the rest.  Both know nothing of
+# the barriers by which Hopper's copy engine hands over, so CUTLASS's kernels are for memcheck alone.
+sanitizer() {
+  local cuda=(tests/test_gpu_cuda.py -k test_depthwise_kernel) only=(--kernel-name kernel_substring=depthwise)
+  sanitize memcheck-cuda memcheck "" tests/test_gpu_cuda.py -k "test_depthwise_kernel or test_conv_kernel or test_matmul_kernel"
   sanitize racecheck-cuda racecheck "${only[*]}" "${cuda[@]}"
   sanitize initcheck-cuda initcheck "${only[*]}" "${cuda[@]}"
   sanitize memcheck-triton memcheck "" tests/kernels
@@ -135,15 +180,15 @@ sanitize() {
   # shellcheck disable=SC2206
   run=(compute-sanitizer --tool "$tool" $options --target-processes application-only --report-api-errors no --print-limit 20)
   [ -z "$trial" ] && run+=(--error-exitcode 9) || run=()
-  limit=$((limit / 4)) part "$name" env XLA_PYTHON_CLIENT_PREALLOCATE=false XLA_PYTHON_CLIENT_ALLOCATOR=platform \
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 "${run[@]}" "$python" -P -m pytest -q "${ids[@]}"
+  quarter "$name" env XLA_PYTHON_CLIENT_PREALLOCATE=false XLA_PYTHON_CLIENT_ALLOCATOR=platform \
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 "${run[@]}" "$python" -P -m pytest -q -W default "${ids[@]}"
 }
 
 examples() {
   local file implementation offered
   for file in $(grep -l __main__ examples/*.py); do
     example "$file"
-    offered=$("$python" "$file" --help | sed -n 's/.*--implementation {\([^}]*\)}.*/\1/p' | head -1)
+    offered=$(limited "$python" "$file" --help | sed -n 's/.*--implementation {\([^}]*\)}.*/\1/p' | head -1)
     for implementation in ${offered//,/ }; do example "$file" "$implementation"; done
   done
 }
@@ -156,7 +201,7 @@ example() {
   ! grep -q -- --plot "$file" || set -- "$@" --plot "$out/$name.png"
   # with a process for each GPU: those that it starts otherwise have simulated devices
   [ -n "$trial" ] || ! grep -q -- --gpus "$file" || set -- "$@" --gpus --processes "$(nvidia-smi -L | grep -c ^GPU)"
-  limit=$((limit / 4)) part "example-$name" "$python" "$file" "$@"
+  quarter "example-$name" "$python" "$file" "$@"
   [ -n "$implementation" ] && [ ${#failed[@]} -gt "$failures" ] || return 0
   if refusal=$(grep -m 1 -o "[a-z0-9_]*: implementation '.*' does not support this call.*" "$out/example-$name.log"); then
     unset "failed[-1]"
@@ -169,19 +214,37 @@ bench() {
   part bench "$python" -P -m jaxext bench --json "$out/gpu.json" --minutes "$(((limit - 60) / 60))" ${trial:+--quick} ${BENCH:-}
 }
 
-[ $# -gt 0 ] || set -- tests suite examples sanitizer bench
+# What a call launches is profiled, and neither compiling nor the choice of algorithms before it.
+profile() {
+  local rank run=(ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
+  [ -z "$trial" ] || run=()
+  part gaps "${gaps[@]}" --most "${GAPS:-10}"
+  for rank in $(grep -oE '^[0-9]+' "$out/gaps.log"); do
+    part "profile-$rank" "${run[@]}" "${gaps[@]}" --run "$rank"
+  done
+}
+
+[ $# -gt 0 ] || set -- tests suite examples sanitizer bench profile
 for name in "$@"; do
   case $name in
-    tests | suite | examples | sanitizer | bench) ;;
-    *) echo "no part is called $name: tests, suite, examples, sanitizer, bench" >&2 && exit 2 ;;
+    tests | suite | examples | sanitizer | bench | profile) ;;
+    *) echo "no part is called $name: tests, suite, examples, sanitizer, bench, profile" >&2 && exit 2 ;;
   esac
 done
 mkdir -p "$out"
-[ -n "$trial" ] || nvidia-smi || { echo "FAILED: nvidia-smi finds no GPU" && exit 1; }
+until=${PREPARE:-180}
 install || { echo "FAILED: installing" && exit 1; }
-export PYTHONPATH=$site
-for name in "$@"; do "$name"; done
+collect || { echo "FAILED: collecting the tests" && exit 1; }
+printf -v prepared '%s; ' "${report[@]}"
+prepared="Prepared in $SECONDS s: ${prepared%; }"
+[ -n "$trial" ] || device || exit 3
+for name in "$@"; do
+  until=$((SECONDS + limit))
+  "$name"
+done
 
+cat /dev/null "${logs[@]}" | grep -E '^(FAILED|ERROR) ' >"$out/failures.txt"
 printf '\n=== in all:\n'
 printf '%s\n' "${report[@]}"
+printf '%s tests failed: %s\n' "$(wc -l <"$out/failures.txt")" "$out/failures.txt"
 [ ${#failed[@]} = 0 ] || { printf 'FAILED: %s\n' "${failed[@]}" && exit 1; }

@@ -11,12 +11,18 @@ if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 
 # ruff: noqa: E402
+import broken_device
 import jax
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_enable_x64", True)
+
+
+def pytest_configure(config):
+    if os.environ["JAX_PLATFORMS"].startswith("cuda"):
+        config.pluginmanager.register(broken_device)
 
 
 def pytest_collection_modifyitems(items):

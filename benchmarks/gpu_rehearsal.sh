@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# `make gpu` as on a machine with a GPU and no network, which this one stands in for: what travels is packed and unpacked, an environment
+# made that has what is installed there and no more, and in it on_gpu.sh run without a network.  It has to get as far as one can without a
+# GPU: everything installed, imported and collected, and a sentence that says what is missing.
+#
+# Wanted: git, a network for the environment, nvcc (as there), and wheels/ as `make wheel` fills it.  PYTHON is a Python 3.12.  With
+# SOURCES=1 CUTLASS's headers travel instead of the compiled kernels, which are then compiled on the spot; PREPARE is what on_gpu.sh may
+# take for that, in seconds.
+set -eu
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3.12}
+there=(jax==0.11.2 triton==3.6.0 pybind11 scikit-build-core cmake ninja) # and jax's plugin, without the libraries of CUDA
+limit=$((64 << 20))                                                     # bytes that may travel
+
+fail() {
+  echo "REHEARSAL FAILED: $*"
+  exit 1
+}
+
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || fail "$python is not Python 3.12, which the machine has; give PYTHON"
+compgen -G "wheels/jaxext-*-cp312-*.whl" >/dev/null || fail "no jaxext for Python 3.12 in wheels/: \`make wheel\` with it first"
+temporary=$(mktemp -d)
+trap 'rm -rf "$temporary"' EXIT
+checkout=$temporary/checkout environment=$temporary/environment
+mkdir "$checkout"
+
+git ls-files --cached --others --exclude-standard -z | tar --create --null --files-from=- | tar --extract --directory "$checkout"
+cp -r wheels "$checkout"
+if [ -n "${SOURCES:-}" ]; then
+  rm "$checkout"/wheels/jaxext-*
+  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$checkout/wheels" nvidia-cutlass==4.2.0.0
+fi
+travels=$(du --summarize --bytes "$checkout" | cut -f 1)
+echo "what travels: $travels bytes of at most $limit"
+[ "$travels" -le "$limit" ] || fail "too much travels"
+
+timeout 60 "$python" -m venv "$environment"
+timeout 300 "$environment/bin/pip" install --quiet --disable-pip-version-check "${there[@]}"
+timeout 120 "$environment/bin/pip" install --quiet --disable-pip-version-check --no-deps jax-cuda13-plugin==0.11.2
+echo "there are: $("$environment/bin/pip" list --format=freeze --disable-pip-version-check | tr '\n' ' ')"
+
+# Nothing of this machine's settings; without a network even for those who look for one, where the system lets us.
+alone=(env -i "HOME=$temporary" "PATH=$environment/bin:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/bin:/usr/bin:/bin" PIP_NO_INDEX=1
+  "COMMIT=$(git rev-parse HEAD)" ${PREPARE:+"PREPARE=$PREPARE"})
+unshare --net true 2>/dev/null && alone=(unshare --net "${alone[@]}") || echo "without a network: for pip alone"
+"${alone[@]}" make --no-print-directory -C "$checkout" gpu 2>&1 | tee "$temporary/log" || true
+said=$(grep '^NO GPU: ' "$temporary/log") || fail "it did not get as far as to miss a GPU"
+grep -q 'CUDA kernels: compiled' <<<"$said" || fail "there are no CUDA kernels"
+echo "REHEARSED: all but the GPU is there"
