@@ -179,6 +179,8 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     "spills": lambda row: row["spills"] > 0,
     "has local memory": lambda row: row["local"] + row["stack"] > 0,
     "more shared memory than a block gets": lambda row: row["shared"] > SHARED_MEMORY[int(row["arch"].rstrip("af"))],
+    # swizzles go by the bits of an address, so tiles begin at multiples of 1 KiB: behind the system's, and nothing else, the dynamic do
+    "static shared memory misaligns the swizzled tiles": lambda row: hopper(row) and row["static"] > 1 << 10,
     # what sm_90a is for
     "not on the tensor cores": lambda row: hopper(row) and row["wgmma"] == 0,
     "operands not loaded by TMA": lambda row: hopper(row) and row["tma"] == 0,

@@ -191,6 +191,17 @@ struct Convolution {
     return Kernel::can_implement(arguments);
   }
 
+  // The parameters of a launch of `count` parts, or no: no block reads those of others.
+  static bool Fill(const ConvProblem& problem, const ConvPart* parts, int count, Dtype result, const void* first, const void* second,
+                   void* out, ConvParts<Kernel, kParts>* params) {
+    for (int i = 0; i < count; ++i) {
+      const typename Kernel::Arguments arguments = ArgumentsOf(problem, parts[i], result, first, second, out);
+      if (!CanImplement(arguments)) return false;
+      params->part[i] = Kernel::to_underlying_arguments(arguments, /*workspace=*/nullptr);
+    }
+    return true;
+  }
+
   static Status Launch(const ConvProblem& problem, const std::vector<ConvPart>& parts, Dtype result, const void* first, const void* second,
                        void* out, cudaStream_t stream) {
     Device device;
@@ -199,10 +210,8 @@ struct Convolution {
       const int count = static_cast<int>(std::min<size_t>(kParts, parts.size() - begin));
       ForgetDescriptors();
       ConvParts<Kernel, kParts> params;
-      for (int i = 0; i < kParts; ++i) {  // those that no block reads are copies of the first
-        const typename Kernel::Arguments arguments = ArgumentsOf(problem, parts[begin + (i < count ? i : 0)], result, first, second, out);
-        if (!CanImplement(arguments)) return Invalid("conv: CUTLASS refuses these sizes, strides or alignments");
-        params.part[i] = Kernel::to_underlying_arguments(arguments, /*workspace=*/nullptr);
+      if (!Fill(problem, &parts[begin], count, result, first, second, out, &params)) {
+        return Invalid("conv: CUTLASS refuses these sizes, strides or alignments");
       }
       dim3 grid = Kernel::get_grid_shape(params.part[0]);  // the same for all parts
       grid.z = count;

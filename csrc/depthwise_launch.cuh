@@ -1,29 +1,34 @@
 // The launches of depthwise_launch.h, to be instantiated for one dtype per compile unit.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include "depthwise.cuh"
 #include "depthwise_launch.h"
 
 namespace jaxext::depthwise {
 
-inline dim3 Grid(const Plan& plan) {
-  return {static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]), static_cast<unsigned>(plan.grid[2])};
+// What was wrong on this thread before is not asked for, and a launch that CUDA refuses leaves nothing for the next who asks.
+template <typename... Pointers>
+cudaError_t Launch(const Plan& plan, cudaStream_t stream, void (*kernel)(Params, Pointers...), Pointers... arrays) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3{static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]), static_cast<unsigned>(plan.grid[2])};
+  config.blockDim = dim3{static_cast<unsigned>(plan.lanes), static_cast<unsigned>(kThreads / plan.lanes), 1};
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, plan.params, arrays...);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
 }
-
-inline dim3 Block(const Plan& plan) { return {static_cast<unsigned>(plan.lanes), static_cast<unsigned>(kThreads / plan.lanes), 1}; }
 
 template <typename T>
 cudaError_t LaunchGather(const Plan& plan, const void* source, const void* filter, void* target, cudaStream_t stream) {
-  GatherKernel<T>(plan)<<<Grid(plan), Block(plan), plan.shared_bytes, stream>>>(plan.params, static_cast<const T*>(source),
-                                                                                static_cast<const T*>(filter), static_cast<T*>(target));
-  return cudaGetLastError();
+  return Launch(plan, stream, GatherKernel<T>(plan), static_cast<const T*>(source), static_cast<const T*>(filter), static_cast<T*>(target));
 }
 
 template <typename T>
 cudaError_t LaunchWgrad(const Plan& plan, const void* x, const void* y, void* w, cudaStream_t stream) {
-  WgradKernel<T>(plan)<<<Grid(plan), Block(plan), plan.shared_bytes, stream>>>(plan.params, static_cast<const T*>(x),
-                                                                               static_cast<const T*>(y), w);
-  return cudaGetLastError();
+  return Launch(plan, stream, WgradKernel<T>(plan), static_cast<const T*>(x), static_cast<const T*>(y), w);
 }
 
 }  // namespace jaxext::depthwise

@@ -70,6 +70,17 @@ Gemm GemmOf(MatmulRole role, const MatmulProblem& p, int64_t splits, const void*
   return g;
 }
 
+int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int64_t multiprocessors) {
+  const auto up = [](int64_t size, int64_t to) { return (size + to - 1) / to * to; };
+  const auto rounds = [&](int64_t band) {
+    return up(up(rows, band * cluster_m) * up(columns, band) * batch, multiprocessors) / multiprocessors;
+  };
+  for (int band : {8, 4, 2}) {
+    if (rounds(1) > 1 && 8 * rounds(band) <= 9 * rounds(1)) return band;
+  }
+  return 1;
+}
+
 Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
               const void* second, void* out, cudaStream_t stream) {
   constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 16);  // CUTLASS rounds up, with 32 bits

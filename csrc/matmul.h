@@ -44,6 +44,11 @@ const std::vector<MatmulKernel>& MatmulKernels();
 // `role` as a plain product, of its operands in the order of slots (a, b, c without the open one); splits stand in the batch.
 Gemm GemmOf(MatmulRole role, const MatmulProblem& problem, int64_t splits, const void* first, const void* second, void* out);
 
+// How many rows or columns of tiles a band has: 1, 2, 4 or 8.  Tiles of a band are computed one after the other, so that they share what is
+// in the L2 cache; but CUTLASS fills the last bands up with tiles that are computed in vain.  It is the widest band for which the
+// multiprocessors take at most an eighth more rounds; where one round is all, all tiles are computed at once anyway.
+int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int64_t multiprocessors);
+
 // The result of `role`.
 Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
               const void* second, void* out, cudaStream_t stream);

@@ -103,7 +103,8 @@ struct Matmul {
     SetStrides(arguments.epilogue.dD, gemm.n, gemm.m * gemm.n);
     arguments.hw_info.device_id = device.number;
     arguments.hw_info.sm_count = device.multiprocessors;
-    arguments.scheduler.max_swizzle_size = 8;  // tiles in flight are near one another, so that they share what is in the L2 cache
+    arguments.scheduler.max_swizzle_size =
+        BandOf(cute::ceil_div(gemm.m, kTileM), cute::ceil_div(gemm.n, kTileN), kClusterM, gemm.l, device.multiprocessors);
     if (!Kernel::can_implement(arguments)) return Invalid("matmul: CUTLASS refuses these sizes, strides or alignments");
     if (Kernel::get_workspace_size(arguments) != 0) return Internal("matmul: the kernel wants a workspace, and there is none");
 

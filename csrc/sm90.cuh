@@ -15,7 +15,10 @@ namespace jaxext::sm90 {
 inline thread_local CUresult descriptor_error = CUDA_SUCCESS;
 
 inline CUresult Noted(CUresult result) {
-  if (result != CUDA_SUCCESS) descriptor_error = result;
+  if (result != CUDA_SUCCESS) {
+    descriptor_error = result;
+    cudaGetLastError();  // if the runtime did not find the driver's function, the next launch would be blamed for it
+  }
   return result;
 }
 
@@ -68,7 +71,10 @@ Status Launch(const std::string& name, void (*kernel)(Params), const Params& par
     return Internal(name + ": the driver refuses a TMA descriptor, CUDA error " + std::to_string(descriptor_error));
   }
   // For the current device, of which a process may have several; it costs less than to remember for which it was done.
-  if (Status s = Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name); !s.ok()) return s;
+  if (Status s = Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name + ": cudaFuncSetAttribute");
+      !s.ok()) {
+    return s;
+  }
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = cluster.x;
@@ -81,7 +87,7 @@ Status Launch(const std::string& name, void (*kernel)(Params), const Params& par
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return Check(cudaLaunchKernelEx(&config, kernel, params), name);
+  return Check(cudaLaunchKernelEx(&config, kernel, params), name + ": cudaLaunchKernelEx");
 }
 
 }  // namespace jaxext::sm90

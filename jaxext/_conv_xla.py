@@ -30,12 +30,15 @@ def conv(
 
     XLA's partitioner never gets a grouped convolution, which it splits wrongly.
     """
-    if open == "x":
-        operands, window, open = {"x": operands["y"], "w": _reversed(operands["w"], window)}, window.transposed, "y"
+    w = operands["w"] if open == "x" else None
+    if w is not None:
+        operands, window, open = {"x": operands["y"], "w": _reversed(w, window)}, window.transposed, "y"
     a, b = operands["x"], operands["w" if open == "y" else "y"]
     common, acc = _dtypes(a.dtype, b.dtype, dtype)
     a, b = a.astype(common), b.astype(common)
     name = algorithm or plan(open, _sizes(open, a, b), window, dtype=common, splitter=splitter)
+    if name == "lax" and w is not None and w.shape[:2] == (1, 1):
+        return lax_conv("x", a, w.astype(common), window, dtype=np.dtype(dtype), precision=precision).astype(dtype)
     return run(name, open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, splitter=splitter).astype(dtype)
 
 
@@ -186,7 +189,11 @@ def promote(a, b):
 
 
 def lax_conv(open, a, b, window: Window, *, dtype, precision):
-    """lax's convolution, with groups where B·G > 1: the same HLO as lax's own forward and transposes."""
+    """lax's convolution, with groups where B·G > 1: the same HLO as lax's own forward and transposes.
+
+    With x open, of one group, `a` is y, `b` is w and the window is transposed: XLA's GPU compiler finds cuDNN's dgrad where the reversal of
+    the filter comes right before the convolution.  Else it writes out the zeros of a strided one, and multiplies by them.
+    """
     a, window = _cropped(a, window)
     B, G = a.shape[0], a.shape[-2]
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
@@ -194,12 +201,14 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
     preferred = dtype if promote(common, np.dtype(dtype)) == dtype else None
     # The primitive and not the function, which takes no symbolic padding.
     conv = functools.partial(lax.conv_general_dilated_p.bind, precision=precision, preferred_element_type=preferred, out_sharding=None)
-    if open == "y":
+    if open != "w":
         w = b.reshape((-1,) + b.shape[3:])
-        spec = (first, last, *space)
+        spec = filter_spec = (first, last, *space)
+        if open == "x":
+            w, filter_spec = lax.rev(w, space), (last, first, *space)
         y = conv(
             _merge(a), w, window_strides=window.stride, padding=window.padding, lhs_dilation=window.input_dilation,
-            rhs_dilation=window.filter_dilation, dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec),
+            rhs_dilation=window.filter_dilation, dimension_numbers=lax.ConvDimensionNumbers(spec, filter_spec, spec),
             feature_group_count=B * G, batch_group_count=1,
         )  # fmt: skip
         return _split(y, B, G)

@@ -8,6 +8,7 @@ forms or public operations.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import pathlib
@@ -20,7 +21,8 @@ import numpy as np
 
 from jaxext import _cuda_conv, _cuda_depthwise, _cuda_matmul
 from jaxext._implementation import Call, no_kernel
-from jaxext._kernel import DTYPES, KernelImplementation, Launch, conv_problem, matmul_problem
+from jaxext._kernel import DTYPES, KernelImplementation, Launch, apart, conv_problem, matmul_problem
+from jaxext._target import named
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
@@ -36,7 +38,7 @@ class CudaMatmul(KernelImplementation):
     name = "cuda"
 
     def lacks(self, call):
-        return no_kernel(call, "cuda") or missing()
+        return no_kernel(call, "cuda") or missing() or _older_driver()
 
     def problem(self, call):
         return matmul_problem(call, MatmulProblem, call.arch or 0)
@@ -58,7 +60,7 @@ class CudaConv(KernelImplementation):
     name = "cuda"
 
     def lacks(self, call):
-        return no_kernel(call, "cuda") or missing()
+        return no_kernel(call, "cuda") or missing() or _older_driver()
 
     def problem(self, call):
         return conv_problem(call, call.arch or 0)
@@ -111,10 +113,11 @@ def _called(target: str, attributes: Mapping[str, Any], shapes: Sequence[tuple[i
     *of_operands, of_result = shapes
     parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
     typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
+    placed = (lambda x: x) if target.startswith("jaxext_depthwise") else apart  # depthwise kernels take any address, TMA does not
     y = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((*parts, *of_result), result.dtype))(
-        *(x.reshape(shape) for x, shape in zip((first, second), of_operands, strict=True)), **typed
+        *(placed(x.reshape(shape)) for x, shape in zip((first, second), of_operands, strict=True)), **typed
     )
-    return y.reshape(result.shape)
+    return placed(y).reshape(result.shape)
 
 
 @functools.cache
@@ -153,6 +156,33 @@ def _ffi_version() -> tuple[int, int]:
     header = (pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
     major, minor = (int(re.findall(rf"define XLA_FFI_API_{part} (\d+)", header)[0]) for part in ("MAJOR", "MINOR"))
     return major, minor
+
+
+def _older_driver() -> str | None:
+    """Why the CUDA driver of this machine, if it has one, does not run what was compiled, so that every launch would fail; or None, as for
+    the GPU of another machine.
+
+    Any driver runs the code that a CUDA of its own series made, or an older one.  PTX, for GPUs newer than the code is for, wants a driver
+    as new as the compiler.
+    """
+    from jaxext import _cuda_module
+
+    driver = None if named() else _driver()
+    if driver is None or driver[0] >= int(_cuda_module.cuda_version.partition(".")[0]):
+        return None
+    return f"compiled with CUDA {_cuda_module.cuda_version}, the driver is of CUDA {driver[0]}.{driver[1]}"
+
+
+@functools.cache
+def _driver() -> tuple[int, int] | None:
+    """The version of CUDA that the driver of this machine is of, if there is one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return (version.value // 1000, version.value % 1000 // 10) if version.value > 0 else None
 
 
 def _not_compiled_for(arch: int) -> str | None:

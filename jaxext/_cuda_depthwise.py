@@ -16,6 +16,7 @@ from jaxext.kernels._launch import BITS, cdiv, multiprocessors
 DTYPES = ("fp32", "bf16", "fp16")
 MOST_TAPS = 31  # of an axis
 MOST_STEP = 65535  # stride or input dilation
+MOST_GROUPS = 1 << 30
 MOST_REACH = 1 << 30  # places of an axis, with padding and dilation
 MOST_APART = 1 << 25  # places between neighbours in a strip or a filter row
 THREADS = 128  # of a block
@@ -41,6 +42,8 @@ def supports(problem: ConvProblem) -> str | None:
         return f"{problem.C} input channels per group, it takes 1"
     if problem.K != 1:
         return f"{problem.K} outputs per group, it takes 1"
+    if problem.G >= MOST_GROUPS:
+        return f"{problem.G} groups, it takes fewer than {MOST_GROUPS}"
     if not problem.name.startswith(("conv1d_", "conv2d_")):
         return f"{problem.name} has not one or two spatial axes"
     if unknown := [dtype for dtype in problem.dtypes if dtype not in DTYPES]:

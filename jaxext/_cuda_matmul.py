@@ -29,6 +29,7 @@ _MEMORY_BYTES = 18  # the same of 4.1 TB/s
 _START = 1500  # clocks until the first stage is there
 _EPILOGUE_BYTES = 32  # stored per clock
 _LAUNCH = 4000  # clocks of a kernel of its own, that adds up partial results
+_MOST_ELEMENTS = 1 << 38  # TMA's strides have 40 bits, in bytes
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 
@@ -66,6 +67,8 @@ def supports(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> str 
             return f"a row of the {what} has {length * BITS[dtype] // 8} bytes, TMA wants a multiple of 16"
     if (size := max(problem.B, problem.M, problem.N, problem.K)) > MOST_POSITIONS:
         return f"an axis has {size} elements, want {MOST_POSITIONS} at most"
+    if (elements := problem.B * max(problem.M * problem.K, problem.K * problem.N, problem.M * problem.N)) >= _MOST_ELEMENTS:
+        return f"an array has {elements} elements, want fewer than 2^38"
     if not candidates(problem, table):
         return f"B={problem.B} M={problem.M} N={problem.N} K={problem.K} make 2^31 tiles or more, want fewer"
     return None
@@ -118,7 +121,7 @@ def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
 
 
 def _few_enough(problem: MatmulProblem, tile_m: int, tile_n: int) -> bool:
-    """Whether CUTLASS can number the tiles with 32 bits, in a grid that it rounds up to pairs of blocks and bands of eight."""
+    """Whether CUTLASS can number the tiles with 32 bits, in a grid that it rounds up to pairs of blocks and bands of at most eight."""
     return (cdiv(problem.rows, tile_m) + 15) * (cdiv(problem.cols, tile_n) + 15) * problem.B * max(_SPLITS) <= MOST_POSITIONS
 
 

@@ -104,7 +104,10 @@ def no_kernel(call: Call, platform: str) -> str | None:
     if call.splitter == "xla":
         return "XLA's partitioner, which cannot split a kernel, has this program: use jit with automatic axes, or a shard_map over all axes"
     if call.platform == "cuda" and call.arch is None:
-        return "not known for which GPU: there is none here (see jaxext.use_target), or the program is for several platforms"
+        return (
+            "not known for which GPU: there is none here, or those here are of several compute capabilities (see jaxext.use_target), "
+            "or the program is for several platforms"
+        )
     return None
 
 

@@ -116,6 +116,15 @@ class KernelImplementation:
         return y.reshape(call.shape)
 
 
+def apart(x: jax.Array) -> jax.Array:
+    """An operand or a result of a kernel that wants multiples of 16 bytes, in memory that XLA allocates for it alone.
+
+    XLA's GPU compiler hands a typed foreign call a slice of an array in place, at whatever element it begins: a weight within a vector of
+    all parameters, what a loop writes into a larger array.  It does not look through the barrier of a single array.
+    """
+    return lax.optimization_barrier(x)
+
+
 def matmul_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
     """A call of the form `matmul` as a problem of this class, or the reason why it is none."""
     common = _common(call, arch)

@@ -16,7 +16,7 @@ _named = jax.make_user_context(None)
 
 def use_target(arch: str | None):
     """A context (`with use_target("sm_90a"): ...`) in which programs lowered for CUDA are compiled for this architecture (None: that of
-    the first CUDA device).
+    this machine's GPUs, if they are of one).
 
     Args:
       arch: NVIDIA's name of a compute capability, such as "sm_80" (A100), "sm_90a" (H100, H200) or "sm_100a" (B200).
@@ -48,13 +48,22 @@ def lower_for(fun: Callable, *args, arch: str, **kwargs) -> jax.stages.Lowered:
         return jitted.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
 
 
+def named() -> bool:
+    """Whether programs are for a GPU that `use_target` names, and not for those of this machine."""
+    return _named.value is not None
+
+
 def compute_capability(platform: str) -> int | None:
-    """Times 10, of the GPU for which a program for `platform` is compiled; None if that is not known."""
+    """Times 10, of the GPU for which a program for `platform` is compiled; None if that is not known.
+
+    Nor is it where GPUs of several capabilities are: a kernel compiled for one would not load, or not be at its best, on the others.
+    """
     if platform != "cuda":
         return None
-    if _named.value is not None:
+    if named():
         return _named.value
     try:
-        return int(jax.local_devices(backend="cuda")[0].compute_capability.replace(".", ""))
+        here = {device.compute_capability for device in jax.local_devices(backend="cuda")}
     except RuntimeError:  # jax has no such backend here
         return None
+    return int(here.pop().replace(".", "")) if len(here) == 1 else None

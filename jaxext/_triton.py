@@ -22,11 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._implementation import Call, no_kernel
-from jaxext._kernel import KernelImplementation, Launch, conv_problem, matmul_problem
+from jaxext._kernel import KernelImplementation, Launch, apart, conv_problem, matmul_problem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 _INTERPRETED_CAPABILITY = 90
+# Triton writes the newest PTX that its own assembler knows, but jax runs the one of the CUDA that it finds: CUDA 12.9's knows 8.8.
+_PTX = 88
 CUSTOM_CALLS = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
 
 
@@ -94,7 +96,7 @@ class TritonConv(_Triton):
         assert window is not None
         irregular = (
             sizes["B"] > 1  # XLA makes groups of it
-            or sizes["G"] > 1 and (sizes["C"] <= 32 or call.open != "y")  # slow in cuDNN; XLA maps none of their gradients to it
+            or sizes["G"] > 1 and (sizes["C"] <= 32 or call.open != "y")  # slow in cuDNN; it gets their gradients since jaxlib 0.11.2
             or max(window.input_dilation, default=1) > 1  # XLA writes out the zeros
             or window.rank in (1, 3)  # cuDNN is made for two axes
             or sizes["C"] <= 4 and jnp.bfloat16 in call.dtypes.values()  # XLA pads few channels of float16 only
@@ -173,7 +175,7 @@ def _keywords() -> tuple[str, dict[str, Any]] | None:
     """How `triton_call` names the result, and further keywords; None where it is none that is known."""
     taken = inspect.signature(_jax_triton().triton_call).parameters
     if "out_type" in taken and "backend_options" in taken:  # from jax-triton 0.4
-        return "out_type", {"backend_options": {"enable_fp_fusion": True}}
+        return "out_type", {"backend_options": {"enable_fp_fusion": True, "ptx_version": _PTX}}
     return ("out_shape", {"enable_fp_fusion": True}) if "out_shape" in taken and "enable_fp_fusion" in taken else None
 
 
@@ -181,9 +183,9 @@ def _called(launch, arch, result, first, second) -> jax.Array:
     """The compiled kernel, as a custom call."""
     keywords = _keywords()
     assert keywords is not None
-    return _jax_triton().triton_call(
-        first,
-        second,
+    y = _jax_triton().triton_call(
+        apart(first),  # which the compiler is told to begin at a multiple of 16 bytes
+        apart(second),
         kernel=launch.kernel,
         name=launch.name,
         grid=launch.grid,
@@ -194,6 +196,7 @@ def _called(launch, arch, result, first, second) -> jax.Array:
         **keywords[1],
         **launch.constants,
     )
+    return apart(y)
 
 
 def _interpreted(launch, arch, result, first, second) -> jax.Array:

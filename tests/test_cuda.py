@@ -4,6 +4,7 @@ Whether its hand-written kernels compute what they should is tested in test_simt
 well the kernels are compiled in test_cuda_compiled.py.
 """
 
+import functools
 import re
 import sys
 import types
@@ -18,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from lowered import BLOCK, IMAGES, MESH, NHWC, conv, custom_calls, moved, resnet_block, struct
 
 import jaxext
-from jaxext import _cuda
+from jaxext import _cuda, _target
 
 built = pytest.mark.skipif(_cuda.missing() is not None, reason=f"no CUDA kernels: {_cuda.missing()}")
 
@@ -245,6 +246,40 @@ class TestMissing:
         monkeypatch.setitem(sys.modules, "jaxext._cuda_module", newer)
         monkeypatch.setattr(jaxext, "_cuda_module", newer, raising=False)
         assert f"built with headers of XLA's FFI {major}.{minor + 1}, this jaxlib runs {major}.{minor}" in self.reason()
+
+
+@built
+@pytest.mark.parametrize(
+    ("of_driver", "reason"),
+    [
+        (None, None),
+        (0, None),
+        (13000, None),
+        (13020, None),
+        (14010, None),
+        (12080, "compiled with CUDA 13.0.88, the driver is of CUDA 12.8"),
+    ],
+)
+def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
+    """Unnamed, the kernels would be taken, and every launch fail: "CUDA driver version is insufficient for CUDA runtime version".  What is
+    for the GPU of another machine is none of this driver's business."""
+    from jaxext import _cuda_module
+
+    def load(name):
+        if of_driver is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return types.SimpleNamespace(cuDriverGetVersion=lambda version: setattr(version._obj, "value", of_driver))
+
+    monkeypatch.setattr(_cuda_module, "cuda_version", "13.0.88")
+    monkeypatch.setattr(_cuda.ctypes, "CDLL", load)
+    monkeypatch.setattr(_cuda, "_driver", _cuda._driver.__wrapped__)
+    asked = functools.partial(jaxext.explain, causal, struct(2, 256, 64), struct(4, 1, 64), platform="cuda")
+    with jaxext.use_target("sm_90a"):
+        assert asked().rows[0].chosen == "cuda"
+    here = [types.SimpleNamespace(compute_capability="9.0")]
+    monkeypatch.setattr(_target, "jax", types.SimpleNamespace(local_devices=lambda backend: here))
+    (row,) = asked().rows
+    assert (row.chosen == "cuda", row.refused.get("cuda")) == (reason is None, reason)
 
 
 def test_the_version_of_the_ffi_is_known():

@@ -1,7 +1,7 @@
 """Host logic of the dense convolutions for Hopper: what they refuse, which tile is picked, and TMA's boxes.
 
 csrc/conv_plan.cc is compiled by a C++ compiler and asked for its parts and boxes; gathering by these as TMA does must give what the
-definition gives, bit for bit on small integers.  Needs g++; no GPU and no CUDA.
+definition gives, bit for bit on small integers.  Needs g++, and for one test the compiled module; no GPU.
 """
 
 import ctypes
@@ -11,10 +11,14 @@ import random
 import shutil
 import subprocess
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from lowered import NHWC, custom_calls, struct
 
-from jaxext import _cuda_conv
+import jaxext
+from jaxext import _cuda, _cuda_conv
 from jaxext._cuda_conv import ConvConfig, candidates, pick, supports
 from jaxext.kernels._geometry import ConvProblem
 
@@ -385,6 +389,30 @@ def test_an_empty_result_has_no_parts(library):
     assert plan(library, dataclasses.replace(CASES["causal"], N=0), config) == []
     assert isinstance(plan(library, dataclasses.replace(CASES["causal"], C=0), config), str)
     assert pick(dataclasses.replace(CASES["wgrad"], N=0)).splits == 1
+
+
+EMPTY = {  # shapes of x and w, and padding
+    "nothing": ((2, 5, 5, 8), (3, 3, 8, 8), 1),
+    "no image": ((0, 5, 5, 8), (3, 3, 8, 8), 1),
+    "no output": ((2, 2, 5, 8), (3, 3, 8, 8), 0),
+    "no input": ((2, 0, 5, 8), (3, 3, 8, 8), 2),
+    "no channel": ((2, 5, 5, 0), (3, 3, 0, 8), 1),
+    "no tap": ((2, 5, 5, 8), (0, 3, 8, 8), 1),
+}
+
+
+@pytest.mark.skipif(_cuda.missing() is not None, reason=f"no CUDA kernels: {_cuda.missing()}")
+@pytest.mark.parametrize("name", EMPTY)
+def test_where_an_array_is_empty_nothing_is_called(name):
+    """XLA fails when it captures a call that launches nothing into a CUDA graph; and a sum of nothing is zeros, which no kernel writes."""
+    x, w, padding = EMPTY[name]
+
+    def total(x, w):
+        y = jaxext.conv_general_dilated(x, w, (1, 1), ((padding, padding),) * 2, dimension_numbers=NHWC, implementation="cuda")
+        return jnp.sum(y, dtype=jnp.float32)
+
+    calls = custom_calls(jaxext.lower_for(jax.value_and_grad(total, (0, 1)), struct(*x), struct(*w), arch="sm_90a"))
+    assert calls.total() == (3 if name == "nothing" else 0)
 
 
 def test_the_narrow_tile_is_for_few_channels():

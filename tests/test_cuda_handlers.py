@@ -327,6 +327,14 @@ def test_matmul_near_the_end_of_32_bits(refuses, target):
         refuses(right(target, **{name: 2**31 - 8}), "2147483640")
 
 
+@pytest.mark.parametrize("target", MATMUL)
+def test_matmul_of_arrays_beyond_the_strides_of_tma(refuses, target):
+    """Each in turn, by its sizes and by its batch."""
+    for few in "NKM":
+        for B in (1, 2**10):
+            refuses(right(target, **{name: (2**20 if B == 1 else 2**14) for name in "MNK"} | {few: 8, "B": B}), "has 2.38 elements or more")
+
+
 def axis(value, i=2, otherwise=(1, 1, 1)):
     """An array with this entry on one axis."""
     return replaced(otherwise, i, value)

@@ -112,7 +112,8 @@ def test_refusals(case):
     [
         ((64, 64, 60), "a row of the left operand has 120 bytes, TMA wants a multiple of 16"),
         ((64, 60, 64), "a row of the right operand has 120 bytes, TMA wants a multiple of 16"),
-        ((2**30, 2**21, 64), "B=1 M=1073741824 N=2097152 K=64 make 2^31 tiles or more, want fewer"),
+        ((2**29, 256, 8), "B=1 M=536870912 N=256 K=8 make 2^31 tiles or more, want fewer"),
+        ((2**20, 2**18, 64), "an array has 274877906944 elements, want fewer than 2^38"),
         ((2**31, 64, 64), "an axis has 2147483648 elements, want 2147418112 at most"),
     ],
 )

@@ -6,12 +6,12 @@ normal numbers within what rounding explains.  Whether kernels read or write bes
 (benchmarks/on_gpu.sh), and on a CPU for tests/test_simt.py.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import pathlib
 import re
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +140,9 @@ DENSE = {name: case | {"C": 8 * case.get("C", 3), "K": 8 * case.get("K", 5)} for
     "tiles_3d": dict(N=2, input=(5, 6, 7), padding=((1, 1),) * 3, filter=(3, 3, 3), C=40, K=136),
     "images": dict(N=70, input=(3, 2), filter=(2, 2), padding=((0, 1), (1, 0)), C=8, K=8),
     "groups_of_parts": dict(B=2, N=2, G=5, input=(7, 6), C=16, K=24),
+    "few_channels_many_filters": dict(N=2, input=(9, 9), C=8, K=4096),
+    "corner": dict(N=1, input=(9, 9), filter=(2, 2), padding=((128, 0), (0, 127)), C=8, K=8),  # of TMA's boxes: the farthest
+    "stride_8": dict(N=2, input=(40, 33), filter=(3, 3), stride=(8, 8), C=72, K=72),
 }
 
 
@@ -343,27 +346,51 @@ def test_recorded_in_cuda_graphs(case, tmp_path):
 def test_two_threads():
     """Each with a program of its own, and one that both call, on arrays of their own."""
     shared = jax.jit(value_and_gradients(ROUND, ours(ROUND)))
-    wrong: list[str] = []
 
     def work(seed):
-        try:
-            with jaxext.use_implementation("cuda"):
-                case = DEPTHWISE_CALLS[seed // 10]
-                own = jax.jit(value_and_gradients(case, ours(case)))
-                tasks = [(own, *next(inputs(case, np.float32, [seed]))), (shared, *next(inputs(ROUND, jnp.bfloat16, [seed])))]
-                for _ in range(100):
-                    flying = [(program(*args), want) for program, args, want in tasks]
-                    for got, want in flying:
-                        exact(got, want)
-        except BaseException as error:  # it would be lost with the thread
-            wrong.append(f"{seed}: {type(error).__name__}: {error}"[:500])
+        case = DEPTHWISE_CALLS[seed // 10]
+        own = jax.jit(value_and_gradients(case, ours(case)))
+        tasks = [(own, *next(inputs(case, np.float32, [seed]))), (shared, *next(inputs(ROUND, jnp.bfloat16, [seed])))]
+        for _ in range(100):
+            flying = [(program(*args), want) for program, args, want in tasks]
+            for got, want in flying:
+                exact(got, want)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(work, 0, 10)
+
+
+def in_threads(work, *arguments):
+    """`work` of each, all at once; an error in one is raised here."""
+
+    def named(argument):
+        with jaxext.use_implementation("cuda"):  # a thread has contexts of its own
+            work(argument)
+
+    with concurrent.futures.ThreadPoolExecutor(len(arguments)) as pool:
+        list(pool.map(named, arguments))
+
+
+@pytest.mark.parametrize(
+    "case", [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))], ids=label
+)
+def test_two_devices(case):
+    """The same kernels on each GPU of this machine in turn, so that what a first launch sets is set on every one, then on two at once."""
+    devices = jax.local_devices(backend="cuda")
+    if len(devices) < 2:
+        pytest.skip("this machine has one GPU")
+    program = jax.jit(value_and_gradients(case, ours(case)))
+    tries = list(inputs(case, jnp.bfloat16, (0, 10)))
+
+    def work(device):
+        for args, want in tries:
+            got = program(*jax.device_put(args, device))
+            assert all(y.devices() == {device} for y in got)
+            exact(got, want)
+
+    for device in devices:
+        work(device)
+    for _ in range(20):
+        in_threads(work, *devices[:2])
 
 
 def test_two_streams():

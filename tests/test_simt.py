@@ -5,15 +5,10 @@ size.  That kernels which are slightly wrong do not get through is tested too.  
 """
 
 import dataclasses
-import fcntl
 import math
-import os
 import pathlib
-import shutil
-import subprocess
 import sys
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -23,23 +18,9 @@ from jaxext._cuda_depthwise import DepthwiseConfig
 sys.path.append(str(pathlib.Path(__file__).parent / "kernels"))  # where pytest too has it, once it has collected that folder
 import harness  # noqa: E402
 import test_depthwise as triton  # noqa: E402
-from test_depthwise import ROLES, of_role, operands_of, problem, shape_of, truth  # noqa: E402
+from simt import DTYPES, ROOT, build, run  # noqa: E402
+from test_depthwise import ROLES, of_role, operands_of, problem, truth  # noqa: E402
 
-ROOT = pathlib.Path(__file__).parent.parent
-CXX = "g++"
-FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-g1",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-    "-Wall",
-    "-Wextra",
-    "-Wno-unknown-pragmas",
-]
-ELEMENTS = {"fp32": "float", "bf16": "__nv_bfloat16", "fp16": "__half"}
-DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}
-CODES = ["fp32", "bf16", "fp16"]  # jaxext::Dtype
 INVALID = 1  # jaxext::Status
 
 CASES = {name: case for name, case in triton.CASES.items() if (case.C, case.K, case.input[0], case.filter[0]) == (1, 1, 1, 1)}
@@ -65,103 +46,19 @@ CASES |= {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reply:
-    code: int
-    message: str
-    vector: bool
-    window: bool
-    line: bool
-    taps: int  # of the kernel that was taken, 0 for any
-    grid: tuple[int, int, int]
-    shared_bytes: int
-    result: np.ndarray | None  # partial results added up; None where the problem was refused
-
-
 @pytest.fixture(scope="session")
-def build(tmp_path_factory):
-    """build(dtype) -> the driver for one dtype, compiled once for all workers; with `broken`, that of the kernels in BROKEN."""
-    if not shutil.which(CXX):
-        pytest.skip(f"{CXX} is not there")
-    here = tmp_path_factory.getbasetemp()
-    folder = here.parent if here.name.startswith("popen-") else here  # pytest-xdist gives each worker a folder of its own
-
-    def build(dtype, broken=False):
-        home = folder / f"simt-{dtype}{'-broken' * broken}"
-        home.mkdir(exist_ok=True)
-        with open(home / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (home / "driver").exists():
-                source = (ROOT / "csrc" / "depthwise.cuh").read_text()
-                (home / "depthwise.cuh").write_text(_with_broken_pieces(source) if broken else source)
-                paths = [f"-I{path}" for path in (home, ROOT / "csrc", ROOT / "tests" / "csrc", ROOT / "tests" / "csrc" / "cuda")]
-                files = [ROOT / "tests" / "csrc" / "depthwise_driver.cc", ROOT / "csrc" / "depthwise_plan.cc"]
-                command = [CXX, *FLAGS, f"-DELEMENT={ELEMENTS[dtype]}", *paths, *map(str, files), "-o", str(home / "linked")]
-                compiled = subprocess.run(command, capture_output=True, text=True)
-                assert compiled.returncode == 0 and not compiled.stderr, compiled.stderr[:3000]
-                (home / "linked").rename(home / "driver")
-        return home / "driver"
-
-    return build
+def driver(tmp_path_factory):
+    return build(tmp_path_factory)
 
 
 @pytest.fixture
-def launch(build, tmp_path):
+def launch(driver, tmp_path):
     """launch(case, config, operands, ...) -> Reply, or an AssertionError with what the driver said."""
 
     def launch(case, config, operands=None, **options):
-        return run(build(case.dtypes[0]), tmp_path, [(case, config, operands_of(case) if operands is None else operands)], **options)[0]
+        return run(driver, tmp_path, [(case, config, operands_of(case) if operands is None else operands)], **options)[0]
 
     return launch
-
-
-def run(driver, folder, asked, *, shift=0, told_aligned=False, dry=False, broken=None):
-    """The replies to (case, config, operands), from one process."""
-    parts = [np.int64(len(asked)).tobytes()]
-    results = []
-    for case, config, operands in asked:
-        dtype = np.dtype(np.float32 if config.splits > 1 else DTYPES[case.dtypes[2]])
-        shape = (config.splits, *shape_of(case, ROLES[case.role]))
-        results.append((case, dtype, shape))
-        arrays = [np.ascontiguousarray(operands[slot]) for slot in ("x", "w", "y") if slot in operands]
-        codes = [list(ROLES).index(case.role), CODES.index(case.dtypes[0]), "fp32" if config.splits > 1 else case.dtypes[2]]
-        codes[2] = CODES.index(codes[2])
-        sizes = [case.B, case.N, case.G, case.C, case.K]
-        steps = [case.input, case.filter, case.output, case.stride, case.low, case.input_dilation, case.filter_dilation]
-        how = [config.lanes, config.strip, config.pieces, config.splits, shift, told_aligned, dry]
-        buffers = [0, 0, 0] if dry else [*(array.nbytes for array in arrays), math.prod(shape) * dtype.itemsize]
-        numbers = [*codes, *sizes, *(n for step in steps for n in step), *how, *buffers]
-        parts += [np.array(numbers, np.int64).tobytes(), *([] if dry else [array.tobytes() for array in arrays])]
-    (folder / "request").write_bytes(b"".join(parts))
-    environment = os.environ | {"BROKEN": str(list(BROKEN).index(broken) if broken else -1)}
-    ran = subprocess.run([driver, folder / "request", folder / "response"], capture_output=True, text=True, env=environment)
-    assert ran.returncode == 0, ran.stderr[-4000:].split("Shadow bytes")[0]
-    return list(_replies((folder / "response").read_bytes(), results, dry))
-
-
-def _replies(response, results, dry):
-    at = 0
-    for case, dtype, shape in results:
-        code, length, vector, window, line, taps, *grid, shared = np.frombuffer(response, np.int64, 10, at).tolist()
-        message = response[at + 80 : at + 80 + length].decode()
-        at += 80 + length
-        count = 0 if dry else math.prod(shape)
-        result = np.frombuffer(response, dtype, count, at).reshape(shape if count or not dry else 0)
-        at += result.nbytes
-        if shape[0] > 1 and result.size:
-            result = result.sum(axis=0, dtype=np.float32)
-        result = None if code or dry else result.reshape(shape[1:]).astype(DTYPES[case.dtypes[2]])
-        yield Reply(
-            code=code,
-            message=message,
-            vector=bool(vector),
-            window=bool(window),
-            line=bool(line),
-            taps=taps,
-            grid=tuple(grid),
-            shared_bytes=shared,
-            result=result,
-        )
 
 
 def configs(case):
@@ -173,15 +70,15 @@ def configs(case):
     return list(dict.fromkeys(found))
 
 
-@pytest.mark.parametrize("dtype", ELEMENTS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", CASES)
-def test_geometry(build, tmp_path, name, role, dtype):
+def test_geometry(driver, tmp_path, name, role, dtype):
     """As it is, and with channels for vectors."""
     narrow = of_role(CASES[name], role, dtype)
     cases = [narrow, dataclasses.replace(narrow, G=24)] if narrow.G else [narrow]
     asked = [(case, config, operands_of(case)) for case in cases for config in configs(case)]
-    for (case, config, operands), reply in zip(asked, run(build(dtype), tmp_path, asked), strict=True):
+    for (case, config, operands), reply in zip(asked, run(driver, tmp_path, asked), strict=True):
         assert reply.code == 0, reply.message
         try:
             harness.check(reply.result, truth(case, operands))
@@ -189,7 +86,7 @@ def test_geometry(build, tmp_path, name, role, dtype):
             raise AssertionError(f"{case}, {config}: {error}") from None
 
 
-@pytest.mark.parametrize("dtype", ELEMENTS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("role", ROLES)
 def test_rounding(launch, role, dtype):
     """The result is the float32 sum, rounded once; the filter gradient may stay in float32."""
@@ -232,17 +129,19 @@ def test_the_kernel_that_is_taken(launch, dtype, role):
         == ({"fprop": (True, False, False, 0), "dgrad": (True, True, False, 0), "wgrad": (True, False, False, 4)}[role])
     )
     assert taken(problem((9,), (4,), G=7))[0] is False
-    assert taken(problem((9,), (4,), G=8), shift=DTYPES[dtype](0).nbytes)[0] is False
+    assert taken(problem((9,), (4,), G=8), shifts=(DTYPES[dtype](0).nbytes, 0, 0))[0] is False
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("role", ROLES)
-def test_misaligned_arrays(launch, role):
-    """Go through one by one; a kernel that took vectors all the same would be found."""
-    case = of_role(problem((9,), (4,), G=8, low=3), role)
-    config = DepthwiseConfig(lanes=4, strip=8)
-    harness.check(launch(case, config, shift=4).result, truth(case, operands_of(case)))
-    with pytest.raises(AssertionError, match="misaligned address"):
-        launch(case, config, shift=4, told_aligned=True)
+def test_misaligned_arrays(driver, tmp_path, role, dtype):
+    """Any of them may start wherever one of its elements can."""
+    case = of_role(problem((9,), (4,), G=8, low=3), role, dtype)
+    operands = operands_of(case)
+    size = DTYPES[dtype](0).nbytes
+    for shifts in [(0, 0, 0), (size, 0, 0), (0, size, 0), (0, 0, size), (8, 8, 8), (0, 16 - size, 8)]:
+        (reply,) = run(driver, tmp_path, [(case, DepthwiseConfig(lanes=4, strip=8), operands)], shifts=shifts)
+        harness.check(reply.result, truth(case, operands))
 
 
 def test_what_no_target_or_tap_meets_is_not_multiplied(launch):
@@ -323,13 +222,13 @@ def test_refusals(launch, problem_changes, config_changes, message):
 LARGE = {name: case for name, case in triton.LARGE.items() if name != "video"}
 
 
-@pytest.mark.parametrize("dtype", ELEMENTS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("role", ROLES)
-def test_what_is_picked_can_be_launched(build, tmp_path, role, dtype):
+def test_what_is_picked_can_be_launched(driver, tmp_path, role, dtype):
     """The grid is what Python takes it for, and a multiprocessor gets enough to do."""
     cases = [of_role(case, role, dtype, arch=arch) for case in LARGE.values() for arch in (80, 90, 100)]
     asked = [(case, config, {}) for case in cases for config in _cuda_depthwise.candidates(case)]
-    for (case, config, _), reply in zip(asked, run(build(dtype), tmp_path, asked, dry=True), strict=True):
+    for (case, config, _), reply in zip(asked, run(driver, tmp_path, asked, dry=True), strict=True):
         assert reply.code == 0, reply.message
         assert reply.grid == _cuda_depthwise.grid(case, config)
         assert reply.vector
@@ -344,6 +243,7 @@ def test_what_is_picked_can_be_launched(build, tmp_path, role, dtype):
     [
         ({"C": 2}, "2 input channels per group, it takes 1"),
         ({"K": 2}, "2 outputs per group, it takes 1"),
+        ({"G": 1 << 30}, "1073741824 groups, it takes fewer than 1073741824"),
         ({"name": "conv3d_fprop"}, "conv3d_fprop has not one or two spatial axes"),
         ({"filter": (1, 3, 32)}, "32 taps along an axis, it takes 31 at most"),
         ({"dtypes": ("i8",) * 3}, "dtype i8, it takes fp32, bf16, fp16"),
@@ -363,7 +263,9 @@ def test_python_refuses_too(changes, reason):
 
 ROWS = "__syncthreads();  // the rows are there"
 MANY_ROWS = problem((5, 4), (31, 31), G=64, low=15, high=15)
-BROKEN = {  # what -> the role and a case that show it, a piece of depthwise.cuh, and what takes its place
+ALIGNED = problem((9,), (4,), G=8, low=3)
+SHIFTED = {"vectors of a source wherever it starts": (4, 0, 0), "vectors of a target wherever it starts": (0, 0, 4)}
+BROKEN = {  # what -> the role and a case that show it, a piece of depthwise.cuh or depthwise.cc, and what takes its place
     "no barrier after staging": ("fprop", CASES["3x3"], ROWS, ""),
     "no barrier before staging again": ("fprop", MANY_ROWS, "__syncthreads();  // all have done with the rows that lie here", ""),
     "no barrier after the taps of a line": ("fprop", CASES["causal k4"], "__syncthreads();  // the taps are there", ""),
@@ -385,6 +287,8 @@ BROKEN = {  # what -> the role and a case that show it, a piece of depthwise.cuh
     "a strip too many": ("wgrad", CASES["many images, batched filters"], "min(first_tile + p.share, p.tiles)", "p.tiles"),
     "taps that do not ascend": ("dgrad", CASES["causal k4"], "phase.origin + axis.tap_stride * last", "phase.origin"),
     "a window that stands still": ("fprop", CASES["causal k4"], "window[j] = window[kWidth + j];", ""),
+    "vectors of a source wherever it starts": ("fprop", ALIGNED, "IsAligned(first, depthwise::kVectorBytes)", "true"),
+    "vectors of a target wherever it starts": ("fprop", ALIGNED, "IsAligned(wgrad ? second : third, depthwise::kVectorBytes)", "true"),
 }
 FOUND = (
     "AddressSanitizer|runtime error|simt: another order of threads|simt: some threads wait at a barrier|were never written, or are NaN"
@@ -392,27 +296,32 @@ FOUND = (
 )
 
 
+@pytest.fixture(scope="session")
+def broken_driver(tmp_path_factory):
+    """Has every piece beside what takes its place where the environment's BROKEN is its number."""
+    texts = {name: (ROOT / "csrc" / name).read_text() for name in ("depthwise.cuh", "depthwise.cc")}
+    for number, (_, _, old, new) in enumerate(BROKEN.values()):
+        assert sum(text.count(old) for text in texts.values()) == 1, f"{old!r} is not there, or more than once"
+        statement = f"if (broken == {number}) {{\n{new}\n}} else {{\n{old}\n}}"
+        either = statement if ";" in old else f"(broken == {number} ? {new} : {old})"
+        texts = {name: text.replace(old, either) for name, text in texts.items()}
+    broken = 'static const int broken = atoi(getenv("BROKEN"));\n\nnamespace jaxext'
+    return build(tmp_path_factory, {name: text.replace("namespace jaxext", broken, 1) for name, text in texts.items()})
+
+
 @pytest.mark.parametrize("what", BROKEN)
-def test_broken_kernels_are_found(build, tmp_path, what):
+def test_broken_kernels_are_found(broken_driver, tmp_path, what):
     """One build has all of them; without any, it is right."""
     role, case, *_ = BROKEN[what]
     config = DepthwiseConfig(lanes=4, strip=9, pieces=2 if role == "wgrad" else 1, splits=2 if role == "wgrad" else 1)
     cases = [of_role(case, role), of_role(dataclasses.replace(case, G=8), role)]
     asked = [(case, config, operands_of(case)) for case in cases]
 
-    def check(broken):
-        for reply, (case, _, operands) in zip(run(build("fp32", broken=True), tmp_path, asked, broken=broken), asked, strict=True):
+    def check(number):
+        replies = run(broken_driver, tmp_path, asked, shifts=SHIFTED.get(what, (0, 0, 0)), environment={"BROKEN": str(number)})
+        for reply, (case, _, operands) in zip(replies, asked, strict=True):
             harness.check(reply.result, truth(case, operands))
 
-    check(None)
+    check(-1)
     with pytest.raises(AssertionError, match=FOUND):
-        check(what)
-
-
-def _with_broken_pieces(source):
-    """Every piece beside what takes its place where the environment's BROKEN is its number."""
-    for number, (_, _, old, new) in enumerate(BROKEN.values()):
-        assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times"
-        statement = f"if (broken == {number}) {{\n{new}\n}} else {{\n{old}\n}}"
-        source = source.replace(old, statement if ";" in old else f"(broken == {number} ? {new} : {old})")
-    return source.replace("namespace jaxext", 'static const int broken = atoi(getenv("BROKEN"));\n\nnamespace jaxext', 1)
+        check(list(BROKEN).index(what))

@@ -4,6 +4,7 @@ Whether its kernels compute what they should is tested in tests/kernels, how wel
 """
 
 import collections
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -29,19 +30,25 @@ pytest.importorskip("triton")
 pytest.importorskip("jax_triton", exc_type=ImportError)
 
 
-def kernels(lowered) -> collections.Counter:
-    """How often each kernel is called, by the name that it has in the compiled code."""
-    names = []
+def calls(lowered) -> list[tuple]:
+    """Each call of a kernel, and its description, which jax-triton compresses: the PTX is in it."""
+    found = []
     for op in operations(lowered):
         if op.name == "stablehlo.custom_call" and "triton_kernel_call" in str(op.attributes["call_target_name"]):
             newer = "mhlo.backend_config" in op.attributes  # jax-triton 0.4
-            names.append(kernel_name(op.attributes["mhlo.backend_config"]["opaque"] if newer else op.attributes["backend_config"]))
-    return collections.Counter(names)
+            config = op.attributes["mhlo.backend_config"]["opaque"] if newer else op.attributes["backend_config"]
+            found.append((op, zlib.decompress(config.value_bytes)))
+    return found
 
 
-def kernel_name(config) -> str:
-    """The entry point of the PTX in a call's description, which jax-triton compresses."""
-    (name,) = set(re.findall(rb"\.visible \.entry (\w+)\(", zlib.decompress(config.value_bytes)))
+def kernels(lowered) -> collections.Counter:
+    """How often each kernel is called, by the name that it has in the compiled code."""
+    return collections.Counter(kernel_name(description) for _, description in calls(lowered))
+
+
+def kernel_name(description: bytes) -> str:
+    """The entry point of the PTX."""
+    (name,) = set(re.findall(rb"\.visible \.entry (\w+)\(", description))
     return name.decode()
 
 
@@ -317,13 +324,29 @@ def test_targets_that_are_none(arch):
         jaxext.use_target(arch)
 
 
-def test_the_target_is_the_first_gpu_of_this_machine(monkeypatch):
+def test_the_target_is_what_the_gpus_of_this_machine_are(monkeypatch):
     """Unless another is named."""
-    monkeypatch.setattr(jax, "local_devices", lambda backend: [types.SimpleNamespace(compute_capability="12.0")])
+    gpus_here(monkeypatch, "12.0", "12.0")
     assert _target.compute_capability("cuda") == 120
     assert _target.compute_capability("cpu") is None
     with jaxext.use_target("sm_90a"):
         assert _target.compute_capability("cuda") == 90
+
+
+def test_gpus_of_several_kinds_have_no_target(monkeypatch):
+    """The first one decided, and what was compiled for it did not load on the others."""
+    gpus_here(monkeypatch, "9.0", "8.0")
+    matmul = functools.partial(jaxext.matmul, implementation="triton")
+    (row,) = jaxext.explain(matmul, struct(64, 64), struct(64, 64), platform="cuda").rows
+    assert row.chosen is None and "those here are of several compute capabilities (see jaxext.use_target)" in row.refused["triton"]
+    with jaxext.use_target("sm_80"):
+        (row,) = jaxext.explain(matmul, struct(64, 64), struct(64, 64), platform="cuda").rows
+    assert row.chosen == "triton"
+
+
+def gpus_here(monkeypatch, *capabilities):
+    devices = [types.SimpleNamespace(compute_capability=capability) for capability in capabilities]
+    monkeypatch.setattr(_target, "jax", types.SimpleNamespace(local_devices=lambda backend: devices))
 
 
 def test_the_target_is_part_of_jits_key():

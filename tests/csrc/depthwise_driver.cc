@@ -1,17 +1,21 @@
-// Runs depthwise cases from a file on the kernels of one dtype, ELEMENT, through simt.h, and writes what comes out of them to another.
+// Runs depthwise cases from a file through the launchers of depthwise.h, on a device that is simt.h, and writes what comes out of them to
+// another.
 //
 //     driver REQUEST RESPONSE
 //
 // Numbers are int64.  A request is a number of cases; a case is a Case, the bytes of both operands (x, w, y without the open slot), and
 // gets a Reply, its message, and the bytes of the result.  Every array is an allocation of its own, of exactly its size, for
 // AddressSanitizer; results start as NaN; a case runs with three orders of threads, which must give the same bits.
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <string>
-#include <vector>
 
-#include "depthwise.cuh"
-#include "simt.h"
+#include "cuda_runtime_api.h"
+#include "depthwise.h"
+#include "depthwise_plan.h"
 
 namespace jaxext::depthwise {
 float4 shared_memory[kSharedBytes / sizeof(float4)];
@@ -30,68 +34,72 @@ struct Case {
   int64_t role, dtype, result;
   ConvProblem problem;
   DepthwiseConfig config;
-  int64_t shift;         // bytes from a 16-byte boundary at which arrays start
-  int64_t told_aligned;  // whether the plan is told otherwise
-  int64_t dry;           // only plan
-  int64_t bytes[3];      // of the operands and the result
+  int64_t shifts[3];   // of the operands and the result: bytes from a 16-byte boundary at which they start
+  int64_t dry;         // only plan
+  int64_t blocks;      // run only so many blocks, the last ones
+  int64_t pending;     // the error that CUDA remembers from before
+  int64_t refusal;     // the error that CUDA answers a launch with
+  int64_t bytes[3];    // of the operands and the result
+  int64_t carried[3];  // of these, what the request and the reply have: the last ones, before which there are zeros
 };
 
 struct Reply {
   int64_t code, message_bytes;
   int64_t vector, window, line, taps, grid[3], shared_bytes;
+  int64_t remembered;  // the error that CUDA remembers afterwards
 };
 
-// An array that starts `shift` bytes after a boundary; what lies before it is there to be found unchanged.
+// An array that starts `shift` bytes after a boundary; what lies before it is there to be found unchanged.  Where only its end is carried
+// the rest is mapped, and takes no memory until it is touched.
 class Array {
  public:
-  Array(int64_t bytes, int64_t shift) : bytes_(bytes), shift_(shift), memory_(static_cast<char*>(std::malloc(bytes + shift))) {
-    std::memset(memory_, 0xFF, bytes + shift);
+  Array(int64_t bytes, int64_t carried, int64_t shift) : bytes_(bytes), carried_(carried), shift_(shift) {
+    memory_ = static_cast<char*>(
+        mapped() ? mmap(nullptr, bytes + shift, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+                 : std::malloc(bytes + shift));
+    if (memory_ == MAP_FAILED) simt::Fail("no memory to map");
+    std::memset(memory_, 0xFF, shift);
+    std::memset(end(), 0xFF, carried);
   }
-  ~Array() { std::free(memory_); }
+  ~Array() { mapped() ? static_cast<void>(munmap(memory_, bytes_ + shift_)) : std::free(memory_); }
   Array(const Array&) = delete;
   char* data() const { return memory_ + shift_; }
-  std::string contents() const { return std::string(data(), bytes_); }
+  char* end() const { return data() + bytes_ - carried_; }  // where what is carried starts
+  std::string contents() const { return std::string(end(), carried_); }
   bool intact() const {
     return std::all_of(memory_, memory_ + shift_, [](char c) { return c == '\xFF'; });
   }
 
  private:
-  int64_t bytes_, shift_;
+  bool mapped() const { return carried_ < bytes_; }
+
+  int64_t bytes_, carried_, shift_;
   char* memory_;
 };
 
-void Launch(const Plan& plan, ConvRole role, const Array& first, const Array& second, const Array& third, simt::Order order) {
-  using T = ELEMENT;
-  namespace depthwise = jaxext::depthwise;
-  const dim3 grid{static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]), static_cast<unsigned>(plan.grid[2])};
-  const dim3 block{static_cast<unsigned>(plan.lanes), static_cast<unsigned>(depthwise::kThreads / plan.lanes), 1};
-  const simt::Shared shared{depthwise::shared_memory, sizeof depthwise::shared_memory, static_cast<size_t>(plan.shared_bytes)};
-  const bool dgrad = role == ConvRole::kDgrad;  // its operands are w and y, and its source is y
-  const T* source = reinterpret_cast<const T*>((dgrad ? second : first).data());
-  const T* other = reinterpret_cast<const T*>((dgrad ? first : second).data());
-  simt::Run(grid, block, shared, order, [&] {
-    if (role == ConvRole::kWgrad) {
-      depthwise::WgradKernel<T>(plan)(plan.params, source, other, third.data());
-    } else {
-      depthwise::GatherKernel<T>(plan)(plan.params, source, other, reinterpret_cast<T*>(third.data()));
-    }
-  });
+Status Launch(const Case& c, const Array& first, const Array& second, const Array& third, simt::Order order) {
+  constexpr decltype(&jaxext::DepthwiseFprop) kRoles[] = {&jaxext::DepthwiseFprop, &jaxext::DepthwiseDgrad, &jaxext::DepthwiseWgrad};
+  auto* stream = reinterpret_cast<cudaStream_t>(&simt::runtime);  // any, but none that is CUDA's
+  simt::machine = {jaxext::depthwise::shared_memory, sizeof jaxext::depthwise::shared_memory, order, c.blocks};
+  simt::runtime = {stream, static_cast<cudaError_t>(c.pending), static_cast<cudaError_t>(c.refusal)};
+  return kRoles[c.role](c.problem, c.config, static_cast<Dtype>(c.dtype), static_cast<Dtype>(c.result), first.data(), second.data(),
+                        third.data(), stream);
 }
 
-std::string Run(const Case& c, const Plan& plan, const std::string& first, const std::string& second) {
-  std::string result;
+Status Run(const Case& c, const std::string& first, const std::string& second, std::string* result) {
+  Status status;
   for (simt::Order order : {simt::Order::kForward, simt::Order::kBackward, simt::Order::kShuffled}) {
-    const Array a(c.bytes[0], c.shift), b(c.bytes[1], c.shift), out(c.bytes[2], c.shift);
-    std::memcpy(a.data(), first.data(), first.size());
-    std::memcpy(b.data(), second.data(), second.size());
-    const ConvRole role = static_cast<ConvRole>(c.role);
-    if (!jaxext::depthwise::IsEmpty(c.problem, role)) Launch(plan, role, a, b, out, order);
+    const Array a(c.bytes[0], c.carried[0], c.shifts[0]), b(c.bytes[1], c.carried[1], c.shifts[1]),
+        out(c.bytes[2], c.carried[2], c.shifts[2]);
+    std::copy(first.begin(), first.end(), a.end());
+    std::copy(second.begin(), second.end(), b.end());
+    status = Launch(c, a, b, out, order);
     if (a.contents() != first || b.contents() != second) simt::Fail("an operand was changed");
     if (!a.intact() || !b.intact() || !out.intact()) simt::Fail("written before the start of an array");
-    if (order != simt::Order::kForward && out.contents() != result) simt::Fail("another order of threads gives another result");
-    result = out.contents();
+    if (order != simt::Order::kForward && out.contents() != *result) simt::Fail("another order of threads gives another result");
+    *result = out.contents();
   }
-  return result;
+  return status;
 }
 
 template <typename T>
@@ -117,16 +125,24 @@ int main(int, char** arguments) {
   const int64_t cases = Read<int64_t>(in);
   for (int64_t i = 0; i < cases; ++i) {
     const Case c = Read<Case>(in);
-    const std::string first = ReadBytes(in, c.bytes[0]), second = ReadBytes(in, c.bytes[1]);
-    Plan plan{};
-    const bool aligned = c.shift == 0 || c.told_aligned != 0;
-    const Status status = jaxext::depthwise::Make(c.problem, static_cast<ConvRole>(c.role), c.config, static_cast<Dtype>(c.dtype),
-                                                  static_cast<Dtype>(c.result), aligned, &plan);
+    const std::string first = ReadBytes(in, c.carried[0]), second = ReadBytes(in, c.carried[1]);
     std::cerr << "case " << i << std::endl;
-    const std::string result = status.ok() && !c.dry ? Run(c, plan, first, second) : std::string(c.dry ? 0 : c.bytes[2], '\xFF');
+    Plan plan{};
+    const bool aligned = c.shifts[0] == 0 && c.shifts[1] == 0 && c.shifts[2] == 0;
+    Status status = jaxext::depthwise::Make(c.problem, static_cast<ConvRole>(c.role), c.config, static_cast<Dtype>(c.dtype),
+                                            static_cast<Dtype>(c.result), aligned, &plan);
+    std::string result;
+    if (!c.dry) status = Run(c, first, second, &result);
     const int64_t length = static_cast<int64_t>(status.message.size());
-    const Reply reply{status.code,      length, plan.vector, plan.window, plan.line, plan.taps, {plan.grid[0], plan.grid[1], plan.grid[2]},
-                      plan.shared_bytes};
+    const Reply reply{status.code,
+                      length,
+                      plan.vector,
+                      plan.window,
+                      plan.line,
+                      plan.taps,
+                      {plan.grid[0], plan.grid[1], plan.grid[2]},
+                      plan.shared_bytes,
+                      cudaGetLastError()};
     out.write(reinterpret_cast<const char*>(&reply), sizeof reply);
     out << status.message << result;
   }

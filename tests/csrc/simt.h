@@ -117,11 +117,15 @@ namespace simt {
 
 enum class Order { kForward, kBackward, kShuffled };
 
-struct Shared {
-  void* memory;  // the kernel's extern array
-  size_t capacity;
-  size_t bytes;  // what the launch asks for
+// What launches run on.
+struct Machine {
+  void* shared = nullptr;  // the kernel's extern array
+  size_t shared_bytes = 0;
+  Order order = Order::kForward;
+  int64_t blocks = INT64_MAX;  // of a grid that has more only so many are run, the last ones
 };
+
+inline Machine machine;
 
 constexpr size_t kStackBytes = 256 << 10;
 constexpr int kRunning = -1, kDone = 0;  // otherwise the line of the barrier at which a thread waits
@@ -186,8 +190,8 @@ inline bool RunToBarrier(std::vector<int>& turns, Order order, std::mt19937& ran
   return state != kDone;
 }
 
-inline void RunBlock(int threads, const Shared& shared, Order order, std::mt19937& random) {
-  std::memset(shared.memory, 0xFF, shared.bytes);
+inline void RunBlock(int threads, size_t shared_bytes, std::mt19937& random) {
+  std::memset(machine.shared, 0xFF, shared_bytes);
   while (static_cast<int>(scheduler.fibres.size()) < threads) scheduler.fibres.push_back(std::make_unique<Fibre>());
   std::vector<int> turns(threads);
   std::iota(turns.begin(), turns.end(), 0);
@@ -202,26 +206,26 @@ inline void RunBlock(int threads, const Shared& shared, Order order, std::mt1993
     fibre.context.uc_link = nullptr;
     makecontext(&fibre.context, Enter, 0);
   }
-  if (order == Order::kBackward) std::reverse(turns.begin(), turns.end());
-  while (RunToBarrier(turns, order, random)) {
+  if (machine.order == Order::kBackward) std::reverse(turns.begin(), turns.end());
+  while (RunToBarrier(turns, machine.order, random)) {
   }
 }
 
-// kernel<<<grid, block, shared.bytes>>>(...), with the call given as `kernel`; the blocks one after another, in this order too.
-inline void Run(dim3 grid, dim3 block, const Shared& shared, Order order, std::function<void()> kernel) {
-  if (shared.bytes > shared.capacity) Fail("more shared memory than there is");
-  ASAN_UNPOISON_MEMORY_REGION(shared.memory, shared.capacity);
-  ASAN_POISON_MEMORY_REGION(static_cast<char*>(shared.memory) + shared.bytes, shared.capacity - shared.bytes);
+// kernel<<<grid, block, shared_bytes>>>(...), with the call given as `kernel`; the blocks one after another, in the machine's order too.
+inline void Run(dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> kernel) {
+  if (shared_bytes > machine.shared_bytes) Fail("more shared memory than there is");
+  ASAN_UNPOISON_MEMORY_REGION(machine.shared, machine.shared_bytes);
+  ASAN_POISON_MEMORY_REGION(static_cast<char*>(machine.shared) + shared_bytes, machine.shared_bytes - shared_bytes);
   gridDim = grid, blockDim = block;
   scheduler.kernel = std::move(kernel);
-  const int64_t blocks = int64_t{grid.x} * grid.y * grid.z;
+  const int64_t blocks = int64_t{grid.x} * grid.y * grid.z, count = min(blocks, machine.blocks);
   std::mt19937 random(7);
-  for (int64_t i = 0; i < blocks; ++i) {
-    const int64_t b = order == Order::kBackward ? blocks - 1 - i : i;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t b = machine.order == Order::kBackward ? blocks - 1 - i : blocks - count + i;
     blockIdx = {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y), static_cast<unsigned>(b / grid.x / grid.y)};
-    RunBlock(block.x * block.y * block.z, shared, order, random);
+    RunBlock(block.x * block.y * block.z, shared_bytes, random);
   }
-  ASAN_UNPOISON_MEMORY_REGION(shared.memory, shared.capacity);
+  ASAN_UNPOISON_MEMORY_REGION(machine.shared, machine.shared_bytes);
 }
 
 }  // namespace simt

@@ -1,0 +1,204 @@
+// A CUDA runtime that runs nothing: it writes down what our host code asks of it, and fails where it is told to.  It has the functions that
+// the kernels' library needs, and no other, so that a library which allocates or waits does not load.  Its devices are those of kDevices.
+// Built with libjaxext_kernels.a by tests/test_cuda_launches.py, whose calls enter at the end.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "conv.h"
+#include "depthwise.h"
+#include "matmul.h"
+
+namespace {
+
+struct FakeDevice {
+  int multiprocessors, major, minor;
+};
+constexpr FakeDevice kDevices[] = {{132, 9, 0}, {78, 9, 0}, {108, 8, 0}};
+
+// Of all threads: names of kernels, and what was set for which device.
+std::mutex mutex;
+std::map<const void*, std::string>& Names() {
+  static auto* names = new std::map<const void*, std::string>;
+  return *names;
+}
+std::map<std::pair<int, const void*>, int> shared_allowed;
+
+// Of one thread, as in CUDA.
+thread_local int device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local std::string failing;  // a function, "" for none
+thread_local std::string asked;    // JSON, comma-separated
+struct Configuration {
+  dim3 grid, block;
+  size_t shared;
+  cudaStream_t stream;
+};
+thread_local Configuration configuration;
+
+cudaError_t Answer(const char* function) {
+  if (failing != function) return cudaSuccess;
+  return last_error = cudaErrorNotPermitted;
+}
+
+template <class T>
+std::string List(const T* values, size_t count) {
+  std::string text;
+  for (size_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return "[" + text + "]";
+}
+
+void Note(const std::string& entry) { asked += (asked.empty() ? "" : ", ") + ("{" + entry + "}"); }
+
+std::string Sizes(dim3 d) {
+  const unsigned sizes[] = {d.x, d.y, d.z};
+  return List(sizes, 3);
+}
+
+void NoteLaunch(const void* kernel, const Configuration& c, dim3 cluster) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  Note("\"kernel\": \"" + Names()[kernel] + "\", \"device\": " + std::to_string(device) + ", \"grid\": " + Sizes(c.grid) +
+       ", \"block\": " + Sizes(c.block) + ", \"cluster\": " + Sizes(cluster) + ", \"shared\": " + std::to_string(c.shared) +
+       ", \"allowed\": " + std::to_string(shared_allowed[{device, kernel}]) +
+       ", \"stream\": " + std::to_string(reinterpret_cast<uintptr_t>(c.stream)));
+}
+
+void NoteDescriptor(const char* kind, CUtensorMap* map, CUtensorMapDataType type, unsigned rank, void* address, const cuuint64_t* sizes,
+                    const cuuint64_t* strides, const std::string& box, const cuuint32_t* steps, CUtensorMapSwizzle swizzle) {
+  std::memset(map, 0, sizeof(*map));
+  Note(std::string("\"descriptor\": \"") + kind + "\", \"aligned\": " + (reinterpret_cast<uintptr_t>(map) % 64 ? "false" : "true") +
+       ", \"type\": " + std::to_string(type) + ", \"address\": " + std::to_string(reinterpret_cast<uintptr_t>(address)) +
+       ", \"sizes\": " + List(sizes, rank) + ", \"strides\": " + List(strides, rank - 1) + ", " + box +
+       ", \"steps\": " + List(steps, rank) + ", \"swizzle\": " + std::to_string(swizzle));
+}
+
+CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* sizes,
+                     const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave,
+                     CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  if (failing == "cuTensorMapEncodeTiled") return CUDA_ERROR_INVALID_VALUE;
+  NoteDescriptor("tiled", map, type, rank, address, sizes, strides, "\"box\": " + List(box, rank), steps, swizzle);
+  return CUDA_SUCCESS;
+}
+
+CUresult EncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* sizes,
+                      const cuuint64_t* strides, const int* lower, const int* upper, cuuint32_t channels, cuuint32_t pixels,
+                      const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                      CUtensorMapFloatOOBfill) {
+  if (failing == "cuTensorMapEncodeIm2col") return CUDA_ERROR_INVALID_VALUE;
+  const cuuint32_t box[] = {channels, pixels};
+  NoteDescriptor("im2col", map, type, rank, address, sizes, strides,
+                 "\"box\": " + List(box, 2) + ", \"lower\": " + List(lower, rank - 2) + ", \"upper\": " + List(upper, rank - 2), steps,
+                 swizzle);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+// What nvcc's host code calls.
+void** __cudaRegisterFatBinary(void*) { return nullptr; }
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
+  Names()[function] = name;
+}
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, CUstream_st* stream) {
+  configuration = {grid, block, shared, stream};
+  return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
+  *grid = configuration.grid, *block = configuration.block, *shared = configuration.shared;
+  *static_cast<cudaStream_t*>(stream) = configuration.stream;
+  return cudaSuccess;
+}
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = const_cast<cudaKernel_t>(static_cast<const CUkern_st*>(function));
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t shared, cudaStream_t stream) {
+  const cudaError_t error = Answer("cudaLaunchKernelEx");
+  if (error == cudaSuccess) NoteLaunch(kernel, {grid, block, shared, stream}, {1, 1, 1});
+  return error;
+}
+
+// What our code and CUTLASS's call.
+cudaError_t cudaGetDevice(int* number) {
+  *number = device;
+  return Answer("cudaGetDevice");
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int number) {
+  const FakeDevice& d = kDevices[number];
+  *value = attribute == cudaDevAttrMultiProcessorCount      ? d.multiprocessors
+           : attribute == cudaDevAttrComputeCapabilityMajor ? d.major
+           : attribute == cudaDevAttrComputeCapabilityMinor ? d.minor
+                                                            : -1;
+  return Answer("cudaDeviceGetAttribute");
+}
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) shared_allowed[{device, kernel}] = value;
+  return Answer("cudaFuncSetAttribute");
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void**) {
+  dim3 cluster = {1, 1, 1};
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttributeValue& value = config->attrs[i].val;
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = {value.clusterDim.x, value.clusterDim.y, value.clusterDim.z};
+  }
+  const cudaError_t error = Answer("cudaLaunchKernelEx");
+  if (error == cudaSuccess) NoteLaunch(kernel, {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream}, cluster);
+  return error;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* status) {
+  *function =
+      std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0 ? reinterpret_cast<void*>(EncodeTiled) : reinterpret_cast<void*>(EncodeIm2col);
+  *status = cudaDriverEntryPointSuccess;
+  return Answer("cudaGetDriverEntryPointByVersion");
+}
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorNotPermitted ? "not permitted, says the test" : "?"; }
+
+// What the tests call.  Problems and configs are the fields of their structs, in order; the answer is the status, its message or, if there
+// is none, what was asked of CUDA, as JSON.
+int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, const char* fail, int32_t operands, int32_t result,
+             const int64_t* problem, const int64_t* config, const int64_t* addresses, char* answer, int64_t room) {
+  using namespace jaxext;
+  device = on_device, failing = fail, asked.clear();
+  const auto* first = reinterpret_cast<const void*>(addresses[0]);
+  const auto* second = reinterpret_cast<const void*>(addresses[1]);
+  auto* out = reinterpret_cast<void*>(addresses[2]);
+  auto* stream = reinterpret_cast<cudaStream_t>(addresses[3]);
+  const auto dtype = static_cast<Dtype>(operands), of_result = static_cast<Dtype>(result);
+  Status status;
+  if (family == 0) {
+    status = Matmul(static_cast<MatmulRole>(role), *reinterpret_cast<const MatmulProblem*>(problem),
+                    *reinterpret_cast<const MatmulConfig*>(config), dtype, of_result, first, second, out, stream);
+  } else if (family == 1) {
+    status = Conv(static_cast<ConvRole>(role), rank, *reinterpret_cast<const ConvProblem*>(problem),
+                  *reinterpret_cast<const ConvConfig*>(config), dtype, of_result, first, second, out, stream);
+  } else {
+    const auto launch = role == 0 ? &DepthwiseFprop : role == 1 ? &DepthwiseDgrad : &DepthwiseWgrad;
+    status = launch(*reinterpret_cast<const ConvProblem*>(problem), *reinterpret_cast<const DepthwiseConfig*>(config), dtype, of_result,
+                    first, second, out, stream);
+  }
+  std::strncpy(answer, status.ok() ? ("[" + asked + "]").c_str() : status.message.c_str(), room - 1);
+  return status.code;
+}
+
+int32_t BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int64_t multiprocessors) {
+  return jaxext::BandOf(rows, columns, cluster_m, batch, multiprocessors);
+}
+
+// Whether the thread remembers an error that was told, and that the next launch would be blamed for.
+int32_t Remembers() { return last_error != cudaSuccess; }
+
+}  // extern "C"
