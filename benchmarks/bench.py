@@ -7,13 +7,16 @@ to have tuned in between is no change of it.  It must not know how anything is m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import faulthandler
 import importlib.util
 import json
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -25,11 +28,12 @@ from jaxext._terminal import UsageError, count, make_folders, says_json, tell
 
 from . import cells, findings, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
-from .targets import targets
+from .targets import rank, targets
 
 ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "step")
 UNFOLDED = 240  # columns of tables in files and pipes
 QUICK = 2e6  # operations per role in a trial of the harness
+STUCK_S = 120  # a row on a GPU that takes longer waits for a kernel that hangs, which only the end of the process ends
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--without", action="append", default=[], choices=libraries, help="a library to leave out")
     how.add_argument("--repeats", type=count, default=10, help="samples per case and library (default: 10)")
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
+    how.add_argument("--brief", action="store_true", help="on a GPU, times of kernels with a cold L2 alone")
+    how.add_argument(
+        "--resume", action="store_true", help="go on with the report in --json, if it is there: last with cases in which a run died"
+    )
     told = parser.add_argument_group("what becomes of it")
     told.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
     says_json(told)
@@ -68,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 1 if a result was wrong, an implementation failed where lax did not, or one got slower; 130 if interrupted.
+    """The exit status: 1 if a result was wrong, an implementation failed where lax did not, or one got slower; 130 if it was
+    interrupted, or the device was lost.
 
     Raises:
       UsageError: what is asked for is not there.
@@ -78,6 +87,8 @@ def run(options: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = UNFOLDED
     make_folders(options)
+    if options.resume and options.json in (None, "-"):
+        raise UsageError("--resume: it goes on with the file of --json, and there is none")
     if options.compare:
         if options.plot or options.markdown:
             raise UsageError("--compare: what changed has neither pictures nor Markdown")
@@ -105,7 +116,7 @@ def _stored(path: str, option: str) -> report.Report:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """Those that the options ask for."""
+    """Those that the options ask for, the most wanted first."""
     gpu = jax.default_backend() == "gpu"
     try:
         found = problems.select(options.tags)
@@ -120,7 +131,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
     if not chosen:
         asked = {"--only": options.only, "--tags": options.tags, "--roles": options.roles, "--dtype": options.dtype}
         raise UsageError(f"no case for {' '.join(' '.join([option, *values]) for option, values in asked.items() if values)}")
-    return chosen
+    return sorted(chosen, key=lambda case: rank(case, jax.default_backend()))
 
 
 def _in(problem: Problem, numbers: Sequence[str]) -> Problem:
@@ -134,41 +145,89 @@ def _in(problem: Problem, numbers: Sequence[str]) -> Problem:
 
 def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Console, kept: bool) -> int:
     start = time.monotonic()
-    libraries = [library for library in report.LIBRARIES if library == "lax" or library in (options.implementation or report.LIBRARIES)]
-    libraries = [library for library in libraries if library not in options.without]
+    asked = {"lax", *(options.implementation or report.LIBRARIES)} - {*options.without}
+    libraries = [library for library in report.LIBRARIES if library in asked]
     clock, why_not = _measure.timer()
-    ceilings = cells.ceilings(sorted({case.dtype for case in chosen}), clock, options.quick)
-    bench = cells.Bench(libraries, clock, 1 if options.quick else options.repeats, ceilings)
+    environment = _environment.report()
+    timer = clock.name + (", freed memory kept" if kept and isinstance(clock, _measure.Wall) else "")
+    before = _before(options, {"timer": timer, "trial": options.quick, **environment})
+    ceilings = cells.ceilings(sorted({case.dtype for case in chosen}), clock, options.quick, before.ceilings if before else {})
     whole = report.Report(
-        environment=_environment.report(),
-        timer=clock.name + (", freed memory kept" if kept and isinstance(clock, _measure.Wall) else ""),
+        environment=environment,
+        timer=timer,
         not_cupti=why_not,
         reduced=any("reduced" in case.tags for case in chosen),
         trial=options.quick,
         ceilings=ceilings,
         state=cells.state(),
+        interrupted=True,  # until it is done
+        begun=before.begun if before else (),
+        rows=before.rows if before else (),
     )
     try:
         _write(options, whole)
     except OSError as error:
         raise UsageError(f"--json: {error}") from None
     _introduce(whole, console)
-    shown = [library for library in libraries if library != "jaxext"]
+    how = cells.Bench(libraries, clock, 1 if options.quick else options.repeats, ceilings, options.brief)
+    return _conclude(options, _with_rows(options, whole, chosen, how, console, start + 60 * options.minutes), console)
+
+
+def _before(options: argparse.Namespace, world: Mapping[str, Any]) -> report.Report | None:
+    """The report to go on with, if there is one: of the same device, versions and code, whatever else another commit changed."""
+    if not options.resume or not pathlib.Path(options.json).exists():
+        return None
+    before = _stored(options.json, "--resume")
+    other = {"timer": before.timer, "trial": before.trial, **before.environment}
+    differing = [name for name in world if name not in ("date", "command", "commit") and world[name] != other.get(name)]
+    if differing:
+        raise UsageError(f"--resume: {options.json} is of another {', '.join(differing)}: name another file, or remove it")
+    return before
+
+
+def _with_rows(
+    options: argparse.Namespace, whole: report.Report, chosen: Sequence[Case], how: cells.Bench, console: Console, until: float
+) -> report.Report:
+    """The report with the rows that it lacks, each written as it comes; those in which a run died before come last."""
+    shown = [library for library in how.libraries if library != "jaxext"]
     console.print(tables.head(shown), soft_wrap=True)
+    there = {row.name for row in whole.rows}
+    died = {name: place for place, name in enumerate(whole.begun, 1)}  # the last that did is the last again
+    rest = sorted((case for case in chosen if case.name not in there), key=lambda case: died.get(case.name, 0))
     try:
-        for case in _with_progress(chosen, console):
-            if time.monotonic() - start > 60 * options.minutes:
+        for case in _with_progress(rest, console):
+            if time.monotonic() > until:
                 whole = dataclasses.replace(whole, left_out=(*whole.left_out, case.name))
                 continue
-            expected = {ours: least for ours, least in targets(case, jax.default_backend()).items() if ours in libraries}
-            with jaxext.use_table(None):
-                row = cells.measure(case, expected, bench)
-            whole = dataclasses.replace(whole, rows=(*whole.rows, row))
+            others = tuple(name for name in whole.begun if name != case.name)
+            whole = dataclasses.replace(whole, begun=(*others, case.name))
+            _write(options, whole)
+            row = _row(case, how)
             console.print(tables.line(row, shown), soft_wrap=True)
+            if why := cells.lost():
+                console.print(f"the device is lost, --resume goes on without this case: {why}", style="bold red", markup=False)
+                return whole
+            whole = dataclasses.replace(whole, begun=others, rows=(*whole.rows, row))
             _write(options, whole)
     except KeyboardInterrupt:
-        whole = dataclasses.replace(whole, interrupted=True)
-    return _conclude(options, whole, console)
+        return whole
+    return dataclasses.replace(whole, interrupted=False)
+
+
+def _row(case: Case, how: cells.Bench) -> report.Row:
+    expected = {ours: least for ours, least in targets(case, jax.default_backend()).items() if ours in how.libraries}
+    with jaxext.use_table(None), _ended_if_stuck() if jax.default_backend() == "gpu" else contextlib.nullcontext():
+        return cells.measure(case, expected, how)
+
+
+@contextlib.contextmanager
+def _ended_if_stuck() -> Iterator[None]:
+    """The process is, with a traceback, from a thread that needs nothing of Python's."""
+    faulthandler.dump_traceback_later(STUCK_S, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _introduce(whole: report.Report, console: Console) -> None:
@@ -207,6 +266,7 @@ def _conclude(options: argparse.Namespace, whole: report.Report, console: Consol
     drawn = not options.plot or _draw(options.plot, whole, console)
     if whole.interrupted:
         console.print(f"interrupted after {len(whole.rows)} cases", style="bold yellow")
+        console.print(f"begun and not ended: {'; '.join(whole.begun) or 'none'}", markup=False)
         return 130
     return 0 if drawn and not any(map(findings.faults, whole.rows)) else 1
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxext
-from jaxext import _measure
+from jaxext import _measure, _operands
 from jaxext._measure import Chain, Clock, Cupti, Program, Sampler
 
 from . import cublas
@@ -37,17 +38,19 @@ STATE = ("name", "driver_version", "pstate", "clocks.sm", "clocks.mem", "clocks.
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """How rows are measured: by which libraries, with which clock, how often, and what the machine could do at most."""
+    """How rows are measured: by which libraries, with which clock, how often, what the machine could do at most, and whether a GPU's times
+    are those of kernels with a cold L2 alone."""
 
     libraries: Sequence[str]
     clock: Clock
     repeats: int
     ceilings: Mapping[str, float]
+    brief: bool = False
 
     @property
     def clocks(self) -> dict[str, Callable[[Any], Sampler]]:
         """By field of a `Result`."""
-        if isinstance(self.clock, Cupti):
+        if isinstance(self.clock, Cupti) and not self.brief:
             return {"ms": self.clock.sampler, "warm_ms": functools.partial(self.clock.sampler, cold=False), "wall_ms": Chain().sampler}
         return {"ms": self.clock.sampler}
 
@@ -70,7 +73,7 @@ class Work:
 
 def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench) -> Row:
     """The row of a case: all that the report has of it."""
-    arguments = _measure.normal(case.shapes, case.dtypes)
+    arguments = _operands.normal(case.shapes, case.dtypes)
     default = _default(case, arguments)
     mixed = len({product.implementation for product in default}) > 1
     results: dict[str, Any] = {}  # first those in words, then those with times
@@ -154,7 +157,10 @@ def _errors(case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, A
         why = " ".join(f"no truth: {type(failure).__name__}: {failure}".split())[:200]
         return {library: {"error": why, "worst": why} for library in programs}
 
+    like = jax.eval_shape(case.build("lax"), *arguments)
+
     def errors(program):
+        _operands.soil(like)
         result = program()
         error, worst = _measure.relative_error(program.result() if isinstance(program, cublas.Product) else result, truth)
         return {"error": error, "worst": worst}
@@ -206,9 +212,9 @@ def strays(text: str) -> dict[str, int]:
     return {stray: sum(opcode.removesuffix("-start") == stray for opcode in opcodes) for stray in STRAYS}
 
 
-def ceilings(dtypes: Sequence[str], clock: Clock, quick: bool) -> dict[str, float]:
+def ceilings(dtypes: Sequence[str], clock: Clock, quick: bool, known: Mapping[str, float]) -> dict[str, float]:
     """Bytes per second of a large copy ("copy"), read and written, and by dtype operations per second of a large product of matrices, each
-    at its fastest; dtypes whose product cannot be had are left out."""
+    at its fastest; dtypes whose product cannot be had are left out.  What is known is not measured again."""
     gpu = jax.default_backend() == "gpu"
     size, n = (1 << 20, 128) if quick else (2 << 30, 8192) if gpu else (64 << 20, 1024)
 
@@ -216,16 +222,26 @@ def ceilings(dtypes: Sequence[str], clock: Clock, quick: bool) -> dict[str, floa
         sample = clock.sampler(_measure.compile(function, arguments))
         return min(sample() for _ in range(10)) / 1e3
 
-    found = {"copy": 2 * size / seconds(lambda x: x + 1, [jnp.zeros(size // 4, jnp.uint32)])}
+    found = dict(known)
+    if "copy" not in found:
+        found["copy"] = 2 * size / seconds(lambda x: x + 1, [jnp.zeros(size // 4, jnp.uint32)])
     kinds = {dtype: numbers for numbers, dtype in PLAIN.items()} | {"float8_e4m3fn": "fp8", "int8": "int8"}
     for dtype in dtypes:
-        if dtype in kinds:
+        if dtype in kinds and dtype not in found:
             case = Matmul(name="ceiling", M=n, N=n, K=n).case("nn", kinds[dtype])
             try:
-                found[dtype] = case.flops / seconds(case.build("lax"), _measure.normal(case.shapes, case.dtypes))
+                found[dtype] = case.flops / seconds(case.build("lax"), _operands.normal(case.shapes, case.dtypes))
             except Exception:  # the rows of this dtype say why
                 continue
     return found
+
+
+def lost() -> str | None:
+    """Why the device computes no more, or None: after an illegal access nothing in this process does, of whatever library."""
+    try:
+        np.asarray(jnp.arange(2) + 1)
+    except Exception as error:
+        return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 def state() -> dict[str, str]:

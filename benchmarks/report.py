@@ -171,6 +171,8 @@ class Report:
       trial: whether the harness was tried, on tiny twins with one sample, so that times say nothing.
       ceilings: bytes per second of a large copy ("copy"), and operations per second of a large product, by dtype.
       state: of the GPU before the first row.
+      interrupted: whether it did not come to its end: it was killed, or the device was lost.
+      begun: names of the rows that were begun and not ended.
       left_out: names of the rows for which there was no time.
     """
 
@@ -181,6 +183,7 @@ class Report:
     ceilings: Mapping[str, float]
     state: Mapping[str, str] = dataclasses.field(default_factory=dict)
     interrupted: bool = False
+    begun: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     trial: bool = False
     rows: tuple[Row, ...] = ()

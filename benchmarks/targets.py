@@ -28,6 +28,12 @@ DEPTHWISE: Mapping[str, Targets] = {
     DGRAD: {"triton": {"best": 2.0, "copy": 0.75}, "cuda": {"copy": 0.75}},
     WGRAD: {"triton": {"best": 2.0, "copy": 0.75}, "cuda": {"copy": 0.75}},
 }
+# 49 products for each element: in float32, outside the tensor cores, they take longer than moving the arrays does (docs/performance-log.md).
+MANY_TAPS: Mapping[str, Targets] = {
+    FPROP: {"triton": {"best": 1.3}, "cuda": {"copy": 0.45}},
+    DGRAD: {"triton": {"best": 2.0}, "cuda": {"copy": 0.45}},
+    WGRAD: {"triton": {"best": 2.0}, "cuda": {"copy": 0.4}},
+}
 CAUSAL: Mapping[str, Targets] = {
     FPROP: {"triton": {"lax": 3.0, "xla": 1.0}, "cuda": {"copy": 0.85}},
     DGRAD: {"triton": {"lax": 5.0, "xla": 1.0}, "cuda": {"copy": 0.75}},
@@ -43,6 +49,7 @@ OF_GPUS: tuple[tuple[frozenset[str], Mapping[str, Targets]], ...] = tuple(
         ("batched-filters", dict.fromkeys(CONV_ROLES, FASTER)),
         ("per-example", {WGRAD: FASTER}),
         ("depthwise causal", CAUSAL),
+        ("depthwise convnext", MANY_TAPS),
         ("depthwise", DEPTHWISE),
         ("one-axis", dict.fromkeys(CONV_ROLES, ONE_AXIS)),
         ("three-axes", dict.fromkeys(CONV_ROLES, THREE_AXES)),
@@ -73,6 +80,10 @@ OF_CPUS: Mapping[str, Mapping[str, float]] = {
 }
 
 
+# Kinds in the order in which a GPU measures them, those of which most is expected first: a run may end early.
+FIRST = ("causal", "depthwise", "batched-filters", "per-example", "transposed", "grouped", "one-axis", "three-axes", "dense")
+
+
 def targets(case: Case, platform: str) -> Targets:
     """What is expected of the implementations on `platform` ("cpu", "gpu" or "cuda"; nothing of others): {"cuda": {"best": 0.97}}.
 
@@ -84,3 +95,11 @@ def targets(case: Case, platform: str) -> Targets:
     if platform not in ("gpu", "cuda") or set(case.dtypes) != {"bfloat16"} or "target" not in case.tags or "reduced" in case.tags:
         return {}
     return next((by_role.get(case.role, {}) for tags, by_role in OF_GPUS if tags <= case.tags), {})
+
+
+def rank(case: Case, platform: str) -> tuple[bool, int]:
+    """By which to sort the cases of a run that may end early: on a GPU those of which something is expected first, and both by kind."""
+    if platform == "cpu":
+        return False, 0
+    kind = next((place for place, kind in enumerate(FIRST) if kind in case.tags), len(FIRST))
+    return not targets(case, platform), kind

@@ -1,4 +1,4 @@
-"""How long a compiled program takes, how far its result is from the truth, and random operands for it.
+"""How long a compiled program takes, and how far its result is from the truth.
 
 A `Program` is a function compiled for its arguments; a `Clock` makes of it a sampler, whose every call is one sample: milliseconds per call
 of the program.  On a GPU that is what CUPTI reports of the program's kernels, those included that XLA put around the product, with nothing
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import math
+import os
 import platform
 import re
 import time
@@ -26,6 +26,7 @@ from jax import lax
 
 SAMPLE_MS = 5  # of wall time, at least: as many calls as that takes, so that short ones are not all overhead
 CALLS = 5  # in a sample by CUPTI, of which the mean is taken, and in a chain: the least that XLA makes a CUDA graph of
+TRIES = 3  # at a sample by CUPTI, which may drop records
 WARM_UP = 3  # calls before each sample by CUPTI: the clocks have risen
 LEAST_SAMPLES = 3  # quartiles of fewer say nothing
 FLUSHED_BYTES = 256 << 20  # several times the L2 cache of any GPU
@@ -33,6 +34,7 @@ FLUSHED_BYTES = 256 << 20  # several times the L2 cache of any GPU
 UNCAPTURED = {"xla_gpu_enable_command_buffer": ""}
 # Parameters of glibc's mallopt: M_MMAP_MAX, so that large blocks too are of the heap, M_TRIM_THRESHOLD: never, and M_ARENA_MAX.
 KEEPING = {-4: 0, -1: -1, -8: 1}
+NVIDIA = "/dev/nvidiactl"  # where the driver of a GPU is
 
 Sampler = Callable[[], float]
 
@@ -143,12 +145,14 @@ class Cupti:
     def kernels_ms(self, program: Callable, cold: bool = True) -> dict[str, float]:
         """Per call, by kernel."""
         times: dict[str, list[float]] = {}
-        for name, ms in self._launches(program, cold):
-            if name not in self._flushing:  # nothing else is a kernel of a single exclusive or
-                times.setdefault(name, []).append(ms)
-        if not times or any(len(launched) % CALLS for launched in times.values()):
-            raise RuntimeError(f"CUPTI lost kernels of {CALLS} equal calls: it reports { {name: len(ms) for name, ms in times.items()} }")
-        return {name: sum(launched) / CALLS for name, launched in times.items()}
+        for _ in range(TRIES):
+            times.clear()
+            for name, ms in self._launches(program, cold):
+                if name not in self._flushing:  # nothing else is a kernel of a single exclusive or
+                    times.setdefault(name, []).append(ms)
+            if times and not any(len(launched) % CALLS for launched in times.values()):
+                return {name: sum(launched) / CALLS for name, launched in times.items()}
+        raise RuntimeError(f"CUPTI lost kernels of {CALLS} equal calls: it reports { {name: len(ms) for name, ms in times.items()} }")
 
     def _launches(self, run: Callable, cold: bool) -> Sequence[tuple[str, float]]:
         """Name and milliseconds of each kernel of `CALLS` calls."""
@@ -176,8 +180,10 @@ def _wall_ms(run: Callable[[], object], calls: int) -> float:
 def keep_freed_memory() -> bool:
     """Whether, from now on, memory that was freed is given to the next call instead of the operating system, which would hand out every
     page of every result anew: on a CPU that takes longer than many a product.  XLA's threads each keep a heap of their own unless this
-    comes before they start, which is when jax is asked for a device; only glibc can do it."""
-    if platform.libc_ver()[0] != "glibc":
+    comes before they start, which is when jax is asked for a device; only glibc can do it.  Where there is a GPU results lie elsewhere, and
+    the threads that compile would wait for one another at the one heap."""
+    gpu = jax.config.jax_platforms != "cpu" and os.path.exists(NVIDIA)  # type: ignore[attr-defined]
+    if gpu or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all(mallopt(parameter, value) == 1 for parameter, value in KEEPING.items())
@@ -210,19 +216,9 @@ def quartiles(ms: Sequence[float]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
-    """Arrays of normal random numbers, or of small integers, the same each time; zeros draw less power, and so run faster.
-
-    `dtypes` is the dtype of all, or a sequence with one for each.
-    """
-    each = dtypes if isinstance(dtypes, list | tuple) else [dtypes] * len(shapes)
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    return [_draw(key, tuple(shape), jnp.dtype(dtype)) for key, shape, dtype in zip(keys, shapes, each, strict=True)]
-
-
 def truth(of: Callable[[Any, lax.Precision | None], Any]) -> Any:
     """`of(np.float64, None)`, or where that cannot be had `of(np.float32, lax.Precision.HIGHEST)`: either is called under x64, and is exact
-    for integers as small as `normal`'s.
+    for small integers.
 
     Raises:
       RuntimeError: what XLA raises where it can do neither.
@@ -255,21 +251,6 @@ def law(dtypes: Sequence[Any], precision: Any, platform: str) -> float:
         return 0.0
     *operands, result = (_ROUNDING_8_BITS if dtype.itemsize == 1 else _ROUNDING.get(dtype.name, rest) for dtype in inexact)
     return max(result, min(operands, default=0.0))
-
-
-def _draw(key, shape, dtype) -> jax.Array:
-    size = math.prod(shape)
-    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    numbers = _numbers(key, 1 << max(size - 1, 0).bit_length(), jnp.dtype(jnp.float32) if narrow else dtype)
-    return numbers[:size].astype(dtype).reshape(shape)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _numbers(key, size, dtype) -> jax.Array:
-    """`size` is a power of two, so that few programs are compiled, which takes longer than running them."""
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jax.random.normal(key, (size,), dtype)
-    return jax.random.randint(key, (size,), -3 if jnp.issubdtype(dtype, jnp.signedinteger) else 0, 4, jnp.int32).astype(dtype)
 
 
 def relative_error(result: Any, truth: Any) -> tuple[float, float]:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext import _measure
+from jaxext import _measure, _operands
 from jaxext._form import owner, replacing_lax
 from jaxext._implementation import Call, Implementation, choose, computed, configs
 from jaxext._measurements import MAX_CANDIDATES, Measurement
@@ -90,7 +90,7 @@ def measure(call: Call, most: int, clock: _measure.Clock) -> Row:
     assert call.problem is not None
     row = Row(call.problem, _chosen(call, form.implementations, ()), refused)
     try:
-        operands = _measure.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
+        operands = _operands.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
         truth = _truth(call, trials[0][0], operands)
     except RuntimeError as error:  # such as too little memory
         return dataclasses.replace(row, skipped=f"there is no truth to compare with: {_short(error)}")
@@ -141,8 +141,7 @@ def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candid
     candidate = Candidate(implementation.name, dataclasses.asdict(config))
     try:
         program = _measure.compile(_function(call, implementation, config), operands)
-        # Memory that is free again: what a kernel leaves unwritten must not be the right result of the candidate before it.
-        jax.block_until_ready(jnp.full(call.shape, _largest(call.dtype), call.dtype))
+        _operands.soil(jax.ShapeDtypeStruct(call.shape, call.dtype))
         candidate = dataclasses.replace(candidate, error=_measure.relative_error(program(), truth))
         sampler = clock.sampler(program)
         sampler()
@@ -157,12 +156,6 @@ def _function(call: Call, implementation: Implementation, config: Any) -> Callab
             return computed(call, implementation, config, dict(zip(call.dtypes, operands, strict=True)))
 
     return function
-
-
-def _largest(dtype: np.dtype):
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.finfo(dtype).max
-    return jnp.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else True
 
 
 def _short(error: Exception) -> str:

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 import jaxext
-from jaxext import _measure, _tuned
+from jaxext import _measure, _operands, _tuned
 from jaxext._table import Measurement, Table
 from jaxext._terminal import UsageError
 from jaxext.benchmarks import bench, cells, cublas, problems, report, tables
@@ -197,15 +197,6 @@ def test_ctrl_c_keeps_what_was_measured(made_up, tmp_path, capsys):
     assert "interrupted after 1 cases" in capsys.readouterr().out
 
 
-def test_each_row_is_written_at_once(made_up, tmp_path):
-    """So that a kill loses no more than the row that is being measured."""
-    path = tmp_path / "report.json"
-    made_up.outcomes += [{}, {}, SystemExit(9)]
-    with pytest.raises(SystemExit):
-        run("--json", path)
-    assert len(report.read(path).rows) == 2
-
-
 @pytest.mark.parametrize(
     ("outcome", "status", "said"),
     [
@@ -335,6 +326,16 @@ def test_wrong_and_broken_libraries():
     assert "result has shape (1, 5), want the truth's (6, 5)" in row.results["cuda"].failed  # type: ignore[union-attr]
 
 
+def test_nothing_right_is_left_in_memory(monkeypatch):
+    """What a kernel leaves unwritten must not be the right result of the library before it."""
+    order = []
+    soil = _operands.soil
+    monkeypatch.setattr(_operands, "soil", lambda results: soil(results) or order.append(jax.tree.map(lambda x: x.shape, results)))
+    monkeypatch.setattr(_measure, "relative_error", lambda result, truth: order.append("compared") or (0.0, 0.0))
+    measured(MATMUL.case("step", "float32"), libraries=("lax", "xla"))
+    assert order == 2 * [((6, 5), (6, 4), (4, 5)), "compared"]
+
+
 def test_integers_are_exact():
     row = measured(MATMUL.case("nn", "int8"), libraries=("lax", "xla"))
     assert row.timed.keys() == {"lax", "xla"} and all(result.error == 0 for result in row.timed.values())
@@ -415,6 +416,12 @@ def test_a_row_by_cupti(monkeypatch):
     assert taken.wall_ms is not None and taken.wall_ms[0] > 0
 
 
+def test_a_brief_run_takes_cold_times_alone():
+    clock = object.__new__(_measure.Cupti)
+    assert cells.Bench((), clock, 1, {}).clocks.keys() == {"ms", "warm_ms", "wall_ms"}
+    assert cells.Bench((), clock, 1, {}, brief=True).clocks.keys() == {"ms"}
+
+
 @pytest.mark.parametrize("fails", ["at once", "later"])
 def test_what_breaks_in_a_chain_has_its_time_by_cupti(monkeypatch, fails):
     def broken(*_):
@@ -428,8 +435,10 @@ def test_what_breaks_in_a_chain_has_its_time_by_cupti(monkeypatch, fails):
 
 
 def test_ceilings():
-    found = cells.ceilings(["bfloat16", "float8_e5m2"], _measure.Wall(), True)
-    assert found.keys() == {"copy", "bfloat16"} and min(found.values()) > 0
+    found = cells.ceilings(["bfloat16", "float8_e5m2"], _measure.Wall(), True, {"copy": 7.0})
+    assert found.keys() == {"copy", "bfloat16"} and found["copy"] == 7 and found["bfloat16"] > 0
+    assert cells.ceilings(["bfloat16"], _measure.Wall(), True, found) == found
+    assert cells.ceilings([], _measure.Wall(), True, {})["copy"] > 0
 
 
 def test_state(monkeypatch):

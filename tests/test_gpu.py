@@ -18,6 +18,7 @@ from cases import CASES, ConvCase, DotCase, named, random, wide
 from jax import lax
 
 import jaxext
+from jaxext import _measure
 
 pytestmark = pytest.mark.gpu
 
@@ -169,10 +170,12 @@ def test_transformed(case):
 
 @pytest.mark.parametrize("case", LARGE, ids=label)
 def test_xla_agrees(case):
-    args = operands(case, np.float32, integers=True)
+    """Not bit for bit, of integers either: cuDNN may compute in Winograd's or Fourier's basis."""
+    args = operands(case, np.float32, integers=False)
     with jaxext.use_implementation("xla"):
         theirs = jax.jit(value_and_gradients(case, ours(case)))(*args)
-    exact(jax.jit(value_and_gradients(case, ours(case)))(*args), jax.tree.map(np.asarray, theirs))
+    error, _ = _measure.relative_error(jax.jit(value_and_gradients(case, ours(case)))(*args), jax.tree.map(wide, theirs))
+    assert error <= _measure.law([np.float32], None, "cuda")
 
 
 @pytest.mark.parametrize("case", [named("dot:odd"), LARGE[0], LARGE[1]], ids=label)

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import _environment, _measure, _table, _trial, _tune, _tuned
+from jaxext import _environment, _measure, _operands, _table, _trial, _tune, _tuned
 from jaxext._conv import XlaConv
 from jaxext._form import replacing_lax
 from jaxext._implementation import Algorithm, choose
@@ -67,7 +67,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(_measure, "timer", lambda: (Clock(), "it is none"))
     monkeypatch.setattr(_measure, "take", take)
     monkeypatch.setattr(
-        _measure, "normal", lambda shapes, dtypes: [jnp.asarray(cases.random(*of)) for of in zip(shapes, dtypes, strict=True)]
+        _operands, "normal", lambda shapes, dtypes: [jnp.asarray(cases.random(*of)) for of in zip(shapes, dtypes, strict=True)]
     )
     return ms.update
 

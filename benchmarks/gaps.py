@@ -1,0 +1,133 @@
+"""The largest gaps between a report of the benchmark and what was aimed at; each can be run again by itself, for a profiler.
+
+    python -m jaxext.benchmarks.gaps gpu.json
+    ncu --set full --profile-from-start off python -m jaxext.benchmarks.gaps gpu.json --run 1
+
+What is aimed at are the targets of a row (targets.py) or, in a report without any, the roofline.  It must not know how time is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import pathlib
+import sys
+
+import jax
+
+from jaxext import _measure, _operands
+from jaxext._terminal import UsageError, count
+
+from . import bench, findings
+from .case import Case
+from .report import OURS, Report, Row, read
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """A library takes `factor` times as long for a row as was aimed at; `aim` says what that was."""
+
+    row: Row
+    library: str
+    factor: float
+    aim: str
+
+    def __str__(self) -> str:
+        ms = self.row.timed[self.library].ms[1]
+        return f"{self.library} takes {ms:.3g} ms for {self.row.name}, {self.factor:.2f} times the {ms / self.factor:.3g} ms of {self.aim}"
+
+
+def gaps(report: Report) -> list[Gap]:
+    """One of each library and row that is slower than it should be, the largest first.
+
+    Args:
+      report: of the benchmark.
+
+    Returns:
+      the gaps; none of a library that has no time for a row, or a wrong result.
+
+    Example:
+      >>> print(*gaps(read("gpu.json"))[:10], sep="\\n")
+    """
+    aimed = any(row.targets for row in report.rows)
+    found = [gap for row in report.rows for gap in (_missed(row) if aimed else _below_the_roofline(row))]
+    largest: dict[tuple[str, str], Gap] = {}
+    for gap in sorted(found, key=lambda gap: -gap.factor):
+        largest.setdefault((gap.row.name, gap.library), gap)
+    return list(largest.values())
+
+
+def _missed(row: Row) -> list[Gap]:
+    """Every kind of target is so much over the time, so time is to shrink as what was got is to grow."""
+    missed = [verdict for verdict in findings.verdicts(row) if verdict.got and not verdict.reached]
+    return [Gap(row, verdict.ours, verdict.target / verdict.got, f"{verdict.kind} {verdict.target:g}") for verdict in missed if verdict.got]
+
+
+def _below_the_roofline(row: Row) -> list[Gap]:
+    shares = {library: result.roofline for library, result in row.timed.items() if library in OURS and not findings.wrong(row, library)}
+    return [Gap(row, library, 1 / share, "the roofline") for library, share in shares.items() if share and share < 1]
+
+
+def again(gap: Gap, report: Report) -> Case:
+    """The case that a gap is of."""
+    options = argparse.Namespace(tags=[], only=[gap.row.name], roles=[gap.row.role], dtype=[gap.row.numbers])
+    vars(options).update(quick=report.trial, reduced=report.reduced, full=not report.reduced)
+    found = [case for case in bench.cases(options) if case.name == gap.row.name]
+    if not found:
+        raise UsageError(f"{gap.row.name} is no case of the suite any more")
+    return found[0]
+
+
+def run(gap: Gap, report: Report) -> None:
+    """Compiles, runs once, and then runs what a profiler is to see.
+
+    Raises:
+      UsageError: the suite has no such case.
+      RuntimeError: the profiler is not told.
+    """
+    case = again(gap, report)
+    program = _measure.compile(case.build(gap.library), _operands.normal(case.shapes, case.dtypes))
+    program()
+    if jax.default_backend() == "gpu":
+        _profiler("cuProfilerStart")
+    program()
+    if jax.default_backend() == "gpu":
+        _profiler("cuProfilerStop")
+
+
+def _profiler(function: str) -> None:
+    """The driver wants a context of this thread: that of the device which jax, and everyone else in this process, has."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    context = ctypes.c_void_p()
+    for name, *arguments in (("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0), ("cuCtxSetCurrent", context), (function,)):
+        if error := getattr(driver, name)(*arguments):
+            raise RuntimeError(f"{name}: CUDA error {error}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m jaxext.benchmarks.gaps", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("report", type=pathlib.Path, help="what `python -m jaxext bench --json` wrote")
+    parser.add_argument("--most", type=count, default=10, metavar="N", help="how many to list (default: %(default)s)")
+    parser.add_argument("--run", type=count, metavar="RANK", help="run the gap of this rank again, and list none")
+    options = parser.parse_args(arguments)
+    try:
+        report = read(options.report)
+        found = gaps(report)
+        if options.run is None:
+            for rank, gap in enumerate(found[: options.most], start=1):
+                print(f"{rank}. {gap}")
+        elif options.run > len(found):
+            raise UsageError(f"--run: got {options.run}, want one of the {len(found)} gaps")
+        else:
+            gap = found[options.run - 1]
+            print(gap)
+            run(gap, report)
+    except (OSError, ValueError, UsageError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

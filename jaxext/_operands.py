@@ -1,0 +1,56 @@
+"""What programs that are compared are given: random operands, and memory in which nothing right is left.
+
+It must not know any operation, nor what is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
+    """Arrays of normal random numbers, or of small integers, the same each time; zeros draw less power, and so run faster.
+
+    `dtypes` is the dtype of all, or a sequence with one for each.
+    """
+    each = dtypes if isinstance(dtypes, list | tuple) else [dtypes] * len(shapes)
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    return [_draw(key, tuple(shape), jnp.dtype(dtype)) for key, shape, dtype in zip(keys, shapes, each, strict=True)]
+
+
+def _draw(key, shape, dtype) -> jax.Array:
+    size = math.prod(shape)
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    numbers = _numbers(key, 1 << max(size - 1, 0).bit_length(), jnp.dtype(jnp.float32) if narrow else dtype)
+    return _array(numbers, shape, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _array(numbers, shape, dtype) -> jax.Array:
+    return numbers[: math.prod(shape)].astype(dtype).reshape(shape)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _numbers(key, size, dtype) -> jax.Array:
+    """`size` is a power of two, so that few programs are compiled, which takes longer than running them."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jax.random.normal(key, (size,), dtype)
+    return jax.random.randint(key, (size,), -3 if jnp.issubdtype(dtype, jnp.signedinteger) else 0, 4, jnp.int32).astype(dtype)
+
+
+def soil(results: Any) -> None:
+    """Leaves large numbers in memory that is free again: what a kernel leaves unwritten in results of these shapes and dtypes must not be
+    what another computed there."""
+
+    def largest(dtype):
+        if jnp.issubdtype(dtype, jnp.inexact):
+            return jnp.finfo(dtype).max
+        return jnp.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else True
+
+    jax.block_until_ready([jnp.full(x.shape, largest(x.dtype), x.dtype) for x in jax.tree.leaves(results)])
