@@ -32,7 +32,7 @@ kernels: $(ready)
 
 # for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled, and what it and its tests need
 # beside jax and Triton 3.6; no GPU is needed
-carried := jax-triton==0.3.1 absl-py filelock platformdirs rich markdown-it-py mdurl pygments pytest iniconfig packaging pluggy pytest-xdist execnet
+carried := jax-triton==0.3.1 absl-py filelock platformdirs rich markdown-it-py mdurl pygments "pytest>=9" iniconfig packaging pluggy pytest-xdist execnet
 wheel:
 	rm -rf wheels
 	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels .

@@ -4,13 +4,13 @@
 #     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench] [profile]       all six without arguments; each installs first
 #
 # tests      pytest -m gpu: the whole path and the CUDA kernels (tests/test_gpu*.py, without the suite's), then the Triton kernels alone
-#            (tests/kernels), or the files in TESTS
+#            (tests/kernels), or the files in TESTS; of these, and of the suite's, those that fit pytest's -k ONLY
 # suite      the problems of the benchmarks, made smaller, by every implementation
 # examples   the programs in examples/, by what jaxext prefers and by each implementation that they offer, whose refusals are told; what
 #            they print is kept.  Some need scikit-learn and matplotlib
-# sanitizer  every STEP-th (25th) test of the depthwise CUDA kernels under compute-sanitizer's memcheck, racecheck and initcheck, and of
-#            the Triton kernels under its memcheck, a quarter of LIMIT each
-# bench      python -m jaxext bench, with the arguments in BENCH
+# sanitizer  every STEP-th (25th) test of all kernels under compute-sanitizer's memcheck, and of the CUDA kernels written by hand under its
+#            racecheck and initcheck, a quarter of LIMIT each
+# bench      python -m jaxext bench, with the arguments in BENCH; RESUME=1 goes on with the gpu.json in OUT
 # profile    the GAPS (10) largest gaps between what gpu.json says and what was aimed at, one after the other under Nsight Compute
 #
 # Before the first part it installs, imports and collects the tests, in PREPARE (180) seconds at most; only then is a GPU needed, and
@@ -18,18 +18,18 @@
 # of tests is a process of its own; a worker in it that hangs for EACH (120) seconds, or in which an illegal access has left nothing
 # usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
 #
-# Logs, raw JSON and failures.txt go to OUT (benchmarks/results).  Wanted there: python3 with pip, jax and its CUDA plugin, triton, torch
-# and scikit-build-core with cmake and ninja.  What else it needs is taken from the wheels in WHEELS (wheels/, by `make wheel`): jaxext
-# with its CUDA kernels compiled, if there is one of this checkout for the Python there.  Without that it is compiled on the spot if there
-# is nvcc and nvidia-cutlass, which may be among the wheels; otherwise there are no CUDA kernels.  TRIAL=1 goes through it all without a
-# GPU, where every such test is skipped, to see that nothing else is in the way.
+# Logs, raw JSON and failures.txt go to OUT (benchmarks/results).  Wanted there: python3 with pip and its headers, a C compiler, ptxas, jax
+# and its CUDA plugin, triton, torch and scikit-build-core with cmake and ninja.  What else it needs is taken from the wheels in WHEELS
+# (wheels/, by `make wheel`): jaxext with its CUDA kernels compiled, if there is one of this checkout for the Python there.  Without that it
+# is compiled on the spot if there is nvcc and nvidia-cutlass, which may be among the wheels; otherwise there are no CUDA kernels.  TRIAL=1
+# goes through it all without a GPU, where every such test is skipped, to see that nothing else is in the way.
 set -u
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} step=${STEP:-25} trial=${TRIAL:-}
 site=$PWD/build/site
 # shellcheck disable=SC2206
 files=(${TESTS:-tests/test_gpu.py tests/test_gpu_cuda.py tests/kernels/test_*.py})
-report=() failed=() logs=() until=0
+report=() failed=() logs=() until=0 missing=""
 
 export PYTHONUNBUFFERED=1
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # of those that others installed there
@@ -47,12 +47,17 @@ limited() {
 part() {
   local name=$1 start=$SECONDS status outcome
   shift
+  if [ "$start" -ge "$until" ]; then
+    report+=("$name: NOT BEGUN, there was no time left") failed+=("$name")
+    return
+  fi
   printf '\n=== %s: %s\n' "$name" "$*"
   limited "$@" 2>&1 | tee "$out/$name.log"
   status=${PIPESTATUS[0]}
-  case $status in
-    0) outcome="passed" ;;
-    124 | 137) outcome="FAILED, not done in time" failed+=("$name") ;;
+  case $status${ONLY:+ of some} in
+    0*) outcome="passed" ;;
+    "5 of some") outcome="none fits ONLY" ;;
+    124* | 137*) outcome="FAILED, not done in time" failed+=("$name") ;;
     *) outcome="FAILED, status $status" failed+=("$name") ;;
   esac
   report+=("$name: $outcome ($((SECONDS - start)) s)") logs+=("$out/$name.log")
@@ -81,15 +86,18 @@ install() {
   [ ${#others[@]} = 0 ] || limited "$python" -m pip install "$@" "${others[@]}" || return
   if [ -n "$own" ]; then
     jaxext=("$own")
-  elif "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("cutlass_library") is None)' && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; }; then
+  elif "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("cutlass_library") is None)' &&
+    { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }; then
     jaxext=(. -C cmake.define.JAXEXT_CUDA=ON)
   fi
   limited "$python" -m pip install "$@" "${jaxext[@]}" && is_this_checkout && cuda=$(describe) || return
   report+=("CUDA kernels: $cuda")
   if [ "$cuda" != compiled ]; then
     printf '\n!!! NO CUDA KERNELS: %s.  Their tests are skipped and they are not measured.\n' "$cuda"
-    [ "${jaxext[*]}" = ". -C cmake.define.JAXEXT_CUDA=OFF" ] # they were not to be expected
+    [ "${jaxext[*]}" = ". -C cmake.define.JAXEXT_CUDA=OFF" ] || return # they were not to be expected
   fi
+  missing=$(lacking) || return
+  [ -z "$missing" ] || { report+=("missing: $missing (without which tests of kernels fail)") && echo "${report[-1]}"; }
 }
 
 # A wheel may be older than the checkout whose tests and commit it would be judged by.
@@ -115,6 +123,23 @@ print(jaxext.__file__, found, file=sys.stderr)
 print(_cuda.missing() or "compiled")'
 }
 
+# What is first asked for when a kernel is launched: Triton compiles its launcher on the spot, tests/kernels launches with PyTorch's arrays,
+# and jax has what jax-triton compiled assembled by the ptxas of its own wheels, or of the toolkit that it finds.
+lacking() {
+  limited "$python" -P -c '
+import importlib.util, os, pathlib, shutil, sys, sysconfig
+named = os.environ.get("CC")
+compilers = [named] if named else ["gcc", "clang"]
+wheels = [ptxas for path in sys.path for ptxas in pathlib.Path(path).glob("nvidia/*/bin/ptxas")]
+there = {
+    "a C compiler (%s)" % (named or "gcc, clang or CC"): any(map(shutil.which, compilers)),
+    "Python.h": pathlib.Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").is_file(),
+    "torch": importlib.util.find_spec("torch"),
+    "ptxas (on PATH, or in /usr/local/cuda/bin)": wheels or shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin"),
+}
+print(", ".join(what for what, found in there.items() if not found))'
+}
+
 # Needs no GPU: a file that cannot be imported is known before one is used.
 collect() {
   JAX_PLATFORMS=cpu limited "$python" -P -m pytest -q --collect-only -m gpu "${files[@]}" tests/test_gpu_suite.py >"$out/collected.log" ||
@@ -130,6 +155,7 @@ device() {
 
 tests() {
   local file name
+  [ -z "$missing" ] || failed+=("tests, for what is missing")
   for file in "${files[@]}"; do
     name=${file#tests/} name=${name%.py}
     gpu_tests "tests-${name//\//-}" "$file"
@@ -141,20 +167,13 @@ suite() {
 }
 
 # gpu_tests <name> <file>: -P: the tests import the installed package, not the one in the working directory.  Several workers share the
-# GPU; what others' packages warn of there is not a failure.
+# GPU, for most of the time is expected to go into compiling, of which XLA's own choice among algorithms would be a large part.  What
+# others' packages warn of there is not a failure.
 gpu_tests() {
-  set -- "$1" -n "$((($(nproc) + 1) / 2))" --max-worker-restart=40 -o faulthandler_timeout="${EACH:-120}" -o faulthandler_exit_on_timeout=1 \
-    -W default -m gpu --durations=10 "$2"
-  part "$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -P -m pytest -p xdist "${@:2}"
-}
-
-# Racecheck sees hazards in shared memory, initcheck reads of memory that nobody wrote; memcheck is for the rest.
-sanitizer() {
-  local cuda=(tests/test_gpu_cuda.py -k test_depthwise_kernel) only=(--kernel-name kernel_substring=depthwise)
-  sanitize memcheck-cuda memcheck "${only[*]}" "${cuda[@]}"
-  sanitize racecheck-cuda racecheck "${only[*]}" "${cuda[@]}"
-  sanitize initcheck-cuda initcheck "${only[*]}" "${cuda[@]}"
-  sanitize memcheck-triton memcheck "" tests/kernels
+  set -- "$1" -n "$(nproc)" --max-worker-restart=40 -o faulthandler_timeout="${EACH:-120}" -o faulthandler_exit_on_timeout=1 -W default \
+    -m gpu --durations=10 ${ONLY:+-k "$ONLY"} "$2"
+  part "$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false XLA_FLAGS="--xla_gpu_autotune_level=1 --xla_gpu_enable_triton_gemm=false" \
+    "$python" -P -m pytest -p xdist "${@:2}"
 }
 
 # Racecheck sees hazards in shared memory, initcheck reads of memory that nobody wrote; memcheck is for the rest.  Both know nothing of
@@ -172,7 +191,7 @@ sanitizer() {
 sanitize() {
   local name=$1 tool=$2 options=$3 ids run=()
   shift 3
-  mapfile -t ids < <("$python" -P -m pytest -m gpu --collect-only -q "$@" | grep :: | awk -v step="$step" 'NR % step == 1 || step == 1')
+  mapfile -t ids < <(XLA_PYTHON_CLIENT_PREALLOCATE=false limited "$python" -P -m pytest -m gpu --collect-only -q "$@" | grep :: | awk -v step="$step" 'NR % step == 1 || step == 1')
   if [ ${#ids[@]} = 0 ]; then
     echo "no test for $name is collected" && failed+=("$name")
     return
@@ -209,9 +228,16 @@ example() {
   fi
 }
 
+# What ends the process, such as an illegal access, ends one row: the next try goes on after it.
 bench() {
-  # shellcheck disable=SC2086
-  part bench "$python" -P -m jaxext bench --json "$out/gpu.json" --minutes "$(((limit - 60) / 60))" ${trial:+--quick} ${BENCH:-}
+  local try resume=${RESUME:+--resume}
+  for try in 1 2 3 4 5; do
+    # shellcheck disable=SC2086
+    part "bench-$try" "$python" -P -m jaxext bench --json "$out/gpu.json" $resume --minutes "$(((until - SECONDS) / 60 - 1))" \
+      ${trial:+--quick} ${BENCH:-}
+    resume=--resume
+    grep -q '"interrupted": true' "$out/gpu.json" && [ $((until - SECONDS)) -gt 120 ] || break
+  done
 }
 
 # What a call launches is profiled, and neither compiling nor the choice of algorithms before it.
@@ -219,7 +245,7 @@ profile() {
   local rank run=(ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
   [ -z "$trial" ] || run=()
   part gaps "${gaps[@]}" --most "${GAPS:-10}"
-  for rank in $(grep -oE '^[0-9]+' "$out/gaps.log"); do
+  for rank in $(sed -n 's/^\([0-9]*\)\. .* takes .*/\1/p' "$out/gaps.log"); do
     part "profile-$rank" "${run[@]}" "${gaps[@]}" --run "$rank"
   done
 }
@@ -237,6 +263,7 @@ install || { echo "FAILED: installing" && exit 1; }
 collect || { echo "FAILED: collecting the tests" && exit 1; }
 printf -v prepared '%s; ' "${report[@]}"
 prepared="Prepared in $SECONDS s: ${prepared%; }"
+until=$((SECONDS + 60)) # however long that took
 [ -n "$trial" ] || device || exit 3
 for name in "$@"; do
   until=$((SECONDS + limit))

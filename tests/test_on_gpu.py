@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +13,7 @@ SCRIPT = pathlib.Path(__file__).parent.parent / "benchmarks/on_gpu.sh"
 PYTHON = """#!/bin/bash
 case "$*" in
   *version_info*) echo cp312 ;;
+  *Python.h*) ${REAL:-true} "$@" ;;
   *find_spec*) exit 1 ;;
   *"pip install"*)
     ${PIP:-true} || exit
@@ -23,8 +25,9 @@ case "$*" in
   *--collect-only*) echo "5/7 tests collected" && exit ${COLLECTED:-0} ;;
   *tests/test_fails.py) echo "FAILED tests/test_fails.py::test_a - off by one" && exit 1 ;;
   *tests/test_hangs.py) exec sleep 60 ;;
-  *tests/test_passes.py) echo "2 passed" ;;
-  *'jax.devices("gpu")'*) exit ${JAX:-0} ;;
+  *tests/test_passes.py | *tests/test_gpu_suite.py) echo "2 passed" ;;
+  *tests/test_empty.py) exit 5 ;;
+  *'jax.devices("gpu")'*) ${JAX:-true} ;;
   *) echo "not expected: $*" && exit 99 ;;
 esac
 """
@@ -58,19 +61,30 @@ def test_where_there_is_no_gpu_a_sentence_says_so_after_all_else_is_ready(tmp_pa
 
 
 def test_a_gpu_that_jax_does_not_see_is_none(tmp_path):
-    status, said, _ = run(tmp_path, "tests", JAX="1")
+    status, said, _ = run(tmp_path, "tests", JAX="false")
     assert status == 3 and "NO GPU: nvidia-smi finds one, jax does not." in said
 
 
-def test_each_file_is_a_process_and_what_fails_or_hangs_stops_no_other(tmp_path):
-    files = "tests/test_fails.py tests/test_hangs.py tests/test_passes.py"
-    status, said, out = run(tmp_path, "tests", TESTS=files, LIMIT="2")
+def test_a_slow_preparation_leaves_jax_time_to_look_for_a_gpu(tmp_path):
+    status, said, _ = run(tmp_path, "suite", PIP="sleep 2", PREPARE="3", JAX="sleep 2")
+    assert status == 0, said
+
+
+def test_each_file_is_a_process_and_what_fails_or_hangs_takes_no_other_part_along(tmp_path):
+    files = "tests/test_fails.py tests/test_passes.py tests/test_hangs.py tests/test_fails.py"
+    status, said, out = run(tmp_path, "tests", "suite", TESTS=files, LIMIT="3")
     assert status == 1
-    assert "tests-test_fails: FAILED, status 1" in said and "tests-test_hangs: FAILED, not done in time" in said
-    assert "tests-test_passes: passed" in said
-    assert "1 tests failed" in said and said.endswith("FAILED: tests-test_fails\nFAILED: tests-test_hangs\n")
+    assert "tests-test_fails: FAILED, status 1" in said and "tests-test_passes: passed" in said
+    assert "tests-test_hangs: FAILED, not done in time" in said and "tests-test_fails: NOT BEGUN" in said
+    assert "suite: passed" in said and "1 tests failed" in said
+    assert said.endswith("FAILED: tests-test_fails\nFAILED: tests-test_hangs\nFAILED: tests-test_fails\n")
     assert (out / "failures.txt").read_text() == "FAILED tests/test_fails.py::test_a - off by one\n"
     assert (out / "tests-test_passes.log").read_text() == "2 passed\n"
+
+
+@pytest.mark.parametrize(("settings", "status"), [({}, 1), ({"ONLY": "fprop"}, 0)])
+def test_a_file_without_a_test_is_a_failure_unless_some_are_asked_for(settings, status, tmp_path):
+    assert run(tmp_path, "tests", TESTS="tests/test_empty.py", **settings)[0] == status
 
 
 def test_without_a_failure_the_status_is_zero(tmp_path):
@@ -92,6 +106,22 @@ def test_without_a_failure_the_status_is_zero(tmp_path):
 def test_what_is_not_ready_ends_it_before_a_gpu_is_asked_for(settings, said, tmp_path):
     status, output, _ = run(tmp_path, "tests", **settings)
     assert status == 1 and said in output and "one GPU" not in output
+
+
+def test_what_a_launch_needs_and_is_not_there_is_told_at_once_and_fails_the_tests_alone(tmp_path):
+    """Without a C compiler every launch of Triton's fails, in the middle of a test."""
+
+    def with_compiler(name, part):
+        status, said, _ = run(tmp_path / part / name, part, REAL=sys.executable, CC=name, TESTS="tests/test_passes.py")
+        return status, said
+
+    line = "missing: a C compiler (no-such-cc)"
+    status, said = with_compiler("no-such-cc", "tests")
+    assert status == 1 and said.count(line) == 2 and said.index(line) < said.index("one GPU")
+    assert "tests-test_passes: passed" in said and said.endswith("FAILED: tests, for what is missing\n")
+    status, said = with_compiler("no-such-cc", "suite")
+    assert status == 0 and line in said and "suite: passed" in said
+    assert "a C compiler" not in with_compiler("true", "suite")[1]
 
 
 def test_an_unknown_part_is_named(tmp_path):
