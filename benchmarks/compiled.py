@@ -26,12 +26,12 @@ from unittest import mock
 
 from jaxext.kernels._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 
+from .alignment import aligned, dtypes_of, widest
 from .machine_code import access_bytes, instructions, tool
 from .problems import PRODUCTS
 
 KERNELS = ("matmul", "conv", "depthwise")
 ARCHS = (80, 90, 100)
-SLOTS = "abcxwy"  # of all forms, in their order
 RESTING = 16  # bytes per thread that may rest in local memory while a loop runs: so the assembler fits one more program on a multiprocessor
 
 # An instruction's name in the disassembly -> the column in which it is counted.
@@ -102,6 +102,7 @@ def compile_row(program: Program) -> dict:
         "tensor_memory": compiled.metadata.tmem_size,
         "dtypes": dtypes_of(problem, launch),
         "aligned": aligned(problem, launch),
+        "widest": widest(problem, launch),
         "dots": dots(str(compiled.asm["ttir"])),
         "seconds": round(time.perf_counter() - start, 2),
     }
@@ -112,13 +113,6 @@ def innermost(error: BaseException) -> str:
     while error.__cause__:
         error = error.__cause__
     return f"{type(error).__name__}: {''.join(str(error).strip().splitlines()[-1:])}"
-
-
-def dtypes_of(problem, launch) -> list[str]:
-    """The dtypes of the kernel's three pointers."""
-    of_slot = dict(zip(sorted(launch.operands, key=SLOTS.index), problem.dtypes, strict=False))
-    partial = "i32" if problem.dtypes[2] == "i32" else "fp32"
-    return [*(of_slot[slot] for slot in launch.operands), partial if launch.splits > 1 else problem.dtypes[2]]
 
 
 def compile_launch(launch, problem) -> Any:
@@ -150,21 +144,6 @@ def without_cubin(backend=None, stages=None, *_) -> tuple[str, str]:
     return "without cubin", "without cubin"
 
 
-def aligned(problem, launch) -> bool:
-    """Whether every run of consecutive elements that a kernel reads starts and ends at a multiple of 16 bytes.
-
-    A depthwise filter's runs are its taps: they are few, and not counted.
-    """
-    if hasattr(problem, "M"):
-        runs = {"a": problem.K, "b": problem.N, "c": problem.N}
-    elif problem.C == 1 and problem.G > 1:
-        stepping = problem.role == "dgrad" and problem.K > 1  # over a multiplier's outputs, which lie between those of the groups
-        runs = {"x": problem.G, "y": 1 if stepping else problem.G * problem.K, "w": 0}
-    else:
-        runs = {"x": problem.C, "y": problem.K, "w": problem.C}
-    return all(runs[slot] * BITS[dtype] % 128 == 0 for slot, dtype in zip(launch.operands, dtypes_of(problem, launch), strict=False))
-
-
 def dots(ttir: str) -> list[dict]:
     """The products of tiles that the kernel asks for."""
     return [
@@ -185,16 +164,18 @@ def assembled(ptx: str) -> dict:
         code = tool("cuobjdump", "-sass", cubin)
     resources = _RESOURCES.search(told)
     assert resources, told
-    loads, math, local, loops = collections.Counter(), collections.Counter(), [], []
+    loads, stores, made, local, loops = collections.Counter(), collections.Counter(), collections.Counter(), [], []
     for place, opcode, modifiers, rest in instructions(code):
         if opcode in ("LDG", "LDGSTS"):
             loads[access_bytes(modifiers)] += 1
+        elif opcode == "STG":
+            stores[access_bytes(modifiers)] += 1
         elif opcode in ("LDL", "STL"):
             local.append(place)
         elif opcode == "BRA" and (target := re.search(r"0x([0-9a-f]+)", rest)):
             loops.append(range(int(target[1], 16), place))  # empty if it leads forward
         elif opcode in MATH:
-            math[MATH[opcode]] += 1
+            made[MATH[opcode]] += 1
     return {
         "function": resources[1],
         "registers": int(resources[4]),
@@ -202,7 +183,8 @@ def assembled(ptx: str) -> dict:
         "spills": int(resources[3]),
         "spills_in_loops": sum(any(place in loop for loop in loops) for place in local),
         "loads": {str(width): loads[width] for width in sorted(loads, reverse=True)},
-        **{kind: math[kind] for kind in dict.fromkeys(MATH.values())},
+        "stores": {str(width): stores[width] for width in sorted(stores, reverse=True)},
+        **{kind: made[kind] for kind in dict.fromkeys(MATH.values())},
     }
 
 
@@ -219,6 +201,11 @@ def loads_narrowly(row: dict) -> bool:
     if row["dots"] and sizes == [2, 2]:
         return set(row["loads"]) != {"16"}
     return "16" not in row["loads"]
+
+
+def reaches_too_wide(row: dict) -> bool:
+    """Whether an access is wider than the addresses of odd rows allow: a fault on a GPU, which the interpreter never sees."""
+    return any(int(width) > most for kind, most in zip(("loads", "stores"), row["widest"], strict=True) for width in row[kind])
 
 
 def misses_tensor_cores(row: dict) -> bool:
@@ -251,6 +238,7 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     "not on the tensor cores that it could use": misses_tensor_cores,
     "no products of tiles": lambda row: row["kernel"] != "depthwise" and not row["dots"],
     "narrow loads": loads_narrowly,
+    "misaligned accesses": reaches_too_wide,
 }
 
 

@@ -79,6 +79,11 @@ class Axis:
         ends = [self.a * t + self.b * r + self.offset for t in (0, self.T - 1) for r in (0, self.R - 1)]
         return min(ends) >= 0 and max(ends) < self.S * self.d
 
+    def largest(self, target: int, tap: int) -> int:
+        """The largest number, without its sign, on the way from the equation's own, and any target and tap up to these, to the source."""
+        way = self.a * target + abs(self.b) * tap + abs(self.offset)
+        return max(way, self.a, abs(self.b), self.d, self.S)
+
     @property
     def swapped(self) -> Axis:
         """The same equation with taps as targets: its phases are those of a tap, its taps the targets that the tap serves."""

@@ -17,6 +17,8 @@ SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 2
 # Compute capability -> multiprocessors of its largest common device: A100, H100/H200, B200; only to judge how many programs fill one.
 MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
 
+MOST_PROGRAMS = 2**31 - 1  # of a grid, along its first axis
+
 TENSOR_MEMORY = 512  # columns, of the devices that have it
 
 PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x3": 3, "bf16x6": 6}  # of the precisions that split float32 numbers

@@ -24,6 +24,7 @@ import triton.language as tl
 from ._geometry import MOST_POSITIONS, ConvProblem
 from ._launch import (
     BITS,
+    MOST_PROGRAMS,
     PRODUCTS_OF_PARTS,
     SHARED_MEMORY,
     Launch,
@@ -104,8 +105,8 @@ def _first(f, AXIS: tl.constexpr):
         return tl.full([], 0, tl.int32)
     else:
         GCD: tl.constexpr = AXIS.d // AXIS.step
-        e = (AXIS.minus_a * f + AXIS.minus_offset) % AXIS.d
-        return tl.where(e % GCD == 0, e // GCD * AXIS.inverse % AXIS.step, AXIS.R)
+        e = (AXIS.minus_a * f.to(tl.int64) + AXIS.minus_offset) % AXIS.d  # the products reach d², and a stride may be a second of sound
+        return tl.where(e % GCD == 0, e // GCD * AXIS.inverse % AXIS.step, AXIS.R).to(tl.int32)
 
 
 @triton.jit
@@ -134,10 +135,9 @@ def _exists(s, AXIS: tl.constexpr):
 @triton.jit
 def _pixel(n, d, h, w, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, ELEMENTS: tl.constexpr):
     """Offset of a pixel's first channel in an array of that many elements."""
-    plane = n * D + d
     if ELEMENTS >= 2**31:
-        plane = plane.to(tl.int64)
-    return ((plane * H + h) * W + w) * CHANNELS
+        n = tl.cast(n, tl.int64)
+    return (((n * D + d) * H + h) * W + w) * CHANNELS
 
 
 @triton.jit
@@ -324,8 +324,13 @@ def supports(problem: Problem) -> str | None:
     axes = problem.axes
     if (positions := problem.N * math.prod(axis.period * axis.targets for axis in axes)) >= MOST_POSITIONS:
         return f"{positions} positions, it takes fewer than {MOST_POSITIONS}"
-    if (elements := problem.G * problem.K * problem.C * math.prod(axis.R for axis in axes)) >= 2**31:
-        return f"a filter of {elements} elements, it takes fewer than 2^31"
+    if (largest := max(axis.largest(axis.period * axis.targets - 1, axis.R - 1) for axis in axes)) >= MOST_POSITIONS:
+        return f"a spatial axis that reaches to {largest}, it takes less than {MOST_POSITIONS}"
+    if (elements := problem.G * problem.K * problem.C * math.prod(axis.R for axis in axes)) >= MOST_POSITIONS:
+        return f"a filter of {elements} elements, it takes fewer than {MOST_POSITIONS}"
+    most = math.prod(_tiles(problem, Config(BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)))
+    if most > MOST_PROGRAMS and not candidates(problem):
+        return f"{most} small tiles, and no larger ones that suit it are {MOST_PROGRAMS} or fewer"
     return None
 
 
@@ -376,8 +381,8 @@ def _refusal(problem: Problem, config: Config) -> str | None:
     few = _bits(problem) < 32 or problem.precision == "tf32"
     if (sums := config.BLOCK_M * config.BLOCK_N // (32 * config.num_warps)) > (limit := 128 if few else 64):
         return f"{config} has {sums} sums to a thread, registers hold {limit} beside the factors"
-    if (programs := math.prod(_tiles(problem, config))) >= 2**31:
-        return f"{config} has {programs} programs, the limit is 2^31 - 1"
+    if (programs := math.prod(_tiles(problem, config))) > MOST_PROGRAMS:
+        return f"{config} has {programs} programs, a grid has at most {MOST_PROGRAMS}"
     stage = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * _bits(problem) // 8
     parts = problem.precision if _products(problem) > 1 else ""
     tensor = tensor_memory(problem.arch, config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, parts)

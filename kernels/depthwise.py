@@ -18,8 +18,8 @@ import math
 import triton
 import triton.language as tl
 
-from ._geometry import MOST_POSITIONS, Axis, ConvProblem
-from ._launch import BITS, SHARED_MEMORY, Launch, cdiv, kernel_name, multiprocessors
+from ._geometry import Axis, ConvProblem
+from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, multiprocessors
 
 Problem = ConvProblem
 
@@ -31,7 +31,9 @@ WIDTHS = (14, 8, 7, 4, 2, 1)  # 7 and 14 divide the images of many networks
 MOST_PHASES = 64  # their tables are unrolled: with 640, compiling took 39 s
 REGISTERS = 255  # of a thread
 FEW_REGISTERS = 184  # by the count of `registers`, which is somewhat high: three programs then fit a multiprocessor (170 each)
-FAR = tl.constexpr(-(1 << 30))  # a place outside every axis, and so are its neighbours
+MOST_STRIPS = 2**31 - 2**20  # kernels number them with 32 bits, and up to 6·148 splits of 512 strips overhang
+FARTHEST = 1 << 30  # no target or source that a kernel considers lies as far from 0
+FAR = tl.constexpr(-FARTHEST)  # a place outside every axis, and so are its neighbours
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,11 @@ class Line(Axis):
         return cdiv(self.taps, self.pieces)
 
     @property
+    def uneven(self) -> bool:
+        """Whether the last piece of a phase is not full."""
+        return self.pieces > 1 and self.R % (self.step * self.COLUMNS) != 0
+
+    @property
     def levels(self) -> int:
         """Binary digits of a column's number."""
         return (self.COLUMNS - 1).bit_length()
@@ -96,6 +103,11 @@ class Line(Axis):
         return abs(self.hop) * (self.WIDTH - 1) + self.COLUMNS
 
     @property
+    def reach(self) -> int:
+        """Places, at most, between source number 0 and one of its row."""
+        return self.sources * abs(self.tap_stride)
+
+    @property
     def strips(self) -> int:
         """Strips of a line of targets of one phase."""
         return self.spacing * cdiv(self.targets, self.WIDTH * self.spacing)
@@ -119,11 +131,23 @@ def supports(problem: Problem) -> str | None:
         return f"dtype {unknown[0]}, it takes {', '.join(DTYPES)}"
     if (period := max(axis.period for axis in problem.axes)) > MOST_PHASES:
         return f"{period} phases along an axis, it takes {MOST_PHASES} at most"
-    if (positions := problem.N * math.prod(axis.period * axis.targets for axis in problem.axes)) >= MOST_POSITIONS:
-        return f"{positions} positions, it takes fewer than {MOST_POSITIONS}"
+    if (farthest := _farthest(problem)) >= FARTHEST:
+        return f"places up to {farthest} along an axis, it takes those below {FARTHEST}"
+    narrowest = Config(BLOCK_G=1, STRIPS=1, WIDTH=1, num_warps=NUM_WARPS)  # the others have fewer strips
+    if (count := strips(problem, narrowest)) >= MOST_STRIPS:
+        return f"{count} strips, it takes fewer than {MOST_STRIPS}"
     if problem.arch not in SHARED_MEMORY:
         return f"compute capability {problem.arch / 10}, it takes {', '.join(str(arch / 10) for arch in SHARED_MEMORY)}"
     return None
+
+
+def _farthest(problem: Problem) -> int:
+    """Places from 0, at most, of targets and (before the division by d) of sources, those included where strips and pieces overhang.
+
+    A strip is no wider than REGISTERS, for each of its targets takes one.
+    """
+    lines = [Line(**dataclasses.asdict(axis), WIDTH=1) for axis in problem.axes]
+    return max(line.largest(line.T + line.period * line.spacing * REGISTERS, line.R + line.step * MOST_COLUMNS) for line in lines)
 
 
 def candidates(problem: Problem) -> list[Config]:
@@ -171,7 +195,6 @@ def _loads(problem: Problem, config: Config) -> float:
     For each tile a thread moves its targets, WIDTH vectors, and for each row of the filter a row of sources and a share of the taps.  The
     programs are dealt out in rounds, so few wide ones may lose to more narrow ones.
     """
-
     line = axes(problem, config)[2]
     if problem.role == "wgrad":
         of_program = cdiv(strips(problem, config), config.STRIPS * config.SPLITS) * (config.WIDTH + line.sources)
@@ -229,8 +252,10 @@ def launch(problem: Problem, config: Config) -> Launch:
         raise ValueError(f"{problem.name}: LANES={config.LANES} and SPLITS={config.SPLITS}, want 1 for {problem.role}")
     if (needed := registers(problem, config)) > REGISTERS:
         raise ValueError(f"{problem.name}: {config} needs {needed} registers per thread, there are {REGISTERS}")
-    if (programs := grid(problem, config)[0]) >= 2**31:
-        raise ValueError(f"{problem.name}: {config} has {programs} programs, the limit is 2^31 - 1")
+    if (programs := grid(problem, config)[0]) > MOST_PROGRAMS:
+        raise ValueError(f"{problem.name}: {config} has {programs} programs, a grid has at most {MOST_PROGRAMS}")
+    if (count := strips(problem, config) + config.SPLITS * config.STRIPS) > 2**31:
+        raise ValueError(f"{problem.name}: {config} numbers {count} strips, the limit is 2^31")
     kernel, operands = {
         "fprop": (depthwise_fprop, ("x", "w")),
         "dgrad": (depthwise_dgrad, ("y", "w")),
@@ -287,7 +312,7 @@ def _gather(
     b = phase // (W.period * H.period * D.period)
     n, jd, jh, jw = _strip(pid // BLOCKS % TILES * CONFIG.STRIPS + tl.arange(0, CONFIG.STRIPS), D, H, W)
     td, th, tw = fd + D.period * jd, fh + H.period * jh, fw + W.period * jw
-    image = b * PROBLEM.N + n
+    image = _wide(b, IMAGES) * PROBLEM.N + n
     valid = (n < PROBLEM.N) & (td < D.T) & (th < H.T)
     tw = tl.where(valid, tw, W.T)
     sd = _origin(D, fd) + D.target_stride * jd
@@ -295,9 +320,7 @@ def _gather(
     sw = _origin(W, fw) + W.target_stride * jw
     first_d, first_h, first_w = _first(D, fd), _first(H, fh), _first(W, fw)
 
-    filter = b * TARGET_C + c
-    if PROBLEM.B * PROBLEM.G * PROBLEM.K * D.R * H.R * W.R >= 2**31:
-        filter = filter.to(tl.int64)
+    filter = _wide(b, PROBLEM.B * PROBLEM.G * PROBLEM.K * D.R * H.R * W.R) * TARGET_C + c
 
     WIDTH: tl.constexpr = CONFIG.WIDTH
     sums = _zeros(WIDTH, CONFIG.STRIPS, CONFIG.BLOCK_G)
@@ -307,13 +330,14 @@ def _gather(
                 for piece in range(W.pieces):
                     row = (filter * SUMMED + k) * D.R + first_d + D.step * t
                     row = row * H.R + first_h + H.step * r
-                    taps = _filter_row(w_ptr, row, first_w + W.step * W.COLUMNS * piece, real, W)
-                    d, h, w = sd + D.tap_stride * t, sh + H.tap_stride * r, sw + W.tap_stride * W.COLUMNS * piece
-                    at = source_ptr + _offset(image, d, h, w, c // SHARING * SUMMED + k, D.S, H.S, W.S, SOURCE_C, IMAGES)
+                    begin = _begin(piece, first_w, W)
+                    taps = _filter_row(w_ptr, row, first_w + W.step * begin, first_w + W.step * W.COLUMNS * piece, real, W)
+                    d, h, w = sd + D.tap_stride * t, sh + H.tap_stride * r, sw + W.tap_stride * begin
+                    at = source_ptr + _offset(image, d, h, w, c // SHARING * SUMMED + k, D.S, H.S, W.S, SOURCE_C, IMAGES, W.reach)
                     sources = _source_row(at, _column(d, h, w, D, H), real, SOURCE_C, W)
                     sums = _correlate(sums, sources, taps, W)
 
-    at = target_ptr + _offset(image, td, th, tw, c, D.T, H.T, W.T, TARGET_C, IMAGES)
+    at = target_ptr + _offset(image, td, th, tw, c, D.T, H.T, W.T, TARGET_C, IMAGES, 0)
     for u in tl.static_range(WIDTH):
         step = W.period * W.spacing * u
         tl.store(at + step * TARGET_C, sums[u].to(target_ptr.dtype.element_ty), mask=(tw + step < W.T)[:, None] & real[None, :])
@@ -350,20 +374,18 @@ def depthwise_wgrad(x_ptr, y_ptr, w_ptr, PROBLEM: tl.constexpr, CONFIG: tl.const
         td, th, tw = fd + D.period * jd, fh + H.period * jh, fw + W.period * jw
         valid = seen & (n < PROBLEM.N) & (td < D.T) & (th < H.T)
         tw = tl.where(valid, tw, W.T)
-        image = b * PROBLEM.N + n
-        at = y_ptr + _offset(image, td, th, tw, c, D.T, H.T, W.T, CHANNELS, IMAGES)
+        image = _wide(b, IMAGES) * PROBLEM.N + n
+        at = y_ptr + _offset(image, td, th, tw, c, D.T, H.T, W.T, CHANNELS, IMAGES, 0)
         ys = _target_row(at, tw, real, CHANNELS, W)
         sd = _origin(D, fd) + D.target_stride * jd + D.tap_stride * (t // D.step)
         sh = tl.where(valid, _origin(H, fh) + H.target_stride * jh + H.tap_stride * (r // H.step), FAR)
         sw = _origin(W, fw) + W.target_stride * jw + W.tap_stride * W.COLUMNS * piece
-        at = x_ptr + _offset(image, sd, sh, sw, c // PROBLEM.K, D.S, H.S, W.S, PROBLEM.G, IMAGES)
+        at = x_ptr + _offset(image, sd, sh, sw, c // PROBLEM.K, D.S, H.S, W.S, PROBLEM.G, IMAGES, W.reach)
         xs = _source_row(at, _column(sd, sh, sw, D, H), real, PROBLEM.G, W)
         sums = _outer(sums, xs, ys, W)
 
     t, r, first_w, piece = _piece(pid // BLOCKS % PIECES * CONFIG.LANES + tl.arange(0, CONFIG.LANES), H, CLASSES, W)
-    filter = (split * PROBLEM.B + b) * CHANNELS + c
-    if CONFIG.SPLITS * PROBLEM.B * CHANNELS * D.R * H.R * W.R >= 2**31:
-        filter = filter.to(tl.int64)
+    filter = _wide(split * PROBLEM.B + b, CONFIG.SPLITS * PROBLEM.B * CHANNELS * D.R * H.R * W.R) * CHANNELS + c
     for s in tl.static_range(COLUMNS):
         tap = first_w + W.step * (COLUMNS * piece + s)
         at = w_ptr + ((filter[None, :] * D.R + t[:, None]) * H.R + r[:, None]) * W.R + tap[:, None]
@@ -426,10 +448,17 @@ def _piece(lane, H: tl.constexpr, CLASSES: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _offset(image, d, h, w, c, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, IMAGES: tl.constexpr):
-    """Of places times channels, in an array [IMAGES, D, H, W, C]."""
-    if IMAGES * D * H * W * C >= 2**31:
-        image = image.to(tl.int64)
+def _wide(index, LIMIT: tl.constexpr):
+    """A number as a factor of others below LIMIT: in 64 bits, if those need them."""
+    return index.to(tl.int64) if LIMIT >= 2**31 else index
+
+
+@triton.jit
+def _offset(
+    image, d, h, w, c, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, IMAGES: tl.constexpr, REACH: tl.constexpr
+):  # fmt: skip
+    """Of places times channels, in an array [IMAGES, D, H, W, C]; w may lie REACH places beside it."""
+    image = _wide(image, (IMAGES * D * H * W + REACH) * C)
     return ((((image * D + d) * H + h) * W + w) * C)[:, None] + c[None, :]
 
 
@@ -463,8 +492,21 @@ def _target_row(at, tw, real, CHANNELS: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _filter_row(w_ptr, row, first, real, W: tl.constexpr):
-    """COLUMNS taps of a row of the filter for each channel, one vector of channels per tap.
+def _begin(piece, first, W: tl.constexpr):
+    """The number, within its phase, of a piece's first tap.
+
+    The last piece begins early and ends with the row: a place beyond would be multiplied by zero, and be it infinite, targets that do not
+    meet it would become NaN, in a causal convolution those before it.
+    """
+    if W.uneven:
+        return tl.minimum(W.COLUMNS * piece, tl.maximum((W.R - first + W.step - 1) // W.step - W.COLUMNS, 0))
+    else:
+        return W.COLUMNS * piece
+
+
+@triton.jit
+def _filter_row(w_ptr, row, first, least, real, W: tl.constexpr):
+    """COLUMNS taps of a row of the filter for each channel, one vector of channels per tap; zeros before the tap `least`.
 
     In memory the taps of a channel are neighbours, so it is loaded as a tile and taken apart: even and odd columns, again and again.
     """
@@ -473,6 +515,8 @@ def _filter_row(w_ptr, row, first, real, W: tl.constexpr):
     i = tl.arange(0, 1 << LEVELS)
     tap = first + W.step * i
     mask = real[:, None] & ((i < COLUMNS) & (tap < W.R))[None, :]
+    if W.uneven:
+        mask = mask & (tap >= least)[None, :]
     parts = (tl.load(w_ptr + row[:, None] * W.R + tap[None, :], mask=mask, other=0.0).to(tl.float32),)
     for level in tl.static_range(LEVELS):
         even, odd = (), ()

@@ -21,10 +21,22 @@ import triton
 import triton.language as tl
 
 from ._gemm import SLOTS, MatmulProblem
-from ._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY, Launch, cdiv, kernel_name, lacking_memory, multiprocessors, tensor_memory
+from ._launch import (
+    BITS,
+    MOST_PROGRAMS,
+    SHARED_MEMORY,
+    TENSOR_MEMORY,
+    Launch,
+    cdiv,
+    kernel_name,
+    lacking_memory,
+    multiprocessors,
+    tensor_memory,
+)
 from ._products import to_tf32
 
 GROUP = tl.constexpr(8)  # tile rows of a band: what 132 programs read at once is then near its least
+BEYOND = 1 << 15  # the depth that splits cover beyond its end is less: a block of up to 128 for each, and they are up to 148
 
 _FLOATS = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 _EIGHTS = frozenset({"fp8e4nv", "fp8e5"})
@@ -116,8 +128,8 @@ class Problem(MatmulProblem):
 
     @property
     def index(self) -> tl.dtype:
-        """Of an offset inside a matrix."""
-        return tl.int32 if max(self.M * self.K, self.K * self.N, self.M * self.N) < 2**31 else tl.int64
+        """Of an offset inside a matrix, and of a depth, that included which splits cover beyond its end."""
+        return tl.int32 if max(self.M * self.K, self.K * self.N, self.M * self.N) < 2**31 - BEYOND else tl.int64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,6 +146,16 @@ class Config:
 
 def supports(problem: Problem) -> str | None:
     """None, or why no config fits the problem."""
+    if reason := _refused_numbers(problem):
+        return reason
+    smallest = problem.B * cdiv(problem.rows, 16) * cdiv(problem.cols, 16)
+    if smallest > MOST_PROGRAMS and not candidates(problem):
+        return f"{problem.B} results of {problem.rows} by {problem.cols} have more tiles than a grid has programs, {MOST_PROGRAMS}"
+    return None
+
+
+def _refused_numbers(problem: Problem) -> str | None:
+    """What the device's products, or Triton's, cannot multiply, or None."""
     first, second, result = problem.dtypes
     operands = {first, second}
     if problem.arch not in SHARED_MEMORY:
@@ -172,6 +194,7 @@ def candidates(problem: Problem) -> list[Config]:
         if _tensor_memory(problem, config) <= TENSOR_MEMORY and (stages := _stages(problem, config)):
             config = dataclasses.replace(config, num_stages=stages)
             configs += [dataclasses.replace(config, SPLITS=splits) for splits in sorted({1, _splits(problem, config)})]
+    configs = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
     return sorted(configs, key=lambda config: _clocks(problem, config))
 
 
@@ -280,8 +303,8 @@ def launch(problem: Problem, config: Config) -> Launch:
     needs = {"shared": _shared_memory(problem, config), "tensor": _tensor_memory(problem, config)}
     if reason := lacking_memory(problem.arch, **needs):
         raise ValueError(f"{problem.name}: {config} {reason}")
-    if (programs := grid(problem, config)[0]) >= 2**31:
-        raise ValueError(f"{problem.name}: {config} makes {programs} programs, a grid has at most {2**31 - 1}")
+    if (programs := grid(problem, config)[0]) > MOST_PROGRAMS:
+        raise ValueError(f"{problem.name}: {config} makes {programs} programs, a grid has at most {MOST_PROGRAMS}")
     rows, cols, steps = tiles(problem, config)
     return Launch(
         name=problem.name,
@@ -340,9 +363,10 @@ def _place(PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILE_ROWS: tl.constexpr,
     program = tl.program_id(0)
     tile = program % (TILE_ROWS * TILE_COLS)
     part = program // (TILE_ROWS * TILE_COLS)
-    first = tile // (GROUP * TILE_COLS) * GROUP
-    height = tl.minimum(TILE_ROWS - first, GROUP)
-    within = tile % (GROUP * TILE_COLS)
+    BAND: tl.constexpr = TILE_ROWS if TILE_ROWS < GROUP else GROUP  # and so a band's tiles are no more than there are: 32 bits do
+    first = tile // (BAND * TILE_COLS) * BAND
+    height = tl.minimum(TILE_ROWS - first, BAND)
+    within = tile % (BAND * TILE_COLS)
     batch, split = part // CONFIG.SPLITS, part % CONFIG.SPLITS
     row, col = first + within % height, within // height
     return batch.to(tl.int64), split.to(PROBLEM.index), row.to(PROBLEM.index), col.to(PROBLEM.index)

@@ -22,6 +22,8 @@ pytest.importorskip("triton", reason="no Triton here")
 from jaxext.benchmarks import compiled
 from jaxext.benchmarks.case import LAYOUTS
 from jaxext.benchmarks.problems import PRODUCTS, Conv
+from jaxext.kernels import depthwise
+from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 
@@ -128,7 +130,9 @@ GOOD = {
     "local": 0,
     "spills": 0,
     "spills_in_loops": 0,
+    "widest": [16, 16],
     "loads": {"16": 36},
+    "stores": {"16": 8},
     "wgmma": 4,
     "tcgen05": 0,
     "mma": 0,
@@ -144,6 +148,31 @@ def test_spills_are_found(tmp_path, monkeypatch):
     row = compiled.compile_row(dataclasses.replace(program, config=config))
     assert row["function"] == "matmul_nn" and row["registers"] == 255 and row["wgmma"] and set(row["loads"]) == {"16"}
     assert compiled.offences(row) == ["spills", "spills in a loop", "has local memory"]
+
+
+ODD = ConvProblem(
+    name="conv2d_fprop", role="fprop", B=2, N=3, G=33, C=1, K=1, input=(1, 9, 11), filter=(1, 3, 5), output=(1, 9, 11),
+    low=(0, 1, 2), dtypes=("bf16",) * 3, precision="tf32", arch=90,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "widest"),
+    [
+        ({}, [2, 2]),
+        (dict(role="dgrad", name="conv2d_dgrad", G=34, stride=(1, 1, 2), output=(1, 9, 6), dtypes=("bf16", "bf16", "fp32")), [4, 8]),
+        (dict(role="wgrad", name="conv2d_wgrad", dtypes=("fp32", "bf16", "bf16")), [4, 4]),
+    ],
+    ids=["fprop", "even dgrad", "wgrad"],
+)
+def test_odd_rows_are_read_and_written_in_their_own_pieces(change, widest, tmp_path, monkeypatch):
+    """No hint, and nothing that Triton derives from constant strides, may promise more than the addresses of odd rows keep."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    problem = dataclasses.replace(ODD, **change)
+    row = compiled.compile_row(compiled.Program("depthwise", "odd", "", problem, depthwise.pick(problem), True))
+    assert "error" not in row and row["widest"] == widest
+    assert max(map(int, row["loads"])) == widest[0]
+    assert compiled.offences(row) == []
 
 
 def test_a_good_row_breaks_no_law():
@@ -170,6 +199,8 @@ def test_a_good_row_breaks_no_law():
         ({"loads": {"16": 30, "4": 6}}, "narrow loads"),
         ({"loads": {}}, "narrow loads"),
         ({"kernel": "depthwise", "dots": [], "loads": {"8": 6}}, "narrow loads"),
+        ({"aligned": False, "widest": [8, 16]}, "misaligned accesses"),
+        ({"widest": [16, 2], "stores": {"4": 8, "2": 8}}, "misaligned accesses"),
     ],
 )
 def test_a_law_bites(change, law):

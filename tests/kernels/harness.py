@@ -2,18 +2,24 @@
 
 It runs in Triton's interpreter or, where Triton is not made for that, on a GPU, on PyTorch's tensors.  Every array lies between guards.
 Those of an operand are NaN: what a kernel reads beside it spoils its sums.  The result starts as NaN, so an element that is never written
-is one, and its guards must be there afterwards.  It must not know any particular kernel.
+is one, and its guards must be there afterwards.  Arrays of billions of elements have none.  It must not know any particular kernel.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import os
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
+import pytest
+from triton import knobs
 
 from jaxext._interpreter import DTYPES, interpret, interpreting
 from jaxext.kernels._launch import Launch
@@ -21,6 +27,7 @@ from jaxext.kernels._launch import Launch
 # Bytes on either side: more than a row or a tile's run of any case.  Where PyTorch makes every array an allocation of its own,
 # compute-sanitizer is to see what goes beyond it, which guards would hide.
 GUARD = 0 if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1" else 1 << 14
+MOST_MEMORY = 5 * 10**9  # bytes of a GPU, which 16 workers may share, for one test
 NAN = 0xFF  # every byte of a number that is NaN in each float format
 NOTHING = 0xA5  # every byte of one that no kernel computes
 
@@ -54,10 +61,95 @@ def _on_gpu(launch: Launch, *arrays: _Guarded) -> None:
         copy[GUARD : copy.numel() - GUARD].view(getattr(torch, guarded.array.dtype.name))
         for copy, guarded in zip(copies, arrays, strict=True)
     ]
-    how = dict(num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True)
-    launch.kernel[launch.grid](*tensors, **launch.constants, **how)
+    launch_on_gpu(launch, *tensors)
     for copy, guarded in zip(copies, arrays, strict=True):
         guarded.memory[...] = copy.cpu().numpy()
+
+
+def launch_on_gpu(launch: Launch, *tensors) -> None:
+    """The kernel as it is now: Triton's cache on disk knows one by its source and its constants as they are printed.
+
+    So after a change to a method of a problem it would hand out the kernel of before.
+    """
+    how = dict(num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True)
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        launch.kernel[launch.grid](*tensors, **launch.constants, **how)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sparse:
+    """An array of billions of elements, zeros but for these values at a place."""
+
+    shape: tuple[int, ...]
+    dtype_name: str
+    place: Any  # an index
+    values: Any = 0
+
+    @property
+    def memory(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype_name].itemsize
+
+    def in_file(self, path: pathlib.Path) -> np.ndarray:
+        """Only those pages exist that are touched."""
+        array = np.memmap(path, DTYPES[self.dtype_name], "w+", shape=self.shape).view(np.ndarray)
+        array[self.place] = self.values
+        return array
+
+    def on_gpu(self) -> Any:
+        torch = importlib.import_module("torch")
+        tensor = torch.zeros(self.shape, dtype=getattr(torch, DTYPES[self.dtype_name].name), device="cuda")
+        tensor[self.place].copy_(torch.from_numpy(np.asarray(self.values, np.float32)))
+        return tensor
+
+
+def run_large(
+    launch: Launch, operands: Mapping[str, Sparse], result: Sparse, folder: pathlib.Path, programs: Sequence[int] | None = None
+) -> np.ndarray:
+    """What `launch` makes of the operands, by slot, at the result's place.
+
+    On a GPU the arrays are real.  In the interpreter they are files, and only these programs run, or the last one.
+    """
+    whole = result
+    if launch.splits > 1:
+        partial = "i32" if result.dtype_name == "i32" else "fp32"
+        whole = Sparse((launch.splits, *result.shape), partial, (slice(None), *result.place))
+    arrays = {slot: operands[slot] for slot in launch.operands} | {"result": whole}
+    if interpreting():
+        first, second, into = (array.in_file(folder / name) for name, array in arrays.items())
+        _some_in_interpreter(launch, programs or [launch.grid[0] - 1], first, second, into)
+        got = into[whole.place].astype(np.float64)
+    else:
+        _skip_what_takes_too_much(sum(array.memory for array in arrays.values()))
+        tensors = [array.on_gpu() for array in arrays.values()]
+        launch_on_gpu(launch, *tensors)
+        got = tensors[-1][whole.place].double().cpu().numpy()
+    return (got.sum(axis=0) if launch.splits > 1 else got).astype(DTYPES[result.dtype_name])
+
+
+def _some_in_interpreter(launch: Launch, programs: Sequence[int], first: np.ndarray, second: np.ndarray, result: np.ndarray) -> None:
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    (count,) = launch.grid
+    place, size = builder.set_grid_idx, builder.set_grid_dim
+    with (
+        mock.patch.object(builder, "set_grid_idx", lambda x, y, z: place(programs[x], y, z)),
+        mock.patch.object(builder, "set_grid_dim", lambda *_: size(count, 1, 1)),
+    ):
+        interpret(dataclasses.replace(launch, grid=(len(programs),)), first, second, result)
+
+
+def _skip_what_takes_too_much(memory: int) -> None:
+    if GUARD == 0:
+        pytest.skip("compute-sanitizer takes long for so many programs")
+    if memory > MOST_MEMORY:
+        pytest.skip(f"it takes {memory} bytes of a GPU that others share, a test has {MOST_MEMORY}")
+    importlib.import_module("torch").cuda.empty_cache()  # where the arrays of the test before may be
+
+
+def corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Where an array of that shape lies in the end of a larger one."""
+    return tuple(slice(-size, None) for size in shape)
 
 
 def check(got: np.ndarray, want: np.ndarray, scale: np.ndarray | None = None) -> None:

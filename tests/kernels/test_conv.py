@@ -258,7 +258,7 @@ def test_sums_of_parts_that_exceed_tensor_memory_are_refused(precision):
         (dict(dtypes=("fp8e5", "fp8e5", "fp32"), arch=80), "8-bit floats need compute capability 8.9, this device has 8.0"),
         (dict(arch=75), "compute capability 7.5, kernels are compiled for"),
         (dict(input=(1 << 16, 1 << 15)), "4294967296 positions, it takes fewer than"),
-        (dict(C=1 << 14, K=1 << 14), "a filter of 2415919104 elements, it takes fewer than 2\\^31"),
+        (dict(C=1 << 14, K=1 << 14), "a filter of 2415919104 elements, it takes fewer than"),
     ],
 )
 def test_problems_that_it_lacks(change, message):

@@ -5,6 +5,7 @@ knows of phases, strips or pieces.
 """
 
 import dataclasses
+import re
 
 import harness
 import numpy as np
@@ -157,6 +158,22 @@ def test_geometry(name, role):
     harness.check(run(case, operands, small(case)), truth(case, operands))
 
 
+@pytest.mark.parametrize("role", ["fprop", "dgrad"])
+@pytest.mark.parametrize("taps, dilation", [(4, 1), (31, 1), (21, 2)])
+def test_an_infinity_reaches_only_targets_that_meet_it(taps, dilation, role):
+    """In the future of a causal convolution it made NaN of the past, where the last piece of a row of the filter was not full."""
+    case = of_role(problem((24,), (taps,), G=2, low=taps - 1, high=dilation - 1, input_dilation=dilation), role)
+    operands = operands_of(case)
+    source = operands["x" if role == "fprop" else "y"]
+    source[...] = 0
+    source[:, :, :, :, 12] = 1
+    met = truth(case, operands | {"w": np.ones_like(operands["w"])}) > 0
+    source[source > 0] = np.inf
+    with np.errstate(invalid="ignore"):
+        got = run(case, operands, small(case))
+    np.testing.assert_array_equal(np.isfinite(got), ~met)
+
+
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
 def test_width_of_strips(width, role):
@@ -253,6 +270,30 @@ def test_other_problems_are_refused():
     assert depthwise.supports(case) is None
     assert depthwise.supports(dataclasses.replace(case, C=2)) == "2 input channels per group, it takes 1"
     assert "compute capability 7.5, it takes 8.0" in (depthwise.supports(dataclasses.replace(case, arch=75)) or "")
+
+
+@pytest.mark.parametrize(
+    "case, reason",
+    [
+        (problem((2**28,), (2,), N=8, low=1), "2147483648 strips, it takes fewer than 2146435072"),
+        (problem((4,), (2,), N=2**22, low=512, filter_dilation=512), "2147483648 strips, it takes fewer than 2146435072"),
+        (problem((4,), (3,), low=2**30, filter_dilation=2**29), r"places up to \d+ along an axis, it takes those below 1073741824"),
+        (problem((2**30, 2), (1, 1), stride=(3, 1)), r"places up to \d+ along an axis, it takes those below 1073741824"),
+        (problem((2**31 + 8,), (1,), high=-(2**31)), r"places up to \d+ along an axis, it takes those below 1073741824"),
+    ],
+    ids=["positions", "strips shorter than their dilation", "dilation", "stride", "input"],
+)
+@pytest.mark.parametrize("role", ROLES)
+def test_numbers_beyond_32_bits_are_refused(case, reason, role):
+    """They became negative, which is below every bound that is checked: a strip, or a place far outside, then counted as one inside."""
+    assert re.fullmatch(reason, depthwise.supports(of_role(case, role)) or "")
+
+
+def test_the_last_part_of_a_sum_has_a_number():
+    case = of_role(problem((2**19,), (1,), N=2**12 - 4, G=2), "wgrad")
+    assert depthwise.supports(case) is None and all(depthwise.launch(case, config) for config in depthwise.candidates(case))
+    with pytest.raises(ValueError, match=r"numbers \d+ strips, the limit is 2\^31"):
+        depthwise.launch(case, small(case, WIDTH=1, SPLITS=2**20))
 
 
 @pytest.mark.parametrize(

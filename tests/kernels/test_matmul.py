@@ -204,6 +204,8 @@ def test_a_step_too_few_is_found():
         ({"dtypes": ("bf16", "bf16", "fp8e5")}, "bf16 and bf16 into fp8e5"),
         ({"dtypes": ("fp8e4nv", "fp8e5", "fp32"), "arch": 86}, "8-bit floats need compute capability 8.9, got 8.6"),
         ({"precision": "bf16x9"}, "precision 'bf16x9' of float32"),
+        ({"B": 2**31}, "2147483648 results of 17 by 33 have more tiles than a grid has programs, 2147483647"),
+        ({"B": 2**31, "dtypes": ("i8", "i8", "i32")}, "have more tiles than a grid has programs"),
     ],
 )
 def test_problems_that_are_refused(change, reason):
@@ -252,6 +254,14 @@ def test_candidates_can_be_launched(arch, dtypes):
         assert matmul.pick(problem) in configs and 5 <= len(configs) == len(set(configs)) <= 20
         for config in configs:
             assert matmul.launch(problem, config).splits <= max(1, cdiv(problem.depth, config.BLOCK_DEPTH))
+
+
+def test_no_candidate_has_more_programs_than_a_grid():
+    """Where small tiles are too many, large ones are not."""
+    problem = a_problem("nn", (2**28, 64, 64, 64), ("bf16",) * 3)
+    assert {config.BLOCK_ROWS * config.BLOCK_COLS for config in matmul.candidates(problem)} >= {64 * 64, 128 * 256}
+    for config in matmul.candidates(problem):
+        matmul.launch(problem, config)
 
 
 def test_pick():

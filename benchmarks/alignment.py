@@ -1,0 +1,52 @@
+"""How wide the accesses of a Triton kernel can be, by the addresses at which the rows of its operands and of its result start.
+
+It must not know JAX, nor what a compiler made of the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxext.kernels._launch import BITS
+
+SLOTS = "abcxwy"  # of all forms, in their order
+
+
+def dtypes_of(problem, launch) -> list[str]:
+    """The dtypes of the kernel's three pointers."""
+    of_slot = dict(zip(sorted(launch.operands, key=SLOTS.index), problem.dtypes, strict=False))
+    partial = "i32" if problem.dtypes[2] == "i32" else "fp32"
+    return [*(of_slot[slot] for slot in launch.operands), partial if launch.splits > 1 else problem.dtypes[2]]
+
+
+def aligned(problem, launch) -> bool:
+    """Whether every run of consecutive elements that a kernel reads starts and ends at a multiple of 16 bytes.
+
+    A depthwise filter's runs are its taps: they are few, and not counted.
+    """
+    if hasattr(problem, "M"):
+        runs = {"a": problem.K, "b": problem.N, "c": problem.N}
+    elif problem.C == 1 and problem.G > 1:
+        stepping = problem.role == "dgrad" and problem.K > 1  # over a multiplier's outputs, which lie between those of the groups
+        runs = {"x": problem.G, "y": 1 if stepping else problem.G * problem.K, "w": 0}
+    else:
+        runs = {"x": problem.C, "y": problem.K, "w": problem.C}
+    return all(runs[slot] * BITS[dtype] % 128 == 0 for slot, dtype in zip(launch.operands, dtypes_of(problem, launch), strict=False))
+
+
+def widest(problem, launch) -> list[int]:
+    """The bytes that one load and one store may have, 16 at most: as many as divide all addresses at which a row of a tile can start.
+
+    Which load is of which operand cannot be told, so loads may have what either allows.
+    """
+    config = launch.constants["CONFIG"]
+    if hasattr(problem, "M"):
+        rows = {"a": problem.K, "b": problem.N, "c": problem.N}
+    elif launch.kernel.__name__.startswith("depthwise"):
+        rows = {"x": problem.G, "w": math.prod(problem.filter), "y": problem.G * problem.K}
+    else:
+        rows = {"x": problem.C * config.GROUPS, "w": problem.C, "y": problem.K * config.GROUPS}
+    (result,) = rows.keys() - {*launch.operands}
+    starts = (rows[slot] * BITS[dtype] // 8 for slot, dtype in zip((*launch.operands, result), dtypes_of(problem, launch), strict=True))
+    first, second, stored = (math.gcd(16, start) for start in starts)
+    return [max(first, second), stored]
