@@ -8,7 +8,7 @@ pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
 cpp    := $(shell find csrc tests/csrc examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo test bench kernels wheel gpu gpu-rehearsal lint format clean
+.PHONY: build demo test bench kernels gpu-programs wheel gpu gpu-rehearsal lint format clean
 
 demo: $(ready)
 	$(python) examples/digits.py
@@ -30,13 +30,19 @@ bench: $(ready)
 kernels: $(ready)
 	$(python) -m jaxext kernels --check
 
-# for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled, and what it and its tests need
-# beside jax and Triton 3.6; no GPU is needed
+# what XLA's GPU compiler makes of our programs, for a GPU that need not be there; with a CUDA toolkit.  The compiler lies in a folder of its
+# own: in the environment, jax would look for a GPU in every program
+gpu-programs: $(VENV)/gpu-compiler
+	PYTHONPATH=$(abspath $<) $(python) -m pytest -n 2 tests/test_gpu_program.py
+
+# for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled (all of them each time, unless
+# CMAKE_ARGS=-DJAXEXT_KERNELS=... names a library of them), and what it and its tests need beside jax and Triton 3.6; no GPU is needed
 carried := jax-triton==0.3.1 absl-py filelock platformdirs rich markdown-it-py mdurl pygments "pytest>=9" iniconfig packaging pluggy pytest-xdist execnet
 wheel:
-	rm -rf wheels
-	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels .
-	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest wheels $(carried)
+	rm -rf wheels.new
+	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels.new .
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest wheels.new $(carried)
+	rm -rf wheels && mv wheels.new wheels
 
 # on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests suite examples
 # sanitizer bench profile
@@ -44,7 +50,7 @@ gpu:
 	bash benchmarks/on_gpu.sh $(PARTS)
 
 # the same, up to where a GPU is needed, as if on a machine that has nothing but jax, Triton and what compiles: with PYTHON a Python 3.12
-gpu-rehearsal: wheel
+gpu-rehearsal:
 	PYTHON=$(PYTHON) bash benchmarks/gpu_rehearsal.sh
 
 lint: $(ready)
@@ -70,6 +76,10 @@ $(ready): pyproject.toml CMakeLists.txt
 	[ "$$(uname)" != Linux ] || $(pip) install --no-deps "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
 	touch $@
 
+$(VENV)/gpu-compiler: $(ready)
+	$(pip) install --no-deps --upgrade --target $@ "jax-cuda13-pjrt==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
+	touch $@
+
 clean:
-	rm -rf .venv* build dist .pytest_cache .ruff_cache .hypothesis digits.png image_convolution.png
+	rm -rf .venv* build dist wheels.new .pytest_cache .ruff_cache .hypothesis digits.png image_convolution.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

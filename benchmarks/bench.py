@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
     how.add_argument("--brief", action="store_true", help="on a GPU, times of kernels with a cold L2 alone")
     how.add_argument(
-        "--resume", action="store_true", help="go on with the report in --json, if it is there: last with cases in which a run died"
+        "--resume",
+        action="store_true",
+        help="go on with the report in --json, if it is there: last with cases in which a run died or was interrupted",
     )
     told = parser.add_argument_group("what becomes of it")
     told.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
@@ -150,7 +152,7 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Cons
     clock, why_not = _measure.timer()
     environment = _environment.report()
     timer = clock.name + (", freed memory kept" if kept and isinstance(clock, _measure.Wall) else "")
-    before = _before(options, {"timer": timer, "trial": options.quick, **environment})
+    before = _before(options, {"timer": timer, "choice of --quick": options.quick, **environment})
     ceilings = cells.ceilings(sorted({case.dtype for case in chosen}), clock, options.quick, before.ceilings if before else {})
     whole = report.Report(
         environment=environment,
@@ -178,7 +180,7 @@ def _before(options: argparse.Namespace, world: Mapping[str, Any]) -> report.Rep
     if not options.resume or not pathlib.Path(options.json).exists():
         return None
     before = _stored(options.json, "--resume")
-    other = {"timer": before.timer, "trial": before.trial, **before.environment}
+    other = {"timer": before.timer, "choice of --quick": before.trial, **before.environment}
     differing = [name for name in world if name not in ("date", "command", "commit") and world[name] != other.get(name)]
     if differing:
         raise UsageError(f"--resume: {options.json} is of another {', '.join(differing)}: name another file, or remove it")

@@ -61,7 +61,11 @@ def gaps(report: Report) -> list[Gap]:
 def _missed(row: Row) -> list[Gap]:
     """Every kind of target is so much over the time, so time is to shrink as what was got is to grow."""
     missed = [verdict for verdict in findings.verdicts(row) if verdict.got and not verdict.reached]
-    return [Gap(row, verdict.ours, verdict.target / verdict.got, f"{verdict.kind} {verdict.target:g}") for verdict in missed if verdict.got]
+    return [Gap(row, verdict.ours, verdict.target / verdict.got, _aim(verdict.kind, verdict.target)) for verdict in missed if verdict.got]
+
+
+def _aim(kind: str, target: float) -> str:
+    return {"copy": f"{target:.0%} of a copy's bandwidth", "tflops": f"{target:g} TFLOP/s"}.get(kind, f"{kind}'s time / {target:g}")
 
 
 def _below_the_roofline(row: Row) -> list[Gap]:

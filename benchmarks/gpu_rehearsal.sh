@@ -3,9 +3,9 @@
 # made that has what is installed there and no more, and in it on_gpu.sh run without a network.  It has to get as far as one can without a
 # GPU: everything installed, imported and collected, and a sentence that says what is missing.
 #
-# Wanted: git, a network for the environment, nvcc (as there), and wheels/ as `make wheel` fills it.  PYTHON is a Python 3.12.  With
-# SOURCES=1 CUTLASS's headers travel instead of the compiled kernels, which are then compiled on the spot; PREPARE is what on_gpu.sh may
-# take for that, in seconds.
+# Wanted: git, a network for the environment, and nvcc (as there).  PYTHON is a Python 3.12.  It begins with `make wheel`; with REUSE=1 the
+# wheels travel that are there.  With SOURCES=1 CUTLASS's headers travel instead of the compiled kernels, which are then compiled on the
+# spot; PREPARE is what on_gpu.sh may take for that, in seconds.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3.12}
@@ -18,7 +18,9 @@ fail() {
 }
 
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || fail "$python is not Python 3.12, which the machine has; give PYTHON"
-compgen -G "wheels/jaxext-*-cp312-*.whl" >/dev/null || fail "no jaxext for Python 3.12 in wheels/: \`make wheel\` with it first"
+! nvidia-smi >/dev/null 2>&1 || fail "there is a GPU: \`make gpu\` is no rehearsal here"
+[ -n "${REUSE:-}" ] || make --no-print-directory wheel PYTHON="$python" || fail "no wheels could be made"
+compgen -G "wheels/jaxext-*-cp312-*.whl" >/dev/null || fail "no jaxext for Python 3.12 in wheels/"
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
 checkout=$temporary/checkout environment=$temporary/environment
@@ -34,10 +36,12 @@ travels=$(du --summarize --bytes "$checkout" | cut -f 1)
 echo "what travels: $travels bytes of at most $limit"
 [ "$travels" -le "$limit" ] || fail "too much travels"
 
-timeout 60 "$python" -m venv "$environment"
-timeout 300 "$environment/bin/pip" install --quiet --disable-pip-version-check "${there[@]}"
-timeout 120 "$environment/bin/pip" install --quiet --disable-pip-version-check --no-deps jax-cuda13-plugin==0.11.2
-echo "there are: $("$environment/bin/pip" list --format=freeze --disable-pip-version-check | tr '\n' ' ')"
+pip() {
+  timeout --foreground 300 "$environment/bin/pip" --quiet --disable-pip-version-check "$@"
+}
+{ "$python" -m venv "$environment" && pip install "${there[@]}" && pip install --no-deps jax-cuda13-plugin==0.11.2; } ||
+  fail "no environment could be made; is there a network?"
+echo "there are: $(pip list --format=freeze | tr '\n' ' ')"
 
 # Nothing of this machine's settings; without a network even for those who look for one, where the system lets us.
 alone=(env -i "HOME=$temporary" "PATH=$environment/bin:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/bin:/usr/bin:/bin" PIP_NO_INDEX=1
@@ -46,4 +50,4 @@ unshare --net true 2>/dev/null && alone=(unshare --net "${alone[@]}") || echo "w
 "${alone[@]}" make --no-print-directory -C "$checkout" gpu 2>&1 | tee "$temporary/log" || true
 said=$(grep '^NO GPU: ' "$temporary/log") || fail "it did not get as far as to miss a GPU"
 grep -q 'CUDA kernels: compiled' <<<"$said" || fail "there are no CUDA kernels"
-echo "REHEARSED: all but the GPU is there"
+echo "REHEARSED: all but the GPU is there, and what else a machine with one has (torch is left out here)"

@@ -40,7 +40,9 @@ export COMMIT=${COMMIT:-$(git rev-parse HEAD 2>/dev/null)}
 # limited <command...>: in the time that is left until `until`; an interrupt first, at which pytest says what failed, and bench keeps its rows
 limited() {
   local left=$((until - SECONDS))
-  timeout --signal=INT --kill-after=15 $((left > 0 ? left : 1)) "$@"
+  # At a terminal in its foreground, or Ctrl-C would not reach it; else in a group of its own, all of which ends.
+  # shellcheck disable=SC2046
+  timeout $([ -t 0 ] && echo --foreground) --signal=INT --kill-after=15 $((left > 0 ? left : 1)) "$@"
 }
 
 # part <name> <command...>: limited, its output also in a log
@@ -89,12 +91,14 @@ install() {
   elif "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("cutlass_library") is None)' &&
     { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }; then
     jaxext=(. -C cmake.define.JAXEXT_CUDA=ON)
+    echo "no jaxext for $tag in $wheels: the CUDA kernels are compiled, until $((until - SECONDS)) s have passed; \`make wheel\` does it beforehand"
   fi
   limited "$python" -m pip install "$@" "${jaxext[@]}" && is_this_checkout && cuda=$(describe) || return
   report+=("CUDA kernels: $cuda")
   if [ "$cuda" != compiled ]; then
-    printf '\n!!! NO CUDA KERNELS: %s.  Their tests are skipped and they are not measured.\n' "$cuda"
-    [ "${jaxext[*]}" = ". -C cmake.define.JAXEXT_CUDA=OFF" ] || return # they were not to be expected
+    printf '\n!!! NO CUDA KERNELS: %s.  Their tests would be skipped, and they would not be measured.\n' "$cuda"
+    [ "${jaxext[*]}" = ". -C cmake.define.JAXEXT_CUDA=OFF" ] ||
+      { echo "$own should have them: make it anew, or remove it to go on without" && return 1; }
   fi
   missing=$(lacking) || return
   [ -z "$missing" ] || { report+=("missing: $missing (without which tests of kernels fail)") && echo "${report[-1]}"; }
@@ -107,7 +111,7 @@ is_this_checkout() {
   for file in kernels/*.py benchmarks/*.py; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done
   "$python" -P -c '
 import hashlib, pathlib, runpy, sys
-hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").iterdir())]
+hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").glob("[!.]*"))]
 built = runpy.run_path(sys.argv[1])["SOURCES"]
 sys.exit(built != hashlib.sha256("".join(hashes).encode()).hexdigest())' "$site/jaxext/_cuda_build.py" || different+=(csrc)
   [ ${#different[@]} = 0 ] || { echo "the wheel is not of this checkout, make it anew: they differ in ${different[*]}" && return 1; }
@@ -118,6 +122,7 @@ describe() {
   JAX_PLATFORMS=cpu limited "$python" -P -c '
 import importlib.metadata, sys, jaxext, jax_triton
 from jaxext import _cuda
+sys.path[0] in jaxext.__file__ or sys.exit(f"another jaxext is installed there, which goes before this one: {jaxext.__file__}; uninstall it")
 found = {package: importlib.metadata.version(package) for package in ("jax", "jaxlib", "triton", "jax-triton")}
 print(jaxext.__file__, found, file=sys.stderr)
 print(_cuda.missing() or "compiled")'

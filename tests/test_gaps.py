@@ -19,12 +19,12 @@ WRONG = row("wrong", lax=3.0, cuda=result(9.0, error=1.0), targets={"cuda": BEST
 def test_the_largest_comes_first_and_each_library_once_a_row():
     found = gaps.gaps(report(NEAR, THERE, NOT_TIMED, WRONG, FAR))
     assert [(gap.row.problem, gap.library, gap.aim) for gap in found] == [
-        ("far", "cuda", "best 1.5"),
-        ("near", "cuda", "copy 0.8"),
-        ("near", "triton", "lax 1"),
+        ("far", "cuda", "best's time / 1.5"),
+        ("near", "cuda", "80% of a copy's bandwidth"),
+        ("near", "triton", "lax's time / 1"),
     ]
     assert [gap.factor for gap in found] == pytest.approx([3, 2, 4 / 3])
-    assert str(found[0]) == "cuda takes 6 ms for far fprop float32, 3.00 times the 2 ms of best 1.5"
+    assert str(found[0]) == "cuda takes 6 ms for far fprop float32, 3.00 times the 2 ms of best's time / 1.5"
 
 
 def test_without_targets_the_roofline_is_aimed_at():
