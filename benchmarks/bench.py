@@ -59,11 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--repeats", type=count, default=10, help="samples per case and library (default: 10)")
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
     how.add_argument("--brief", action="store_true", help="on a GPU, times of kernels with a cold L2 alone")
-    how.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the report in --json, if it is there: last with cases in which a run died or was interrupted",
-    )
+    how.add_argument("--resume", action="store_true", help="go on with the report in --json: last with cases in which a run died or ended")
     told = parser.add_argument_group("what becomes of it")
     told.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
     says_json(told)

@@ -18,7 +18,7 @@
 # of tests is a process of its own; a worker in it that hangs for EACH (120) seconds, or in which an illegal access has left nothing
 # usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
 #
-# Logs, raw JSON and failures.txt go to OUT (benchmarks/results).  Wanted there: python3 with pip and its headers, a C compiler, ptxas, jax
+# Logs, raw JSON and failures.txt go to OUT (benchmarks/results, in the checkout, as any relative path).  Wanted there: python3 with pip and its headers, a C compiler, ptxas, jax
 # and its CUDA plugin, triton, torch and scikit-build-core with cmake and ninja.  What else it needs is taken from the wheels in WHEELS
 # (wheels/, by `make wheel`): jaxext with its CUDA kernels compiled, if there is one of this checkout for the Python there.  Without that it
 # is compiled on the spot if there is nvcc and nvidia-cutlass, which may be among the wheels; otherwise there are no CUDA kernels.  TRIAL=1

@@ -496,7 +496,7 @@ def _begin(piece, first, W: tl.constexpr):
     """The number, within its phase, of a piece's first tap.
 
     The last piece begins early and ends with the row: a place beyond would be multiplied by zero, and be it infinite, targets that do not
-    meet it would become NaN, in a causal convolution those before it.
+    meet it would become NaN, in a causal convolution those before it.  Those that meet it can, where taps are read again as zeros.
     """
     if W.uneven:
         return tl.minimum(W.COLUMNS * piece, tl.maximum((W.R - first + W.step - 1) // W.step - W.COLUMNS, 0))
