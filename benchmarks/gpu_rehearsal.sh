@@ -37,9 +37,9 @@ echo "what travels: $travels bytes of at most $limit"
 [ "$travels" -le "$limit" ] || fail "too much travels"
 
 pip() {
-  timeout --foreground 300 "$environment/bin/pip" --quiet --disable-pip-version-check "$@"
+  timeout --foreground 300 "$environment/bin/pip" --disable-pip-version-check "$@"
 }
-{ "$python" -m venv "$environment" && pip install "${there[@]}" && pip install --no-deps jax-cuda13-plugin==0.11.2; } ||
+{ "$python" -m venv "$environment" && pip install --quiet "${there[@]}" && pip install --quiet --no-deps jax-cuda13-plugin==0.11.2; } ||
   fail "no environment could be made; is there a network?"
 echo "there are: $(pip list --format=freeze | tr '\n' ' ')"
 
