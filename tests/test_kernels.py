@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from jax import lax
 pytest.importorskip("triton", reason="no Triton here")
 
 # ruff: noqa: E402
-from jaxext.benchmarks import compiled
+from jaxext.benchmarks import alignment, compiled
 from jaxext.benchmarks.case import LAYOUTS
 from jaxext.benchmarks.problems import PRODUCTS, Conv
 from jaxext.kernels import depthwise
@@ -173,6 +174,16 @@ def test_odd_rows_are_read_and_written_in_their_own_pieces(change, widest, tmp_p
     assert "error" not in row and row["widest"] == widest
     assert max(map(int, row["loads"])) == widest[0]
     assert compiled.offences(row) == []
+
+
+@pytest.mark.parametrize(("packed", "stored"), [(True, 8), (False, 4)])
+def test_taps_that_are_packed_are_one_row_of_the_filter(packed, stored):
+    """Ten of one channel, in float32: stores of 8 bytes are right, and Triton 3.6 makes them."""
+    config = types.SimpleNamespace(PACKED=packed, GROUPS=1)
+    kernel = types.SimpleNamespace(__name__="conv_wgrad")
+    launch = types.SimpleNamespace(constants={"CONFIG": config}, operands=("y", "x"), kernel=kernel, splits=66)
+    problem = dataclasses.replace(ODD, role="wgrad", G=1, K=512, filter=(1, 1, 10))
+    assert alignment.widest(problem, launch) == [16, stored]
 
 
 def test_a_good_row_breaks_no_law():
