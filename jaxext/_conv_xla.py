@@ -34,6 +34,7 @@ def conv(
     if w is not None:
         operands, window, open = {"x": operands["y"], "w": _reversed(w, window)}, window.transposed, "y"
     a, b = operands["x"], operands["w" if open == "y" else "y"]
+    a, window = cropped(a, window)
     common, acc = _dtypes(a.dtype, b.dtype, dtype)
     a, b = a.astype(common), b.astype(common)
     name = algorithm or plan(open, _sizes(open, a, b), window, dtype=common, splitter=splitter)
@@ -78,6 +79,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     """
     if open == "x":
         sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
+    window = window.cropped[1]
     B, G, C, K = (sizes[label] for label in "BGCK")
     extents = (*sizes.values(), *window.input, *window.filter, *window.output)
     static = all(isinstance(n, int) for n in extents)
@@ -145,6 +147,7 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter):
         phases = {"y": rewrites.phases_fprop, "w": rewrites.phases_wgrad}[open]
 
         def part(a, b, window):
+            a, window = cropped(a, window)
             name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, splitter=splitter)
             return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter)
 
@@ -194,7 +197,6 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
     With x open, of one group, `a` is y, `b` is w and the window is transposed: XLA's GPU compiler finds cuDNN's dgrad where the reversal of
     the filter comes right before the convolution.  Else it writes out the zeros of a strided one, and multiplies by them.
     """
-    a, window = _cropped(a, window)
     B, G = a.shape[0], a.shape[-2]
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
     common = a.dtype
@@ -212,43 +214,30 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
             feature_group_count=B * G, batch_group_count=1,
         )  # fmt: skip
         return _split(y, B, G)
-    axes = zip(
-        window.padding,
-        window.output,
-        window.stride,
-        window.filter,
-        window.filter_dilation,
-        window.input,
-        window.input_dilation,
-        strict=True,
-    )
-    padding = tuple((low, dilate(o, s) + dilate(r, dr) - 1 - low - dilate(i, di)) for (low, _), o, s, r, dr, i, di in axes)
+    if any(low > 0 > high for low, high in window.read if all(isinstance(n, int) for n in (low, high))):
+        a, window = cropped(a, dataclasses.replace(window, padding=window.read))
     # Groups of b alone are feature groups of x with B and N in one axis, as in lax's vmap: XLA is fast there and slow at batch groups.
     x = _merge(a) if G > 1 else a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:])
     batch_groups, feature_groups = (B * G, 1) if G > 1 else (1, B)
     spec = (last, first, *space)
     w = conv(
-        x, _merge(b), window_strides=window.filter_dilation, padding=padding, lhs_dilation=window.input_dilation,
+        x, _merge(b), window_strides=window.filter_dilation, padding=window.read, lhs_dilation=window.input_dilation,
         rhs_dilation=window.stride, dimension_numbers=lax.ConvDimensionNumbers(spec, spec, spec),
         feature_group_count=feature_groups, batch_group_count=batch_groups,
     )  # fmt: skip
     return w.reshape((B, G, -1) + w.shape[1:])
 
 
-def _cropped(x, window):
+def cropped(x, window):
     """Negative padding as a slice of x.
 
     XLA's CPU convolution before jaxlib 0.12 reads out of bounds where one side of an axis is cropped and the other padded.
     """
-    starts, stops, padding = [0] * x.ndim, list(x.shape), list(window.padding)
-    for axis, ((low, high), i, di) in enumerate(zip(window.padding, window.input, window.input_dilation, strict=True)):
-        numbers = all(isinstance(n, int) for n in (low, high, i))
-        if numbers and di == 1 and min(low, high) < 0 and (start := max(0, -low)) < (stop := i + min(0, high)):
-            starts[axis + 2], stops[axis + 2], padding[axis] = start, stop, (max(0, low), max(0, high))
-    if padding == list(window.padding):
+    kept, rest = window.cropped
+    if rest == window:
         return x, window
-    x = lax.slice(x, starts, stops)
-    return x, dataclasses.replace(window, input=x.shape[2 : 2 + window.rank], padding=tuple(padding))
+    starts, stops = ((part.start for part in kept), (part.stop for part in kept))
+    return lax.slice(x, (0, 0, *starts, 0, 0), (*x.shape[:2], *stops, *x.shape[-2:])), rest
 
 
 def _merge(x):

@@ -61,6 +61,32 @@ class Window:
         )
 
     @property
+    def read(self) -> tuple[tuple[int, int], ...]:
+        """The padding with which the last tap of the last output is the last element: where strides leave a rest, less than `padding`."""
+        axes = zip(self.padding, self.output, self.stride, self.filter, self.filter_dilation, self.input, self.input_dilation, strict=True)
+        return tuple((low, dilate(o, s) + dilate(r, dr) - 1 - low - dilate(i, di)) for (low, _), o, s, r, dr, i, di in axes)
+
+    @property
+    def cropped(self) -> tuple[tuple[slice, ...], Window]:
+        """What of the input is left after negative padding, and the same window over that, without negative padding.
+
+        Of an axis of which nothing is left the slice is empty.  Symbolic axes are left as they are.
+        """
+        slices, inputs, padding = [], [], []
+        for size, ends, dilation in zip(self.input, self.padding, self.input_dilation, strict=True):
+            start, stop = 0, size
+            if all(isinstance(n, int) for n in (size, *ends)) and min(ends) < 0:
+                low, high = ends
+                start = min(max(0, -(low // dilation)), size)
+                stop = max(min(size, size + high // dilation), start)
+                kept = (low + start * dilation, high + (size - stop) * dilation)
+                ends = kept if start < stop else (max(0, low + dilate(size, dilation) + high), 0)
+            slices.append(slice(start, stop))
+            inputs.append(stop - start if isinstance(size, int) else size)
+            padding.append(ends)
+        return tuple(slices), dataclasses.replace(self, input=tuple(inputs), padding=tuple(padding))
+
+    @property
     def transposed(self) -> Window:
         """The window of dgrad read as a forward convolution: y is its input, x its output, and its filter is w reversed.
 
