@@ -7,12 +7,14 @@ Each computes, for arrays with one axis per label,
 or the same form with w open.  `view` is the input as filter tap r sees it, and holds all the geometry, so every rewrite is right for every
 window.  Accumulation is in `acc`; who calls rounds.  A rewrite must not know when it is worth while: `_conv_xla.plan` decides that.
 
-Two facts of XLA's CPU backend shape them.  A convolution inside a loop runs some fifteen times slower than outside, so those are unrolled.
-A loop whose step is one small elementwise fusion is fast and needs no memory but the step's.
+Two facts of XLA's CPU backend shape them.  A convolution inside a loop is as fast as outside if it is written in the layout in which XLA
+computes it, NHWC with the filter HWIO, and some fifteen times slower if not.  And each fusion takes tens of milliseconds to compile, longer
+than most layers run; long sums take more.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -126,16 +128,6 @@ def dots_wgrad(x, y, window: Window, *, acc, precision):
     return w.reshape(w.shape[:3] + window.filter + w.shape[4:])
 
 
-def loop_fprop(x, w, window: Window, **how):
-    """`dots_fprop`, one b after the other."""
-    return lax.map(lambda xw: dots_fprop(xw[0][None], xw[1][None], window, **how)[0], (x, w))
-
-
-def loop_wgrad(x, y, window: Window, **how):
-    """`dots_wgrad`, one b after the other."""
-    return lax.map(lambda xy: dots_wgrad(xy[0][None], xy[1][None], window, **how)[0], (x, y))
-
-
 def _unravel(t, window):
     """The tap whose number, in the order of `taps_of`, is the traced `t`."""
     tap = []
@@ -145,39 +137,123 @@ def _unravel(t, window):
     return tap[::-1]
 
 
-def shifts_fprop(x, w, window: Window, *, acc, precision):
+def loop_fprop(x, w, window: Window, *, precision, preferred):
+    """One dense convolution for each b and g, in a loop."""
+    B, G, K = w.shape[:3]
+    C = x.shape[-1]
+    x = x.reshape(x.shape[:-2] + (-1,))
+    w = jnp.moveaxis(w, 2, -1).reshape((B * G,) + window.filter + (C, K))
+
+    def step(i, y):
+        b, g = _pair(i, B, G)
+        part = _dense(_part(x, b, g, C), lax.dynamic_index_in_dim(w, i, 0, keepdims=False), window, precision, preferred)
+        return lax.dynamic_update_slice(y, part[None], _starts(y, b, g, K))
+
+    y = zeros((B, x.shape[1]) + window.output + (G * K,), preferred or x.dtype, x, w)
+    return _repeat(B * G, step, y).reshape(y.shape[:-1] + (G, K))
+
+
+def loop_wgrad(x, y, window: Window, *, precision, preferred):
+    """As `loop_fprop`: x with its channels for the batch, and y for the filter."""
+    B, G, K = y.shape[0], *y.shape[-2:]
+    C = x.shape[-1]
+    x, y = (a.reshape(a.shape[:-2] + (-1,)) for a in (x, y))
+    window = dataclasses.replace(window, stride=window.filter_dilation, filter_dilation=window.stride, padding=window.read)
+
+    def step(i, w):
+        b, g = _pair(i, B, G)
+        images, filters = jnp.moveaxis(_part(x, b, g, C), (0, -1), (-1, 0)), jnp.moveaxis(_part(y, b, g, K), 0, -2)
+        return lax.dynamic_update_index_in_dim(w, _dense(images, filters, window, precision, preferred), i, 0)
+
+    w = _repeat(B * G, step, zeros((B * G, C) + window.filter + (K,), preferred or x.dtype, x, y))
+    return jnp.swapaxes(w, 1, -1).reshape((B, G, K) + window.filter + (C,))
+
+
+def _repeat(count, step, total):
+    """`step(i, total)` for i from 0 on, with i an int32 also where integers are 64 bits wide."""
+    return lax.fori_loop(np.int32(0), np.int32(count), step, total)
+
+
+def _pair(i, B, G):
+    """b and g of step i."""
+    zero = np.int32(0)
+    return (i, zero) if G == 1 else (zero, i) if B == 1 else (i // np.int32(G), i % np.int32(G))
+
+
+def _starts(x, b, g, channels):
+    return [b, *[np.int32(0)] * (x.ndim - 2), g * np.int32(channels)]
+
+
+def _part(x, b, g, channels):
+    """(B, N, *space, G·channels) -> (N, *space, channels)"""
+    return lax.dynamic_slice(x, _starts(x, b, g, channels), (1,) + x.shape[1:-1] + (channels,))[0]
+
+
+def _dense(x, w, window, precision, preferred):
+    """lax's convolution of (N, *input, C) and (*filter, C, K)."""
+    last, space = window.rank + 1, tuple(range(1, window.rank + 1))
+    numbers = lax.ConvDimensionNumbers((0, last, *space), (last, last - 1, *range(window.rank)), (0, last, *space))
+    return lax.conv_general_dilated(
+        x, w, window.stride, window.padding, window.input_dilation, window.filter_dilation, numbers,
+        precision=precision, preferred_element_type=preferred,
+    )  # fmt: skip
+
+
+def shifts_fprop(x, w, window: Window, *, acc, fold):
     """Sum over taps and input channels of x, shifted, times one row of weights: elementwise, with G·K contiguous lanes.
 
-    With few taps XLA folds the padding into the one pass that this becomes.  With more it would test for the border at every tap, so an
-    image at a time is padded first: a loop, whose memory is one padded image.
+    To `fold` is to leave the padding to the one pass that this becomes, which then tests for the border at every term.  Else x is padded
+    first, an image at a time where all images would take much memory.  Of very many terms, a row of the filter at a time is unrolled.
     """
     B, G, K = w.shape[:3]
     N, C = x.shape[1], x.shape[-1]
     w = jnp.moveaxis(w, (1, 2), (-2, -1)).reshape(B, -1, C, G * K).astype(acc)  # (B, taps, C, lanes)
 
-    def image(x, w, see):
-        """y of x, both (B, N, ...) with any B and N."""
-        lanes = [_lanes(x, c, K) for c in range(C)]
-        w = w.reshape(w.shape[:1] + (1,) * (window.rank + 1) + w.shape[1:])
-        terms = (see(lanes[c], window, tap).astype(acc) * w[..., t, c, :] for t, tap in enumerate(taps_of(window)) for c in range(C))
-        return functools.reduce(lax.add, terms)
+    def images(x, w, see):
+        if math.prod(window.filter) * C <= UNROLLED_TERMS:
+            return _shifted(x, w, window, list(taps_of(window)), see, K, acc)
+        rows, rest = window.filter[0], list(itertools.product(*map(range, window.filter[1:])))
+        w = w.reshape((w.shape[0], rows, len(rest)) + w.shape[2:])
 
-    if math.prod(window.filter) * C <= FUSED_TERMS:
-        y = image(x, w, view)
+        def step(r, y):
+            of_row = lax.dynamic_index_in_dim(w, r, 1, keepdims=False)
+            return lax.add(y, _shifted(x, of_row, window, [(r, *tap) for tap in rest], see, K, acc))
+
+        return _repeat(rows, step, zeros(x.shape[:2] + window.output + (G * K,), acc, x, w))
+
+    if fold:
+        y = images(x, w, view)
+    elif B * N == 1 or padded_size(window) * C <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K):
+        y = images(lax.optimization_barrier(padded(x, window)), w, view_of_padded)
     else:
 
         def step(i_x):
             i, x = i_x
             x = padded(x.reshape((1, 1) + window.input + (G, C)), window)
-            return image(x, lax.dynamic_index_in_dim(w, i // N, 0), view_of_padded)[0, 0]
+            return images(x, lax.dynamic_index_in_dim(w, i // np.int32(N), 0), view_of_padded)[0, 0]
 
         # G·C in one axis: the loop would copy an x whose last axis has size 1.
         y = lax.map(step, (np.arange(B * N, dtype=np.int32), x.reshape((B * N,) + window.input + (G * C,))))
     return y.reshape((B, N) + window.output + (G, K))
 
 
-# Terms of a sum over taps and channels that XLA may compute with padding and all in one pass.
-FUSED_TERMS = 9
+# Terms of a sum that is unrolled: each takes XLA a millisecond or two to compile.
+UNROLLED_TERMS = 128
+# Times the images and their results that the padded images may take, where all are padded at once.
+MOST_PADDED = 1.5
+
+
+def padded_size(window):
+    axes = zip(window.input, window.padding, window.input_dilation, strict=True)
+    return math.prod(low + dilate(i, d) + high for i, (low, high), d in axes)
+
+
+def _shifted(x, w, window, taps, see, K, acc):
+    """Sum over `taps` of x as `see` gives it, times w (b, taps, C, lanes): (b, n, *output, lanes)."""
+    w = w.reshape(w.shape[:1] + (1,) * (window.rank + 1) + w.shape[1:])
+    lanes = [_lanes(x, c, K) for c in range(x.shape[-1])]
+    terms = (see(x_c, window, tap).astype(acc) * w[..., t, c, :] for t, tap in enumerate(taps) for c, x_c in enumerate(lanes))
+    return functools.reduce(lax.add, terms)
 
 
 def _lanes(x, c, K):
@@ -186,11 +262,11 @@ def _lanes(x, c, K):
     return lax.broadcast_in_dim(x, x.shape[:-1] + (K,), tuple(range(x.ndim))).reshape(x.shape[:-2] + (-1,))
 
 
-def rows_wgrad(x, y, window: Window, *, acc, precision):
-    """A scan over blocks of output rows that accumulates every tap while a block is in cache."""
+def rows_wgrad(x, y, window: Window, *, acc):
+    """A loop over blocks of output rows that adds to every tap while a block is in cache; of many taps, a row of the filter at a time."""
     B, N, G, K = y.shape[0], y.shape[1], *y.shape[-2:]
     C, first = x.shape[-1], window.output[0]
-    block = 1 if window.rank > 1 else ROW_BLOCK
+    block = 1 if window.rank > 1 else min(ROW_BLOCK, first)
     blocks = -(-first // block)
     rest = Window(**{name: value[1:] for name, value in vars(window).items()})
     (low, _), s, di, dr = window.padding[0], window.stride[0], window.input_dilation[0], window.filter_dilation[0]
@@ -200,22 +276,24 @@ def rows_wgrad(x, y, window: Window, *, acc, precision):
         n = i // blocks
         rows = _rows(lax.dynamic_index_in_dim(y, n, 0, keepdims=False), p).astype(acc)  # (block, *output[1:], G·K)
         image = lax.dynamic_index_in_dim(x, n, 0, keepdims=False)
-        sums = []
-        for r in range(window.filter[0]):
+
+        def sums(r):
+            """Those of the taps in row r of the filter: (taps · C, G·K)."""
             h = s * p + dr * r - low
             seen = _rows(image, lax.select(h % di == 0, h // di, lax.full_like(h, -1))).reshape((block,) + rest.input + (G, C))
             seen = padded(seen, rest, lead=1)
             lanes = [_lanes(seen, c, K).astype(acc) for c in range(C)]
-            for tap in taps_of(rest):
-                for c in range(C):
-                    product = view_of_padded(lanes[c], rest, tap, lead=1) * rows
-                    sums.append(lax.reduce_sum(product, tuple(range(window.rank))))
-        return total + jnp.stack(sums), None
+            products = (view_of_padded(lanes_of_c, rest, tap, lead=1) * rows for tap in taps_of(rest) for lanes_of_c in lanes)
+            return jnp.stack([lax.reduce_sum(product, tuple(range(window.rank))) for product in products])
+
+        if math.prod(window.filter) * C <= UNROLLED_SUMS:
+            return total + jnp.stack([sums(r) for r in range(window.filter[0])])
+        return _repeat(window.filter[0], lambda r, total: total.at[r].add(sums(r)), total)
 
     def one(xy):
         x, y = xy
-        total = zeros((math.prod(window.filter) * C, G * K), acc, x, y)
-        return lax.scan(lambda total, i: step(total, i, x, y), total, np.arange(N * blocks, dtype=np.int32))[0]
+        total = zeros((window.filter[0], math.prod(rest.filter) * C, G * K), acc, x, y)
+        return _repeat(N * blocks, lambda i, total: step(total, i, x, y), total)
 
     # G·C and G·K in one axis each: the loop would copy an array whose last axis has size 1.
     x, y = x.reshape((B, N) + window.input + (G * C,)), y.reshape((B, N) + window.output + (G * K,))
@@ -223,6 +301,8 @@ def rows_wgrad(x, y, window: Window, *, acc, precision):
     return jnp.moveaxis(w.reshape((B,) + window.filter + (C, G, K)), (-2, -1), (1, 2))
 
 
+# Reductions that are unrolled: each takes XLA some ten milliseconds to compile.
+UNROLLED_SUMS = 49
 # Output positions of one step in one dimension.
 ROW_BLOCK = 64
 
@@ -234,60 +314,44 @@ def _rows(x, index):
     return lax.gather(x, index[:, None], numbers, (1,) + x.shape[1:], mode=mode, fill_value=0)
 
 
-def blocks_fprop(x, w, window: Window, *, dense, merged):
-    """One dense convolution for each b and each block of `merged` groups, whose filters stand on the diagonal of the block's."""
-    B, G, K = w.shape[:3]
-    C = x.shape[-1]
-
-    def block(b, g):
-        xs = x[b : b + 1, ..., g : g + merged, :].reshape(x.shape[1:-2] + (merged * C,))
-        y = dense(xs[None, ..., None, :], _diagonal(w[b, g : g + merged])[None, None], window)
-        return y.reshape((1, x.shape[1]) + window.output + (merged, K))
-
-    ys = [jnp.concatenate([block(b, g) for g in range(0, G, merged)], -2) for b in range(B)]
-    return jnp.concatenate(ys, 0)
-
-
-def _diagonal(w):
-    """(M, K, *filter, C) -> (M·K, *filter, M·C), zero between different groups."""
-    M, C = w.shape[0], w.shape[-1]
-    inner = [(0, 0, 0)] * (w.ndim - 2)
-    return jnp.concatenate([lax.pad(w[m], _zero(w), [*inner, (m * C, (M - 1 - m) * C, 0)]) for m in range(M)], 0)
-
-
-def blocks_wgrad(x, y, window: Window, *, dense, merged):
-    """One dense filter gradient for each b and each block of `merged` groups, of which the diagonal is kept."""
-    B, G, K, C = y.shape[0], *y.shape[-2:], x.shape[-1]
-
-    def block(b, g):
-        xs, ys = (a[b : b + 1, ..., g : g + merged, :].reshape((1,) + a.shape[1:-2] + (1, -1)) for a in (x, y))
-        w = dense(xs, ys, window)[0, 0]  # (M·K, *filter, M·C)
-        return jnp.stack([w[m * K : (m + 1) * K, ..., m * C : (m + 1) * C] for m in range(merged)])
-
-    return jnp.stack([jnp.concatenate([block(b, g) for g in range(0, G, merged)]) for b in range(B)])
-
-
 def phases_fprop(x, w, window: Window, *, part, acc):
-    """One convolution without input dilation for each residue of outputs and taps (`Window.phases`), interleaved."""
-    parts = [(outputs, part(x, w[(slice(None),) * 3 + _slices(taps)], sub).astype(acc)) for outputs, taps, sub in window.phases]
-    return _interleave(parts, window.output, 2, zeros(x.shape[:2] + window.output + w.shape[1:3], acc, x, w))
+    """One convolution without input dilation for all residues of outputs that see equally many taps, interleaved."""
+    K = w.shape[2]
+    longest = [-(-o // period) for o, period in zip(window.output, window.periods, strict=True)]
+    found = {}
+    for sub, members in window.merged_phases:
+        filters = jnp.concatenate([w[(slice(None),) * 3 + _slices(taps)] for _, taps, _ in members], 2)
+        y = part(x, filters, sub).astype(acc)
+        for i, (outputs, _, shifts) in enumerate(members):
+            space = tuple(slice(shift, shift + n) for shift, n in zip(shifts, longest, strict=True))
+            found[tuple(r[0] for r in outputs)] = y[(slice(None), slice(None), *space, slice(None), slice(i * K, (i + 1) * K))]
+    missing = zeros(x.shape[:2] + tuple(longest) + w.shape[1:3], acc, x, w)
+    return _interleave(found, missing, window.periods, window.output)
+
+
+def _interleave(parts, missing, periods, sizes, residues=()):
+    """The arrays `parts`, by the residues of their outputs, as one whose axes after the first two have `sizes`."""
+    done = len(residues)
+    if done == len(sizes):
+        return parts.get(residues, missing)
+    inner = [_interleave(parts, missing, periods, sizes, (*residues, i)) for i in range(periods[done])]
+    y = jnp.stack(inner, done + 3)
+    y = y.reshape(y.shape[: done + 2] + (-1,) + y.shape[done + 4 :])
+    return lax.slice_in_dim(y, 0, sizes[done], axis=done + 2)
 
 
 def phases_wgrad(x, y, window: Window, *, part, acc):
-    """As `phases_fprop`: the taps of one residue get their gradient from one residue of outputs."""
-    parts = [(taps, part(x, y[(slice(None),) * 2 + _slices(outputs)], sub).astype(acc)) for outputs, taps, sub in window.phases]
+    """One convolution without input dilation for each residue of outputs and taps (`Window.phases`): the taps of one residue get their
+    gradient from one residue of outputs."""
     B, G, K, C = y.shape[0], *y.shape[-2:], x.shape[-1]
-    return _interleave(parts, window.filter, 3, zeros((B, G, K) + window.filter + (C,), acc, x, y))
+    total = zeros((B, G, K) + window.filter + (C,), acc, x, y)
+    for outputs, taps, sub in window.phases:
+        w = part(x, y[(slice(None),) * 2 + _slices(outputs)], sub).astype(acc)
+        config = [(0, 0, 0)] * w.ndim
+        config[3:-1] = [(r[0], n - 1 - r[-1], r.step - 1) for r, n in zip(taps, window.filter, strict=True)]
+        total = add(total, lax.pad(w, _zero(w), config))
+    return total
 
 
 def _slices(ranges):
     return tuple(slice(r.start, r.stop, r.step) for r in ranges)
-
-
-def _interleave(parts, sizes, lead, total):
-    """Sum of the parts, each at its ranges of the `sizes` axes that follow `lead` others."""
-    for ranges, part in parts:
-        config = [(0, 0, 0)] * part.ndim
-        config[lead : lead + len(sizes)] = [(r[0], n - 1 - r[-1], r.step - 1) for r, n in zip(ranges, sizes, strict=True)]
-        total = add(total, lax.pad(part, _zero(part), config))
-    return total

@@ -20,11 +20,19 @@ import numpy as np
 from jax import lax
 
 from jaxext import _conv_rewrites as rewrites
-from jaxext._window import Window, dilate
+from jaxext._window import Window
 
 
 def conv(
-    open: str, operands: dict[str, jax.Array], window: Window, *, algorithm: str | None = None, dtype, precision, splitter: str
+    open: str,
+    operands: dict[str, jax.Array],
+    window: Window,
+    *,
+    algorithm: str | None = None,
+    dtype,
+    precision,
+    splitter: str,
+    platform: str = "cpu",
 ) -> jax.Array:
     """The open slot, from arrays with exactly one axis per label, by one of its `algorithms`: `plan`'s if it is None.
 
@@ -37,122 +45,128 @@ def conv(
     a, window = cropped(a, window)
     common, acc = _dtypes(a.dtype, b.dtype, dtype)
     a, b = a.astype(common), b.astype(common)
-    name = algorithm or plan(open, _sizes(open, a, b), window, dtype=common, splitter=splitter)
+    where = dict(splitter=splitter, platform=platform)
+    name = algorithm or plan(open, _sizes(open, a, b), window, dtype=common, **where)
     if name == "lax" and w is not None and w.shape[:2] == (1, 1):
         return lax_conv("x", a, w.astype(common), window, dtype=np.dtype(dtype), precision=precision).astype(dtype)
-    return run(name, open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, splitter=splitter).astype(dtype)
+    return run(name, open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, **where).astype(dtype)
 
 
-def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str) -> list[str]:
+def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str, platform: str = "cpu") -> list[str]:
     """What computes the call: the name that `plan` gives, then those worth measuring against it, none where XLA may still partition."""
-    first = plan(open, sizes, window, dtype=dtype, splitter=splitter)
+    first = plan(open, sizes, window, dtype=dtype, splitter=splitter, platform=platform)
     static = all(isinstance(n, int) for n in (*sizes.values(), *window.input))
     if first == "zeros" or not static or splitter not in ("nobody", "labels") or not jnp.issubdtype(dtype, jnp.inexact):
         return [first]
     if open == "x":
         sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
     B, G, C, K = (sizes[label] for label in "BGCK")
-    found = [first, "lax", "dots"]
-    if 1 < math.prod(window.input_dilation) <= MOST_UNROLLED:
+    found = [first, "lax"]
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES:
         return list(dict.fromkeys([*found, "phases"]))
     if window.rank and C * K <= 4 * FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
         found.append("shifts" if open == "y" else "rows")
-    if B > 1:
-        found.append("loop")
     if B * G > 1:
-        merged = (m for m in range(1, G + 1) if G % m == 0 and m * min(C, K) <= 4 * DENSE_CHANNELS and B * G // m <= MOST_UNROLLED)
-        found += [f"blocks/{m}" for m in merged]
+        found += ["loop", "dots"]
     return list(dict.fromkeys(found))
 
 
-def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str) -> str:
-    """The name of the algorithm, from what is static: labels, sizes, window and the dtype of both operands (`promote`).
+def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str, platform: str = "cpu") -> str:
+    """The name of the algorithm, from what is static: labels, sizes, window, the dtype of both operands (`promote`) and the platform.
 
     zeros      no product is taken: an axis is empty
     lax        lax's own convolution; the only one for dense problems without input dilation
-    phases     one convolution for each residue of outputs: input dilation, and so the dgrad of a strided convolution
+    phases     convolutions for the residues of outputs: input dilation, and so the dgrad of a strided convolution
     shifts     fprop of few channels per group (depthwise): shifted inputs times weights, elementwise
-    rows       wgrad of the same: a scan over output rows
-    blocks/m   one dense convolution for each b and each m groups: grouped, batched filters, per-example gradients
-    loop       one dot per tap, one b at a time: as blocks, with too many b to unroll
-    dots       one batched dot per tap: in place of lax's grouped convolution wherever XLA may still partition
+    rows       wgrad of the same: a loop over output rows
+    loop       one dense convolution for each b and g, in a loop: grouped, batched filters, per-example gradients
+    dots       one batched dot per tap: in place of lax's grouped convolution wherever XLA may still partition, and without space
     """
     if open == "x":
         sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
     window = window.cropped[1]
     B, G, C, K = (sizes[label] for label in "BGCK")
     extents = (*sizes.values(), *window.input, *window.filter, *window.output)
-    static = all(isinstance(n, int) for n in extents)
     if any(isinstance(n, int) and n == 0 for n in extents):
         return "zeros"
-    grouped = "lax" if splitter in ("nobody", "labels") else "dots"
+    alone, gpu = B * G == 1, platform in ("cuda", "rocm")
     if splitter == "xla":
-        return "lax" if B == 1 and G == 1 else "dots"
-    if not static or not jnp.issubdtype(dtype, jnp.inexact):
-        return "lax" if B == 1 and G == 1 else grouped
-    if 1 < math.prod(window.input_dilation) <= MOST_UNROLLED:
+        return "lax" if alone else "dots"
+    grouped = "lax" if splitter in ("nobody", "labels") else "dots"
+    if not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(dtype, jnp.inexact):
+        return "lax" if alone else grouped
+    if gpu:
+        return _plan_of_gpu(open, G, C, K, window, grouped)
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and _worth_phases(open, sizes, window):
         return "phases"
-    if B == 1 and G == 1:
+    if alone:
         return "lax"
-    if G > 1 and window.rank and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
-        return "shifts" if open == "y" else "rows"
-    if open == "w" and G > 1 and C == K == 1:
-        return grouped
-    if open == "w":
-        worth = G > 1 or C * K >= MATRIX_CHANNELS
-    else:
-        worth = sizes["N"] * math.prod(window.output) >= MANY_POSITIONS
-    if worth and (merged := _merged(B, G, C, K)):
-        return f"blocks/{merged}"
-    return "loop" if C * K >= MATRIX_CHANNELS or (open == "w" and G > 1) else grouped
+    if not window.rank:
+        return "dots"
+    lanes, terms = G * K, C * math.prod(window.filter)
+    if open == "y" and C * K <= FEW_CHANNELS and lanes >= FEW_LANES and terms <= MOST_TERMS:
+        return "shifts"
+    if open == "w" and C * K <= FEW_CHANNELS and K < FEW_LANES <= lanes and terms <= MOST_TERMS:
+        return "rows"
+    return "loop" if _worth_loop(open, sizes, window) else grouped
 
 
-# Convolutions that one program may hold: each takes XLA some 50 ms to compile.
-MOST_UNROLLED = 16
-# C·K up to which a group's channels are cheaper as elementwise lanes than as a matrix.
-FEW_CHANNELS = 16
-# Terms of an unrolled elementwise sum: at 15x15 lax wins, and 225 terms take over a second to compile.
-MOST_TERMS = 128
-# Channels below which a dense convolution leaves its vector units idle: groups are merged up to here.
-DENSE_CHANNELS = 16
-# C·K from which a dot per tap, and a dense wgrad, fill the vector units.
-MATRIX_CHANNELS = 512
-# N times output positions from which a convolution outweighs the copies that cut it out.
-MANY_POSITIONS = 512
+def _plan_of_gpu(open, G, C, K, window, grouped):
+    """cuDNN computes grouped and strided convolutions and their gradients in one call each, and many small kernels take longer than that."""
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (open == "y" and G == 1 and max(window.stride) == 1):
+        return "phases"
+    few = G > 1 and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= FOLDED_ON_GPU
+    return "shifts" if open == "y" and window.rank and few else grouped
 
 
-def _merged(B, G, C, K):
-    """Groups per block: the fewest that fill a dense convolution and leave few of them; 0 if there is no such number.
-
-    Of m merged groups m - 1 parts in m are multiplied by zeros, so a number of groups that few divide is not merged at all.
-    """
-    most = max(1, 2 * DENSE_CHANNELS // min(C, K))
-    for m in range(1, min(G, most) + 1):
-        if G % m == 0 and m * min(C, K) >= min(DENSE_CHANNELS, G * min(C, K)) and B * G // m <= MOST_UNROLLED:
-            return m
-    return 0
+def _worth_phases(open, sizes, window):
+    return True
 
 
-def run(name, open, a, b, window, *, acc, dtype, precision, splitter):
+def _worth_loop(open, sizes, window):
+    """A step of the loop costs some microseconds; lax takes about a nanosecond for each product of elements, and in wgrad takes all groups'."""
+    each = sizes["N"] * math.prod(window.output) * math.prod(window.filter) * sizes["C"] * sizes["K"]
+    return each >= LEAST_OF_STEP or open == "w" and sizes["G"] > 4
+
+
+# Phases that one program may hold.
+MOST_PHASES = 64
+# C·K up to which a group's channels are cheaper as elementwise lanes than as a matrix, and lanes (G·K) from which those fill vectors.
+FEW_CHANNELS, FEW_LANES = 32, 8
+# Terms of an elementwise sum.
+MOST_TERMS = 1024
+# Terms of an elementwise sum that XLA's GPU compiler makes one kernel of, padding included, and fuses with what follows.
+FOLDED_ON_GPU = 9
+# Terms of an elementwise sum that XLA's CPU compiler computes in one pass with padding and all as fast as without.
+FOLDED_ON_CPU = 4
+# Products of elements from which a step of a loop is worth while.
+LEAST_OF_STEP = 20_000
+
+
+def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
     """The algorithm `name`, for operands x and w (open y) or x and y (open w) of one dtype; the result may be in `acc` still."""
-    name, _, merged = name.partition("/")
     if name == "zeros":
         return rewrites.zeros(_shape(open, _sizes(open, a, b), window), dtype, a, b)
     if name == "lax":
         return lax_conv(open, a, b, window, dtype=dtype, precision=precision)
-    if name == "blocks":
-        blocks = {"y": rewrites.blocks_fprop, "w": rewrites.blocks_wgrad}[open]
-        return blocks(a, b, window, dense=functools.partial(lax_conv, open, dtype=dtype, precision=precision), merged=int(merged or 1))
-    if name == "phases":
-        phases = {"y": rewrites.phases_fprop, "w": rewrites.phases_wgrad}[open]
+    if name == "loop":
+        loop = {"y": rewrites.loop_fprop, "w": rewrites.loop_wgrad}[open]
+        return loop(a, b, window, precision=precision, preferred=_preferred(a.dtype, dtype))
+    if name == "shifts":
+        terms = a.shape[-1] * math.prod(window.filter)
+        return rewrites.shifts_fprop(a, b, window, acc=acc, fold=terms <= (FOLDED_ON_CPU if platform == "cpu" else FOLDED_ON_GPU))
+    if name == "rows":
+        return rewrites.rows_wgrad(a, b, window, acc=acc)
+    if name == "dots":
+        return getattr(rewrites, f"dots_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
 
-        def part(a, b, window):
-            a, window = cropped(a, window)
-            name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, splitter=splitter)
-            return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter)
+    def part(a, b, window):
+        a, window = cropped(a, window)
+        where = dict(splitter=splitter, platform=platform)
+        name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, **where)
+        return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, **where)
 
-        return phases(a, b, window, part=part, acc=acc)
-    return getattr(rewrites, f"{name}_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
+    return getattr(rewrites, f"phases_{ROLES[open]}")(a, b, window, part=part, acc=acc)
 
 
 ROLES = {"y": "fprop", "w": "wgrad"}
@@ -182,6 +196,11 @@ def _dtypes(a, b, result):
     return common, acc
 
 
+def _preferred(common, dtype):
+    """The result's dtype for lax, which gives none that is narrower than the operands'."""
+    return dtype if promote(common, np.dtype(dtype)) == dtype else None
+
+
 def promote(a, b):
     """jax's standard promotion, where a float of 8 bits or fewer counts as bfloat16, which holds it exactly."""
     if a == b:
@@ -199,8 +218,7 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
     """
     B, G = a.shape[0], a.shape[-2]
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
-    common = a.dtype
-    preferred = dtype if promote(common, np.dtype(dtype)) == dtype else None
+    preferred = _preferred(a.dtype, dtype)
     # The primitive and not the function, which takes no symbolic padding.
     conv = functools.partial(lax.conv_general_dilated_p.bind, precision=precision, preferred_element_type=preferred, out_sharding=None)
     if open != "w":

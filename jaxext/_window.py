@@ -115,34 +115,73 @@ class Window:
         Only the taps with  filter_dilation·r ≡ low - stride·p (mod input_dilation)  meet an element of x rather than a dilation's zero.
         So outputs of one residue see one residue of taps, densely.  Outputs and taps that stand in no phase take no part.
         """
-        axes = zip(self.input, self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True)
         phases = []
-        for parts in itertools.product(*(_phases(*axis) for axis in axes)):
-            outputs, taps, pads, strides, dilations = zip(*parts, strict=True) if parts else ((),) * 5
-            window = Window(
-                input=self.input,
-                filter=tuple(map(len, taps)),
-                stride=strides,
-                padding=pads,
-                input_dilation=(1,) * self.rank,
-                filter_dilation=dilations,
-            )
-            phases.append((outputs, taps, window))
+        for parts in itertools.product(*map(list, self._phases)):
+            outputs, taps, lows, strides, dilations = zip(*parts, strict=True) if parts else ((),) * 5
+            phases.append((outputs, taps, self._undilated(tuple(map(len, taps)), tuple(map(len, outputs)), lows, strides, dilations)))
         return phases
 
+    @property
+    def merged_phases(self) -> list[tuple[Window, list[tuple[tuple[range, ...], tuple[range, ...], tuple[int, ...]]]]]:
+        """`phases` whose windows differ in the padding alone, as one window each: (window, [(outputs, taps, shift)]).
 
-def _phases(i, r, o, padding, stride, di, dr):
-    """Phases of one axis: outputs, taps, padding, stride and filter dilation."""
+        The outputs of a phase are those of the window from `shift` on; more follow there, so that all phases can be made equally long.
+        """
+        merged = []
+        counts = [-(-o // period) for o, period in zip(self.output, self.periods, strict=True)]
+        for parts in itertools.product(*map(_alike, self._phases, counts)):
+            taps, lows, strides, dilations, outputs = zip(*(part for part, _ in parts), strict=True) if parts else ((),) * 5
+            window = self._undilated(taps, outputs, lows, strides, dilations)
+            members = [tuple(zip(*of_axes, strict=True)) or ((),) * 3 for of_axes in itertools.product(*(phases for _, phases in parts))]
+            merged.append((window, members))
+        return merged
+
+    @property
+    def periods(self) -> tuple[int, ...]:
+        """How far apart along each axis the outputs of one phase lie."""
+        return tuple(di // math.gcd(s, di) for s, di in zip(self.stride, self.input_dilation, strict=True))
+
+    @property
+    def _phases(self):
+        axes = zip(self.input, self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True)
+        return [list(_phases(*axis[1:])) for axis in axes]
+
+    def _undilated(self, filter, output, lows, stride, dilation):
+        """The window over the same input with that many outputs."""
+        axes = zip(self.input, filter, output, lows, stride, dilation, strict=True)
+        return Window(
+            input=self.input,
+            filter=filter,
+            stride=stride,
+            padding=tuple((low, s * (o - 1) + d * (r - 1) + 1 - i - low) for i, r, o, low, s, d in axes),
+            input_dilation=(1,) * self.rank,
+            filter_dilation=dilation,
+        )
+
+
+def _phases(r, o, padding, stride, di, dr):
+    """Phases of one axis: outputs, taps, low padding, stride and filter dilation."""
     low, _ = padding
     period, step = di // math.gcd(stride, di), di // math.gcd(dr, di)
-    stride_of_phase, dilation_of_phase = stride * period // di, dr * step // di
     for p in range(min(period, o)):
         for t in range(min(step, r)):
             offset, rest = divmod(stride * p + dr * t - low, di)
             if rest == 0:
-                outputs, taps = range(p, o, period), range(t, r, step)
-                high = stride_of_phase * (len(outputs) - 1) + dilation_of_phase * (len(taps) - 1) + 1 - i + offset
-                yield outputs, taps, (-offset, high), stride_of_phase, dilation_of_phase
+                yield range(p, o, period), range(t, r, step), -offset, stride * period // di, dr * step // di
+
+
+def _alike(phases, count):
+    """Phases of one axis by the window that they share: ((taps, low padding, stride, dilation, outputs), [(outputs, taps, shift)]), so that
+    there are `count` outputs from each shift on."""
+    groups: dict[tuple, list] = {}
+    for phase in phases:
+        _, taps, low, stride, _ = phase
+        groups.setdefault((len(taps), low % stride), []).append(phase)
+    for group in groups.values():
+        low = max(low for _, _, low, _, _ in group)
+        members = [(outputs, taps, (low - of_phase) // stride) for outputs, taps, of_phase, stride, _ in group]
+        _, taps, _, stride, dilation = group[0]
+        yield (len(taps), low, stride, dilation, count + max(shift for _, _, shift in members)), members
 
 
 def _output(padded, filter, stride):
