@@ -217,14 +217,18 @@ def _transposed(rng):
 def _strided(rng):
     rank = _rank(rng, 0, 3, 5, 2)
     groups = 1 if rng.random() < 0.8 else rng.choice((2, 4, 16))
-    return Draw(rank, _size(rng, 2, 128), _size(rng, 2, 256), _taps(rng, rank), groups=groups, stride=_steps(rng, rank, 2, 5), images=(1, 32))
+    return Draw(
+        rank, _size(rng, 2, 128), _size(rng, 2, 256), _taps(rng, rank), groups=groups, stride=_steps(rng, rank, 2, 5), images=(1, 32)
+    )
 
 
 def _dilated(rng):
     rank = _rank(rng, 0, 4, 5, 2)
     groups = 1 if rng.random() < 0.8 else rng.choice((2, 4, 16))
     dilation = _steps(rng, rank, 2, 32 if rank == 1 else 6)
-    return Draw(rank, _size(rng, 2, 128), _size(rng, 2, 128), _taps(rng, rank, 2, 5), groups=groups, filter_dilation=dilation, images=(1, 32))
+    return Draw(
+        rank, _size(rng, 2, 128), _size(rng, 2, 128), _taps(rng, rank, 2, 5), groups=groups, filter_dilation=dilation, images=(1, 32)
+    )
 
 
 def _patchify(rng):

@@ -82,7 +82,9 @@ class Geometry:
         if self.x[0] % self.batch_groups or self.w[-1] % self.batch_groups:
             raise ValueError(f"batch_groups: got {self.batch_groups}, want a divisor of N of x {self.x} and K of w {self.w}")
         if self.mapped not in MAPPED or bool(self.mapped) != (self.batch > 1):
-            raise ValueError(f"mapped: got {self.mapped!r} for batch {self.batch}, want one of {', '.join(MAPPED[1:])} with a batch above 1")
+            raise ValueError(
+                f"mapped: got {self.mapped!r} for batch {self.batch}, want one of {', '.join(MAPPED[1:])} with a batch above 1"
+            )
         if self.layers > 1 and (self.role != STEP or self.x != self.y):
             raise ValueError(f"layers: got {self.layers}, want role {STEP!r} and an output as large as x")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +31,9 @@ MOST_BUILD, FREE_BUILD_MS = 1.5, 50.0  # of lowering and compiling
 THEIRS = "(lax)"  # the library, beside the algorithm of `xla` that is called so
 GOALS = ("time", "memory", "build", "result")
 
-SAMPLES, MORE_SAMPLES = 10, 30  # of each library, at first and where a goal seems to be broken
-PATIENCE_S, MORE_PATIENCE_S = 0.5, 3.0  # after which there are no more than the least
+SAMPLE_MS = 1.0  # at least
+SAMPLES, MORE_SAMPLES = 30, 100  # of each library, at first and where a goal seems to be broken
+PATIENCE_S, MORE_PATIENCE_S = 0.4, 3.0  # after which there are no more than the least
 SLOW_S = 2.0  # a call that takes as long is its only sample
 CLEARLY = 2.0  # times what is allowed to compile: no noise, and no use to wait for it again
 DIFFERENT = 4  # times what rounding may do: the results of two ways to compute are not those of one
@@ -45,7 +47,8 @@ class Side:
       ms: per call: first quartile, median, third quartile.
       least_ms: the least sample.
       bytes: arguments, result and temporaries, as XLA says.
-      lower_ms, compile_ms: from the function to XLA's program, and from there to one that runs; the least of what was measured.
+      lower_ms, compile_ms: from the function to XLA's program, and from there to one that runs: the least of what was measured, and of the
+        time of the wall and of the processor.
     """
 
     ms: tuple[float, float, float]
@@ -159,7 +162,35 @@ class Result:
 def _compiled(geometry: Geometry, library: str, arguments: Sequence[jax.Array], tell: Callable[[str], None]) -> Program:
     tell(f"{library}: compiling")
     with _named(library), jaxext.use_table(None):
-        return _measure.compile(geometry.build(library), arguments)
+        return _built(geometry, library, arguments)
+
+
+def _built(geometry: Geometry, library: str, arguments: Sequence[jax.Array]) -> Program:
+    """As `_measure.compile`, but the time is that of the wall or of the processor, whichever is less: what else runs here is in neither."""
+    function, ends = geometry.build(library), [_now()]
+    lowered = jax.jit(lambda *arguments: function(*arguments)).lower(*arguments)
+    ends.append(_now())
+    compiled = lowered.compile()
+    ends.append(_now())
+    lower_ms, compile_ms = (1e3 * min(b - a for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(ends))
+    return Program(function, tuple(arguments), compiled, lower_ms, compile_ms)
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _sampler(program: Program) -> _measure.Sampler:
+    """As `_measure.Wall`, but samples are short, so that some of them are without what else runs here."""
+
+    def sample(calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            program()
+        return (time.perf_counter() - start) * 1e3 / calls
+
+    calls = max(1, round(SAMPLE_MS / min(sample(1) for _ in range(2))))
+    return lambda: sample(calls)
 
 
 def _first(library: str, program: Program, tell: Callable[[str], None]) -> Result:
@@ -203,7 +234,7 @@ def _sides(programs: Mapping[str, Program], results: Mapping[str, Result], sampl
     samplers = {}
     for name in programs.keys() - slow.keys():
         tell(f"{name}: timing")
-        samplers[name] = _measure.Wall().sampler(programs[name])
+        samplers[name] = _sampler(programs[name])
     taken = slow | (_measure.take(samplers, samples, patience_s) if samplers else {})
     return {name: _side(program, taken[name]) for name, program in programs.items()}
 
@@ -238,7 +269,7 @@ def alternatives(geometry: Geometry, samples: int = SAMPLES, tell: Callable[[str
         tell(f"{name}: compiling")
         try:
             with jaxext.use_table(_table_of(calls, name)):
-                program = _measure.compile(geometry.build("jaxext"), arguments)
+                program = _built(geometry, "jaxext", arguments)
             result = _first(name, program, tell)
             difference, allowed = _difference(result.value, results[THEIRS].value, geometry.dtype)
             found[name] = f"differs from lax by {difference:.1e}, want at most {allowed:.1e}"

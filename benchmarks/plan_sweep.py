@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxext import _environment, _measure
+from jaxext import _environment
 from jaxext._terminal import UsageError, count
 
 from . import sweep_report
@@ -122,7 +122,7 @@ def sweep(options: argparse.Namespace, worker: Worker) -> Report:
 def _begun(options: argparse.Namespace) -> Report:
     if options.resume and pathlib.Path(options.json).exists():
         return sweep_report.read(options.json)
-    return Report(_environment.report(), f"{_measure.Wall.name}, freed memory kept", ())
+    return Report(_environment.report(), "wall time of calls one by one, freed memory kept", ())
 
 
 def _row(worker: Worker, kind: str, geometry: Geometry) -> Row:
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.row or options.losers:
             specs = options.row or [row.geometry for row in sweep_report.worst(sweep_report.read(options.losers).rows)[: options.most]]
             for geometry in list(map(parse, specs)):
-                print_algorithms(worker, geometry, MORE_SAMPLES if options.row else MORE_SAMPLES // 2, 600.0 if options.row else PATIENCE_S)
+                print_algorithms(worker, geometry, MORE_SAMPLES, 600.0 if options.row else PATIENCE_S)
             return 0
         whole = sweep_report.read(options.read) if options.read else sweep(options, worker)
         print(sweep_report.summary(whole))
