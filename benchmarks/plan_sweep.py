@@ -26,7 +26,7 @@ from . import sweep_report
 from .draws import KINDS, draw
 from .geometry import Geometry, parse
 from .named import named
-from .plan_rows import MORE_SAMPLES, Row, Side, alternatives, serve
+from .plan_rows import MORE_SAMPLES, Row, Side, serve
 from .sweep_report import Report
 
 PATIENCE_S = 90.0  # for a row; what takes longer is told by the stage in which it was
