@@ -276,8 +276,9 @@ def _mixed(rng):
     depthwise = rng.random() < 0.3
     C, K = (1, rng.choice((1, 1, 2))) if depthwise else (_size(rng, 1, 64), _size(rng, 1, 64))
     groups = _size(rng, 2, 64) if depthwise else rng.choice((1, 1, 2, 3, 8))
-    steps = (_steps(rng, rank, 1, 3) for _ in range(3))
-    return Draw(rank, C, K, _taps(rng, rank, 1, 5), groups, 1, 1, "", *steps)
+    d = Draw(rank, C, K, _taps(rng, rank, 1, 5), groups=groups)
+    d.stride, d.input_dilation, d.filter_dilation = (_steps(rng, rank, 1, 3) for _ in range(3))
+    return d
 
 
 KINDS: dict[str, Callable[[random.Random], Draw]] = {

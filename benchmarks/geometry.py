@@ -178,10 +178,11 @@ def parse(text: str) -> Geometry:
     named = fields.get("padding")
     if isinstance(named, str):
         rank = len(fields["x"]) - 2
-        steps = {name: tuple(fields.get(name, (1,))) for name in ("stride", "input_dilation", "filter_dilation")}
-        stride, *dilations = (step * rank if len(step) == 1 else step for step in steps.values())
-        sizes = (tuple(map(dilate, *pair)) for pair in zip((fields["x"][1:-1], fields["w"][:-2]), dilations, strict=True))
-        fields["padding"] = tuple(lax.padtype_to_pads(*sizes, stride, named)) if rank else ()
+        stride, of_input, of_filter = (
+            step * rank if len(step := fields.get(name, (1,))) == 1 else step for name in ("stride", "input_dilation", "filter_dilation")
+        )
+        input, filter = tuple(map(dilate, fields["x"][1:-1], of_input)), tuple(map(dilate, fields["w"][:-2], of_filter))
+        fields["padding"] = tuple(lax.padtype_to_pads(input, filter, stride, named)) if rank else ()
     return Geometry(role=role, **fields)
 
 

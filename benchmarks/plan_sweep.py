@@ -26,10 +26,10 @@ from . import sweep_report
 from .draws import KINDS, draw
 from .geometry import Geometry, parse
 from .named import named
-from .plan_rows import MORE_SAMPLES, Row, Side, serve
+from .plan_rows import MORE_SAMPLES, TOO_LONG, Row, Side, serve
 from .sweep_report import Report
 
-PATIENCE_S = 90.0  # for a row; what takes longer is told by the stage in which it was
+PATIENCE_S = 45.0  # for each stage of a row, such as "lax: running"; what takes longer is told by that
 ROWS_OF_A_PROCESS = 100  # jax keeps what it traced
 WRITTEN_EVERY_S = 10.0
 
@@ -41,7 +41,7 @@ class Worker:
         self._process, self._connection, self._asked = None, None, 0
 
     def ask(self, what: str, *arguments, patience_s: float = PATIENCE_S) -> Any:
-        """What `plan_rows.serve` answers.
+        """What `plan_rows.serve` answers, which may be silent for so long.
 
         Raises:
           RuntimeError: the process died, or took longer; says in which stage.
@@ -51,8 +51,8 @@ class Worker:
         assert self._connection is not None and self._process is not None
         self._asked += 1
         self._connection.send((what, arguments))
-        stage, until = "lax: starting", time.monotonic() + patience_s
-        while self._connection.poll(max(0.0, until - time.monotonic())):
+        stage = "lax: starting"
+        while self._connection.poll(patience_s):
             try:
                 kind, value = self._connection.recv()
             except (EOFError, ConnectionResetError):
@@ -64,16 +64,16 @@ class Worker:
                 return value
             stage = value
         self.close()
-        raise RuntimeError(f"{stage}: took more than {patience_s:.0f} s")
+        raise RuntimeError(f"{stage}: {TOO_LONG} {patience_s:.0f} s")
 
     def _start(self):
         self.close()
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs,), daemon=True)
-        self._process.start()
+        process = context.Process(target=serve, args=(theirs,), daemon=True)
+        process.start()
         theirs.close()
-        self._asked = 0
+        self._process, self._asked = process, 0
 
     def close(self):
         if self._process is not None:
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.row or options.losers:
             specs = options.row or [row.geometry for row in sweep_report.worst(sweep_report.read(options.losers).rows)[: options.most]]
             for geometry in list(map(parse, specs)):
-                print_algorithms(worker, geometry, MORE_SAMPLES, 600.0 if options.row else PATIENCE_S)
+                print_algorithms(worker, geometry, MORE_SAMPLES, 300.0 if options.row else 2 * PATIENCE_S)
             return 0
         whole = sweep_report.read(options.read) if options.read else sweep(options, worker)
         print(sweep_report.summary(whole))

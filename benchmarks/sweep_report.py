@@ -67,7 +67,8 @@ def line(row: Row) -> str:
 
 def _ratios(pair: Pair) -> str:
     theirs, ours = pair.lax, pair.ours
-    times = f"time {pair.time:5.2f} ({theirs.ms[1]:.3g} -> {ours.ms[1]:.3g} ms)"
+    medians = f"median {theirs.ms[1]:.3g} -> {ours.ms[1]:.3g}"
+    times = f"time {pair.time:5.2f} ({theirs.least_ms:.3g} -> {ours.least_ms:.3g} ms, {medians})"
     memory = f"memory {pair.memory:5.2f} ({theirs.bytes / 2**20:.3g} -> {ours.bytes / 2**20:.3g} MiB)"
     return f"{times}  {memory}  build {theirs.build_ms:.0f} -> {ours.build_ms:.0f} ms"
 
@@ -152,7 +153,8 @@ def algorithms(sides: Mapping[str, Side | str]) -> list[str]:
     ours = {name: Pair(lax=theirs, ours=side) for name, side in sides.items() if name != THEIRS and isinstance(side, Side)}
     planned = next((name for name in sides if name != THEIRS), None)
     best = best_of(ours)
-    lines = [f"    {THEIRS:12} {'':9} ({theirs.ms[1]:.3g} ms, {theirs.bytes / 2**20:.3g} MiB, build {theirs.build_ms:.0f} ms)"]
+    takes = f"{theirs.least_ms:.3g} ms, median {theirs.ms[1]:.3g}, {theirs.bytes / 2**20:.3g} MiB, build {theirs.build_ms:.0f} ms"
+    lines = [f"    {THEIRS:22} ({takes})"]
     for name, pair in sorted(ours.items(), key=lambda item: item[1].time):
         marks = ("P" if name == planned else " ") + ("*" if name == best else " ")
         broken = f"  breaks {', '.join(pair.broken)}" if pair.broken else ""
