@@ -174,6 +174,20 @@ def test_what_breaks_a_goal_is_told(monkeypatch, broken, ours):
     assert told.count(SPEC) == len(broken)
 
 
+@pytest.mark.parametrize(
+    ("failed", "broken"),
+    [
+        ("jaxext: compiling: took more than 45 s", ("build",)),
+        ("jaxext: running: took more than 45 s", ("time",)),
+        ("jaxext: running: the process died with status -11", ("result",)),
+        ("lax: running: took more than 45 s", ()),
+        ("lax: compiling: the process died with status -11", ()),
+    ],
+)
+def test_a_row_that_cannot_be_measured_breaks_the_goal_of_its_stage(failed, broken):
+    assert Row(geometry=SPEC, kind="grouped", work=1e6, failed=failed).broken == broken
+
+
 def test_what_is_broken_once_does_not_count_but_is_kept(monkeypatch):
     row = judged(monkeypatch, ms=[1.5, 1.1])
     assert row.broken == () and row.first and row.again and (row.first.time, row.again.time) == (1.5, 1.1)
