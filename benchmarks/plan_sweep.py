@@ -30,7 +30,7 @@ from .plan_rows import MORE_SAMPLES, TOO_LONG, Row, Side, serve
 from .sweep_report import Report
 
 PATIENCE_S = 45.0  # for each stage of a row, such as "lax: running"; what takes longer is told by that
-ROWS_OF_A_PROCESS = 100  # jax keeps what it traced
+ROWS_OF_A_PROCESS = 250  # jax keeps what it traced
 WRITTEN_EVERY_S = 10.0
 
 
