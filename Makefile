@@ -8,7 +8,7 @@ pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
 cpp    := $(shell find csrc tests/csrc examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo test bench kernels gpu-programs wheel gpu gpu-rehearsal lint format clean
+.PHONY: build demo test bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint format clean
 
 demo: $(ready)
 	$(python) examples/digits.py
@@ -25,6 +25,11 @@ build: $(ready)
 
 bench: $(ready)
 	$(python) -m jaxext bench
+
+# jaxext's xla against lax on random convolutions: time, memory, and time to compile.  ARGUMENTS may be others, such as --named
+ARGUMENTS ?= --count 1000 --seed 0 --json plan_sweep.json --resume
+bench-plan: $(ready)
+	$(python) -m jaxext.benchmarks.plan_sweep $(ARGUMENTS)
 
 # what the compilers make of every kernel, for GPUs that need not be there
 kernels: $(ready)

@@ -1,0 +1,167 @@
+"""The report of the sweep: the JSON file that holds its rows, and what is said of them in text.
+
+It must not know how anything is measured.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxext import _terminal
+
+from . import records
+from .plan_rows import GOALS, MOST_BYTES, MOST_TIME, THEIRS, Pair, Row, Side
+
+SCHEMA = "jaxext plan sweep 1"
+BINS = (0.1, 0.25, 0.5, 0.8, 0.95, 1.05, MOST_TIME, 1.5, 2.0, 5.0, 20.0)  # of ours over lax's
+WIN, LOST = 0.9, 1.1  # a row below the first, by lax's time, is a win; one that takes so much more of lax's time than before lost some
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    environment: Mapping[str, Any]
+    timer: str
+    rows: tuple[Row, ...]
+
+
+def read(path: str | os.PathLike) -> Report:
+    """The report in a file.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is none; says where.
+    """
+    fields = json.loads(pathlib.Path(path).read_text())
+    if not isinstance(fields, dict) or fields.pop("schema", None) != SCHEMA:
+        raise ValueError(f"{path}: this is not a report of schema {SCHEMA!r}")
+    return records.made(Report, fields)
+
+
+def write(path: str | os.PathLike, report: Report) -> None:
+    """Whole, or not at all."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        written.write_text(json.dumps(_terminal.plain({"schema": SCHEMA, **dataclasses.asdict(report)}), indent=1) + "\n")
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def line(row: Row) -> str:
+    """One row: what breaks, ours over lax's, and the geometry, which --row takes."""
+    broken = ",".join(row.broken) or "-"
+    if row.last is None:
+        return f"{broken:12} {row.failed} | {row.kind} | {row.geometry}"
+    return f"{broken:12} {_ratios(row.last)} | {'+'.join(row.algorithms)} | {row.kind} {row.work:.1e} | {row.geometry}"
+
+
+def _ratios(pair: Pair) -> str:
+    theirs, ours = pair.lax, pair.ours
+    medians = f"median {theirs.ms[1]:.3g} -> {ours.ms[1]:.3g}"
+    times = f"time {pair.time:5.2f} ({theirs.least_ms:.3g} -> {ours.least_ms:.3g} ms, {medians})"
+    memory = f"memory {pair.memory:5.2f} ({theirs.bytes / 2**20:.3g} -> {ours.bytes / 2**20:.3g} MiB)"
+    return f"{times}  {memory}  build {theirs.build_ms:.0f} -> {ours.build_ms:.0f} ms"
+
+
+def worst(rows: Sequence[Row], goal: str | None = None) -> list[Row]:
+    """The rows that break the goal, or any, the worst first."""
+    found = [row for row in rows if (goal in row.broken if goal else row.broken)]
+    return sorted(found, key=lambda row: _badness(row, goal), reverse=True)
+
+
+def _badness(row: Row, goal: str | None) -> float:
+    """How far the row is over the goal, or over the goal that it is farthest over."""
+    pair = row.last
+    if pair is None or "result" in row.broken:
+        return math.inf
+    over = {"time": pair.surely / MOST_TIME, "memory": pair.memory / MOST_BYTES, "build": pair.build_over}
+    return over[goal] if goal in over else max(over[goal] for goal in row.broken)
+
+
+def summary(report: Report) -> str:
+    return "\n".join(_summary(report))
+
+
+def _summary(report: Report) -> Iterator[str]:
+    rows = report.rows
+    measured = [row for row in rows if row.last is not None]
+    yield f"{report.environment.get('device')}  {report.environment.get('date')}  {report.timer}"
+    yield f"{len(rows)} rows, {len(measured)} measured, {sum(row.again is not None for row in rows)} of them twice"
+    if measured:
+        times = [row.last.time for row in measured if row.last]
+        yield f"ours over lax's time: geometric mean {statistics.geometric_mean(times):.3f}, worst {max(times):.3g}, best {min(times):.3g}"
+        yield from _histogram(times)
+    for goal in GOALS:
+        broken = worst(rows, goal)
+        yield f"\n{goal}: {len(broken)} rows break the goal"
+        yield from map(line, broken)
+    if unknown := [row for row in rows if row.last is None and not row.broken]:
+        yield f"\n{len(unknown)} rows for which lax failed or took too long:"
+        yield from map(line, unknown)
+
+
+def _histogram(times: Sequence[float]) -> Iterator[str]:
+    counts = collections.Counter(sum(time >= edge for edge in BINS) for time in times)
+    for i, (low, high) in enumerate(zip((0.0, *BINS), (*BINS, math.inf), strict=True)):
+        yield f"  {low:5.2f} to {high:5.2f}  {counts[i]:5}  {'#' * math.ceil(60 * counts[i] / len(times))}"
+
+
+def compared(before: Report, after: Report) -> str:
+    """Of the rows that both have: how many break each goal, the worst of them, and the wins that got smaller by more than a tenth."""
+    return "\n".join(_compared(before, after))
+
+
+def _compared(before: Report, after: Report) -> Iterator[str]:
+    then, now = ({row.geometry: row for row in report.rows} for report in (before, after))
+    both = [(then[name], now[name]) for name in then if name in now]
+    yield f"{len(both)} rows are in both reports, of {len(then)} before and {len(now)} after"
+    for goal in GOALS:
+        sides = [worst([pair[i] for pair in both], goal) for i in (0, 1)]
+        extremes = [f"{len(rows)}" + (f" (worst {_badness(rows[0], goal):.3g} times what is allowed)" if rows else "") for rows in sides]
+        yield f"{goal}: {extremes[0]} -> {extremes[1]} rows break the goal"
+        known = {row.geometry for row in sides[0]}
+        yield from (f"  new: {line(row)}" for row in sides[1] if row.geometry not in known)
+    times = [statistics.geometric_mean(row.last.time for row in rows if row.last) for rows in zip(*both, strict=True)] if both else []
+    if times:
+        yield f"ours over lax's time, geometric mean: {times[0]:.3f} -> {times[1]:.3f}"
+    lost = [(a, b) for a, b in both if a.last and b.last and a.last.time < WIN and b.last.surely > LOST * a.last.time]
+    yield f"{len(lost)} wins got smaller by more than a tenth"
+    for a, b in sorted(lost, key=lambda pair: _grown(*pair), reverse=True):
+        yield f"  {_grown(a, b):.2f} times as long: time {a.last.time:.2f} -> {b.last.time:.2f}, {'+'.join(a.algorithms)} -> {line(b)}"  # type: ignore[union-attr]
+
+
+def _grown(before: Row, after: Row) -> float:
+    assert before.last and after.last
+    return after.last.time / before.last.time
+
+
+def algorithms(sides: Mapping[str, Side | str]) -> list[str]:
+    """A line for each algorithm, against lax, the fastest first: `P` marks what the plan takes, `*` the fastest that keeps all goals, or
+    the fastest if none does."""
+    theirs = sides[THEIRS]
+    assert isinstance(theirs, Side)
+    ours = {name: Pair(lax=theirs, ours=side) for name, side in sides.items() if name != THEIRS and isinstance(side, Side)}
+    planned = next((name for name in sides if name != THEIRS), None)
+    best = best_of(ours)
+    takes = f"{theirs.least_ms:.3g} ms, median {theirs.ms[1]:.3g}, {theirs.bytes / 2**20:.3g} MiB, build {theirs.build_ms:.0f} ms"
+    lines = [f"    {THEIRS:22} ({takes})"]
+    for name, pair in sorted(ours.items(), key=lambda item: item[1].time):
+        marks = ("P" if name == planned else " ") + ("*" if name == best else " ")
+        broken = f"  breaks {', '.join(pair.broken)}" if pair.broken else ""
+        lines.append(f" {marks} {name:12} {_ratios(pair)}{broken}")
+    return lines + [f" {'P' if name == planned else ' '}  {name:12} {why}" for name, why in sides.items() if isinstance(why, str)]
+
+
+def best_of(pairs: Mapping[str, Pair]) -> str | None:
+    """The fastest algorithm that keeps all goals, or the fastest if none does."""
+    return min(pairs, key=lambda name: (bool(pairs[name].broken), pairs[name].time), default=None)
