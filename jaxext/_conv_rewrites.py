@@ -171,7 +171,7 @@ def loop_wgrad(x, y, window: Window, *, precision, preferred):
 
 def _repeat(count, step, total):
     """`step(i, total)` for i from 0 on, with i an int32 also where integers are 64 bits wide."""
-    return lax.fori_loop(np.int32(0), np.int32(count), step, total)
+    return lax.fori_loop(0, count, lambda i, total: step(lax.convert_element_type(i, np.int32), total), total)
 
 
 def _pair(i, B, G):

@@ -112,7 +112,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
 
 
 def _plan_of_gpu(open, G, C, K, window, grouped):
-    """cuDNN computes grouped and strided convolutions and their gradients in one call each, and many small kernels take longer than that."""
+    """cuDNN computes grouped and strided convolutions and their gradients in one call each; many small kernels take longer."""
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (open == "y" and G == 1 and max(window.stride) == 1):
         return "phases"
     few = G > 1 and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= FOLDED_ON_GPU
@@ -124,7 +124,7 @@ def _worth_phases(open, sizes, window):
 
 
 def _worth_loop(open, sizes, window):
-    """A step of the loop costs some microseconds; lax takes about a nanosecond for each product of elements, and in wgrad takes all groups'."""
+    """A step of the loop costs some ten microseconds; lax takes a nanosecond for each product, and in wgrad also those between groups."""
     each = sizes["N"] * math.prod(window.output) * math.prod(window.filter) * sizes["C"] * sizes["K"]
     return each >= LEAST_OF_STEP or open == "w" and sizes["G"] > 4
 
@@ -234,6 +234,8 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
         return _split(y, B, G)
     if any(low > 0 > high for low, high in window.read if all(isinstance(n, int) for n in (low, high))):
         a, window = cropped(a, dataclasses.replace(window, padding=window.read))
+        if 0 in window.input:
+            return rewrites.zeros(_shape(open, _sizes(open, a, b), window), dtype, a, b)
     # Groups of b alone are feature groups of x with B and N in one axis, as in lax's vmap: XLA is fast there and slow at batch groups.
     x = _merge(a) if G > 1 else a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:])
     batch_groups, feature_groups = (B * G, 1) if G > 1 else (1, B)
