@@ -141,12 +141,11 @@ def loop_fprop(x, w, window: Window, *, precision, preferred):
     """One dense convolution for each b and g, in a loop."""
     B, G, K = w.shape[:3]
     C = x.shape[-1]
-    x = x.reshape(x.shape[:-2] + (-1,))
-    w = jnp.moveaxis(w, 2, -1).reshape((B * G,) + window.filter + (C, K))
+    x, w = x.reshape(x.shape[:-2] + (-1,)), jnp.moveaxis(w, (1, 2), (-2, -1)).reshape((B,) + window.filter + (C, -1))
 
     def step(i, y):
         b, g = _pair(i, B, G)
-        part = _dense(_part(x, b, g, C), lax.dynamic_index_in_dim(w, i, 0, keepdims=False), window, precision, preferred)
+        part = _dense(_part(x, b, g, C), _part(w, b, g, K), window, precision, preferred)
         return lax.dynamic_update_slice(y, part[None], _starts(y, b, g, K))
 
     y = zeros((B, x.shape[1]) + window.output + (G * K,), preferred or x.dtype, x, w)
@@ -158,15 +157,17 @@ def loop_wgrad(x, y, window: Window, *, precision, preferred):
     B, G, K = y.shape[0], *y.shape[-2:]
     C = x.shape[-1]
     x, y = (a.reshape(a.shape[:-2] + (-1,)) for a in (x, y))
+    taps = window.filter
     window = dataclasses.replace(window, stride=window.filter_dilation, filter_dilation=window.stride, padding=window.read)
 
     def step(i, w):
         b, g = _pair(i, B, G)
         images, filters = jnp.moveaxis(_part(x, b, g, C), (0, -1), (-1, 0)), jnp.moveaxis(_part(y, b, g, K), 0, -2)
-        return lax.dynamic_update_index_in_dim(w, _dense(images, filters, window, precision, preferred), i, 0)
+        part = jnp.moveaxis(_dense(images, filters, window, precision, preferred), 0, -2)
+        return lax.dynamic_update_slice(w, part[None], _starts(w, b, g, K))
 
-    w = _repeat(B * G, step, zeros((B * G, C) + window.filter + (K,), preferred or x.dtype, x, y))
-    return jnp.swapaxes(w, 1, -1).reshape((B, G, K) + window.filter + (C,))
+    w = _repeat(B * G, step, zeros((B,) + taps + (C, G * K), preferred or x.dtype, x, y))
+    return jnp.moveaxis(w.reshape(w.shape[:-1] + (G, K)), (-2, -1), (1, 2))
 
 
 def _repeat(count, step, total):
@@ -185,7 +186,7 @@ def _starts(x, b, g, channels):
 
 
 def _part(x, b, g, channels):
-    """(B, N, *space, G·channels) -> (N, *space, channels)"""
+    """(B, ..., G·channels) -> (..., channels)"""
     return lax.dynamic_slice(x, _starts(x, b, g, channels), (1,) + x.shape[1:-1] + (channels,))[0]
 
 
@@ -263,37 +264,38 @@ def _lanes(x, c, K):
 
 
 def rows_wgrad(x, y, window: Window, *, acc):
-    """A loop over blocks of output rows that adds to every tap while a block is in cache; of many taps, a row of the filter at a time."""
+    """A loop over blocks of output rows that adds to every tap while a block is in cache; of many taps, some at a time."""
     B, N, G, K = y.shape[0], y.shape[1], *y.shape[-2:]
-    C, first = x.shape[-1], window.output[0]
+    C, first, taps = x.shape[-1], window.output[0], math.prod(window.filter[1:])
     block = 1 if window.rank > 1 else min(ROW_BLOCK, first)
     blocks = -(-first // block)
+    at_once = window.filter[0] if window.filter[0] * taps * C <= UNROLLED_SUMS else _divisor(window.filter[0], LOOPED_SUMS // (taps * C))
     rest = Window(**{name: value[1:] for name, value in vars(window).items()})
     (low, _), s, di, dr = window.padding[0], window.stride[0], window.input_dilation[0], window.filter_dilation[0]
 
-    def step(total, i, x, y):
+    def step(i, total, x, y):
         p = (i % blocks) * block + np.arange(block, dtype=np.int32)
-        n = i // blocks
-        rows = _rows(lax.dynamic_index_in_dim(y, n, 0, keepdims=False), p).astype(acc)  # (block, *output[1:], G·K)
-        image = lax.dynamic_index_in_dim(x, n, 0, keepdims=False)
+        x, y = (lax.dynamic_index_in_dim(a, i // blocks, 0, keepdims=False) for a in (x, y))
+        y = _rows(y, p).astype(acc)  # (block, *output[1:], G·K)
 
         def sums(r):
             """Those of the taps in row r of the filter: (taps · C, G·K)."""
             h = s * p + dr * r - low
-            seen = _rows(image, lax.select(h % di == 0, h // di, lax.full_like(h, -1))).reshape((block,) + rest.input + (G, C))
+            seen = _rows(x, lax.select(h % di == 0, h // di, lax.full_like(h, -1))).reshape((block,) + rest.input + (G, C))
             seen = padded(seen, rest, lead=1)
             lanes = [_lanes(seen, c, K).astype(acc) for c in range(C)]
-            products = (view_of_padded(lanes_of_c, rest, tap, lead=1) * rows for tap in taps_of(rest) for lanes_of_c in lanes)
-            return jnp.stack([lax.reduce_sum(product, tuple(range(window.rank))) for product in products])
+            products = (view_of_padded(lanes_of_c, rest, tap, lead=1) * y for tap in taps_of(rest) for lanes_of_c in lanes)
+            return [lax.reduce_sum(product, tuple(range(window.rank))) for product in products]
 
-        if math.prod(window.filter) * C <= UNROLLED_SUMS:
-            return total + jnp.stack([sums(r) for r in range(window.filter[0])])
-        return _repeat(window.filter[0], lambda r, total: total.at[r].add(sums(r)), total)
+        def some(j, total):
+            new = jnp.stack([total for r in range(at_once) for total in sums(j * at_once + r)])
+            return lax.dynamic_update_index_in_dim(total, lax.dynamic_index_in_dim(total, j, 0, keepdims=False) + new, j, 0)
+
+        return some(0, total) if at_once == window.filter[0] else _repeat(window.filter[0] // at_once, some, total)
 
     def one(xy):
-        x, y = xy
-        total = zeros((window.filter[0], math.prod(rest.filter) * C, G * K), acc, x, y)
-        return _repeat(N * blocks, lambda i, total: step(total, i, x, y), total)
+        total = zeros((window.filter[0] // at_once, at_once * taps * C, G * K), acc, *xy)
+        return _repeat(N * blocks, lambda i, total: step(i, total, *xy), total)
 
     # G·C and G·K in one axis each: the loop would copy an array whose last axis has size 1.
     x, y = x.reshape((B, N) + window.input + (G * C,)), y.reshape((B, N) + window.output + (G * K,))
@@ -301,10 +303,15 @@ def rows_wgrad(x, y, window: Window, *, acc):
     return jnp.moveaxis(w.reshape((B,) + window.filter + (C, G, K)), (-2, -1), (1, 2))
 
 
-# Reductions that are unrolled: each takes XLA some ten milliseconds to compile.
-UNROLLED_SUMS = 49
+# Reductions that are unrolled, since each takes XLA some ten milliseconds to compile: in all, and in a loop where those would be more.
+UNROLLED_SUMS, LOOPED_SUMS = 49, 16
 # Output positions of one step in one dimension.
 ROW_BLOCK = 64
+
+
+def _divisor(n, most):
+    """The largest divisor of n that is at most `most`, or 1."""
+    return next((d for d in range(min(n, most), 1, -1) if n % d == 0), 1)
 
 
 def _rows(x, index):

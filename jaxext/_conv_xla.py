@@ -97,18 +97,33 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
         return "lax" if alone else grouped
     if gpu:
         return _plan_of_gpu(open, G, C, K, window, grouped)
-    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and _worth_phases(open, sizes, window):
+    if open == "y" and _by_batch_groups(B, G, K, window):
+        return grouped
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (alone and _transposed_by_lax(open, window)):
         return "phases"
     if alone:
         return "lax"
     if not window.rank:
         return "dots"
-    lanes, terms = G * K, C * math.prod(window.filter)
-    if open == "y" and C * K <= FEW_CHANNELS and lanes >= FEW_LANES and terms <= MOST_TERMS:
-        return "shifts"
-    if open == "w" and C * K <= FEW_CHANNELS and K < FEW_LANES <= lanes and terms <= MOST_TERMS:
-        return "rows"
-    return "loop" if _worth_loop(open, sizes, window) else grouped
+    if open == "y":
+        if G > 1 and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
+            return "shifts"
+        return "loop" if _products(sizes, window) >= LEAST_OF_STEP["y"] else grouped
+    return _plan_of_wgrad(sizes, window, grouped)
+
+
+def _plan_of_wgrad(sizes, window, grouped):
+    """Measured on a CPU, for each product: lax 0.4 ns with one channel in few groups, else far more; the loop 0.1 ns along one axis, 0.6
+    along more, and 0.1 ms for each step; rows 0.2 ns where there are lanes enough, along one axis 0.6.
+    """
+    B, G, C, K = (sizes[label] for label in "BGCK")
+    long = window.rank == 1 and sizes["N"] * window.output[0] * window.filter[0] >= LONG
+    if G > 1 and C * K <= FEW_CHANNELS and K < MANY_OUTPUTS and not long and C * math.prod(window.filter) <= MOST_TERMS:
+        if G * K >= FEW_LANES:
+            return "rows"
+        if C * K == 1:
+            return grouped
+    return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["w"] else grouped
 
 
 def _plan_of_gpu(open, G, C, K, window, grouped):
@@ -119,28 +134,36 @@ def _plan_of_gpu(open, G, C, K, window, grouped):
     return "shifts" if open == "y" and window.rank and few else grouped
 
 
-def _worth_phases(open, sizes, window):
-    return True
+def _transposed_by_lax(open, window):
+    """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply with the dilation's zeros."""
+    return open == "y" and window.rank <= 2 and max(*window.stride, *window.filter_dilation) == 1
 
 
-def _worth_loop(open, sizes, window):
-    """A step of the loop costs some ten microseconds; lax takes a nanosecond for each product, and in wgrad also those between groups."""
-    each = sizes["N"] * math.prod(window.output) * math.prod(window.filter) * sizes["C"] * sizes["K"]
-    return each >= LEAST_OF_STEP or open == "w" and sizes["G"] > 4
+def _products(sizes, window):
+    """Of elements, in a step of the loop."""
+    return sizes["N"] * math.prod(window.output) * math.prod(window.filter) * sizes["C"] * sizes["K"]
+
+
+def _by_batch_groups(B, G, K, window):
+    """Whether lax's batch groups, one output each, are the form: XLA has no fast dilated convolution with three axes."""
+    return B > 1 and G == K == 1 and window.rank == 3 and max(*window.input_dilation, *window.filter_dilation) > 1
 
 
 # Phases that one program may hold.
 MOST_PHASES = 64
-# C·K up to which a group's channels are cheaper as elementwise lanes than as a matrix, and lanes (G·K) from which those fill vectors.
-FEW_CHANNELS, FEW_LANES = 32, 8
+# C·K up to which a group's channels are cheaper as elementwise lanes than as a matrix, K from which they are not in wgrad, and lanes (G·K)
+# from which they fill vectors there.
+FEW_CHANNELS, MANY_OUTPUTS, FEW_LANES = 32, 8, 16
+# Positions times taps from which a step of the loop computes the filter's gradient along one axis fast.
+LONG = 300_000
 # Terms of an elementwise sum.
 MOST_TERMS = 1024
 # Terms of an elementwise sum that XLA's GPU compiler makes one kernel of, padding included, and fuses with what follows.
 FOLDED_ON_GPU = 9
 # Terms of an elementwise sum that XLA's CPU compiler computes in one pass with padding and all as fast as without.
 FOLDED_ON_CPU = 4
-# Products of elements from which a step of a loop is worth while.
-LEAST_OF_STEP = 20_000
+# Products from which a step of the loop, which costs some 40 microseconds and twice that in wgrad, is worth while.
+LEAST_OF_STEP = {"y": 50_000, "w": 1_000_000}
 
 
 def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
@@ -223,13 +246,15 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
     conv = functools.partial(lax.conv_general_dilated_p.bind, precision=precision, preferred_element_type=preferred, out_sharding=None)
     if open != "w":
         w = b.reshape((-1,) + b.shape[3:])
+        feature_groups, batch_groups = (1, B) if _by_batch_groups(B, G, b.shape[2], window) else (B * G, 1)
+        x = a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:]) if batch_groups > 1 else _merge(a)
         spec = filter_spec = (first, last, *space)
         if open == "x":
             w, filter_spec = lax.rev(w, space), (last, first, *space)
         y = conv(
-            _merge(a), w, window_strides=window.stride, padding=window.padding, lhs_dilation=window.input_dilation,
+            x, w, window_strides=window.stride, padding=window.padding, lhs_dilation=window.input_dilation,
             rhs_dilation=window.filter_dilation, dimension_numbers=lax.ConvDimensionNumbers(spec, filter_spec, spec),
-            feature_group_count=B * G, batch_group_count=1,
+            feature_group_count=feature_groups, batch_group_count=batch_groups,
         )  # fmt: skip
         return _split(y, B, G)
     if any(low > 0 > high for low, high in window.read if all(isinstance(n, int) for n in (low, high))):
