@@ -39,7 +39,7 @@ MAY = {
     "_conformance_vmap": {"_conformance"},
     "_conformance": set(),
     "ops": {"_dispatch"},
-    "_dispatch": {"_products", "_conv", "_matmul", "_form"},
+    "_dispatch": {"_scope", "_products", "_conv", "_matmul", "_form"},
     "__main__": {"_command"},
     "_command": {"__init__", "_compat", "_environment", "_info", "_measure", "_table", "_terminal", "_tune", "_tuned"},
     "_info": {"__init__", "_cuda", "_environment", "_terminal", "_tuned", *BUILT},
@@ -62,7 +62,7 @@ MAY = {
     "_kernel": {"_implementation"},
     "_interpreter": set(),
     "_form": {"_partition", "_implementation", "_tuned", "_compat"},
-    "_tuned": {"_table", "_environment", "_compat"},
+    "_tuned": {"_scope", "_table", "_environment", "_compat"},
     "_table": {"_measurements"},
     "_measurements": set(),
     "_measure": set(),
@@ -72,7 +72,8 @@ MAY = {
     "_implementation": {"_measurements", "_window"},
     "_window": set(),
     "_compat": {"_target"},
-    "_target": set(),
+    "_target": {"_scope"},
+    "_scope": set(),
 }
 WITHOUT_JAX = {"_window", "_shards", "_table", "_measurements", "_cuda_matmul", "_cuda_conv", "_cuda_depthwise"}
 SEES_INTERNALS = {"_compat"}
