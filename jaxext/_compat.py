@@ -6,6 +6,7 @@ Supported: jax 0.10.2 up to 0.12.x.  Each shim says what would remove it.  It mu
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 
 import jax
@@ -17,12 +18,13 @@ if jax.__version_info__ < MINIMUM_JAX:
 
 # ruff: noqa: E402
 try:
-    from jax._src import config, dispatch, distributed, sharding_impls
+    from jax._src import config, dispatch, distributed, sharding_impls, traceback_util
     from jax._src.core import ShardingTypeError, standard_vma_rule
     from jax._src.core import auto_insert_reshard as align_varying
     from jax._src.lax.utils import standard_primitive
 except ImportError as error:
     raise ImportError(f"jaxext was tested up to jax 0.12 and does not fit jax {jax.__version__}: update jaxext ({error})") from error
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import Mesh
@@ -33,6 +35,7 @@ __all__ = [
     "PLATFORMS",
     "ShardingTypeError",
     "align_varying",
+    "hide_frames",
     "lowered_by",
     "named_specs",
     "product_primitive",
@@ -124,3 +127,13 @@ def published(folder: str, value: str) -> dict[int, str] | None:
         return None
     client.key_value_set(f"{folder}/{jax.process_index()}", value, allow_overwrite=True)  # one that was started anew tells it again
     return {int(key.rpartition("/")[2]): told for key, told in client.key_value_dir_get(folder)}
+
+
+def hide_frames() -> None:
+    """Show users their own code: treat the package's files as jax's own, in tracebacks and in the source lines of compiled programs.
+
+    JAX_TRACEBACK_FILTERING=off shows all.  Removed once `jax.extend` has the exclusion from tracebacks too.
+    """
+    package = os.path.join(os.path.dirname(__file__), "")  # ends in a separator: jax compares the beginnings of paths
+    source_info_util.register_exclusion(package)
+    traceback_util.register_exclusion(package)
