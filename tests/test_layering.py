@@ -61,7 +61,7 @@ MAY = {
     "_triton": {"_implementation", "_kernel", "_interpreter"},
     "_kernel": {"_implementation"},
     "_interpreter": set(),
-    "_form": {"_partition", "_implementation", "_tuned", "_compat"},
+    "_form": {"_roofline", "_partition", "_implementation", "_tuned", "_compat"},
     "_tuned": {"_scope", "_table", "_environment", "_compat"},
     "_table": {"_measurements"},
     "_measurements": set(),
@@ -74,6 +74,7 @@ MAY = {
     "_compat": {"_target"},
     "_target": {"_scope"},
     "_scope": set(),
+    "_roofline": {"_shards"},
 }
 WITHOUT_JAX = {"_window", "_shards", "_table", "_measurements", "_cuda_matmul", "_cuda_conv", "_cuda_depthwise"}
 SEES_INTERNALS = {"_compat"}
