@@ -47,7 +47,7 @@ MAY = {
     "_tune": {"_environment", "_implementation", "_measure", "_table", "_trial", "_tuned"},
     "_trial": {"_form", "_implementation", "_measure", "_measurements", "_operands"},
     "_explain": {"_form", "_implementation", "_tuned", "_compat", "_target"},
-    "checkpoint_policies": {"_form"},
+    "checkpoint_policies": {"_form", "_compat"},
     "_products": {"_conv", "_matmul", "_form", "_compat", "_window"},
     "_export": {"_cuda", "_triton"},
     "_conv": {"_conv_xla", "_form", "_implementation", "_cuda", "_triton", "_window"},
