@@ -1,6 +1,6 @@
 """Convolution and matmul for JAX as primitives that compose with every transformation: import the operations from here."""
 
-from jaxext import _compat  # noqa: F401, I001 (first: it checks jax's version)
+from jaxext import _compat  # noqa: I001 (first: it checks jax's version)
 from jaxext import checkpoint_policies, extend, parallel
 from jaxext._dispatch import in_place_of_lax, use_implementation
 from jaxext._explain import Explanation, explain
@@ -18,6 +18,8 @@ from jaxext.ops import (
 )
 
 __version__ = "0.1.0"
+
+_compat.hide_frames()
 
 __all__ = [
     "Explanation",

@@ -6,7 +6,9 @@ Supported: jax 0.10.2 up to 0.12.x.  Each shim says what would remove it.  It mu
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -17,14 +19,16 @@ if jax.__version_info__ < MINIMUM_JAX:
 
 # ruff: noqa: E402
 try:
-    from jax._src import config, dispatch, distributed, sharding_impls
+    from jax._src import config, dispatch, distributed, sharding_impls, traceback_util
     from jax._src.core import ShardingTypeError, standard_vma_rule
     from jax._src.core import auto_insert_reshard as align_varying
     from jax._src.lax.utils import standard_primitive
 except ImportError as error:
     raise ImportError(f"jaxext was tested up to jax 0.12 and does not fit jax {jax.__version__}: update jaxext ({error})") from error
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jax.interpreters.partial_eval import partial_eval_jaxpr_custom_rules
 from jax.sharding import Mesh
 
 from jaxext._target import compute_capability
@@ -33,8 +37,10 @@ __all__ = [
     "PLATFORMS",
     "ShardingTypeError",
     "align_varying",
+    "hide_frames",
     "lowered_by",
     "named_specs",
+    "policies_asked",
     "product_primitive",
     "published",
     "register_lowering",
@@ -59,6 +65,7 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
         shape_rule, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=functools.partial(standard_vma_rule, name)
     )
     dispatch.prim_requires_devices_during_lowering.add(primitive)
+    partial_eval_jaxpr_custom_rules[primitive] = policies_asked  # type: ignore[assignment]
     return primitive
 
 
@@ -124,3 +131,34 @@ def published(folder: str, value: str) -> dict[int, str] | None:
         return None
     client.key_value_set(f"{folder}/{jax.process_index()}", value, allow_overwrite=True)  # one that was started anew tells it again
     return {int(key.rpartition("/")[2]): told for key, told in client.key_value_dir_get(folder)}
+
+
+def hide_frames() -> None:
+    """Show users their own code: treat the package's files as jax's own, in tracebacks and in the source lines of compiled programs.
+
+    JAX_TRACEBACK_FILTERING=off shows all.  Removed once `jax.extend` has the exclusion from tracebacks too.
+    """
+    package = os.path.join(os.path.dirname(__file__), "")  # ends in a separator: jax compares the beginnings of paths
+    source_info_util.register_exclusion(package)
+    traceback_util.register_exclusion(package)
+
+
+class _PoliciesAsked:
+    """Tells `listener(policy, equation)` of each product that a policy of `jax.checkpoint` is about to be asked about.
+
+    jax looks for a rule of the primitive's own before it asks the policy.  This stands for one, but is false, so that jax goes on as if
+    there were none, and reads from jax's frame what that is about to ask.  Where the frame does not have it, nobody is told.  Removed once
+    jax's policies recognise primitives that are not jax's.
+    """
+
+    listener: Callable = staticmethod(lambda policy, equation: None)
+
+    def __bool__(self) -> bool:
+        asking = sys._getframe(1).f_locals
+        known = all(name in asking for name in ("saveable", "eqn", "unks_in"))
+        if known and not any(asking["unks_in"]):  # of what depends on unknown values no policy is asked
+            self.listener(asking["saveable"], asking["eqn"])
+        return False
+
+
+policies_asked = _PoliciesAsked()

@@ -18,6 +18,7 @@ from jaxext._conv import CONV_IMPLEMENTATIONS
 from jaxext._form import Form, replacing_lax
 from jaxext._matmul import MATMUL
 from jaxext._products import Keywords, substitute
+from jaxext._scope import Scope
 
 # `ArrayLike` for isinstance, which for that union itself says no to a tracer.
 _ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
@@ -34,9 +35,10 @@ def implementations(product) -> list[str]:
     return [i.name for i in (MATMUL.implementations if product is lax.dot_general_p else CONV_IMPLEMENTATIONS)]
 
 
-def use_implementation(name: str | None):
-    """A context (`with use_implementation("xla"): ...`) in which every jaxext operation, and its gradients, use the implementation `name`
-    (None: the preferred one).
+def use_implementation(name: str | None) -> Scope:
+    """A context in which every jaxext operation, and its gradients, use the implementation `name` (None: the preferred one).
+
+    It is a context manager (`with use_implementation("xla"): ...`) and a decorator of functions (`@use_implementation("xla")`).
 
     An `implementation=` at the call wins over the context.  An operation that has no implementation of this name raises ValueError where
     it is called.  The context is part of `jax.jit`'s cache key.
@@ -48,11 +50,13 @@ def use_implementation(name: str | None):
     known = sorted({*implementations(lax.dot_general_p), *implementations(lax.conv_general_dilated_p), *of_users})
     if name is not None and name not in known:
         raise ValueError(f"use_implementation: name is {name!r}, want one of {known} or None")
-    return _named(name)
+    return Scope("use_implementation", _named, name)
 
 
-def in_place_of_lax():
-    """A context (`with in_place_of_lax(): ...`) in which lax's products are ours, for models that offer no place to inject an operation.
+def in_place_of_lax() -> Scope:
+    """A context in which lax's products are ours, for models that offer no place to inject an operation.
+
+    It is a context manager (`with in_place_of_lax(): ...`) and a decorator of functions (`@in_place_of_lax()`).
 
     Every `jax.lax.dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside, by whatever jax or library function
     (`jnp.matmul`, `@`, `jnp.einsum`, flax's and equinox's layers), becomes the jaxext operation, with the implementation that
@@ -64,7 +68,7 @@ def in_place_of_lax():
     for name, primitive in (("dot_general", lax.dot_general_p), ("conv_general_dilated", lax.conv_general_dilated_p)):
         if "bind" not in vars(primitive):
             primitive.bind = functools.partial(_bind, name, primitive, primitive.bind)
-    return replacing_lax(True)
+    return Scope("in_place_of_lax", replacing_lax, True)
 
 
 def _bind(name, primitive, original, *operands, **params):

@@ -33,7 +33,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 from jax.sharding import NamedSharding
 
-from jaxext import _compat, _partition, _tuned
+from jaxext import _compat, _partition, _roofline, _tuned
 from jaxext._implementation import Call, Implementation, run
 
 # The form and the open slot of each primitive, for those who read jaxprs.
@@ -82,6 +82,7 @@ class Form:
         return sum(1 if other in self.window else rank[other] for other in before)
 
     def bind(self, open: str, operands: Mapping[str, jax.Array], **params) -> jax.Array:
+        _roofline.tell(self, open)
         args = _compat.align_varying(*(operands[slot] for slot in self.operands(open)))
         return self.primitives[open].bind(*args, **params)
 

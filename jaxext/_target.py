@@ -10,13 +10,18 @@ from collections.abc import Callable
 
 import jax
 
+from jaxext._scope import Scope
+
 # The compute capability, times 10, that `use_target` names; part of jit's cache key.
 _named = jax.make_user_context(None)
 
 
-def use_target(arch: str | None):
-    """A context (`with use_target("sm_90a"): ...`) in which programs lowered for CUDA are compiled for this architecture (None: that of
-    this machine's GPUs, if they are of one).
+def use_target(arch: str | None) -> Scope:
+    """A context in which programs lowered for CUDA are compiled for this architecture (None: that of this machine's GPUs, if they are of
+    one).
+
+    It is a context manager (`with use_target("sm_90a"): ...`) and a decorator of functions (`@use_target("sm_90a")`).  It decides at
+    lowering: decorate the jitted function, above `@jax.jit`.
 
     Args:
       arch: NVIDIA's name of a compute capability, such as "sm_80" (A100), "sm_90a" (H100, H200) or "sm_100a" (B200).
@@ -25,11 +30,11 @@ def use_target(arch: str | None):
       ValueError: it is no such name.
     """
     if arch is None:
-        return _named(None)
+        return Scope("use_target", _named, None)
     match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch) if isinstance(arch, str) else None
     if not match:
         raise ValueError(f'arch is {arch!r}, want a name such as "sm_90a", or None')
-    return _named(int(match[1]))
+    return Scope("use_target", _named, int(match[1]))
 
 
 def lower_for(fun: Callable, *args, arch: str, **kwargs) -> jax.stages.Lowered:

@@ -22,6 +22,7 @@ import jax
 
 from jaxext import _environment
 from jaxext._compat import published
+from jaxext._scope import Scope
 from jaxext._table import Context, Entry, Measurement, Table, default_path, parse, read_entries, select, warn
 
 __all__ = ["add_version", "collecting", "context", "current", "default_path", "digest", "in_force", "known_as", "measured", "use_table"]
@@ -47,10 +48,11 @@ _collectors: list[list] = []
 _versions: dict[str, set[str]] = {}  # implementation of a user's -> the versions of its code, of which there is one for each form
 
 
-def use_table(table: str | os.PathLike | Table | None):
-    """A context (`with use_table("tables.json"): ...`) in which the table decides between implementations and their configurations, and
-    neither the user's own nor the package's.
+def use_table(table: str | os.PathLike | Table | None) -> Scope:
+    """A context in which the table decides between implementations and their configurations, and neither the user's own nor the package's.
 
+    It is a context manager (`with use_table("tables.json"): ...`) and a decorator of functions (`@use_table("tables.json")`, which reads
+    the file once).  It decides at lowering: put it around the call of a jitted function, or above `@jax.jit`.
     Its rows for other devices, versions or code do not count.  An implementation that the call or `use_implementation` names leaves the
     table only the choice of its configuration.  The context is part of `jax.jit`'s cache key.
 
@@ -69,9 +71,9 @@ def use_table(table: str | os.PathLike | Table | None):
     ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
     """
     if table is None:
-        return _used(_File("no table", ()))
+        return Scope("use_table", _used, _File("no table", ()))
     if isinstance(table, Table):
-        return _used(table)
+        return Scope("use_table", _used, table)
     if not isinstance(table, str | os.PathLike):
         raise TypeError(f"use_table: table is {table!r}, want a path or None")
     path = os.fspath(table)
@@ -79,7 +81,7 @@ def use_table(table: str | os.PathLike | Table | None):
         raise FileNotFoundError(f"use_table: there is no file {path}")
     entries, ignored = read_entries(path)
     warn(path, ignored)
-    return _used(_File(path, entries))
+    return Scope("use_table", _used, _File(path, entries))
 
 
 def current():

@@ -1,17 +1,20 @@
 """Policies for `jax.checkpoint` that see our products.
 
-jax's own policies know lax's primitives by identity, so under `jax.checkpoint_policies.dots_saveable` our products would silently be
-computed again.  `seeing_products(policy)` shows each of ours to a policy as lax's; the policies below are jax's, so wrapped.
+jax's own policies know lax's primitives by identity, so under `jax.checkpoint_policies.dots_saveable` our products are computed again, and
+a warning says so.  `seeing_products(policy)` shows each of ours to a policy as lax's; the policies below are jax's, so wrapped.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+import warnings
 from collections.abc import Callable
 
 import jax
 from jax import lax
 
+from jaxext import _compat
 from jaxext._form import dimension_numbers, owner
 
 __all__ = [
@@ -54,3 +57,33 @@ dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = seeing_p
 def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callable:
     """`jax.checkpoint_policies.offload_dot_with_no_batch_dims` that sees our products."""
     return seeing_products(jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst))
+
+
+def _warn(policy: Callable, product) -> None:
+    """Warn if a policy of jax's own would save a product of lax and has ours computed again."""
+    if getattr(policy, "__module__", None) != jax.checkpoint_policies.dots_saveable.__module__:
+        return
+    try:
+        asked = [ask(product.primitive, *(x.aval for x in product.invars), **product.params) for ask in (policy, seeing_products(policy))]
+    except Exception:  # a combination with a policy of the user's, which jax is about to ask itself
+        return
+    if asked[0] == asked[1]:
+        return
+    known = ("dots_saveable", "dots_with_no_batch_dims_saveable")
+    name = next((name for name in known if getattr(jax.checkpoint_policies, name) is policy), None)
+    warnings.warn(
+        f"jax.checkpoint: {f'jax.checkpoint_policies.{name}' if name else 'its policy'} knows lax's products only, so jaxext's are computed"
+        f" again where lax's would be saved: use jaxext.checkpoint_policies.{name or 'seeing_products(policy)'}",
+        stacklevel=_depth_of_the_user(),
+    )
+
+
+def _depth_of_the_user() -> int:
+    """How many frames the first one that is neither jax's nor ours is above the caller, as `stacklevel` counts."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jax", "jaxext", "contextlib", "functools"):
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+_compat.policies_asked.listener = _warn
