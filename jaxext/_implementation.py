@@ -3,8 +3,9 @@
 A `Call` says what is asked of one device; an `Implementation` says whether it can (`supports` gives None or the reason why not), with which
 configurations (`candidates`), whether it is expected to be faster than those after it (`gains`), and does it (`run`).  `choose` prefers the
 first of the form's list that supports the call and gains by it: the list ends with `xla`, which always does.  If the call was measured
-(`Measurement`), the fastest is taken instead, unless that is a tie: the ranges of its times and of the preferred one's overlap.  A user's name for one leaves no other.  Nothing is timed here, and nothing enters that differs
-between the processes of a run, so each takes the same decision.  It must not know any particular operation, nor where tables are kept.
+(`Measurement`), the fastest is taken instead, unless that is a tie: the ranges of its times and of the preferred one's overlap.  A user's
+name for one leaves no other.  Nothing is timed here, and nothing enters that differs between the processes of a run, so each takes the same
+decision.  It must not know any particular operation, nor where tables are kept.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ class Call:
                 numbers = [":".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in per_axis]
                 parts.append(f"{field.name}={','.join(numbers)}")
         operands = " ".join(dtype.name for dtype in self.dtypes.values())
-        return f"{' '.join(parts)} {operands} -> {self.dtype.name} precision={_precision_name(self.precision)}"
+        return f"{' '.join(parts)} {operands} -> {self.dtype.name} precision={precision_name(self.precision)}"
 
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The operands with exactly one axis per label; free, since the axes of a label are neighbours."""
         return {slot: x.reshape([self.sizes[label] for label in self.labels[slot]]) for slot, x in operands.items()}
 
 
-def _precision_name(precision: Any) -> str:
+def precision_name(precision: Any) -> str:
     if precision is None or precision == (lax.Precision.DEFAULT,) * 2:
         return "default"
     if isinstance(precision, tuple):

@@ -107,7 +107,9 @@ def _whose(path: str | os.PathLike) -> tuple[pathlib.Path, bool]:
     try:
         path = pathlib.Path(os.path.abspath(path))
     except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "the working directory was deleted, so a relative path leads nowhere", os.fspath(path)) from None
+        raise FileNotFoundError(
+            errno.ENOENT, "the working directory was deleted, so a relative path leads nowhere", os.fspath(path)
+        ) from None
     return path, path == pathlib.Path(os.path.abspath(default_path()))
 
 
