@@ -66,8 +66,8 @@ def _kept(options, path: pathlib.Path) -> Sequence[_table.Entry]:
         _table.clear(path)
     try:
         moved = _table.load_entries(source) if source else ()
-    except FileNotFoundError as error:
-        raise UsageError(f"no table {error.filename}") from None
+    except FileNotFoundError:
+        raise UsageError(f"no table {source}") from None
     if source:
         _table.merge(options.path if options.action == "export" else path, moved)
     try:

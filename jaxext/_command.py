@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UsageError as error:
-        return options.parser.error(str(error))
+        options.parser.exit(2, f"{options.parser.prog}: error: {error}\n")
     except Failure as error:
         return failed(str(error))
     except OSError as error:
@@ -217,7 +217,7 @@ def _tune(options) -> int:
         status = INTERRUPTED
     environment = _environment.report()
     document = {"environment": environment, "table": path, "interrupted": bool(status), "rows": [dataclasses.asdict(row) for row in rows]}
-    tell(options, document, Table(f"{len(rows)} products on {environment['device']}: {path}", (), []))
+    tell(options, document, *([f"{len(rows)} products on {environment['device']}: {path}"] if rows else []))
     if not rows and not status:
         return failed(f"tune: {NOTHING}")
     return status or (1 if any(candidate.wrong for row in rows for candidate in row.candidates) else 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import os
 
 import jax
 
@@ -73,7 +74,7 @@ def check_device() -> None:
     try:
         jax.devices()
     except Exception as error:  # jax raises RuntimeError, or AssertionError without a text
-        asked = jax.config.values["jax_platforms"]
+        asked = os.environ.get("JAX_PLATFORMS")
         why = str(error).strip().partition("\n")[0]
         where = f"of the platforms that JAX_PLATFORMS names, {asked!r}, there is none here" if asked else "there is no device here"
         raise Failure(f"jax: {where}{why and f' ({why})'}") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
-import errno
 import os
 import pathlib
 import stat
@@ -107,9 +106,7 @@ def _whose(path: str | os.PathLike) -> tuple[pathlib.Path, bool]:
     try:
         path = pathlib.Path(os.path.abspath(path))
     except FileNotFoundError:
-        raise FileNotFoundError(
-            errno.ENOENT, "the working directory was deleted, so a relative path leads nowhere", os.fspath(path)
-        ) from None
+        raise OSError(f"{os.fspath(path)} leads nowhere, since the working directory was deleted: want an absolute path") from None
     return path, path == pathlib.Path(os.path.abspath(default_path()))
 
 

@@ -253,7 +253,7 @@ def test_explain_by_a_table(capsys, tmp_path, monkeypatch):
     _table.write(path, _tuned.context(PLATFORM), {call.problem: row})
     rows = [json.loads(said(capsys, *MATMUL, "--json", "-", "--table", table))["rows"][0] for table in (path, "none")]
     assert [(row["why"], row["table"]) for row in rows] == [("measured at 1.25 ms", str(path)), ("preferred", None)]
-    assert f"; measured at 1.25 ms, not cuda[1] triton[2]\n\n[1] cuda: " in (text := said(capsys, *MATMUL, "--table", path))
+    assert "; measured at 1.25 ms, not cuda[1] triton[2]\n\n[1] cuda: " in (text := said(capsys, *MATMUL, "--table", path))
     assert text.endswith(f"\nmeasured: {path}\n")
 
 
@@ -279,7 +279,10 @@ def _calls():
         (["users_module:raises", "f33[3]"], "argument SHAPE: 'f33[3]': no dtype 'f33', want one of bool, i8, "),
         (["users_module:raises", "f32[3,,4]"], "argument SHAPE: 'f32[3,,4]' is no shape"),
         (["users_module:raises", "f32[2]", "--arch", "90"], "argument --arch: arch is '90', want a name such as"),
-        (["users_module:raises", "f32[2]", "--arch", "h100"], "arch is 'h100', want a name such as \"sm_90a\" (H100, H200), \"sm_80\" (A100)"),
+        (
+            ["users_module:raises", "f32[2]", "--arch", "h100"],
+            'arch is \'h100\', want a name such as "sm_90a" (H100, H200), "sm_80" (A100)',
+        ),
         (["users_module:raises", "f32[2]", "--platform", "gpu"], "argument --platform: invalid choice: 'gpu'"),
         (["users_module:makes_its_own", "--backward"], "--backward: there is nothing to differentiate by"),
         (["users_module:raises", "f32[2]", "--table", "gone.json"], "--table: "),

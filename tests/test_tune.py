@@ -300,7 +300,9 @@ def test_products_of_lax_that_are_ours(unmeasured, path):
     with jaxext.in_place_of_lax():
         assert ops(tune(jnp.matmul, struct(2, 3), struct(3, 4), table=path, backward=False)) == {"matmul_nn"}
         assert replacing_lax.value
-    assert tune(jnp.matmul, struct(2, 3), struct(3, 4), table=path, backward=False).rows == ()
+    with pytest.warns(UserWarning, match="tune: the function has no jaxext product, so nothing was measured: .*in_place_of_lax"):
+        tuned = tune(jnp.matmul, struct(2, 3), struct(3, 4), table=path, backward=False)
+    assert tuned.rows == () and "in_place_of_lax" in str(tuned)
 
 
 def test_candidates_are_made_of_lax_itself(clock, path):
@@ -310,7 +312,30 @@ def test_candidates_are_made_of_lax_itself(clock, path):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("trace", [jax.jit, jax.grad, jax.vmap, lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)])
+def test_inside_a_function_that_jax_traces(trace, path):
+    def loss(x):
+        tune(matmul, x, x, table=path)
+        return x.sum()
+
+    with pytest.raises(RuntimeError, match="tune: jax is tracing the function that calls it .*call it outside, with arrays or jax.Shape"):
+        trace(loss)(np.ones((3, 3), np.float32))
+
+
+def test_inside_a_function_that_jax_traces_of_shapes(path):
+    with pytest.raises(RuntimeError, match="tune: jax is tracing"):
+        jax.jit(lambda: tune(matmul, struct(2, 3), struct(3, 4), table=path))()
+
+
+@pytest.mark.parametrize("table", ["/", "."])
+def test_a_folder_is_no_table(table):
+    with pytest.raises(IsADirectoryError):
+        tune(matmul, struct(2, 3), struct(3, 4), table=table)
+
+
 def test_arguments(path, monkeypatch):
+    with pytest.raises(TypeError, match="tune: fun is .*, want the function itself, and its arguments after it"):
+        tune(np.ones((2, 3)), struct(3, 4), table=path)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tune: candidates is 0, want a whole number from 1 on"):
         tune(matmul, struct(2, 3), struct(3, 4), table=path, candidates=0)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
