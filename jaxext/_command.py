@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UsageError as error:
-        options.parser.exit(2, f"{options.parser.prog}: error: {error}\n")
+        return options.parser.exit(2, f"{options.parser.prog}: error: {error}\n")
     except Failure as error:
         return failed(str(error))
     except OSError as error:

@@ -124,11 +124,12 @@ def measure(call: Call, most: int, clock: _measure.Clock) -> Row:
 def _decided(row: Row, taken: str) -> Row:
     """The row with its winner, and with those that tie with it."""
     won = next(c.measurement for c in row.candidates if c.name == taken)
+    assert won is not None
 
-    def ties(measurement):
-        return measurement not in (None, won) and not faster(measurement, won) and not faster(won, measurement)
+    def ties(of: Measurement | None) -> bool:
+        return of is not None and not faster(of, won) and not faster(won, of)
 
-    candidates = tuple(dataclasses.replace(c, ties=ties(c.measurement)) for c in row.candidates)
+    candidates = tuple(dataclasses.replace(c, ties=c.name != taken and ties(c.measurement)) for c in row.candidates)
     return dataclasses.replace(row, candidates=candidates, winner=next(c for c in candidates if c.name == taken))
 
 

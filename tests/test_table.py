@@ -618,7 +618,7 @@ def test_joining_is_linear(devices, monkeypatch):
 
 def test_entries_of_one_context_are_joined(path):
     """In one entry, in which the rows that were written last count."""
-    earlier, later = (Measurement("xla", {}, (ms,) * 3, 0.0) for ms in (1.0, 2.0))
+    earlier, later = (Measurement("xla", {}, (ms, ms, ms), 0.0) for ms in (1.0, 2.0))
     _table.merge(path, [Entry(HERE, "2026-01-02", {"one": (earlier,), "two": (earlier,)})])
     _table.merge(path, [Entry(HERE, "2026-01-01", {"two": (later,)}), Entry(HERE, "2026-01-01", {"three": (later,)})])
     assert _table.load_entries(path) == (
