@@ -45,17 +45,14 @@ def argument(text: str) -> Any:
 
     Names that are keys, and shapes, may be quoted or not.
     """
+    if text.strip()[:1] not in ("{", "[", "(", "N", "n"):
+        return shape(text)
     # f32[] is no Python, so it is read as f32[()], but not within quotes.
     source = re.sub(r"""('[^']*'|"[^"]*")|(\w)\[\s*\]""", lambda match: match[1] or f"{match[2]}[()]", text.strip())
     try:
-        node = ast.parse(source, mode="eval").body
+        return _pytree(ast.parse(source, mode="eval").body, source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        node = None
-    if isinstance(node, ast.Dict | ast.List | ast.Tuple) or _is_none(node):
-        return _pytree(node, source)
-    if text.strip()[:1] in ("{", "[", "("):
-        raise argparse.ArgumentTypeError(f"{text!r} is no pytree of shapes, want one such as {_ARGUMENTS}, or [f32[8], f32[]]")
-    return shape(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no pytree of shapes, want one such as {_ARGUMENTS}, or [f32[8], f32[]]") from None
 
 
 def _pytree(node: ast.expr | None, source: str) -> Any:
