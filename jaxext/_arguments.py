@@ -18,12 +18,7 @@ from typing import Any
 import jax
 
 from jaxext._target import use_target
-from jaxext._terminal import UsageError
-
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64"),
-    *("float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
-)
+from jaxext._terminal import DTYPES, UsageError
 
 _ARGUMENTS = """\"{'w': f32[3,3,8,64], 'b': f32[64]}\""""  # an example for messages
 

@@ -17,6 +17,11 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64"),
+    *("float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
+)
+
 SHORT = 16  # characters of a cell that is not folded while there is room for the others
 
 
