@@ -9,40 +9,55 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import inspect
 import os
 import pathlib
+import re
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
 import jaxext
-from jaxext import _environment, _measure, _table, _tuned
+from jaxext import _cache, _environment, _measure, _table, _tuned
+from jaxext._arguments import arch, function, takes_function
 from jaxext._compat import PLATFORMS
-from jaxext._info import facts
-from jaxext._terminal import Table, UsageError, arch, count, function, make_folders, says_json, takes_function, tell
-from jaxext._tune import with_gradient
+from jaxext._info import check_device, facts
+from jaxext._terminal import LEAST_WIDTH, Failure, Table, UsageError, count, failed, make_folders, says_json, tell
+from jaxext._tune import NOTHING, with_gradient
 from jaxext.benchmarks import bench, kernel_table
 
 INTERRUPTED = 130  # as shells say it of SIGINT
+OF_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # the error numbers of a write that fails
 
 
 def main(argv: list[str] | None = None) -> int:
     """The exit status of `python -m jaxext` with these arguments, those of the process if None."""
+    if sys.stdout is None:
+        return failed("stdout is closed, want somewhere to write, such as /dev/null")
     options = parser().parse_args(argv)
     try:
         make_folders(options)
+        if options.needs_device:
+            check_device()
         status = options.run(options)
         sys.stdout.flush()
         return status
     except UsageError as error:
-        return options.parser.error(str(error))
-    except BrokenPipeError:  # whoever reads us has seen enough; what is left must not fail again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return options.parser.exit(2, f"{options.parser.prog}: error: {error}\n")
+    except Failure as error:
+        return failed(str(error))
+    except OSError as error:
+        if error.filename is not None or error.errno not in OF_OUTPUT:  # it is the user's function's
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left must not fail again at exit
+        if error.errno == errno.EPIPE:  # whoever reads us has seen enough
+            return 1
+        return failed(f"cannot write: {error.strerror}")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -51,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m jaxext", description="Convolution and matmul primitives for JAX.")
     top.add_argument("--version", action="version", version=f"jaxext {jaxext.__version__}")
-    width = shutil.get_terminal_size().columns - 2
+    width = max(shutil.get_terminal_size().columns, LEAST_WIDTH) - 2
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for name, (run, add_arguments) in COMMANDS.items():
         paragraphs = [textwrap.fill(part, width) if part[:9] != "examples:" else part for part in (inspect.getdoc(run) or "").split("\n\n")]
@@ -61,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
             description="\n\n".join(paragraphs),
             formatter_class=argparse.RawDescriptionHelpFormatter,  # for the examples
         )
-        command.set_defaults(run=run, parser=command)
+        command.set_defaults(run=run, parser=command, needs_device=name in ("info", "explain", "tune", "bench"))
         add_arguments(command)
     return top
 
@@ -114,13 +129,15 @@ def _explain(options) -> int:
     examples:
       python -m jaxext explain jaxext:matmul f32[8,4] f32[4,2]
       python -m jaxext explain mynet:loss f32[1000] f32[64,32,32,3] --backward
+      python -m jaxext explain mynet:loss "{w: f32[3,3,3,64], b: f32[64]}" f32[64,32,32,3] --in-place-of-lax
       python -m jaxext explain mynet:benchmark --arch sm_90a --table none --json
     """
     fun = function(options.function, options.shapes)
-    if options.backward and not options.shapes:
+    if options.backward and not jax.tree.leaves(options.shapes):
         raise UsageError("--backward: there is nothing to differentiate by, give a SHAPE for each argument")
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(jaxext.use_target(options.arch))
+        contexts.enter_context(_products_of_lax(options))
         if options.table:
             contexts.enter_context(_use_table(options.table))
         explanation = jaxext.explain(
@@ -128,12 +145,12 @@ def _explain(options) -> int:
             *options.shapes,
             platform=options.platform or ("cuda" if options.arch else None),
         )
-    rows = [(r.op, " ".join(r.operands), r.result, r.times, r.chosen or "nothing", r.how, r.why, r.refusals) for r in explanation.rows]
-    columns = ("op", "operands", "result", "times", "chosen", "how", "why", "refused")
-    none = "no jaxext product (lax's own are not listed: see in_place_of_lax)"
-    table = Table(f"Products on {explanation.platform}", columns, rows) if rows else Table(none, (), [])
-    tell(options, dataclasses.asdict(explanation), table)
+    tell(options, dataclasses.asdict(explanation), str(explanation))
     return 0
+
+
+def _products_of_lax(options) -> contextlib.AbstractContextManager:
+    return jaxext.in_place_of_lax() if options.in_place_of_lax else contextlib.nullcontext()
 
 
 def _use_table(name: str):
@@ -190,15 +207,19 @@ def _tune(options) -> int:
         raise UsageError(f"--table: {error}") from None
     status = 0
     try:
-        for i, (name, fun, arrays, backward) in enumerate(todo, 1):
-            print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
-            jaxext.tune(fun, *arrays, backward=backward, candidates=options.candidates, table=path, progress=progress)
+        with _products_of_lax(options), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f"tune: {re.escape(NOTHING)}")  # it is said below
+            for i, (name, fun, arrays, backward) in enumerate(todo, 1):
+                print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
+                jaxext.tune(fun, *arrays, backward=backward, candidates=options.candidates, table=path, progress=progress)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         status = INTERRUPTED
     environment = _environment.report()
     document = {"environment": environment, "table": path, "interrupted": bool(status), "rows": [dataclasses.asdict(row) for row in rows]}
-    tell(options, document, Table(f"{len(rows)} products on {environment['device']}: {path}", (), []))
+    tell(options, document, *([f"{len(rows)} products on {environment['device']}: {path}"] if rows else []))
+    if not rows and not status:
+        return failed(f"tune: {NOTHING}")
     return status or (1 if any(candidate.wrong for row in rows for candidate in row.candidates) else 0)
 
 
@@ -208,8 +229,15 @@ def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeSt
         asked = [name for name in ("tags", "only", "roles", "dtype", "full", "reduced", "quick") if getattr(options, name)]
         if asked:
             raise UsageError(f"a function was given, and --{asked[0]} chooses from the suite")
-        yield options.function, function(options.function, options.shapes), options.shapes, options.backward and bool(options.shapes)
+        yield (
+            options.function,
+            function(options.function, options.shapes),
+            options.shapes,
+            options.backward and bool(jax.tree.leaves(options.shapes)),
+        )
         return
+    if options.in_place_of_lax:
+        raise UsageError("--in-place-of-lax is for a module:function")
     if not options.tags and not options.only:
         raise UsageError("give a module:function, or --tags or --only to choose from the suite, which takes hours in all")
     cases = bench.cases(options)
@@ -218,67 +246,6 @@ def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeSt
         if case.role == "step" or (case.problem, case.numbers) not in with_step:
             arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(case.shapes, case.dtypes, strict=True)]
             yield case.name, case.build("jaxext"), arrays, False
-
-
-def _cache_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("action", choices=("show", "clear", "export", "import"))
-    command.add_argument("path", nargs="?", metavar="PATH", help="where to export to, or what to import")
-    command.add_argument("--table", metavar="PATH", help="another table than the user's own")
-    command.add_argument("--yes", action="store_true", help="clear without more ado")
-    says_json(command)
-
-
-def _cache(options) -> int:
-    """What was measured and is kept: show it, clear it, or export and import it, as one table for a number of machines.
-
-    An export adds what is kept here to the file, an import adds the file to what is kept here; of a product that is in both, what is added
-    counts.  A file that is no table is refused whole.
-
-    examples:
-      python -m jaxext cache show
-      python -m jaxext cache export tables.json
-      python -m jaxext cache import tables.json
-      python -m jaxext cache clear --yes
-    """
-    path = pathlib.Path(options.table) if options.table else _tuned.default_path()
-    if (options.action in ("export", "import")) != (options.path is not None):
-        raise UsageError(f"{options.action} takes {'a PATH' if options.path is None else 'no PATH'}")
-    if options.action == "clear" and not options.yes:
-        raise UsageError(f"clear deletes {path}: say --yes")
-    try:
-        if options.action == "clear":
-            _table.clear(path)
-        if options.action == "export":
-            _table.merge(options.path, _table.load_entries(path))
-        if options.action == "import":
-            _table.merge(path, _table.load_entries(options.path))
-        entries = _table.load_entries(path)
-    except FileNotFoundError as error:
-        if options.action in ("export", "import"):
-            raise UsageError(f"no table {error.filename}") from None
-        entries = ()
-    except (OSError, ValueError) as error:
-        print(" ".join(filter(None, ["cache", options.action, options.path, f"({path}): {error}"])), file=sys.stderr)
-        return 1
-    _tell_entries(options, path, entries)
-    return 0
-
-
-def _tell_entries(options, path: pathlib.Path, entries) -> None:
-    context = _tuned.context(_environment.default_platform())
-    told, rows = [], []
-    for entry in entries:
-        of, table = entry.context, _table.select((entry,), context, str(path))
-        away = "of another device" if (of.device, of.capability) != (context.device, context.capability) else None
-        why_not = table.ignored or away
-        told.append(
-            dataclasses.asdict(of) | {"measured": entry.measured, "rows": len(entry.rows), "hold": len(table.rows), "why not": why_not}
-        )
-        versions = ", ".join(f"{name} {version}" for name, version in of.versions.items())
-        rows.append((of.device, of.capability or "-", versions, entry.measured, len(entry.rows), len(table.rows), why_not or "-"))
-    columns = ("device", "capability", "versions", "measured", "rows", "hold here", "why not")
-    shown = Table(str(path), columns, rows) if rows else Table(f"{path}: nothing was measured", (), [])
-    tell(options, {"path": str(path), "entries": told}, shown)
 
 
 def _kernels(options) -> int:
@@ -300,6 +267,6 @@ COMMANDS = {
     "explain": (_explain, _explain_arguments),
     "bench": (_bench, bench.add_arguments),
     "tune": (_tune, _tune_arguments),
-    "cache": (_cache, _cache_arguments),
+    "cache": (_cache.cache, _cache.add_arguments),
     "kernels": (_kernels, kernel_table.add_arguments),
 }

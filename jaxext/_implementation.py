@@ -1,10 +1,11 @@
 """What an implementation is, and which one runs: a pure function of static facts.
 
 A `Call` says what is asked of one device; an `Implementation` says whether it can (`supports` gives None or the reason why not), with which
-configurations (`candidates`), whether it is expected to be faster than those after it (`gains`), and does it (`run`).  `choose` takes the
-fastest that was measured (`Measurement`), if the call was; else the first of the form's list that supports the call and gains by it: the
-list ends with `xla`, which always does.  A user's name for one leaves no other.  Nothing is timed here, and nothing enters that differs
-between the processes of a run, so each takes the same decision.  It must not know any particular operation, nor where tables are kept.
+configurations (`candidates`), whether it is expected to be faster than those after it (`gains`), and does it (`run`).  `choose` prefers the
+first of the form's list that supports the call and gains by it: the list ends with `xla`, which always does.  If the call was measured
+(`Measurement`), the fastest is taken instead, unless that is a tie: the ranges of its times and of the preferred one's overlap.  A user's
+name for one leaves no other.  Nothing is timed here, and nothing enters that differs between the processes of a run, so each takes the same
+decision.  It must not know any particular operation, nor where tables are kept.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ class Call:
                 numbers = [":".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in per_axis]
                 parts.append(f"{field.name}={','.join(numbers)}")
         operands = " ".join(dtype.name for dtype in self.dtypes.values())
-        return f"{' '.join(parts)} {operands} -> {self.dtype.name} precision={_precision_name(self.precision)}"
+        return f"{' '.join(parts)} {operands} -> {self.dtype.name} precision={precision_name(self.precision)}"
 
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The operands with exactly one axis per label; free, since the axes of a label are neighbours."""
         return {slot: x.reshape([self.sizes[label] for label in self.labels[slot]]) for slot, x in operands.items()}
 
 
-def _precision_name(precision: Any) -> str:
+def precision_name(precision: Any) -> str:
     if precision is None or precision == (lax.Precision.DEFAULT,) * 2:
         return "default"
     if isinstance(precision, tuple):
@@ -164,7 +165,8 @@ class Choice:
 def choose(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement] = ()) -> Choice:
     """The implementation for `call`, with what config, and why each other one was not taken; `measured` is what a table says of the call.
 
-    Of an unnamed call's measurements xla's, the last implementation's, is one.  So what is taken by them was never slower than it.
+    Of an unnamed call's measurements xla's, the last implementation's, is one.  So the one that is taken by them was never slower than it
+    beyond the noise.
     """
     able, refusals = {}, {}
     for implementation in implementations:
@@ -174,42 +176,62 @@ def choose(call: Call, implementations: Sequence[Implementation], named: str | N
             refusals[implementation.name] = reason
         else:
             able[implementation.name] = implementation
-    if fastest := _fastest(call, able, implementations[-1].name, measured):
-        return _by_measurement(*fastest, able, refusals, measured)
-    return _by_preference(call, named, able, refusals)
+    preferred = _by_preference(call, named, able, refusals)
+    counted = _counted(call, able, implementations[-1].name, measured)
+    return _by_measurement(call, counted, preferred, able, refusals) if counted else preferred
 
 
-def _fastest(call, able, last, measured) -> tuple[Measurement, Any] | None:
-    """The fastest measurement whose config is a candidate still, and that config.
+def faster(one: Measurement, other: Measurement) -> bool:
+    """Beyond the noise: the ranges of their times do not overlap."""
+    return one.ms[2] < other.ms[0]
 
-    Where that of xla, the last, is none any more, its time is to beat all the same: then xla's are all that count, or else what it prefers.
+
+def _counted(call, able, last, measured) -> list[tuple[Measurement, Any]]:
+    """The measurements of the candidates that there are still, the fastest first, each with its config.
+
+    Those of xla, the last, count too where they are of candidates that are gone; their config is None.
     """
-    found = {m.implementation: configs(call, able[m.implementation]) for m in measured if m.implementation in able}
-    gone = None
+    found = {name: configs(call, able[name]) for name in {m.implementation for m in measured} & able.keys()}
+    counted = []
     for measurement in sorted(measured, key=lambda m: m.ms[1]):
         name = measurement.implementation
-        if name not in found or gone is not None and name != last:
-            continue
-        for config in found[name]:
-            if dataclasses.asdict(config) == measurement.config:
-                return measurement, config
-        if name == last:
-            gone = gone or measurement
-    return None if gone is None else (gone, found[last][0])
+        config = next((c for c in found.get(name, ()) if dataclasses.asdict(c) == measurement.config), None)
+        if config is not None or name == last and name in able:
+            counted.append((measurement, config))
+    return counted
 
 
-def _by_measurement(measurement, config, able, refusals, measured) -> Choice:
-    chosen = able[measurement.implementation]
-    for name in able.keys() - {chosen.name}:
-        # Faster ones are of configs that are no candidates any more.
-        times = [m.ms[1] for m in measured if m.implementation == name and m.ms[1] >= measurement.ms[1]]
+def _by_measurement(call, counted, preferred, able, refusals) -> Choice:
+    """The preferred one, if no measurement that counts is faster beyond the noise; else the fastest.
+
+    Where the fastest is of a candidate of xla's that is gone, the fastest of xla's others is taken, or else what xla prefers.
+    """
+    fastest, config = counted[0]
+    taken, gone = fastest, ""
+    if config is None:
+        own = [(m, c) for m, c in counted if m.implementation == fastest.implementation and c is not None]
+        taken, config = own[0] if own else (fastest, configs(call, able[fastest.implementation])[0])
+        gone = "" if own else ", with a config that is no candidate any more"
+    why = f"measured at {taken.ms[1]:.4g} ms{gone}"
+    first = preferred.implementation and preferred.implementation.name
+    tie = next((m for m, c in counted if (m.implementation, c) == (first, preferred.config)), None)
+    if tie not in (None, taken) and not any(faster(m, tie) for m, _ in counted):
+        taken, config = tie, preferred.config
+        why = f"measured at {tie.ms[1]:.4g} ms, preferred in a tie with {described(fastest.implementation, fastest.config)}"
+    refusals = dict(refusals)
+    for name in able.keys() - {taken.implementation}:
+        times = [m.ms[1] for m, c in counted if m.implementation == name and c is not None]
         refusals[name] = f"it was measured at {min(times):.4g} ms" if times else "it was not measured"
-    gone = "" if dataclasses.asdict(config) == measurement.config else ", with a config that is no candidate any more"
-    return Choice(chosen, config, f"measured at {measurement.ms[1]:.4g} ms{gone}", refusals)
+    return Choice(able[taken.implementation], config, why, refusals)
+
+
+def described(implementation: str, config: Mapping[str, Any]) -> str:
+    """Such as "xla algorithm=lax"."""
+    return " ".join([implementation, *(f"{key}={value}" for key, value in config.items())])
 
 
 def _by_preference(call, named, able, refusals) -> Choice:
-    chosen = None
+    chosen, refusals = None, dict(refusals)
     for name, implementation in able.items():
         if chosen is not None:
             refusals[name] = f"{chosen.name!r} is preferred"

@@ -8,12 +8,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import os
 
 import jax
 
 import jaxext
 from jaxext import _cuda, _environment, _tuned
-from jaxext._terminal import shape
+from jaxext._arguments import shape
+from jaxext._terminal import Failure
 
 
 def facts(arch: str | None) -> dict:
@@ -65,3 +67,14 @@ def _build() -> dict[str, str]:
 
         facts["hash of csrc"] = SOURCES[:16]
     return facts
+
+
+def check_device() -> None:
+    """Raise `Failure` where jax has none."""
+    try:
+        jax.devices()
+    except Exception as error:  # jax raises RuntimeError, or AssertionError without a text
+        asked = os.environ.get("JAX_PLATFORMS")
+        why = str(error).strip().partition("\n")[0]
+        where = f"of the platforms that JAX_PLATFORMS names, {asked!r}, there is none here" if asked else "there is no device here"
+        raise Failure(f"jax: {where}{why and f' ({why})'}") from None

@@ -51,6 +51,9 @@ class Context:
     versions: Mapping[str, str]  # of what compiles and computes, other than us
     sources: Mapping[str, str]  # implementation -> hash of its code
 
+    def __hash__(self):
+        return hash((self.device, self.capability, frozenset(self.versions.items()), frozenset(self.sources.items())))
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
@@ -180,10 +183,10 @@ def _entry(data: Any) -> Entry:
 
 def _row(data: Any, what: str) -> tuple[Measurement, ...]:
     row = tuple(map(_measurement, _list(data, what, MAX_CANDIDATES)))
-    candidates = [(m.implementation, m.config) for m in row]
-    names = [name for name, _ in candidates]
+    names = [m.implementation for m in row]
     _want("xla" in names, what, names, "xla among the measured")
-    _want(all(c not in candidates[:i] for i, c in enumerate(candidates)), what, candidates, "each candidate once")
+    candidates = [(m.implementation, frozenset(m.config.items())) for m in row]
+    _want(len({*candidates}) == len(candidates), what, candidates, "each candidate once")
     return row
 
 

@@ -7,6 +7,7 @@ to have a slower candidate preferred.  A file that the user names may lie anywhe
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime
 import os
@@ -102,7 +103,10 @@ def load_entries(path: str | os.PathLike) -> tuple[Entry, ...]:
 
 def _whose(path: str | os.PathLike) -> tuple[pathlib.Path, bool]:
     """The path, and whether it is that of the user's own table."""
-    path = pathlib.Path(os.path.abspath(path))
+    try:
+        path = pathlib.Path(os.path.abspath(path))
+    except FileNotFoundError:
+        raise OSError(f"{os.fspath(path)} leads nowhere, since the working directory was deleted: want an absolute path") from None
     return path, path == pathlib.Path(os.path.abspath(default_path()))
 
 
@@ -129,7 +133,8 @@ def write(path: str | os.PathLike, context: Context, rows: Rows) -> None:
 def merge(path: str | os.PathLike, entries: Sequence[Entry]) -> None:
     """Add entries to the file at `path`, making it if there is none.  A row takes the place of that of the same context and problem.
 
-    Several processes may do so at once, or be killed: the file is whole at any time, and holds all that any finished to write.
+    Several processes may do so at once, or be killed: the file is whole at any time, and holds all that any finished to write.  A lock file
+    stays beside it, except where the file or the entries are refused.
 
     Raises:
       OSError: it cannot be written, or, if it is the user's own, is not in the user's hands.
@@ -139,6 +144,7 @@ def merge(path: str | os.PathLike, entries: Sequence[Entry]) -> None:
     Warns:
       if the user's own is no table; it is renamed.
     """
+    as_bytes(entries)  # raises before there is a lock file
     with _locked(path) as (path, own):
         before, wrong = _what_is_there(path, own)
         if wrong:
@@ -156,7 +162,7 @@ def check_writable(path: str | os.PathLike) -> None:
       ValueError: it is not the user's own, and no table.
     """
     path, own = _target(path)
-    folder = next(folder for folder in path.parents if os.path.lexists(folder))
+    folder = next((folder for folder in path.parents if os.path.lexists(folder)), path)  # "/" has no parents
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder, want one for {path}")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -171,6 +177,8 @@ def clear(path: str | os.PathLike) -> None:
       OSError: it cannot be removed, or, if it is the user's own, is not in the user's hands.
       ValueError: it is not the user's own, and no table.
     """
+    if not os.path.lexists(path):
+        return
     with _locked(path) as (path, own):
         _what_is_there(path, own)
         path.unlink(missing_ok=True)
@@ -189,16 +197,19 @@ def _what_is_there(path: pathlib.Path, own: bool) -> tuple[tuple[Entry, ...], st
 
 
 def _joined(before: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
-    """In the order in which they were written last."""
-    joined = list(before)
-    for new in entries:
-        old = next((old for old in joined if old.context == new.context), None)
-        if old is not None:
-            joined.remove(old)
-            new = Entry(new.context, max(old.measured, new.measured), {**old.rows, **new.rows})
-        joined.append(new)
-    places = [(entry.context.device, entry.context.capability) for entry in joined]
-    return [entry for i, entry in enumerate(joined) if places[i:].count(places[i]) <= CONTEXTS]
+    """In the order in which they were written last; of each device the last `CONTEXTS` contexts.  Linear in the number of entries."""
+    joined: dict[Context, tuple[str, dict]] = {}
+    for entry in (*before, *entries):
+        day, rows = joined.pop(entry.context, ("", {}))
+        rows.update(entry.rows)
+        joined[entry.context] = max(day, entry.measured), rows
+    places: collections.Counter = collections.Counter()
+    kept = []
+    for context, (day, rows) in reversed(joined.items()):
+        places[place := (context.device, context.capability)] += 1
+        if places[place] <= CONTEXTS:
+            kept.append(Entry(context, day, rows))
+    return kept[::-1]
 
 
 def _target(path: str | os.PathLike) -> tuple[pathlib.Path, bool]:
@@ -213,10 +224,11 @@ def _target(path: str | os.PathLike) -> tuple[pathlib.Path, bool]:
 
 @contextlib.contextmanager
 def _locked(path: str | os.PathLike) -> Iterator[tuple[pathlib.Path, bool]]:
-    """Yields the file to be replaced, and whether it is the user's own."""
+    """Yields the file to be replaced, and whether it is the user's own.  No lock file is made where the file that is there is refused."""
     import filelock
 
     path, own = _target(path)
+    _what_is_there(path, own)
     lock = f"{path}.lock"
     try:
         held = filelock.FileLock(lock, timeout=PATIENCE_S).acquire()
@@ -240,5 +252,8 @@ def _replace(path: pathlib.Path, text: bytes, own: bool) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a full disk Python does not say which file
+        raise
     finally:
         new.unlink(missing_ok=True)

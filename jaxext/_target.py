@@ -12,6 +12,9 @@ import jax
 
 from jaxext._scope import Scope
 
+# For messages: what people call the GPU that they have (https://developer.nvidia.com/cuda-gpus).
+_KNOWN = {"sm_90a": "H100, H200", "sm_80": "A100", "sm_86": "RTX 3090", "sm_89": "L4, L40S, RTX 4090", "sm_100a": "B200"}
+
 # The compute capability, times 10, that `use_target` names; part of jit's cache key.
 _named = jax.make_user_context(None)
 
@@ -33,7 +36,8 @@ def use_target(arch: str | None) -> Scope:
         return Scope("use_target", _named, None)
     match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch) if isinstance(arch, str) else None
     if not match:
-        raise ValueError(f'arch is {arch!r}, want a name such as "sm_90a", or None')
+        known = ", ".join(f'"{name}" ({gpus})' for name, gpus in _KNOWN.items())
+        raise ValueError(f"arch is {arch!r}, want a name such as {known}; or None")
     return Scope("use_target", _named, int(match[1]))
 
 

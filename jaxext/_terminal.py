@@ -1,4 +1,4 @@
-"""What a command takes from the command line, and how it tells what it found: as tables, or as one JSON document.
+"""How a command tells what it found: as tables, or as one JSON document; and what it raises where it cannot.
 
 It must not know any command.
 """
@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
-import inspect
 import json
 import math
 import os
 import pathlib
-import re
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Mapping
 from typing import Any
-
-import jax
-
-from jaxext._target import use_target
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64"),
@@ -30,8 +25,21 @@ DTYPES = (
 SHORT = 16  # characters of a cell that is not folded while there is room for the others
 
 
+LEAST_WIDTH = 40  # columns of a terminal, however few it says that it has
+
+
 class UsageError(Exception):
     """What was asked for is not there: a sentence."""
+
+
+class Failure(Exception):
+    """What was asked for cannot be done here: a sentence."""
+
+
+def failed(sentence: str) -> int:
+    """The exit status of a command that cannot be done here, which it says."""
+    print(f"python -m jaxext: {sentence}", file=sys.stderr)
+    return 1
 
 
 def says_json(command: argparse._ActionsContainer) -> None:
@@ -51,66 +59,10 @@ def json_path(text: str) -> str:
     return text
 
 
-def takes_function(command: argparse.ArgumentParser, **more) -> None:
-    command.add_argument("function", metavar="module:function", help="as Python would import it from here", **more)
-    command.add_argument("shapes", nargs="*", type=shape, metavar="SHAPE", help="of each argument, such as f32[8,32,32,3] or bf16[128]")
-
-
-def shape(text: str) -> jax.ShapeDtypeStruct:
-    match = re.fullmatch(r"(\w+)\[((?:\d+,)*\d+)?\]", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape, want one such as f32[8,32,32,3], or f32[] for a scalar")
-    dtype = {_short(name): name for name in DTYPES}.get(match[1], match[1])
-    if dtype not in DTYPES:
-        raise argparse.ArgumentTypeError(f"{text!r}: no dtype {match[1]!r}, want one of {', '.join(map(_short, DTYPES))}")
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise argparse.ArgumentTypeError(f"{text!r}: jax has {dtype} where JAX_ENABLE_X64=1 is set")
-    return jax.ShapeDtypeStruct([int(n) for n in (match[2] or "").split(",") if n], dtype)
-
-
-def _short(dtype: str) -> str:
-    """As jax abbreviates it."""
-    return dtype.replace("float", "f").replace("uint", "u").replace("int", "i").replace("complex", "c")
-
-
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
-
-
-def arch(text: str) -> str:
-    try:
-        use_target(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-def function(name: str, arguments: Iterable) -> Callable:
-    """What `module:function` names, which must take these arguments."""
-    module, _, attributes = name.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), *attributes.split(".")]):
-        raise UsageError(f"{name!r} is no module:function, want such as examples.digits:loss")
-    if not {"", os.getcwd()} & {*sys.path}:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not error.name or not f"{module}.".startswith(f"{error.name}."):
-            raise  # it is there, and imports what is not
-        raise UsageError(f"no module {error.name!r}, neither installed nor in {os.getcwd()}") from None
-    for attribute in attributes.split("."):
-        if not hasattr(found, attribute):
-            raise UsageError(f"{module} has no {attributes!r}")
-        found = getattr(found, attribute)
-    if not callable(found):
-        raise UsageError(f"{name} is of type {type(found).__name__}, want a function")
-    try:
-        inspect.signature(found).bind(*arguments)
-    except TypeError as error:
-        raise UsageError(f"{name}: {error}; give a SHAPE for each argument") from None
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,17 +83,31 @@ def make_folders(options) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--{option}: {error}") from None
-        if not os.access(folder, os.W_OK) or pathlib.Path(path).is_dir():
+        if not _can_be_written(pathlib.Path(path)):
             raise UsageError(f"--{option}: {path} cannot be written")
 
 
-def tell(options, document: dict, *tables: Table) -> None:
+def _can_be_written(path: pathlib.Path) -> bool:
+    """Tried with a file beside it: permissions do not say it all, such as in /proc."""
+    if path.exists():
+        return os.access(path, os.W_OK) and not path.is_dir()
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return True
+    except OSError:
+        return False
+
+
+def tell(options, document: dict, *tables: Table | str) -> None:
     text = json.dumps(plain(document), indent=1) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
         return
     if options.json:
-        pathlib.Path(options.json).write_text(text)
+        try:
+            pathlib.Path(options.json).write_text(text)
+        except OSError as error:
+            raise Failure(f"--json: {error}") from None
     show(*tables)
 
 
@@ -156,24 +122,37 @@ def plain(data: Any) -> Any:
     return data
 
 
-def show(*tables: Table) -> None:
+def show(*tables: Table | str) -> None:
     """On a terminal cells are folded to fit, long ones first; elsewhere a row is a line, however long."""
+    draw = _fitted if sys.stdout.isatty() else _lines
+    for table in tables:
+        text = table if isinstance(table, str) else draw(table)
+        print(text, end="\n\n" if table is not tables[-1] else "\n")
+
+
+def _lines(table: Table) -> str:
+    rows = [[" ".join(str(cell).splitlines()) for cell in cells] for cells in (table.columns, *table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([table.title, *lines] if table.columns else [table.title])
+
+
+def _fitted(table: Table) -> str:
     import rich.box
     import rich.console
     import rich.table
 
-    terminal = sys.stdout.isatty()
-    console = rich.console.Console(width=None if terminal else 100_000, markup=False, emoji=False, highlight=False)
-    for table in tables:
-        shown = rich.table.Table(box=rich.box.SIMPLE_HEAD if terminal else None, pad_edge=False)
-        widths = [max(len(str(cell)) for cell in cells) for cells in zip(table.columns, *table.rows, strict=True)]
-        roomy = sum(width + 2 for width in widths if width <= SHORT) <= console.width * 2 / 3
-        for column, width in zip(table.columns, widths, strict=True):
-            shown.add_column(column, overflow="fold", no_wrap=roomy and width <= SHORT)
-        for row in table.rows:
-            shown.add_row(*map(str, row))
-        with console.capture() as captured:
-            console.print(table.title, style="bold")
-            if table.columns:
-                console.print(shown)
-        print("\n".join(line.rstrip() for line in captured.get().splitlines()), end="\n\n" if table is not tables[-1] else "\n")
+    columns = max(LEAST_WIDTH, shutil.get_terminal_size().columns)
+    console = rich.console.Console(width=columns, markup=False, emoji=False, highlight=False)
+    shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    widths = [max(len(str(cell)) for cell in cells) for cells in zip(table.columns, *table.rows, strict=True)]
+    roomy = sum(width + 2 for width in widths if width <= SHORT) <= console.width * 2 / 3
+    for column, width in zip(table.columns, widths, strict=True):
+        shown.add_column(column, overflow="fold", no_wrap=roomy and width <= SHORT)
+    for row in table.rows:
+        shown.add_row(*map(str, row))
+    with console.capture() as captured:
+        console.print(table.title, style="bold")
+        if table.columns:
+            console.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())

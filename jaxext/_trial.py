@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxext import _measure, _operands
 from jaxext._form import owner, replacing_lax
-from jaxext._implementation import Call, Implementation, choose, computed, configs
+from jaxext._implementation import Call, Implementation, choose, computed, configs, described, faster
 from jaxext._measurements import MAX_CANDIDATES, Measurement
 
 REPEATS = 15  # samples of each candidate that the first round leaves
@@ -35,10 +35,17 @@ class Candidate:
     ms: tuple[float, float, float] | None = None  # quartiles of milliseconds per call
     left_out: str | None = None
     wrong: bool = False
+    ties: bool = False  # with the winner: the ranges of their times overlap
 
     @property
     def name(self) -> str:
-        return _name(self.implementation, self.config)
+        return described(self.implementation, self.config)
+
+    @property
+    def measurement(self) -> Measurement | None:
+        if self.ms is None or self.error is None:
+            return None
+        return Measurement(implementation=self.implementation, config=self.config, ms=self.ms, error=self.error[0])
 
     def __str__(self) -> str:
         if self.ms is None or self.error is None:
@@ -60,11 +67,7 @@ class Row:
 
     @property
     def measurements(self) -> list[Measurement]:
-        return [
-            Measurement(implementation=c.implementation, config=c.config, ms=c.ms, error=c.error[0])
-            for c in self.candidates
-            if c.ms is not None and c.error is not None
-        ]
+        return _measurements(self.candidates)
 
     @property
     def gain(self) -> float | None:
@@ -74,12 +77,17 @@ class Row:
         return self.candidates[0].ms[1] / self.winner.ms[1]
 
     def __str__(self) -> str:
+        candidates = [f"  {'*' if c is self.winner else '=' if c.ties else ' '} {c}" for c in self.candidates]
+        return "\n".join([self.problem, f"  {self._verdict()}", *candidates, *(f"    {name}: {why}" for name, why in self.refused.items())])
+
+    def _verdict(self) -> str:
         if self.winner is None:
-            verdict = f"not measured: {self.skipped}"
-        else:
-            verdict = f"{self.winner.name}: {self.gain:.2f} times as fast as {self.candidates[0].name} (preferred: {self.preferred})"
-        candidates = [f"  {'*' if c is self.winner else ' '} {c}" for c in self.candidates]
-        return "\n".join([self.problem, f"  {verdict}", *candidates, *(f"    {name}: {why}" for name, why in self.refused.items())])
+            return f"not measured: {self.skipped}"
+        of_xla, tied = self.candidates[0], sum(c.ties for c in self.candidates)
+        gain = "as fast as" if of_xla.ties or of_xla is self.winner else f"{self.gain:.2f} times as fast as"
+        preferred = ", as preferred" if self.winner.name == self.preferred else f" (preferred: {self.preferred})"
+        against = "" if of_xla is self.winner else f": {gain} {of_xla.name}"
+        return f"{self.winner.name}{against}{preferred}{f'; {tied} tie with it' if tied else ''}"
 
 
 def measure(call: Call, most: int, clock: _measure.Clock) -> Row:
@@ -105,11 +113,28 @@ def measure(call: Call, most: int, clock: _measure.Clock) -> Row:
             programs[candidate.name], samplers[candidate.name] = program, sampler
     try:
         timed = _timed(candidates, samplers)
-        row = dataclasses.replace(row, candidates=_confirmed(timed, programs) if isinstance(clock, _measure.Cupti) else timed)
+        if isinstance(clock, _measure.Cupti):
+            timed = _confirmed(timed, programs, lambda candidates: _chosen(call, form.implementations, _measurements(candidates)))
+        row = dataclasses.replace(row, candidates=timed)
     except RuntimeError as error:  # of the device or of CUPTI
         return dataclasses.replace(row, candidates=tuple(candidates), skipped=_short(error))
-    taken = _chosen(call, form.implementations, row.measurements)
-    return dataclasses.replace(row, winner=next(c for c in row.candidates if c.name == taken))
+    return _decided(row, _chosen(call, form.implementations, row.measurements))
+
+
+def _decided(row: Row, taken: str) -> Row:
+    """The row with its winner, and with those that tie with it."""
+    won = next(c.measurement for c in row.candidates if c.name == taken)
+    assert won is not None
+
+    def ties(of: Measurement | None) -> bool:
+        return of is not None and not faster(of, won) and not faster(won, of)
+
+    candidates = tuple(dataclasses.replace(c, ties=c.name != taken and ties(c.measurement)) for c in row.candidates)
+    return dataclasses.replace(row, candidates=candidates, winner=next(c for c in candidates if c.name == taken))
+
+
+def _measurements(candidates: Sequence[Candidate]) -> list[Measurement]:
+    return [c.measurement for c in candidates if c.measurement is not None]
 
 
 def _trials(call: Call, implementations: Sequence[Implementation], most: int):
@@ -129,11 +154,7 @@ def _trials(call: Call, implementations: Sequence[Implementation], most: int):
 def _chosen(call: Call, implementations: Sequence[Implementation], measured: Sequence[Measurement]) -> str:
     choice = choose(call, implementations, None, measured)
     assert choice.implementation is not None  # xla supports all
-    return _name(choice.implementation.name, dataclasses.asdict(choice.config))
-
-
-def _name(implementation: str, config: Mapping[str, Any]) -> str:
-    return " ".join([implementation, *(f"{key}={value}" for key, value in config.items())])
+    return described(choice.implementation.name, dataclasses.asdict(choice.config))
 
 
 def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candidate, _measure.Program | None, _measure.Sampler | None]:
@@ -214,26 +235,24 @@ def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, _measure.Samp
     return tuple(dataclasses.replace(c, ms=ms.get(c.name), left_out=c.left_out or slow.get(c.name)) for c in candidates)
 
 
-def _confirmed(candidates: Sequence[Candidate], programs: Mapping[str, _measure.Program]) -> tuple[Candidate, ...]:
-    """The candidates without kernels that win by CUPTI alone, which sees no copies and memsets: who wins must not be slower than xla by the
-    wall time of a chain either, beyond the noise."""
+def _confirmed(
+    candidates: Sequence[Candidate], programs: Mapping[str, _measure.Program], taken: Callable[[Sequence[Candidate]], str]
+) -> tuple[Candidate, ...]:
+    """The candidates without kernels that win by CUPTI alone, which sees no copies and memsets: the one that is taken must not be slower
+    than xla by the wall time of a chain either, beyond the noise."""
     found = {candidate.name: candidate for candidate in candidates}
     chains: dict[str, _measure.Sampler] = {}
-
-    def fastest(implementation=None) -> tuple[float, Candidate]:
-        asked = [(c.ms[1], c) for c in found.values() if c.ms is not None and implementation in (None, c.implementation)]
-        return min(asked, key=lambda pair: pair[0])
-
-    while (of_best := fastest())[1].implementation != "xla":
-        (ms, best), (_, xla) = of_best, fastest("xla")
+    _, xla = min((c.ms[1], c.name) for c in candidates if c.ms is not None and c.implementation == "xla")
+    while (best := found[taken([*found.values()])]).implementation != "xla":
         try:
-            chains = {name: chains.get(name) or _measure.Chain().sampler(programs[name]) for name in (xla.name, best.name)}
+            chains = {name: chains.get(name) or _measure.Chain().sampler(programs[name]) for name in (xla, best.name)}
             theirs, ours = map(_measure.quartiles, _measure.take(chains, REPEATS, PATIENCE_S).values())
         except Exception as error:  # such as too little memory
             found[best.name] = dataclasses.replace(best, ms=None, left_out=f"no wall time of a chain: {_short(error)}")
             continue
         if ours[0] <= theirs[2]:
             break
-        why = f"{ms:.4g} ms of kernels, but {ours[1]:.4g} ms of wall time, and {xla.name} takes {theirs[1]:.4g} ms"
+        assert best.ms is not None
+        why = f"{best.ms[1]:.4g} ms of kernels, but {ours[1]:.4g} ms of wall time, and {xla} takes {theirs[1]:.4g} ms"
         found[best.name] = dataclasses.replace(best, ms=None, left_out=why)
     return tuple(found.values())

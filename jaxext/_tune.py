@@ -12,17 +12,24 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import reprlib
 import warnings
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxext import _environment, _measure, _table, _tuned
 from jaxext._implementation import Call
 from jaxext._trial import Row, measure
+
+NOTHING = (
+    "the function has no jaxext product, so nothing was measured: call jaxext's operations in it, such as jaxext.matmul, or tune it inside "
+    "`with jaxext.in_place_of_lax():` (--in-place-of-lax on the command line), where lax's products count"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Tuned:
         return os.fspath(self.table)
 
     def __str__(self) -> str:
+        if not self.rows:
+            return NOTHING
         head = f"{len(self.rows)} products on {self.device}, by {self.timer}: {self.table}"
         return "\n\n".join([head, *map(str, self.rows)])
 
@@ -54,8 +63,8 @@ def tune(
     """Measure what could compute each jaxext product of `fun(*args, **kwargs)`, on this machine, and store it in a table.
 
     The function is not run: random operands of the same shapes are, on the default device.  What was measured before for a product is
-    replaced.  Programs that are lowered later take the fastest candidate that is right, which may be XLA's; of the default table, those of
-    later processes, since a process reads it once.
+    replaced.  Programs that are lowered later take the fastest candidate that is right, which may be XLA's, or the preferred one where the
+    ranges of their times overlap; of the default table, those of later processes, since a process reads it once.
 
     Args:
       fun: a function of arrays, or pytrees of them.
@@ -74,24 +83,32 @@ def tune(
     ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
 
     Raises:
-      RuntimeError: this run has several processes.
+      RuntimeError: this run has several processes, or jax is tracing the caller.
+      TypeError: `fun` is not callable.
       ValueError: `candidates` is less than 1, or the file is no table.
       what JAX raises where `fun` cannot be differentiated, OSError where the table cannot be written.
 
     Warns:
-      of candidates whose result is wrong.  They are not stored.
+      of candidates whose result is wrong, which are not stored, and of a function without jaxext products.
     """
     if (processes := jax.process_count()) > 1:
         raise RuntimeError(
             f"tune: this run has {processes} processes, want one: tune in it, and then give all the same table (`use_table`)"
         )
     if not callable(fun):
-        raise TypeError(f"tune: fun is {fun!r}, want a function")
+        raise TypeError(f"tune: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
+    if any(isinstance(x, Tracer) for x in [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]):
+        raise RuntimeError(
+            "tune: jax is tracing the function that calls it (jit, grad, vmap, scan), so nothing can be timed: call it outside, with "
+            "arrays or jax.ShapeDtypeStructs"
+        )
     if not isinstance(candidates, int) or candidates < 1:
         raise ValueError(f"tune: candidates is {candidates!r}, want a whole number from 1 on")
     path = pathlib.Path(_tuned.default_path() if table is None else table)
     _table.check_writable(path)
     calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
+    if not calls:
+        warnings.warn(f"tune: {NOTHING}", stacklevel=2)
     context, (clock, _) = _tuned.context(_environment.default_platform()), _measure.timer()
     rows: list[Row] = []
     for (problem, unanswered), call in calls.items():

@@ -145,8 +145,8 @@ def test_platform_and_refusals(monkeypatch):
     monkeypatch.setitem(vars(form), "implementations", (OnlyCuda(),))
     nothing = jaxext.explain(convnet, *CONVNET, platform="cpu")
     assert nothing.rows[0].chosen is None
-    assert "nothing" in str(nothing)
-    assert "only_cuda: cpu is no GPU" in str(nothing)
+    assert str(nothing).splitlines()[2].split()[:3] == ["conv2d_fprop", "1", "nothing"]
+    assert "; not only_cuda[1]" in str(nothing) and "[1] only_cuda: cpu is no GPU" in str(nothing)
 
 
 def test_named_implementation():
@@ -155,17 +155,128 @@ def test_named_implementation():
 
 
 def test_table():
-    """A title, a head, a line for each row; the columns begin below one another."""
+    """A title, a head, two lines for each row, and a legend; the columns begin below one another."""
     explanation = jaxext.explain(jax.grad(convnet), *CONVNET)
-    title, head, *lines = str(explanation).splitlines()
+    table, legend = (part.splitlines() for part in str(explanation).split("\n\n"))
+    title, head, *lines = table
     assert title == f"products on {explanation.platform}: {len(explanation.rows)}"
-    assert len(lines) == len(explanation.rows)
-    assert head.split() == ["op", "operands", "result", "times", "chosen", "how", "why", "refused"]
-    for line, row in zip(lines, explanation.rows, strict=True):
-        cells = (row.op, " ".join(row.operands), row.result, str(row.times), str(row.chosen), row.how, row.why, row.refusals)
+    assert len(lines) == 2 * len(explanation.rows)
+    assert head.split() == ["op", "times", "by", "operands", "result"]
+    for line, details, row in zip(lines[::2], lines[1::2], explanation.rows, strict=True):
+        cells = (row.op, str(row.times), f"{row.chosen} {row.how}", " ".join(row.operands), row.result)
         for column, cell in zip(head.split(), cells, strict=True):
             assert line[head.index(column) :].startswith(cell)
         assert line == line.rstrip()
+        assert details.endswith(f"{row.layout}; precision default (float32); preferred, not cuda[1] triton[2]")
+    assert legend == [f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}"]
+
+
+def details(explanation):
+    """What is told of each product below its line."""
+    return [line.strip() for line in str(explanation).partition("\n\n")[0].splitlines()[3::2]]
+
+
+CONV = jaxext.conv_general_dilated
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (((1, 1), "VALID"), "stride 1; "),
+    (((1, 1), "SAME"), "stride 1, padding 1; "),
+    (((2, 1), [(0, 1), (2, 2)]), "stride 2x1, padding 0:1/2; "),
+    (((1, 1), "SAME", None, (2, 2)), "stride 1, padding 2, dilation 2; "),
+    (((1, 1), [(0, 0), (0, 0)], (1, 3)), "stride 1, input dilation 1x3; "),
+    (((1, 1), [(-1, -1), (0, 0)]), "stride 1, padding -1/0; "),
+])  # fmt: skip
+def test_geometry(arguments, told):
+    explanation = jaxext.explain(lambda x, w: CONV(x, w, *arguments), struct(2, 3, 9, 9), struct(4, 3, 3, 3))
+    assert details(explanation)[0].startswith(told + "NCHW OIHW NCHW; precision")
+    (row,) = explanation.rows
+    assert row.window is not None and row.window.stride == arguments[0]
+
+
+def test_plain_dilated_and_precise_convolutions_can_be_told_apart():
+    x, w = struct(1, 8, 8, 2), struct(3, 3, 2, 2)
+
+    def f(x, w):
+        plain = CONV(x, w, (1, 1), "SAME", None, None, NHWC)
+        dilated = CONV(x, w, (1, 1), "SAME", None, (2, 2), NHWC)
+        return plain, dilated, CONV(x, w, (1, 1), "SAME", None, None, NHWC, precision="highest")
+
+    assert len({*details(jaxext.explain(f, x, w))}) == 3
+    with jax.default_matmul_precision("highest"):
+        assert [row.precision for row in jaxext.explain(f, x, w).rows] == ["highest"] * 2  # the first is as the last
+
+
+@pytest.mark.parametrize(("platform", "arch", "dtype", "precision", "told"), [
+    ("cpu", None, "float32", None, "default (float32)"),
+    ("cpu", None, "bfloat16", None, "default"),
+    ("cuda", "sm_90a", "float32", None, "default (tf32 allowed)"),
+    ("cuda", "sm_90a", "float32", "high", "high (tf32 allowed)"),
+    ("cuda", "sm_90a", "float32", ("default", "highest"), "default,highest"),
+    ("cuda", "sm_75", "float32", None, "default (float32)"),
+    ("cuda", "sm_90a", "bfloat16", "highest", "highest"),
+    ("tpu", None, "float32", None, "default"),
+])  # fmt: skip
+def test_precision(platform, arch, dtype, precision, told):
+    x = jax.ShapeDtypeStruct((8, 8), jnp.dtype(dtype))
+    with jaxext.use_target(arch):
+        (row,) = jaxext.explain(lambda x: jaxext.matmul(x, x, precision=precision), x, platform=platform).rows
+    assert row.precision == told
+
+
+@pytest.mark.parametrize(("call", "x", "w", "layout"), [
+    (lambda x, w: CONV(x, w, (1, 1), "SAME"), (2, 4, 9, 9), (8, 4, 3, 3), "NCHW OIHW NCHW"),
+    (lambda x, w: CONV(x, w, (1, 1), "SAME", dimension_numbers=NHWC), (2, 9, 9, 4), (3, 3, 4, 8), "NHWC HWIO NHWC"),
+    (lambda x, w: CONV(x, w, (1,), "SAME", dimension_numbers=("WNC", "IWO", "NWC")), (9, 2, 4), (4, 3, 8), "WNC IWO NWC"),
+    (lambda x, w: CONV(x, w, (1, 1), "SAME", feature_group_count=2), (2, 4, 9, 9), (8, 2, 3, 3), "NCHW OIHW NCHW"),
+    (lambda x, w: CONV(x, w, (1, 1), "SAME", batch_group_count=2), (2, 4, 9, 9), (8, 4, 3, 3), "NCHW OIHW NCHW"),
+    (jax.vmap(lambda x, w: CONV(x, w, (1,), "SAME")), (5, 2, 4, 9), (5, 8, 4, 3), "BNCW BOIW BNCW"),
+    (jax.grad(lambda x, w: CONV(x, w, (1, 1), "VALID").sum()), (2, 4, 9, 9), (8, 4, 3, 3), "OIHW NCHW NCHW"),
+    (lambda x, w: jnp.sin(jaxext.matmul(x, w)).T, (2, 3), (3, 4), "MK KN MN"),
+    (lambda x, w: jaxext.matmul(x.T, w), (3, 2), (3, 4), "KM KN MN"),
+])  # fmt: skip
+def test_layout(call, x, w, layout):
+    """As the arrays lie, not as the form has them."""
+    rows = jaxext.explain(call, struct(*x), struct(*w)).rows
+    assert rows[-1].layout == layout
+
+
+def test_equal_products_of_two_layouts_are_one_row():
+    def f(x, w):
+        return CONV(x, w, (1,), "SAME"), CONV(x.transpose(0, 2, 1), w, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC"))
+
+    (row,) = jaxext.explain(f, struct(2, 4, 9), struct(8, 4, 3)).rows
+    assert (row.times, row.layout) == (2, "NCW OIW NCW or NCW OIW NWC")
+
+
+def test_rows_are_120_columns_wide():
+    """A network's, with its gradient; each reason is told once, however many rows have it."""
+
+    def net(w, x):
+        for kernel in w:
+            x = CONV(x, kernel, (2, 2), "SAME", None, None, NHWC)
+        return x.sum()
+
+    explanation = jaxext.explain(jax.grad(net), [struct(7, 7, 3, 64), struct(3, 3, 64, 512)], struct(256, 224, 224, 3))
+    assert len(explanation.rows) > 3
+    assert max(map(len, str(explanation).splitlines())) <= 120
+    assert all(str(explanation).count(reason) == 1 for reason in (f"cuda: {NO_GPU['cuda']}", f"triton: {NO_GPU['triton']}"))
+
+
+def test_long_reasons_are_folded(monkeypatch):
+    form = _conv.conv_form(2)
+    never = OnlyCuda()
+    monkeypatch.setattr(never, "supports", lambda call: "word " * 60, raising=False)
+    monkeypatch.setitem(vars(form), "implementations", (never, *form.implementations))
+    text = str(jaxext.explain(convnet, *CONVNET))
+    assert text.count("word") == 60 and max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("fun", [3, None, np.ones((2, 2))])
+def test_what_is_no_function(fun):
+    """Such as its result."""
+    with pytest.raises(TypeError, match="explain: fun is .*, want the function itself, and its arguments after it"):
+        jaxext.explain(fun, np.ones((2, 2)))
 
 
 def test_keyword_arguments_and_concrete_arrays():

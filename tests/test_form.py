@@ -209,7 +209,7 @@ def test_choice():
 
 
 def measurement(implementation, algorithm, ms):
-    return Measurement(implementation=implementation, config={"algorithm": algorithm}, ms=(ms / 2, ms, 2 * ms), error=0.0)
+    return Measurement(implementation=implementation, config={"algorithm": algorithm}, ms=(0.9 * ms, ms, 1.1 * ms), error=0.0)
 
 
 def test_choice_by_measurements():

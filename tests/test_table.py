@@ -585,3 +585,59 @@ def test_entries_are_dated(path):
     _table.merge(path, [Entry(HERE, "2026-11-20", {"q": row("xla")})])
     assert [entry.measured for entry in _table.load_entries(path)] == ["2026-11-22"]
     assert "2026-11-22" in read(path, NEWER)[1]
+
+
+ONE = (Measurement("xla", {}, (1.0, 1.0, 1.0), 0.0),)
+
+
+class Counted(str):
+    """A name that counts its comparisons."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return str(self) == str(other)
+
+
+@pytest.mark.parametrize("devices", ["one", "many"])
+def test_joining_is_linear(devices, monkeypatch):
+    """As many comparisons for each entry, however many there are: joining 16,000 contexts took minutes."""
+    monkeypatch.setattr(Counted, "compared", 0)
+    n = 300
+
+    def entry(i):
+        device = Counted(f"device {i}" if devices == "many" else "device")
+        return Entry(dataclasses.replace(HERE, device=device, versions={"jax": str(i)}), "2026-11-22", {"one": ONE})
+
+    joined = _table._joined([entry(i) for i in range(n)], [entry(i) for i in range(n // 2, n + n // 2)])
+    assert len(joined) == (1.5 * n if devices == "many" else _table.CONTEXTS)
+    assert Counted.compared <= 10 * n
+
+
+def test_entries_of_one_context_are_joined(path):
+    """In one entry, in which the rows that were written last count."""
+    earlier, later = (Measurement("xla", {}, (ms, ms, ms), 0.0) for ms in (1.0, 2.0))
+    _table.merge(path, [Entry(HERE, "2026-01-02", {"one": (earlier,), "two": (earlier,)})])
+    _table.merge(path, [Entry(HERE, "2026-01-01", {"two": (later,)}), Entry(HERE, "2026-01-01", {"three": (later,)})])
+    assert _table.load_entries(path) == (
+        Entry(HERE, "2026-01-02", {"one": (earlier,), "two": (later,), "three": (later,)}),
+    )  # fmt: skip
+
+
+def test_a_full_disk_is_told_with_the_file(path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_table.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device: .*tables.json"):
+        _table.write(path, HERE, {"one": ONE})
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("table", ["/", "."])
+def test_a_folder_is_no_table(table):
+    for refused in (_table.check_writable, _table.clear, lambda table: _table.write(table, HERE, {"one": ONE})):
+        with pytest.raises(IsADirectoryError):
+            refused(table)

@@ -57,12 +57,12 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Call it with the milliseconds of some candidates; the others take 2."""
-    ms: dict[str, float] = {}
+    """Call it with the milliseconds of some candidates, or their least, middle and greatest; the others take 2."""
+    ms: dict[str, float | list[float]] = {}
 
     def take(samplers, repeats, patience_s):
         del repeats, patience_s
-        return {name: [ms.get(name, 2.0)] * 3 for name in samplers}
+        return {name: taken if isinstance(taken := ms.get(name, 2.0), list) else [taken] * 3 for name in samplers}
 
     monkeypatch.setattr(_measure, "timer", lambda: (Clock(), "it is none"))
     monkeypatch.setattr(_measure, "take", take)
@@ -106,8 +106,9 @@ def test_a_network_by_the_clock_of_this_machine(path, monkeypatch):
         assert {"xla"} == {c.implementation for c in row.candidates}
         assert set(row.refused) == {"triton", "cuda"}
         assert all(c.error is not None and max(c.error) < 1e-5 for c in row.candidates)
-        assert winner(row) == min((c.ms[1], c.name) for c in row.candidates if c.ms)[1]
-        assert row.gain is not None and row.gain >= 1
+        _, fastest = min(((c.ms[1], c) for c in row.candidates if c.ms), key=lambda pair: pair[0])
+        assert winner(row) in (fastest.name, row.preferred) and (row.winner is fastest or fastest.ties)
+        assert row.gain is not None and (row.gain >= 1 or row.winner is row.candidates[0])
         assert row.preferred == row.candidates[0].name
 
 
@@ -148,6 +149,31 @@ def test_the_report_is_readable(clock, path):
     assert verdict == "  xla algorithm=lax: 2.00 times as fast as xla algorithm=shifts (preferred: xla algorithm=shifts)"
     assert [line for line in candidates if line.startswith("  * ")][0].startswith("  * xla algorithm=lax: 1 ms (1 to 1), error ")
     assert "    cuda: platform is 'cpu', want 'cuda'" in candidates
+
+
+PREFERRED, LAX, DOTS = (f"xla algorithm={name}" for name in ("shifts", "lax", "dots"))
+
+
+def test_a_tie_leaves_what_is_preferred(clock, path):
+    """Ranges that overlap show nothing: the preferred algorithm is taken, and the report calls it a tie."""
+    clock({PREFERRED: [0.9, 1.1, 1.2], LAX: [0.8, 1.0, 1.05], DOTS: [0.9, 1.05, 1.3]})
+    tuned = tune(depthwise, *DEPTHWISE, table=path, backward=False)
+    (row,) = tuned.rows
+    assert winner(row) == row.preferred == PREFERRED
+    assert [c.name for c in row.candidates if c.ties] == [LAX, DOTS]
+    _, verdict, *candidates = str(row).splitlines()
+    assert verdict == f"  {PREFERRED}, as preferred; 2 tie with it"
+    assert [line[2] for line in candidates if "ms (" in line].count("=") == 2
+    with _tuned.use_table(tuned):
+        assert jaxext.explain(depthwise, *DEPTHWISE).rows[0].why == f"measured at 1.1 ms, preferred in a tie with {LAX}"
+
+
+def test_what_is_faster_beyond_the_noise_is_no_tie(clock, path):
+    """The fastest is taken, and others that tie with it are told."""
+    clock({PREFERRED: [1.3, 1.5, 1.7], LAX: [0.8, 1.0, 1.05], DOTS: [0.9, 1.05, 1.4]})
+    (row,) = tune(depthwise, *DEPTHWISE, table=path, backward=False).rows
+    assert winner(row) == LAX and [c.name for c in row.candidates if c.ties] == [DOTS]
+    assert str(row).splitlines()[1] == f"  {LAX}: 1.50 times as fast as {PREFERRED} (preferred: {PREFERRED}); 1 tie with it"
 
 
 def test_a_second_tuning_replaces_and_keeps(clock, path):
@@ -274,7 +300,9 @@ def test_products_of_lax_that_are_ours(unmeasured, path):
     with jaxext.in_place_of_lax():
         assert ops(tune(jnp.matmul, struct(2, 3), struct(3, 4), table=path, backward=False)) == {"matmul_nn"}
         assert replacing_lax.value
-    assert tune(jnp.matmul, struct(2, 3), struct(3, 4), table=path, backward=False).rows == ()
+    with pytest.warns(UserWarning, match="tune: the function has no jaxext product, so nothing was measured: .*in_place_of_lax"):
+        tuned = tune(jnp.matmul, struct(2, 3), struct(3, 4), table=path, backward=False)
+    assert tuned.rows == () and "in_place_of_lax" in str(tuned)
 
 
 def test_candidates_are_made_of_lax_itself(clock, path):
@@ -284,7 +312,30 @@ def test_candidates_are_made_of_lax_itself(clock, path):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("trace", [jax.jit, jax.grad, jax.vmap, lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)])
+def test_inside_a_function_that_jax_traces(trace, path):
+    def loss(x):
+        tune(matmul, x, x, table=path)
+        return x.sum()
+
+    with pytest.raises(RuntimeError, match="tune: jax is tracing the function that calls it .*call it outside, with arrays or jax.Shape"):
+        trace(loss)(np.ones((3, 3), np.float32))
+
+
+def test_inside_a_function_that_jax_traces_of_shapes(path):
+    with pytest.raises(RuntimeError, match="tune: jax is tracing"):
+        jax.jit(lambda: tune(matmul, struct(2, 3), struct(3, 4), table=path))()
+
+
+@pytest.mark.parametrize("table", ["/", "."])
+def test_a_folder_is_no_table(table):
+    with pytest.raises(IsADirectoryError):
+        tune(matmul, struct(2, 3), struct(3, 4), table=table)
+
+
 def test_arguments(path, monkeypatch):
+    with pytest.raises(TypeError, match="tune: fun is .*, want the function itself, and its arguments after it"):
+        tune(np.ones((2, 3)), struct(3, 4), table=path)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tune: candidates is 0, want a whole number from 1 on"):
         tune(matmul, struct(2, 3), struct(3, 4), table=path, candidates=0)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -468,7 +519,7 @@ def copies(monkeypatch):
     asked = []
     monkeypatch.setattr(_measure.Cupti, "sampler", lambda self, program, cold=True: lambda: 1.0)
 
-    def confirmed(candidates, programs, real=_trial._confirmed):
+    def confirmed(candidates, programs, taken, real=_trial._confirmed):
         def take(samplers, repeats, patience_s):
             asked.append([*samplers])
             return {name: [ms.get(name, 2.0)] * 3 for name in samplers}
@@ -476,7 +527,7 @@ def copies(monkeypatch):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_measure.Chain, "sampler", lambda self, program: lambda: 1.0)
             patch.setattr(_measure, "take", take)
-            return real(candidates, programs)
+            return real(candidates, programs, taken)
 
     monkeypatch.setattr(_trial, "_confirmed", confirmed)
     return lambda given: ms.update(given) or asked
@@ -549,7 +600,8 @@ CONFIGS = {"xla": ("dot_general",), "triton": ("a", "b", "c"), "cuda": ("d", "e"
 @settings(deadline=None)
 @given(st.data())
 def test_no_table_makes_a_call_slower_than_xla(data):
-    """Whatever was measured, of candidates that are there still or not: the one taken was measured, and not slower than xla."""
+    """Whatever was measured, of candidates that are there still or not: the one taken was measured, and not slower than xla beyond the
+    noise, nor slower at all unless it is the preferred one."""
     call = a_call()
     able = {name: data.draw(st.lists(st.sampled_from(configs), unique=True), name) for name, configs in CONFIGS.items() if name != "xla"}
     implementations = (*(Kernel(name, configs) for name, configs in able.items()), MATMUL.implementations[-1])
@@ -557,9 +609,17 @@ def test_no_table_makes_a_call_slower_than_xla(data):
     xla = ("xla", data.draw(st.sampled_from(["dot_general", "gone"])))
     names = [xla, *data.draw(st.lists(others, unique=True))]
     random.Random(data.draw(st.integers())).shuffle(names)
-    ms = {name: data.draw(st.floats(1e-6, 1e6)) for name in names}
-    row = [Measurement(implementation=n, config={"algorithm": c}, ms=(m, m, m), error=0.0) for (n, c), m in ms.items()]
+    ranges = st.tuples(*[st.floats(1e-6, 1e6)] * 3).map(sorted)
+    ms = {name: data.draw(ranges) for name in names}
+    row = [Measurement(implementation=n, config={"algorithm": c}, ms=tuple(m), error=0.0) for (n, c), m in ms.items()]
     choice = choose(call, implementations, None, row)
-    assert choice.implementation is not None
-    assert choice.implementation.name == "xla" or ms[choice.implementation.name, choice.config.algorithm] <= ms[xla]
+    preferred = choose(call, implementations, None)
+    assert choice.implementation is not None and preferred.implementation is not None
     assert choice.config in choice.implementation.candidates(call)
+    if choice.implementation.name != "xla":
+        low, median, _ = ms[choice.implementation.name, choice.config.algorithm]
+        assert low <= ms[xla][2]
+        assert median <= ms[xla][1] or (choice.implementation, choice.config) == (preferred.implementation, preferred.config)
+    own = ms.get((preferred.implementation.name, preferred.config.algorithm))
+    if own and all(own[0] <= high for _, _, high in ms.values()):
+        assert (choice.implementation, choice.config) == (preferred.implementation, preferred.config)
