@@ -1,0 +1,141 @@
+"""Random calls of jaxext against their definition in float64: `python tests/fuzz.py --seeds 20000 --start 0 --jobs 2`.
+
+Each seed is one call (see fuzz_calls.py): its value, both gradients and its jvp, under jit, must be those of the direct sum in numpy, bit
+for bit where the operands are small integers.  A call that lax refuses must be refused with an exception of the same class.  Seeds run in
+chunks, each a process of its own: one that dies or hangs is a failure of the seed that it was in, and a new one goes on after that seed.
+The exit status is 1 if a seed failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+# What a worker inherits.  Compiling is most of the time.  Freed and fresh memory is not zero, so that reading out of bounds shows.
+FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count=1"
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "OMP_NUM_THREADS": "1", "MALLOC_PERTURB_": "128"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
+    parser.add_argument("--start", type=int, default=0, help="the first one (default: 0)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default: 1)")
+    parser.add_argument("--chunk", type=int, default=250, help="seeds per process (default: 250)")
+    parser.add_argument("--limit", type=float, default=120, help="seconds after which a seed counts as hanging (default: 120)")
+    parser.add_argument("--operations", default="jaxext", help="the module that has the operations (default: jaxext; jax.lax tests lax)")
+    parser.add_argument("--planned", action="store_true", help="only the algorithms that `plan` names, else others for one product in four")
+    parser.add_argument("--verbose", action="store_true", help="print every call")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        import fuzz_worker
+
+        fuzz_worker.work(range(options.start, options.start + options.seeds), options.operations, options.planned)
+        return 0
+    return Run(options).result()
+
+
+class Run:
+    """All chunks, some at a time, and what they said."""
+
+    def __init__(self, options):
+        self.options, self.lock = options, threading.Lock()
+        self.counts = collections.defaultdict(collections.Counter)
+        self.failed = []
+
+    def result(self) -> int:
+        options, began = self.options, time.monotonic()
+        stop = options.start + options.seeds
+        chunks = [range(first, min(first + options.chunk, stop)) for first in range(options.start, stop, options.chunk)]
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(self.chunk, chunks))
+        for kind, counter in sorted(self.counts.items()):
+            print(f"{kind}: " + ", ".join(f"{name} {count}" for name, count in sorted(counter.items())))
+        seconds = time.monotonic() - began
+        failed = f"{len(self.failed)} failed: {sorted(self.failed)}" if self.failed else "none failed"
+        print(f"{options.seeds} seeds from {options.start}, {failed} ({seconds:.0f} s)")
+        return bool(self.failed)
+
+    def chunk(self, seeds: range) -> None:
+        """A process for these seeds, and one more after each seed that one does not survive."""
+        while seeds:
+            last, ended = self.process(seeds)
+            if ended is None:
+                return
+            call = last["call"] if last else "before it drew a call"
+            self.say({"seed": (last or {"seed": seeds[0]})["seed"], "call": call, "wrong": ended})
+            seeds = range((last["seed"] if last else seeds[0]) + 1, seeds.stop)
+
+    def process(self, seeds: range) -> tuple[dict | None, str | None]:
+        """Runs them; which it was in when it died, and of what; (_, None) if it ended well."""
+        command = [sys.executable, __file__, "--worker", "--start", str(seeds[0]), "--seeds", str(len(seeds))]
+        command += ["--operations", self.options.operations, *(["--planned"] if self.options.planned else [])]
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
+        process = subprocess.Popen(
+            command, env=os.environ | ENVIRONMENT | {"XLA_FLAGS": flags}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        said = collections.deque(maxlen=20)  # the end of what it writes to stderr
+        reader = threading.Thread(target=lambda: said.extend(process.stderr))
+        reader.start()
+        begun, hung = None, False
+
+        def kill():
+            nonlocal hung
+            hung = True
+            process.kill()
+
+        timer = None
+        for line in process.stdout:
+            if timer:
+                timer.cancel()
+            timer = threading.Timer(self.options.limit, kill)
+            timer.start()
+            if not line.startswith("{"):
+                continue
+            message = json.loads(line)
+            if "outcome" in message:
+                begun = None
+                self.say(message)
+            else:
+                begun = message
+        code = process.wait()
+        if timer:
+            timer.cancel()
+        reader.join()
+        if code == 0:
+            return None, None
+        if hung:
+            return begun, f"hangs: nothing for {self.options.limit:g} s"
+        how = f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process ended with status {code}"
+        tail = " | ".join(line.strip() for line in said if line.strip())
+        return begun, f"{how}: {tail[-300:]}"
+
+    def say(self, message: dict) -> None:
+        """Counts what a worker said about a seed, and prints a failure."""
+        with self.lock:
+            outcome = message.get("outcome", "wrong")
+            self.counts["outcomes"][outcome] += 1
+            for kind in ("op", "dtype"):
+                if kind in message:
+                    self.counts[f"{kind}s"][message[kind]] += 1
+            for name in message.get("reached", ()):
+                kind, _, algorithm = name.rpartition(" ")
+                self.counts[f"seeds with {kind}"][algorithm] += 1
+            if outcome == "wrong":
+                self.failed.append(message["seed"])
+                print(f"seed {message['seed']} FAILED: {message['wrong']}\n  {message['call']}", flush=True)
+            elif self.options.verbose:
+                print(f"seed {message['seed']} {outcome}: {message['call']}; {', '.join(message['reached'])}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
