@@ -52,7 +52,7 @@ class Convolution:
     @property
     def output(self) -> tuple[int, ...]:
         """Shape of the result, in its layout."""
-        space = [outputs(i, r, s, *pads, di, dr) for i, r, s, pads, di, dr in self._axes]
+        space = [outputs(i, r, s, low, high, di, dr) for i, r, s, (low, high), di, dr in self._axes]
         sizes = (self._sizes("x")[0] // self.batch_groups, self._sizes("w")[0], *space)
         return tuple(sizes[i] for i in np.argsort(self._layout("y")))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import importlib.metadata
 import json
 import os
 import signal
@@ -19,8 +20,11 @@ import sys
 import threading
 import time
 
-# What a worker inherits.  Compiling is most of the time.  Freed and fresh memory is not zero, so that reading out of bounds shows.
-FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count=1"
+# Compiling is most of the time.  XLA_FLAGS of the environment come after these, so they win.
+FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    FLAGS += " --xla_cpu_use_fusion_emitters=false"  # halves the time; later versions do not know it, and end the process
+# Fresh and freed memory is not zero, so that an element that is read out of bounds shows.
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "OMP_NUM_THREADS": "1", "MALLOC_PERTURB_": "128"}
 
 
@@ -79,12 +83,13 @@ class Run:
         """Runs them; which it was in when it died, and of what; (_, None) if it ended well."""
         command = [sys.executable, __file__, "--worker", "--start", str(seeds[0]), "--seeds", str(len(seeds))]
         command += ["--operations", self.options.operations, *(["--planned"] if self.options.planned else [])]
-        flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
+        flags = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"
         process = subprocess.Popen(
             command, env=os.environ | ENVIRONMENT | {"XLA_FLAGS": flags}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        assert process.stdout and process.stderr
         said = collections.deque(maxlen=20)  # the end of what it writes to stderr
-        reader = threading.Thread(target=lambda: said.extend(process.stderr))
+        reader = threading.Thread(target=said.extend, args=[process.stderr])
         reader.start()
         begun, hung = None, False
 

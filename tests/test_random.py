@@ -58,8 +58,8 @@ def geometries(draw):
 
 
 def truth(geometry):
-    x, w, (strides, lows, highs, *dilations), feature_groups, batch_groups, _ = geometry
-    return Convolution(x, w, strides, list(zip(lows, highs, strict=True)), *dilations, feature_groups, batch_groups)
+    x, w, (strides, lows, highs, input_dilation, filter_dilation), *groups, _ = geometry
+    return Convolution(x, w, strides, list(zip(lows, highs, strict=True)), input_dilation, filter_dilation, *groups)
 
 
 def convolve(geometry, op):
