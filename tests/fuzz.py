@@ -37,13 +37,14 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=120, help="seconds after which a seed counts as hanging (default: 120)")
     parser.add_argument("--operations", default="jaxext", help="the module that has the operations (default: jaxext; jax.lax tests lax)")
     parser.add_argument("--planned", action="store_true", help="only the algorithms that `plan` names, else others for one product in four")
+    parser.add_argument("--infinities", action="store_true", help="look only at where an infinity or NaN in one element spreads to")
     parser.add_argument("--verbose", action="store_true", help="print every call")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         import fuzz_worker
 
-        fuzz_worker.work(range(options.start, options.start + options.seeds), options.operations, options.planned)
+        fuzz_worker.work(range(options.start, options.start + options.seeds), options.operations, options.planned, options.infinities)
         return 0
     return Run(options).result()
 
@@ -82,7 +83,11 @@ class Run:
     def process(self, seeds: range) -> tuple[dict | None, str | None]:
         """Runs them; which it was in when it died, and of what; (_, None) if it ended well."""
         command = [sys.executable, __file__, "--worker", "--start", str(seeds[0]), "--seeds", str(len(seeds))]
-        command += ["--operations", self.options.operations, *(["--planned"] if self.options.planned else [])]
+        command += [
+            "--operations",
+            self.options.operations,
+            *(f"--{name}" for name in ("planned", "infinities") if getattr(self.options, name)),
+        ]
         flags = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"
         process = subprocess.Popen(
             command, env=os.environ | ENVIRONMENT | {"XLA_FLAGS": flags}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -137,7 +142,8 @@ class Run:
                 self.counts[f"seeds with {kind}"][algorithm] += 1
             if outcome == "wrong":
                 self.failed.append(message["seed"])
-                print(f"seed {message['seed']} FAILED: {message['wrong']}\n  {message['call']}", flush=True)
+                algorithms = ", ".join(message.get("reached", ()))
+                print(f"seed {message['seed']} FAILED: {message['wrong']}\n  {message['call']}; {algorithms}", flush=True)
             elif self.options.verbose:
                 print(f"seed {message['seed']} {outcome}: {message['call']}; {', '.join(message['reached'])}", flush=True)
 

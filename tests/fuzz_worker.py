@@ -22,7 +22,7 @@ from jax import lax
 NAMES = ("value", "gradient of x", "gradient of w", "jvp")
 
 
-def work(seeds, operations: str, planned: bool) -> None:
+def work(seeds, operations: str, planned: bool, infinities: bool) -> None:
     """Every seed in turn."""
     warnings.simplefilter("ignore")
     module = lax if operations == "jax.lax" else importlib.import_module(operations)
@@ -34,7 +34,7 @@ def work(seeds, operations: str, planned: bool) -> None:
         call = fuzz_calls.call(seed)
         say(seed=seed, call=str(call))
         try:
-            outcome, wrong = judge(call, seed, module)
+            outcome, wrong = judge(call, seed, module, infinities)
         except Exception as error:  # of the tool itself
             outcome, wrong = "wrong", f"the check raises {type(error).__name__}: {error}"
         say(seed=seed, call=str(call), op=call.op, dtype=call.dtypes[0], outcome=outcome, wrong=wrong, reached=sorted(reached))
@@ -79,7 +79,7 @@ def watch(reached: set[str], planned: bool) -> None:
     _conv_xla.plan, _conv_xla.algorithms = watched_plan, watched_algorithms
 
 
-def judge(call, seed: int, module) -> tuple[str, str | None]:
+def judge(call, seed: int, module, infinities: bool = False) -> tuple[str, str | None]:
     """("right" or "refused", None), or ("wrong", what is wrong)."""
     x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip((call.truth.x, call.truth.w), call.dtypes, strict=True))
     result, refusal = attempt(jax.eval_shape, call.function(lax), x, w)
@@ -93,10 +93,14 @@ def judge(call, seed: int, module) -> tuple[str, str | None]:
     if result.shape != call.truth.output:
         return "wrong", f"lax has shape {result.shape}, the direct sum {call.truth.output}"
     arrays = operands(call, seed, result)
+    if infinities:
+        return spread(call, seed, arrays, module)
     got, error = attempt(jax.jit(program(call, module)), *arrays)
     if error:
         _, refusal = attempt(jax.jit(program(call, lax)), *arrays)
         return ("refused", None) if type(refusal) is type(error) else ("wrong", f"lax: {said(refusal)}; here: {said(error)}")
+    if jnp.issubdtype(result.dtype, jnp.unsignedinteger) and not jnp.issubdtype(arrays[0].dtype, jnp.unsignedinteger):
+        return "right", None  # so far as negative numbers have a value as such
     wrong = compare(call, arrays, [np.asarray(value) for value in got], result.dtype)
     return ("wrong", wrong) if wrong else ("right", None)
 
@@ -180,6 +184,34 @@ def truths(call, x, w, ct=None, tx=None, tw=None) -> list[np.ndarray]:
     for i, axis in ((1, ax), (2, aw)):
         stacked[i] = stacked[i].sum(0) if axis is None else np.moveaxis(stacked[i], 0, axis)
     return stacked
+
+
+def spread(call, seed, arrays, module) -> tuple[str, str | None]:
+    """Whether an infinity or NaN in one element reaches each result that it meets, and no other where lax is finite."""
+    rng = np.random.default_rng(seed)
+    slot = rng.integers(3)
+    if len(arrays) < 3 or not arrays[slot].size:
+        return "nothing planted", None
+    place, planted = tuple(rng.integers(arrays[slot].shape)), rng.choice([np.inf, -np.inf, np.nan])
+    arrays[slot][place] = planted
+    got, error = attempt(jax.jit(program(call, module)), *arrays)
+    if error:
+        return "wrong", said(error)
+    ones = [np.ones(array.shape) for array in arrays]
+    without, alone = ([*ones[:slot], np.zeros(ones[slot].shape), *ones[slot + 1 :]] for _ in range(2))
+    alone[slot][place] = 1
+    reached = [with_it - none for with_it, none in zip(truths(call, *alone), truths(call, *without), strict=True)]
+    of_lax = None
+    for i, value in enumerate(got):
+        must, infinite = np.sum(reached[i:] if i == 3 else [reached[i]], 0) > 0, ~np.isfinite(wide(value))
+        where = f"{planted} in {'x w ct'.split()[slot]}[{', '.join(map(str, place))}]: the {NAMES[i]}"
+        if (must & ~infinite).any():
+            return "wrong", f"{where} is finite in {(must & ~infinite).sum()} elements that it meets"
+        if (infinite & ~must).any():
+            of_lax = of_lax or jax.jit(program(call, lax))(*arrays)
+            if count := (infinite & ~must & np.isfinite(wide(of_lax[i]))).sum():
+                return "wrong", f"{where} is not finite in {count} elements that it does not meet, where lax is finite"
+    return "right", None
 
 
 def compare(call, arrays, got, dtype) -> str | None:
