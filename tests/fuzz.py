@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -54,6 +55,7 @@ class Run:
 
     def __init__(self, options):
         self.options, self.lock = options, threading.Lock()
+        self.cache = ""  # an empty one: no table of measurements of this user decides
         self.counts = collections.defaultdict(collections.Counter)
         self.failed = []
 
@@ -61,7 +63,7 @@ class Run:
         options, began = self.options, time.monotonic()
         stop = options.start + options.seeds
         chunks = [range(first, min(first + options.chunk, stop)) for first in range(options.start, stop, options.chunk)]
-        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        with tempfile.TemporaryDirectory() as self.cache, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             list(pool.map(self.chunk, chunks))
         for kind, counter in sorted(self.counts.items()):
             print(f"{kind}: " + ", ".join(f"{name} {count}" for name, count in sorted(counter.items())))
@@ -73,66 +75,45 @@ class Run:
     def chunk(self, seeds: range) -> None:
         """A process for these seeds, and one more after each seed that one does not survive."""
         while seeds:
-            last, ended = self.process(seeds)
-            if ended is None:
-                return
-            call = last["call"] if last else "before it drew a call"
-            self.say({"seed": (last or {"seed": seeds[0]})["seed"], "call": call, "wrong": ended})
-            seeds = range((last["seed"] if last else seeds[0]) + 1, seeds.stop)
+            last, died = self.process(seeds)
+            if died:
+                self.say({"call": "before any call", "seed": seeds[0]} | last | {"outcome": "wrong", "wrong": died})
+            if not last or not died:
+                return  # what does not start would not start for the next seed either
+            seeds = range(last["seed"] + 1, seeds.stop)
 
-    def process(self, seeds: range) -> tuple[dict | None, str | None]:
-        """Runs them; which it was in when it died, and of what; (_, None) if it ended well."""
+    def process(self, seeds: range) -> tuple[dict, str | None]:
+        """Runs these seeds in a process; the seed that it was in last, and how it died if it did."""
+        options = self.options
         command = [sys.executable, __file__, "--worker", "--start", str(seeds[0]), "--seeds", str(len(seeds))]
-        command += [
-            "--operations",
-            self.options.operations,
-            *(f"--{name}" for name in ("planned", "infinities") if getattr(self.options, name)),
-        ]
-        flags = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"
-        process = subprocess.Popen(
-            command, env=os.environ | ENVIRONMENT | {"XLA_FLAGS": flags}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        command += ["--operations", options.operations, *(f"--{name}" for name in ("planned", "infinities") if getattr(options, name))]
+        flags = {"XLA_FLAGS": f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}", "XDG_CACHE_HOME": self.cache}
+        process = subprocess.Popen(command, env=os.environ | ENVIRONMENT | flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout and process.stderr
-        said = collections.deque(maxlen=20)  # the end of what it writes to stderr
-        reader = threading.Thread(target=said.extend, args=[process.stderr])
+        end = collections.deque(maxlen=20)  # of what it writes to stderr
+        reader = threading.Thread(target=end.extend, args=[process.stderr])
         reader.start()
-        begun, hung = None, False
-
-        def kill():
-            nonlocal hung
-            hung = True
-            process.kill()
-
-        timer = None
+        last, watch = {}, Watch(process, options.limit)
         for line in process.stdout:
-            if timer:
-                timer.cancel()
-            timer = threading.Timer(self.options.limit, kill)
-            timer.start()
-            if not line.startswith("{"):
-                continue
-            message = json.loads(line)
-            if "outcome" in message:
-                begun = None
-                self.say(message)
-            else:
-                begun = message
+            watch.restart()
+            if line.startswith("{"):
+                last = json.loads(line)
+                if "outcome" in last:
+                    self.say(last)
         code = process.wait()
-        if timer:
-            timer.cancel()
+        watch.stop()
         reader.join()
-        if code == 0:
-            return None, None
-        if hung:
-            return begun, f"hangs: nothing for {self.options.limit:g} s"
-        how = f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process ended with status {code}"
-        tail = " | ".join(line.strip() for line in said if line.strip())
-        return begun, f"{how}: {tail[-300:]}"
+        if not code:
+            return last, None
+        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        if watch.hung:
+            return last, f"hangs: nothing for {options.limit:g} s"
+        return last, f"the process {how}: {' | '.join(line.strip() for line in end if line.strip())[-300:]}"
 
     def say(self, message: dict) -> None:
         """Counts what a worker said about a seed, and prints a failure."""
         with self.lock:
-            outcome = message.get("outcome", "wrong")
+            outcome = message["outcome"]
             self.counts["outcomes"][outcome] += 1
             for kind in ("op", "dtype"):
                 if kind in message:
@@ -146,6 +127,26 @@ class Run:
                 print(f"seed {message['seed']} FAILED: {message['wrong']}\n  {message['call']}; {algorithms}", flush=True)
             elif self.options.verbose:
                 print(f"seed {message['seed']} {outcome}: {message['call']}; {', '.join(message['reached'])}", flush=True)
+
+
+class Watch:
+    """Kills a process that says nothing for `limit` seconds after it said something."""
+
+    def __init__(self, process, limit):
+        self.process, self.limit, self.hung, self.timer = process, limit, False, None
+
+    def restart(self):
+        self.stop()
+        self.timer = threading.Timer(self.limit, self.kill)
+        self.timer.start()
+
+    def stop(self):
+        if self.timer:
+            self.timer.cancel()
+
+    def kill(self):
+        self.hung = True
+        self.process.kill()
 
 
 if __name__ == "__main__":
