@@ -2,13 +2,15 @@
 PYTHON ?= python3
 VENV   ?= .venv
 TESTS  ?= tests
+SEEDS  ?= 1000
+START  ?= 0
 
 python := $(VENV)/bin/python
 pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
 cpp    := $(shell find csrc tests/csrc examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo test bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint format clean
+.PHONY: build demo test fuzz bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint format clean
 
 demo: $(ready)
 	$(python) examples/digits.py
@@ -18,6 +20,10 @@ demo: $(ready)
 test: $(ready)
 	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 $(filter-out tests/kernels%,$(TESTS)))
 	$(if $(filter tests tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
+
+# random calls of the operations against numpy: SEEDS of them, from START on
+fuzz: $(ready)
+	$(python) tests/fuzz.py --seeds $(SEEDS) --start $(START) --jobs 2
 
 # after a change in csrc/: compiles what depends on it, into build/
 build: $(ready)

@@ -1,18 +1,17 @@
 """Random convolution geometries and dot dimension numbers against a direct sum in numpy; small integers, so bit for bit.
 
-The sum is over an explicit table of which element of x meets which tap at which output, so it shares nothing with lax or with `Window`.
-The gradients of a bilinear operation need no other truth than its values: ⟨ct, op(x, w)⟩ is linear in each operand, so the gradient of the
-direct sum is read off by the same table.  Drawn without a clock and without a database: the same examples in every run.
+The direct sum shares nothing with lax or with `Window`.  The examples are drawn without a clock and without a database: they are the same
+in every run.
 """
 
 import functools
-import itertools
 import math
 
 import jax
 import numpy as np
 import pytest
 from cases import random
+from direct_sum import Convolution, Product
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -27,34 +26,6 @@ examples = functools.partial(
     phases=(Phase.generate, Phase.shrink),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-
-
-def meetings(i, r, stride, low, high, input_dilation, filter_dilation):
-    """One axis of a convolution: T[o, i, r] = 1 where output o multiplies element i of the input by tap r of the filter."""
-    padded = low + (max(i - 1, 0) * input_dilation + min(i, 1)) + high
-    outputs = max(0, (max(padded, 0) - ((r - 1) * filter_dilation + 1)) // stride + 1)
-    table = np.zeros((outputs, i, r), np.int64)
-    for o, e, t in itertools.product(range(outputs), range(i), range(r)):
-        table[o, e, t] = o * stride + t * filter_dilation == e * input_dilation + low
-    return table
-
-
-def convolution(x, w, geometry, feature_groups, batch_groups):
-    """The trilinear form's operands and tables for `np.einsum`, as (subscripts of x, w and y; shape of y; tables)."""
-    rank = x.ndim - 2
-    tables = [meetings(*axis) for axis in zip(x.shape[2:], w.shape[2:], *geometry, strict=True)]
-    groups = feature_groups * batch_groups
-    inputs, taps, outputs = "abc"[:rank], "def"[:rank], "ghi"[:rank]
-    xs = x.reshape(batch_groups, x.shape[0] // batch_groups, feature_groups, x.shape[1] // feature_groups, *x.shape[2:])
-    ws = w.reshape(batch_groups, feature_groups, w.shape[0] // groups, *w.shape[1:])
-    terms = {"x": ("BNGC" + inputs, xs), "w": ("BGKC" + taps, ws)}
-    sums = [(o + i + t, table) for o, i, t, table in zip(outputs, inputs, taps, tables, strict=True)]
-    return terms, sums, "NBGK" + outputs, tables
-
-
-def direct(terms, sums, result):
-    subscripts, arrays = zip(*terms, *sums, strict=True)
-    return np.einsum(f"{','.join(subscripts)}->{result}", *arrays, optimize=True)
 
 
 @st.composite
@@ -86,6 +57,11 @@ def geometries(draw):
     )
 
 
+def truth(geometry):
+    x, w, (strides, lows, highs, input_dilation, filter_dilation), *groups, _ = geometry
+    return Convolution(x, w, strides, list(zip(lows, highs, strict=True)), input_dilation, filter_dilation, *groups)
+
+
 def convolve(geometry, op):
     """`op` on NCHW operands, given to it in the drawn layouts."""
     _, _, (strides, lows, highs, input_dilation, filter_dilation), feature_groups, batch_groups, layouts = geometry
@@ -109,20 +85,15 @@ def convolve(geometry, op):
 
 
 def check_convolution(geometry, gradients):
-    x_shape, w_shape, window, feature_groups, batch_groups, _ = geometry
-    x, w = random(x_shape, np.float64, 1, integers=True), random(w_shape, np.float64, 2, integers=True)
-    terms, sums, result, tables = convolution(x, w, window, feature_groups, batch_groups)
-    want = direct(terms.values(), sums, result)
-    shape = (x_shape[0] // batch_groups, w_shape[0], *(table.shape[0] for table in tables))
-    run = convolve(geometry, jaxext.conv_general_dilated)
+    x_shape, w_shape, *_ = geometry
+    direct, run = truth(geometry), convolve(geometry, jaxext.conv_general_dilated)
+    x, w, y = (random(shape, np.float64, i, integers=True) for i, shape in enumerate((x_shape, w_shape, direct.output)))
     if not gradients:
-        np.testing.assert_array_equal(jax.jit(run)(x, w), want.reshape(shape))
+        np.testing.assert_array_equal(jax.jit(run)(x, w), direct.y(x, w))
         return
-    y = random(shape, np.float64, 3, integers=True)
-    ct = (result, y.reshape(want.shape))
     got = jax.jit(lambda x, w, y: jax.vjp(run, x, w)[1](y))(x, w, y)
-    for slot, other, gradient, shape in (("x", "w", got[0], x_shape), ("w", "x", got[1], w_shape)):
-        np.testing.assert_array_equal(gradient, direct([terms[other], ct], sums, terms[slot][0]).reshape(shape))
+    np.testing.assert_array_equal(got[0], direct.dx(y, w))
+    np.testing.assert_array_equal(got[1], direct.dw(x, y))
 
 
 @examples(max_examples=200)
@@ -165,16 +136,15 @@ def check_product(product, gradients):
     for i, j in (*zip(lc, rc, strict=True), *zip(lb, rb, strict=True)):
         rhs_axes[j] = lhs_axes[i]
     free = [a for i, a in enumerate(lhs_axes) if i not in (*lc, *lb)] + [a for i, a in enumerate(rhs_axes) if i not in (*rc, *rb)]
-    a, b, c = "".join(lhs_axes), "".join(rhs_axes), "".join([lhs_axes[i] for i in lb] + free)
-    want = np.einsum(f"{a},{b}->{c}", lhs, rhs)
+    direct = Product(lhs_shape, rhs_shape, ("".join(lhs_axes), "".join(rhs_axes), "".join([lhs_axes[i] for i in lb] + free)))
     run = functools.partial(jaxext.dot_general, dimension_numbers=numbers)
     if not gradients:
-        np.testing.assert_array_equal(jax.jit(run)(lhs, rhs), want)
+        np.testing.assert_array_equal(jax.jit(run)(lhs, rhs), direct.y(lhs, rhs))
         return
-    ct = random(want.shape, np.float64, 3, integers=True)
+    ct = random(direct.output, np.float64, 3, integers=True)
     got = jax.jit(lambda lhs, rhs, ct: jax.vjp(run, lhs, rhs)[1](ct))(lhs, rhs, ct)
-    np.testing.assert_array_equal(got[0], np.einsum(f"{c},{b}->{a}", ct, rhs))
-    np.testing.assert_array_equal(got[1], np.einsum(f"{a},{c}->{b}", lhs, ct))
+    np.testing.assert_array_equal(got[0], direct.dx(ct, rhs))
+    np.testing.assert_array_equal(got[1], direct.dw(lhs, ct))
 
 
 @examples(max_examples=180)
@@ -204,10 +174,9 @@ def test_the_examples_are_many_and_different(strategy):
 
 
 def test_the_direct_sum_is_lax_convolution():
-    """The table against lax itself, once: negative padding, both dilations, groups."""
+    """The truth against lax itself, once: negative padding, both dilations, groups."""
     x, w = random((2, 4, 5, 4), np.float64, 1, integers=True), random((6, 2, 3, 2), np.float64, 2, integers=True)
     geometry = (x.shape, w.shape, ((2, 1), (-1, 2), (3, -1), (2, 3), (1, 2)), 2, 1, (range(4),) * 3)
-    terms, sums, result, _ = convolution(x, w, geometry[2], 2, 1)
     want = convolve(geometry, lax.conv_general_dilated)(x, w)
     assert math.prod(want.shape) > 0
-    np.testing.assert_array_equal(direct(terms.values(), sums, result).reshape(want.shape), want)
+    np.testing.assert_array_equal(truth(geometry).y(x, w), want)
