@@ -52,7 +52,7 @@ class Worker:
         self._asked += 1
         self._connection.send((what, arguments))
         stage = "lax: starting"
-        while self._connection.poll(patience_s):
+        while _comes(self._connection, patience_s):
             try:
                 kind, value = self._connection.recv()
             except (EOFError, ConnectionResetError):
@@ -80,6 +80,12 @@ class Worker:
             self._process.kill()
             self._process.join()
         self._process = None
+
+
+def _comes(connection: Any, patience_s: float) -> bool:
+    """Whether there is a message within so many seconds, without those in which this process was stopped."""
+    steps = max(1, math.ceil(patience_s))
+    return any(connection.poll(patience_s / steps) for _ in range(steps))
 
 
 def wanted(options: argparse.Namespace) -> Iterator[tuple[str, Geometry]]:

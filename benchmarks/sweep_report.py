@@ -84,7 +84,7 @@ def _badness(row: Row, goal: str | None) -> float:
     pair = row.last
     if pair is None or "result" in row.broken:
         return math.inf
-    over = {"time": pair.surely / MOST_TIME, "memory": pair.memory / MOST_BYTES, "build": pair.build_over}
+    over = {"time": pair.time / MOST_TIME, "memory": pair.memory / MOST_BYTES, "build": pair.build_over}
     return over[goal] if goal in over else max(over[goal] for goal in row.broken)
 
 
@@ -134,7 +134,7 @@ def _compared(before: Report, after: Report) -> Iterator[str]:
     times = [statistics.geometric_mean(row.last.time for row in rows if row.last) for rows in zip(*both, strict=True)] if both else []
     if times:
         yield f"ours over lax's time, geometric mean: {times[0]:.3f} -> {times[1]:.3f}"
-    lost = [(a, b) for a, b in both if a.last and b.last and a.last.time < WIN and b.last.surely > LOST * a.last.time]
+    lost = [(a, b) for a, b in both if a.last and b.last and a.last.time < WIN and b.last.time > LOST * a.last.time]
     yield f"{len(lost)} wins got smaller by more than a tenth"
     for a, b in sorted(lost, key=lambda pair: _grown(*pair), reverse=True):
         yield f"  {_grown(a, b):.2f} times as long: time {a.last.time:.2f} -> {b.last.time:.2f}, {'+'.join(a.algorithms)} -> {line(b)}"  # type: ignore[union-attr]
