@@ -36,7 +36,7 @@ class XlaConv:
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         assert call.window is not None
         dtype = _conv_xla.promote(*call.dtypes.values())
-        names = _conv_xla.algorithms(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter)
+        names = _conv_xla.algorithms(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter, platform=call.platform)
         return [Algorithm(name) for name in names]
 
     def describe(self, call: Call, config: Algorithm) -> str:
@@ -52,6 +52,7 @@ class XlaConv:
             dtype=call.dtype,
             precision=call.precision,
             splitter=call.splitter,
+            platform=call.platform,
         )
         return y.reshape(call.shape)
 

@@ -24,7 +24,15 @@ from jaxext._window import Window, dilate
 
 
 def conv(
-    open: str, operands: dict[str, jax.Array], window: Window, *, algorithm: str | None = None, dtype, precision, splitter: str
+    open: str,
+    operands: dict[str, jax.Array],
+    window: Window,
+    *,
+    algorithm: str | None = None,
+    dtype,
+    precision,
+    splitter: str,
+    platform="cpu",
 ) -> jax.Array:
     """The open slot, from arrays with exactly one axis per label, by one of its `algorithms`: `plan`'s if it is None.
 
@@ -36,15 +44,16 @@ def conv(
     a, b = operands["x"], operands["w" if open == "y" else "y"]
     common, acc = _dtypes(a.dtype, b.dtype, dtype)
     a, b = a.astype(common), b.astype(common)
-    name = algorithm or plan(open, _sizes(open, a, b), window, dtype=common, splitter=splitter)
+    name = algorithm or plan(open, _sizes(open, a, b), window, dtype=common, splitter=splitter, platform=platform)
     if name == "lax" and w is not None and w.shape[:2] == (1, 1):
         return lax_conv("x", a, w.astype(common), window, dtype=np.dtype(dtype), precision=precision).astype(dtype)
-    return run(name, open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, splitter=splitter).astype(dtype)
+    how = dict(acc=acc, dtype=np.dtype(dtype), precision=precision, splitter=splitter, platform=platform)
+    return run(name, open, a, b, window, **how).astype(dtype)
 
 
-def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str) -> list[str]:
+def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str, platform="cpu") -> list[str]:
     """What computes the call: the name that `plan` gives, then those worth measuring against it, none where XLA may still partition."""
-    first = plan(open, sizes, window, dtype=dtype, splitter=splitter)
+    first = plan(open, sizes, window, dtype=dtype, splitter=splitter, platform=platform)
     static = all(isinstance(n, int) for n in (*sizes.values(), *window.input))
     if first == "zeros" or not static or splitter not in ("nobody", "labels") or not jnp.issubdtype(dtype, jnp.inexact):
         return [first]
@@ -64,7 +73,7 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
     return list(dict.fromkeys(found))
 
 
-def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str) -> str:
+def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str, platform="cpu") -> str:
     """The name of the algorithm, from what is static: labels, sizes, window and the dtype of both operands (`promote`).
 
     zeros      no product is taken: an axis is empty
@@ -74,7 +83,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     rows       wgrad of the same: a scan over output rows
     blocks/m   one dense convolution for each b and each m groups: grouped, batched filters, per-example gradients
     loop       one dot per tap, one b at a time: as blocks, with too many b to unroll
-    dots       one batched dot per tap: in place of lax's grouped convolution wherever XLA may still partition
+    dots       one batched dot per tap: in place of lax's grouped convolution wherever XLA may still partition, and of integers' on GPUs
     """
     if open == "x":
         sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
@@ -83,6 +92,8 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     static = all(isinstance(n, int) for n in extents)
     if any(isinstance(n, int) and n == 0 for n in extents):
         return "zeros"
+    if platform in GPUS and not jnp.issubdtype(dtype, jnp.inexact):
+        return "dots"  # XLA refuses their convolutions there, saturates them, or gets groups of them wrong
     grouped = "lax" if splitter in ("nobody", "labels") else "dots"
     if splitter == "xla":
         return "lax" if B == 1 and G == 1 else "dots"
@@ -105,6 +116,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     return "loop" if C * K >= MATRIX_CHANNELS or (open == "w" and G > 1) else grouped
 
 
+GPUS = ("cuda", "rocm")
 # Convolutions that one program may hold: each takes XLA some 50 ms to compile.
 MOST_UNROLLED = 16
 # C·K up to which a group's channels are cheaper as elementwise lanes than as a matrix.
@@ -131,7 +143,7 @@ def _merged(B, G, C, K):
     return 0
 
 
-def run(name, open, a, b, window, *, acc, dtype, precision, splitter):
+def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform="cpu"):
     """The algorithm `name`, for operands x and w (open y) or x and y (open w) of one dtype; the result may be in `acc` still."""
     name, _, merged = name.partition("/")
     if name == "zeros":
@@ -145,8 +157,8 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter):
         phases = {"y": rewrites.phases_fprop, "w": rewrites.phases_wgrad}[open]
 
         def part(a, b, window):
-            name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, splitter=splitter)
-            return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter)
+            name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, splitter=splitter, platform=platform)
+            return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, splitter=splitter, platform=platform)
 
         return phases(a, b, window, part=part, acc=acc)
     return getattr(rewrites, f"{name}_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
