@@ -85,7 +85,8 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     loop       one dot per tap, one b at a time: as blocks, with too many b to unroll
     dots       one batched dot per tap: in place of lax's grouped convolution wherever XLA may still partition, and of integers' on GPUs
     """
-    if open == "x":
+    dgrad = open == "x"
+    if dgrad:
         sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
     B, G, C, K = (sizes[label] for label in "BGCK")
     extents = (*sizes.values(), *window.input, *window.filter, *window.output)
@@ -99,6 +100,8 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
         return "lax" if B == 1 and G == 1 else "dots"
     if not static or not jnp.issubdtype(dtype, jnp.inexact):
         return "lax" if B == 1 and G == 1 else grouped
+    if platform in GPUS:
+        return _plan_of_gpu(open, dgrad, sizes, window)
     if 1 < math.prod(window.input_dilation) <= MOST_UNROLLED:
         return "phases"
     if B == 1 and G == 1:
@@ -114,6 +117,20 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if worth and (merged := _merged(B, G, C, K)):
         return f"blocks/{merged}"
     return "loop" if C * K >= MATRIX_CHANNELS or (open == "w" and G > 1) else grouped
+
+
+def _plan_of_gpu(open, dgrad, sizes, window):
+    """cuDNN's convolution, with groups or without, but for inputs full of zeros and for few products that are one fusion.
+
+    A loop over images or rows, which suits a CPU's cache, would be thousands of tiny kernels, and a block of groups a kernel of its own.
+    A strided dense dgrad, whose window arrives transposed, is no input full of zeros: cuDNN has a call for it.
+    """
+    B, G, C, K = (sizes[label] for label in "BGCK")
+    of_cudnn = dgrad and B * G == 1 and max((*window.stride, *window.filter_dilation), default=1) == 1
+    if 1 < math.prod(window.input_dilation) <= MOST_UNROLLED and not of_cudnn:
+        return "phases"
+    few = C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= rewrites.FUSED_TERMS
+    return "shifts" if open == "y" and G > 1 and window.rank and few else "lax"
 
 
 GPUS = ("cuda", "rocm")

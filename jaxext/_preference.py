@@ -98,9 +98,9 @@ CONVOLUTIONS = (
         "depthwise",
         _depthwise,
         True,
-        "cuDNN's tiles have one channel of a group to fill, and XLA reads the input once for each tap or in a loop",
+        "cuDNN's tiles have one channel of a group to fill",
     ),
-    Preference("zeros", _zeros, True, "XLA writes out the zeros of a dilated input and multiplies them"),
+    Preference("zeros", _zeros, True, "XLA multiplies the zeros of a dilated input, or interleaves what it computes for each phase"),
     Preference(
         "images as filters",
         _images_as_filters,

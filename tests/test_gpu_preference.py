@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 BF16, F16, F32, I8 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8
 FUSED = "XLA fuses a depthwise convolution of at most 9 taps with the bias and the activation around it"
 DEPTHWISE = "cuDNN's tiles have one channel of a group to fill"
-ZEROS = "XLA writes out the zeros of a dilated input and multiplies them"
+ZEROS = "XLA multiplies the zeros of a dilated input, or interleaves what it computes for each phase"
 IMAGES = "a convolution whose filters are as large as the image"
 BATCHED = "XLA moves the images beside the channels, and makes groups of them"
 SMALL = "groups of at most 32 channels leave most of cuDNN's tiles empty"
@@ -170,3 +170,31 @@ def test_every_row_of_the_table_is_claimed(rows):
 
 def test_the_table_knows_what_xla_fuses():
     assert (_preference.FUSED_TAPS, _preference.FUSED_OUTPUTS) == (_conv_rewrites.FUSED_TERMS, _conv_xla.FEW_CHANNELS)
+
+
+# the call, and the algorithm of `xla` on a GPU
+PLANS = {
+    "3x3": (case(IMAGE, W2), "lax"),
+    "strided dgrad, cuDNN's own": (case(IMAGE, W2, "dgrad", stride=2), "lax"),
+    "strided and dilated dgrad": (case(IMAGE, W2, "dgrad", stride=2, rhs_dilation=2), "phases"),
+    "transposed": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2), "phases"),
+    "transposed dgrad": (case(IMAGE, (4, 4, 64, 64), "dgrad", lhs_dilation=2), "lax"),
+    "transposed wgrad": (case(IMAGE, (4, 4, 64, 64), "wgrad", lhs_dilation=2), "phases"),
+    "groups": (case(IMAGE, (3, 3, 4, 64), feature_group_count=16), "lax"),
+    "groups, dgrad by 2": (case(IMAGE, (3, 3, 4, 64), "dgrad", stride=2, feature_group_count=16), "phases"),
+    "groups, wgrad": (case(IMAGE, (3, 3, 4, 64), "wgrad", feature_group_count=16), "lax"),
+    "depthwise 3x3": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64), "shifts"),
+    "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64), "lax"),
+    "causal wgrad": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64), "lax"),
+    "batched filters": (case(IMAGE, W2, vmapped=(0, 0)), "lax"),
+    "per-example gradients": (case(IMAGE, W2, "wgrad", vmapped=(0, None)), "lax"),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_plan_of_xla_holds_no_loop(name):
+    """Nor a convolution for each block of groups: what suits a CPU's caches leaves a GPU idle."""
+    (fun, args, role, _), how = PLANS[name]
+    with jaxext.use_implementation("xla"):
+        (row,) = (row for row in jaxext.explain(fun, *args, platform="cuda").rows if row.op.endswith(role))
+    assert row.how == how
