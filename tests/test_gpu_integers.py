@@ -4,6 +4,7 @@ Its values are a CPU's, from the same operations; test_gpu_program_preferences.p
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def test_values_in_every_role(dtype, result):
     rng = np.random.default_rng(0)
     low, high = (0, 2) if dtype == "bool" else (0, 256) if dtype.startswith("u") else (-128, 128)
     arrays = {slot: rng.integers(low, high, shape).astype(dtype) for slot, shape in shapes_of(SIZES, WINDOW).items()}
-    how = dict(dtype=np.dtype(result), precision=None, splitter="nobody", platform="cuda")
+    how: dict[str, Any] = dict(dtype=np.dtype(result), precision=None, splitter="nobody", platform="cuda")
 
     def open_slots(arrays):
         return {o: _conv_xla.conv(o, {s: a for s, a in arrays.items() if s != o}, WINDOW, **how) for o in arrays}

@@ -5,6 +5,7 @@ As test_gpu_program.py, `make gpu-programs` runs it.
 
 # ruff: noqa: F401, F811 - two fixtures are imported
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ W1, W2, W3, W4 = struct(3, 64, 64), struct(3, 3, 64, 64), struct(3, 3, 3, 64, 64
 SMALL, DEPTHWISE = struct(3, 3, 4, 64), struct(3, 3, 1, 64)
 
 
-def conv(x, w, *, of=lax, stride=1, padding="SAME", lhs=1, rhs=1, groups=1, **kwargs):
+def conv(x, w, *, of=lax, stride=1, padding: Any = "SAME", lhs=1, rhs=1, groups=1, **kwargs):
     rank = x.ndim - 2
     dims = ("N" + "DHW"[3 - rank :] + "C", "DHW"[3 - rank :] + "IO", "N" + "DHW"[3 - rank :] + "C")
     return of.conv_general_dilated(
