@@ -140,7 +140,7 @@ CONVOLUTIONS = (
         "three axes, another GPU",
         lambda call: call.arch not in FAST,
         False,
-        f"but on compute capability {', '.join(str(arch / 10) for arch in FAST)} cuDNN is expected to be as fast",
+        f"without the tensor core instructions of {', '.join(str(arch / 10) for arch in FAST)} cuDNN is expected to be as fast",
     ),
     Preference("three axes", lambda call: True, True, "XLA puts channels first for cuDNN, and so transposes all operands and the result"),
 )

@@ -385,9 +385,7 @@ def _refusal(problem: Problem, config: Config) -> str | None:
     if (sums := config.BLOCK_M * config.BLOCK_N // (32 * config.num_warps)) > (limit := 128 if few else 64):
         return f"{config} has {sums} sums to a thread, registers hold {limit} beside the factors"
     if "i8" in problem.dtypes and (n := cdiv(_extent(problem, config)[2], config.SPLITS) * config.BLOCK_K) >= MOST_INTEGER_PRODUCTS:
-        return (
-            f"{config} adds up {n} products of int8, tensor cores may saturate with {MOST_INTEGER_PRODUCTS}: it wants more splits"
-        )
+        return f"{config} adds up {n} products of int8, tensor cores may saturate with {MOST_INTEGER_PRODUCTS}: it wants more splits"
     if (programs := math.prod(_tiles(problem, config))) > MOST_PROGRAMS:
         return f"{config} has {programs} programs, a grid has at most {MOST_PROGRAMS}"
     stage = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * _bits(problem) // 8

@@ -29,7 +29,7 @@ THREE = "XLA puts channels first for cuDNN, and so transposes all operands and t
 ONE_TAP = "with a filter of one tap, a matrix product, cuDNN is expected to be as fast"
 BITS = "products of operands that are not of 16 bits (TF32, or one by one) are expected to be slower than cuDNN's"
 CHANNELS = "channels that are no multiple of 64 leave tiles partly empty"
-ANOTHER = "but on compute capability 9.0, 10.0, 10.3 cuDNN is expected to be as fast"
+ANOTHER = "without the tensor core instructions of 9.0, 10.0, 10.3 cuDNN is expected to be as fast"
 INTEGERS = "XLA refuses convolutions of integers on GPUs, saturates them, or multiplies them without tensor cores"
 
 
