@@ -80,23 +80,26 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     shifts     fprop of few channels per group (depthwise): shifted inputs times weights, elementwise
     rows       wgrad of the same: a loop over output rows
     loop       one dense convolution for each b and g, in a loop: grouped, batched filters, per-example gradients
-    dots       one batched dot per tap: in place of lax's grouped convolution wherever XLA may still partition, and without space
+    dots       one batched dot per tap: without space, of integers on GPUs, and wherever XLA may still partition a grouped convolution
     """
-    if open == "x":
+    dgrad = open == "x"
+    if dgrad:
         sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
     window = window.cropped[1]
     B, G, C, K = (sizes[label] for label in "BGCK")
     extents = (*sizes.values(), *window.input, *window.filter, *window.output)
     if any(isinstance(n, int) and n == 0 for n in extents):
         return "zeros"
-    alone, gpu = B * G == 1, platform in ("cuda", "rocm")
+    if platform in GPUS and not jnp.issubdtype(dtype, jnp.inexact):
+        return "dots"  # XLA refuses their convolutions there, saturates them, or gets groups of them wrong
+    alone = B * G == 1
     if splitter == "xla":
         return "lax" if alone else "dots"
     grouped = "lax" if splitter in ("nobody", "labels") else "dots"
     if not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(dtype, jnp.inexact):
         return "lax" if alone else grouped
-    if gpu:
-        return _plan_of_gpu(open, G, C, K, window, grouped)
+    if platform in GPUS:
+        return _plan_of_gpu(open, dgrad, sizes, window, grouped)
     if open == "y" and _by_batch_groups(B, G, K, window):
         return grouped
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (alone and _transposed_by_lax(open, window)):
@@ -126,12 +129,18 @@ def _plan_of_wgrad(sizes, window, grouped):
     return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["w"] else grouped
 
 
-def _plan_of_gpu(open, G, C, K, window, grouped):
-    """cuDNN computes grouped and strided convolutions and their gradients in one call each; many small kernels take longer."""
-    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (open == "y" and G == 1 and max(window.stride) == 1):
+def _plan_of_gpu(open, dgrad, sizes, window, grouped):
+    """cuDNN's convolution, with groups or without, but for inputs full of zeros and for few products that are one fusion.
+
+    A loop would be thousands of tiny kernels.  A strided dense dgrad, whose window arrives transposed, is no input full of zeros: cuDNN has
+    a call for it.
+    """
+    B, G, C, K = (sizes[label] for label in "BGCK")
+    of_cudnn = dgrad and B * G == 1 and max((*window.stride, *window.filter_dilation), default=1) == 1
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not of_cudnn:
         return "phases"
-    few = G > 1 and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= FOLDED_ON_GPU
-    return "shifts" if open == "y" and window.rank and few else grouped
+    few = C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= FOLDED_ON_GPU
+    return "shifts" if open == "y" and G > 1 and window.rank and few else "lax" if B * G == 1 else grouped
 
 
 def _transposed_by_lax(open, window):
@@ -149,6 +158,7 @@ def _by_batch_groups(B, G, K, window):
     return B > 1 and G == K == 1 and window.rank == 3 and max(*window.input_dilation, *window.filter_dilation) > 1
 
 
+GPUS = ("cuda", "rocm")
 # Phases that one program may hold.
 MOST_PHASES = 64
 # C·K up to which a group's channels are cheaper as elementwise lanes than as a matrix, K from which they are not in wgrad, and lanes (G·K)

@@ -22,6 +22,7 @@ import numpy as np
 from jaxext import _cuda_conv, _cuda_depthwise, _cuda_matmul
 from jaxext._implementation import Call, no_kernel
 from jaxext._kernel import DTYPES, KernelImplementation, Launch, apart, conv_problem, matmul_problem
+from jaxext._preference import preference
 from jaxext._target import named
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
@@ -70,11 +71,10 @@ class CudaConv(KernelImplementation):
         return family.supports(problem) or (_not_compiled_for(problem.arch) if family is _cuda_depthwise else None)
 
     def slower(self, call):
-        assert call.window is not None
-        alone = call.sizes["B"] * call.sizes["G"] == 1
-        if _depthwise(call.sizes["G"], call.sizes["C"]) or alone and call.window.rank in (1, 3):  # cuDNN is made for two axes
-            return None
-        return "Triton's kernels or XLA's (cuDNN) are expected to be as fast"
+        row = preference(call)
+        if row.kernel and row.name not in ("depthwise", "three axes"):
+            return "Triton's kernels are expected to be as fast"
+        return None if row.kernel else row.reason
 
     def configs(self, problem):
         return _family(problem).candidates(problem)

@@ -18,11 +18,11 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxext._implementation import Call, no_kernel
 from jaxext._kernel import KernelImplementation, Launch, apart, conv_problem, matmul_problem
+from jaxext._preference import preference
 from jaxext.kernels._launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
@@ -92,16 +92,8 @@ class TritonConv(_Triton):
         return depthwise if alone else conv
 
     def slower(self, call):
-        window, sizes = call.window, call.sizes
-        assert window is not None
-        irregular = (
-            sizes["B"] > 1  # XLA makes groups of it
-            or sizes["G"] > 1 and (sizes["C"] <= 32 or call.open != "y")  # slow in cuDNN; it gets their gradients since jaxlib 0.11.2
-            or max(window.input_dilation, default=1) > 1  # XLA writes out the zeros
-            or window.rank in (1, 3)  # cuDNN is made for two axes
-            or sizes["C"] <= 4 and jnp.bfloat16 in call.dtypes.values()  # XLA pads few channels of float16 only
-        )  # fmt: skip
-        return None if irregular else "XLA's dense convolutions (cuDNN) are expected to be as fast"
+        row = preference(call)
+        return None if row.kernel else row.reason
 
 
 def _unavailable(call: Call) -> str | None:

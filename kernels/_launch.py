@@ -23,6 +23,10 @@ TENSOR_MEMORY = 512  # columns, of the devices that have it
 
 PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x3": 3, "bf16x6": 6}  # of the precisions that split float32 numbers
 
+# Products of -128 and -128 whose sum exceeds int32: in one accumulator tensor cores may saturate there (mma's satfinite), so that longer
+# sums are split.  Those of the parts wrap, as XLA's integers do.
+MOST_INTEGER_PRODUCTS = 1 << 17
+
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8e4nv": 8, "fp8e5": 8, "i32": 32, "i8": 8}
 
 

@@ -24,6 +24,7 @@ import triton.language as tl
 from ._geometry import MOST_POSITIONS, ConvProblem
 from ._launch import (
     BITS,
+    MOST_INTEGER_PRODUCTS,
     MOST_PROGRAMS,
     PRODUCTS_OF_PARTS,
     SHARED_MEMORY,
@@ -318,9 +319,11 @@ def supports(problem: Problem) -> str | None:
     if kinds & EIGHT and problem.arch < 89:
         return f"8-bit floats need compute capability 8.9, this device has {problem.arch / 10}"
     if kinds == {"i8"}:
-        return None if result == "i32" else f"int8 gives int32, not {result}"
+        return None if result in ("i8", "i32") else f"int8 gives int8 or int32, not {result}"
     if not kinds <= HALF | EIGHT | {"fp32"} or result not in HALF | {"fp32"}:
-        return f"operands {first} and {second} into {result}, it takes floats of 8 to 32 bits into fp32, bf16 or fp16, and i8 into i32"
+        return (
+            f"operands {first} and {second} into {result}, it takes floats of 8 to 32 bits into fp32, bf16 or fp16, and i8 into i8 or i32"
+        )
     axes = problem.axes
     if (positions := problem.N * math.prod(axis.period * axis.targets for axis in axes)) >= MOST_POSITIONS:
         return f"{positions} positions, it takes fewer than {MOST_POSITIONS}"
@@ -381,6 +384,8 @@ def _refusal(problem: Problem, config: Config) -> str | None:
     few = _bits(problem) < 32 or problem.precision == "tf32"
     if (sums := config.BLOCK_M * config.BLOCK_N // (32 * config.num_warps)) > (limit := 128 if few else 64):
         return f"{config} has {sums} sums to a thread, registers hold {limit} beside the factors"
+    if "i8" in problem.dtypes and (n := cdiv(_extent(problem, config)[2], config.SPLITS) * config.BLOCK_K) >= MOST_INTEGER_PRODUCTS:
+        return f"{config} adds up {n} products of int8, tensor cores may saturate with {MOST_INTEGER_PRODUCTS}: it wants more splits"
     if (programs := math.prod(_tiles(problem, config))) > MOST_PROGRAMS:
         return f"{config} has {programs} programs, a grid has at most {MOST_PROGRAMS}"
     stage = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * _bits(problem) // 8
@@ -450,7 +455,8 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
     loads a thread; steps are halved where tensor cores read factors of 8 bits, or parts of float32 numbers, from registers; and on tcgen05
     more than 4 warps load both factors of a wgrad tile of 64 by 128.
     Groups share a tile while all their channels fit its narrow side, and 64; tiles are packed where that saves a quarter of them; and the
-    contraction is split where there are fewer programs than two for each multiprocessor, into shares of at least 8 steps.
+    contraction is split where there are fewer programs than two for each multiprocessor, into shares of at least 8 steps, and where a sum
+    of integers could exceed int32.
     """
     m, n, k_bytes, warps, stages = shape
     vector, k, least = math.gcd(problem.C, problem.K, 128 // _bits(problem)), k_bytes * 8 // _bits(problem), _least_k(problem)
@@ -470,8 +476,9 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
         config = packed
     steps, programs = _extent(problem, config)[2], math.prod(_tiles(problem, config))
     shares = min(steps // 8, 2 * multiprocessors(problem.arch) // max(programs, 1))
-    split = dataclasses.replace(config, SPLITS=max(1, shares))
-    return min(config, split, key=functools.partial(_cost, problem))
+    least = cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.BLOCK_K) if "i8" in problem.dtypes else 1
+    splits = (dataclasses.replace(config, SPLITS=n) for n in (max(1, least), max(1, least, shares)))
+    return min(splits, key=functools.partial(_cost, problem))
 
 
 def _cost(problem: Problem, config: Config) -> float:

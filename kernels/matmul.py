@@ -23,6 +23,7 @@ import triton.language as tl
 from ._gemm import SLOTS, MatmulProblem
 from ._launch import (
     BITS,
+    MOST_INTEGER_PRODUCTS,
     MOST_PROGRAMS,
     SHARED_MEMORY,
     TENSOR_MEMORY,
@@ -194,6 +195,7 @@ def candidates(problem: Problem) -> list[Config]:
         if _tensor_memory(problem, config) <= TENSOR_MEMORY and (stages := _stages(problem, config)):
             config = dataclasses.replace(config, num_stages=stages)
             configs += [dataclasses.replace(config, SPLITS=splits) for splits in sorted({1, _splits(problem, config)})]
+    configs = [config for config in configs if not _saturates(problem, config)]
     configs = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
     return sorted(configs, key=lambda config: _clocks(problem, config))
 
@@ -249,10 +251,17 @@ def _tensor_memory(problem: Problem, config: Config) -> int:
 
 
 def _splits(problem: Problem, config: Config) -> int:
-    """As many programs per tile as fill the device once, with at least 4 steps of depth for each, and none without any."""
+    """As many programs per tile as fill the device once, with at least 4 steps of depth for each, and none without any; more for integers
+    whose sum could exceed int32."""
     rows, cols, steps = tiles(problem, config)
     wanted = multiprocessors(problem.arch) // max(1, rows * cols * problem.B)
+    if problem.integers:
+        wanted = max(wanted, cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.BLOCK_DEPTH))
     return cdiv(steps, max(4, cdiv(steps, max(1, wanted)))) or 1
+
+
+def _saturates(problem: Problem, config: Config) -> bool:
+    return problem.integers and tiles(problem, config)[2] * config.BLOCK_DEPTH >= MOST_INTEGER_PRODUCTS
 
 
 def pick(problem: Problem) -> Config:
@@ -300,6 +309,9 @@ def launch(problem: Problem, config: Config) -> Launch:
             raise ValueError(f"{problem.name}: {field} is {got} (want a power of two, at least {size})")
     if config.SPLITS < 1:
         raise ValueError(f"{problem.name}: SPLITS is {config.SPLITS} (want at least 1)")
+    if _saturates(problem, config):
+        products = tiles(problem, config)[2] * config.BLOCK_DEPTH
+        raise ValueError(f"{problem.name}: {config} adds up {products} products of int8, tensor cores may saturate: it wants more splits")
     needs = {"shared": _shared_memory(problem, config), "tensor": _tensor_memory(problem, config)}
     if reason := lacking_memory(problem.arch, **needs):
         raise ValueError(f"{problem.name}: {config} {reason}")

@@ -36,6 +36,9 @@ def causal(x, w):
     )
 
 
+LONG = struct(2, 256, 64), struct(16, 1, 64)  # so many taps that a kernel is preferred
+
+
 def squares(fun):
     """A loss, so that gradients of `fun` can be taken."""
     return lambda *args: jnp.sum(fun(*args).astype(jnp.float32) ** 2)
@@ -147,7 +150,7 @@ def test_export_without_the_disabled_checks_names_the_custom_call():
 def test_a_sharded_export_takes_xla():
     """XLA's partitioner would gather what a kernel reads: unnamed it is not taken, named it is refused."""
     split = jax.jit(causal, in_shardings=(NamedSharding(MESH, P("data")), NamedSharding(MESH, P())))
-    args = struct(64, 256, 64), struct(4, 1, 64)
+    args = struct(64, 256, 64), struct(16, 1, 64)
     with jaxext.use_target("sm_90a"):
         assert "jaxext_" not in export.export(split, platforms=["cuda"])(*args).mlir_module()
         with jaxext.use_implementation("cuda"), pytest.raises(NotImplementedError, match="partitioner, which cannot split a kernel"):
@@ -273,7 +276,7 @@ def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
     monkeypatch.setattr(_cuda_module, "cuda_version", "13.0.88")
     monkeypatch.setattr(_cuda.ctypes, "CDLL", load)
     monkeypatch.setattr(_cuda, "_driver", _cuda._driver.__wrapped__)
-    asked = functools.partial(jaxext.explain, causal, struct(2, 256, 64), struct(4, 1, 64), platform="cuda")
+    asked = functools.partial(jaxext.explain, causal, *LONG, platform="cuda")
     with jaxext.use_target("sm_90a"):
         assert asked().rows[0].chosen == "cuda"
     here = [types.SimpleNamespace(compute_capability="9.0")]
@@ -298,7 +301,7 @@ def test_every_call_has_a_handler(rank, implementation):
         dims = ("N" + "DHW"[3 - rank :] + "C", "DHW"[3 - rank :] + "IO", "N" + "DHW"[3 - rank :] + "C")
         return jaxext.conv_general_dilated(x, w, (1,) * rank, "SAME", dimension_numbers=dims, feature_group_count=16)
 
-    space, taps = (1, 8, 8)[3 - rank :], (1, 3, 3)[3 - rank :]
+    space, taps = (1, 8, 8)[3 - rank :], {0: (), 1: (16,), 2: (4, 4), 3: (1, 4, 4)}[rank]
     args = struct(2, *space, 16), struct(*taps, 1, 16)
     if implementation and rank not in (1, 2):
         assert f"conv{rank}d_fprop has not one or two spatial axes" in refusal(depthwise, *args)
@@ -327,7 +330,7 @@ def test_portable_kernels_run_where_they_were_compiled_for(monkeypatch, archs, a
 
     monkeypatch.setattr(_cuda_module, "archs", archs)
     with jaxext.use_target(arch):
-        (row,) = jaxext.explain(causal, struct(2, 256, 64), struct(4, 1, 64), platform="cuda").rows
+        (row,) = jaxext.explain(causal, *LONG, platform="cuda").rows
     assert (row.chosen == "cuda") == runs
     assert runs or f"compiled for {archs}, compute capability is" in row.refused["cuda"]
 
@@ -350,21 +353,3 @@ def test_handlers_are_registered_once():
 def test_named_and_refused_is_an_error_when_lowered():
     with pytest.raises(NotImplementedError, match="matmul_nn: implementation 'cuda' does not support this call: platform is 'cpu'"):
         jaxext.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), implementation="cuda")
-
-
-@built
-def test_preferred_where_a_gain_is_expected():
-    """Depthwise, and dense convolutions with one or three axes on Hopper; Triton or XLA have the rest until it is measured."""
-
-    def chosen(fun, *args, arch="sm_90a"):
-        with jaxext.use_target(arch):
-            return [row.chosen for row in jaxext.explain(fun, *args, platform="cuda").rows]
-
-    line = lambda x, w: jaxext.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
-    assert chosen(causal, struct(2, 256, 64), struct(4, 1, 64)) == ["cuda"]
-    assert chosen(causal, struct(2, 256, 64), struct(4, 1, 64), arch="sm_80") == ["cuda"]
-    assert chosen(line, struct(2, 64, 32), struct(3, 32, 32)) == ["cuda"]
-    assert chosen(line, struct(2, 64, 32), struct(3, 32, 32), arch="sm_80") != ["cuda"]
-    assert chosen(conv, X, W) == ["xla"]
-    assert chosen(jaxext.matmul, struct(64, 64), struct(64, 64)) == ["xla"]
-    assert chosen(lambda x, w: conv(x, w, feature_group_count=4), X, struct(3, 3, 8, 32)) != ["cuda"]

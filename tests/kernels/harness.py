@@ -160,7 +160,7 @@ def check(got: np.ndarray, want: np.ndarray, scale: np.ndarray | None = None) ->
     assert got.shape == want.shape
     finite = np.isfinite(got.astype(np.float64))
     assert finite.all(), f"{np.argwhere(~finite)[:5].tolist()} and others ({(~finite).sum()} of {got.size}) were never written, or are NaN"
-    rounded = want.astype(got.dtype)
+    rounded = want.astype(np.int64).astype(got.dtype) if _is_integer(got.dtype) else want.astype(got.dtype)  # integers wrap
     if scale is None or _is_integer(got.dtype):
         wrong = got != rounded
     else:

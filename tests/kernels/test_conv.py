@@ -64,6 +64,7 @@ DTYPES_OF_A_CALL = (
     *((x, y, "fp32") for x in EIGHTS for y in EIGHTS),
     *(("fp8e5", x, x) for x in FLOATS),
     ("i8", "i8", "i32"),
+    ("i8", "i8", "i8"),
 )
 
 
@@ -182,6 +183,34 @@ def test_splits_of_integers(role):
     check_exactly(a_problem(role, dtypes=("i8", "i8", "i32")), dataclasses.replace(PACKED, SPLITS=2))
 
 
+@pytest.mark.parametrize(
+    "case, result",
+    [(dict(stride=(2, 1)), "i8"), (dict(stride=(2, 1)), "i32"), (dict(N=1, G=4, C=1, K=1), "i8"), (dict(N=1, G=2, C=1, K=3), "i32")],
+    ids=["dense_i8", "dense_i32", "depthwise_i8", "multiplier_i32"],
+)
+@pytest.mark.parametrize("role", ROLES)
+def test_integers_of_any_size(role, case, result):
+    """The whole range of int8: sums exceed it, and wrap in an int8 result as everywhere in XLA.  Groups of one channel are such products
+    too, since the depthwise kernels add up in float32."""
+    problem = a_problem(role, input=(3, 4), filter=(3, 2), **case, dtypes=("i8", "i8", result))
+    shapes = {slot: x.shape for slot, x in some_operands(problem).items()}
+    operands = {slot: np.random.default_rng(i).integers(-128, 128, shape).astype(np.int8) for i, (slot, shape) in enumerate(shapes.items())}
+    want = true(problem, operands)
+    assert np.abs(want).max() > 127
+    for config in (dataclasses.replace(PACKED, SPLITS=2), conv.pick(problem)):
+        check(compute(problem, config, operands), want)
+
+
+def test_long_sums_of_integers_are_split():
+    """Tensor cores saturate (mma's satfinite) where a sum leaves int32; sums of shorter shares are added up by XLA, and wrap."""
+    problem = a_problem("wgrad", N=32, input=(112, 112), C=64, K=64, dtypes=("i8", "i8", "i32"))
+    positions = 32 * 112 * 112
+    for config in conv.candidates(problem):
+        assert -(-positions // config.SPLITS) < 2**17
+    with pytest.raises(ValueError, match="adds up 401408 products of int8, tensor cores may saturate with 131072"):
+        conv.launch(problem, dataclasses.replace(conv.pick(problem), SPLITS=1))
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_splits_of_phases(role):
     """The phases of a transposed convolution have taps of different numbers, some none."""
@@ -254,7 +283,7 @@ def test_sums_of_parts_that_exceed_tensor_memory_are_refused(precision):
     [
         (dict(dtypes=("fp64", "fp64", "fp64")), "operands fp64 and fp64 into fp64"),
         (dict(dtypes=("i8", "bf16", "fp32")), "operands i8 and bf16 into fp32"),
-        (dict(dtypes=("i8", "i8", "fp32")), "int8 gives int32, not fp32"),
+        (dict(dtypes=("i8", "i8", "fp32")), "int8 gives int8 or int32, not fp32"),
         (dict(dtypes=("fp8e5", "fp8e5", "fp32"), arch=80), "8-bit floats need compute capability 8.9, this device has 8.0"),
         (dict(arch=75), "compute capability 7.5, kernels are compiled for"),
         (dict(input=(1 << 16, 1 << 15)), "4294967296 positions, it takes fewer than"),

@@ -134,6 +134,14 @@ def test_split_depth(role, dtypes, splits):
     check_exactly(a_problem(role, DEEP[role], dtypes), splits)
 
 
+def test_long_sums_of_integers_are_split():
+    """Tensor cores saturate (mma's satfinite) where a sum leaves int32; sums of shorter parts are added up by XLA, and wrap."""
+    problem = a_problem("nn", (1, 4096, 4096, 1 << 18), ("i8", "i8", "i32"))
+    assert all(cdiv(problem.K, config.SPLITS) < 2**17 for config in matmul.candidates(problem))
+    with pytest.raises(ValueError, match="adds up 262144 products of int8, tensor cores may saturate"):
+        matmul.launch(problem, dataclasses.replace(matmul.pick(problem), SPLITS=1))
+
+
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("role", ROLES)
 def test_same_bits_twice(role, splits):

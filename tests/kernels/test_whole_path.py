@@ -193,13 +193,25 @@ def test_8_bit_integers():
     np.testing.assert_array_equal(got, truth_of_case(case, a, b))
 
 
-@pytest.mark.parametrize(("dtype", "wide"), [(np.int8, np.int32), (jnp.float8_e5m2, np.float32)], ids=["int8", "fp8"])
-def test_8_bit_convolutions(dtype, wide):
+def test_convolutions_of_8_bit_floats():
     case = named("conv:grouped")
-    x, w = case.operands(dtype, integers=True)
-    got = case.run(jaxext.conv_general_dilated, x, w, preferred_element_type=wide)
-    assert got.dtype == wide
+    x, w = case.operands(jnp.float8_e5m2, integers=True)
+    got = case.run(jaxext.conv_general_dilated, x, w, preferred_element_type=np.float32)
+    assert got.dtype == np.float32
     np.testing.assert_array_equal(got, truth_of_case(case, x, w))
+
+
+@pytest.mark.parametrize("result", [np.int8, np.int32])
+@pytest.mark.parametrize("name", ["conv:3x3_same", "conv:grouped", "conv:depthwise_3x3"])
+def test_convolutions_of_8_bit_integers(name, result):
+    """Of the whole range, whose sums wrap in int8."""
+    case = named(name)
+    x, w = (np.random.default_rng(i).integers(-128, 128, a.shape).astype(np.int8) for i, a in enumerate(case.operands(np.int8)))
+    got = case.run(jaxext.conv_general_dilated, x, w, preferred_element_type=result)
+    assert got.dtype == result
+    want = truth_of_case(case, x, w)
+    assert np.abs(want).max() > 127
+    np.testing.assert_array_equal(got, want.astype(np.int64).astype(result))
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "TF32_TF32_F32_X3", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "F32_F32_F32"])
