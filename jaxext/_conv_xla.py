@@ -139,7 +139,7 @@ def _plan_of_gpu(open, dgrad, sizes, window, grouped):
     of_cudnn = dgrad and B * G == 1 and max((*window.stride, *window.filter_dilation), default=1) == 1
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not of_cudnn:
         return "phases"
-    few = C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= FOLDED_ON_GPU
+    few = C * K <= FEW_ON_GPU and C * math.prod(window.filter) <= FOLDED_ON_GPU
     return "shifts" if open == "y" and G > 1 and window.rank and few else "lax" if B * G == 1 else grouped
 
 
@@ -168,8 +168,8 @@ FEW_CHANNELS, MANY_OUTPUTS, FEW_LANES = 32, 8, 16
 LONG = 300_000
 # Terms of an elementwise sum.
 MOST_TERMS = 1024
-# Terms of an elementwise sum that XLA's GPU compiler makes one kernel of, padding included, and fuses with what follows.
-FOLDED_ON_GPU = 9
+# C·K, and terms of an elementwise sum, that XLA's GPU compiler makes one kernel of, padding included, and fuses with what follows.
+FEW_ON_GPU, FOLDED_ON_GPU = 16, 9
 # Terms of an elementwise sum that XLA's CPU compiler computes in one pass with padding and all as fast as without.
 FOLDED_ON_CPU = 4
 # Products from which a step of the loop, which costs some 40 microseconds and twice that in wgrad, is worth while.

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxext._implementation import Call
 from jaxext._window import Window
 
-FUSED_TAPS = 9  # of a depthwise convolution that XLA computes in one fusion: `_conv_rewrites.FUSED_TERMS`
-FUSED_OUTPUTS = 16  # outputs of a group, likewise: `_conv_xla.FEW_CHANNELS`
+FUSED_TAPS = 9  # of a depthwise convolution that XLA computes in one fusion: `_conv_xla.FOLDED_ON_GPU`
+FUSED_OUTPUTS = 16  # outputs of a group, likewise: `_conv_xla.FEW_ON_GPU`
 SMALL_GROUP = 32  # channels of a group that leave most of a tensor core's tile empty
 TILE = 64  # channels that fill one
 FAST = (90, 100, 103)  # compute capabilities, times 10, that have wgmma or tcgen05

@@ -12,7 +12,7 @@ import pytest
 from lowered import struct
 
 import jaxext
-from jaxext import _conv_rewrites, _conv_xla, _cuda, _preference, _triton
+from jaxext import _conv_xla, _cuda, _preference, _triton
 
 pytest.importorskip("triton")
 
@@ -169,7 +169,7 @@ def test_every_row_of_the_table_is_claimed(rows):
 
 
 def test_the_table_knows_what_xla_fuses():
-    assert (_preference.FUSED_TAPS, _preference.FUSED_OUTPUTS) == (_conv_rewrites.FUSED_TERMS, _conv_xla.FEW_CHANNELS)
+    assert (_preference.FUSED_TAPS, _preference.FUSED_OUTPUTS) == (_conv_xla.FOLDED_ON_GPU, _conv_xla.FEW_ON_GPU)
 
 
 # the call, and the algorithm of `xla` on a GPU
