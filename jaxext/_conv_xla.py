@@ -230,8 +230,9 @@ def _dtypes(a, b, result):
 
 
 def _preferred(common, dtype):
-    """The result's dtype for lax, which gives none that is narrower than the operands'."""
-    return dtype if promote(common, np.dtype(dtype)) == dtype else None
+    """The result's dtype for lax, which gives none that is narrower than the operands': of floats one that holds both."""
+    wide = promote(common, np.dtype(dtype))
+    return wide if wide == dtype or jnp.issubdtype(wide, jnp.floating) else None
 
 
 def promote(a, b):
