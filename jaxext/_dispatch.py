@@ -19,7 +19,6 @@ from jaxext._form import Form, replacing_lax
 from jaxext._matmul import MATMUL
 from jaxext._products import Keywords, substitute
 
-_ARRAYS = (Tracer, jax.Array, np.ndarray, np.generic)  # jax.Array is slow to know a tracer
 _PRODUCTS = (lax.dot_general_p, lax.conv_general_dilated_p)
 
 # The implementation that `use_implementation` names; part of jit's cache key.
@@ -85,9 +84,16 @@ def like(namesake: Callable, implementation: str | None, arrays: tuple, static: 
         name = name or namesake.__name__
         implementation = named(implementation, name, implementations(_PRODUCTS[name.startswith("conv")]))
     keywords = Keywords.of(static)
-    if keywords is None or not all([isinstance(x, _ARRAYS) for x in arrays]):
+    if keywords is None or not all([_is_array(x) for x in arrays]):
         return substitute(functools.partial(namesake, *arrays, **static), (), implementation)
     return _program(namesake, keywords, implementation)(*arrays)
+
+
+def _is_array(x: Any) -> bool:
+    """Whether jit takes it for an array; of numpy's it refuses those of objects, and masked ones."""
+    if type(x) is np.ndarray:
+        return x.dtype.kind != "O"
+    return isinstance(x, (Tracer, jax.Array, np.generic))  # jax.Array is slow to know a tracer
 
 
 @functools.lru_cache(maxsize=4096)

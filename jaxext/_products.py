@@ -174,8 +174,9 @@ def _conv_general_dilated(
     del preferred_element_type  # it has become dtype
     rank = lhs.ndim - 2
     lhs_dilation, rhs_dilation = lhs_dilation or (1,) * rank, rhs_dilation or (1,) * rank  # lax takes () for ones
-    feature_group_count, batch_group_count = int(feature_group_count), int(batch_group_count)  # 2.0, too
-    _refuse_what_compilers_refuse(rhs.shape, window_strides, lhs_dilation, rhs_dilation, dimension_numbers)
+    feature_group_count, batch_group_count = int(feature_group_count), int(batch_group_count)  # from 2.0, too
+    _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_numbers)
+    dimension_numbers = lax.ConvDimensionNumbers(*(tuple(map(int, spec)) for spec in dimension_numbers))
     x = _transpose(lhs, _channels_last(dimension_numbers.lhs_spec))  # (N, *input, C)
     w = _transpose(rhs, _channels_last(dimension_numbers.rhs_spec))  # (K, *filter, C)
     window = Window(
@@ -186,7 +187,7 @@ def _conv_general_dilated(
         input_dilation=lhs_dilation,
         filter_dilation=rhs_dilation,
     )
-    _refuse_what_no_array_holds(window, lhs.shape[dimension_numbers.lhs_spec[0]], rhs.shape[dimension_numbers.rhs_spec[0]])
+    _refuse_sizes(window, lhs.shape[dimension_numbers.lhs_spec[0]], rhs.shape[dimension_numbers.rhs_spec[0]])
     form = conv_form(window.rank)
     grouped, batched = feature_group_count > 1, batch_group_count > 1
     if grouped:
@@ -213,23 +214,23 @@ def _conv_general_dilated(
     return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
 
 
-def _refuse_what_compilers_refuse(filter, window_strides, lhs_dilation, rhs_dilation, dimension_numbers):
+def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_numbers):
     """Raise while tracing what lax leaves to the compiler to find out."""
-    rank = len(filter) - 2
     for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation)):
         if len(value) != rank:
             raise ValueError(f"conv_general_dilated: {name} is {value}, want one entry for each of {rank} spatial axes")
     if any(stride <= 0 for stride in window_strides):
         raise ValueError(f"conv_general_dilated: window_strides is {window_strides}, want positive numbers")
     for name, spec in zip(dimension_numbers._fields, dimension_numbers, strict=True):
-        if sorted(spec) != list(range(rank + 2)):
-            raise ValueError(f"conv_general_dilated: {name} of dimension_numbers is {spec}, want each of {rank + 2} axes once")
-    if any(isinstance(filter[axis], int) and filter[axis] == 0 for axis in dimension_numbers.rhs_spec[2:]):
-        raise ValueError(f"conv_general_dilated: rhs has shape {filter}, want at least one element along each spatial axis")
+        if not isinstance(spec, Sequence) or sorted(spec) != list(range(rank + 2)):
+            error = ValueError if isinstance(spec, Sequence) else TypeError
+            raise error(f"conv_general_dilated: {name} of dimension_numbers is {spec}, want each of {rank + 2} axes once")
 
 
-def _refuse_what_no_array_holds(window, *others):
-    """Raise where a 64-bit integer overflows: lax's shapes wrap around, and XLA ends the process."""
+def _refuse_sizes(window, *others):
+    """Raise where a filter is empty, which XLA refuses, or where 64 bits overflow: lax's shapes wrap around, and XLA ends the process."""
+    if any(isinstance(n, int) and n == 0 for n in window.filter):
+        raise ValueError(f"conv_general_dilated: rhs has the spatial shape {window.filter}, want at least one element along each axis")
     inputs = [low + dilate(n, d) + high for n, d, (low, high) in zip(window.input, window.input_dilation, window.padding, strict=True)]
     filters = list(map(dilate, window.filter, window.filter_dilation))
     result = [n for n in (*others, *window.output) if isinstance(n, int)]
