@@ -20,8 +20,7 @@ from jaxext._matmul import MATMUL
 from jaxext._products import Keywords, substitute
 from jaxext._scope import Scope
 
-# `ArrayLike` for isinstance, which for that union itself says no to a tracer.
-_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+_PRODUCTS = (lax.dot_general_p, lax.conv_general_dilated_p)
 
 # The implementation that `use_implementation` names; part of jit's cache key.
 _named = jax.make_user_context(None)
@@ -75,24 +74,44 @@ def _bind(name, primitive, original, *operands, **params):
     """`primitive.bind` of lax, which is ours while `replacing_lax`."""
     if not replacing_lax.value:
         return original(*operands, **params)
-    return like(original, None, *operands, name=name, product=primitive, **params)
+    return like(original, None, operands, params, name=name)
 
 
-def like(namesake: Callable, implementation: str | None, *arrays, product: Any = None, name: Any = None, **static: Any) -> jax.Array:
+def like(namesake: Callable, implementation: str | None, arrays: tuple, static: dict[str, Any], *, name: str | None = None) -> jax.Array:
     """`namesake(*arrays, **static)` with our products, by the implementation that the call or the context names.
 
-    `product` is lax's primitive in it; it is told from the name where it is not said.
+    It is one jitted program, which jax traces once for each type of the arrays.  Only arrays are its operands, and only plain values its
+    key.  The namesake sees all else as it is and decides: it takes Python scalars and flax's nnx.Param, and refuses lists, None and traced
+    static arguments.
     """
-    name = name or namesake.__name__
-    product = product or (lax.conv_general_dilated_p if name.startswith("conv") else lax.dot_general_p)
-    implementation = named(implementation, name, implementations(product))
-    if not all(isinstance(x, _ARRAYS) for x in arrays):
-        # What else the namesake takes (flax's nnx.Param) or, mostly, refuses: lists, None.  jit would take it for a tree of arrays.
-        return substitute(functools.partial(namesake, *arrays, **static), Keywords({}), (), implementation)
-    keywords = Keywords(static)
-    if any(isinstance(x, Tracer) for x in arrays):
-        return substitute(namesake, keywords, arrays, implementation)
-    return _compiled(namesake, keywords, implementation, *arrays)
+    if implementation is not None or _named.value is not None:
+        name = name or namesake.__name__
+        implementation = named(implementation, name, implementations(_PRODUCTS[name.startswith("conv")]))
+    keywords = Keywords.of(static)
+    if keywords is None or not all([_is_array(x) for x in arrays]):
+        return substitute(functools.partial(namesake, *arrays, **static), (), implementation)
+    return _program(namesake, keywords, implementation)(*arrays)
+
+
+def _is_array(x: Any) -> bool:
+    """Whether jit takes it for an array; of numpy's it refuses those of objects, and masked ones."""
+    if type(x) is np.ndarray:
+        return x.dtype.kind != "O"
+    return isinstance(x, (Tracer, jax.Array, np.generic))  # jax.Array is slow to know a tracer
+
+
+@functools.lru_cache(maxsize=4096)
+def _program(namesake, keywords, implementation):
+    """A jitted function of the arrays alone, since jit is slow to compare static arguments.
+
+    As jnp's own functions do, it stays out of the jaxprs that it is traced into, on those versions of jax that heed `inline`.
+    """
+
+    def program(*arrays):
+        return substitute(functools.partial(namesake, **keywords.given), arrays, implementation)
+
+    program.__name__ = program.__qualname__ = namesake.__name__
+    return jax.jit(program, inline=True)
 
 
 def named(implementation: str | None, operation: Any, known: Sequence[str]) -> str | None:
@@ -109,9 +128,3 @@ def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, p
     with replacing_lax(False):
         (eqn,) = jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)).eqns
     return dict(dtype=eqn.outvars[0].aval.dtype, precision=eqn.params["precision"])
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _compiled(namesake, keywords, implementation, *arrays):
-    """The operation as one program, for arrays that are there."""
-    return substitute(namesake, keywords, arrays, implementation)

@@ -6,7 +6,8 @@ which is why shapes, dtypes, weak types and errors agree with lax by constructio
 
 from __future__ import annotations
 
-import functools
+import enum
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,65 +15,68 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext import _compat
 from jaxext._conv import conv_form
 from jaxext._form import replacing_lax
 from jaxext._matmul import MATMUL
-from jaxext._window import Window
+from jaxext._window import Window, dilate
 
 
-class Keywords:
-    """Static keyword arguments that can be a key of a cache.
+class Keywords(tuple):
+    """Static keyword arguments as a key of caches, which compares and hashes as fast as a tuple; `given` holds them as they were given.
 
-    Equal only if their types are: numpy says that float64's dtype equals None, and jit's cache once took the one for the other.
+    Keys are equal only if all types in them are.  lax tells 1 from 1.0, and numpy says that float64's dtype equals None.
     """
 
-    def __init__(self, keywords: Mapping[str, Any]):
-        self.items = tuple((name, type(value), _frozen(value)) for name, value in keywords.items())
+    given: Mapping[str, Any]
 
-    def __eq__(self, other):
-        return isinstance(other, Keywords) and self.items == other.items
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Keywords | None:
+        """None if a value is no plain one: it can change, be used up or be traced."""
+        try:
+            self = cls([None if value is None else _frozen(value) for value in given.values()])
+        except TypeError:
+            return None
+        self.given = given
+        return self
 
-    def __hash__(self):
-        return hash(self.items)
 
-    def __call__(self) -> dict[str, Any]:
-        return {name: value for name, _, value in self.items}
+# Of these types equal values are the same to lax.
+_PLAIN = (str, bool, int, float, complex, np.generic, np.dtype, type, enum.Enum, P, Sharding, type(None))
 
 
 def _frozen(value):
-    """Sequences as tuples: a key is hashed."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, str | P) and not hasattr(value, "_fields")
-    return tuple(map(_frozen, value)) if is_sequence else value
+    """A hashable that equals another only if lax cannot tell the values apart.
+
+    Raises:
+      TypeError: there is none.
+    """
+    kind = type(value)
+    if isinstance(value, tuple | list):
+        return (kind, *map(_frozen, value))
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return kind, value.dtype, value.shape, value.tobytes()
+    if isinstance(value, _PLAIN):
+        hash(value)
+        return kind, value
+    raise TypeError
 
 
-def substitute(function: Callable, keywords: Keywords, arrays: Sequence, implementation: str | None) -> jax.Array:
-    """`function(*arrays, **keywords())` with our products for lax's.
+def substitute(function: Callable, arrays: Sequence, implementation: str | None) -> jax.Array:
+    """`function(*arrays)` with our products for lax's.
 
     It is traced on bare shapes and dtypes: what lax refuses of shapes it refuses here, in its own words; what it refuses of the operands'
     shardings is left to the form, which can do more.
     """
-    arrays = tuple(map(jnp.asarray, arrays))
-    bare = tuple((x.shape, x.dtype, jax.typeof(x).weak_type) for x in arrays)
-    # A function without arrays holds them itself, and symbolic sizes of two scopes cannot be compared: neither may be kept.
-    keep = arrays and all(isinstance(n, int) for shape, _, _ in bare for n in shape)
+    arrays = tuple(x if isinstance(x, Tracer) else jnp.asarray(x) for x in arrays)
+    bare = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=jax.typeof(x).weak_type) for x in arrays]
     with replacing_lax(False):
-        jaxpr = (_jaxpr if keep else _jaxpr.__wrapped__)(function, keywords, bare, _compat.trace_context())
+        jaxpr = jax.make_jaxpr(function)(*bare)
     return _evaluate(jaxpr, arrays, implementation)
-
-
-@functools.lru_cache(maxsize=4096)
-def _jaxpr(function, keywords, bare, context):
-    """The jaxpr of a namesake; `context`, all of jax's configuration that tracing reads, is only there to tell entries apart."""
-    del context
-    operands = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type) for shape, dtype, weak_type in bare]
-    return jax.make_jaxpr(functools.partial(function, **keywords()))(*operands)
 
 
 def _evaluate(closed: ClosedJaxpr, args, implementation):
@@ -80,7 +84,7 @@ def _evaluate(closed: ClosedJaxpr, args, implementation):
     values = dict(zip((*closed.jaxpr.constvars, *closed.jaxpr.invars), (*closed.consts, *args), strict=True))
 
     def read(atom):
-        return atom.val if isinstance(atom, Literal) else values[atom]
+        return _constant(atom) if isinstance(atom, Literal) else values[atom]
 
     for eqn in closed.jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
@@ -94,6 +98,13 @@ def _evaluate(closed: ClosedJaxpr, args, implementation):
             out = eqn.primitive.bind(*operands, **eqn.params)
         values[eqn.outvars[0]] = out
     return read(closed.jaxpr.outvars[0])
+
+
+def _constant(literal: Literal) -> jax.Array:
+    """A Python scalar that was an operand has a weak type, which an array of its dtype has not."""
+    weak = jnp.asarray(np.asarray(literal.val).item())
+    same = (weak.dtype, weak.weak_type) == (literal.aval.dtype, literal.aval.weak_type)
+    return weak if same else jnp.asarray(literal.val, literal.aval.dtype)
 
 
 def _dot_general(lhs, rhs, *, dimension_numbers, precision, out_sharding, dtype, implementation, preferred_element_type):
@@ -162,11 +173,10 @@ def _conv_general_dilated(
     """
     del preferred_element_type  # it has become dtype
     rank = lhs.ndim - 2
-    for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation)):
-        if len(value) != rank:  # lax leaves it to the compiler to find out
-            raise ValueError(f"conv_general_dilated: {name} is {value}, want one entry for each of {rank} spatial axes")
-    if any(stride <= 0 for stride in window_strides):  # lax leaves it to the compiler to find out
-        raise ValueError(f"conv_general_dilated: window_strides is {window_strides}, want positive numbers")
+    lhs_dilation, rhs_dilation = lhs_dilation or (1,) * rank, rhs_dilation or (1,) * rank  # lax takes () for ones
+    feature_group_count, batch_group_count = int(feature_group_count), int(batch_group_count)  # from 2.0, too
+    _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_numbers)
+    dimension_numbers = lax.ConvDimensionNumbers(*(tuple(map(int, spec)) for spec in dimension_numbers))
     x = _transpose(lhs, _channels_last(dimension_numbers.lhs_spec))  # (N, *input, C)
     w = _transpose(rhs, _channels_last(dimension_numbers.rhs_spec))  # (K, *filter, C)
     window = Window(
@@ -177,6 +187,7 @@ def _conv_general_dilated(
         input_dilation=lhs_dilation,
         filter_dilation=rhs_dilation,
     )
+    _refuse_sizes(window, lhs.shape[dimension_numbers.lhs_spec[0]], rhs.shape[dimension_numbers.rhs_spec[0]])
     form = conv_form(window.rank)
     grouped, batched = feature_group_count > 1, batch_group_count > 1
     if grouped:
@@ -201,6 +212,33 @@ def _conv_general_dilated(
         y = lax.collapse(y, y.ndim - 2)
     y = _transpose(y, to_user)
     return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
+
+
+def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_numbers):
+    """Raise while tracing what lax leaves to the compiler to find out."""
+    for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation)):
+        if len(value) != rank:
+            raise ValueError(f"conv_general_dilated: {name} is {value}, want one entry for each of {rank} spatial axes")
+    if any(stride <= 0 for stride in window_strides):
+        raise ValueError(f"conv_general_dilated: window_strides is {window_strides}, want positive numbers")
+    for name, spec in zip(dimension_numbers._fields, dimension_numbers, strict=True):
+        if not isinstance(spec, Sequence) or sorted(spec) != list(range(rank + 2)):
+            error = ValueError if isinstance(spec, Sequence) else TypeError
+            raise error(f"conv_general_dilated: {name} of dimension_numbers is {spec}, want each of {rank + 2} axes once")
+
+
+def _refuse_sizes(window, *others):
+    """Raise where a filter is empty, which XLA refuses, or where 64 bits overflow: lax's shapes wrap around, and XLA ends the process."""
+    if any(isinstance(n, int) and n == 0 for n in window.filter):
+        raise ValueError(f"conv_general_dilated: rhs has the spatial shape {window.filter}, want at least one element along each axis")
+    inputs = [low + dilate(n, d) + high for n, d, (low, high) in zip(window.input, window.input_dilation, window.padding, strict=True)]
+    filters = list(map(dilate, window.filter, window.filter_dilation))
+    result = [n for n in (*others, *window.output) if isinstance(n, int)]
+    if any(isinstance(n, int) and n >= 2**63 for n in (*inputs, *filters, math.prod(result))):
+        raise ValueError(
+            f"conv_general_dilated: padded and dilated, lhs and rhs have spatial shapes {inputs} and {filters}, and the result has"
+            f" {window.output}: want what 64 bits can count"
+        )
 
 
 def _channels_last(spec):

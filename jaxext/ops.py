@@ -49,7 +49,7 @@ def matmul(
       support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
-    return like(jnp.matmul, implementation, a, b, **static)
+    return like(jnp.matmul, implementation, (a, b), static)
 
 
 def dot_general(
@@ -85,16 +85,13 @@ def dot_general(
       what `jax.lax.dot_general` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
       support the call.
     """
-    return like(
-        lax.dot_general,
-        implementation,
-        lhs,
-        rhs,
+    static = dict(
         dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
+    return like(lax.dot_general, implementation, (lhs, rhs), static)
 
 
 def conv_general_dilated(
@@ -143,11 +140,7 @@ def conv_general_dilated(
       what `jax.lax.conv_general_dilated` raises; `ShardingTypeError` when a spatial axis is sharded on an explicit mesh; ValueError for
       an unknown `implementation`, and NotImplementedError when the named one does not support the call.
     """
-    return like(
-        lax.conv_general_dilated,
-        implementation,
-        lhs,
-        rhs,
+    static = dict(
         window_strides=window_strides,
         padding=padding,
         lhs_dilation=lhs_dilation,
@@ -159,6 +152,7 @@ def conv_general_dilated(
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
+    return like(lax.conv_general_dilated, implementation, (lhs, rhs), static)
 
 
 def conv(
@@ -188,16 +182,13 @@ def conv(
     >>> conv(jnp.ones((2, 8, 32, 32)), jnp.ones((16, 8, 3, 3)), (1, 1), "VALID").shape
     (2, 16, 30, 30)
     """
-    return like(
-        lax.conv,
-        implementation,
-        lhs,
-        rhs,
+    static = dict(
         window_strides=window_strides,
         padding=padding,
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
+    return like(lax.conv, implementation, (lhs, rhs), static)
 
 
 def conv_transpose(
@@ -237,11 +228,7 @@ def conv_transpose(
       what `jax.lax.conv_transpose` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does
       not support the call.
     """
-    return like(
-        lax.conv_transpose,
-        implementation,
-        lhs,
-        rhs,
+    static = dict(
         strides=strides,
         padding=padding,
         rhs_dilation=rhs_dilation,
@@ -251,6 +238,7 @@ def conv_transpose(
         preferred_element_type=preferred_element_type,
         use_consistent_padding=use_consistent_padding,
     )
+    return like(lax.conv_transpose, implementation, (lhs, rhs), static)
 
 
 def convolve(
@@ -278,4 +266,4 @@ def convolve(
       support the call.
     """
     static = dict(mode=mode, precision=precision, preferred_element_type=preferred_element_type)
-    return like(jnp.convolve, implementation, a, v, **static)
+    return like(jnp.convolve, implementation, (a, v), static)

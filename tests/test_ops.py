@@ -242,14 +242,21 @@ def test_shape_structs(op):
     np.testing.assert_array_equal(jax.jit(lambda x: op(x, w, *rest))(x), NAMESAKES[op](x, w, *rest))
 
 
-def test_a_traced_operand_is_an_array():
-    """`isinstance(tracer, ArrayLike)` is false: a traced call then went the long way round, past the cache of traces."""
+def test_one_program_for_equal_calls():
+    """An operation is traced once for each type of its operands, in whatever program it stands."""
     a, b = np.ones((2, 11)), np.ones((11, 3))  # a shape of this test's own
-    before = _products._jaxpr.cache_info()
+    traced = []
+
+    def traces(*args, **kwargs):
+        traced.append(1)
+        return lax.dot_general(*args, **kwargs)
+
+    static = dict(dimension_numbers=NN, precision=None)
     for _ in range(2):
-        jax.make_jaxpr(lambda a, b: jaxext.matmul(a, b))(a, b)
-    after = _products._jaxpr.cache_info()
-    assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)
+        jax.make_jaxpr(lambda a, b: _dispatch.like(traces, None, (a, b), static))(a, b)
+        jax.make_jaxpr(jax.grad(lambda a, b: _dispatch.like(traces, None, (a, b), dict(static)).sum()))(a, b)
+        _dispatch.like(traces, None, (a, b), static)
+    assert len(traced) == 1
 
 
 def test_the_examples_in_the_docstrings():
@@ -491,9 +498,33 @@ def test_a_wrong_number_of_dilations_is_named(name):
         jaxext.conv_general_dilated(**given)
 
 
-def test_keywords_that_numpy_calls_equal_are_different():
-    """numpy says float64's dtype == None, and jit's cache compares before it has compared whole hashes: a result had the wrong dtype."""
-    none, double = (_products.Keywords({"preferred_element_type": value}) for value in (None, np.dtype("float64")))
-    assert none != double
-    assert double == _products.Keywords({"preferred_element_type": np.dtype("float64")})
-    assert hash(none) == hash(_products.Keywords({"preferred_element_type": None}))
+EQUAL_BUT_OF_TWO_TYPES = [
+    (None, np.dtype("float64")),  # numpy says so, and jit's cache took the one for the other: a result had the wrong dtype
+    (1, True),
+    (1, 1.0),
+    ((1, 1), (1, 1.0)),
+    (((1, 1),), ((1.0, 1.0),)),
+    ((1, 1), [1, 1]),
+    (np.array([1, 1]), np.array([1.0, 1.0])),
+    (np.array([1, 1]), np.array([[1], [1]])),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), EQUAL_BUT_OF_TWO_TYPES, ids=range(len(EQUAL_BUT_OF_TWO_TYPES)))
+def test_keywords_of_two_types_are_two_keys(one, other):
+    key = lambda value: _products.Keywords.of({"a": value})
+    assert key(one) == key(one)
+    assert hash(key(one)) == hash(key(one))
+    assert key(one) != key(other)
+
+
+@pytest.mark.parametrize("value", [{}, {1}, object(), iter([1]), jnp.ones(1), (1, [object()]), np.array([None]), lambda: 0], ids=range(8))
+def test_only_plain_values_are_keys(value):
+    assert _products.Keywords.of({"a": value}) is None
+
+
+def test_a_wrong_type_after_the_right_value():
+    """The program of (1, 1) was taken for (1.0, 1.0), which lax refuses."""
+    jaxext.conv_general_dilated(X, W, (1, 1), "SAME", dimension_numbers=NHWC)
+    with pytest.raises(TypeError):
+        jaxext.conv_general_dilated(X, W, (1.0, 1.0), "SAME", dimension_numbers=NHWC)

@@ -1,0 +1,262 @@
+"""Wrong calls by the hundred: ours raise the class that the namesake raises, and take what it takes.
+
+Nothing is compiled: calls are traced with arrays, with traced operands and with a traced argument, and run eagerly only where lax refuses.
+"""
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxext
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+A, B, V = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32), np.ones(5, np.float32)
+X, W = np.ones((2, 6, 5, 4), np.float32), np.ones((3, 3, 4, 6), np.float32)
+PADS = ((1, 1), (0, 1))
+
+# Operation -> its namesake and good calls, of which each argument is then spoilt.
+CALLS = {
+    jaxext.matmul: (jnp.matmul, [dict(a=A, b=B)]),
+    jaxext.dot_general: (lax.dot_general, [dict(lhs=A, rhs=B, dimension_numbers=(((1,), (0,)), ((), ())))]),
+    jaxext.conv_general_dilated: (
+        lax.conv_general_dilated,
+        [dict(lhs=X, rhs=W, window_strides=(1, 1), padding=padding, dimension_numbers=NHWC) for padding in ("SAME", PADS)],
+    ),
+    jaxext.conv: (lax.conv, [dict(lhs=X, rhs=np.ones((3, 6, 2, 2), np.float32), window_strides=(1, 1), padding="SAME")]),
+    jaxext.conv_transpose: (lax.conv_transpose, [dict(lhs=X, rhs=W, strides=(2, 2), padding="SAME")]),
+    jaxext.convolve: (jnp.convolve, [dict(a=V, v=V[:3])]),
+}
+
+
+class Unhashable:
+    __hash__ = None
+
+
+class Index:
+    def __index__(self):
+        return 1
+
+
+def layout(lhs=(0, 3, 1, 2), rhs=(3, 2, 0, 1), out=(0, 3, 1, 2)):
+    return lambda: lax.ConvDimensionNumbers(lhs, rhs, out)
+
+
+# Each makes a value anew, since an iterator is used up.
+ANYTHING = {
+    "None": lambda: None,
+    "string": lambda: "nonsense",
+    "float": lambda: 1.5,
+    "zero": lambda: 0,
+    "two": lambda: 2,
+    "huge": lambda: 2**70,
+    "object": object,
+    "unhashable": Unhashable,
+    "empty": tuple,
+    "ones": lambda: (1, 1),
+    "floats": lambda: (1.0, 1.0),
+    "numpy floats": lambda: np.ones((2, 2)),
+    "jax array": lambda: jnp.ones(2, int),
+    "dictionary": lambda: {"a": 1},
+    "sharding": lambda: jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+    "partition spec": lambda: jax.P("nowhere"),
+}
+ARRAYS = {
+    "bool": lambda: True,
+    "numpy scalar": lambda: np.float32(1),
+    "list": lambda: A.tolist(),
+    "pair": lambda: (A, A),
+    "rank 3": lambda: X[0],
+    "rank 5": lambda: X[None],
+    "no elements": lambda: X[:0],
+    "no taps": lambda: W[:0],
+    "no channels": lambda: X[..., :0],
+    "float64": lambda: A.astype(np.float64),
+    "float16": lambda: X.astype(np.float16),
+    "integers": lambda: X.astype(np.int32),
+    "objects": lambda: A.astype(object),
+    "struct": lambda: jax.ShapeDtypeStruct((2, 3), np.float32),
+    "key": lambda: jax.random.key(0),
+    "masked": lambda: np.ma.array(A),
+}
+WINDOWS = {
+    "one": lambda: (1,),
+    "three": lambda: (1, 1, 1),
+    "a zero": lambda: (0, 1),
+    "a negative": lambda: (-1, 1),
+    "half": lambda: (1.5, 1),
+    "wraps around": lambda: (2**62, 1),
+    "beyond 64 bits": lambda: (2**70, 1),
+    "numpy": lambda: np.array([1, 1]),
+    "numpy floats in a row": lambda: np.array([1.0, 1.0]),
+    "indices": lambda: (Index(), Index()),
+    "iterator": lambda: iter([1, 1]),
+    "range": lambda: range(1, 3),
+    "set": lambda: {1, 2},
+    "flags": lambda: (True, True),
+    "pairs": lambda: PADS,
+    "pairs of floats": lambda: ((1.0, 1), (0, 1)),
+    "one pair": lambda: ((1, 1),),
+    "wide pairs": lambda: ((2**62, 0), (0, 0)),
+    "crop": lambda: ((-100, 0), (0, 0)),
+    "lower case": lambda: "same_lower",
+}
+LAYOUTS = {
+    "tuple": lambda: ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)),
+    "good": layout(),
+    "out twice": layout(out=(0, 0, 2, 3)),
+    "out beyond": layout(out=(0, 1, 2, 9)),
+    "out long": layout(out=(0, 1, 2, 3, 4)),
+    "no out": layout(out=None),
+    "lhs twice": layout(lhs=(0, 3, 1, 1)),
+    "lhs negative": layout(lhs=(-4, -1, 1, 2)),
+    "lhs floats": layout(lhs=(0.0, 3.0, 1.0, 2.0)),
+    "lhs list": layout(lhs=[0, 3, 1, 2]),
+    "short": layout((0, 1), (0, 1), (0, 1)),
+    "two": lambda: NHWC[:2],
+    "letters": lambda: ("NHWC", "HWIO", "NHQC"),
+}
+CONTRACTIONS = {
+    "lists": lambda: [[[1], [0]], [[], []]],
+    "negative": lambda: (((-1,), (0,)), ((), ())),
+    "floats": lambda: (((1.0,), (0,)), ((), ())),
+    "flags": lambda: (((True,), (False,)), ((), ())),
+    "beyond": lambda: (((5,), (0,)), ((), ())),
+    "huge": lambda: (((2**70,), (0,)), ((), ())),
+    "twice": lambda: (((1, 1), (0, 0)), ((), ())),
+    "numpy": lambda: ((np.array([1]), np.array([0])), ((), ())),
+    "jax": lambda: ((jnp.array([1]), jnp.array([0])), ((), ())),
+    "flat": lambda: ((1, 0), ((), ())),
+    "no batch": lambda: (((1,), (0,)), None),
+    "letters": lambda: (("1", "0"), ("", "")),
+    "sets": lambda: (({1}, {0}), (set(), set())),
+    "iterators": lambda: ((iter([1]), iter([0])), (iter([]), iter([]))),
+}
+GROUPS = {"float one": lambda: 1.0, "true": lambda: True, "numpy": lambda: np.int8(1), "array": lambda: np.array(1), "2**62": lambda: 2**62}
+DTYPES = {"int8": lambda: "int8", "complex": lambda: np.complex64, "key": lambda: jax.random.key(0).dtype, "date": lambda: "datetime64[s]"}
+PRECISIONS = {
+    "pair": lambda: ("high", "highest"),
+    "list": lambda: ["high", "highest"],
+    "preset": lambda: lax.DotAlgorithmPreset.F32_F32_F32,
+}
+MORE = {
+    **dict.fromkeys(("lhs", "rhs", "a", "b", "v"), ARRAYS),
+    **dict.fromkeys(("window_strides", "strides", "padding", "lhs_dilation", "rhs_dilation"), WINDOWS),
+    **dict.fromkeys(("feature_group_count", "batch_group_count"), GROUPS),
+    "preferred_element_type": DTYPES,
+    "precision": PRECISIONS,
+}
+
+
+def values_of(op, argument):
+    if argument == "dimension_numbers":
+        return ANYTHING | (CONTRACTIONS if op is jaxext.dot_general else LAYOUTS)
+    return ANYTHING | MORE.get(argument, {})
+
+
+CASES = [
+    pytest.param(op, argument, values_of(op, argument), id=f"{op.__name__}-{argument}")
+    for op, (namesake, _) in CALLS.items()
+    for argument in inspect.signature(namesake).parameters
+    if op is not jaxext.conv or argument in ("lhs", "rhs", "window_strides", "padding")  # the others are conv_general_dilated's
+]
+
+
+def outcome(f, *args, **kwargs):
+    """Shape and dtype, or the exception."""
+    try:
+        y = f(*args, **kwargs)
+    except Exception as error:
+        return error
+    return y.shape, y.dtype, y.weak_type
+
+
+def traced(f, given, names):
+    """The call with the arguments of these names traced."""
+    static = {name: value for name, value in given.items() if name not in names}
+    return outcome(jax.eval_shape, lambda operands: f(**operands, **static), {name: given[name] for name in names})
+
+
+def refused_later(f, given):
+    """The error of lowering a call that can be traced."""
+    try:
+        jax.jit(lambda: f(**given)).lower()
+    except Exception as error:
+        return error
+    return None
+
+
+# What ours refuses while tracing and lax only in its compiler, or by ending the process where 64 bits overflow.
+EARLIER = "conv_general_dilated: (lhs_dilation|rhs_dilation|window_strides|.*dimension_numbers|rhs) .*want |.*want what 64 bits can count"
+
+
+def difference(want, got, namesake, given):
+    """None, or a sentence."""
+    if isinstance(got, ValueError | TypeError) and not isinstance(want, Exception):
+        if re.match(EARLIER, str(got)) is None:
+            return f"want {want}, got {got!r:.300}"
+        if "64 bits" in str(got):
+            return None
+        want = refused_later(namesake, given())
+    if isinstance(want, Exception):
+        same = type(want) is type(got) and (bool(str(got)) or not str(want))
+    else:
+        same = want == got
+    return None if same else f"want {want!r:.300}, got {got!r:.300}"
+
+
+# Values that are tried as a traced argument, too.
+TRACED = ("two", "ones", "float", "pairs")
+
+# A jax array among static arguments, outside of jit: our namesake is traced, and lax's is not.  Both are a TypeError, but for
+# dot_general's dimension numbers: there lax takes one, though not under jit.
+EAGER_JAX_ARRAYS = ("jax array", "jax")
+
+
+@pytest.mark.parametrize(("op", "argument", "values"), CASES)
+def test_every_argument_spoilt(op, argument, values):
+    namesake, calls = CALLS[op]
+    different = []
+    for call, tried in zip(calls, (values, WINDOWS if WINDOWS.keys() <= values.keys() else {}), strict=False):
+        operands = list(call)[:2]
+        for name, make in tried.items():
+            given = lambda call=call, make=make: call | {argument: make()}
+            for names in (operands, [argument]) if name in TRACED and argument not in operands else (operands,):
+                want = traced(namesake, given(), names)
+                different.append((name, names, difference(want, traced(op, given(), names), namesake, given)))
+            if not isinstance(want, Exception):
+                continue
+            want, got = outcome(namesake, **given()), outcome(op, **given())
+            if argument not in operands and name in EAGER_JAX_ARRAYS:
+                assert isinstance(got, (TypeError, type(want)))
+            else:
+                different.append((name, "eager", difference(want, got, namesake, given)))
+    assert len(different) >= len(values)
+    assert [each for each in different if each[-1]] == []
+
+
+def test_a_difference_is_found():
+    """What the test above compares, where it must not agree."""
+    given = lambda: dict(lhs=A, rhs=B, dimension_numbers=None)
+    found = lambda want, got: difference(want, got, lax.dot_general, given)
+    assert found(TypeError("a"), TypeError("b")) is None
+    assert found(TypeError("a"), ValueError("a"))
+    assert found(TypeError("a"), TypeError())
+    assert found(((2, 4), np.float32, False), TypeError("a"))
+    assert found(((2, 4), np.float32, False), ((2, 4), np.float32, True))
+    assert found(TypeError("a"), ((2, 4), np.float32, False))
+
+
+def test_traced_static_arguments_say_why():
+    """lax's own message, which links to the explanation."""
+    with pytest.raises(jax.errors.TracerArrayConversionError, match="docs.jax.dev"):
+        jax.jit(lambda strides: jaxext.conv_general_dilated(X, W, strides, "SAME", dimension_numbers=NHWC))(np.ones(2, int))
+
+
+def test_empty_dilations_are_ones():
+    given = dict(lhs=X, rhs=W, window_strides=(1, 1), padding=PADS, dimension_numbers=NHWC, lhs_dilation=(), rhs_dilation=())
+    np.testing.assert_array_equal(jaxext.conv_general_dilated(**given), lax.conv_general_dilated(**given))
