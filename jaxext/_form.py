@@ -222,4 +222,4 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
     known_as = ""
     if splitter == "labels":
         known_as = f"{itself!r} {_tuned.known_as(platform, [each.name for each in form.implementations], table)}"
-    return _partition.lower(itself, known_as, local, names, splitter, out_sharding, *args)
+    return _partition.lower(itself, known_as, local, names, splitter, platform, out_sharding, *args)
