@@ -15,8 +15,11 @@ It must not know forms or operations.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +81,7 @@ def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
 
 def lower(
     itself: Callable,
-    known_as: str,
+    known_as: Mapping[str, str],
     local: Callable,
     names: Names,
     splitter: str,
@@ -88,7 +91,8 @@ def lower(
 ) -> jax.Array:
     """Trace `local(splitter, *args)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`).
 
-    `itself(*args)` binds the product that is being lowered; `known_as` tells its `local` from any other.
+    `itself(*args)` binds the product that is being lowered.  `known_as` is for XLA's partitioner, which calls `local` back: what tells it
+    from any other, as `known` makes it.
     """
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
@@ -96,6 +100,26 @@ def lower(
     if splitter == "labels":
         return _by_labels(itself, known_as, local, names, *args)
     return local(splitter, *args)
+
+
+def known(product: str, *, by_version: bool) -> dict[str, str]:
+    """What a program tells of a product whose lowering it hides behind a callback, for the persistent cache of compiled programs.
+
+    Without `product` the cache would take one convolution for another of the same shapes, or for the choice of another table.  `code` makes
+    it find the program again in another process.  It is left out where code that is not ours computes and states no version.
+    """
+    code = _code() if by_version else None
+    return {"product": product} if code is None else {"product": product, "code": code}
+
+
+@functools.cache
+def _code() -> str | None:
+    """A hash of this package, or None if its sources cannot be read."""
+    try:
+        files = [file.read_bytes() for file in sorted(pathlib.Path(__file__).parent.glob("**/*.py"))]
+    except OSError:
+        return None
+    return hashlib.sha256(b"".join(hashlib.sha256(file).digest() for file in files)).hexdigest()[:16] if files else None
 
 
 def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Sequence[str], Spec]]) -> dict[str, tuple[str, ...]]:
@@ -157,9 +181,7 @@ def _by_labels(itself, known_as, local, names, *args):
 
     product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
-    # In the program's text this stands for what custom_partitioning hides: without it the persistent cache of compiled programs would take
-    # one convolution for another of the same shapes, or the choice of another table.
-    with set_xla_metadata(product=known_as):
+    with set_xla_metadata(**known_as):
         return product(*args)
 
 
