@@ -6,8 +6,10 @@ Supported: jax 0.10.2 up to 0.12.x.  Each shim says what would remove it.  It mu
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 import jax
@@ -22,11 +24,13 @@ try:
     from jax._src import config, dispatch, distributed, sharding_impls, traceback_util
     from jax._src.core import ShardingTypeError, standard_vma_rule
     from jax._src.core import auto_insert_reshard as align_varying
+    from jax._src.custom_partitioning import _sharding_callbacks
     from jax._src.lax.utils import standard_primitive
 except ImportError as error:
     raise ImportError(f"jaxext was tested up to jax 0.12 and does not fit jax {jax.__version__}: update jaxext ({error})") from error
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
+from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.interpreters.partial_eval import partial_eval_jaxpr_custom_rules
 from jax.sharding import Mesh
@@ -82,7 +86,35 @@ def register_lowering(primitive, rule) -> None:
 def _with_platform(rule, platform, ctx, *args, **params):
     arch = compute_capability(platform) if len(ctx.module_context.platforms) == 1 else None
     fun = functools.partial(rule, platform, arch, lowered_by(ctx), **params)
-    return mlir.lower_fun(fun, multiple_results=False)(ctx, *args)
+    results = mlir.lower_fun(fun, multiple_results=False)(ctx, *args)
+    for value in results:
+        if isinstance(value.owner, ir.OpView) and "mhlo.frontend_attributes" in value.owner.attributes:
+            _name_callback(ctx.module_context, value.owner, f"{platform} {arch}")
+    return results
+
+
+_naming = threading.Lock()
+
+
+def _name_callback(module, call: ir.OpView, target: str) -> None:
+    """Replace the address by which a program knows the callback of a custom_partitioning with a name that is the same in every process.
+
+    The text of a program is its key in the persistent cache of compiled programs, and no address comes twice.  The name is a hash of what
+    the callback depends on: the `product` and the `code` that the call tells (`_partition`), the target and the devices.  Programs of one
+    name share a callback.  A call that tells no `code` keeps the address.  Removed once custom_partitioning takes a name.
+    """
+    told = {named.name: str(named.attr) for named in ir.DictAttr(call.attributes["mhlo.frontend_attributes"])}
+    if "code" not in told or "backend_config" not in call.attributes:
+        return
+    address = ir.StringAttr(call.attributes["backend_config"]).value
+    with _naming:
+        callback = _sharding_callbacks[address.encode()]
+        assigned = [device.id for device in module.axis_context.device_assignment]
+        depends_on = [told["product"], told["code"], target, dict(callback.mesh.shape), assigned]
+        name = f"jaxext {hashlib.sha256(repr(depends_on).encode()).hexdigest()}"
+        callback = _sharding_callbacks.setdefault(name.encode(), callback)
+    module.add_keepalive(callback)  # or it goes with the program that was lowered first
+    call.attributes["backend_config"] = ir.StringAttr.get(name)
 
 
 def lowered_by(ctx) -> str:

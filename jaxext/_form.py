@@ -220,7 +220,9 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
 
     itself = functools.partial(form.primitives[open].bind, ranks=ranks, implementation=implementation, out_sharding=out_sharding, **params)
     names = _partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window)
-    known_as = ""
+    known_as = {}
     if splitter == "labels":
-        known_as = f"{itself!r} {_tuned.known_as(platform, [each.name for each in form.implementations], table)}"
-    return _partition.lower(itself, known_as, local, names, splitter, out_sharding, *args)
+        product = f"{itself!r} {_tuned.known_as(platform, [each.name for each in form.implementations], table)}"
+        # A user's implementation whose `version` is None is known by a hash of its class's file alone.
+        known_as = _partition.known(product, by_version=all(getattr(each, "version", "") is not None for each in form.implementations))
+    return _partition.lower(itself, known_as, local, names, splitter, platform, out_sharding, *args)

@@ -15,8 +15,11 @@ It must not know forms or operations.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -77,18 +80,46 @@ def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
 
 
 def lower(
-    itself: Callable, known_as: str, local: Callable, names: Names, splitter: str, out_sharding: NamedSharding | None, *args
+    itself: Callable,
+    known_as: Mapping[str, str],
+    local: Callable,
+    names: Names,
+    splitter: str,
+    platform: str,
+    out_sharding: NamedSharding | None,
+    *args: jax.Array,
 ) -> jax.Array:
     """Trace `local(splitter, *args)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`).
 
-    `itself(*args)` binds the product that is being lowered; `known_as` tells its `local` from any other.
+    `itself(*args)` binds the product that is being lowered.  `known_as` is for XLA's partitioner, which calls `local` back: what tells it
+    from any other, as `known` makes it.
     """
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
-        return _by_types(local, names, splitter, out_sharding, *args)
+        return _by_types(local, names, platform, out_sharding, *args)
     if splitter == "labels":
         return _by_labels(itself, known_as, local, names, *args)
     return local(splitter, *args)
+
+
+def known(product: str, *, by_version: bool) -> dict[str, str]:
+    """What a program tells of a product whose lowering it hides behind a callback, for the persistent cache of compiled programs.
+
+    Without `product` the cache would take one convolution for another of the same shapes, or for the choice of another table.  `code` makes
+    it find the program again in another process.  It is left out where code that is not ours computes and states no version.
+    """
+    code = _code() if by_version else None
+    return {"product": product} if code is None else {"product": product, "code": code}
+
+
+@functools.cache
+def _code() -> str | None:
+    """A hash of this package, or None if its sources cannot be read."""
+    try:
+        files = [file.read_bytes() for file in sorted(pathlib.Path(__file__).parent.glob("**/*.py"))]
+    except OSError:
+        return None
+    return hashlib.sha256(b"".join(hashlib.sha256(file).digest() for file in files)).hexdigest()[:16] if files else None
 
 
 def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Sequence[str], Spec]]) -> dict[str, tuple[str, ...]]:
@@ -114,16 +145,17 @@ def _place(axes: Sequence[str], assigned: dict[str, tuple[str, ...]]) -> P:
     return P(*(assigned.get(axis) for axis in axes))
 
 
-def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], splitter: str) -> Callable:
-    """`local`, and the sum of its parts over the mesh axes that split a contracted label."""
+def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], splitter: str, wide=()) -> Callable:
+    """`local`, and the sum of its parts over the mesh axes that split a contracted label: in float32 for dtypes in `wide`."""
     over = tuple(m for axis in names.contracted for m in assigned.get(axis, ()))
 
     def part(*args):
         y = local(splitter, *args)
         if not over:
             return y
-        # psum has no booleans; their sum is "any".
-        return lax.psum(y.astype(jnp.int32), over) != 0 if y.dtype == bool else lax.psum(y, over)
+        if y.dtype == bool:  # psum has no booleans; their sum is "any"
+            return lax.psum(y.astype(jnp.int32), over) != 0
+        return lax.psum(y.astype(jnp.float32), over).astype(y.dtype) if y.dtype in wide else lax.psum(y, over)
 
     return part
 
@@ -149,13 +181,11 @@ def _by_labels(itself, known_as, local, names, *args):
 
     product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
-    # In the program's text this stands for what custom_partitioning hides: without it the persistent cache of compiled programs would take
-    # one convolution for another of the same shapes, or the choice of another table.
-    with set_xla_metadata(product=known_as):
+    with set_xla_metadata(**known_as):
         return product(*args)
 
 
-def _by_types(local, names, splitter, out_sharding, *args):
+def _by_types(local, names, platform, out_sharding, *args):
     """Explicit mesh: the types say how the operands lie, so a shard_map over the explicit axes is the program.
 
     Where two labels want the same mesh axis (a batch and a filter both sharded over "data"), the label that the result keeps sharded
@@ -164,6 +194,8 @@ def _by_types(local, names, splitter, out_sharding, *args):
     mesh = next(s.mesh for s in map(explicit, map(jax.typeof, args)) if s is not None)
     manual = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
     automatic = [mesh.shape[name] for name in mesh.axis_names if name not in manual]
+    # On CPUs XLA adds up bfloat16 parts in float32, and aborts while it rewrites the sum so in a shard_map over some of the axes.
+    wide = (jnp.bfloat16,) if automatic and platform == "cpu" else ()
     sizes = _sizes(names, args)
     specs = [(axes, tuple(jax.typeof(x).sharding.spec)) for axes, x in zip(names.operands, args, strict=True)]
     if out_sharding is not None:
@@ -171,7 +203,7 @@ def _by_types(local, names, splitter, out_sharding, *args):
     assigned = _assign(names, mesh, sizes, specs)
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
     y = jax.shard_map(
-        _summed(local, names, assigned, "xla" if any(n > 1 for n in automatic) else "nobody"),
+        _summed(local, names, assigned, "xla" if any(n > 1 for n in automatic) else "nobody", wide),
         mesh=mesh,
         in_specs=tuple(_place(axes, assigned) for axes in names.operands),
         out_specs=_place(names.result, assigned),

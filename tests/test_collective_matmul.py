@@ -1,11 +1,15 @@
-"""All-gather and matmul, matmul and reduce-scatter: right under every transformation, and each permute has a product beside it.
+"""All-gather and matmul, matmul and reduce-scatter: right under every transformation; on GPUs each permute has a product beside it, and on
+CPUs the program is that of the plain collective.
 
 Truth is the product of the whole arrays on one device, or the plain collective.  Operands are small integers: comparisons are bit for bit.
 """
 
+import collections
 import doctest
 import functools
+import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +17,27 @@ import numpy as np
 import pytest
 from bilinear import integers, same
 from jax import lax
+from jax.interpreters import mlir
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from lowered import operations, struct
 from test_sharding import collectives
 
 import jaxext
-from jaxext import _collective_matmul
+from jaxext import _by_platform, _collective_matmul, checkpoint_policies
 from jaxext._collective_matmul import all_gather_matmul, matmul_reduce_scatter
 
 BOTH = (all_gather_matmul, matmul_reduce_scatter)
 each = pytest.mark.parametrize("function", BOTH, ids=lambda f: f.__name__)
+
+
+@pytest.fixture(params=["plain", "ring"])
+def steps(request):
+    """What this CPU runs: its own program, and that of the others."""
+    if request.param == "ring":
+        mlir.register_lowering(_by_platform.by_platform, _by_platform.lowered_elsewhere, platform="cpu")
+    yield request.param
+    mlir.register_lowering(_by_platform.by_platform, _by_platform.lowered_on_cpus, platform="cpu")
 
 
 def mesh_of(**axes):
@@ -78,7 +92,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_derivatives(case):
+def test_derivatives(case, steps):
     """In both modes and of second order; with a batch over the other axis, the gradient of the matrix is added up over that axis."""
     mesh, axis, lead, check_vma = CASES[case]
     a, b = integers((4, 4, 2) if lead else (12, 12)), integers((2, 6) if lead else (12, 12), 1)
@@ -90,7 +104,7 @@ def test_derivatives(case):
 
 
 @each
-def test_one_operand_replicated(function):
+def test_one_operand_replicated(function, steps):
     """Gradients inside, with the varying axes in the types: that of the replicated one is added up, once and not per step."""
     x, y = integers((3, 6, 2)), integers((3, 2, 6), 1)
     own = lambda f, a, b: f(a.reshape(6, 2), b.reshape(2, 6), "x")
@@ -105,7 +119,7 @@ def test_one_operand_replicated(function):
 
 
 @each
-def test_vmap_and_batches(function):
+def test_vmap_and_batches(function, steps):
     """vmap over either operand or both, inside and around; batches as matmul has them, in both operands, in one or broadcast."""
     x, y = integers((2, 3, 6, 2)), integers((2, 3, 2, 6), 1)
 
@@ -124,7 +138,7 @@ def test_vmap_and_batches(function):
 
 
 @each
-def test_axes_that_are_of_no_mesh(function):
+def test_axes_that_are_of_no_mesh(function, steps):
     """pmap, and vmap with a name, for which one device is enough; alone in a tuple, a name has any order."""
     x, y = integers((3, 6, 2)), integers((3, 2, 6), 1)
 
@@ -138,7 +152,7 @@ def test_axes_that_are_of_no_mesh(function):
 
 
 @each
-def test_axes_of_a_grid(function):
+def test_axes_of_a_grid(function, steps):
     """Over one axis with the other automatic, and over both as one ring, on an explicit mesh."""
     a, b = integers((8, 4)), integers((4, 12), 1)
     want = jax.jit(gradients(jnp.matmul))(a, b)
@@ -151,22 +165,46 @@ def test_axes_of_a_grid(function):
         same(jax.jit(gradients(split(function, mesh, axes)))(*map(jax.device_put, (a, b), places)), want)
 
 
+def inlined(lowered):
+    """For each shard_map of a program its operations, with the values before and after them; calls are their functions' operations."""
+    functions = {op.attributes["sym_name"].value: op for op in operations(lowered) if op.name == "func.func"}
+    fresh = itertools.count()
+
+    def of(block, values):
+        for op in block.operations:
+            before = [values.get(value) for value in op.operands]
+            if op.name.endswith(".return"):
+                return before
+            if op.name == "func.call":
+                body = functions[op.attributes["callee"].value].regions[0].blocks[0]
+                after = yield from of(body, dict(zip(body.arguments, before, strict=True)))
+            else:
+                after = [next(fresh) for _ in op.results]
+                yield op, before, after
+            values |= dict(zip(op.results, after, strict=True))
+
+    return [list(of(whole.regions[0].blocks[0], {})) for whole in operations(lowered) if whole.name == "sdy.manual_computation"]
+
+
 def beside_permutes(lowered, product):
     """For each shard_map of a program: how many products could run while a permute does, since neither waits for the other, in ascending
     order.  Where the k-th number is at least k, all permutes can have one beside them at once, no two the same.
     """
-    for whole in operations(lowered):
-        if whole.name != "sdy.manual_computation":
-            continue
+    for whole in inlined(lowered):
         behind, permutes, products = {}, {}, {}  # behind: value -> the operations that it waits for
-        for i, op in enumerate(whole.regions[0].blocks[0].operations):
-            before = set().union(*(behind.get(value, ()) for value in op.operands))
-            behind |= dict.fromkeys(op.results, before | {i})
+        for i, (op, values_before, values_after) in enumerate(whole):
+            before = set().union(*(behind.get(value, ()) for value in values_before))
+            behind |= dict.fromkeys(values_after, before | {i})
             if op.name == "stablehlo.collective_permute":
                 permutes[i] = before
             elif product(op):
                 products[i] = before
         yield sorted(sum(i not in before and j not in permutes[i] for j, before in products.items()) for i in permutes)
+
+
+def for_gpus(f, *args):
+    with jaxext.use_implementation("xla"):
+        return jaxext.lower_for(f, *args, arch="sm_90a")
 
 
 is_dot = lambda op: op.name == "stablehlo.dot_general"
@@ -177,18 +215,29 @@ OPERANDS = struct(48, 24, dtype=np.float32), struct(24, 24, dtype=np.float32)
 def test_permutes_are_beside_products(function):
     """n products and n - 1 permutes, in turn, n - 1 more in the gradients; not what they replace, and nothing larger than all the rows."""
     product = split(function, mesh_of(x=8))
-    forward, backward = jax.jit(product).lower(*OPERANDS), jax.jit(gradients(product)).lower(*OPERANDS)
+    forward, backward = for_gpus(product, *OPERANDS), for_gpus(gradients(product), *OPERANDS)
     marks = {"stablehlo.collective_permute": ">", "stablehlo.dot_general": "*"}
-    in_turn = "".join(marks.get(op.name, "") for op in operations(forward))
+    in_turn = "".join(marks.get(op.name, "") for (whole,) in [inlined(forward)] for op, _, _ in whole)
     assert in_turn == (">*" * 7 + "*" if function is all_gather_matmul else "*>" * 7 + "*")
     assert list(beside_permutes(forward, is_dot)) == [[1, 2, 3, 4, 5, 6, 7]]
-    # The gathered rows are there already, so that the gradient of rhs never waits; scattered ones are gathered for both gradients.
-    of_gradients = [8 + k for k in range(1, 8)] if function is all_gather_matmul else [2 * k for k in range(1, 8)]
+    # The gathered rows are there already, for the gradient of rhs in one product; scattered ones are gathered for both gradients.
+    of_gradients = [1 + k for k in range(1, 8)] if function is all_gather_matmul else [2 * k for k in range(1, 8)]
     assert list(beside_permutes(backward, is_dot)) == [[1, 2, 3, 4, 5, 6, 7], of_gradients]
     joined = [math.prod(op.results[0].type.shape) for op in operations(forward) if op.name == "stablehlo.concatenate"]
     assert max(joined, default=0) <= 48 * 3
-    assert collectives(forward.compile()) == {"collective-permute": 7}
-    assert collectives(backward.compile()) == {"collective-permute": 14}
+    kinds = {op.name for lowered in (forward, backward) for whole in inlined(lowered) for op, _, _ in whole}
+    assert kinds.isdisjoint({"stablehlo.all_gather", "stablehlo.reduce_scatter", "stablehlo.all_reduce", "stablehlo.case"})
+
+
+@each
+def test_on_cpus_it_is_the_plain_collective(function):
+    """The compiled program has the same instructions, its gradients' and that of a batch too."""
+    kinds = lambda compiled: collections.Counter(re.findall(r" ([a-z][a-z-]*)\(", compiled.as_text()))
+    batch = struct(2, 48, 24, dtype=np.float32), OPERANDS[1]
+    for transformed, operands in ((gradients, OPERANDS), (lambda product: jax.vmap(product, (0, None)), batch)):
+        ours, theirs = (jax.jit(transformed(split(f, mesh_of(x=8)))).lower(*operands).compile() for f in (function, plain(function)))
+        assert kinds(ours) == kinds(theirs)
+        assert set(collectives(ours)) <= {"all-gather", "reduce-scatter"} and collectives(ours)
 
 
 def test_what_is_beside_permutes_is_counted():
@@ -206,38 +255,56 @@ def test_what_is_beside_permutes_is_counted():
 def test_each_is_the_transpose_of_the_other():
     """As many products and permutes, the same way around the ring."""
 
-    def steps(function, transposed):
+    def ring(function, transposed):
         product = split(function)
         backwards = lambda y, rhs: jax.linear_transpose(lambda lhs: product(lhs, rhs), OPERANDS[0])(y)
-        lowered = jax.jit(backwards if transposed else product).lower(*OPERANDS)  # lhs and the result have one shape
-        pairs = [np.array(op.attributes["source_target_pairs"]) for op in operations(lowered) if op.name == "stablehlo.collective_permute"]
-        return [{int(shift) for shift in (p[:, 1] - p[:, 0]) % 3} for p in pairs], sum(map(is_dot, operations(lowered)))
+        lowered = for_gpus(backwards if transposed else product, *OPERANDS)  # lhs and the result have one shape
+        all_of_it = [op for whole in inlined(lowered) for op, _, _ in whole]
+        pairs = [np.array(op.attributes["source_target_pairs"]) for op in all_of_it if op.name == "stablehlo.collective_permute"]
+        return [{int(shift) for shift in (p[:, 1] - p[:, 0]) % 3} for p in pairs], sum(map(is_dot, all_of_it))
 
-    assert steps(all_gather_matmul, False) == steps(matmul_reduce_scatter, True) == ([{2}] * 2, 3)
-    assert steps(matmul_reduce_scatter, False) == steps(all_gather_matmul, True) == ([{1}] * 2, 3)
-
-
-def test_what_the_gradient_keeps():
-    """The gathered rows, as after an all-gather; under `jax.checkpoint` the operands alone, and the rows travel once more."""
-    again = jax.checkpoint(all_gather_matmul, static_argnums=2)
-    specs = P("x"), P(None, "x")
-    kept, beside = [], []
-
-    def inside(f, lhs, rhs):
-        _, pullback = jax.vjp(lambda a, b: f(a, b, "x"), lhs, rhs)
-        kept.append(sum(x.size for x in jax.tree.leaves(pullback) if x.dtype == lhs.dtype))
-        return gradients(lambda a, b: f(a, b, "x"))(lhs, rhs)
-
-    for f in (all_gather_matmul, plain(all_gather_matmul), again):
-        lowered = jax.jit(jax.shard_map(functools.partial(inside, f), mesh=RING, in_specs=specs, out_specs=specs)).lower(*OPERANDS)
-        beside += beside_permutes(lowered, is_dot)
-    rows, rhs = 48 * 24, 24 * 24 // 3
-    assert kept == [rows + rhs, rows + rhs, rows // 3 + rhs]
-    assert beside == [[1, 2, 4, 5], [], [1, 2, 4, 4, 5, 5]]
+    assert ring(all_gather_matmul, False) == ring(matmul_reduce_scatter, True) == ([{2}] * 2, 3)
+    assert ring(matmul_reduce_scatter, False) == ring(all_gather_matmul, True) == ([{1}] * 2, 3)
 
 
 @each
-def test_dtypes(function):
+def test_what_the_gradient_keeps(function):
+    """As the plain collective does, the gathered rows, or both operands; under `jax.checkpoint` the operands alone."""
+    specs = (P("x"), P(None, "x")) if function is all_gather_matmul else (P(None, "x"), P("x"))
+    kept = []
+
+    def inside(f, lhs, rhs):
+        _, pullback = jax.vjp(lambda a, b: f(a, b, "x"), lhs, rhs)
+        kept.append(sorted(x.size for x in jax.tree.leaves(pullback) if x.dtype == lhs.dtype))
+        return lhs, rhs
+
+    for f in (function, plain(function), jax.checkpoint(function, static_argnums=2)):
+        jax.eval_shape(jax.shard_map(functools.partial(inside, f), mesh=RING, in_specs=specs, out_specs=specs), *OPERANDS)
+    lhs, rhs = 48 * 24 // 3, 24 * 24 // 3
+    ours, theirs, again = kept
+    assert ours == theirs == [rhs, 3 * lhs if function is all_gather_matmul else lhs]
+    assert again == [rhs, lhs]
+
+
+@each
+def test_under_checkpoint(function):
+    """In the backward pass the rows travel once more, beside the products; what a policy saves of the products is not computed again."""
+    permutes = {}
+    for policy in (None, checkpoint_policies.dots_saveable):
+        again = jax.checkpoint(lambda a, b: jnp.sin(split(function)(a, b)), policy=policy)
+        beside = list(beside_permutes(for_gpus(gradients(again), *OPERANDS), is_dot))
+        assert all(count > k for each in beside for k, count in enumerate(each))
+        permutes[policy is None] = [len(each) for each in beside]
+    assert permutes[True] == [2, 2, 2]  # forward, forward again, backward
+    assert permutes[False] == ([2, 2, 2] if function is all_gather_matmul else [2, 2])
+    saved = [lambda product: jax.checkpoint(product, policy=checkpoint_policies.dots_saveable), jax.checkpoint]
+    a, b = integers((12, 12)), integers((12, 12), 1)
+    for wrapped in saved:
+        same(jax.jit(gradients(wrapped(split(function))))(a, b), jax.jit(gradients(jnp.matmul))(a, b))
+
+
+@each
+def test_dtypes(function, steps):
     """Sums of parts are in the dtype of the result: in float32 for bfloat16 operands, if that is asked for."""
     rng = np.random.default_rng(0)
     a, b = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((6, 96), (96, 6)))
@@ -249,7 +316,21 @@ def test_dtypes(function):
         assert np.abs(np.asarray(y, np.float64) - want).max() < bound * np.abs(want).max()
     i, j = integers((6, 6), dtype=np.int8), integers((6, 6), 1, np.int8)
     same(jax.jit(split(function, preferred_element_type=jnp.int32))(i, j), i.astype(np.int32) @ j.astype(np.int32))
-    assert jax.jit(split(function))(np.zeros((0, 6), np.float32), np.zeros((6, 6), np.float32)).shape == (0, 6)
+    for m, n, k in ((0, 6, 6), (6, 0, 6)):
+        y, slopes = jax.jit(lambda a, b: (split(function)(a, b), gradients(split(function))(a, b)))(np.zeros((m, k)), np.zeros((k, n)))
+        same((y, slopes), (np.zeros((m, n)), (np.zeros((m, k)), np.zeros((k, n)))))
+
+
+@each
+def test_bfloat16_beside_an_automatic_axis(function):
+    """On CPUs XLA aborts in the plain collective, so there the ring is the program."""
+    a, b = jnp.asarray(integers((8, 4)), jnp.bfloat16), jnp.asarray(integers((4, 12), 1), jnp.bfloat16)
+    product = split(function, GRID, "model", shard_map=dict(axis_names={"model"}))
+    for f, want in ((product, a @ b), (gradients(product), gradients(jnp.matmul)(a, b))):
+        lowered = jax.jit(f).lower(a, b)
+        sums = {"stablehlo.all_reduce", "stablehlo.reduce_scatter"}
+        assert not any(op.name in sums and "bf16" in str(op.results[0].type) for op in operations(lowered))
+        same(lowered.compile()(a, b), want)
 
 
 @each

@@ -26,6 +26,7 @@ from bilinear import (
 )
 from jax.sharding import AxisType, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
+from lowered import operations
 from test_sharding import collectives, place, spec
 
 import jaxext
@@ -258,6 +259,29 @@ def test_mesh_of_explicit_and_automatic_axes(problem):
             assert of(got[1][1]) == P("data")
             same(got, want)
             same(jax.jit(problem.role("fprop"))(x_placed, w_placed), truth(problem, "fprop", x, w))
+
+
+def summed_in(lowered) -> set[str]:
+    return {str(op.results[0].type.element_type) for op in operations(lowered) if op.name == "stablehlo.all_reduce"}
+
+
+IDLE = jax.make_mesh((8, 1), ("data", "model"), axis_types=MIXED.axis_types)
+
+
+@pytest.mark.parametrize(("problem", "mesh"), [(DOT, MIXED), (DOT, IDLE), (GROUPED, MIXED)], ids=["dot", "one device automatic", "grouped"])
+def test_bfloat16_parts_of_a_sum_beside_an_automatic_axis(problem, mesh):
+    """XLA aborted the process on CPUs, where it sums bfloat16 in float32: the program asks for that itself.  On GPUs bfloat16 is sent."""
+    x, w = problem.operands("fprop")
+    x, w = x.clip(0, 1).astype(jnp.bfloat16), w.astype(jnp.bfloat16)  # sums up to 256 are exact
+    step = lambda w, x: jax.grad(lambda w: jnp.sum(problem.call(OURS, x, w).astype(jnp.float32)))(w)
+    want = jax.jit(step)(w, x)
+    with jax.set_mesh(mesh):
+        traced = jax.jit(step).trace(place(w, P(), mesh), place(x, P("data"), mesh))
+        lowered = traced.lower()
+        assert summed_in(lowered) == {"f32"}  # or it aborts now
+        same(lowered.compile()(place(w, P(), mesh), place(x, P("data"), mesh)), want)
+        with jaxext.use_implementation("xla"):
+            assert summed_in(traced.lower(lowering_platforms=("cuda",))) == {"bf16"}
 
 
 def test_shard_map_on_an_explicit_mesh():

@@ -1,11 +1,6 @@
-"""Programs around the operations: control flow, custom derivatives, rematerialisation, export, and the cache of compiled programs."""
+"""Programs around the operations: control flow, custom derivatives, rematerialisation and export."""
 
 import functools
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +31,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_sharding import MESH, place
 
-import jaxext
-from jaxext import _environment, _form, _tuned, checkpoint_policies
+from jaxext import _form, checkpoint_policies
 from jaxext._form import owner
-from jaxext._measurements import Measurement, Table
 
 
 def step(ops, x, w):
@@ -313,60 +306,3 @@ def test_export_for_several_platforms(platforms, monkeypatch):
         assert sorted(set(seen)) == sorted(platforms)
         got = jax.jit(export.deserialize(exported.serialize()).call)(x, w)
         same(got, jax.jit(jax.grad(functools.partial(total, problem), (0, 1)))(x, w))
-
-
-# The cache of compiled programs.
-
-TWICE = """
-import jax, numpy as np, jaxext
-from jax.sharding import NamedSharding, PartitionSpec as P
-jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)
-events = []
-jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
-mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-x = jax.device_put(np.ones((8, 5, 1), np.float32), NamedSharding(mesh, P("data")))
-w = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
-for padding in ((0, 2), (2, 0)):
-    f = jax.jit(lambda x, w: jaxext.conv_general_dilated(x, w, (1,), [padding], dimension_numbers=("NWC", "WIO", "NWC")))
-    compiled = f.lower(x, w)
-    events.clear()
-    print(*np.asarray(compiled.compile()(x, w))[7, :, 0].astype(int), events.count("/jax/compilation_cache/cache_hits"))
-"""
-
-
-def test_persistent_cache_of_compiled_programs(tmp_path):
-    """jax's key holds of a custom_partitioning no more than shapes: two convolutions that differ in their padding were taken for one, and
-    the second got the first's result.
-    """
-    env = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))),
-    }
-    run = lambda: subprocess.run([sys.executable, "-c", TWICE], env=env, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert run() == ["3 3 3 1 0 0", "2 3 3 3 3 0"]
-    assert run() == ["3 3 3 1 0 1", "2 3 3 3 3 1"]
-
-
-def test_programs_tell_tables_and_code_apart(monkeypatch):
-    """Or the cache would give the program that another decided: XLA asks for the parts only when it compiles."""
-    a, b = place(np.ones((8, 4), np.float32), P("data")), np.ones((4, 2), np.float32)
-
-    def known_as():
-        return re.findall(r'product = "(.*?)"', jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(a, b).as_text())
-
-    measured = Measurement(implementation="xla", config={"algorithm": "dot_general"}, ms=(1.0, 1.0, 1.0), error=0.0)
-    tables = [Table(_tuned.context("cpu"), rows, "made up") for rows in ({}, {"one": [measured]}, {"another": [measured]})]
-    texts = []
-    for table in (*tables, *tables):
-        with jaxext.use_table(table):
-            texts.append(*known_as())
-    assert len(set(texts)) == 3 and texts[:3] == texts[3:]
-    before, sources = known_as(), _environment.sources("cpu")
-    monkeypatch.setattr(_environment, "sources", lambda platform: sources | {"triton": "another"})
-    assert known_as() != before
-    monkeypatch.setattr(_environment, "sources", lambda platform: sources)
-    assert known_as() == before
-    monkeypatch.setattr(_environment, "sources", os.listdir)  # of a folder that is not there
-    assert len(known_as()) == 1

@@ -1,0 +1,179 @@
+"""One function on CPUs and another elsewhere: the choice is made when a program is lowered, and has every rule of JAX.
+
+`lax.platform_dependent` is such a choice too, but its functions are branches of a `cond` whose index is a value.  A scan moves that value
+out of its body, and then a GPU has to wait for it in every step.  Derivatives of a `cond` trace both branches and keep what either needs.
+Here no value says which function was chosen, derivatives keep the operands alone, and the function that is not for CPUs is traced only
+where it is lowered.
+
+Each rule transforms both functions alike.  It must not know what they compute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, Var, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+by_platform = Primitive("by_platform")
+by_platform.multiple_results = True
+
+
+def choose(cpu: Callable, others: Callable, *args: jax.Array) -> tuple[jax.Array, ...]:
+    """`cpu(*args)` in a program for CPUs and `others(*args)` in one for anything else.
+
+    Args:
+      cpu, others: functions of arrays that give a sequence of arrays, of the same shapes and dtypes; `others` must be hashable.
+    """
+    return tuple(by_platform.bind(*args, cpu=_traced(cpu, args), others=others))
+
+
+def _traced(fun, args) -> ClosedJaxpr:
+    """Without what its results do not depend on: a tangent's primal result, a ring of products."""
+    closed = jax.make_jaxpr(lambda *args: tuple(fun(*args)))(*args)
+    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals), instantiate=True)
+    return ClosedJaxpr(jaxpr, closed.consts)
+
+
+@by_platform.def_effectful_abstract_eval
+def _(*_, cpu: ClosedJaxpr, others):
+    return cpu.out_avals, cpu.effects
+
+
+@by_platform.def_impl
+def _(*args, cpu: ClosedJaxpr, others):
+    on_cpu = {device.platform for x in args if isinstance(x, jax.Array) for device in x.devices()} <= {"cpu"}
+    return jaxpr_as_fun(cpu)(*args) if on_cpu else others(*args)
+
+
+lowered_on_cpus = mlir.lower_fun(lambda *args, cpu, others: jaxpr_as_fun(cpu)(*args), multiple_results=True)
+lowered_elsewhere = mlir.lower_fun(lambda *args, cpu, others: jaxpr_as_fun(_traced(others, args))(*args), multiple_results=True)
+mlir.register_lowering(by_platform, lowered_on_cpus, platform="cpu")
+mlir.register_lowering(by_platform, lowered_elsewhere)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tangent:
+    """Of `fun`: a function of its operands and of the tangents of those that `moving` marks."""
+
+    fun: Callable
+    moving: tuple[bool, ...]
+
+    def __call__(self, *args):
+        n = len(self.moving)
+        primals = tuple(x for x, moving in zip(args, self.moving, strict=False) if moving)
+        fixed = tuple(x for x, moving in zip(args, self.moving, strict=False) if not moving)
+        return jax.jvp(lambda *primals: tuple(self.fun(*_merged(self.moving, primals, fixed))), primals, args[n:])[1]
+
+
+def _jvp(primals, tangents, *, cpu, others):
+    moving = tuple(not isinstance(t, ad.Zero) for t in tangents)
+    args = (*primals, *(t for t, moves in zip(tangents, moving, strict=True) if moves))
+    results = by_platform.bind(*primals, cpu=cpu, others=others)
+    return results, choose(_Tangent(jaxpr_as_fun(cpu), moving), _Tangent(others, moving), *args)
+
+
+ad.primitive_jvps[by_platform] = _jvp
+
+
+@dataclasses.dataclass(frozen=True)
+class _Transposed:
+    """Of `fun`, which is linear in the operands that `linear` marks: a function of the others and of the cotangents that are not zero."""
+
+    fun: Callable
+    linear: tuple[bool, ...]
+    avals: tuple[Any, ...]
+    given: tuple[bool, ...]
+
+    def __call__(self, *args):
+        n = self.linear.count(False)
+
+        def fun(*operands):
+            results = self.fun(*_merged(self.linear, operands, args[:n]))
+            return [y for y, given in zip(results, self.given, strict=True) if given]
+
+        return jax.linear_transpose(fun, *self.avals)(list(args[n:]))
+
+
+def _transpose(cotangents, *args, cpu, others):
+    linear = tuple(map(ad.is_undefined_primal, args))
+    avals = tuple(x.aval for x in args if ad.is_undefined_primal(x))
+    given = tuple(not isinstance(ct, ad.Zero) for ct in cotangents)
+    known = [x for x in args if not ad.is_undefined_primal(x)]
+    transposed = functools.partial(_Transposed, linear=linear, avals=avals, given=given)
+    args = (*known, *(ct for ct, is_given in zip(cotangents, given, strict=True) if is_given))
+    return _merged(linear, choose(transposed(jaxpr_as_fun(cpu)), transposed(others), *args), [None] * len(known))
+
+
+ad.primitive_transposes[by_platform] = _transpose
+
+
+def _merged(marks: Sequence[bool], marked: Sequence, others: Sequence) -> list:
+    of_marked, of_others = iter(marked), iter(others)
+    return [next(of_marked) if mark else next(of_others) for mark in marks]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mapped:
+    fun: Callable
+    axes: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    size: Any
+    name: Hashable
+    spmd_name: Hashable
+
+    def __call__(self, *args):
+        mapped = functools.partial(jax.vmap, axis_size=self.size, axis_name=self.name, spmd_axis_name=self.spmd_name)
+        return mapped(lambda *args: tuple(self.fun(*args)), self.axes, self.results)(*args)
+
+
+def _batch(axis, args, dims, *, cpu, others):
+    named = any(getattr(effect, "name", None) == axis.name for effect in cpu.effects)
+    results = tuple(0 if named or _depends(cpu.jaxpr, i, dims) else None for i in range(len(cpu.out_avals)))
+    mapped = functools.partial(_Mapped, axes=tuple(dims), results=results, size=axis.size, name=axis.name, spmd_name=axis.spmd_name)
+    return choose(mapped(jaxpr_as_fun(cpu)), mapped(others), *args), results
+
+
+def _depends(jaxpr: Jaxpr, i: int, dims) -> bool:
+    """Whether result i follows from an operand that is mapped."""
+    _, used = pe.dce_jaxpr(jaxpr, [i == j for j in range(len(jaxpr.outvars))])
+    return any(is_used and dim is not None for is_used, dim in zip(used, dims, strict=True))
+
+
+batching.fancy_primitive_batchers[by_platform] = _batch
+
+
+def _under_a_policy(saveable, unknown, instantiated, eqn):
+    """`jax.checkpoint` with a policy: a result is saved if a product that the policy would save is in it, and no other is.
+
+    In the terms of `partial_eval_jaxpr_custom`: the equation of the forward pass, that of the backward pass, which of its results are
+    unknown in the first and which are there in the second, and what the second needs of the first.
+    """
+    n = len(eqn.outvars)
+    operands = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
+    if any(unknown):
+        return None, eqn, [True] * n, [True] * n, operands
+    saved = _saved(saveable, eqn.params["cpu"].jaxpr)
+    if all(saved):
+        return eqn, None, [False] * n, [False] * n, []
+    again = eqn.replace(outvars=[Var(v.aval) if is_saved else v for v, is_saved in zip(eqn.outvars, saved, strict=True)])
+    return eqn, again, [False] * n, [not is_saved for is_saved in saved], operands
+
+
+def _saved(saveable, jaxpr: Jaxpr) -> list[bool]:
+    """For each result, whether it follows from something that is to be saved."""
+    found: set[Var] = set()
+    for eqn in jaxpr.eqns:
+        inner = [p.jaxpr for p in eqn.params.values() if isinstance(p, ClosedJaxpr)]
+        itself = not inner and saveable(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params) is True
+        if itself or any(any(_saved(saveable, each)) for each in inner) or any(isinstance(v, Var) and v in found for v in eqn.invars):
+            found |= set(eqn.outvars)
+    return [isinstance(v, Var) and v in found for v in jaxpr.outvars]
+
+
+pe.partial_eval_jaxpr_custom_rules[by_platform] = _under_a_policy
