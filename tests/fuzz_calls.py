@@ -87,7 +87,8 @@ def some_dtypes(draw):
     other = draw.weighted(DTYPES) if draw.chance(2) else dtype
     preferred = dtype == "float8_e4m3fn" or draw.chance(20)
     kind = draw.choice("fiucb") if draw.chance(5) else "f" if "float" in dtype else dtype[0]
-    kwargs = {"preferred_element_type": np.dtype(draw.choice(PREFERRED[kind]))} if preferred else {}
+    results = [d for d in map(np.dtype, PREFERRED[kind]) if d.itemsize >= np.dtype(dtype).itemsize or draw.chance(10)]
+    kwargs = {"preferred_element_type": draw.choice(results)} if preferred and results else {}
     if draw.chance(5):
         kwargs["precision"] = draw.choice(["highest", "default", lax.Precision.HIGH])
     return {"dtypes": (dtype, other), "kwargs": kwargs}

@@ -14,16 +14,21 @@ import numpy as np
 from direct_sum import Convolution
 from jax import lax
 
-# Multiplications in one product, which numpy does in a millisecond or two, and elements of an array.
+# Multiplications in one product and elements of an array, as many as numpy takes a few milliseconds for; those of a large call.
 MOST_WORK, MOST_ELEMENTS = 1_000_000, 200_000
+LARGE = range(300_000, 4_000_000)
 
 
 def convolution(draw) -> tuple[Convolution, dict[str, Any]]:
     """A call of `lax.conv_general_dilated`: its truth and keywords."""
+    large = draw.chance(5)
     while True:
         rank = draw.weighted({0: 2, 1: 35, 2: 48, 3: 15})
-        truth, more = geometry(draw, rank, **groups(draw))
-        if affordable(truth) and (math.prod(truth.output) or draw.chance(20)):
+        truth, more = geometry(draw, rank, large, **groups(draw))
+        elements = [math.prod(shape) for shape in (truth.x, truth.w, truth.output)]
+        work = elements[2] * elements[1] // max(1, truth._sizes("w")[0])
+        fits = work in LARGE if large else work <= MOST_WORK and (elements[2] or draw.chance(20))
+        if fits and max(elements) <= MOST_ELEMENTS:
             break
     if all(d == 1 for d in truth.input_dilation) and draw.chance(80):
         del more["lhs_dilation"]
@@ -34,12 +39,6 @@ def convolution(draw) -> tuple[Convolution, dict[str, Any]]:
     if truth.batch_groups == 1:
         del more["batch_group_count"]
     return truth, more
-
-
-def affordable(truth) -> bool:
-    elements = [math.prod(shape) for shape in (truth.x, truth.w, truth.output)]
-    filters = max(1, truth._sizes("w")[0])
-    return max(elements) <= MOST_ELEMENTS and elements[2] * elements[1] // filters <= MOST_WORK
 
 
 def groups(draw):
@@ -63,10 +62,10 @@ def groups(draw):
     return {"sizes": sizes, "feature": feature, "batch": batch}
 
 
-def geometry(draw, rank, sizes, feature, batch):
+def geometry(draw, rank, large, sizes, feature, batch):
     """A direct sum, and the keywords of `lax.conv_general_dilated` that ask for it."""
     batch_size, inputs, filters, inputs_per_group = sizes
-    most = draw.weighted({3: 6, 6: 3, 20: 1})
+    most = draw.choice([20, 100, 3000]) if large else draw.weighted({3: 6, 6: 3, 20: 1})
 
     def each(weights, rarely=1):
         return tuple(draw.weighted(weights) if draw.chance(100 / rarely) else 1 for _ in range(rank))
@@ -80,7 +79,8 @@ def geometry(draw, rank, sizes, feature, batch):
         (i and (i - 1) * di + 1, r and (r - 1) * dr + 1)
         for i, r, di, dr in zip(extents, taps, input_dilation, filter_dilation, strict=True)
     ]
-    wild = draw.weighted({"none": 1, "some": 3, "beyond": 3, "crop": 3, "names": 1})
+    names = 1 if max(input_dilation, default=1) == 1 else 0.1  # where lax refuses them
+    wild = draw.weighted({"none": 1, "some": 3, "beyond": 3, "crop": 3, "names": names})
     pads = tuple(padding(draw, wild, i, r) for i, r in dilated)
     said: Any = pads
     if wild == "names":
