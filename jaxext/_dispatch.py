@@ -14,8 +14,9 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from jaxext import _roofline
 from jaxext._conv import CONV_IMPLEMENTATIONS
-from jaxext._form import Form, replacing_lax
+from jaxext._form import Form, owner, replacing_lax
 from jaxext._matmul import MATMUL
 from jaxext._products import Keywords, substitute
 from jaxext._scope import Scope
@@ -87,6 +88,7 @@ def like(namesake: Callable, implementation: str | None, arrays: tuple, static: 
     if implementation is not None or _named.value is not None:
         name = name or namesake.__name__
         implementation = named(implementation, name, implementations(_PRODUCTS[name.startswith("conv")]))
+    _roofline.tell(owner)  # jax may take the program from its cache, and then binds nothing
     keywords = Keywords.of(static)
     if keywords is None or not all([_is_array(x) for x in arrays]):
         return substitute(functools.partial(namesake, *arrays, **static), (), implementation)

@@ -82,7 +82,7 @@ class Form:
         return sum(1 if other in self.window else rank[other] for other in before)
 
     def bind(self, open: str, operands: Mapping[str, jax.Array], **params) -> jax.Array:
-        _roofline.tell(self, open)
+        _roofline.tell(owner)
         args = _compat.align_varying(*(operands[slot] for slot in self.operands(open)))
         return self.primitives[open].bind(*args, **params)
 

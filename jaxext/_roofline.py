@@ -19,14 +19,15 @@ _MODULE = "jax.experimental.roofline"
 _told = set()  # the primitives that have a rule
 
 
-def tell(form, open: str) -> None:
-    """Register the rule of the form's primitive for the slot `open`, if roofline is there."""
-    if _MODULE not in sys.modules or (primitive := form.primitives[open]) in _told:
+def tell(products) -> None:
+    """Register the rules of these primitives, each with its form and open slot, if roofline is there."""
+    if _MODULE not in sys.modules or len(_told) == len(products):
         return
     from jax.experimental import roofline
 
-    roofline.register_roofline(primitive)(functools.partial(_count, form, open))
-    _told.add(primitive)
+    for primitive in products.keys() - _told:
+        roofline.register_roofline(primitive)(functools.partial(_count, *products[primitive]))
+        _told.add(primitive)
 
 
 def _count(form, open, ctx, *operands, **params):

@@ -40,7 +40,7 @@ MAY = {
     "_conformance_vmap": {"_conformance"},
     "_conformance": set(),
     "ops": {"_dispatch"},
-    "_dispatch": {"_scope", "_products", "_conv", "_matmul", "_form"},
+    "_dispatch": {"_roofline", "_scope", "_products", "_conv", "_matmul", "_form"},
     "__main__": {"_command"},
     "_cache": {"_environment", "_info", "_table", "_terminal", "_tuned"},
     "_command": {

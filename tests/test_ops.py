@@ -380,8 +380,8 @@ def test_unknown_implementation(op):
 
 
 def test_unknown_implementation_in_a_context():
-    with pytest.raises(ValueError, match=r"use_implementation: name is 'fastest', want one of \['cuda', 'triton', 'xla'\] or None"):
-        jaxext.use_implementation("fastest")
+    with pytest.raises(ValueError, match=r"use_implementation: name is 'fastest', want one of \[.*'cuda', .*'triton', 'xla'\] or None"):
+        jaxext.use_implementation("fastest")  # other tests may have registered more
 
 
 @every_op
