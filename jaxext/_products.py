@@ -59,6 +59,7 @@ def substitute(function: Callable, keywords: Keywords, arrays: Sequence, impleme
     shardings is left to the form, which can do more.
     """
     arrays = tuple(map(jnp.asarray, arrays))
+    _compat.refuse_parts(getattr(function, "__name__", "product"), "out_sharding", keywords().get("out_sharding"))
     bare = tuple((x.shape, x.dtype, jax.typeof(x).weak_type) for x in arrays)
     # A function without arrays holds them itself, and symbolic sizes of two scopes cannot be compared: neither may be kept.
     keep = arrays and all(isinstance(n, int) for shape, _, _ in bare for n in shape)
