@@ -33,7 +33,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.interpreters.partial_eval import partial_eval_jaxpr_custom_rules
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxext._target import compute_capability
 
@@ -47,6 +47,7 @@ __all__ = [
     "policies_asked",
     "product_primitive",
     "published",
+    "refuse_parts",
     "register_lowering",
     "trace_context",
 ]
@@ -65,12 +66,35 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
     An abstract eval that drops the varying axes gives silently wrong gradients under `shard_map`; lax's own constructor keeps them on
     every supported version.  The devices are needed at lowering because custom_partitioning asks for them.
     """
-    primitive = standard_primitive(
-        shape_rule, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=functools.partial(standard_vma_rule, name)
-    )
+
+    def shape(*avals, out_sharding, **params):
+        refuse_parts(name, "the sharding of an operand", *(aval.sharding for aval in avals))
+        refuse_parts(name, "out_sharding", out_sharding)
+        return shape_rule(*avals, out_sharding=out_sharding, **params)
+
+    vma_rule = functools.partial(standard_vma_rule, name)
+    primitive = standard_primitive(shape, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=vma_rule)
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     partial_eval_jaxpr_custom_rules[primitive] = policies_asked  # type: ignore[assignment]
     return primitive
+
+
+def refuse_parts(name: str, argument: str, *shardings: NamedSharding | PartitionSpec | None) -> None:
+    """Refuse shardings in types by which an array lies in parts that are not added up yet, or its gradient will.
+
+    Raises:
+      NotImplementedError: as lax's convolution does; else lax, asked for the bare shapes, would find fault with something else.
+    """
+    for sharding in shardings:
+        spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else jax.sharding.get_abstract_mesh()
+        if not isinstance(spec, PartitionSpec) or AxisType.Explicit not in mesh.axis_types:
+            continue
+        for kind, axes in (("unreduced", spec.unreduced), ("reduced", spec.reduced)):
+            if axes:
+                raise NotImplementedError(
+                    f"{name}: {argument} is {spec}, want no {kind} axes, which jaxext does not support: it adds up the parts of sums itself"
+                )
 
 
 def register_lowering(primitive, rule) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,12 +66,13 @@ def _frozen(value):
     raise TypeError
 
 
-def substitute(function: Callable, arrays: Sequence, implementation: str | None) -> jax.Array:
+def substitute(function: functools.partial, arrays: Sequence, implementation: str | None) -> jax.Array:
     """`function(*arrays)` with our products for lax's.
 
     It is traced on bare shapes and dtypes: what lax refuses of shapes it refuses here, in its own words; what it refuses of the operands'
     shardings is left to the form, which can do more.
     """
+    _compat.refuse_parts(getattr(function.func, "__name__", "product"), "out_sharding", function.keywords.get("out_sharding"))
     arrays = tuple(x if isinstance(x, Tracer) else jnp.asarray(x) for x in arrays)
     bare = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=jax.typeof(x).weak_type) for x in arrays]
     with replacing_lax(False):

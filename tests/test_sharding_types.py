@@ -235,6 +235,23 @@ def test_refusals_name_the_axis(problem, x, w, named):
         jax.eval_shape(problem.role("fprop"), *operands)
 
 
+@pytest.mark.parametrize("problem", [DOT, CONV2D], ids=str)
+def test_parts_that_are_not_added_up_are_refused(problem):
+    """lax, asked for the bare shapes, blamed the contracted axis, or asked for an issue."""
+    x, w = problem.operands("fprop")
+    name = "dot_general" if problem is DOT else "conv_general_dilated"
+    with jax.set_mesh(EXPLICIT):
+        x, w = place(x, spec(problem, "x", {"C": "data"}), EXPLICIT), place(w, spec(problem, "w", {"C": "data"}), EXPLICIT)
+        for kind in ("unreduced", "reduced"):
+            out = P(*(None,) * x.ndim, **{kind: frozenset({"data"})})
+            for given in (out, NamedSharding(EXPLICIT, out)):
+                with pytest.raises(NotImplementedError, match=rf"{name}: out_sharding is P\(None, .*, want no {kind} axes, which jaxext"):
+                    jax.eval_shape(functools.partial(problem.call, OURS, out_sharding=given), x, w)
+        other = jax.device_put(w, P(*(None,) * w.ndim, reduced=frozenset({"data"})))
+        with pytest.raises(NotImplementedError, match=r"the sharding of an operand is P\(None, .*, want no reduced axes, which jaxext"):
+            jax.eval_shape(problem.role("fprop"), place(x, P("data"), EXPLICIT), other)
+
+
 def test_many_axes_per_label():
     """Labels of several axes, of which some are split; the contracted one wants an `out_sharding`."""
     problem = Problem("", (4, 2, 3, 8), (8, 5, 4, 2), ("a b . c", "c d a b", ". d"), dot((3, 1, 0), (0, 3, 2)))
