@@ -7,6 +7,7 @@ which is why shapes, dtypes, weak types and errors agree with lax by constructio
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from jaxext import _compat
 from jaxext._conv import conv_form
 from jaxext._form import replacing_lax
 from jaxext._matmul import MATMUL
