@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
@@ -85,14 +86,14 @@ def like(namesake: Callable, implementation: str | None, arrays: tuple, static: 
     key.  The namesake sees all else as it is and decides: it takes Python scalars and flax's nnx.Param, and refuses lists, None and traced
     static arguments.
     """
+    name = name or namesake.__name__
     if implementation is not None or _named.value is not None:
-        name = name or namesake.__name__
         implementation = named(implementation, name, implementations(_PRODUCTS[name.startswith("conv")]))
     _roofline.tell(owner)  # jax may take the program from its cache, and then binds nothing
     keywords = Keywords.of(static)
     if keywords is None or not all([_is_array(x) for x in arrays]):
         return substitute(functools.partial(namesake, *arrays, **static), (), implementation)
-    return _program(namesake, keywords, implementation)(*arrays)
+    return _program(namesake, name, keywords, implementation)(*arrays)
 
 
 def _is_array(x: Any) -> bool:
@@ -103,17 +104,19 @@ def _is_array(x: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(namesake, keywords, implementation):
+def _program(namesake, name, keywords, implementation):
     """A jitted function of the arrays alone, since jit is slow to compare static arguments.
 
-    As jnp's own functions do, it stays out of the jaxprs that it is traced into, on those versions of jax that heed `inline`.
+    It leaves no call in a jaxpr, on those versions of jax that heed `inline`; but jnp.convolve leaves one, and so is differentiated as one.
     """
 
-    def program(*arrays):
-        return substitute(functools.partial(namesake, **keywords.given), arrays, implementation)
+    function = functools.partial(namesake, **keywords.copy())
 
-    program.__name__ = program.__qualname__ = namesake.__name__
-    return jax.jit(program, inline=True)
+    def program(*arrays):
+        return substitute(function, arrays, implementation)
+
+    program.__name__ = program.__qualname__ = name
+    return jax.jit(program, inline=namesake is not jnp.convolve)
 
 
 def named(implementation: str | None, operation: Any, known: Sequence[str]) -> str | None:

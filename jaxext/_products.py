@@ -46,6 +46,10 @@ class Keywords(tuple):
         self.given = given
         return self
 
+    def copy(self) -> dict[str, Any]:
+        """What was given, for those who keep it: a list or an array can change after."""
+        return {name: _copied(value) for name, value in self.given.items()}
+
 
 # Of these types equal values are the same to lax.
 _PLAIN = (str, bool, int, float, complex, np.generic, np.dtype, type, enum.Enum, P, Sharding, type(None))
@@ -58,7 +62,7 @@ def _frozen(value):
       TypeError: there is none.
     """
     kind = type(value)
-    if isinstance(value, tuple | list):
+    if kind in (tuple, list) or hasattr(value, "_make"):
         return (kind, *map(_frozen, value))
     if isinstance(value, np.ndarray) and value.dtype != object:
         return kind, value.dtype, value.shape, value.tobytes()
@@ -66,6 +70,15 @@ def _frozen(value):
         hash(value)
         return kind, value
     raise TypeError
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, tuple | list):  # or a named tuple
+        parts = map(_copied, value)
+        return getattr(value, "_make", type(value))(parts)
+    return value
 
 
 def substitute(function: functools.partial, arrays: Sequence, implementation: str | None) -> jax.Array:
@@ -103,11 +116,12 @@ def _evaluate(closed: ClosedJaxpr, args, implementation):
     return read(closed.jaxpr.outvars[0])
 
 
-def _constant(literal: Literal) -> jax.Array:
+def _constant(literal: Any) -> jax.Array:
     """A Python scalar that was an operand has a weak type, which an array of its dtype has not."""
+    aval: Any = literal.aval
     weak = jnp.asarray(np.asarray(literal.val).item())
-    same = (weak.dtype, weak.weak_type) == (literal.aval.dtype, literal.aval.weak_type)
-    return weak if same else jnp.asarray(literal.val, literal.aval.dtype)
+    same = (weak.dtype, weak.weak_type) == (aval.dtype, aval.weak_type)
+    return weak if same else jnp.asarray(literal.val, aval.dtype)
 
 
 def _dot_general(lhs, rhs, *, dimension_numbers, precision, out_sharding, dtype, implementation, preferred_element_type):

@@ -5,6 +5,7 @@ Nothing is compiled: calls are traced with arrays, with traced operands and with
 
 import inspect
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ import jaxext
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 A, B, V = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32), np.ones(5, np.float32)
-X, W = np.ones((2, 6, 5, 4), np.float32), np.ones((3, 3, 4, 6), np.float32)
+X: Any = np.ones((2, 6, 5, 4), np.float32)
+W: Any = np.ones((3, 3, 4, 6), np.float32)
 PADS = ((1, 1), (0, 1))
 
 # Operation -> its namesake and good calls, of which each argument is then spoilt.
@@ -34,7 +36,8 @@ CALLS = {
 
 
 class Unhashable:
-    __hash__ = None
+    def __hash__(self):
+        raise TypeError("unhashable")
 
 
 class Index:
@@ -258,5 +261,7 @@ def test_traced_static_arguments_say_why():
 
 
 def test_empty_dilations_are_ones():
-    given = dict(lhs=X, rhs=W, window_strides=(1, 1), padding=PADS, dimension_numbers=NHWC, lhs_dilation=(), rhs_dilation=())
+    given: dict[str, Any] = dict(
+        lhs=X, rhs=W, window_strides=(1, 1), padding=PADS, dimension_numbers=NHWC, lhs_dilation=(), rhs_dilation=()
+    )
     np.testing.assert_array_equal(jaxext.conv_general_dilated(**given), lax.conv_general_dilated(**given))

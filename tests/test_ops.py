@@ -259,6 +259,13 @@ def test_one_program_for_equal_calls():
     assert len(traced) == 1
 
 
+@pytest.mark.parametrize("convolve", [jnp.convolve, jaxext.convolve])
+def test_convolve_is_one_equation(convolve):
+    """As jnp's is, so that an eager gradient runs two programs and not each equation of them."""
+    assert [eqn.params["name"] for eqn in jax.make_jaxpr(convolve)(V, V).eqns] == ["convolve"]
+    assert len(jax.make_jaxpr(jax.grad(lambda v: convolve(v, V)[0]))(V).eqns) < 10
+
+
 def test_the_examples_in_the_docstrings():
     assert doctest.testmod(ops) == doctest.TestResults(failed=0, attempted=7)
 
@@ -266,7 +273,7 @@ def test_the_examples_in_the_docstrings():
 # What is refused
 
 
-def conv_call(**changed):
+def conv_call(**changed) -> tuple[Any, dict[str, Any]]:
     return jaxext.conv_general_dilated, dict(lhs=X, rhs=W, window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC) | changed
 
 
@@ -493,7 +500,7 @@ def test_an_implementation_of_one_family_is_unknown_to_the_other(second_implemen
 
 @pytest.mark.parametrize("name", ["lhs_dilation", "rhs_dilation"])
 def test_a_wrong_number_of_dilations_is_named(name):
-    given: dict[str, Any] = conv_call(padding=((1, 1), (1, 1)), **{name: (2,)})[1]
+    given = conv_call(padding=((1, 1), (1, 1)), **{name: (2,)})[1]
     with pytest.raises(ValueError, match=rf"{name} is \(2,\), want one entry for each of 2 spatial axes"):
         jaxext.conv_general_dilated(**given)
 
@@ -512,7 +519,7 @@ EQUAL_BUT_OF_TWO_TYPES = [
 
 @pytest.mark.parametrize(("one", "other"), EQUAL_BUT_OF_TWO_TYPES, ids=range(len(EQUAL_BUT_OF_TWO_TYPES)))
 def test_keywords_of_two_types_are_two_keys(one, other):
-    key = lambda value: _products.Keywords.of({"a": value})
+    key: Any = lambda value: _products.Keywords.of({"a": value})
     assert key(one) == key(one)
     assert hash(key(one)) == hash(key(one))
     assert key(one) != key(other)
@@ -525,6 +532,19 @@ def test_only_plain_values_are_keys(value):
 
 def test_a_wrong_type_after_the_right_value():
     """The program of (1, 1) was taken for (1.0, 1.0), which lax refuses."""
-    jaxext.conv_general_dilated(X, W, (1, 1), "SAME", dimension_numbers=NHWC)
+    good, bad = (conv_call(window_strides=strides)[1] for strides in ((1, 1), (1.0, 1.0)))
+    jaxext.conv_general_dilated(**good)
     with pytest.raises(TypeError):
-        jaxext.conv_general_dilated(X, W, (1.0, 1.0), "SAME", dimension_numbers=NHWC)
+        jaxext.conv_general_dilated(**bad)
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_a_static_argument_that_changes_after_the_call(kind):
+    """A program that is traced again, for another shape, is still that of the values which are its key."""
+    strides = kind([1, 2])
+    given = conv_call(window_strides=strides)[1]
+    assert jaxext.conv_general_dilated(**given).shape == (2, 6, 3, 6)
+    strides[0] = 3
+    again = conv_call(window_strides=kind([1, 2]), lhs=X[:1])[1]
+    assert jaxext.conv_general_dilated(**again).shape == (1, 6, 3, 6)
+    assert jaxext.conv_general_dilated(**given).shape == (2, 2, 3, 6)
