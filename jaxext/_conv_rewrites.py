@@ -281,7 +281,7 @@ def rows_wgrad(x, y, window: Window, *, acc):
         def sums(r):
             """Those of the taps in row r of the filter: (taps · C, G·K)."""
             h = s * p + dr * r - low
-            h = lax.select(h % di == 0, h // di, lax.full_like(h, -1))
+            h = h if di == 1 else lax.select(h % di == 0, h // di, lax.full_like(h, -1))
             met = ((h >= 0) & (h < window.input[0])).reshape((block,) + (1,) * window.rank)
             seen = _rows(x, h).reshape((block,) + rest.input + (G, C))
             lanes = [_lanes(seen, c, K).astype(acc) for c in range(C)]
@@ -309,14 +309,14 @@ def _meeting(x, y, window, tap):
     """The elements of x that this tap sees, and the outputs that see them; both (block, *space, lanes)."""
     if max(window.input_dilation, default=1) > 1:
         return view(x, window, tap, lead=1), y
-    at_x, at_y = [slice(None)], [slice(None)]
+    of_x, of_y = [(0, x.shape[0], 1)], [(0, y.shape[0], 1)]
     for r, i, o, (low, _), s, _, dr in _axes(window, tap):
         first = max(0, -((dr * r - low) // s))
         stop = max(first, min(o, (i - 1 + low - dr * r) // s + 1))
         start = s * first + dr * r - low
-        at_x.append(slice(start, start + s * (stop - first - 1) + 1, s) if first < stop else slice(0, 0))
-        at_y.append(slice(first, stop))
-    return x[tuple(at_x)], y[tuple(at_y)]
+        of_x.append((start, start + s * (stop - first - 1) + 1, s) if first < stop else (0, 0, 1))
+        of_y.append((first, stop, 1) if first < stop else (0, 0, 1))
+    return tuple(lax.slice(a, *zip(*of, (0, a.shape[-1], 1), strict=True)) for a, of in ((x, of_x), (y, of_y)))
 
 
 # Reductions that are unrolled, since each takes XLA some ten milliseconds to compile: in all, and in a loop where those would be more.
