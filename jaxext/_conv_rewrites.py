@@ -283,11 +283,11 @@ def rows_wgrad(x, y, window: Window, *, acc):
             h = s * p + dr * r - low
             h = h if di == 1 else lax.select(h % di == 0, h // di, lax.full_like(h, -1))
             met = ((h >= 0) & (h < window.input[0])).reshape((block,) + (1,) * window.rank)
-            seen = _rows(x, h).reshape((block,) + rest.input + (G, C))
+            seen = padded(_rows(x, h).reshape((block,) + rest.input + (G, C)), rest, lead=1)
             lanes = [_lanes(seen, c, K).astype(acc) for c in range(C)]
             of_y = jnp.where(met, y, 0)  # a zero of the padding times an infinity would be NaN
-            pairs = (_meeting(lanes_of_c, of_y, rest, tap) for tap in taps_of(rest) for lanes_of_c in lanes)
-            return [lax.reduce_sum(a * b, tuple(range(window.rank))) for a, b in pairs]
+            products = (view_of_padded(of_c, rest, tap, lead=1) * of_y for tap in taps_of(rest) for of_c in lanes)
+            return [lax.reduce_sum(product, tuple(range(window.rank))) for product in products]
 
         def some(j, total):
             new = jnp.stack([total for r in range(at_once) for total in sums(j * at_once + r)])
@@ -303,20 +303,6 @@ def rows_wgrad(x, y, window: Window, *, acc):
     x, y = x.reshape((B, N) + window.input + (G * C,)), y.reshape((B, N) + window.output + (G * K,))
     w = one((x[0], y[0]))[None] if B == 1 else lax.map(one, (x, y))
     return jnp.moveaxis(w.reshape((B,) + window.filter + (C, G, K)), (-2, -1), (1, 2))
-
-
-def _meeting(x, y, window, tap):
-    """The elements of x that this tap sees, and the outputs that see them; both (block, *space, lanes)."""
-    if max(window.input_dilation, default=1) > 1:
-        return view(x, window, tap, lead=1), y
-    of_x, of_y = [(0, x.shape[0], 1)], [(0, y.shape[0], 1)]
-    for r, i, o, (low, _), s, _, dr in _axes(window, tap):
-        first = max(0, -((dr * r - low) // s))
-        stop = max(first, min(o, (i - 1 + low - dr * r) // s + 1))
-        start = s * first + dr * r - low
-        of_x.append((start, start + s * (stop - first - 1) + 1, s) if first < stop else (0, 0, 1))
-        of_y.append((first, stop, 1) if first < stop else (0, 0, 1))
-    return tuple(lax.slice(a, *zip(*of, (0, a.shape[-1], 1), strict=True)) for a, of in ((x, of_x), (y, of_y)))
 
 
 # Reductions that are unrolled, since each takes XLA some ten milliseconds to compile: in all, and in a loop where those would be more.
