@@ -119,8 +119,16 @@ def _sizes(axis_names, rank) -> list[int]:
 
 def _window(conv, image, filter):
     """The geometry of the convolution of the whole image, whose trace refuses what is to be refused."""
-    jaxpr = jax.make_jaxpr(conv)(image, jax.ShapeDtypeStruct(filter.shape, filter.dtype))
-    return next(eqn.params["window"] for eqn in jaxpr.eqns if eqn.primitive in owner)
+
+    def products(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive in owner:
+                yield eqn
+            elif "jaxpr" in eqn.params:  # on jax 0.11 and newer an operation stands in a jit
+                yield from products(eqn.params["jaxpr"].jaxpr)
+
+    jaxpr = jax.make_jaxpr(conv)(image, jax.ShapeDtypeStruct(filter.shape, filter.dtype)).jaxpr
+    return next(products(jaxpr)).params["window"]
 
 
 def _part(window, i, name, n) -> Part:

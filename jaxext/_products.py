@@ -245,9 +245,7 @@ def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_
 
 
 def _refuse_sizes(window, *others):
-    """Raise where a filter is empty, which XLA refuses, or where 64 bits overflow: lax's shapes wrap around, and XLA ends the process."""
-    if any(isinstance(n, int) and n == 0 for n in window.filter):
-        raise ValueError(f"conv_general_dilated: rhs has the spatial shape {window.filter}, want at least one element along each axis")
+    """Raise where 64 bits overflow: lax's shapes wrap around, and XLA ends the process."""
     inputs = [low + dilate(n, d) + high for n, d, (low, high) in zip(window.input, window.input_dilation, window.padding, strict=True)]
     filters = list(map(dilate, window.filter, window.filter_dilation))
     result = [n for n in (*others, *window.output) if isinstance(n, int)]

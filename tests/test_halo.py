@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bilinear import NCHW, NDHWC, NHWC, NWC, integers, same
+from cases import equations
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -224,8 +225,7 @@ def test_the_implementation_is_the_callers_also_where_ours_stand_in_for_lax():
     case = LINES["same"]
     f = jax.shard_map(functools.partial(case.ours, implementation="xla"), mesh=LINE, in_specs=(case.spec, P()), out_specs=case.spec)
     with jaxext.in_place_of_lax():
-        (inner,) = jax.make_jaxpr(f)(*case.operands).eqns
-    (conv,) = (eqn for eqn in inner.params["jaxpr"].eqns if eqn.primitive.name == "conv1d_fprop")
+        (conv,) = (eqn for eqn in equations(f, *case.operands) if eqn.primitive.name == "conv1d_fprop")
     assert conv.params["implementation"] == "xla"
 
 

@@ -103,7 +103,7 @@ def test_a_row_is_measured():
 def test_every_algorithm_is_measured():
     stages = []
     sides = plan_rows.alternatives(parse("fprop x=1,6,2 w=2,1,2 groups=2"), 3, tell=stages.append)
-    assert {"(lax)", "shifts", "lax", "dots", "blocks/1", "blocks/2"} <= sides.keys()
+    assert {"(lax)", "shifts", "lax", "dots", "loop"} <= sides.keys()
     assert all(isinstance(side, Side) for side in sides.values()) and "dots: compiling" in stages
     told = sweep_report.algorithms(sides)
     assert len(told) == len(sides) and sum("P" in line[:4] for line in told) == sum("*" in line[:4] for line in told) == 1

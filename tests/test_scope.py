@@ -7,6 +7,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import pytest
+from cases import equations
 
 import jaxext
 from jaxext import _dispatch, _form, _target, _tuned
@@ -121,7 +122,7 @@ def test_under_transformations():
     def net(x):
         return jnp.sum(jnp.tanh(x @ x))
 
-    (product,) = (eqn for eqn in jax.make_jaxpr(net)(X).eqns if eqn.primitive.name == "matmul_nn")
+    (product,) = (eqn for eqn in equations(net, X) if eqn.primitive.name == "matmul_nn")
     assert product.params["implementation"] == "xla"
     assert "dot_general" not in str(jax.make_jaxpr(jax.jit(jax.vmap(jax.grad(net))))(X[None]))
 
