@@ -252,8 +252,8 @@ def padded_size(window):
 def _shifted(x, w, window, taps, see, K, acc):
     """Sum over `taps` of x as `see` gives it, times w (b, taps, C, lanes): (b, n, *output, lanes)."""
     w = w.reshape(w.shape[:1] + (1,) * (window.rank + 1) + w.shape[1:])
-    lanes = [_lanes(x, c, K) for c in range(x.shape[-1])]
-    terms = (see(x_c, window, tap).astype(acc) * w[..., t, c, :] for t, tap in enumerate(taps) for c, x_c in enumerate(lanes))
+    views = ((t, see(x, window, tap).astype(acc)) for t, tap in enumerate(taps))
+    terms = (_lanes(v, c, K) * w[..., t, c, :] for t, v in views for c in range(x.shape[-1]))
     return functools.reduce(lax.add, terms)
 
 

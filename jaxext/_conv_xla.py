@@ -126,7 +126,8 @@ def _plan_of_wgrad(sizes, window, grouped):
             return "rows"
         if C * K == 1:
             return grouped
-    return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["w"] else grouped
+    # lax takes 2 ns for each product of groups, and multiplies each group with all others.
+    return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else grouped
 
 
 def _plan_of_gpu(open, dgrad, sizes, window, grouped):
