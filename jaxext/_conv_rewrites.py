@@ -9,7 +9,7 @@ window.  Accumulation is in `acc`; who calls rounds.  A rewrite must not know wh
 
 Two facts of XLA's CPU backend shape them.  A convolution inside a loop is as fast as outside if it is written in the layout in which XLA
 computes it, NHWC with the filter HWIO, and some fifteen times slower if not.  And each fusion takes tens of milliseconds to compile, longer
-than most layers run; long sums take more.
+than most layers run: many sums are one reduction.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ def loop_fprop(x, w, window: Window, *, precision, preferred):
     """One dense convolution for each b and g, in a loop."""
     B, G, K = w.shape[:3]
     C = x.shape[-1]
-    x, w = x.reshape(x.shape[:-2] + (-1,)), jnp.moveaxis(w, (1, 2), (-2, -1)).reshape((B,) + window.filter + (C, -1))
+    x, w = x.reshape(x.shape[:-2] + (-1,)), _outputs_last(w)
 
     def step(i, y):
         b, g = _pair(i, B, G)
         part = _dense(_part(x, b, g, C), _part(w, b, g, K), window, precision, preferred)
-        return lax.dynamic_update_slice(y, part[None], _starts(y, b, g, K))
+        return lax.dynamic_update_slice(y, part[None], _starts(y, b, g, K), allow_negative_indices=False)
 
     y = zeros((B, x.shape[1]) + window.output + (G * K,), preferred or x.dtype, x, w)
     return _repeat(B * G, step, y).reshape(y.shape[:-1] + (G, K))
@@ -164,10 +164,10 @@ def loop_wgrad(x, y, window: Window, *, precision, preferred):
         b, g = _pair(i, B, G)
         images, filters = jnp.moveaxis(_part(x, b, g, C), (0, -1), (-1, 0)), jnp.moveaxis(_part(y, b, g, K), 0, -2)
         part = jnp.moveaxis(_dense(images, filters, window, precision, preferred), 0, -2)
-        return lax.dynamic_update_slice(w, part[None], _starts(w, b, g, K))
+        return lax.dynamic_update_slice(w, part[None], _starts(w, b, g, K), allow_negative_indices=False)
 
     w = _repeat(B * G, step, zeros((B,) + taps + (C, G * K), preferred or x.dtype, x, y))
-    return jnp.moveaxis(w.reshape(w.shape[:-1] + (G, K)), (-2, -1), (1, 2))
+    return _outputs_first(w, G)
 
 
 def _repeat(count, step, total):
@@ -178,7 +178,7 @@ def _repeat(count, step, total):
 def _pair(i, B, G):
     """b and g of step i."""
     zero = np.int32(0)
-    return (i, zero) if G == 1 else (zero, i) if B == 1 else (i // np.int32(G), i % np.int32(G))
+    return (i, zero) if G == 1 else (zero, i) if B == 1 else (lax.div(i, np.int32(G)), lax.rem(i, np.int32(G)))
 
 
 def _starts(x, b, g, channels):
@@ -187,7 +187,22 @@ def _starts(x, b, g, channels):
 
 def _part(x, b, g, channels):
     """(B, ..., G·channels) -> (..., channels)"""
-    return lax.dynamic_slice(x, _starts(x, b, g, channels), (1,) + x.shape[1:-1] + (channels,))[0]
+    return lax.dynamic_slice(x, _starts(x, b, g, channels), (1,) + x.shape[1:-1] + (channels,), allow_negative_indices=False)[0]
+
+
+def _outputs_last(w):
+    """(B, G, K, *filter, C) -> (B, *filter, C, G·K).  B, G and K are merged first: XLA then sees that a filter HWIO was in this order."""
+    B, inner = w.shape[0], w.shape[3:]
+    if B == 1:
+        return jnp.moveaxis(w.reshape((-1,) + inner), 0, -1)[None]
+    return jnp.moveaxis(w.reshape((B, -1) + inner), 1, -1)
+
+
+def _outputs_first(w, G):
+    """The inverse of `_outputs_last`."""
+    B, inner = w.shape[0], w.shape[1:-1]
+    w = jnp.moveaxis(w[0], -1, 0) if B == 1 else jnp.moveaxis(w, -1, 1)
+    return w.reshape((B, G, -1) + inner)
 
 
 def _dense(x, w, window, precision, preferred):
@@ -208,7 +223,7 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
     """
     B, G, K = w.shape[:3]
     N, C = x.shape[1], x.shape[-1]
-    w = jnp.moveaxis(w, (1, 2), (-2, -1)).reshape(B, -1, C, G * K).astype(acc)  # (B, taps, C, lanes)
+    w = _outputs_last(w).reshape(B, -1, C, G * K).astype(acc)  # (B, taps, C, lanes)
 
     def images(x, w, see):
         if math.prod(window.filter) * C <= UNROLLED_TERMS:
@@ -217,7 +232,7 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
         w = w.reshape((w.shape[0], rows, len(rest)) + w.shape[2:])
 
         def step(r, y):
-            of_row = lax.dynamic_index_in_dim(w, r, 1, keepdims=False)
+            of_row = lax.dynamic_index_in_dim(w, r, 1, keepdims=False, allow_negative_indices=False)
             return lax.add(y, _shifted(x, of_row, window, [(r, *tap) for tap in rest], see, K, acc))
 
         return _repeat(rows, step, zeros(x.shape[:2] + window.output + (G * K,), acc, x, w))
@@ -231,7 +246,7 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
         def step(i_x):
             i, x = i_x
             x = padded(x.reshape((1, 1) + window.input + (G, C)), window)
-            return images(x, lax.dynamic_index_in_dim(w, i // np.int32(N), 0), view_of_padded)[0, 0]
+            return images(x, lax.dynamic_index_in_dim(w, lax.div(i, np.int32(N)), 0, allow_negative_indices=False), view_of_padded)[0, 0]
 
         # G·C in one axis: the loop would copy an x whose last axis has size 1.
         y = lax.map(step, (np.arange(B * N, dtype=np.int32), x.reshape((B * N,) + window.input + (G * C,))))
@@ -267,31 +282,35 @@ def rows_wgrad(x, y, window: Window, *, acc):
     """A loop over blocks of output rows that adds to every tap while a block is in cache; of many taps, some at a time."""
     B, N, G, K = y.shape[0], y.shape[1], *y.shape[-2:]
     C, first, taps = x.shape[-1], window.output[0], math.prod(window.filter[1:])
-    block = 1 if window.rank > 1 else min(ROW_BLOCK, first)
+    block = 64 if window.rank == 1 else 1 if max(window.stride) > 1 else max(1, BLOCK // math.prod(y.shape[3:]))
+    block = min(block, first)
     blocks = -(-first // block)
-    at_once = window.filter[0] if window.filter[0] * taps * C <= UNROLLED_SUMS else _divisor(window.filter[0], LOOPED_SUMS // (taps * C))
+    at_once = _divisor(window.filter[0], MOST_SUMS // (taps * C))
     rest = Window(**{name: value[1:] for name, value in vars(window).items()})
     (low, _), s, di, dr = window.padding[0], window.stride[0], window.input_dilation[0], window.filter_dilation[0]
 
     def step(i, total, x, y):
-        p = (i % blocks) * block + np.arange(block, dtype=np.int32)
-        x, y = (lax.dynamic_index_in_dim(a, i // blocks, 0, keepdims=False) for a in (x, y))
+        n, j = _pair(i, N, blocks)
+        p = j * np.int32(block) + np.arange(block, dtype=np.int32)
+        x, y = (lax.dynamic_index_in_dim(a, n, 0, keepdims=False, allow_negative_indices=False) for a in (x, y))
         y = _rows(y, p).astype(acc)  # (block, *output[1:], G·K)
 
-        def sums(r):
-            """Those of the taps in row r of the filter: (taps · C, G·K)."""
-            h = s * p + dr * r - low
-            h = h if di == 1 else lax.select(h % di == 0, h // di, lax.full_like(h, -1))
-            met = ((h >= 0) & (h < window.input[0])).reshape((block,) + (1,) * window.rank)
-            seen = padded(_rows(x, h).reshape((block,) + rest.input + (G, C)), rest, lead=1)
-            lanes = [_lanes(seen, c, K).astype(acc) for c in range(C)]
-            of_y = jnp.where(met, y, 0)  # a zero of the padding times an infinity would be NaN
-            products = (view_of_padded(of_c, rest, tap, lead=1) * of_y for tap in taps_of(rest) for of_c in lanes)
-            return [lax.reduce_sum(product, tuple(range(window.rank))) for product in products]
-
         def some(j, total):
-            new = jnp.stack([total for r in range(at_once) for total in sums(j * at_once + r)])
-            return lax.dynamic_update_index_in_dim(total, lax.dynamic_index_in_dim(total, j, 0, keepdims=False) + new, j, 0)
+            """Adds the sums of `at_once` rows of the filter, from row j · at_once on."""
+            r = j * at_once + np.arange(at_once, dtype=np.int32)[:, None]
+            h = s * p[None] + (dr * r - low)
+            h = h if di == 1 else lax.select(h % di == 0, h // di, lax.full_like(h, -1))  # (at_once, block)
+            met = ((h >= 0) & (h < window.input[0])).reshape((at_once, block) + (1,) * window.rank)
+            seen = padded(_rows(x, h.reshape(-1)).reshape((-1,) + rest.input + (G, C)), rest, lead=1)
+            lanes = [_lanes(seen, c, K).astype(acc).reshape((at_once, block, *seen.shape[1:-2], -1)) for c in range(C)]
+
+            def product(i, tap, of_c):
+                # Of y: a zero of the padding times an infinity would be NaN.
+                return view_of_padded(of_c[i], rest, tap, lead=1) * jnp.where(met[i], y, 0)
+
+            new = _sums([product(i, tap, of_c) for i in range(at_once) for tap in taps_of(rest) for of_c in lanes], window.rank)
+            total_of_j = lax.dynamic_index_in_dim(total, j, 0, keepdims=False, allow_negative_indices=False)
+            return lax.dynamic_update_index_in_dim(total, total_of_j + new, j, 0, allow_negative_indices=False)
 
         return some(0, total) if at_once == window.filter[0] else _repeat(window.filter[0] // at_once, some, total)
 
@@ -302,13 +321,22 @@ def rows_wgrad(x, y, window: Window, *, acc):
     # G·C and G·K in one axis each: the loop would copy an array whose last axis has size 1.
     x, y = x.reshape((B, N) + window.input + (G * C,)), y.reshape((B, N) + window.output + (G * K,))
     w = one((x[0], y[0]))[None] if B == 1 else lax.map(one, (x, y))
-    return jnp.moveaxis(w.reshape((B,) + window.filter + (C, G, K)), (-2, -1), (1, 2))
+    return _outputs_first(w.reshape((B,) + window.filter + (C, G * K)), G)
 
 
-# Reductions that are unrolled, since each takes XLA some ten milliseconds to compile: in all, and in a loop where those would be more.
-UNROLLED_SUMS, LOOPED_SUMS = 49, 16
-# Output positions of one step in one dimension.
-ROW_BLOCK = 64
+# Sums of one reduction.
+MOST_SUMS = 32
+# Elements of y in one step along more than one axis: with those of x, what a cache holds.
+BLOCK = 20_000
+
+
+def _sums(terms, axes):
+    """The sums of the arrays over that many first axes, stacked.
+
+    One reduction of all: XLA takes as long to compile it as one of a single array, and reads what the terms share once.
+    """
+    nothing = [np.zeros((), term.dtype) for term in terms]
+    return jnp.stack(lax.reduce(terms, nothing, lambda a, b: [*map(lax.add, a, b)], range(axes)))
 
 
 def _divisor(n, most):
