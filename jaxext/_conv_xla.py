@@ -102,7 +102,8 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
         return _plan_of_gpu(open, dgrad, sizes, window, grouped)
     if open == "y" and _by_batch_groups(B, G, K, window):
         return grouped
-    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (alone and _transposed_by_lax(open, window)):
+    large = alone or C * K > FEW_CHANNELS and _products(sizes, window) >= LEAST_OF_STEP["y"]
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, window, dtype)):
         return "phases"
     if alone:
         return "lax"
@@ -144,9 +145,9 @@ def _plan_of_gpu(open, dgrad, sizes, window, grouped):
     return "shifts" if open == "y" and G > 1 and window.rank and few else "lax" if B * G == 1 else grouped
 
 
-def _transposed_by_lax(open, window):
+def _transposed_by_lax(open, window, dtype):
     """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply with the dilation's zeros."""
-    return open == "y" and window.rank <= 2 and max(*window.stride, *window.filter_dilation) == 1
+    return open == "y" and window.rank <= 2 and max(*window.stride, *window.filter_dilation) == 1 and np.dtype(dtype).itemsize <= 4
 
 
 def _products(sizes, window):
