@@ -29,7 +29,7 @@ _PACKAGES = (*_COMPILERS, "numpy", *_FOR_CUDA, "jaxext")
 
 # Implementation -> the files, beside csrc, that decide what it computes with.
 _FILES = {
-    "xla": ("_conv.py", "_conv_rewrites.py", "_conv_xla.py", "_matmul.py"),
+    "xla": ("_conv.py", "_conv_rewrites.py", "_conv_xla.py", "_matmul.py", "_window.py"),
     "triton": ("_kernel.py", "_triton.py"),
     "cuda": ("_cuda.py", "_cuda_conv.py", "_cuda_depthwise.py", "_cuda_matmul.py", "_kernel.py"),
 }

@@ -41,10 +41,22 @@ class XlaMatmul:
         first = next(label for label in call.labels[call.open] if not all(label in call.labels[slot] for slot in operands))
         lhs, rhs = sorted(operands, key=lambda slot: first not in call.labels[slot])
         left, right, result = call.axes[lhs], call.axes[rhs], call.axes[call.open]
+        if call.platform == "cpu" and _faster_swapped(operands[lhs], operands[rhs], left, right, result):
+            lhs, rhs, left, right = rhs, lhs, right, left
         y = product(operands[lhs], operands[rhs], dimension_numbers(left, right, result), call.precision, call.dtype)
         free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
         order = [*(axis for axis in left if axis in right and axis in result), *free]
         return lax.transpose(y, [order.index(axis) for axis in result])
+
+
+def _faster_swapped(lhs, rhs, left, right, result) -> bool:
+    """XLA's CPU backend multiplies 16-bit operands whose contracted axes come first twice as fast with the smaller one on the left."""
+    static = all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape))
+    if not static or not lhs.dtype.itemsize == rhs.dtype.itemsize == 2 or lhs.size <= rhs.size:
+        return False
+    batch = {axis for axis in left if axis in right and axis in result}
+    own = [[axis in result for axis in axes if axis not in batch] for axes in (left, right)]
+    return all(of == sorted(of) for of in own)
 
 
 def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
