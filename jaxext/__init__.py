@@ -1,5 +1,15 @@
 """Convolution and matmul for JAX as primitives that compose with every transformation: import the operations from here."""
 
+import importlib.util
+import pathlib
+
+if importlib.util.find_spec("jaxext.kernels") is None:  # a folder of another place in the repository, put here by installing
+    raise ImportError(
+        f"jaxext was imported from its sources in {pathlib.Path(__file__).parent}, which hide the installed package and cannot run"
+        " themselves: start Python in another folder, or run `pip install --editable .` in the repository"
+    )
+
+# ruff: noqa: E402
 from jaxext import _compat  # noqa: I001 (first: it checks jax's version)
 from jaxext import checkpoint_policies, extend, parallel
 from jaxext._dispatch import in_place_of_lax, use_implementation

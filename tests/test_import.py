@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -60,6 +61,17 @@ def test_an_old_jax_is_told_in_one_sentence(tmp_path):
     done = python("import jaxext", tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ImportError: jaxext needs jax 0.10.2 or newer, this is jax 0.4.30: pip install -U jax"
+    assert "During handling" not in done.stderr and "direct cause" not in done.stderr
+
+
+def test_the_sources_tell_in_one_sentence_that_they_hide_the_installed_package(tmp_path):
+    """As in the root of the repository, where only an editable installation goes before them.  -S: there is none of that."""
+    shutil.copytree(ROOT / "jaxext", tmp_path / "jaxext", ignore=shutil.ignore_patterns("kernels", "benchmarks", "__pycache__"))
+    done = subprocess.run([sys.executable, "-S", "-c", "import jaxext"], cwd=tmp_path, capture_output=True, text=True, env={})
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: jaxext was imported from its sources in {tmp_path / 'jaxext'}, which hide the installed package and cannot run"
+        " themselves: start Python in another folder, or run `pip install --editable .` in the repository"
+    )
     assert "During handling" not in done.stderr and "direct cause" not in done.stderr
 
 
