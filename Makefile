@@ -1,33 +1,40 @@
-# `make demo` and `make test` need python3 (>= 3.11), make and a network for pip; all else goes into $(VENV).
+# `make demo` and `make test` need python3 (>= 3.11), make and a network for pip; all else goes into $(VENV).  The CUDA kernels, which take minutes,
+# are compiled where a GPU can run them, where CMAKE_ARGS names a library of them, and where asked for: `make build`, or JAXEXT_CUDA=ON.
 PYTHON ?= python3
 VENV   ?= .venv
 TESTS  ?= tests
+MARK   ?= not slow
 SEEDS  ?= 1000
 START  ?= 0
 
 python := $(VENV)/bin/python
 pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
+JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 cpp    := $(shell find csrc tests/csrc examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo test fuzz bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint format clean
+.PHONY: build demo test test-all fuzz bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
-demo: $(ready)
+demo: $(VENV)/.demo
 	$(python) examples/digits.py
 
-# two workers: most of the time goes into compiling, and the simulated devices take cores of their own; a process of Triton's
-# interpreter cannot compile, so the tests of kernels are a run of their own
+# all but the long tail, which test-all runs too; two workers: most of the time goes into compiling, and the simulated devices take cores of
+# their own; a process of Triton's interpreter cannot compile, so the tests of kernels are a run of their own
 test: $(ready)
-	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 $(filter-out tests/kernels%,$(TESTS)))
-	$(if $(filter tests tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
+	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 -m "$(MARK)" $(filter-out tests/kernels%,$(TESTS)))
+	$(if $(filter tests tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 -m "$(MARK)" $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
+test-all: MARK =
+test-all: test
 
 # random calls of the operations against numpy: SEEDS of them, from START on
 fuzz: $(ready)
 	$(python) tests/fuzz.py --seeds $(SEEDS) --start $(START) --jobs 2
 
-# after a change in csrc/: compiles what depends on it, into build/
+# compiles the CUDA kernels into build/: after a change in csrc/ those that depend on it.  pip shows what it compiles with --verbose alone.
+build: JAXEXT_CUDA = ON
 build: $(ready)
-	$(pip) install --no-build-isolation --no-deps --editable .
+	$(cuda_tools)
+	$(install) --verbose --no-deps --editable .
 
 bench: $(ready)
 	$(python) -m jaxext bench
@@ -64,10 +71,14 @@ gpu:
 gpu-rehearsal:
 	PYTHON=$(PYTHON) bash benchmarks/gpu_rehearsal.sh
 
-lint: $(ready)
+# also the hooks of .pre-commit-config.yaml
+lint: ruff clang-format pyright
+ruff: $(ready)
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+clang-format: $(ready)
 	$(VENV)/bin/clang-format --dry-run -Werror $(cpp)
+pyright: $(ready)
 	$(python) -m pyright --pythonpath $(python)
 
 format: $(ready)
@@ -77,12 +88,19 @@ format: $(ready)
 
 # Made afresh when the dependencies may have changed, so that what was dropped from them cannot linger; editable, so that edits of Python need
 # nothing.  The build's tools stay in it, and builds in build/, so that a change in csrc/ compiles no more than it must.
-tools := cmake ninja pybind11 scikit-build-core
-$(ready): pyproject.toml CMakeLists.txt
+install = JAXEXT_CUDA=$(JAXEXT_CUDA) $(python) -m pip --disable-pip-version-check install --no-build-isolation
+define cuda_tools
+$(pip) install pybind11 jaxlib
+$(pip) install --no-deps nvidia-cutlass==4.2.0.0
+endef
+$(VENV)/.demo: pyproject.toml CMakeLists.txt
 	$(PYTHON) -m venv --clear $(VENV)
-	$(pip) install $(tools) jax
-	[ "$$(uname)" != Linux ] || $(pip) install --no-deps nvidia-cutlass==4.2.0.0
-	$(pip) install --no-build-isolation --editable '.[test]'
+	$(pip) install cmake ninja scikit-build-core
+	$(if $(filter OFF,$(JAXEXT_CUDA)),,$(cuda_tools))
+	$(install) $(if $(filter OFF,$(JAXEXT_CUDA)),--quiet,--verbose) --editable '.[demo]'
+	touch $@
+$(ready): $(VENV)/.demo
+	$(install) --quiet --editable '.[test]'
 	# what jax-triton imports; it needs no GPU, and is made for Linux, like Triton
 	[ "$$(uname)" != Linux ] || $(pip) install --no-deps "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
 	touch $@
