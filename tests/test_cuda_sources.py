@@ -17,7 +17,7 @@ NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 CUTLASS = importlib.util.find_spec("cutlass_library")
 pytestmark = [
     pytest.mark.skipif(NVCC is None, reason="no nvcc here"),
-    pytest.mark.skipif(CUTLASS is None, reason="nvidia-cutlass is not installed"),
+    pytest.mark.skipif(CUTLASS is None, reason="nvidia-cutlass is not installed: make build"),
 ]
 
 

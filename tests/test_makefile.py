@@ -1,4 +1,4 @@
-"""What `make` would run: where the CUDA kernels are compiled, which tests are chosen, and what the hooks of pre-commit have in common with it."""
+"""What `make` would run: where CUDA kernels are compiled, which tests are chosen, and that pre-commit has the parts of lint."""
 
 import os
 import pathlib
