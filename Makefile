@@ -13,7 +13,7 @@ ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 cpp    := $(shell find csrc tests/csrc examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo test test-all fuzz bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+.PHONY: build demo test test-all fuzz mutations bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -29,6 +29,10 @@ test-all: test
 # random calls of the operations against numpy: SEEDS of them, from START on
 fuzz: $(ready)
 	$(python) tests/fuzz.py --seeds $(SEEDS) --start $(START) --jobs 2
+
+# planted defects, and which test finds each; DEFECTS may be parts of names of some, or options such as --all and --likely
+mutations: $(ready)
+	$(python) tests/mutations.py $(DEFECTS)
 
 # compiles the CUDA kernels into build/: after a change in csrc/ those that depend on it.  pip shows what it compiles with --verbose alone.
 build: JAXEXT_CUDA = ON

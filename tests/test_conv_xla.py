@@ -401,6 +401,10 @@ def test_windows():
             assert sub.output == tuple(map(len, outputs)) and sub.filter == tuple(map(len, taps))
             assert dataclasses.replace(sub, input_dilation=(1,) * w.rank) == sub
             assert all(dilate(i, 1) + low + high >= 1 for i, (low, high) in zip(sub.input, sub.padding, strict=True))
+    for low, high in itertools.product(range(-6, 2), repeat=2):  # crops, of which some leave a hole of the dilation at an end
+        left, rest = window((4,), (1,), padding=((low, high),), input_dilation=(3,)).cropped
+        assert min(rest.padding[0]) >= 0 and rest.output == (max(0, 10 + low + high),)
+        assert rest.input == (len(range(4)[left[0]]),)
 
 
 def test_a_traced_batch_size_goes_to_lax():
@@ -408,3 +412,13 @@ def test_a_traced_batch_size_goes_to_lax():
     plan = functools.partial(_conv_xla.plan, dtype=jnp.float32, splitter="nobody")
     assert plan("y", labels(N=n, G=3), SAME) == "lax"
     assert plan("w", labels(N=n, G=3), SAME) == "lax"
+
+
+def test_an_infinity_beside_the_image_reaches_no_tap_of_the_rows_beyond():
+    """Rows of the padding are left out, not multiplied: zero times the infinity of a gradient would be NaN."""
+    sizes, same = labels(G=16), window((6, 5), (3, 3), padding=((1, 1), (1, 1)))
+    x, y = (jnp.ones(shapes_of(sizes, same)[slot], jnp.float32) for slot in "xy")
+    for row, met in ((0, [False, True, True]), (-1, [True, True, False])):
+        operands = {"x": x, "y": y.at[:, :, row].set(jnp.inf)}
+        w = _conv_xla.conv("w", operands, same, algorithm="rows", dtype=jnp.float32, precision=None, splitter="nobody")
+        np.testing.assert_array_equal(~np.isfinite(w).all((0, 1, 2, 4, 5)), met)

@@ -154,12 +154,19 @@ def test_channels_that_their_groups_split_unevenly(split):
         same(jax.jit(problem.role(role))(place(a, x), place(b, w)), truth(problem, role, a, b))
 
 
-@pytest.mark.parametrize(("lhs", "rhs"), [(P("data", "model"), P("data", "model")), (P(None, "model"), P(None, "model"))])
-def test_a_label_that_is_kept_goes_before_one_that_is_summed(lhs, rhs):
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "out"),
+    [
+        (P("data", "model"), P("data", "model"), None),
+        (P(None, "model"), P(None, "model"), None),
+        (P(None, "model"), P(None, "model"), P("model")),  # which says nothing of the kept label that is split
+    ],
+)
+def test_a_label_that_is_kept_goes_before_one_that_is_summed(lhs, rhs, out):
     """Both want the same devices.  Then an operand is gathered; parts of a result that could be split itself would be more to send."""
     a, b = DOT.operands("fprop")
     x, w = place(a, lhs), place(b, rhs)
-    compiled = jax.jit(DOT.role("fprop")).lower(x, w).compile()
+    compiled = jax.jit(DOT.role("fprop"), out_shardings=out and NamedSharding(MESH, out)).lower(x, w).compile()
     same(compiled(x, w), truth(DOT, "fprop", a, b))
     assert set(collectives(compiled)) == {"all-gather"}
 

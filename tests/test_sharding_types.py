@@ -222,6 +222,7 @@ def test_vmap_with_out_sharding():
         (CONV2D, P(None, None, "model"), P(), "axis W of x"),
         (CONV1D, P(), P("model"), "axis S of w"),
         (DOT, P(None, "data"), P("model"), "axis"),
+        (DOT, P(None, "data"), P("data"), "the sum runs over axis K0, .* ambiguous"),
     ],
     ids=str,
 )

@@ -1,0 +1,155 @@
+"""Planted defects, and whether the tests find them: `make mutations`, or `python tests/mutations.py [--all] [part of a name ...]`.
+
+Each defect is one small error that somebody could make.  It is planted in a copy of this checkout, where the tests run that are likely to
+find it and then, if these pass, the others.  Those that found something are run once more in a copy without any defect, where they must pass.
+A row for each defect says which test found it; the status is 1 if one was not found.  Compiled CUDA kernels are those of the sources as they
+are: what only these show, no test of a changed source can find.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parent.parent
+TABLE = ROOT / "tests/mutations.txt"
+# Tests that fail at whatever change of a source.
+BLIND = ["tests/test_mutations.py"]
+FINDERS = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - .*)?$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Defect:
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]  # that are likely to find it
+
+
+def defects() -> list[Defect]:
+    """Those of the table, in which each has a line "# file: name", lines of the old and of the new text, and one of tests."""
+    found = []
+    for block in TABLE.read_text().split("\n# ")[1:]:
+        head, *lines = block.splitlines()
+        file, _, name = head.partition(": ")
+        old, new, tests = ([line[1:] for line in lines if line.startswith(sign)] for sign in "-+?")
+        names = " ".join(tests).split()
+        found.append(Defect(name, file, "\n".join(old), "\n".join(new), tuple(f"tests/{name}" for name in names)))
+    return found
+
+
+def copy(folder: pathlib.Path) -> None:
+    """This checkout as it is now, with what was compiled."""
+    subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, folder], check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        (folder / name).unlink(missing_ok=True)
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    for name in ("kernels", "benchmarks"):  # where an installation has them
+        (folder / "jaxext" / name).symlink_to(folder / name)
+    for name in ("_cuda_build", "_cuda_module"):
+        if (spec := importlib.util.find_spec(f"jaxext.{name}")) and spec.origin:
+            (folder / "jaxext" / pathlib.Path(spec.origin).name).symlink_to(spec.origin)
+    # An editable installation would find the modules of this checkout before those of the copy.
+    (folder / ".site").mkdir()
+    (folder / ".site/sitecustomize.py").write_text(
+        "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if not type(f).__name__.startswith('ScikitBuild')]\n"
+    )
+
+
+def environment(folder: pathlib.Path, **more: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return inherited | {"PYTHONPATH": f"{folder / '.site'}{os.pathsep}{folder}"} | more
+
+
+def run(folder: pathlib.Path, tests: list[str], options: argparse.Namespace) -> str | None:
+    """The first test that fails, or None; those of kernels run last, in Triton's interpreter."""
+    of_kernels = [test for test in tests if test.startswith("tests/kernels")]
+    others = [test for test in tests if test not in of_kernels]
+    more = ["tests/kernels"] if "tests" in tests else of_kernels
+    for these, variables in ((others, {}), (more, {"TRITON_INTERPRET": "1"})):
+        if these and (found := _pytest(folder, these, options, environment(folder, **variables))):
+            return found
+    return None
+
+
+def _pytest(folder, tests, options, variables) -> str | None:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE", "-n", str(options.workers), "--tb=line"]
+    command += [] if options.all else ["-m", "not slow"]
+    command += [f"--deselect={test}" for test in BLIND] + tests
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait(options.limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"no end after {options.limit} s: {' '.join(tests)}"
+        said.seek(0)
+        text = said.read()
+    if status in (0, 4, 5):  # 4: a test that is likely to find it is there no more; 5: there is none but for slow ones
+        if status == 4 and tests == ["tests"]:
+            raise SystemExit(f"{' '.join(command)}: status {status}\n{text[-3000:]}")
+        return None
+    finders = FINDERS.findall(text) or re.findall(r"^INTERNALERROR.*AssertionError: \('(\S+?)', <WorkerController", text, re.MULTILINE)
+    return finders[0] if finders else f"the end of its process, with status {status}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="parts of names or files of defects; all, if none is given")
+    parser.add_argument("--all", action="store_true", help="the whole suite, slow tests included")
+    parser.add_argument("--tests", nargs="+", metavar="TEST", help="these tests alone")
+    parser.add_argument("--likely", action="store_true", help="the likely tests of each defect alone")
+    parser.add_argument("--workers", type=int, default=2, help="of pytest")
+    parser.add_argument("--limit", type=int, default=3600, help="seconds of a run of tests")
+    options = parser.parse_args()
+    wanted = [d for d in defects() if not options.names or any(name in f"{d.file}: {d.name}" for name in options.names)]
+    for defect in wanted:
+        if (count := (ROOT / defect.file).read_text().count(defect.old)) != 1:
+            raise SystemExit(f"{defect.file}: {defect.name}: the old text is there {count} times, want once")
+    with tempfile.TemporaryDirectory(prefix="jaxext-mutations-") as temporary:
+        folder = pathlib.Path(temporary) / "jaxext"
+        copy(folder)
+        where = [sys.executable, "-c", "import jaxext; print(jaxext.__file__)"]
+        told = subprocess.run(where, cwd=temporary, env=environment(folder), capture_output=True, text=True, check=True).stdout
+        assert told.strip() == str(folder / "jaxext/__init__.py"), f"jaxext is not that of the copy: {told}"
+        found = {defect: find(folder, defect, options) for defect in wanted}
+        finders = sorted({test for test in found.values() if test and "::" in test})
+        false = finders and run(folder, finders, options)
+    missed = [defect for defect, test in found.items() if test is None]
+    print(f"{len(wanted) - len(missed)} of {len(wanted)} found" + (f"; without a defect there fails {false}" if false else ""))
+    sys.exit(bool(missed or false))
+
+
+def find(folder: pathlib.Path, defect: Defect, options: argparse.Namespace) -> str | None:
+    """The test that finds it, or None."""
+    path, begun = folder / defect.file, time.monotonic()
+    before = path.read_text()
+    path.write_text(before.replace(defect.old, defect.new))
+    stages = [options.tests] if options.tests else [list(defect.tests), *([] if options.likely else [["tests"]])]
+    try:
+        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # a file of the same size may be changed within a second
+        found = next(filter(None, (run(folder, tests, options) for tests in stages if tests)), None)
+    finally:
+        path.write_text(before)
+        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
+    print(f"{defect.file}: {defect.name}\n    {found or 'NOT FOUND'}, {time.monotonic() - begun:.0f} s", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
