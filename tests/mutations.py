@@ -1,9 +1,9 @@
 """Planted defects, and whether the tests find them: `make mutations`, or `python tests/mutations.py [--all] [part of a name ...]`.
 
-Each defect is one small error that somebody could make.  It is planted in a copy of this checkout, where the tests run that are likely to
-find it and then, if these pass, the others.  Those that found something are run once more in a copy without any defect, where they must pass.
-A row for each defect says which test found it; the status is 1 if one was not found.  Compiled CUDA kernels are those of the sources as they
-are: what only these show, no test of a changed source can find.
+Each defect of mutations.txt is one small error that somebody could make.  It is planted in a copy of this checkout, where those tests run
+that are likely to find it and then, if these pass, the others.  Those that found one are run once more without any, and must pass.  A row
+for each defect says which test found it; the status is 1 if one was not found.  Compiled CUDA kernels are those of the sources as they are,
+so that of csrc only such tests can find a defect as compile it themselves.
 """
 
 import argparse
@@ -36,14 +36,13 @@ class Defect:
 
 
 def defects() -> list[Defect]:
-    """Those of the table, in which each has a line "# file: name", lines of the old and of the new text, and one of tests."""
+    """Those of the table, in which each has a line "# file: name" and lines of the old text, of the new one and of tests."""
     found = []
     for block in TABLE.read_text().split("\n# ")[1:]:
         head, *lines = block.splitlines()
         file, _, name = head.partition(": ")
         old, new, tests = ([line[1:] for line in lines if line.startswith(sign)] for sign in "-+?")
-        names = " ".join(tests).split()
-        found.append(Defect(name, file, "\n".join(old), "\n".join(new), tuple(f"tests/{name}" for name in names)))
+        found.append(Defect(name, file, "\n".join(old), "\n".join(new), tuple(f"tests/{test}" for test in tests)))
     return found
 
 
@@ -59,20 +58,20 @@ def copy(folder: pathlib.Path) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     for name in ("kernels", "benchmarks"):  # where an installation has them
-        (folder / "jaxext" / name).symlink_to(folder / name)
+        (folder / "jaxext" / name).symlink_to(f"../{name}")
     for name in ("_cuda_build", "_cuda_module"):
         if (spec := importlib.util.find_spec(f"jaxext.{name}")) and spec.origin:
             (folder / "jaxext" / pathlib.Path(spec.origin).name).symlink_to(spec.origin)
     # An editable installation would find the modules of this checkout before those of the copy.
-    (folder / ".site").mkdir()
-    (folder / ".site/sitecustomize.py").write_text(
+    (folder.parent / "site").mkdir()
+    (folder.parent / "site/sitecustomize.py").write_text(
         "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if not type(f).__name__.startswith('ScikitBuild')]\n"
     )
 
 
 def environment(folder: pathlib.Path, **more: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return inherited | {"PYTHONPATH": f"{folder / '.site'}{os.pathsep}{folder}"} | more
+    return inherited | {"PYTHONPATH": f"{folder.parent / 'site'}{os.pathsep}{folder}"} | more
 
 
 def run(folder: pathlib.Path, tests: list[str], options: argparse.Namespace) -> str | None:
@@ -87,7 +86,8 @@ def run(folder: pathlib.Path, tests: list[str], options: argparse.Namespace) -> 
 
 
 def _pytest(folder, tests, options, variables) -> str | None:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE", "-n", str(options.workers), "--tb=line"]
+    workers = 0 if all("::" in test for test in tests) else options.workers  # few tests are done before workers have begun
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE", "-n", str(workers), "--tb=line"]
     command += [] if options.all else ["-m", "not slow"]
     command += [f"--deselect={test}" for test in BLIND] + tests
     with tempfile.TemporaryFile("w+") as said:
@@ -100,16 +100,17 @@ def _pytest(folder, tests, options, variables) -> str | None:
             return f"no end after {options.limit} s: {' '.join(tests)}"
         said.seek(0)
         text = said.read()
-    if status in (0, 4, 5):  # 4: a test that is likely to find it is there no more; 5: there is none but for slow ones
-        if status == 4 and tests == ["tests"]:
-            raise SystemExit(f"{' '.join(command)}: status {status}\n{text[-3000:]}")
+    if status in (0, 5):  # 5: there are none but slow ones
         return None
-    finders = FINDERS.findall(text) or re.findall(r"^INTERNALERROR.*AssertionError: \('(\S+?)', <WorkerController", text, re.MULTILINE)
-    return finders[0] if finders else f"the end of its process, with status {status}"
+    if finders := FINDERS.findall(text):
+        return finders[0]
+    if status < 0:  # a worker's end is a failure of its test
+        return f"the end of pytest by signal {-status}"
+    raise SystemExit(f"{' '.join(command)}: status {status}\n{text[-3000:]}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Planted defects, and whether the tests find them.")
     parser.add_argument("names", nargs="*", help="parts of names or files of defects; all, if none is given")
     parser.add_argument("--all", action="store_true", help="the whole suite, slow tests included")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="these tests alone")

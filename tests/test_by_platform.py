@@ -127,3 +127,10 @@ def test_what_it_shows_is_the_program_for_cpus():
     x = jnp.ones(3)
     (eqn,) = jax.make_jaxpr(functools.partial(choose, here, elsewhere))(x, x).eqns
     same(jaxpr_as_fun(eqn.params["cpu"])(x, x), list(here(x, x)))
+
+
+def test_a_result_that_varies_with_a_named_axis_alone():
+    """It follows from no operand that is mapped."""
+    f = lambda x, y: (x * y, lax.axis_index("i") * y)
+    x, y = jnp.arange(4, dtype=jnp.int32), jnp.asarray(3, jnp.int32)
+    same(jax.vmap(lambda x, y: choose(f, f, x, y), (0, None), axis_name="i")(x, y), (x * y, x * y))

@@ -272,3 +272,11 @@ def test_masked_arrays_are_left_to_lax():
     for convolution in (lax.conv_general_dilated, jaxext.conv_general_dilated):
         with pytest.raises(TypeError, match="ndim to be equal, got 2 and 4"):
             convolution(**call)
+
+
+def test_sizes_are_refused_from_2_to_the_63_on():
+    image, filter = (jax.ShapeDtypeStruct((1, 1, n), np.float32) for n in (4, 1))
+    conv = lambda low: jax.eval_shape(lambda x, w: jaxext.conv_general_dilated(x, w, (2,), [(low, 0)]), image, filter)
+    assert conv(2**63 - 6).shape == (1, 1, 2**62 - 1)
+    with pytest.raises(ValueError, match="want what 64 bits can count"):
+        conv(2**63 - 4)

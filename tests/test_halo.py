@@ -240,6 +240,7 @@ TOO_LONG = r"whose 16 rows 'h' splits over 8 devices, a device reads 3 rows befo
     [
         (dict(padding="VALID"), ValueError, NEEDS_MORE),
         (dict(filter=(7, 3, 3, 4)), ValueError, TOO_LONG),
+        (dict(filter=(5, 3, 3, 4), padding=[(0, 4), (1, 1)]), ValueError, "reads 0 rows before and 4 behind its own, want at most the 2"),
         (dict(axis_names=("h",)), ValueError, r"axis_names is \('h',\), want one entry for each of 2 spatial axes"),
         (dict(axis_names="hw"), ValueError, r"axis_names is 'hw', want one entry for each of 2 spatial axes"),
         (dict(axis_names=(("h",), "h")), ValueError, r"axis_names is \(\('h',\), 'h'\), want no mesh axis twice"),
@@ -249,7 +250,7 @@ TOO_LONG = r"whose 16 rows 'h' splits over 8 devices, a device reads 3 rows befo
         (dict(padding=[(1, 1)]), TypeError, "Wrong number of explicit pads"),
         (dict(implementation="fast"), ValueError, "implementation is 'fast', want one of"),
     ],
-    ids=["output", "halo", "length", "string", "twice", "list", "unbound", "channels", "padding", "implementation"],
+    ids=["output", "halo", "halo of one side", "length", "string", "twice", "list", "unbound", "channels", "padding", "implementation"],
 )
 def test_what_is_refused_and_how(change, error, message):
     given = dict(filter=(3, 3, 3, 4), window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, axis_names=("h", None)) | change

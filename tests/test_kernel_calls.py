@@ -1,5 +1,7 @@
 """What kernels are asked for a call, and what becomes of their partial results: without a GPU, on a stand-in for a kernel."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,7 @@ class InThreeParts(_kernel.KernelImplementation):
     """Its parts are 256, 1 and 1, and it remembers of which dtype they are to be."""
 
     name = "parts"
+    dtype: Any = None
 
     def problem(self, call):
         return None
@@ -78,7 +81,8 @@ class InThreeParts(_kernel.KernelImplementation):
             self.dtype = result.dtype
             return jnp.broadcast_to(jnp.array([256, 1, 1], result.dtype).reshape(3, 1, 1, 1), result.shape)
 
-        return _kernel.Launch("", tuple(call.dtypes), 3, parts)
+        first, second = call.dtypes
+        return _kernel.Launch("", (first, second), 3, parts)
 
 
 @pytest.mark.parametrize(

@@ -352,10 +352,12 @@ def test_the_hash_changes_with_the_code(tmp_path, monkeypatch):
     hashes = _environment.sources.__wrapped__
     before = hashes("cpu")
     for file, names in (
-        ("jaxext/_conv_xla.py", {"xla"}),
-        ("kernels/conv.py", {"triton"}),
-        ("kernels/_geometry.py", {"triton", "cuda"}),
-        ("jaxext/_cuda_matmul.py", {"cuda"}),
+        *((f"jaxext/_{name}.py", {"xla"}) for name in ("conv", "conv_rewrites", "conv_xla", "matmul", "window")),
+        *((f"kernels/{name}.py", {"triton"}) for name in ("conv", "depthwise", "matmul")),
+        *((f"kernels/_{name}.py", {"triton", "cuda"}) for name in ("gemm", "geometry", "launch")),
+        *((f"jaxext/_{name}.py", {"cuda"}) for name in ("cuda", "cuda_conv", "cuda_depthwise", "cuda_matmul")),
+        ("jaxext/_kernel.py", {"triton", "cuda"}),
+        ("jaxext/_triton.py", {"triton"}),
         ("jaxext/ops.py", set()),
     ):
         text = (tmp_path / file).read_text()
