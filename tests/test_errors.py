@@ -274,9 +274,12 @@ def test_masked_arrays_are_left_to_lax():
             convolution(**call)
 
 
-def test_sizes_are_refused_from_2_to_the_63_on():
-    image, filter = (jax.ShapeDtypeStruct((1, 1, n), np.float32) for n in (4, 1))
-    conv = lambda low: jax.eval_shape(lambda x, w: jaxext.conv_general_dilated(x, w, (2,), [(low, 0)]), image, filter)
-    assert conv(2**63 - 6).shape == (1, 1, 2**62 - 1)
+def test_a_result_is_refused_from_2_to_the_63_elements_on():
+    result = lambda n: jax.eval_shape(
+        lambda x, w: jaxext.conv_general_dilated(x, w, (1,), "VALID"),
+        jax.ShapeDtypeStruct((2**32, 1, n), np.float32),
+        jax.ShapeDtypeStruct((1, 1, 1), np.float32),
+    )
+    assert result(2**31 - 1).shape == (2**32, 1, 2**31 - 1)
     with pytest.raises(ValueError, match="want what 64 bits can count"):
-        conv(2**63 - 4)
+        result(2**31)
