@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from direct_sum import Convolution, Product
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -38,6 +39,21 @@ class ConvCase:
     def op(self) -> Callable:
         return lax.conv_general_dilated
 
+    @property
+    def direct(self) -> Convolution:
+        """Its definition."""
+        given = dict(self.kwargs)
+        layouts = lax.conv_dimension_numbers(self.x, self.w, given["dimension_numbers"])
+        sizes, taps = ([shape[axis] for axis in layout[2:]] for shape, layout in ((self.x, layouts[0]), (self.w, layouts[1])))
+        ones = (1,) * len(sizes)
+        strides, input_dilation, filter_dilation = (given.get(name, ones) for name in ("window_strides", "lhs_dilation", "rhs_dilation"))
+        padding = given["padding"]
+        if isinstance(padding, str):
+            dilated = [(r - 1) * d + 1 for r, d in zip(taps, filter_dilation, strict=True)]
+            padding = lax.padtype_to_pads(sizes, dilated, strides, padding)
+        groups = given.get("feature_group_count", 1), given.get("batch_group_count", 1)
+        return Convolution(self.x, self.w, strides, padding, input_dilation, filter_dilation, *groups, tuple(layouts))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DotCase:
@@ -57,6 +73,11 @@ class DotCase:
     @property
     def op(self) -> Callable:
         return lax.dot_general
+
+    @property
+    def direct(self) -> Product:
+        """Its definition."""
+        return Product.of(self.lhs, self.rhs, self.dimension_numbers)
 
 
 def random(shape, dtype, seed: int = 0, integers: bool = False) -> Any:

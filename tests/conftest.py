@@ -1,8 +1,10 @@
 """The world that every test runs in: 8 simulated devices, strict promotion of dtypes and ranks, no silent conversion, an empty cache."""
 
+import gc
 import os
 import tempfile
 import time
+from importlib.metadata import version
 
 # No table of this machine's user decides here.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxext-tests-")
@@ -10,6 +12,8 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     # Compiling is most of what the tests do, and half of that is LLVM's optimisation, after everything that they look at.
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+    if version("jaxlib").startswith("0.10."):  # later ones have only the emitters that are slow to compile
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 # ruff: noqa: E402
 import broken_device
@@ -19,6 +23,7 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_enable_x64", True)
+gc.freeze()  # what is imported stays: the collector, which tracing calls often, need not look at it each time
 
 
 def pytest_configure(config):

@@ -152,6 +152,17 @@ class Product:
     w: tuple[int, ...]
     letters: tuple[str, str, str]
 
+    @classmethod
+    def of(cls, lhs: tuple[int, ...], rhs: tuple[int, ...], dimension_numbers: tuple) -> Product:
+        """`lax.dot_general` of these shapes."""
+        (lc, rc), (lb, rb) = dimension_numbers
+        letters = iter("abcdefghijkl")
+        x, w = ([next(letters) for _ in shape] for shape in (lhs, rhs))
+        for i, j in (*zip(lc, rc, strict=True), *zip(lb, rb, strict=True)):
+            w[j] = x[i]
+        free = [a for i, a in enumerate(x) if i not in (*lc, *lb)] + [a for i, a in enumerate(w) if i not in (*rc, *rb)]
+        return cls(lhs, rhs, ("".join(x), "".join(w), "".join([x[i] for i in lb] + free)))
+
     @property
     def output(self) -> tuple[int, ...]:
         sizes = dict(zip(self.letters[0] + self.letters[1], self.x + self.w, strict=True))

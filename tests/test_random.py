@@ -1,7 +1,7 @@
 """Random convolution geometries and dot dimension numbers against a direct sum in numpy; small integers, so bit for bit.
 
 The direct sum shares nothing with lax or with `Window`.  The examples are drawn without a clock and without a database: they are the same
-in every run.
+in every run.  Ten are one program, since compiling is what takes the time, with value and gradients of each.
 """
 
 import functools
@@ -84,28 +84,42 @@ def convolve(geometry, op):
     return run
 
 
-def check_convolution(geometry, gradients):
-    x_shape, w_shape, *_ = geometry
-    direct, run = truth(geometry), convolve(geometry, jaxext.conv_general_dilated)
-    x, w, y = (random(shape, np.float64, i, integers=True) for i, shape in enumerate((x_shape, w_shape, direct.output)))
-    if not gradients:
-        np.testing.assert_array_equal(jax.jit(run)(x, w), direct.y(x, w))
-        return
-    got = jax.jit(lambda x, w, y: jax.vjp(run, x, w)[1](y))(x, w, y)
-    np.testing.assert_array_equal(got[0], direct.dx(y, w))
-    np.testing.assert_array_equal(got[1], direct.dw(x, y))
+def of_convolution(geometry):
+    """The function of two operands, and the direct sum."""
+    return convolve(geometry, jaxext.conv_general_dilated), truth(geometry)
 
 
-@examples(max_examples=200)
-@given(geometries())
-def test_convolution(geometry):
-    check_convolution(geometry, gradients=False)
+def check(problems):
+    """Value and both gradients of each, given as a function and its direct sum."""
+    operands = [
+        [random(shape, np.float64, i, integers=True) for i, shape in enumerate((direct.x, direct.w, direct.output))]
+        for _, direct in problems
+    ]
+
+    @jax.jit
+    def program(operands):
+        results = []
+        for (run, _), (x, w, ct) in zip(problems, operands, strict=True):
+            y, pullback = jax.vjp(run, x, w)
+            results.append((y, *pullback(ct)))
+        return results
+
+    for (_, direct), (x, w, ct), got in zip(problems, operands, program(operands), strict=True):
+        for name, result, want in zip(
+            ("value", "gradient of x", "gradient of w"), got, (direct.y(x, w), direct.dx(ct, w), direct.dw(x, ct)), strict=True
+        ):
+            np.testing.assert_array_equal(result, want, err_msg=f"{name} of {direct}")
 
 
-@examples(max_examples=80)
-@given(geometries())
-def test_gradients_of_convolution(geometry):
-    check_convolution(geometry, gradients=True)
+def several(strategy):
+    """Of one program."""
+    return st.lists(strategy, min_size=10, max_size=10)
+
+
+@examples(max_examples=8)
+@given(several(geometries()))
+def test_convolution(problems):
+    check([of_convolution(geometry) for geometry in problems])
 
 
 @st.composite
@@ -126,37 +140,23 @@ def products(draw):
     return *shapes, (where("contracted"), where("batch"))
 
 
-def check_product(product, gradients):
-    lhs_shape, rhs_shape, numbers = product
-    lhs, rhs = random(lhs_shape, np.float64, 1, integers=True), random(rhs_shape, np.float64, 2, integers=True)
-    (lc, rc), (lb, rb) = numbers
-    letters = iter("abcdefghijkl")
-    lhs_axes = [next(letters) for _ in lhs_shape]
-    rhs_axes = [next(letters) for _ in rhs_shape]
-    for i, j in (*zip(lc, rc, strict=True), *zip(lb, rb, strict=True)):
-        rhs_axes[j] = lhs_axes[i]
-    free = [a for i, a in enumerate(lhs_axes) if i not in (*lc, *lb)] + [a for i, a in enumerate(rhs_axes) if i not in (*rc, *rb)]
-    direct = Product(lhs_shape, rhs_shape, ("".join(lhs_axes), "".join(rhs_axes), "".join([lhs_axes[i] for i in lb] + free)))
-    run = functools.partial(jaxext.dot_general, dimension_numbers=numbers)
-    if not gradients:
-        np.testing.assert_array_equal(jax.jit(run)(lhs, rhs), direct.y(lhs, rhs))
-        return
-    ct = random(direct.output, np.float64, 3, integers=True)
-    got = jax.jit(lambda lhs, rhs, ct: jax.vjp(run, lhs, rhs)[1](ct))(lhs, rhs, ct)
-    np.testing.assert_array_equal(got[0], direct.dx(ct, rhs))
-    np.testing.assert_array_equal(got[1], direct.dw(lhs, ct))
+def of_product(product):
+    """The function of two operands, and the direct sum."""
+    *shapes, numbers = product
+    return functools.partial(jaxext.dot_general, dimension_numbers=numbers), Product.of(*shapes, numbers)
 
 
-@examples(max_examples=180)
-@given(products())
-def test_dot_general(product):
-    check_product(product, gradients=False)
+@examples(max_examples=8)
+@given(several(products()))
+def test_dot_general(problems):
+    check([of_product(product) for product in problems])
 
 
-@examples(max_examples=80)
-@given(products())
-def test_gradients_of_dot_general(product):
-    check_product(product, gradients=True)
+@pytest.mark.slow
+@examples(max_examples=20)
+@given(several(st.one_of(geometries().map(of_convolution), products().map(of_product))))
+def test_many_more(problems):
+    check(problems)
 
 
 @pytest.mark.parametrize("strategy", [geometries(), products()], ids=["convolution", "dot_general"])
@@ -164,13 +164,13 @@ def test_the_examples_are_many_and_different(strategy):
     """A strategy that degenerates would leave the tests above green."""
     seen = set()
 
-    @examples(max_examples=100)
-    @given(strategy)
-    def draw(problem):
-        seen.add(repr(problem))
+    @examples(max_examples=8)
+    @given(several(strategy))
+    def draw(problems):
+        seen.update(map(repr, problems))
 
     draw()
-    assert len(seen) >= 80
+    assert len(seen) >= 50
 
 
 def test_the_direct_sum_is_lax_convolution():

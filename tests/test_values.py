@@ -1,5 +1,6 @@
 """Values of every operation and of both its gradients, against float64, in every dtype, precision, layout and geometry that lax takes."""
 
+import contextlib
 import functools
 import re
 
@@ -20,73 +21,97 @@ def ours(case):
     return jaxext.conv_general_dilated if isinstance(case, ConvCase) else jaxext.dot_general
 
 
-@functools.cache
-def program(op, case, **kwargs):
-    """(cotangent, *operands) -> the case's result and both gradients, compiled once per dtype for all tests."""
-    return jax.jit(functools.partial(value_and_gradients, functools.partial(case.run, op, **kwargs)))
-
-
 def value_and_gradients(run, ct, *operands):
     """The result and the cotangents of both operands, for a cotangent that is cast to the result's dtype."""
     y, pull = jax.vjp(run, *operands)
     return y, *pull(ct.astype(y.dtype))
 
 
-def cotangent(case, operands, dtype, integers=False):
-    shape = jax.eval_shape(functools.partial(case.run, case.op), *map(wide, operands)).shape
-    return random(shape, dtype, 7, integers)
+def truths(case, ct, x, w):
+    """What `value_and_gradients` gives, by the direct sum."""
+    ct, x, w = map(wide, (ct, x, w))
+    return case.direct.y(x, w), case.direct.dx(ct, w), case.direct.dw(x, ct)
 
 
-@by_name(CASES)
-def test_every_case_with_its_gradients(case):
+def arrays(case, dtype, ct_dtype=None, integers=False):
+    """A cotangent and the operands."""
+    return random(case.direct.output, ct_dtype or dtype, 7, integers), *case.operands(dtype, integers=integers)
+
+
+def together(function, cases, args):
+    """`function(case, *args)` of each case, in one program: compiling is what takes the time."""
+    return jax.jit(lambda args: [function(case, *of) for case, of in zip(cases, args, strict=True)])(args)
+
+
+@contextlib.contextmanager
+def of(case):
+    """What is wrong inside is wrong of this case."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(f"case {case.name}")
+        raise
+
+
+def check_against_lax(cases, dtype, **kwargs):
+    """Values and gradients, against float64."""
+    args = [arrays(case, dtype) for case in cases]
+    both = lambda case, *args: [value_and_gradients(functools.partial(case.run, op, **kwargs), *args) for op in (ours(case), case.op)]
+    for case, of_case, (got, by_lax) in zip(cases, args, together(both, cases, args), strict=True):
+        with of(case):
+            for y, y_lax, true in zip(got, by_lax, truths(case, *of_case), strict=True):
+                check(y, y_lax, true)
+
+
+@pytest.mark.parametrize("first", range(0, len(CASES), 8))
+def test_every_case_with_its_gradients(first):
     """float32 against float64; and bfloat16 to float32, which lax's convolution cannot differentiate, on integers, bit for bit."""
-    check_against_lax(case, np.float32)
-    args = case.operands(jnp.bfloat16, integers=True)
-    ct = cotangent(case, args, np.float32, integers=True)
-    exact = program(case.op, case)(wide(ct), *map(wide, args))
-    got = program(ours(case), case, preferred_element_type=np.float32)(ct, *args)
-    for y, true, dtype in zip(got, exact, (np.float32, jnp.bfloat16, jnp.bfloat16), strict=True):
-        assert y.dtype == dtype
-        np.testing.assert_array_equal(np.asarray(y), np.asarray(true).astype(dtype))
-
-
-def check_against_lax(case, dtype, **kwargs):
-    args = case.operands(dtype)
-    ct = cotangent(case, args, dtype)
-    got, by_lax = (program(op, case, **kwargs)(ct, *args) for op in (ours(case), case.op))
-    for y, y_lax, true in zip(got, by_lax, program(case.op, case)(wide(ct), *map(wide, args)), strict=True):
-        check(y, y_lax, true)
+    cases = CASES[first : first + 8]
+    check_against_lax(cases, np.float32)
+    args = [arrays(case, jnp.bfloat16, np.float32, integers=True) for case in cases]
+    wider = lambda case, *args: value_and_gradients(functools.partial(case.run, ours(case), preferred_element_type=np.float32), *args)
+    for case, of_case, got in zip(cases, args, together(wider, cases, args), strict=True):
+        with of(case):
+            for y, true, dtype in zip(got, truths(case, *of_case), (np.float32, jnp.bfloat16, jnp.bfloat16), strict=True):
+                assert y.dtype == dtype
+                np.testing.assert_array_equal(np.asarray(y), true.astype(dtype))
 
 
 # Between them these run every algorithm of the `xla` implementation, and every role of both families.
-OF_ALL_DTYPES = ("conv:everything", "depthwise_multiplier_stride2", "grouped", "batch_groups_stride2", "dot:everything", "batched_tn")
+OF_ALL_DTYPES = [
+    named(name)
+    for name in ("conv:everything", "depthwise_multiplier_stride2", "grouped", "batch_groups_stride2", "dot:everything", "batched_tn")
+]
 
 
-@by_name([named(name) for name in OF_ALL_DTYPES])
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, jnp.bfloat16, *F8, np.complex64, np.complex128], ids=lambda d: np.dtype(d).name)
-def test_dtypes(case, dtype):
-    check_against_lax(case, dtype)
+def test_dtypes(dtype):
+    check_against_lax(OF_ALL_DTYPES, dtype)
 
 
-@by_name([named(name) for name in OF_ALL_DTYPES])
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.bool_], ids=lambda d: np.dtype(d).name)
-def test_integers_and_booleans_are_exact(case, dtype):
-    args = case.operands(dtype)
-    check(case.run(ours(case), *args), case.run(case.op, *args), case.run(case.op, *map(wide, args)))
+def test_integers_and_booleans_are_exact(dtype):
+    args = [case.operands(dtype) for case in OF_ALL_DTYPES]
+    both = lambda case, *args: [case.run(op, *args) for op in (ours(case), case.op)]
+    for case, of_case, (got, by_lax) in zip(OF_ALL_DTYPES, args, together(both, OF_ALL_DTYPES, args), strict=True):
+        with of(case):
+            check(got, by_lax, case.direct.y(*map(wide, of_case)))
 
 
-@by_name([named(name) for name in ("grouped", "depthwise_3x3", "conv:everything", "tt", "dot:everything")])
 @pytest.mark.parametrize(
     ("dtype", "preferred"),
     [(np.int8, np.int32), (np.uint8, np.uint32), (np.float16, np.float32), (jnp.float8_e4m3fn, np.float32), (np.float32, np.float64)],
     ids=lambda d: np.dtype(d).name,
 )
-def test_wider_results(case, dtype, preferred):
+def test_wider_results(dtype, preferred):
     """The sum is taken in the wider dtype: small integers stay exact in it, where the operands' own dtype would wrap or round."""
-    args = case.operands(dtype, integers=True)
-    got, by_lax = (case.run(op, *args, preferred_element_type=preferred) for op in (ours(case), case.op))
-    assert got.dtype == by_lax.dtype == preferred
-    np.testing.assert_array_equal(got, case.run(case.op, *map(wide, args)).astype(preferred))
+    cases = [named(name) for name in ("grouped", "depthwise_3x3", "conv:everything", "tt", "dot:everything")]
+    args = [case.operands(dtype, integers=True) for case in cases]
+    wider = lambda case, *args: case.run(ours(case), *args, preferred_element_type=preferred)
+    for case, of_case, got in zip(cases, args, together(wider, cases, args), strict=True):
+        with of(case):
+            assert got.dtype == preferred
+            np.testing.assert_array_equal(got, case.direct.y(*map(wide, of_case)).astype(preferred))
 
 
 @pytest.mark.parametrize(
@@ -105,17 +130,15 @@ def test_dot_general_of_mixed_dtypes(lhs, rhs, preferred):
     """lax takes operands of two dtypes; so do we, and the gradient of each has its own."""
     case = named("batched_tn")
     args = case.operands(lhs)[0], case.operands(rhs)[1]
-    run = functools.partial(case.run, preferred_element_type=preferred)
-    got, by_lax = (run(op, *args) for op in (jaxext.dot_general, lax.dot_general))
-    true = case.run(lax.dot_general, *(wide(x).astype(np.result_type(*map(wide, args))) for x in args))
-    check(got, by_lax, true)
+    runs = [functools.partial(case.run, op, preferred_element_type=preferred) for op in (jaxext.dot_general, lax.dot_general)]
+    got, by_lax = jax.jit(lambda *args: [run(*args) for run in runs])(*args)
+    check(got, by_lax, case.direct.y(*map(wide, args)))
     if all(jnp.issubdtype(d, jnp.floating) for d in (lhs, rhs)):
-        ct = np.ones_like(got)
-        _, *gradients = value_and_gradients(functools.partial(run, jaxext.dot_general), ct, *args)
-        _, *true = value_and_gradients(functools.partial(case.run, lax.dot_general), wide(ct), *map(wide, args))
-        _, *by_lax = value_and_gradients(functools.partial(run, lax.dot_general), ct, *args)
-        for y, y_lax, t in zip(gradients, by_lax, true, strict=True):
-            check(y, y_lax, t)
+        args = np.ones(got.shape, got.dtype), *args
+        for y, y_lax, true in zip(
+            *jax.jit(lambda *args: [value_and_gradients(run, *args) for run in runs])(*args), truths(case, *args), strict=True
+        ):
+            check(y, y_lax, true)
 
 
 PRECISIONS = [
@@ -136,9 +159,8 @@ PRECISIONS = [
 def test_precision(precision):
     """Every spelling reaches the product, and those of its gradients, as lax canonicalises it; the values are as good as lax's."""
     case = named("tn")
-    check_against_lax(case, np.float32, precision=precision)
-    args = case.operands(np.float32)
-    ct = cotangent(case, args, np.float32)
+    check_against_lax([case], np.float32, precision=precision)
+    ct, *args = arrays(case, np.float32)
     runs = (functools.partial(case.run, op, precision=precision) for op in (ours(case), case.op))
     found, of_lax = ([eqn.params["precision"] for eqn in products(functools.partial(value_and_gradients, run), ct, *args)] for run in runs)
     assert found == [of_lax[0]] * 3
@@ -250,9 +272,10 @@ def check_like(op, namesake, shapes, **kwargs):
     run = functools.partial(op, **kwargs)
     of_namesake = functools.partial(namesake, **kwargs)
     ct = random(jax.eval_shape(of_namesake, *args).shape, np.float32, 7)
-    got, by_lax = (value_and_gradients(f, ct, *args) for f in (run, of_namesake))
-    for y, y_lax, true in zip(got, by_lax, value_and_gradients(of_namesake, wide(ct), *map(wide, args)), strict=True):
-        check(y, y_lax, true)
+    both = jax.jit(lambda *args: [value_and_gradients(f, *args) for f in (run, of_namesake)])
+    true = jax.jit(functools.partial(value_and_gradients, of_namesake))(*map(wide, (ct, *args)))
+    for y, y_lax, of_y in zip(*both(ct, *args), true, strict=True):
+        check(y, y_lax, of_y)
 
 
 def test_names_are_unique_and_cases_are_what_they_say():
