@@ -52,7 +52,7 @@ class ConvCase:
             dilated = [(r - 1) * d + 1 for r, d in zip(taps, filter_dilation, strict=True)]
             padding = lax.padtype_to_pads(sizes, dilated, strides, padding)
         groups = given.get("feature_group_count", 1), given.get("batch_group_count", 1)
-        return Convolution(self.x, self.w, strides, padding, input_dilation, filter_dilation, *groups, tuple(layouts))
+        return Convolution(self.x, self.w, strides, padding, input_dilation, filter_dilation, *groups, (layouts[0], layouts[1], layouts[2]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -238,8 +238,17 @@ def in_every_role(operands, sizes, result):
             yield np.asarray(got), definition(open, operands[open], sizes, SHORT)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16", "int8", "int32", "uint8", "complex64", "bool"])
-@pytest.mark.parametrize("sizes", ["dense", "depthwise", "batched groups"])
+def with_each_size(kinds):
+    """Each kind with one of three sizes, another one for its neighbours; with the others in the long tail."""
+    sizes = ("dense", "depthwise", "batched groups")
+    pairs = [(i - j, kind, size) for i, kind in enumerate(kinds) for j, size in enumerate(sizes)]
+    return [pytest.param(kind, size, marks=pytest.mark.slow if turn % 3 else ()) for turn, kind, size in pairs]
+
+
+DTYPES = ("float64", "float32", "bfloat16", "float16", "int8", "int32", "uint8", "complex64", "bool")
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), with_each_size(DTYPES))
 def test_dtypes(dtype, sizes):
     sizes = SIZES[sizes]
     operands = {open: {k: abs(v).astype(dtype) for k, v in operands_of(open, sizes, SHORT, "int32").items()} for open in "yxw"}
@@ -247,10 +256,18 @@ def test_dtypes(dtype, sizes):
         np.testing.assert_array_equal(got, (want % 256 if dtype in ("int8", "uint8") else want).astype(np.int64).astype(dtype))
 
 
-@pytest.mark.parametrize(("a", "b", "result"), [("float32", "bfloat16", "bfloat16"), ("bfloat16", "bfloat16", "float32"),
-    ("float8_e4m3fn", "float32", "float32"), ("float8_e4m3fn", "float8_e5m2", "bfloat16"), ("int8", "int8", "int32")])  # fmt: skip
-@pytest.mark.parametrize("sizes", ["dense", "depthwise", "batched groups"])
-def test_mixed_dtypes(a, b, result, sizes):
+MIXED = (
+    ("float32", "bfloat16", "bfloat16"),
+    ("bfloat16", "bfloat16", "float32"),
+    ("float8_e4m3fn", "float32", "float32"),
+    ("float8_e4m3fn", "float8_e5m2", "bfloat16"),
+    ("int8", "int8", "int32"),
+)
+
+
+@pytest.mark.parametrize(("dtypes", "sizes"), with_each_size(MIXED))
+def test_mixed_dtypes(dtypes, sizes):
+    a, b, result = dtypes
     sizes = SIZES[sizes]
     operands = {}
     for open in "yxw":

@@ -52,11 +52,15 @@ def fuzz(*arguments, path=()):
     return done.returncode, done.stdout
 
 
-def test_200_seeds():
-    """They reach every algorithm that the plan's documentation lists, though some only because the tool takes others than the plan's.
+def test_60_seeds():
+    """Of these 537 found float8 sums rounded to float8, and 560 and 561 windows that read beyond an input of which nothing is left."""
+    code, output = fuzz("--start", 520, "--seeds", 60, "--chunk", 30, "--jobs", 2)
+    assert code == 0 and "60 seeds from 520, none failed" in output, output
 
-    Of these seeds 537 found float8 sums rounded to float8, and 560 and 561 windows that read beyond an input of which nothing is left.
-    """
+
+@pytest.mark.slow
+def test_200_seeds():
+    """They reach every algorithm that the plan's documentation lists, though some only because the tool takes others than the plan's."""
     code, output = fuzz("--start", 400, "--seeds", 200, "--chunk", 100, "--jobs", 2)
     assert code == 0 and "200 seeds from 400, none failed" in output, output
     algorithms = set(re.findall(r"^ {4}(\w+)\S* {2,}", str(_conv_xla.plan.__doc__), re.MULTILINE))

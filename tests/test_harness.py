@@ -24,18 +24,19 @@ SIZE = 20  # of a program: compiling is what takes the time
 
 def direct(eqn):
     """The definition of a call of lax."""
-    shapes, given = [v.aval.shape for v in eqn.invars], eqn.params
+    (x, w), given = (v.aval.shape for v in eqn.invars), eqn.params
     if eqn.primitive is lax.dot_general_p:
-        return Product.of(*shapes, given["dimension_numbers"])
+        return Product.of(x, w, given["dimension_numbers"])
     return Convolution(
-        *shapes,
+        x,
+        w,
         given["window_strides"],
         given["padding"],
         given["lhs_dilation"],
         given["rhs_dilation"],
         given["feature_group_count"],
         given["batch_group_count"],
-        tuple(given["dimension_numbers"]),
+        given["dimension_numbers"],
     )
 
 

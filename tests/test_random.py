@@ -142,8 +142,8 @@ def products(draw):
 
 def of_product(product):
     """The function of two operands, and the direct sum."""
-    *shapes, numbers = product
-    return functools.partial(jaxext.dot_general, dimension_numbers=numbers), Product.of(*shapes, numbers)
+    lhs, rhs, numbers = product
+    return functools.partial(jaxext.dot_general, dimension_numbers=numbers), Product.of(lhs, rhs, numbers)
 
 
 @examples(max_examples=8)

@@ -37,6 +37,16 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+def in_turn(*problems):
+    """Each problem with one axis of the mesh, its neighbours with the other; and the other way round in the long tail."""
+    axes = "data", "model"
+    return [make(problem, axes[(i + j) % 2]) for j, make in enumerate((pytest.param, slow)) for i, problem in enumerate(problems)]
+
+
 COLLECTIVE = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
 
 
@@ -81,8 +91,7 @@ def test_labels_are_split_as_they_lie(problem, split, role):
     assert collectives(compiled) == ({"all-reduce": 1} if contracted else {})
 
 
-@pytest.mark.parametrize("axis", ["data", "model"])
-@pytest.mark.parametrize("problem", [GROUPED, DEPTHWISE, CAUSAL], ids=str)
+@pytest.mark.parametrize(("problem", "axis"), in_turn(GROUPED, DEPTHWISE, CAUSAL), ids=str)
 def test_filter_gradient_of_groups_is_not_multiplied_by_the_other_axis(problem, axis):
     """lax's is: with the batch on one axis of a (4, 2) mesh, XLA multiplies it by the size of the other."""
     x, w = problem.operands("fprop")

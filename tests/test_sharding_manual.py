@@ -12,7 +12,7 @@ from bilinear import CAUSAL, CONV1D, CONV2D, DEPTHWISE, DOT, DOT_BATCHED, GROUPE
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_sharding import MESH, collectives, place, spec
+from test_sharding import MESH, collectives, in_turn, place, spec
 
 checked = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
 
@@ -135,8 +135,7 @@ def test_pmap(problem):
     same(np.asarray(each), np.asarray(y))
 
 
-@pytest.mark.parametrize("manual", ["data", "model"])
-@pytest.mark.parametrize("problem", [DOT, CONV2D, GROUPED, DEPTHWISE], ids=str)
+@pytest.mark.parametrize(("problem", "manual"), in_turn(DOT, CONV2D, GROUPED, DEPTHWISE), ids=str)
 def test_shard_map_over_one_axis_with_the_other_automatic(problem, manual):
     """The batch is split by hand over one axis; over the other XLA splits channels, or the batch once more.  custom_partitioning aborts the
     process here, and grouped convolutions are partitioned wrong.

@@ -11,7 +11,9 @@ import pytest
 from bilinear import (
     CONV2D,
     CONV3D,
+    DEPTHWISE,
     DOT,
+    DOT_BATCHED,
     FEW,
     GROUPED,
     LAX,
@@ -29,6 +31,7 @@ import jaxext
 each_role = pytest.mark.parametrize("role", ROLES)
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 few_problems = pytest.mark.parametrize("problem", FEW, ids=str)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def loss(problem: Problem, ops, x, w):
@@ -97,7 +100,7 @@ def test_vmap_over_every_subset_and_axis(problem, role):
 
 
 @each_role
-@few_problems
+@pytest.mark.parametrize("problem", [DOT_BATCHED, CONV2D, GROUPED, slow(DEPTHWISE)], ids=str)
 def test_vmap_nested_twice(problem, role):
     """Every pair of subsets: labels with no, one and two axes more."""
     f = problem.role(role)

@@ -29,7 +29,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_sharding import MESH, place
+from test_sharding import MESH, in_turn, place, slow
 
 from jaxext import _form, checkpoint_policies
 from jaxext._form import owner
@@ -245,7 +245,7 @@ def total(problem, x, w):
     return jnp.sum(problem.call(OURS, x, w) ** 2)
 
 
-@pytest.mark.parametrize("problem", [DOT, CONV1D, CAUSAL, CONV2D, GROUPED, DEPTHWISE], ids=str)
+@pytest.mark.parametrize("problem", [DOT, slow(CONV1D), slow(CAUSAL), CONV2D, GROUPED, DEPTHWISE], ids=str)
 def test_export_with_a_symbolic_batch(problem):
     """Written, read and called again with two sizes of the batch: the product and its gradients."""
     x, w = problem.operands("fprop")
@@ -259,8 +259,7 @@ def test_export_with_a_symbolic_batch(problem):
         same((dx, dw), jax.jit(jax.grad(functools.partial(total, problem), (0, 1)))(x[:n], w))
 
 
-@pytest.mark.parametrize("axis", ["data", "model"])
-@pytest.mark.parametrize("problem", [DOT, CONV2D, GROUPED, DEPTHWISE, BATCH_GROUPS], ids=str)
+@pytest.mark.parametrize(("problem", "axis"), in_turn(DOT, CONV2D, GROUPED, DEPTHWISE, BATCH_GROUPS), ids=str)
 def test_export_of_a_sharded_program(problem, axis):
     """For eight devices: custom_partitioning cannot be written, so XLA's partitioner gets only what it does right (no grouped convolution).
     The batch over one axis, and over the other nothing or the filters.
@@ -278,8 +277,7 @@ def test_export_of_a_sharded_program(problem, axis):
 WIDE = Problem("wide", (8, 16, 16), (200, 1, 16), CAUSAL.axes, conv((1,), "SAME", ("NWC", "WIO", "NWC"), feature_group_count=16))
 
 
-@pytest.mark.parametrize("axis", ["data", "model"])
-@pytest.mark.parametrize("problem", [GROUPED, DEPTHWISE, WIDE], ids=str)
+@pytest.mark.parametrize(("problem", "axis"), in_turn(GROUPED, DEPTHWISE, WIDE), ids=str)
 def test_export_for_one_device_called_on_several(problem, axis):
     """XLA's partitioner then splits what was exported: a grouped convolution in it gave a filter gradient multiplied by two or four, where
     the sizes were symbolic or the filter large.
