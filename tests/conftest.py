@@ -19,11 +19,18 @@ if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
 import broken_device
 import jax
 import pytest
+import registrations
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_enable_x64", True)
 gc.freeze()  # what is imported stays: the collector, which tracing calls often, need not look at it each time
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registrations_end_with_the_module():
+    with registrations.undone():
+        yield
 
 
 def pytest_configure(config):

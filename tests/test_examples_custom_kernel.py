@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bilinear import integers, same
-from test_extend import nothing_is_left_for_other_tests  # noqa: F401 (used by being here)
 
 import jaxext
 from jaxext import testing
@@ -22,7 +21,7 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 @pytest.fixture(scope="module")
 def example():
-    """Imported late: what it registers would stay otherwise, see above."""
+    """Imported late, since registrations made while tests are collected stay."""
     return importlib.import_module("custom_kernel")
 
 

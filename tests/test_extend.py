@@ -2,13 +2,13 @@
 
 import doctest
 import functools
-import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import registrations
 from bilinear import integers, same
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -16,32 +16,13 @@ from test_sharding import collectives
 
 import jaxext
 from jaxext import _dispatch, _tuned, extend
-from jaxext._conv import CONV_IMPLEMENTATIONS
 from jaxext._form import owner
-from jaxext._matmul import MATMUL_IMPLEMENTATIONS
 
 
 @pytest.fixture(autouse=True, scope="module")
-def nothing_is_left_for_other_tests():
-    """What is registered, and compiled with it, stays until the process ends, which here has other tests to run."""
-    changed = (MATMUL_IMPLEMENTATIONS, CONV_IMPLEMENTATIONS)
-    before, cache = [*map(list, changed)], os.environ.get("TRITON_CACHE_DIR")
-    defined, versions = set(_dispatch.defined), set(_tuned._versions)
+def no_program_is_compiled_yet():
+    """Those of tests before would not know what is registered here."""
     jax.clear_caches()
-    yield
-    jax.clear_caches()
-    for implementations, kept in zip(changed, before, strict=True):
-        implementations[:] = kept
-    for name in _dispatch.defined.keys() - defined:
-        for primitive in _dispatch.defined.pop(name).primitives.values():
-            del owner[primitive]
-    for name in _tuned._versions.keys() - versions:
-        del _tuned._versions[name]
-    _tuned.context.cache_clear()
-    _tuned._tables.clear()
-    os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it
-    if cache is not None:
-        os.environ["TRITON_CACHE_DIR"] = cache
 
 
 class Einsum(extend.Implementation):
@@ -245,6 +226,23 @@ class Once(Einsum):
 
     def run(self, call, config, operands):
         return super().run(call, config, operands) / 3
+
+
+def test_nothing_is_left_for_other_tests(request):
+    """A table of measurements held no longer in whatever file a worker ran after one that registered an implementation."""
+    assert "registrations_end_with_the_module" in request.fixturenames
+
+    def state():
+        product = np.asarray(jax.jit(jaxext.matmul)(A, B)).tolist()
+        return _tuned.context("cpu"), set(_dispatch.defined), set(owner), _dispatch.implementations(jax.lax.dot_general_p), product
+
+    before = state()
+    with registrations.undone():
+        jax.clear_caches()
+        extend.register(extend.define("toy_left", x="B N K", w="B K M", y="B N M"), Einsum("left"))
+        extend.register("matmul", Einsum("left", run=lambda call, config, operands: jnp.zeros(call.shape, call.dtype)))
+        assert all(now != then for now, then in zip(state(), before, strict=True))
+    assert state() == before
 
 
 class Stacked(Once):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_extend import FORM, A, B, Einsum, U, V, nothing_is_left_for_other_tests  # noqa: F401 (the last is used by being here)
+from test_extend import FORM, A, B, Einsum, U, V
 
 import jaxext
 from jaxext import extend
