@@ -76,16 +76,7 @@ def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (),
 
 def compile_row(program: Program) -> dict:
     """Compile one program and tell what came out of it."""
-    problem = program.problem
-    row = {
-        "kernel": program.kernel,
-        "problem": program.name,
-        "role": problem.role,
-        "numbers": program.numbers,
-        "arch": problem.arch,
-        "config": repr(program.config),
-        "picked": program.picked,
-    }
+    problem, row = program.problem, described(program)
     start = time.perf_counter()
     try:
         launch = importlib.import_module(f"jaxext.kernels.{program.kernel}").launch(problem, program.config)
@@ -94,17 +85,36 @@ def compile_row(program: Program) -> dict:
     except Exception as error:  # whatever stops a compilation is a finding
         return row | {"error": innermost(error)}
     return row | {
+        **facts(problem, launch),
+        "shared": compiled.metadata.shared,
+        "tensor_memory": compiled.metadata.tmem_size,
+        "dots": dots(str(compiled.asm["ttir"])),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def described(program: Program) -> dict:
+    return {
+        "kernel": program.kernel,
+        "problem": program.name,
+        "role": program.problem.role,
+        "numbers": program.numbers,
+        "arch": program.problem.arch,
+        "config": repr(program.config),
+        "picked": program.picked,
+    }
+
+
+def facts(problem, launch) -> dict:
+    """What is known without compiling."""
+    return {
         "name": launch.name,
         "warps": launch.num_warps,
         "stages": launch.num_stages,
         "splits": launch.splits,
-        "shared": compiled.metadata.shared,
-        "tensor_memory": compiled.metadata.tmem_size,
         "dtypes": dtypes_of(problem, launch),
         "aligned": aligned(problem, launch),
         "widest": widest(problem, launch),
-        "dots": dots(str(compiled.asm["ttir"])),
-        "seconds": round(time.perf_counter() - start, 2),
     }
 
 

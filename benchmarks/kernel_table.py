@@ -17,7 +17,7 @@ from typing import Any
 from jaxext._environment import report
 from jaxext._terminal import UsageError, count, says_json, tell
 
-from . import compiled, compiled_cuda
+from . import compiled, compiled_cuda, device_code
 
 TABLES: dict[str, Any] = {"triton": compiled, "cuda": compiled_cuda}
 
@@ -63,7 +63,8 @@ def _of_triton(options) -> tuple[dict, Iterable[dict]]:
     todo = list(compiled.programs(options.kernel or "", options.problem or "", options.arch, options.others or "picks"))
     if not todo:
         raise UsageError("no problem has such a name, kernel and GPU")
-    return {"version": importlib.metadata.version("triton")}, compiled.compile_all(todo, options.jobs)
+    facts = {"version": importlib.metadata.version("triton"), "device_code": device_code.digest()}
+    return facts, compiled.compile_all(todo, options.jobs)
 
 
 def _of_cuda(options) -> tuple[dict, Iterable[dict]]:

@@ -1,13 +1,14 @@
-"""Every Triton kernel is well compiled for every architecture: part of what `make kernels` prints, held against its laws.
+"""Every Triton kernel is well compiled for every architecture: what `make kernels` printed, held against its laws.
 
-For a few problems, all candidates are compiled.  No GPU is needed.  A process of Triton's interpreter cannot compile, so compilations run
-in processes of their own.
+The tables in benchmarks/results must be of the kernels that are here; a few kernels are compiled anew, and all of some problems where slow
+tests run.  No GPU is needed.
 """
 
 import dataclasses
 import importlib
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import types
@@ -20,23 +21,77 @@ from jax import lax
 pytest.importorskip("triton", reason="no Triton here")
 
 # ruff: noqa: E402
-from jaxext.benchmarks import alignment, compiled
+import triton
+
+from jaxext.benchmarks import alignment, compiled, device_code
 from jaxext.benchmarks.case import LAYOUTS
 from jaxext.benchmarks.problems import PRODUCTS, Conv
 from jaxext.kernels import depthwise
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
-
-def run(*options):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    command = [sys.executable, "-m", "jaxext", "kernels", "--of", "triton", *map(str, options)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+ROOT = pathlib.Path(__file__).parent.parent
+SMALL = ("4096 cubed,", "resnet50 3x3, 32x56", "mamba k=4, ")  # one problem of each kernel
 
 
+TABLES = sorted((ROOT / "benchmarks" / "results").glob("kernels_triton_*.json"))
+MADE_ANEW = (
+    "kernels changed: `python -m jaxext kernels --of triton --check --json kernels.json` makes the table anew, some ten minutes on 2 cores"
+)
+PICKED = [program for program in compiled.programs(others="none") if program.picked]
+SHOWN = [program for program in PICKED if program.numbers == "bf16" and program.name.startswith(SMALL)]
+# Every kernel and role on sm_90, and one of them on the others.
+FRESH = [program for program in SHOWN if program.problem.arch == 90 or program.problem.name == "matmul_nn"]
+
+
+@pytest.fixture(scope="module", params=TABLES, ids=lambda path: path.stem)
+def table(request):
+    return json.loads(request.param.read_text())["triton"]
+
+
+def test_the_tables_are_of_the_kernels_that_are_here(table):
+    """Each program of today has its row."""
+    assert table["device_code"] == device_code.digest(), MADE_ANEW
+    assert [*map(key, table["rows"])] == [*map(key, map(compiled.described, compiled.programs()))], MADE_ANEW
+
+
+def key(row):
+    return [row[name] for name in ("kernel", "problem", "role", "numbers", "arch", "config", "picked")]
+
+
+def test_every_kernel_of_the_tables_is_well_compiled(table):
+    """By the laws of today, and what is known of its launch today."""
+    for row, program in zip(table["rows"], compiled.programs(), strict=True):
+        launch = importlib.import_module(f"jaxext.kernels.{program.kernel}").launch(program.problem, program.config)
+        assert compiled.offences(row | compiled.facts(program.problem, launch)) == [], compiled.line(row)
+
+
+@pytest.mark.parametrize("program", FRESH, ids=lambda program: f"{program.problem.name}-{program.problem.arch}")
+def test_the_compiler_makes_of_a_kernel_what_the_table_says(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    row = compiled.compile_row(program)
+    assert compiled.offences(row) == [], compiled.line(row)
+    for path in TABLES:
+        table = json.loads(path.read_text())["triton"]
+        if table["version"] == triton.__version__:
+            (told,) = (told for told in table["rows"] if key(told) == key(row))
+            assert row | {"seconds": 0} == told | {"seconds": 0}
+
+
+def test_the_digest_is_of_what_the_compiler_reads():
+    source = 'LIMIT = 4\n@triton.jit\ndef f(x):\n    """Says."""\n    return x + LIMIT\n\ndef launch(n):\n    return n\n'
+    alike = [source.replace("+ LIMIT", "+ (LIMIT)  # why"), source.replace("Says.", "Tells."), source.replace("return n", "return 2 * n")]
+    others = [source.replace("x + L", "x - L"), source.replace("= 4", "= 5"), source.replace("(x):", "(x, y):")]
+    of = lambda *sources: device_code.digest_of(sources)
+    assert {*map(of, alike)} == {of(source)} and len({of(source), *map(of, others)}) == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", compiled.KERNELS)
 def test_every_kernel_is_well_compiled(kernel, tmp_path):
-    done = run("--others", "none", "--kernel", kernel, "--json", tmp_path / "rows.json")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    options = ["--of", "triton", "--others", "none", "--kernel", kernel, "--json", tmp_path / "rows.json"]
+    done = subprocess.run([sys.executable, "-m", "jaxext", "kernels", *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())["triton"]["rows"]
     assert {row["arch"] for row in rows} == set(compiled.ARCHS)
@@ -48,7 +103,7 @@ def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
     module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
     for role in case.products:
         for numbers in case.numbers:
-            for arch in SHARED_MEMORY:
+            for arch in SHARED_MEMORY if "sweep" in case.tags else compiled.ARCHS:
                 problem = case.problem(role, numbers, arch)
                 if (reason := module.supports(problem)) is not None:
                     assert numbers.startswith("fp8") and arch < 89, reason

@@ -1,0 +1,36 @@
+"""A hash of the Triton kernels as the compiler reads them: whether a table of `python -m jaxext kernels` is of the kernels that are here.
+
+Triton compiles its own functions and evaluates the methods of their constants, and reads the modules' constants.  What launches the
+kernels, comments and docstrings are left out.  It must not know Triton.
+"""
+
+import ast
+import hashlib
+import pathlib
+
+from jaxext import kernels
+
+FILES = ("_gemm.py", "_geometry.py", "_products.py", "conv.py", "depthwise.py", "matmul.py")
+
+
+def digest() -> str:
+    (folder,) = map(pathlib.Path, kernels.__path__)
+    return digest_of([(folder / name).read_text() for name in FILES])
+
+
+def digest_of(sources: list[str]) -> str:
+    kept = [ast.unparse(_without_docstrings(node)) for source in sources for node in ast.parse(source).body if _is_read(node)]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
+
+
+def _is_read(node: ast.stmt) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    return isinstance(node, ast.ClassDef | ast.Assign | ast.AnnAssign)
+
+
+def _without_docstrings(tree: ast.stmt) -> ast.stmt:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
