@@ -38,7 +38,7 @@ def test_no_descriptor_fails_without_a_word(unit):
     assert all(before.endswith("::jaxext::sm90::Noted(") for before, _ in calls), calls
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("rank", [2, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 3))])  # 50 s each to compile
 def test_what_cutlass_makes_of_our_convolutions(tmp_path, rank):
     """With the descriptors and coordinates that CUTLASS makes of our arguments, TMA reads both operands where the definition has them;
     stores and grids are the result's."""
