@@ -13,7 +13,7 @@ ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 cpp    := $(shell find csrc tests/csrc examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo test test-all fuzz mutations bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+.PHONY: build demo docs test test-all fuzz mutations bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -84,6 +84,15 @@ clang-format: $(ready)
 	$(VENV)/bin/clang-format --dry-run -Werror $(cpp)
 pyright: $(ready)
 	$(python) -m pyright --pythonpath $(python)
+
+# the site, into build/docs; it needs neither jax nor jaxext, so it has an environment of its own
+docs: $(VENV)-docs/.ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+docs_needs := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+$(VENV)-docs/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(VENV)-docs
+	$(VENV)-docs/bin/pip --quiet --disable-pip-version-check install $$($(PYTHON) -c '$(docs_needs)')
+	touch $@
 
 format: $(ready)
 	$(VENV)/bin/clang-format -i $(cpp)

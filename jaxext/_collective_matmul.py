@@ -70,17 +70,18 @@ def all_gather_matmul(
     gradient of `lhs` is a `matmul_reduce_scatter`.  That of `rhs` keeps the gathered rows, as it does after an all-gather; under
     `jax.checkpoint` the rows are gathered once more instead, again beside the products.
 
-    >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
-    >>> rows, columns = jax.P("x", None), jax.P(None, "x")
-    >>> f = jax.shard_map(lambda a, b: all_gather_matmul(a, b, "x"), mesh=mesh, in_specs=(rows, columns), out_specs=columns)
-    >>> jax.jit(f)(jnp.ones((16, 4)), jnp.ones((4, 8))).shape
-    (16, 8)
+    Examples:
+      >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+      >>> rows, columns = jax.P("x", None), jax.P(None, "x")
+      >>> f = jax.shard_map(lambda a, b: all_gather_matmul(a, b, "x"), mesh=mesh, in_specs=(rows, columns), out_specs=columns)
+      >>> jax.jit(f)(jnp.ones((16, 4)), jnp.ones((4, 8))).shape
+      (16, 8)
 
     Raises:
       NameError: no `shard_map` or `pmap` around the call has the axis.
       TypeError: `lhs` has not as many columns as `rhs` has rows; `axis_name` is a list.
       ValueError: an operand has no rows and columns; several axes are named in another order than their mesh has them.
-      And what `jaxext.matmul` raises.
+      Exception: whatever `jaxext.matmul` raises.
     """
     n = devices_along(axis_name, "all_gather_matmul: axis_name")
     along = _Along(axis_name, n, precision, preferred_element_type, implementation)
@@ -119,17 +120,18 @@ def matmul_reduce_scatter(
     Every transformation that `jaxext.matmul` and `lax.ppermute` have holds, forward and reverse derivatives of any order included.  The
     gradient of `lhs` is an `all_gather_matmul`; that of `rhs` keeps a copy of `lhs`.
 
-    >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
-    >>> rows, columns = jax.P("x", None), jax.P(None, "x")
-    >>> f = jax.shard_map(lambda a, b: matmul_reduce_scatter(a, b, "x"), mesh=mesh, in_specs=(columns, rows), out_specs=rows)
-    >>> jax.jit(f)(jnp.ones((16, 8)), jnp.ones((8, 4))).shape
-    (16, 4)
+    Examples:
+      >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+      >>> rows, columns = jax.P("x", None), jax.P(None, "x")
+      >>> f = jax.shard_map(lambda a, b: matmul_reduce_scatter(a, b, "x"), mesh=mesh, in_specs=(columns, rows), out_specs=rows)
+      >>> jax.jit(f)(jnp.ones((16, 8)), jnp.ones((8, 4))).shape
+      (16, 4)
 
     Raises:
       NameError: no `shard_map` or `pmap` around the call has the axis.
       TypeError: `lhs` has not as many columns as `rhs` has rows; `axis_name` is a list.
       ValueError: an operand has no rows and columns; n does not divide M; several axes are named in another order than their mesh has them.
-      And what `jaxext.matmul` raises.
+      Exception: whatever `jaxext.matmul` raises.
     """
     along = _Along(
         axis_name, devices_along(axis_name, "matmul_reduce_scatter: axis_name"), precision, preferred_element_type, implementation

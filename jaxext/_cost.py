@@ -113,9 +113,10 @@ def cost(
       role -> its `Cost`: `flops`, bytes `held` of each slot, `collectives` with their kind, group and bytes, and bytes on the `wire`.
       Each role is taken by itself: a step of training may keep the input that fprop gathered, with its halo, for wgrad.
 
-    >>> step = cost("matmul", {"M": 8}, sizes=dict(M=65536, K=8192, N=28672), dtype="bfloat16")  # data parallelism
-    >>> step["nn"].collectives, step["tn"].collectives[0].kind, step["tn"].wire / 2**20
-    ((), 'all-reduce', 784.0)
+    Examples:
+      >>> step = cost("matmul", {"M": 8}, sizes=dict(M=65536, K=8192, N=28672), dtype="bfloat16")  # data parallelism
+      >>> step["nn"].collectives, step["tn"].collectives[0].kind, step["tn"].wire / 2**20
+      ((), 'all-reduce', 784.0)
 
     Raises:
       ValueError: for an unknown form, label, slot or option, a missing size, a size that its parts do not divide, a halo that exceeds a

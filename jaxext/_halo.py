@@ -55,8 +55,9 @@ def conv_general_dilated(
       padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs, of the whole image; negative padding crops.
       axis_names: one entry per spatial axis, in the order of `window_strides`: the mesh axis that splits it, a tuple of several in the
         order of their mesh, or None where it is whole.
-      window_strides, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count, batch_group_count, precision,
-        preferred_element_type, implementation: as in `jaxext.conv_general_dilated`.
+      window_strides, lhs_dilation, rhs_dilation, dimension_numbers: as in `jaxext.conv_general_dilated`.
+      feature_group_count, batch_group_count: as there.
+      precision, preferred_element_type, implementation: as there.
 
     Returns:
       this device's part of the convolution.  It has every derivative in both modes.  With `check_vma=True` the gradient of a filter that
@@ -65,16 +66,19 @@ def conv_general_dilated(
       sends less.
 
     Raises:
-      what `jaxext.conv_general_dilated` raises for the whole image; ValueError where the devices of a mesh axis do not divide an output,
-      where a device would need rows from beyond its neighbours, and for wrong `axis_names`; TypeError for a list of axes in them;
-      NameError for an axis that is not bound.
+      Exception: whatever `jaxext.conv_general_dilated` raises for the whole image.
+      ValueError: the devices of a mesh axis do not divide an output, a device would need rows from beyond its neighbours, or
+        `axis_names` is wrong.
+      TypeError: `axis_names` holds a list of axes.
+      NameError: an axis is not bound.
 
-    >>> mesh, split = jax.make_mesh((jax.device_count(),), ("rows",)), jax.P(None, "rows")
-    >>> conv = functools.partial(conv_general_dilated, window_strides=(2, 2), padding="SAME", axis_names=("rows", None))
-    >>> conv = functools.partial(conv, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    >>> conv = jax.jit(jax.shard_map(conv, mesh=mesh, in_specs=(split, jax.P()), out_specs=split))
-    >>> conv(jax.device_put(jnp.ones((2, 64, 32, 3)), jax.NamedSharding(mesh, split)), jnp.ones((5, 5, 3, 16))).shape
-    (2, 32, 16, 16)
+    Examples:
+      >>> mesh, split = jax.make_mesh((jax.device_count(),), ("rows",)), jax.P(None, "rows")
+      >>> conv = functools.partial(conv_general_dilated, window_strides=(2, 2), padding="SAME", axis_names=("rows", None))
+      >>> conv = functools.partial(conv, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+      >>> conv = jax.jit(jax.shard_map(conv, mesh=mesh, in_specs=(split, jax.P()), out_specs=split))
+      >>> conv(jax.device_put(jnp.ones((2, 64, 32, 3)), jax.NamedSharding(mesh, split)), jnp.ones((5, 5, 3, 16))).shape
+      (2, 32, 16, 16)
     """
     conv = functools.partial(
         ops.conv_general_dilated,

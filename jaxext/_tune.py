@@ -78,18 +78,20 @@ def tune(
     Returns:
       a `Tuned`: print it, read its `rows`, or give it to `use_table`.
 
-    >>> tuned = tune(lambda x, w: jnp.tanh(jaxext.matmul(x, w)), jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
-    >>> with jaxext.use_table(tuned):
-    ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
+    Examples:
+      >>> tuned = tune(lambda x, w: jnp.tanh(jaxext.matmul(x, w)), jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
+      >>> with jaxext.use_table(tuned):
+      ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
 
     Raises:
       RuntimeError: this run has several processes, or jax is tracing the caller.
       TypeError: `fun` is not callable.
       ValueError: `candidates` is less than 1, or the file is no table.
-      what JAX raises where `fun` cannot be differentiated, OSError where the table cannot be written.
+      OSError: the table cannot be written.
+      Exception: whatever JAX raises where `fun` cannot be differentiated.
 
     Warns:
-      of candidates whose result is wrong, which are not stored, and of a function without jaxext products.
+      UserWarning: a candidate's result is wrong, and it is not stored; or the function has no jaxext products.
     """
     if (processes := jax.process_count()) > 1:
         raise RuntimeError(

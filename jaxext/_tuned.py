@@ -64,11 +64,12 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
       RuntimeError: at lowering, in a run of several processes whose tables differ.
 
     Warns:
-      of a file that is not a table, or whose measurements for this device were made with other versions or code: they are ignored.
+      UserWarning: the file is not a table, or its measurements for this device were made with other versions or code and are ignored.
 
-    >>> jaxext.tune(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
-    >>> with jaxext.use_table("tables.json"):
-    ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
+    Examples:
+      >>> jaxext.tune(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
+      >>> with jaxext.use_table("tables.json"):
+      ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
     """
     if table is None:
         return Scope("use_table", _used, _File("no table", ()))

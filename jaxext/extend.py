@@ -58,17 +58,18 @@ class Implementation(abc.ABC):
       version: of its code, in a word: what `jaxext.tune` measured with another version, and programs that JAX has stored with it, do not
         hold.  None stands for a hash of the file that its class is written in; where a kernel lies in another file, say it yourself.
 
-    >>> class Einsum(Implementation):
-    ...     name, version = "einsum", "1"
-    ...     def supports(self, call):
-    ...         return None if call.dtype == np.float32 else f"the result is {call.dtype}, want float32"
-    ...     def run(self, call, config, operands):
-    ...         letters = {slot: "".join(labels) for slot, labels in call.labels.items()}  # one letter each
-    ...         equation = f"{','.join(letters[slot] for slot in operands)}->{letters[call.open]}"
-    ...         return jnp.einsum(equation, *call.flatten(operands).values()).reshape(call.shape)
-    >>> register("matmul", Einsum())
-    >>> jax.grad(lambda a, b: jaxext.matmul(a, b, implementation="einsum").sum())(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
-    (2, 3)
+    Examples:
+      >>> class Einsum(Implementation):
+      ...     name, version = "einsum", "1"
+      ...     def supports(self, call):
+      ...         return None if call.dtype == np.float32 else f"the result is {call.dtype}, want float32"
+      ...     def run(self, call, config, operands):
+      ...         letters = {slot: "".join(labels) for slot, labels in call.labels.items()}  # one letter each
+      ...         equation = f"{','.join(letters[slot] for slot in operands)}->{letters[call.open]}"
+      ...         return jnp.einsum(equation, *call.flatten(operands).values()).reshape(call.shape)
+      >>> register("matmul", Einsum())
+      >>> jax.grad(lambda a, b: jaxext.matmul(a, b, implementation="einsum").sum())(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
+      (2, 3)
     """
 
     name: str
@@ -152,9 +153,10 @@ class Bilinear:
           ValueError: there is no such label or implementation.
           NotImplementedError: the implementation that was named does not support this call; at lowering.
 
-        >>> channelwise = define("channelwise", x="B N K C", w="B K M C", y="B N M C")
-        >>> channelwise(jnp.ones((5, 3, 64)), jnp.ones((3, 7, 64)), B=0).shape
-        (5, 7, 64)
+        Examples:
+          >>> channelwise = define("channelwise", x="B N K C", w="B K M C", y="B N M C")
+          >>> channelwise(jnp.ones((5, 3, 64)), jnp.ones((3, 7, 64)), B=0).shape
+          (5, 7, 64)
         """
         form = self._form
         implementation = named(implementation, form.name, [each.name for each in form.implementations])
@@ -191,9 +193,10 @@ def define(name: str, /, **slots: str) -> Bilinear:
       TypeError: the name or a slot's labels are no str.
       ValueError: the name is taken, or the labels are not as they must be.
 
-    >>> outer = define("outer_product", u="B I K", v="B J K", t="B I J")
-    >>> jax.jit(jax.vmap(lambda u, v: outer(u, v, B=0, K=0)))(jnp.ones((4, 2)), jnp.ones((4, 3))).shape
-    (4, 2, 3)
+    Examples:
+      >>> outer = define("outer_product", u="B I K", v="B J K", t="B I J")
+      >>> jax.jit(jax.vmap(lambda u, v: outer(u, v, B=0, K=0)))(jnp.ones((4, 2)), jnp.ones((4, 3))).shape
+      (4, 2, 3)
     """
     labels = _labels(name, slots)
     if name in defined and defined[name].slots == labels and list(defined[name].slots) == list(labels):

@@ -41,12 +41,14 @@ def matmul(
     Returns:
       shape (..., M, N), without the axes that a vector operand lacks.
 
-    >>> matmul(jnp.ones((5, 2, 3)), jnp.ones((3, 4))).shape
-    (5, 2, 4)
+    Examples:
+      >>> matmul(jnp.ones((5, 2, 3)), jnp.ones((3, 4))).shape
+      (5, 2, 4)
 
     Raises:
-      what `jax.numpy.matmul` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
-      support the call.
+      Exception: whatever `jax.numpy.matmul` raises.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
     return like(jnp.matmul, implementation, (a, b), static)
@@ -78,12 +80,14 @@ def dot_general(
     Returns:
       shape: batch axes, free axes of `lhs`, free axes of `rhs`.
 
-    >>> dot_general(jnp.ones((7, 2, 3)), jnp.ones((7, 4, 3)), (((2,), (2,)), ((0,), (0,)))).shape
-    (7, 2, 4)
+    Examples:
+      >>> dot_general(jnp.ones((7, 2, 3)), jnp.ones((7, 4, 3)), (((2,), (2,)), ((0,), (0,)))).shape
+      (7, 2, 4)
 
     Raises:
-      what `jax.lax.dot_general` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
-      support the call.
+      Exception: whatever `jax.lax.dot_general` raises.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
     """
     static = dict(
         dimension_numbers=dimension_numbers,
@@ -132,13 +136,16 @@ def conv_general_dilated(
     Returns:
       the convolution, in the layout of `dimension_numbers`.
 
-    >>> x, w = jnp.ones((2, 32, 32, 8)), jnp.ones((3, 3, 8, 16))
-    >>> conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).shape
-    (2, 16, 16, 16)
+    Examples:
+      >>> x, w = jnp.ones((2, 32, 32, 8)), jnp.ones((3, 3, 8, 16))
+      >>> conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).shape
+      (2, 16, 16, 16)
 
     Raises:
-      what `jax.lax.conv_general_dilated` raises; `ShardingTypeError` when a spatial axis is sharded on an explicit mesh; ValueError for
-      an unknown `implementation`, and NotImplementedError when the named one does not support the call.
+      Exception: whatever `jax.lax.conv_general_dilated` raises.
+      ShardingTypeError: a spatial axis is sharded on an explicit mesh.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
     """
     static = dict(
         window_strides=window_strides,
@@ -176,11 +183,13 @@ def conv(
       shape (N, K, *output).
 
     Raises:
-      what `jax.lax.conv` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not support
-      the call.
+      Exception: whatever `jax.lax.conv` raises.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
 
-    >>> conv(jnp.ones((2, 8, 32, 32)), jnp.ones((16, 8, 3, 3)), (1, 1), "VALID").shape
-    (2, 16, 30, 30)
+    Examples:
+      >>> conv(jnp.ones((2, 8, 32, 32)), jnp.ones((16, 8, 3, 3)), (1, 1), "VALID").shape
+      (2, 16, 30, 30)
     """
     static = dict(
         window_strides=window_strides,
@@ -221,12 +230,14 @@ def conv_transpose(
     Returns:
       shape as `lhs`, with the channels of `rhs` and the spatial axes lengthened.
 
-    >>> conv_transpose(jnp.ones((2, 16, 16, 8)), jnp.ones((4, 4, 8, 3)), (2, 2), "SAME").shape
-    (2, 32, 32, 3)
+    Examples:
+      >>> conv_transpose(jnp.ones((2, 16, 16, 8)), jnp.ones((4, 4, 8, 3)), (2, 2), "SAME").shape
+      (2, 32, 32, 3)
 
     Raises:
-      what `jax.lax.conv_transpose` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does
-      not support the call.
+      Exception: whatever `jax.lax.conv_transpose` raises.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
     """
     static = dict(
         strides=strides,
@@ -258,12 +269,14 @@ def convolve(
       precision, preferred_element_type: as in `conv_general_dilated`.
       implementation: None for the preferred one, or its name, which then also governs every derivative.
 
-    >>> convolve(jnp.arange(5.0), jnp.array([2.0, 3.0, 4.0]), "valid").tolist()
-    [7.0, 16.0, 25.0]
+    Examples:
+      >>> convolve(jnp.arange(5.0), jnp.array([2.0, 3.0, 4.0]), "valid").tolist()
+      [7.0, 16.0, 25.0]
 
     Raises:
-      what `jax.numpy.convolve` raises; ValueError for an unknown `implementation`, and NotImplementedError when the named one does not
-      support the call.
+      Exception: whatever `jax.numpy.convolve` raises.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
     """
     static = dict(mode=mode, precision=precision, preferred_element_type=preferred_element_type)
     return like(jnp.convolve, implementation, (a, v), static)

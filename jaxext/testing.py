@@ -103,7 +103,7 @@ def check_op(
     Raises:
       TypeError, ValueError: arguments or names that do not fit, or a reference that fails itself.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jaxext import testing
       >>> report = testing.check_op(jnp.dot, lambda x, y: (x * y).sum(), (jnp.arange(3.0), jnp.ones(3)), linear=(0, 1), show=False)

@@ -1,0 +1,96 @@
+"""The code of the README and of every page in docs/ runs, prints what the pages say, and what they call a fault of lax is one.
+
+A page is a script: its Python blocks run in order, in one namespace.  A `text` block right after one is what it prints, where `...` stands
+for anything.  In lax-hazards.md each fault is a section, whose line "Shows on jax ..." names the versions; there its block holds, and on
+the other versions that are tested it does not.
+"""
+
+import contextlib
+import doctest
+import io
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jaxext import _conv, _dispatch, _matmul
+
+ROOT = pathlib.Path(__file__).parent.parent
+HAZARDS = ROOT / "docs" / "lax-hazards.md"
+TESTED = ("0.10.2", "0.11.2", "0.12.0.1")
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page != HAZARDS and BLOCK.search(page.read_text())]
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    """And what a page registers ends with it."""
+    registered = [_conv.CONV_IMPLEMENTATIONS, _matmul.MATMUL_IMPLEMENTATIONS]
+    before = [*map(list, registered)], dict(_dispatch.defined)
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+    for implementations, were in zip(registered, before[0], strict=True):
+        implementations[:] = were
+    _dispatch.defined.clear()
+    _dispatch.defined.update(before[1])
+
+
+def run(text, source):
+    """What each block prints, and what the page says that it prints."""
+    namespace = {"__name__": "page"}
+    for block in BLOCK.finditer(text):
+        line = text[: block.start()].count("\n") + 1  # of the opening fence: tracebacks name lines of the page
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * line + block[1], source, "exec"), namespace)
+        yield printed.getvalue(), block[2]
+
+
+def printed_as_said(got, want):
+    return doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_of(page):
+    for got, want in run(page.read_text(), str(page)):
+        assert want is None or printed_as_said(got, want), f"{page.name} says\n{want}\nand it is\n{got}"
+
+
+def test_another_output_is_noticed():
+    ((got, want),) = run("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n", "page")
+    assert (got, want) == ("2\n", "3\n") and not printed_as_said(got, want)
+    assert printed_as_said("a 1 b\n", "a ... b\n")
+
+
+SECTIONS = {match[1]: match[2] for match in re.finditer(r"^### (.*?)\n(.*?)(?=^##|\Z)", HAZARDS.read_text(), re.MULTILINE | re.DOTALL)}
+SHOWS = re.compile(r"^Shows on jax ([\d., and]+)\.", re.MULTILINE)
+FAULTS = [title for title, text in SECTIONS.items() if BLOCK.search(text)]
+PREAMBLE = BLOCK.search(HAZARDS.read_text().split("\n### ")[0])
+
+
+def versions(text):
+    return re.findall(r"\d[\d.]*\d", SHOWS.search(text)[1])
+
+
+@pytest.mark.skipif(jax.__version__ not in TESTED, reason="the page says nothing of this version of jax")
+@pytest.mark.parametrize("title", FAULTS)
+def test_hazard(title):
+    text = SECTIONS[title]
+    assert set(versions(text)) <= set(TESTED)
+    code = PREAMBLE[1] + BLOCK.search(text)[1]
+    if "ends the process" in text:
+        flags = os.environ["XLA_FLAGS"]
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, "XLA_FLAGS": flags})
+        shows = done.returncode < 0
+        assert shows or done.returncode == 0, done.stderr
+    else:
+        try:
+            exec(compile(code, title, "exec"), {})
+            shows = True
+        except AssertionError:
+            shows = False
+    assert shows == (jax.__version__ in versions(text))
