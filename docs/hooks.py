@@ -1,37 +1,37 @@
 """What MkDocs does beside its plugins: the README becomes the first page, and links to files outside docs/ lead to the repository.
 
-If `repo_url` is not set, such links become plain text.
+The repository is `Source` among the URLs in pyproject.toml; without one such links become plain text.  MkDocs' `repo_url` stays unset, because
+Material's pages would then ask GitHub for the number of stars.
 """
 
 import pathlib
 import posixpath
 import re
+import tomllib
 
 from mkdocs.structure.files import File
 
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 ROOT = pathlib.Path(__file__).parent.parent
+SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {}).get("Source")
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files, config):
     text = (ROOT / "README.md").read_text()
-    files.append(File.generated(config, "index.md", content=re.sub(r"\]\(docs/", "](", text)))
-    return files
+    files.append(File.generated(config, "index.md", content=text.replace("](docs/", "](")))
 
 
 def on_page_markdown(markdown, page, config, files):
-    folder = posixpath.dirname(page.file.src_uri)
-    of_readme = page.file.src_uri == "index.md"
+    folder = "" if page.file.src_uri == "index.md" else posixpath.join("docs", posixpath.dirname(page.file.src_uri))
 
-    def outside(match):
+    def link(match):
         text, target = match.groups()
-        path, _, _ = target.partition("#")
-        inside = posixpath.normpath(posixpath.join(folder, path))
-        if not path or "://" in path or files.get_file_from_path(inside):
-            return match[0]
-        path = path if of_readme else posixpath.normpath(posixpath.join("docs", inside))
-        if path.startswith("..") or not (ROOT / path).exists():
-            return match[0]  # MkDocs says that it is broken
-        return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{path})" if config.repo_url else text
+        path, _, anchor = target.partition("#")
+        path = posixpath.normpath(posixpath.join(folder, path))
+        if path == "README.md":
+            return f"[{text}]({posixpath.relpath('docs/index.md', folder)}#{anchor})"
+        if path.startswith("docs/") or files.get_file_from_path(path) or not (ROOT / path).exists() or target.startswith("#"):
+            return match[0]  # a page, or elsewhere; MkDocs says which are broken
+        return f"[{text}]({SOURCE}/blob/main/{path})" if SOURCE else text
 
-    return LINK.sub(outside, markdown)
+    return LINK.sub(link, markdown)

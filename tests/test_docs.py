@@ -8,7 +8,6 @@ the other versions that are tested it does not.
 import contextlib
 import doctest
 import io
-import os
 import pathlib
 import re
 import subprocess
@@ -23,7 +22,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 HAZARDS = ROOT / "docs" / "lax-hazards.md"
 TESTED = ("0.10.2", "0.11.2", "0.12.0.1")
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page != HAZARDS and BLOCK.search(page.read_text())]
+ALL = {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - {HAZARDS}
+PAGES = sorted(page for page in ALL if BLOCK.search(page.read_text()))
 
 
 @pytest.fixture(autouse=True)
@@ -69,22 +69,18 @@ def test_another_output_is_noticed():
 SECTIONS = {match[1]: match[2] for match in re.finditer(r"^### (.*?)\n(.*?)(?=^##|\Z)", HAZARDS.read_text(), re.MULTILINE | re.DOTALL)}
 SHOWS = re.compile(r"^Shows on jax ([\d., and]+)\.", re.MULTILINE)
 FAULTS = [title for title, text in SECTIONS.items() if BLOCK.search(text)]
-PREAMBLE = BLOCK.search(HAZARDS.read_text().split("\n### ")[0])
-
-
-def versions(text):
-    return re.findall(r"\d[\d.]*\d", SHOWS.search(text)[1])
+PREAMBLE = next(BLOCK.finditer(HAZARDS.read_text()))[1]
 
 
 @pytest.mark.skipif(jax.__version__ not in TESTED, reason="the page says nothing of this version of jax")
 @pytest.mark.parametrize("title", FAULTS)
 def test_hazard(title):
     text = SECTIONS[title]
-    assert set(versions(text)) <= set(TESTED)
-    code = PREAMBLE[1] + BLOCK.search(text)[1]
+    versions = re.findall(r"\d[\d.]*\d", SHOWS.findall(text)[0])
+    assert set(versions) <= set(TESTED)
+    code = PREAMBLE + next(BLOCK.finditer(text))[1]
     if "ends the process" in text:
-        flags = os.environ["XLA_FLAGS"]
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, "XLA_FLAGS": flags})
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         shows = done.returncode < 0
         assert shows or done.returncode == 0, done.stderr
     else:
@@ -93,4 +89,4 @@ def test_hazard(title):
             shows = True
         except AssertionError:
             shows = False
-    assert shows == (jax.__version__ in versions(text))
+    assert shows == (jax.__version__ in versions)
