@@ -1,7 +1,7 @@
 """What MkDocs does beside its plugins: the README becomes the first page, and links to files outside docs/ lead to the repository.
 
-The repository is `Source` among the URLs in pyproject.toml; without one such links become plain text.  MkDocs' `repo_url` stays unset, because
-Material's pages would then ask GitHub for the number of stars.
+The repository is `Source` among the URLs in pyproject.toml; without one such links become plain text.  MkDocs' `repo_url` stays unset: with
+it the pages would ask GitHub for the number of stars.
 """
 
 import pathlib
