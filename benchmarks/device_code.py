@@ -8,7 +8,7 @@ import ast
 import hashlib
 import pathlib
 
-from jaxext import kernels
+import jaxext.kernels as kernels
 
 FILES = ("_gemm.py", "_geometry.py", "_products.py", "conv.py", "depthwise.py", "matmul.py")
 

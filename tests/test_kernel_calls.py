@@ -45,7 +45,7 @@ def call_of(dtype=np.float32, precision=None, result=None):
     ids=str,
 )
 def test_the_precision_that_kernels_multiply_with(precision, dtype, want):
-    problem = _kernel.matmul_problem(call_of(dtype, precision, np.float32), MatmulProblem, 90)
+    problem: Any = _kernel.matmul_problem(call_of(dtype, precision, np.float32), MatmulProblem, 90)
     assert isinstance(problem, MatmulProblem) and problem.precision == want
 
 
@@ -60,7 +60,7 @@ def test_missing_spatial_axes_are_the_leading_ones():
     with _tuned.collecting() as calls:
         conv = lambda x, w: jaxext.conv_general_dilated(x, w, (2,), [(3, 1)], (6,), (4,), ("NWC", "WIO", "NWC"))
         jax.jit(conv).trace(x, w).lower(lowering_platforms=("cuda",))
-    problem = _kernel.conv_problem(calls[0], 90)
+    problem: Any = _kernel.conv_problem(calls[0], 90)
     assert isinstance(problem, ConvProblem)
     assert (problem.input, problem.filter, problem.output) == ((1, 1, 9), (1, 1, 5), (1, 1, 19))
     assert (problem.stride, problem.low) == ((1, 1, 2), (0, 0, 3))

@@ -98,7 +98,7 @@ def test_rewrites_cost_little_memory(case):
 def test_products_of_16_bits_have_the_smaller_operand_on_the_left(dtype, columns):
     """Of operands whose contracted axes come first, as in the gradient of the right operand: the other order takes twice the time."""
     args = [jnp.ones(shape, dtype) for shape in ((32, 16), (16, columns), (32, columns))]
-    text = str(jax.jit(lambda a, b, y: jax.vjp(jaxext.matmul, a, b)[1](y)[1]).lower(*args).compiler_ir("hlo").as_hlo_text())
+    text = jax.jit(lambda a, b, y: jax.vjp(jaxext.matmul, a, b)[1](y)[1]).lower(*args).as_text("hlo")
     (left,) = re.findall(r"dot\((\S+),", text)
     name = {line.split()[0]: line for line in text.splitlines() if " parameter(" in line}
     of_y = dtype == "bfloat16" and columns == 4
