@@ -3,7 +3,7 @@
 import importlib.util
 import pathlib
 
-if importlib.util.find_spec("jaxext.kernels") is None:  # a folder of another place in the repository, put here by installing
+if importlib.util.find_spec("jaxext.kernels") is None:  # installing puts it here: in the repository it is another folder
     raise ImportError(
         f"jaxext was imported from its sources in {pathlib.Path(__file__).parent}, which hide the installed package and cannot run"
         " themselves: start Python in another folder, or run `pip install --editable .` in the repository"

@@ -5,11 +5,13 @@ Each computes, for arrays with one axis per label,
     y[b,n,p,g,k] = Σ_{r,c} view_r(x)[b,n,p,g,c] · w[b,g,k,r,c]        view_r(x)[p] = x̃[stride·p + filter_dilation·r]
 
 or the same form with w open.  `view` is the input as filter tap r sees it, and holds all the geometry, so every rewrite is right for every
-window.  Accumulation is in `acc`; who calls rounds.  A rewrite must not know when it is worth while: `_conv_xla.plan` decides that.
+window.  Sums are taken in `acc`; the caller rounds them.  A rewrite must not know when it is worth while: `_conv_xla.plan` decides that.
 
-Two facts of XLA's CPU backend shape them.  A convolution inside a loop is as fast as outside if it is written in the layout in which XLA
-computes it, NHWC with the filter HWIO, and some fifteen times slower if not.  And each fusion takes tens of milliseconds to compile, longer
-than most layers run: many sums are one reduction.
+Two facts of XLA's CPU backend shape them:
+
+- A convolution inside a loop is as fast as outside only in the layout in which XLA computes it, NHWC with the filter HWIO.  In any other
+  layout it is some fifteen times slower.
+- Each fusion takes tens of milliseconds to compile, longer than most layers run.  So many sums are put into one reduction.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from jax import lax
 
 from jaxext._window import Window, dilate
 
-# More taps than this are a loop: the time to compile grows with the program.
+# More taps than this become a loop, since the time to compile grows with the program.
 UNROLLED_TAPS = 64
 
 
 def view(x, window: Window, tap, lead=2):
-    """x as filter tap `tap` sees it: the spatial axes, which follow `lead` others, become those of the output."""
+    """x as filter tap `tap` sees it.  The spatial axes, which follow `lead` others, become those of the output."""
     config = [(0, 0, 0)] * x.ndim
     for axis, (r, i, o, (low, _), s, di, dr) in enumerate(_axes(window, tap), lead):
         before = low - dr * r
@@ -46,7 +48,7 @@ def padded(x, window: Window, lead=2):
 
 
 def view_of_padded(x, window: Window, tap, lead=2):
-    """`view`, of an x that is `padded` already; `tap` may be traced."""
+    """The `view` of an x that is `padded` already; `tap` may be traced."""
     start, size = [0] * x.ndim, list(x.shape)
     for axis, (r, _, o, _, s, _, dr) in enumerate(_axes(window, tap), lead):
         start[axis], size[axis] = dr * r, s * (o - 1) + 1
@@ -76,7 +78,7 @@ def taps_of(window: Window):
 
 
 def zeros(shape, dtype, *operands):
-    """Zeros that vary over the same manual axes as the operands: the carry of a loop must, and so must a result."""
+    """Zeros that vary over the same manual axes as the operands, as a result and the carry of a loop must."""
     total = np.zeros((), np.int32)
     for x in operands:
         nothing = lax.slice_in_dim(x, 0, 0)
@@ -85,14 +87,14 @@ def zeros(shape, dtype, *operands):
 
 
 def add(a, b):
-    """Sum, which for booleans is `or`, as in XLA's own products."""
+    """The sum; of booleans it is `or`, as in XLA's own products."""
     return lax.bitwise_or(a, b) if a.dtype == bool else lax.add(a, b)
 
 
 def dots_fprop(x, w, window: Window, *, acc, precision):
     """One dot, batched over B and G, for each filter tap, summed.
 
-    Its batch, contracted and free axes are the labels', so XLA's partitioner splits it right where it splits a grouped convolution wrong.
+    The dot's batch, contracted and free axes are whole labels.  So XLA's partitioner splits it correctly, unlike a grouped convolution.
     """
     w = w.reshape(w.shape[:3] + (-1, w.shape[-1]))  # (B, G, K, taps, C)
     batch, inner = ((0, x.ndim - 2), (0, 1)), ((x.ndim - 1,), (3,))
@@ -129,7 +131,7 @@ def dots_wgrad(x, y, window: Window, *, acc, precision):
 
 
 def _unravel(t, window):
-    """The tap whose number, in the order of `taps_of`, is the traced `t`."""
+    """The tap with the traced number `t` in the order of `taps_of`."""
     tap = []
     for n in reversed(window.filter):
         tap.append(t % n)
@@ -153,7 +155,7 @@ def loop_fprop(x, w, window: Window, *, precision, preferred):
 
 
 def loop_wgrad(x, y, window: Window, *, precision, preferred):
-    """As `loop_fprop`: x with its channels for the batch, and y for the filter."""
+    """As `loop_fprop`: x is the image, with its channels as the batch, and y is the filter."""
     B, G, K = y.shape[0], *y.shape[-2:]
     C = x.shape[-1]
     x, y = (a.reshape(a.shape[:-2] + (-1,)) for a in (x, y))
@@ -171,7 +173,7 @@ def loop_wgrad(x, y, window: Window, *, precision, preferred):
 
 
 def _repeat(count, step, total):
-    """`step(i, total)` for i from 0 on, with i an int32 also where integers are 64 bits wide."""
+    """Runs `total = step(i, total)` for i < count; i is an int32 even where jax's integers have 64 bits."""
     return lax.fori_loop(0, count, lambda i, total: step(lax.convert_element_type(i, np.int32), total), total)
 
 
@@ -191,7 +193,10 @@ def _part(x, b, g, channels):
 
 
 def _outputs_last(w):
-    """(B, G, K, *filter, C) -> (B, *filter, C, G·K).  B, G and K are merged first: XLA then sees that a filter HWIO was in this order."""
+    """(B, G, K, *filter, C) -> (B, *filter, C, G·K)
+
+    G and K are merged before they move.  XLA then sees that a filter HWIO is in this order already, and does not copy it.
+    """
     B, inner = w.shape[0], w.shape[3:]
     if B == 1:
         return jnp.moveaxis(w.reshape((-1,) + inner), 0, -1)[None]
@@ -216,10 +221,10 @@ def _dense(x, w, window, precision, preferred):
 
 
 def shifts_fprop(x, w, window: Window, *, acc, fold):
-    """Sum over taps and input channels of x, shifted, times one row of weights: elementwise, with G·K contiguous lanes.
+    """The sum over taps and input channels of the shifted x times a row of weights: elementwise, with G·K contiguous lanes.
 
-    To `fold` is to leave the padding to the one pass that this becomes, which then tests for the border at every term.  Else x is padded
-    first, an image at a time where all images would take much memory.  Of very many terms, a row of the filter at a time is unrolled.
+    With `fold`, padding and sum are one pass over x, which tests for the border at every term.  Otherwise x is padded first, one image at a
+    time if all images together would take much memory.  If there are very many terms, one row of the filter at a time is unrolled.
     """
     B, G, K = w.shape[:3]
     N, C = x.shape[1], x.shape[-1]
@@ -255,7 +260,7 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
 
 # Terms of a sum that is unrolled: each takes XLA a millisecond or two to compile.
 UNROLLED_TERMS = 128
-# Times the images and their results that the padded images may take, where all are padded at once.
+# Memory that the padded images may take if all are padded at once, in multiples of the images and their results.
 MOST_PADDED = 1.5
 
 
@@ -279,10 +284,10 @@ def _lanes(x, c, K):
 
 
 def rows_wgrad(x, y, window: Window, *, acc):
-    """A loop over blocks of output rows that adds to every tap while a block is in cache; of many taps, some at a time."""
+    """A loop over blocks of output rows: while a block is in cache, it is added to the sum of every tap, some rows of taps at a time."""
     B, N, G, K = y.shape[0], y.shape[1], *y.shape[-2:]
     C, first, taps = x.shape[-1], window.output[0], math.prod(window.filter[1:])
-    block = 64 if window.rank == 1 else 1 if max(window.stride) > 1 else max(1, BLOCK // math.prod(y.shape[3:]))
+    block = POSITIONS if window.rank == 1 else 1 if max(window.stride) > 1 else max(1, BLOCK // math.prod(y.shape[3:]))
     block = min(block, first)
     blocks = -(-first // block)
     at_once = _divisor(window.filter[0], MOST_SUMS // (taps * C))
@@ -305,7 +310,7 @@ def rows_wgrad(x, y, window: Window, *, acc):
             lanes = [_lanes(seen, c, K).astype(acc).reshape((at_once, block, *seen.shape[1:-2], -1)) for c in range(C)]
 
             def product(i, tap, of_c):
-                # Of y: a zero of the padding times an infinity would be NaN.
+                # y is masked too: an infinity in it times a zero of the padding would be NaN.
                 return view_of_padded(of_c[i], rest, tap, lead=1) * jnp.where(met[i], y, 0)
 
             new = _sums([product(i, tap, of_c) for i in range(at_once) for tap in taps_of(rest) for of_c in lanes], window.rank)
@@ -324,16 +329,18 @@ def rows_wgrad(x, y, window: Window, *, acc):
     return _outputs_first(w.reshape((B,) + window.filter + (C, G * K)), G)
 
 
-# Sums of one reduction.
+# Sums in one reduction.
 MOST_SUMS = 32
-# Elements of y in one step along more than one axis: with those of x, what a cache holds.
+# Output positions in one step, with one spatial axis.
+POSITIONS = 64
+# Elements of y in one step, with more than one spatial axis: a cache holds them and the elements of x that they meet.
 BLOCK = 20_000
 
 
 def _sums(terms, axes):
-    """The sums of the arrays over that many first axes, stacked.
+    """The sum of each array over its first `axes` axes, stacked.
 
-    One reduction of all: XLA takes as long to compile it as one of a single array, and reads what the terms share once.
+    All are one reduction: it compiles as fast as the reduction of a single array, and reads data that the terms share only once.
     """
     nothing = [np.zeros((), term.dtype) for term in terms]
     return jnp.stack(lax.reduce(terms, nothing, lambda a, b: [*map(lax.add, a, b)], range(axes)))
@@ -345,14 +352,14 @@ def _divisor(n, most):
 
 
 def _rows(x, index):
-    """x[index], and zeros where index is outside."""
+    """x[index], with zeros where an index is out of range."""
     numbers = lax.GatherDimensionNumbers(offset_dims=tuple(range(1, x.ndim)), collapsed_slice_dims=(0,), start_index_map=(0,))
     mode = lax.GatherScatterMode.FILL_OR_DROP
     return lax.gather(x, index[:, None], numbers, (1,) + x.shape[1:], mode=mode, fill_value=0)
 
 
 def phases_fprop(x, w, window: Window, *, part, acc):
-    """One convolution without input dilation for all residues of outputs that see equally many taps, interleaved."""
+    """Convolutions without input dilation, interleaved: one for all residues of outputs that see equally many taps."""
     K = w.shape[2]
     longest = [-(-o // period) for o, period in zip(window.output, window.periods, strict=True)]
     found = {}
@@ -367,7 +374,7 @@ def phases_fprop(x, w, window: Window, *, part, acc):
 
 
 def _interleave(parts, missing, periods, sizes, residues=()):
-    """The arrays `parts`, by the residues of their outputs, as one whose axes after the first two have `sizes`."""
+    """One array of the `parts`, which are keyed by the residues of their outputs; its axes after the first two have `sizes`."""
     done = len(residues)
     if done == len(sizes):
         return parts.get(residues, missing)
@@ -378,8 +385,10 @@ def _interleave(parts, missing, periods, sizes, residues=()):
 
 
 def phases_wgrad(x, y, window: Window, *, part, acc):
-    """One convolution without input dilation for each residue of outputs and taps (`Window.phases`): the taps of one residue get their
-    gradient from one residue of outputs."""
+    """One convolution without input dilation for each residue of outputs and taps (`Window.phases`).
+
+    The taps of one residue get their gradient from one residue of outputs.
+    """
     B, G, K, C = y.shape[0], *y.shape[-2:], x.shape[-1]
     total = zeros((B, G, K) + window.filter + (C,), acc, x, y)
     for outputs, taps, sub in window.phases:

@@ -3,8 +3,8 @@
     y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + filter_dilation·r,g,c] · w[b,g,k,r,c]
 
 dgrad is the same form with y as the input and the filter reversed (`Window.transposed`), so there are two roles here: fprop and wgrad.
-`plan` names the algorithm, `algorithms` the others that a table may name; they see labels, sizes and the window, never a clock.  It must
-not know primitives, sharding or derivatives.
+`plan` names the algorithm, `algorithms` also the others that a table may name.  They see labels, sizes and the window, never a clock.  This
+file must not know primitives, sharding or derivatives.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def conv(
     splitter: str,
     platform: str = "cpu",
 ) -> jax.Array:
-    """The open slot, from arrays with exactly one axis per label, by one of its `algorithms`: `plan`'s if it is None.
+    """The open slot, from arrays with exactly one axis per label.  `algorithm` is one of `algorithms`, or None for that of `plan`.
 
-    XLA's partitioner never gets a grouped convolution, which it splits wrongly.
+    XLA's partitioner splits grouped convolutions wrongly, so it never gets one.
     """
     w = operands["w"] if open == "x" else None
     if w is not None:
@@ -53,7 +53,7 @@ def conv(
 
 
 def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str, platform: str = "cpu") -> list[str]:
-    """What computes the call: the name that `plan` gives, then those worth measuring against it, none where XLA may still partition."""
+    """The name that `plan` gives, then those worth measuring against it; there are none of these where XLA may still partition the call."""
     first = plan(open, sizes, window, dtype=dtype, splitter=splitter, platform=platform)
     static = all(isinstance(n, int) for n in (*sizes.values(), *window.input))
     if first == "zeros" or not static or splitter not in ("nobody", "labels") or not jnp.issubdtype(dtype, jnp.inexact):
@@ -72,15 +72,15 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
 
 
 def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str, platform: str = "cpu") -> str:
-    """The name of the algorithm, from what is static: labels, sizes, window, the dtype of both operands (`promote`) and the platform.
+    """The name of the algorithm, from static facts: labels, sizes, window, the dtype of both operands (`promote`) and the platform.
 
     zeros      no product is taken: an axis is empty
-    lax        lax's own convolution; the only one for dense problems without input dilation
-    phases     convolutions for the residues of outputs: input dilation, and so the dgrad of a strided convolution
+    lax        lax's own convolution: dense, unless phases are faster; and groups too small for the loop
+    phases     a convolution for each residue of the outputs: input dilation, if XLA has no fast transposed convolution for it
     shifts     fprop of few channels per group (depthwise): shifted inputs times weights, elementwise
     rows       wgrad of the same: a loop over output rows
-    loop       one dense convolution for each b and g, in a loop: grouped, batched filters, per-example gradients
-    dots       one batched dot per tap: without space, of integers on GPUs, and wherever XLA may still partition a grouped convolution
+    loop       one dense convolution for each b and g, in a loop: groups, batched filters, per-example gradients
+    dots       one batched dot per tap: no spatial axes, integers on GPUs, and groups that XLA may still partition
     """
     dgrad = open == "x"
     if dgrad:
@@ -117,8 +117,10 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
 
 
 def _plan_of_wgrad(sizes, window, grouped):
-    """Measured on a CPU, for each product: lax 0.4 ns with one channel in few groups, else far more; the loop 0.1 ns along one axis, 0.6
-    along more, and 0.1 ms for each step; rows 0.2 ns where there are lanes enough, along one axis 0.6.
+    """Rows for few channels, the loop for large products, and lax for the rest.
+
+    Times of one product, measured on a CPU: lax takes 0.4 ns with one channel in few groups, and far more otherwise.  The loop takes 0.1 ns
+    along one axis, 0.6 ns along more, and 0.1 ms for each step.  Rows take 0.2 ns if there are enough lanes, and 0.6 ns along one axis.
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
     long = window.rank == 1 and sizes["N"] * window.output[0] * window.filter[0] >= LONG
@@ -127,15 +129,15 @@ def _plan_of_wgrad(sizes, window, grouped):
             return "rows"
         if C * K == 1:
             return grouped
-    # lax takes 2 ns for each product of groups, and multiplies each group with all others.
+    # With groups lax takes 2 ns for a product, and multiplies each group with all others.
     return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else grouped
 
 
 def _plan_of_gpu(open, dgrad, sizes, window, grouped):
-    """cuDNN's convolution, with groups or without, but for inputs full of zeros and for few products that are one fusion.
+    """cuDNN's convolution, with groups or without, except for inputs full of zeros and for so few products that XLA makes them one fusion.
 
-    A loop would be thousands of tiny kernels.  A strided dense dgrad, whose window arrives transposed, is no input full of zeros: cuDNN has
-    a call for it.
+    A loop would be thousands of tiny kernels.  A strided dense dgrad arrives with a transposed window, so its input is dilated, but
+    cuDNN has a call for it.
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
     of_cudnn = dgrad and B * G == 1 and max((*window.stride, *window.filter_dilation), default=1) == 1
@@ -146,40 +148,41 @@ def _plan_of_gpu(open, dgrad, sizes, window, grouped):
 
 
 def _transposed_by_lax(open, window, dtype):
-    """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply with the dilation's zeros."""
+    """Whether XLA's CPU backend has a transposed convolution for this: one that does not multiply with the zeros of the dilation."""
     return open == "y" and window.rank <= 2 and max(*window.stride, *window.filter_dilation) == 1 and np.dtype(dtype).itemsize <= 4
 
 
 def _products(sizes, window):
-    """Of elements, in a step of the loop."""
+    """Products of two elements in a step of the loop."""
     return sizes["N"] * math.prod(window.output) * math.prod(window.filter) * sizes["C"] * sizes["K"]
 
 
 def _by_batch_groups(B, G, K, window):
-    """Whether lax's batch groups, one output each, are the form: XLA has no fast dilated convolution with three axes."""
+    """Whether lax's batch groups compute this, with one output each: XLA has no fast dilated convolution with three axes."""
     return B > 1 and G == K == 1 and window.rank == 3 and max(*window.input_dilation, *window.filter_dilation) > 1
 
 
 GPUS = ("cuda", "rocm")
-# Phases that one program may hold.
+# The most phases in one program.
 MOST_PHASES = 64
-# C·K up to which a group's channels are cheaper as elementwise lanes than as a matrix, K from which they are not in wgrad, and lanes (G·K)
-# from which they fill vectors there.
-FEW_CHANNELS, MANY_OUTPUTS, FEW_LANES = 32, 8, 16
-# Positions times taps from which a step of the loop computes the filter's gradient along one axis fast.
+# Up to this C·K, a group's channels are cheaper as elementwise lanes than as a matrix.
+FEW_CHANNELS = 32
+# In wgrad lanes are cheaper only below this K, and fill vectors only from this G·K on.
+MANY_OUTPUTS, FEW_LANES = 8, 16
+# From this many positions times taps on, a step of the loop computes the filter's gradient along one axis fast.
 LONG = 300_000
-# Terms of an elementwise sum.
+# The most terms of an elementwise sum.
 MOST_TERMS = 1024
-# C·K, and terms of an elementwise sum, that XLA's GPU compiler makes one kernel of, padding included, and fuses with what follows.
+# Up to this C·K and this many terms, XLA's GPU compiler makes one kernel of padding and elementwise sum, and fuses it with what follows.
 FEW_ON_GPU, FOLDED_ON_GPU = 16, 9
-# Terms of an elementwise sum that XLA's CPU compiler computes in one pass with padding and all as fast as without.
+# Up to this many terms, XLA's CPU compiler computes padding and sum in one pass as fast as the sum alone.
 FOLDED_ON_CPU = 4
-# Products from which a step of the loop, which costs some 40 microseconds and twice that in wgrad, is worth while.
+# From this many products on, a step of the loop is worth its overhead: some 40 microseconds, and twice that in wgrad.
 LEAST_OF_STEP = {"y": 50_000, "w": 1_000_000}
 
 
 def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
-    """The algorithm `name`, for operands x and w (open y) or x and y (open w) of one dtype; the result may be in `acc` still."""
+    """The result of the algorithm `name`, from x and w (y open) or x and y (w open) of one dtype.  It may still have the dtype `acc`."""
     if name == "zeros":
         return rewrites.zeros(_shape(open, _sizes(open, a, b), window), dtype, a, b)
     if name == "lax":
@@ -223,7 +226,7 @@ def _reversed(w, window):
 
 
 def _dtypes(a, b, result):
-    """What both operands are cast to, without loss, and what the sum is taken in: float32 at least, if it is a float."""
+    """The dtype that both operands are cast to without loss, and that of the sum: at least float32, if it is a float."""
     common = promote(a, b)
     acc = promote(common, np.dtype(result))
     if jnp.issubdtype(acc, jnp.floating) and acc.itemsize < 4:
@@ -232,13 +235,13 @@ def _dtypes(a, b, result):
 
 
 def _preferred(common, dtype):
-    """The result's dtype for lax, which gives none that is narrower than the operands': of floats one that holds both."""
+    """The `preferred_element_type` for lax, which gives no result narrower than the operands: of floats, a dtype that holds both."""
     wide = promote(common, np.dtype(dtype))
     return wide if wide == dtype or jnp.issubdtype(wide, jnp.floating) else None
 
 
 def promote(a, b):
-    """jax's standard promotion, where a float of 8 bits or fewer counts as bfloat16, which holds it exactly."""
+    """jax's standard promotion, with bfloat16 in place of floats of 8 bits or fewer: it holds them exactly."""
     if a == b:
         return a
     a, b = (jnp.bfloat16 if jnp.issubdtype(d, jnp.floating) and d.itemsize == 1 else d for d in (a, b))
@@ -247,15 +250,15 @@ def promote(a, b):
 
 
 def lax_conv(open, a, b, window: Window, *, dtype, precision):
-    """lax's convolution, with groups where B·G > 1: the same HLO as lax's own forward and transposes.
+    """lax's convolution, with groups if B·G > 1: the same HLO as lax's own forward and transposes.
 
-    With x open, of one group, `a` is y, `b` is w and the window is transposed: XLA's GPU compiler finds cuDNN's dgrad where the reversal of
-    the filter comes right before the convolution.  Else it writes out the zeros of a strided one, and multiplies by them.
+    x may be open if there is one group.  Then `a` is y, `b` is w, the window is transposed, and the filter is reversed right before the
+    convolution.  Only there does XLA's GPU compiler find cuDNN's dgrad; otherwise it multiplies by the zeros of a strided one.
     """
     B, G = a.shape[0], a.shape[-2]
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
     preferred = _preferred(a.dtype, dtype)
-    # The primitive and not the function, which takes no symbolic padding.
+    # The primitive, because the function takes no symbolic padding.
     conv = functools.partial(lax.conv_general_dilated_p.bind, precision=precision, preferred_element_type=preferred, out_sharding=None)
     if open != "w":
         w = b.reshape((-1,) + b.shape[3:])
@@ -274,7 +277,7 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
         a, window = cropped(a, dataclasses.replace(window, padding=window.read))
         if 0 in window.input:
             return rewrites.zeros(_shape(open, _sizes(open, a, b), window), dtype, a, b)
-    # Groups of b alone are feature groups of x with B and N in one axis, as in lax's vmap: XLA is fast there and slow at batch groups.
+    # With B alone, the groups are feature groups of x, with B and N in one axis as in lax's vmap.  XLA is slow at batch groups there.
     x = _merge(a) if G > 1 else a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:])
     batch_groups, feature_groups = (B * G, 1) if G > 1 else (1, B)
     spec = (last, first, *space)
@@ -309,7 +312,7 @@ def _split(y, B, G):
 
 
 def _moved(x, source, destination):
-    """`moveaxis`, but a reshape where the axis has size 1: XLA may copy even then."""
+    """`moveaxis`, but a reshape if the axis has size 1, because XLA may copy even then."""
     if x.shape[source] == 1:
         shape = [n for i, n in enumerate(x.shape) if i != source % x.ndim]
         shape.insert(destination % x.ndim, 1)

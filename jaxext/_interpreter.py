@@ -54,7 +54,10 @@ def interpret(launch: Launch, first: np.ndarray, second: np.ndarray, result: np.
 
 
 def _once(patch):
-    """Each call of a function inside a kernel patches the language in its module: once for each module is enough, in 3/4 of the time."""
+    """`patch`, but only once for each module.
+
+    The interpreter patches a module's language at each call of a function inside a kernel, which takes a quarter of the time.
+    """
     scopes = {}
 
     def patch_once(function):

@@ -2,7 +2,7 @@
 
     c[b,m,n] = Σ_k a[b,m,k] b[b,k,n].  Leave c open: the NN product; a open: c bᵀ, the NT product; b open: aᵀ c, the TN product.
 
-So `lax.dot_general` in any layout is one of three roles of one form.  It must not know the public signatures.
+So `lax.dot_general` in any layout is one of three roles of one form.  This file must not know the public signatures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class XlaMatmul:
         return config.algorithm
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
-        # The operand that owns the first pair label of the result is the left one; dot_general then gives the order of a matmul's result.
+        # The left operand is the one with the first pair label of the result, so that dot_general gives the order of a matmul's result.
         first = next(label for label in call.labels[call.open] if not all(label in call.labels[slot] for slot in operands))
         lhs, rhs = sorted(operands, key=lambda slot: first not in call.labels[slot])
         left, right, result = call.axes[lhs], call.axes[rhs], call.axes[call.open]
@@ -50,17 +50,20 @@ class XlaMatmul:
 
 
 def _faster_swapped(lhs, rhs, left, right, result) -> bool:
-    """XLA's CPU backend multiplies 16-bit operands whose contracted axes come first twice as fast with the smaller one on the left."""
+    """Whether both operands have 16 bits, their contracted axes come first, and the right one is smaller.
+
+    XLA's CPU backend multiplies such operands twice as fast with the smaller one on the left.
+    """
     static = all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape))
     if not static or not lhs.dtype.itemsize == rhs.dtype.itemsize == 2 or lhs.size <= rhs.size:
         return False
     batch = {axis for axis in left if axis in right and axis in result}
-    own = [[axis in result for axis in axes if axis not in batch] for axes in (left, right)]
-    return all(of == sorted(of) for of in own)
+    kept = [[axis in result for axis in axes if axis not in batch] for axes in (left, right)]
+    return all(flags == sorted(flags) for flags in kept)  # False, which is contracted, comes before True
 
 
 def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
-    """`lax.dot_general` with a result of any dtype: one that lax cannot give, narrower or real, is made of its own at the end."""
+    """`lax.dot_general` with a result of any dtype.  lax cannot give a narrower or a real one: its own is converted at the end."""
 
     def dot(preferred, lhs, rhs):
         return lax.dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred)
@@ -71,7 +74,7 @@ def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
 
 
 def convert(y: jax.Array, dtype) -> jax.Array:
-    """A change of dtype under which the gradient of a real operand keeps the real part of a complex product."""
+    """y in another dtype; of a complex y a real dtype takes the real part, as the gradient of a real operand must."""
     return (lax.real(y) if is_complex(y.dtype) and not is_complex(dtype) else y).astype(dtype)
 
 

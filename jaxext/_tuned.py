@@ -64,7 +64,7 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
       RuntimeError: at lowering, in a run of several processes whose tables differ.
 
     Warns:
-      UserWarning: the file is not a table, or its measurements for this device were made with other versions or code and are ignored.
+      UserWarning: the file is not a table, or its measurements for this device are ignored: other versions or code made them.
 
     Examples:
       >>> jaxext.tune(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
