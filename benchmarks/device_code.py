@@ -1,7 +1,7 @@
-"""A hash of the Triton kernels as the compiler reads them: whether a table of `python -m jaxext kernels` is of the kernels that are here.
+"""A hash of the Triton kernels as the compiler reads them: whether a table of `python -m jaxext kernels` is of the present kernels.
 
-Triton compiles its own functions and evaluates the methods of their constants, and reads the modules' constants.  What launches the
-kernels, comments and docstrings are left out.  It must not know Triton.
+It covers the functions under `triton.jit`, the classes of their constants, and the constants of the modules.  It leaves out comments,
+docstrings, and the functions that launch kernels.  This file must not know Triton.
 """
 
 import ast

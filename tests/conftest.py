@@ -10,7 +10,7 @@ from importlib.metadata import version
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxext-tests-")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
-    # Compiling is most of what the tests do, and half of that is LLVM's optimisation, after everything that they look at.
+    # The tests spend most of their time compiling, and half of that in LLVM's optimisation, which comes after everything that they check.
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
     if version("jaxlib").startswith("0.10."):  # later ones have only the emitters that are slow to compile
         os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
@@ -24,7 +24,7 @@ import registrations
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_enable_x64", True)
-gc.freeze()  # what is imported stays: the collector, which tracing calls often, need not look at it each time
+gc.freeze()  # imported modules stay, and the collector, which tracing calls often, need not look at them each time
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,6 +54,6 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    """.ci/run gives the long tail a time, in seconds since the epoch, at which no test of it begins any more."""
+    """After the time that .ci/run gives the long tail, in seconds since the epoch, no test begins."""
     if time.time() > float(os.environ.get("JAXEXT_TESTS_UNTIL", "inf")):
         pytest.skip("no time is left")

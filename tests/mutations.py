@@ -2,8 +2,8 @@
 
 Each defect of mutations.txt is one small error that somebody could make.  It is planted in a copy of this checkout, where those tests run
 that are likely to find it and then, if these pass, the others.  Those that found one are run once more without any, and must pass.  A row
-for each defect says which test found it; the status is 1 if one was not found.  Compiled CUDA kernels are those of the sources as they are,
-so that of csrc only such tests can find a defect as compile it themselves.
+for each defect says which test found it; the status is 1 if one was not found.  The compiled CUDA kernels have no defects, so those planted
+in csrc can only be found by tests that compile it themselves.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 
 ROOT = pathlib.Path(__file__).parent.parent
 TABLE = ROOT / "tests/mutations.txt"
-# Tests that fail at whatever change of a source.
+# Tests that fail at any change of a source.
 BLIND = ["tests/test_mutations.py"]
 FINDERS = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - .*)?$", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""What users' implementations and forms leave in the process: they last until it ends, and here it has other test files to run."""
+"""Implementations and forms of users last until the process ends, and a process of the tests has other test files to run."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from jaxext._matmul import MATMUL_IMPLEMENTATIONS
 
 @contextlib.contextmanager
 def undone() -> Iterator[None]:
-    """A context that forgets, when it is left, every form and implementation that was registered in it, and the programs that they are in.
+    """A context whose end forgets every form and implementation that was registered in it, and the programs that contain them.
 
     jax's caches are cleared only if implementations changed: compiling takes long.
     """

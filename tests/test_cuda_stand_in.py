@@ -1,5 +1,6 @@
-"""The implementation `cuda` where nothing was compiled, on a stand-in for the compiled module: where its kernels run, and with which arrays
-they are called.  What needs the module itself is in test_cuda.py.
+"""The implementation `cuda` on a stand-in for the compiled module: where its kernels run, and with which arrays they are called.
+
+Tests that need the module itself are in test_cuda.py.
 """
 
 import types

@@ -1,4 +1,4 @@
-"""The code of the README and of every page in docs/ runs, prints what the pages say, and what they call a fault of lax is one.
+"""The code of the README and of every page in docs/ runs and prints what the pages say, and the faults of lax that they name are real.
 
 A page is a script: its Python blocks run in order, in one namespace.  A `text` block right after one is what it prints, where `...` stands
 for anything.  In lax-hazards.md each fault is a section, whose line "Shows on jax ..." names the versions; there its block holds, and on
@@ -28,7 +28,7 @@ PAGES = sorted(page for page in ALL if BLOCK.search(page.read_text()))
 
 @pytest.fixture(autouse=True)
 def as_users_run_it():
-    """And what a page registers ends with it."""
+    """With JAX's defaults.  What a page registers ends with it."""
     registered = [_conv.CONV_IMPLEMENTATIONS, _matmul.MATMUL_IMPLEMENTATIONS]
     before = [*map(list, registered)], dict(_dispatch.defined)
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -21,7 +21,7 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 @pytest.fixture(scope="module")
 def example():
-    """Imported late, since registrations made while tests are collected stay."""
+    """Imported late: what is registered while tests are collected stays."""
     return importlib.import_module("custom_kernel")
 
 

@@ -21,7 +21,7 @@ from jaxext._form import owner
 
 @pytest.fixture(autouse=True, scope="module")
 def no_program_is_compiled_yet():
-    """Those of tests before would not know what is registered here."""
+    """Programs of earlier test files would not contain what is registered here."""
     jax.clear_caches()
 
 
@@ -229,7 +229,7 @@ class Once(Einsum):
 
 
 def test_nothing_is_left_for_other_tests(request):
-    """A table of measurements held no longer in whatever file a worker ran after one that registered an implementation."""
+    """After a file that registered an implementation, tables of measurements were out of date in the worker's next file."""
     assert "registrations_end_with_the_module" in request.fixturenames
 
     def state():

@@ -19,7 +19,7 @@ HARNESSES = {
     for primitive in (lax.dot_general_p, lax.conv_general_dilated_p)
 }
 OURS = {lax.dot_general_p: "matmul_", lax.conv_general_dilated_p: "conv"}
-SIZE = 20  # of a program: compiling is what takes the time
+SIZE = 20  # calls in a program: compiling takes most of the time
 
 
 def direct(eqn):

@@ -1,4 +1,4 @@
-"""What kernels are asked for a call, and what becomes of their partial results: without a GPU, on a stand-in for a kernel."""
+"""The problem that a kernel gets for a call, and the sum of its partial results: without a GPU, on a stand-in for a kernel."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_missing_spatial_axes_are_the_leading_ones():
 
 
 class InThreeParts(_kernel.KernelImplementation):
-    """Its parts are 256, 1 and 1, and it remembers of which dtype they are to be."""
+    """Its parts are 256, 1 and 1, and it remembers the dtype that they shall have."""
 
     name = "parts"
     dtype: Any = None

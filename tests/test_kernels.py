@@ -1,7 +1,7 @@
-"""Every Triton kernel is well compiled for every architecture: what `make kernels` printed, held against its laws.
+"""Every Triton kernel is well compiled for every architecture: the tables of `make kernels` are held against its laws.
 
-The tables in benchmarks/results must be of the kernels that are here; a few kernels are compiled anew, and all of some problems where slow
-tests run.  No GPU is needed.
+The tables in benchmarks/results must be those of the present kernels.  A few kernels are compiled anew, and by slow tests all
+that are picked.  No GPU is needed.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Random convolution geometries and dot dimension numbers against a direct sum in numpy; small integers, so bit for bit.
 
 The direct sum shares nothing with lax or with `Window`.  The examples are drawn without a clock and without a database: they are the same
-in every run.  Ten are one program, since compiling is what takes the time, with value and gradients of each.
+in every run.  Ten are one program, with value and gradients of each, because compiling takes most of the time.
 """
 
 import functools
@@ -112,7 +112,7 @@ def check(problems):
 
 
 def several(strategy):
-    """Of one program."""
+    """The problems of one program."""
     return st.lists(strategy, min_size=10, max_size=10)
 
 

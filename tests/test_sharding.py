@@ -42,7 +42,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def in_turn(*problems):
-    """Each problem with one axis of the mesh, its neighbours with the other; and the other way round in the long tail."""
+    """Each problem with one axis of the mesh, in turn; with the other axis in the long tail."""
     axes = "data", "model"
     return [make(problem, axes[(i + j) % 2]) for j, make in enumerate((pytest.param, slow)) for i, problem in enumerate(problems)]
 
@@ -177,7 +177,7 @@ def test_a_label_that_is_kept_goes_before_one_that_is_summed(lhs, rhs, out):
     x, w = place(a, lhs), place(b, rhs)
     compiled = jax.jit(DOT.role("fprop"), out_shardings=None if out is None else NamedSharding(MESH, out)).lower(x, w).compile()
     same(compiled(x, w), truth(DOT, "fprop", a, b))
-    assert set(collectives(compiled)) - {"all-to-all"} == {"all-gather"}  # some versions so move the result where it shall lie
+    assert set(collectives(compiled)) - {"all-to-all"} == {"all-gather"}  # with which some versions of XLA move the result to its place
 
 
 def test_parameters_that_are_split_over_the_devices_of_the_data():

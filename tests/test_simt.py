@@ -74,9 +74,9 @@ def configs(case):
 
 @pytest.fixture(scope="module")
 def replies(driver, tmp_path_factory):
-    """replies(role, dtype) -> by the name of a case what was asked of it, and the replies: one process computes all cases.
+    """replies(role, dtype) -> for the name of each case, its questions and a function that gives the replies.
 
-    A process that fails is one for each case instead, so that only those fail which are wrong.
+    One process computes all cases.  If it fails, each case has a process of its own, so that only wrong cases fail.
     """
     folder = tmp_path_factory.mktemp("replies")
 
@@ -94,7 +94,10 @@ def replies(driver, tmp_path_factory):
 
 
 def questions(narrow):
-    """As it is, and with channels for vectors; in bfloat16 vectors alone, and not in every config: float16 has its sizes."""
+    """The case as it is, and with enough channels for vectors.
+
+    In bfloat16 it has vectors alone, and every other config: float16, in the long tail, has the same sizes.
+    """
     few = narrow.dtypes[0] == "bf16"
     cases = [*[narrow] * (not few), dataclasses.replace(narrow, G=24)] if narrow.G else [narrow]
     return [(case, config, operands_of(case)) for case in cases for config in configs(case)[:: 2 if few else 1]]

@@ -1,4 +1,4 @@
-"""CUDA kernels that are slightly wrong do not get through what tests/simt.py finds: one build of the depthwise kernels has every fault.
+"""The simulator of CUDA kernels finds kernels that are slightly wrong.  One build of the depthwise kernels has every fault.
 
 Needs g++; no GPU and no CUDA.
 """
@@ -23,7 +23,7 @@ MANY_ROWS = problem((5, 4), (31, 31), G=64, low=15, high=15)
 ALIGNED = problem((9,), (4,), G=8, low=3)
 SHIFTED = {"vectors of a source wherever it starts": (4, 0, 0), "vectors of a target wherever it starts": (0, 0, 4)}
 NOWHERE = (0, 0, 0)
-BROKEN = {  # what -> the role and a case that show it, a piece of depthwise.cuh or depthwise.cc, and what takes its place
+BROKEN = {  # the fault -> the role and a case that show it, a piece of depthwise.cuh or depthwise.cc, and what takes its place
     "no barrier after staging": ("fprop", CASES["3x3"], ROWS, ""),
     "no barrier before staging again": ("fprop", MANY_ROWS, "__syncthreads();  // all have done with the rows that lie here", ""),
     "no barrier after the taps of a line": ("fprop", CASES["causal k4"], "__syncthreads();  // the taps are there", ""),

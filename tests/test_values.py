@@ -28,7 +28,7 @@ def value_and_gradients(run, ct, *operands):
 
 
 def truths(case, ct, x, w):
-    """What `value_and_gradients` gives, by the direct sum."""
+    """The results of `value_and_gradients`, by the direct sum."""
     ct, x, w = map(wide, (ct, x, w))
     return case.direct.y(x, w), case.direct.dx(ct, w), case.direct.dw(x, ct)
 
@@ -45,7 +45,7 @@ def together(function, cases, args):
 
 @contextlib.contextmanager
 def of(case):
-    """What is wrong inside is wrong of this case."""
+    """Adds the name of the case to an error."""
     try:
         yield
     except AssertionError as error:

@@ -144,7 +144,7 @@ def refuses_packing(problem: ConvProblem) -> bool:
     return problem.role == "wgrad" and any(di > 1 for di in problem.input_dilation)
 
 
-# Tiles of one tap each take six times as long as packed ones: what others show too is a slow test of them.
+# Plain tiles have one tap each and take six times as long as packed ones.  Of the cases that resemble others, plain tiles are a slow test.
 SLOW = {"one_pixel", "whole_tiles", "stride_beyond_filter", "asymmetric", "beside_the_input", "groups_strided", "pointwise_1d", "no_input"}
 SLOW |= {"3d_transposed", "no_output_channels"}
 

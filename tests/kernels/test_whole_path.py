@@ -38,7 +38,7 @@ import jaxext
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET is not 1; test_gpu.py is for GPUs")
 each_role = pytest.mark.parametrize("role", ROLES)
-# Of the named cases, one for each thing that the way from an operation to a kernel must get right; the others are slow tests.
+# One named case for each thing that the way from an operation to a kernel must get right.  The other cases are slow tests.
 WAYS = {
     "conv:1x1_stride2", "conv:negative_padding", "conv:everything", "conv:depthwise_multiplier_stride2", "conv:grouped",
     "conv:batch_groups", "conv:nchw_depthwise", "conv:mixed_layouts", "conv:1d_causal_depthwise", "conv:3d", "conv:3d_depthwise", "conv:0d",
