@@ -340,10 +340,13 @@ BLOCK = 20_000
 def _sums(terms, axes):
     """The sum of each array over its first `axes` axes, stacked.
 
-    All are one reduction: it compiles as fast as the reduction of a single array, and reads data that the terms share only once.
+    Up to MOST_SUMS are one reduction, which compiles as fast as that of a single array, and reads data that the terms share only once.
     """
-    nothing = [np.zeros((), term.dtype) for term in terms]
-    return jnp.stack(lax.reduce(terms, nothing, lambda a, b: [*map(lax.add, a, b)], range(axes)))
+
+    def reduced(terms):
+        return lax.reduce(terms, [np.zeros((), term.dtype) for term in terms], lambda a, b: [*map(lax.add, a, b)], range(axes))
+
+    return jnp.stack([total for i in range(0, len(terms), MOST_SUMS) for total in reduced(terms[i : i + MOST_SUMS])])
 
 
 def _divisor(n, most):

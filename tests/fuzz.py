@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("--operations", default="jaxext", help="the module that has the operations (default: jaxext; jax.lax tests lax)")
     parser.add_argument("--planned", action="store_true", help="only the algorithms that `plan` names, else others for one product in four")
     parser.add_argument("--infinities", action="store_true", help="look only at where an infinity or NaN in one element spreads to")
+    parser.add_argument("--optimised", action="store_true", help="compile with XLA's default flags, as users do: twice as long")
     parser.add_argument("--verbose", action="store_true", help="print every call")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -87,7 +88,7 @@ class Run:
         options = self.options
         command = [sys.executable, __file__, "--worker", "--start", str(seeds[0]), "--seeds", str(len(seeds))]
         command += ["--operations", options.operations, *(f"--{name}" for name in ("planned", "infinities") if getattr(options, name))]
-        flags = {"XLA_FLAGS": f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}", "XDG_CACHE_HOME": self.cache}
+        flags = {"XLA_FLAGS": f"{'' if options.optimised else FLAGS} {os.environ.get('XLA_FLAGS', '')}", "XDG_CACHE_HOME": self.cache}
         process = subprocess.Popen(command, env=os.environ | ENVIRONMENT | flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout and process.stderr
         end = collections.deque(maxlen=20)  # of what it writes to stderr
