@@ -185,6 +185,7 @@ PLANS = [
     ("rows", "w", labels(G=16), window((70,), (3,), stride=(1,)), False),
     ("rows", "w", labels(G=16), window((9, 9), (8, 7), padding=((4, 4), (3, 3))), False),  # some taps at a time
     ("lax", "w", labels(G=5), SAME, False),
+    ("loop", "y", labels(G=2, C=8, K=8), TRANSPOSED, False),
     ("loop", "y", labels(B=2, G=8, C=5, K=7), FLAT, False),
     ("loop", "x", labels(B=3, C=9, K=4), FLAT, False),
     ("loop", "w", labels(G=29, C=48, K=48), window((6,), (2,)), False),
@@ -214,6 +215,20 @@ ALGORITHMS_AND_ROLES = list({(plan[0], plan[1] == "w"): plan for plan in PLANS}.
 def test_each_plan_is_chosen_and_exact(name, open, sizes, window, partitioned):
     assert _conv_xla.plan(open, sizes, window, dtype=jnp.float32, splitter=SPLITTER[partitioned]) == name
     check(sizes, window, open, (partitioned,))
+
+
+def test_transposed_convolutions_of_64_bits_are_phases():
+    """XLA's CPU backend has a fast transposed convolution for at most 32 bits."""
+    plan = functools.partial(_conv_xla.plan, "y", labels(C=3, K=4), TRANSPOSED, splitter="nobody")
+    assert [plan(dtype=dtype) for dtype in (jnp.float32, jnp.float64, jnp.complex64)] == ["lax", "phases", "phases"]
+
+
+def test_rows_of_two_blocks(monkeypatch):
+    """Of six rows of the output, four in the first block; the second overhangs."""
+    monkeypatch.setattr(_conv_rewrites, "BLOCK", 4 * 5 * 16)
+    sizes = labels(N=2, G=16)
+    assert SAME.output == (6, 5) and _conv_xla.plan("w", sizes, SAME, dtype=jnp.float32, splitter="nobody") == "rows"
+    check(sizes, SAME, "w", (False,))
 
 
 def test_every_plan_of_the_docstring_is_tested():
