@@ -22,19 +22,21 @@ def undone() -> Iterator[None]:
     before = [*map(list, lists)]
     defined, versions = set(_dispatch.defined), {name: set(of) for name, of in _tuned._versions.items()}
     cache = os.environ.get("TRITON_CACHE_DIR")
-    yield
-    if [*map(list, lists)] != before:
-        jax.clear_caches()
-        for implementations, kept in zip(lists, before, strict=True):
-            implementations[:] = kept
-    for name in _dispatch.defined.keys() - defined:
-        for primitive in _dispatch.defined.pop(name).primitives.values():
-            del owner[primitive]
-    if _tuned._versions != versions:
-        _tuned._versions.clear()
-        _tuned._versions.update(versions)
-        _tuned.context.cache_clear()
-        _tuned._tables.clear()
-    os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it
-    if cache is not None:
-        os.environ["TRITON_CACHE_DIR"] = cache
+    try:
+        yield
+    finally:
+        if [*map(list, lists)] != before:
+            jax.clear_caches()
+            for implementations, kept in zip(lists, before, strict=True):
+                implementations[:] = kept
+        for name in _dispatch.defined.keys() - defined:
+            for primitive in _dispatch.defined.pop(name).primitives.values():
+                del owner[primitive]
+        if _tuned._versions != versions:
+            _tuned._versions.clear()
+            _tuned._versions.update(versions)
+            _tuned.context.cache_clear()
+            _tuned._tables.clear()
+        os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it
+        if cache is not None:
+            os.environ["TRITON_CACHE_DIR"] = cache
