@@ -55,6 +55,12 @@ def test_the_tables_are_of_the_kernels_that_are_here(table):
     assert [*map(key, table["rows"])] == [*map(key, map(compiled.described, compiled.programs()))], MADE_ANEW
 
 
+def test_every_kernel_is_compiled_anew():
+    assert {program.kernel for program in FRESH} == set(compiled.KERNELS)
+    assert {program.problem.arch for program in FRESH} == set(compiled.ARCHS)
+    assert len(TABLES) >= 2
+
+
 def key(row):
     return [row[name] for name in ("kernel", "problem", "role", "numbers", "arch", "config", "picked")]
 

@@ -149,6 +149,10 @@ SLOW = {"one_pixel", "whole_tiles", "stride_beyond_filter", "asymmetric", "besid
 SLOW |= {"3d_transposed", "no_output_channels"}
 
 
+def test_the_slow_cases_are_cases():
+    assert SLOW < CASES.keys()
+
+
 @pytest.mark.parametrize(
     ("name", "config"),
     [

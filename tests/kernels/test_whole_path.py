@@ -95,6 +95,10 @@ def way(case):
     return f"{'conv' if isinstance(case, ConvCase) else 'dot'}:{case.name}"
 
 
+def test_the_ways_are_cases():
+    assert WAYS < {way(case) for case in CASES}
+
+
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if way(case) in WAYS else pytest.mark.slow) for case in CASES], ids=way)
 def test_named_case_and_its_gradients(case):
     """Every geometry and every dimension numbers that the library is tested with, zero sizes included."""
