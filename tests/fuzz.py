@@ -21,10 +21,12 @@ import tempfile
 import threading
 import time
 
-# Compiling is most of the time.  XLA_FLAGS of the environment come after these, so they win.
-FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
+# XLA_FLAGS of the environment come after these, so they win.
+FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
+# Compiling is most of the time.
+QUICKLY = "--xla_backend_optimization_level=0"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"  # halves the time; later versions do not know it, and end the process
+    QUICKLY += " --xla_cpu_use_fusion_emitters=false"  # halves the time; later versions do not know it, and end the process
 # Fresh and freed memory is not zero, so that an element that is read out of bounds shows.
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "OMP_NUM_THREADS": "1", "MALLOC_PERTURB_": "128"}
 
@@ -39,7 +41,7 @@ def main() -> int:
     parser.add_argument("--operations", default="jaxext", help="the module that has the operations (default: jaxext; jax.lax tests lax)")
     parser.add_argument("--planned", action="store_true", help="only the algorithms that `plan` names, else others for one product in four")
     parser.add_argument("--infinities", action="store_true", help="look only at where an infinity or NaN in one element spreads to")
-    parser.add_argument("--optimised", action="store_true", help="compile with XLA's default flags, as users do: twice as long")
+    parser.add_argument("--optimised", action="store_true", help="compile as users do, which takes twice as long")
     parser.add_argument("--verbose", action="store_true", help="print every call")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -88,8 +90,9 @@ class Run:
         options = self.options
         command = [sys.executable, __file__, "--worker", "--start", str(seeds[0]), "--seeds", str(len(seeds))]
         command += ["--operations", options.operations, *(f"--{name}" for name in ("planned", "infinities") if getattr(options, name))]
-        flags = {"XLA_FLAGS": f"{'' if options.optimised else FLAGS} {os.environ.get('XLA_FLAGS', '')}", "XDG_CACHE_HOME": self.cache}
-        process = subprocess.Popen(command, env=os.environ | ENVIRONMENT | flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        flags = [FLAGS, *([] if options.optimised else [QUICKLY]), os.environ.get("XLA_FLAGS", "")]
+        environment = os.environ | ENVIRONMENT | {"XLA_FLAGS": " ".join(flags), "XDG_CACHE_HOME": self.cache}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout and process.stderr
         end = collections.deque(maxlen=20)  # of what it writes to stderr
         reader = threading.Thread(target=end.extend, args=[process.stderr])
