@@ -1,6 +1,7 @@
 """The Triton kernels as the tests in tests/kernels launch them on a GPU, on PyTorch's tensors: they are those that JAX programs call."""
 
 import collections
+import functools
 import importlib
 import pathlib
 import types
@@ -20,8 +21,9 @@ from jaxext.benchmarks import compiled
 from jaxext.benchmarks.problems import PRODUCTS
 
 
+@functools.cache
 class Dtype:
-    """Triton knows PyTorch's by how they are printed."""
+    """Triton knows PyTorch's by how they are printed, and remembers them by their hashes: there must be one of each, which lives on."""
 
     def __init__(self, name: str):
         self._name = f"torch.{DTYPES[name].name}"
