@@ -23,8 +23,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import jaxext
-from jaxext import _environment, _measure
-from jaxext._terminal import UsageError, count, make_folders, says_json, tell
+from jaxext.cli.terminal import UsageError, count, make_folders, says_json, tell
+from jaxext.tables import environment
+from jaxext.tuning import timing
 
 from . import cells, findings, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
@@ -95,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
     if options.read:
         return _conclude(options, _stored(options.read, "--read"), console)
-    kept = _measure.keep_freed_memory()  # before anything asks jax for a device
+    kept = timing.keep_freed_memory()  # before anything asks jax for a device
     chosen = cases(options)
     if options.list:
         names = [case.name for case in chosen]
@@ -145,13 +146,13 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Cons
     start = time.monotonic()
     asked = {"lax", *(options.implementation or report.LIBRARIES)} - {*options.without}
     libraries = [library for library in report.LIBRARIES if library in asked]
-    clock, why_not = _measure.timer()
-    environment = _environment.report()
-    timer = clock.name + (", freed memory kept" if kept and isinstance(clock, _measure.Wall) else "")
-    before = _before(options, {"timer": timer, "choice of --quick": options.quick, **environment})
+    clock, why_not = timing.timer()
+    world = environment.report()
+    timer = clock.name + (", freed memory kept" if kept and isinstance(clock, timing.Wall) else "")
+    before = _before(options, {"timer": timer, "choice of --quick": options.quick, **world})
     ceilings = cells.ceilings(sorted({case.dtype for case in chosen}), clock, options.quick, before.ceilings if before else {})
     whole = report.Report(
-        environment=environment,
+        environment=world,
         timer=timer,
         not_cupti=why_not,
         reduced=any("reduced" in case.tags for case in chosen),

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxext
-from jaxext import _measure, _operands
-from jaxext._measure import Chain, Clock, Cupti, Program, Sampler
+from jaxext.tuning import random_operands, timing
+from jaxext.tuning.timing import Chain, Clock, Cupti, Program, Sampler
 
 from . import cublas
 from .case import PLAIN, Case
@@ -73,7 +73,7 @@ class Work:
 
 def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench) -> Row:
     """The row of a case: all that the report has of it."""
-    arguments = _operands.normal(case.shapes, case.dtypes)
+    arguments = random_operands.normal(case.shapes, case.dtypes)
     default = _default(case, arguments)
     mixed = len({product.implementation for product in default}) > 1
     results: dict[str, Any] = {}  # first those in words, then those with times
@@ -85,7 +85,7 @@ def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench
     samples = {field: _samples(clock, programs, results, bench.repeats, field) for field, clock in bench.clocks.items()}
     work = _work(case, arguments, bench.ceilings)
     for library in programs.keys() - results.keys():
-        times = {field: _measure.quartiles(taken[library]) for field, taken in samples.items() if library in taken}
+        times = {field: timing.quartiles(taken[library]) for field, taken in samples.items() if library in taken}
         facts = _attempt(library, results, functools.partial(_facts, programs[library], bench.clock))
         if facts is not None:
             results[library] = Result(**times, **errors[library], **facts, **work.rates(times["ms"][1]))  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def _program(case: Case, library: str, arguments: Sequence[jax.Array]) -> Progra
             raise NotImplementedError(REFUSED + reason)
         program = cublas.Product(case, arguments)
     else:
-        program = _measure.compile(case.build(library), arguments)
+        program = timing.compile(case.build(library), arguments)
     program()
     return program
 
@@ -152,7 +152,7 @@ def _errors(case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, A
             return jax.jit(case.truth)(*(x.astype(real) for x in arguments))
 
     try:
-        truth = _measure.truth(exactly)
+        truth = timing.truth(exactly)
     except Exception as failure:  # memory, or a convolution that cuDNN lacks
         why = " ".join(f"no truth: {type(failure).__name__}: {failure}".split())[:200]
         return {library: {"error": why, "worst": why} for library in programs}
@@ -160,9 +160,9 @@ def _errors(case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, A
     like = jax.eval_shape(case.build("lax"), *arguments)
 
     def errors(program):
-        _operands.soil(like)
+        random_operands.soil(like)
         result = program()
-        error, worst = _measure.relative_error(program.result() if isinstance(program, cublas.Product) else result, truth)
+        error, worst = timing.relative_error(program.result() if isinstance(program, cublas.Product) else result, truth)
         return {"error": error, "worst": worst}
 
     ready = {library: program for library, program in programs.items() if library not in results}
@@ -186,7 +186,7 @@ def _samples(clock: Callable, programs: Mapping[str, Any], results: dict, repeat
         if library not in failed and (field != "wall_ms" or isinstance(program, Program)):  # a chain is one of programs
             sampler = _attempt(library, failed, functools.partial(clock, program))
             samplers[library] = guarded(library, sampler)
-    taken = _measure.take(samplers, repeats, PATIENCE_S)
+    taken = timing.take(samplers, repeats, PATIENCE_S)
     return {library: ms for library, ms in taken.items() if library not in failed}
 
 
@@ -219,7 +219,7 @@ def ceilings(dtypes: Sequence[str], clock: Clock, quick: bool, known: Mapping[st
     size, n = (1 << 20, 128) if quick else (2 << 30, 8192) if gpu else (64 << 20, 1024)
 
     def seconds(function, arguments):
-        sample = clock.sampler(_measure.compile(function, arguments))
+        sample = clock.sampler(timing.compile(function, arguments))
         return min(sample() for _ in range(10)) / 1e3
 
     found = dict(known)
@@ -230,7 +230,7 @@ def ceilings(dtypes: Sequence[str], clock: Clock, quick: bool, known: Mapping[st
         if dtype in kinds and dtype not in found:
             case = Matmul(name="ceiling", M=n, N=n, K=n).case("nn", kinds[dtype])
             try:
-                found[dtype] = case.flops / seconds(case.build("lax"), _operands.normal(case.shapes, case.dtypes))
+                found[dtype] = case.flops / seconds(case.build("lax"), random_operands.normal(case.shapes, case.dtypes))
             except Exception:  # the rows of this dtype say why
                 continue
     return found

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from jaxext import _cuda
+from jaxext.backends.cuda import cuda_binding
 from jaxext.kernels._launch import SHARED_MEMORY
 
 from .machine_code import access_bytes, find, instructions, tool
@@ -226,7 +226,7 @@ def line(row: dict) -> str:
 def missing(path: pathlib.Path | None = None) -> str | None:
     """Why no module can be read, this one or jaxext's own, or None."""
     if path is None and not own():
-        return f"no CUDA kernels: {_cuda.missing()}"
+        return f"no CUDA kernels: {cuda_binding.missing()}"
     try:
         find("cuobjdump")
     except FileNotFoundError as error:

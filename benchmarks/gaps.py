@@ -16,8 +16,8 @@ import sys
 
 import jax
 
-from jaxext import _measure, _operands
-from jaxext._terminal import UsageError, count
+from jaxext.cli.terminal import UsageError, count
+from jaxext.tuning import random_operands, timing
 
 from . import bench, findings
 from .case import Case
@@ -91,7 +91,7 @@ def run(gap: Gap, report: Report) -> None:
       RuntimeError: the profiler is not told.
     """
     case = again(gap, report)
-    program = _measure.compile(case.build(gap.library), _operands.normal(case.shapes, case.dtypes))
+    program = timing.compile(case.build(gap.library), random_operands.normal(case.shapes, case.dtypes))
     program()
     if jax.default_backend() == "gpu":
         _profiler("cuProfilerStart")

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxext
-from jaxext._shards import meetings
-from jaxext._window import Window, dilate
+from jaxext.forms.window import Window, dilate, meetings
 
 from .case import STEP, convolution
 

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from jaxext._environment import report
-from jaxext._terminal import UsageError, count, says_json, tell
+from jaxext.cli.terminal import UsageError, count, says_json, tell
+from jaxext.tables.environment import report
 
 from . import compiled, compiled_cuda, device_code
 

@@ -28,7 +28,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} step=${STEP:-25} trial=${TRIAL:-}
 site=$PWD/build/site
 # shellcheck disable=SC2206
-files=(${TESTS:-tests/test_gpu.py tests/test_gpu_cuda.py tests/kernels/test_*.py})
+files=(${TESTS:-tests/backends/test_gpu.py tests/backends/test_gpu_cuda.py tests/kernels/test_*.py})
 report=() failed=() logs=() until=0 missing=""
 
 export PYTHONUNBUFFERED=1
@@ -121,11 +121,11 @@ sys.exit(built != hashlib.sha256("".join(hashes).encode()).hexdigest())' "$site/
 describe() {
   JAX_PLATFORMS=cpu limited "$python" -P -c '
 import importlib.metadata, sys, jaxext, jax_triton
-from jaxext import _cuda
+from jaxext.backends.cuda import cuda_binding
 sys.path[0] in jaxext.__file__ or sys.exit(f"another jaxext is installed there, which goes before this one: {jaxext.__file__}; uninstall it")
 found = {package: importlib.metadata.version(package) for package in ("jax", "jaxlib", "triton", "jax-triton")}
 print(jaxext.__file__, found, file=sys.stderr)
-print(_cuda.missing() or "compiled")'
+print(cuda_binding.missing() or "compiled")'
 }
 
 # What is first asked for when a kernel is launched: Triton compiles its launcher on the spot, tests/kernels launches with PyTorch's arrays,
@@ -147,7 +147,7 @@ print(", ".join(what for what, found in there.items() if not found))'
 
 # Needs no GPU: a file that cannot be imported is known before one is used.
 collect() {
-  JAX_PLATFORMS=cpu limited "$python" -P -m pytest -q --collect-only -m gpu "${files[@]}" tests/test_gpu_suite.py >"$out/collected.log" ||
+  JAX_PLATFORMS=cpu limited "$python" -P -m pytest -q --collect-only -m gpu "${files[@]}" tests/backends/test_gpu_suite.py >"$out/collected.log" ||
     { cat "$out/collected.log" && return 1; }
   report+=("collected: $(tail -n 1 "$out/collected.log")")
 }
@@ -168,7 +168,7 @@ tests() {
 }
 
 suite() {
-  gpu_tests suite tests/test_gpu_suite.py
+  gpu_tests suite tests/backends/test_gpu_suite.py
 }
 
 # gpu_tests <name> <file>: -P: the tests import the installed package, not the one in the working directory.  Several workers share the
@@ -184,8 +184,8 @@ gpu_tests() {
 # Racecheck sees hazards in shared memory, initcheck reads of memory that nobody wrote; memcheck is for the rest.  Both know nothing of
 # the barriers by which Hopper's copy engine hands over, so CUTLASS's kernels are for memcheck alone.
 sanitizer() {
-  local cuda=(tests/test_gpu_cuda.py -k test_depthwise_kernel) only=(--kernel-name kernel_substring=depthwise)
-  sanitize memcheck-cuda memcheck "" tests/test_gpu_cuda.py -k "test_depthwise_kernel or test_conv_kernel or test_matmul_kernel"
+  local cuda=(tests/backends/test_gpu_cuda.py -k test_depthwise_kernel) only=(--kernel-name kernel_substring=depthwise)
+  sanitize memcheck-cuda memcheck "" tests/backends/test_gpu_cuda.py -k "test_depthwise_kernel or test_conv_kernel or test_matmul_kernel"
   sanitize racecheck-cuda racecheck "${only[*]}" "${cuda[@]}"
   sanitize initcheck-cuda initcheck "${only[*]}" "${cuda[@]}"
   sanitize memcheck-triton memcheck "" tests/kernels

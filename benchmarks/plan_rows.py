@@ -17,10 +17,11 @@ import jax
 import numpy as np
 
 import jaxext
-from jaxext import _environment, _measure, _operands, _tuned
-from jaxext._conv import XlaConv
-from jaxext._measure import Program
-from jaxext._measurements import Measurement, Table
+from jaxext.families.conv import XlaConv
+from jaxext.tables import environment, in_force
+from jaxext.tables.table_format import Measurement, Table
+from jaxext.tuning import random_operands, timing
+from jaxext.tuning.timing import Program
 
 from .geometry import Geometry
 
@@ -137,9 +138,9 @@ def measure(geometry: Geometry, kind: str, tell: Callable[[str], None] = lambda 
     """The row of a geometry; `tell` is called with each stage, as "lax: compiling", before it begins, for whoever waits too long."""
     row = Row(geometry=str(geometry), kind=kind, work=geometry.work)
     try:
-        arguments = _operands.normal(geometry.shapes, geometry.dtype)
+        arguments = random_operands.normal(geometry.shapes, geometry.dtype)
         programs = {"lax": _compiled(geometry, "lax", arguments, tell)}
-        with _tuned.collecting() as calls:
+        with in_force.collecting() as calls:
             programs["jaxext"] = _compiled(geometry, "jaxext", arguments, tell)
         row = dataclasses.replace(row, algorithms=tuple(dict.fromkeys(XlaConv().candidates(call)[0].algorithm for call in calls)))
         results = {library: _first(library, program, tell) for library, program in programs.items()}
@@ -164,7 +165,7 @@ def _compiled(geometry: Geometry, library: str, arguments: Sequence[jax.Array], 
 
 
 def _built(geometry: Geometry, library: str, arguments: Sequence[jax.Array]) -> Program:
-    """As `_measure.compile`, but the time is that of the wall or of the processor, whichever is less: what else runs here is in neither."""
+    """As `timing.compile`, but the time is that of the wall or of the processor, whichever is less: what else runs here is in neither."""
     function, ends = geometry.build(library), [_now()]
     lowered = jax.jit(lambda *arguments: function(*arguments)).lower(*arguments)
     ends.append(_now())
@@ -178,8 +179,8 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def _sampler(program: Program) -> _measure.Sampler:
-    """As `_measure.Wall`, but samples are short, so that some of them are without what else runs here."""
+def _sampler(program: Program) -> timing.Sampler:
+    """As `timing.Wall`, but samples are short, so that some of them are without what else runs here."""
 
     def sample(calls: int) -> float:
         start = time.perf_counter()
@@ -234,14 +235,14 @@ def _sides(programs: Mapping[str, Program], results: Mapping[str, Result], sampl
     for name in programs.keys() - slow.keys():
         tell(f"{name}: timing")
         samplers[name] = _sampler(programs[name])
-    taken = slow | (_measure.take(samplers, samples, patience_s) if samplers else {})
+    taken = slow | (timing.take(samplers, samples, patience_s) if samplers else {})
     return {name: _side(program, taken[name]) for name, program in programs.items()}
 
 
 def _side(program: Program, ms: Sequence[float]) -> Side:
     memory = program.compiled.memory_analysis()
     used = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
-    return Side(ms=_measure.quartiles(ms), least_ms=min(ms), bytes=used, lower_ms=program.trace_ms, compile_ms=program.compile_ms)
+    return Side(ms=timing.quartiles(ms), least_ms=min(ms), bytes=used, lower_ms=program.trace_ms, compile_ms=program.compile_ms)
 
 
 def _difference(ours: Any, theirs: Any, dtype: str) -> tuple[float, float]:
@@ -252,16 +253,16 @@ def _difference(ours: Any, theirs: Any, dtype: str) -> tuple[float, float]:
         ours, theirs = (np.asarray(array, np.float32).ravel() for array in (ours, theirs))
         size, apart = (math.sqrt(float(np.vdot(a, a))) for a in (theirs, ours - theirs))
         found = max(found, apart / size if size else apart) if math.isfinite(apart) else math.inf
-    return found, DIFFERENT * _measure.law((dtype, dtype, dtype), None, "cpu")
+    return found, DIFFERENT * timing.law((dtype, dtype, dtype), None, "cpu")
 
 
 def alternatives(geometry: Geometry, samples: int = SAMPLES, tell: Callable[[str], None] = lambda stage: None) -> dict[str, Side | str]:
     """lax (`THEIRS`), and every algorithm that `xla` has for the geometry's product, the plan's first: what each takes, or why it is not
     timed."""
-    arguments = _operands.normal(geometry.shapes, geometry.dtype)
+    arguments = random_operands.normal(geometry.shapes, geometry.dtype)
     programs = {THEIRS: _compiled(geometry, "lax", arguments, tell)}
     results = {THEIRS: _first(THEIRS, programs[THEIRS], tell)}
-    with _tuned.collecting() as calls:
+    with in_force.collecting() as calls:
         jax.jit(geometry.build("jaxext")).lower(*arguments)
     found: dict[str, Side | str] = {THEIRS: ""}
     for name in dict.fromkeys(algorithm.algorithm for call in calls for algorithm in XlaConv().candidates(call)):
@@ -282,12 +283,12 @@ def alternatives(geometry: Geometry, samples: int = SAMPLES, tell: Callable[[str
 def _table_of(calls: Sequence[Any], algorithm: str) -> Table:
     """A table that says this algorithm is the fastest for these calls."""
     measurement = Measurement(implementation="xla", config={"algorithm": algorithm}, ms=(1.0, 1.0, 1.0), error=0.0)
-    return Table(_tuned.context(_environment.default_platform()), {call.problem: (measurement,) for call in calls}, "the sweep")
+    return Table(in_force.context(environment.default_platform()), {call.problem: (measurement,) for call in calls}, "the sweep")
 
 
 def serve(connection) -> None:
     """A process that measures what it is asked for, until nobody asks any more: (what, arguments) -> ("done", result)."""
-    _measure.keep_freed_memory()
+    timing.keep_freed_memory()
     jax.config.update("jax_enable_compilation_cache", False)
     measure(Geometry(role="step", x=(1, 2, 2), w=(1, 2, 2)), "")  # the first program of a process takes longer to make
     asked = {"row": measure, "alternatives": alternatives}

@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxext import _environment
-from jaxext._terminal import UsageError, count
+from jaxext.cli.terminal import UsageError, count
+from jaxext.tables import environment
 
 from . import sweep_report
 from .draws import KINDS, draw
@@ -128,7 +128,7 @@ def sweep(options: argparse.Namespace, worker: Worker) -> Report:
 def _begun(options: argparse.Namespace) -> Report:
     if options.resume and pathlib.Path(options.json).exists():
         return sweep_report.read(options.json)
-    return Report(_environment.report(), "wall time of calls one by one, freed memory kept", ())
+    return Report(environment.report(), "wall time of calls one by one, freed memory kept", ())
 
 
 def _row(worker: Worker, kind: str, geometry: Geometry) -> Row:

@@ -14,8 +14,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxext import _terminal
-from jaxext._measure import law
+from jaxext.cli import terminal
+from jaxext.tuning.timing import law
 
 from . import records
 
@@ -126,7 +126,7 @@ class Row:
     results: Mapping[str, Result | Refusal | Failure] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        _known("dtype", [self.dtype], _terminal.DTYPES)
+        _known("dtype", [self.dtype], terminal.DTYPES)
         _known("results", self.results, LIBRARIES)
         _known("targets", self.targets, OURS)
         for ours, targets in self.targets.items():
@@ -165,7 +165,7 @@ class Report:
     """One run of the benchmark.
 
     Attributes:
-      environment: of `jaxext._environment.report()`; "device", "date" and "versions" are among it.
+      environment: of `jaxext.tables.environment.report()`; "device", "date" and "versions" are among it.
       timer, not_cupti: how time was taken, and why not by CUPTI.
       reduced: whether the problems are small twins of those in the suite.
       trial: whether the harness was tried, on tiny twins with one sample, so that times say nothing.
@@ -252,7 +252,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
 
 def data(report: Report) -> dict[str, Any]:
     """What the file of a report holds."""
-    return _terminal.plain({"schema": SCHEMA, **dataclasses.asdict(report)})
+    return terminal.plain({"schema": SCHEMA, **dataclasses.asdict(report)})
 
 
 def _known(field: str, names, known) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxext._cost import Collective, Cost, cost
+from jaxext.parallel.cost_model import Collective, Cost, cost
 
 # NVIDIA's data sheets of the H100 and H200 (SXM) and of ConnectX-7: all of each is assumed, and no latency.
 FLOPS = 989e12  # per second: dense bfloat16 products

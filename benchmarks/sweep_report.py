@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxext import _terminal
+from jaxext.cli import terminal
 
 from . import records
 from .plan_rows import GOALS, MOST_BYTES, MOST_TIME, THEIRS, Pair, Row, Side
@@ -51,7 +51,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        written.write_text(json.dumps(_terminal.plain({"schema": SCHEMA, **dataclasses.asdict(report)}), indent=1) + "\n")
+        written.write_text(json.dumps(terminal.plain({"schema": SCHEMA, **dataclasses.asdict(report)}), indent=1) + "\n")
         written.replace(path)
     finally:
         written.unlink(missing_ok=True)

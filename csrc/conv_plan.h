@@ -22,7 +22,7 @@
 namespace jaxext {
 
 // How; exported programs carry it, so a tile that was released goes only with a new version of the targets.  The fields of
-// `jaxext._cuda_conv.ConvConfig`.
+// `jaxext.backends.cuda.cuda_conv.ConvConfig`.
 struct ConvConfig {
   int64_t tile_m, tile_n;  // of the product that a block computes: pixels by channels, and in wgrad K by C
   int64_t cluster_m;       // blocks, one above the other, that load together what they share

@@ -17,7 +17,7 @@ struct CUstream_st;  // cudaStream_t is a pointer to it
 
 namespace jaxext {
 
-// How; by the same names as in jaxext/_cuda_depthwise.py.
+// How; by the same names as in jaxext/backends/cuda/cuda_depthwise.py.
 struct DepthwiseConfig {
   int64_t lanes;   // vectors of channels side by side in a block, a power of two
   int64_t strip;   // targets in a row that a thread walks along

@@ -11,7 +11,7 @@
 namespace jaxext {
 
 // How a product is computed; exported programs carry it, so a tile that was released goes only with a new version of the targets.  The
-// fields of `jaxext._cuda_matmul.MatmulConfig`.
+// fields of `jaxext.backends.cuda.cuda_matmul.MatmulConfig`.
 struct MatmulConfig {
   int64_t tile_m, tile_n, tile_k;
   int64_t cluster_m;  // blocks, one above the other, that share what they load of the right operand

@@ -12,12 +12,12 @@ if importlib.util.find_spec("jaxext.kernels") is None:  # installing puts it her
 # ruff: noqa: E402
 from jaxext import _compat  # noqa: I001 (first: it checks jax's version)
 from jaxext import checkpoint_policies, extend, parallel
-from jaxext._dispatch import in_place_of_lax, use_implementation
-from jaxext._explain import Explanation, explain
+from jaxext.families.dispatch import in_place_of_lax, use_implementation
+from jaxext.tuning.explain import Explanation, explain
 from jaxext._export import export_disabled_checks, register_cuda_kernels
 from jaxext._target import lower_for, use_target
-from jaxext._tune import Tuned, tune
-from jaxext._tuned import use_table
+from jaxext.tuning.tune import Tuned, tune
+from jaxext.tables.in_force import use_table
 from jaxext.ops import (
     conv,
     conv_general_dilated,

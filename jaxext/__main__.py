@@ -3,7 +3,7 @@
 import os
 import sys
 
-from jaxext._command import INTERRUPTED, main
+from jaxext.cli.command import INTERRUPTED, main
 
 
 def run() -> None:

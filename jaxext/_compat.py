@@ -124,8 +124,8 @@ def _name_callback(module, call: ir.OpView, target: str) -> None:
     """Replace the address by which a program knows the callback of a custom_partitioning with a name that is the same in every process.
 
     The text of a program is its key in the persistent cache of compiled programs, and no address comes twice.  The name is a hash of what
-    the callback depends on: the `product` and the `code` that the call tells (`_partition`), the target and the devices.  Programs of one
-    name share a callback.  A call that tells no `code` keeps the address.  Removed once custom_partitioning takes a name.
+    the callback depends on: the `product` and the `code` that the call tells (`forms/partition`), the target and the devices.  Programs of
+    one name share a callback.  A call that tells no `code` keeps the address.  Removed once custom_partitioning takes a name.
     """
     told = {named.name: str(named.attr) for named in ir.DictAttr(call.attributes["mhlo.frontend_attributes"])}
     if "code" not in told or "backend_config" not in call.attributes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jax.export import DisabledSafetyCheck
 
-from jaxext import _cuda, _triton
+from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.triton import triton_binding
 
 
 def export_disabled_checks() -> list[DisabledSafetyCheck]:
@@ -13,7 +14,7 @@ def export_disabled_checks() -> list[DisabledSafetyCheck]:
     An exported program with Triton kernels runs where jaxlib knows their call: with jax's CUDA plugin of the version that exported it, or a
     newer one.  One with CUDA kernels runs where jaxext is installed and `register_cuda_kernels` was called; their names carry a version.
     """
-    return [DisabledSafetyCheck.custom_call(name) for name in (*_triton.CUSTOM_CALLS, *_cuda.CUSTOM_CALLS)]
+    return [DisabledSafetyCheck.custom_call(name) for name in (*triton_binding.CUSTOM_CALLS, *cuda_binding.CUSTOM_CALLS)]
 
 
 def register_cuda_kernels() -> None:
@@ -22,4 +23,4 @@ def register_cuda_kernels() -> None:
     Raises:
       RuntimeError: there are none here, with the reason.
     """
-    _cuda.register()
+    cuda_binding.register()

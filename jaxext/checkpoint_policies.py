@@ -15,7 +15,7 @@ import jax
 from jax import lax
 
 from jaxext import _compat
-from jaxext._form import dimension_numbers, owner
+from jaxext.forms.form import dimension_numbers, owner
 
 __all__ = [
     "checkpoint_dots",

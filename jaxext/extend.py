@@ -27,13 +27,13 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext import _tuned
-from jaxext._conv import CONV_IMPLEMENTATIONS
-from jaxext._dispatch import as_dot_general_says, defined, named
-from jaxext._form import Form, dimension_numbers, owner
-from jaxext._form import define as _define
-from jaxext._implementation import EXPORTED, Algorithm, Call, no_kernel, version_of
-from jaxext._matmul import MATMUL_IMPLEMENTATIONS, XlaMatmul
+from jaxext.families.conv import CONV_IMPLEMENTATIONS
+from jaxext.families.dispatch import as_dot_general_says, defined, named
+from jaxext.families.matmul import MATMUL_IMPLEMENTATIONS, XlaMatmul
+from jaxext.forms.choose import EXPORTED, Algorithm, Call, no_kernel, version_of
+from jaxext.forms.form import Form, dimension_numbers, owner
+from jaxext.forms.form import define as _define
+from jaxext.tables import in_force
 
 __all__ = ["Bilinear", "Call", "Implementation", "define", "no_kernel", "register"]
 
@@ -241,7 +241,7 @@ def register(operation: Bilinear | str, implementation: Implementation) -> None:
     name, taken = getattr(implementation, "name", None), {*_OWN_NAMES, *(each.name for each in implementations)}
     if not isinstance(name, str) or not name.isidentifier() or name in taken:
         raise ValueError(f"register: the implementation's name is {name!r}, want an identifier that is not taken, as {sorted(taken)} are")
-    _tuned.add_version(name, version_of(implementation))
+    in_force.add_version(name, version_of(implementation))
     implementations.insert(0, implementation)
 
 

@@ -1,6 +1,6 @@
 """The public operations: each has the signature and the results of its namesake in lax or jnp, and one keyword more.
 
-An operation is its namesake with every product of lax in it replaced by one of ours (`_dispatch.like`), so shapes, dtypes, weak types and
+An operation is its namesake with every product of lax in it replaced by one of ours (`dispatch.like`), so shapes, dtypes, weak types and
 errors are the namesake's.  It must not know how products are computed.
 
 Every operation is a primitive with all of JAX's rules: jit, vmap over any operand and axis, forward and reverse derivatives of any order,
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxext._dispatch import like
+from jaxext.families.dispatch import like
 
 
 def matmul(

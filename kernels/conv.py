@@ -340,7 +340,7 @@ def supports(problem: Problem) -> str | None:
 def candidates(problem: Problem) -> list[Config]:
     """The shapes that fit and are filled by half, each with the groups, packing and splits that suit the problem.
 
-    The one of least estimated time (`_cost`) is first.
+    The one of least estimated time (`parallel/cost_model`) is first.
     """
     configs = [_complete(problem, shape) for shape in SHAPES]
     fitting = (config for config in configs if _refusal(problem, config) is None and _fills(problem, config))

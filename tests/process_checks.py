@@ -19,7 +19,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import _table, _tuned, parallel
+from jaxext import parallel
+from jaxext.tables import in_force, table_file
 
 
 def mesh(kind=AxisType.Auto):
@@ -164,12 +165,12 @@ def tables(folder):
         return ""
 
     def write(path, *problems):
-        measurement = _table.Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 0.0)
-        _table.write(path, _tuned.context("cpu"), {problem: [measurement] for problem in problems})
+        measurement = table_file.Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 0.0)
+        table_file.write(path, in_force.context("cpu"), {problem: [measurement] for problem in problems})
 
-    with _tuned.collecting() as calls, jaxext.use_table(None):
+    with in_force.collecting() as calls, jaxext.use_table(None):
         refusal(4)
-    problem, named, own, first = calls[0].problem, folder / "named.json", _tuned.default_path(), jax.process_index() == 0
+    problem, named, own, first = calls[0].problem, folder / "named.json", in_force.default_path(), jax.process_index() == 0
     if first:
         write(named, problem)
         write(own, problem)
@@ -184,7 +185,7 @@ def tables(folder):
         assert "process 0 has 1 rows, " in heard and "process 1 has 0 rows, " in heard and str(own) in heard
 
     if first:
-        _table.clear(named)
+        table_file.clear(named)
         write(named, "another", problem)
     meet("the named table is another")
     with jaxext.use_table(named):

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxext import _dispatch, _tuned
-from jaxext._conv import CONV_IMPLEMENTATIONS
-from jaxext._form import owner
-from jaxext._matmul import MATMUL_IMPLEMENTATIONS
+from jaxext.families import dispatch
+from jaxext.families.conv import CONV_IMPLEMENTATIONS
+from jaxext.families.matmul import MATMUL_IMPLEMENTATIONS
+from jaxext.forms.form import owner
+from jaxext.tables import in_force
 
 
 @contextlib.contextmanager
@@ -18,9 +19,9 @@ def undone() -> Iterator[None]:
 
     jax's caches are cleared only if implementations changed: compiling takes long.
     """
-    lists = [MATMUL_IMPLEMENTATIONS, CONV_IMPLEMENTATIONS, *(form.implementations for form in _dispatch.defined.values())]
+    lists = [MATMUL_IMPLEMENTATIONS, CONV_IMPLEMENTATIONS, *(form.implementations for form in dispatch.defined.values())]
     before = [*map(list, lists)]
-    defined, versions = set(_dispatch.defined), {name: set(of) for name, of in _tuned._versions.items()}
+    defined, versions = set(dispatch.defined), {name: set(of) for name, of in in_force._versions.items()}
     cache = os.environ.get("TRITON_CACHE_DIR")
     try:
         yield
@@ -29,14 +30,14 @@ def undone() -> Iterator[None]:
             jax.clear_caches()
             for implementations, kept in zip(lists, before, strict=True):
                 implementations[:] = kept
-        for name in _dispatch.defined.keys() - defined:
-            for primitive in _dispatch.defined.pop(name).primitives.values():
+        for name in dispatch.defined.keys() - defined:
+            for primitive in dispatch.defined.pop(name).primitives.values():
                 del owner[primitive]
-        if _tuned._versions != versions:
-            _tuned._versions.clear()
-            _tuned._versions.update(versions)
-            _tuned.context.cache_clear()
-            _tuned._tables.clear()
+        if in_force._versions != versions:
+            in_force._versions.clear()
+            in_force._versions.update(versions)
+            in_force.context.cache_clear()
+            in_force._tables.clear()
         os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it
         if cache is not None:
             os.environ["TRITON_CACHE_DIR"] = cache

@@ -1,5 +1,5 @@
 // In place of the launchers that the handlers of csrc/*_ffi.cc call: each does nothing, but says in its error what it was asked.  Built
-// with the handlers and call_frame.cc by tests/test_ffi_handlers.py; needs no CUDA.
+// with the handlers and call_frame.cc by tests/backends/cuda/test_ffi_handlers.py; needs no CUDA.
 #include <cstring>
 #include <initializer_list>
 #include <string>

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from triton import knobs
 
-from jaxext._interpreter import DTYPES, interpret, interpreting
+from jaxext.backends.triton.interpreter import DTYPES, interpret, interpreting
 from jaxext.kernels._launch import Launch
 
 # Bytes on either side: more than a row or a tile's run of any case.  Where PyTorch makes every array an allocation of its own,

@@ -15,8 +15,8 @@ import pytest
 from cases import random
 from harness import check, run
 
-from jaxext._interpreter import DTYPES
-from jaxext._window import Window
+from jaxext.backends.triton.interpreter import DTYPES
+from jaxext.forms.window import Window
 from jaxext.kernels import conv
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels.conv import Config

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from test_conv import OPEN, PACKED, PLAIN, ROLES, a_problem, shape
 
-from jaxext._interpreter import _Tensor, interpreting
+from jaxext.backends.triton.interpreter import _Tensor, interpreting
 from jaxext.kernels import conv
 from jaxext.kernels._geometry import Axis
 

@@ -11,7 +11,7 @@ import harness
 import numpy as np
 import pytest
 
-from jaxext._interpreter import DTYPES
+from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import depthwise
 from jaxext.kernels._geometry import ConvProblem
 

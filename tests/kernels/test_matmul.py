@@ -14,7 +14,7 @@ import triton.language as tl
 from cases import random
 from harness import GUARD, check, run
 
-from jaxext._interpreter import DTYPES
+from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import matmul
 from jaxext.kernels._launch import SHARED_MEMORY, cdiv
 from jaxext.kernels.matmul import Config, Problem

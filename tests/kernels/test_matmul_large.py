@@ -9,7 +9,7 @@ import triton.language as tl
 from cases import random
 from test_matmul import OPEN, ROLES, a_problem, shape, true
 
-from jaxext._interpreter import DTYPES, interpret, interpreting
+from jaxext.backends.triton.interpreter import DTYPES, interpret, interpreting
 from jaxext.kernels import matmul
 from jaxext.kernels._launch import SHARED_MEMORY
 from jaxext.kernels.matmul import Config

@@ -1,0 +1,1 @@
+"""What computes a product: `xla`, and the implementations made of kernels, `triton` and `cuda`."""

@@ -1,0 +1,1 @@
+"""The implementation `cuda`: the kernels of csrc/, which the installation compiled."""

@@ -1,0 +1,205 @@
+"""The implementation `cuda`: the kernels of csrc/, compiled when jaxext was installed, through XLA's foreign function interface (FFI).
+
+A `Call` becomes a kernel's problem, one of its `candidates` the config, and the fields of both the attributes of the call; csrc/*_ffi.cc
+reads them by the same names.  The handlers are registered when the first program that calls one is lowered.  XLA refuses every program, not
+only ours, once a handler is registered that was compiled with newer headers than its own: such a module is left alone.  It must not know
+forms or public operations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxext._target import named
+from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_matmul
+from jaxext.backends.kernel import DTYPES, KernelImplementation, Launch, apart, conv_problem, matmul_problem
+from jaxext.backends.preference import preference
+from jaxext.forms.choose import Call, no_kernel
+from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._geometry import ConvProblem
+
+# The handlers' names; csrc/*_ffi.cc raises the version where a meaning changes, since exported programs outlive releases.
+CUSTOM_CALLS = (
+    *(f"jaxext_matmul_{role}_v1" for role in ("nn", "nt", "tn")),
+    *(f"jaxext_conv{rank}d_{role}_v1" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")),
+    *(f"jaxext_depthwise{rank}d_{role}_v1" for rank in (1, 2) for role in ("fprop", "dgrad", "wgrad")),
+)
+
+
+class CudaMatmul(KernelImplementation):
+    name = "cuda"
+
+    def lacks(self, call):
+        return no_kernel(call, "cuda") or missing() or _older_driver()
+
+    def problem(self, call):
+        return matmul_problem(call, MatmulProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return cuda_matmul.supports(problem, _matmul_kernels())
+
+    def slower(self, call):
+        return "XLA's matrix products (cuBLAS) are expected to be as fast"
+
+    def configs(self, problem):
+        return cuda_matmul.candidates(problem, _matmul_kernels())
+
+    def launch(self, call, problem, config):
+        return _launch(call, problem, call.op, "BMNK", config)
+
+
+class CudaConv(KernelImplementation):
+    name = "cuda"
+
+    def lacks(self, call):
+        return no_kernel(call, "cuda") or missing() or _older_driver()
+
+    def problem(self, call):
+        return conv_problem(call, call.arch or 0)
+
+    def refuses(self, problem):
+        family = _family(problem)
+        return family.supports(problem) or (_not_compiled_for(problem.arch) if family is cuda_depthwise else None)
+
+    def slower(self, call):
+        row = preference(call)
+        if row.kernel and row.name not in ("depthwise", "three axes"):
+            return "Triton's kernels are expected to be as fast"
+        return None if row.kernel else row.reason
+
+    def configs(self, problem):
+        return _family(problem).candidates(problem)
+
+    def launch(self, call, problem, config):
+        fields = ("B", "N", "G", "C", "K", "input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
+        stem = call.op.replace("conv", "depthwise") if _family(problem) is cuda_depthwise else call.op
+        return _launch(call, problem, stem, fields, config)
+
+
+def _family(problem: ConvProblem) -> Any:
+    """The module of the kernels that take the problem."""
+    return cuda_depthwise if _depthwise(problem.G, problem.C) else cuda_conv
+
+
+def _depthwise(groups: int, channels: int) -> bool:
+    """One input channel and several groups leave nothing to a matrix product."""
+    return groups > 1 and channels == 1
+
+
+def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, fields: Iterable[str], config: Any) -> Launch:
+    attributes = {field: getattr(problem, field) for field in fields} | dataclasses.asdict(config)
+    first, second = call.dtypes
+    shapes = [problem.shapes[slot] for slot in (first, second, call.open)]
+    return Launch(
+        describe=stem.rpartition("_")[0] + (f" in {config.splits} parts" if config.splits > 1 else ""),
+        slots=(first, second),
+        splits=config.splits,
+        call=functools.partial(_called, f"jaxext_{stem}_v1", attributes, shapes),
+    )
+
+
+def _called(target: str, attributes: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], result, first, second) -> jax.Array:
+    """The call of a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer."""
+    register()
+    *of_operands, of_result = shapes
+    parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
+    typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
+    placed = (lambda x: x) if target.startswith("jaxext_depthwise") else apart  # depthwise kernels take any address, TMA does not
+    y = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((*parts, *of_result), result.dtype))(
+        *(placed(x.reshape(shape)) for x, shape in zip((first, second), of_operands, strict=True)), **typed
+    )
+    return placed(y).reshape(result.shape)
+
+
+@functools.cache
+def register() -> None:
+    """Make the handlers known to XLA."""
+    if reason := missing():
+        raise RuntimeError(f"no CUDA kernels: {reason}")
+    from jaxext import _cuda_module
+
+    for name, handler in _cuda_module.handlers().items():
+        jax.ffi.register_ffi_target(name, handler, platform="CUDA", api_version=1)
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why there are no CUDA kernels here, or None.  Loads the compiled module."""
+    try:
+        from jaxext._cuda_build import REASON
+    except ImportError:
+        return "jaxext runs from its sources, want it installed: pip install ."
+    if REASON:
+        return f"built without CUDA ({REASON})"
+    try:
+        from jaxext import _cuda_module
+    except ImportError as error:
+        return f"the compiled module does not load: {error}"
+    built, known = _cuda_module.ffi_version(), _ffi_version()
+    if built[0] != known[0] or built > known:
+        built, known = (".".join(map(str, version)) for version in (built, known))
+        return f"built with headers of XLA's FFI {built}, this jaxlib runs {known}: install jaxext anew, beside this jaxlib"
+    return None
+
+
+def _ffi_version() -> tuple[int, int]:
+    """Of the FFI that this jaxlib runs, as its headers say."""
+    header = (pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+    major, minor = (int(re.findall(rf"define XLA_FFI_API_{part} (\d+)", header)[0]) for part in ("MAJOR", "MINOR"))
+    return major, minor
+
+
+def _older_driver() -> str | None:
+    """Why the CUDA driver of this machine, if it has one, does not run what was compiled, so that every launch would fail; or None, as for
+    the GPU of another machine.
+
+    Any driver runs the code that a CUDA of its own series made, or an older one.  PTX, for GPUs newer than the code is for, wants a driver
+    as new as the compiler.
+    """
+    from jaxext import _cuda_module
+
+    driver = None if named() else _driver()
+    if driver is None or driver[0] >= int(_cuda_module.cuda_version.partition(".")[0]):
+        return None
+    return f"compiled with CUDA {_cuda_module.cuda_version}, the driver is of CUDA {driver[0]}.{driver[1]}"
+
+
+@functools.cache
+def _driver() -> tuple[int, int] | None:
+    """The version of CUDA that the driver of this machine is of, if there is one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return (version.value // 1000, version.value % 1000 // 10) if version.value > 0 else None
+
+
+def _not_compiled_for(arch: int) -> str | None:
+    """Why the portable kernels do not run there, or None: code runs on its own generation from its capability on, PTX on all newer ones."""
+    from jaxext import _cuda_module
+
+    for compiled in _cuda_module.archs.split(","):
+        number, _, kind = compiled.partition("-")
+        oldest = int(re.findall(r"\d+", number)[0])
+        if oldest <= arch and (kind != "real" or oldest // 10 == arch // 10):
+            return None
+    return f"compiled for {_cuda_module.archs}, compute capability is {arch / 10}"
+
+
+@functools.cache
+def _matmul_kernels() -> Sequence[Mapping[str, Any]]:
+    """The kernels that were compiled, with dtypes by their short names."""
+    from jaxext import _cuda_module
+
+    return [row | {slot: DTYPES[row[slot]] for slot in ("operands", "result")} for row in _cuda_module.matmul_kernels()]

@@ -1,0 +1,1 @@
+"""The implementation `triton`: the kernels of `jaxext.kernels`, compiled or interpreted."""

@@ -1,0 +1,204 @@
+"""The implementation `triton`: the kernels of `jaxext.kernels` on CUDA GPUs, through jax-triton, and on CPUs, interpreted.
+
+A `Call` becomes a kernel's `Problem`, one of its `candidates` the `Config`, its `launch` the call.  jax-triton and Triton are optional and
+are imported by the first program that is lowered for CUDA.  Where TRITON_INTERPRET=1 was set before Triton was imported, which is Triton's
+own switch, the kernels run on CPUs in Triton's interpreter, if they are named.  It must not know forms or public operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import re
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxext.backends.kernel import KernelImplementation, Launch, apart, conv_problem, matmul_problem
+from jaxext.backends.preference import preference
+from jaxext.forms.choose import Call, no_kernel
+from jaxext.kernels._launch import SHARED_MEMORY
+
+_WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
+_INTERPRETED_CAPABILITY = 90
+# Triton writes the newest PTX that its own assembler knows, but jax runs the one of the CUDA that it finds: CUDA 12.9's knows 8.8.
+_PTX = 88
+CUSTOM_CALLS = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
+
+
+class _Triton(KernelImplementation):
+    """What the two families share: `kernels` is the module whose kernels take a problem."""
+
+    name = "triton"
+
+    def kernels(self, problem: Any) -> ModuleType:
+        raise NotImplementedError
+
+    def lacks(self, call: Call) -> str | None:
+        return _unavailable(call)
+
+    def refuses(self, problem: Any) -> str | None:
+        return self.kernels(problem).supports(problem)
+
+    def gains(self, call: Call) -> str | None:
+        if call.platform == "cpu":
+            return "the interpreter is slow: it is taken only if it is named"
+        return super().gains(call)
+
+    def configs(self, problem: Any) -> Sequence[Any]:
+        return self.kernels(problem).candidates(problem)
+
+    def launch(self, call: Call, problem: Any, config: Any) -> Launch:
+        kernels = self.kernels(problem)
+        launch = kernels.launch(problem, config)
+        return Launch(
+            describe=kernels.__name__.rpartition(".")[2] + (f" in {launch.splits} parts" if launch.splits > 1 else ""),
+            slots=launch.operands,
+            splits=launch.splits,
+            call=functools.partial(_called if call.platform == "cuda" else _interpreted, launch, call.arch),
+        )
+
+
+class TritonMatmul(_Triton):
+    def problem(self, call):
+        from jaxext.kernels import matmul
+
+        return matmul_problem(call, matmul.Problem, call.arch or _INTERPRETED_CAPABILITY)
+
+    def kernels(self, problem):
+        from jaxext.kernels import matmul
+
+        return matmul
+
+    def slower(self, call):
+        return "XLA's matrix products (cuBLAS) are expected to be as fast"
+
+
+class TritonConv(_Triton):
+    def problem(self, call):
+        return conv_problem(call, call.arch or _INTERPRETED_CAPABILITY)
+
+    def kernels(self, problem):
+        from jaxext.kernels import conv, depthwise
+
+        # One input channel and several groups leave nothing to a matrix product; it is also the way for what `depthwise` refuses.
+        alone = problem.C == 1 and problem.G > 1 and depthwise.supports(problem) is None
+        return depthwise if alone else conv
+
+    def slower(self, call):
+        row = preference(call)
+        return None if row.kernel else row.reason
+
+
+def _unavailable(call: Call) -> str | None:
+    """Why no kernel can be called at all, or None."""
+    if call.platform == "cpu":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            return "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"
+        if call.splitter != "nobody":
+            return "the interpreter, a callback into Python, cannot stand in a program that XLA splits or exports: use a shard_map"
+        return _missing(interpreted=True)
+    if reason := no_kernel(call, "cuda"):
+        return reason
+    if call.arch not in SHARED_MEMORY:
+        return f"compute capability is {(call.arch or 0) / 10}, want one of {sorted(arch / 10 for arch in SHARED_MEMORY)}"
+    return _missing(interpreted=False)
+
+
+@functools.cache
+def _missing(*, interpreted: bool) -> str | None:
+    """What is not installed as it must be, or None.  Imports Triton."""
+    found = {package: _version(package) for package in _WANTED}
+    for package, version in found.items():
+        if interpreted and package == "jax-triton":
+            continue
+        if version is None:
+            return f"{package} is not installed, {_wanted(package)}"
+        if tuple(map(int, re.findall(r"\d+", version)[:3])) < _WANTED[package]:
+            return f"{package} {version} is installed, {_wanted(package)}"
+    try:
+        from jaxext.backends.triton.interpreter import interpreting
+
+        if not interpreted and _keywords() is None:
+            return f"jax-triton {found['jax-triton']} has another triton_call than 0.3.1 and 0.4"
+    except Exception as error:  # whatever an installation that does not fit raises
+        if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
+            return f"jax's CUDA plugin is not installed; without a GPU: pip install --no-deps jax-cuda13-plugin=={_version('jaxlib')}"
+        return "; ".join(f"{package} {version} is installed, {_wanted(package)}" for package, version in found.items()) + f": {error}"
+    if interpreting() != interpreted:
+        return f"Triton was imported {'with' if interpreting() else 'without'} TRITON_INTERPRET=1 in the environment"
+    return None
+
+
+def _wanted(package: str) -> str:
+    version = ".".join(map(str, _WANTED[package]))
+    return f"want {version} or newer: pip install '{package}>={version}'"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def _jax_triton() -> ModuleType:
+    """jax_triton, whose import changes the place of Triton's cache of compiled kernels: that is put back."""
+    before = os.environ.get("TRITON_CACHE_DIR")
+    try:
+        import jax_triton
+
+        return jax_triton
+    finally:
+        os.environ.pop("TRITON_CACHE_DIR", None)
+        if before is not None:
+            os.environ["TRITON_CACHE_DIR"] = before
+
+
+@functools.cache
+def _keywords() -> tuple[str, dict[str, Any]] | None:
+    """How `triton_call` names the result, and further keywords; None where it is none that is known."""
+    taken = inspect.signature(_jax_triton().triton_call).parameters
+    if "out_type" in taken and "backend_options" in taken:  # from jax-triton 0.4
+        return "out_type", {"backend_options": {"enable_fp_fusion": True, "ptx_version": _PTX}}
+    return ("out_shape", {"enable_fp_fusion": True}) if "out_shape" in taken and "enable_fp_fusion" in taken else None
+
+
+def _called(launch, arch, result, first, second) -> jax.Array:
+    """The compiled kernel, as a custom call."""
+    keywords = _keywords()
+    assert keywords is not None
+    y = _jax_triton().triton_call(
+        apart(first),  # which the compiler is told to begin at a multiple of 16 bytes
+        apart(second),
+        kernel=launch.kernel,
+        name=launch.name,
+        grid=launch.grid,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        compute_capability=arch,
+        **{keywords[0]: result},
+        **keywords[1],
+        **launch.constants,
+    )
+    return apart(y)
+
+
+def _interpreted(launch, arch, result, first, second) -> jax.Array:
+    """The kernel in Triton's interpreter."""
+    del arch
+    from jaxext.backends.triton.interpreter import interpret
+
+    def callback(first, second):
+        written = np.empty(result.shape, result.dtype)
+        interpret(launch, np.ascontiguousarray(first), np.ascontiguousarray(second), written)
+        return written
+
+    return jax.pure_callback(callback, result, first, second)

@@ -1,0 +1,407 @@
+"""Convolutions without a convolution: rewrites in plain XLA ops of what lax's own convolution does slowly or wrongly.
+
+Each computes, for arrays with one axis per label,
+
+    y[b,n,p,g,k] = Σ_{r,c} view_r(x)[b,n,p,g,c] · w[b,g,k,r,c]        view_r(x)[p] = x̃[stride·p + filter_dilation·r]
+
+or the same form with w open.  `view` is the input as filter tap r sees it, and holds all the geometry, so every rewrite is right for every
+window.  Sums are taken in `acc`; the caller rounds them.  A rewrite must not know when it is worth while: `conv_algorithms.plan` decides
+that.
+
+Two facts of XLA's CPU backend shape them:
+
+- A convolution inside a loop is as fast as outside only in the layout in which XLA computes it, NHWC with the filter HWIO.  In any other
+  layout it is some fifteen times slower.
+- Each fusion takes tens of milliseconds to compile, longer than most layers run.  So many sums are put into one reduction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxext.forms.window import Window, dilate
+
+# More taps than this become a loop, since the time to compile grows with the program.
+UNROLLED_TAPS = 64
+
+
+def view(x, window: Window, tap, lead=2):
+    """x as filter tap `tap` sees it.  The spatial axes, which follow `lead` others, become those of the output."""
+    config = [(0, 0, 0)] * x.ndim
+    for axis, (r, i, o, (low, _), s, di, dr) in enumerate(_axes(window, tap), lead):
+        before = low - dr * r
+        config[axis] = (before, s * (o - 1) + 1 - dilate(i, di) - before, di - 1)
+    return _stride(lax.pad(x, _zero(x), config), window, lead)
+
+
+def padded(x, window: Window, lead=2):
+    """x̃: x dilated and padded, once for all taps."""
+    config = [(0, 0, 0)] * x.ndim
+    config[lead : lead + window.rank] = [(low, high, d - 1) for (low, high), d in zip(window.padding, window.input_dilation, strict=True)]
+    return lax.pad(x, _zero(x), config)
+
+
+def view_of_padded(x, window: Window, tap, lead=2):
+    """The `view` of an x that is `padded` already; `tap` may be traced."""
+    start, size = [0] * x.ndim, list(x.shape)
+    for axis, (r, _, o, _, s, _, dr) in enumerate(_axes(window, tap), lead):
+        start[axis], size[axis] = dr * r, s * (o - 1) + 1
+    if all(isinstance(i, int) for i in start):
+        x = lax.slice(x, start, [i + n for i, n in zip(start, size, strict=True)])
+    else:
+        x = lax.dynamic_slice(x, [lax.convert_element_type(i, np.int32) for i in start], size)
+    return _stride(x, window, lead)
+
+
+def _axes(window, tap):
+    return zip(tap, window.input, window.output, window.padding, window.stride, window.input_dilation, window.filter_dilation, strict=True)
+
+
+def _stride(x, window, lead):
+    strides = [1] * x.ndim
+    strides[lead : lead + window.rank] = window.stride
+    return lax.slice(x, [0] * x.ndim, x.shape, strides)
+
+
+def _zero(x):
+    return np.zeros((), x.dtype)
+
+
+def taps_of(window: Window):
+    return itertools.product(*map(range, window.filter))
+
+
+def zeros(shape, dtype, *operands):
+    """Zeros that vary over the same manual axes as the operands, as a result and the carry of a loop must."""
+    total = np.zeros((), np.int32)
+    for x in operands:
+        nothing = lax.slice_in_dim(x, 0, 0)
+        total = total + lax.reduce_sum(lax.convert_element_type(lax.ne(nothing, nothing), np.int32), tuple(range(x.ndim)))
+    return lax.broadcast(lax.convert_element_type(total, dtype), shape)
+
+
+def add(a, b):
+    """The sum; of booleans it is `or`, as in XLA's own products."""
+    return lax.bitwise_or(a, b) if a.dtype == bool else lax.add(a, b)
+
+
+def dots_fprop(x, w, window: Window, *, acc, precision):
+    """One dot, batched over B and G, for each filter tap, summed.
+
+    The dot's batch, contracted and free axes are whole labels.  So XLA's partitioner splits it correctly, unlike a grouped convolution.
+    """
+    w = w.reshape(w.shape[:3] + (-1, w.shape[-1]))  # (B, G, K, taps, C)
+    batch, inner = ((0, x.ndim - 2), (0, 1)), ((x.ndim - 1,), (3,))
+    dot = functools.partial(lax.dot_general, dimension_numbers=(inner, batch), precision=precision, preferred_element_type=acc)
+    if w.shape[3] <= UNROLLED_TAPS:
+        terms = (dot(view(x, window, tap), w[:, :, :, t]) for t, tap in enumerate(taps_of(window)))
+        y = functools.reduce(add, terms)
+    else:
+        x = padded(x, window)
+
+        def step(y, t):
+            return add(y, dot(view_of_padded(x, window, _unravel(t, window)), lax.dynamic_index_in_dim(w, t, 3, keepdims=False))), None
+
+        shape = (x.shape[0], x.shape[-2], x.shape[1], *window.output, w.shape[2])
+        y, _ = lax.scan(step, zeros(shape, acc, x, w), np.arange(w.shape[3], dtype=np.int32))
+    return jnp.moveaxis(y, 1, -2)  # (B, G, N, *output, K)
+
+
+def dots_wgrad(x, y, window: Window, *, acc, precision):
+    """One dot, batched over B and G, for each filter tap, stacked."""
+    space = tuple(range(1, y.ndim - 2))
+    batch = (0, y.ndim - 2)
+    dot = functools.partial(
+        lax.dot_general, y, dimension_numbers=((space, space), (batch, batch)), precision=precision, preferred_element_type=acc
+    )
+    count = math.prod(window.filter)
+    if count <= UNROLLED_TAPS:
+        w = jnp.stack([dot(view(x, window, tap)) for tap in taps_of(window)], 3)  # (B, G, K, taps, C)
+    else:
+        x = padded(x, window)
+        w = lax.map(lambda t: dot(view_of_padded(x, window, _unravel(t, window))), np.arange(count, dtype=np.int32))
+        w = jnp.moveaxis(w, 0, 3)
+    return w.reshape(w.shape[:3] + window.filter + w.shape[4:])
+
+
+def _unravel(t, window):
+    """The tap with the traced number `t` in the order of `taps_of`."""
+    tap = []
+    for n in reversed(window.filter):
+        tap.append(t % n)
+        t = t // n
+    return tap[::-1]
+
+
+def loop_fprop(x, w, window: Window, *, precision, preferred):
+    """One dense convolution for each b and g, in a loop."""
+    B, G, K = w.shape[:3]
+    C = x.shape[-1]
+    x, w = x.reshape(x.shape[:-2] + (-1,)), _outputs_last(w)
+
+    def step(i, y):
+        b, g = _pair(i, B, G)
+        part = _dense(_part(x, b, g, C), _part(w, b, g, K), window, precision, preferred)
+        return lax.dynamic_update_slice(y, part[None], _starts(y, b, g, K), allow_negative_indices=False)
+
+    y = zeros((B, x.shape[1]) + window.output + (G * K,), preferred or x.dtype, x, w)
+    return _repeat(B * G, step, y).reshape(y.shape[:-1] + (G, K))
+
+
+def loop_wgrad(x, y, window: Window, *, precision, preferred):
+    """As `loop_fprop`: x is the image, with its channels as the batch, and y is the filter."""
+    B, G, K = y.shape[0], *y.shape[-2:]
+    C = x.shape[-1]
+    x, y = (a.reshape(a.shape[:-2] + (-1,)) for a in (x, y))
+    taps = window.filter
+    window = dataclasses.replace(window, stride=window.filter_dilation, filter_dilation=window.stride, padding=window.read)
+
+    def step(i, w):
+        b, g = _pair(i, B, G)
+        images, filters = jnp.moveaxis(_part(x, b, g, C), (0, -1), (-1, 0)), jnp.moveaxis(_part(y, b, g, K), 0, -2)
+        part = jnp.moveaxis(_dense(images, filters, window, precision, preferred), 0, -2)
+        return lax.dynamic_update_slice(w, part[None], _starts(w, b, g, K), allow_negative_indices=False)
+
+    w = _repeat(B * G, step, zeros((B,) + taps + (C, G * K), preferred or x.dtype, x, y))
+    return _outputs_first(w, G)
+
+
+def _repeat(count, step, total):
+    """Runs `total = step(i, total)` for i < count; i is an int32 even where jax's integers have 64 bits."""
+    return lax.fori_loop(0, count, lambda i, total: step(lax.convert_element_type(i, np.int32), total), total)
+
+
+def _pair(i, B, G):
+    """b and g of step i."""
+    zero = np.int32(0)
+    return (i, zero) if G == 1 else (zero, i) if B == 1 else (lax.div(i, np.int32(G)), lax.rem(i, np.int32(G)))
+
+
+def _starts(x, b, g, channels):
+    return [b, *[np.int32(0)] * (x.ndim - 2), g * np.int32(channels)]
+
+
+def _part(x, b, g, channels):
+    """(B, ..., G·channels) -> (..., channels)"""
+    return lax.dynamic_slice(x, _starts(x, b, g, channels), (1,) + x.shape[1:-1] + (channels,), allow_negative_indices=False)[0]
+
+
+def _outputs_last(w):
+    """(B, G, K, *filter, C) -> (B, *filter, C, G·K)
+
+    G and K are merged before they move.  XLA then sees that a filter HWIO is in this order already, and does not copy it.
+    """
+    B, inner = w.shape[0], w.shape[3:]
+    if B == 1:
+        return jnp.moveaxis(w.reshape((-1,) + inner), 0, -1)[None]
+    return jnp.moveaxis(w.reshape((B, -1) + inner), 1, -1)
+
+
+def _outputs_first(w, G):
+    """The inverse of `_outputs_last`."""
+    B, inner = w.shape[0], w.shape[1:-1]
+    w = jnp.moveaxis(w[0], -1, 0) if B == 1 else jnp.moveaxis(w, -1, 1)
+    return w.reshape((B, G, -1) + inner)
+
+
+def _dense(x, w, window, precision, preferred):
+    """lax's convolution of (N, *input, C) and (*filter, C, K)."""
+    last, space = window.rank + 1, tuple(range(1, window.rank + 1))
+    numbers = lax.ConvDimensionNumbers((0, last, *space), (last, last - 1, *range(window.rank)), (0, last, *space))
+    return lax.conv_general_dilated(
+        x, w, window.stride, window.padding, window.input_dilation, window.filter_dilation, numbers,
+        precision=precision, preferred_element_type=preferred,
+    )  # fmt: skip
+
+
+def shifts_fprop(x, w, window: Window, *, acc, fold):
+    """The sum over taps and input channels of the shifted x times a row of weights: elementwise, with G·K contiguous lanes.
+
+    With `fold`, padding and sum are one pass over x, which tests for the border at every term.  Otherwise x is padded first, one image at a
+    time if all images together would take much memory.  If there are very many terms, one row of the filter at a time is unrolled.
+    """
+    B, G, K = w.shape[:3]
+    N, C = x.shape[1], x.shape[-1]
+    w = _outputs_last(w).reshape(B, -1, C, G * K).astype(acc)  # (B, taps, C, lanes)
+
+    def images(x, w, see):
+        if math.prod(window.filter) * C <= UNROLLED_TERMS:
+            return _shifted(x, w, window, list(taps_of(window)), see, K, acc)
+        rows, rest = window.filter[0], list(itertools.product(*map(range, window.filter[1:])))
+        w = w.reshape((w.shape[0], rows, len(rest)) + w.shape[2:])
+
+        def step(r, y):
+            of_row = lax.dynamic_index_in_dim(w, r, 1, keepdims=False, allow_negative_indices=False)
+            return lax.add(y, _shifted(x, of_row, window, [(r, *tap) for tap in rest], see, K, acc))
+
+        return _repeat(rows, step, zeros(x.shape[:2] + window.output + (G * K,), acc, x, w))
+
+    if fold:
+        y = images(x, w, view)
+    elif B * N == 1 or padded_size(window) * C <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K):
+        y = images(lax.optimization_barrier(padded(x, window)), w, view_of_padded)
+    else:
+
+        def step(i_x):
+            i, x = i_x
+            x = padded(x.reshape((1, 1) + window.input + (G, C)), window)
+            return images(x, lax.dynamic_index_in_dim(w, lax.div(i, np.int32(N)), 0, allow_negative_indices=False), view_of_padded)[0, 0]
+
+        # G·C in one axis: the loop would copy an x whose last axis has size 1.
+        y = lax.map(step, (np.arange(B * N, dtype=np.int32), x.reshape((B * N,) + window.input + (G * C,))))
+    return y.reshape((B, N) + window.output + (G, K))
+
+
+# Terms of a sum that is unrolled: each takes XLA a millisecond or two to compile.
+UNROLLED_TERMS = 128
+# Memory that the padded images may take if all are padded at once, in multiples of the images and their results.
+MOST_PADDED = 1.5
+
+
+def padded_size(window):
+    axes = zip(window.input, window.padding, window.input_dilation, strict=True)
+    return math.prod(low + dilate(i, d) + high for i, (low, high), d in axes)
+
+
+def _shifted(x, w, window, taps, see, K, acc):
+    """Sum over `taps` of x as `see` gives it, times w (b, taps, C, lanes): (b, n, *output, lanes)."""
+    w = w.reshape(w.shape[:1] + (1,) * (window.rank + 1) + w.shape[1:])
+    views = ((t, see(x, window, tap).astype(acc)) for t, tap in enumerate(taps))
+    terms = (_lanes(v, c, K) * w[..., t, c, :] for t, v in views for c in range(x.shape[-1]))
+    return functools.reduce(lax.add, terms)
+
+
+def _lanes(x, c, K):
+    """Channel c of each group, repeated for the K outputs of its group: (..., G, C) -> (..., G·K)."""
+    x = x[..., c : c + 1]
+    return lax.broadcast_in_dim(x, x.shape[:-1] + (K,), tuple(range(x.ndim))).reshape(x.shape[:-2] + (-1,))
+
+
+def rows_wgrad(x, y, window: Window, *, acc):
+    """A loop over blocks of output rows: while a block is in cache, it is added to the sum of every tap, some rows of taps at a time."""
+    B, N, G, K = y.shape[0], y.shape[1], *y.shape[-2:]
+    C, first, taps = x.shape[-1], window.output[0], math.prod(window.filter[1:])
+    block = POSITIONS if window.rank == 1 else 1 if max(window.stride) > 1 else max(1, BLOCK // math.prod(y.shape[3:]))
+    block = min(block, first)
+    blocks = -(-first // block)
+    at_once = _divisor(window.filter[0], MOST_SUMS // (taps * C))
+    rest = Window(**{name: value[1:] for name, value in vars(window).items()})
+    (low, _), s, di, dr = window.padding[0], window.stride[0], window.input_dilation[0], window.filter_dilation[0]
+
+    def step(i, total, x, y):
+        n, j = _pair(i, N, blocks)
+        p = j * np.int32(block) + np.arange(block, dtype=np.int32)
+        x, y = (lax.dynamic_index_in_dim(a, n, 0, keepdims=False, allow_negative_indices=False) for a in (x, y))
+        y = _rows(y, p).astype(acc)  # (block, *output[1:], G·K)
+
+        def some(j, total):
+            """Adds the sums of `at_once` rows of the filter, from row j · at_once on."""
+            r = j * at_once + np.arange(at_once, dtype=np.int32)[:, None]
+            h = s * p[None] + (dr * r - low)
+            h = h if di == 1 else lax.select(h % di == 0, h // di, lax.full_like(h, -1))  # (at_once, block)
+            met = ((h >= 0) & (h < window.input[0])).reshape((at_once, block) + (1,) * window.rank)
+            seen = padded(_rows(x, h.reshape(-1)).reshape((-1,) + rest.input + (G, C)), rest, lead=1)
+            lanes = [_lanes(seen, c, K).astype(acc).reshape((at_once, block, *seen.shape[1:-2], -1)) for c in range(C)]
+
+            def product(i, tap, of_c):
+                # y is masked too: an infinity in it times a zero of the padding would be NaN.
+                return view_of_padded(of_c[i], rest, tap, lead=1) * jnp.where(met[i], y, 0)
+
+            new = _sums([product(i, tap, of_c) for i in range(at_once) for tap in taps_of(rest) for of_c in lanes], window.rank)
+            total_of_j = lax.dynamic_index_in_dim(total, j, 0, keepdims=False, allow_negative_indices=False)
+            return lax.dynamic_update_index_in_dim(total, total_of_j + new, j, 0, allow_negative_indices=False)
+
+        return some(0, total) if at_once == window.filter[0] else _repeat(window.filter[0] // at_once, some, total)
+
+    def one(xy):
+        total = zeros((window.filter[0] // at_once, at_once * taps * C, G * K), acc, *xy)
+        return _repeat(N * blocks, lambda i, total: step(i, total, *xy), total)
+
+    # G·C and G·K in one axis each: the loop would copy an array whose last axis has size 1.
+    x, y = x.reshape((B, N) + window.input + (G * C,)), y.reshape((B, N) + window.output + (G * K,))
+    w = one((x[0], y[0]))[None] if B == 1 else lax.map(one, (x, y))
+    return _outputs_first(w.reshape((B,) + window.filter + (C, G * K)), G)
+
+
+# Sums in one reduction.
+MOST_SUMS = 32
+# Output positions in one step, with one spatial axis.
+POSITIONS = 64
+# Elements of y in one step, with more than one spatial axis: a cache holds them and the elements of x that they meet.
+BLOCK = 20_000
+
+
+def _sums(terms, axes):
+    """The sum of each array over its first `axes` axes, stacked.
+
+    Up to MOST_SUMS are one reduction, which compiles as fast as that of a single array, and reads data that the terms share only once.
+    """
+
+    def reduced(terms):
+        return lax.reduce(terms, [np.zeros((), term.dtype) for term in terms], lambda a, b: [*map(lax.add, a, b)], range(axes))
+
+    return jnp.stack([total for i in range(0, len(terms), MOST_SUMS) for total in reduced(terms[i : i + MOST_SUMS])])
+
+
+def _divisor(n, most):
+    """The largest divisor of n that is at most `most`, or 1."""
+    return next((d for d in range(min(n, most), 1, -1) if n % d == 0), 1)
+
+
+def _rows(x, index):
+    """x[index], with zeros where an index is out of range."""
+    numbers = lax.GatherDimensionNumbers(offset_dims=tuple(range(1, x.ndim)), collapsed_slice_dims=(0,), start_index_map=(0,))
+    mode = lax.GatherScatterMode.FILL_OR_DROP
+    return lax.gather(x, index[:, None], numbers, (1,) + x.shape[1:], mode=mode, fill_value=0)
+
+
+def phases_fprop(x, w, window: Window, *, part, acc):
+    """Convolutions without input dilation, interleaved: one for all residues of outputs that see equally many taps."""
+    K = w.shape[2]
+    longest = [-(-o // period) for o, period in zip(window.output, window.periods, strict=True)]
+    found = {}
+    for sub, members in window.merged_phases:
+        filters = jnp.concatenate([w[(slice(None),) * 3 + _slices(taps)] for _, taps, _ in members], 2)
+        y = part(x, filters, sub).astype(acc)
+        for i, (outputs, _, shifts) in enumerate(members):
+            space = tuple(slice(shift, shift + n) for shift, n in zip(shifts, longest, strict=True))
+            found[tuple(r[0] for r in outputs)] = y[(slice(None), slice(None), *space, slice(None), slice(i * K, (i + 1) * K))]
+    missing = zeros(x.shape[:2] + tuple(longest) + w.shape[1:3], acc, x, w)
+    return _interleave(found, missing, window.periods, window.output)
+
+
+def _interleave(parts, missing, periods, sizes, residues=()):
+    """One array of the `parts`, which are keyed by the residues of their outputs; its axes after the first two have `sizes`."""
+    done = len(residues)
+    if done == len(sizes):
+        return parts.get(residues, missing)
+    inner = [_interleave(parts, missing, periods, sizes, (*residues, i)) for i in range(periods[done])]
+    y = jnp.stack(inner, done + 3)
+    y = y.reshape(y.shape[: done + 2] + (-1,) + y.shape[done + 4 :])
+    return lax.slice_in_dim(y, 0, sizes[done], axis=done + 2)
+
+
+def phases_wgrad(x, y, window: Window, *, part, acc):
+    """One convolution without input dilation for each residue of outputs and taps (`Window.phases`).
+
+    The taps of one residue get their gradient from one residue of outputs.
+    """
+    B, G, K, C = y.shape[0], *y.shape[-2:], x.shape[-1]
+    total = zeros((B, G, K) + window.filter + (C,), acc, x, y)
+    for outputs, taps, sub in window.phases:
+        w = part(x, y[(slice(None),) * 2 + _slices(outputs)], sub).astype(acc)
+        config = [(0, 0, 0)] * w.ndim
+        config[3:-1] = [(r[0], n - 1 - r[-1], r.step - 1) for r, n in zip(taps, window.filter, strict=True)]
+        total = add(total, lax.pad(w, _zero(w), config))
+    return total
+
+
+def _slices(ranges):
+    return tuple(slice(r.start, r.stop, r.step) for r in ranges)

@@ -1,0 +1,148 @@
+"""The function that a command is given, `module:function`, and its arguments as shapes and pytrees of them.
+
+It must not know any command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from jaxext._target import use_target
+from jaxext.cli.terminal import DTYPES, UsageError
+
+_ARGUMENTS = """\"{'w': f32[3,3,8,64], 'b': f32[64]}\""""  # an example for messages
+
+
+def takes_function(command: argparse.ArgumentParser, **more) -> None:
+    command.add_argument("function", metavar="module:function", help="as Python would import it from here", **more)
+    command.add_argument(
+        "shapes",
+        nargs="*",
+        type=argument,
+        metavar="SHAPE",
+        help=f"of each argument, such as f32[8,32,32,3] or bf16[128]; of a pytree, a literal such as {_ARGUMENTS}",
+    )
+    command.add_argument("--in-place-of-lax", action="store_true", help="lax's products count too, as inside jaxext.in_place_of_lax()")
+
+
+def argument(text: str) -> Any:
+    """A shape, or a pytree of shapes as Python or JSON would write it, where None (null) is an argument without arrays.
+
+    Names that are keys, and shapes, may be quoted or not.
+    """
+    if text.strip()[:1] not in ("{", "[", "(", "N", "n"):
+        return shape(text)
+    # f32[] is no Python, so it is read as f32[()], but not within quotes.
+    source = re.sub(r"""('[^']*'|"[^"]*")|(\w)\[\s*\]""", lambda match: match[1] or f"{match[2]}[()]", text.strip())
+    try:
+        return _pytree(ast.parse(source, mode="eval").body, source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no pytree of shapes, want one such as {_ARGUMENTS}, or [f32[8], f32[]]") from None
+
+
+def _pytree(node: ast.expr | None, source: str) -> Any:
+    if isinstance(node, ast.List | ast.Tuple):
+        children = [_pytree(child, source) for child in node.elts]
+        return children if isinstance(node, ast.List) else tuple(children)
+    if isinstance(node, ast.Dict):
+        keys = [_key(key, source) for key in node.keys]
+        if len({*keys}) < len(keys) or len({*map(type, keys)}) > 1:
+            raise argparse.ArgumentTypeError(f"{_text(node, source)!r} has a key twice, or keys of two types")
+        return dict(zip(keys, (_pytree(value, source) for value in node.values), strict=True))
+    if _is_none(node):
+        return None
+    return shape(node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else _text(node, source))
+
+
+def _key(node: ast.expr | None, source: str) -> Any:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
+        return node.value
+    raise argparse.ArgumentTypeError(f"{_text(node, source)!r} is no key of a dictionary, want a name or a number")
+
+
+def _is_none(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None or isinstance(node, ast.Name) and node.id == "null"
+
+
+def _text(node: ast.expr | None, source: str) -> str:
+    return (node and ast.get_source_segment(source, node) or source).replace("[()]", "[]")
+
+
+def shape(text: str) -> jax.ShapeDtypeStruct:
+    match = re.fullmatch(r"(\w+)\[((?:\d+,)*\d+)?\]", re.sub(r"\s", "", text))
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape, want one such as f32[8,32,32,3], or f32[] for a scalar")
+    dtype = {_short(name): name for name in DTYPES}.get(match[1], match[1])
+    if dtype not in DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r}: no dtype {match[1]!r}, want one of {', '.join(map(_short, DTYPES))}")
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise argparse.ArgumentTypeError(f"{text!r}: jax has {dtype} where JAX_ENABLE_X64=1 is set")
+    return jax.ShapeDtypeStruct([int(n) for n in (match[2] or "").split(",") if n], dtype)
+
+
+def _short(dtype: str) -> str:
+    """As jax abbreviates it."""
+    return dtype.replace("float", "f").replace("uint", "u").replace("int", "i").replace("complex", "c")
+
+
+def arch(text: str) -> str:
+    try:
+        use_target(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def function(name: str, arguments: Iterable) -> Callable:
+    """What `module:function` names, which must take these arguments."""
+    module, _, attributes = name.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), *attributes.split(".")]):
+        raise UsageError(f"{name!r} is no module:function, want such as examples.digits:loss")
+    here = _working_directory()
+    if here and not sys.flags.safe_path and not {"", here} & {*sys.path}:
+        sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is there, and imports what is not
+        raise UsageError(f"no module {error.name!r}, {_where(here)}") from None
+    for attribute in attributes.split("."):
+        if not hasattr(found, attribute):
+            raise UsageError(f"{module} has no {attributes!r}")
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise UsageError(f"{name} is of type {type(found).__name__}, want a function")
+    try:
+        inspect.signature(found).bind(*arguments)
+    except TypeError as error:
+        raise UsageError(f"{name}: {error}; give a SHAPE for each argument") from None
+    return found
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _where(here: str | None) -> str:
+    """A module was looked for."""
+    if here is None:
+        return "not installed, and the working directory was deleted"
+    if sys.flags.safe_path and not {"", here} & {*sys.path}:
+        return f"not installed; {here} was not looked in, since Python runs with -P or PYTHONSAFEPATH: add it to PYTHONPATH"
+    return f"neither installed nor in {here}"

@@ -1,0 +1,96 @@
+"""The command `cache`: the tables of measurements that are kept, shown, cleared, and moved between machines.
+
+It must not know how anything is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from jaxext.cli.info import check_device
+from jaxext.cli.terminal import Failure, Table, UsageError, failed, says_json, tell
+from jaxext.tables import environment, in_force, table_file
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=("show", "clear", "export", "import"))
+    command.add_argument("path", nargs="?", metavar="PATH", help="where to export to, or what to import")
+    command.add_argument("--table", metavar="PATH", help="another table than the user's own")
+    command.add_argument("--yes", action="store_true", help="clear without more ado")
+    says_json(command)
+
+
+def cache(options) -> int:
+    """What was measured and is kept: show it, clear it, or export and import it, as one table for a number of machines.
+
+    An export adds what is kept here to the file, an import adds the file to what is kept here; of a product that is in both, what is added
+    counts.  A file that is no table is refused whole.
+
+    examples:
+      python -m jaxext cache show
+      python -m jaxext cache export tables.json
+      python -m jaxext cache import tables.json
+      python -m jaxext cache clear --yes
+    """
+    path = pathlib.Path(options.table) if options.table else in_force.default_path()
+    if (options.action in ("export", "import")) != (options.path is not None):
+        raise UsageError(f"{options.action} takes {'a PATH' if options.path is None else 'no PATH'}")
+    if options.action == "clear" and not options.yes:
+        raise UsageError(f"clear deletes {path}: say --yes")
+    try:
+        entries = _kept(options, path)
+    except (OSError, ValueError) as error:
+        return failed(" ".join(filter(None, ["cache", options.action, options.path, f"({path}): {error}"])))
+    _tell(options, path, entries, _here(options))
+    return 0
+
+
+def _here(options) -> table_file.Context | None:
+    """None where there is no device, of which only `show` has to know."""
+    try:
+        check_device()
+    except Failure:
+        if options.action == "show":
+            raise
+        return None
+    return in_force.context(environment.default_platform())
+
+
+def _kept(options, path: pathlib.Path) -> Sequence[table_file.Entry]:
+    """What the table at `path` holds once it was done what was asked for."""
+    source = {"export": path, "import": options.path}.get(options.action)
+    if options.action == "clear":
+        table_file.clear(path)
+    try:
+        moved = table_file.load_entries(source) if source else ()
+    except FileNotFoundError:
+        raise UsageError(f"no table {source}") from None
+    if source:
+        table_file.merge(options.path if options.action == "export" else path, moved)
+    try:
+        return table_file.load_entries(path)
+    except FileNotFoundError:
+        return ()
+
+
+def _tell(options, path: pathlib.Path, entries: Sequence[table_file.Entry], here: table_file.Context | None) -> None:
+    told, rows = [], []
+    for entry in entries:
+        of = entry.context
+        hold, why_not = (None, "there is no device here") if here is None else _holding(entry, here, path)
+        told.append(dataclasses.asdict(of) | {"measured": entry.measured, "rows": len(entry.rows), "hold": hold, "why not": why_not})
+        versions = ", ".join(f"{name} {version}" for name, version in of.versions.items())
+        rows.append((of.device, of.capability or "-", versions, entry.measured, len(entry.rows), hold, why_not or "-"))
+    columns = ("device", "capability", "versions", "measured", "rows", "hold here", "why not")
+    shown = Table(str(path), columns, rows) if rows else Table(f"{path}: nothing was measured", (), [])
+    tell(options, {"path": str(path), "entries": told}, shown)
+
+
+def _holding(entry: table_file.Entry, here: table_file.Context, path: pathlib.Path) -> tuple[int, str | None]:
+    """How many of its rows hold here, and why not all."""
+    table = table_file.select((entry,), here, str(path))
+    away = (entry.context.device, entry.context.capability) != (here.device, here.capability)
+    return len(table.rows), table.ignored or ("of another device" if away else None)

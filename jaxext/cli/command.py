@@ -1,0 +1,274 @@
+"""The command line, `python -m jaxext`: what is here, what would run, and the ways to measure, tune, keep tables and read kernels.
+
+A command is a function of its options that returns the exit status: 0 done, 1 it found something wrong or cannot do it here, 2 it was asked
+for what there is not, 130 interrupted.  Its docstring is its help.  It must not know how anything is measured, stored or compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import errno
+import inspect
+import os
+import pathlib
+import re
+import shutil
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+
+import jaxext
+from jaxext._compat import PLATFORMS
+from jaxext.benchmarks import bench, kernel_table
+from jaxext.cli import cache
+from jaxext.cli.arguments import arch, function, takes_function
+from jaxext.cli.info import check_device, facts
+from jaxext.cli.terminal import LEAST_WIDTH, Failure, Table, UsageError, count, failed, make_folders, says_json, tell
+from jaxext.tables import environment, in_force, table_file
+from jaxext.tuning import timing
+from jaxext.tuning.tune import NOTHING, with_gradient
+
+INTERRUPTED = 130  # as shells say it of SIGINT
+OF_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # the error numbers of a write that fails
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status of `python -m jaxext` with these arguments, those of the process if None."""
+    if sys.stdout is None:
+        return failed("stdout is closed, want somewhere to write, such as /dev/null")
+    options = parser().parse_args(argv)
+    try:
+        make_folders(options)
+        if options.needs_device:
+            check_device()
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except UsageError as error:
+        return options.parser.exit(2, f"{options.parser.prog}: error: {error}\n")
+    except Failure as error:
+        return failed(str(error))
+    except OSError as error:
+        if error.filename is not None or error.errno not in OF_OUTPUT:  # it is the user's function's
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left must not fail again at exit
+        if error.errno == errno.EPIPE:  # whoever reads us has seen enough
+            return 1
+        return failed(f"cannot write: {error.strerror}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m jaxext", description="Convolution and matmul primitives for JAX.")
+    top.add_argument("--version", action="version", version=f"jaxext {jaxext.__version__}")
+    width = max(shutil.get_terminal_size().columns, LEAST_WIDTH) - 2
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    for name, (run, add_arguments) in COMMANDS.items():
+        paragraphs = [textwrap.fill(part, width) if part[:9] != "examples:" else part for part in (inspect.getdoc(run) or "").split("\n\n")]
+        command = commands.add_parser(
+            name,
+            help=" ".join(paragraphs[0].partition(".")[0].split()),
+            description="\n\n".join(paragraphs),
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # for the examples
+        )
+        command.set_defaults(run=run, parser=command, needs_device=name in ("info", "explain", "tune", "bench"))
+        add_arguments(command)
+    return top
+
+
+def _info_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--arch", type=arch, help="ask for this GPU, such as sm_80 (default: the GPU that is here, or else sm_90a)")
+    says_json(command)
+
+
+def _info(options) -> int:
+    """What is here: versions, devices, implementations, the table in force, and how the CUDA kernels were built.
+
+    Each implementation is asked about a small call of each kind, here and, if there is no GPU, for one: whether it is available, or why
+    not, and whether it is preferred where no table and nobody says otherwise.
+
+    examples:
+      python -m jaxext info
+      python -m jaxext info --arch sm_100a
+      python -m jaxext info --json
+    """
+    found = facts(options.arch)
+    world, devices = found["environment"], [(d["platform"], f"{d['count']} x {d['kind']}") for d in found["devices"]]
+    here = world["versions"] | {name: world[name] for name in ("processor", "commit")}
+    implementations = [tuple(row.values()) for row in found["implementations"]]
+    tell(
+        options,
+        found,
+        Table("Here", ("what", "is"), [*here.items(), *devices]),
+        Table("Implementations", ("platform", "call", "implementation", "is"), implementations),
+        Table("Table of measurements", ("what", "is"), [*found["table"].items()]),
+        Table("CUDA kernels", ("what", "is"), [*found["build"].items()]),
+    )
+    return 0
+
+
+def _explain_arguments(command: argparse.ArgumentParser) -> None:
+    takes_function(command)
+    command.add_argument("--platform", choices=PLATFORMS, help="default: that of --arch, or of this machine")
+    command.add_argument("--arch", type=arch, help="the GPU for which to decide, such as sm_90a; there need be none here")
+    command.add_argument("--backward", action="store_true", help="its gradient too, in every floating-point argument")
+    command.add_argument("--table", metavar="PATH", help='decide by this table, or by "none" (default: the one in force here)')
+    says_json(command)
+
+
+def _explain(options) -> int:
+    """Which products a function runs, what would compute each, and why not the others.  It is traced, not run.
+
+    Without a SHAPE the function is called without arguments, and makes its own.
+
+    examples:
+      python -m jaxext explain jaxext:matmul f32[8,4] f32[4,2]
+      python -m jaxext explain mynet:loss f32[1000] f32[64,32,32,3] --backward
+      python -m jaxext explain mynet:loss "{w: f32[3,3,3,64], b: f32[64]}" f32[64,32,32,3] --in-place-of-lax
+      python -m jaxext explain mynet:benchmark --arch sm_90a --table none --json
+    """
+    fun = function(options.function, options.shapes)
+    if options.backward and not jax.tree.leaves(options.shapes):
+        raise UsageError("--backward: there is nothing to differentiate by, give a SHAPE for each argument")
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(jaxext.use_target(options.arch))
+        contexts.enter_context(_products_of_lax(options))
+        if options.table:
+            contexts.enter_context(_use_table(options.table))
+        explanation = jaxext.explain(
+            with_gradient(fun) if options.backward else fun,
+            *options.shapes,
+            platform=options.platform or ("cuda" if options.arch else None),
+        )
+    tell(options, dataclasses.asdict(explanation), str(explanation))
+    return 0
+
+
+def _products_of_lax(options) -> contextlib.AbstractContextManager:
+    return jaxext.in_place_of_lax() if options.in_place_of_lax else contextlib.nullcontext()
+
+
+def _use_table(name: str):
+    try:
+        return jaxext.use_table(None if name == "none" else name)
+    except FileNotFoundError as error:
+        raise UsageError(f"--table: {error}") from None
+
+
+def _bench(options) -> int:
+    """Measures problems of the suite, each by lax, rewritten for XLA, and by our kernels, side by side in one run.
+
+    Without a GPU the problems are reduced to sizes that a CPU can do.  Ctrl-C keeps what was measured.
+
+    examples:
+      python -m jaxext bench --tags depthwise --json depthwise.json
+      python -m jaxext bench --only resnet --implementation xla --plot ratios.svg
+      python -m jaxext bench --compare before.json after.json
+    """
+    return bench.run(options)
+
+
+def _tune_arguments(command: argparse.ArgumentParser) -> None:
+    takes_function(command, nargs="?")
+    bench.add_selection(command)
+    command.add_argument("--no-backward", dest="backward", action="store_false", help="not the gradient of the function")
+    command.add_argument("--candidates", type=count, default=8, metavar="N", help="configs of each implementation (default: %(default)s)")
+    command.add_argument("--table", metavar="PATH", help="where to store what was measured (default: the user's own table)")
+    says_json(command)
+
+
+def _tune(options) -> int:
+    """Measures what could compute each product of a function, or of problems of the suite, and stores it for programs to come.
+
+    A candidate that computes something wrong is told loudly, and never taken: then the status is 1.  Ctrl-C keeps what was measured.
+
+    examples:
+      python -m jaxext tune mynet:loss f32[1000] f32[64,32,32,3]
+      python -m jaxext tune --tags resnet50 --table resnet50.json
+    """
+    timing.keep_freed_memory()
+    rows = []
+
+    def progress(row, done: int, of: int) -> None:
+        rows.append(row)
+        if options.json != "-":
+            print(f"{row}\n", flush=True)
+
+    todo = list(_to_tune(options))
+    path = pathlib.Path(options.table or in_force.default_path())
+    try:
+        table_file.check_writable(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--table: {error}") from None
+    status = 0
+    try:
+        with _products_of_lax(options), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f"tune: {re.escape(NOTHING)}")  # it is said below
+            for i, (name, fun, arrays, backward) in enumerate(todo, 1):
+                print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
+                jaxext.tune(fun, *arrays, backward=backward, candidates=options.candidates, table=path, progress=progress)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        status = INTERRUPTED
+    world = environment.report()
+    document = {"environment": world, "table": path, "interrupted": bool(status), "rows": [dataclasses.asdict(row) for row in rows]}
+    tell(options, document, *([f"{len(rows)} products on {world['device']}: {path}"] if rows else []))
+    if not rows and not status:
+        return failed(f"tune: {NOTHING}")
+    return status or (1 if any(candidate.wrong for row in rows for candidate in row.candidates) else 0)
+
+
+def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeStruct], bool]]:
+    """Names, functions, their arguments, and whether their gradients count."""
+    if options.function:
+        asked = [name for name in ("tags", "only", "roles", "dtype", "full", "reduced", "quick") if getattr(options, name)]
+        if asked:
+            raise UsageError(f"a function was given, and --{asked[0]} chooses from the suite")
+        yield (
+            options.function,
+            function(options.function, options.shapes),
+            options.shapes,
+            options.backward and bool(jax.tree.leaves(options.shapes)),
+        )
+        return
+    if options.in_place_of_lax:
+        raise UsageError("--in-place-of-lax is for a module:function")
+    if not options.tags and not options.only:
+        raise UsageError("give a module:function, or --tags or --only to choose from the suite, which takes hours in all")
+    cases = bench.cases(options)
+    with_step = {(case.problem, case.numbers) for case in cases if case.role == "step"}  # which has the other roles in it
+    for case in cases:
+        if case.role == "step" or (case.problem, case.numbers) not in with_step:
+            arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(case.shapes, case.dtypes, strict=True)]
+            yield case.name, case.build("jaxext"), arrays, False
+
+
+def _kernels(options) -> int:
+    """What the compilers make of each kernel, without a GPU: registers, spills, shared memory and the instructions that matter.
+
+    Triton's are compiled here, for each configuration, the CUDA kernels read from the module that was compiled when jaxext was installed.
+    Lines end with the laws that a kernel breaks, if it does.
+
+    examples:
+      python -m jaxext kernels --of triton --problem mamba --arch 90
+      python -m jaxext kernels --of cuda --kernel depthwise
+      python -m jaxext kernels --others none --check --json kernels.json
+    """
+    return kernel_table.run(options)
+
+
+COMMANDS = {
+    "info": (_info, _info_arguments),
+    "explain": (_explain, _explain_arguments),
+    "bench": (_bench, bench.add_arguments),
+    "tune": (_tune, _tune_arguments),
+    "cache": (cache.cache, cache.add_arguments),
+    "kernels": (_kernels, kernel_table.add_arguments),
+}

@@ -1,0 +1,81 @@
+"""What is here, as data, for the command `info`: devices, what each implementation says, the table that is in force, and the build.
+
+Implementations are asked as programs ask them.  It must not know how any of them decides.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import os
+
+import jax
+
+import jaxext
+from jaxext.backends.cuda import cuda_binding
+from jaxext.cli.arguments import shape
+from jaxext.cli.terminal import Failure
+from jaxext.tables import environment, in_force
+
+
+def facts(arch: str | None) -> dict:
+    """All of it; implementations are asked for the GPU `arch` too, or for sm_90a where there is no GPU and none is named."""
+    here = environment.default_platform()
+    targets = [(here, arch if here == "cuda" else None)] + ([] if here == "cuda" else [("cuda", arch or "sm_90a")])
+    table = in_force.in_force_on(here)
+    kinds = collections.Counter((device.platform, device.device_kind) for device in jax.devices())
+    return {
+        "environment": environment.report(),
+        "devices": [{"platform": on, "kind": kind, "count": count} for (on, kind), count in kinds.items()],
+        "implementations": [row for on, named in targets for row in _available(on, named)],
+        "table": {"read from": table.source, "rows that hold here": len(table.rows), "ignored": table.ignored},
+        "build": _build(),
+    }
+
+
+def _available(on: str, named: str | None) -> list[dict]:
+    """What each implementation says to a small call of each kind."""
+    conv = functools.partial(jaxext.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    kinds = {
+        "matmul": (jaxext.matmul, shape("bf16[512,512]"), shape("bf16[512,512]")),
+        "convolution": (conv, shape("bf16[8,32,32,64]"), shape("bf16[3,3,64,64]")),
+        "depthwise convolution": (functools.partial(conv, feature_group_count=64), shape("bf16[8,32,32,64]"), shape("bf16[3,3,1,64]")),
+    }
+    where = f"{on} {named}" if named else on
+    rows = []
+    with jaxext.use_target(named), jaxext.use_table(None):
+        for kind, (fun, *arrays) in kinds.items():
+            (preferred,) = jaxext.explain(fun, *arrays, platform=on).rows
+            for name in sorted([preferred.chosen or "", *preferred.refused]):
+                with jaxext.use_implementation(name):
+                    (row,) = jaxext.explain(fun, *arrays, platform=on).rows
+                state = "preferred" if name == preferred.chosen else f"available; {preferred.refused[name]}"
+                state = state if row.chosen else f"not available: {row.refused[name]}"
+                rows.append({"platform": where, "call": kind, "implementation": name, "is": state})
+    return rows
+
+
+def _build() -> dict[str, str]:
+    """How the CUDA kernels were built, as far as there are any."""
+    facts = {"state": cuda_binding.missing() or "loaded"}
+    with contextlib.suppress(ImportError):
+        from jaxext import _cuda_module as module
+
+        facts |= {"nvcc": module.cuda_version, "compiled for": module.archs, "XLA FFI": ".".join(map(str, module.ffi_version()))}
+    with contextlib.suppress(ImportError):
+        from jaxext._cuda_build import SOURCES
+
+        facts["hash of csrc"] = SOURCES[:16]
+    return facts
+
+
+def check_device() -> None:
+    """Raise `Failure` where jax has none."""
+    try:
+        jax.devices()
+    except Exception as error:  # jax raises RuntimeError, or AssertionError without a text
+        asked = os.environ.get("JAX_PLATFORMS")
+        why = str(error).strip().partition("\n")[0]
+        where = f"of the platforms that JAX_PLATFORMS names, {asked!r}, there is none here" if asked else "there is no device here"
+        raise Failure(f"jax: {where}{why and f' ({why})'}") from None

@@ -1,0 +1,1 @@
+"""The bilinear operations that jaxext brings, one file each, and how lax's products become them."""

@@ -1,0 +1,135 @@
+"""How an operation of lax or jnp becomes ours, for one call or for all in a context, and which implementation it names.
+
+It must not know the public operations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from jaxext._scope import Scope
+from jaxext.families.conv import CONV_IMPLEMENTATIONS
+from jaxext.families.matmul import MATMUL
+from jaxext.families.substitute import Keywords, substitute
+from jaxext.forms import flops
+from jaxext.forms.form import Form, owner, replacing_lax
+
+_PRODUCTS = (lax.dot_general_p, lax.conv_general_dilated_p)
+
+# The implementation that `use_implementation` names; part of jit's cache key.
+_named = jax.make_user_context(None)
+
+# The forms that users declared (`jaxext.extend`), by name.
+defined: dict[str, Form] = {}
+
+
+def implementations(product) -> list[str]:
+    """The names that `implementation` may take for a product of lax: the implementations of the form that it becomes."""
+    return [i.name for i in (MATMUL.implementations if product is lax.dot_general_p else CONV_IMPLEMENTATIONS)]
+
+
+def use_implementation(name: str | None) -> Scope:
+    """A context in which every jaxext operation, and its gradients, use the implementation `name` (None: the preferred one).
+
+    It is a context manager (`with use_implementation("xla"): ...`) and a decorator of functions (`@use_implementation("xla")`).
+
+    An `implementation=` at the call wins over the context.  An operation that has no implementation of this name raises ValueError where
+    it is called.  The context is part of `jax.jit`'s cache key.
+
+    Raises:
+      ValueError: no operation has an implementation of that name.
+    """
+    of_users = (implementation.name for form in defined.values() for implementation in form.implementations)
+    known = sorted({*implementations(lax.dot_general_p), *implementations(lax.conv_general_dilated_p), *of_users})
+    if name is not None and name not in known:
+        raise ValueError(f"use_implementation: name is {name!r}, want one of {known} or None")
+    return Scope("use_implementation", _named, name)
+
+
+def in_place_of_lax() -> Scope:
+    """A context in which lax's products are ours, for models that offer no place to inject an operation.
+
+    It is a context manager (`with in_place_of_lax(): ...`) and a decorator of functions (`@in_place_of_lax()`).
+
+    Every `jax.lax.dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside, by whatever jax or library function
+    (`jnp.matmul`, `@`, `jnp.einsum`, flax's and equinox's layers), becomes the jaxext operation, with the implementation that
+    `use_implementation` names.  The context belongs to this thread and is part of `jax.jit`'s cache key.
+
+    Leave it around code that interprets lax's products itself: Pallas kernels, `jax.experimental.sparse` and `jax.experimental.jet` do
+    not know ours.  A policy of `jax.checkpoint` sees ours only through `jaxext.checkpoint_policies`.
+    """
+    for name, primitive in (("dot_general", lax.dot_general_p), ("conv_general_dilated", lax.conv_general_dilated_p)):
+        if "bind" not in vars(primitive):
+            primitive.bind = functools.partial(_bind, name, primitive, primitive.bind)
+    return Scope("in_place_of_lax", replacing_lax, True)
+
+
+def _bind(name, primitive, original, *operands, **params):
+    """`primitive.bind` of lax, which is ours while `replacing_lax`."""
+    if not replacing_lax.value:
+        return original(*operands, **params)
+    return like(original, None, operands, params, name=name)
+
+
+def like(namesake: Callable, implementation: str | None, arrays: tuple, static: dict[str, Any], *, name: str | None = None) -> jax.Array:
+    """`namesake(*arrays, **static)` with our products, by the implementation that the call or the context names.
+
+    It is one jitted program, which jax traces once for each type of the arrays.  Only arrays are its operands, and only plain values its
+    key.  The namesake sees all else as it is and decides: it takes Python scalars and flax's nnx.Param, and refuses lists, None and traced
+    static arguments.
+    """
+    name = name or namesake.__name__
+    if implementation is not None or _named.value is not None:
+        implementation = named(implementation, name, implementations(_PRODUCTS[name.startswith("conv")]))
+    flops.tell(owner)  # jax may take the program from its cache, and then binds nothing
+    keywords = Keywords.of(static)
+    if keywords is None or not all([_is_array(x) for x in arrays]):
+        return substitute(functools.partial(namesake, *arrays, **static), (), implementation)
+    return _program(namesake, name, keywords, implementation)(*arrays)
+
+
+def _is_array(x: Any) -> bool:
+    """Whether jit takes it for an array; of numpy's it refuses those of objects, and masked ones."""
+    if type(x) is np.ndarray:
+        return x.dtype.kind != "O"
+    return isinstance(x, (Tracer, jax.Array, np.generic))  # jax.Array is slow to know a tracer
+
+
+@functools.lru_cache(maxsize=4096)
+def _program(namesake, name, keywords, implementation):
+    """A jitted function of the arrays alone, since jit is slow to compare static arguments.
+
+    It leaves no call in a jaxpr, on those versions of jax that heed `inline`; but jnp.convolve leaves one, and so is differentiated as one.
+    """
+
+    function = functools.partial(namesake, **keywords.copy())
+
+    def program(*arrays):
+        return substitute(function, arrays, implementation)
+
+    program.__name__ = program.__qualname__ = name
+    return jax.jit(program, inline=namesake is not jnp.convolve)
+
+
+def named(implementation: str | None, operation: Any, known: Sequence[str]) -> str | None:
+    """The implementation that the call or else the context names, if it is one of the operation's."""
+    implementation = _named.value if implementation is None else implementation
+    if implementation is not None and implementation not in known:
+        raise ValueError(f"{operation}: implementation is {implementation!r}, want one of {known} or None")
+    return implementation
+
+
+def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:
+    """What `lax.dot_general` makes of its keywords: read from its equation."""
+    product = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers, precision=precision, preferred_element_type=dtype)
+    with replacing_lax(False):
+        (eqn,) = jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)).eqns
+    return dict(dtype=eqn.outvars[0].aval.dtype, precision=eqn.params["precision"])

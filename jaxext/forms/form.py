@@ -1,0 +1,230 @@
+"""A bilinear operation as a trilinear form with one slot left open, and every rule that JAX asks of a primitive.
+
+    y = conv(x, w)  is  ∂⟨x, w, y⟩/∂y: leave y open and you have fprop, leave x open: dgrad, leave w open: wgrad.
+
+Each slot is described by axis labels.  A *batch* label stands in all three slots, a *pair* label in exactly two (it is contracted when both
+are operands and kept when one of them is open), a *window* label in one, tied to the others by the geometry.  A label may stand for any
+number of neighbouring axes, `ranks` of them: none for a plain matmul's batch, one more for each vmap.  So vmap moves an axis and never
+merges two, and a sharded axis keeps its sharding.
+
+From the labels follow shape, JVP, transpose, batching and sharding, written out below in the order in which `define` registers them.  The
+parameters of a primitive are static, hashable and, but for `dtype` and `out_sharding` that describe the result, unchanged by every rule:
+
+    ranks           axes per pair and batch label, in the order of `Form.free`
+    window          the geometry (`Window`), or None
+    dtype           of the result
+    precision       as lax canonicalises it
+    implementation  the name that the user asked for, or None
+    out_sharding    of the result, where the shardings are in the types and the user, or a transpose, fixes it
+
+It must not know any particular operation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+from jax.sharding import NamedSharding
+
+from jaxext import _compat
+from jaxext.forms import flops, partition
+from jaxext.forms.choose import Call, Implementation, run
+from jaxext.tables import in_force
+
+# The form and the open slot of each primitive, for those who read jaxprs.
+owner: dict[Primitive, tuple[Form, str]] = {}
+
+# True inside `in_place_of_lax`, where lax's products become ours.  Part of jit's cache key.  Off while an implementation, which is written
+# in lax, is lowered.
+replacing_lax = jax.make_user_context(False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    """`slots` maps each slot to its labels, `roles` to the name of the role in which it is open."""
+
+    name: str
+    slots: Mapping[str, tuple[str, ...]]
+    roles: Mapping[str, str]
+    window: tuple[str, ...]
+    implementations: Sequence[Implementation]
+    twin: Primitive  # lax's primitive for the same product, by which remat policies know it
+    primitives: dict = dataclasses.field(default_factory=dict)  # open slot -> primitive, filled by `define`
+
+    def operands(self, open: str) -> tuple[str, str]:
+        first, second = (slot for slot in self.slots if slot != open)
+        return first, second
+
+    @functools.cached_property
+    def free(self) -> tuple[str, ...]:
+        """Every label but the window's, in order of first use."""
+        return tuple(dict.fromkeys(label for labels in self.slots.values() for label in labels if label not in self.window))
+
+    def shared(self, *slots: str) -> str:
+        """The first label that stands in exactly these slots."""
+        return next(label for label in self.free if {s for s in self.slots if label in self.slots[s]} == set(slots))
+
+    def axes(self, slot: str, ranks: Sequence[int]) -> tuple[str, ...]:
+        """A name for each axis of a slot: N is one axis "N0", or two, "N0" and "N1", or none; a window label is itself."""
+        rank = dict(zip(self.free, ranks, strict=True))
+        numbered = ([label] if label in self.window else [f"{label}{i}" for i in range(rank[label])] for label in self.slots[slot])
+        return tuple(axis for axes in numbered for axis in axes)
+
+    def position(self, slot: str, label: str, ranks: Sequence[int]) -> int:
+        """Where the axes of `label` begin in a slot."""
+        rank = dict(zip(self.free, ranks, strict=True))
+        before = self.slots[slot][: self.slots[slot].index(label)]
+        return sum(1 if other in self.window else rank[other] for other in before)
+
+    def bind(self, open: str, operands: Mapping[str, jax.Array], **params) -> jax.Array:
+        flops.tell(owner)
+        args = _compat.align_varying(*(operands[slot] for slot in self.operands(open)))
+        return self.primitives[open].bind(*args, **params)
+
+
+def define(form: Form) -> Form:
+    """Make the form's three primitives and register every rule that JAX will call."""
+    for open, role in form.roles.items():
+        primitive = _compat.product_primitive(
+            f"{form.name}_{role}",
+            functools.partial(_shape_rule, form, open),
+            _dtype_rule,
+            functools.partial(_sharding_rule, form, open),
+        )
+        ad.defbilinear(primitive, functools.partial(_transpose_rule, form, open, 0), functools.partial(_transpose_rule, form, open, 1))
+        batching.primitive_batchers[primitive] = functools.partial(_batch_rule, form, open)
+        _compat.register_lowering(primitive, functools.partial(_lower, form, open))
+        form.primitives[open] = primitive
+        owner[primitive] = form, open
+    return form
+
+
+def dimension_numbers(lhs: Sequence[str], rhs: Sequence[str], result: Sequence[str]):
+    """`lax.dot_general`'s dimension numbers for operands and a result of named axes."""
+    contract = [axis for axis in lhs if axis in rhs and axis not in result]
+    batch = [axis for axis in lhs if axis in rhs and axis in result]
+    (lc, rc), (lb, rb) = ([tuple(map(operand.index, axes)) for operand in (lhs, rhs)] for axes in (contract, batch))
+    return (lc, rc), (lb, rb)
+
+
+def _sizes(form, open, shapes, ranks, window):
+    """Size of every axis, by name."""
+    sizes = {} if window is None else window.sizes
+    for slot, shape in zip(form.operands(open), shapes, strict=True):
+        for axis, n in zip(form.axes(slot, ranks), shape, strict=True):
+            assert sizes.setdefault(axis, n) == n, f"{form.name}: axis {axis} of {slot} is {n}, elsewhere {sizes[axis]}"
+    return sizes
+
+
+def _shape_rule(form, open, *avals, ranks, window, **_):
+    sizes = _sizes(form, open, [aval.shape for aval in avals], ranks, window)
+    return tuple(sizes[axis] for axis in form.axes(open, ranks))
+
+
+def _dtype_rule(*_, dtype, **__):
+    return dtype
+
+
+def _sharding_rule(form, open, *avals, ranks, out_sharding, **_):
+    """Shardings in types: each axis of the result is sharded as in the operands.  Called only on explicit meshes."""
+    name = f"{form.name}_{form.roles[open]}"
+    sharded: dict[str, list] = {}
+    for slot, aval in zip(form.operands(open), avals, strict=True):
+        for axis, spec in zip(form.axes(slot, ranks), aval.sharding.spec.partitions, strict=True):
+            if spec is not None and axis in form.window:
+                raise _compat.ShardingTypeError(f"{name}: window axis {axis} of {slot} is sharded over {spec!r}, want it whole")
+            if spec is not None:
+                sharded.setdefault(axis, []).append(spec)
+    if out_sharding is not None:
+        return out_sharding
+    kept = form.axes(open, ranks)
+    for axis, specs in sharded.items():
+        if len(set(specs)) > 1:
+            raise _compat.ShardingTypeError(f"{name}: axis {axis} is sharded over {specs[0]!r} and over {specs[1]!r}, want one sharding")
+        if len(specs) == 2 and axis not in kept:
+            raise _compat.ShardingTypeError(
+                f"{name}: the sum runs over axis {axis}, which is sharded over {specs[0]!r}, so it is ambiguous how the output should be"
+                " sharded: say so by `out_sharding`"
+            )
+    mesh = next((aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty), avals[0].sharding.mesh)
+    return NamedSharding(mesh, jax.P(*(sharded.get(axis, [None])[0] for axis in kept)))
+
+
+def _transpose_rule(form, open, i, ct, *args, dtype, out_sharding, **params):
+    """Swap the open slot with the linear operand: ⟨x, w, y⟩ is linear in each of its slots."""
+    operands = form.operands(open)
+    linear = args[i].aval
+    return form.bind(
+        operands[i],
+        {open: ct, operands[1 - i]: args[1 - i]},
+        dtype=linear.dtype,
+        out_sharding=partition.of_cotangent(linear, ct, args[1 - i]),
+        **params,
+    )
+
+
+def _batch_rule(form, open, args, dims, *, ranks, out_sharding, **params):
+    """The mapped axis joins, in front, the label that stands in exactly the mapped slots and the open one."""
+    slots = form.operands(open)
+    mapped = {slot: d for slot, d in zip(slots, dims, strict=True) if d is not None}
+    label = form.shared(*mapped, open)
+    operands = dict(zip(slots, args, strict=True))
+    for slot, d in mapped.items():
+        operands[slot] = jnp.moveaxis(operands[slot], d, form.position(slot, label, ranks))
+    out = form.position(open, label, ranks)
+    if out_sharding is not None:
+        specs = [jax.typeof(args[slots.index(slot)]).sharding.spec.partitions[d] for slot, d in mapped.items()]
+        out_sharding = partition.insert(out_sharding, out, next((spec for spec in specs if spec is not None), None))
+    ranks = tuple(n + (free == label) for free, n in zip(form.free, ranks, strict=True))
+    return form.bind(open, operands, ranks=ranks, out_sharding=out_sharding, **params), out
+
+
+def asked(form, open, avals, *, platform, arch, splitter, ranks, window, dtype, precision, **_) -> Call:
+    """What is asked of one device, given what its operands look like there."""
+    slots = form.operands(open)
+    sizes = _sizes(form, open, [aval.shape for aval in avals], ranks, window)
+    total = {label: math.prod(sizes[f"{label}{i}"] for i in range(n)) for label, n in zip(form.free, ranks, strict=True)}
+    return Call(
+        op=f"{form.name}_{form.roles[open]}",
+        open=open,
+        labels=form.slots,
+        axes={slot: form.axes(slot, ranks) for slot in form.slots},
+        sizes=total if window is None else total | window.sizes,
+        extents=sizes,
+        dtypes={slot: aval.dtype for slot, aval in zip(slots, avals, strict=True)},
+        dtype=dtype,
+        window=window,
+        precision=precision,
+        platform=platform,
+        arch=arch,
+        splitter=splitter,
+    )
+
+
+def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, out_sharding, **params):
+    """The implementation on this device's part of the operands, inside whatever splits the operands over devices."""
+    slots = form.operands(open)
+    table = in_force.current()  # of this context, which XLA may have left when it asks
+
+    def local(splitter, *args):
+        args = _compat.align_varying(*args)  # an explicit mesh becomes a shard_map, in which a whole operand varies over nothing
+        call = asked(form, open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
+        with replacing_lax(False):
+            measured = in_force.measured(call, table)
+            return run(call, form.implementations, implementation, measured, dict(zip(slots, args, strict=True)))
+
+    itself = functools.partial(form.primitives[open].bind, ranks=ranks, implementation=implementation, out_sharding=out_sharding, **params)
+    names = partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window)
+    known_as = {}
+    if splitter == "labels":
+        product = f"{itself!r} {in_force.known_as(platform, [each.name for each in form.implementations], table)}"
+        # A user's implementation whose `version` is None is known by a hash of its class's file alone.
+        known_as = partition.known(product, by_version=all(getattr(each, "version", "") is not None for each in form.implementations))
+    return partition.lower(itself, known_as, local, names, splitter, platform, out_sharding, *args)

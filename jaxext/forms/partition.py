@@ -1,0 +1,220 @@
+"""How a product of labelled axes is split over devices: the one place where shardings become programs.
+
+A mesh axis that shards a label splits every operand and the result along that label; where the label is contracted each device holds a
+part of the sum, and a psum adds the parts.  Window labels stay whole.  The same assignment of mesh axes to labels serves every way in
+which JAX can ask for it:
+
+    the program of one device (one device, fully manual shard_map, pmap)    nothing to do
+    shardings in the types (explicit mesh)                                  a shard_map over the explicit axes
+    jit over several devices, automatic axes                                custom_partitioning with the labels as its Shardy rule
+    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops that it splits rightly
+
+It must not know forms or operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxext import _compat
+
+Spec = tuple  # one entry per axis of an array: None, a mesh axis, or several
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """The name of each axis of both operands and of the result, and those that must stay whole."""
+
+    operands: tuple[tuple[str, ...], tuple[str, ...]]
+    result: tuple[str, ...]
+    whole: tuple[str, ...]
+
+    @property
+    def contracted(self) -> tuple[str, ...]:
+        return tuple(axis for axis in self.operands[0] if axis not in self.result and axis not in self.whole)
+
+    @property
+    def shardy_rule(self) -> dict:
+        """Keywords of custom_partitioning; Shardy wants the special factors in the order of their first use."""
+        order = dict.fromkeys((*self.operands[0], *self.operands[1], *self.result))
+        first, second = (" ".join(axes) for axes in self.operands)
+        return dict(
+            sharding_rule=f"{first}, {second} -> {' '.join(self.result)}",
+            reduction_factors=tuple(axis for axis in order if axis in self.contracted),
+            need_replication_factors=tuple(axis for axis in order if axis in self.whole),
+        )
+
+
+def explicit(aval) -> NamedSharding | None:
+    """The sharding in an array's type, where its mesh has explicit axes."""
+    mesh = aval.sharding.mesh
+    return aval.sharding if not mesh.empty and AxisType.Explicit in mesh.axis_types else None
+
+
+def of_cotangent(linear, *operands) -> NamedSharding | None:
+    """The sharding in the type of a cotangent: that of the linear operand, or whole where the operand alone lies on no mesh."""
+    if not linear.sharding.mesh.empty:
+        return explicit(linear)
+    mesh = next((s.mesh for s in map(explicit, map(jax.typeof, operands)) if s is not None), None)
+    return None if mesh is None else NamedSharding(mesh, P())
+
+
+def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
+    """The sharding with one more array axis, for vmap."""
+    partitions = list(sharding.spec)
+    partitions[axis:axis] = [spec]
+    return NamedSharding(sharding.mesh, P(*partitions))
+
+
+def lower(
+    itself: Callable,
+    known_as: Mapping[str, str],
+    local: Callable,
+    names: Names,
+    splitter: str,
+    platform: str,
+    out_sharding: NamedSharding | None,
+    *args: jax.Array,
+) -> jax.Array:
+    """Trace `local(splitter, *args)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`).
+
+    `itself(*args)` binds the product that is being lowered.  `known_as` is for XLA's partitioner, which calls `local` back: what tells it
+    from any other, as `known` makes it.
+    """
+    shardings = [explicit(jax.typeof(x)) for x in args]
+    if any(s is not None for s in shardings):
+        return _by_types(local, names, platform, out_sharding, *args)
+    if splitter == "labels":
+        return _by_labels(itself, known_as, local, names, *args)
+    return local(splitter, *args)
+
+
+def known(product: str, *, by_version: bool) -> dict[str, str]:
+    """What a program tells of a product whose lowering it hides behind a callback, for the persistent cache of compiled programs.
+
+    Without `product` the cache would take one convolution for another of the same shapes, or for the choice of another table.  `code` makes
+    it find the program again in another process.  It is left out where code that is not ours computes and states no version.
+    """
+    code = _code() if by_version else None
+    return {"product": product} if code is None else {"product": product, "code": code}
+
+
+@functools.cache
+def _code() -> str | None:
+    """A hash of this package, or None if its sources cannot be read."""
+    try:
+        files = [file.read_bytes() for file in sorted(pathlib.Path(__file__).parents[1].glob("**/*.py"))]
+    except OSError:
+        return None
+    return hashlib.sha256(b"".join(hashlib.sha256(file).digest() for file in files)).hexdigest()[:16] if files else None
+
+
+def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Sequence[str], Spec]]) -> dict[str, tuple[str, ...]]:
+    """Mesh axes for each label: the first spec that names one wins, a mesh axis serves one label and divides it evenly."""
+    assigned: dict[str, tuple[str, ...]] = {}
+    for axes, spec in specs:
+        for axis, wanted in zip(axes, spec, strict=False):
+            wanted = () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+            taken = {m for other in assigned.values() for m in other}
+            even = sizes[axis] % math.prod(mesh.shape[m] for m in wanted) == 0
+            if wanted and axis not in names.whole and axis not in assigned and not taken & set(wanted) and even:
+                assigned[axis] = wanted
+    return assigned
+
+
+def _agreed(specs: Sequence[tuple[Sequence[str], Spec]], axes: Sequence[str], spec: Spec) -> list[tuple[Sequence[str], Spec]]:
+    """What of the operands' specs the result's says too: it goes before all else, for it need not move."""
+    wanted = dict(zip(axes, spec, strict=False))
+    return [(axes, tuple(s if wanted.get(a) == s else None for a, s in zip(axes, spec, strict=False))) for axes, spec in specs]
+
+
+def _place(axes: Sequence[str], assigned: dict[str, tuple[str, ...]]) -> P:
+    return P(*(assigned.get(axis) for axis in axes))
+
+
+def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], splitter: str, wide=()) -> Callable:
+    """`local`, and the sum of its parts over the mesh axes that split a contracted label: in float32 for dtypes in `wide`."""
+    over = tuple(m for axis in names.contracted for m in assigned.get(axis, ()))
+
+    def part(*args):
+        y = local(splitter, *args)
+        if not over:
+            return y
+        if y.dtype == bool:  # psum has no booleans; their sum is "any"
+            return lax.psum(y.astype(jnp.int32), over) != 0
+        return lax.psum(y.astype(jnp.float32), over).astype(y.dtype) if y.dtype in wide else lax.psum(y, over)
+
+    return part
+
+
+def _by_labels(itself, known_as, local, names, *args):
+    """jit over automatic axes: Shardy propagates by the labels, then calls `partition` with what it found.
+
+    What is partitioned is the product itself: its shape is all that is asked of it, and custom_partitioning takes no constants, which an
+    implementation may hold.
+    """
+
+    def partition(mesh, arg_shapes, result_shape):
+        shapes = (*arg_shapes, result_shape)
+        specs = _compat.named_specs(mesh, [shape.sharding for shape in shapes])
+        sizes = _sizes(names, arg_shapes) | dict(zip(names.result, result_shape.shape, strict=True))
+        *operands, result = zip((*names.operands, names.result), specs, strict=True)
+        # A label that is kept goes before a contracted one: gathering an operand takes less than adding up parts of a result that could
+        # have been split itself.
+        kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in operands]
+        assigned = _assign(names, mesh, sizes, [*_agreed(operands, *result), *kept, *operands, result])
+        placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
+        return mesh, _summed(local, names, assigned, "labels"), placed[0], tuple(placed[1:])
+
+    product = custom_partitioning(itself)
+    product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
+    with set_xla_metadata(**known_as):
+        return product(*args)
+
+
+def _by_types(local, names, platform, out_sharding, *args):
+    """Explicit mesh: the types say how the operands lie, so a shard_map over the explicit axes is the program.
+
+    Where two labels want the same mesh axis (a batch and a filter both sharded over "data"), the label that the result keeps sharded
+    has it and the other operand is gathered.
+    """
+    mesh = next(s.mesh for s in map(explicit, map(jax.typeof, args)) if s is not None)
+    manual = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
+    automatic = [mesh.shape[name] for name in mesh.axis_names if name not in manual]
+    # On CPUs XLA adds up bfloat16 parts in float32, and aborts while it rewrites the sum so in a shard_map over some of the axes.
+    wide = (jnp.bfloat16,) if automatic and platform == "cpu" else ()
+    sizes = _sizes(names, args)
+    specs = [(axes, tuple(jax.typeof(x).sharding.spec)) for axes, x in zip(names.operands, args, strict=True)]
+    if out_sharding is not None:
+        specs = [*_agreed(specs, names.result, tuple(out_sharding.spec)), *specs]
+    assigned = _assign(names, mesh, sizes, specs)
+    args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
+    y = jax.shard_map(
+        _summed(local, names, assigned, "xla" if any(n > 1 for n in automatic) else "nobody", wide),
+        mesh=mesh,
+        in_specs=tuple(_place(axes, assigned) for axes in names.operands),
+        out_specs=_place(names.result, assigned),
+        axis_names=manual,
+    )(*args)
+    return y if out_sharding is None else _reshard(y, mesh, out_sharding.spec)
+
+
+def _reshard(x, mesh, spec):
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+
+def _sizes(names, arrays):
+    return {axis: n for axes, x in zip(names.operands, arrays, strict=True) for axis, n in zip(axes, x.shape, strict=True)}

@@ -1,0 +1,204 @@
+"""The geometry of a convolution's window: every size, for all three roles at once.
+
+Along one axis, with x̃ the input after dilation and padding,
+
+    y[p] = Σ_r  x̃[stride·p + filter_dilation·r] · w[r],
+    x̃[input_dilation·i + low] = x[i],  x̃ = 0 elsewhere.
+
+Negative padding crops.  A `Window` holds the sizes of the input, the filter and (derived) the output, so the same object serves fprop,
+dgrad and wgrad and does not change under transposition.  Pure Python: it must not know JAX.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import math
+
+
+def labels(rank: int) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The labels of the spatial axes of input, filter and output: DHW, TRS and OPQ, as in cuDNN."""
+
+    def letters(last_three):
+        return (*(f"{last_three[0]}{i}" for i in range(1, rank - 2)), *last_three[max(0, 3 - rank) :])
+
+    return letters("DHW"), letters("TRS"), letters("OPQ")
+
+
+def dilate(size, dilation):
+    """Size of an axis after `dilation - 1` zeros were put between neighbours."""
+    return 0 if isinstance(size, int) and size == 0 else (size - 1) * dilation + 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """Sizes and strides of a window, one entry per spatial axis; `padding` holds (low, high) pairs."""
+
+    input: tuple[int, ...]
+    filter: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    input_dilation: tuple[int, ...]
+    filter_dilation: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.input)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each window label (`labels`)."""
+        inputs, filters, outputs = labels(self.rank)
+        return dict(zip(inputs + filters + outputs, self.input + self.filter + self.output, strict=True))
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return tuple(
+            _output(low + dilate(i, di) + high, dilate(r, dr), s)
+            for i, r, s, (low, high), di, dr in zip(
+                self.input, self.filter, self.stride, self.padding, self.input_dilation, self.filter_dilation, strict=True
+            )
+        )
+
+    @property
+    def read(self) -> tuple[tuple[int, int], ...]:
+        """The padding with which the last tap of the last output is the last element: where strides leave a rest, less than `padding`."""
+        axes = zip(self.padding, self.output, self.stride, self.filter, self.filter_dilation, self.input, self.input_dilation, strict=True)
+        return tuple((low, dilate(o, s) + dilate(r, dr) - 1 - low - dilate(i, di)) for (low, _), o, s, r, dr, i, di in axes)
+
+    @property
+    def cropped(self) -> tuple[tuple[slice, ...], Window]:
+        """What of the input is left after negative padding, and the same window over that, without negative padding.
+
+        Of an axis of which nothing is left the slice is empty.  Symbolic axes are left as they are.
+        """
+        slices, inputs, padding = [], [], []
+        for size, ends, dilation in zip(self.input, self.padding, self.input_dilation, strict=True):
+            start, stop = 0, size
+            if all(isinstance(n, int) for n in (size, *ends)) and min(ends) < 0:
+                low, high = ends
+                start = min(max(0, -(low // dilation)), size)
+                stop = max(min(size, size + high // dilation), start)
+                kept = (low + start * dilation, high + (size - stop) * dilation)
+                ends = kept if start < stop else (max(0, low + dilate(size, dilation) + high), 0)
+            slices.append(slice(start, stop))
+            inputs.append(stop - start if isinstance(size, int) else size)
+            padding.append(ends)
+        return tuple(slices), dataclasses.replace(self, input=tuple(inputs), padding=tuple(padding))
+
+    @property
+    def transposed(self) -> Window:
+        """The window of dgrad read as a forward convolution: y is its input, x its output, and its filter is w reversed.
+
+        x[i] takes w[r]·y[p] from every p with  stride·p + filter_dilation·r = input_dilation·i + low,  so stride and input dilation
+        change places.  y's padding is what makes the two ends meet.
+        """
+        padding = []
+        for i, r, o, (low, _), s, di, dr in zip(
+            self.input, self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True
+        ):
+            before = dilate(r, dr) - 1 - low
+            padding.append((before, dilate(i, di) + dilate(r, dr) - 1 - dilate(o, s) - before))
+        return Window(
+            input=self.output,
+            filter=self.filter,
+            stride=self.input_dilation,
+            padding=tuple(padding),
+            input_dilation=self.stride,
+            filter_dilation=self.filter_dilation,
+        )
+
+    @property
+    def phases(self) -> list[tuple[tuple[range, ...], tuple[range, ...], Window]]:
+        """The windows without input dilation of which this one is made: (outputs, taps, window) for each, both as ranges per axis.
+
+        Only the taps with  filter_dilation·r ≡ low - stride·p (mod input_dilation)  meet an element of x rather than a dilation's zero.
+        So outputs of one residue see one residue of taps, densely.  Outputs and taps that stand in no phase take no part.
+        """
+        phases = []
+        for parts in itertools.product(*map(list, self._phases)):
+            outputs, taps, lows, strides, dilations = zip(*parts, strict=True) if parts else ((),) * 5
+            phases.append((outputs, taps, self._undilated(tuple(map(len, taps)), tuple(map(len, outputs)), lows, strides, dilations)))
+        return phases
+
+    @property
+    def merged_phases(self) -> list[tuple[Window, list[tuple[tuple[range, ...], tuple[range, ...], tuple[int, ...]]]]]:
+        """`phases` whose windows differ in the padding alone, as one window each: (window, [(outputs, taps, shift)]).
+
+        The outputs of a phase are those of the window from `shift` on; more follow there, so that all phases can be made equally long.
+        """
+        merged = []
+        counts = [-(-o // period) for o, period in zip(self.output, self.periods, strict=True)]
+        for parts in itertools.product(*map(_alike, self._phases, counts)):
+            taps, lows, strides, dilations, outputs = zip(*(part for part, _ in parts), strict=True) if parts else ((),) * 5
+            window = self._undilated(taps, outputs, lows, strides, dilations)
+            members = [tuple(zip(*of_axes, strict=True)) or ((),) * 3 for of_axes in itertools.product(*(phases for _, phases in parts))]
+            merged.append((window, members))
+        return merged
+
+    @property
+    def periods(self) -> tuple[int, ...]:
+        """How far apart along each axis the outputs of one phase lie."""
+        return tuple(di // math.gcd(s, di) for s, di in zip(self.stride, self.input_dilation, strict=True))
+
+    @property
+    def _phases(self):
+        axes = zip(self.input, self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True)
+        return [list(_phases(*axis[1:])) for axis in axes]
+
+    def _undilated(self, filter, output, lows, stride, dilation):
+        """The window over the same input with that many outputs."""
+        axes = zip(self.input, filter, output, lows, stride, dilation, strict=True)
+        return Window(
+            input=self.input,
+            filter=filter,
+            stride=stride,
+            padding=tuple((low, s * (o - 1) + d * (r - 1) + 1 - i - low) for i, r, o, low, s, d in axes),
+            input_dilation=(1,) * self.rank,
+            filter_dilation=dilation,
+        )
+
+
+def meetings(window: Window, axis: int) -> int:
+    """How many pairs of an output and a tap meet a row of the input, and not a zero."""
+    stride, dilation, (low, _) = window.stride[axis], window.input_dilation[axis], window.padding[axis]
+    outputs, period, pairs = window.output[axis], dilation // math.gcd(stride, dilation), 0
+    for r in range(window.filter[axis]):
+        start = window.filter_dilation[axis] * r - low
+        places = range(start, start + stride * outputs, stride)  # of this tap in x̃, counted from row 0 of the input, output by output
+        rows = next((places[p::period] for p in range(min(period, outputs)) if places[p] % dilation == 0), range(0))
+        pairs += bisect.bisect_left(rows, dilation * window.input[axis]) - bisect.bisect_left(rows, 0)
+    return pairs
+
+
+def _phases(r, o, padding, stride, di, dr):
+    """Phases of one axis: outputs, taps, low padding, stride and filter dilation."""
+    low, _ = padding
+    period, step = di // math.gcd(stride, di), di // math.gcd(dr, di)
+    for p in range(min(period, o)):
+        for t in range(min(step, r)):
+            offset, rest = divmod(stride * p + dr * t - low, di)
+            if rest == 0:
+                yield range(p, o, period), range(t, r, step), -offset, stride * period // di, dr * step // di
+
+
+def _alike(phases, count):
+    """Phases of one axis by the window that they share: ((taps, low padding, stride, dilation, outputs), [(outputs, taps, shift)]), so that
+    there are `count` outputs from each shift on."""
+    groups: dict[tuple, list] = {}
+    for phase in phases:
+        _, taps, low, stride, _ = phase
+        groups.setdefault((len(taps), low % stride), []).append(phase)
+    for group in groups.values():
+        low = max(low for _, _, low, _, _ in group)
+        members = [(outputs, taps, (low - of_phase) // stride) for outputs, taps, of_phase, stride, _ in group]
+        _, taps, _, stride, dilation = group[0]
+        yield (len(taps), low, stride, dilation, count + max(shift for _, _, shift in members)), members
+
+
+def _output(padded, filter, stride):
+    """Number of positions of a filter in a padded input; a filter that does not fit has none."""
+    if all(isinstance(n, int) for n in (padded, filter)):
+        return max(0, (max(0, padded) - filter) // stride + 1)
+    return (padded - filter) // stride + 1

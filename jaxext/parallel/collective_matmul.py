@@ -1,0 +1,281 @@
+"""Matrix products that overlap their communication: all-gather then matmul, and matmul then reduce-scatter, in n steps around a ring.
+
+Of n devices, device i holds block i of the rows.  In step t of `all_gather_matmul` it multiplies the block of device i + t, while that
+block travels on to device i - 1, which needs it next:
+
+    block_0 = lhs,    block_t = block_{t-1} of the next device,    rows of device i + t = block_t rhs
+
+In step t of `matmul_reduce_scatter`, from n - 1 down to 0, it adds its part of the rows of device i + t, block_t, to the sum of other
+devices' parts, which then travels on to device i + 1, to which these rows are those of step t - 1; at t = 0 they are at home:
+
+    sum_{n-1} = block_{n-1} rhs,    sum_t = sum_{t+1} of the previous device + block_t rhs,    result = sum_0
+
+No product waits for the permute beside it, so XLA can run both at once.  Block t is not the same rows on every device: products are put
+into the order of the rows, and blocks taken out of it, by an index that depends on i.  Each ring is the transpose of the other, so
+derivatives overlap as well.
+
+CPU devices do not send while they multiply, so there one product and a plain collective are faster.  The platform is known when a program
+is lowered: `parallel/by_platform` holds both until then, and the derivatives of both.  The one rule that is written here is the derivative
+of the gathering: what is kept for the gradient of `rhs` is the gathered rows, whoever gathered them.
+
+It must not know how products are computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.sharding import AxisType
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxext._compat import align_varying
+from jaxext.ops import matmul
+from jaxext.parallel import by_platform
+from jaxext.parallel.axes import devices_along
+
+
+def all_gather_matmul(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    axis_name,
+    *,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """The rows of `lhs` of all n devices along `axis_name`, times `rhs`: the product overlaps the gathering.
+
+    `matmul(lax.all_gather(lhs, axis_name, axis=lhs.ndim - 2, tiled=True), rhs)`, as n products and n - 1 permutes to a neighbour, for use
+    inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the gathered rows, as an all-gather does.
+
+    Args:
+      lhs: shape (..., M/n, K), this device's rows.
+      rhs: shape (..., K, N), this device's matrix, which may differ between devices (its columns of a larger one); leading axes broadcast
+        against those of `lhs`.
+      axis_name: the name of a mesh or pmap axis, or a tuple of several in the order of their mesh, taken as one.
+      precision, preferred_element_type, implementation: as in `jaxext.matmul`.
+
+    Returns:
+      shape (..., M, N), the rows in the order of the devices; it varies over `axis_name`.
+
+    Every transformation that `jaxext.matmul` and `lax.ppermute` have holds, forward and reverse derivatives of any order included.  The
+    gradient of `lhs` is a `matmul_reduce_scatter`.  That of `rhs` keeps the gathered rows, as it does after an all-gather; under
+    `jax.checkpoint` the rows are gathered once more instead, again beside the products.
+
+    Examples:
+      >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+      >>> rows, columns = jax.P("x", None), jax.P(None, "x")
+      >>> f = jax.shard_map(lambda a, b: all_gather_matmul(a, b, "x"), mesh=mesh, in_specs=(rows, columns), out_specs=columns)
+      >>> jax.jit(f)(jnp.ones((16, 4)), jnp.ones((4, 8))).shape
+      (16, 8)
+
+    Raises:
+      NameError: no `shard_map` or `pmap` around the call has the axis.
+      TypeError: `lhs` has not as many columns as `rhs` has rows; `axis_name` is a list.
+      ValueError: an operand has no rows and columns; several axes are named in another order than their mesh has them.
+      Exception: whatever `jaxext.matmul` raises.
+    """
+    n = devices_along(axis_name, "all_gather_matmul: axis_name")
+    along = _Along(axis_name, n, precision, preferred_element_type, implementation)
+    lhs, rhs = _operands("all_gather_matmul", along, lhs, rhs)
+    if _ring_only(along, lhs, rhs):
+        return _gathering_ring(along, False, lhs, rhs)[0]
+    return _gathered(along, False, lhs, rhs)[0]
+
+
+def matmul_reduce_scatter(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    axis_name,
+    *,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """This device's rows of the sum of `lhs @ rhs` over all n devices along `axis_name`: the product overlaps the reduction.
+
+    `lax.psum_scatter(matmul(lhs, rhs), axis_name, scatter_dimension=lhs.ndim - 2, tiled=True)`, as n products and n - 1 permutes to a
+    neighbour, for use inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the product, as a reduce-scatter
+    does.
+
+    Args:
+      lhs: shape (..., M, K), this device's columns of a larger matrix; n divides M.
+      rhs: shape (..., K, N), this device's rows of a larger matrix; leading axes broadcast against those of `lhs`.
+      axis_name: the name of a mesh or pmap axis, or a tuple of several in the order of their mesh, taken as one.
+      precision, preferred_element_type, implementation: as in `jaxext.matmul`.  The n parts are sent and added up in the dtype of the
+        result, as `lax.psum_scatter` does: of bfloat16 operands ask for `preferred_element_type=jnp.float32` to have the whole sum in
+        float32, for twice the bytes.
+
+    Returns:
+      shape (..., M/n, N); it varies over `axis_name`.
+
+    Every transformation that `jaxext.matmul` and `lax.ppermute` have holds, forward and reverse derivatives of any order included.  The
+    gradient of `lhs` is an `all_gather_matmul`; that of `rhs` keeps a copy of `lhs`.
+
+    Examples:
+      >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+      >>> rows, columns = jax.P("x", None), jax.P(None, "x")
+      >>> f = jax.shard_map(lambda a, b: matmul_reduce_scatter(a, b, "x"), mesh=mesh, in_specs=(columns, rows), out_specs=rows)
+      >>> jax.jit(f)(jnp.ones((16, 8)), jnp.ones((8, 4))).shape
+      (16, 4)
+
+    Raises:
+      NameError: no `shard_map` or `pmap` around the call has the axis.
+      TypeError: `lhs` has not as many columns as `rhs` has rows; `axis_name` is a list.
+      ValueError: an operand has no rows and columns; n does not divide M; several axes are named in another order than their mesh has them.
+      Exception: whatever `jaxext.matmul` raises.
+    """
+    along = _Along(
+        axis_name, devices_along(axis_name, "matmul_reduce_scatter: axis_name"), precision, preferred_element_type, implementation
+    )
+    lhs, rhs = _operands("matmul_reduce_scatter", along, lhs, rhs)
+    if lhs.shape[-2] % along.n:
+        raise ValueError(
+            f"matmul_reduce_scatter: lhs has {lhs.shape[-2]} rows (shape {lhs.shape}), want a multiple of the {along.n} devices"
+        )
+    if _ring_only(along, lhs, rhs):
+        return _scattering_ring(along, lhs, rhs)[0]
+    return _chosen(_plain_scattering, _scattering_ring, along, (), lhs, rhs)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Along:
+    """An axis of n devices, and how their products are computed."""
+
+    axis_name: Hashable
+    n: int
+    precision: Any
+    dtype: Any
+    implementation: str | None
+
+    # Compiled as a function: its derivatives are found once and not for each block.
+    @functools.partial(jax.jit, static_argnums=0)
+    def product(self, lhs, rhs):
+        return matmul(lhs, rhs, precision=self.precision, preferred_element_type=self.dtype, implementation=self.implementation)
+
+    def permute(self, block, shift):
+        return lax.ppermute(block, self.axis_name, [(i, (i + shift) % self.n) for i in range(self.n)])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """A function of operands, which equals another of the same axis."""
+
+    fun: Callable
+    along: _Along
+    more: tuple
+
+    def __call__(self, *operands):
+        return self.fun(self.along, *self.more, *operands)
+
+
+# Compiled as a function: what is transformed and lowered once serves all products of the same shapes.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _chosen(plain, ring, along, more, lhs, rhs):
+    return by_platform.choose(_Steps(plain, along, more), _Steps(ring, along, more), lhs, rhs)
+
+
+def _ring_only(along, lhs, rhs) -> bool:
+    """Whether the plain collectives cannot be: there are no rows, or XLA's CPU compiler would abort, which it does for a sum over devices
+    of bfloat16 in a shard_map over some of the axes.
+    """
+    partial = any(kind is not AxisType.Manual for kind in jax.sharding.get_abstract_mesh().axis_types)
+    dtypes = {lhs.dtype, rhs.dtype, lhs.dtype if along.dtype is None else np.dtype(along.dtype)}
+    return lhs.shape[-2] == 0 or partial and np.dtype(jnp.bfloat16) in dtypes
+
+
+# The gathering: the product and, if they are wanted, the gathered rows.
+
+
+def _plain_gathering(along, with_rows, lhs, rhs):
+    rows = lax.all_gather(lhs, along.axis_name, axis=lhs.ndim - 2, tiled=True)
+    return (along.product(rows, rhs), rows)[: 1 + with_rows]
+
+
+def _gathering_ring(along, with_rows, lhs, rhs):
+    block, parts, blocks = lhs, [], [lhs]
+    for _ in range(along.n - 1):
+        arriving = along.permute(block, -1)
+        parts.append(along.product(block, rhs))
+        blocks.append(block := arriving)
+    parts.append(along.product(block, rhs))
+    index = lax.axis_index(along.axis_name)
+    return tuple(_in_order(index, each) for each in (parts, blocks)[: 1 + with_rows])
+
+
+@jax.jit
+def _in_order(index, blocks):
+    # jnp.roll would lay two copies side by side, here and where blocks are taken
+    order = (lax.iota(index.dtype, len(blocks)) - index) % len(blocks)
+    rows = jnp.take(jnp.stack(blocks, axis=-3), order, axis=-3, unique_indices=True, mode="clip")
+    return rows.reshape(*rows.shape[:-3], len(blocks) * rows.shape[-2], rows.shape[-1])
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _gathered(along, with_rows, lhs, rhs):
+    return _chosen(_plain_gathering, _gathering_ring, along, (with_rows,), lhs, rhs)
+
+
+@functools.partial(_gathered.defjvp, symbolic_zeros=True)
+def _(along, with_rows, primals, tangents):
+    (lhs, rhs), (d_lhs, d_rhs) = primals, tangents  # one of these is not zero
+    results = _, rows = _gathered(along, True, lhs, rhs)
+    if isinstance(d_lhs, SymbolicZero):
+        return results[: 1 + with_rows], (along.product(rows, d_rhs), _zero_tangent(rows))[: 1 + with_rows]
+    of_y, *of_rows = _gathered(along, with_rows, d_lhs, rhs)
+    if not isinstance(d_rhs, SymbolicZero):
+        of_y = of_y + along.product(rows, d_rhs)
+    return results[: 1 + with_rows], (of_y, *of_rows)
+
+
+def _zero_tangent(x):
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return np.zeros(x.shape, jax.dtypes.float0)
+    return align_varying(jnp.zeros_like(x), x)[0]
+
+
+# The scattering.
+
+
+def _plain_scattering(along, lhs, rhs):
+    y = along.product(lhs, rhs)
+    return (lax.psum_scatter(y, along.axis_name, scatter_dimension=y.ndim - 2, tiled=True),)
+
+
+def _scattering_ring(along, lhs, rhs):
+    index = lax.axis_index(along.axis_name)
+    total = _part(along, lhs, rhs, index, along.n - 1, None)
+    for t in reversed(range(along.n - 1)):
+        total = _part(along, lhs, rhs, index, t, along.permute(total, 1))
+    return (total,)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _part(along, lhs, rhs, index, t, arriving):
+    """The product of this device's block t, and what arrives of it from others."""
+    rows = lhs.shape[-2] // along.n
+    y = along.product(lax.dynamic_slice_in_dim(lhs, (index + t) % along.n * rows, rows, lhs.ndim - 2), rhs)
+    return y if arriving is None else y + arriving
+
+
+def _operands(name, along, lhs, rhs) -> tuple[jax.Array, jax.Array]:
+    """Both operands, varying over the axis.
+
+    A replicated one is made so here, once: its gradient is then added up over the devices once, and not in each step.
+    """
+    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    for argument, x in (("lhs", lhs), ("rhs", rhs)):
+        if x.ndim < 2:
+            raise ValueError(f"{name}: {argument} has shape {x.shape}, want at least two axes, rows and columns")
+    if lhs.shape[-1] != rhs.shape[-2]:
+        raise TypeError(f"{name}: rhs has {rhs.shape[-2]} rows (shape {rhs.shape}), want {lhs.shape[-1]}, the columns of lhs")
+    lhs, rhs, _ = align_varying(lhs, rhs, lax.axis_index(along.axis_name))
+    return lhs, rhs

@@ -1,0 +1,300 @@
+"""What a form costs each device when its labels are split over devices: operations, memory and communication, from the labels alone.
+
+Let a label of n parts split every slot that has it.  Of a slot that lacks a split label there are n copies.  Then
+
+    a split label that the result keeps       costs nothing
+    a split label that the result lacks       was summed over: the n parts of the result are added by an all-reduce
+    a slot that is scattered                  each of its copies keeps one n-th: an all-gather brings an operand together, and a result
+                                              is added by a reduce-scatter instead of an all-reduce
+    a split spatial axis                      its halo moves to the neighbours by collective-permutes, or the whole axis by an all-gather
+
+A spatial axis counts as one label, that of the input, in the input and in the output; the filter is whole.  For a result of b bytes per
+device each of n devices in a ring sends
+
+    all-gather  (n-1)/n·b      reduce-scatter  (n-1)·b      all-reduce, a reduce-scatter and an all-gather of its result,  2(n-1)/n·b
+
+It must not know meshes, links or clocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from jaxext.families.conv import conv_form
+from jaxext.families.matmul import MATMUL
+from jaxext.forms.form import Form, owner
+from jaxext.forms.window import Window, dilate, labels, meetings
+from jaxext.parallel.shards import halo
+
+# Bytes that each of n devices in a ring sends, over those of its result.
+_RING: Mapping[str, Callable[[int], float]] = {
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: n - 1,
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "collective-permute": lambda n: 1,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective, as the compiled program shows it."""
+
+    kind: str  # HLO's name of it
+    slot: str  # whose elements it moves
+    over: tuple[str, ...]  # the labels over whose parts it runs
+    devices: int  # of a group
+    bytes: int  # of the result on one device
+
+    @property
+    def wire(self) -> float:
+        """Bytes that each device sends."""
+        return _RING[self.kind](self.devices) * self.bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one role costs each device."""
+
+    role: str
+    flops: float  # multiplications and additions of elements, none with a zero of padding or dilation; the mean over the devices
+    held: Mapping[str, int]  # slot -> bytes on one device before and after, of the operands and of the result
+    collectives: tuple[Collective, ...]  # in the order in which they run
+
+    @property
+    def wire(self) -> float:
+        """Bytes that each device sends."""
+        return sum(collective.wire for collective in self.collectives)
+
+
+def cost(
+    form: str,
+    sharding: Mapping[str, int],
+    *,
+    sizes: Mapping[str, int],
+    dtype: DTypeLike = jnp.float32,
+    window_strides: Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] = "SAME",
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    spatial: str = "halo",
+    scattered: Mapping[str, str] | None = None,
+) -> dict[str, Cost]:
+    """What each role of a form costs each device when its labels are split over devices.
+
+        matmul    c[b,m,n] = Σ_k a[b,m,k] b[b,k,n]                           roles nn (c), nt (a), tn (b)
+        conv2d    y[b,n,p,q,g,k] = Σ_{r,s,c} x̃[b,n,p + r,q + s,g,c] w[b,g,k,r,s,c]      fprop (y), dgrad (x), wgrad (w)
+
+    The slot in parentheses is the result, the other two are the operands.  conv1d has W and S of H, W and R, S; conv3d has D, H, W and
+    T, R, S.  No device is asked and nothing is compiled: sizes may be those of any machine.
+
+    Args:
+      form: "matmul", "conv1d", "conv2d", "conv3d", or the name that `jaxext.extend.define` gave one.
+      sharding: label -> the number of devices over which it is split.  Numbers of several labels multiply.  A spatial axis goes by the
+        input's label (D, H, W), and its output is split alike.
+      sizes: label -> elements of the whole arrays.  The output's spatial sizes follow; labels that stand in all three slots (B, G) may be
+        left out and are 1 then.  C and K of a convolution are per group.
+      dtype: of operands and result.
+      window_strides, padding, lhs_dilation, rhs_dilation: of the convolution, as in `jax.lax.conv_general_dilated`.
+      spatial: how a split spatial axis is computed.  "halo": each device computes its part, as in
+        `jaxext.parallel.conv_general_dilated`.  "gather": each device computes the whole axis, as under `jit`.
+      scattered: slot -> the label along which its copies are scattered.  {"a": "M"} with N split is `all_gather_matmul`, {"c": "M"} with K
+        split is `matmul_reduce_scatter`, and {"b": "K"} with M split is data parallelism with scattered parameters ("FSDP", "ZeRO").  The
+        two collective products send the same bytes in n-1 collective-permutes.  Under `jit` XLA decides what it gathers, and may send more.
+
+    Returns:
+      role -> its `Cost`: `flops`, bytes `held` of each slot, `collectives` with their kind, group and bytes, and bytes on the `wire`.
+      Each role is taken by itself: a step of training may keep the input that fprop gathered, with its halo, for wgrad.
+
+    Examples:
+      >>> step = cost("matmul", {"M": 8}, sizes=dict(M=65536, K=8192, N=28672), dtype="bfloat16")  # data parallelism
+      >>> step["nn"].collectives, step["tn"].collectives[0].kind, step["tn"].wire / 2**20
+      ((), 'all-reduce', 784.0)
+
+    Raises:
+      ValueError: for an unknown form, label, slot or option, a missing size, a size that its parts do not divide, a halo that exceeds a
+        part, and a scattered slot of which there is one copy; and what jax.lax raises for a padding that it does not know.
+    """
+    known = forms()
+    if form not in known:
+        raise ValueError(f"cost: form is {form!r}, want one of {', '.join(known)}")
+    if spatial not in ("halo", "gather"):
+        raise ValueError(f"cost: spatial is {spatial!r}, want 'halo' or 'gather'")
+    for name, given in dict(sharding=sharding, sizes=sizes, scattered=scattered or {}).items():
+        if not isinstance(given, Mapping):
+            raise ValueError(f"cost: {name} is {given!r}, want a mapping")
+    product = known[form]
+    rank = len(product.window) // 3
+    sizes = _sizes(product, rank, sizes)
+    window = _window(rank, sizes, padding, window_strides=window_strides, lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)
+    _check_sharding(sharding, (*product.free, *labels(rank)[0]))
+    split = _Split(
+        form=product,
+        window=window,
+        sizes=sizes | window.sizes,
+        devices={label: int(n) for label, n in sharding.items() if n != 1},
+        scattered=dict(scattered or {}),
+        gathers=spatial == "gather",
+        itemsize=jnp.dtype(dtype).itemsize,
+    )
+    split.check()
+    return {role: split.cost(open, role) for open, role in product.roles.items()}
+
+
+def forms() -> dict[str, Form]:
+    """By name: matrix products, convolutions and what users have declared."""
+    return {form.name: form for form in (MATMUL, *map(conv_form, (1, 2, 3)), *(form for form, _ in owner.values()))}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """A form of known sizes, its labels split."""
+
+    form: Form
+    window: Window  # of no axis where the form has none
+    sizes: Mapping[str, int]
+    devices: Mapping[str, int]  # split label -> number of parts
+    scattered: Mapping[str, str]
+    gathers: bool  # computes spatial axes whole
+    itemsize: int
+
+    @functools.cached_property
+    def axes(self) -> tuple[tuple[str, str, str], ...]:
+        """The window's labels of input, filter and output, axis by axis."""
+        return tuple(zip(*labels(self.window.rank), strict=True))
+
+    @functools.cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """Output's label -> input's label of the same axis."""
+        return {output: input for input, _, output in self.axes}
+
+    def parts(self, label: str) -> int:
+        return self.devices.get(self.inputs.get(label, label), 1)
+
+    def missing(self, slot: str) -> tuple[str, ...]:
+        """The split labels that a slot lacks; of spatial axes that are computed whole nobody has parts."""
+        has = {self.inputs.get(label, label) for label in self.form.slots[slot]}
+        return tuple(label for label in self.devices if label not in has and not (self.gathers and label in self.form.window))
+
+    def copies(self, slot: str) -> int:
+        return math.prod(self.devices[label] for label in self.missing(slot))
+
+    def bytes(self, slot: str, whole: Sequence[str] = ()) -> int:
+        """Of one device's part, as the product sees it but for labels that are `whole`."""
+        parts = (1 if label in whole else self.parts(label) for label in self.form.slots[slot])
+        return self.itemsize * math.prod(self.sizes[label] for label in self.form.slots[slot]) // math.prod(parts)
+
+    def cost(self, open: str, role: str) -> Cost:
+        operands, whole = self.form.operands(open), self.form.window if self.gathers else ()
+        kept = {slot: self.copies(slot) if slot in self.scattered else 1 for slot in self.form.slots}
+        held = {slot: self.bytes(slot, whole if slot == open else ()) // kept[slot] for slot in (*operands, open)}
+        pairs = math.prod(self.sizes[label] // self.parts(label) for label in self.form.free)
+        pairs *= math.prod(meetings(self.window, axis) for axis in range(len(self.axes)))
+        computed_apart = math.prod(1 if self.gathers else self.parts(label) for label, _, _ in self.axes)
+        collectives = [collective for slot in operands for collective in (*self.assemble(slot), *self.exchange(slot))]
+        collectives += [*reversed(self.exchange(open)), *self.add(open, whole)]
+        return Cost(role, 2 * pairs / computed_apart, held, tuple(collectives))
+
+    def assemble(self, slot: str) -> Iterator[Collective]:
+        """An operand that is scattered, or whose spatial axes are computed whole, is gathered."""
+        if slot in self.scattered:
+            yield Collective("all-gather", slot, self.missing(slot), self.copies(slot), self.bytes(slot))
+        split = [label for label in self.form.slots[slot] if self.gathers and label in self.form.window and self.parts(label) > 1]
+        for i in reversed(range(len(split))):
+            yield Collective("all-gather", slot, (self.inputs.get(split[i], split[i]),), self.parts(split[i]), self.bytes(slot, split[i:]))
+
+    def exchange(self, slot: str) -> list[Collective]:
+        """The halo of the input, one axis after the other so that corners come along; that of its gradient goes the same way home."""
+        permutes, local = [], dict(self.sizes)
+        for label in self.form.slots[slot]:
+            local[label] //= self.parts(label)
+        for axis, (label, _, _) in enumerate(self.axes):
+            if label in self.form.slots[slot] and not self.gathers:
+                sides = halo(self.window, axis, self.parts(label))
+                row = self.itemsize * math.prod(local[other] for other in self.form.slots[slot] if other != label)
+                permutes += [Collective("collective-permute", slot, (label,), self.parts(label), rows * row) for rows in sides if rows]
+                local[label] += sum(sides)
+        return permutes
+
+    def add(self, open: str, whole: Sequence[str]) -> Iterator[Collective]:
+        """The result's parts of a sum are added where a label that it lacks is split."""
+        if missing := self.missing(open):
+            kind, kept = ("reduce-scatter", self.copies(open)) if open in self.scattered else ("all-reduce", 1)
+            yield Collective(kind, open, missing, self.copies(open), self.bytes(open, whole) // kept)
+
+    def check(self) -> None:
+        for label in self.sizes:
+            if self.sizes[label] % self.parts(label):
+                split = f"{self.inputs[label]}, and {label} with it," if label in self.inputs else label
+                raise ValueError(f"cost: sharding splits {split} into {self.parts(label)}, want a divisor of {label}={self.sizes[label]}")
+        for slot, label in self.scattered.items():
+            if slot not in self.form.slots or label not in self.form.slots[slot]:
+                slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
+                raise ValueError(f"cost: scattered is {label!r} of {slot!r}, want a slot and one of its labels ({slots})")
+            if self.copies(slot) == 1:
+                raise ValueError(f"cost: scattered has {slot!r}, of which there is one copy; want a slot that lacks a split label")
+            if self.sizes[label] % (self.parts(label) * self.copies(slot)):
+                many = f"{self.parts(label)} parts and {self.copies(slot)} copies"
+                raise ValueError(f"cost: scattered {slot!r} has {label}={self.sizes[label]} in {many}, want their product to divide it")
+        for axis, (label, _, _) in enumerate(self.axes):
+            rows, part = max(halo(self.window, axis, self.parts(label))), self.sizes[label] // self.parts(label)
+            if rows > part and not self.gathers:
+                raise ValueError(f"cost: sharding splits {label} into parts of {part}, want at least the halo of {rows}")
+
+
+def _check_sharding(sharding: Mapping[str, int], splittable: Sequence[str]) -> None:
+    for label, n in sharding.items():
+        if label not in splittable:
+            raise ValueError(f"cost: sharding splits {label!r}, want labels of {', '.join(splittable)}")
+        if not _is_integer(n, least=1):
+            raise ValueError(f"cost: sharding of {label} is {n!r}, want a positive number of devices")
+
+
+def _sizes(form: Form, rank: int, given: Mapping[str, int]) -> dict[str, int]:
+    """The size of every label but the output's."""
+    inputs, filters, _ = labels(rank)
+    batch = [label for label in form.free if all(label in names for names in form.slots.values())]
+    sizes = dict.fromkeys(batch, 1) | dict(given)
+    wanted = (*form.free, *inputs, *filters)
+    if sizes.keys() != set(wanted):
+        optional = f", of which {', '.join(batch)} may be left out" if batch else ""
+        raise ValueError(f"cost: sizes has {', '.join(map(str, given)) or 'no labels'}; want {', '.join(wanted)}{optional}")
+    for label, size in sizes.items():
+        if not _is_integer(size, least=1):
+            raise ValueError(f"cost: size of {label} is {size!r}, want a positive integer")
+    return {label: int(size) for label, size in sizes.items()}
+
+
+def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int] | None) -> Window:
+    """The geometry, as lax understands padding."""
+    inputs, filters, _ = labels(rank)
+    for name, entries in steps.items():
+        if entries is not None and not _are_integers(entries, rank, least=1):
+            raise ValueError(f"cost: {name} is {entries!r}, want one positive integer for each of {rank} spatial axes")
+    strides, of_input, of_filter = (tuple(map(int, entries or (1,) * rank)) for entries in steps.values())
+    input, filter = (tuple(sizes[label] for label in names) for names in (inputs, filters))
+    if isinstance(padding, str):
+        dilated = tuple(map(dilate, input, of_input)), tuple(map(dilate, filter, of_filter))
+        padding = lax.padtype_to_pads(*dilated, strides, padding) if rank else ()
+    if not (isinstance(padding, Sequence) and len(padding) == rank and all(_are_integers(pair, 2) for pair in padding)):
+        raise ValueError(f"cost: padding is {padding!r}, want one pair of integers for each of {rank} spatial axes")
+    pads = tuple((int(low), int(high)) for low, high in padding)
+    window = Window(input=input, filter=filter, stride=strides, padding=pads, input_dilation=of_input, filter_dilation=of_filter)
+    if not all(window.output):
+        raise ValueError(f"cost: the output of {window} has sizes {window.output}, want a filter that fits into the padded input")
+    return window
+
+
+def _are_integers(given, length: int, least: float = -math.inf) -> bool:
+    return isinstance(given, Sequence) and len(given) == length and all(_is_integer(n, least) for n in given)
+
+
+def _is_integer(n, least: float) -> bool:
+    return isinstance(n, numbers.Integral) and not isinstance(n, bool) and int(n) >= least

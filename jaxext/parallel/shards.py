@@ -1,0 +1,90 @@
+"""The geometry of a convolution whose spatial axes are split over devices: what each part reads, and what it needs of its
+neighbours.
+
+An axis with input H and output P in n equal parts, h = H/n and q = P/n.  Part i holds the input's rows [i·h, (i+1)·h) and computes
+y[i·q], ..., y[(i+1)·q - 1].  They read the dilated and padded input x̃ (`forms/window`) from stride·q·i on, in a span of
+
+    reach = stride·(q - 1) + (filter - 1)·filter_dilation + 1,
+
+and row j of the input stands at input_dilation·j + low in x̃.  The rows that part i reads but does not hold are its halo.
+Pure Python: it must not know JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxext.forms.window import Window, dilate
+
+
+def halo(window: Window, axis: int, parts: int) -> tuple[int, int]:
+    """The rows that a part receives from below and from above, for the part that needs most: all from the first to the last that its span
+    has, also those that no tap meets.  `parts` divides the input and the output.
+    """
+    size, step, reach = window.input[axis], _step(window, axis, parts), _reach(window, axis, parts)
+    dilation, held = window.input_dilation[axis], size // parts
+    low = high = 0
+    for i in range(parts):
+        position = step * i - window.padding[axis][0]  # in x̃, counted from row 0 of the input
+        first = max(_ceil(position, dilation), 0)
+        stop = min(_ceil(position + reach, dilation), size)
+        if first < stop:
+            low, high = max(low, held * i - first), max(high, stop - held * (i + 1))
+    return low, high
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """How each part convolves its rows along one axis.
+
+    Part i puts its `halo` around its rows, dilates them by `dilation`, puts `margin` zeros around that, takes `rows` rows of it from row
+    `first + step·i` on, and convolves them with `padding` and `input_dilation`, which are the same on all parts.
+    """
+
+    halo: tuple[int, int]
+    dilation: int
+    margin: tuple[int, int]
+    first: int
+    step: int
+    rows: int
+    padding: tuple[int, int]
+    input_dilation: int
+
+    @classmethod
+    def of(cls, window: Window, axis: int, parts: int) -> Part:
+        """The input's dilation is left to the convolution unless an output meets another phase of it on another part."""
+        low, high = halo(window, axis, parts)
+        held, dilation = window.input[axis] // parts, window.input_dilation[axis]
+        step, reach = _step(window, axis, parts), _reach(window, axis, parts)
+        kept = dilation if step % dilation == 0 else 1
+        start = dilation * low - window.padding[axis][0]  # of part 0's span, counted from the first row of its halo
+        first, step = _ceil(start, kept), (step - dilation * held) // kept
+        before = kept * first - start
+        rows = max(0, _ceil(reach - before, kept))
+        ends = first, first + step * (parts - 1)
+        below = max(0, -min(ends))
+        above = max(0, max(ends) + rows - dilate(low + held + high, dilation // kept))
+        return cls(
+            halo=(low, high),
+            dilation=dilation // kept,
+            margin=(below, above),
+            first=below + first,
+            step=step,
+            rows=rows,
+            padding=(before, reach - before - dilate(rows, kept)),
+            input_dilation=kept,
+        )
+
+
+def _step(window, axis, parts):
+    """How far apart in x̃ the spans of two neighbouring parts begin."""
+    return window.stride[axis] * (window.output[axis] // parts)
+
+
+def _reach(window, axis, parts):
+    each, span = window.output[axis] // parts, dilate(window.filter[axis], window.filter_dilation[axis])
+    return window.stride[axis] * (each - 1) + span if each else 0
+
+
+def _ceil(a, b):
+    return -(-a // b)

@@ -1,0 +1,1 @@
+"""What was measured: its format, its file, and what of it holds for this device."""

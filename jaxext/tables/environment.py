@@ -1,0 +1,182 @@
+"""What a measurement holds for: the device, the versions of what compiles and computes, and hashes of our own part in it.
+
+What is cached cannot change while the process lives.  It must not know tables, operations or what is measured.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import platform as machine
+import subprocess
+import sys
+
+import jax
+
+_PACKAGE = pathlib.Path(__file__).parents[1]
+
+_COMPILERS = ("jax", "jaxlib")  # what computes on any platform
+_FOR_CUDA = (
+    *("triton", "jax-triton", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-cuda12-pjrt", "jax-cuda13-pjrt"),
+    *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas"),
+)
+_PACKAGES = (*_COMPILERS, "numpy", *_FOR_CUDA, "jaxext")
+
+# Implementation -> the files, beside those in its folder and csrc, that decide what it computes with.
+_SHARED = {
+    "xla": ("forms/window.py", "families/*.py"),
+    "triton": ("backends/kernel.py",),
+    "cuda": ("backends/kernel.py",),
+}
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of each package that has to do with us, those that are installed."""
+    return {"python": machine.python_version(), **_installed()}
+
+
+def versions_for(platform: str) -> dict[str, str]:
+    """Those on which the time of a program for `platform` depends."""
+    names = (*_COMPILERS, *_FOR_CUDA) if platform == "cuda" else _COMPILERS
+    return {name: version for name, version in _installed().items() if name in names}
+
+
+def default_platform() -> str:
+    """That of jax's default backend, by the name under which programs are lowered for it."""
+    backend = jax.default_backend()
+    return "cuda" if backend == "gpu" else backend
+
+
+@functools.cache
+def device_kind(platform: str) -> str:
+    """Such as "NVIDIA H200"; of a CPU, which jax calls just "cpu", the processor and how many of its threads are ours.
+
+    Raises:
+      RuntimeError: this process has no such platform.
+    """
+    kind = jax.local_devices(backend=platform)[0].device_kind
+    return f"{processor()}, {cores()} threads" if platform == "cpu" else kind
+
+
+@functools.cache
+def capability(platform: str) -> int | None:
+    """The compute capability of this process's first CUDA device, times 10, whatever `use_target` says; None on other platforms.
+
+    Raises:
+      RuntimeError: this process has no such platform.
+    """
+    device = jax.local_devices(backend=platform)[0]
+    return int(device.compute_capability.replace(".", "")) if platform == "cuda" else None
+
+
+def processor() -> str:
+    """Its name and its model in numbers, since virtual machines have names like "AMD EPYC" for many, and ARM has none."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return machine.processor() or machine.machine()
+    pairs = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+    facts = dict(reversed(pairs))  # of the first, where there are several
+    numbers = {"family": "cpu family", "model": "model", "implementer": "CPU implementer", "part": "CPU part"}
+    told = ", ".join(f"{word} {facts[name]}" for word, name in numbers.items() if facts.get(name))
+    name = facts.get("model name") or machine.machine()
+    return f"{name} ({told})" if told else name
+
+
+def cores() -> int:
+    """The hardware threads on which this process may run, which is what XLA counts for its own."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def sources(platform: str) -> dict[str, str]:
+    """Implementation -> a hash of our code that computes, or decides with what: what was measured with another does not hold.
+
+    On CUDA devices that of our CUDA kernels is of their compiler and what it compiled for too, which only the compiled module tells.
+    """
+    kernels = sorted(_kernels().glob("*.py"))
+    files = {
+        name: sorted(file for pattern in (f"backends/{name}/*.py", *patterns) for file in _PACKAGE.glob(pattern))
+        for name, patterns in _SHARED.items()
+    }
+    files["triton"] += kernels
+    files["cuda"] += [file for file in kernels if file.name.startswith("_")]  # the geometry of problems, which both share
+    parts = {name: [hashlib.sha256(file.read_bytes()).digest() for file in paths] for name, paths in files.items()}
+    parts["cuda"] += [_csrc(), _build() if platform == "cuda" else b""]
+    return {name: hashlib.sha256(b"".join(of)).hexdigest()[:16] for name, of in parts.items()}
+
+
+def _kernels() -> pathlib.Path:
+    """Their folder, without importing them, which needs Triton."""
+    spec = importlib.util.find_spec("jaxext.kernels")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("jaxext.kernels is not installed")
+    return pathlib.Path(spec.submodule_search_locations[0])
+
+
+def _csrc() -> bytes:
+    try:
+        from jaxext._cuda_build import SOURCES
+    except ImportError:  # it runs from its sources, and has no CUDA kernels
+        return b""
+    return SOURCES.encode()
+
+
+def _build() -> bytes:
+    try:
+        from jaxext import _cuda_module
+    except ImportError:  # there are no CUDA kernels, or none that load
+        return b""
+    return f"{_cuda_module.cuda_version} {_cuda_module.archs}".encode()
+
+
+def report() -> dict:
+    """The environment of a measurement, as data: the device, its host, the versions, our commit, and when and how this was started."""
+    platform = default_platform()
+    return {
+        "device": device_kind(platform),
+        "capability": capability(platform),
+        "processor": processor(),
+        "cores": cores(),
+        "versions": versions(),
+        "sources": sources(platform),
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": _command(),
+    }
+
+
+def _command() -> str:
+    """How this process was started, without the folders of what it runs."""
+    program = pathlib.Path(sys.argv[0])
+    named = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+    return " ".join([named, *sys.argv[1:]])
+
+
+def commit() -> str | None:
+    """Of the checkout that this is part of, with "-dirty" if a file differs from it; else the environment's COMMIT, or None."""
+    git = ["git", "-C", str(_PACKAGE)]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=True)
+        told = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):  # it is installed elsewhere, or there is no git
+        return os.environ.get("COMMIT") or None
+    return told.stdout.strip()

@@ -1,0 +1,171 @@
+"""How a function and its arguments are split over a mesh, for the checks on several devices.
+
+The mesh has the axes "x" and "y", the second of size 2 where the number of devices is even and above 2.  Every function is split along the
+axis that vmap adds, with each argument in turn replicated: that needs nobody's help and no collective.  Further splits are those that the
+user declares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxext.testing.conformance import Case, Tree, is_float
+from jaxext.testing.derivatives import square
+from jaxext.testing.vmapped import one_by_one
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A way to split a function over the mesh axes "x" and "y".
+
+    Of n devices "x" has n / 2 and "y" 2, where n is even and above 2; else "x" has all, and splits over "y" are left out.
+    `args` and `result` are the `jax.P` of each argument and of the result.  `collectives` are those of the compiled program ("all-reduce",
+    "all-gather", "reduce-scatter", "all-to-all", "collective-permute"), as often as they are there.  `part` is what a device computes of
+    its parts inside `jax.shard_map`: by default the function itself where there are no collectives, else nothing is tried by hand.
+    """
+
+    args: tuple[P, ...]
+    result: Any
+    collectives: tuple[str, ...] = ()
+    part: Callable | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "args", tuple(self.args))
+        if bad := [spec for spec in (*self.args, *jax.tree.leaves(self.result)) if not isinstance(spec, P)]:
+            raise TypeError(f"Split: args and result have {bad}, want a jax.P of each array")
+        if isinstance(self.collectives, str) or not set(self.collectives) <= set(COLLECTIVES):
+            raise ValueError(f"Split: collectives is {self.collectives!r}, want a sequence of {', '.join(COLLECTIVES)}")
+
+    def fit(self, args: tuple, result: Tree, mesh: Mesh) -> None:
+        """ValueError where arrays of these shapes cannot be split so."""
+        try:
+            specs = jax.tree.leaves(jax.tree.broadcast(self.result, result, is_leaf=lambda x: isinstance(x, P)))
+            for x, spec in zip((*args, *jax.tree.leaves(result)), (*self.args, *specs), strict=True):
+                NamedSharding(mesh, spec).shard_shape(x.shape)
+        except (ValueError, IndexError) as error:
+            shapes = ", ".join(str(x.shape) for x in args)
+            want = "want one P for each argument, axes that are there, and sizes that a mesh of"
+            raise ValueError(f"check_op: {self} does not fit arguments of shapes {shapes}: {want} {dict(mesh.shape)} divides") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A split with its arguments: `whole` is the function of all of them, `meaning` the same without vmap, `part` that of a device's."""
+
+    args: tuple
+    specs: tuple[P, ...]
+    result: Any
+    collectives: tuple[str, ...]
+    whole: Callable
+    meaning: Callable
+    part: Callable | None
+
+    @property
+    def floats(self) -> tuple[int, ...]:
+        return tuple(k for k, x in enumerate(self.args) if is_float(x))
+
+
+def mesh_of(devices: tuple, kind: AxisType = AxisType.Auto) -> Mesh:
+    n = len(devices)
+    shape = (n // 2, 2) if n % 2 == 0 and n > 2 else (n, 1)
+    return jax.make_mesh(shape, ("x", "y"), axis_types=(kind, kind), devices=devices)
+
+
+def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
+    """As many examples as devices, split over axes of the mesh: of all arguments, and of all but each."""
+    args, n = range(len(case.args)), len(case.devices)
+    layouts = {}
+    for whole in (None, *args) if len(args) > 1 else (None,):
+        split = tuple(k for k in args if k != whole)
+        in_axes = [0 if k in split else None for k in args]
+
+        def one(*parts, split=split):
+            """A device's only example, without vmap."""
+            return jax.tree.map(lambda y: jnp.expand_dims(y, 0), case.fn(*(x[0] if k in split else x for k, x in enumerate(parts))))
+
+        layouts["mapped" if whole is None else f"mapped, argument {whole} replicated"] = Layout(
+            args=tuple(case.examples[k][:n] if k in split else case.args[k] for k in args),
+            specs=tuple(P(over) if k in split else P() for k in args),
+            result=P(over),
+            collectives=(),
+            whole=jax.vmap(case.fn, in_axes),
+            meaning=lambda *args, split=split: one_by_one(case.fn, args, split),
+            part=one,
+        )
+    return layouts
+
+
+def declared(case: Case) -> dict[str, Layout]:
+    """The splits that the user declares, over axes that are more than one device."""
+    mesh = mesh_of(case.devices)
+    return {
+        f"split {split.args} -> {split.result}": Layout(
+            args=case.args,
+            specs=split.args,
+            result=split.result,
+            collectives=split.collectives,
+            whole=case.fn,
+            meaning=case.fn,
+            part=split.part or (None if split.collectives else case.fn),
+        )
+        for split in case.splits
+        if all(mesh.shape[axis] > 1 for axis in axes_of(split.args))
+    }
+
+
+def examples(case: Case) -> dict[str, Layout]:
+    """Over "x" only: what is idle over another axis must not be counted twice."""
+    return mapped(case, "x")
+
+
+def layouts(case: Case) -> dict[str, Layout]:
+    return examples(case) | declared(case)
+
+
+def by_hand(case: Case) -> dict[str, Layout]:
+    """One example on each device."""
+    return {name: layout for name, layout in (mapped(case, ("x", "y")) | declared(case)).items() if layout.part}
+
+
+def replicating(of: Callable[[Case], dict[str, Layout]]) -> Callable[[Case], dict[str, Layout]]:
+    """For gradients: that of a mapped argument is checked where another one is replicated."""
+    return lambda case: {name: at for name, at in of(case).items() if name != "mapped" or len(case.args) == 1}
+
+
+def half_by_hand(of: Callable[[Case], dict[str, Layout]]) -> Callable[[Case], dict[str, Layout]]:
+    """One axis by hand and the other left to XLA: a device's examples split once more, or a declared split that leaves an axis."""
+    if of is examples:
+        return lambda case: {name: dataclasses.replace(at, part=at.whole) for name, at in mapped(case, ("x", "y")).items()}
+    return lambda case: {name: at for name, at in of(case).items() if at.part and len(axes_of(at.specs)) == 1}
+
+
+def axes_of(specs) -> set[str]:
+    """The mesh axes in some specs."""
+    entries = [entry for spec in specs for entry in spec if entry is not None]
+    return {axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,))}
+
+
+def values(case: Case) -> Tree:
+    return {name: layout.meaning(*layout.args) for name, layout in layouts(case).items()}
+
+
+def gradients(case: Case) -> Tree:
+    return {name: downhill(layout.meaning, layout)(*layout.args) for name, layout in replicating(layouts)(case).items()}
+
+
+def downhill(f: Callable, layout: Layout) -> Callable:
+    """The gradient of a loss in all floating-point arguments."""
+    return jax.grad(lambda *args: square(f(*args)), layout.floats)
+
+
+def specs_of_gradients(layout: Layout) -> tuple[P, ...]:
+    return tuple(layout.specs[k] for k in layout.floats)

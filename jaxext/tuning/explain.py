@@ -1,0 +1,216 @@
+"""`explain`: which products a function runs, and what would compute each of them, found by walking its jaxpr.  Nothing is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+import textwrap
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from jaxext._compat import PLATFORMS
+from jaxext._target import compute_capability
+from jaxext.forms.choose import Call, choose, precision_name
+from jaxext.forms.form import asked, owner
+from jaxext.forms.window import Window
+from jaxext.tables import in_force
+from jaxext.tuning.layout import Around
+
+NOTHING = "no jaxext product (lax's own are not listed: see in_place_of_lax, or --in-place-of-lax on the command line)"
+WIDTH = 120  # columns, beyond which details are folded
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One product: `times` counts the equal ones, and the steps of a scan around it."""
+
+    op: str
+    operands: tuple[str, ...]
+    result: str
+    window: Window | None  # of a convolution: sizes, stride, padding and dilations for each spatial axis
+    layout: str  # of operands and result, as they lie in the program
+    precision: str  # that holds for the product, wherever it was said
+    times: int
+    chosen: str | None
+    how: str
+    why: str  # it was chosen: it is preferred, was named, or was measured
+    table: str | None  # where it was measured
+    refused: dict[str, str]  # name -> reason
+    problem: str | None  # what tables know it by; None where a size is symbolic
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The rows, in the order of the program; `str` makes a table of them, with two lines for each, and reasons below it.
+
+    An op is a form and a role: matmul_nn, matmul_nt and matmul_tn are a b, c bᵀ and aᵀ c; conv2d_fprop, conv2d_dgrad and conv2d_wgrad are
+    a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter w,
+    output y) in the order of the form: channels last, filters as output channels, space, input channels; groups are an axis before the
+    channels.  `layout` has the order of axes in which they lie in the program, before the transposes of the operands and after those of
+    the result.  `precision` is the call's or that of `jax.default_matmul_precision`, with what it means for float32 operands where that is
+    known.  `how` is the algorithm of the implementation, `why` it was taken: named, preferred, or measured (then the table
+    in force says so, in the row of this `problem`; see `tune`); `refused` says why each other one was not.
+    """
+
+    platform: str
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return NOTHING
+        head = ("op", "times", "by", "operands", "result")
+        body = [(r.op, str(r.times), f"{r.chosen or 'nothing'} {r.how}".strip(), " ".join(r.operands), r.result) for r in self.rows]
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        title, *lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in (head, *body)
+        ]
+        reasons = {reason: i for i, reason in enumerate(dict.fromkeys(item for row in self.rows for item in row.refused.items()), 1)}
+        details = [_folded("; ".join(_details(row, reasons)), "  ") for row in self.rows]
+        tables = {row.table: None for row in self.rows if row.table}
+        legend = [*(f"[{i}] {name}: {reason}" for (name, reason), i in reasons.items()), *(f"measured: {table}" for table in tables)]
+        return "\n".join(
+            [
+                f"products on {self.platform}: {len(self.rows)}",
+                title,
+                *(line for pair in zip(lines, details, strict=True) for line in pair),
+                *([""] if legend else []),
+                *(_folded(line, "", "    ") for line in legend),
+            ]
+        )
+
+
+def _folded(text: str, first: str, others: str | None = None) -> str:
+    others = first if others is None else others
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)
+
+
+def _details(row: Row, reasons: dict[tuple[str, str], int]) -> Iterator[str]:
+    if row.window is not None:
+        yield geometry(row.window)
+    yield row.layout
+    yield f"precision {row.precision}"
+    refused = " ".join(f"{name}[{reasons[name, reason]}]" for name, reason in row.refused.items())
+    yield ", ".join(filter(None, [row.why, refused and f"not {refused}"]))
+
+
+def geometry(window: Window) -> str:
+    """Such as "stride 2, padding 0:1, dilation 2": one number where all axes have the same, else one for each; what does nothing is left
+    out, except the stride."""
+
+    def told(what: str, per_axis: tuple, nothing: object) -> list[str]:
+        if all(n == nothing for n in per_axis):
+            return []
+        each = [str(n) if not isinstance(n, tuple) else str(n[0]) if n[0] == n[1] else f"{n[0]}:{n[1]}" for n in per_axis]
+        return [f"{what} {each[0] if len({*each}) == 1 else ('/' if what == 'padding' else 'x').join(each)}"]
+
+    return ", ".join(
+        [
+            *(told("stride", window.stride, None)),
+            *(told("padding", window.padding, (0, 0))),
+            *(told("dilation", window.filter_dilation, 1)),
+            *(told("input dilation", window.input_dilation, 1)),
+        ]
+    )
+
+
+def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Explanation:
+    """Every jaxext product that `fun(*args, **kwargs)` runs, with the implementation that computes it.
+
+    Backward passes are seen where they are written: explain `jax.grad(loss)`.  Every branch of a `cond` counts.  The shapes are those of
+    the program as written: per device inside a `shard_map`, global under `jit`, whose shardings XLA decides later.
+
+    Args:
+      fun: a function of arrays, or pytrees of them.
+      *args, **kwargs: its arguments; `jax.ShapeDtypeStruct`s do.
+      platform: "cpu", "cuda", "rocm" or "tpu"; that of the default backend if None.
+
+    Returns:
+      an `Explanation`: print it, or read its `rows`.
+
+    Raises:
+      TypeError: `fun` is not callable.
+      ValueError: `platform` is none of these.
+    """
+    if not callable(fun):
+        raise TypeError(f"explain: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
+    platform = jax.default_backend() if platform is None else platform
+    platform = {"gpu": "cuda"}.get(platform, platform)
+    if platform not in PLATFORMS:
+        raise ValueError(f"explain: platform is {platform!r}, want one of {PLATFORMS} or None")
+    jaxpr = jax.make_jaxpr(fun)(*args, **kwargs)
+    rows: dict[tuple, Row] = {}
+    for eqn, layout, times in _products(jaxpr.jaxpr, 1):
+        row = _row(eqn, layout, platform)
+        key = (row.op, row.operands, row.result, *sorted(eqn.params.items(), key=lambda item: item[0]))
+        if (equal := rows.get(key)) is not None:
+            layouts = dict.fromkeys([*equal.layout.split(" or "), row.layout])
+            row = dataclasses.replace(equal, layout=" or ".join(layouts))
+        rows[key] = dataclasses.replace(row, times=times + (equal.times if equal else 0))
+    return Explanation(platform, tuple(rows.values()))
+
+
+def _row(eqn, layout: str, platform: str) -> Row:
+    form, open = owner[eqn.primitive]
+    avals = [atom.aval for atom in eqn.invars]
+    call = asked(form, open, avals, platform=platform, arch=compute_capability(platform), splitter="nobody", **eqn.params)
+    measured = in_force.measured(call)
+    choice = choose(call, form.implementations, eqn.params["implementation"], measured)
+    return Row(
+        op=call.op,
+        operands=tuple(map(_typed, form.operands(open), avals)),
+        result=_typed(open, eqn.outvars[0].aval),
+        window=call.window,
+        layout=layout,
+        precision=_precision(call),
+        times=1,
+        chosen=choice.implementation.name if choice.implementation else None,
+        how=choice.implementation.describe(call, choice.config) if choice.implementation else "",
+        why=choice.why,
+        table=in_force.in_force_on(platform).source if measured and choice.why.startswith("measured") else None,
+        refused=dict(choice.refusals),
+        problem=call.problem,
+    )
+
+
+def _typed(slot: str, aval) -> str:
+    """Such as "x:f32[8,3]"; the manual axes over which it varies, which jax adds in braces, are left out."""
+    return f"{slot}:{aval.str_short(short_dtypes=True).partition('{')[0]}"
+
+
+def _precision(call: Call) -> str:
+    """Such as "highest", or "default (tf32 allowed)" where float32 operands may be multiplied in less than float32."""
+    name = precision_name(call.precision)
+    names = {*name.split(",")} if isinstance(call.precision, tuple) else {name}
+    name = name if len(names) > 1 else names.pop()
+    if np.dtype(np.float32) not in call.dtypes.values() or not {*name.split(",")} <= {"default", "high"}:
+        return name
+    # XLA's GPU defaults, which our kernels keep to, where there are tensor cores for them.
+    has_tf32 = call.platform == "cuda" and (call.arch is None or call.arch >= 80)
+    arithmetic = "tf32 allowed" if has_tf32 else "float32" if call.platform in ("cpu", "cuda") else None
+    return f"{name} ({arithmetic})" if arithmetic else name
+
+
+def _products(jaxpr: Jaxpr, times: int) -> Iterator[tuple]:
+    """Each equation of a form's primitive, how its arrays lie, and how often it runs as far as the program says (a scan's length; while
+    counts as once)."""
+    around = Around(jaxpr)
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in owner:
+            form, open = owner[eqn.primitive]
+            yield eqn, " ".join(around.layouts(eqn, form, open)), times
+        repeat = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        for inner in _jaxprs(tuple(eqn.params.values())):
+            yield from _products(inner, times * repeat)
+
+
+def _jaxprs(value) -> Iterator[Jaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from _jaxprs(inner)

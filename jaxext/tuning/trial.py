@@ -1,0 +1,258 @@
+"""What could compute one call: each candidate is compiled, compared with the truth, and timed in turn with the others.
+
+Truth is the same product in float64, of the same random operands.  What is wrong, or fails, is left out with the reason and never timed, so
+it cannot win.  It must not know any particular operation, how calls are found, or where tables are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxext.forms.choose import Call, Implementation, choose, computed, configs, described, faster
+from jaxext.forms.form import owner, replacing_lax
+from jaxext.tables.table_format import MAX_CANDIDATES, Measurement
+from jaxext.tuning import random_operands, timing
+
+REPEATS = 15  # samples of each candidate that the first round leaves
+PATIENCE_S = 10  # for the samples of one call
+HOPELESS = 2  # times as slow as the best, in the first round: not measured further
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """An implementation with one of its configs, and what was found of it: `left_out` says why `ms` is None."""
+
+    implementation: str
+    config: Mapping[str, Any]
+    error: tuple[float, float] | None = None  # against float64, relative: in the norm, and the worst element against the largest
+    ms: tuple[float, float, float] | None = None  # quartiles of milliseconds per call
+    left_out: str | None = None
+    wrong: bool = False
+    ties: bool = False  # with the winner: the ranges of their times overlap
+
+    @property
+    def name(self) -> str:
+        return described(self.implementation, self.config)
+
+    @property
+    def measurement(self) -> Measurement | None:
+        if self.ms is None or self.error is None:
+            return None
+        return Measurement(implementation=self.implementation, config=self.config, ms=self.ms, error=self.error[0])
+
+    def __str__(self) -> str:
+        if self.ms is None or self.error is None:
+            return f"{self.name}: {self.left_out}"
+        low, median, high = self.ms
+        return f"{self.name}: {median:.4g} ms ({low:.4g} to {high:.4g}), error {self.error[0]:.1e}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One product: what is preferred where nothing was measured, what was measured, and what is taken now."""
+
+    problem: str
+    preferred: str = ""
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # implementation -> reason
+    candidates: tuple[Candidate, ...] = ()  # the first is what xla prefers
+    winner: Candidate | None = None
+    skipped: str | None = None  # why there is no winner, and nothing in the table
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        return _measurements(self.candidates)
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as what xla prefers the winner is."""
+        if self.winner is None or self.winner.ms is None or self.candidates[0].ms is None:
+            return None
+        return self.candidates[0].ms[1] / self.winner.ms[1]
+
+    def __str__(self) -> str:
+        candidates = [f"  {'*' if c is self.winner else '=' if c.ties else ' '} {c}" for c in self.candidates]
+        return "\n".join([self.problem, f"  {self._verdict()}", *candidates, *(f"    {name}: {why}" for name, why in self.refused.items())])
+
+    def _verdict(self) -> str:
+        if self.winner is None:
+            return f"not measured: {self.skipped}"
+        of_xla, tied = self.candidates[0], sum(c.ties for c in self.candidates)
+        gain = "as fast as" if of_xla.ties or of_xla is self.winner else f"{self.gain:.2f} times as fast as"
+        preferred = ", as preferred" if self.winner.name == self.preferred else f" (preferred: {self.preferred})"
+        against = "" if of_xla is self.winner else f": {gain} {of_xla.name}"
+        return f"{self.winner.name}{against}{preferred}{f'; {tied} tie with it' if tied else ''}"
+
+
+def measure(call: Call, most: int, clock: timing.Clock) -> Row:
+    """The row of a call, of which at most so many configs of each kernel implementation are tried."""
+    form = next(form for form, open in owner.values() if f"{form.name}_{form.roles[open]}" == call.op)
+    call = dataclasses.replace(call, splitter="nobody")  # as a device's part is
+    trials, refused = _trials(call, form.implementations, most)
+    assert call.problem is not None
+    row = Row(call.problem, _chosen(call, form.implementations, ()), refused)
+    try:
+        operands = random_operands.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
+        truth = _truth(call, trials[0][0], operands)
+    except RuntimeError as error:  # such as too little memory
+        return dataclasses.replace(row, skipped=f"there is no truth to compare with: {_short(error)}")
+    candidates, programs, samplers = [], {}, {}
+    for implementation, config in trials:
+        candidate, program, sampler = _tried(call, implementation, config, operands, truth, clock)
+        candidate = _judged(call, candidate, (candidates or [candidate])[0].error)
+        candidates.append(candidate)
+        if candidates[0].left_out:
+            return dataclasses.replace(row, candidates=tuple(candidates), skipped="there is no time of xla to compare with")
+        if not candidate.left_out:
+            programs[candidate.name], samplers[candidate.name] = program, sampler
+    try:
+        timed = _timed(candidates, samplers)
+        if isinstance(clock, timing.Cupti):
+            timed = _confirmed(timed, programs, lambda candidates: _chosen(call, form.implementations, _measurements(candidates)))
+        row = dataclasses.replace(row, candidates=timed)
+    except RuntimeError as error:  # of the device or of CUPTI
+        return dataclasses.replace(row, candidates=tuple(candidates), skipped=_short(error))
+    return _decided(row, _chosen(call, form.implementations, row.measurements))
+
+
+def _decided(row: Row, taken: str) -> Row:
+    """The row with its winner, and with those that tie with it."""
+    won = next(c.measurement for c in row.candidates if c.name == taken)
+    assert won is not None
+
+    def ties(of: Measurement | None) -> bool:
+        return of is not None and not faster(of, won) and not faster(won, of)
+
+    candidates = tuple(dataclasses.replace(c, ties=c.name != taken and ties(c.measurement)) for c in row.candidates)
+    return dataclasses.replace(row, candidates=candidates, winner=next(c for c in candidates if c.name == taken))
+
+
+def _measurements(candidates: Sequence[Candidate]) -> list[Measurement]:
+    return [c.measurement for c in candidates if c.measurement is not None]
+
+
+def _trials(call: Call, implementations: Sequence[Implementation], most: int):
+    """What is to be tried, xla's first, and why the other implementations are not."""
+    xla, *others = sorted(implementations, key=lambda implementation: implementation.name != "xla")
+    trials, refused = [(xla, config) for config in configs(call, xla)], {}
+    most = min(most, (MAX_CANDIDATES - len(trials)) // max(len(others), 1))  # a row of a table holds no more
+    for other in others:
+        interpreted = other.name == "triton" and call.platform == "cpu"
+        if reason := other.supports(call) or ("on a CPU it would be interpreted" if interpreted else None):
+            refused[other.name] = reason
+        else:
+            trials += [(other, config) for config in configs(call, other)[:most]]
+    return trials, refused
+
+
+def _chosen(call: Call, implementations: Sequence[Implementation], measured: Sequence[Measurement]) -> str:
+    choice = choose(call, implementations, None, measured)
+    assert choice.implementation is not None  # xla supports all
+    return described(choice.implementation.name, dataclasses.asdict(choice.config))
+
+
+def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candidate, timing.Program | None, timing.Sampler | None]:
+    """The candidate with its error, and what times it; or with the reason why it cannot be compiled, run or timed."""
+    candidate = Candidate(implementation.name, dataclasses.asdict(config))
+    try:
+        program = timing.compile(_function(call, implementation, config), operands)
+        random_operands.soil(jax.ShapeDtypeStruct(call.shape, call.dtype))
+        candidate = dataclasses.replace(candidate, error=timing.relative_error(program(), truth))
+        sampler = clock.sampler(program)
+        sampler()
+        return candidate, program, sampler
+    except Exception as error:  # whatever a compiler or a launch raises
+        return dataclasses.replace(candidate, left_out=_short(error)), None, None
+
+
+def _function(call: Call, implementation: Implementation, config: Any) -> Callable:
+    def function(*operands):
+        with replacing_lax(False):
+            return computed(call, implementation, config, dict(zip(call.dtypes, operands, strict=True)))
+
+    return function
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
+def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> jax.Array:
+    """The product by xla, as precisely as it can be had.
+
+    Raises:
+      RuntimeError: what XLA raises where it can do nothing of the kind.
+    """
+
+    def of(real, precision):
+        def wide(dtype):
+            return np.result_type(real, np.complex64) if jnp.issubdtype(dtype, jnp.complexfloating) else np.dtype(real)
+
+        dtypes = {slot: wide(dtype) for slot, dtype in call.dtypes.items()}
+        wider = dataclasses.replace(call, dtypes=dtypes, dtype=wide(call.dtype), precision=precision and (precision,) * 2)
+        arguments = [x.astype(dtype) for x, dtype in zip(operands, dtypes.values(), strict=True)]
+        result = timing.compile(_function(wider, xla, xla.candidates(wider)[0]), arguments)()
+        # Integers wrap around, and a sum of truth values is "any".
+        return result if jnp.issubdtype(call.dtype, jnp.inexact) else result.astype(np.int64).astype(call.dtype)
+
+    return timing.truth(of)
+
+
+# An implementation may be this many times as wrong as xla is.  An error of xla above the second is no rounding, and excuses nobody.
+_AS_XLA, _MOST_OF_XLA = 4, 1 / 64
+
+
+def _judged(call: Call, candidate: Candidate, of_xla: tuple[float, float] | None) -> Candidate:
+    """The candidate, left out if its error is more than that of rounding.  NaN is."""
+    if candidate.error is None or of_xla is None:
+        return candidate
+    rounding = timing.law((*call.dtypes.values(), call.dtype), call.precision, call.platform)
+    most = max(_MOST_OF_XLA, float(jnp.finfo(call.dtype).eps) if rounding else 0)
+    allowed = [max(rounding, _AS_XLA * min(error, most)) if rounding else 0 for error in of_xla]
+    if all(error <= limit for error, limit in zip(candidate.error, allowed, strict=True)):
+        return candidate
+    errors, limits = (" and ".join(f"{x:.1e}" for x in pair) for pair in (candidate.error, allowed))
+    return dataclasses.replace(candidate, wrong=True, left_out=f"its errors are {errors}, want at most {limits}")
+
+
+def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, timing.Sampler]) -> tuple[Candidate, ...]:
+    """The candidates with their times: a first round leaves those that may win, and the best of each implementation, for who names it."""
+    quick = {name: statistics.median(ms) for name, ms in timing.take(samplers, timing.LEAST_SAMPLES, PATIENCE_S).items()}
+    best: dict[str, str] = {}
+    for candidate in candidates:
+        if candidate.name in quick:
+            best[candidate.implementation] = min(candidate.name, best.get(candidate.implementation, candidate.name), key=quick.__getitem__)
+    limit = HOPELESS * min(quick.values())
+    kept = {name: s for name, s in samplers.items() if quick[name] <= limit or name in {candidates[0].name, *best.values()}}
+    ms = {name: timing.quartiles(samples) for name, samples in timing.take(kept, REPEATS, PATIENCE_S).items()}
+    slow = {name: f"{time:.4g} ms in a first round" for name, time in quick.items() if name not in ms}
+    return tuple(dataclasses.replace(c, ms=ms.get(c.name), left_out=c.left_out or slow.get(c.name)) for c in candidates)
+
+
+def _confirmed(
+    candidates: Sequence[Candidate], programs: Mapping[str, timing.Program], taken: Callable[[Sequence[Candidate]], str]
+) -> tuple[Candidate, ...]:
+    """The candidates without kernels that win by CUPTI alone, which sees no copies and memsets: the one that is taken must not be slower
+    than xla by the wall time of a chain either, beyond the noise."""
+    found = {candidate.name: candidate for candidate in candidates}
+    chains: dict[str, timing.Sampler] = {}
+    _, xla = min((c.ms[1], c.name) for c in candidates if c.ms is not None and c.implementation == "xla")
+    while (best := found[taken([*found.values()])]).implementation != "xla":
+        try:
+            chains = {name: chains.get(name) or timing.Chain().sampler(programs[name]) for name in (xla, best.name)}
+            theirs, ours = map(timing.quartiles, timing.take(chains, REPEATS, PATIENCE_S).values())
+        except Exception as error:  # such as too little memory
+            found[best.name] = dataclasses.replace(best, ms=None, left_out=f"no wall time of a chain: {_short(error)}")
+            continue
+        if ours[0] <= theirs[2]:
+            break
+        assert best.ms is not None
+        why = f"{best.ms[1]:.4g} ms of kernels, but {ours[1]:.4g} ms of wall time, and {xla} takes {theirs[1]:.4g} ms"
+        found[best.name] = dataclasses.replace(best, ms=None, left_out=why)
+    return tuple(found.values())

@@ -1,0 +1,193 @@
+"""`tune`: what could compute each product of a function is measured here, and what was right goes into a table.
+
+The function is lowered, and its gradient, and each `Call` that is looked up on the way is collected.  For each, with random operands of its
+shapes, every candidate of every implementation is compiled, compared with the same product in float64, and timed in turn with the others.
+What is wrong is told loudly and never stored, so no table can prefer it.  Only programs that were made here are timed: never a user's, and
+nothing at a first call.  It must not know any particular operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import reprlib
+import warnings
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxext.forms.choose import Call
+from jaxext.tables import environment, in_force, table_file
+from jaxext.tuning import timing
+from jaxext.tuning.trial import Row, measure
+
+NOTHING = (
+    "the function has no jaxext product, so nothing was measured: call jaxext's operations in it, such as jaxext.matmul, or tune it inside "
+    "`with jaxext.in_place_of_lax():` (--in-place-of-lax on the command line), where lax's products count"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What `tune` found; `str` makes a table of it, and `use_table` takes it for the file `table` that holds it."""
+
+    device: str
+    timer: str
+    table: pathlib.Path
+    rows: tuple[Row, ...]
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.table)
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return NOTHING
+        head = f"{len(self.rows)} products on {self.device}, by {self.timer}: {self.table}"
+        return "\n\n".join([head, *map(str, self.rows)])
+
+
+def tune(
+    fun: Callable,
+    *args,
+    backward: bool = True,
+    candidates: int = 8,
+    table: str | os.PathLike | None = None,
+    progress: Callable[[Row, int, int], None] | None = None,
+    **kwargs,
+) -> Tuned:
+    """Measure what could compute each jaxext product of `fun(*args, **kwargs)`, on this machine, and store it in a table.
+
+    The function is not run: random operands of the same shapes are, on the default device.  What was measured before for a product is
+    replaced.  Programs that are lowered later take the fastest candidate that is right, which may be XLA's, or the preferred one where the
+    ranges of their times overlap; of the default table, those of later processes, since a process reads it once.
+
+    Args:
+      fun: a function of arrays, or pytrees of them.
+      *args, **kwargs: its arguments; `jax.ShapeDtypeStruct`s do, with their shardings.
+      backward: whether to measure the products of its gradient in all floating-point arguments as well.
+      candidates: how many configs of each implementation to measure, those expected to be fastest; all of xla's are.  There
+        are no more than a table holds of a product, which is 256.
+      table: the file; None is the default table, in the user's cache directory.
+      progress: called after each product with its `Row`, how many are done, and how many there are.
+
+    Returns:
+      a `Tuned`: print it, read its `rows`, or give it to `use_table`.
+
+    Examples:
+      >>> tuned = tune(lambda x, w: jnp.tanh(jaxext.matmul(x, w)), jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
+      >>> with jaxext.use_table(tuned):
+      ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
+
+    Raises:
+      RuntimeError: this run has several processes, or jax is tracing the caller.
+      TypeError: `fun` is not callable.
+      ValueError: `candidates` is less than 1, or the file is no table.
+      OSError: the table cannot be written.
+      Exception: whatever JAX raises where `fun` cannot be differentiated.
+
+    Warns:
+      UserWarning: a candidate's result is wrong, and it is not stored; or the function has no jaxext products.
+    """
+    if (processes := jax.process_count()) > 1:
+        raise RuntimeError(
+            f"tune: this run has {processes} processes, want one: tune in it, and then give all the same table (`use_table`)"
+        )
+    if not callable(fun):
+        raise TypeError(f"tune: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
+    if any(isinstance(x, Tracer) for x in [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]):
+        raise RuntimeError(
+            "tune: jax is tracing the function that calls it (jit, grad, vmap, scan), so nothing can be timed: call it outside, with "
+            "arrays or jax.ShapeDtypeStructs"
+        )
+    if not isinstance(candidates, int) or candidates < 1:
+        raise ValueError(f"tune: candidates is {candidates!r}, want a whole number from 1 on")
+    path = pathlib.Path(in_force.default_path() if table is None else table)
+    table_file.check_writable(path)
+    calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
+    if not calls:
+        warnings.warn(f"tune: {NOTHING}", stacklevel=2)
+    context, (clock, _) = in_force.context(environment.default_platform()), timing.timer()
+    rows: list[Row] = []
+    for (problem, unanswered), call in calls.items():
+        row = Row(problem, skipped=unanswered) if unanswered else measure(call, candidates, clock)
+        if row.winner:
+            table_file.write(path, context, {problem: row.measurements})
+        if wrong := [str(c) for c in row.candidates if c.wrong]:
+            warnings.warn(f"tune: wrong results of {problem}: {'; '.join(wrong)}", stacklevel=2)
+        rows.append(row)
+        if progress is not None:
+            progress(row, len(rows), len(calls))
+    return Tuned(context.device, clock.name, path, tuple(rows))
+
+
+def _collected(fun, args, kwargs, backward) -> list[Call]:
+    """Every call that is looked up while the function and its gradient are lowered."""
+
+    def forward(*args, **kwargs):  # a new function, or jit would remember the program of the user's
+        return fun(*args, **kwargs)
+
+    traced = [jax.jit(forward).trace(*args, **kwargs)]
+    if backward:
+        try:
+            traced.append(jax.jit(with_gradient(fun)).trace(*args, **kwargs))
+        except Exception as error:
+            error.add_note("tune: this is of the gradient; with backward=False (--no-backward) the function alone is measured")
+            raise
+    with in_force.collecting() as calls:
+        for program in traced:
+            lowered = program.lower()
+            if "CustomSPMDPartitioning" in lowered.as_text():  # what a device gets is known once XLA has split the program
+                with _without_stored_programs():
+                    lowered.compile()
+    return list(calls)
+
+
+def with_gradient(fun) -> Callable:
+    """The function, and the pullback of its result, in every floating-point argument."""
+
+    def cotangent(y):
+        return y if jnp.issubdtype(y.dtype, jnp.inexact) else np.zeros(y.shape, jax.dtypes.float0)
+
+    def both(*args, **kwargs):
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        inexact = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+
+        def of_inexact(*given):
+            args, kwargs = jax.tree.unflatten(tree, [dict(zip(inexact, given, strict=True)).get(i, x) for i, x in enumerate(leaves)])
+            return fun(*args, **kwargs)
+
+        y, pullback = jax.vjp(of_inexact, *(leaves[i] for i in inexact))
+        return y, pullback(jax.tree.map(cotangent, y))
+
+    return both
+
+
+@contextlib.contextmanager
+def _without_stored_programs():
+    """jax's persistent cache would answer in place of the compiler, whose questions are what is collected."""
+    before = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # jax remembers whether it is in use
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
+
+
+def _unanswered(call: Call) -> str | None:
+    """Why no table of this device is asked about the call, or None."""
+    platform = environment.default_platform()
+    if call.problem is None:
+        return "a size is symbolic"
+    if (call.platform, call.arch) != (platform, environment.capability(platform)):
+        return f"it is for another device than the {platform} of this process"
+    if call.splitter not in ("nobody", "labels"):
+        return "XLA's partitioner has this program, now or where it is called once exported"
+    return "an axis is empty, so nothing is computed" if 0 in call.sizes.values() else None

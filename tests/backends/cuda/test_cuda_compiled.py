@@ -1,0 +1,178 @@
+"""Every CUDA kernel of the compiled module is well compiled: what `python -m jaxext kernels` prints, held against its laws.
+
+The machine code itself is read, with the tools in Triton's wheel or those of a CUDA toolkit.  Needs the module; no GPU.
+"""
+
+import collections
+import pathlib
+import re
+
+import pytest
+
+from jaxext.backends.cuda import cuda_binding
+from jaxext.benchmarks import compiled_cuda, machine_code
+
+NEWER = 100  # PTX is assembled for it, if for no other: that takes longer than all else here
+
+MATMUL = {
+    "arch": "90a",
+    "source": "code",
+    "function": "_Z1f",
+    "kernel": "matmul_nn",
+    "operands": "bfloat16",
+    "result": "bfloat16",
+    "config": "128x256x64",
+    "tile_m": 128,
+    "tile_n": 256,
+    "tile_k": 64,
+    "cluster_m": 2,
+    "pingpong": 0,
+    "registers": 168,
+    "stack": 0,
+    "static": 1024,
+    "local": 0,
+    "barriers": 2,
+    "spills": 0,
+    "wgmma": 8,
+    "tma": 5,
+    "im2col": 0,
+    "multicast": 4,
+    "tma_stores": 8,
+    "loads": {"4": 2},
+    "stores": {},
+    "bytes": 20992,
+    "stages": 4,
+    "shared": 214016,
+    "told": True,
+}
+CONV = MATMUL | {"kernel": "conv2d_fprop", "im2col": 1, "tma_stores": 0, "stores": {"8": 64}}
+PORTABLE = {"arch": "80", "cluster_m": 1, "vector": 8, "wgmma": 0, "tma": 0, "multicast": 0, "tma_stores": 0, "shared": 0, "told": False}
+GATHER = MATMUL | PORTABLE | {"kernel": "depthwise_gather", "loads": {"16": 6, "2": 7}, "stores": {"16": 4}}
+WGRAD = MATMUL | PORTABLE | {"kernel": "depthwise_wgrad", "loads": {"16": 14}, "stores": {"4": 3, "2": 3}}
+GOOD = {
+    "matmul": MATMUL,
+    "conv": CONV,
+    "gather": GATHER,
+    "wgrad": WGRAD,
+    "one channel": GATHER | {"vector": 1, "loads": {"2": 9}, "stores": {"2": 8}},
+}
+
+# A law, and rows that break no other.
+BROKEN = [
+    ("spills", MATMUL | {"spills": 2}),
+    ("has local memory", GATHER | {"local": 8}),
+    ("has local memory", WGRAD | {"stack": 8}),
+    ("more shared memory than a block gets", MATMUL | {"shared": (227 << 10) + 1}),
+    ("more shared memory than a block gets", GATHER | {"shared": (163 << 10) + 1}),
+    ("static shared memory misaligns the swizzled tiles", CONV | {"static": 2048}),
+    ("not on the tensor cores", CONV | {"wgmma": 0}),
+    ("operands not loaded by TMA", MATMUL | {"tma": 0}),
+    ("pixels not gathered by TMA", CONV | {"im2col": 0}),
+    ("nothing shared in a cluster", MATMUL | {"multicast": 0}),
+    ("results not stored by TMA", MATMUL | {"tma_stores": 0}),
+    ("narrow loads", GATHER | {"loads": {"4": 24, "2": 7}}),
+    ("narrow loads", WGRAD | {"loads": {"16": 13, "4": 4}}),
+    ("narrow stores", GATHER | {"stores": {"16": 2, "4": 8}}),
+    ("named after nothing in csrc", GATHER | {"kernel": "unknown"}),
+    ("not in the module's table", CONV | {"told": False}),
+]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_rows_break_no_law(name):
+    assert compiled_cuda.offences(GOOD[name]) == []
+    assert "!!" not in compiled_cuda.line(GOOD[name])
+
+
+@pytest.mark.parametrize("law, row", BROKEN)
+def test_laws_bite(law, row):
+    assert compiled_cuda.offences(row) == [law]
+    assert compiled_cuda.line(row).endswith(f"!! {law}")
+
+
+def test_every_law_is_tested():
+    assert {law for law, _ in BROKEN} == set(compiled_cuda.LAWS)
+
+
+SASS = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+                                                                 /* 0x000fe40000000f00 */
+        /*0010*/              @!P1 LDG.E.128.CONSTANT R4, desc[UR8][R2.64] ;
+        /*0020*/                   LDG.E.U16.CONSTANT R4, desc[UR8][R2.64] ;
+        /*0030*/               @P0 STG.E.64 desc[UR8][R2.64], R4 ;
+        /*0040*/                   STG.E desc[UR8][R2.64], R4 ;
+        /*0050*/             @!UP0 UTMALDG.4D.IM2COL [UR8], [UR6], UR4 ;
+        /*0060*/                   UTMALDG.3D.MULTICAST [UR8], [UR6], UR4 ;
+        /*0070*/                   UTMASTG.3D [UR8], [UR6] ;
+        /*0080*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], !UPT ;
+        /*0090*/                   STL [R1], R4 ;
+        /*00a0*/                   LDL.64 R4, [R1] ;
+        /*00b0*/                   BRA 0xb0 ;
+"""
+
+
+def test_instructions_are_counted():
+    assert compiled_cuda.count(SASS) == {
+        "spills": 2,
+        "wgmma": 1,
+        "tma": 2,
+        "im2col": 1,
+        "multicast": 1,
+        "tma_stores": 1,
+        "loads": {"16": 1, "2": 1},
+        "stores": {"8": 1, "4": 1},
+        "bytes": 192,
+    }
+
+
+# What needs the module.
+
+
+@pytest.fixture(scope="module")
+def module():
+    if reason := cuda_binding.missing():
+        pytest.skip(f"no CUDA kernels: {reason}")
+    try:
+        machine_code.find("cuobjdump")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    from jaxext import _cuda_module
+
+    return _cuda_module
+
+
+@pytest.fixture(scope="module")
+def archs(module):
+    return {90, NEWER, *(int(number) for number in re.findall(r"\d+", module.archs))}
+
+
+@pytest.fixture(scope="module")
+def rows(module, archs):
+    return compiled_cuda.collect(pathlib.Path(module.__file__), module, archs)
+
+
+def test_every_kernel_is_well_compiled(rows):
+    assert [compiled_cuda.line(row) for row in rows if compiled_cuda.offences(row)] == []
+
+
+def test_every_kernel_of_the_tables_is_there_once(module, rows):
+    tables = [*module.matmul_kernels(), *module.conv_kernels()]
+    assert collections.Counter(map(compiled_cuda.identity, tables)) == collections.Counter(
+        compiled_cuda.identity(row) for row in rows if row["arch"] == "90a"
+    )
+
+
+def test_portable_kernels_are_there_for_every_architecture(module, archs, rows):
+    """The same ones, by name: as code, and as PTX for GPUs to come."""
+    kernels = collections.defaultdict(set)
+    for row in rows:
+        if row["kernel"].startswith("depthwise"):
+            kernels[row["arch"], row["source"]].add(row["function"])
+    want = set()
+    for arch in module.archs.split(","):
+        number, _, kind = arch.partition("-")
+        want |= {(number, "code")} if kind != "virtual" else set()
+        want |= {(str(newer), "PTX") for newer in compiled_cuda.NEWER if newer in archs and kind != "real"}
+    assert set(kernels) == want
+    assert len({frozenset(functions) for functions in kernels.values()}) == 1
+    assert {row["operands"] for row in rows if row["kernel"] == "depthwise_wgrad"} == {"float32", "bfloat16", "float16"}

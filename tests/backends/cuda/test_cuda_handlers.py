@@ -1,0 +1,422 @@
+"""The handlers of the compiled module, called as XLA calls them, through its FFI's C API: tests/csrc/call_frame.cc.
+
+What a handler cannot do comes back as an error that says what it got and what it wants, never as a crash, and never as a launch.  A right
+call gets past all that and fails only in CUDA's own words, where there is no driver.  Needs g++ and the module; no GPU.
+"""
+
+import ctypes
+import dataclasses
+import pathlib
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxext.backends.cuda import cuda_binding
+
+if reason := cuda_binding.missing():
+    pytest.skip(f"no CUDA kernels: {reason}", allow_module_level=True)
+if not shutil.which("g++"):
+    pytest.skip("g++ is not there", allow_module_level=True)
+
+from jaxext import _cuda_module  # noqa: E402
+
+OK, INVALID, INTERNAL = 0, 3, 13  # XLA_FFI_Error_Code
+DTYPES = {"float32": 11, "bfloat16": 16, "float16": 10, "float8_e4m3fn": 20, "float64": 12, "int32": 4, "int64": 5}  # XLA_FFI_DataType
+ADDRESS = 1 << 20  # of every array: nothing is read or written before all is checked
+COMMAND_BUFFER_COMPATIBLE = 1
+
+HANDLERS = _cuda_module.handlers()
+MATMUL = [name for name in HANDLERS if "matmul" in name]
+CONV = [name for name in HANDLERS if "_conv" in name]
+DEPTHWISE = [name for name in HANDLERS if "depthwise" in name]
+ALL = [*MATMUL, *CONV, *DEPTHWISE]
+ROLES = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # both operands and the result
+PARTS = ("bfloat16", "float32")  # dtypes of a call whose result has parts
+PROBLEM = ("B", "N", "G", "C", "K", "input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
+
+
+# Calls.
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    dtype: str
+    sizes: tuple[int, ...]
+    address: int = ADDRESS
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    target: str
+    operands: tuple[Buffer, ...]
+    results: tuple[Buffer, ...]
+    attributes: dict
+
+    def attribute(self, **values):
+        return dataclasses.replace(self, attributes=self.attributes | values)
+
+    def without(self, name):
+        return dataclasses.replace(self, attributes={n: value for n, value in self.attributes.items() if n != name})
+
+    def buffer(self, i, **values):
+        """With one of both operands and the result changed."""
+        buffers = [*self.operands, *self.results]
+        buffers[i] = dataclasses.replace(buffers[i], **values)
+        return dataclasses.replace(self, operands=tuple(buffers[:2]), results=tuple(buffers[2:]))
+
+
+def role_of(target):
+    return target.split("_")[2]
+
+
+def rank_of(target):
+    return int(target.split("_")[1][-2])
+
+
+def compiled(target, operands, result):
+    """The fields of a config that has a kernel."""
+    if target in DEPTHWISE:
+        return {"lanes": 4, "strip": 4, "pieces": 1, "splits": 1}
+    rows = _cuda_module.matmul_kernels() if target in MATMUL else _cuda_module.conv_kernels()
+    where = {"role": role_of(target), "operands": operands} | ({"result": result} if target in MATMUL else {"rank": rank_of(target)})
+    row = next(row for row in rows if where.items() <= row.items())
+    names = ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong") if target in MATMUL else ("tile_m", "tile_n", "cluster_m")
+    return {name: row[name] for name in names} | {"splits": 1}
+
+
+def right(target, *dtypes: str, **changes):
+    """A call that is right, of operands and a result, but for changes of attributes, which its arrays agree with."""
+    operands, result = dtypes or ("bfloat16", "bfloat16")
+    config = compiled(target, operands, result)
+    if target in MATMUL:
+        sizes = {"B": 1, "M": 256, "N": 512, "K": 256}
+    else:
+        axes = rank_of(target)
+        size, one = (1,) * (3 - axes) + (8,) * axes, (1, 1, 1)
+        filter, low = (1,) * (3 - axes) + (3,) * axes, (0,) * (3 - axes) + (1,) * axes
+        labels = {"B": 1, "N": 2, "G": 64, "C": 1, "K": 1} if target in DEPTHWISE else {"B": 1, "N": 2, "G": 1, "C": 16, "K": 32}
+        sizes = labels | dict(zip(PROBLEM[5:], (size, filter, size, one, low, one, one), strict=True))
+    attributes: dict[str, Any] = sizes | config | changes
+    shapes = shapes_of(target, attributes)
+    parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
+    first, second, open_ = ROLES[role_of(target)]
+    return Call(
+        target,
+        (Buffer(operands, shapes[first]), Buffer(operands, shapes[second])),
+        (Buffer("float32" if parts else result, parts + shapes[open_]),),
+        attributes,
+    )
+
+
+def shapes_of(target, attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    if target in MATMUL:
+        B, M, N, K = (attributes[name] for name in "BMNK")
+        return {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
+    B, N, G, C, K, input, filter, output = (attributes[name] for name in PROBLEM[:8])
+    return {"x": (B, N, *input, G, C), "w": (B, G, K, *filter, C), "y": (B, N, *output, G, K)}
+
+
+def replaced(values, i, value):
+    return (*values[:i], value, *values[i + 1 :])
+
+
+# The library that calls.
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [("dtype", ctypes.c_int32), ("address", ctypes.c_int64), ("rank", ctypes.c_int64), ("sizes", ctypes.c_void_p)]
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("dtype", ctypes.c_int32), ("size", ctypes.c_int64), ("data", ctypes.c_void_p)]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("call_frame") / "call_frame.so"
+    source = pathlib.Path(__file__).parents[2] / "csrc" / "call_frame.cc"
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC", "-isystem", jax.ffi.include_dir()]
+    done = subprocess.run(["g++", *flags, source, "-o", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    return ctypes.CDLL(str(path))
+
+
+def handler_of(target):
+    ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_void_p(ctypes.pythonapi.PyCapsule_GetPointer(HANDLERS[target], None))
+
+
+@pytest.fixture
+def answer(library):
+    """answer(call) -> (code, message) of the handler."""
+
+    def buffers(described):
+        sizes = [np.array(b.sizes, np.int64) for b in described]
+        made = [_Buffer(DTYPES[b.dtype], b.address, len(s), s.ctypes.data) for b, s in zip(described, sizes, strict=True)]
+        return (_Buffer * len(made))(*made), sizes
+
+    def answer(call):
+        operands, operand_sizes = buffers(call.operands)
+        results, result_sizes = buffers(call.results)
+        values = {name: np.asarray(value, getattr(value, "dtype", np.int64)) for name, value in sorted(call.attributes.items())}
+        attributes = (_Attribute * len(values))(
+            *(
+                _Attribute(name.encode(), DTYPES[value.dtype.name], value.size if value.ndim else -1, value.ctypes.data)
+                for name, value in values.items()
+            )
+        )
+        message = ctypes.create_string_buffer(4096)
+        counted = [x for array in (operands, results, attributes) for x in (ctypes.c_int64(len(array)), array)]
+        code = library.CallHandler(handler_of(call.target), *counted, message, ctypes.c_int64(len(message)))
+        return code, message.value.decode()
+
+    return answer
+
+
+@pytest.fixture
+def refuses(answer):
+    """refuses(call, pattern): as an invalid argument, with a message that matches."""
+
+    def refuses(call, pattern):
+        code, message = answer(call)
+        assert code == INVALID, f"{call} is answered with {code}: {message}"
+        assert re.search(pattern, message), f"{message!r} does not match {pattern!r}"
+
+    return refuses
+
+
+def device():
+    """Whether there is a GPU, to which calls that are right would be handed."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return driver.cuInit(0) == 0
+
+
+# What is right.
+
+
+@pytest.mark.parametrize("target", ALL)
+def test_metadata(library, target):
+    """XLA asks a handler for its version, and whether its launches can be recorded."""
+    major, minor, traits = ctypes.c_int32(), ctypes.c_int32(), ctypes.c_uint32()
+    message = ctypes.create_string_buffer(4096)
+    pointers = [ctypes.byref(x) for x in (major, minor, traits)]
+    code = library.AskMetadata(handler_of(target), *pointers, message, ctypes.c_int64(len(message)))
+    assert (code, message.value) == (OK, b"")
+    assert (major.value, minor.value) == _cuda_module.ffi_version()
+    assert traits.value == COMMAND_BUFFER_COMPATIBLE
+
+
+def test_targets():
+    conv = {f"jaxext_{form}_{role}_v1" for form in ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d") for role in list(ROLES)[3:]}
+    assert set(HANDLERS) == conv | {f"jaxext_matmul_{role}_v1" for role in list(ROLES)[:3]}
+
+
+@pytest.mark.skipif(device(), reason="there is a GPU, which would run them")
+@pytest.mark.parametrize("target", ALL)
+def test_right_calls_get_as_far_as_cuda(answer, target):
+    calls = [right(target), right(target, "float16", "float16")]
+    if target in MATMUL or role_of(target) == "wgrad":
+        calls.append(right(target, *PARTS, splits=2))
+    for call in calls:
+        code, message = answer(call)
+        assert code == INTERNAL, f"{call}: {message}"
+        assert re.search("CUDA", message), message
+
+
+@pytest.mark.parametrize("target", [*CONV, *DEPTHWISE])
+def test_nothing_to_do_is_done(answer, target):
+    assert answer(right(target, B=0)) == (OK, "")
+
+
+# What is wrong with every call.
+
+COUNT = r"Wrong number of attributes: expected (\d+) attributes but got \d+"
+OPERAND = r"is S32, want float32, bfloat16, float16 or float8_e4m3fn"
+FAULTS = {
+    "an attribute too few": (lambda call: call.without("N"), COUNT),
+    "an attribute too many": (lambda call: call.attribute(more=1), COUNT),
+    "an attribute of another name": (lambda call: call.without("N").attribute(n=2), "Unexpected attribute: N"),
+    "a field of another name": (lambda call: call.without("splits").attribute(parts=1), "Unexpected attribute: splits"),
+    "32 bits": (lambda call: call.attribute(K=np.int32(1)), "Wrong scalar data type: expected S64 but got S32"),
+    "a real number": (lambda call: call.attribute(B=np.float64(1)), "Wrong scalar data type: expected S64 but got F64"),
+    "an array": (lambda call: call.attribute(B=np.ones(1, np.int64)), "Wrong attribute type: expected scalar but got array"),
+    "one operand": (lambda call: dataclasses.replace(call, operands=call.operands[:1]), "arguments: expected 2 but got 1"),
+    "no result": (lambda call: dataclasses.replace(call, results=()), "results: expected 1 but got 0"),
+    "two results": (lambda call: dataclasses.replace(call, results=call.results * 2), "results: expected 1 but got 2"),
+    "integers": (lambda call: call.buffer(0, dtype="int32"), f"[abxw] {OPERAND}"),
+    "integers as the second operand": (lambda call: call.buffer(1, dtype="int32"), f"[bcwy] {OPERAND}"),
+    "integers as the result": (lambda call: call.buffer(2, dtype="int32"), f"[abcxwy] {OPERAND}"),
+    "two dtypes": (lambda call: call.buffer(1, dtype="float16"), "the operands are bfloat16 and float16, want one dtype"),
+    "another result": (lambda call: call.buffer(2, dtype="float16"), "bfloat16 operands and gives float16|float16.*, want"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("target", ALL)
+def test_faults_of_every_call(refuses, target, fault):
+    change, pattern = FAULTS[fault]
+    refuses(change(right(target)), pattern)
+
+
+@pytest.mark.parametrize("target", ALL)
+def test_shapes(refuses, target):
+    """Every axis of every array, and their number."""
+    call = right(target)
+    for i, slot in enumerate(ROLES[role_of(target)]):
+        want = (*call.operands, *call.results)[i].sizes
+        others = [replaced(want, axis, want[axis] + by) for axis in range(len(want)) for by in (1, -1)]
+        for got in [*others, want[1:], (1, *want), ()]:
+            text = f"({', '.join(map(str, got))})"
+            refuses(call.buffer(i, sizes=got), re.escape(f"{slot} has the shape {text}, want ({', '.join(map(str, want))})"))
+
+
+ATTRIBUTES = [(target, name) for target in ALL for name in (*(PROBLEM if target not in MATMUL else "BMNK"), "splits")]
+
+
+@pytest.mark.parametrize("target, name", ATTRIBUTES)
+def test_sizes_beyond_all_bounds(refuses, target, name):
+    """Negative ones, those that need more than 32 bits, and the ends of 64; arrays agree with them."""
+    now = right(target).attributes[name]
+    for value in (2**31, 2**40, 2**63 - 1, -(2**31), -(2**63), *((-1,) if name != "low" else ())):
+        for wrong in [value] if isinstance(now, int) else [replaced(now, axis, value) for axis in range(3)]:
+            refuses(right(target, **{name: wrong}), str(value))
+
+
+@pytest.mark.parametrize("target", ALL)
+def test_configs_without_a_kernel(refuses, target):
+    for name in compiled(target, "bfloat16", "bfloat16"):
+        for value in (-1, 2**40, *((0,) if name != "pingpong" else ())):
+            refuses(right(target, **{name: value}), "no kernel of tiles|splits=-?[0-9]|(lanes|strip|pieces|splits) is")
+
+
+# What is wrong with the calls of one family.
+
+
+@pytest.mark.parametrize("target", MATMUL)
+def test_matmul(refuses, target):
+    depth = {"nn": "K", "nt": "N", "tn": "M"}[role_of(target)]
+    for name in "BMNK":
+        refuses(right(target, **{name: 0}), f"{name}=0 .*want 1 to 2")
+    for i in range(3):
+        refuses(right(target).buffer(i, address=ADDRESS + 8), "does not begin at a multiple of 16 bytes")
+    refuses(right(target, M=132, N=132, K=132), "has 264 bytes, want a multiple of 16")
+    refuses(right(target, *PARTS, splits=2, B=2), "splits is 2 and B is 2, want one of them to be 1")
+    refuses(right(target, *PARTS, splits=2).buffer(2, dtype="bfloat16"), "partial results are bfloat16, want float32")
+    refuses(right(target, *PARTS, splits=3), "has (256|512) elements, want a multiple of splits=3")
+    if role_of(target) != "tn":  # where the contracted axis is not the one of neighbours
+        refuses(right(target, *PARTS, splits=2, **{depth: 8}), "has 8 bytes, want a multiple of 16")
+    call = right(target)
+    for dtype in ("float32", "float8_e4m3fn"):
+        changed = call.buffer(0, dtype=dtype).buffer(1, dtype=dtype).buffer(2, dtype="float16")
+        refuses(changed, f"no kernel of tiles .* takes {dtype} operands and gives float16")
+
+
+@pytest.mark.parametrize("target", MATMUL)
+def test_matmul_near_the_end_of_32_bits(refuses, target):
+    """Numbers of tiles are rounded up: in 32 bits that must not overflow."""
+    for name in "MN":
+        refuses(right(target, **{name: 2**31 - 8}), "2147483640")
+
+
+@pytest.mark.parametrize("target", MATMUL)
+def test_matmul_of_arrays_beyond_the_strides_of_tma(refuses, target):
+    """Each in turn, by its sizes and by its batch."""
+    for few in "NKM":
+        for B in (1, 2**10):
+            refuses(right(target, **{name: (2**20 if B == 1 else 2**14) for name in "MNK"} | {few: 8, "B": B}), "has 2.38 elements or more")
+
+
+def axis(value, i=2, otherwise=(1, 1, 1)):
+    """An array with this entry on one axis."""
+    return replaced(otherwise, i, value)
+
+
+@pytest.mark.parametrize("target", [*CONV, *DEPTHWISE])
+@pytest.mark.parametrize("name", PROBLEM[5:])
+def test_arrays(refuses, target, name):
+    call = right(target)
+    now = call.attributes[name]
+    for length in (0, 2, 4):
+        refuses(call.attribute(**{name: (*now, 1)[:length]}), f"{name} has {length} entries, want 3")
+    refuses(call.attribute(**{name: np.array(now, np.int32)}), "Wrong array data type: expected S64 but got S32")
+    refuses(call.attribute(**{name: 1}), "Wrong attribute type: expected array but got scalar")
+
+
+@pytest.mark.parametrize("target", CONV)
+def test_conv(refuses, target):
+    role, rank = role_of(target), rank_of(target)
+    call = right(target)
+    size, low = call.attributes["input"], call.attributes["low"]
+    for i in range(3):
+        refuses(call.buffer(i, address=ADDRESS + 8), "does not begin at a multiple of 16 bytes")
+    for name in "CK":
+        refuses(right(target, **{name: 12}), f"{name} is 12, want a multiple of 8")
+    for name in {"fprop": "C", "dgrad": "K", "wgrad": "N"}[role]:  # of a result that is not empty
+        refuses(right(target, **{name: 0}), f"{name} is 0, want 1 to 2")
+    refuses(right(target, G=65), "G=65 splits=1 make too many parts.*, want 1 to 64")
+    refuses(right(target, B=5, G=13), "B=5 G=13 splits=1 make too many parts")
+    refuses(right(target, input_dilation=axis(2)), "input_dilation of axis W is 2, want 1")
+    refuses(right(target, stride=axis(9)), "stride of axis W is 9, want (8 at most|1 in dgrad)")
+    refuses(right(target, low=axis(40000, otherwise=low)), "axis W")
+    refuses(right(target, filter_dilation=axis(40000)), "axis W")
+    refuses(right(target, N=2**16, input=axis(2**15), output=axis(2**15)), "number of pixels is 2147483648, want fewer")
+    if rank < 3:
+        refuses(right(target, input=axis(2, 2 - rank, size)), "axis [DH] is in use, want [12] spatial axes")
+    if role == "dgrad":
+        refuses(right(target, low=axis(-1, otherwise=low)), "low of axis W is -1, want 0 or more")
+    if role == "wgrad":
+        refuses(right(target, splits=3), "splits is 3, want at most N=2, or a multiple")
+        refuses(right(target, filter=axis(70000)), "blocks side by side is 70000, want at most 65535")
+        refuses(right(target, splits=2).buffer(2, dtype="bfloat16"), "the result is bfloat16, want float32")
+    else:
+        refuses(right(target, splits=2), "splits is 2, want 1 unless in wgrad")
+    float32 = call.buffer(0, dtype="float32").buffer(1, dtype="float32")
+    refuses(float32, "no kernel of tiles .* takes float32 operands")
+
+
+@pytest.mark.parametrize("target", [*CONV, *DEPTHWISE])
+def test_conv_whose_products_leave_64_bits(refuses, target):
+    """Sizes that are each within bounds."""
+    used = range(3 - rank_of(target), 3)
+    for many in (2**20, 2**29, 2**30 - 1):
+        huge = tuple(many if i in used else 1 for i in range(3))
+        labels = ["N", "NG"] if target in DEPTHWISE else ["N", "C", "K", "NC", "NK", "CK", "NCK"]
+        for some in labels:
+            sizes = dict.fromkeys(some, many // 8 * 8)
+            refuses(right(target, input=huge, output=huge, **sizes), "^(conv|depthwise)")
+
+
+@pytest.mark.parametrize("target", DEPTHWISE)
+def test_depthwise(refuses, target):
+    role, rank = role_of(target), rank_of(target)
+    call = right(target)
+    size = call.attributes["input"]
+    for i in range(3):
+        refuses(call.buffer(i, address=ADDRESS + 1), "does not start at a multiple of its elements' size")
+    refuses(right(target, C=2), "2 input channels per group, it takes 1")
+    refuses(right(target, K=2), "2 outputs per group, it takes 1")
+    refuses(right(target, input=axis(2, 0, size)), "three spatial axes, it takes one or two")
+    refuses(right(target, filter=axis(32)), "the filter has 32 taps, want 31 at most")
+    refuses(right(target, lanes=3), "lanes is 3, want a power of two up to 32")
+    refuses(right(target, B=65536), "a grid of .* x 65536 blocks, the limit is 2147483647 x 65535 x 65535")
+    refuses(right(target, N=2**20, input=axis(2**12), output=axis(2**12)), "want fewer than 2.31 - 2.16 in all")
+    of_float8 = call.buffer(0, dtype="float8_e4m3fn").buffer(1, dtype="float8_e4m3fn")
+    refuses(of_float8, "dtype float8_e4m3fn, it takes float32, bfloat16 and float16")
+    if role == "wgrad":
+        refuses(right(target, pieces=64), "pieces is 64, want a power of two up to 32")
+        refuses(right(target, splits=65536), "splits is 65536, want 1 to 65535")
+        refuses(right(target, splits=2).buffer(2, dtype="bfloat16"), "a result of bfloat16 in parts, want float32")
+    else:
+        refuses(right(target, pieces=2), "pieces is 2, want a power of two up to 1")
+        refuses(right(target, splits=2), "splits is 2, want 1 to 1")
+    if role == "dgrad" and rank == 2:
+        refuses(right(target, input=(1, 300, 300), stride=(1, 300, 300)), "a grid of .* x 90000 x 1 blocks")

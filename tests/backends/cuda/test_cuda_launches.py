@@ -1,0 +1,305 @@
+"""What the compiled kernels' host code asks of CUDA: every launch and every TMA descriptor, and what it does where CUDA fails.
+
+The kernels' library is linked with a CUDA runtime that writes down what it is asked: tests/csrc/cuda_runtime.cc.  Needs nvcc and the
+folder in which jaxext was built; no GPU and no driver.
+"""
+
+import concurrent.futures
+import ctypes
+import itertools
+import json
+import math
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise
+from jaxext.backends.kernel import DTYPES
+from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels._launch import SHARED_MEMORY
+
+TESTS = pathlib.Path(__file__).parents[2]
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+LIBRARIES = sorted(TESTS.parent.glob("build/*/libjaxext_kernels.a"), key=lambda path: path.stat().st_mtime)
+if reason := cuda_binding.missing() or (NVCC is None and "no nvcc here") or (not LIBRARIES and "jaxext was not built in this checkout"):
+    pytest.skip(f"no CUDA kernels to link: {reason}", allow_module_level=True)
+LIBRARY = LIBRARIES[-1]
+
+from jaxext import _cuda_build, _cuda_module  # noqa: E402
+
+OK, INVALID, INTERNAL = range(3)  # jaxext::Status
+CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn"]  # jaxext::Dtype
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2}
+SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
+SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
+MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
+ADDRESSES = [(i << 44) + 16 for i in (1, 2, 3)]  # of both operands and the result: aligned to no more than TMA wants
+STREAM = 77
+ELEMENTS = {0: 1, 1: 2, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
+SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
+NAMES = ("matmul", "conv", "depthwise")  # of the families of kernels
+# What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
+TMA = (
+    "cudaGetDevice",
+    "cudaDeviceGetAttribute",
+    "cudaFuncSetAttribute",
+    "cudaLaunchKernelEx",
+    "cudaGetDriverEntryPointByVersion",
+    "cuTensorMapEncodeTiled",
+    "cuTensorMapEncodeIm2col",
+)
+
+
+@pytest.fixture(scope="session")
+def ask(tmp_path_factory):
+    """ask(case, device=0, failing="") -> (status, what was asked of CUDA, or the message)."""
+    path = tmp_path_factory.mktemp("cuda_runtime") / "cuda_runtime.so"
+    # -z,defs: a function of CUDA that the runtime has not, such as one that allocates, waits or copies, is an error
+    flags = ["-std=c++17", "-O0", "-shared", "-cudart", "none", "-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xlinker", "-z,defs"]
+    command = [NVCC, *flags, f"-I{TESTS.parent / 'csrc'}", TESTS / "csrc/cuda_runtime.cc", LIBRARY, "-o", path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    library = ctypes.CDLL(str(path))
+
+    def ask(case, device=0, failing=""):
+        numbers = [(ctypes.c_int64 * len(values))(*values) for values in (case["problem"], case["config"], [*ADDRESSES, STREAM])]
+        answer = ctypes.create_string_buffer(1 << 18)
+        where = (case["family"], case["rank"], ROLES[case["role"]], device, failing.encode())
+        dtypes = (CODES.index(case["operands"]), CODES.index(case["result"]))
+        status = library.Call(*where, *dtypes, *numbers, answer, ctypes.c_int64(len(answer)))
+        text = answer.value.decode()
+        return status, json.loads(text) if status == OK else text
+
+    ask.remembers, ask.band = library.Remembers, library.BandOf
+    return ask
+
+
+# Cases: a kernel, a problem that it takes, and the bytes of both operands and the result.
+
+
+def matmul(row, B, M, N, K, splits=1):
+    sizes = dict(zip("BMNK", (B, M, N, K), strict=True))
+    counts = [math.prod(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]]]
+    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong")] + [splits]
+    case = {name: row[name] for name in ("role", "operands", "result")}
+    scale = [BYTES[row["operands"]], BYTES[row["operands"]], BYTES[row["result"]] * splits]
+    return case | dict(family=0, rank=0, problem=[B, M, N, K], config=config, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
+
+
+def some_matmuls(row, count):
+    """Tails along every axis, batches and parts; then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    pick, step = random.Random(str(row)), 16 // BYTES[row["operands"]]
+    for _ in range(count):
+        batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), *([(1, 2), (1, 4)] if row["result"] == "float32" else [])])
+        most = 40 if batch > 3 else 600
+        m, n, k = (splits * step * pick.choice([1, 2, pick.randint(1, 40), pick.randint(1, most)]) for _ in "mnk")
+        if row["role"] != "tn":  # there TMA reads rows of M
+            m = pick.choice([1, 63, m + 1, m])
+        yield matmul(row, batch, m, n, k, splits)
+    yield matmul(row, 1, 2**31 - 2**16, step, step)
+    yield matmul(row, 9, 2**16 + 8 * step, 2**16, 2**16)
+
+
+def convs(row, count):
+    """Of a kernel of dense convolutions, or of the depthwise ones."""
+    pick, taken = random.Random(str(row)), 0
+    while taken < count:
+        axes, depthwise = row["rank"], row["family"] == 2
+        one = (1,) * (3 - axes)
+        several = lambda most, one=one, axes=axes: one + tuple(pick.randint(1, most) for _ in range(axes))
+        filter, dilation = several(5), several(2)
+        low, high = ((0,) * (3 - axes) + tuple(pick.randint(-1, 3) for _ in range(axes)) for _ in "lh")
+        size, stride = several(30), several(1 if row["role"] == "dgrad" and not depthwise else 3)
+        spare = [i + lo + hi - (f - 1) * d - 1 for i, lo, hi, f, d in zip(size, low, high, filter, dilation, strict=True)]
+        if min(spare) < 0:
+            continue
+        channels = dict(C=1, K=1, G=pick.choice([2, 24, 200])) if depthwise else dict(C=8 * pick.randint(1, 20), K=8 * pick.randint(1, 40))
+        labels = dict(B=pick.choice([1, 2]), N=pick.randint(1, 9), G=pick.choice([1, 3])) | channels
+        output = tuple(x // s + 1 for x, s in zip(spare, stride, strict=True))
+        geometry = dict(input=size, filter=filter, output=output, stride=stride, low=low, filter_dilation=dilation)
+        problem = ConvProblem(
+            **labels,
+            **geometry,
+            input_dilation=(1, 1, 1),
+            name=f"conv{axes}d_{row['role']}",
+            role=row["role"],
+            dtypes=(DTYPES[row["operands"]],) * 3,
+            precision="ieee",
+            arch=90,
+        )
+        module = cuda_depthwise if depthwise else cuda_conv
+        if module.supports(problem) is None:
+            taken += 1
+            yield conv(row, problem, pick.choice(module.candidates(problem)))
+
+
+def conv(row, p, config):
+    result = "float32" if config.splits > 1 else row["operands"]
+    x, w, y = (p.B * p.G * n for n in (p.N * math.prod(p.input) * p.C, p.K * math.prod(p.filter) * p.C, p.N * math.prod(p.output) * p.K))
+    counts = [dict(x=x, w=w, y=y)[slot] for slot in SLOTS[row["role"]]]
+    scale = [BYTES[row["operands"]], BYTES[row["operands"]], BYTES[result] * config.splits]
+    numbers = [p.B, p.N, p.G, p.C, p.K, *p.input, *p.filter, *p.output, *p.stride, *p.low, *p.input_dilation, *p.filter_dilation]
+    fields = ("lanes", "strip", "pieces") if row["family"] == 2 else ("tile_m", "tile_n", "cluster_m")
+    values = [row[name] if name == "tile_n" else getattr(config, name) for name in fields] + [config.splits]
+    return row | dict(result=result, problem=numbers, config=values, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
+
+
+MATMULS = _cuda_module.matmul_kernels()
+CONVS = [row | {"family": 1} for row in _cuda_module.conv_kernels()]
+DEPTHWISE = [
+    dict(family=2, rank=rank, role=role, operands=dtype)
+    for rank in (1, 2)
+    for role in ("fprop", "dgrad", "wgrad")
+    for dtype in ("float32", "bfloat16", "float16")
+]
+
+
+def cases(matmuls, of_conv):
+    yield from (case for row in MATMULS for case in some_matmuls(row, matmuls))
+    yield from (case for row in CONVS + DEPTHWISE for case in convs(row, of_conv))
+
+
+# What CUDA wants.
+
+
+def check_launch(launch, multiprocessors, case):
+    grid, block, cluster = launch["grid"], launch["block"], launch["cluster"]
+    assert 1 <= grid[0] < 2**31 and 1 <= grid[1] <= 65535 and 1 <= grid[2] <= 65535
+    assert 1 <= math.prod(block) <= 1024
+    assert all(blocks % side == 0 for blocks, side in zip(grid, cluster, strict=True))
+    assert launch["stream"] == STREAM
+    assert launch["shared"] <= SHARED_MEMORY[90]
+    assert launch["shared"] <= max(48 << 10, launch["allowed"]), "more shared memory than was asked for on this device"
+    if case["family"] == 0:
+        assert math.prod(grid) <= multiprocessors, "blocks stay, one on each multiprocessor of the device at most"
+
+
+def check_descriptor(d, case):
+    """The rules that cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col document, and that nothing beside the array can be reached."""
+    size, rank = ELEMENTS[d["type"]], len(d["sizes"])
+    assert d["aligned"], "where the descriptor lies"
+    assert d["address"] % 16 == 0
+    assert all(1 <= extent <= 2**32 for extent in d["sizes"])
+    assert all(stride % 16 == 0 and stride < 2**40 for stride in d["strides"])
+    assert d["box"][0] * size % 16 == 0 and d["box"][0] * size <= SWIZZLE[d["swizzle"]]
+    assert all(1 <= step <= 8 for step in d["steps"])
+    if d["descriptor"] == "tiled":
+        assert rank <= 5 and all(1 <= extent <= 256 for extent in d["box"])
+    else:
+        assert d["box"][0] <= 256 and d["box"][1] <= 1024  # channels, pixels
+        corner = 1 << {3: 15, 4: 7, 5: 4}[rank]
+        assert all(-corner <= at < corner for at in d["lower"] + d["upper"])
+    array = (d["address"] >> 44) - 1
+    end = d["address"] + sum((extent - 1) * stride for extent, stride in zip(d["sizes"], [size, *d["strides"]], strict=True)) + size
+    assert ADDRESSES[array] <= d["address"] and end <= ADDRESSES[array] + case["bytes"][array]
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_what_is_asked_is_what_cuda_takes(ask, device):
+    """On each of two devices of one process, so that what was set on the first does not stand for the second."""
+    seen = set()
+    for case in cases(matmuls=8, of_conv=4):
+        status, asked = ask(case, device)
+        assert status == OK, f"{case}: {asked}"
+        for entry in asked:
+            try:
+                check_descriptor(entry, case) if "descriptor" in entry else check_launch(entry, MULTIPROCESSORS[device], case)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{entry}\n{case}") from None
+        launches = [entry for entry in asked if "kernel" in entry]
+        assert launches and all(launch["device"] == device for launch in launches)
+        assert "kernel" in asked[-1], "descriptors are made before the launch that takes them"
+        seen |= {launch["kernel"] for launch in launches}
+    assert len(seen) >= len(MATMULS) + len(CONVS) + len(DEPTHWISE) // 2
+
+
+@pytest.mark.parametrize("row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n")))
+def test_descriptors_of_products_are_the_arrays(ask, row):
+    """Contracted axis, rows or columns, and batch, each with its stride, whichever is the contiguous one."""
+    B, M, N, K = 3, 160, 224, 288
+    status, (*descriptors, _) = ask(matmul(row, B, M, N, K))
+    assert status == OK
+    sizes = {"a": (M, K), "b": (K, N), "c": (M, N)}
+    assert sorted(entry["address"] for entry in descriptors) == ADDRESSES
+    for entry in descriptors:
+        array = ADDRESSES.index(entry["address"])
+        element = BYTES[row["result"] if array == 2 else row["operands"]]
+        outer, inner = sizes[SLOTS[row["role"]][array]]
+        assert (entry["sizes"], entry["strides"]) == ([inner, outer, B], [inner * element, outer * inner * element])
+
+
+@pytest.mark.parametrize("row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n")))
+def test_no_block_is_launched_in_vain(ask, row):
+    """8 x 8 tiles became 16 x 8: CUTLASS fills bands of tiles up, which were as wide as can be."""
+    m, n = 8 * row["tile_m"], 8 * row["tile_n"]
+    sizes = dict(zip({"nn": "MNK", "nt": "MKN", "tn": "KNM"}[row["role"]], (m, n, 64), strict=True))
+    status, (*_, launch) = ask(matmul(row, 1, **sizes))
+    assert status == OK and math.prod(launch["grid"]) == 64
+
+
+def test_bands_cost_few_rounds(ask):
+    """They are the widest of which that is true, where there are several rounds."""
+    cdiv = lambda a, b: -(-a // b)
+
+    def rounds(band, rows, columns, pair, batch, multiprocessors):
+        return cdiv(cdiv(rows, band * pair) * band * pair * cdiv(columns, band) * band * batch, multiprocessors)
+
+    seen = set()
+    for sizes in itertools.product((1, 7, 8, 17, 32, 96), (2, 9, 16, 40), (1, 2), (1, 5), MULTIPROCESSORS):
+        band = ask.band(*map(ctypes.c_int64, sizes))
+        seen.add(band)
+        cheap = [wide for wide in (1, 2, 4, 8) if rounds(wide, *sizes) <= 9 / 8 * rounds(1, *sizes)]
+        assert band == (max(cheap) if rounds(1, *sizes) > 1 else 1), sizes
+    assert seen == {1, 2, 4, 8}
+    assert ask.band(*map(ctypes.c_int64, (32, 16, 2, 1, 132))) == 8  # 4096 x 4096 in tiles of 128 x 256
+    assert ask.band(*map(ctypes.c_int64, (2**24, 32, 2, 1, 132))) == 8
+
+
+# Where CUDA fails.
+
+
+def one_of_each():
+    return [next(some_matmuls(MATMULS[0], 1)), next(convs(CONVS[0], 1)), next(convs(DEPTHWISE[0], 1))]
+
+
+CALLED = [(family, function) for family, functions in enumerate((TMA[:-1], TMA, TMA[3:4])) for function in functions]
+
+
+@pytest.mark.parametrize("family, function", CALLED)
+def test_errors_say_what_failed(ask, capfd, family, function):
+    """And the next call, of whichever kernel, is not blamed for it."""
+    status, message = ask(one_of_each()[family], failing=function)
+    assert status == INTERNAL
+    if function in TMA[4:]:
+        assert message.startswith(f"{NAMES[family]}: the driver refuses a TMA descriptor, CUDA error ")
+    else:
+        assert message == f"{NAMES[family]}: {'the launch failed' if family == 2 else function}: not permitted, says the test"
+    assert not ask.remembers()
+    assert [ask(case)[0] for case in one_of_each()] == [OK] * 3
+
+
+def test_kernels_of_hopper_want_hopper(ask):
+    """The device's own word counts, not that for which the program was compiled."""
+    for case, name in zip(one_of_each()[:2], NAMES, strict=False):
+        assert ask(case, device=2) == (INVALID, f"{name}: compute capability of the device is 8.0, want 9.0")
+
+
+def test_threads_do_not_hear_of_one_anothers_failures(ask, capfd):
+    """As XLA calls, with a thread for each device."""
+    case = one_of_each()[0]
+    answers = lambda device, failing: [ask(case, device, failing)[0] for _ in range(20)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        right, wrong = pool.submit(answers, 0, ""), pool.submit(answers, 1, "cuTensorMapEncodeTiled")
+    assert (right.result(), wrong.result()) == ([OK] * 20, [INTERNAL] * 20)
+
+
+def test_the_library_says_what_it_is():
+    """CMakeLists.txt links that of another build (JAXEXT_KERNELS) only if it is of the same sources, and takes its architectures from it:
+    kernels of older sources were linked without a word, and kernels for other architectures were called."""
+    said = re.findall(rb"jaxext kernels of (\w+) for ([\w,-]+)", LIBRARY.read_bytes())
+    assert said == [(_cuda_build.SOURCES.encode(), _cuda_module.archs.encode())]

@@ -1,0 +1,138 @@
+"""The choice of a tile for matrix products on Hopper: a pure function, on a table of tiles as the compiled module tells it."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from jaxext.backends.cuda.cuda_matmul import MatmulConfig, candidates, clocks, pick, supports
+from jaxext.kernels._gemm import MatmulProblem
+
+
+def row(role, operands, result, tile_m, tile_n, tile_k, cluster_m, pingpong):
+    return dict(
+        role=role, operands=operands, result=result, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, cluster_m=cluster_m, pingpong=pingpong
+    )
+
+
+TABLE = [
+    *(row(role, "bf16", "bf16", 128, 256, 64, 2, 0) for role in ("nn", "nt", "tn")),
+    *(row(role, "bf16", "bf16", 128, 192, 64, 2, 1) for role in ("nn", "nt", "tn")),
+    *(row(role, "bf16", "fp32", 64, 128, 64, 1, 1) for role in ("nn", "nt", "tn")),
+    row("nt", "fp8e4nv", "bf16", 128, 128, 128, 2, 0),
+]
+
+
+def product(m, n, k, *, B=1, role="nn", dtypes=("bf16", "bf16", "bf16"), arch=90) -> MatmulProblem:
+    """Of this many rows, columns and contracted elements, in this role."""
+    sizes = {"nn": dict(M=m, N=n, K=k), "nt": dict(M=m, K=n, N=k), "tn": dict(K=m, N=n, M=k)}[role]
+    return MatmulProblem(name=f"matmul_{role}", role=role, B=B, **sizes, dtypes=dtypes, precision="tf32", arch=arch)
+
+
+@pytest.mark.parametrize("role", ["nn", "nt", "tn"])
+def test_large_products_take_the_large_tile(role):
+    for n in (4096, 8192):
+        assert pick(product(n, n, n, role=role), TABLE) == MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
+
+
+def test_a_wave_that_a_wide_tile_leaves_empty_takes_the_narrow_one():
+    """1536 x 3072: 6 x 12 pairs of wide tiles are 1.09 rounds of 132, of narrow ones 192 are 1.45, each shorter."""
+    assert pick(product(1536, 3072, 4096), TABLE).tile_n == 192
+
+
+def test_a_short_depth_takes_ping_pong():
+    """Whose epilogue is hidden behind the other warp group's products."""
+    assert pick(product(8192, 8192, 128), TABLE).pingpong == 1
+
+
+def test_skinny_products_are_split():
+    for m in (8, 16, 64):
+        config = pick(product(m, 4096, 8192), TABLE)
+        assert config.tile_m == 64 and config.splits > 1
+
+
+def test_long_sums_of_a_small_result_are_split():
+    assert pick(product(256, 256, 65536, role="tn"), TABLE).splits > 1
+
+
+def test_batches_are_not_split():
+    assert all(config.splits == 1 for config in candidates(product(64, 64, 8192, B=3), TABLE))
+
+
+@pytest.mark.parametrize("depth", [512, 1000, 4096 + 8, 12288])
+def test_parts_are_equal_aligned_and_not_short(depth):
+    for config in candidates(product(64, 512, depth), TABLE):
+        assert depth % config.splits == 0
+        assert config.splits == 1 or (depth // config.splits) % 8 == 0 and depth // config.splits >= 4 * 64
+
+
+def test_parts_are_float32():
+    tiles = {(c.tile_m, c.tile_n) for c in candidates(product(64, 512, 8192), TABLE) if c.splits > 1}
+    assert tiles == {(64, 128)}
+
+
+def test_float32_results():
+    config = pick(product(4096, 4096, 4096, dtypes=("bf16", "bf16", "fp32")), TABLE)
+    assert (config.tile_m, config.tile_n) == (64, 128)
+
+
+def test_time_grows_with_every_size():
+    config = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
+    sizes = (1024, 4096, 16384)
+    for m, n in itertools.product(sizes, sizes):
+        times = [clocks(product(m, n, k), config) for k in sizes]
+        assert times == sorted(times)
+    assert clocks(product(4096, 4096, 4096, B=4), config) > clocks(product(4096, 4096, 4096), config)
+
+
+def test_the_model_of_a_large_product_is_near_the_machines_rate():
+    """Not a measurement: the model must not promise more than the machine has, nor a fraction of it."""
+    config = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
+    least = 8192**3 / (2048 * 132)
+    assert least < clocks(product(8192, 8192, 8192), config) < 1.5 * least
+
+
+REFUSALS = {
+    "another GPU": (dict(arch=100), "compute capability is 10.0, the matmul kernels want 9.0"),
+    "mixed dtypes": (dict(dtypes=("bf16", "fp16", "fp32")), "the operands are bf16 and fp16, want one dtype"),
+    "an operand's dtype": (dict(dtypes=("fp32", "fp32", "fp32")), "the operands are fp32, nn takes bf16"),
+    "a result's dtype": (dict(dtypes=("bf16", "bf16", "fp16")), "the result is fp16, nn of bf16 gives bf16, fp32"),
+    "8-bit floats with the contracted axis first": (dict(dtypes=("fp8e4nv", "fp8e4nv", "bf16")), "the operands are fp8e4nv, nn takes bf16"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case):
+    changes, reason = REFUSALS[case]
+    assert supports(product(64, 64, 64, **changes), TABLE) == reason
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ((64, 64, 60), "a row of the left operand has 120 bytes, TMA wants a multiple of 16"),
+        ((64, 60, 64), "a row of the right operand has 120 bytes, TMA wants a multiple of 16"),
+        ((2**29, 256, 8), "B=1 M=536870912 N=256 K=8 make 2^31 tiles or more, want fewer"),
+        ((2**20, 2**18, 64), "an array has 274877906944 elements, want fewer than 2^38"),
+        ((2**31, 64, 64), "an axis has 2147483648 elements, want 2147418112 at most"),
+    ],
+)
+def test_refused_sizes(sizes, reason):
+    assert supports(product(*sizes), TABLE) == reason
+
+
+def test_nothing_to_do_is_supported():
+    assert supports(product(64, 64, 0), TABLE) is None
+
+
+def test_what_is_supported_has_a_pick():
+    for role, m, n, k in itertools.product(("nn", "nt", "tn"), (8, 64, 1000), (8, 264), (8, 1024)):
+        problem = product(m, n, k, role=role)
+        assert supports(problem, TABLE) is None
+        assert pick(problem, TABLE) in candidates(problem, TABLE)
+
+
+def test_eight_bit_rows_are_sixteen_elements():
+    problem = product(64, 64, 24, role="nt", dtypes=("fp8e4nv", "fp8e4nv", "bf16"))
+    assert supports(problem, TABLE) == "a row of the left operand has 24 bytes, TMA wants a multiple of 16"
+    assert supports(dataclasses.replace(problem, N=32), TABLE) is None

@@ -1,0 +1,57 @@
+"""The Hopper kernels' sources and CUTLASS's: what the preprocessor makes of both, and what our host code hands over.
+
+Needs nvcc and the package nvidia-cutlass; no GPU and no driver.
+"""
+
+import importlib.util
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+TESTS = pathlib.Path(__file__).parents[2]
+CSRC = TESTS.parent / "csrc"
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+CUTLASS = importlib.util.find_spec("cutlass_library")
+pytestmark = [
+    pytest.mark.skipif(NVCC is None, reason="no nvcc here"),
+    pytest.mark.skipif(CUTLASS is None, reason="nvidia-cutlass is not installed: make build"),
+]
+
+
+def nvcc(*arguments) -> str:
+    assert NVCC and CUTLASS and CUTLASS.submodule_search_locations
+    root = pathlib.Path(CUTLASS.submodule_search_locations[0]) / "source"
+    includes = [f"-I{CSRC}", f"-I{root / 'include'}", f"-I{root / 'tools/util/include'}"]
+    command = [NVCC, "-std=c++17", "-arch=sm_90a", "-DNDEBUG", "--expt-relaxed-constexpr", *includes, *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("unit", ["matmul_nn_large.cu", "conv2d_fprop.cu"])
+def test_no_descriptor_fails_without_a_word(unit):
+    """CUTLASS goes on where the driver refuses a TMA descriptor: every such call has to pass through ours, which notes it.  A header of
+    CUTLASS before sm90.cuh took the tiled ones past it."""
+    calls = re.findall(r"(\S*)\s*cutlass::call_cuTensorMapEncode(\w+)\(", nvcc("-E", CSRC / unit))
+    assert {kind for _, kind in calls} == ({"Tiled"} if unit.startswith("matmul") else {"Tiled", "Im2col"})
+    assert all(before.endswith("::jaxext::sm90::Noted(") for before, _ in calls), calls
+
+
+@pytest.mark.parametrize("rank", [2, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 3))])  # 50 s each to compile
+def test_what_cutlass_makes_of_our_convolutions(tmp_path, rank):
+    """With the descriptors and coordinates that CUTLASS makes of our arguments, TMA reads both operands where the definition has them;
+    stores and grids are the result's."""
+    program = tmp_path / "conv_arguments"
+    nvcc("-O0", f"-DRANK={rank}", "-o", program, TESTS / "csrc/conv_arguments.cu", CSRC / "conv_plan.cc")
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    parts = {role: int(count) for role, count in re.findall(rf"conv{rank}d_(\w+): (\d+) parts", done.stdout)}
+    assert set(parts) == {"fprop", "dgrad", "wgrad"} and min(parts.values()) > 50
+
+
+def test_products_are_told_by_their_strides(tmp_path):
+    """Roles, batches and parts of a split sum, carried out as the kernels are told of them, are the definition."""
+    program = tmp_path / "gemm_strides"
+    nvcc("-O0", "-o", program, TESTS / "csrc/gemm_strides.cc", CSRC / "matmul.cc")
+    assert subprocess.run([program], capture_output=True, text=True).stdout == "0 wrong\n"

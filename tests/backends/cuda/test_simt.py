@@ -1,0 +1,291 @@
+"""The hand-written CUDA kernels on a CPU: compiled by a C++ compiler, with AddressSanitizer and UBSan, and run through tests/csrc/simt.h.
+
+Results are compared with float64, bit for bit on small integers.  Every case runs with three orders of threads, on arrays of exactly their
+size.  Needs g++; no GPU and no CUDA.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from jaxext.backends.cuda import cuda_depthwise
+from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "kernels"))  # where pytest too has it, once it has collected that folder
+import harness  # noqa: E402
+import test_depthwise as triton  # noqa: E402
+from simt import DTYPES, build, run  # noqa: E402
+from test_depthwise import ROLES, of_role, operands_of, problem, truth  # noqa: E402
+
+INVALID = 1  # jaxext::Status
+
+CASES = {name: case for name, case in triton.CASES.items() if (case.C, case.K, case.input[0], case.filter[0]) == (1, 1, 1, 1)}
+CASES |= {
+    "causal k3, several chunks": problem((37,), (3,), N=2, low=2),
+    "causal k7": problem((21,), (7,), low=6),
+    "causal k8": problem((21,), (8,), low=7),
+    "k6, even": problem((11,), (6,), low=2, high=3),
+    "5x5": problem((9, 11), (5, 5), low=2, high=2),
+    "5x5 dilated": problem((9, 14), (5, 5), filter_dilation=(2, 3), low=4, high=4),
+    "1x7": problem((3, 12), (1, 7), low=(0, 3), high=(0, 3)),
+    "7x1": problem((12, 3), (7, 1), low=(3, 0), high=(3, 0)),
+    "31x2": problem((6, 5), (31, 2), G=2, low=(15, 1), high=(15, 0)),
+    "2x31": problem((3, 14), (2, 31), G=2, low=(0, 15), high=(1, 15)),
+    "k3 stride 7": problem((31,), (3,), stride=7, low=1, high=1),
+    "3x3 stride 5 and 4": problem((17, 15), (3, 3), stride=(5, 4), low=1, high=1),
+    "stride beyond the image": problem((4, 5), (2, 2), stride=9, low=1),
+    "k2 stride 2 dilation 4": problem((23,), (2,), stride=2, filter_dilation=4, low=4),
+    "transposed, stride 3 of k5": problem((5, 4), (5, 5), input_dilation=3, low=3, high=3),
+    "many images, batched filters": problem((3, 4), (3, 3), B=3, N=11, low=1, high=1),
+    "no padding at all": problem((9, 8), (3, 3)),
+    "one target": problem((4,), (4,)),
+}
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    return build(tmp_path_factory)
+
+
+@pytest.fixture
+def launch(driver, tmp_path):
+    """launch(case, config, operands, ...) -> Reply, or an AssertionError with what the driver said."""
+
+    def launch(case, config, operands=None, **options):
+        return run(driver, tmp_path, [(case, config, operands_of(case) if operands is None else operands)], **options)[0]
+
+    return launch
+
+
+def configs(case):
+    """Strips shorter than a chunk, of several chunks, and what is picked; of wgrad, pieces and splits of which some are empty."""
+    found = [DepthwiseConfig(lanes=2, strip=3), DepthwiseConfig(lanes=1, strip=11), cuda_depthwise.pick(case)]
+    if case.role == "wgrad":
+        found[0] = dataclasses.replace(found[0], pieces=4, splits=3)
+        found[1] = dataclasses.replace(found[1], pieces=1)
+    return list(dict.fromkeys(found))
+
+
+@pytest.fixture(scope="module")
+def replies(driver, tmp_path_factory):
+    """replies(role, dtype) -> for the name of each case, its questions and a function that gives the replies.
+
+    One process computes all cases.  If it fails, each case has a process of its own, so that only wrong cases fail.
+    """
+    folder = tmp_path_factory.mktemp("replies")
+
+    @functools.cache
+    def replies(role, dtype):
+        asked = {name: questions(of_role(CASES[name], role, dtype)) for name in CASES}
+        try:
+            together = iter(run(driver, folder, [*itertools.chain.from_iterable(asked.values())]))
+        except AssertionError:
+            return {name: (of_case, lambda of_case=of_case: run(driver, folder, of_case)) for name, of_case in asked.items()}
+        parts = {name: [*itertools.islice(together, len(of_case))] for name, of_case in asked.items()}
+        return {name: (asked[name], lambda part=part: part) for name, part in parts.items()}
+
+    return replies
+
+
+def questions(narrow):
+    """The case as it is, and with enough channels for vectors.
+
+    In bfloat16 it has vectors alone, and every other config: float16, in the long tail, has the same sizes.
+    """
+    few = narrow.dtypes[0] == "bf16"
+    cases = [*[narrow] * (not few), dataclasses.replace(narrow, G=24)] if narrow.G else [narrow]
+    return [(case, config, operands_of(case)) for case in cases for config in configs(case)[:: 2 if few else 1]]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", CASES)
+def test_geometry(replies, name, role, dtype):
+    asked, answers = replies(role, dtype)[name]
+    for (case, config, operands), reply in zip(asked, answers(), strict=True):
+        assert reply.code == 0, reply.message
+        try:
+            harness.check(reply.result, truth(case, operands))
+        except AssertionError as error:
+            raise AssertionError(f"{case}, {config}: {error}") from None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("role", ROLES)
+def test_rounding(launch, role, dtype):
+    """The result is the float32 sum, rounded once; the filter gradient may stay in float32."""
+    for result in {dtype, "fp32"} if role == "wgrad" else {dtype}:
+        case = dataclasses.replace(of_role(problem((19, 9), (3, 5), G=24, N=2, low=2, high=1), role), dtypes=(dtype, dtype, result))
+        operands = operands_of(case, integers=False)
+        magnitudes = truth(case, {slot: np.abs(x.astype(np.float64)) for slot, x in operands.items()})
+        harness.check(launch(case, DepthwiseConfig(lanes=2, strip=6), operands).result, truth(case, operands), magnitudes)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_large_numbers_round_to_infinity_and_small_ones_to_subnormals(launch, role):
+    case = of_role(problem((5,), (1,), G=8), role, "fp16")
+    operands = {slot: np.full_like(x, 300) for slot, x in operands_of(case).items()}
+    assert np.isinf(launch(case, DepthwiseConfig(lanes=1, strip=8), operands).result).all()
+    operands = {slot: np.full_like(x, 3 * 2.0**-12) for slot, x in operands.items()}
+    np.testing.assert_array_equal(
+        launch(case, DepthwiseConfig(lanes=1, strip=8), operands).result, (9 * 2.0**-24 * (5 if role == "wgrad" else 1))
+    )
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_kernel_that_is_taken(launch, dtype, role):
+    """Vectors where channels and addresses allow it, and a kernel made for the filter where there is one."""
+
+    def taken(case, **options):
+        reply = launch(of_role(case, role, dtype), DepthwiseConfig(lanes=1, strip=8), dry=True, **options)
+        return reply.vector, reply.window, reply.line, reply.taps
+
+    line, any_taps = role != "wgrad", 0
+    assert taken(problem((9,), (4,), G=8, low=3)) == (True, True, line, 4)
+    assert taken(problem((9,), (4,), G=8, low=3, filter_dilation=2)) == (True, True, line, 4)
+    assert taken(problem((9, 9), (3, 3), G=8)) == (True, True, False, 3)
+    assert taken(problem((9, 9), (7, 7), G=8)) == (True, True, False, 7)
+    assert taken(problem((9, 9), (7, 6), G=8)) == (True, True, False, 7 if role == "wgrad" else any_taps)
+    assert taken(problem((99,), (31,), G=8)) == (True, True, False, 7 if role == "wgrad" else any_taps)
+    assert (
+        taken(problem((9, 9), (3, 3), G=8, stride=2))
+        == ({"fprop": (True, False, False, 0), "dgrad": (True, True, False, 0), "wgrad": (True, False, False, 4)}[role])
+    )
+    assert taken(problem((9,), (4,), G=7))[0] is False
+    assert taken(problem((9,), (4,), G=8), shifts=(DTYPES[dtype](0).nbytes, 0, 0))[0] is False
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("role", ROLES)
+def test_misaligned_arrays(driver, tmp_path, role, dtype):
+    """Any of them may start wherever one of its elements can."""
+    case = of_role(problem((9,), (4,), G=8, low=3), role, dtype)
+    operands = operands_of(case)
+    size = DTYPES[dtype](0).nbytes
+    for shifts in [(0, 0, 0), (size, 0, 0), (0, size, 0), (0, 0, size), (8, 8, 8), (0, 16 - size, 8)]:
+        (reply,) = run(driver, tmp_path, [(case, DepthwiseConfig(lanes=4, strip=8), operands)], shifts=shifts)
+        harness.check(reply.result, truth(case, operands))
+
+
+def test_what_no_target_or_tap_meets_is_not_multiplied(launch):
+    """An infinity that the last target does not reach, beside a strip that ends there; and taps of other phases."""
+    config = DepthwiseConfig(lanes=1, strip=8)
+    for high in (-1, -2, -3):
+        case = of_role(problem((9,), (3,), G=8, high=high), "wgrad")
+        operands = operands_of(case)
+        operands["x"][:, :, :, :, 9 + high :] = np.inf
+        assert np.isfinite(launch(case, config, operands).result).all()
+        case = of_role(problem((9,), (31,), G=8, low=25, high=5 + high), "fprop")
+        operands = operands_of(case)
+        operands["x"][:, :, :, :, 9 + high :] = np.inf
+        assert np.isfinite(launch(case, config, operands).result[:, :, :, :, : 9 + high - 5]).all()
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_parts_of_the_sum(launch, splits):
+    """Some of them empty; twice the same bits."""
+    case = of_role(problem((13, 9), (3, 3), G=16, N=3, low=1, high=1), "wgrad", "bf16")
+    config = DepthwiseConfig(lanes=2, strip=4, pieces=2, splits=splits)
+    reply = launch(case, config)
+    assert reply.grid == (2, splits, 1)
+    harness.check(reply.result, truth(case, operands_of(case)))
+    operands = operands_of(case, integers=False)
+    first, second = (launch(case, config, operands).result for _ in range(2))
+    np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
+
+
+def test_filters_that_do_not_fit_into_shared_memory(launch):
+    """Some rows at a time."""
+    for role in ("fprop", "dgrad"):
+        case = of_role(problem((5, 4), (31, 31), G=64, low=15, high=15), role)
+        reply = launch(case, DepthwiseConfig(lanes=16, strip=2))
+        assert 0 < reply.shared_bytes <= 48 << 10
+        harness.check(reply.result, truth(case, operands_of(case)))
+
+
+HUGE = problem((1 << 20, 1 << 10), (3, 3), G=8, N=1 << 10, low=1, high=1)
+REFUSED = [
+    ({"C": 2}, {}, "2 input channels per group, it takes 1"),
+    ({"K": 3}, {}, "3 outputs per group, it takes 1"),
+    ({"input": (2, 5, 6)}, {}, "three spatial axes, it takes one or two"),
+    ({"low": (1, 0, 0)}, {}, "three spatial axes, it takes one or two"),
+    ({"filter": (1, 3, 32)}, {}, "on the width axis the filter has 32 taps, want 31 at most"),
+    ({"stride": (1, 0, 1)}, {}, "on the height axis a stride or input dilation is 0, want 1 to 65535"),
+    ({"input": (1, -1, 6)}, {}, "on the height axis a size is -1, want 0 to"),
+    ({"input_dilation": (1, 1, 65536)}, {}, "on the width axis a stride or input dilation is 65536, want 1 to 65535"),
+    ({"filter_dilation": (1, 1, 1 << 30)}, {}, "on the width axis the filter dilation is 1073741824, want 1 to"),
+    ({"filter_dilation": (1, 1, 1 << 29)}, {}, "on the width axis places reach"),
+    ({"low": (0, 1 << 31, 0)}, {}, "on the height axis the low padding is 2147483648, want"),
+    ({"filter_dilation": (1, 1, 1 << 25)}, {}, "filter row lie 33554432 places apart, want fewer than 2^25"),
+    ({"N": -1}, {}, "B, N or G is -1, want 0 to"),
+    ({"B": 65536}, {}, "blocks, the limit is 2147483647 x 65535 x 65535"),
+    ({"N": HUGE.N, "input": HUGE.input, "output": HUGE.output}, {}, "1073741824 lines of 1024 positions in"),
+    ({"role": "dgrad", "input": (1, 600, 600), "stride": (1, 512, 512)}, {}, "x 262144 x 1 blocks, the limit is"),
+    ({}, {"lanes": 3}, "lanes is 3, want a power of two up to 32"),
+    ({}, {"lanes": 64}, "lanes is 64, want a power of two up to 32"),
+    ({}, {"strip": 0}, "strip is 0, want 1 to"),
+    ({}, {"pieces": 2}, "fprop: pieces is 2, want a power of two up to 1"),
+    ({}, {"splits": 2}, "fprop: splits is 2, want 1 to 1"),
+    ({"role": "wgrad"}, {"lanes": 32, "pieces": 8}, "wgrad: pieces is 8, want a power of two up to 4"),
+    ({"role": "wgrad"}, {"splits": 65536}, "wgrad: splits is 65536, want 1 to 65535"),
+    ({"dtypes": ("bf16", "bf16", "fp32")}, {}, "fprop: a result of float32 from operands of bfloat16, want bfloat16"),
+    ({"role": "wgrad", "dtypes": ("bf16", "bf16", "fp16")}, {}, "a result of float16 from operands of bfloat16, want bfloat16 or float32"),
+]
+
+
+@pytest.mark.parametrize("problem_changes, config_changes, message", REFUSED)
+def test_refusals(launch, problem_changes, config_changes, message):
+    """Said in words, before anything is launched."""
+    role = problem_changes.get("role", "fprop")
+    case = dataclasses.replace(of_role(CASES["3x3"], role), **problem_changes)
+    reply = launch(case, dataclasses.replace(DepthwiseConfig(lanes=2, strip=8), **config_changes), {}, dry=True)
+    assert reply.code == INVALID and reply.message.startswith("depthwise") and message in reply.message
+
+
+LARGE = {name: case for name, case in triton.LARGE.items() if name != "video"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("role", ROLES)
+def test_what_is_picked_can_be_launched(driver, tmp_path, role, dtype):
+    """The grid is what Python takes it for, and a multiprocessor gets enough to do."""
+    cases = [of_role(case, role, dtype, arch=arch) for case in LARGE.values() for arch in (80, 90, 100)]
+    asked = [(case, config, {}) for case in cases for config in cuda_depthwise.candidates(case)]
+    for (case, config, _), reply in zip(asked, run(driver, tmp_path, asked, dry=True), strict=True):
+        assert reply.code == 0, reply.message
+        assert reply.grid == cuda_depthwise.grid(case, config)
+        assert reply.vector
+    for case in cases:
+        assert cuda_depthwise.supports(case) is None
+        assert cuda_depthwise.pick(case) in cuda_depthwise.candidates(case)
+        assert math.prod(cuda_depthwise.grid(case, cuda_depthwise.pick(case))) >= 132
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"C": 2}, "2 input channels per group, it takes 1"),
+        ({"K": 2}, "2 outputs per group, it takes 1"),
+        ({"G": 1 << 30}, "1073741824 groups, it takes fewer than 1073741824"),
+        ({"name": "conv3d_fprop"}, "conv3d_fprop has not one or two spatial axes"),
+        ({"filter": (1, 3, 32)}, "32 taps along an axis, it takes 31 at most"),
+        ({"dtypes": ("i8",) * 3}, "dtype i8, it takes fp32, bf16, fp16"),
+        ({"dtypes": ("bf16", "fp32", "bf16")}, "bf16 times fp32 into bf16, it takes a single dtype"),
+        ({"stride": (1, 65536, 1)}, "a stride or input dilation of 65536, it takes 65535 at most"),
+        ({"low": (0, 1 << 30, 0)}, "places, it takes fewer than 1073741824"),
+        ({"filter_dilation": (1, 1, 1 << 25)}, "a filter row lie 33554432 places apart"),
+        ({"arch": 75}, "compute capability 7.5, it takes 8.0 and newer"),
+        ({"B": 65536}, "it takes 65535 at most"),
+        ({"N": HUGE.N, "input": HUGE.input, "output": HUGE.output}, "positions, it takes fewer than 2147418112"),
+    ],
+)
+def test_python_refuses_too(changes, reason):
+    assert cuda_depthwise.supports(CASES["3x3"]) is None
+    assert reason in (cuda_depthwise.supports(dataclasses.replace(CASES["3x3"], **changes)) or "")

@@ -1,0 +1,92 @@
+"""The simulator of CUDA kernels finds kernels that are slightly wrong.  One build of the depthwise kernels has every fault.
+
+Needs g++; no GPU and no CUDA.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+import sys
+
+import pytest
+
+from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "kernels"))  # where pytest too has it, once it has collected that folder
+import harness  # noqa: E402
+from simt import ROOT, build, run  # noqa: E402
+from test_depthwise import of_role, operands_of, problem, truth  # noqa: E402
+from test_simt import CASES  # noqa: E402
+
+ROWS = "__syncthreads();  // the rows are there"
+MANY_ROWS = problem((5, 4), (31, 31), G=64, low=15, high=15)
+ALIGNED = problem((9,), (4,), G=8, low=3)
+SHIFTED = {"vectors of a source wherever it starts": (4, 0, 0), "vectors of a target wherever it starts": (0, 0, 4)}
+NOWHERE = (0, 0, 0)
+BROKEN = {  # the fault -> the role and a case that show it, a piece of depthwise.cuh or depthwise.cc, and what takes its place
+    "no barrier after staging": ("fprop", CASES["3x3"], ROWS, ""),
+    "no barrier before staging again": ("fprop", MANY_ROWS, "__syncthreads();  // all have done with the rows that lie here", ""),
+    "no barrier after the taps of a line": ("fprop", CASES["causal k4"], "__syncthreads();  // the taps are there", ""),
+    "no barrier before a reduction": ("wgrad", CASES["3x3"], "__syncthreads();  // the parts are there", ""),
+    "no barrier after a reduction": ("wgrad", CASES["3x3"], "__syncthreads();  // all have read the parts of the tap before", ""),
+    "a barrier for some": ("fprop", CASES["3x3"], ROWS, "if (threadIdx.y < 3) __syncthreads();"),
+    "threads that leave early": ("fprop", CASES["3x3"], "own.StageRows(p, row, rows, staged);", "if (own.channel >= p.G) return;"),
+    "a bound too far": (
+        "fprop",
+        CASES["causal k4"],
+        "static_cast<unsigned>(place) < static_cast<unsigned>(size)",
+        "static_cast<unsigned>(place) <= static_cast<unsigned>(size)",
+    ),
+    "a line too few": ("dgrad", CASES["3x3"], "return Inside(s, p.h.S);", "return Inside(s, p.h.S - 1);"),
+    "a target too many": ("fprop", CASES["3x3"], "if (u >= count) return;", "if (u > count) return;"),
+    "a channel too many": ("fprop", CASES["3x3"], "channel + c < p.G", "true"),
+    "a tap too few": ("wgrad", CASES["3x3"], "s >= p.w.R", "s + 1 >= p.w.R"),
+    "shared memory too far": ("fprop", CASES["3x3"], "tap * (channels + 4) + c", "tap * (channels + 4) + c + 8"),
+    "a strip too many": ("wgrad", CASES["many images, batched filters"], "min(first_tile + p.share, p.tiles)", "p.tiles"),
+    "taps that do not ascend": ("dgrad", CASES["causal k4"], "phase.origin + axis.tap_stride * last", "phase.origin"),
+    "a window that stands still": ("fprop", CASES["causal k4"], "window[j] = window[kWidth + j];", ""),
+    "vectors of a source wherever it starts": ("fprop", ALIGNED, "IsAligned(first, depthwise::kVectorBytes)", "true"),
+    "vectors of a target wherever it starts": ("fprop", ALIGNED, "IsAligned(wgrad ? second : third, depthwise::kVectorBytes)", "true"),
+}
+FOUND = (
+    "AddressSanitizer|runtime error|simt: another order of threads|simt: some threads wait at a barrier|were never written, or are NaN"
+    "|are wrong, the first at"
+)
+
+
+@pytest.fixture(scope="session")
+def broken_driver(tmp_path_factory):
+    """Has every piece beside what takes its place where the environment's BROKEN is its number."""
+    texts = {name: (ROOT / "csrc" / name).read_text() for name in ("depthwise.cuh", "depthwise.cc")}
+    for number, (_, _, old, new) in enumerate(BROKEN.values()):
+        assert sum(text.count(old) for text in texts.values()) == 1, f"{old!r} is not there, or more than once"
+        statement = f"if (broken == {number}) {{\n{new}\n}} else {{\n{old}\n}}"
+        either = statement if ";" in old else f"(broken == {number} ? {new} : {old})"
+        texts = {name: text.replace(old, either) for name, text in texts.items()}
+    broken = 'static const int broken = atoi(getenv("BROKEN"));\n\nnamespace jaxext'
+    return build(tmp_path_factory, {name: text.replace("namespace jaxext", broken, 1) for name, text in texts.items()})
+
+
+def asked(what):
+    role, case, *_ = BROKEN[what]
+    config = DepthwiseConfig(lanes=4, strip=9, pieces=2 if role == "wgrad" else 1, splits=2 if role == "wgrad" else 1)
+    cases = [of_role(case, role), of_role(dataclasses.replace(case, G=8), role)]
+    return [(case, config, operands_of(case)) for case in cases]
+
+
+def check(driver, folder, asked, number, shifts):
+    replies = run(driver, folder, asked, shifts=shifts, environment={"BROKEN": str(number)})
+    for reply, (case, _, operands) in zip(replies, asked, strict=True):
+        harness.check(reply.result, truth(case, operands))
+
+
+@pytest.mark.parametrize("shifts", dict.fromkeys((NOWHERE, *SHIFTED.values())), ids=str)
+def test_kernels_of_which_no_piece_is_taken_are_right(broken_driver, tmp_path, shifts):
+    shown = [asked(what) for what in BROKEN if SHIFTED.get(what, NOWHERE) == shifts]
+    check(broken_driver, tmp_path, [*itertools.chain.from_iterable(shown)], -1, shifts)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_kernels_are_found(broken_driver, tmp_path, what):
+    with pytest.raises(AssertionError, match=FOUND):
+        check(broken_driver, tmp_path, asked(what), list(BROKEN).index(what), SHIFTED.get(what, NOWHERE))

@@ -1,0 +1,472 @@
+"""`implementation="cuda"` on a GPU: each compiled kernel by itself, the public operations on top, and the runtime around them.
+
+By itself a kernel is called as exported programs call it, by the name of its target with attributes from the frozen dataclasses, in every
+configuration and into memory full of NaN.  Comparisons are with float64: small integers, exact in any order of summation, bit for bit;
+normal numbers within what rounding explains.  Whether kernels read or write beside their arrays is for compute-sanitizer to see
+(benchmarks/on_gpu.sh), and on a CPU for tests/backends/cuda/test_simt.py.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import pathlib
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from cases import CASES, ConvCase, DotCase, named, random
+from jax import lax
+from test_gpu import HALF, NN, SUMS, conv, exact, label, on_cpu, ours, value_and_gradients, verify
+from test_simt import CASES as DEPTHWISE
+
+import jaxext
+from jaxext._target import compute_capability
+from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul
+from jaxext.backends.triton.interpreter import DTYPES
+from jaxext.kernels._gemm import MatmulProblem
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "kernels"))  # where pytest too has it, once it has collected that folder
+import test_conv as dense  # noqa: E402
+import test_depthwise as depthwise  # noqa: E402
+from harness import check  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")]
+hopper = pytest.mark.skipif(compute_capability("cuda") != 90, reason="the kernels of matmul and dense convolution are for sm_90a alone")
+
+CONV_FIELDS = ("B", "N", "G", "C", "K", "input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
+
+
+@pytest.fixture(autouse=True)
+def cuda():
+    with jaxext.use_implementation("cuda"):
+        yield
+
+
+# The kernels alone
+
+
+def call(target, problem, config, result, fields=CONV_FIELDS, **changes):
+    """A function of the operands: what the kernel writes, as a `result`."""
+    attributes = {name: getattr(problem, name) for name in fields} | dataclasses.asdict(config) | changes
+    return lambda first, second: jax.ffi.ffi_call(f"jaxext_{target}_v1", result)(
+        first, second, **{name: np.array(value, np.int64)[()] for name, value in attributes.items() if value is not None}
+    )
+
+
+def alone(target, problem, config, shape, operands, fields=CONV_FIELDS) -> np.ndarray:
+    """The kernel's result, partial ones added up; it is written twice, where there was NaN, and has the same bits both times.
+
+    The memory is a donated argument that nothing reads.  It has the result's type and so becomes the result, and since the program is
+    this one call, XLA has no reason to compute elsewhere and copy: both is checked.
+    """
+    cuda_binding.register()
+    dtype = np.dtype(DTYPES[problem.dtypes[2]])
+    result = jax.ShapeDtypeStruct((config.splits, *shape), np.float32) if config.splits > 1 else jax.ShapeDtypeStruct(shape, dtype)
+    kernel = call(target, problem, config, result, fields)
+    program = jax.jit(lambda first, second, memory: kernel(first, second), donate_argnums=2, keep_unused=True)
+    first, second = map(jax.device_put, operands)
+    compiled = program.lower(first, second, result).compile()
+    assert " copy(" not in str(compiled.as_text()), "the result is computed elsewhere, and copied"
+    written = []
+    for _ in range(2):
+        memory = jax.block_until_ready(jax.device_put(np.full(result.shape, np.nan, result.dtype)))
+        where = memory.unsafe_buffer_pointer()
+        y = compiled(first, second, memory)
+        assert y.unsafe_buffer_pointer() == where, "the result is not where the NaN was"
+        written.append(np.asarray(y))
+    assert written[0].tobytes() == written[1].tobytes()
+    return written[0].sum(axis=0, dtype=np.float32).astype(dtype) if config.splits > 1 else written[0]
+
+
+def some(configs):
+    """All of them but for how a sum is split: as little as can be, as much, and halfway."""
+    for tile in dict.fromkeys(dataclasses.replace(config, splits=1) for config in configs):
+        splits = sorted(config.splits for config in configs if dataclasses.replace(config, splits=1) == tile)
+        for number in dict.fromkeys((splits[0], splits[len(splits) // 2], splits[-1])):
+            yield dataclasses.replace(tile, splits=number)
+
+
+def check_conv(stem, kernels, problem, configs, operands, truth, shape, scale=None):
+    """Every configuration of it."""
+    assert kernels.supports(problem) is None
+    for config in configs:
+        target = problem.name.replace("conv", stem)
+        check(alone(target, problem, config, shape, list(operands.values())), truth, scale)
+
+
+def has_result(case, role):
+    return 0 not in depthwise.shape_of(case, depthwise.ROLES[role])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("name", "role"), [(name, role) for name, case in DEPTHWISE.items() for role in depthwise.ROLES if has_result(case, role)]
+)
+def test_depthwise_kernel(name, role, dtype):
+    problem = depthwise.of_role(DEPTHWISE[name], role, dtype)
+    operands = depthwise.operands_of(problem)
+    truth, shape = depthwise.truth(problem, operands), depthwise.shape_of(problem, depthwise.ROLES[role])
+    configs = {cuda_depthwise.pick(problem), *some(cuda_depthwise.candidates(problem))}
+    if role == "wgrad":
+        picked = cuda_depthwise.pick(problem)
+        configs |= {dataclasses.replace(picked, splits=3)}  # what is picked for so little is not split
+        wider = dataclasses.replace(problem, dtypes=(dtype, dtype, "fp32"))
+        check_conv("depthwise", cuda_depthwise, wider, [picked], operands, truth, shape)
+    check_conv("depthwise", cuda_depthwise, problem, configs, operands, truth, shape)
+
+
+@pytest.mark.parametrize("role", depthwise.ROLES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ["causal k4", "7x7", "5x5 dilated", "3x3 stride 2"])
+def test_depthwise_kernel_rounds_once(name, role, dtype):
+    """Of normal numbers, and of as many channels as make several blocks."""
+    problem = depthwise.of_role(DEPTHWISE[name], role, dtype, G=264, N=3)
+    operands = depthwise.operands_of(problem, integers=False)
+    truth, scale = (depthwise.truth(problem, {slot: f(x.astype(np.float64)) for slot, x in operands.items()}) for f in (np.copy, np.abs))
+    shape = depthwise.shape_of(problem, depthwise.ROLES[role])
+    check_conv("depthwise", cuda_depthwise, problem, [cuda_depthwise.pick(problem)], operands, truth, shape, scale)
+
+
+# Channels in eights, and problems of several tiles along each axis.
+DENSE = {name: case | {"C": 8 * case.get("C", 3), "K": 8 * case.get("K", 5)} for name, case in dense.CASES.items()} | {
+    "tiles": dict(N=3, input=(13, 11), C=72, K=200),
+    "tiles_strided": dict(N=3, input=(21, 18), C=136, K=72, stride=(2, 2)),
+    "deep": dict(N=2, input=(6, 7), filter=(1, 1), padding=((0, 0), (0, 0)), C=520, K=264),
+    "long": dict(N=2, input=(700,), filter=(5,), padding=((4, 4),), filter_dilation=(2,), C=64, K=136),
+    "tiles_3d": dict(N=2, input=(5, 6, 7), padding=((1, 1),) * 3, filter=(3, 3, 3), C=40, K=136),
+    "images": dict(N=70, input=(3, 2), filter=(2, 2), padding=((0, 1), (1, 0)), C=8, K=8),
+    "groups_of_parts": dict(B=2, N=2, G=5, input=(7, 6), C=16, K=24),
+    "few_channels_many_filters": dict(N=2, input=(9, 9), C=8, K=4096),
+    "corner": dict(N=1, input=(9, 9), filter=(2, 2), padding=((128, 0), (0, 127)), C=8, K=8),  # of TMA's boxes: the farthest
+    "stride_8": dict(N=2, input=(40, 33), filter=(3, 3), stride=(8, 8), C=72, K=72),
+}
+
+
+@functools.cache
+def taken(name, role, dtype, result):
+    problem = dense.a_problem(role, **DENSE[name], dtypes=(dtype, dtype, result))
+    sizes = (problem.B, problem.N, problem.G, problem.C, problem.K, *problem.input, *problem.filter, *problem.output)
+    return problem if cuda_conv.supports(problem) is None and 0 not in sizes else None
+
+
+@hopper
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize(("name", "role"), [(name, role) for name in DENSE for role in dense.ROLES if taken(name, role, "bf16", "bf16")])
+def test_conv_kernel(name, role, dtype):
+    for result in (dtype, "fp32"):
+        problem = taken(name, role, dtype, result)
+        operands = dense.some_operands(problem)
+        configs = some(cuda_conv.candidates(problem))
+        check_conv("conv", cuda_conv, problem, configs, operands, dense.true(problem, operands), dense.shape(problem, dense.OPEN[role]))
+
+
+MATMULS = {
+    "ragged": dict(M=203, N=336, K=144),
+    "batch": dict(B=3, M=77, N=144, K=272),
+    "one row": dict(M=1, N=256, K=512),
+    "skinny": dict(M=16, N=1024, K=4096),
+    "tiles": dict(M=1037, N=784, K=528),
+    "waves": dict(M=640, N=5392, K=64),
+    "one multiple of 16 bytes": dict(M=5, N=16, K=16),
+}
+
+
+@hopper
+@pytest.mark.parametrize(
+    ("role", "dtype", "result"),
+    [
+        *((role, dtype, result) for role in ("nn", "nt", "tn") for dtype in ("bf16", "fp16") for result in (dtype, "fp32")),
+        *(("nt", "fp8e4nv", result) for result in ("bf16", "fp32")),
+    ],
+)
+@pytest.mark.parametrize("name", MATMULS)
+def test_matmul_kernel(name, role, dtype, result):
+    sizes = {"B": 1} | MATMULS[name]
+    problem = MatmulProblem(
+        name=f"matmul_{role}", role=role, **sizes, dtypes=(dtype, dtype, result), precision="tf32", arch=90
+    )  # fmt: skip
+    table = cuda_binding._matmul_kernels()
+    assert cuda_matmul.supports(problem, table) is None
+    B, M, N, K = sizes.values()
+    shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
+    open = {"nn": "c", "nt": "a", "tn": "b"}[role]
+    operands = {slot: random(shape, DTYPES[dtype], seed, True) for seed, (slot, shape) in enumerate(shapes.items()) if slot != open}
+    equation = {"nn": "bmk,bkn->bmn", "nt": "bkn,bmn->bmk", "tn": "bmk,bmn->bkn"}[role]
+    truth = np.einsum(equation, *(x.astype(np.float64) for x in operands.values()), optimize=True)
+    for config in some(cuda_matmul.candidates(problem, table)):
+        check(alone(problem.name, problem, config, shapes[open], list(operands.values()), tuple("BMNK")), truth)
+
+
+# The public operations
+
+DEPTHWISE_CALLS = (
+    conv("depthwise_7x7", (2, 57, 56, 96), (7, 7, 1, 96), feature_group_count=96),
+    conv("depthwise_5x5_strided", (2, 29, 28, 60), (5, 5, 1, 60), 2, feature_group_count=60),
+    conv("depthwise_transposed", (2, 13, 12, 64), (4, 4, 1, 64), 1, ((2, 2), (2, 2)), lhs_dilation=(2, 2), feature_group_count=64),
+    conv("causal", (2, 2048, 520), (4, 1, 520), 1, ((3, 0),), feature_group_count=520),
+    conv("causal_dilated", (3, 1021, 64), (3, 1, 64), 1, ((16, 0),), rhs_dilation=(8,), feature_group_count=64),
+)
+HOPPER_CALLS = (
+    DotCase("tiles", (515, 776), (776, 392), NN),
+    DotCase("skinny", (16, 8192), (8192, 48), NN),
+    DotCase("waves", (1024, 256), (256, 3080), NN),
+    DotCase("transposed", (264, 136), (200, 136), (((1,), (1,)), ((), ()))),
+    DotCase("batch", (5, 130, 72), (5, 72, 264), (((2,), (1,)), ((0,), (0,)))),
+    conv("dense", (2, 29, 28, 64), (3, 3, 64, 96)),
+    conv("pointwise", (2, 28, 28, 136), (1, 1, 136, 72)),
+    conv("groups", (2, 14, 14, 128), (3, 3, 32, 128), feature_group_count=4),
+    conv("one_axis", (3, 515, 64), (5, 64, 96), 1, ((16, 0),), rhs_dilation=(4,)),
+    conv("three_axes", (1, 7, 15, 14, 32), (3, 3, 3, 32, 64)),
+)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, *HALF], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("case", DEPTHWISE_CALLS, ids=label)
+def test_depthwise_call(case, dtype):
+    verify(case, dtype, SUMS)
+
+
+@hopper
+@pytest.mark.parametrize("dtype", HALF, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("case", HOPPER_CALLS, ids=label)
+def test_hopper_call(case, dtype):
+    verify(case, dtype, SUMS)
+
+
+@hopper
+@pytest.mark.parametrize("dtype", [np.float32, *HALF], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_named_case(case, dtype):
+    """Either it is right or it is refused, and `explain` knows which."""
+    program, args = value_and_gradients(case, ours(case)), case.operands(dtype, integers=True)
+    y = jax.eval_shape(lambda x, w: case.run(case.op, x, w), *args)
+    args = (*args, np.zeros(y.shape, y.dtype))
+    if all(row.chosen == "cuda" for row in jaxext.explain(program, *args).rows):
+        verify(case, dtype, SUMS)
+    else:
+        with pytest.raises(NotImplementedError, match="implementation 'cuda' does not support this call: "):
+            jax.jit(program)(*args)
+
+
+@hopper
+@pytest.mark.parametrize("result", [jnp.bfloat16, np.float32], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("sizes", [(200, 144, 336), (16, 4096, 1024)], ids=str)
+def test_eight_bits(sizes, result):
+    m, k, n = sizes
+    case = DotCase("a b^T", (m, k), (n, k), (((1,), (1,)), ((), ())))
+    a, b = case.operands(ml_dtypes.float8_e4m3fn, integers=True)
+    got = jax.jit(lambda a, b: case.run(jaxext.dot_general, a, b, preferred_element_type=result))(a, b)
+    assert got.dtype == result
+    exact(got, on_cpu(functools.partial(case.run, lax.dot_general), a, b))
+
+
+# Of ones and zeros, with sums below 256: exact in 16 bits after every rounding, however many there are.
+SMALL = (
+    conv("small_depthwise", (2, 7, 6, 8), (3, 3, 1, 8), feature_group_count=8),
+    pytest.param(conv("small_dense", (2, 6, 5, 16), (3, 3, 16, 24)), marks=hopper),
+    pytest.param(DotCase("small", (24, 40), (40, 16), NN), marks=hopper),
+)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("case", SMALL, ids=label)
+def test_transformed(case, dtype):
+    """Eager, mapped over both operands and over one, per-example gradients, forward, and forward over reverse."""
+
+    def signs(shape, seed):
+        return np.sign(random(shape, np.float32, seed, True)).astype(dtype)
+
+    x, w = case.operands(dtype)
+    y = jax.eval_shape(functools.partial(case.run, case.op), x, w)
+    x, w, dx, dw = (signs(a.shape, seed) for seed, a in enumerate((x, w, x, w)))
+    xs, ws, cts = (signs((3, *a.shape), seed) for seed, a in enumerate((x, w, y), 4))
+
+    def pullback(f):
+        return lambda x, w, ct: jax.vjp(f, x, w)[1](ct)
+
+    def apply(op):
+        return functools.partial(case.run, op)
+
+    for transformed, args in (
+        (apply, (x, w)),
+        (lambda op: jax.jit(jax.vmap(apply(op))), (xs, ws)),
+        (lambda op: jax.jit(jax.vmap(apply(op), (0, None))), (xs, w)),
+        (lambda op: jax.jit(jax.vmap(pullback(apply(op)), (0, None, 0))), (xs, w, cts)),
+        (lambda op: jax.jit(lambda x, w, dx, dw: jax.jvp(apply(op), (x, w), (dx, dw))), (x, w, dx, dw)),
+        (
+            lambda op: jax.jit(lambda x, w, dx, dw, ct: jax.jvp(lambda x, w: pullback(apply(op))(x, w, ct), (x, w), (dx, dw))),
+            (x, w, dx, dw, cts[0]),
+        ),
+    ):
+        exact(transformed(ours(case))(*args), on_cpu(transformed(case.op), *args))
+
+
+# The runtime around them
+
+ROUND = DEPTHWISE_CALLS[3]
+
+
+def inputs(case, dtype, seeds):
+    """Operands and a cotangent for each seed, and what is right."""
+    for seed in seeds:
+        x, w = case.operands(dtype, seed, integers=True)
+        y = jax.eval_shape(functools.partial(case.run, case.op), x, w)
+        args = (x, w, random(y.shape, dtype, seed + 2, True))
+        program = value_and_gradients(case, functools.partial(ours(case), implementation="xla"))
+        yield args, on_cpu(jax.jit(program), *args)
+
+
+@pytest.mark.parametrize(
+    "case", [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))], ids=label
+)
+def test_recorded_in_cuda_graphs(case, tmp_path):
+    """XLA's command buffers hold every call of ours, and replay it with whatever arrays come.
+
+    Which calls they hold is decided after the HLO, so what XLA dumps of its last step is read: a line for each, those of a command buffer
+    indented below it.
+    """
+    options = {"xla_gpu_enable_command_buffer": "FUSION,CUSTOM_CALL", "xla_gpu_graph_min_graph_size": 1, "xla_dump_to": str(tmp_path)}
+    tries = list(inputs(case, jnp.bfloat16, range(0, 40, 10)))
+    program = jax.jit(value_and_gradients(case, ours(case))).lower(*tries[0][0]).compile(compiler_options=options)
+    calls = str(program.as_text()).count('custom_call_target="jaxext_')
+    assert calls >= 3
+    dumped = [path.read_text() for path in tmp_path.glob("*thunk_sequence_after_thunk_passes*")]
+    assert dumped, f"no command buffer was made: {sorted(path.name for path in tmp_path.iterdir())}"
+    lines = [line for text in dumped for line in text.splitlines() if "kCustomCall" in line]
+    assert any("kCommandBuffer" in text for text in dumped)
+    assert len(lines) == calls and all(line.startswith(" ") for line in lines), "\n".join(dumped)
+    for args, want in 3 * tries:  # it runs as it is, is recorded, and then replayed, or changed where arrays lie elsewhere
+        exact(program(*args), want)
+
+
+def test_two_threads():
+    """Each with a program of its own, and one that both call, on arrays of their own."""
+    shared = jax.jit(value_and_gradients(ROUND, ours(ROUND)))
+
+    def work(seed):
+        case = DEPTHWISE_CALLS[seed // 10]
+        own = jax.jit(value_and_gradients(case, ours(case)))
+        tasks = [(own, *next(inputs(case, np.float32, [seed]))), (shared, *next(inputs(ROUND, jnp.bfloat16, [seed])))]
+        for _ in range(100):
+            flying = [(program(*args), want) for program, args, want in tasks]
+            for got, want in flying:
+                exact(got, want)
+
+    in_threads(work, 0, 10)
+
+
+def in_threads(work, *arguments):
+    """`work` of each, all at once; an error in one is raised here."""
+
+    def named(argument):
+        with jaxext.use_implementation("cuda"):  # a thread has contexts of its own
+            work(argument)
+
+    with concurrent.futures.ThreadPoolExecutor(len(arguments)) as pool:
+        list(pool.map(named, arguments))
+
+
+@pytest.mark.parametrize(
+    "case", [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))], ids=label
+)
+def test_two_devices(case):
+    """The same kernels on each GPU of this machine in turn, so that what a first launch sets is set on every one, then on two at once."""
+    devices = jax.local_devices(backend="cuda")
+    if len(devices) < 2:
+        pytest.skip("this machine has one GPU")
+    program = jax.jit(value_and_gradients(case, ours(case)))
+    tries = list(inputs(case, jnp.bfloat16, (0, 10)))
+
+    def work(device):
+        for args, want in tries:
+            got = program(*jax.device_put(args, device))
+            assert all(y.devices() == {device} for y in got)
+            exact(got, want)
+
+    for device in devices:
+        work(device)
+    for _ in range(20):
+        in_threads(work, *devices[:2])
+
+
+def test_two_streams():
+    """Calls that do not wait for one another, on streams that the program names."""
+    compute_on = pytest.importorskip("jax.experimental.compute_on").compute_on
+
+    def apply(x, w):
+        return ROUND.run(ours(ROUND), x, w)
+
+    def program(x, w, x2, w2):
+        first, second = (compute_on(apply, compute_type=f"gpu_stream:{i}", out_memory_spaces=jax.memory.Space.Device) for i in (1, 2))
+        return first(x, w), second(x2, w2)
+
+    ((first, (want, *_)), (second, (want2, *_))) = inputs(ROUND, jnp.bfloat16, (0, 10))
+    args = [*map(jax.device_put, (*first[:2], *second[:2]))]
+    compiled = jax.jit(program).lower(*args).compile()
+    text = str(compiled.as_text())
+    assert {"1", "2"} <= set(re.findall(r'_xla_stream_annotation="(\d)"', text)), "the program has one stream"
+    for _ in range(20):
+        exact(compiled(*args), (want, want2))
+
+
+@pytest.mark.filterwarnings("ignore")  # of importing CuPy
+def test_cupy_without_a_copy():
+    cupy = pytest.importorskip("cupy")
+    (args, want) = next(inputs(ROUND, np.float16, [0]))
+    theirs = [cupy.asarray(x) for x in args]
+    arrays = [jax.dlpack.from_dlpack(x, copy=False) for x in theirs]
+    assert [x.unsafe_buffer_pointer() for x in arrays] == [x.data.ptr for x in theirs]
+    results = jax.jit(value_and_gradients(ROUND, ours(ROUND)))(*arrays)
+    back = [cupy.from_dlpack(y) for y in results]
+    assert [x.data.ptr for x in back] == [y.unsafe_buffer_pointer() for y in results]
+    exact([cupy.asnumpy(x) for x in back], list(want))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "reason"),
+    [
+        (named("conv:3x3_same"), jnp.bfloat16, "3 channels per group, TMA wants a multiple of 8"),
+        (named("conv:depthwise_multiplier_stride2"), np.float32, "2 outputs per group, it takes 1"),
+        (named("dot:odd"), jnp.bfloat16, "TMA wants a multiple of 16"),
+        (DotCase("tf32", (16, 16), (16, 16), NN), np.float32, "the operands are fp32"),
+    ],
+    ids=lambda value: label(value) if isinstance(value, ConvCase | DotCase) else "",
+)
+@hopper
+def test_what_is_named_and_refused_raises(case, dtype, reason):
+    with pytest.raises(NotImplementedError, match=f"implementation 'cuda' does not support this call: .*{reason}"):
+        jax.jit(functools.partial(case.run, ours(case)))(*case.operands(dtype))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(lanes=3), "lanes is 3, want a power of two"),
+        (dict(strip=0), "strip is 0, want 1 to"),
+        (dict(splits=2), r"y has the shape \(.*\), want \(2, "),
+        (dict(G=11), r"x has the shape \(.*\), want \(1, 2, 1, 1, 13, 11, 1\)"),
+        (dict(stride=(1, 1, 0)), "a stride or input dilation is 0, want 1 to"),
+        (dict(low=(0, 3)), "low has 2 entries, want 3"),
+        (dict(filter_dilation=(1, 1, 1 << 40)), "the filter dilation is 1099511627776, want 1 to"),
+        (dict(nonsense=1), "attribute"),
+        (dict(strip=None), "attribute"),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
+)
+def test_a_handler_refuses_in_words(changes, message):
+    """What it is asked directly, past Python; and the device goes on after that."""
+    cuda_binding.register()
+    problem = depthwise.of_role(DEPTHWISE["causal k4"], "fprop")
+    operands = depthwise.operands_of(problem)
+    result = jax.ShapeDtypeStruct(depthwise.shape_of(problem, "y"), np.float32)
+    config = cuda_depthwise.pick(problem)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(jax.jit(call("depthwise1d_fprop", problem, config, result, **changes))(*operands.values()))
+    check(alone("depthwise1d_fprop", problem, config, result.shape, list(operands.values())), depthwise.truth(problem, operands))

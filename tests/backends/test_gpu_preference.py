@@ -1,0 +1,203 @@
+"""Which implementation a GPU takes for a convolution that nobody named one for and no table measured, and why: a claim for each row.
+
+Without a GPU these are claims about the structure of XLA's program, the same for every jaxlib: test_gpu_program_preferences.py reads them
+in what XLA's GPU compiler makes.  Here everything counts as installed.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from lowered import struct
+
+import jaxext
+from jaxext.backends import preference
+from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.triton import triton_binding
+from jaxext.backends.xla import conv_algorithms
+
+pytest.importorskip("triton")
+
+BF16, F16, F32, I8 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8
+FUSED = "XLA fuses a depthwise convolution of at most 9 taps with the bias and the activation around it"
+DEPTHWISE = "cuDNN's tiles have one channel of a group to fill"
+ZEROS = "XLA multiplies the zeros of a dilated input, or interleaves what it computes for each phase"
+IMAGES = "a convolution whose filters are as large as the image"
+BATCHED = "XLA moves the images beside the channels, and makes groups of them"
+SMALL = "groups of at most 32 channels leave most of cuDNN's tiles empty"
+GROUPS = "cuDNN computes groups without a copy, and is expected to be as fast"
+DENSE = "XLA's dense convolutions (cuDNN) are expected to be as fast"
+THREE = "XLA puts channels first for cuDNN, and so transposes all operands and the result"
+ONE_TAP = "with a filter of one tap, a matrix product, cuDNN is expected to be as fast"
+BITS = "products of operands that are not of 16 bits (TF32, or one by one) are expected to be slower than cuDNN's"
+CHANNELS = "channels that are no multiple of 64 leave tiles partly empty"
+ANOTHER = "without the tensor core instructions of 9.0, 10.0, 10.3 cuDNN is expected to be as fast"
+INTEGERS = "XLA refuses convolutions of integers on GPUs, saturates them, or multiplies them without tensor cores"
+
+
+def case(x, w, role="fprop", *, dtype=BF16, arch="sm_90a", vmapped=None, **kwargs):
+    """A function whose program has the call, its arguments, the role and the GPU; shapes are channels last."""
+    rank = len(w) - 2
+    dims = ("N" + "DHW"[3 - rank :] + "C", "DHW"[3 - rank :] + "IO", "N" + "DHW"[3 - rank :] + "C")
+    given = dict(window_strides=(kwargs.pop("stride", 1),) * rank, padding="SAME", dimension_numbers=dims) | kwargs
+    for side in ("lhs_dilation", "rhs_dilation"):
+        if side in given:
+            given[side] = (given[side],) * rank
+    if "lhs_dilation" in given:
+        given["padding"] = [(2, 2)] * rank
+    fun = functools.partial(jaxext.conv_general_dilated, **given)
+    if role != "fprop":
+        fun = jax.grad(lambda x, w: jnp.sum(functools.partial(jaxext.conv_general_dilated, **given)(x, w).astype(F32) ** 2), (0, 1))
+    x, w = struct(*x, dtype=dtype), struct(*w, dtype=dtype)
+    if vmapped is not None:
+        fun = jax.vmap(fun, vmapped)
+        x, w = (struct(*([8] if axis == 0 else []), *a.shape, dtype=dtype) for a, axis in zip((x, w), vmapped, strict=True))
+    return fun, (x, w), role, arch
+
+
+LINE, IMAGE, VIDEO = (4, 256, 64), (4, 28, 28, 64), (2, 8, 16, 16, 64)
+W1, W2, W3 = (3, 64, 64), (3, 3, 64, 64), (3, 3, 3, 64, 64)
+
+# the call, what computes it, why
+CASES = {
+    # depthwise
+    "causal, 4 taps": (case(LINE, (4, 1, 64), feature_group_count=64), "xla", FUSED),
+    "causal, 4 taps, A100": (case(LINE, (4, 1, 64), feature_group_count=64, arch="sm_80"), "xla", FUSED),
+    "causal, 16 taps": (case(LINE, (16, 1, 64), feature_group_count=64), "cuda", DEPTHWISE),
+    "causal dgrad": (case(LINE, (4, 1, 64), "dgrad", feature_group_count=64), "cuda", DEPTHWISE),
+    "causal wgrad": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
+    "causal wgrad, A100": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64, arch="sm_80"), "cuda", DEPTHWISE),
+    "depthwise 3x3": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64), "xla", FUSED),
+    "depthwise 3x3 by 2": (case(IMAGE, (3, 3, 1, 64), stride=2, feature_group_count=64), "xla", FUSED),
+    "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64), "cuda", DEPTHWISE),
+    "depthwise 7x7, float32": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64, dtype=F32, precision="highest"), "cuda", DEPTHWISE),
+    "depthwise dgrad by 2": (case(IMAGE, (3, 3, 1, 64), "dgrad", stride=2, feature_group_count=64), "cuda", DEPTHWISE),
+    "depthwise wgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "wgrad", feature_group_count=64, arch="sm_120"), "cuda", DEPTHWISE),
+    "depthwise transposed": (case(IMAGE, (3, 3, 1, 64), lhs_dilation=2, feature_group_count=64), "cuda", DEPTHWISE),
+    "depthwise 3x3x3, no CUDA kernel": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
+    "multiplier 2, wgrad": (case(IMAGE, (3, 3, 1, 128), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
+    # transposed and strided
+    "transposed": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2), "triton", ZEROS),
+    "transposed, float32, A100": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2, dtype=F32, arch="sm_80"), "triton", ZEROS),
+    "transposed dgrad, a plain strided convolution": (case(IMAGE, (4, 4, 64, 64), "dgrad", lhs_dilation=2), "xla", DENSE),
+    "transposed dgrad, 1-D": (case(LINE, (4, 64, 64), "dgrad", lhs_dilation=2), "xla", DENSE),
+    "transposed wgrad": (case(IMAGE, (4, 4, 64, 64), "wgrad", lhs_dilation=2), "triton", IMAGES),
+    "strided": (case(IMAGE, W2, stride=2), "xla", DENSE),
+    "strided dgrad, cuDNN's own": (case(IMAGE, W2, "dgrad", stride=2), "xla", DENSE),
+    "strided wgrad": (case(IMAGE, W2, "wgrad", stride=2), "xla", DENSE),
+    "strided and dilated dgrad": (case(IMAGE, W2, "dgrad", stride=2, rhs_dilation=2), "triton", ZEROS),
+    "dilated": (case(IMAGE, W2, rhs_dilation=2), "xla", DENSE),
+    "dilated dgrad": (case(IMAGE, W2, "dgrad", rhs_dilation=2), "xla", DENSE),
+    "dilated wgrad": (case(IMAGE, W2, "wgrad", rhs_dilation=2), "triton", IMAGES),
+    "filter of one tap, dilated in name": (case(IMAGE, (1, 1, 64, 64), "wgrad", rhs_dilation=2), "xla", DENSE),
+    # a filter for each example, or a gradient
+    "batched filters": (case(IMAGE, W2, vmapped=(0, 0)), "triton", BATCHED),
+    "batched filters, dgrad": (case(IMAGE, W2, "dgrad", vmapped=(0, 0)), "triton", BATCHED),
+    "batched filters, float32, A100": (case(IMAGE, W2, vmapped=(0, 0), dtype=F32, arch="sm_80"), "triton", BATCHED),
+    "per-example gradients": (case(IMAGE, W2, "wgrad", vmapped=(0, None)), "triton", IMAGES),
+    "per-example gradients, 1-D": (case(LINE, W1, "wgrad", vmapped=(0, None), dtype=F32), "triton", IMAGES),
+    # groups
+    "small groups": (case(IMAGE, (3, 3, 4, 64), feature_group_count=16), "xla", GROUPS),
+    "small groups, dgrad": (case(IMAGE, (3, 3, 4, 64), "dgrad", feature_group_count=16), "triton", SMALL),
+    "small groups, wgrad": (case(IMAGE, (3, 3, 32, 64), "wgrad", feature_group_count=2), "triton", SMALL),
+    "large groups": (case((4, 28, 28, 128), (3, 3, 64, 128), feature_group_count=2), "xla", GROUPS),
+    "large groups, dgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", feature_group_count=2), "xla", GROUPS),
+    "large groups, dgrad by 2": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", stride=2, feature_group_count=2), "triton", ZEROS),
+    "large groups, wgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "wgrad", feature_group_count=2), "xla", GROUPS),
+    # dense, one or two axes
+    "3x3": (case(IMAGE, W2), "xla", DENSE),
+    "stem": (case((4, 224, 224, 3), (7, 7, 3, 64), stride=2), "xla", DENSE),
+    "stem, wgrad": (case((4, 224, 224, 3), (7, 7, 3, 64), "wgrad", stride=2), "xla", DENSE),
+    "1-D": (case(LINE, W1), "xla", DENSE),
+    "1-D wgrad, float32 exactly": (case(LINE, W1, "wgrad", dtype=F32, precision="highest"), "xla", DENSE),
+    "1-D, 1x1": (case(LINE, (1, 64, 64)), "xla", DENSE),
+    # dense, three axes
+    "3-D": (case(VIDEO, W3), "cuda", THREE),
+    "3-D, float16": (case(VIDEO, W3, dtype=F16), "cuda", THREE),
+    "3-D dgrad": (case(VIDEO, W3, "dgrad"), "cuda", THREE),
+    "3-D wgrad": (case(VIDEO, W3, "wgrad"), "cuda", THREE),
+    "3-D dgrad by 2, no CUDA kernel": (case(VIDEO, W3, "dgrad", stride=2), "triton", THREE),
+    "3-D, B200": (case(VIDEO, W3, arch="sm_100a"), "triton", THREE),
+    "3-D transposed, RTX 40": (case(VIDEO, W3, lhs_dilation=2, arch="sm_89"), "triton", ZEROS),
+    "3-D, 1x1x1": (case(VIDEO, (1, 1, 1, 64, 64)), "xla", ONE_TAP),
+    "3-D, TF32": (case(VIDEO, W3, dtype=F32), "xla", BITS),
+    "3-D, float32 exactly": (case(VIDEO, W3, dtype=F32, precision="highest"), "xla", BITS),
+    "3-D, 48 inputs": (case((2, 8, 16, 16, 48), (3, 3, 3, 48, 64)), "xla", CHANNELS),
+    "3-D, 32 outputs": (case(VIDEO, (3, 3, 3, 64, 32)), "xla", CHANNELS),
+    "3-D, 96 outputs": (case(VIDEO, (3, 3, 3, 64, 96)), "xla", CHANNELS),
+    **{f"3-D, {arch}": (case(VIDEO, W3, arch=arch), "xla", ANOTHER) for arch in ("sm_80", "sm_86", "sm_89", "sm_120")},
+    # integers
+    "int8 into int8": (case(IMAGE, W2, dtype=I8), "triton", INTEGERS),
+    "int8 into int32, A100": (case(IMAGE, W2, dtype=I8, preferred_element_type=jnp.int32, arch="sm_80"), "triton", INTEGERS),
+    "int8, depthwise": (case(IMAGE, (3, 3, 1, 64), dtype=I8, feature_group_count=64), "triton", INTEGERS),
+    "int8, 1-D, 1x1": (case(LINE, (1, 64, 64), dtype=I8), "triton", INTEGERS),
+}
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """The row of the table that each implementation was told, by the operation."""
+    told = {}
+
+    def watched(call):
+        told[call.op] = preference.preference(call)
+        return told[call.op]
+
+    for module, kind in ((cuda_binding, cuda_binding.CudaConv), (triton_binding, triton_binding.TritonConv)):
+        monkeypatch.setattr(module, "preference", watched)
+        monkeypatch.setattr(kind, "lacks", lambda self, call: None)
+    monkeypatch.setattr(cuda_binding, "_not_compiled_for", lambda arch: None)
+    return told
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_preferred(name, rows):
+    (fun, args, role, arch), chosen, reason = CASES[name]
+    with jaxext.use_target(arch):
+        (row,) = (row for row in jaxext.explain(fun, *args, platform="cuda").rows if row.op.endswith(role))
+    assert row.chosen == chosen
+    assert reason in rows[row.op].reason
+    if chosen == "xla":
+        assert reason in row.refused["triton"]  # which users read
+    assert rows[row.op].kernel == (chosen != "xla")
+
+
+def test_every_row_of_the_table_is_claimed(rows):
+    """And says why in words of its own."""
+    claimed = {reason for _, _, reason in CASES.values()}
+    told = [row.reason for row in preference.CONVOLUTIONS]
+    assert len(set(told)) == len(told) == len(claimed)
+    assert all(sum(reason in words for words in told) == 1 for reason in claimed)
+
+
+def test_the_table_knows_what_xla_fuses():
+    assert (preference.FUSED_TAPS, preference.FUSED_OUTPUTS) == (conv_algorithms.FOLDED_ON_GPU, conv_algorithms.FEW_ON_GPU)
+
+
+# the call, and the algorithm of `xla` on a GPU
+PLANS = {
+    "3x3": (case(IMAGE, W2), "lax"),
+    "strided dgrad, cuDNN's own": (case(IMAGE, W2, "dgrad", stride=2), "lax"),
+    "strided and dilated dgrad": (case(IMAGE, W2, "dgrad", stride=2, rhs_dilation=2), "phases"),
+    "transposed": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2), "phases"),
+    "transposed dgrad": (case(IMAGE, (4, 4, 64, 64), "dgrad", lhs_dilation=2), "lax"),
+    "transposed wgrad": (case(IMAGE, (4, 4, 64, 64), "wgrad", lhs_dilation=2), "phases"),
+    "groups": (case(IMAGE, (3, 3, 4, 64), feature_group_count=16), "lax"),
+    "groups, dgrad by 2": (case(IMAGE, (3, 3, 4, 64), "dgrad", stride=2, feature_group_count=16), "phases"),
+    "groups, wgrad": (case(IMAGE, (3, 3, 4, 64), "wgrad", feature_group_count=16), "lax"),
+    "depthwise 3x3": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64), "shifts"),
+    "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64), "lax"),
+    "causal wgrad": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64), "lax"),
+    "batched filters": (case(IMAGE, W2, vmapped=(0, 0)), "lax"),
+    "per-example gradients": (case(IMAGE, W2, "wgrad", vmapped=(0, None)), "lax"),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_plan_of_xla_holds_no_loop(name):
+    """Nor a convolution for each block of groups: what suits a CPU's caches leaves a GPU idle."""
+    (fun, args, role, _), how = PLANS[name]
+    with jaxext.use_implementation("xla"):
+        (row,) = (row for row in jaxext.explain(fun, *args, platform="cuda").rows if row.op.endswith(role))
+    assert row.how == how

@@ -1,0 +1,98 @@
+"""The problem that a kernel gets for a call, and the sum of its partial results: without a GPU, on a stand-in for a kernel."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxext
+from jaxext.backends import kernel
+from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._geometry import ConvProblem
+from jaxext.tables import in_force
+
+PRESET = lax.DotAlgorithmPreset
+
+
+def call_of(dtype=np.float32, precision=None, result=None):
+    """Of a matrix product."""
+    x = jnp.ones((4, 4), dtype)
+    with in_force.collecting() as calls:
+        jax.jit(lambda x: jaxext.matmul(x, x, precision=precision, preferred_element_type=result)).trace(x).lower(
+            lowering_platforms=("cuda",)
+        )
+    return calls[0]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "want"),
+    [
+        (None, np.float32, "tf32"),
+        ("default", np.float32, "tf32"),
+        ("high", np.float32, "tf32"),
+        ("highest", np.float32, "ieee"),
+        (("default", "highest"), np.float32, "ieee"),
+        (PRESET.DEFAULT, np.float32, "tf32"),
+        (PRESET.TF32_TF32_F32, np.float32, "tf32"),
+        (PRESET.TF32_TF32_F32_X3, np.float32, "tf32x3"),
+        (PRESET.BF16_BF16_F32_X3, np.float32, "bf16x3"),
+        (PRESET.BF16_BF16_F32_X6, np.float32, "bf16x6"),
+        (PRESET.F32_F32_F32, np.float32, "ieee"),
+        (PRESET.BF16_BF16_F32, jnp.bfloat16, "ieee"),
+    ],
+    ids=str,
+)
+def test_the_precision_that_kernels_multiply_with(precision, dtype, want):
+    problem: Any = kernel.matmul_problem(call_of(dtype, precision, np.float32), MatmulProblem, 90)
+    assert isinstance(problem, MatmulProblem) and problem.precision == want
+
+
+@pytest.mark.parametrize("precision", [PRESET.BF16_BF16_F32, PRESET.F16_F16_F32, PRESET.F64_F64_F64], ids=str)
+def test_a_precision_that_no_kernel_has_is_refused(precision):
+    reason = kernel.matmul_problem(call_of(np.float32, precision), MatmulProblem, 90)
+    assert isinstance(reason, str) and reason.startswith(f"precision is {precision}, want one of")
+
+
+def test_missing_spatial_axes_are_the_leading_ones():
+    x, w = np.ones((2, 9, 3), np.float32), np.ones((5, 3, 4), np.float32)
+    with in_force.collecting() as calls:
+        conv = lambda x, w: jaxext.conv_general_dilated(x, w, (2,), [(3, 1)], (6,), (4,), ("NWC", "WIO", "NWC"))
+        jax.jit(conv).trace(x, w).lower(lowering_platforms=("cuda",))
+    problem: Any = kernel.conv_problem(calls[0], 90)
+    assert isinstance(problem, ConvProblem)
+    assert (problem.input, problem.filter, problem.output) == ((1, 1, 9), (1, 1, 5), (1, 1, 19))
+    assert (problem.stride, problem.low) == ((1, 1, 2), (0, 0, 3))
+    assert (problem.input_dilation, problem.filter_dilation) == ((1, 1, 6), (1, 1, 4))
+
+
+class InThreeParts(kernel.KernelImplementation):
+    """Its parts are 256, 1 and 1, and it remembers the dtype that they shall have."""
+
+    name = "parts"
+    dtype: Any = None
+
+    def problem(self, call):
+        return None
+
+    def launch(self, call, problem, config):
+        def parts(result, first, second):
+            self.dtype = result.dtype
+            return jnp.broadcast_to(jnp.array([256, 1, 1], result.dtype).reshape(3, 1, 1, 1), result.shape)
+
+        first, second = call.dtypes
+        return kernel.Launch("", (first, second), 3, parts)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "partial"),
+    [(jnp.bfloat16, jnp.bfloat16, np.float32), (np.float32, np.float32, np.float32), (np.int8, np.int32, np.int32)],
+)
+def test_parts_are_added_up_before_they_are_rounded(dtype, result, partial):
+    """In bfloat16 256 and 1 would be 256."""
+    call, kernel = call_of(dtype, result=result), InThreeParts()
+    y = kernel.run(call, None, {slot: jnp.ones((4, 4), dtype) for slot in call.dtypes})
+    assert (kernel.dtype, y.dtype) == (partial, result)
+    np.testing.assert_array_equal(np.asarray(y, np.float32), np.full((4, 4), 258))

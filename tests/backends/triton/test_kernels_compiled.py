@@ -1,0 +1,296 @@
+"""Every Triton kernel is well compiled for every architecture: the tables of `make kernels` are held against its laws.
+
+The tables in benchmarks/results must be those of the present kernels.  A few kernels are compiled anew, and by slow tests all
+that are picked.  No GPU is needed.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+pytest.importorskip("triton", reason="no Triton here")
+
+# ruff: noqa: E402
+import triton
+
+from jaxext.benchmarks import alignment, compiled, device_code
+from jaxext.benchmarks.case import LAYOUTS
+from jaxext.benchmarks.problems import PRODUCTS, Conv
+from jaxext.kernels import depthwise
+from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels._launch import SHARED_MEMORY
+
+ROOT = pathlib.Path(__file__).parents[3]
+SMALL = ("4096 cubed,", "resnet50 3x3, 32x56", "mamba k=4, ")  # one problem of each kernel
+
+
+TABLES = sorted((ROOT / "benchmarks" / "results").glob("kernels_triton_*.json"))
+MADE_ANEW = (
+    "kernels changed: `python -m jaxext kernels --of triton --check --json kernels.json` makes the table anew, some ten minutes on 2 cores"
+)
+PICKED = [program for program in compiled.programs(others="none") if program.picked]
+SHOWN = [program for program in PICKED if program.numbers == "bf16" and program.name.startswith(SMALL)]
+# Every kernel and role on sm_90, and one of them on the others.
+FRESH = [program for program in SHOWN if program.problem.arch == 90 or program.problem.name == "matmul_nn"]
+
+
+@pytest.fixture(scope="module", params=TABLES, ids=lambda path: path.stem)
+def table(request):
+    return json.loads(request.param.read_text())["triton"]
+
+
+def test_the_tables_are_of_the_kernels_that_are_here(table):
+    """Each program of today has its row."""
+    assert table["device_code"] == device_code.digest(), MADE_ANEW
+    assert [*map(key, table["rows"])] == [*map(key, map(compiled.described, compiled.programs()))], MADE_ANEW
+
+
+def test_every_kernel_is_compiled_anew():
+    assert {program.kernel for program in FRESH} == set(compiled.KERNELS)
+    assert {program.problem.arch for program in FRESH} == set(compiled.ARCHS)
+    assert len(TABLES) >= 2
+
+
+def key(row):
+    return [row[name] for name in ("kernel", "problem", "role", "numbers", "arch", "config", "picked")]
+
+
+def test_every_kernel_of_the_tables_is_well_compiled(table):
+    """By the laws of today, and what is known of its launch today."""
+    for row, program in zip(table["rows"], compiled.programs(), strict=True):
+        launch = importlib.import_module(f"jaxext.kernels.{program.kernel}").launch(program.problem, program.config)
+        assert compiled.offences(row | compiled.facts(program.problem, launch)) == [], compiled.line(row)
+
+
+@pytest.mark.parametrize("program", FRESH, ids=lambda program: f"{program.problem.name}-{program.problem.arch}")
+def test_the_compiler_makes_of_a_kernel_what_the_table_says(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    row = compiled.compile_row(program)
+    assert compiled.offences(row) == [], compiled.line(row)
+    for path in TABLES:
+        table = json.loads(path.read_text())["triton"]
+        if table["version"] == triton.__version__:
+            (told,) = (told for told in table["rows"] if key(told) == key(row))
+            assert row | {"seconds": 0} == told | {"seconds": 0}
+
+
+def test_the_digest_is_of_what_the_compiler_reads():
+    source = 'LIMIT = 4\n@triton.jit\ndef f(x):\n    """Says."""\n    return x + LIMIT\n\ndef launch(n):\n    return n\n'
+    alike = [source.replace("+ LIMIT", "+ (LIMIT)  # why"), source.replace("Says.", "Tells."), source.replace("return n", "return 2 * n")]
+    others = [source.replace("x + L", "x - L"), source.replace("= 4", "= 5"), source.replace("(x):", "(x, y):")]
+    of = lambda *sources: device_code.digest_of(sources)
+    assert {*map(of, alike)} == {of(source)} and len({of(source), *map(of, others)}) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", compiled.KERNELS)
+def test_every_kernel_is_well_compiled(kernel, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    options = ["--of", "triton", "--others", "none", "--kernel", kernel, "--json", tmp_path / "rows.json"]
+    done = subprocess.run([sys.executable, "-m", "jaxext", "kernels", *options], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["triton"]["rows"]
+    assert {row["arch"] for row in rows} == set(compiled.ARCHS)
+    assert [compiled.line(row) for row in rows if compiled.offences(row)] == []
+
+
+@pytest.mark.parametrize("case", PRODUCTS, ids=lambda case: case.name)
+def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
+    module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
+    for role in case.products:
+        for numbers in case.numbers:
+            for arch in SHARED_MEMORY if "sweep" in case.tags else compiled.ARCHS:
+                problem = case.problem(role, numbers, arch)
+                if (reason := module.supports(problem)) is not None:
+                    assert numbers.startswith("fp8") and arch < 89, reason
+                    continue
+                candidates = module.candidates(problem)
+                assert module.pick(problem) in candidates
+                assert len(set(candidates)) == len(candidates)
+                assert len({dataclasses.replace(config, SPLITS=1) for config in candidates}) <= 16
+                for config in candidates:
+                    launch = module.launch(problem, config)
+                    assert launch.grid == module.grid(problem, config)
+                    assert all(n <= limit for n, limit in zip(launch.grid, (2**31 - 1, 65535, 65535), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "limit"),
+    [
+        ("4096 cubed, ", {"num_stages": 20}, SHARED_MEMORY[90]),
+        ("resnet50 3x3, 32x56", {"num_stages": 20}, SHARED_MEMORY[90]),
+        ("mamba k=4, ", {"WIDTH": 64}, 255),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(name, change, limit):
+    (case,) = (case for case in PRODUCTS if case.name.startswith(name))
+    module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
+    problem = case.problem(case.products[0], "bf16", 90)
+    config = dataclasses.replace(module.pick(problem), **change)
+    with pytest.raises(ValueError, match=rf"^{problem.name}: .*needs \d+ .*{limit}"):
+        module.launch(problem, config)
+
+
+@pytest.mark.parametrize("case", [case for case in PRODUCTS if isinstance(case, Conv)], ids=lambda case: case.name)
+def test_a_convolution_of_the_table_is_one_of_lax(case):
+    y = jax.eval_shape(
+        lambda x, w: lax.conv_general_dilated(
+            x,
+            w,
+            (case.stride,) * case.rank,
+            case.padding or "SAME",
+            (case.input_dilation,) * case.rank,
+            (case.dilation,) * case.rank,
+            LAYOUTS[case.rank],
+            case.groups,
+        ),
+        jax.ShapeDtypeStruct(case.x, jnp.bfloat16),
+        jax.ShapeDtypeStruct(case.w, jnp.bfloat16),
+    )
+    assert y.shape == (case.x[0], *case.output, case.w[-1])
+    if case.padding is None:
+        assert list(case.pads) == lax.padtype_to_pads(
+            case.x[1:-1], [(r - 1) * case.dilation + 1 for r in case.w[:-2]], (case.stride,) * case.rank, "SAME"
+        )
+
+
+def test_names_are_told_apart():
+    assert len({case.name for case in PRODUCTS}) == len(PRODUCTS)
+    assert {case.kernel for case in PRODUCTS} == set(compiled.KERNELS)
+
+
+PRODUCT = {"rows": 128, "columns": 256, "depth": 64, "dtype": "bf16", "precision": "tf32"}
+GOOD = {
+    "kernel": "matmul",
+    "problem": "4096 cubed",
+    "role": "nn",
+    "numbers": "bf16",
+    "arch": 90,
+    "config": "Config()",
+    "picked": True,
+    "name": "matmul_nn",
+    "function": "matmul_nn",
+    "warps": 8,
+    "stages": 3,
+    "splits": 1,
+    "shared": 147456,
+    "tensor_memory": 0,
+    "dtypes": ["bf16", "bf16", "bf16"],
+    "aligned": True,
+    "dots": [PRODUCT],
+    "registers": 170,
+    "local": 0,
+    "spills": 0,
+    "spills_in_loops": 0,
+    "widest": [16, 16],
+    "loads": {"16": 36},
+    "stores": {"16": 8},
+    "wgmma": 4,
+    "tcgen05": 0,
+    "mma": 0,
+    "fma": 0,
+}
+
+
+def test_spills_are_found(tmp_path, monkeypatch):
+    """A tile of 128 x 256 over 4 warps is 256 sums per thread, which has 255 registers."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    program = next(program for program in compiled.programs("matmul", "4096 cubed", [90]) if program.picked)
+    config = dataclasses.replace(program.config, BLOCK_ROWS=128, BLOCK_COLS=256, num_warps=4, num_stages=3)
+    row = compiled.compile_row(dataclasses.replace(program, config=config))
+    assert row["function"] == "matmul_nn" and row["registers"] == 255 and row["wgmma"] and set(row["loads"]) == {"16"}
+    assert compiled.offences(row) == ["spills", "spills in a loop", "has local memory"]
+
+
+ODD = ConvProblem(
+    name="conv2d_fprop", role="fprop", B=2, N=3, G=33, C=1, K=1, input=(1, 9, 11), filter=(1, 3, 5), output=(1, 9, 11),
+    low=(0, 1, 2), dtypes=("bf16",) * 3, precision="tf32", arch=90,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "widest"),
+    [
+        ({}, [2, 2]),
+        (dict(role="dgrad", name="conv2d_dgrad", G=34, stride=(1, 1, 2), output=(1, 9, 6), dtypes=("bf16", "bf16", "fp32")), [4, 8]),
+        (dict(role="wgrad", name="conv2d_wgrad", dtypes=("fp32", "bf16", "bf16")), [4, 4]),
+    ],
+    ids=["fprop", "even dgrad", "wgrad"],
+)
+def test_odd_rows_are_read_and_written_in_their_own_pieces(change, widest, tmp_path, monkeypatch):
+    """No hint, and nothing that Triton derives from constant strides, may promise more than the addresses of odd rows keep."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    problem = dataclasses.replace(ODD, **change)
+    row = compiled.compile_row(compiled.Program("depthwise", "odd", "", problem, depthwise.pick(problem), True))
+    assert "error" not in row and row["widest"] == widest
+    assert max(map(int, row["loads"])) == widest[0]
+    assert compiled.offences(row) == []
+
+
+@pytest.mark.parametrize(("packed", "stored"), [(True, 8), (False, 4)])
+def test_taps_that_are_packed_are_one_row_of_the_filter(packed, stored):
+    """Ten of one channel, in float32: stores of 8 bytes are right, and Triton 3.6 makes them."""
+    config = types.SimpleNamespace(PACKED=packed, GROUPS=1)
+    kernel = types.SimpleNamespace(__name__="conv_wgrad")
+    launch = types.SimpleNamespace(constants={"CONFIG": config}, operands=("y", "x"), kernel=kernel, splits=66)
+    problem = dataclasses.replace(ODD, role="wgrad", G=1, K=512, filter=(1, 1, 10))
+    assert alignment.widest(problem, launch) == [16, stored]
+
+
+def test_a_good_row_breaks_no_law():
+    assert compiled.offences(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "law"),
+    [
+        ({"error": "ValueError: no"}, "does not compile"),
+        ({"spills": 17}, "spills"),
+        ({"spills_in_loops": 1}, "spills in a loop"),
+        ({"local": 17}, "has local memory"),
+        ({"shared": (227 << 10) + 1}, "shared memory over the limit"),
+        ({"arch": 80, "wgmma": 0, "mma": 64, "shared": (163 << 10) + 1}, "shared memory over the limit"),
+        ({"tensor_memory": 513}, "tensor memory over the limit"),
+        ({"function": "matmul"}, "not named after its primitive"),
+        ({"wgmma": 0, "mma": 64}, "not on the tensor cores that it could use"),
+        ({"arch": 100, "wgmma": 0, "mma": 64}, "not on the tensor cores that it could use"),
+        ({"arch": 80, "wgmma": 0, "fma": 64}, "not on the tensor cores that it could use"),
+        ({"dots": [PRODUCT | {"dtype": "f32"}], "wgmma": 0, "fma": 64}, "not on the tensor cores that it could use"),
+        ({"dots": [PRODUCT | {"dtype": "i8"}], "arch": 100, "wgmma": 0}, "not on the tensor cores that it could use"),
+        ({"dots": []}, "no products of tiles"),
+        ({"loads": {"16": 30, "4": 6}}, "narrow loads"),
+        ({"loads": {}}, "narrow loads"),
+        ({"kernel": "depthwise", "dots": [], "loads": {"8": 6}}, "narrow loads"),
+        ({"aligned": False, "widest": [8, 16]}, "misaligned accesses"),
+        ({"widest": [16, 2], "stores": {"4": 8, "2": 8}}, "misaligned accesses"),
+    ],
+)
+def test_a_law_bites(change, law):
+    assert compiled.offences(GOOD | change) == [law]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spills": 8, "local": 16},
+        {"aligned": False, "loads": {"2": 36}},
+        {"warps": 4, "dots": [PRODUCT | {"rows": 16, "columns": 64, "depth": 32}], "wgmma": 0, "mma": 8, "loads": {"16": 2, "8": 2}},
+        {"kernel": "depthwise", "dots": [], "loads": {"16": 6, "2": 4}},
+        {"dtypes": ["fp32"] * 3, "dots": [PRODUCT | {"columns": 128, "depth": 32, "dtype": "f32"}], "loads": {"16": 4, "4": 16}},
+        {"dtypes": ["fp32"] * 3, "dots": [PRODUCT | {"dtype": "f32", "precision": "ieee"}], "wgmma": 0, "fma": 64},
+        {"dtypes": ["i8"] * 2 + ["i32"], "dots": [PRODUCT | {"dtype": "i8"}], "arch": 100, "wgmma": 0, "mma": 64},
+    ],
+    ids=["resting", "unaligned", "small tiles", "filters of few taps", "turned tiles", "without tensor cores", "older tensor cores"],
+)
+def test_a_law_asks_for_no_more_than_can_be(change):
+    assert compiled.offences(GOOD | change) == []

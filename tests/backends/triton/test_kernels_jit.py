@@ -1,0 +1,75 @@
+"""The Triton kernels as the tests in tests/kernels launch them on a GPU, on PyTorch's tensors: they are those that JAX programs call."""
+
+import collections
+import functools
+import importlib
+import pathlib
+import types
+
+import pytest
+
+pytest.importorskip("triton", reason="no Triton here")
+
+# ruff: noqa: E402
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from jaxext.backends.triton.interpreter import DTYPES
+from jaxext.benchmarks import compiled
+from jaxext.benchmarks.problems import PRODUCTS
+
+
+@functools.cache
+class Dtype:
+    """Triton knows PyTorch's by how they are printed, and remembers them by their hashes: there must be one of each, which lives on."""
+
+    def __init__(self, name: str):
+        self._name = f"torch.{DTYPES[name].name}"
+
+    def __repr__(self):
+        return self._name
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What Triton is asked to compile, and to launch on a Hopper GPU that is not there."""
+    sources, launched = [], []
+
+    def compile(source, target=None, options=None, **_):
+        sources.append((source, options, knobs.compilation.always_compile))
+        run = lambda *args: launched.append(args)
+        return types.SimpleNamespace(run=run, launch_metadata=lambda *_: None, function=None, packed_metadata=None)
+
+    monkeypatch.setattr(triton, "compile", compile)
+    monkeypatch.setattr(triton.compiler, "compile", compile)
+    gpu = dict(get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0, get_current_stream=lambda _: 0)
+    monkeypatch.setattr(driver, "_active", types.SimpleNamespace(**gpu))
+    return sources, launched
+
+
+@pytest.mark.parametrize("case", {case.kernel: case for case in PRODUCTS}.values(), ids=lambda case: case.kernel)
+def test_what_is_tested_is_what_is_called(case, asked, monkeypatch):
+    """The same source, signature, alignment and options; and not a kernel of before, which Triton's cache has under the same key."""
+    sources, launched = asked
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "kernels"))
+    harness = importlib.import_module("harness")
+    module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
+    for role in case.products:
+        for numbers in case.numbers:
+            problem = case.problem(role, numbers, 90)
+            launch = module.launch(problem, module.pick(problem))
+            monkeypatch.setattr(launch.kernel, "device_caches", collections.defaultdict(launch.kernel.create_binder))
+            tensors = [
+                types.SimpleNamespace(dtype=Dtype(dtype), data_ptr=lambda: 1 << 14, ptr_range=lambda: 0)
+                for dtype in compiled.dtypes_of(problem, launch)
+            ]
+            compiled.compile_launch(launch, problem)
+            harness.launch_on_gpu(launch, *tensors)
+            (called, wanted, _), (tested, options, afresh) = sources[-2:]
+            assert (tested.fn, tested.signature, tested.constants) == (called.fn, called.signature, called.constants)
+            assert {place: told for place, told in tested.attrs.items() if told} == called.attrs
+            assert {name: options[name] for name in wanted} == wanted
+            assert afresh and not knobs.compilation.always_compile
+            assert launched.pop()[:3] == (*launch.grid, *(1,) * (3 - len(launch.grid)))

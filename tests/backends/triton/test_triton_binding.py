@@ -1,0 +1,345 @@
+"""The implementation `triton` without a GPU: what it refuses and why, when it is preferred, and the CUDA programs that it is lowered to.
+
+Whether its kernels compute what they should is tested in tests/kernels, how well they are compiled in test_kernels.py.
+"""
+
+import collections
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import types
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from lowered import BLOCK, IMAGES, MESH, conv, loss, moved, operations, resnet_block, struct
+
+import jaxext
+from jaxext import _target
+from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.triton import triton_binding
+
+pytest.importorskip("triton")
+pytest.importorskip("jax_triton", exc_type=ImportError)
+
+
+TAPS = struct(7, 7, 1, 16)  # of a depthwise convolution: so many that a kernel is preferred
+
+
+def calls(lowered) -> list[tuple]:
+    """Each call of a kernel, and its description, which jax-triton compresses: the PTX is in it."""
+    found = []
+    for op in operations(lowered):
+        if op.name == "stablehlo.custom_call" and "triton_kernel_call" in str(op.attributes["call_target_name"]):
+            newer = "mhlo.backend_config" in op.attributes  # jax-triton 0.4
+            config = op.attributes["mhlo.backend_config"]["opaque"] if newer else op.attributes["backend_config"]
+            found.append((op, zlib.decompress(config.value_bytes)))
+    return found
+
+
+def kernels(lowered) -> collections.Counter:
+    """How often each kernel is called, by the name that it has in the compiled code."""
+    return collections.Counter(kernel_name(description) for _, description in calls(lowered))
+
+
+def kernel_name(description: bytes) -> str:
+    """The entry point of the PTX."""
+    (name,) = set(re.findall(rb"\.visible \.entry (\w+)\(", description))
+    return name.decode()
+
+
+def moved_activations(lowered) -> list[str]:
+    """Of a vmap of the block below: its filters alone are moved, HWIO into the kernels' KHWI or back."""
+    return [text for text in moved(lowered, 8 * 8 * 8 * 32) if "3x3x" not in text]
+
+
+@pytest.fixture(autouse=True)
+def without_cuda_kernels(monkeypatch):
+    """Where both would be taken, test_cuda.py says which."""
+    monkeypatch.setattr(cuda_binding, "missing", lambda: "they are left out")
+
+
+@pytest.fixture
+def named():
+    with jaxext.use_implementation("triton"):
+        yield
+
+
+@pytest.mark.usefixtures("named")
+class TestPrograms:
+    """Exactly the kernels that one expects, and no copy of an activation beside them."""
+
+    def test_resnet_block(self):
+        lowered = jaxext.lower_for(resnet_block, BLOCK, IMAGES, arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3}
+        assert "conv2d_fprop/triton_kernel_call" in lowered.as_text(debug_info=True)  # what profilers show for the operation
+        assert moved(lowered, 8 * 8 * 8 * 32) == []
+
+    def test_its_gradients(self):
+        lowered = jaxext.lower_for(jax.grad(loss, (0, 1)), BLOCK, IMAGES, arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 3, "conv2d_wgrad": 3}
+        assert moved(lowered, 8 * 8 * 8 * 32) == []
+
+    def test_its_gradient_for_each_example(self):
+        each = jax.vmap(jax.grad(loss), (None, 0))
+        lowered = jaxext.lower_for(each, BLOCK, struct(8, 1, 16, 16, 16), arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
+        assert moved_activations(lowered) == []
+
+    def test_an_ensemble(self):
+        """With one input for all, its members stand beside the channels after the first layer and in front from the next on: that is
+        the one move of activations, once for each layer that sees the input."""
+        params = jax.tree.map(lambda s: struct(4, *s.shape), BLOCK)
+        lowered = jaxext.lower_for(jax.vmap(resnet_block, (0, None)), params, IMAGES, arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3}
+        assert [text.split(" : ")[-1] for text in moved_activations(lowered)] == [
+            "(tensor<8x8x8x4x32xbf16>) -> tensor<4x8x8x8x32xbf16>"
+        ] * 2
+
+    @pytest.mark.parametrize("fun", [resnet_block, lambda *args: jax.grad(loss, (0, 1))(*args)], ids=["forward", "gradients"])
+    def test_an_ensemble_with_an_input_for_each(self, fun):
+        params = jax.tree.map(lambda s: struct(4, *s.shape), BLOCK)
+        lowered = jaxext.lower_for(jax.vmap(fun), params, struct(4, *IMAGES.shape), arch="sm_90a")
+        assert sum(kernels(lowered).values()) == (3 if fun is resnet_block else 9)
+        assert moved_activations(lowered) == []
+
+    def test_mlp(self):
+        def mlp(params, x):
+            for w in params[:-1]:
+                x = jax.nn.relu(jaxext.matmul(x, w))
+            return jnp.sum(jaxext.matmul(x, params[-1]).astype(jnp.float32) ** 2)
+
+        params = [struct(784, 256), struct(256, 256), struct(256, 16)]
+        x = struct(512, 784)
+        lowered = jaxext.lower_for(jax.grad(mlp), params, x, arch="sm_80")
+        assert kernels(lowered) == {"matmul_nn": 3, "matmul_nt": 2, "matmul_tn": 3}
+        assert moved(lowered, 1) == []
+        of_two = [struct(2, *w.shape) for w in params], struct(2, *x.shape)
+        batched = jaxext.lower_for(jax.vmap(jax.grad(mlp)), *of_two, arch="sm_80")
+        assert kernels(batched) == {"matmul_nn": 3, "matmul_nt": 2, "matmul_tn": 3}
+        assert moved(batched, 1) == []
+
+    @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+    def test_architectures(self, arch):
+        def three(a, b, x, w, v):
+            return jaxext.matmul(a, b), conv(x, w), conv(x, v, feature_group_count=32)
+
+        args = struct(64, 64), struct(64, 64), struct(2, 8, 8, 32), struct(3, 3, 32, 32), struct(3, 3, 1, 32)
+        assert kernels(jaxext.lower_for(three, *args, arch=arch)) == {"matmul_nn": 1, "conv2d_fprop": 2}
+
+    def test_depthwise(self):
+        x, w = struct(2, 256, 64), struct(4, 1, 64)
+
+        def causal(w, x):
+            y = jaxext.conv_general_dilated(x, w, (1,), [(3, 0)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=64)
+            return jnp.sum(y.astype(jnp.float32) ** 2)
+
+        lowered = jaxext.lower_for(jax.grad(causal, (0, 1)), w, x, arch="sm_90a")
+        assert kernels(lowered) == {"conv1d_fprop": 1, "conv1d_dgrad": 1, "conv1d_wgrad": 1}
+        assert moved(lowered, 2 * 256 * 64) == []
+
+    def test_export_and_serialize(self):
+        """A program of kernels leaves the machine, and is the same when it comes back."""
+        with jaxext.use_target("sm_90a"):
+            exported = export.export(jax.jit(resnet_block), platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())(
+                BLOCK, IMAGES
+            )
+        again = export.deserialize(exported.serialize())
+        assert again.platforms == ("cuda",)
+        assert again.mlir_module() == exported.mlir_module()
+        assert again.mlir_module().count("stablehlo.custom_call @triton_kernel_call") == 3
+
+    def test_shard_map(self):
+        """Each device's program calls the kernels on its part; the filter's gradient is added up."""
+        split = jax.shard_map(jax.grad(loss), mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
+        lowered = jaxext.lower_for(split, BLOCK, struct(64, 16, 16, 16), arch="sm_90a")
+        assert kernels(lowered) == {"conv2d_fprop": 3, "conv2d_dgrad": 1, "conv2d_wgrad": 3}
+        assert "all_reduce" in lowered.as_text() and "tensor<8x16x16x16xbf16>" in lowered.as_text()
+
+
+def test_a_sharded_export_takes_xla():
+    """XLA's partitioner would gather what a kernel reads: unnamed it is not taken, named it is refused."""
+    depthwise = lambda x, w: conv(x, w, feature_group_count=16)
+    split = jax.jit(depthwise, in_shardings=(NamedSharding(MESH, P("data")), NamedSharding(MESH, P())))
+    with jaxext.use_target("sm_90a"):
+        exported = export.export(split, platforms=["cuda"])(IMAGES, TAPS)
+        assert "triton_kernel_call" not in exported.mlir_module()
+        with jaxext.use_implementation("triton"), pytest.raises(NotImplementedError, match="partitioner, which cannot split a kernel"):
+            export.export(split, platforms=["cuda"])(IMAGES, TAPS)
+
+
+def test_export_without_the_disabled_checks_names_the_custom_call():
+    with jaxext.use_target("sm_90a"), jaxext.use_implementation("triton"), pytest.raises(ValueError, match="triton_kernel_call"):
+        export.export(jax.jit(resnet_block), platforms=["cuda"])(BLOCK, IMAGES)
+
+
+REFUSALS = {
+    "platform": (dict(platform="cpu"), "platform is 'cpu', want 'cuda'"),
+    "no GPU": (dict(platform="cuda"), "not known for which GPU: there is none here"),
+    "old GPU": (dict(arch="sm_75"), "compute capability is 7.5, want one of [8.0, "),
+    "float64": (dict(arch="sm_90a", dtype=jnp.float64), "a is float64, want one of"),
+    "complex": (dict(arch="sm_90a", dtype=jnp.complex64), "a is complex64, want one of"),
+    "fp8": (dict(arch="sm_80", dtype=jnp.float8_e4m3fn, preferred_element_type=jnp.float32), "8.9"),
+}
+
+
+def refusal(arch=None, platform="cuda", dtype: jax.typing.DTypeLike = jnp.float32, **kwargs):
+    with jaxext.use_target(arch), jaxext.use_implementation("triton"):
+        x = struct(32, 32, dtype=dtype)
+        (row,) = jaxext.explain(lambda x: jaxext.matmul(x, x, **kwargs), x, platform=platform).rows
+    assert row.chosen is None
+    return row.refused["triton"]
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case):
+    given, reason = REFUSALS[case]
+    assert reason in refusal(**given)
+
+
+@pytest.fixture
+def installed_afresh():
+    """What is installed is looked up anew, by this test and by those after it."""
+    caches = triton_binding._missing, triton_binding._keywords, triton_binding._jax_triton
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("installed_afresh")
+@pytest.mark.parametrize(
+    ("package", "found", "reason"),
+    [
+        ("triton", None, "triton is not installed, want 3.6 or newer: pip install 'triton>=3.6'"),
+        ("jax-triton", None, "jax-triton is not installed"),
+        ("triton", "3.5.1", "triton 3.5.1 is installed, want 3.6 or newer"),
+        ("jax-triton", "0.2.0", "jax-triton 0.2.0 is installed, want 0.3.1 or newer"),
+    ],
+)
+def test_refused_installations(monkeypatch, package, found, reason):
+    version = importlib.metadata.version
+
+    def installed(name):
+        if name == package and found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found if name == package else version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    assert reason in refusal(arch="sm_90a")
+
+
+@pytest.mark.usefixtures("installed_afresh")
+def test_an_installation_that_does_not_import(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_triton", None)
+    found = refusal(arch="sm_90a")
+    assert f"triton {importlib.metadata.version('triton')} is installed, want 3.6 or newer" in found and "want 0.3.1 or newer" in found
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    triton_binding._missing.cache_clear()
+    assert f"pip install --no-deps jax-cuda13-plugin=={importlib.metadata.version('jaxlib')}" in refusal(arch="sm_90a")
+
+
+@pytest.mark.usefixtures("installed_afresh")
+def test_a_jax_triton_with_another_interface(monkeypatch):
+    """Its version is new enough and it imports; whatever nobody named must lower all the same."""
+    monkeypatch.setattr(triton_binding, "_jax_triton", lambda: types.SimpleNamespace(triton_call=lambda *args, **kwargs: None))
+    assert "has another triton_call than 0.3.1 and 0.4" in refusal(arch="sm_90a")
+    assert chosen(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, TAPS) == [("conv2d_fprop", "xla")]
+
+
+def test_symbolic_sizes_are_left_to_xla():
+    """Kernels are compiled for the sizes: with a symbolic batch an unnamed program raised TracerBoolConversionError."""
+    (batch,) = export.symbolic_shape("b")
+    args = struct(batch, 16, 16, 16), TAPS
+    depthwise = lambda x, w: conv(x, w, feature_group_count=16)
+    with jaxext.use_target("sm_90a"):
+        assert "triton_kernel_call" not in export.export(jax.jit(depthwise), platforms=["cuda"])(*args).mlir_module()
+        with jaxext.use_implementation("triton"), pytest.raises(NotImplementedError, match="the size of N is symbolic, want a number"):
+            export.export(jax.jit(depthwise), platforms=["cuda"])(*args)
+
+
+def test_an_export_holds_kernels_only_if_they_are_named():
+    """jax refuses to serialise custom calls that it was not told to allow, so an export without names stays what it was."""
+    depthwise = lambda x, w: conv(x, w, feature_group_count=16)
+    with jaxext.use_target("sm_90a"):
+        exported = export.export(jax.jit(depthwise), platforms=["cuda"])(IMAGES, TAPS)
+    assert "triton_kernel_call" not in exported.mlir_module()
+
+
+def test_named_and_refused_is_an_error_when_lowered():
+    with pytest.raises(NotImplementedError, match="matmul_nn: implementation 'triton' does not support this call: platform is 'cpu'"):
+        jaxext.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), implementation="triton")
+
+
+def test_several_platforms_in_one_program_take_xla():
+    """One program for CPUs and GPUs: nobody says for which GPU, so nothing is compiled for one."""
+    depthwise = lambda x, w: conv(x, w, feature_group_count=16)
+    with jaxext.use_target("sm_90a"):
+        exported = export.export(jax.jit(depthwise), platforms=["cpu", "cuda"])(IMAGES, TAPS)
+        assert chosen(depthwise, IMAGES, TAPS) == [("conv2d_fprop", "triton")]  # as it would be for a GPU alone
+    assert "triton_kernel_call" not in exported.mlir_module()
+
+
+def test_importing_jax_triton_leaves_the_environment(tmp_path):
+    """It sets, or deletes, TRITON_CACHE_DIR, after which Triton could not find its cache."""
+    script = """if True:
+        import os, jax, jaxext, jax.numpy as jnp
+        x = jax.ShapeDtypeStruct((16, 16), jnp.float16)
+        before = dict(os.environ)
+        jaxext.lower_for(lambda a: jaxext.matmul(a, a, implementation="triton"), x, arch="sm_80")
+        assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())"""
+    for environment in ({}, {"TRITON_CACHE_DIR": str(tmp_path)}):
+        subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **environment})
+
+
+def chosen(fun, *args):
+    with jaxext.use_target("sm_90a"):
+        return [(row.op, row.chosen) for row in jaxext.explain(fun, *args, platform="cuda").rows]
+
+
+@pytest.mark.parametrize("arch", ["90", "sm_9x", "sm90", "", 90])
+def test_targets_that_are_none(arch):
+    with pytest.raises(ValueError, match="arch is .*want a name such as"):
+        jaxext.use_target(arch)
+
+
+def test_the_target_is_what_the_gpus_of_this_machine_are(monkeypatch):
+    """Unless another is named."""
+    gpus_here(monkeypatch, "12.0", "12.0")
+    assert _target.compute_capability("cuda") == 120
+    assert _target.compute_capability("cpu") is None
+    with jaxext.use_target("sm_90a"):
+        assert _target.compute_capability("cuda") == 90
+
+
+def test_gpus_of_several_kinds_have_no_target(monkeypatch):
+    """The first one decided, and what was compiled for it did not load on the others."""
+    gpus_here(monkeypatch, "9.0", "8.0")
+    matmul = functools.partial(jaxext.matmul, implementation="triton")
+    (row,) = jaxext.explain(matmul, struct(64, 64), struct(64, 64), platform="cuda").rows
+    assert row.chosen is None and "those here are of several compute capabilities (see jaxext.use_target)" in row.refused["triton"]
+    with jaxext.use_target("sm_80"):
+        (row,) = jaxext.explain(matmul, struct(64, 64), struct(64, 64), platform="cuda").rows
+    assert row.chosen == "triton"
+
+
+def gpus_here(monkeypatch, *capabilities):
+    devices = [types.SimpleNamespace(compute_capability=capability) for capability in capabilities]
+    monkeypatch.setattr(_target, "jax", types.SimpleNamespace(local_devices=lambda backend: devices))
+
+
+def test_the_target_is_part_of_jits_key():
+    f = jax.jit(lambda a: jaxext.matmul(a, a, implementation="triton"))
+    x = struct(64, 64)
+    first, second, again = (jaxext.lower_for(f, x, arch=arch).as_text() for arch in ("sm_80", "sm_90a", "sm_80"))
+    assert first == again != second

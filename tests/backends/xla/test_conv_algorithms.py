@@ -1,0 +1,460 @@
+"""The `xla` implementation of convolution, called directly: every algorithm against the definition, in float64 or exact integers."""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext.backends.xla import conv_algorithms, conv_rewrites
+from jaxext.forms.window import Window, dilate
+
+
+def definition(open, operands, sizes, window):
+    """The trilinear form with one slot left open, one product for each filter tap and output position."""
+    shapes = shapes_of(sizes, window)
+    arrays = {slot: np.real(np.asarray(a)).astype(np.float64) for slot, a in operands.items()} | {open: np.zeros(shapes[open])}
+    product = {"y": "bngc,bgkc->bngk", "x": "bngk,bgkc->bngc", "w": "bngk,bngc->bgkc"}[open]
+    first, second = {"y": "xw", "x": "yw", "w": "yx"}[open]
+    for tap in itertools.product(*map(range, window.filter)):
+        for p in itertools.product(*map(range, window.output)):
+            place = [
+                divmod(s * q + d * r - low, e)
+                for s, q, d, r, (low, _), e in zip(
+                    window.stride, p, window.filter_dilation, tap, window.padding, window.input_dilation, strict=True
+                )
+            ]
+            if all(rest == 0 and 0 <= i < n for (i, rest), n in zip(place, window.input, strict=True)):
+                at = {"x": (np.s_[:],) * 2 + tuple(i for i, _ in place), "y": (np.s_[:],) * 2 + p, "w": (np.s_[:],) * 3 + tap}
+                arrays[open][at[open]] += np.einsum(product, arrays[first][at[first]], arrays[second][at[second]])
+    return arrays[open]
+
+
+def shapes_of(sizes, window):
+    B, N, G, C, K = (sizes[label] for label in "BNGCK")
+    return {"x": (B, N, *window.input, G, C), "w": (B, G, K, *window.filter, C), "y": (B, N, *window.output, G, K)}
+
+
+def window(input, filter, **given):
+    rank = len(input)
+    ones: dict[str, Any] = dict.fromkeys(("stride", "input_dilation", "filter_dilation"), (1,) * rank)
+    return Window(**({"input": input, "filter": filter, "padding": ((0, 0),) * rank} | ones | given))
+
+
+def operands_of(open, sizes, window, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = shapes_of(sizes, window)
+    return {slot: jnp.asarray(rng.integers(-3, 4, shapes[slot]), dtype) for slot in "xwy" if slot != open}
+
+
+def labels(B=1, N: Any = 2, G=1, C=1, K=1):
+    return dict(B=B, N=N, G=G, C=C, K=K)
+
+
+SPLITTER = {False: "nobody", True: "xla"}
+
+
+def jitted(open, operands, window, *, dtype, precision=None, partitioned=False):
+    how: dict[str, Any] = dict(dtype=dtype, precision=precision, splitter=SPLITTER[partitioned])
+    return jax.jit(lambda operands: conv_algorithms.conv(open, operands, window, **how))(operands)
+
+
+def check(sizes, window, opens="yxw", partitioned=(False, True), dtype=jnp.float32):
+    """Exact in the roles `opens`, in one program: compiling is what takes the time."""
+    operands = {open: operands_of(open, sizes, window, dtype) for open in opens}
+
+    @jax.jit
+    def run(operands):
+        how: dict[str, Any] = dict(dtype=dtype, precision=None)
+        return [
+            {open: conv_algorithms.conv(open, operands[open], window, splitter=SPLITTER[split], **how) for open in opens}
+            for split in partitioned
+        ]
+
+    for got in run(operands):
+        for open in opens:
+            want = definition(open, operands[open], sizes, window)
+            assert got[open].shape == want.shape and got[open].dtype == dtype
+            np.testing.assert_array_equal(np.asarray(got[open]).astype(np.float64), want, err_msg=open)
+
+
+GEOMETRIES = {
+    "plain": window((5, 6), (3, 2)),
+    "same": window((7, 5), (3, 3), padding=((1, 1), (1, 1))),
+    "strided": window((9, 8), (3, 2), stride=(2, 3), padding=((1, 0), (0, 2))),
+    "cropped": window((9, 7), (2, 3), padding=((-1, -2), (2, -1))),
+    "dilated": window((8, 7), (3, 2), filter_dilation=(2, 3), padding=((1, 2), (0, 0))),
+    "transposed": window((4, 3), (4, 3), input_dilation=(2, 3), padding=((2, 2), (1, 0))),
+    "everything": window((4, 5), (3, 2), stride=(2, 3), input_dilation=(3, 2), filter_dilation=(2, 1), padding=((3, 1), (-1, 4))),
+    "one element": window((1, 1), (1, 1)),
+    "all padding": window((1, 2), (2, 2), padding=((3, 3), (0, 1)), stride=(2, 1)),
+    "filter too big": window((3, 3), (5, 2)),
+    "no input": window((0, 4), (2, 2), padding=((2, 2), (0, 0))),
+    "causal": window((11,), (4,), padding=((3, 0),)),
+    "long": window((150,), (3,), padding=((1, 1),)),
+    "scalar": window((), ()),
+    "volume": window((4, 3, 5), (2, 3, 2), stride=(1, 2, 1), padding=((1, 0), (1, 1), (0, 1)), input_dilation=(1, 1, 2)),
+}
+SIZES = {
+    "dense": labels(N=3, C=3, K=2),
+    "depthwise": labels(G=5),
+    "multiplier": labels(G=3, K=2),
+    "grouped": labels(G=2, C=5, K=4),
+    "batched": labels(B=3, N=1, C=2, K=3),
+    "batched groups": labels(B=2, G=3, C=2, K=2),
+    "empty": labels(N=0, G=2, C=2, K=2),
+    "no channels": labels(G=2, C=0, K=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "geometry"),
+    [
+        ("dense", "same"),
+        ("depthwise", "dilated"),
+        ("batched", "scalar"),
+        ("batched groups", "causal"),
+        ("batched groups", "strided"),
+        ("grouped", "transposed"),
+    ],
+)
+def test_every_algorithm_that_a_table_may_name(sizes, geometry):
+    """`plan`'s is the first; whichever runs, the result is exact."""
+    window, dtype = GEOMETRIES[geometry], jnp.float32
+    how: dict[str, Any] = dict(dtype=dtype, splitter="nobody")
+    for open in "yxw":
+        operands = operands_of(open, SIZES[sizes], window, dtype)
+        names = conv_algorithms.algorithms(open, SIZES[sizes], window, **how)
+        assert names[0] == conv_algorithms.plan(open, SIZES[sizes], window, **how) and len(set(names)) == len(names) > 1
+        want = definition(open, operands, SIZES[sizes], window)
+
+        def run(operands, open=open, names=names):
+            return [conv_algorithms.conv(open, operands, window, algorithm=name, precision=None, **how) for name in names]
+
+        for name, got in zip(names, jax.jit(run)(operands), strict=True):
+            np.testing.assert_array_equal(np.asarray(got), want, err_msg=f"{open} {name}")
+
+
+def test_nothing_is_to_be_chosen_where_xla_may_still_partition():
+    for splitter in ("xla", "later"):
+        for sizes in SIZES.values():
+            assert len(conv_algorithms.algorithms("y", sizes, GEOMETRIES["same"], dtype=jnp.float32, splitter=splitter)) == 1
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_geometries_are_exact_in_every_role(geometry):
+    check(SIZES["batched groups"], GEOMETRIES[geometry])
+    if geometry in ("same", "strided", "everything", "long"):
+        check(SIZES["depthwise"], GEOMETRIES[geometry], partitioned=(False,))
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sizes_are_exact_in_every_role(sizes):
+    check(SIZES[sizes], GEOMETRIES["plain"])
+
+
+SAME = window((6, 5), (3, 2), padding=((1, 1), (1, 0)))
+FLAT = window((24, 23), (2, 2))
+STRIDED = window((7, 6), (3, 2), stride=(2, 2))
+TRANSPOSED = window((4, 3), (3, 4), input_dilation=(2, 2), padding=((1, 1), (2, 1)))
+PLANS = [
+    ("lax", "y", labels(C=3, K=4), SAME, False),
+    ("lax", "x", labels(C=3, K=4), SAME, False),
+    ("lax", "w", labels(C=3, K=4), SAME, False),
+    ("lax", "w", labels(B=2, C=3, K=4), SAME, False),
+    ("lax", "y", labels(G=3, C=8, K=8), window((9,), (3,), padding=((1, 2),)), False),
+    ("lax", "y", labels(C=3, K=4), TRANSPOSED, False),
+    ("lax", "x", labels(C=3, K=4), STRIDED, False),
+    ("lax", "y", labels(B=2, C=5, K=1), window((4, 3, 3), (2, 2, 1), padding=((1, 1),) * 3, filter_dilation=(2, 1, 1)), False),
+    ("phases", "y", labels(C=3, K=4), window((4, 3, 2), (3, 4, 2), input_dilation=(2, 2, 1), padding=((1, 1), (2, 1), (1, 0))), False),
+    ("phases", "y", labels(K=4), window((4, 3), (3, 4), input_dilation=(2, 3), filter_dilation=(2, 1), padding=((3, 1), (2, 4))), False),
+    ("phases", "x", labels(G=3), STRIDED, False),
+    ("phases", "w", labels(G=3, C=2), TRANSPOSED, False),
+    ("shifts", "y", labels(G=5), SAME, False),
+    ("shifts", "y", labels(B=2, G=5, C=2, K=3), SAME, False),
+    ("shifts", "x", labels(B=2, G=5, K=2), SAME, False),
+    ("shifts", "y", labels(B=2, G=4), window((9, 9), (4, 4), padding=((1, 2), (3, 0))), False),
+    ("shifts", "y", labels(B=2, N=2, G=4), window((3, 2), (3, 3), padding=((4, 5), (3, 4))), False),  # an image at a time
+    ("shifts", "y", labels(G=3), window((9, 9), (12, 12), padding=((6, 6), (5, 6))), False),  # a row of the filter at a time
+    ("rows", "w", labels(B=2, G=5, C=2, K=4), SAME, False),
+    ("rows", "w", labels(G=16), window((70,), (3,), stride=(1,)), False),
+    ("rows", "w", labels(G=16), window((9, 9), (8, 7), padding=((4, 4), (3, 3))), False),  # some taps at a time
+    ("lax", "w", labels(G=5), SAME, False),
+    ("loop", "y", labels(G=2, C=8, K=8), TRANSPOSED, False),
+    ("loop", "y", labels(B=2, G=8, C=5, K=7), FLAT, False),
+    ("loop", "x", labels(B=3, C=9, K=4), FLAT, False),
+    ("loop", "w", labels(G=29, C=48, K=48), window((6,), (2,)), False),
+    ("loop", "w", labels(B=2, C=48, K=16), window((16, 12), (3, 3), stride=(2, 1), padding=((1, 0), (1, 1))), False),
+    ("zeros", "y", labels(N=0, C=3, K=4), SAME, False),
+    ("zeros", "w", labels(N=0, C=3, K=4), SAME, False),
+    ("zeros", "y", labels(C=3, K=4), window((3, 4), (2, 2), padding=((-1, -2), (5, 5))), False),  # a crop that leaves nothing
+    ("dots", "y", labels(G=3, C=2, K=4), window((), ()), False),
+    ("dots", "y", labels(G=5), SAME, True),
+    ("dots", "x", labels(B=2, G=2, C=3, K=2), STRIDED, True),
+    ("dots", "w", labels(B=2, C=3, K=2), TRANSPOSED, True),
+]
+
+
+def over(plans):
+    return pytest.mark.parametrize(
+        ("name", "open", "sizes", "window", "partitioned"), plans, ids=[f"{plan[0]}-{plan[1]}-{i}" for i, plan in enumerate(plans)]
+    )
+
+
+# One problem for each algorithm, and for each of its roles: compiling is what takes the time.
+ALGORITHMS = list({plan[0]: plan for plan in PLANS}.values())
+ALGORITHMS_AND_ROLES = list({(plan[0], plan[1] == "w"): plan for plan in PLANS}.values())
+
+
+@over(PLANS)
+def test_each_plan_is_chosen_and_exact(name, open, sizes, window, partitioned):
+    assert conv_algorithms.plan(open, sizes, window, dtype=jnp.float32, splitter=SPLITTER[partitioned]) == name
+    check(sizes, window, open, (partitioned,))
+
+
+def test_transposed_convolutions_of_64_bits_are_phases():
+    """XLA's CPU backend has a fast transposed convolution for at most 32 bits."""
+    plan = functools.partial(conv_algorithms.plan, "y", labels(C=3, K=4), TRANSPOSED, splitter="nobody")
+    assert [plan(dtype=dtype) for dtype in (jnp.float32, jnp.float64, jnp.complex64)] == ["lax", "phases", "phases"]
+
+
+def test_rows_of_two_blocks(monkeypatch):
+    """Of six rows of the output, four in the first block; the second overhangs."""
+    monkeypatch.setattr(conv_rewrites, "BLOCK", 4 * 5 * 16)
+    sizes = labels(N=2, G=16)
+    assert SAME.output == (6, 5) and conv_algorithms.plan("w", sizes, SAME, dtype=jnp.float32, splitter="nobody") == "rows"
+    check(sizes, SAME, "w", (False,))
+
+
+def test_every_plan_of_the_docstring_is_tested():
+    documented = {line.split()[0] for line in str(conv_algorithms.plan.__doc__).split("\n\n")[1].splitlines() if line.strip()}
+    assert documented == {plan[0] for plan in PLANS}
+
+
+SHORT = window((5,), (2,), padding=((1, 0),))  # two taps: quick to compile
+
+
+def in_every_role(operands, sizes, result):
+    """(result, definition) for given operands of each role, in one program."""
+
+    @jax.jit
+    def run(operands):
+        how: dict[str, Any] = dict(dtype=jnp.dtype(result), precision=None)
+        return [
+            [conv_algorithms.conv(open, operands[open], SHORT, splitter=SPLITTER[split], **how) for open in "yxw"]
+            for split in (False, True)
+        ]
+
+    for got_of_roles in run(operands):
+        for open, got in zip("yxw", got_of_roles, strict=True):
+            assert got.dtype == result
+            yield np.asarray(got), definition(open, operands[open], sizes, SHORT)
+
+
+def with_each_size(kinds):
+    """Each kind with one of three sizes, another one for its neighbours; with the others in the long tail."""
+    sizes = ("dense", "depthwise", "batched groups")
+    pairs = [(i - j, kind, size) for i, kind in enumerate(kinds) for j, size in enumerate(sizes)]
+    return [pytest.param(kind, size, marks=pytest.mark.slow if turn % 3 else ()) for turn, kind, size in pairs]
+
+
+DTYPES = ("float64", "float32", "bfloat16", "float16", "int8", "int32", "uint8", "complex64", "bool")
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), with_each_size(DTYPES))
+def test_dtypes(dtype, sizes):
+    sizes = SIZES[sizes]
+    operands = {open: {k: abs(v).astype(dtype) for k, v in operands_of(open, sizes, SHORT, "int32").items()} for open in "yxw"}
+    for got, want in in_every_role(operands, sizes, dtype):
+        np.testing.assert_array_equal(got, (want % 256 if dtype in ("int8", "uint8") else want).astype(np.int64).astype(dtype))
+
+
+MIXED = (
+    ("float32", "bfloat16", "bfloat16"),
+    ("bfloat16", "bfloat16", "float32"),
+    ("float8_e4m3fn", "float32", "float32"),
+    ("float8_e4m3fn", "float8_e5m2", "bfloat16"),
+    ("int8", "int8", "int32"),
+)
+
+
+@pytest.mark.parametrize(("dtypes", "sizes"), with_each_size(MIXED))
+def test_mixed_dtypes(dtypes, sizes):
+    a, b, result = dtypes
+    sizes = SIZES[sizes]
+    operands = {}
+    for open in "yxw":
+        pair = operands_of(open, sizes, SHORT, "float32").items()
+        operands[open] = {slot: v.astype(dtype) for (slot, v), dtype in zip(pair, (a, b), strict=True)}
+    for got, want in in_every_role(operands, sizes, result):
+        np.testing.assert_array_equal(got.astype(np.float64), want.astype(jnp.dtype(result)).astype(np.float64))
+
+
+@over(ALGORITHMS)
+def test_error_is_of_the_order_of_lax(name, open, sizes, window, partitioned):
+    dtype = "bfloat16"
+    rng = np.random.default_rng(0)
+    shapes = shapes_of(sizes, window)
+    operands = {slot: jnp.asarray(rng.standard_normal(shapes[slot]), dtype) for slot in "xwy" if slot != open}
+    want = definition(open, operands, sizes, window)
+    scale = definition(open, {k: abs(v) for k, v in operands.items()}, sizes, window)
+    got = np.asarray(jitted(open, operands, window, dtype=jnp.dtype(dtype), partitioned=partitioned)).astype(np.float64)
+    assert np.isfinite(got).all()
+    # float32 accumulation of n terms in any order, then one rounding, is within this of the sum of magnitudes.
+    bound = 2 * float(jnp.finfo(dtype).eps) * abs(want) + 32 * float(jnp.finfo(np.float32).eps) * scale
+    assert (abs(got - want) <= bound).all(), (abs(got - want) / np.maximum(bound, 1e-30)).max()
+
+
+@pytest.mark.parametrize("geometry", ["strided", "everything", "causal"])
+def test_many_taps_are_a_loop(geometry, monkeypatch):
+    monkeypatch.setattr(conv_rewrites, "UNROLLED_TAPS", 3)
+    check(labels(B=2, G=3, C=2, K=2), GEOMETRIES[geometry], partitioned=(True,))
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize("open", "yxw")
+def test_large_filter_makes_a_small_program(open, partitioned):
+    big = window((31, 31), (31, 31), padding=((15, 15), (15, 15)))
+    operands = operands_of(open, labels(G=4), big, jnp.float32)
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned])
+    text = jax.jit(lambda operands: conv_algorithms.conv(open, operands, big, **how)).lower(operands).as_text()
+    assert len(text.splitlines()) < 2000  # 961 taps, unrolled, were more than 5000
+
+
+# Calls that were wrong, read out of bounds or ended the process: cropped to nothing by a phase, or by lax itself.
+NHWC = ("NHWC", "HWIO", "NHWC")
+CROPPED = {
+    "strided gradient": ((1, 2, 2, 136), (2, 2, 136, 136), ((2, 2), ((1, 0), (1, 0)), None, None, NHWC), {}),
+    "strided, dilated input": ((1, 8, 1, 2), (32, 8, 2, 1), ((5, 3), ((3, 2), (2, 0)), (2, 2)), {}),
+    "both dilated, batch groups": ((17, 2, 1, 8), (68, 2, 1, 3), ((1, 1), ((-2, 5), (0, -3)), (5, 2), (2, 3)), {"batch_group_count": 17}),
+    "lax ends the process": ((1, 136, 1, 2), (272, 8, 1, 1), ((5, 3), ((1, -1), (1, -2))), {"feature_group_count": 17}),
+    "the filter's gradient reads padding alone": ((3, 2, 3, 2), (6, 1, 3, 3), ((3, 3), ((8, -2), (4, 2)), None, (3, 3)),
+                                                  {"feature_group_count": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", CROPPED)
+def test_crops_that_leave_nothing(name, dtype):
+    """Of ones, each sum counts how often an element of x meets one of w."""
+    x, w, geometry, groups = CROPPED[name]
+
+    @jax.jit
+    def run(x, w):
+        y, pullback = jax.vjp(lambda x, w: jaxext.conv_general_dilated(x, w, *geometry, **groups, preferred_element_type="float32"), x, w)
+        return y, *pullback(jnp.ones_like(y))
+
+    y, of_x, of_w = (np.asarray(a).astype(np.float64) for a in run(jnp.ones(x, dtype), jnp.ones(w, dtype)))
+    meetings = 136 * 136 if name == "strided gradient" else 0  # all others see padding alone
+    assert y.sum() == of_x.sum() == of_w.sum() == meetings
+    if name == "strided gradient":
+        np.testing.assert_array_equal(of_x[0, :, :, 0], [[136, 0], [0, 0]])
+
+
+INFINITE = {
+    "4 groups": ((1, 8, 8, 32), (3, 3, 8, 32), 4),
+    "depthwise 13x13": ((1, 14, 14, 16), (13, 13, 1, 16), 16),
+    "32 groups": ((1, 6, 6, 128), (3, 3, 4, 128), 32),
+}
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_an_infinity_stays_in_its_group(name):
+    """It reaches the outputs whose filter meets it, and no others: lax's own result is infinite or NaN in exactly these."""
+    x, w, groups = INFINITE[name]
+    ones = jnp.ones(x, jnp.float32).at[0, 5, 5, 0].set(jnp.inf)
+    case = functools.partial(
+        jaxext.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, feature_group_count=groups
+    )
+    y, pullback = jax.vjp(lambda x: case(x, jnp.ones(w, jnp.float32)), ones)
+    (of_x,) = pullback(jnp.ones_like(y).at[0, 5, 5, 0].set(jnp.inf))
+    reached = np.zeros(x[1:3], bool)
+    half = w[0] // 2
+    reached[max(0, 5 - half) : 6 + half, max(0, 5 - half) : 6 + half] = True
+    per_group = x[3] // groups
+    for result in (y, of_x):
+        infinite = ~np.isfinite(np.asarray(result)[0])
+        np.testing.assert_array_equal(infinite.any(-1), reached)
+        np.testing.assert_array_equal(infinite[5, 5].nonzero()[0], np.arange(per_group))
+
+
+def equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for sub in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
+            if hasattr(sub, "eqns") or hasattr(sub, "jaxpr"):
+                yield from equations(getattr(sub, "jaxpr", sub))
+
+
+def grouped(open, sizes, geometry, partitioned):
+    operands = operands_of(open, sizes, geometry, jnp.float32)
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned])
+    jaxpr = jax.make_jaxpr(lambda operands: conv_algorithms.conv(open, operands, geometry, **how))(operands)
+    convolutions = [e.params for e in equations(jaxpr.jaxpr) if e.primitive.name == "conv_general_dilated"]
+    return any(p["feature_group_count"] * p["batch_group_count"] > 1 for p in convolutions)
+
+
+def test_a_partitioned_convolution_is_never_grouped():
+    for open, sizes, geometry in itertools.product("yxw", SIZES.values(), map(GEOMETRIES.get, ("causal", "everything"))):
+        assert not grouped(open, sizes, geometry, partitioned=True)
+    assert grouped("y", PLANS[4][2], PLANS[4][3], partitioned=False), "the check can fail"
+
+
+# XLA refuses every shard_map of empty arrays alone, as the operands of "zeros" are here.
+@over([plan for plan in ALGORITHMS_AND_ROLES if plan[0] != "zeros"])
+def test_under_shard_map(name, open, sizes, window, partitioned):
+    """Each device does one of two problems; a carry of a loop that forgets its varying axes is an error here."""
+    mesh = jax.make_mesh((2,), ("i",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    each = [operands_of(open, sizes, window, jnp.float32, seed) for seed in (1, 2)]
+    both = jax.tree.map(lambda *a: jnp.stack(a), *each)
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned])
+
+    def local(operands):
+        return conv_algorithms.conv(open, jax.tree.map(lambda a: a[0], operands), window, **how)[None]
+
+    want = [definition(open, operands, sizes, window) for operands in each]
+    for check_vma in (True, False):
+        got = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=check_vma))(both)
+        np.testing.assert_array_equal(got, want)
+
+
+def test_windows():
+    """Transposing twice is the identity up to what stride and padding cut off, and the phases cover every tap and output once."""
+    for w in GEOMETRIES.values():
+        t = w.transposed
+        assert t.output == w.input or 0 in w.input + w.output or not w.rank
+        if 0 in w.output:
+            continue
+        pairs = [pair for outputs, taps, _ in w.phases for pair in itertools.product(itertools.product(*outputs), itertools.product(*taps))]
+        assert len(pairs) == len(set(pairs))
+        for outputs, taps, sub in w.phases:
+            assert sub.output == tuple(map(len, outputs)) and sub.filter == tuple(map(len, taps))
+            assert dataclasses.replace(sub, input_dilation=(1,) * w.rank) == sub
+            assert all(dilate(i, 1) + low + high >= 1 for i, (low, high) in zip(sub.input, sub.padding, strict=True))
+    for low, high in itertools.product(range(-6, 2), repeat=2):  # crops, of which some leave a hole of the dilation at an end
+        left, rest = window((4,), (1,), padding=((low, high),), input_dilation=(3,)).cropped
+        assert min(rest.padding[0]) >= 0 and rest.output == (max(0, 10 + low + high),)
+        assert rest.input == (len(range(4)[left[0]]),)
+
+
+def test_a_traced_batch_size_goes_to_lax():
+    n = jax.export.symbolic_shape("n")[0]
+    plan = functools.partial(conv_algorithms.plan, dtype=jnp.float32, splitter="nobody")
+    assert plan("y", labels(N=n, G=3), SAME) == "lax"
+    assert plan("w", labels(N=n, G=3), SAME) == "lax"
+
+
+def test_an_infinity_beside_the_image_reaches_no_tap_of_the_rows_beyond():
+    """Rows of the padding are left out, not multiplied: zero times the infinity of a gradient would be NaN."""
+    sizes, same = labels(G=16), window((6, 5), (3, 3), padding=((1, 1), (1, 1)))
+    x, y = (jnp.ones(shapes_of(sizes, same)[slot], jnp.float32) for slot in "xy")
+    for row, met in ((0, [False, True, True]), (-1, [True, True, False])):
+        operands = {"x": x, "y": y.at[:, :, row].set(jnp.inf)}
+        w = conv_algorithms.conv("w", operands, same, algorithm="rows", dtype=jnp.float32, precision=None, splitter="nobody")
+        np.testing.assert_array_equal(~np.isfinite(w).all((0, 1, 2, 4, 5)), met)

@@ -1,0 +1,87 @@
+"""Convolutions of integers on GPUs, most of which XLA refuses there: the form that the `xla` implementation gives them.
+
+Its values are a CPU's, from the same operations; test_gpu_program_preferences.py compiles them for a GPU.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from lowered import NHWC, operations, struct
+from test_conv_algorithms import definition, labels, shapes_of, window
+
+import jaxext
+from jaxext.backends.xla import conv_algorithms
+
+DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
+SIZES = labels(B=2, G=2, C=3, K=2)
+WINDOW = window((5, 4), (3, 2), stride=(2, 1), padding=((-1, 3), (2, 0)), input_dilation=(2, 1), filter_dilation=(1, 2))
+
+
+def conv(x, w, **kwargs):
+    return jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, **kwargs)
+
+
+VALUES = (
+    ("int8", "int8"),
+    ("int8", "int32"),
+    ("uint8", "int32"),
+    ("int16", "int16"),
+    ("uint32", "uint32"),
+    ("int64", "int64"),
+    ("bool", "bool"),
+)
+
+
+@pytest.mark.parametrize("dtype, result", VALUES)
+def test_values_in_every_role(dtype, result):
+    """Sums exceed 8 bits and wrap; truth is exact in float64."""
+    rng = np.random.default_rng(0)
+    low, high = (0, 2) if dtype == "bool" else (0, 256) if dtype.startswith("u") else (-128, 128)
+    arrays = {slot: rng.integers(low, high, shape).astype(dtype) for slot, shape in shapes_of(SIZES, WINDOW).items()}
+    how: dict[str, Any] = dict(dtype=np.dtype(result), precision=None, splitter="nobody", platform="cuda")
+
+    def open_slots(arrays):
+        return {o: conv_algorithms.conv(o, {s: a for s, a in arrays.items() if s != o}, WINDOW, **how) for o in arrays}
+
+    for slot, got in jax.jit(open_slots)(arrays).items():
+        want = definition(slot, {s: a for s, a in arrays.items() if s != slot}, SIZES, WINDOW)
+        assert dtype == "bool" or np.abs(want).max() > 255
+        np.testing.assert_array_equal(got, want.astype(bool) if dtype == "bool" else want.astype(np.int64).astype(result))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [labels(C=8, K=8), labels(G=4, C=8, K=8), labels(G=4), labels(B=3)], ids=str)
+def test_the_plan(sizes, dtype):
+    """On GPUs dots, whoever splits; on CPUs lax's own, which is right there."""
+    plan = functools.partial(conv_algorithms.plan, sizes=sizes, window=WINDOW, dtype=np.dtype(dtype))
+    for open in "yxw":
+        assert {plan(open, splitter=s, platform=p) for s in ("nobody", "labels", "xla", "later") for p in ("cuda", "rocm")} == {"dots"}
+        assert plan(open, splitter="nobody", platform="cpu") == "lax"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [1, 8])
+def test_programs_for_gpus_hold_no_convolution(dtype, groups):
+    """lax's compile for a GPU only of int8 into int8, which cuDNN saturates, and of booleans."""
+    args = struct(2, 8, 8, 8, dtype=dtype), struct(3, 3, 8 // groups, 8, dtype=dtype)
+    lowered = jaxext.lower_for(functools.partial(conv, feature_group_count=groups, implementation="xla"), *args, arch="sm_90a")
+    assert not any(op.name == "stablehlo.convolution" for op in operations(lowered))
+    (row,) = jaxext.explain(functools.partial(conv, feature_group_count=groups), *args, platform="cuda").rows
+    assert (row.chosen, row.how) == ("xla", "dots")  # no GPU is named: it is not known which Triton would compile for
+
+
+def test_int8_takes_the_kernel():
+    pytest.importorskip("triton")
+    pytest.importorskip("jax_triton", exc_type=ImportError)
+    args = struct(2, 8, 8, 8, dtype=jnp.int8), struct(3, 3, 8, 8, dtype=jnp.int8)
+    with jaxext.use_target("sm_90a"):
+        of_int8, of_int32, of_int16 = (
+            jaxext.explain(functools.partial(conv, preferred_element_type=result), *args, platform="cuda").rows[0]
+            for result in (np.int8, np.int32, np.int16)
+        )
+    assert [(row.chosen, row.how) for row in (of_int8, of_int32)] == [("triton", "conv")] * 2
+    assert (of_int16.chosen, of_int16.how) == ("xla", "dots") and "int16" in of_int16.refused["triton"]

@@ -1,0 +1,105 @@
+"""Runs of the benchmark that end early, killed, hung, on a lost device or out of time: what they leave, and how others go on with it."""
+
+# ruff: noqa: F811 - fixtures are another file's
+
+import types
+
+import pytest
+from test_bench import MATMUL, few_problems, made_up, options, run  # noqa: F401
+
+from jaxext.benchmarks import bench, cells, problems, report
+from jaxext.benchmarks.targets import FIRST, targets
+from jaxext.cli.terminal import UsageError
+from jaxext.tables import environment
+
+WHOLE_SUITE = problems.PROBLEMS
+
+
+def names(cases):
+    return [case.name for case in cases]
+
+
+def test_each_row_is_written_at_once(made_up, tmp_path):
+    """So that a kill loses no more than the row that is being measured, and the report says that it was killed, and in which."""
+    path = tmp_path / "report.json"
+    made_up.outcomes += [{}, {}, SystemExit(9)]
+    with pytest.raises(SystemExit):
+        run("--json", path)
+    read = report.read(path)
+    assert read.interrupted and names(read.rows) == names(case for case, *_ in made_up.asked[:2])
+    assert read.begun == (made_up.asked[2][0].name,)
+
+
+def test_a_run_goes_on_where_it_died(made_up, tmp_path, monkeypatch, capsys):
+    """The rows that are there are not measured again, nor are the ceilings; a case in which a run died waits until all others are done,
+    whether the process was killed or the device was lost, and so does the one before it."""
+    path, known = tmp_path / "report.json", []
+    monkeypatch.setattr(cells, "ceilings", lambda dtypes, clock, quick, there: known.append(there) or {"copy": 1e9})
+    made_up.outcomes += [{}, SystemExit(9)]
+    with pytest.raises(SystemExit):
+        run("--json", path, "--resume")
+    (first, killer), made_up.asked[:] = names(case for case, *_ in made_up.asked), []
+
+    gone = iter([None, "CUDA_ERROR_ILLEGAL_ADDRESS"])
+    monkeypatch.setattr(cells, "lost", lambda: next(gone, None))
+    assert run("--json", path, "--resume") == 130
+    (second, loser), made_up.asked[:] = names(case for case, *_ in made_up.asked), []
+    read = report.read(path)
+    assert names(read.rows) == [first, second] and read.begun == (killer, loser) and read.interrupted
+    assert "the device is lost" in capsys.readouterr().out and len({first, killer, second, loser}) == 4
+
+    assert run("--json", path, "--resume") == 0
+    read = report.read(path)
+    assert names(read.rows)[:2] == [first, second] and sorted(names(read.rows)[-2:]) == sorted([killer, loser])
+    assert not read.interrupted and read.begun == () and names(case for case, *_ in made_up.asked) == names(read.rows)[2:]
+    assert known == [{}, {"copy": 1e9}, {"copy": 1e9}]
+
+
+def test_what_cannot_be_gone_on_with(made_up, tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    with pytest.raises(UsageError, match="--resume: it goes on with the file of --json, and there is none"):
+        run("--resume")
+    run("--roles", "nn", "--json", path)
+    world = environment.report()
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, commit="another"))
+    assert run("--roles", "nn", "--json", path, "--resume") == 0 and len(made_up.asked) == 1
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, device="another", sources={}))
+    with pytest.raises(UsageError, match="--resume: .*report.json is of another device, sources: name another file"):
+        run("--roles", "nn", "--json", path, "--resume")
+
+
+def test_a_row_that_hangs_ends_the_process(monkeypatch):
+    """On a GPU, where nothing else ends a kernel that hangs; and the next row has as long again."""
+    calls = []
+    monkeypatch.setattr(bench.faulthandler, "dump_traceback_later", lambda seconds, exit, file: calls.append((seconds, exit)))
+    monkeypatch.setattr(bench.faulthandler, "cancel_dump_traceback_later", lambda: calls.append("done"))
+    monkeypatch.setattr(cells, "measure", lambda case, targets, how: calls.append("measured"))
+    how = types.SimpleNamespace(libraries=["lax"])
+    bench._row(MATMUL.case("nn", "float32"), how)  # type: ignore[arg-type]
+    monkeypatch.setattr(bench.jax, "default_backend", lambda: "gpu")
+    bench._row(MATMUL.case("nn", "float32"), how)  # type: ignore[arg-type]
+    assert calls == ["measured", (bench.STUCK_S, True), "measured", "done"]
+
+
+def test_a_lost_device_is_noticed(monkeypatch):
+    """It fails at whatever is asked of it next, so that each later case would be told as a failure, of lax too."""
+    assert cells.lost() is None
+
+    def gone(*_):
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS:\n an illegal memory access was encountered")
+
+    monkeypatch.setattr(cells.jnp, "arange", gone)
+    assert cells.lost() == "RuntimeError: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
+
+
+def test_the_most_wanted_come_first(monkeypatch):
+    """On a GPU, where a run ends early: what has targets, by kind; then all else by kind."""
+    monkeypatch.setattr(problems, "PROBLEMS", WHOLE_SUITE)
+    monkeypatch.setattr(bench.jax, "default_backend", lambda: "gpu")
+    asked = options()
+    asked.quick = False
+    chosen = bench.cases(asked)
+    held = [bool(targets(case, "gpu")) for case in chosen]
+    assert held == sorted(held, reverse=True) and 50 < sum(held) < 100
+    kinds = [next((kind for kind in FIRST if kind in case.tags), "") for case, has in zip(chosen, held, strict=True) if has]
+    assert tuple(dict.fromkeys(kinds)) == (*FIRST, "")

@@ -1,0 +1,251 @@
+"""The suite of problems: every case is a function that lax and jaxext agree on, is counted right, and has a smaller twin of its kind."""
+
+import collections
+import dataclasses
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxext
+from jaxext.backends.cuda import cuda_binding
+from jaxext.benchmarks.case import DTYPES, PLAIN
+from jaxext.benchmarks.kinds import Conv, Matmul, Mlp
+from jaxext.benchmarks.problems import DEFAULT, PROBLEMS, reduced, select, twins
+from jaxext.benchmarks.targets import OF_CPUS, OF_GPUS, targets
+
+SMALL = 2e6
+NETWORKS = {
+    "llama", "deepseek", "mlp", "resnet50", "resnext", "convnext", "mobilenet", "efficientnet", "unet", "vae", "video", "wavenet", "mamba",
+    "hyena", "wav2vec2", "whisper", "encodec", "wrn", "ensemble", "hypernetwork",
+}  # fmt: skip
+KINDS = {
+    "matmul", "skinny", "batched", "mlp", "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped", "depthwise",
+    "strided", "dilated", "transposed", "causal", "batched-filters", "per-example",
+}  # fmt: skip
+MARKS = {"target", "sweep", "precision", "cpu", "large", "waves", "thin", "few-images", "many-images"}
+
+
+def structs(case, dtypes=None):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(case.shapes, dtypes or case.dtypes, strict=True)]
+
+
+def wide(struct):
+    return jax.ShapeDtypeStruct(struct.shape, np.float64)
+
+
+def first_of_each(tags, problems=PROBLEMS):
+    """The first problem with each of the tags, once."""
+    return list(dict.fromkeys(next(problem for problem in problems if tag in problem.tags) for tag in sorted(tags)))
+
+
+def named(problem):
+    return problem.name
+
+
+def test_names_are_told_apart():
+    for things in (PROBLEMS, [case for problem in PROBLEMS for case in problem.cases()]):
+        assert [name for name, times in collections.Counter(thing.name for thing in things).items() if times > 1] == []
+
+
+def test_tags_are_known_and_each_network_is_there():
+    assert set().union(*(problem.tags for problem in PROBLEMS)) == NETWORKS | KINDS | MARKS
+    for network, kinds in {"unet": {"two-axes", "three-axes", "transposed"}, "vae": {"two-axes", "three-axes", "transposed"}}.items():
+        assert kinds <= set().union(*(problem.tags for problem in PROBLEMS if network in problem.tags))
+    dilations = {problem.dilation for problem in PROBLEMS if isinstance(problem, Conv) and "wavenet" in problem.tags}
+    assert {min(dilations), max(dilations)} == {1, 512}
+    assert {problem.M for problem in PROBLEMS if isinstance(problem, Matmul) and "llama" in problem.tags} >= {1, 16, 128, 1024, 8192, 16384}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=named)
+def test_lax_and_jaxext_agree_on_every_case(problem):
+    assert problem.cases()
+    for case in problem.cases():
+        theirs, ours = (jax.eval_shape(case.build(library), *structs(case)) for library in ("lax", "jaxext"))
+        assert theirs == ours
+        assert {leaf.dtype for leaf in jax.tree.leaves(ours)} == {np.dtype(DTYPES[case.numbers][2])}
+        if case.numbers not in PLAIN:
+            assert jax.eval_shape(case.truth, *structs(case, ["float64"] * len(case.shapes))) == jax.tree.map(wide, ours)
+
+
+@pytest.mark.parametrize("problem", first_of_each({"mlp", "batched", "stem", "mobilenet", "dilated", "wrn"}), ids=named)
+def test_a_twin_computes_what_lax_does(problem):
+    """All roles at once, of small twins, in float32."""
+    twin = reduced(problem, SMALL)
+    case = twin.case(twin.roles[-1], "float32")
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape) for shape in case.shapes]
+    got, truth = jax.jit(case.build("jaxext"))(*map(jnp.float32, arrays)), jax.jit(case.build("lax"))(*arrays)
+    for ours, right in zip(jax.tree.leaves(got), jax.tree.leaves(truth), strict=True):
+        assert ours.dtype == np.float32 and right.dtype == np.float64 and np.isfinite(ours).all()
+        assert np.linalg.norm(np.asarray(ours) - np.asarray(right)) <= 1e-5 * np.linalg.norm(right)
+
+
+ODD = Conv(name="odd", x=(2, 7, 6, 6), w=(3, 2, 2, 9), groups=3, stride=2, dilation=2, padding=((0, 0),) * 2)
+PROBES = [
+    Matmul(name="matmul", M=3, N=4, K=5),
+    Matmul(name="batched", M=3, N=4, K=5, B=2),
+    ODD,
+    Conv(name="batched filters", x=(2, 6, 3), w=(3, 3, 4), batch=2, padding=((0, 0),)),
+]
+
+
+@pytest.mark.parametrize("problem", PROBES, ids=named)
+def test_operations_are_counted(problem):
+    """A product of ones adds up to the number of its multiplications; every role has as many, and a step all of them."""
+    first = problem.case(problem.roles[0], "float32")
+    products = float(jnp.sum(jax.jit(first.truth)(*map(np.ones, first.shapes))))
+    assert [problem.flops(role) for role in problem.roles] == [2 * products] * 3 + [6 * products]
+
+
+@pytest.mark.parametrize("numbers", ["fp8", "fp8 both", "int8"])
+def test_numbers_of_8_bits(numbers):
+    """Small integers, whose sums are exact; lax's operands are widened first."""
+    case = Matmul(name="", M=3, N=4, K=5, numbers=(numbers,)).case("nt", numbers)
+    arrays = [np.random.default_rng(0).integers(-3, 4, shape) for shape in case.shapes]
+    right = case.truth(*map(np.float64, arrays))
+    for library in ("lax", "jaxext"):
+        got = jax.jit(case.build(library))(*(jnp.asarray(array, dtype) for array, dtype in zip(arrays, case.dtypes, strict=True)))
+        assert got.dtype == DTYPES[numbers][2] and np.array_equal(np.asarray(got, np.float64), right)
+
+
+def test_zeros_that_a_dilation_inserts_are_not_counted():
+    problem = Conv(name="", x=(1, 32, 32, 1), w=(4, 4, 1, 1), input_dilation=2, padding=((2, 2),) * 2)
+    products = float(jnp.sum(problem.case("fprop", "float32").truth(*map(np.ones, problem.shapes("fprop")))))
+    assert problem.flops("fprop") == pytest.approx(2 * products, rel=0.05)  # padding counts
+
+
+@pytest.mark.parametrize("role", ["forward", "dgrad", "wgrad", "step"])
+def test_operations_of_a_network_are_those_that_are_left(role):
+    problem = Mlp(name="", widths=(96, 160, 224, 64), batch=128)
+    case = problem.case(role, "float32")
+    text = str(jax.jit(case.build("lax")).lower(*structs(case)).compile().as_text())
+    shapes = {name: [*map(int, sizes.split(","))] for name, sizes in re.findall(r"(%\S+) = f32\[(\d+,\d+)\]", text)}
+    products = re.findall(r"(%\S+) = \S+ dot\((?:f32\S+ )?(%[\w.-]+), .*lhs_contracting_dims={(\d)}", text)
+    assert len(products) == len(re.findall(r" dot\(", text)) > 0, "the pattern is out of date"
+    assert sum(2 * math.prod(shapes[result]) * shapes[left][int(axis)] for result, left, axis in products) == problem.flops(role)
+
+
+def test_gradients_are_those_of_the_step():
+    """Per-example ones too, whose filter is one."""
+    for problem in (Conv(name="", x=(2, 5, 3), w=(2, 3, 4), batch=3, per_example=True), Matmul(name="", M=3, N=4, K=5, B=2)):
+        rng = np.random.default_rng(0)
+        step = problem.case("step", "float32")
+        a, b, c = (rng.standard_normal(shape) for shape in step.shapes)
+        whole = jax.jit(step.truth)(a, b, c)
+        others = (
+            {"fprop": (a, b), "dgrad": (b, c), "wgrad": (a, c)} if isinstance(problem, Conv) else {"nn": (a, b), "nt": (c, b), "tn": (a, c)}
+        )
+        for (role, operands), right in zip(others.items(), whole, strict=True):
+            np.testing.assert_allclose(jax.jit(problem.case(role, "float32").truth)(*operands), right, rtol=1e-10)
+
+
+@pytest.mark.parametrize("flops", [SMALL, DEFAULT])
+def test_a_twin_is_of_the_same_kind(flops):
+    for problem in PROBLEMS:
+        check_twin(problem, flops)
+
+
+def check_twin(problem, flops):
+    twin = reduced(problem, flops)
+    assert twin == reduced(problem, flops) and reduced(twin, flops) is twin
+    assert type(twin) is type(problem) and (twin.roles, twin.numbers) == (problem.roles, problem.numbers)
+    if twin is problem:
+        return
+    assert twin.name.startswith(problem.name) and twin.tags == problem.tags | {"reduced"}
+    assert all(twin.halved(stage) == twin for stage in twin.stages) or twin.flops(twin.roles[0]) <= flops
+    if isinstance(problem, Conv):
+        assert isinstance(twin, Conv) and list(twin.kinds) == list(problem.kinds)
+        assert (twin.stride, twin.padding, twin.dilation, twin.w[:-2]) == (
+            problem.stride,
+            problem.padding,
+            problem.dilation,
+            problem.w[:-2],
+        )
+        assert [size % 2 for size in twin.w[-2:]] == [size % 2 for size in problem.w[-2:]]
+        assert min(twin.x[0], 2) == min(problem.x[0], 2) and min(twin.output) > 1
+    if isinstance(problem, Matmul):
+        assert isinstance(twin, Matmul) and (twin.B > 1) == (problem.B > 1)
+        assert [size % 2 for size in (twin.M, twin.N, twin.K)] == [size % 2 for size in (problem.M, problem.N, problem.K)]
+
+
+def test_twins_for_a_cpu():
+    """Those meant for one as they are; all that coincide as one, which has every role of theirs."""
+    problems = [dataclasses.replace(problem, numbers=("tf32",)) for problem in PROBLEMS]
+    chosen = twins(problems)
+    assert [problem for problem in problems if "cpu" in problem.tags] == [problem for problem in chosen if "cpu" in problem.tags]
+    assert all(problem.flops(problem.roles[0]) <= DEFAULT for problem in chosen if "cpu" not in problem.tags)
+    of_one_size = [problem for problem in chosen if problem.shapes(problem.roles[0]) == ((256, 512), (512, 256))]
+    assert [problem.name for problem in of_one_size] == ["4096 cubed, 4096x4096x4096 as 256x512x256"]
+
+    def asked(problems):
+        return {(case.role, case.shapes, repr(case.static)) for problem in problems for case in problem.cases()}
+
+    assert asked(chosen) == asked(problem if "cpu" in problem.tags else reduced(problem) for problem in problems)
+    assert twins(PROBLEMS) != chosen  # numbers tell twins apart
+    assert max(problem.flops(problem.roles[0]) for problem in twins(select(tags=["cpu"], names=["depthwise"]), SMALL)) <= SMALL
+
+
+def test_selection():
+    assert sorted(select(), key=named) == sorted(PROBLEMS, key=named)
+    held = ["target" in problem.tags for problem in select()]
+    assert held == sorted(held, reverse=True)
+    assert {problem.name for problem in select(tags=["wrn", "mlp"])} == {
+        problem.name for problem in PROBLEMS if problem.tags & {"wrn", "mlp"}
+    }
+    assert [problem.name for problem in select(tags=["cpu"], names=["7x7, 8x", "nothing such"])] == ["depthwise 7x7, 8x56x56x96"]
+    assert select(names=["nothing such"]) == []
+    with pytest.raises(ValueError, match="no problem is tagged resnet; there are .*resnet50"):
+        select(tags=["resnet", "mlp"])
+
+
+def test_what_nobody_would_write_is_no_case():
+    (conv, *_), (matmul, *_) = select(names=["unet 3x3, 8x64"]), select(names=["llama 70B up, 8192"])
+    assert [case.name.removeprefix(conv.name) for case in conv.cases(["fprop", "dgrad"])] == [
+        " fprop bfloat16",
+        " dgrad bfloat16",
+        " fprop fp8",
+    ]
+    assert matmul.case("nt", "fp8").dtypes == ("float8_e4m3fn", "float8_e4m3fn")
+    assert matmul.case("nn", "float16").name == matmul.case("nn", "fp16").name == f"{matmul.name} nn float16"
+    for problem, role, dtype in ((conv, "dgrad", "fp8"), (matmul, "step", "fp8"), (matmul, "fprop", "bfloat16")):
+        with pytest.raises(ValueError, match=re.escape(f"{problem.name}: no case for role {role!r} in {dtype!r}")):
+            problem.case(role, dtype)
+    with pytest.raises(ValueError, match="dtype is 'float12', want one of bfloat16, float16, float32, bf16, "):
+        matmul.case("nn", "float12")
+
+
+def test_what_is_expected():
+    cases = [case for problem in PROBLEMS for case in problem.cases()]
+    held = [case for case in cases if targets(case, "gpu")]
+    assert all(targets(case, "cuda") == targets(case, "gpu") and case.dtype == "bfloat16" for case in held)
+    for tags, by_role in OF_GPUS:
+        matched = [case for case in held if next(of for of, _ in OF_GPUS if of <= case.tags) == tags]
+        assert {case.role for case in matched} == set(by_role)
+    assert {kind for case in held for of in targets(case, "gpu").values() for kind in of} <= {"lax", "xla", "best", "copy", "tflops"}
+    expected = {(case.problem, case.role): targets(case, "cpu") for case in cases if targets(case, "cpu")}
+    assert expected == {(name, role): {"xla": {"lax": least}} for name, roles in OF_CPUS.items() for role, least in roles.items()}
+    assert not any(targets(case, "tpu") for case in cases)
+    assert not any(targets(case, platform) for problem in held_twins() for case in problem.cases() for platform in ("cpu", "gpu"))
+
+
+def held_twins():
+    return [twin for problem in select(tags=["target", "cpu"]) if "reduced" in (twin := reduced(problem, SMALL)).tags]
+
+
+@pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")
+@pytest.mark.parametrize("problem", select(tags=["target"]), ids=named)
+def test_cases_with_targets_are_calls_of_kernels(problem):
+    """One each, of the case's role, on arrays with an axis per label: three spatial ones, whatever the convolution has."""
+    for case in problem.cases():
+        if "cuda" not in targets(case, "gpu"):
+            continue
+        text = jaxext.lower_for(case.build("cuda"), *structs(case), arch="sm_90a").as_text()
+        (target,) = re.findall(r"jaxext_\w+_v1", text)
+        form, called = target.removeprefix("jaxext_").removesuffix("_v1").split("_")
+        assert called == case.role and form.startswith("matmul" if isinstance(problem, Matmul) else problem.kernel)
+        (operands,) = re.findall(rf"@{target}\(.*: \((.*)\) ->", text)
+        assert [sizes.count("x") for sizes in re.findall(r"tensor<(\S+)>", operands)] == 2 * [3 if form == "matmul" else 7]

@@ -1,0 +1,425 @@
+"""Reports are read as they were written, or refused in words; what follows from them is checked on made-up numbers."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import xml.etree.ElementTree
+
+import pytest
+from rich.console import Console
+
+from jaxext.benchmarks import findings, pictures, tables
+from jaxext.benchmarks.report import KINDS, LIBRARIES, Default, Failure, Refusal, Report, Result, Row, read, write
+
+RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks/results"
+ENVIRONMENT = {"device": "Some CPU", "date": "2026-11-21T22:00:00+00:00", "versions": {"jax": "0.12.0", "jaxext": "0.1.0"}, "commit": "abc"}
+REFUSAL = Refusal("the platform is 'cpu'")
+
+
+def result(ms, spread=0.02, **fields):
+    """`spread`: of the quartiles, relative to the median."""
+    times = (ms * (1 - spread / 2), ms, ms * (1 + spread / 2))
+    given = dict(tflops=1 / ms, gbps=1.0, error=1e-6, worst=1e-5, hlo={"transpose": 0, "copy": 2, "pad": 1}, trace_ms=3.0, compile_ms=70.0)
+    return Result(ms=times, **given | fields)
+
+
+def row(name="a", role="fprop", *, default=("xla",), dtype="float32", numbers=None, tags=("depthwise", "net"), targets=None, **results):
+    """A time stands for a result that takes it."""
+    results = {library: result(it) if isinstance(it, int | float) else it for library, it in results.items()}
+    return Row(
+        name=f"{name} {role} {numbers or dtype}",
+        problem=name,
+        tags=tags,
+        role=role,
+        dtype=dtype,
+        shapes=((8, 56), (7, 7)),
+        flops=1e9,
+        bytes=1e8,
+        floor_ms=0.5,
+        default=tuple(Default(implementation, "as it is") for implementation in default),
+        targets=targets or {},
+        results=results,
+    )
+
+
+def report(*rows, **fields):
+    given = dict(environment=ENVIRONMENT, timer="wall time", not_cupti="the platform is cpu", reduced=True)
+    return Report(**given | dict(ceilings={"copy": 2e10, "float32": 1e11}, rows=rows) | fields)
+
+
+WHOLE = report(
+    row("a, 8x56", lax=2.0, xla=result(1.0, roofline=0.5, warm_ms=(0.5, 0.6, 0.7), kernels_ms={"fusion": 1.0}), triton=REFUSAL),
+    row("a, 8x56", "dgrad", lax=1.0, xla=2.0, cuda=Failure("out of memory"), targets={"xla": {"lax": 1.5}}),
+    state={"power.draw": "70 W"},
+    left_out=("b",),
+    interrupted=True,
+)
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "made" / "bench.json"
+    write(path, report())
+    write(path, WHOLE)
+    assert read(path) == WHOLE
+    assert [file.name for file in path.parent.iterdir()] == ["bench.json"]
+
+
+def test_errors_that_are_no_numbers_are_kept(tmp_path):
+    wrong = row(lax=result(1.0, error="no truth: memory"), xla=result(1.0, error=math.nan, worst=math.inf))
+    write(tmp_path / "a.json", report(wrong))
+    assert not re.search(r"\b(NaN|Infinity)\b", (tmp_path / "a.json").read_text())
+    again = read(tmp_path / "a.json").rows[0].timed
+    assert again["lax"].error == "no truth: memory"
+    assert isinstance(again["xla"].error, float) and math.isnan(again["xla"].error) and again["xla"].worst == math.inf
+
+
+def without(data, name):
+    del data[name]
+
+
+# What is done to the data of WHOLE, and what is said about it.
+WRONGS = {
+    "another schema": (lambda d: d.update(schema="jaxext bench 2"), "schema: this is not a report of schema 'jaxext bench 1'"),
+    "no schema": (lambda d: without(d, "schema"), "this is not a report"),
+    "a field is missing": (lambda d: without(d, "timer"), ": timer: is missing"),
+    "a row's is": (lambda d: without(d["rows"][1], "flops"), "rows[1: 'a, 8x56 dgrad float32'].flops: is missing"),
+    "a result's is": (lambda d: without(d["rows"][0]["results"]["xla"], "ms"), "fprop float32'].results.xla.ms: is missing"),
+    "a field is unknown": (lambda d: d["rows"][0].update(speed=1), "'a, 8x56 fprop float32'].speed: is no field"),
+    "a row is none": (lambda d: d["rows"].append(3), "rows[2]: got 3, want an object"),
+    "rows are none": (lambda d: d.update(rows={}), "rows: got {}, want a list"),
+    "no number": (lambda d: d["rows"][0].update(flops="many"), "flops: got 'many', want a finite number"),
+    "NaN": (lambda d: d["rows"][0].update(flops=math.nan), "flops: got nan, want a finite number"),
+    "NaN as text": (lambda d: d["rows"][0].update(flops="nan"), "flops: got 'nan', want a finite number"),
+    "Infinity": (lambda d: d["ceilings"].update(copy=math.inf), "ceilings.copy: got inf, want a finite number"),
+    "beyond numbers": (lambda d: d["rows"][0].update(bytes=10**400), "want a finite number"),
+    "no truth value": (lambda d: d.update(reduced=1), "reduced: got 1, want true or false"),
+    "a truth value": (lambda d: d["rows"][0].update(bytes=True), "bytes: got True, want a finite number"),
+    "no integer": (lambda d: d["rows"][0].update(shapes=[[1.5]]), "shapes[0][0]: got 1.5, want an integer"),
+    "no text": (lambda d: d["rows"][0].update(tags=[1]), "tags[0]: got 1, want a text"),
+    "no quartiles": (lambda d: d["rows"][0]["results"]["lax"].update(ms=[1, 2]), "results.lax.ms: got [1, 2], want 3 items"),
+    "their order": (lambda d: d["rows"][0]["results"]["lax"].update(ms=[3, 2, 1]), "ms: got [3.0, 2.0, 1.0], want 0 < first quartile"),
+    "no time": (lambda d: d["rows"][0]["results"]["xla"].update(warm_ms=[0, 0, 0]), "warm_ms: got [0.0, 0.0, 0.0], want 0 < first"),
+    "a negative error": (lambda d: d["rows"][0]["results"]["xla"].update(error=-1), "results.xla.error: got -1.0, want 0 or more"),
+    "a library": (lambda d: d["rows"][0]["results"].update(mkl={"refused": ""}), "results: got 'mkl', want of lax, xla"),
+    "a target's kind": (lambda d: d["rows"][0].update(targets={"xla": {"speed": 1}}), "targets.xla: got 'speed', want of lax"),
+    "a dtype": (lambda d: d["rows"][0].update(dtype="float31"), "dtype: got 'float31', want of bool, int8"),
+    "no device": (lambda d: d["environment"].update(device=None), "environment.device: got None, want a str"),
+    "no rate": (lambda d: d["ceilings"].update(copy=0), "ceilings: got {'copy': 0.0}, want more than 0"),
+    "no bytes": (lambda d: d["rows"][0].update(bytes=0), "want flops >= 0, the others > 0"),
+    "a name twice": (lambda d: d["rows"].append(d["rows"][0]), "rows: got two of name 'a, 8x56 fprop float32'"),
+}
+
+
+@pytest.mark.parametrize("break_it, said", WRONGS.values(), ids=WRONGS)
+def test_what_is_wrong_is_said(break_it, said, tmp_path):
+    path = tmp_path / "a.json"
+    write(path, WHOLE)
+    data = json.loads(path.read_text())
+    break_it(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+        read(path)
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": ', "[" * 100_000, b"\xff\xfe\x00"], ids=["empty", "list", "cut", "deep", "bytes"])
+def test_what_is_no_report_is_refused(text, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        read(path)
+
+
+def test_what_would_not_be_read_is_not_written(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, WHOLE)
+    with pytest.raises(ValueError, match="gbps: got 'nan', want a finite number"):
+        write(path, report(row(lax=result(1.0, gbps=math.nan))))
+    assert read(path) == WHOLE and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_device_is_not_replaced():
+    write(os.devnull, WHOLE)
+    assert not pathlib.Path(os.devnull).is_file()
+
+
+def test_the_kind_of_a_row_is_its_most_special_tag():
+    assert row(tags=("dense", "three-axes", "unet")).kind == "three-axes"
+    assert row(tags=("unet",)).kind == "other"
+    assert row(tags=("dense",), numbers="ieee").kind == "precision"
+    assert len(set(KINDS)) == len(KINDS)
+
+
+def test_what_is_taken_by_itself():
+    assert row(lax=1.0, xla=1.0).ours == "xla"
+    assert row(default=("cuda", "cuda"), lax=1.0, xla=1.0, cuda=1.0).ours == "cuda"
+    assert row(default=("cuda",), lax=1.0, xla=1.0, cuda=REFUSAL).ours is None
+    assert row(default=("cuda", "xla"), lax=1.0, xla=1.0, cuda=1.0, jaxext=1.0).ours == "jaxext"
+    assert row(default=(), lax=1.0, xla=1.0).ours is None
+
+
+def test_ratios():
+    both = row(default=("cuda",), lax=4.0, xla=3.0, cuda=2.0, triton=REFUSAL)
+    assert {other: findings.ratio(both, "cuda", other) for other in ("lax", "xla", "best")} == {"lax": 2, "xla": 1.5, "best": 1.5}
+    assert findings.ratio(both, "xla", "best") == pytest.approx(4 / 3)
+    assert findings.ratio(both, "default", "lax") == 2
+    assert findings.ratio(both, "triton", "lax") is findings.ratio(both, "cuda", "cublas") is None
+    assert findings.ratio(row(xla=3.0, cuda=2.0), "cuda", "best") == 1.5
+    assert findings.ratio(row(cuda=2.0), "cuda", "best") is None
+
+
+@pytest.mark.parametrize("error", [1.0, math.nan])
+def test_what_is_wrong_is_never_faster(error):
+    found = row(lax=4.0, xla=result(1.0, error=error), targets={"xla": {"lax": 2, "tflops": 0}})
+    assert findings.ratio(found, "xla", "lax") is findings.standing(found, "default", "lax") is None
+    assert findings.missed(found) == ["xla lax - of 2 MISSED", "xla tflops - of 0 MISSED"] and findings.summary([found]) == []
+    assert "| a | float32 | wrong |" in tables.markdown(report(found))
+
+
+def test_targets():
+    targets = {"cuda": {"best": 1.5, "copy": 0.8, "tflops": 600}, "triton": {"lax": 1.0}, "xla": {"lax": 2}}
+    found = row(lax=4.0, xla=3.0, cuda=result(2.0, copy=0.7, tflops=700.0), triton=REFUSAL, targets=targets)
+    reached = {(verdict.ours, verdict.kind): verdict.reached for verdict in findings.verdicts(found)}
+    expected = {("cuda", "best"): True, ("cuda", "copy"): False, ("cuda", "tflops"): True, ("triton", "lax"): False, ("xla", "lax"): False}
+    assert reached == expected
+    assert findings.missed(found) == ["cuda copy 0.7 of 0.8 MISSED", "triton lax - of 1 MISSED", "xla lax 1.33 of 2 MISSED"]
+
+
+@pytest.mark.parametrize("error, dtype, wrong", [
+    (1e-3, "float32", False),
+    (3e-3, "float32", True),
+    (3e-3, "bfloat16", False),
+    (1e-3, "float64", True),
+    (0.0, "int8", False),
+    (1e-9, "int8", True),
+    (math.nan, "float32", True),
+    (math.inf, "float32", True),
+    ("no truth: memory", "float32", False),
+])  # fmt: skip
+def test_results_that_are_wrong(error, dtype, wrong):
+    found = findings.faults(row(dtype=dtype, lax=1.0, cuda=result(1.0, error=error)))
+    assert bool(found) == wrong
+    assert all(fault.startswith("cuda is wrong: relative error ") for fault in found)
+
+
+def test_careful_products_have_a_law_of_their_own():
+    careful = row(numbers="bf16x6", xla=result(1.0, error=3e-4))
+    assert careful.numbers == "bf16x6" and careful.dtype == "float32"
+    assert findings.faults(careful) == ["xla is wrong: relative error 0.0003, want at most 0.0001"]
+    assert findings.faults(row(xla=result(1.0, error=3e-4))) == []
+
+
+def test_failures_are_faults_where_lax_has_none():
+    failure = Failure("out of memory")
+    assert findings.faults(row(lax=1.0, xla=failure, triton=REFUSAL)) == ["xla failed: out of memory"]
+    assert findings.faults(row(lax=REFUSAL, xla=failure)) == ["xla failed: out of memory"]
+    assert findings.faults(row(lax=failure, xla=failure)) == []
+    assert findings.faults(row(lax=failure, xla=1.0, cublas=failure)) == []
+
+
+def test_every_reason_is_noted_once():
+    rows = [row("a", xla=1.0, triton=REFUSAL), row("b", triton=REFUSAL, cuda=Failure("out of memory"))]
+    assert findings.notes(rows) == [
+        "triton refused: the platform is 'cpu' [a fprop float32]",
+        "cuda failed: out of memory [b fprop float32]",
+    ]
+
+
+def test_means():
+    rows = [row("a", lax=2.0, xla=1.0, cuda=0.5), row("b", lax=4.0, xla=8.0), row("c", lax=1.0, xla=1.01), row("d", "step", xla=1.0)]
+    xla, cuda = findings.summary(rows)
+    assert (xla.group, xla.ours, xla.other, xla.rows, xla.losers) == (("depthwise", "fprop"), "xla", "lax", 3, 1)
+    assert xla.geometric_mean == pytest.approx((2 * 0.5 / 1.01) ** (1 / 3)) and (xla.least, xla.least_row) == (0.5, "b fprop float32")
+    assert (cuda.ours, cuda.other, cuda.rows, cuda.geometric_mean, cuda.losers) == ("cuda", "best", 1, pytest.approx(2), 0)
+    assert [mean.group for mean in findings.summary(rows, by=lambda row: row.dtype)] == ["float32", "float32"]
+
+
+@pytest.mark.parametrize("before, after, verdict", [
+    ((0.99, 1, 1.01), (1.01, 1.04, 1.05), "within the noise"),  # too little
+    ((0.99, 1, 1.01), (1.08, 1.1, 1.12), "slower"),
+    ((1.08, 1.1, 1.12), (0.99, 1, 1.01), "faster"),
+    ((0.8, 1, 1.2), (1.1, 1.5, 1.9), "within the noise"),  # the quartiles overlap
+    ((0.2, 1, 1.01), (1.02, 1.1, 2.1), "within the noise"),  # the spreads are more than the difference
+])  # fmt: skip
+def test_noise(before, after, verdict):
+    assert findings.compared(before, after) == verdict
+
+
+def test_comparison():
+    before = report(row("a", lax=1.0, xla=1.0, cuda=1.0), row("b", lax=1.0), row("c", lax=1.0), row("d", lax=1.0, xla=1.0))
+    old_shapes = dataclasses.replace(before.rows[2], shapes=((1,),))
+    before = dataclasses.replace(before, rows=(*before.rows[:2], old_shapes, before.rows[3]))
+    after = report(row("a", lax=2.0, xla=1.2, cuda=Failure("memory")), row("c", lax=9.0), row("d", lax=0.5, xla=1.01), row("e", lax=1.0))
+    found = findings.compare(before, after)
+    assert [(change.name[0], change.library, change.verdict, change.why) for change in found.changes] == [
+        ("a", "lax", "slower", ""),
+        ("a", "xla", "slower", ""),
+        ("a", "cuda", "missing", "failed: memory"),
+        ("b", "lax", "missing", "no such row"),
+        ("d", "lax", "faster", ""),
+        ("d", "xla", "within the noise", ""),
+        ("e", "lax", "new", "no such row"),
+    ]
+    assert [(change.name, change.library) for change in found.regressions] == [("a fprop float32", "xla")]
+    assert found.warnings == ("the shapes differ, so that it is not compared: c fprop float32",)
+    assert findings.compare(after, after).regressions == ()
+
+
+def test_what_else_changed_is_said():
+    before = report(row(lax=1.0))
+    elsewhere = ENVIRONMENT | {"device": "Another", "versions": {"jax": "0.13.0", "cuDNN": "9"}}
+    after = report(row(lax=1.2), environment=elsewhere, timer="CUPTI", reduced=False, interrupted=True)
+    assert findings.compare(before, after).warnings == (
+        "device: Some CPU, then Another",
+        "timer: wall time, then CUPTI",
+        "version of cuDNN: none, then 9",
+        "version of jax: 0.12.0, then 0.13.0",
+        "version of jaxext: 0.1.0, then none",
+        "only the first is of reduced problems",
+        "the second was interrupted",
+        "lax itself takes 1.20 times as long as before, in the geometric mean",
+    )
+
+
+def printed(show, *arguments):
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))
+    with console.file:
+        show(*arguments, console)
+    return console.export_text()
+
+
+def test_lines_stand_under_their_heading():
+    measured = row("a, 8x56", lax=2.0, xla=result(1.0, roofline=0.5), triton=REFUSAL, cuda=Failure("x"), targets={"xla": {"lax": 3}})
+    head, line = str(tables.head()), str(tables.line(measured))
+    ends = {word: head.index(word) + len(word) for word in ("lax ms", "triton ms", "cuda ms", "lax/jaxext", "roof", "error", "strays")}
+    shown = {word: line[:end].split("  ")[-1].strip() for word, end in ends.items()}
+    expected = {"lax ms": "2.00 ±1%", "triton ms": "refused", "cuda ms": "FAILED", "lax/jaxext": "xla 2.00x"}
+    assert shown == expected | {"roof": "50%", "error": "1.0e-06", "strays": "2c 1p"}
+    assert line.endswith("  xla lax 2 of 3 MISSED") and line.startswith("a, 8x56 fprop float32 ")
+    assert "cuda" not in str(tables.head(("lax", "xla")))
+
+
+def test_a_line_without_times():
+    assert str(tables.line(row(lax=REFUSAL), LIBRARIES[:1])).split()[3:] == ["refused", "-"]
+
+
+def test_findings_are_printed():
+    more = row("[b]", "step", lax=2.0, xla=1.0), row("[c]", lax=2.0, xla=result(1.0, error=math.nan))
+    text = printed(tables.print_findings, dataclasses.replace(WHOLE, rows=WHOLE.rows + more))
+    assert re.search(r"depthwise +│ step +│ xla +│ lax +│ 1 +│ 2.00x +│ 2.00x +│ 0 +│ \[b\] step float32", text)
+    for said in ("0.50x", "triton refused: the platform is 'cpu'", "left out, for want of time: b"):
+        assert said in text
+    assert "xla lax 0.5 of 1.5 MISSED [a, 8x56 dgrad float32]" in text
+    assert "WRONG: cuda failed: out of memory [a, 8x56 dgrad float32]" in text
+    assert "WRONG: xla is wrong: relative error nan, want at most 0.002 [[c] fprop float32]" in text
+
+
+def test_a_comparison_is_printed():
+    before = report(row("a", lax=1.0, xla=1.0), row("b", lax=1.0), row("[c]", lax=1.0))
+    text = printed(tables.print_comparison, findings.compare(before, report(row("a", lax=1.0, xla=1.5), row("[c]", lax=1.0))))
+    assert re.search(r"a fprop float32 +│ xla +│ 1.00 ±1% +│ 1.50 ±1% +│ 1.50x +│ slower", text)
+    assert "missing: b fprop float32" in text and "[c]" not in text
+    assert text.endswith("within the noise: 2; slower: 1; missing: 1\n")
+    assert printed(tables.print_comparison, findings.compare(report(), report())) == "neither has a time\n"
+
+
+GOLDEN = """\
+- Device: Some CPU
+- Date: 2026-11-21T22:00:00+00:00, commit abc
+- Versions: jax 0.12.0, jaxext 0.1.0
+- Time: wall time (not CUPTI: the platform is cpu)
+- Ceilings, measured in the same run: copy 20 GB/s, float32 100 GFLOP/s
+- The problems are small twins of those in the suite.
+
+Each cell says how many times faster than lax jaxext is with what it takes where nobody names an implementation, which
+implementation that is, and its time per call in milliseconds, ± half the spread of the quartiles. Where lax is faster
+beyond the noise, the cell is in bold.
+
+| kind | rows | geometric mean | least | slower than lax |
+|---|--:|--:|--:|--:|
+| depthwise | 2 | 1.00× | 0.50× | 1 |
+
+### depthwise
+
+| problem | numbers | fprop | dgrad |
+|---|---|--:|--:|
+| a, 8x56 | float32 | 2.00× xla 1.00 ±1% | **0.50× xla 2.00 ±1%** |
+
+### Wrong
+
+- cuda failed: out of memory [a, 8x56 dgrad float32]
+
+### Targets that were missed
+
+- xla lax 0.5 of 1.5 MISSED [a, 8x56 dgrad float32]
+
+### Not measured
+
+- triton refused: the platform is 'cpu' [a, 8x56 fprop float32]
+- cuda failed: out of memory [a, 8x56 dgrad float32]
+"""
+
+
+def test_markdown():
+    assert tables.markdown(WHOLE) == GOLDEN
+
+
+def test_markdown_of_rows_without_a_ratio():
+    rows = (row("a|b", "wgrad", default=(), xla=1.0), row("a|b", lax=1.0), row("a|b", numbers="ieee", lax=1.0, xla=1.0))
+    rows += (row("m", "nn", tags=("matmul",), lax=0.0123456, xla=0.001234),)
+    text = tables.markdown(report(*rows, ceilings={}, reduced=False, not_cupti=None))
+    assert "| a\\|b | float32 | not measured | refused |" in text
+    assert "| m | float32 | 10.00× xla 0.00123 ±1% |" in text
+    assert "### precision\n\n| problem | numbers | fprop |\n|---|---|--:|\n| a\\|b | ieee | 1.00× xla 1.00 ±1% |" in text
+    assert text.index("### depthwise") < text.index("### matmul") < text.index("### precision")
+
+
+def texts(path):
+    return [text for element in xml.etree.ElementTree.parse(path).iter() if (text := (element.text or "").strip())]
+
+
+def test_picture_of_ratios(tmp_path):
+    rows = (*WHOLE.rows, row("c", "step", lax=1.0, xla=1.01), row("m", "nn", tags=("matmul",), lax=30.0, xla=1.0), row("n", xla=1.0))
+    pictures.ratios(report(*rows), tmp_path / "made" / "a.svg")
+    shown = texts(tmp_path / "made" / "a.svg")
+    wanted = ["How many times faster than lax (4 measured, 1 slower)", "Some CPU, 2026-11-21, jax 0.12.0 jaxext 0.1.0, reduced sizes"]
+    wanted += ["depthwise", "1.00×", "1 of 3", "matmul", "30.0×", "0 of 1", "faster than lax", "slower than lax", "within the noise"]
+    assert set(wanted) <= set(shown) and "gradient in the weights" not in shown
+
+
+def test_picture_of_the_roofline(tmp_path):
+    pictures.roofline(report(*WHOLE.rows, row("h", dtype="bfloat16", lax=1.0)), tmp_path / "a.svg")
+    shown = texts(tmp_path / "a.svg")
+    assert {"copy: 20 GB/s", "100 GFLOP/s", "float32", "bfloat16", "lax", "jaxext"} <= set(shown)
+    pictures.roofline(report(row(xla=1.0), ceilings={}), tmp_path / "b.svg")
+    assert not any("FLOP/s" in text or "copy" in text for text in texts(tmp_path / "b.svg"))
+
+
+@pytest.mark.parametrize("draw", [pictures.ratios, pictures.roofline])
+def test_pictures_are_the_same_every_time(draw, tmp_path):
+    for name in ("a.svg", "b.svg", "c.png"):
+        draw(WHOLE, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("draw", [pictures.ratios, pictures.roofline])
+def test_pictures_of_nothing_are_refused(draw, tmp_path):
+    with pytest.raises(ValueError, match=f"{draw.__name__}: no row"):
+        draw(report(row(lax=REFUSAL)), tmp_path / "a.png")
+    with pytest.raises(ValueError, match="want a name that ends in .png or .svg"):
+        draw(WHOLE, tmp_path / "a.pdf")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stored", sorted(RESULTS.glob("cpu*.json")), ids=lambda path: path.stem)
+def test_the_document_shows_what_was_measured(stored):
+    """All of it, the shapes that lose too; `bench --read REPORT --markdown PATH` writes these tables."""
+    assert tables.markdown(read(stored)) in (RESULTS.parents[1] / "docs/benchmarks.md").read_text()
+
+
+def test_something_was_measured():
+    assert list(RESULTS.glob("cpu*.json"))

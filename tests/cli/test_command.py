@@ -1,0 +1,517 @@
+"""The command line: what it says, in tables and in JSON, and with which status it ends."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxext
+from jaxext import __main__
+from jaxext.benchmarks import bench, compiled, compiled_cuda, kernel_table
+from jaxext.cli import arguments, command, terminal
+from jaxext.tables import in_force, table_file
+from jaxext.tuning import trial
+
+ROOT = pathlib.Path(jaxext.__file__).parent.parent
+NO_GPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="it says what is where there is no GPU")
+MATMUL = ["explain", "jaxext:matmul", "f32[8,4]", "f32[4,2]"]
+PLATFORM = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+
+MODULE = """
+import jax, jax.numpy as jnp, jaxext
+
+SIZE = 3
+
+class Net:
+    @staticmethod
+    def apply(x):
+        return jaxext.matmul(x, x)
+
+def makes_its_own():
+    return jaxext.matmul(jax.random.normal(jax.random.key(0), (4, 5), "float32"), jnp.ones((5, 6), "float32"))
+
+def raises(x):
+    raise ZeroDivisionError("mine")
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of the user's in the current directory, which is not on the path."""
+    (tmp_path / "users_module.py").write_text(MODULE)
+    (tmp_path / "users_broken.py").write_text("import nonsense_that_is_missing")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    yield tmp_path
+    for name in ("users_module", "users_broken"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Another user's own table."""
+    path = tmp_path / "cache/jaxext/tables.json"
+    monkeypatch.setattr(table_file, "default_path", lambda: path)
+    monkeypatch.setattr(in_force, "default_path", lambda: path)
+    return path
+
+
+def said(capsys, *arguments, status=0):
+    """What a command writes to stdout."""
+    assert command.main([*map(str, arguments)]) == status
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    """The sentence of a command that was asked for what there is not."""
+    with pytest.raises(SystemExit) as end:
+        command.main([*map(str, arguments)])
+    assert end.value.code == 2
+    out, error = capsys.readouterr()
+    assert out == "" and "Traceback" not in error
+    return error.strip().splitlines()[-1].partition("error: ")[2]
+
+
+# The command line itself.
+
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_examples_of_help_are_taken(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main([name, "--help"])
+    assert end.value.code == 0
+    examples = re.findall(r"^  python -m jaxext (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) >= 2
+    for example in examples:
+        options = command.parser().parse_args(shlex.split(example))
+        assert options.run is command.COMMANDS[name][0]
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["info", "--nonsense"], ["explain"]])
+def test_usage(arguments, capsys):
+    assert refused(capsys, *arguments)
+
+
+def test_as_a_program():
+    """The version, by the module; and a pipe that nobody reads any more is no traceback."""
+    done = subprocess.run([sys.executable, "-m", "jaxext", "--version"], capture_output=True, text=True, cwd=ROOT.parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"jaxext {jaxext.__version__}\n", "")
+
+
+def test_interrupted(monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jaxext, "explain", interrupted)
+    assert said(capsys, *MATMUL, status=130) == ""
+
+
+def test_an_interrupted_process_ends_at_once(monkeypatch):
+    """XLA's threads, still at what was interrupted, crashed some while the interpreter was taken down."""
+    ended = []
+    monkeypatch.setattr(__main__.os, "_exit", ended.append)
+    for status in (0, 1, 130):
+        monkeypatch.setattr(__main__, "main", lambda status=status: status)
+        with pytest.raises(SystemExit) as end:
+            __main__.run()
+        assert end.value.code == status
+    assert ended == [130]
+
+
+@pytest.mark.parametrize("arguments", [MATMUL, ["tune", "jax.numpy:sin", "f32[8]"], ["bench", "--list"], ["kernels"]], ids=lambda a: a[0])
+def test_where_json_cannot_go(arguments, capsys, monkeypatch):
+    """Said before any work."""
+    monkeypatch.setattr(jaxext, "explain", None)
+    monkeypatch.setattr(jaxext, "tune", None)
+    assert "--json: " in refused(capsys, *arguments, "--json", "/dev/null/it.json")
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]], ids=["table", "json"])
+def test_a_pipe_that_nobody_reads(json, monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert command.main([*MATMUL, *json]) == 1
+
+
+def test_json_goes_where_it_is_told(tmp_path, capsys):
+    tables = said(capsys, *MATMUL)
+    document = json.loads(said(capsys, *MATMUL, "--json"))
+    assert document == json.loads(said(capsys, *MATMUL, "--json", "-"))
+    assert said(capsys, *MATMUL, "--json", tmp_path / "made/it.json") == tables
+    assert json.loads((tmp_path / "made/it.json").read_text()) == document
+    assert "no path that ends in .json" in refused(capsys, "explain", "--json", "jaxext:matmul", "f32[8,4]", "f32[4,2]")
+
+
+def test_json_has_no_numbers_that_json_has_not():
+    assert terminal.plain({"error": float("nan"), "ms": (1.0, float("inf")), "path": pathlib.Path("a")}) == {
+        "error": "nan",
+        "ms": [1.0, "inf"],
+        "path": "a",
+    }
+
+
+def test_no_cell_is_lost(capsys, monkeypatch):
+    """Nor taken for markup.  A terminal folds cells, elsewhere a row is a line."""
+    cells = ("[red]x[/red]", ":warning:", "word " * 100)
+    terminal.show(terminal.Table("[title]", ("a", "b", "c"), [cells]))
+    title, head, row = capsys.readouterr().out.splitlines()
+    assert title == "[title]" and head.split() == ["a", "b", "c"] and row.split() == " ".join(cells).split()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal.show(terminal.Table("[title]", ("a", "b", "c"), [cells]))
+    assert capsys.readouterr().out.count("word") == 100
+
+
+# info
+
+
+@NO_GPU
+def test_info(capsys, cache, monkeypatch):
+    monkeypatch.setattr(in_force, "_tables", {})
+    document = json.loads(said(capsys, "info", "--json"))
+    assert document["environment"]["versions"]["jax"] == jax.__version__
+    assert document["devices"] == [{"platform": "cpu", "kind": "cpu", "count": jax.device_count()}]
+    state = {(row["platform"], row["call"], row["implementation"]): row["is"] for row in document["implementations"]}
+    assert state["cpu", "matmul", "xla"] == "preferred"
+    assert state["cpu", "convolution", "triton"] == "not available: platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"
+    assert state["cpu", "depthwise convolution", "cuda"] == "not available: platform is 'cpu', want 'cuda'"
+    assert {platform for platform, *_ in state} == {"cpu", "cuda sm_90a"} and len(state) == 18
+    assert document["table"]["read from"] == str(cache)
+
+
+@NO_GPU
+def test_info_says_why_not(capsys, monkeypatch, cache):
+    """Each implementation of each kind says its own reason, whole, and a table has them as JSON has."""
+    monkeypatch.setattr("jaxext.backends.cuda.cuda_binding.missing", lambda: "built without CUDA (no nvcc)")
+    tables = said(capsys, "info", "--arch", "sm_75")
+    lines = [line for line in tables.splitlines() if line.startswith("cuda sm_75")]
+    assert len(lines) == 9
+    assert sum("not available: built without CUDA (no nvcc)" in line for line in lines) == 3
+    assert sum("not available: compute capability is 7.5, want one of" in line for line in lines) == 3
+    assert sum(line.endswith("preferred") for line in lines) == 3
+    assert re.search(r"state +built without CUDA \(no nvcc\)", tables)
+
+
+def test_info_tells_the_table(capsys, cache, monkeypatch):
+    monkeypatch.setattr(in_force, "_tables", {})  # a process reads its table once
+    row = (table_file.Measurement("xla", {"algorithm": "lax"}, (1.0, 1.0, 2.0), 0.0),)
+    table_file.write(cache, in_force.context(PLATFORM), {"matmul_nn B=1": row})
+    table = json.loads(said(capsys, "info", "--json"))["table"]
+    assert table["rows that hold here"] == 1 and table["ignored"] is None
+    cache.write_text("{")
+    monkeypatch.setattr(in_force, "_tables", {})
+    table = json.loads(said(capsys, "info", "--json"))["table"]
+    assert table["rows that hold here"] == 0 and "not JSON" in table["ignored"]
+
+
+# explain
+
+
+def test_explain_says_what_explain_says(capsys):
+    x, w = jax.ShapeDtypeStruct((8, 4), jnp.float32), jax.ShapeDtypeStruct((4, 2), jnp.float32)
+    want = jaxext.explain(jaxext.matmul, x, w)
+    assert json.loads(said(capsys, *MATMUL, "--json")) == json.loads(json.dumps(dataclasses.asdict(want)))
+    assert said(capsys, *MATMUL) == f"{want}\n"
+
+
+def test_explain_backward_for_a_gpu(capsys):
+    rows = json.loads(said(capsys, "explain", "jaxext:matmul", "bf16[8,4]", "bf16[4,2]", "--backward", "--arch", "sm_90a", "--json"))
+    assert rows["platform"] == "cuda" and [row["op"] for row in rows["rows"]].count("matmul_nn") == 1
+    assert {row["op"] for row in rows["rows"]} == {"matmul_nn", "matmul_nt", "matmul_tn"}
+    assert not any("not known for which GPU" in str(row["refused"]) for row in rows["rows"])
+
+
+def test_explain_what_the_user_wrote(capsys, module):
+    rows = json.loads(said(capsys, "explain", "users_module:makes_its_own", "--json"))["rows"]
+    assert [row["operands"] for row in rows] == [["a:f32[4,5]", "b:f32[5,6]"]]
+    assert "a:bf16[7,7]" in said(capsys, "explain", "users_module:Net.apply", "bf16[7,7]")
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        command.main(["explain", "users_module:raises", "f32[]"])
+    with pytest.raises(ModuleNotFoundError, match="nonsense_that_is_missing"):
+        command.main(["explain", "users_broken:loss"])
+
+
+def test_explain_nothing(capsys):
+    assert re.fullmatch("no jaxext product .*\n", said(capsys, "explain", "jax.numpy:sin", "f32[2]"))
+
+
+def test_explain_by_a_table(capsys, tmp_path, monkeypatch):
+    """The table in force, another, or none."""
+    path = tmp_path / "tables.json"
+    (config,) = [row["how"] for row in json.loads(said(capsys, *MATMUL, "--json"))["rows"]]
+    (call,) = _calls()
+    row = (table_file.Measurement("xla", {"algorithm": config}, (1.0, 1.25, 2.0), 0.0),)
+    table_file.write(path, in_force.context(PLATFORM), {call.problem: row})
+    rows = [json.loads(said(capsys, *MATMUL, "--json", "-", "--table", table))["rows"][0] for table in (path, "none")]
+    assert [(row["why"], row["table"]) for row in rows] == [("measured at 1.25 ms", str(path)), ("preferred", None)]
+    assert "; measured at 1.25 ms, not cuda[1] triton[2]\n\n[1] cuda: " in (text := said(capsys, *MATMUL, "--table", path))
+    assert text.endswith(f"\nmeasured: {path}\n")
+
+
+def _calls():
+    with in_force.collecting() as calls:
+        jax.jit(lambda x, w: jaxext.matmul(x, w)).lower(jnp.ones((8, 4), jnp.float32), jnp.ones((4, 2), jnp.float32))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nonsense.deep:f"], "no module 'nonsense', neither installed nor in "),
+        (["users_module.deep:f"], "no module 'users_module.deep', neither installed nor in "),
+        (["users_module:nonsense"], "users_module has no 'nonsense'"),
+        (["users_module:Net.nonsense"], "users_module has no 'Net.nonsense'"),
+        (["users_module:SIZE"], "users_module:SIZE is of type int, want a function"),
+        (["users_module"], "'users_module' is no module:function"),
+        (["./users_module.py:raises"], "'./users_module.py:raises' is no module:function"),
+        (["users_module:raises"], "users_module:raises: missing a required argument: 'x'; give a SHAPE for each argument"),
+        (["users_module:raises", "f32[]", "f32[]"], "users_module:raises: too many positional arguments"),
+        (["users_module:raises", "f32[3"], "argument SHAPE: 'f32[3' is no shape, want one such as f32[8,32,32,3]"),
+        (["users_module:raises", "f33[3]"], "argument SHAPE: 'f33[3]': no dtype 'f33', want one of bool, i8, "),
+        (["users_module:raises", "f32[3,,4]"], "argument SHAPE: 'f32[3,,4]' is no shape"),
+        (["users_module:raises", "f32[2]", "--arch", "90"], "argument --arch: arch is '90', want a name such as"),
+        (
+            ["users_module:raises", "f32[2]", "--arch", "h100"],
+            'arch is \'h100\', want a name such as "sm_90a" (H100, H200), "sm_80" (A100)',
+        ),
+        (["users_module:raises", "f32[2]", "--platform", "gpu"], "argument --platform: invalid choice: 'gpu'"),
+        (["users_module:makes_its_own", "--backward"], "--backward: there is nothing to differentiate by"),
+        (["users_module:raises", "f32[2]", "--table", "gone.json"], "--table: "),
+    ],
+)
+def test_explain_refuses(arguments, sentence, capsys, module):
+    assert sentence in refused(capsys, "explain", *arguments)
+
+
+def test_shapes():
+    assert arguments.shape("bf16[128]") == jax.ShapeDtypeStruct((128,), jnp.bfloat16)
+    assert arguments.shape("u8[1,2,3]") == jax.ShapeDtypeStruct((1, 2, 3), jnp.uint8)
+
+
+def test_dtypes_go_by_jaxs_own_short_names():
+    for name in arguments.DTYPES:
+        short = jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct((), name)).in_avals[0].str_short(short_dtypes=True).partition("[")[0]
+        assert arguments.shape(f"{short}[]").dtype == jnp.dtype(name)
+
+
+def test_wide_dtypes_where_jax_has_none():
+    with jax.enable_x64(False), pytest.raises(Exception, match="jax has float64 where JAX_ENABLE_X64=1 is set"):
+        arguments.shape("f64[2]")
+
+
+# tune and bench
+
+
+def test_tune(capsys, tmp_path, cache):
+    """A function: its products and those of its gradient; what was measured is in force afterwards."""
+    path = tmp_path / "tables.json"
+    document = json.loads(said(capsys, "tune", *MATMUL[1:], "--table", path, "--json"))
+    assert [row["problem"].split()[0] for row in document["rows"]] == ["matmul_nn", "matmul_tn", "matmul_nt"]
+    assert all(row["winner"]["implementation"] == "xla" for row in document["rows"]) and document["table"] == str(path)
+    assert not cache.exists()
+    why = json.loads(said(capsys, *MATMUL, "--table", path, "--json"))["rows"][0]["why"]
+    assert why.startswith("measured at ")
+    rows = said(capsys, "tune", *MATMUL[1:], "--no-backward", "--candidates", 1)
+    assert rows.startswith("matmul_nn ") and "matmul_nt" not in rows and cache.exists()
+    assert rows.splitlines()[-1].startswith("1 products on ") and rows.endswith(f": {cache}\n")
+
+
+@pytest.fixture
+def stand_in_for_tune(monkeypatch):
+    """What `jaxext.tune` is asked; it finds a candidate that is wrong in whatever has a 7 in its shapes."""
+    asked = []
+
+    def tune(fun, *arrays, progress, **options):
+        asked.append(([(x.shape, x.dtype.name) for x in arrays], options))
+        wrong = trial.Candidate("triton", {}, error=(math.nan, math.nan), wrong=any(7 in x.shape for x in arrays))
+        row = trial.Row("conv", candidates=(wrong,))
+        progress(row, 1, 1)
+        return jaxext.Tuned("a device", "a clock", pathlib.Path("t.json"), (row,))
+
+    monkeypatch.setattr(jaxext, "tune", tune)
+    return asked
+
+
+def test_tune_tells_what_is_wrong(capsys, stand_in_for_tune):
+    said(capsys, "tune", "jax.numpy:sin", "f32[8]")
+    document = json.loads(said(capsys, "tune", "jax.numpy:sin", "f32[7]", "--json", status=1))
+    assert document["rows"][0]["candidates"][0]["error"] == ["nan", "nan"]
+
+
+def test_tune_interrupted(capsys, stand_in_for_tune, monkeypatch):
+    """What was measured before is told."""
+    tune = jaxext.tune
+
+    def interrupted(*arguments, **options):
+        tune(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jaxext, "tune", interrupted)
+    document = json.loads(said(capsys, "tune", "jax.numpy:sin", "f32[8]", "--json", status=130))
+    assert len(document["rows"]) == 1 and document["interrupted"]
+
+
+def test_tune_the_suite(capsys, stand_in_for_tune):
+    assert command.main(["tune", "--tags", "mamba", "--only", "k=4", "--table", "t.json"]) in (0, 1)
+    assert stand_in_for_tune and all(
+        options == {"backward": False, "candidates": 8, "table": pathlib.Path("t.json")} for _, options in stand_in_for_tune
+    )
+    small = sum(math.prod(shape) for arrays, _ in stand_in_for_tune for shape, _ in arrays)
+    stand_in_for_tune.clear()
+    assert command.main(["tune", "--tags", "mamba", "--only", "k=4", "--full"]) in (0, 1)
+    assert sum(math.prod(shape) for arrays, _ in stand_in_for_tune for shape, _ in arrays) > 2 * small
+
+
+def test_tune_refuses(capsys):
+    assert "no problem is tagged nonsense" in refused(capsys, "tune", "--tags", "nonsense")
+    assert "give a module:function, or --tags or --only" in refused(capsys, "tune")
+    assert refused(capsys, "tune", "--only", "nonsense") == "no case for --only nonsense"
+    assert "a function was given" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--full")
+    assert "no module" in refused(capsys, "tune", "nonsense:f")
+    assert "--candidates: '0' is no number from 1 on" in refused(capsys, "tune", "jax.numpy:sin", "f32[8]", "--candidates", "0")
+
+
+def test_bench_ends_as_the_harness_does(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "run", lambda options: asked.append(options) or 1)
+    assert command.main(["bench", "--tags", "depthwise"]) == 1
+    assert "depthwise" in asked[0].tags
+
+
+# cache
+
+ROW = (table_file.Measurement("xla", {"algorithm": "lax"}, (1.0, 2.0, 3.0), 1e-7),)
+
+
+def test_cache(capsys, cache, tmp_path):
+    assert json.loads(said(capsys, "cache", "show", "--json")) == {"path": str(cache), "entries": []}
+    here = in_force.context(PLATFORM)
+    table_file.write(cache, here, {"one": ROW, "two": ROW})
+    table_file.write(cache, dataclasses.replace(here, device="Another"), {"one": ROW})
+    entries = json.loads(said(capsys, "cache", "show", "--json"))["entries"]
+    assert [(entry["device"], entry["rows"], entry["hold"], entry["why not"]) for entry in entries] == [
+        (here.device, 2, 2, None),
+        ("Another", 1, 0, "of another device"),
+    ]
+    assert entries[0]["versions"]["jax"] == jax.__version__
+    exported = tmp_path / "exported.json"
+    said(capsys, "cache", "export", exported)
+    assert table_file.load_entries(exported) == table_file.load_entries(cache)
+    said(capsys, "cache", "clear", "--yes")
+    assert not cache.exists() and "nothing was measured" in said(capsys, "cache", "show")
+    said(capsys, "cache", "clear", "--yes")
+    table_file.write(cache, here, {"three": ROW})
+    said(capsys, "cache", "import", exported)
+    assert {*table_file.load_entries(cache)[0].rows} == {"one", "two", "three"}
+
+
+def test_cache_says_what_does_not_hold(capsys, cache):
+    here = in_force.context(PLATFORM)
+    table_file.write(cache, dataclasses.replace(here, versions={**here.versions, "jax": "0.1"}), {"one": ROW})
+    (line,) = [line for line in said(capsys, "cache", "show").splitlines() if line.startswith(here.device)]
+    assert re.search(r"  1 +0 +\S.*with jax 0\.1 .*tune again$", line)
+
+
+def test_cache_refuses(capsys, cache, tmp_path):
+    assert refused(capsys, "cache", "clear") == f"clear deletes {cache}: say --yes"
+    assert refused(capsys, "cache", "export") == "export takes a PATH"
+    assert refused(capsys, "cache", "show", "x.json") == "show takes no PATH"
+    assert "gone.json" in refused(capsys, "cache", "import", tmp_path / "gone.json")
+    (tmp_path / "false.json").write_text('{"format": "jaxext table 1", "entries": [{"rows": NaN}]}')
+    table_file.write(cache, in_force.context(PLATFORM), {"one": ROW})
+    before = cache.read_bytes()
+    assert command.main(["cache", "import", str(tmp_path / "false.json")]) == 1
+    assert re.search(r"cache import \S+false.json .*: an entry is", capsys.readouterr().err)
+    assert cache.read_bytes() == before
+    cache.parent.chmod(0o777)
+    assert command.main(["cache", "import", str(cache)]) == 1
+    assert "can be written by others" in capsys.readouterr().err
+
+
+# kernels
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Kernels that nobody compiled."""
+    triton = [{"kernel": "matmul", "problem": name, "good": name == "good"} for name in ("good", "bad")]
+    cuda = [{"kernel": kernel, "good": True} for kernel in ("matmul_nn", "conv2d_fprop")]
+    for table in (compiled, compiled_cuda):
+        monkeypatch.setattr(table, "missing", lambda *_: None)
+        monkeypatch.setattr(table, "offences", lambda row: [] if row["good"] else ["spills"])
+        monkeypatch.setattr(table, "line", lambda row: f"{row['kernel']} {'' if row['good'] else '!! spills'}")
+    monkeypatch.setattr(compiled, "programs", lambda kernel, problem, *_: [row for row in triton if problem in row["problem"]])
+    monkeypatch.setattr(compiled, "compile_all", lambda todo, jobs: iter(todo))
+    monkeypatch.setattr(compiled_cuda, "own", lambda: pathlib.Path("module.so"))
+    monkeypatch.setattr(compiled_cuda, "load", lambda path: types.SimpleNamespace(cuda_version="13.0", archs="80"))
+    monkeypatch.setattr(compiled_cuda, "collect", lambda path, module, archs: cuda)
+    monkeypatch.setattr(kernel_table.importlib.metadata, "version", lambda name: "3.9.0")
+    monkeypatch.setattr(kernel_table, "report", lambda: {"device": "none"})
+
+
+def test_kernels(capsys, stand_ins, tmp_path):
+    document = json.loads(said(capsys, "kernels", "--json"))
+    assert document["triton"]["version"] == "3.9.0" and document["cuda"]["nvcc"] == "13.0"
+    assert [row["problem"] for row in document["triton"]["rows"]] == ["good", "bad"]
+    assert [row["kernel"] for row in document["cuda"]["rows"]] == ["matmul_nn", "conv2d_fprop"]
+    lines = said(capsys, "kernels", "--json", tmp_path / "k.json").splitlines()
+    assert "2 kernels, 1 bad" in lines and "2 kernels, 0 bad" in lines and lines.count("matmul !! spills") == 2
+    assert json.loads((tmp_path / "k.json").read_text()) == document
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kinds", "status"),
+    [
+        ([], {"triton", "cuda"}, 0),
+        (["--check"], {"triton", "cuda"}, 1),
+        (["--of", "cuda", "--check"], {"cuda"}, 0),
+        (["--problem", "good", "--check"], {"triton"}, 0),
+        (["--others", "none"], {"triton"}, 0),
+        (["--module", "m.so", "--kernel", "conv"], {"cuda"}, 0),
+    ],
+)
+def test_kernels_asked_for(arguments, kinds, status, capsys, stand_ins):
+    document = json.loads(said(capsys, "kernels", *arguments, "--json", status=status))
+    assert document.keys() - {"environment"} == kinds
+    if "--kernel" in arguments:
+        assert [row["kernel"] for row in document["cuda"]["rows"]] == ["conv2d_fprop"]
+
+
+def test_kernels_that_are_not_here(capsys, stand_ins, monkeypatch):
+    monkeypatch.setattr(compiled, "missing", lambda: "Triton is not installed")
+    assert command.main(["kernels", "--of", "triton"]) == 1
+    assert capsys.readouterr().err == "triton: Triton is not installed\n"
+    assert command.main(["kernels"]) == 0
+    monkeypatch.setattr(compiled_cuda, "missing", lambda *_: "no CUDA kernels: built without CUDA (no nvcc)")
+    assert command.main(["kernels"]) == 1
+    assert "built without CUDA (no nvcc)" in capsys.readouterr().err
+
+
+def test_why_kernels_are_not_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "interpreter cannot compile" in (compiled.missing() or "")
+    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("jaxext.backends.cuda.cuda_binding.missing", lambda: "built without CUDA (no nvcc)")
+    assert compiled.missing() == "Triton is not installed"
+    assert compiled_cuda.missing() == "no CUDA kernels: built without CUDA (no nvcc)"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiled_cuda.missing(tmp_path / "m.so") == "cuobjdump is neither in Triton's wheel nor on the PATH"
+
+
+def test_kernels_refuses(capsys, stand_ins):
+    assert "ask for one of them" in refused(capsys, "kernels", "--of", "cuda", "--problem", "good")
+    assert refused(capsys, "kernels", "--problem", "nonsense") == "no problem has such a name, kernel and GPU"
+    assert "'ninety' is no list of GPUs" in refused(capsys, "kernels", "--arch", "ninety")
+    assert command.parser().parse_args(["kernels", "--arch", "80,sm_90a"]).arch == (80, 90)

@@ -1,0 +1,292 @@
+"""`jaxext.parallel.cost` against what XLA compiles for eight devices: kind, group and bytes of every collective, bytes of operands and of
+the result on a device, and operations; and docs/scaling.md against `cost`.
+
+Labels are split alone and in pairs, each over an axis of the mesh that has its name.
+"""
+
+import functools
+import math
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxext import extend, parallel
+from jaxext.benchmarks import scaling
+from jaxext.forms.window import Window
+from jaxext.ops import matmul
+from jaxext.parallel.cost_model import forms
+
+COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\((.*)")
+DOCUMENT = pathlib.Path(__file__).parents[2] / "docs/scaling.md"
+INPUTS = {"O": "D", "P": "H", "Q": "W"}  # output's label -> input's label, which names both
+
+
+def mesh_of(split):
+    """An axis for each split label, and one for the devices that are left."""
+    rest = 8 // math.prod(split.values())
+    return jax.make_mesh((*split.values(), rest), (*split, "rest"), axis_types=(AxisType.Auto,) * (len(split) + 1))
+
+
+def spec(labels, split):
+    names = [INPUTS.get(label, label) for label in labels]
+    return P(*(name if name in split else None for name in names))
+
+
+def compiled(function, mesh, shapes, specs):
+    arrays = zip(shapes, specs, strict=True)
+    structs = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec)) for shape, spec in arrays]
+    return jax.jit(function).lower(*structs).compile()
+
+
+def in_hlo(program):
+    """(kind, devices of a group, bytes of its result on one of them) of each collective."""
+    found = []
+    for result, kind, attributes in COLLECTIVE.findall(program.as_text()):
+        (shape,) = re.findall(r"f32\[([\d,]*)\]", result)
+        found.append((kind, group(kind, attributes), 4 * math.prod(int(n) for n in shape.split(",") if n)))
+    return sorted(found)
+
+
+def group(kind, attributes):
+    """Of the ways in which HLO writes groups: pairs of devices, along a line or a ring, lists, a list's shape, and axes of a mesh."""
+    if kind == "collective-permute":
+        pairs = attributes.partition("source_target_pairs={")[2].partition("}}")[0].count("{")
+        return 8 // (8 - pairs) if pairs < 8 else "ring"
+    groups = attributes.partition("replica_groups=")[2]
+    if listed := re.match(r"\{\{([\d,]*)\}", groups):
+        return listed[1].count(",") + 1
+    if shape := re.match(r"\[\d+,(\d+)\]", groups):
+        return int(shape[1])
+    mesh, _, used = groups.partition("}")[0].partition(" {")
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh))
+    return math.prod(int(sizes[name]) for name in re.findall(r"'(\w+)'", used))
+
+
+def predicted(role):
+    return sorted((c.kind, c.devices, c.bytes) for c in role.collectives)
+
+
+def held(program):
+    memory = program.memory_analysis()
+    return memory.argument_size_in_bytes + memory.output_size_in_bytes
+
+
+def operations(program):
+    return program.cost_analysis()["flops"]
+
+
+def roles_of(form, function, shapes):
+    """Open slot -> the function of its two operands, of which `function` is the first one."""
+    zeros = {slot: jnp.zeros(shape, jnp.float32) for slot, shape in shapes.items()}
+    first, second, result = form.slots
+    return {
+        result: function,
+        first: lambda w, y: jax.vjp(lambda x: function(x, w), zeros[first])[1](y),
+        second: lambda x, y: jax.vjp(lambda w: function(x, w), zeros[second])[1](y),
+    }
+
+
+MATMUL = dict(B=8, M=16, K=32, N=24)
+CONV1D = dict(B=2, N=4, W=16, G=8, C=8, K=4, S=3)
+CONV2D = dict(N=8, H=16, W=8, C=8, K=16, R=3, S=3)
+CONV3D = dict(N=8, D=8, H=4, W=4, G=2, C=4, K=8, T=3, R=1, S=3)
+extend.define("channelwise_of_cost", x="B N K C", w="B K M C", y="B N M C")
+
+SPLITS = (
+    *(("matmul", MATMUL, split) for split in (
+        {}, {"B": 8}, {"M": 8}, {"K": 8}, {"N": 8}, {"M": 4, "N": 2}, {"N": 4, "K": 2}, {"M": 2, "K": 2, "N": 2}
+      )),
+    *(("conv1d", CONV1D, split) for split in ({"B": 2, "G": 4}, {"W": 8})),
+    *(("conv2d", CONV2D, split) for split in (
+        {}, {"N": 8}, {"C": 8}, {"K": 8}, {"N": 4, "K": 2}, {"N": 2, "C": 4}, {"H": 4, "W": 2}, {"N": 4, "H": 2}
+      )),
+    ("conv3d", CONV3D, {"N": 4, "G": 2}),
+    ("channelwise_of_cost", dict(B=1, N=4, K=8, M=2, C=6), {"K": 4, "C": 2}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "sizes", "split"), SPLITS, ids=lambda v: v if isinstance(v, str) else "-".join(v))
+def test_every_role_under_jit(form, sizes, split):
+    """The form's own primitives, on arrays of one axis per label."""
+    costs, form = parallel.cost(form, split, sizes=sizes, spatial="gather"), forms()[form]
+    window = None
+    rank = len(form.window) // 3
+    if rank:
+        input, filter = (tuple(sizes[label] for label in form.window[i : i + rank]) for i in (0, rank))
+        ones, same = (1,) * rank, tuple((r // 2, r // 2) for r in filter)
+        window = Window(input=input, filter=filter, stride=ones, padding=same, input_dilation=ones, filter_dilation=ones)
+        sizes = dict(B=1, G=1) | sizes | window.sizes
+    static = dict(ranks=(1,) * len(form.free), window=window, dtype=jnp.dtype("float32"), precision=None, implementation=None)
+    for open, role in form.roles.items():
+        slots = form.operands(open)
+        product = lambda a, b, open=open, slots=slots: form.bind(open, {slots[0]: a, slots[1]: b}, out_sharding=None, **static)
+        shapes = [tuple(sizes[label] for label in form.slots[slot]) for slot in slots]
+        program = compiled(product, mesh_of(split), shapes, [spec(form.slots[slot], split) for slot in slots])
+        assert in_hlo(program) == predicted(costs[role])
+        assert held(program) == sum(costs[role].held.values())
+        if sizes["B"] == sizes.get("G", 1) == 1:  # others are rewritten
+            additions = sum(c.bytes // 4 for c in costs[role].collectives if c.kind == "all-reduce")
+            assert operations(program) == costs[role].flops + additions
+
+
+GEOMETRIES = (
+    ({"H": 8}, dict(N=2, H=32, W=8, C=2, K=4, R=3, S=3), {}),
+    ({"H": 4, "W": 2}, dict(N=2, H=32, W=8, C=2, K=4, R=5, S=3), {}),
+    ({"H": 4, "K": 2}, dict(N=2, H=32, W=8, C=2, K=4, R=3, S=3), {}),
+    ({"N": 2, "H": 4}, dict(N=2, H=32, W=8, C=2, K=4, R=4, S=3), {"window_strides": (2, 1)}),
+    ({"W": 4, "N": 2}, dict(N=2, H=4, W=32, C=2, K=4, R=1, S=3), {"rhs_dilation": (1, 3), "padding": ((0, 0), (6, 0))}),
+    ({"H": 8}, dict(N=2, H=16, W=4, C=2, K=4, R=4, S=1), {"lhs_dilation": (2, 1), "padding": ((2, 2), (0, 0))}),
+)
+
+
+@pytest.mark.parametrize(("split", "sizes", "geometry"), GEOMETRIES)
+def test_every_role_with_halos(split, sizes, geometry):
+    costs, form, mesh = parallel.cost("conv2d", split, sizes=sizes, **geometry), forms()["conv2d"], mesh_of(split)
+    labels = {"x": "NHWC", "w": "RSCK", "y": "NPQK"}
+    specs = {slot: spec(names, split) for slot, names in labels.items()}
+    conv = functools.partial(
+        parallel.conv_general_dilated,
+        **dict(window_strides=(1, 1), padding="SAME") | geometry,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        axis_names=[axis if axis in split else None for axis in "HW"],
+    )
+    fprop = jax.shard_map(conv, mesh=mesh, in_specs=(specs["x"], specs["w"]), out_specs=specs["y"])
+    shapes = {slot: tuple(sizes[label] for label in labels[slot]) for slot in "xw"}
+    shapes["y"] = jax.eval_shape(fprop, *(jax.ShapeDtypeStruct(shapes[slot], jnp.float32) for slot in "xw")).shape
+    for open, product in roles_of(form, fprop, shapes).items():
+        slots, role = form.operands(open), costs[form.roles[open]]
+        program = compiled(product, mesh, [shapes[slot] for slot in slots], [specs[slot] for slot in slots])
+        assert in_hlo(program) == predicted(role)
+        assert held(program) == sum(role.held.values())
+
+
+def gathers_columns(a, b, axis):
+    return matmul(a, lax.all_gather(b, axis, axis=0, tiled=True))
+
+
+def gathers_rows(a, b, axis):
+    return matmul(lax.all_gather(a, axis, axis=0, tiled=True), b)
+
+
+def adds_rows(a, b, axis):
+    return lax.psum_scatter(matmul(a, b), axis, tiled=True)
+
+
+SCATTERED = (
+    ({"M": 8}, {"b": "K"}, gathers_columns),
+    ({"N": 8}, {"a": "M"}, gathers_rows),
+    ({"N": 8}, {"a": "M"}, parallel.all_gather_matmul),  # on CPUs the collective itself; for the ring see test_collective_matmul
+    ({"K": 4, "N": 2}, {"c": "M"}, adds_rows),
+    ({"K": 4, "N": 2}, {"c": "M"}, parallel.matmul_reduce_scatter),
+)
+
+
+@pytest.mark.parametrize(("split", "scattered", "function"), SCATTERED)
+def test_every_role_with_a_scattered_slot(split, scattered, function):
+    sizes, form, mesh = dict(M=16, K=32, N=24), forms()["matmul"], mesh_of(split)
+    costs, axis = parallel.cost("matmul", split, sizes=sizes, scattered=scattered), next(iter(split))
+    labels = {slot: names.removeprefix("B") for slot, names in zip("abc", map("".join, form.slots.values()), strict=True)}
+    specs = {slot: spec(names, split) for slot, names in labels.items()}
+    for slot, label in scattered.items():
+        specs[slot] = P(*(axis if other == label else name for other, name in zip(labels[slot], specs[slot], strict=True)))
+    nn = jax.shard_map(lambda a, b: function(a, b, axis), mesh=mesh, in_specs=(specs["a"], specs["b"]), out_specs=specs["c"])
+    shapes = {slot: tuple(sizes[label] for label in names) for slot, names in labels.items()}
+    for open, product in roles_of(form, nn, shapes).items():
+        slots, role = form.operands(open), costs[form.roles[open]]
+        program = compiled(product, mesh, [shapes[slot] for slot in slots], [specs[slot] for slot in slots])
+        assert in_hlo(program) == predicted(role)
+        assert held(program) == sum(role.held.values())
+
+
+def test_dtype_is_that_of_every_byte():
+    wide, narrow = (parallel.cost("conv2d", {"N": 2, "H": 4}, sizes=CONV2D, dtype=dtype) for dtype in ("float32", jnp.bfloat16))
+    for role in wide:
+        assert wide[role].wire == 2 * narrow[role].wire > 0
+        assert sum(wide[role].held.values()) == 2 * sum(narrow[role].held.values())
+        assert wide[role].flops == narrow[role].flops
+
+
+def test_integers_of_numpy_and_a_million_rows():
+    one = np.int64(1)
+    geometry = dict(window_strides=[2 * one], padding=[(one, one)])
+    role = parallel.cost("conv1d", {"W": 8 * one}, sizes=CONV1D | {"W": one << 20}, **geometry)["fprop"]  # pyright: ignore
+    assert 8 * role.flops == 2 * math.prod(CONV1D[label] for label in "BNGCK") * (3 * 2**19 - 1)
+    assert type(role.collectives[0].bytes) is int
+
+
+REFUSED = (
+    ("gemm", {}, MATMUL, {}, "form is 'gemm', want one of matmul, conv1d, conv2d, conv3d"),
+    ("matmul", {"C": 1}, MATMUL, {}, "sharding splits 'C', want labels of B, M, K, N"),
+    ("conv2d", {"P": 2}, CONV2D, {}, "sharding splits 'P', want labels of B, N, G, C, K, H, W"),
+    ("matmul", {"M": 0}, MATMUL, {}, "sharding of M is 0, want a positive number"),
+    ("matmul", {"M": 3}, MATMUL, {}, "splits M into 3, want a divisor of M=16"),
+    ("conv2d", {"H": 8}, CONV2D, {"padding": "VALID"}, "splits H, and P with it, into 8, want a divisor of P=14"),
+    ("matmul", {}, dict(M=16, K=32), {}, "sizes has M, K; want B, M, K, N, of which B may be left out"),
+    ("matmul", {}, {}, {}, "sizes has no labels; want B, M, K, N"),
+    ("conv2d", {}, CONV2D | {"P": 16}, {}, "sizes has .*P; want"),
+    ("matmul", {}, MATMUL | {"K": 2.0}, {}, "size of K is 2.0, want a positive integer"),
+    ("conv2d", {"H": 16}, CONV2D | {"R": 5}, {}, "splits H into parts of 1, want at least the halo of 2"),
+    ("conv2d", {}, CONV2D, {"padding": ((1, 1),)}, r"padding is \(\(1, 1\),\), want one pair of integers for each of 2"),
+    ("conv2d", {}, CONV2D, {"padding": ((1, 1, 1), (1, 1))}, r"padding is \(\(1, 1, 1\), \(1, 1\)\), want one pair"),
+    ("conv2d", {}, CONV2D, {"window_strides": 2}, "window_strides is 2, want one positive integer for each of 2"),
+    ("conv2d", {}, CONV2D, {"window_strides": (1, 1, 1)}, r"window_strides is \(1, 1, 1\), want one positive integer for each of 2"),
+    ("conv2d", {}, CONV2D, {"lhs_dilation": (True, 1)}, r"lhs_dilation is \(True, 1\), want one positive integer"),
+    ("conv2d", {}, CONV2D | {"R": 17}, {"padding": "VALID"}, r"has sizes \(0, 6\), want a filter that fits"),
+    ("conv2d", {"H": 2}, CONV2D, {"spatial": "halos"}, "spatial is 'halos', want 'halo' or 'gather'"),
+    ("matmul", {"M": 8}, MATMUL, {"scattered": "b"}, "scattered is 'b', want a mapping"),
+    ("matmul", {"M": 8}, MATMUL, {"scattered": {"b": "M"}}, "scattered is 'M' of 'b', want a slot and one of its labels"),
+    ("matmul", {"M": 8}, MATMUL, {"scattered": {"a": "K"}}, "scattered has 'a', of which there is one copy"),
+    ("matmul", {"M": 16}, MATMUL, {"scattered": {"b": "N"}}, "'b' has N=24 in 1 parts and 16 copies, want their product to divide it"),
+)
+
+
+@pytest.mark.parametrize(("form", "split", "sizes", "how", "message"), REFUSED)
+def test_what_is_refused(form, split, sizes, how, message):
+    with pytest.raises(ValueError, match=f"cost: .*{message}"):
+        parallel.cost(form, split, sizes=sizes, **how)
+
+
+@pytest.mark.parametrize("table", scaling.tables().values(), ids=scaling.tables())
+def test_the_document_shows_what_cost_says(table):
+    """`python -m jaxext.benchmarks.scaling` prints these tables."""
+    assert table in DOCUMENT.read_text()
+
+
+def bound(form, sizes, split, **how):
+    """Seconds of sending over those of computing, on sizes so large that memory is fast enough, unless the product is thin."""
+    layer = scaling.Layer("", form, (sizes,), (plan := scaling.Plan("", lambda n: (split,), (how,)),))
+    _, sending, computing = scaling.predicted(layer, plan, 0)
+    return sending / computing
+
+
+def test_memory_is_passed_by_what_is_gathered_and_what_is_yet_to_be_scattered():
+    """A product that memory bounds takes as long where its operand arrives in parts, and where each device has all of it."""
+    seconds = lambda *args, **how: [scaling.computing(role) for role in parallel.cost(*args, **how).values()]
+    few, image = dict(M=64, K=2048, N=2048), dict(N=1, H=512, W=512, G=128, C=1, K=1, R=7, S=7)
+    assert seconds("matmul", {"M": 8}, sizes=few, scattered={"b": "K"}) == seconds("matmul", {"M": 8}, sizes=few)
+    assert seconds("conv2d", {"H": 8}, sizes=image, spatial="gather") == seconds("conv2d", {}, sizes=image)
+
+
+def test_closed_forms_of_the_document():
+    """Where each says that a step is bound, `cost` says that it sends for as long as it computes."""
+    for n, ring, _ in scaling.RINGS[:3]:
+        mlp = dict(M=4096 * n, K=2**15, N=2**15)
+        assert bound("matmul", mlp, {"M": n}) == pytest.approx(scaling.bound_data(n, ring) / 4096)
+        fsdp = bound("matmul", mlp, {"M": n}, scattered={"b": "K"})
+        assert fsdp == pytest.approx(scaling.bound_data(n, ring, scattered=True) / 4096)
+        columns = dict(M=2**15, K=2**15, N=4096 * n)
+        assert bound("matmul", columns, {"N": n}) == pytest.approx(scaling.bound_columns(n, ring) / (4096 * n))
+    pointwise = dict(N=8, H=64, W=64, C=4096, K=4096, R=1, S=1)
+    assert bound("conv2d", pointwise, {"N": 8}) == pytest.approx(scaling.bound_data(8, scaling.NVLINK) / 64**2)
+    unet = dict(N=1, D=512, H=512, W=512, C=32, K=32, T=3, R=3, S=3)
+    convnext = dict(N=64, H=512, W=512, G=128, C=1, K=1, R=7, S=7)
+    for n, link in ((8, scaling.NVLINK), (64, scaling.NETWORK)):
+        assert bound("conv3d", unet, {"D": n}) == pytest.approx(scaling.bound_rows(2, 27 * 32, link) * n / 512, rel=0.02)
+        assert bound("conv2d", convnext, {"H": n}) == pytest.approx(scaling.bound_rows_in_memory(6, link) * n / 512, rel=0.02)

@@ -1,0 +1,243 @@
+"""The examples of arrays and networks over many devices, and of images: what they show is so, and they fail where it is not."""
+
+import functools
+import re
+
+import image_convolution
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.signal
+import sharded_arrays
+import sharded_mlp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext.backends.cuda import cuda_binding
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    with jax.enable_x64(False), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+# --- sharded_arrays
+
+
+def test_layouts_products_and_collectives_of_eight_devices(capsys):
+    assert sharded_arrays.main(["--size", "64"]) == 0
+    printed = capsys.readouterr().out
+    for shape in ("8 x 1: each device holds (8, 64)", "4 x 2: each device holds (16, 32)", "1 x 8: each device holds (64, 8)"):
+        assert f"split {shape} of (64, 64)" in printed
+    for cells in ("│ CPU 6 │ CPU 7 │", "│ CPU 0,1  │", "CPU 1,3,5,7", "CPU 0,1,2,3,4,5,6,7"):
+        assert cells in printed
+    assert re.findall(r"@ (.*) -> .*, sending: (.*)", printed)[:2] == [("P(None, 'cols')", "nothing"), ("P('cols', None)", "all-reduce")]
+    assert printed.count("the same bits as on one device") == 3
+    assert re.search(r"a @ b +[\d.]+ +[\d.]+\n", printed)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_arrays_on_fewer_devices(devices, capsys):
+    assert sharded_arrays.main(["--size", "32", "--devices", str(devices), "--implementation", "xla"]) == 0
+    assert "psum adds up" in (printed := capsys.readouterr().out)
+    assert "CPU 2" not in printed
+    assert ("sending: all-reduce" in printed) == (devices > 1)
+
+
+def test_the_products_that_are_compared_are_exact():
+    a, b = (sharded_arrays.matrix(seed, (64, 64), jnp.bfloat16) for seed in range(2))
+    want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    np.testing.assert_array_equal(sharded_arrays.matmul(a, b), want)
+    assert len(np.unique(a)) == 9
+
+
+def test_products_of_16_bit_operands_are_compared_with_unrounded_ones(capsys):
+    """Of 256 terms; many sums are beyond 256, from where on bfloat16 has no odd numbers."""
+    a, b = (sharded_arrays.matrix(seed, (256, 256), jnp.bfloat16) for seed in range(2))
+    sharded_arrays.show_products(a, b, jax.devices()[:1])
+    sharded_arrays.show_pmap(a, b, jax.devices()[:1])
+    assert "one per device, (1, 256, 256)" in capsys.readouterr().out
+
+
+def is_wrong(a, b):
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32).at[-1, -1].add(1)
+
+
+def gathers(a, b):
+    whole = NamedSharding(sharded_arrays.mesh_of(jax.devices(), (4, 2)), P())
+    return jaxext.matmul(jax.lax.with_sharding_constraint(a, whole), b)
+
+
+@pytest.mark.parametrize(("matmul", "sentence"), [(is_wrong, "the same bits"), (gathers, "nothing is gathered")])
+def test_a_product_that_is_wrong_or_gathers_is_a_failure(matmul, sentence, monkeypatch):
+    a, b = (sharded_arrays.matrix(seed, (32, 32), jnp.float32) for seed in range(2))
+    monkeypatch.setattr(sharded_arrays, "matmul", matmul)
+    with pytest.raises(RuntimeError, match=f"does not hold: .*{sentence}"):
+        sharded_arrays.show_products(a, b, jax.devices())
+
+
+# --- sharded_mlp
+
+SIZES = (12, 16, 32, 16, 10)
+BATCH = 64
+
+
+def reference(params, batch, rate, steps):
+    """(losses, parameters) in float64 on one device, by jnp alone."""
+
+    def loss(params, batch):
+        x, y = batch
+        for i, (weights, bias) in enumerate(params):
+            x = jnp.dot(x if i == 0 else jnp.maximum(x, 0), weights) + bias
+        return jnp.mean(jnp.sum((x - y) ** 2, axis=-1))
+
+    losses = []
+    with jax.enable_x64(True):
+        params, batch = jax.tree.map(np.float64, (params, batch))
+        step = jax.jit(jax.value_and_grad(loss))
+        for _ in range(steps):
+            value, grads = step(params, batch)
+            params = jax.tree.map(lambda p, g: p - rate * g, params, grads)
+            losses.append(value)
+    return np.array(losses), params
+
+
+def test_training_is_the_same_on_every_mesh_and_only_sums_are_sent():
+    rng = np.random.default_rng(0)
+    params, batch = sharded_mlp.init(rng, SIZES), sharded_mlp.examples(rng, BATCH, SIZES[0], SIZES[-1])
+    want, trained = reference(params, batch, 0.05, 6)
+    assert want[-1] < 0.95 * want[0]
+
+    # float32 numbers that a device gets: the gradients of its parameters, and the loss.  With the columns of layers 1 and 3 and the rows
+    # of 2 and 4 halved also what layers 2 and 4 give, and the gradient of what layer 3 takes, of a quarter of the batch.
+    _, a, b, c, last = SIZES
+    whole = sum(x.size for x in jax.tree.leaves(params)) + 1
+    halved = (whole - 1 + b + last) // 2 + 1 + BATCH // 4 * (b + last + b)
+    sends = {(1, 1): {}, (8, 1): {"all-reduce": whole}, (4, 2): {"all-reduce": halved}}
+    assert len(meshes := sharded_mlp.meshes(jax.devices())) == 3
+    for mesh in meshes:
+        losses, got, sent, _ = sharded_mlp.train(mesh, jnp.float32, params, batch, 0.05, 6)
+        np.testing.assert_allclose(losses, want, rtol=1e-6)
+        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(trained), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+        assert {name: round(megabytes * 1e6 / 4) for name, (_, megabytes) in sent.items()} == sends[mesh.devices.shape]
+
+
+def test_networks_on_fewer_devices(capsys):
+    shapes = {n: [mesh.devices.shape for mesh in sharded_mlp.meshes(jax.devices()[:n])] for n in (1, 2, 4)}
+    assert shapes == {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (2, 2)]}
+    assert sharded_mlp.main(["--width", "64", "--batch", "32", "--devices", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"(\d)-way data x (\d)", printed) == [("1", "1"), ("2", "1"), ("1", "2")]
+    losses = [[float(number) for number in line.split()] for line in re.findall(r"  losses (.*)", printed)]
+    np.testing.assert_allclose(losses, losses[:1] * 3, rtol=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_a_network_that_gathers_is_a_failure(monkeypatch, capsys):
+    """The columns of every layer: what one gives is not what the next one takes."""
+
+    def place(mesh, params, batch):
+        put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+        return [(put(w, None, "model"), put(b, "model")) for w, b in params], tuple(put(x, "data") for x in batch)
+
+    monkeypatch.setattr(sharded_mlp, "place", place)
+    assert sharded_mlp.main(["--width", "64", "--batch", "32", "--devices", "2"]) == 1
+    assert "all-gather" in capsys.readouterr().out
+
+
+# --- image_convolution
+
+
+def test_the_picture_and_what_is_read_from_it(tmp_path, capsys):
+    path = tmp_path / "picture.png"
+    assert image_convolution.main(["--every", "8", "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert re.findall(r"[123]-D (?:full|same|valid)", printed) == [f"{n}-D {m}" for n in "12" for m in ("full", "same", "valid")] + [
+        "3-D valid"
+    ]
+    assert float(re.findall(r"turns by ([\d.]+)", printed)[0]) == pytest.approx(1, abs=1e-3)
+    before, after = map(float, re.findall(r"from ([\d.]+) to ([\d.]+)", printed)[0])
+    assert 0.05 < after < 0.9 * before
+    assert "8 frames" in printed
+
+
+def test_a_kernel_that_is_longer_than_what_it_meets_is_refused():
+    with pytest.raises(ValueError, match=re.escape("the kernel has shape (3, 2) and x has (2, 5), want no side of it to be longer")):
+        image_convolution.convolve(jnp.ones((2, 5)), jnp.ones((3, 2)))
+
+
+@pytest.mark.parametrize("mode", ["full", "same", "valid"])
+def test_convolutions_are_scipys(mode):
+    """Bit for bit: small whole numbers, sides of the kernel even and odd."""
+    rng = np.random.default_rng(0)
+    for shape, kernel_shape in (((17,), (4,)), ((9, 12), (4, 3)), ((5, 6, 7), (2, 3, 4))):
+        x, kernel = (rng.integers(-4, 5, shape).astype(np.float64) for shape in (shape, kernel_shape))
+        want = scipy.signal.convolve(x, kernel, mode, method="direct")
+        np.testing.assert_array_equal(image_convolution.convolve(jnp.asarray(x), jnp.asarray(kernel), mode), want)
+
+
+def test_a_kernel_that_is_not_flipped_is_a_failure(monkeypatch):
+    correlate = lambda x, kernel, mode="same", convolve=image_convolution.convolve: convolve(x, jnp.flip(kernel), mode)
+    monkeypatch.setattr(image_convolution, "convolve", correlate)
+    image = jnp.asarray(np.random.default_rng(0).uniform(size=(20, 24, 3)), jnp.float32)
+    with pytest.raises(RuntimeError, match="convolve2d"):
+        image_convolution.planes(image, image[..., 0], image)
+
+
+def test_blur_and_the_way_back():
+    """In float64 by scipy, line by line; and the way back goes down to the image that was blurred."""
+    image = np.random.default_rng(0).uniform(size=(24, 30, 2)).astype(np.float32)
+    bell = np.exp(-((np.arange(-3, 4) / 1.0) ** 2) / 2)
+    bell /= bell.sum()
+    want = scipy.signal.convolve(image.astype(np.float64), np.multiply.outer(bell, bell)[..., None], "same", method="direct")
+    blurred = image_convolution.blur(jnp.asarray(image), 1)
+    np.testing.assert_allclose(blurred, want, rtol=1e-5, atol=1e-6)
+    restored, distances = image_convolution.deblur(blurred, 1, 20)
+    assert distances[-1] < 0.02 * distances[0]
+    assert np.mean((restored - image) ** 2) < 0.75 * np.mean((blurred - image) ** 2)
+
+
+def test_frames_on_their_devices_send_nothing():
+    mesh = jax.make_mesh((8,), ("time",), (AxisType.Auto,))
+    frames = jax.device_put(jnp.ones((8, 6, 7)), NamedSharding(mesh, P("time")))
+    compiled = jax.jit(jax.vmap(lambda frame: image_convolution.convolve(frame, jnp.ones((3, 3))))).lower(frames).compile()
+    assert sharded_arrays.collectives(compiled) == set()
+
+
+# --- all three
+
+
+@pytest.mark.parametrize(
+    ("example", "args", "got"),
+    [
+        (sharded_arrays, "--devices 0", "got 1024 and 0"),
+        (sharded_arrays, "--devices 9", "got 1024 and 9"),
+        (sharded_arrays, "--size 0", "got 0 and 8"),
+        (sharded_mlp, "--width 0", "got 0, 512 and 8"),
+        (image_convolution, "--every 0", "it is 0, want at least 1"),
+    ],
+)
+def test_arguments_that_are_refused(example, args, got, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        example.main(args.split())
+    assert got in capsys.readouterr().err
+
+
+@pytest.mark.skipif(cuda_binding.missing() is not None, reason="there are no CUDA kernels, which refuse everything then")
+def test_what_is_offered_to_the_cuda_kernels_they_take():
+    """On an H100; of image_convolution the depthwise blurs are offered alone."""
+    abstract = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype)
+    matrix, image = abstract((64, 64), jnp.bfloat16), abstract((107, 160, 3), jnp.float32)
+    rng = np.random.default_rng(0)
+    params, batch = sharded_mlp.init(rng, (784, 64, 64, 64, 10)), sharded_mlp.examples(rng, 32, 784, 10)
+    train = functools.partial(sharded_mlp.step, jnp.bfloat16)
+    with jaxext.use_implementation("cuda"), jaxext.use_target("sm_90a"):
+        for function, *args in ((sharded_arrays.matmul, matrix, matrix), (train, params, batch, 0.1)):
+            assert {row.chosen for row in jaxext.explain(function, *args, platform="cuda").rows} <= {"cuda", "xla"}
+        blurs = jaxext.explain(functools.partial(image_convolution.deblur, sigma=3, steps=2), image, platform="cuda")
+    assert {row.chosen for row in blurs.rows} == {"cuda"}

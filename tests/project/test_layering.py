@@ -1,0 +1,204 @@
+"""Who may import whom: the imports of every file are read and compared with what the design allows.
+
+A room is a folder of jaxext/, or a file that lies in it directly.  Files of one room may import one another, without a circle.
+Kernels see neither jax nor jaxext, benchmarks/ may import all of the package, and only the command line imports it.
+"""
+
+import ast
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+BUILT = {"_cuda_module", "_cuda_build"}  # what CMake makes
+BACKENDS = {"backends.xla", "backends.triton", "backends.cuda"}
+
+# Room -> the rooms that it may import.  A new one is a breach until it is here.
+MAY = {
+    "_scope": set(),
+    "_target": {"_scope"},
+    "_compat": {"_target"},
+    "tables": {"_compat", "_scope", *BUILT},
+    "forms": {"tables", "_compat"},
+    "backends": {"forms", "kernels"},
+    "backends.xla": {"forms"},
+    "backends.triton": {"backends", "forms", "kernels"},
+    "backends.cuda": {"backends", "forms", "kernels", "_target", *BUILT},
+    "families": {"forms", "_compat", "_scope", *BACKENDS},
+    "_export": {"backends.triton", "backends.cuda"},
+    "ops": {"families"},
+    "extend": {"families", "forms", "tables"},
+    "checkpoint_policies": {"forms", "_compat"},
+    "tuning": {"forms", "tables", "_compat", "_target"},
+    "parallel": {"ops", "families", "forms", "_compat"},
+    "testing": set(),  # it tests any function
+    "cli": {"__init__", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", *BUILT},
+    "__init__": {"ops", "extend", "parallel", "checkpoint_policies", "tuning", "families", "tables", "_export", "_target", "_compat"},
+    "__main__": {"cli"},
+}
+# Folder of jaxext/ -> where it lies in the repository.
+ELSEWHERE = {"kernels", "benchmarks"}
+WITHOUT_JAX = {
+    *("forms.window", "parallel.shards", "tables.table_file", "tables.table_format"),
+    *(f"backends.cuda.cuda_{family}" for family in ("matmul", "conv", "depthwise")),
+}
+SEES_INTERNALS = {"_compat"}
+THIRD_PARTIES = {"jax", "numpy"}
+THIRD_PARTIES_OF = {
+    "backends.triton": {"jax_triton", "triton", "ml_dtypes"},
+    "tables": {"filelock", "platformdirs"},
+    "cli": {"rich"},
+}
+OF_KERNELS = {"triton"}
+
+
+def modules(root):
+    """Path of each file of the package -> its name below jaxext, and its room."""
+    for path in sorted((root / "jaxext").rglob("*.py")):
+        *folders, stem = path.relative_to(root / "jaxext").with_suffix("").parts
+        if not ELSEWHERE & {*folders} and stem not in BUILT:
+            yield path, ".".join([*folders, stem]), ".".join(folders) or stem
+
+
+def imports(path, package):
+    """Every module that a file of a package imports, anywhere in it, by full name; relative ones as they would be named."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            here = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join(filter(None, [*here, node.module]))
+            # `from jaxext import _compat` imports jaxext._compat; of other packages the name may be a module too
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def target(root, name):
+    """The module and the room of a name that is imported from jaxext."""
+    parts = name.split(".")[1:]
+    for end in range(len(parts), 0, -1):
+        path = root / "jaxext" / pathlib.Path(*parts[:end])
+        if path.is_dir():
+            return ".".join([*parts[:end], "__init__"]), ".".join(parts[:end])
+        if path.with_suffix(".py").is_file():
+            return ".".join(parts[:end]), ".".join(parts[: end - 1]) or parts[0]
+    return (parts[0], parts[0]) if parts and parts[0] in ELSEWHERE | BUILT else ("__init__", "__init__")
+
+
+def breaches(root):
+    """A sentence for each import that is not allowed."""
+    for path, module, room in modules(root):
+        if room not in MAY:
+            yield f"{module} has no place in the design"
+            continue
+        for name in imports(path, ".".join(["jaxext", *module.split(".")[:-1]])):
+            top = name.partition(".")[0]
+            if top == "jaxext":
+                wanted = target(root, name)[1]
+                if wanted != room and wanted not in MAY[room]:
+                    yield f"{module} imports {name}"
+            elif name.startswith("jax._src") and module not in SEES_INTERNALS:
+                yield f"{module} imports {name}"
+            elif top == "jax" and module in WITHOUT_JAX:
+                yield f"{module} imports jax"
+            elif top not in THIRD_PARTIES | THIRD_PARTIES_OF.get(room, set()) and top not in sys.stdlib_module_names:
+                yield f"{module} imports {name}"
+    for path in sorted((root / "kernels").rglob("*.py")):
+        for name in imports(path, "kernels"):
+            top = name.partition(".")[0]
+            if top not in OF_KERNELS | {"kernels"} and top not in sys.stdlib_module_names:
+                yield f"kernels/{path.name} imports {name}"
+    for path in sorted([*(root / "tests").rglob("*.py"), *(root / "benchmarks").glob("*.py")]):
+        if path.name != "test_harness.py" and any(name.startswith("jax._src") for name in imports(path, "")):
+            yield f"{path.relative_to(root)} imports jax._src"
+
+
+def circle(below):
+    """The names that cannot be put in an order in which each comes after those that it imports."""
+    done: set[str] = set()
+    while free := [name for name, others in below.items() if name not in done and others & below.keys() <= done]:
+        done |= set(free)
+    return below.keys() - done
+
+
+def test_layers():
+    assert list(breaches(ROOT)) == []
+
+
+def test_every_room_exists():
+    """A rule for a room that is gone guards nothing."""
+    assert {room for _, _, room in modules(ROOT)} == set(MAY)
+    assert {module for _, module, _ in modules(ROOT)} >= WITHOUT_JAX
+
+
+def test_the_rules_have_no_circle():
+    assert not circle(MAY)
+
+
+def test_files_have_no_circle_and_names_of_their_own():
+    below = {
+        module: {target(ROOT, name)[0] for name in imports(path, f"jaxext.{room}") if name.partition(".")[0] == "jaxext"} - {module}
+        for path, module, room in modules(ROOT)
+        if room not in ("__init__", "__main__", "cli")
+    }
+    assert not circle(below)
+    stems = [path.stem for path, _, _ in modules(ROOT) if path.stem != "__init__"]
+    assert len({*stems}) == len(stems)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "breach"),
+    [
+        ("families/conv.py", "from jaxext.kernels import conv", "families.conv imports jaxext.kernels.conv"),
+        ("families/conv.py", "import jax_triton", "families.conv imports jax_triton"),
+        ("tuning/tune.py", "from jaxext.benchmarks import problems", "tuning.tune imports jaxext.benchmarks.problems"),
+        ("tables/table_file.py", "import jax", "tables.table_file imports jax"),
+        ("forms/form.py", "from jaxext.families import conv", "forms.form imports jaxext.families.conv"),
+        ("forms/form.py", "from jaxext.families.conv import conv_form", "forms.form imports jaxext.families.conv.conv_form"),
+        ("forms/form.py", "from .. import ops", "forms.form imports jaxext.ops"),
+        ("forms/form.py", "from ..ops import matmul", "forms.form imports jaxext.ops.matmul"),
+        ("forms/form.py", "import jaxext", "forms.form imports jaxext"),
+        ("ops.py", "import jaxext.backends.xla.conv_rewrites", "ops imports jaxext.backends.xla.conv_rewrites"),
+        ("ops.py", "from jax._src import core", "ops imports jax._src.core"),
+        ("ops.py", "def f():\n    import jax._src.core", "ops imports jax._src.core"),
+        ("ops.py", "from jax import _src", "ops imports jax._src"),
+        ("ops.py", "import flax", "ops imports flax"),
+        ("testing/kit.py", "from jaxext import ops", "testing.kit imports jaxext.ops"),
+        ("forms/window.py", "import jax.numpy", "forms.window imports jax"),
+        ("_novelty.py", "", "_novelty has no place in the design"),
+        ("attic/novelty.py", "", "attic.novelty has no place in the design"),
+        ("../kernels/gemm.py", "import jax", "kernels/gemm.py imports jax"),
+        ("../kernels/gemm.py", "from jaxext import ops", "kernels/gemm.py imports jaxext.ops"),
+        ("../tests/forms/test_x.py", "import jax._src.core", "tests/forms/test_x.py imports jax._src"),
+        ("../benchmarks/x.py", "import jax._src.core", "benchmarks/x.py imports jax._src"),
+    ],
+)
+def test_a_breach_is_found(tmp_path, file, line, breach):
+    write(tmp_path, {"ops.py": "", "families/conv.py": "", "backends/xla/conv_rewrites.py": "", file: f'"""A file."""\n\n{line}\n'})
+    assert list(breaches(tmp_path)) == [breach]
+
+
+def test_what_is_allowed_is_no_breach(tmp_path):
+    write(
+        tmp_path,
+        {
+            "forms/form.py": "import math\n\nimport jax\n\nfrom jaxext import _compat\nfrom . import partition\nfrom .choose import run\n",
+            "forms/partition.py": "from .. import _compat\n",
+            "_compat.py": "from jax._src import core\n",
+            "../kernels/gemm.py": "import dataclasses\n\nimport triton.language as tl\nfrom . import tiles\n",
+            "../tests/ops/test_harness.py": "from jax._src.internal_test_util import test_harnesses\n",
+        },
+    )
+    assert list(breaches(tmp_path)) == []
+
+
+def test_a_circle_is_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = (root / "jaxext" / name).resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)

@@ -1,0 +1,470 @@
+"""Which table is in force, what it says of a call, and that the processes of a run have the same."""
+
+import dataclasses
+import importlib.metadata
+import json
+import pathlib
+import shutil
+import sys
+import threading
+import time
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxext
+from jaxext.families.matmul import MATMUL
+from jaxext.tables import environment, in_force, table_file
+from jaxext.tables.table_file import Measurement, Table
+
+ROOT = pathlib.Path(jaxext.__file__).parent.parent
+HERE = in_force.context("cpu")
+ELSEWHERE = dataclasses.replace(HERE, device="NVIDIA H200", capability=90)
+OLDER = dataclasses.replace(HERE, versions={**HERE.versions, "jax": "0.1.0"})
+
+
+def matmul(rows=4):
+    return jnp.ones((rows, 5)), jnp.ones((5, 6))
+
+
+def call(rows=4):
+    with in_force.collecting() as calls, jaxext.use_table(None):
+        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul(rows))
+    (found,) = calls
+    return found
+
+
+CALL = call()
+CONFIG = dataclasses.asdict(MATMUL.implementations[-1].candidates(CALL)[0])
+
+
+def row(ms=1.0, call=CALL):
+    """A row of the problem, with that time."""
+    return {call.problem: (Measurement("xla", CONFIG, (ms, ms, ms), 0.0),)}
+
+
+def times(call=CALL):
+    return [m.ms[1] for m in in_force.measured(call)]
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    """A process that has read nothing yet, whose user has no table, and whose package ships none.  Returns the path of the user's."""
+    path = tmp_path / "cache" / "tables.json"
+    (tmp_path / "package" / "tables").mkdir(parents=True)
+    for module in (in_force, table_file):
+        monkeypatch.setattr(module, "default_path", lambda: path)
+    resources = types.SimpleNamespace(resources=types.SimpleNamespace(files=lambda _: tmp_path / "package"))
+    monkeypatch.setattr(in_force, "importlib", resources)
+    for name in ("_tables", "_agreed"):
+        monkeypatch.setattr(in_force, name, {})
+    return path
+
+
+@pytest.fixture
+def shipped(tmp_path):
+    return tmp_path / "package" / "tables" / "this.json"
+
+
+# ---- what is in force
+
+
+def test_nothing_was_measured():
+    assert times() == []
+
+
+def test_the_users_own_is_read_once(fresh):
+    table_file.write(fresh, HERE, row(2.0))
+    assert times() == [2.0]
+    table_file.write(fresh, HERE, row(3.0))
+    assert times() == [2.0]
+    fresh.unlink()
+    assert times() == [2.0]
+
+
+def test_the_users_own_lies_above_the_packages(fresh, shipped):
+    table_file.write(shipped, HERE, row(2.0) | row(7.0, call(rows=3)))
+    table_file.write(fresh, HERE, row(3.0))
+    assert times() == [3.0]
+    assert times(call(rows=3)) == [7.0]
+
+
+def test_what_the_package_has_of_other_versions_is_no_warning(shipped):
+    table_file.write(shipped, OLDER, row(2.0))
+    assert times() == []
+
+
+def test_what_the_user_has_of_other_versions_is_one(fresh):
+    table_file.write(fresh, OLDER, row(2.0))
+    with pytest.warns(UserWarning, match=r"jax 0.1.0 \(here ") as caught:
+        assert times() == []
+    assert len(caught) == 1 and str(fresh) in str(caught[0].message)
+    assert times() == []  # it was said
+
+
+def test_a_false_file_of_the_users_is_one(fresh):
+    fresh.parent.mkdir(mode=0o700)
+    fresh.write_text("[" * 100_000)
+    with pytest.warns(UserWarning, match="nested too deeply") as caught:
+        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul())
+    assert len(caught) == 1
+
+
+def test_threads_read_once(monkeypatch):
+    reads, read = [], in_force.read_entries
+
+    def slowly(path):
+        reads.append(path)
+        time.sleep(0.02)  # in which the other threads come by
+        return read(path)
+
+    monkeypatch.setattr(in_force, "read_entries", slowly)
+    threads = [threading.Thread(target=times) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reads) == 1
+
+
+def test_the_tables_of_the_package_are_tables():
+    """Those that are really there, of which none may be wrong: at lowering nobody looks for errors."""
+    for path in (ROOT / "jaxext" / "tables").glob("*.json"):
+        assert table_file.load_entries(path), path
+
+
+# ---- use_table
+
+
+def test_use_table(fresh, tmp_path):
+    table_file.write(fresh, HERE, row(2.0))
+    table_file.write(named := tmp_path / "named.json", HERE, row(3.0))
+    for table, want in ((str(named), [3.0]), (named, [3.0]), (None, []), (Table(HERE, row(4.0), "memory"), [4.0])):
+        with jaxext.use_table(table):
+            assert times() == want
+    assert times() == [2.0]
+
+
+def test_a_named_file_is_read_when_it_is_named(tmp_path):
+    table_file.write(path := tmp_path / "named.json", HERE, row(3.0))
+    context = jaxext.use_table(path)
+    path.unlink()
+    with context:
+        assert times() == [3.0]
+    with pytest.raises(FileNotFoundError, match=f"use_table: there is no file {path}"):
+        jaxext.use_table(path)
+    with pytest.raises(TypeError, match="use_table: table is 3, want a path"):
+        jaxext.use_table(3)  # type: ignore[arg-type]
+
+
+def test_a_named_file_that_says_nothing_of_here(tmp_path):
+    (tmp_path / "false.json").write_text("{}")
+    with pytest.warns(UserWarning, match="false.json.*want the format"), jaxext.use_table(tmp_path / "false.json"):
+        assert times() == []
+    table_file.write(tmp_path / "older.json", OLDER, row())
+    with pytest.warns(UserWarning, match=r"jax 0.1.0 \(here "), jaxext.use_table(tmp_path / "older.json"):
+        assert times() == []
+    table_file.write(tmp_path / "foreign.json", ELSEWHERE, row())
+    with pytest.warns(UserWarning, match="it is of NVIDIA H200, this is"), jaxext.use_table(tmp_path / "foreign.json"):
+        assert times() == []
+    for context, why in ((ELSEWHERE, "it is of NVIDIA H200, this is"), (OLDER, "with other versions or code")):
+        with pytest.warns(UserWarning, match=f"memory: .*{why}"), jaxext.use_table(Table(context, row(), "memory")):
+            assert times() == []
+
+
+def test_a_table_of_a_gpu_on_its_host(monkeypatch):
+    """It says nothing of what the same process computes on its CPU, and need not."""
+    monkeypatch.setattr(environment, "default_platform", lambda: "cuda")
+    with jaxext.use_table(Table(ELSEWHERE, row(), "memory")):
+        assert times() == []
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "error"),
+    [
+        (in_force, "default_path", ImportError("No module named 'platformdirs'")),
+        (environment, "sources", PermissionError("Permission denied: '_form.py'")),
+        (environment, "_kernels", ModuleNotFoundError("jaxext.kernels is not installed")),
+        (None, "", ValueError("this.json of the package: it is not JSON")),
+    ],
+    ids=["no platformdirs", "no sources", "no kernels", "a damaged table of the package"],
+)
+def test_lowering_does_not_fail_for_want_of_a_table(where, name, error, shipped, monkeypatch):
+    monkeypatch.setattr(in_force, "context", in_force.context.__wrapped__)
+    monkeypatch.setattr(environment, "sources", environment.sources.__wrapped__)
+    if where is None:
+        shipped.write_text("{")
+    else:
+        monkeypatch.setattr(where, name, failing(error))
+    with pytest.warns(UserWarning, match=f"jaxext ignores measurements in .*{error}") as caught:
+        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul())
+        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul(3))
+    assert len(caught) == 1
+    assert in_force.digest("cpu") == ""
+
+
+def test_what_is_in_force(fresh, shipped):
+    """Which is told without a warning; rows of the package that the user's table has too count as the user's."""
+    assert (in_force.in_force_on("cpu").source, dict(in_force.in_force_on("cpu").rows)) == (str(fresh), {})
+    table_file.write(shipped, HERE, row(2.0) | row(7.0, call(rows=3)))
+    table_file.write(fresh, HERE, row(3.0))
+    table_file.write(fresh, ELSEWHERE, row(3.0))
+    table = in_force.in_force_on("cpu")
+    assert (table.source, len(table.rows), table.shipped, table.ignored) == (str(fresh), 2, 1, None)
+    fresh.unlink()
+    table_file.write(fresh, OLDER, row(3.0))
+    table = in_force.in_force_on("cpu")
+    assert (len(table.rows), table.shipped) == (2, 2)
+    assert table.ignored is not None and "jax 0.1.0" in table.ignored
+    with jaxext.use_table(Table(HERE, row(4.0), "memory")):
+        assert (in_force.in_force_on("cpu").source, in_force.in_force_on("cpu").shipped) == ("memory", 0)
+    with pytest.raises(RuntimeError):
+        in_force.in_force_on("cuda")
+
+
+def test_the_digest(fresh):
+    """Programs of another table are other programs; those that no table decides are not."""
+    assert [in_force.digest(platform) for platform in ("cpu", "cuda", "other")] == ["", "", ""]
+    with jaxext.use_table(Table(HERE, row(1.0), "memory")):
+        used, one = in_force.current(), in_force.digest("cpu")
+        assert in_force.digest("cuda") == ""
+    with jaxext.use_table(Table(HERE, row(2.0), "memory")):
+        assert len({"", one, in_force.digest("cpu")}) == 3
+        assert in_force.digest("cpu", used) == one
+    with jaxext.use_table(Table(HERE, row(1.0), "elsewhere")):
+        assert in_force.digest("cpu") == one
+    table_file.write(fresh, HERE, row(1.0))
+    assert in_force.digest("cpu") == ""  # the user's own was read when there was none
+
+
+def test_the_table_is_part_of_the_cache_key():
+    """A program is made anew for another table, and for the same one only once."""
+    traced = []
+
+    @jax.jit
+    def product(a, b):
+        traced.append(1)
+        return jaxext.matmul(a, b)
+
+    for ms, programs in ((1.0, 1), (2.0, 2), (1.0, 2), (2.0, 2)):
+        with jaxext.use_table(Table(HERE, row(ms), "memory")):
+            product(*matmul())
+        assert len(traced) == programs
+
+
+def test_the_table_decides():
+    """It is asked at lowering and by `explain`, which names what it says."""
+    with jaxext.use_table(Table(HERE, row(0.125), "memory")):
+        assert [(r.why, r.table) for r in jaxext.explain(jaxext.matmul, *matmul()).rows] == [("measured at 0.125 ms", "memory")]
+    with jaxext.use_table(None):
+        assert [r.why for r in jaxext.explain(jaxext.matmul, *matmul()).rows] == ["preferred"]
+
+
+def test_the_table_of_where_a_program_was_lowered():
+    """XLA asks for the parts of a program when it is compiled, which may be elsewhere."""
+    with jaxext.use_table(Table(HERE, row(4.0), "memory")):
+        used = in_force.current()
+    assert times() == []
+    assert [m.ms[1] for m in in_force.measured(CALL, used)] == [4.0]
+
+
+# ---- of which calls it speaks
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(platform="cuda", arch=90),
+        dict(platform="cuda", arch=None),
+        dict(platform="other"),
+        dict(arch=90),
+        dict(splitter="xla"),
+        dict(splitter="later"),
+    ],
+    ids=str,
+)
+def test_other_calls_were_not_measured(other):
+    """That the CPU was measured says nothing of a program for a GPU, nor of one whose parts are not known yet."""
+    with jaxext.use_table(Table(HERE, row(), "memory")):
+        assert times(dataclasses.replace(CALL, splitter="labels")) == [1.0]
+        assert times(dataclasses.replace(CALL, **other)) == []
+        assert times(call(rows=3)) == []
+
+
+def test_a_symbolic_size_was_not_measured():
+    rows = jax.export.symbolic_shape("rows")[0]
+    with in_force.collecting() as calls:
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 5), (5, 6))]
+        jax.export.export(jax.jit(lambda a, b: jaxext.matmul(a, b)))(*shapes)
+    assert [call.problem for call in calls] == [None]
+
+
+def test_calls_are_collected():
+    """Those of other threads too, until the context is left; contexts may lie in one another, and are not taken for each other."""
+    with in_force.collecting() as outer:
+        with in_force.collecting() as inner:
+            thread = threading.Thread(target=times)
+            thread.start()
+            thread.join()
+        times(call(rows=3))
+    times()
+    assert inner == [CALL]
+    assert [c.sizes["M"] for c in outer] == [4, 3, 3]
+
+
+# ---- what it holds for
+
+
+def test_the_context():
+    assert HERE.capability is None
+    assert HERE.device == f"{environment.processor()}, {environment.cores()} threads"
+    assert HERE.versions == {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")}
+    assert set(HERE.sources) == {"xla", "triton", "cuda"} and len(set(HERE.sources.values())) == 3
+    with pytest.raises(RuntimeError):
+        in_force.context("cuda")
+
+
+def test_the_versions_of_what_computes(monkeypatch):
+    """XLA for GPUs is a package of its own; that it is there says nothing of the CPU."""
+    monkeypatch.setattr(environment.importlib.metadata, "version", lambda package: f"of {package}")
+    monkeypatch.setattr(environment, "_installed", environment._installed.__wrapped__)
+    for package in ("jax-cuda12-pjrt", "jax-cuda13-pjrt", "jax-cuda13-plugin", "triton"):
+        assert environment.versions_for("cuda")[package] == f"of {package}"
+    assert environment.versions_for("cpu") == {"jax": "of jax", "jaxlib": "of jaxlib"}
+
+
+def test_the_hash_changes_with_the_code(tmp_path, monkeypatch):
+    """That of what computes, and of no other."""
+    for folder in ("jaxext", "kernels"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("_cuda_*", "benchmarks", "__pycache__"))
+    monkeypatch.setattr(environment, "_PACKAGE", tmp_path / "jaxext")
+    monkeypatch.setattr(environment, "_kernels", lambda: tmp_path / "kernels")
+    hashes = environment.sources.__wrapped__
+    before = hashes("cpu")
+    for file, names in (
+        *((f"jaxext/{name}.py", {"xla"}) for name in ("families/conv", "families/matmul", "forms/window")),
+        *((f"jaxext/backends/xla/{name}.py", {"xla"}) for name in ("conv_algorithms", "conv_rewrites")),
+        *((f"kernels/{name}.py", {"triton"}) for name in ("conv", "depthwise", "matmul")),
+        *((f"kernels/_{name}.py", {"triton", "cuda"}) for name in ("gemm", "geometry", "launch")),
+        *((f"jaxext/backends/cuda/cuda_{name}.py", {"cuda"}) for name in ("binding", "conv", "depthwise", "matmul")),
+        ("jaxext/backends/kernel.py", {"triton", "cuda"}),
+        ("jaxext/backends/triton/triton_binding.py", {"triton"}),
+        ("jaxext/ops.py", set()),
+    ):
+        text = (tmp_path / file).read_text()
+        (tmp_path / file).write_text(text + "\n")
+        after = hashes("cpu")
+        assert {name for name in before if after[name] != before[name]} == names, file
+        (tmp_path / file).write_text(text)
+
+
+@pytest.mark.parametrize("other", [dict(cuda_version="13.1", archs="90a"), dict(cuda_version="12.9", archs="90a,100a")])
+def test_the_hash_changes_with_the_compiler(other, monkeypatch):
+    """Of CUDA kernels, on CUDA devices, where the compiled module loads."""
+    hashes = environment.sources.__wrapped__
+    monkeypatch.setattr(jaxext, "_cuda_module", None, raising=False)
+
+    def built(**facts):
+        module = types.SimpleNamespace(**facts)
+        monkeypatch.setitem(sys.modules, "jaxext._cuda_module", module)
+        monkeypatch.setattr(jaxext, "_cuda_module", module)
+        return hashes("cuda"), hashes("cpu")
+
+    before, after = built(cuda_version="12.9", archs="90a"), built(**other)
+    assert {name for name in before[0] if after[0][name] != before[0][name]} == {"cuda"}
+    assert after[1] == before[1]
+
+
+PROCESSORS = {
+    "AMD EPYC (family 25, model 17)": "processor : 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nmodel name\t: another\n",
+    "aarch64 (implementer 0x41, part 0xd0c)": "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n",
+    "aarch64": "nothing that is known",
+}
+
+
+@pytest.mark.parametrize(("name", "cpuinfo"), PROCESSORS.items(), ids=PROCESSORS.keys())
+def test_processors_are_told_apart(name, cpuinfo, monkeypatch):
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda path, **_: cpuinfo)
+    monkeypatch.setattr(environment.machine, "machine", lambda: "aarch64")
+    assert environment.processor() == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        (["/opt/env/site-packages/jaxext/__main__.py", "bench", "--quick"], "python -m jaxext bench --quick"),
+        (["/opt/env/bin/jaxext", "info"], "jaxext info"),
+        (["-c"], "-c"),
+    ],
+)
+def test_a_report_does_not_tell_where_we_are_installed(arguments, want, monkeypatch):
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert environment.report()["command"] == want
+
+
+def test_the_report():
+    """It is data, and says what a reader of results asks."""
+    report = json.loads(json.dumps(environment.report()))
+    assert report["device"] == HERE.device
+    assert {"python", "jax", "jaxlib", "numpy"} <= set(report["versions"])
+    assert report["versions"]["jax"] == jax.__version__
+    assert report["commit"] is None or len(report["commit"].removesuffix("-dirty")) == 40
+
+
+# ---- several processes
+
+
+def test_processes_that_cannot_compare(fresh, monkeypatch):
+    """Without a table there is nothing to compare."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert times() == []
+    with jaxext.use_table(Table(HERE, row(), "memory")), pytest.raises(RuntimeError, match="memory: .* without jax.distributed.initialize"):
+        times()
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """A function that takes what follows for that of another process of the run."""
+    store, agreed, tables = {}, {}, {}
+
+    def published(folder, value):
+        store.setdefault(folder, {})[jax.process_index()] = value
+        return store[folder]
+
+    def become(process):
+        monkeypatch.setattr(jax, "process_index", lambda: process)
+        monkeypatch.setattr(in_force, "_agreed", agreed.setdefault(process, {}))
+        monkeypatch.setattr(in_force, "_tables", tables.setdefault(process, {}))
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(in_force, "published", published)
+    return become
+
+
+@pytest.mark.parametrize("other", ["another path", "none"])
+def test_processes_that_name_different_tables(processes, tmp_path, other):
+    """A table has no part in which process it decides: the path is not compared, and none is as good a table as any."""
+    table_file.write(tmp_path / "one.json", HERE, row(1.0))
+    table_file.write(tmp_path / "two.json", HERE, row(2.0))
+    table_file.write(tmp_path / "copy.json", HERE, row(1.0))
+    processes(0)
+    with jaxext.use_table(tmp_path / "one.json"):
+        assert times() == [1.0]
+    processes(1)
+    with jaxext.use_table(None if other == "none" else tmp_path / "two.json"):
+        with pytest.raises(
+            RuntimeError, match="processes have different tables .*process 0 has 1 rows, .*one.json; process 1 has [01] rows"
+        ):
+            times()
+    with jaxext.use_table(tmp_path / "copy.json"):
+        assert times() == [1.0]
+    assert times() == []  # nor is what was named compared with what is in force otherwise

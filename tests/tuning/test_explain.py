@@ -1,0 +1,310 @@
+"""`explain`: each product of a program, how often, on what shapes, by whom and why not by others; and nothing is run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext.families import conv
+from jaxext.forms.choose import Algorithm
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+NO_GPU = {"cuda": "platform is 'cpu', want 'cuda'", "triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
+
+
+def struct(*shape):
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def mlp(params, x):
+    for w in params:
+        x = jnp.tanh(jaxext.matmul(x, w))
+    return x.sum()
+
+
+PARAMS, X = [struct(8, 16), struct(16, 16), struct(16, 16), struct(16, 4)], struct(32, 8)
+
+
+def table(explanation):
+    """What identifies a row, and its count."""
+    return {(row.op, *row.operands, row.result): row.times for row in explanation.rows}
+
+
+def test_forward():
+    explanation = jaxext.explain(mlp, PARAMS, X)
+    assert table(explanation) == {
+        ("matmul_nn", "a:f32[32,8]", "b:f32[8,16]", "c:f32[32,16]"): 1,
+        ("matmul_nn", "a:f32[32,16]", "b:f32[16,16]", "c:f32[32,16]"): 2,
+        ("matmul_nn", "a:f32[32,16]", "b:f32[16,4]", "c:f32[32,4]"): 1,
+    }
+    assert [row.chosen for row in explanation.rows] == ["xla"] * 3
+    assert explanation.rows[0].refused == NO_GPU
+    assert explanation.platform == jax.default_backend().replace("gpu", "cuda")
+
+
+def test_gradient():
+    """Each product has two more, but the first layer's input, which nobody wants a gradient of."""
+    assert table(jaxext.explain(jax.grad(mlp), PARAMS, X)) == {
+        ("matmul_nn", "a:f32[32,8]", "b:f32[8,16]", "c:f32[32,16]"): 1,
+        ("matmul_nn", "a:f32[32,16]", "b:f32[16,16]", "c:f32[32,16]"): 2,
+        ("matmul_nn", "a:f32[32,16]", "b:f32[16,4]", "c:f32[32,4]"): 1,
+        ("matmul_tn", "a:f32[32,16]", "c:f32[32,4]", "b:f32[16,4]"): 1,
+        ("matmul_nt", "b:f32[16,4]", "c:f32[32,4]", "a:f32[32,16]"): 1,
+        ("matmul_tn", "a:f32[32,16]", "c:f32[32,16]", "b:f32[16,16]"): 2,
+        ("matmul_nt", "b:f32[16,16]", "c:f32[32,16]", "a:f32[32,16]"): 2,
+        ("matmul_tn", "a:f32[32,8]", "c:f32[32,16]", "b:f32[8,16]"): 1,
+    }
+
+
+def convnet(w, head, x):
+    x = jaxext.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=NHWC)
+    return jaxext.matmul(x.mean((1, 2)), head).sum()
+
+
+CONVNET = struct(3, 3, 2, 8), struct(8, 4), struct(16, 6, 6, 2)
+
+
+def test_roles_of_a_convolution():
+    explanation = jaxext.explain(jax.grad(convnet, argnums=(0, 2)), *CONVNET)
+    assert [row.op for row in explanation.rows] == ["conv2d_fprop", "matmul_nn", "matmul_nt", "conv2d_wgrad", "conv2d_dgrad"]
+    assert explanation.rows[0].operands == ("x:f32[16,6,6,2]", "w:f32[8,3,3,2]")
+    assert explanation.rows[0].result == "y:f32[16,3,3,8]"
+
+
+def test_scans_and_other_programs_inside():
+    """A scan counts its steps, scans within scans multiply; jit, cond, while, checkpoint and vmap are looked into."""
+    a = struct(5, 5)
+
+    def f(a):
+        def repeat(step, times):
+            return lambda c: jax.lax.scan(lambda c, _: (step(c), None), c, length=times)[0]
+
+        c = repeat(repeat(lambda c: jax.jit(jaxext.matmul)(c, a), 4), 3)(a)
+        c = jax.lax.cond(c[0, 0] > 0, lambda c: jaxext.matmul(c, c[:, :1]), lambda c: c[:, :1], c)
+        c = jax.checkpoint(lambda c: jaxext.matmul(c.T, c))(c)
+        c = jax.lax.while_loop(lambda c: c[0, 0] < 3, lambda c: jaxext.matmul(c, c), c)
+        return jax.vmap(jaxext.matmul, in_axes=(None, 0))(c, jnp.ones((7, 1, 2), np.float32))
+
+    assert table(jaxext.explain(f, a)) == {
+        ("matmul_nn", "a:f32[5,5]", "b:f32[5,5]", "c:f32[5,5]"): 12,
+        ("matmul_nn", "a:f32[5,5]", "b:f32[5,1]", "c:f32[5,1]"): 1,
+        ("matmul_nn", "a:f32[1,5]", "b:f32[5,1]", "c:f32[1,1]"): 1,
+        ("matmul_nn", "a:f32[1,1]", "b:f32[1,1]", "c:f32[1,1]"): 1,
+        ("matmul_nn", "a:f32[1,1]", "b:f32[1,7,2]", "c:f32[1,7,2]"): 1,
+    }
+
+
+def test_equal_shapes_of_another_geometry_are_another_row():
+    x, w = struct(1, 8, 8, 2), struct(3, 3, 2, 2)
+
+    def f(x, w):
+        for dilation in (1, 1, 2):
+            x = jaxext.conv_general_dilated(x, w, (1, 1), "SAME", None, (dilation, dilation), NHWC)
+        return x
+
+    assert [row.times for row in jaxext.explain(f, x, w).rows] == [2, 1]
+
+
+def test_per_device_shapes_in_shard_map():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    f = jax.shard_map(jaxext.matmul, mesh=mesh, in_specs=(P("data"), P(None, "model")), out_specs=P("data", "model"))
+    assert table(jaxext.explain(f, struct(16, 8), struct(8, 6))) == {("matmul_nn", "a:f32[4,8]", "b:f32[8,3]", "c:f32[4,3]"): 1}
+
+
+class OnlyCuda:
+    name = "only_cuda"
+
+    def supports(self, call):
+        return None if call.platform == "cuda" else f"{call.platform} is no GPU"
+
+    def gains(self, call):
+        return None
+
+    def candidates(self, call):
+        return (Algorithm("kernel"),)
+
+    def describe(self, call, config):
+        return f"{call.op} {config.algorithm}"
+
+    def run(self, call, config, operands):
+        raise AssertionError("explain ran something")
+
+
+def test_platform_and_refusals(monkeypatch):
+    """Another implementation is asked for the platform that the user names, and says why not."""
+    form = conv.conv_form(2)
+    monkeypatch.setitem(vars(form), "implementations", (OnlyCuda(), *form.implementations))
+    forward, matmul = jaxext.explain(convnet, *CONVNET, platform="cpu").rows
+    assert (forward.chosen, forward.refused) == ("xla", {"only_cuda": "cpu is no GPU"} | NO_GPU)
+    assert matmul.refused == NO_GPU
+    on_cuda = jaxext.explain(convnet, *CONVNET, platform="cuda")
+    assert (on_cuda.platform, on_cuda.rows[0].chosen, on_cuda.rows[0].how) == ("cuda", "only_cuda", "conv2d_fprop kernel")
+    assert on_cuda.rows[0].refused["xla"] == "'only_cuda' is preferred"
+    monkeypatch.setitem(vars(form), "implementations", (OnlyCuda(),))
+    nothing = jaxext.explain(convnet, *CONVNET, platform="cpu")
+    assert nothing.rows[0].chosen is None
+    assert str(nothing).splitlines()[2].split()[:3] == ["conv2d_fprop", "1", "nothing"]
+    assert "; not only_cuda[1]" in str(nothing) and "[1] only_cuda: cpu is no GPU" in str(nothing)
+
+
+def test_named_implementation():
+    with jaxext.use_implementation("xla"):
+        assert jaxext.explain(convnet, *CONVNET).rows[0].chosen == "xla"
+
+
+def test_table():
+    """A title, a head, two lines for each row, and a legend; the columns begin below one another."""
+    explanation = jaxext.explain(jax.grad(convnet), *CONVNET)
+    table, legend = (part.splitlines() for part in str(explanation).split("\n\n"))
+    title, head, *lines = table
+    assert title == f"products on {explanation.platform}: {len(explanation.rows)}"
+    assert len(lines) == 2 * len(explanation.rows)
+    assert head.split() == ["op", "times", "by", "operands", "result"]
+    for line, details, row in zip(lines[::2], lines[1::2], explanation.rows, strict=True):
+        cells = (row.op, str(row.times), f"{row.chosen} {row.how}", " ".join(row.operands), row.result)
+        for column, cell in zip(head.split(), cells, strict=True):
+            assert line[head.index(column) :].startswith(cell)
+        assert line == line.rstrip()
+        assert details.endswith(f"{row.layout}; precision default (float32); preferred, not cuda[1] triton[2]")
+    assert legend == [f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}"]
+
+
+def details(explanation):
+    """What is told of each product below its line."""
+    return [line.strip() for line in str(explanation).partition("\n\n")[0].splitlines()[3::2]]
+
+
+CONV = jaxext.conv_general_dilated
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (((1, 1), "VALID"), "stride 1; "),
+    (((1, 1), "SAME"), "stride 1, padding 1; "),
+    (((2, 1), [(0, 1), (2, 2)]), "stride 2x1, padding 0:1/2; "),
+    (((1, 1), "SAME", None, (2, 2)), "stride 1, padding 2, dilation 2; "),
+    (((1, 1), [(0, 0), (0, 0)], (1, 3)), "stride 1, input dilation 1x3; "),
+    (((1, 1), [(-1, -1), (0, 0)]), "stride 1, padding -1/0; "),
+])  # fmt: skip
+def test_geometry(arguments, told):
+    explanation = jaxext.explain(lambda x, w: CONV(x, w, *arguments), struct(2, 3, 9, 9), struct(4, 3, 3, 3))
+    assert details(explanation)[0].startswith(told + "NCHW OIHW NCHW; precision")
+    (row,) = explanation.rows
+    assert row.window is not None and row.window.stride == arguments[0]
+
+
+def test_plain_dilated_and_precise_convolutions_can_be_told_apart():
+    x, w = struct(1, 8, 8, 2), struct(3, 3, 2, 2)
+
+    def f(x, w):
+        plain = CONV(x, w, (1, 1), "SAME", None, None, NHWC)
+        dilated = CONV(x, w, (1, 1), "SAME", None, (2, 2), NHWC)
+        return plain, dilated, CONV(x, w, (1, 1), "SAME", None, None, NHWC, precision="highest")
+
+    assert len({*details(jaxext.explain(f, x, w))}) == 3
+    with jax.default_matmul_precision("highest"):
+        assert [row.precision for row in jaxext.explain(f, x, w).rows] == ["highest"] * 2  # the first is as the last
+
+
+@pytest.mark.parametrize(("platform", "arch", "dtype", "precision", "told"), [
+    ("cpu", None, "float32", None, "default (float32)"),
+    ("cpu", None, "bfloat16", None, "default"),
+    ("cuda", "sm_90a", "float32", None, "default (tf32 allowed)"),
+    ("cuda", "sm_90a", "float32", "high", "high (tf32 allowed)"),
+    ("cuda", "sm_90a", "float32", ("default", "highest"), "default,highest"),
+    ("cuda", "sm_75", "float32", None, "default (float32)"),
+    ("cuda", "sm_90a", "bfloat16", "highest", "highest"),
+    ("tpu", None, "float32", None, "default"),
+])  # fmt: skip
+def test_precision(platform, arch, dtype, precision, told):
+    x = jax.ShapeDtypeStruct((8, 8), jnp.dtype(dtype))
+    with jaxext.use_target(arch):
+        (row,) = jaxext.explain(lambda x: jaxext.matmul(x, x, precision=precision), x, platform=platform).rows
+    assert row.precision == told
+
+
+# On jax 0.11 and newer an operation stands in a jit of its own, so that a transpose beside it is not seen.
+beside = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="a transpose beside the call is not seen")
+
+
+@pytest.mark.parametrize(("call", "x", "w", "layout"), [
+    (lambda x, w: CONV(x, w, (1, 1), "SAME"), (2, 4, 9, 9), (8, 4, 3, 3), "NCHW OIHW NCHW"),
+    (lambda x, w: CONV(x, w, (1, 1), "SAME", dimension_numbers=NHWC), (2, 9, 9, 4), (3, 3, 4, 8), "NHWC HWIO NHWC"),
+    (lambda x, w: CONV(x, w, (1,), "SAME", dimension_numbers=("WNC", "IWO", "NWC")), (9, 2, 4), (4, 3, 8), "WNC IWO NWC"),
+    (lambda x, w: CONV(x, w, (1, 1), "SAME", feature_group_count=2), (2, 4, 9, 9), (8, 2, 3, 3), "NCHW OIHW NCHW"),
+    (lambda x, w: CONV(x, w, (1, 1), "SAME", batch_group_count=2), (2, 4, 9, 9), (8, 4, 3, 3), "NCHW OIHW NCHW"),
+    (jax.vmap(lambda x, w: CONV(x, w, (1,), "SAME")), (5, 2, 4, 9), (5, 8, 4, 3), "BNCW BOIW BNCW"),
+    pytest.param(jax.grad(lambda x, w: CONV(x, w, (1, 1), "VALID").sum()), (2, 4, 9, 9), (8, 4, 3, 3), "OIHW NCHW NCHW", marks=beside),
+    (lambda x, w: jnp.sin(jaxext.matmul(x, w)).T, (2, 3), (3, 4), "MK KN MN"),
+    pytest.param(lambda x, w: jaxext.matmul(x.T, w), (3, 2), (3, 4), "KM KN MN", marks=beside),
+])  # fmt: skip
+def test_layout(call, x, w, layout):
+    """As the arrays lie, not as the form has them."""
+    rows = jaxext.explain(call, struct(*x), struct(*w)).rows
+    assert rows[-1].layout == layout
+
+
+@beside
+def test_equal_products_of_two_layouts_are_one_row():
+    def f(x, w):
+        return CONV(x, w, (1,), "SAME"), CONV(x.transpose(0, 2, 1), w, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC"))
+
+    (row,) = jaxext.explain(f, struct(2, 4, 9), struct(8, 4, 3)).rows
+    assert (row.times, row.layout) == (2, "NCW OIW NCW or NCW OIW NWC")
+
+
+def test_rows_are_120_columns_wide():
+    """A network's, with its gradient; each reason is told once, however many rows have it."""
+
+    def net(w, x):
+        for kernel in w:
+            x = CONV(x, kernel, (2, 2), "SAME", None, None, NHWC)
+        return x.sum()
+
+    explanation = jaxext.explain(jax.grad(net), [struct(7, 7, 3, 64), struct(3, 3, 64, 512)], struct(256, 224, 224, 3))
+    assert len(explanation.rows) > 3
+    assert max(map(len, str(explanation).splitlines())) <= 120
+    assert all(str(explanation).count(reason) == 1 for reason in (f"cuda: {NO_GPU['cuda']}", f"triton: {NO_GPU['triton']}"))
+
+
+def test_long_reasons_are_folded(monkeypatch):
+    form = conv.conv_form(2)
+    never = OnlyCuda()
+    monkeypatch.setattr(never, "supports", lambda call: "word " * 60, raising=False)
+    monkeypatch.setitem(vars(form), "implementations", (never, *form.implementations))
+    text = str(jaxext.explain(convnet, *CONVNET))
+    assert text.count("word") == 60 and max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("fun", [3, None, np.ones((2, 2))])
+def test_what_is_no_function(fun):
+    """Such as its result."""
+    with pytest.raises(TypeError, match="explain: fun is .*, want the function itself, and its arguments after it"):
+        jaxext.explain(fun, np.ones((2, 2)))
+
+
+def test_keyword_arguments_and_concrete_arrays():
+    got = jaxext.explain(lambda *, a, b: jaxext.matmul(a["x"], b), a={"x": np.ones((2, 3))}, b=jnp.ones((3, 4)))
+    assert table(got) == {("matmul_nn", "a:f64[2,3]", "b:f64[3,4]", "c:f64[2,4]"): 1}
+
+
+def test_no_products():
+    explanation = jaxext.explain(jnp.matmul, np.ones((2, 2)), np.ones((2, 2)))
+    assert explanation.rows == ()
+    assert str(explanation).startswith("no jaxext product")
+
+
+def test_nothing_is_run(monkeypatch):
+    def boom(*_, **__):
+        raise AssertionError("explain ran something")
+
+    monkeypatch.setattr(conv.XlaConv, "run", boom)
+    assert jaxext.explain(jax.grad(convnet), struct(5, 3, 2, 8), *CONVNET[1:]).rows
+    with pytest.raises(AssertionError, match="explain ran something"):  # so it would be noticed
+        jax.grad(convnet)(*(np.ones(s.shape, s.dtype) for s in (struct(5, 3, 2, 8), *CONVNET[1:])))
+
+
+def test_unknown_platform():
+    with pytest.raises(ValueError, match="explain: platform is 'abacus', want one of "):
+        jaxext.explain(mlp, PARAMS, X, platform="abacus")
