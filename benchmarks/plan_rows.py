@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import jaxext
-from jaxext.families.conv import XlaConv
+from jaxext.backends.xla.xla_conv import XlaConv
 from jaxext.tables import environment, in_force
 from jaxext.tables.table_format import Measurement, Table
 from jaxext.tuning import random_operands, timing
@@ -142,7 +142,7 @@ def measure(geometry: Geometry, kind: str, tell: Callable[[str], None] = lambda 
         programs = {"lax": _compiled(geometry, "lax", arguments, tell)}
         with in_force.collecting() as calls:
             programs["jaxext"] = _compiled(geometry, "jaxext", arguments, tell)
-        row = dataclasses.replace(row, algorithms=tuple(dict.fromkeys(XlaConv().candidates(call)[0].algorithm for call in calls)))
+        row = dataclasses.replace(row, algorithms=tuple(dict.fromkeys(_algorithms(call)[0] for call in calls)))
         results = {library: _first(library, program, tell) for library, program in programs.items()}
         difference, allowed = _difference(results["jaxext"].value, results["lax"].value, geometry.dtype)
         first = _pair(programs, results, SAMPLES, PATIENCE_S, tell)
@@ -265,7 +265,7 @@ def alternatives(geometry: Geometry, samples: int = SAMPLES, tell: Callable[[str
     with in_force.collecting() as calls:
         jax.jit(geometry.build("jaxext")).lower(*arguments)
     found: dict[str, Side | str] = {THEIRS: ""}
-    for name in dict.fromkeys(algorithm.algorithm for call in calls for algorithm in XlaConv().candidates(call)):
+    for name in dict.fromkeys(name for call in calls for name in _algorithms(call)):
         tell(f"{name}: compiling")
         try:
             with jaxext.use_table(_table_of(calls, name)):
@@ -296,3 +296,10 @@ def serve(connection) -> None:
         while True:
             what, arguments = connection.recv()
             connection.send(("done", asked[what](*arguments, tell=lambda stage: connection.send(("stage", stage)))))
+
+
+def _algorithms(call) -> list[str]:
+    """Those of `xla`, the one that it prefers first."""
+    plan = XlaConv().plan(call)
+    assert not isinstance(plan, str)
+    return [config.algorithm for config in plan.configs]

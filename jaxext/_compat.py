@@ -5,6 +5,7 @@ Supported: jax 0.10.2 up to 0.12.x.  Each shim says what would remove it.  It mu
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import os
@@ -40,6 +41,7 @@ from jaxext._target import compute_capability
 __all__ = [
     "PLATFORMS",
     "ShardingTypeError",
+    "Splitter",
     "align_varying",
     "hide_frames",
     "lowered_by",
@@ -141,24 +143,36 @@ def _name_callback(module, call: ir.OpView, target: str) -> None:
     call.attributes["backend_config"] = ir.StringAttr.get(name)
 
 
-def lowered_by(ctx) -> str:
-    """Who splits the program that is being lowered over devices.
+class Splitter(enum.StrEnum):
+    """Who splits a program over devices once it is lowered."""
 
-    "nobody": it is already the program of one device (or there is one device).
-    "labels": XLA's partitioner, and it can call us back, so custom_partitioning works.
-    "later": nobody now, but XLA's partitioner where this exported program is called inside a sharded one.
-    "xla": XLA's partitioner alone.  Inside a partial-manual `shard_map` custom_partitioning is handed a sharding without names, and an
-    exported program cannot hold its Python callback; GSPMD, which Shardy replaced, knows no rule of labels.
-    """
+    # It is already the program of one device, or there is one device.
+    NOBODY = "nobody"
+    # XLA's partitioner, and it can call us back, so custom_partitioning works.
+    LABELS = "labels"
+    # Nobody now, but XLA's partitioner where this exported program is called inside a sharded one.
+    LATER = "later"
+    # XLA's partitioner alone.  Inside a partial-manual `shard_map` custom_partitioning is handed a sharding without names, and an exported
+    # program cannot hold its Python callback; GSPMD, which Shardy replaced, knows no rule of labels.
+    XLA = "xla"
+
+    @property
+    def by_labels(self) -> bool:
+        """Whether what is lowered is the part of one device, by then at the latest."""
+        return self in (Splitter.NOBODY, Splitter.LABELS)
+
+
+def lowered_by(ctx) -> Splitter:
+    """Who splits the program that is being lowered over devices."""
     axes = ctx.module_context.axis_context
     if isinstance(axes, sharding_impls.SPMDAxisContext):
         automatic = [n for a, n in axes.mesh.shape.items() if a not in axes.manual_axes]
-        return "nobody" if all(n == 1 for n in automatic) else "xla"
+        return Splitter.NOBODY if all(n == 1 for n in automatic) else Splitter.XLA
     exported = ctx.module_context.lowering_parameters.for_export
     if isinstance(axes, sharding_impls.ShardingContext) and axes.num_devices > 1:
         named = axes.device_assignment is not None and config.use_shardy_partitioner.value
-        return "labels" if named and not exported else "xla"
-    return "later" if exported else "nobody"
+        return Splitter.LABELS if named and not exported else Splitter.XLA
+    return Splitter.LATER if exported else Splitter.NOBODY
 
 
 def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:

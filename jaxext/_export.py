@@ -5,16 +5,18 @@ from __future__ import annotations
 from jax.export import DisabledSafetyCheck
 
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.triton import triton_binding
+from jaxext.forms.family import families
 
 
 def export_disabled_checks() -> list[DisabledSafetyCheck]:
-    """For `jax.export.export(disabled_checks=...)`: the custom calls of our kernels, for which jax itself promises no compatibility.
+    """For `jax.export.export(disabled_checks=...)`: the custom calls of all kernels, for which jax itself promises no compatibility.
 
-    An exported program with Triton kernels runs where jaxlib knows their call: with jax's CUDA plugin of the version that exported it, or a
-    newer one.  One with CUDA kernels runs where jaxext is installed and `register_cuda_kernels` was called; their names carry a version.
+    Those of users' implementations are among them.  An exported program with Triton kernels runs where jaxlib knows their call: with jax's
+    CUDA plugin of the version that exported it, or a newer one.  One with CUDA kernels runs where jaxext is installed and
+    `register_cuda_kernels` was called; their names carry a version.
     """
-    return [DisabledSafetyCheck.custom_call(name) for name in (*triton_binding.CUSTOM_CALLS, *cuda_binding.CUSTOM_CALLS)]
+    calls = (name for family in families.values() for each in family.implementations for name in each.custom_calls)
+    return [DisabledSafetyCheck.custom_call(name) for name in dict.fromkeys(calls)]
 
 
 def register_cuda_kernels() -> None:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable
 
 import jax
-from jax import lax
 
 from jaxext import _compat
 from jaxext.forms.form import dimension_numbers, owner
@@ -40,10 +39,10 @@ def seeing_products(policy: Callable) -> Callable:
             return policy(primitive, *avals, **params)
         form, open = owner[primitive]
         shown = dict(precision=params["precision"], preferred_element_type=params["dtype"], out_sharding=params["out_sharding"])
-        if form.twin is lax.dot_general_p:
+        if not form.window:
             lhs, rhs, result = (form.axes(slot, params["ranks"]) for slot in (*form.operands(open), open))
             shown["dimension_numbers"] = dimension_numbers(lhs, rhs, result)
-        return policy(form.twin, *avals, **shown)
+        return policy(form.family.twin, *avals, **shown)
 
     return saveable
 

@@ -7,13 +7,10 @@ A *form* is a bilinear operation declared by labels, like an einsum,
 and from its labels follow its gradients, each vmap and each sharding: they are the same sum with another slot left open, or with more axes
 in a label.  So an implementation is asked for plain products only (`Call`), and is differentiated, mapped and split over devices without a
 rule of its own.  What each form has from the beginning, the implementation "xla", is its definition.
-
-It must not know how an implementation computes, nor which kernels jaxext has.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import itertools
 import re
@@ -27,82 +24,22 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext.families.conv import CONV_IMPLEMENTATIONS
-from jaxext.families.dispatch import as_dot_general_says, defined, named
-from jaxext.families.matmul import MATMUL_IMPLEMENTATIONS, XlaMatmul
-from jaxext.forms.choose import EXPORTED, Algorithm, Call, no_kernel, version_of
+from jaxext import ops
+from jaxext.backends.xla.xla_matmul import XlaMatmul
+from jaxext.families.dispatch import as_dot_general_says, named
+from jaxext.forms.call import Call, no_kernel
+from jaxext.forms.family import Family, declare, families, names_of_implementations
+from jaxext.forms.family import register as _register
 from jaxext.forms.form import Form, dimension_numbers, owner
 from jaxext.forms.form import define as _define
-from jaxext.tables import in_force
+from jaxext.forms.implementation import Algorithm, Implementation, Plan
 
-__all__ = ["Bilinear", "Call", "Implementation", "define", "no_kernel", "register"]
+__all__ = ["Algorithm", "Bilinear", "Call", "Implementation", "Plan", "define", "no_kernel", "register"]
 
-_OF_JAXEXT = {"matmul": MATMUL_IMPLEMENTATIONS, "conv": CONV_IMPLEMENTATIONS}
-_OWN_NAMES = {each.name for implementations in _OF_JAXEXT.values() for each in implementations}
-_OPERATIONS = re.compile(r"matmul|dot_general|conv(\d+d|_general_dilated|_transpose|olve)?")
-
-
-class Implementation(abc.ABC):
-    """What computes a form's products: derive from it, say what it `supports`, `run` it, and `register` an instance.
-
-    It is asked when a program is lowered, for one device's part of the product, and must answer by the `Call` and by what is installed,
-    which must be alike in every process.  A call has one slot open (`call.open`), which is to be computed from the other two: the operation
-    itself is asked for as y, its gradients as x and as w.  Where an implementation refuses, the next one is asked; if it was named,
-    NotImplementedError is raised with its reason.
-
-    An FFI target (`jax.ffi.register_ffi_target`) is registered with the implementation, not in `supports`: a program that JAX has stored is
-    loaded without asking.
-
-    Attributes:
-      name: by which `implementation=` and `jaxext.use_implementation` know it: an identifier, but none of jaxext's own.
-      version: of its code, in a word: what `jaxext.tune` measured with another version, and programs that JAX has stored with it, do not
-        hold.  None stands for a hash of the file that its class is written in; where a kernel lies in another file, say it yourself.
-
-    Examples:
-      >>> class Einsum(Implementation):
-      ...     name, version = "einsum", "1"
-      ...     def supports(self, call):
-      ...         return None if call.dtype == np.float32 else f"the result is {call.dtype}, want float32"
-      ...     def run(self, call, config, operands):
-      ...         letters = {slot: "".join(labels) for slot, labels in call.labels.items()}  # one letter each
-      ...         equation = f"{','.join(letters[slot] for slot in operands)}->{letters[call.open]}"
-      ...         return jnp.einsum(equation, *call.flatten(operands).values()).reshape(call.shape)
-      >>> register("matmul", Einsum())
-      >>> jax.grad(lambda a, b: jaxext.matmul(a, b, implementation="einsum").sum())(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
-      (2, 3)
-    """
-
-    name: str
-    version: str | None = None
-
-    @abc.abstractmethod
-    def supports(self, call: Call) -> str | None:
-        """None, or the reason for refusing the call; `no_kernel` says when any kernel must."""
-
-    def gains(self, call: Call) -> str | None:
-        """None, or the reason why a call that it supports is left to others if nobody named it: of itself, that it is exported.
-
-        jax stores a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
-        `disabled_checks`; `jaxext.export_disabled_checks()` are those of jaxext's own kernels.
-        """
-        return EXPORTED if call.splitter == "later" else None
-
-    def candidates(self, call: Call) -> Sequence[Any]:
-        """The configs with which it can compute a call that it supports, those expected to be fastest first: one or more frozen
-        dataclasses of whole numbers, words and truth values, among which `jaxext.tune` chooses."""
-        return (Algorithm(self.name),)
-
-    def describe(self, call: Call, config: Any) -> str:
-        """How the call is computed, in a word or two, for `jaxext.explain`."""
-        return " ".join(str(value) for value in dataclasses.asdict(config).values())
-
-    @abc.abstractmethod
-    def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
-        """The result, of `call.shape` and `call.dtype`, by anything that JAX can trace: `jax.ffi.ffi_call`, a Triton kernel, `jax.numpy`.
-
-        The operands, by slot, have the axes `call.axes`; `call.flatten(operands)` has exactly one axis per label, of `call.sizes`.  A size
-        may be 0.  A jaxext operation that is called here must name its implementation, such as "xla", or this one may be asked again.
-        """
+# What `define` declared, by name.
+_defined: dict[str, Form] = {}
+_OWN = dict(families)  # jaxext's
+_OWN_NAMES = set(names_of_implementations())
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -159,7 +96,7 @@ class Bilinear:
           (5, 7, 64)
         """
         form = self._form
-        implementation = named(implementation, form.name, [each.name for each in form.implementations])
+        implementation = named(implementation, form.name, form.family)
         rank = _ranks(form, ranks)
         operands = _operands(form, (first, second), rank, promote=preferred_element_type is None)
         axes = [form.axes(slot, rank) for slot in form.slots]
@@ -199,21 +136,22 @@ def define(name: str, /, **slots: str) -> Bilinear:
       (4, 2, 3)
     """
     labels = _labels(name, slots)
-    if name in defined and defined[name].slots == labels and list(defined[name].slots) == list(labels):
-        return Bilinear(defined[name])
-    taken = {*defined, *(primitive.name for primitive in owner)}
+    if name in _defined and _defined[name].slots == labels and list(_defined[name].slots) == list(labels):
+        return Bilinear(_defined[name])
+    taken = {*ops.__all__, *families, *(primitive.name for primitive in owner)}
     for each in (name, *(f"{name}_{slot}" for slot in labels)):
-        if not each.isidentifier() or each in taken or _OPERATIONS.fullmatch(each):
+        if not each.isidentifier() or each in taken or any(re.fullmatch(family.names, each) for family in _OWN.values()):
             raise ValueError(f"define: the name is {name!r}, want an identifier, and {each!r} to be no other operation's")
-    roles = {slot: slot for slot in labels}
-    form = Form(name=name, slots=labels, roles=roles, window=(), implementations=[XlaMatmul()], twin=lax.dot_general_p)
+    family = Family(name, twin=lax.dot_general_p, names=name)
+    form = Form(name=name, slots=labels, roles={slot: slot for slot in labels}, window=(), family=family)
     for among in (*itertools.combinations(labels, 2), tuple(labels)):
         if not any({slot for slot in labels if label in labels[slot]} == set(among) for label in form.free):
             raise ValueError(
                 f"define: {name} has no label in exactly {', '.join(among)}, where vmap would put an axis of these: give it one, which has"
                 " rank 0 in the calls that need none"
             )
-    defined[name] = _define(form)
+    declare(family, XlaMatmul())
+    _defined[name] = _define(form)
     return Bilinear(form)
 
 
@@ -235,14 +173,18 @@ def register(operation: Bilinear | str, implementation: Implementation) -> None:
     """
     if not isinstance(implementation, Implementation):
         raise TypeError(f"register: implementation is {implementation!r}, want an instance of a class derived from Implementation")
-    if not isinstance(operation, Bilinear) and operation not in list(_OF_JAXEXT):
-        raise ValueError(f"register: operation is {operation!r}, want one of {list(_OF_JAXEXT)}, or what define returned")
-    implementations: Any = operation._form.implementations if isinstance(operation, Bilinear) else _OF_JAXEXT[operation]
-    name, taken = getattr(implementation, "name", None), {*_OWN_NAMES, *(each.name for each in implementations)}
+    if not isinstance(operation, Bilinear) and operation not in list(_OWN):
+        raise ValueError(f"register: operation is {operation!r}, want one of {list(_OWN)}, or what define returned")
+    family = operation._form.family if isinstance(operation, Bilinear) else _OWN[operation]
+    name, taken = getattr(implementation, "name", None), {*_OWN_NAMES, *family.names_of_implementations}
     if not isinstance(name, str) or not name.isidentifier() or name in taken:
         raise ValueError(f"register: the implementation's name is {name!r}, want an identifier that is not taken, as {sorted(taken)} are")
-    in_force.add_version(name, version_of(implementation))
-    implementations.insert(0, implementation)
+    if type(implementation).plan is Implementation.plan:
+        for question in ("supports", "run"):
+            if getattr(type(implementation), question) is getattr(Implementation, question):
+                raise TypeError(f"register: {name} has no method `{question}`, want it, or `plan`")
+    implementation.code("cpu")  # raises now if there is none
+    _register(family, implementation)
 
 
 def _labels(name: str, slots: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

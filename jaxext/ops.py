@@ -1,7 +1,7 @@
 """The public operations: each has the signature and the results of its namesake in lax or jnp, and one keyword more.
 
 An operation is its namesake with every product of lax in it replaced by one of ours (`dispatch.like`), so shapes, dtypes, weak types and
-errors are the namesake's.  It must not know how products are computed.
+errors are the namesake's.
 
 Every operation is a primitive with all of JAX's rules: jit, vmap over any operand and axis, forward and reverse derivatives of any order,
 remat, scan, shard_map, pmap, automatic and explicit sharding, export.  Sums of float16 and bfloat16 are taken in float32 and rounded once.
@@ -16,7 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxext.families.conv import FAMILY as _CONV
 from jaxext.families.dispatch import like
+from jaxext.families.matmul import FAMILY as _MATMUL
+
+__all__ = ["conv", "conv_general_dilated", "conv_transpose", "convolve", "dot_general", "matmul"]
 
 
 def matmul(
@@ -51,7 +55,7 @@ def matmul(
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(precision=precision, preferred_element_type=preferred_element_type, out_sharding=out_sharding)
-    return like(jnp.matmul, implementation, (a, b), static)
+    return like(jnp.matmul, _MATMUL, implementation, (a, b), static)
 
 
 def dot_general(
@@ -95,7 +99,7 @@ def dot_general(
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    return like(lax.dot_general, implementation, (lhs, rhs), static)
+    return like(lax.dot_general, _MATMUL, implementation, (lhs, rhs), static)
 
 
 def conv_general_dilated(
@@ -159,7 +163,7 @@ def conv_general_dilated(
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    return like(lax.conv_general_dilated, implementation, (lhs, rhs), static)
+    return like(lax.conv_general_dilated, _CONV, implementation, (lhs, rhs), static)
 
 
 def conv(
@@ -197,7 +201,7 @@ def conv(
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    return like(lax.conv, implementation, (lhs, rhs), static)
+    return like(lax.conv, _CONV, implementation, (lhs, rhs), static)
 
 
 def conv_transpose(
@@ -249,7 +253,7 @@ def conv_transpose(
         preferred_element_type=preferred_element_type,
         use_consistent_padding=use_consistent_padding,
     )
-    return like(lax.conv_transpose, implementation, (lhs, rhs), static)
+    return like(lax.conv_transpose, _CONV, implementation, (lhs, rhs), static)
 
 
 def convolve(
@@ -279,4 +283,4 @@ def convolve(
       NotImplementedError: the named implementation does not support the call.
     """
     static = dict(mode=mode, precision=precision, preferred_element_type=preferred_element_type)
-    return like(jnp.convolve, implementation, (a, v), static)
+    return like(jnp.convolve, _CONV, implementation, (a, v), static)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxext.families import dispatch
-from jaxext.families.conv import CONV_IMPLEMENTATIONS
-from jaxext.families.matmul import MATMUL_IMPLEMENTATIONS
+from jaxext import extend
+from jaxext.forms.family import families
 from jaxext.forms.form import owner
-from jaxext.tables import in_force
+from jaxext.tables import environment, in_force
 
 
 @contextlib.contextmanager
@@ -19,23 +18,24 @@ def undone() -> Iterator[None]:
 
     jax's caches are cleared only if implementations changed: compiling takes long.
     """
-    lists = [MATMUL_IMPLEMENTATIONS, CONV_IMPLEMENTATIONS, *(form.implementations for form in dispatch.defined.values())]
-    before = [*map(list, lists)]
-    defined, versions = set(dispatch.defined), {name: set(of) for name, of in in_force._versions.items()}
+    before = {family: list(family.implementations) for family in families.values()}
+    codes = {name: list(of) for name, of in environment._codes.items()}
     cache = os.environ.get("TRITON_CACHE_DIR")
     try:
         yield
     finally:
-        if [*map(list, lists)] != before:
+        if any(family.implementations != kept for family, kept in before.items()):
             jax.clear_caches()
-            for implementations, kept in zip(lists, before, strict=True):
-                implementations[:] = kept
-        for name in dispatch.defined.keys() - defined:
-            for primitive in dispatch.defined.pop(name).primitives.values():
+            for family, kept in before.items():
+                family.implementations[:] = kept
+        for name in families.keys() - {family.name for family in before}:
+            for primitive in extend._defined.pop(name).primitives.values():
                 del owner[primitive]
-        if in_force._versions != versions:
-            in_force._versions.clear()
-            in_force._versions.update(versions)
+            del families[name]
+        if environment._codes != codes:
+            environment._codes.clear()
+            environment._codes.update(codes)
+            environment.codes.cache_clear()
             in_force.context.cache_clear()
             in_force._tables.clear()
         os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it

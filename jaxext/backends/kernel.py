@@ -6,7 +6,10 @@ A kernel takes dense operands with exactly one axis per label.  It writes the re
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext.forms.choose import EXPORTED, Algorithm, Call, symbolic_size
+from jaxext.forms.call import EXPORTED, Call, Splitter, symbolic_size
+from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
+
+KERNELS = file_of(MatmulProblem).parent  # the folder of Triton's kernels, and of the geometry that CUDA's share with them
 
 # Short names of the dtypes that kernels take.
 DTYPES = {
@@ -45,7 +51,7 @@ ZEROS = Algorithm("zeros")  # the config where there is nothing to add up, or no
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
+class KernelCall:
     """One launch: `call(result, first, second)` of these slots gives `splits` partial results, or the result."""
 
     describe: str
@@ -54,55 +60,73 @@ class Launch:
     call: Callable[[jax.ShapeDtypeStruct, jax.Array, jax.Array], jax.Array]
 
 
-class KernelImplementation:
-    """An `Implementation` made of kernels: a class of it says what it lacks, what it takes and how, whether that is worth it, and how to
+class KernelImplementation(Implementation, abc.ABC):
+    """An implementation made of kernels: a class of it says what it lacks, what it takes and how, whether that is worth it, and how to
     launch."""
 
-    name: str
+    version = "of its files"
+    # Beside the files of the class's own folder, those that decide what it computes with.
+    shared: Sequence[pathlib.Path] = (pathlib.Path(__file__),)
 
-    def lacks(self, call: Call) -> str | None:
-        """Why no kernel at all can be launched for this call's device, or None."""
-        raise NotImplementedError
-
-    def problem(self, call: Call) -> Any:
-        """What the kernels are asked, or (a string) the reason why they cannot be."""
-        raise NotImplementedError
-
-    def refuses(self, problem: Any) -> str | None:
-        """Why no kernel takes the problem, or None."""
-        raise NotImplementedError
-
-    def slower(self, call: Call) -> str | None:
-        """Why another implementation is expected to be as fast, or None."""
-        raise NotImplementedError
-
-    def configs(self, problem: Any) -> Sequence[Any]:
-        """With which kernels take a problem that none of them refuses; the one expected to be fastest first."""
-        raise NotImplementedError
-
-    def launch(self, call: Call, problem: Any, config: Any) -> Launch:
-        """Of a call that is supported, its problem and one of the problem's configs."""
-        raise NotImplementedError
-
-    def supports(self, call: Call) -> str | None:
+    def plan(self, call: Call) -> Plan | str:
         if reason := symbolic_size(call) or self.lacks(call):
             return reason
         problem = self.problem(call)
-        return problem if isinstance(problem, str) else self.refuses(problem)
+        reason = problem if isinstance(problem, str) else self.refuses(problem)
+        return reason or KernelPlan(self, call, problem)
 
-    def gains(self, call: Call) -> str | None:
-        return EXPORTED if call.splitter == "later" else self.slower(call)
+    def code(self, platform: str) -> str:
+        return hash_of([*folder_of(type(self)), *self.shared])
 
-    def candidates(self, call: Call) -> Sequence[Any]:
-        return (ZEROS,) if 0 in call.sizes.values() else self.configs(self.problem(call))
+    @abc.abstractmethod
+    def lacks(self, call: Call) -> str | None:
+        """Why no kernel at all can be launched for this call's device, or None."""
 
-    def describe(self, call: Call, config: Any) -> str:
-        return config.algorithm if config == ZEROS else self.launch(call, self.problem(call), config).describe
+    @abc.abstractmethod
+    def problem(self, call: Call) -> Any:
+        """What the kernels are asked, or (a string) the reason why they cannot be."""
 
-    def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
+    @abc.abstractmethod
+    def refuses(self, problem: Any) -> str | None:
+        """Why no kernel takes the problem, or None."""
+
+    @abc.abstractmethod
+    def slower(self, call: Call) -> str | None:
+        """Why another implementation is expected to be as fast, or None."""
+
+    @abc.abstractmethod
+    def configs(self, problem: Any) -> Sequence[Any]:
+        """With which kernels take a problem that none of them refuses; the one expected to be fastest first."""
+
+    @abc.abstractmethod
+    def launch(self, call: Call, problem: Any, config: Any) -> KernelCall:
+        """Of a call that is supported, its problem and one of the problem's configs."""
+
+
+class KernelPlan(Plan):
+    """How kernels would compute a call: `problem` is what they are asked."""
+
+    implementation: KernelImplementation
+
+    def __init__(self, implementation: KernelImplementation, call: Call, problem: Any):
+        super().__init__(implementation, call)
+        self.problem = problem
+
+    @functools.cached_property
+    def configs(self) -> Sequence[Any]:
+        return (ZEROS,) if self.call.empty else self.implementation.configs(self.problem)
+
+    def gains(self) -> str | None:
+        return EXPORTED if self.call.splitter is Splitter.LATER else self.implementation.slower(self.call)
+
+    def describe(self, config: Any) -> str:
+        return config.algorithm if config == ZEROS else self._launch(config).describe
+
+    def run(self, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
+        call = self.call
         if config == ZEROS:
             return jnp.zeros(call.shape, call.dtype)
-        launch = self.launch(call, self.problem(call), config)
+        launch = self._launch(config)
         shape = tuple(call.sizes[label] for label in call.labels[call.open])
         result = jax.ShapeDtypeStruct(shape, call.dtype)
         if launch.splits > 1:
@@ -114,6 +138,9 @@ class KernelImplementation:
         if launch.splits > 1:
             y = jnp.sum(y, axis=0, dtype=y.dtype).astype(call.dtype)
         return y.reshape(call.shape)
+
+    def _launch(self, config: Any) -> KernelCall:
+        return self.implementation.launch(self.call, self.problem, config)
 
 
 def apart(x: jax.Array) -> jax.Array:

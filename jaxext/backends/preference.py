@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 import jax.numpy as jnp
 
-from jaxext.forms.choose import Call
+from jaxext.forms.call import Call
 from jaxext.forms.window import Window
 
 FUSED_TAPS = 9  # of a depthwise convolution that XLA computes in one fusion: `conv_algorithms.FOLDED_ON_GPU`

@@ -1,63 +1,159 @@
-"""Convolution: its labels for each number of spatial axes, its roles and its implementations.
+"""Convolution: its labels for each number of spatial axes, its roles, its implementations, and lax's convolution read as its products.
 
     y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + dilation·r,g,c] w[b,g,k,r,c]     (`Window` says what x̃ is)
 
 Leave y open: fprop; x open: dgrad, the gradient of the input; w open: wgrad, the gradient of the filter.  Channels last, the filter is
-KRSC.  It must not know the public signatures.
+KRSC.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxext.backends.cuda.cuda_binding import CudaConv
 from jaxext.backends.triton.triton_binding import TritonConv
-from jaxext.backends.xla import conv_algorithms
-from jaxext.forms.choose import Algorithm, Call, Implementation
+from jaxext.backends.xla.xla_conv import XlaConv
+from jaxext.families.substitute import transpose
+from jaxext.forms.family import Family, declare
 from jaxext.forms.form import Form, define
-from jaxext.forms.window import labels
+from jaxext.forms.window import Window, dilate, labels
 
 
-class XlaConv:
-    """The definition, in plain XLA ops.  It supports every call."""
+def read(
+    lhs,
+    rhs,
+    *,
+    window_strides,
+    padding,
+    lhs_dilation,
+    rhs_dilation,
+    dimension_numbers,
+    feature_group_count,
+    batch_group_count,
+    precision,
+    out_sharding,
+    dtype,
+    implementation,
+    preferred_element_type,
+):
+    """Channels to the end, groups to an axis of their own: feature groups are the label G; batch groups, each with its own inputs and
+    filters, are the label B.
+    """
+    del preferred_element_type  # it has become dtype
+    rank = lhs.ndim - 2
+    lhs_dilation, rhs_dilation = lhs_dilation or (1,) * rank, rhs_dilation or (1,) * rank  # lax takes () for ones
+    feature_group_count, batch_group_count = int(feature_group_count), int(batch_group_count)  # from 2.0, too
+    _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_numbers)
+    dimension_numbers = lax.ConvDimensionNumbers(*(tuple(map(int, spec)) for spec in dimension_numbers))
+    x = transpose(lhs, _channels_last(dimension_numbers.lhs_spec))  # (N, *input, C)
+    w = transpose(rhs, _channels_last(dimension_numbers.rhs_spec))  # (K, *filter, C)
+    window = Window(
+        input=x.shape[1:-1],
+        filter=w.shape[1:-1],
+        stride=window_strides,
+        padding=padding,
+        input_dilation=lhs_dilation,
+        filter_dilation=rhs_dilation,
+    )
+    _refuse_sizes(window, lhs.shape[dimension_numbers.lhs_spec[0]], rhs.shape[dimension_numbers.rhs_spec[0]])
+    form = conv_form(window.rank)
+    grouped, batched = feature_group_count > 1, batch_group_count > 1
+    if grouped:
+        x, w = _split(x, -1, feature_group_count), _split(w, 0, feature_group_count)
+    if batched:
+        x, w = _split(x, 0, batch_group_count), _split(w, 0, batch_group_count)
+    ranks = dict(B=int(batched), N=1, G=int(grouped), C=1, K=1)
+    to_user = tuple(_inverse(_channels_last(dimension_numbers.out_spec)))
+    y = form.bind(
+        "y",
+        {"x": x, "w": w},
+        ranks=tuple(ranks[label] for label in form.free),
+        window=window,
+        dtype=dtype,
+        precision=precision,
+        implementation=implementation,
+        out_sharding=_channels_last_sharding(out_sharding, dimension_numbers, feature_group_count, batch_group_count),
+    )
+    if batched:
+        y = jnp.moveaxis(y, 0, -2)
+    if grouped or batched:
+        y = lax.collapse(y, y.ndim - 2)
+    y = transpose(y, to_user)
+    return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
 
-    name = "xla"
 
-    def supports(self, call: Call) -> str | None:
-        return None
+def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_numbers):
+    """Raise while tracing what lax leaves to the compiler to find out."""
+    for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation)):
+        if len(value) != rank:
+            raise ValueError(f"conv_general_dilated: {name} is {value}, want one entry for each of {rank} spatial axes")
+    if any(stride <= 0 for stride in window_strides):
+        raise ValueError(f"conv_general_dilated: window_strides is {window_strides}, want positive numbers")
+    for name, spec in zip(dimension_numbers._fields, dimension_numbers, strict=True):
+        if not isinstance(spec, Sequence) or sorted(spec) != list(range(rank + 2)):
+            error = ValueError if isinstance(spec, Sequence) else TypeError
+            raise error(f"conv_general_dilated: {name} of dimension_numbers is {spec}, want each of {rank + 2} axes once")
 
-    def gains(self, call: Call) -> str | None:
-        return None
 
-    def candidates(self, call: Call) -> Sequence[Algorithm]:
-        assert call.window is not None
-        dtype = conv_algorithms.promote(*call.dtypes.values())
-        names = conv_algorithms.algorithms(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter, platform=call.platform)
-        return [Algorithm(name) for name in names]
-
-    def describe(self, call: Call, config: Algorithm) -> str:
-        return config.algorithm
-
-    def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
-        assert call.window is not None
-        y = conv_algorithms.conv(
-            call.open,
-            call.flatten(operands),
-            call.window,
-            algorithm=config.algorithm,
-            dtype=call.dtype,
-            precision=call.precision,
-            splitter=call.splitter,
-            platform=call.platform,
+def _refuse_sizes(window, *others):
+    """Raise where 64 bits overflow: lax's shapes wrap around, and XLA ends the process."""
+    inputs = [low + dilate(n, d) + high for n, d, (low, high) in zip(window.input, window.input_dilation, window.padding, strict=True)]
+    filters = list(map(dilate, window.filter, window.filter_dilation))
+    result = [n for n in (*others, *window.output) if isinstance(n, int)]
+    if any(isinstance(n, int) and n >= 2**63 for n in (*inputs, *filters, math.prod(result))):
+        raise ValueError(
+            f"conv_general_dilated: padded and dilated, lhs and rhs have spatial shapes {inputs} and {filters}, and the result has"
+            f" {window.output}: want what 64 bits can count"
         )
-        return y.reshape(call.shape)
 
 
-CONV_IMPLEMENTATIONS: list[Implementation] = [CudaConv(), TritonConv(), XlaConv()]  # of every rank
+def _channels_last(spec):
+    return (spec[0], *spec[2:], spec[1])
+
+
+def _split(x, axis, groups):
+    axis %= x.ndim
+    return lax.reshape(x, (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :]))
+
+
+def _inverse(permutation):
+    return sorted(range(len(permutation)), key=permutation.__getitem__)
+
+
+def _channels_last_sharding(sharding, dimension_numbers, feature_group_count, batch_group_count):
+    """The sharding of the form's result for a wanted one of lax's; channels that are split into groups stay whole until the end."""
+    if sharding is None:
+        return None
+    n, c, *spatial = dimension_numbers.out_spec
+    spec = (*sharding.spec, *(None,) * (2 + len(spatial) - len(sharding.spec)))
+    groups = (None,) if feature_group_count > 1 or batch_group_count > 1 else ()
+    channels = (None,) if groups else (spec[c],)
+    batch_groups = groups if batch_group_count > 1 else ()
+    feature_groups = groups if feature_group_count > 1 else ()
+    return NamedSharding(sharding.mesh, P(*batch_groups, spec[n], *(spec[s] for s in spatial), *feature_groups, *channels))
+
+
+FAMILY = declare(
+    Family(
+        "conv",
+        twin=lax.conv_general_dilated_p,
+        names=r"conv\d+d",
+        read=read,
+        letters={"w": {"K": "O", "C": "I"}, "y": {"K": "C"}},
+        groups="GB",
+    ),
+    CudaConv(),
+    TritonConv(),
+    XlaConv(),
+)
 
 
 @functools.cache
@@ -74,7 +170,10 @@ def conv_form(rank: int) -> Form:
             },
             roles={"y": "fprop", "x": "dgrad", "w": "wgrad"},
             window=inputs + filters + outputs,
-            implementations=CONV_IMPLEMENTATIONS,
-            twin=lax.conv_general_dilated_p,
+            family=FAMILY,
         )
     )
+
+
+for _rank in (1, 2, 3):  # others are defined by the first call
+    conv_form(_rank)

@@ -1,12 +1,9 @@
-"""How an operation of lax or jnp becomes ours, for one call or for all in a context, and which implementation it names.
-
-It must not know the public operations.
-"""
+"""How an operation of lax or jnp becomes ours, for one call or for all in a context, and which implementation it names."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -16,24 +13,13 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxext._scope import Scope
-from jaxext.families.conv import CONV_IMPLEMENTATIONS
-from jaxext.families.matmul import MATMUL
 from jaxext.families.substitute import Keywords, substitute
 from jaxext.forms import flops
-from jaxext.forms.form import Form, owner, replacing_lax
-
-_PRODUCTS = (lax.dot_general_p, lax.conv_general_dilated_p)
+from jaxext.forms.family import Family, families, names_of_implementations
+from jaxext.forms.form import owner, replacing_lax
 
 # The implementation that `use_implementation` names; part of jit's cache key.
 _named = jax.make_user_context(None)
-
-# The forms that users declared (`jaxext.extend`), by name.
-defined: dict[str, Form] = {}
-
-
-def implementations(product) -> list[str]:
-    """The names that `implementation` may take for a product of lax: the implementations of the form that it becomes."""
-    return [i.name for i in (MATMUL.implementations if product is lax.dot_general_p else CONV_IMPLEMENTATIONS)]
 
 
 def use_implementation(name: str | None) -> Scope:
@@ -47,8 +33,7 @@ def use_implementation(name: str | None) -> Scope:
     Raises:
       ValueError: no operation has an implementation of that name.
     """
-    of_users = (implementation.name for form in defined.values() for implementation in form.implementations)
-    known = sorted({*implementations(lax.dot_general_p), *implementations(lax.conv_general_dilated_p), *of_users})
+    known = sorted(names_of_implementations())
     if name is not None and name not in known:
         raise ValueError(f"use_implementation: name is {name!r}, want one of {known} or None")
     return Scope("use_implementation", _named, name)
@@ -66,21 +51,23 @@ def in_place_of_lax() -> Scope:
     Leave it around code that interprets lax's products itself: Pallas kernels, `jax.experimental.sparse` and `jax.experimental.jet` do
     not know ours.  A policy of `jax.checkpoint` sees ours only through `jaxext.checkpoint_policies`.
     """
-    for name, primitive in (("dot_general", lax.dot_general_p), ("conv_general_dilated", lax.conv_general_dilated_p)):
-        if "bind" not in vars(primitive):
-            primitive.bind = functools.partial(_bind, name, primitive, primitive.bind)
+    for family in families.values():
+        if family.read is not None and "bind" not in vars(family.twin):
+            family.twin.bind = functools.partial(_bind, family, family.twin.bind)
     return Scope("in_place_of_lax", replacing_lax, True)
 
 
-def _bind(name, primitive, original, *operands, **params):
-    """`primitive.bind` of lax, which is ours while `replacing_lax`."""
+def _bind(family, original, *operands, **params):
+    """`bind` of lax's primitive, which is ours while `replacing_lax`."""
     if not replacing_lax.value:
         return original(*operands, **params)
-    return like(original, None, operands, params, name=name)
+    return like(original, family, None, operands, params, name=family.twin.name)
 
 
-def like(namesake: Callable, implementation: str | None, arrays: tuple, static: dict[str, Any], *, name: str | None = None) -> jax.Array:
-    """`namesake(*arrays, **static)` with our products, by the implementation that the call or the context names.
+def like(
+    namesake: Callable, family: Family, implementation: str | None, arrays: tuple, static: dict[str, Any], *, name: str | None = None
+) -> jax.Array:
+    """`namesake(*arrays, **static)` with the family's products, by the implementation that the call or the context names.
 
     It is one jitted program, which jax traces once for each type of the arrays.  Only arrays are its operands, and only plain values its
     key.  The namesake sees all else as it is and decides: it takes Python scalars and flax's nnx.Param, and refuses lists, None and traced
@@ -88,7 +75,7 @@ def like(namesake: Callable, implementation: str | None, arrays: tuple, static: 
     """
     name = name or namesake.__name__
     if implementation is not None or _named.value is not None:
-        implementation = named(implementation, name, implementations(_PRODUCTS[name.startswith("conv")]))
+        implementation = named(implementation, name, family)
     flops.tell(owner)  # jax may take the program from its cache, and then binds nothing
     keywords = Keywords.of(static)
     if keywords is None or not all([_is_array(x) for x in arrays]):
@@ -119,10 +106,10 @@ def _program(namesake, name, keywords, implementation):
     return jax.jit(program, inline=namesake is not jnp.convolve)
 
 
-def named(implementation: str | None, operation: Any, known: Sequence[str]) -> str | None:
-    """The implementation that the call or else the context names, if it is one of the operation's."""
+def named(implementation: str | None, operation: Any, family: Family) -> str | None:
+    """The implementation that the call or else the context names, if it is one of the family's."""
     implementation = _named.value if implementation is None else implementation
-    if implementation is not None and implementation not in known:
+    if implementation is not None and implementation not in (known := family.names_of_implementations):
         raise ValueError(f"{operation}: implementation is {implementation!r}, want one of {known} or None")
     return implementation
 

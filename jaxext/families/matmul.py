@@ -1,88 +1,68 @@
-"""Matrix multiplication: its labels, its roles and its implementations.
+"""Matrix multiplication: its labels, its roles, its implementations, and `lax.dot_general` read as one of its products.
 
     c[b,m,n] = Σ_k a[b,m,k] b[b,k,n].  Leave c open: the NN product; a open: c bᵀ, the NT product; b open: aᵀ c, the TN product.
 
-So `lax.dot_general` in any layout is one of three roles of one form.  This file must not know the public signatures.
+So `lax.dot_general` in any layout is one of three roles of one form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxext.backends.cuda.cuda_binding import CudaMatmul
 from jaxext.backends.triton.triton_binding import TritonMatmul
-from jaxext.forms.choose import Algorithm, Call, Implementation
-from jaxext.forms.form import Form, define, dimension_numbers
+from jaxext.backends.xla.xla_matmul import XlaMatmul
+from jaxext.families.substitute import transpose
+from jaxext.forms.family import Family, declare
+from jaxext.forms.form import Form, define
 
 
-class XlaMatmul:
-    """The definition of matmul, and of every form without a window: `lax.dot_general`.  It supports every call."""
-
-    name = "xla"
-
-    def supports(self, call: Call) -> str | None:
-        return None
-
-    def gains(self, call: Call) -> str | None:
-        return None
-
-    def candidates(self, call: Call) -> Sequence[Algorithm]:
-        return (Algorithm("dot_general"),)
-
-    def describe(self, call: Call, config: Algorithm) -> str:
-        return config.algorithm
-
-    def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
-        # The left operand is the one with the first pair label of the result, so that dot_general gives the order of a matmul's result.
-        first = next(label for label in call.labels[call.open] if not all(label in call.labels[slot] for slot in operands))
-        lhs, rhs = sorted(operands, key=lambda slot: first not in call.labels[slot])
-        left, right, result = call.axes[lhs], call.axes[rhs], call.axes[call.open]
-        if call.platform == "cpu" and _faster_swapped(operands[lhs], operands[rhs], left, right, result):
-            lhs, rhs, left, right = rhs, lhs, right, left
-        y = product(operands[lhs], operands[rhs], dimension_numbers(left, right, result), call.precision, call.dtype)
-        free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
-        order = [*(axis for axis in left if axis in right and axis in result), *free]
-        return lax.transpose(y, [order.index(axis) for axis in result])
-
-
-def _faster_swapped(lhs, rhs, left, right, result) -> bool:
-    """Whether both operands have 16 bits, their contracted axes come first, and the right one is smaller.
-
-    XLA's CPU backend multiplies such operands twice as fast with the smaller one on the left.
+def read(lhs, rhs, *, dimension_numbers, precision, out_sharding, dtype, implementation, preferred_element_type):
+    """With K contracted: lhs (B M K) and rhs (B K N) are a and b of the form; (B M K) and (B N K) are its c and b, (B K M) and (B K N)
+    its a and c.  Only (B K M) with (B N K), the product of two transposes, moves an operand.
     """
-    static = all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape))
-    if not static or not lhs.dtype.itemsize == rhs.dtype.itemsize == 2 or lhs.size <= rhs.size:
-        return False
-    batch = {axis for axis in left if axis in right and axis in result}
-    kept = [[axis in result for axis in axes if axis not in batch] for axes in (left, right)]
-    return all(flags == sorted(flags) for flags in kept)  # False, which is contracted, comes before True
+    del preferred_element_type  # it has become dtype
+    (lc, rc), (lb, rb) = dimension_numbers
+    batch, summed = len(lb), len(lc)
+    lhs_free, rhs_free = lhs.ndim - batch - summed, rhs.ndim - batch - summed
+    order = sorted(range(summed), key=lambda i: lc[i])  # as lhs holds its contracted axes
+    lhs, k_first = _arrange(lhs, lb, [lc[i] for i in order])
+    rhs, n_last = _arrange(rhs, rb, [rc[i] for i in order])
+    n_last = n_last or rhs_free == 0
+    if k_first and not n_last:
+        lhs, k_first = transpose(lhs, [*range(batch), *range(batch + summed, lhs.ndim), *range(batch, batch + summed)]), False
+    if k_first:
+        open, operands, ranks = "b", {"a": lhs, "c": rhs}, dict(M=summed, K=lhs_free, N=rhs_free)
+    elif n_last:
+        open, operands, ranks = "c", {"a": lhs, "b": rhs}, dict(M=lhs_free, K=summed, N=rhs_free)
+    else:
+        open, operands, ranks = "a", {"c": lhs, "b": rhs}, dict(M=lhs_free, N=summed, K=rhs_free)
+    return MATMUL.bind(
+        open,
+        operands,
+        ranks=tuple(dict(ranks, B=batch)[label] for label in MATMUL.free),
+        window=None,
+        dtype=dtype,
+        precision=precision,
+        implementation=implementation,
+        out_sharding=out_sharding,
+    )
 
 
-def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
-    """`lax.dot_general` with a result of any dtype.  lax cannot give a narrower or a real one: its own is converted at the end."""
-
-    def dot(preferred, lhs, rhs):
-        return lax.dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred)
-
-    natural = jax.eval_shape(lambda a, b: dot(None, a, b), lhs, rhs).dtype
-    lax_can = dtype.itemsize >= natural.itemsize and is_complex(natural) <= is_complex(dtype)
-    return convert(dot(dtype if lax_can else natural, lhs, rhs), dtype)
+def _arrange(x, batch, contract):
+    """An operand as (batch, contracted, free) if it lies so, else as (batch, free, contracted), and whether the contracted axes lead."""
+    free = [axis for axis in range(x.ndim) if axis not in batch and axis not in contract]
+    if [*batch, *contract, *free] == list(range(x.ndim)) and free:
+        return x, True
+    return transpose(x, [*batch, *free, *contract]), False
 
 
-def convert(y: jax.Array, dtype) -> jax.Array:
-    """y in another dtype; of a complex y a real dtype takes the real part, as the gradient of a real operand must."""
-    return (lax.real(y) if is_complex(y.dtype) and not is_complex(dtype) else y).astype(dtype)
-
-
-def is_complex(dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.complexfloating)
-
-
-MATMUL_IMPLEMENTATIONS: list[Implementation] = [CudaMatmul(), TritonMatmul(), XlaMatmul()]
+FAMILY = declare(
+    Family("matmul", twin=lax.dot_general_p, names="matmul", read=read),
+    CudaMatmul(),
+    TritonMatmul(),
+    XlaMatmul(),
+)
 
 MATMUL = define(
     Form(
@@ -90,7 +70,6 @@ MATMUL = define(
         slots={"a": ("B", "M", "K"), "b": ("B", "K", "N"), "c": ("B", "M", "N")},
         roles={"c": "nn", "a": "nt", "b": "tn"},
         window=(),
-        implementations=MATMUL_IMPLEMENTATIONS,
-        twin=lax.dot_general_p,
+        family=FAMILY,
     )
 )

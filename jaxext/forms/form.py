@@ -35,7 +35,9 @@ from jax.sharding import NamedSharding
 
 from jaxext import _compat
 from jaxext.forms import flops, partition
-from jaxext.forms.choose import Call, Implementation, run
+from jaxext.forms.call import Call
+from jaxext.forms.choose import run
+from jaxext.forms.family import Family
 from jaxext.tables import in_force
 
 # The form and the open slot of each primitive, for those who read jaxprs.
@@ -54,9 +56,12 @@ class Form:
     slots: Mapping[str, tuple[str, ...]]
     roles: Mapping[str, str]
     window: tuple[str, ...]
-    implementations: Sequence[Implementation]
-    twin: Primitive  # lax's primitive for the same product, by which remat policies know it
+    family: Family
     primitives: dict = dataclasses.field(default_factory=dict)  # open slot -> primitive, filled by `define`
+
+    def op(self, open: str) -> str:
+        """The name of the primitive, the kernels and the profile."""
+        return f"{self.name}_{self.roles[open]}"
 
     def operands(self, open: str) -> tuple[str, str]:
         first, second = (slot for slot in self.slots if slot != open)
@@ -91,9 +96,9 @@ class Form:
 
 def define(form: Form) -> Form:
     """Make the form's three primitives and register every rule that JAX will call."""
-    for open, role in form.roles.items():
+    for open in form.roles:
         primitive = _compat.product_primitive(
-            f"{form.name}_{role}",
+            form.op(open),
             functools.partial(_shape_rule, form, open),
             _dtype_rule,
             functools.partial(_sharding_rule, form, open),
@@ -134,7 +139,7 @@ def _dtype_rule(*_, dtype, **__):
 
 def _sharding_rule(form, open, *avals, ranks, out_sharding, **_):
     """Shardings in types: each axis of the result is sharded as in the operands.  Called only on explicit meshes."""
-    name = f"{form.name}_{form.roles[open]}"
+    name = form.op(open)
     sharded: dict[str, list] = {}
     for slot, aval in zip(form.operands(open), avals, strict=True):
         for axis, spec in zip(form.axes(slot, ranks), aval.sharding.spec.partitions, strict=True):
@@ -192,7 +197,7 @@ def asked(form, open, avals, *, platform, arch, splitter, ranks, window, dtype, 
     sizes = _sizes(form, open, [aval.shape for aval in avals], ranks, window)
     total = {label: math.prod(sizes[f"{label}{i}"] for i in range(n)) for label, n in zip(form.free, ranks, strict=True)}
     return Call(
-        op=f"{form.name}_{form.roles[open]}",
+        op=form.op(open),
         open=open,
         labels=form.slots,
         axes={slot: form.axes(slot, ranks) for slot in form.slots},
@@ -218,13 +223,14 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
         call = asked(form, open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
         with replacing_lax(False):
             measured = in_force.measured(call, table)
-            return run(call, form.implementations, implementation, measured, dict(zip(slots, args, strict=True)))
+            return run(call, form.family.implementations, implementation, measured, dict(zip(slots, args, strict=True)))
 
     itself = functools.partial(form.primitives[open].bind, ranks=ranks, implementation=implementation, out_sharding=out_sharding, **params)
     names = partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window)
     known_as = {}
-    if splitter == "labels":
-        product = f"{itself!r} {in_force.known_as(platform, [each.name for each in form.implementations], table)}"
+    if splitter is _compat.Splitter.LABELS:
+        implementations = form.family.implementations
+        product = f"{itself!r} {in_force.known_as(platform, [each.name for each in implementations], table)}"
         # A user's implementation whose `version` is None is known by a hash of its class's file alone.
-        known_as = partition.known(product, by_version=all(getattr(each, "version", "") is not None for each in form.implementations))
+        known_as = partition.known(product, by_version=all(each.version is not None for each in implementations))
     return partition.lower(itself, known_as, local, names, splitter, platform, out_sharding, *args)

@@ -30,6 +30,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
+from jaxext._compat import Splitter
 
 Spec = tuple  # one entry per axis of an array: None, a mesh axis, or several
 
@@ -84,7 +85,7 @@ def lower(
     known_as: Mapping[str, str],
     local: Callable,
     names: Names,
-    splitter: str,
+    splitter: Splitter,
     platform: str,
     out_sharding: NamedSharding | None,
     *args: jax.Array,
@@ -97,7 +98,7 @@ def lower(
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
         return _by_types(local, names, platform, out_sharding, *args)
-    if splitter == "labels":
+    if splitter is Splitter.LABELS:
         return _by_labels(itself, known_as, local, names, *args)
     return local(splitter, *args)
 
@@ -145,7 +146,7 @@ def _place(axes: Sequence[str], assigned: dict[str, tuple[str, ...]]) -> P:
     return P(*(assigned.get(axis) for axis in axes))
 
 
-def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], splitter: str, wide=()) -> Callable:
+def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], splitter: Splitter, wide=()) -> Callable:
     """`local`, and the sum of its parts over the mesh axes that split a contracted label: in float32 for dtypes in `wide`."""
     over = tuple(m for axis in names.contracted for m in assigned.get(axis, ()))
 
@@ -177,7 +178,7 @@ def _by_labels(itself, known_as, local, names, *args):
         kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in operands]
         assigned = _assign(names, mesh, sizes, [*_agreed(operands, *result), *kept, *operands, result])
         placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
-        return mesh, _summed(local, names, assigned, "labels"), placed[0], tuple(placed[1:])
+        return mesh, _summed(local, names, assigned, Splitter.LABELS), placed[0], tuple(placed[1:])
 
     product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
@@ -203,7 +204,7 @@ def _by_types(local, names, platform, out_sharding, *args):
     assigned = _assign(names, mesh, sizes, specs)
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
     y = jax.shard_map(
-        _summed(local, names, assigned, "xla" if any(n > 1 for n in automatic) else "nobody", wide),
+        _summed(local, names, assigned, Splitter.XLA if any(n > 1 for n in automatic) else Splitter.NOBODY, wide),
         mesh=mesh,
         in_specs=tuple(_place(axes, assigned) for axes in names.operands),
         out_specs=_place(names.result, assigned),

@@ -28,8 +28,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxext.families.conv import conv_form
-from jaxext.families.matmul import MATMUL
 from jaxext.forms.form import Form, owner
 from jaxext.forms.window import Window, dilate, labels, meetings
 from jaxext.parallel.shards import halo
@@ -149,8 +147,8 @@ def cost(
 
 
 def forms() -> dict[str, Form]:
-    """By name: matrix products, convolutions and what users have declared."""
-    return {form.name: form for form in (MATMUL, *map(conv_form, (1, 2, 3)), *(form for form, _ in owner.values()))}
+    """Those of all families, by name."""
+    return {form.name: form for form, _ in owner.values()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import datetime
 import functools
-import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import pathlib
 import platform as machine
 import subprocess
 import sys
+from collections.abc import Callable
 
 import jax
 
@@ -27,12 +26,8 @@ _FOR_CUDA = (
 )
 _PACKAGES = (*_COMPILERS, "numpy", *_FOR_CUDA, "jaxext")
 
-# Implementation -> the files, beside those in its folder and csrc, that decide what it computes with.
-_SHARED = {
-    "xla": ("forms/window.py", "families/*.py"),
-    "triton": ("backends/kernel.py",),
-    "cuda": ("backends/kernel.py",),
-}
+# Implementation -> functions of the platform, each a word for its code: one for each family.
+_codes: dict[str, list[Callable[[str], str]]] = {}
 
 
 @functools.cache
@@ -104,46 +99,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def add_code(implementation: str, code: Callable[[str], str]) -> None:
+    """There is an implementation, and `code(platform)` is a word that tells its code from any other."""
+    _codes.setdefault(implementation, []).append(code)
+    codes.cache_clear()
+
+
 @functools.cache
-def sources(platform: str) -> dict[str, str]:
-    """Implementation -> a hash of our code that computes, or decides with what: what was measured with another does not hold.
+def codes(platform: str) -> dict[str, str]:
+    """Implementation -> a word that tells its code from any other: what was measured with another does not hold.
 
-    On CUDA devices that of our CUDA kernels is of their compiler and what it compiled for too, which only the compiled module tells.
+    Raises:
+      OSError, ImportError: the sources of one cannot be read.
     """
-    kernels = sorted(_kernels().glob("*.py"))
-    files = {
-        name: sorted(file for pattern in (f"backends/{name}/*.py", *patterns) for file in _PACKAGE.glob(pattern))
-        for name, patterns in _SHARED.items()
-    }
-    files["triton"] += kernels
-    files["cuda"] += [file for file in kernels if file.name.startswith("_")]  # the geometry of problems, which both share
-    parts = {name: [hashlib.sha256(file.read_bytes()).digest() for file in paths] for name, paths in files.items()}
-    parts["cuda"] += [_csrc(), _build() if platform == "cuda" else b""]
-    return {name: hashlib.sha256(b"".join(of)).hexdigest()[:16] for name, of in parts.items()}
-
-
-def _kernels() -> pathlib.Path:
-    """Their folder, without importing them, which needs Triton."""
-    spec = importlib.util.find_spec("jaxext.kernels")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("jaxext.kernels is not installed")
-    return pathlib.Path(spec.submodule_search_locations[0])
-
-
-def _csrc() -> bytes:
-    try:
-        from jaxext._cuda_build import SOURCES
-    except ImportError:  # it runs from its sources, and has no CUDA kernels
-        return b""
-    return SOURCES.encode()
-
-
-def _build() -> bytes:
-    try:
-        from jaxext import _cuda_module
-    except ImportError:  # there are no CUDA kernels, or none that load
-        return b""
-    return f"{_cuda_module.cuda_version} {_cuda_module.archs}".encode()
+    return {name: " ".join(sorted({code(platform) for code in of})) for name, of in _codes.items()}
 
 
 def report() -> dict:
@@ -155,7 +124,7 @@ def report() -> dict:
         "processor": processor(),
         "cores": cores(),
         "versions": versions(),
-        "sources": sources(platform),
+        "sources": codes(platform),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": _command(),

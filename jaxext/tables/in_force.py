@@ -15,7 +15,7 @@ import importlib.resources
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from jaxext._scope import Scope
 from jaxext.tables import environment
 from jaxext.tables.table_file import Context, Entry, Measurement, Table, default_path, parse, read_entries, select, warn
 
-__all__ = ["add_version", "collecting", "context", "current", "default_path", "digest", "in_force_on", "known_as", "measured", "use_table"]
+__all__ = ["add_code", "collecting", "context", "current", "default_path", "digest", "in_force_on", "known_as", "measured", "use_table"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,6 @@ _lock = threading.Lock()
 _tables: dict[tuple[Any, str], Table] = {}  # what is used, platform -> what of it holds
 _agreed: dict[str, list[str]] = {}  # platform and "default" or "named" -> digests that every process which told has too, in order
 _collectors: list[list] = []
-_versions: dict[str, set[str]] = {}  # implementation of a user's -> the versions of its code, of which there is one for each form
 
 
 def use_table(table: str | os.PathLike | Table | None) -> Scope:
@@ -101,7 +100,7 @@ def measured(call, used=None) -> Sequence[Measurement]:
     for calls in tuple(_collectors):
         calls.append(call)
     problem = call.problem
-    if problem is None or call.splitter not in ("nobody", "labels"):
+    if problem is None or not call.splitter.by_labels:
         return ()
     if not _is_here(call.platform) or call.arch != environment.capability(call.platform):
         return ()
@@ -122,10 +121,10 @@ def digest(platform: str, used=None) -> str:
     return table.digest if table.rows else ""
 
 
-def add_version(implementation: str, version: str) -> None:
-    """There is a user's implementation, whose code is this version: what was measured with another does not hold."""
+def add_code(implementation: str, code: Callable[[str], str]) -> None:
+    """There is an implementation, and `code(platform)` tells its code from any other: what was measured with another does not hold."""
     with _lock:
-        _versions.setdefault(implementation, set()).add(version)
+        environment.add_code(implementation, code)
         context.cache_clear()
         _tables.clear()
 
@@ -133,15 +132,10 @@ def add_version(implementation: str, version: str) -> None:
 def known_as(platform: str, implementations: Iterable[str], used=None) -> str:
     """What tells programs apart that are alike but for the code of these implementations, and the table in force (see `digest`)."""
     try:
-        versions = _code(platform)
+        codes = environment.codes(platform)
     except (OSError, ImportError):  # the sources cannot be read
-        versions = {}
-    return f"{[versions.get(name) for name in implementations]} {digest(platform, used)}"
-
-
-def _code(platform: str) -> dict[str, str]:
-    """Implementation -> the version of its code, ours and users'."""
-    return environment.sources(platform) | {name: " ".join(sorted(versions)) for name, versions in _versions.items()}
+        codes = {}
+    return f"{[codes.get(name) for name in implementations]} {digest(platform, used)}"
 
 
 @contextlib.contextmanager
@@ -179,7 +173,7 @@ def context(platform: str) -> Context:
         device=environment.device_kind(platform),
         capability=environment.capability(platform),
         versions=environment.versions_for(platform),
-        sources=_code(platform),
+        sources=environment.codes(platform),
     )
 
 

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from jaxext._compat import PLATFORMS
+from jaxext._compat import PLATFORMS, Splitter
 from jaxext._target import compute_capability
-from jaxext.forms.choose import Call, choose, precision_name
+from jaxext.forms.call import Call, precision_name
+from jaxext.forms.choose import choose
 from jaxext.forms.form import asked, owner
 from jaxext.forms.window import Window
 from jaxext.tables import in_force
@@ -155,9 +156,9 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
 def _row(eqn, layout: str, platform: str) -> Row:
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
-    call = asked(form, open, avals, platform=platform, arch=compute_capability(platform), splitter="nobody", **eqn.params)
+    call = asked(form, open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
     measured = in_force.measured(call)
-    choice = choose(call, form.implementations, eqn.params["implementation"], measured)
+    choice = choose(call, form.family.implementations, eqn.params["implementation"], measured)
     return Row(
         op=call.op,
         operands=tuple(map(_typed, form.operands(open), avals)),
@@ -166,8 +167,8 @@ def _row(eqn, layout: str, platform: str) -> Row:
         layout=layout,
         precision=_precision(call),
         times=1,
-        chosen=choice.implementation.name if choice.implementation else None,
-        how=choice.implementation.describe(call, choice.config) if choice.implementation else "",
+        chosen=choice.implementation,
+        how=choice.plan.describe(choice.config) if choice.plan else "",
         why=choice.why,
         table=in_force.in_force_on(platform).source if measured and choice.why.startswith("measured") else None,
         refused=dict(choice.refusals),

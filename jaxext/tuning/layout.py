@@ -30,30 +30,29 @@ class Around:
         """Of each operand and, last, of the result."""
         ranks = eqn.params["ranks"]
         axes = [form.axes(slot, ranks) for slot in (*form.operands(open), open)]
-        grouped = bool(form.window)  # only convolutions have groups
-        lie = [self._of_operand(atom, of, grouped) for atom, of in zip(eqn.invars, axes, strict=False)]
-        lie.append(self._of_result(eqn.outvars[0], axes[-1], grouped))
+        lie = [self._of_operand(atom, of, form.family.groups) for atom, of in zip(eqn.invars, axes, strict=False)]
+        lie.append(self._of_result(eqn.outvars[0], axes[-1], form.family.groups))
         return [_letters(form, slot, of) for slot, of in zip((*form.operands(open), open), lie, strict=True)]
 
-    def _of_operand(self, atom, axes: tuple[str, ...], grouped: bool) -> tuple[str, ...]:
+    def _of_operand(self, atom, axes: tuple[str, ...], groups: str) -> tuple[str, ...]:
         while not isinstance(atom, Literal) and (eqn := self._maker.get(atom)) is not None:
             before = eqn.invars[0]
             if eqn.primitive.name == "transpose":
                 axes = tuple(axes[i] for i in _inverse(eqn.params["permutation"]))
-            elif grouped and eqn.primitive.name == "reshape" and (merged := _merged(axes, atom.aval.shape, before.aval.shape)):
+            elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, atom.aval.shape, before.aval.shape)):
                 axes = merged
             else:
                 break
             atom = before
         return axes
 
-    def _of_result(self, var, axes: tuple[str, ...], grouped: bool) -> tuple[str, ...]:
+    def _of_result(self, var, axes: tuple[str, ...], groups: str) -> tuple[str, ...]:
         while len(takers := self._takers.get(var, ())) == 1:
             (eqn,) = takers
             after = eqn.outvars[0]
             if eqn.primitive.name == "transpose":
                 axes = tuple(axes[i] for i in eqn.params["permutation"])
-            elif grouped and eqn.primitive.name == "reshape" and (merged := _merged(axes, var.aval.shape, after.aval.shape)):
+            elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, var.aval.shape, after.aval.shape)):
                 axes = merged
             else:
                 break
@@ -65,18 +64,18 @@ def _inverse(permutation: Sequence[int]) -> list[int]:
     return sorted(range(len(permutation)), key=permutation.__getitem__)
 
 
-def _merged(axes: Sequence[str], split: Sequence[int], whole: Sequence[int]) -> tuple[str, ...] | None:
+def _merged(groups: str, axes: Sequence[str], split: Sequence[int], whole: Sequence[int]) -> tuple[str, ...] | None:
     """The axes with a group and its neighbour as the one axis of which they are parts; None if the shapes say otherwise."""
     for i, axis in enumerate(axes[:-1]):
-        if axis[0] in "GB" and tuple(whole) == (*split[:i], split[i] * split[i + 1], *split[i + 2 :]):
+        if axis[0] in groups and tuple(whole) == (*split[:i], split[i] * split[i + 1], *split[i + 2 :]):
             return *axes[:i], *axes[i + 1 :]
     return None
 
 
 def _letters(form: Form, slot: str, axes: Sequence[str]) -> str:
-    """Without the numbers of neighbouring axes; those of a window by the names of the input's, and a filter's channels as O and I."""
+    """Without the numbers of neighbouring axes; those of a window by the names of the input's, and channels as the family says."""
     rank = len(form.window) // 3
     spatial = {label: form.window[i % rank] for i, label in enumerate(form.window)}
-    channels = {"x": {}, "w": {"K": "O", "C": "I"}, "y": {"K": "C"}}[slot] if form.window else {}
+    channels = form.family.letters.get(slot, {})
     letters = [spatial.get(axis, axis).rstrip("0123456789") for axis in axes]
     return "".join(channels.get(letter, letter) for letter in letters)

@@ -15,8 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext.forms.choose import Call, Implementation, choose, computed, configs, described, faster
+from jaxext._compat import Splitter
+from jaxext.forms.call import Call
+from jaxext.forms.choose import choose, computed, described, faster
 from jaxext.forms.form import owner, replacing_lax
+from jaxext.forms.implementation import Implementation, Plan
 from jaxext.tables.table_format import MAX_CANDIDATES, Measurement
 from jaxext.tuning import random_operands, timing
 
@@ -92,19 +95,19 @@ class Row:
 
 def measure(call: Call, most: int, clock: timing.Clock) -> Row:
     """The row of a call, of which at most so many configs of each kernel implementation are tried."""
-    form = next(form for form, open in owner.values() if f"{form.name}_{form.roles[open]}" == call.op)
-    call = dataclasses.replace(call, splitter="nobody")  # as a device's part is
-    trials, refused = _trials(call, form.implementations, most)
+    implementations = next(form for form, open in owner.values() if form.op(open) == call.op).family.implementations
+    call = dataclasses.replace(call, splitter=Splitter.NOBODY)  # as a device's part is
+    trials, refused = _trials(call, implementations, most)
     assert call.problem is not None
-    row = Row(call.problem, _chosen(call, form.implementations, ()), refused)
+    row = Row(call.problem, _chosen(call, implementations, ()), refused)
     try:
         operands = random_operands.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
-        truth = _truth(call, trials[0][0], operands)
+        truth = _truth(call, implementations[-1], operands)
     except RuntimeError as error:  # such as too little memory
         return dataclasses.replace(row, skipped=f"there is no truth to compare with: {_short(error)}")
     candidates, programs, samplers = [], {}, {}
-    for implementation, config in trials:
-        candidate, program, sampler = _tried(call, implementation, config, operands, truth, clock)
+    for plan, config in trials:
+        candidate, program, sampler = _tried(plan, config, operands, truth, clock)
         candidate = _judged(call, candidate, (candidates or [candidate])[0].error)
         candidates.append(candidate)
         if candidates[0].left_out:
@@ -114,11 +117,11 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Row:
     try:
         timed = _timed(candidates, samplers)
         if isinstance(clock, timing.Cupti):
-            timed = _confirmed(timed, programs, lambda candidates: _chosen(call, form.implementations, _measurements(candidates)))
+            timed = _confirmed(timed, programs, lambda candidates: _chosen(call, implementations, _measurements(candidates)))
         row = dataclasses.replace(row, candidates=timed)
     except RuntimeError as error:  # of the device or of CUPTI
         return dataclasses.replace(row, candidates=tuple(candidates), skipped=_short(error))
-    return _decided(row, _chosen(call, form.implementations, row.measurements))
+    return _decided(row, _chosen(call, implementations, row.measurements))
 
 
 def _decided(row: Row, taken: str) -> Row:
@@ -139,30 +142,37 @@ def _measurements(candidates: Sequence[Candidate]) -> list[Measurement]:
 
 def _trials(call: Call, implementations: Sequence[Implementation], most: int):
     """What is to be tried, xla's first, and why the other implementations are not."""
-    xla, *others = sorted(implementations, key=lambda implementation: implementation.name != "xla")
-    trials, refused = [(xla, config) for config in configs(call, xla)], {}
+    *others, xla = implementations
+    plan, refused = _planned(xla, call), {}
+    trials = [(plan, config) for config in plan.configs]
     most = min(most, (MAX_CANDIDATES - len(trials)) // max(len(others), 1))  # a row of a table holds no more
     for other in others:
-        interpreted = other.name == "triton" and call.platform == "cpu"
-        if reason := other.supports(call) or ("on a CPU it would be interpreted" if interpreted else None):
+        plan = other.plan(call)
+        if reason := plan if isinstance(plan, str) else plan.only_if_named:
             refused[other.name] = reason
         else:
-            trials += [(other, config) for config in configs(call, other)[:most]]
+            trials += [(plan, config) for config in plan.configs[:most]]
     return trials, refused
+
+
+def _planned(xla: Implementation, call: Call) -> Plan:
+    plan = xla.plan(call)
+    assert isinstance(plan, Plan)  # it plans every call
+    return plan
 
 
 def _chosen(call: Call, implementations: Sequence[Implementation], measured: Sequence[Measurement]) -> str:
     choice = choose(call, implementations, None, measured)
-    assert choice.implementation is not None  # xla supports all
-    return described(choice.implementation.name, dataclasses.asdict(choice.config))
+    assert choice.implementation is not None  # xla plans all
+    return described(choice.implementation, dataclasses.asdict(choice.config))
 
 
-def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candidate, timing.Program | None, timing.Sampler | None]:
+def _tried(plan, config, operands, truth, clock) -> tuple[Candidate, timing.Program | None, timing.Sampler | None]:
     """The candidate with its error, and what times it; or with the reason why it cannot be compiled, run or timed."""
-    candidate = Candidate(implementation.name, dataclasses.asdict(config))
+    candidate = Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
-        program = timing.compile(_function(call, implementation, config), operands)
-        random_operands.soil(jax.ShapeDtypeStruct(call.shape, call.dtype))
+        program = timing.compile(_function(plan, config), operands)
+        random_operands.soil(jax.ShapeDtypeStruct(plan.call.shape, plan.call.dtype))
         candidate = dataclasses.replace(candidate, error=timing.relative_error(program(), truth))
         sampler = clock.sampler(program)
         sampler()
@@ -171,10 +181,10 @@ def _tried(call, implementation, config, operands, truth, clock) -> tuple[Candid
         return dataclasses.replace(candidate, left_out=_short(error)), None, None
 
 
-def _function(call: Call, implementation: Implementation, config: Any) -> Callable:
+def _function(plan: Plan, config: Any) -> Callable:
     def function(*operands):
         with replacing_lax(False):
-            return computed(call, implementation, config, dict(zip(call.dtypes, operands, strict=True)))
+            return computed(plan, config, dict(zip(plan.call.dtypes, operands, strict=True)))
 
     return function
 
@@ -197,7 +207,8 @@ def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> ja
         dtypes = {slot: wide(dtype) for slot, dtype in call.dtypes.items()}
         wider = dataclasses.replace(call, dtypes=dtypes, dtype=wide(call.dtype), precision=precision and (precision,) * 2)
         arguments = [x.astype(dtype) for x, dtype in zip(operands, dtypes.values(), strict=True)]
-        result = timing.compile(_function(wider, xla, xla.candidates(wider)[0]), arguments)()
+        plan = _planned(xla, wider)
+        result = timing.compile(_function(plan, plan.configs[0]), arguments)()
         # Integers wrap around, and a sum of truth values is "any".
         return result if jnp.issubdtype(call.dtype, jnp.inexact) else result.astype(np.int64).astype(call.dtype)
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxext.forms.choose import Call
+from jaxext.forms.call import Call
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tuning import timing
 from jaxext.tuning.trial import Row, measure
@@ -188,6 +188,6 @@ def _unanswered(call: Call) -> str | None:
         return "a size is symbolic"
     if (call.platform, call.arch) != (platform, environment.capability(platform)):
         return f"it is for another device than the {platform} of this process"
-    if call.splitter not in ("nobody", "labels"):
+    if not call.splitter.by_labels:
         return "XLA's partitioner has this program, now or where it is called once exported"
     return "an axis is empty, so nothing is computed" if 0 in call.sizes.values() else None

@@ -19,6 +19,7 @@ from lowered import NHWC, operations, struct
 import jaxext
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.xla import conv_algorithms
+from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window
 
 # NVIDIA's numbers of an H200, those that the compiler asks for.
@@ -240,7 +241,13 @@ def test_lax_is_lax(stride, compiled):
     def ours(x, w, y):
         slots = {"x": x[None, ..., None, :], "w": jnp.moveaxis(w, -1, 0)[None, None], "y": y[None, ..., None, :]}
         run = lambda open: conv_algorithms.conv(
-            open, {k: v for k, v in slots.items() if k != open}, window, algorithm="lax", dtype=x.dtype, precision=None, splitter="nobody"
+            open,
+            {k: v for k, v in slots.items() if k != open},
+            window,
+            algorithm="lax",
+            dtype=x.dtype,
+            precision=None,
+            splitter=Splitter.NOBODY,
         )
         return run("y"), run("x"), run("w")
 

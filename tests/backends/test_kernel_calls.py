@@ -10,6 +10,7 @@ from jax import lax
 
 import jaxext
 from jaxext.backends import kernel
+from jaxext.forms.implementation import Plan
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.tables import in_force
@@ -77,13 +78,18 @@ class InThreeParts(kernel.KernelImplementation):
     def problem(self, call):
         return None
 
+    lacks = refuses = slower = problem
+
+    def configs(self, problem):
+        return ()
+
     def launch(self, call, problem, config):
         def parts(result, first, second):
             self.dtype = result.dtype
             return jnp.broadcast_to(jnp.array([256, 1, 1], result.dtype).reshape(3, 1, 1, 1), result.shape)
 
         first, second = call.dtypes
-        return kernel.Launch("", (first, second), 3, parts)
+        return kernel.KernelCall("", (first, second), 3, parts)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +99,8 @@ class InThreeParts(kernel.KernelImplementation):
 def test_parts_are_added_up_before_they_are_rounded(dtype, result, partial):
     """In bfloat16 256 and 1 would be 256."""
     call, kernel = call_of(dtype, result=result), InThreeParts()
-    y = kernel.run(call, None, {slot: jnp.ones((4, 4), dtype) for slot in call.dtypes})
+    plan = kernel.plan(call)
+    assert isinstance(plan, Plan)
+    y = plan.run(None, {slot: jnp.ones((4, 4), dtype) for slot in call.dtypes})
     assert (kernel.dtype, y.dtype) == (partial, result)
     np.testing.assert_array_equal(np.asarray(y, np.float32), np.full((4, 4), 258))

@@ -13,15 +13,17 @@ import pytest
 from cases import random
 from jax import lax
 
-from jaxext.forms.choose import Algorithm, choose
+from jaxext.forms.choose import choose
+from jaxext.forms.family import Family
 from jaxext.forms.form import Form, define, dimension_numbers, owner
+from jaxext.forms.implementation import Algorithm, Implementation
 from jaxext.tables.table_format import Measurement
 
 SLOTS = {"u": ("Z", "I", "J", "P"), "v": ("Z", "J", "K", "P"), "t": ("Z", "I", "K", "P")}
 LETTERS = str.maketrans("ZIJKP", "zijkp")
 
 
-class Einsum:
+class Einsum(Implementation):
     """The definition of the form; `asked` remembers every call."""
 
     name = "einsum"
@@ -32,14 +34,8 @@ class Einsum:
     def supports(self, call):
         return None
 
-    def gains(self, call):
-        return None
-
     def candidates(self, call):
         return (Algorithm("einsum"), Algorithm("again"))
-
-    def describe(self, call, config):
-        return config.algorithm
 
     def run(self, call, config, operands):
         self.asked.append(call)
@@ -64,8 +60,7 @@ FORM = define(
         slots=SLOTS,
         roles={"t": "forward", "u": "first", "v": "second"},
         window=(),
-        implementations=(EINSUM, REFUSING),
-        twin=lax.dot_general_p,
+        family=Family("toy", twin=lax.dot_general_p, names="toy", implementations=[EINSUM, REFUSING]),
     )
 )
 RANKS = dict(Z=0, I=1, J=2, P=1, K=1)
@@ -197,11 +192,11 @@ def test_choice():
     """In order of preference; each that is not taken has a reason."""
     by_slot = calls()
     both = (REFUSING, EINSUM)
-    assert choose(by_slot["t"], both, None).implementation is REFUSING
+    assert choose(by_slot["t"], both, None).implementation == "refusing"
     assert choose(by_slot["t"], both, None).refusals == {"einsum": "'refusing' is preferred"}
-    assert choose(by_slot["u"], both, None).implementation is EINSUM
+    assert choose(by_slot["u"], both, None).implementation == "einsum"
     assert choose(by_slot["u"], both, None).refusals == {"refusing": "no u"}
-    assert choose(by_slot["t"], both, "einsum").implementation is EINSUM
+    assert choose(by_slot["t"], both, "einsum").implementation == "einsum"
     assert choose(by_slot["t"], both, "einsum").refusals == {"refusing": "'einsum' was named"}
     refused = choose(by_slot["v"], both, "refusing")
     assert refused.implementation is None
@@ -217,14 +212,14 @@ def test_choice_by_measurements():
     call, both = calls()["t"], (REFUSING, EINSUM)
     slow, quick, gone = measurement("refusing", "einsum", 3.0), measurement("einsum", "again", 2.0), measurement("refusing", "gone", 1.0)
     choice = choose(call, both, None, [slow, gone, quick])
-    assert (choice.implementation, choice.config, choice.why) == (EINSUM, Algorithm("again"), "measured at 2 ms")
+    assert (choice.implementation, choice.config, choice.why) == ("einsum", Algorithm("again"), "measured at 2 ms")
     assert choice.refusals == {"refusing": "it was measured at 3 ms"}
     assert choose(call, both, None, [quick]).refusals == {"refusing": "it was not measured"}
     named = choose(call, both, "refusing", [slow, gone, quick])
-    assert (named.implementation, named.why) == (REFUSING, "measured at 3 ms")
+    assert (named.implementation, named.why) == ("refusing", "measured at 3 ms")
     for nothing in ([gone], [], [measurement("unknown", "einsum", 1.0)]):
         choice = choose(call, both, None, nothing)
-        assert (choice.implementation, choice.config, choice.why) == (REFUSING, Algorithm("einsum"), "preferred")
+        assert (choice.implementation, choice.config, choice.why) == ("refusing", Algorithm("einsum"), "preferred")
     assert choose(calls()["u"], both, None, [slow, quick]).refusals == {"refusing": "no u"}
 
 
@@ -233,12 +228,12 @@ def test_xla_is_to_beat_even_by_what_is_gone():
     call, both = calls()["t"], (REFUSING, EINSUM)
     gone, other = measurement("einsum", "gone", 1.0), measurement("refusing", "again", 1.5)
     choice = choose(call, both, None, [other, gone, measurement("einsum", "einsum", 9.0), measurement("einsum", "again", 2.0)])
-    assert (choice.implementation, choice.config, choice.why) == (EINSUM, Algorithm("again"), "measured at 2 ms")
+    assert (choice.implementation, choice.config, choice.why) == ("einsum", Algorithm("again"), "measured at 2 ms")
     choice = choose(call, both, None, [other, gone])
-    assert (choice.implementation, choice.config) == (EINSUM, Algorithm("einsum"))
+    assert (choice.implementation, choice.config) == ("einsum", Algorithm("einsum"))
     assert choice.why == "measured at 1 ms, with a config that is no candidate any more"
     choice = choose(call, both, None, [gone, measurement("refusing", "again", 0.5)])
-    assert (choice.implementation, choice.config) == (REFUSING, Algorithm("again"))
+    assert (choice.implementation, choice.config) == ("refusing", Algorithm("again"))
 
 
 def test_a_problem_in_one_line():

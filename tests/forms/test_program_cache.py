@@ -148,10 +148,10 @@ def test_programs_tell_tables_and_code_apart(monkeypatch):
         with jaxext.use_table(table):
             texts.append(*known_as())
     assert len(set(texts)) == 3 and texts[:3] == texts[3:]
-    before, sources = known_as(), environment.sources("cpu")
-    monkeypatch.setattr(environment, "sources", lambda platform: sources | {"triton": "another"})
+    before, codes = known_as(), environment.codes("cpu")
+    monkeypatch.setattr(environment, "codes", lambda platform: codes | {"triton": "another"})
     assert known_as() != before
-    monkeypatch.setattr(environment, "sources", lambda platform: sources)
+    monkeypatch.setattr(environment, "codes", lambda platform: codes)
     assert known_as() == before
-    monkeypatch.setattr(environment, "sources", os.listdir)  # of a folder that is not there
+    monkeypatch.setattr(environment, "codes", os.listdir)  # of a folder that is not there
     assert len(known_as()) == 1

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import extend
-from jaxext.families import dispatch
+from jaxext.forms import implementation
+from jaxext.forms.family import families
 from jaxext.forms.form import owner
 from jaxext.tables import in_force
 
@@ -217,7 +218,7 @@ def test_a_users_implementation_is_measured_with_its_version(tmp_path):
     with jaxext.use_table(str(tmp_path / "table.json")):
         (explained,) = jaxext.explain(f, A, B).rows
         assert explained.why.startswith("measured")
-    in_force.add_version("right", "2")
+    in_force.add_code("right", lambda platform: "2")
     with pytest.warns(UserWarning, match="other code of right"), jaxext.use_table(str(tmp_path / "table.json")):
         (explained,) = jaxext.explain(f, A, B).rows
         assert (explained.chosen, explained.refused["right"]) == ("xla", "it was not measured")
@@ -236,7 +237,7 @@ def test_nothing_is_left_for_other_tests(request):
 
     def state():
         product = np.asarray(jax.jit(jaxext.matmul)(A, B)).tolist()
-        return in_force.context("cpu"), set(dispatch.defined), set(owner), dispatch.implementations(jax.lax.dot_general_p), product
+        return in_force.context("cpu"), set(families), set(owner), families["matmul"].names_of_implementations, product
 
     before = state()
     with registrations.undone():
@@ -256,5 +257,6 @@ class Stacked(Once):
 
 def test_the_examples_in_docstrings():
     with jax.enable_x64(False):
-        found = doctest.testmod(extend, extraglobs=dict(jaxext=jaxext))
-    assert found == doctest.TestResults(failed=0, attempted=7)
+        names = vars(extend) | dict(jaxext=jaxext)
+        assert doctest.testmod(extend, extraglobs=names) == doctest.TestResults(failed=0, attempted=4)
+        assert doctest.testmod(implementation, extraglobs=names) == doctest.TestResults(failed=0, attempted=3)

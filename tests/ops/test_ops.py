@@ -13,9 +13,9 @@ from cases import equations
 from jax import lax
 
 import jaxext
-from jaxext import ops
+from jaxext import extend, ops
 from jaxext.families import dispatch, matmul, substitute
-from jaxext.forms.choose import Algorithm
+from jaxext.forms.implementation import Algorithm
 
 NAMESAKES = {
     jaxext.matmul: jnp.matmul,
@@ -254,9 +254,9 @@ def test_one_program_for_equal_calls():
 
     static = dict(dimension_numbers=NN, precision=None)
     for _ in range(2):
-        jax.make_jaxpr(lambda a, b: dispatch.like(traces, None, (a, b), static))(a, b)
-        jax.make_jaxpr(jax.grad(lambda a, b: dispatch.like(traces, None, (a, b), dict(static)).sum()))(a, b)
-        dispatch.like(traces, None, (a, b), static)
+        jax.make_jaxpr(lambda a, b: dispatch.like(traces, matmul.FAMILY, None, (a, b), static))(a, b)
+        jax.make_jaxpr(jax.grad(lambda a, b: dispatch.like(traces, matmul.FAMILY, None, (a, b), dict(static)).sum()))(a, b)
+        dispatch.like(traces, matmul.FAMILY, None, (a, b), static)
     assert len(traced) == 1
 
 
@@ -446,7 +446,7 @@ def test_contexts_nest_and_the_keyword_wins(second_implementation):
     assert f() == [None]
 
 
-class Picky:
+class Picky(extend.Implementation):
     """Computes products of float32, wrongly, so that one sees who did it."""
 
     name = "picky"
@@ -454,14 +454,8 @@ class Picky:
     def supports(self, call):
         return None if call.dtype == np.float32 else f"{call.dtype} is beneath me"
 
-    def gains(self, call):
-        return None
-
     def candidates(self, call):
         return (Algorithm("minus one"),)
-
-    def describe(self, call, config):
-        return config.algorithm
 
     def run(self, call, config, operands):
         return jnp.full(call.shape, -1, call.dtype)
@@ -471,7 +465,7 @@ class Picky:
 def second_implementation(monkeypatch):
     """`picky`, preferred to `xla` by matmul and unknown to convolution."""
     picky = Picky()
-    monkeypatch.setitem(vars(matmul.MATMUL), "implementations", (picky, *matmul.MATMUL.implementations))
+    monkeypatch.setitem(vars(matmul.FAMILY), "implementations", [picky, *matmul.FAMILY.implementations])
     jax.clear_caches()  # the list of implementations is fixed in a program, so no cache knows it as a key
     yield picky
     jax.clear_caches()

@@ -186,7 +186,7 @@ def test_stock_layers_in_place_of_lax(name):
 
 def test_eager_calls_are_ours_too(monkeypatch):
     """Without a jit there is no jaxpr to read: the implementation itself is watched."""
-    from jaxext.families.matmul import XlaMatmul
+    from jaxext.backends.xla.xla_matmul import XlaMatmul
 
     ran = []
     run = XlaMatmul.run

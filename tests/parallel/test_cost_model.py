@@ -222,7 +222,7 @@ def test_integers_of_numpy_and_a_million_rows():
 
 
 REFUSED = (
-    ("gemm", {}, MATMUL, {}, "form is 'gemm', want one of matmul, conv1d, conv2d, conv3d"),
+    ("gemm", {}, MATMUL, {}, "form is 'gemm', want one of .*matmul"),
     ("matmul", {"C": 1}, MATMUL, {}, "sharding splits 'C', want labels of B, M, K, N"),
     ("conv2d", {"P": 2}, CONV2D, {}, "sharding splits 'P', want labels of B, N, G, C, K, H, W"),
     ("matmul", {"M": 0}, MATMUL, {}, "sharding of M is 0, want a positive number"),

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.metadata
 import json
 import pathlib
-import shutil
 import sys
 import threading
 import time
@@ -15,7 +14,13 @@ import jax.numpy as jnp
 import pytest
 
 import jaxext
-from jaxext.families.matmul import MATMUL
+from jaxext.backends import kernel
+from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.xla import xla_conv, xla_matmul
+from jaxext.families.matmul import FAMILY
+from jaxext.forms import implementation
+from jaxext.forms.call import Splitter
+from jaxext.forms.family import families
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_file import Measurement, Table
 
@@ -37,7 +42,7 @@ def call(rows=4):
 
 
 CALL = call()
-CONFIG = dataclasses.asdict(MATMUL.implementations[-1].candidates(CALL)[0])
+CONFIG = dataclasses.asdict(FAMILY.implementations[-1].plan(CALL).configs[0])
 
 
 def row(ms=1.0, call=CALL):
@@ -192,15 +197,13 @@ def failing(error):
     ("where", "name", "error"),
     [
         (in_force, "default_path", ImportError("No module named 'platformdirs'")),
-        (environment, "sources", PermissionError("Permission denied: '_form.py'")),
-        (environment, "_kernels", ModuleNotFoundError("jaxext.kernels is not installed")),
+        (environment, "codes", PermissionError("Permission denied: 'form.py'")),
         (None, "", ValueError("this.json of the package: it is not JSON")),
     ],
-    ids=["no platformdirs", "no sources", "no kernels", "a damaged table of the package"],
+    ids=["no platformdirs", "no sources", "a damaged table of the package"],
 )
 def test_lowering_does_not_fail_for_want_of_a_table(where, name, error, shipped, monkeypatch):
     monkeypatch.setattr(in_force, "context", in_force.context.__wrapped__)
-    monkeypatch.setattr(environment, "sources", environment.sources.__wrapped__)
     if where is None:
         shipped.write_text("{")
     else:
@@ -287,15 +290,15 @@ def test_the_table_of_where_a_program_was_lowered():
         dict(platform="cuda", arch=None),
         dict(platform="other"),
         dict(arch=90),
-        dict(splitter="xla"),
-        dict(splitter="later"),
+        dict(splitter=Splitter.XLA),
+        dict(splitter=Splitter.LATER),
     ],
     ids=str,
 )
 def test_other_calls_were_not_measured(other):
     """That the CPU was measured says nothing of a program for a GPU, nor of one whose parts are not known yet."""
     with jaxext.use_table(Table(HERE, row(), "memory")):
-        assert times(dataclasses.replace(CALL, splitter="labels")) == [1.0]
+        assert times(dataclasses.replace(CALL, splitter=Splitter.LABELS)) == [1.0]
         assert times(dataclasses.replace(CALL, **other)) == []
         assert times(call(rows=3)) == []
 
@@ -342,35 +345,42 @@ def test_the_versions_of_what_computes(monkeypatch):
     assert environment.versions_for("cpu") == {"jax": "of jax", "jaxlib": "of jaxlib"}
 
 
-def test_the_hash_changes_with_the_code(tmp_path, monkeypatch):
-    """That of what computes, and of no other."""
-    for folder in ("jaxext", "kernels"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("_cuda_*", "benchmarks", "__pycache__"))
-    monkeypatch.setattr(environment, "_PACKAGE", tmp_path / "jaxext")
-    monkeypatch.setattr(environment, "_kernels", lambda: tmp_path / "kernels")
-    hashes = environment.sources.__wrapped__
-    before = hashes("cpu")
-    for file, names in (
-        *((f"jaxext/{name}.py", {"xla"}) for name in ("families/conv", "families/matmul", "forms/window")),
-        *((f"jaxext/backends/xla/{name}.py", {"xla"}) for name in ("conv_algorithms", "conv_rewrites")),
-        *((f"kernels/{name}.py", {"triton"}) for name in ("conv", "depthwise", "matmul")),
-        *((f"kernels/_{name}.py", {"triton", "cuda"}) for name in ("gemm", "geometry", "launch")),
-        *((f"jaxext/backends/cuda/cuda_{name}.py", {"cuda"}) for name in ("binding", "conv", "depthwise", "matmul")),
-        ("jaxext/backends/kernel.py", {"triton", "cuda"}),
-        ("jaxext/backends/triton/triton_binding.py", {"triton"}),
-        ("jaxext/ops.py", set()),
-    ):
-        text = (tmp_path / file).read_text()
-        (tmp_path / file).write_text(text + "\n")
-        after = hashes("cpu")
-        assert {name for name in before if after[name] != before[name]} == names, file
-        (tmp_path / file).write_text(text)
+def test_a_hash_changes_with_each_file(tmp_path):
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    hashes = []
+    for texts in ("11", "21", "12", "22"):
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text)
+        hashes.append(implementation.hash_of(files))
+    assert len({*hashes, implementation.hash_of(files, b"more")}) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    {
+        "xla": {"backends/xla/conv_algorithms.py", "backends/xla/conv_rewrites.py", "backends/xla/xla_matmul.py", "forms/window.py"},
+        "triton": {"backends/triton/triton_binding.py", "backends/kernel.py", "kernels/matmul.py", "kernels/_geometry.py"},
+        "cuda": {"backends/cuda/cuda_binding.py", "backends/cuda/cuda_conv.py", "backends/kernel.py", "kernels/_geometry.py"},
+    }.items(),
+)
+def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch):
+    """Those that decide what it computes with, and no others."""
+    seen = set()
+    for module in (xla_conv, xla_matmul, kernel, cuda_binding):
+        monkeypatch.setattr(module, "hash_of", lambda files, *more: seen.update(map(str, files)) or "")
+    for family in families.values():
+        for each in family.implementations:
+            each.name == name and each.code("cpu")
+    here = {file.rpartition(f"{ROOT.name}/")[2].removeprefix("jaxext/") for file in seen}
+    assert here >= files
+    assert not {"ops.py", "forms/form.py", "backends/preference.py"} & here
+    assert ("kernels/conv.py" in here) == (name == "triton")
 
 
 @pytest.mark.parametrize("other", [dict(cuda_version="13.1", archs="90a"), dict(cuda_version="12.9", archs="90a,100a")])
 def test_the_hash_changes_with_the_compiler(other, monkeypatch):
     """Of CUDA kernels, on CUDA devices, where the compiled module loads."""
-    hashes = environment.sources.__wrapped__
+    hashes = environment.codes.__wrapped__
     monkeypatch.setattr(jaxext, "_cuda_module", None, raising=False)
 
     def built(**facts):

@@ -7,8 +7,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxext
+from jaxext import extend
 from jaxext.families import conv
-from jaxext.forms.choose import Algorithm
+from jaxext.forms.implementation import Algorithm
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NO_GPU = {"cuda": "platform is 'cpu', want 'cuda'", "triton": "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"}
@@ -113,14 +114,11 @@ def test_per_device_shapes_in_shard_map():
     assert table(jaxext.explain(f, struct(16, 8), struct(8, 6))) == {("matmul_nn", "a:f32[4,8]", "b:f32[8,3]", "c:f32[4,3]"): 1}
 
 
-class OnlyCuda:
+class OnlyCuda(extend.Implementation):
     name = "only_cuda"
 
     def supports(self, call):
         return None if call.platform == "cuda" else f"{call.platform} is no GPU"
-
-    def gains(self, call):
-        return None
 
     def candidates(self, call):
         return (Algorithm("kernel"),)
@@ -134,15 +132,14 @@ class OnlyCuda:
 
 def test_platform_and_refusals(monkeypatch):
     """Another implementation is asked for the platform that the user names, and says why not."""
-    form = conv.conv_form(2)
-    monkeypatch.setitem(vars(form), "implementations", (OnlyCuda(), *form.implementations))
+    monkeypatch.setitem(vars(conv.FAMILY), "implementations", [OnlyCuda(), *conv.FAMILY.implementations])
     forward, matmul = jaxext.explain(convnet, *CONVNET, platform="cpu").rows
     assert (forward.chosen, forward.refused) == ("xla", {"only_cuda": "cpu is no GPU"} | NO_GPU)
     assert matmul.refused == NO_GPU
     on_cuda = jaxext.explain(convnet, *CONVNET, platform="cuda")
     assert (on_cuda.platform, on_cuda.rows[0].chosen, on_cuda.rows[0].how) == ("cuda", "only_cuda", "conv2d_fprop kernel")
     assert on_cuda.rows[0].refused["xla"] == "'only_cuda' is preferred"
-    monkeypatch.setitem(vars(form), "implementations", (OnlyCuda(),))
+    monkeypatch.setitem(vars(conv.FAMILY), "implementations", [OnlyCuda()])
     nothing = jaxext.explain(convnet, *CONVNET, platform="cpu")
     assert nothing.rows[0].chosen is None
     assert str(nothing).splitlines()[2].split()[:3] == ["conv2d_fprop", "1", "nothing"]
@@ -269,10 +266,9 @@ def test_rows_are_120_columns_wide():
 
 
 def test_long_reasons_are_folded(monkeypatch):
-    form = conv.conv_form(2)
     never = OnlyCuda()
     monkeypatch.setattr(never, "supports", lambda call: "word " * 60, raising=False)
-    monkeypatch.setitem(vars(form), "implementations", (never, *form.implementations))
+    monkeypatch.setitem(vars(conv.FAMILY), "implementations", [never, *conv.FAMILY.implementations])
     text = str(jaxext.explain(convnet, *CONVNET))
     assert text.count("word") == 60 and max(map(len, text.splitlines())) <= 120
 

@@ -18,10 +18,12 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext.families.conv import XlaConv
-from jaxext.families.matmul import MATMUL, XlaMatmul
-from jaxext.forms.choose import Algorithm, choose
+from jaxext.backends.xla.xla_conv import XlaConv
+from jaxext.backends.xla.xla_matmul import XlaMatmul
+from jaxext.families.matmul import FAMILY
+from jaxext.forms.choose import choose
 from jaxext.forms.form import replacing_lax
+from jaxext.forms.implementation import Algorithm, Implementation
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import random_operands, timing, trial
@@ -452,7 +454,7 @@ def test_truth_where_there_is_no_float64(clock, path, monkeypatch):
 # ---- several implementations, which no CPU has
 
 
-class Kernel:
+class Kernel(Implementation):
     """Takes every call of a platform that is said to be a GPU's, by xla's product."""
 
     def __init__(self, name, configs, scale=1.0):
@@ -462,14 +464,8 @@ class Kernel:
     def supports(self, call):
         return None if self._configs else "no kernel"
 
-    def gains(self, call):
-        return None
-
     def candidates(self, call):
         return self._configs
-
-    def describe(self, call, config):
-        return config.algorithm
 
     def run(self, call, config, operands):
         return XlaMatmul().run(call, Algorithm("dot_general"), operands) * self.scale
@@ -486,7 +482,7 @@ def a_call():
 def call(monkeypatch):
     """As if on a GPU, with kernels of two kinds."""
     kernels = Kernel("cuda", ["d", "e", "f"], scale=1.1), Kernel("triton", ["a", "b", "c"])
-    monkeypatch.setitem(vars(MATMUL), "implementations", (*kernels, *MATMUL.implementations[-1:]))
+    monkeypatch.setitem(vars(FAMILY), "implementations", [*kernels, *FAMILY.implementations[-1:]])
     return dataclasses.replace(a_call(), platform="cuda", arch=90)
 
 
@@ -498,18 +494,18 @@ def test_implementations_side_by_side(call, clock):
     assert [c.wrong for c in row.candidates] == [False, True, True, False, False]
     assert [m.implementation for m in row.measurements] == ["xla", "triton"]
     assert (row.preferred, winner(row), row.gain) == ("cuda algorithm=d", "xla algorithm=dot_general", 1)
-    named = choose(call, MATMUL.implementations, "triton", row.measurements)
+    named = choose(call, FAMILY.implementations, "triton", row.measurements)
     assert named.config == Algorithm("b")
-    unnamed = choose(call, MATMUL.implementations, None, row.measurements)
-    assert unnamed.implementation is not None and unnamed.implementation.name == "xla"
+    unnamed = choose(call, FAMILY.implementations, None, row.measurements)
+    assert unnamed.implementation == "xla"
 
 
 @pytest.mark.parametrize("asked", [40, 500])
 def test_no_more_candidates_than_a_table_holds(asked, call, clock, monkeypatch, path):
     many = [Kernel(name, [f"{name} {i}" for i in range(300)]) for name in ("cuda", "triton")]
-    trials, _ = trial._trials(call, (*many, MATMUL.implementations[-1]), asked)
+    trials, _ = trial._trials(call, (*many, FAMILY.implementations[-1]), asked)
     assert len(trials) == min(1 + 2 * asked, 255)
-    row = [Measurement(implementation=i.name, config=dataclasses.asdict(c), ms=(1.0, 1.0, 1.0), error=0.0) for i, c in trials]
+    row = [Measurement(p.implementation.name, dataclasses.asdict(c), ms=(1.0, 1.0, 1.0), error=0.0) for p, c in trials]
     table_file.write(path, in_force.context("cpu"), {"a product": row})
     assert len(stored(path)["a product"]) == len(row)
 
@@ -606,7 +602,7 @@ def test_no_table_makes_a_call_slower_than_xla(data):
     noise, nor slower at all unless it is the preferred one."""
     call = a_call()
     able = {name: data.draw(st.lists(st.sampled_from(configs), unique=True), name) for name, configs in CONFIGS.items() if name != "xla"}
-    implementations = (*(Kernel(name, configs) for name, configs in able.items()), MATMUL.implementations[-1])
+    implementations = (*(Kernel(name, configs) for name, configs in able.items()), FAMILY.implementations[-1])
     others = st.sampled_from([(name, config) for name, configs in CONFIGS.items() for config in (*configs, "gone") if name != "xla"])
     xla = ("xla", data.draw(st.sampled_from(["dot_general", "gone"])))
     names = [xla, *data.draw(st.lists(others, unique=True))]
@@ -616,12 +612,12 @@ def test_no_table_makes_a_call_slower_than_xla(data):
     row = [Measurement(implementation=n, config={"algorithm": c}, ms=tuple(m), error=0.0) for (n, c), m in ms.items()]
     choice = choose(call, implementations, None, row)
     preferred = choose(call, implementations, None)
-    assert choice.implementation is not None and preferred.implementation is not None
-    assert choice.config in choice.implementation.candidates(call)
-    if choice.implementation.name != "xla":
-        low, median, _ = ms[choice.implementation.name, choice.config.algorithm]
+    assert choice.plan is not None and preferred.plan is not None
+    assert choice.config in choice.plan.configs
+    if choice.implementation != "xla":
+        low, median, _ = ms[choice.implementation, choice.config.algorithm]
         assert low <= ms[xla][2]
         assert median <= ms[xla][1] or (choice.implementation, choice.config) == (preferred.implementation, preferred.config)
-    own = ms.get((preferred.implementation.name, preferred.config.algorithm))
+    own = ms.get((preferred.implementation, preferred.config.algorithm))
     if own and all(own[0] <= high for _, _, high in ms.values()):
         assert (choice.implementation, choice.config) == (preferred.implementation, preferred.config)

@@ -21,25 +21,31 @@ import numpy as np
 
 from jaxext._target import named
 from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_matmul
-from jaxext.backends.kernel import DTYPES, KernelImplementation, Launch, apart, conv_problem, matmul_problem
+from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart, conv_problem, matmul_problem
 from jaxext.backends.preference import preference
-from jaxext.forms.choose import Call, no_kernel
+from jaxext.forms.call import Call, no_kernel
+from jaxext.forms.implementation import folder_of, hash_of
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
-# The handlers' names; csrc/*_ffi.cc raises the version where a meaning changes, since exported programs outlive releases.
-CUSTOM_CALLS = (
-    *(f"jaxext_matmul_{role}_v1" for role in ("nn", "nt", "tn")),
-    *(f"jaxext_conv{rank}d_{role}_v1" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")),
-    *(f"jaxext_depthwise{rank}d_{role}_v1" for rank in (1, 2) for role in ("fprop", "dgrad", "wgrad")),
-)
 
+class _Cuda(KernelImplementation):
+    """What the two families share."""
 
-class CudaMatmul(KernelImplementation):
     name = "cuda"
+    shared = (*KernelImplementation.shared, *sorted(KERNELS.glob("_*.py")))  # the geometry of problems
 
     def lacks(self, call):
         return no_kernel(call, "cuda") or missing() or _older_driver()
+
+    def code(self, platform):
+        """On CUDA devices also of the compiler and of what it compiled for, which only the compiled module tells."""
+        return hash_of([*folder_of(type(self)), *self.shared], _csrc(), _build() if platform == "cuda" else b"")
+
+
+# The names of handlers carry a version: csrc/*_ffi.cc raises it where a meaning changes, since exported programs outlive releases.
+class CudaMatmul(_Cuda):
+    custom_calls = tuple(f"jaxext_matmul_{role}_v1" for role in ("nn", "nt", "tn"))
 
     def problem(self, call):
         return matmul_problem(call, MatmulProblem, call.arch or 0)
@@ -57,11 +63,11 @@ class CudaMatmul(KernelImplementation):
         return _launch(call, problem, call.op, "BMNK", config)
 
 
-class CudaConv(KernelImplementation):
-    name = "cuda"
-
-    def lacks(self, call):
-        return no_kernel(call, "cuda") or missing() or _older_driver()
+class CudaConv(_Cuda):
+    custom_calls = (
+        *(f"jaxext_conv{rank}d_{role}_v1" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")),
+        *(f"jaxext_depthwise{rank}d_{role}_v1" for rank in (1, 2) for role in ("fprop", "dgrad", "wgrad")),
+    )
 
     def problem(self, call):
         return conv_problem(call, call.arch or 0)
@@ -95,11 +101,11 @@ def _depthwise(groups: int, channels: int) -> bool:
     return groups > 1 and channels == 1
 
 
-def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, fields: Iterable[str], config: Any) -> Launch:
+def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, fields: Iterable[str], config: Any) -> KernelCall:
     attributes = {field: getattr(problem, field) for field in fields} | dataclasses.asdict(config)
     first, second = call.dtypes
     shapes = [problem.shapes[slot] for slot in (first, second, call.open)]
-    return Launch(
+    return KernelCall(
         describe=stem.rpartition("_")[0] + (f" in {config.splits} parts" if config.splits > 1 else ""),
         slots=(first, second),
         splits=config.splits,
@@ -203,3 +209,21 @@ def _matmul_kernels() -> Sequence[Mapping[str, Any]]:
     from jaxext import _cuda_module
 
     return [row | {slot: DTYPES[row[slot]] for slot in ("operands", "result")} for row in _cuda_module.matmul_kernels()]
+
+
+def _csrc() -> bytes:
+    """A hash of the CUDA sources, b"" where jaxext runs from its own sources."""
+    try:
+        from jaxext._cuda_build import SOURCES
+    except ImportError:
+        return b""
+    return SOURCES.encode()
+
+
+def _build() -> bytes:
+    """What compiled the CUDA sources and for which devices, b"" where no module loads."""
+    try:
+        from jaxext import _cuda_module
+    except ImportError:
+        return b""
+    return f"{_cuda_module.cuda_version} {_cuda_module.archs}".encode()

@@ -20,22 +20,30 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxext.backends.kernel import KernelImplementation, Launch, apart, conv_problem, matmul_problem
+from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation, apart, conv_problem, matmul_problem
 from jaxext.backends.preference import preference
-from jaxext.forms.choose import Call, no_kernel
+from jaxext.forms.call import Call, Splitter, no_kernel
+from jaxext.forms.implementation import Plan
 from jaxext.kernels._launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 _INTERPRETED_CAPABILITY = 90
 # Triton writes the newest PTX that its own assembler knows, but jax runs the one of the CUDA that it finds: CUDA 12.9's knows 8.8.
 _PTX = 88
-CUSTOM_CALLS = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
 
 
 class _Triton(KernelImplementation):
     """What the two families share: `kernels` is the module whose kernels take a problem."""
 
     name = "triton"
+    custom_calls = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
+    shared = (*KernelImplementation.shared, *sorted(KERNELS.glob("*.py")))
+
+    def plan(self, call: Call) -> Plan | str:
+        plan = super().plan(call)
+        if call.platform == "cpu" and isinstance(plan, Plan):
+            plan.only_if_named = "the interpreter is slow: it is taken only if it is named"
+        return plan
 
     def kernels(self, problem: Any) -> ModuleType:
         raise NotImplementedError
@@ -46,18 +54,13 @@ class _Triton(KernelImplementation):
     def refuses(self, problem: Any) -> str | None:
         return self.kernels(problem).supports(problem)
 
-    def gains(self, call: Call) -> str | None:
-        if call.platform == "cpu":
-            return "the interpreter is slow: it is taken only if it is named"
-        return super().gains(call)
-
     def configs(self, problem: Any) -> Sequence[Any]:
         return self.kernels(problem).candidates(problem)
 
-    def launch(self, call: Call, problem: Any, config: Any) -> Launch:
+    def launch(self, call: Call, problem: Any, config: Any) -> KernelCall:
         kernels = self.kernels(problem)
         launch = kernels.launch(problem, config)
-        return Launch(
+        return KernelCall(
             describe=kernels.__name__.rpartition(".")[2] + (f" in {launch.splits} parts" if launch.splits > 1 else ""),
             slots=launch.operands,
             splits=launch.splits,
@@ -101,7 +104,7 @@ def _unavailable(call: Call) -> str | None:
     if call.platform == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"
-        if call.splitter != "nobody":
+        if call.splitter is not Splitter.NOBODY:
             return "the interpreter, a callback into Python, cannot stand in a program that XLA splits or exports: use a shard_map"
         return _missing(interpreted=True)
     if reason := no_kernel(call, "cuda"):

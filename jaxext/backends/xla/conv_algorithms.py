@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxext.backends.xla import conv_rewrites as rewrites
+from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window
 
 
@@ -31,7 +32,7 @@ def conv(
     algorithm: str | None = None,
     dtype,
     precision,
-    splitter: str,
+    splitter: Splitter,
     platform: str = "cpu",
 ) -> jax.Array:
     """The open slot, from arrays with exactly one axis per label.  `algorithm` is one of `algorithms`, or None for that of `plan`.
@@ -52,11 +53,11 @@ def conv(
     return run(name, open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, **where).astype(dtype)
 
 
-def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str, platform: str = "cpu") -> list[str]:
+def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: Splitter, platform: str = "cpu") -> list[str]:
     """The name that `plan` gives, then those worth measuring against it; there are none of these where XLA may still partition the call."""
     first = plan(open, sizes, window, dtype=dtype, splitter=splitter, platform=platform)
     static = all(isinstance(n, int) for n in (*sizes.values(), *window.input))
-    if first == "zeros" or not static or splitter not in ("nobody", "labels") or not jnp.issubdtype(dtype, jnp.inexact):
+    if first == "zeros" or not static or not splitter.by_labels or not jnp.issubdtype(dtype, jnp.inexact):
         return [first]
     if open == "x":
         sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
@@ -71,7 +72,7 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
     return list(dict.fromkeys(found))
 
 
-def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: str, platform: str = "cpu") -> str:
+def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: Splitter, platform: str = "cpu") -> str:
     """The name of the algorithm, from static facts: labels, sizes, window, the dtype of both operands (`promote`) and the platform.
 
     zeros      no product is taken: an axis is empty
@@ -93,9 +94,9 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if platform in GPUS and not jnp.issubdtype(dtype, jnp.inexact):
         return "dots"  # XLA refuses their convolutions there, saturates them, or gets groups of them wrong
     alone = B * G == 1
-    if splitter == "xla":
+    if splitter is Splitter.XLA:
         return "lax" if alone else "dots"
-    grouped = "lax" if splitter in ("nobody", "labels") else "dots"
+    grouped = "lax" if splitter.by_labels else "dots"
     if not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(dtype, jnp.inexact):
         return "lax" if alone else grouped
     if platform in GPUS:

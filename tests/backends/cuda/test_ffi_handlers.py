@@ -17,6 +17,7 @@ import pytest
 
 from jaxext.backends.cuda import cuda_binding
 
+CUSTOM_CALLS = (*cuda_binding.CudaMatmul.custom_calls, *cuda_binding.CudaConv.custom_calls)
 ROOT = pathlib.Path(__file__).parents[3]
 DTYPES = {"float32": 11, "bfloat16": 16, "float16": 10, "float8_e4m3fn": 20}  # XLA_FFI_DataType
 INVALID, INTERNAL = 3, 13  # XLA_FFI_Error_Code
@@ -92,7 +93,7 @@ def right(target, splits):
     return launcher, ["bfloat16", "bfloat16", "float32"], [first, second, (*parts, *result)], problem, config
 
 
-@pytest.mark.parametrize("target", cuda_binding.CUSTOM_CALLS)
+@pytest.mark.parametrize("target", CUSTOM_CALLS)
 def test_a_call_reaches_the_launcher_of_its_role(library, target):
     for splits in (1, 4):
         launcher, dtypes, shapes, problem, config = right(target, splits)
@@ -101,7 +102,7 @@ def test_a_call_reaches_the_launcher_of_its_role(library, target):
         assert call(library, target, dtypes, shapes, problem | config) == (INTERNAL, said)
 
 
-@pytest.mark.parametrize("target", cuda_binding.CUSTOM_CALLS)
+@pytest.mark.parametrize("target", CUSTOM_CALLS)
 def test_arrays_that_do_not_fit_are_refused(library, target):
     _, dtypes, shapes, problem, config = right(target, 4)
     for i, slot in enumerate(SLOTS[target.split("_")[2]]):

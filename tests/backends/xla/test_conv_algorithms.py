@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext.backends.xla import conv_algorithms, conv_rewrites
+from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window, dilate
 
 
@@ -57,7 +58,7 @@ def labels(B=1, N: Any = 2, G=1, C=1, K=1):
     return dict(B=B, N=N, G=G, C=C, K=K)
 
 
-SPLITTER = {False: "nobody", True: "xla"}
+SPLITTER = {False: Splitter.NOBODY, True: Splitter.XLA}
 
 
 def jitted(open, operands, window, *, dtype, precision=None, partitioned=False):
@@ -127,7 +128,7 @@ SIZES = {
 def test_every_algorithm_that_a_table_may_name(sizes, geometry):
     """`plan`'s is the first; whichever runs, the result is exact."""
     window, dtype = GEOMETRIES[geometry], jnp.float32
-    how: dict[str, Any] = dict(dtype=dtype, splitter="nobody")
+    how: dict[str, Any] = dict(dtype=dtype, splitter=Splitter.NOBODY)
     for open in "yxw":
         operands = operands_of(open, SIZES[sizes], window, dtype)
         names = conv_algorithms.algorithms(open, SIZES[sizes], window, **how)
@@ -142,7 +143,7 @@ def test_every_algorithm_that_a_table_may_name(sizes, geometry):
 
 
 def test_nothing_is_to_be_chosen_where_xla_may_still_partition():
-    for splitter in ("xla", "later"):
+    for splitter in (Splitter.XLA, Splitter.LATER):
         for sizes in SIZES.values():
             assert len(conv_algorithms.algorithms("y", sizes, GEOMETRIES["same"], dtype=jnp.float32, splitter=splitter)) == 1
 
@@ -220,7 +221,7 @@ def test_each_plan_is_chosen_and_exact(name, open, sizes, window, partitioned):
 
 def test_transposed_convolutions_of_64_bits_are_phases():
     """XLA's CPU backend has a fast transposed convolution for at most 32 bits."""
-    plan = functools.partial(conv_algorithms.plan, "y", labels(C=3, K=4), TRANSPOSED, splitter="nobody")
+    plan = functools.partial(conv_algorithms.plan, "y", labels(C=3, K=4), TRANSPOSED, splitter=Splitter.NOBODY)
     assert [plan(dtype=dtype) for dtype in (jnp.float32, jnp.float64, jnp.complex64)] == ["lax", "phases", "phases"]
 
 
@@ -228,7 +229,7 @@ def test_rows_of_two_blocks(monkeypatch):
     """Of six rows of the output, four in the first block; the second overhangs."""
     monkeypatch.setattr(conv_rewrites, "BLOCK", 4 * 5 * 16)
     sizes = labels(N=2, G=16)
-    assert SAME.output == (6, 5) and conv_algorithms.plan("w", sizes, SAME, dtype=jnp.float32, splitter="nobody") == "rows"
+    assert SAME.output == (6, 5) and conv_algorithms.plan("w", sizes, SAME, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
     check(sizes, SAME, "w", (False,))
 
 
@@ -445,7 +446,7 @@ def test_windows():
 
 def test_a_traced_batch_size_goes_to_lax():
     n = jax.export.symbolic_shape("n")[0]
-    plan = functools.partial(conv_algorithms.plan, dtype=jnp.float32, splitter="nobody")
+    plan = functools.partial(conv_algorithms.plan, dtype=jnp.float32, splitter=Splitter.NOBODY)
     assert plan("y", labels(N=n, G=3), SAME) == "lax"
     assert plan("w", labels(N=n, G=3), SAME) == "lax"
 
@@ -456,5 +457,5 @@ def test_an_infinity_beside_the_image_reaches_no_tap_of_the_rows_beyond():
     x, y = (jnp.ones(shapes_of(sizes, same)[slot], jnp.float32) for slot in "xy")
     for row, met in ((0, [False, True, True]), (-1, [True, True, False])):
         operands = {"x": x, "y": y.at[:, :, row].set(jnp.inf)}
-        w = conv_algorithms.conv("w", operands, same, algorithm="rows", dtype=jnp.float32, precision=None, splitter="nobody")
+        w = conv_algorithms.conv("w", operands, same, algorithm="rows", dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY)
         np.testing.assert_array_equal(~np.isfinite(w).all((0, 1, 2, 4, 5)), met)

@@ -15,6 +15,7 @@ from test_conv_algorithms import definition, labels, shapes_of, window
 
 import jaxext
 from jaxext.backends.xla import conv_algorithms
+from jaxext.forms.call import Splitter
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
 SIZES = labels(B=2, G=2, C=3, K=2)
@@ -42,7 +43,7 @@ def test_values_in_every_role(dtype, result):
     rng = np.random.default_rng(0)
     low, high = (0, 2) if dtype == "bool" else (0, 256) if dtype.startswith("u") else (-128, 128)
     arrays = {slot: rng.integers(low, high, shape).astype(dtype) for slot, shape in shapes_of(SIZES, WINDOW).items()}
-    how: dict[str, Any] = dict(dtype=np.dtype(result), precision=None, splitter="nobody", platform="cuda")
+    how: dict[str, Any] = dict(dtype=np.dtype(result), precision=None, splitter=Splitter.NOBODY, platform="cuda")
 
     def open_slots(arrays):
         return {o: conv_algorithms.conv(o, {s: a for s, a in arrays.items() if s != o}, WINDOW, **how) for o in arrays}
@@ -59,8 +60,8 @@ def test_the_plan(sizes, dtype):
     """On GPUs dots, whoever splits; on CPUs lax's own, which is right there."""
     plan = functools.partial(conv_algorithms.plan, sizes=sizes, window=WINDOW, dtype=np.dtype(dtype))
     for open in "yxw":
-        assert {plan(open, splitter=s, platform=p) for s in ("nobody", "labels", "xla", "later") for p in ("cuda", "rocm")} == {"dots"}
-        assert plan(open, splitter="nobody", platform="cpu") == "lax"
+        assert {plan(open, splitter=s, platform=p) for s in Splitter for p in ("cuda", "rocm")} == {"dots"}
+        assert plan(open, splitter=Splitter.NOBODY, platform="cpu") == "lax"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,48 @@
+"""The implementation `xla` of convolution: the definition in plain XLA ops, by the algorithm that is expected to be fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from jaxext.backends.xla import conv_algorithms
+from jaxext.forms.call import Call
+from jaxext.forms.implementation import Algorithm, Implementation, file_of, folder_of, hash_of
+from jaxext.forms.window import Window
+
+
+class XlaConv(Implementation):
+    """It supports every call."""
+
+    name = "xla"
+    version = "of its files"
+
+    def code(self, platform: str) -> str:
+        return hash_of([*folder_of(type(self)), file_of(Window)])
+
+    def supports(self, call: Call) -> str | None:
+        return None
+
+    def gains(self, call: Call) -> str | None:
+        return None
+
+    def candidates(self, call: Call) -> Sequence[Algorithm]:
+        assert call.window is not None
+        dtype = conv_algorithms.promote(*call.dtypes.values())
+        names = conv_algorithms.algorithms(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter, platform=call.platform)
+        return [Algorithm(name) for name in names]
+
+    def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
+        assert call.window is not None
+        y = conv_algorithms.conv(
+            call.open,
+            call.flatten(operands),
+            call.window,
+            algorithm=config.algorithm,
+            dtype=call.dtype,
+            precision=call.precision,
+            splitter=call.splitter,
+            platform=call.platform,
+        )
+        return y.reshape(call.shape)

@@ -1,0 +1,103 @@
+"""One product, as it is asked of one device: static facts, from which every implementation plans and every table finds its measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxext._compat import Splitter
+from jaxext.forms.window import Window
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """One product on one device: slots by name, sizes by label."""
+
+    op: str  # the primitive's name, such as "conv2d_fprop"
+    open: str  # the slot that is computed
+    labels: Mapping[str, tuple[str, ...]]  # slot -> its labels, in order
+    axes: Mapping[str, tuple[str, ...]]  # slot -> a name for each axis of its array; label N may have none, or N0, N1, ...
+    sizes: Mapping[str, int]  # label -> elements, the product over its axes
+    extents: Mapping[str, int]  # axis -> elements
+    dtypes: Mapping[str, np.dtype]  # operand slot -> dtype
+    dtype: np.dtype  # of the result
+    window: Window | None
+    precision: Any  # as lax canonicalises it
+    platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
+    arch: int | None  # compute capability of the CUDA device times 10, such as 90, if known
+    splitter: Splitter  # who may still split this over devices
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        return self.shape_of(self.open)
+
+    def shape_of(self, slot: str) -> tuple[int, ...]:
+        return tuple(self.extents[axis] for axis in self.axes[slot])
+
+    @property
+    def empty(self) -> bool:
+        """Whether an axis is empty, so that there is nothing to add up, or nowhere to put it."""
+        return 0 in self.sizes.values()
+
+    @property
+    def problem(self) -> str | None:
+        """What is asked, in one line, by which tables know it; None where a size is symbolic."""
+        if not all(isinstance(size, int) for size in self.sizes.values()):
+            return None
+        window = {} if self.window is None else self.window.sizes
+        parts = [self.op, *(f"{label}={size}" for label, size in self.sizes.items() if label not in window)]
+        if self.window is not None:
+            for field in dataclasses.fields(self.window):
+                per_axis = getattr(self.window, field.name)
+                numbers = [":".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in per_axis]
+                parts.append(f"{field.name}={','.join(numbers)}")
+        operands = " ".join(dtype.name for dtype in self.dtypes.values())
+        return f"{' '.join(parts)} {operands} -> {self.dtype.name} precision={precision_name(self.precision)}"
+
+    def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The operands with exactly one axis per label; free, since the axes of a label are neighbours."""
+        return {slot: x.reshape([self.sizes[label] for label in self.labels[slot]]) for slot, x in operands.items()}
+
+
+def precision_name(precision: Any) -> str:
+    if precision is None or precision == (lax.Precision.DEFAULT,) * 2:
+        return "default"
+    if isinstance(precision, tuple):
+        return ",".join(str(p).lower() for p in precision)
+    return "".join(str(precision).split())
+
+
+# Why a kernel that could stand in a program that is exported is not taken if nobody named it.
+EXPORTED = "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
+
+
+def no_kernel(call: Call, platform: str) -> str | None:
+    """Why no kernel for `platform` can stand in this program, whatever it computes; None if one can.
+
+    A size is symbolic, the platform is another, XLA's partitioner, which cannot split kernels, has the program, or it is not known for
+    which GPU the program is compiled.
+    """
+    if symbolic := symbolic_size(call):
+        return symbolic
+    if call.platform != platform:
+        return f"platform is {call.platform!r}, want {platform!r}"
+    if call.splitter is Splitter.XLA:
+        return "XLA's partitioner, which cannot split a kernel, has this program: use jit with automatic axes, or a shard_map over all axes"
+    if call.platform == "cuda" and call.arch is None:
+        return (
+            "not known for which GPU: there is none here, or those here are of several compute capabilities (see jaxext.use_target), "
+            "or the program is for several platforms"
+        )
+    return None
+
+
+def symbolic_size(call: Call) -> str | None:
+    """Why nothing that must know the sizes can stand in this program, or None."""
+    symbolic = [label for label, size in call.sizes.items() if not isinstance(size, int)]
+    return f"the size of {symbolic[0]} is symbolic, want a number" if symbolic else None
