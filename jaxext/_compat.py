@@ -63,7 +63,7 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
-    """A primitive of two operands whose result carries shape, dtype, weak type, sharding and varying manual axes.
+    """A primitive whose result carries shape, dtype, weak type, sharding and varying manual axes.
 
     An abstract eval that drops the varying axes gives silently wrong gradients under `shard_map`; lax's own constructor keeps them on
     every supported version.  The devices are needed at lowering because custom_partitioning asks for them.

@@ -40,9 +40,9 @@ def seeing_products(policy: Callable) -> Callable:
         form, open = owner[primitive]
         shown = dict(precision=params["precision"], preferred_element_type=params["dtype"], out_sharding=params["out_sharding"])
         if not form.window:
-            lhs, rhs, result = (form.axes(slot, params["ranks"]) for slot in (*form.operands(open), open))
+            lhs, rhs, result = (form.axes(slot, params["ranks"]) for slot in (*form.factors(open), open))
             shown["dimension_numbers"] = dimension_numbers(lhs, rhs, result)
-        return policy(form.family.twin, *avals, **shown)
+        return policy(form.family.twin, *avals[:2], **shown)
 
     return saveable
 

@@ -1,6 +1,6 @@
 """What a kernel file hands to whoever launches its kernel, and what it must know of the device.
 
-Every kernel takes three pointers, two operands and the result, row-major and aligned to 16 bytes, and static arguments.  It writes every
+Every kernel takes pointers, those of its operands and the result, row-major and aligned to 16 bytes, and static arguments.  It writes every
 element of the result and none beside it.  It must not know JAX.
 """
 
@@ -32,7 +32,7 @@ BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8e4nv": 8, "fp8e5": 8, "i32": 32,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One launch: `kernel[grid](first, second, result, **constants)`.
+    """One launch: `kernel[grid](*operands, result, **constants)`.
 
     With `splits` > 1 the result has a further axis in front: that many partial results, float32 (int32 for integers), which add up to it.
     The kernel goes by the name `name`, that of the primitive, in profiles.
@@ -40,7 +40,7 @@ class Launch:
 
     name: str
     kernel: Any
-    operands: tuple[str, str]  # the slots of the form, in the order of the kernel's pointers
+    operands: tuple[str, ...]  # the slots of the form, in the order of the kernel's pointers
     grid: tuple[int, ...]
     constants: Mapping[str, Any]
     num_warps: int

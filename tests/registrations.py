@@ -29,8 +29,9 @@ def undone() -> Iterator[None]:
             for family, kept in before.items():
                 family.implementations[:] = kept
         for name in families.keys() - {family.name for family in before}:
-            for primitive in extend._defined.pop(name).primitives.values():
+            for primitive in [primitive for primitive, (form, _) in owner.items() if form.family.name == name]:
                 del owner[primitive]
+            extend._defined.pop(name, None)
             del families[name]
         if environment._codes != codes:
             environment._codes.clear()

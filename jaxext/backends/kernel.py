@@ -52,12 +52,12 @@ ZEROS = Algorithm("zeros")  # the config where there is nothing to add up, or no
 
 @dataclasses.dataclass(frozen=True)
 class KernelCall:
-    """One launch: `call(result, first, second)` of these slots gives `splits` partial results, or the result."""
+    """One launch: `call(result, *operands)` of these slots gives `splits` partial results, or the result."""
 
     describe: str
-    slots: tuple[str, str]
+    slots: tuple[str, ...]
     splits: int
-    call: Callable[[jax.ShapeDtypeStruct, jax.Array, jax.Array], jax.Array]
+    call: Callable[..., jax.Array]  # result: a ShapeDtypeStruct
 
 
 class KernelImplementation(Implementation, abc.ABC):

@@ -16,7 +16,7 @@ from jaxext.forms.window import Window
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One product on one device: slots by name, sizes by label."""
+    """One product on one device: slots and companions by name, sizes by label."""
 
     op: str  # the primitive's name, such as "conv2d_fprop"
     open: str  # the slot that is computed
@@ -24,7 +24,7 @@ class Call:
     axes: Mapping[str, tuple[str, ...]]  # slot -> a name for each axis of its array; label N may have none, or N0, N1, ...
     sizes: Mapping[str, int]  # label -> elements, the product over its axes
     extents: Mapping[str, int]  # axis -> elements
-    dtypes: Mapping[str, np.dtype]  # operand slot -> dtype
+    dtypes: Mapping[str, np.dtype]  # operand -> dtype: the factors, then the companions
     dtype: np.dtype  # of the result
     window: Window | None
     precision: Any  # as lax canonicalises it
@@ -39,6 +39,12 @@ class Call:
 
     def shape_of(self, slot: str) -> tuple[int, ...]:
         return tuple(self.extents[axis] for axis in self.axes[slot])
+
+    @property
+    def factors(self) -> tuple[str, str]:
+        """The slots of the operands in which the product is bilinear."""
+        first, second, *_ = self.dtypes
+        return first, second
 
     @property
     def empty(self) -> bool:

@@ -33,7 +33,7 @@ def tell(products) -> None:
 def _count(form, open, ctx, *operands, **params):
     from jax.experimental.roofline import RooflineResult, RooflineShape
 
-    first, second = operands
+    first, *others = operands
     window, ranks, sizes = params["window"], params["ranks"], {}
     for slot, operand in zip(form.operands(open), operands, strict=True):
         sizes |= zip(form.axes(slot, ranks), operand.shape, strict=True)
@@ -41,6 +41,6 @@ def _count(form, open, ctx, *operands, **params):
     result = RooflineShape.total_bytes(ctx.avals_out)
     if window is not None:  # lax's rule of convolutions says nothing of fused programs, nor of memory on the chip
         flops *= math.prod(meetings(window, axis) for axis in range(window.rank))
-        return RooflineResult(unfused_flops=flops, unfused_hbm_bytes=first.bytes + second.bytes + result)
-    moved = (0 if ctx.pin_lhs_in_vmem else first.bytes + result) + (0 if ctx.pin_rhs_in_vmem else second.bytes)
+        return RooflineResult(unfused_flops=flops, unfused_hbm_bytes=sum(x.bytes for x in operands) + result)
+    moved = (0 if ctx.pin_lhs_in_vmem else first.bytes + result) + (0 if ctx.pin_rhs_in_vmem else sum(x.bytes for x in others))
     return RooflineResult(flops=flops, unfused_flops=flops, hbm_bytes=moved, unfused_hbm_bytes=moved)

@@ -7,6 +7,9 @@ are operands and kept when one of them is open), a *window* label in one, tied t
 number of neighbouring axes, `ranks` of them: none for a plain matmul's batch, one more for each vmap.  So vmap moves an axis and never
 merges two, and a sharded axis keeps its sharding.
 
+The two operands of a product are its *factors*.  A form may have more operands, *companions* such as scales or the sizes of groups, with
+labels of their own: for every fixed companion the form is trilinear, so its roles are the same, and each takes the companions along.
+
 From the labels follow shape, JVP, transpose, batching and sharding, written out below in the order in which `define` registers them.  The
 parameters of a primitive are static, hashable and, but for `dtype` and `out_sharding` that describe the result, unchanged by every rule:
 
@@ -16,8 +19,6 @@ parameters of a primitive are static, hashable and, but for `dtype` and `out_sha
     precision       as lax canonicalises it
     implementation  the name that the user asked for, or None
     out_sharding    of the result, where the shardings are in the types and the user, or a transpose, fixes it
-
-It must not know any particular operation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -48,24 +49,48 @@ owner: dict[Primitive, tuple[Form, str]] = {}
 replacing_lax = jax.make_user_context(False)
 
 
+@dataclasses.dataclass(frozen=True)
+class Companion:
+    """An operand in which a form is not bilinear.
+
+    Attributes:
+      labels: of its axes, each one of the form's and none of its window's; the form's batch label, which all slots share, among them.
+      tangent: `tangent(form, open, operands, dot, **params)` is the change of a product for a change `dot` of this operand, written in
+        forms and jnp, linear in `dot`; `operands` maps the names of all operands to arrays.  None: it is not differentiable.
+    """
+
+    labels: tuple[str, ...]
+    tangent: Callable[..., jax.Array] | None = None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Form:
-    """`slots` maps each slot to its labels, `roles` to the name of the role in which it is open."""
+    """`slots` maps each slot to its labels, `roles` to the name of the role in which it is open, `companions` are further operands."""
 
     name: str
     slots: Mapping[str, tuple[str, ...]]
     roles: Mapping[str, str]
     window: tuple[str, ...]
     family: Family
+    companions: Mapping[str, Companion] = dataclasses.field(default_factory=dict)
     primitives: dict = dataclasses.field(default_factory=dict)  # open slot -> primitive, filled by `define`
 
     def op(self, open: str) -> str:
         """The name of the primitive, the kernels and the profile."""
         return f"{self.name}_{self.roles[open]}"
 
-    def operands(self, open: str) -> tuple[str, str]:
+    def factors(self, open: str) -> tuple[str, str]:
         first, second = (slot for slot in self.slots if slot != open)
         return first, second
+
+    def operands(self, open: str) -> tuple[str, ...]:
+        """The factors, then the companions."""
+        return *self.factors(open), *self.companions
+
+    @functools.cached_property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Of each slot and companion."""
+        return {**self.slots, **{name: companion.labels for name, companion in self.companions.items()}}
 
     @functools.cached_property
     def free(self) -> tuple[str, ...]:
@@ -79,13 +104,13 @@ class Form:
     def axes(self, slot: str, ranks: Sequence[int]) -> tuple[str, ...]:
         """A name for each axis of a slot: N is one axis "N0", or two, "N0" and "N1", or none; a window label is itself."""
         rank = dict(zip(self.free, ranks, strict=True))
-        numbered = ([label] if label in self.window else [f"{label}{i}" for i in range(rank[label])] for label in self.slots[slot])
+        numbered = ([label] if label in self.window else [f"{label}{i}" for i in range(rank[label])] for label in self.labels[slot])
         return tuple(axis for axes in numbered for axis in axes)
 
     def position(self, slot: str, label: str, ranks: Sequence[int]) -> int:
         """Where the axes of `label` begin in a slot."""
         rank = dict(zip(self.free, ranks, strict=True))
-        before = self.slots[slot][: self.slots[slot].index(label)]
+        before = self.labels[slot][: self.labels[slot].index(label)]
         return sum(1 if other in self.window else rank[other] for other in before)
 
     def bind(self, open: str, operands: Mapping[str, jax.Array], **params) -> jax.Array:
@@ -103,7 +128,8 @@ def define(form: Form) -> Form:
             _dtype_rule,
             functools.partial(_sharding_rule, form, open),
         )
-        ad.defbilinear(primitive, functools.partial(_transpose_rule, form, open, 0), functools.partial(_transpose_rule, form, open, 1))
+        ad.defjvp(primitive, *(functools.partial(_tangent, form, open, name) for name in form.operands(open)))
+        ad.primitive_transposes[primitive] = functools.partial(_transpose_rule, form, open)
         batching.primitive_batchers[primitive] = functools.partial(_batch_rule, form, open)
         _compat.register_lowering(primitive, functools.partial(_lower, form, open))
         form.primitives[open] = primitive
@@ -146,64 +172,94 @@ def _sharding_rule(form, open, *avals, ranks, out_sharding, **_):
             if spec is not None and axis in form.window:
                 raise _compat.ShardingTypeError(f"{name}: window axis {axis} of {slot} is sharded over {spec!r}, want it whole")
             if spec is not None:
-                sharded.setdefault(axis, []).append(spec)
+                sharded.setdefault(axis, []).append((slot, spec))
     if out_sharding is not None:
         return out_sharding
     kept = form.axes(open, ranks)
-    for axis, specs in sharded.items():
-        if len(set(specs)) > 1:
+    for axis, by_slot in sharded.items():
+        specs = list(dict.fromkeys(spec for _, spec in by_slot))
+        if len(specs) > 1:
             raise _compat.ShardingTypeError(f"{name}: axis {axis} is sharded over {specs[0]!r} and over {specs[1]!r}, want one sharding")
-        if len(specs) == 2 and axis not in kept:
+        if axis not in kept and {slot for slot, _ in by_slot} >= {*form.factors(open)}:
             raise _compat.ShardingTypeError(
                 f"{name}: the sum runs over axis {axis}, which is sharded over {specs[0]!r}, so it is ambiguous how the output should be"
                 " sharded: say so by `out_sharding`"
             )
     mesh = next((aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty), avals[0].sharding.mesh)
-    return NamedSharding(mesh, jax.P(*(sharded.get(axis, [None])[0] for axis in kept)))
+    return NamedSharding(mesh, jax.P(*(sharded[axis][0][1] if axis in sharded else None for axis in kept)))
 
 
-def _transpose_rule(form, open, i, ct, *args, dtype, out_sharding, **params):
-    """Swap the open slot with the linear operand: ⟨x, w, y⟩ is linear in each of its slots."""
-    operands = form.operands(open)
-    linear = args[i].aval
-    return form.bind(
-        operands[i],
-        {open: ct, operands[1 - i]: args[1 - i]},
+def _tangent(form, open, name, dot, *args, **params):
+    """The change of a product for a change of one operand: the product is linear in each factor."""
+    operands = dict(zip(form.operands(open), args, strict=True))
+    if name not in form.companions:
+        return form.primitives[open].bind(*(operands | {name: dot}).values(), **params)
+    tangent = form.companions[name].tangent
+    if tangent is None:
+        raise TypeError(f"{form.op(open)}: {name} is not differentiable, want it constant: jax.lax.stop_gradient")
+    return tangent(form, open, operands, dot, **params)
+
+
+def _transpose_rule(form, open, ct, *args, dtype, out_sharding, **params):
+    """Swap the open slot with the linear factor: ⟨x, w, y⟩ is linear in each of its slots."""
+    operands = dict(zip(form.operands(open), args, strict=True))
+    (slot,) = (name for name, x in operands.items() if ad.is_undefined_primal(x))
+    if slot in form.companions:
+        raise TypeError(f"{form.op(open)}: not linear in {slot}, which no transpose can be taken in")
+    linear = operands.pop(slot).aval
+    if type(ct) is ad.Zero:
+        return [ad.Zero(linear) if name == slot else None for name in form.operands(open)]
+    (factor,) = (x for name, x in operands.items() if name not in form.companions)
+    cotangent = form.bind(
+        slot,
+        {open: ct, **operands},
         dtype=linear.dtype,
-        out_sharding=partition.of_cotangent(linear, ct, args[1 - i]),
+        out_sharding=partition.of_cotangent(linear, ct, factor),
         **params,
     )
+    return [cotangent if name == slot else None for name in form.operands(open)]
 
 
 def _batch_rule(form, open, args, dims, *, ranks, out_sharding, **params):
-    """The mapped axis joins, in front, the label that stands in exactly the mapped slots and the open one."""
-    slots = form.operands(open)
-    mapped = {slot: d for slot, d in zip(slots, dims, strict=True) if d is not None}
-    label = form.shared(*mapped, open)
-    operands = dict(zip(slots, args, strict=True))
-    for slot, d in mapped.items():
-        operands[slot] = jnp.moveaxis(operands[slot], d, form.position(slot, label, ranks))
+    """The mapped axis joins, in front, the label that stands in exactly the mapped slots and the open one.
+
+    Where a companion is mapped that is the label of all slots.  Operands that have the label and are not mapped get a copy for each.
+    """
+    names = form.operands(open)
+    operands = dict(zip(names, args, strict=True))
+    mapped = {name: d for name, d in zip(names, dims, strict=True) if d is not None}
+    label = form.shared(*form.slots) if mapped.keys() & form.companions.keys() else form.shared(*mapped, open)
+    specs = [jax.typeof(operands[name]).sharding.spec.partitions[d] for name, d in mapped.items()] if out_sharding is not None else []
+    size = next(operands[name].shape[d] for name, d in mapped.items())
+    for name in names:
+        if label in form.labels[name]:
+            x, at = operands[name], form.position(name, label, ranks)
+            operands[name] = jnp.moveaxis(x, mapped[name], at) if name in mapped else _repeated(x, at, size)
     out = form.position(open, label, ranks)
     if out_sharding is not None:
-        specs = [jax.typeof(args[slots.index(slot)]).sharding.spec.partitions[d] for slot, d in mapped.items()]
         out_sharding = partition.insert(out_sharding, out, next((spec for spec in specs if spec is not None), None))
     ranks = tuple(n + (free == label) for free, n in zip(form.free, ranks, strict=True))
     return form.bind(open, operands, ranks=ranks, out_sharding=out_sharding, **params), out
 
 
+def _repeated(x, axis, size):
+    """x along a new axis."""
+    return jnp.broadcast_to(jnp.expand_dims(x, axis), (*x.shape[:axis], size, *x.shape[axis:]))
+
+
 def asked(form, open, avals, *, platform, arch, splitter, ranks, window, dtype, precision, **_) -> Call:
     """What is asked of one device, given what its operands look like there."""
-    slots = form.operands(open)
+    names = form.operands(open)
     sizes = _sizes(form, open, [aval.shape for aval in avals], ranks, window)
     total = {label: math.prod(sizes[f"{label}{i}"] for i in range(n)) for label, n in zip(form.free, ranks, strict=True)}
     return Call(
         op=form.op(open),
         open=open,
-        labels=form.slots,
-        axes={slot: form.axes(slot, ranks) for slot in form.slots},
+        labels=form.labels,
+        axes={name: form.axes(name, ranks) for name in form.labels},
         sizes=total if window is None else total | window.sizes,
         extents=sizes,
-        dtypes={slot: aval.dtype for slot, aval in zip(slots, avals, strict=True)},
+        dtypes={name: aval.dtype for name, aval in zip(names, avals, strict=True)},
         dtype=dtype,
         window=window,
         precision=precision,

@@ -9,7 +9,6 @@ which JAX can ask for it:
     jit over several devices, automatic axes                                custom_partitioning with the labels as its Shardy rule
     XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops that it splits rightly
 
-It must not know forms or operations.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ Spec = tuple  # one entry per axis of an array: None, a mesh axis, or several
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The name of each axis of both operands and of the result, and those that must stay whole."""
+    """The name of each axis of all operands, factors first, and of the result, and those that must stay whole."""
 
-    operands: tuple[tuple[str, ...], tuple[str, ...]]
+    operands: tuple[tuple[str, ...], ...]
     result: tuple[str, ...]
     whole: tuple[str, ...]
 
@@ -50,10 +49,9 @@ class Names:
     @property
     def shardy_rule(self) -> dict:
         """Keywords of custom_partitioning; Shardy wants the special factors in the order of their first use."""
-        order = dict.fromkeys((*self.operands[0], *self.operands[1], *self.result))
-        first, second = (" ".join(axes) for axes in self.operands)
+        order = dict.fromkeys(axis for axes in (*self.operands, self.result) for axis in axes)
         return dict(
-            sharding_rule=f"{first}, {second} -> {' '.join(self.result)}",
+            sharding_rule=f"{', '.join(map(' '.join, self.operands))} -> {' '.join(self.result)}",
             reduction_factors=tuple(axis for axis in order if axis in self.contracted),
             need_replication_factors=tuple(axis for axis in order if axis in self.whole),
         )

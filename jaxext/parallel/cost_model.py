@@ -178,7 +178,7 @@ class _Split:
 
     def missing(self, slot: str) -> tuple[str, ...]:
         """The split labels that a slot lacks; of spatial axes that are computed whole nobody has parts."""
-        has = {self.inputs.get(label, label) for label in self.form.slots[slot]}
+        has = {self.inputs.get(label, label) for label in self.form.labels[slot]}
         return tuple(label for label in self.devices if label not in has and not (self.gathers and label in self.form.window))
 
     def copies(self, slot: str) -> int:
@@ -186,12 +186,12 @@ class _Split:
 
     def bytes(self, slot: str, whole: Sequence[str] = ()) -> int:
         """Of one device's part, as the product sees it but for labels that are `whole`."""
-        parts = (1 if label in whole else self.parts(label) for label in self.form.slots[slot])
-        return self.itemsize * math.prod(self.sizes[label] for label in self.form.slots[slot]) // math.prod(parts)
+        parts = (1 if label in whole else self.parts(label) for label in self.form.labels[slot])
+        return self.itemsize * math.prod(self.sizes[label] for label in self.form.labels[slot]) // math.prod(parts)
 
     def cost(self, open: str, role: str) -> Cost:
         operands, whole = self.form.operands(open), self.form.window if self.gathers else ()
-        kept = {slot: self.copies(slot) if slot in self.scattered else 1 for slot in self.form.slots}
+        kept = {slot: self.copies(slot) if slot in self.scattered else 1 for slot in self.form.labels}
         held = {slot: self.bytes(slot, whole if slot == open else ()) // kept[slot] for slot in (*operands, open)}
         pairs = math.prod(self.sizes[label] // self.parts(label) for label in self.form.free)
         pairs *= math.prod(meetings(self.window, axis) for axis in range(len(self.axes)))
@@ -204,19 +204,19 @@ class _Split:
         """An operand that is scattered, or whose spatial axes are computed whole, is gathered."""
         if slot in self.scattered:
             yield Collective("all-gather", slot, self.missing(slot), self.copies(slot), self.bytes(slot))
-        split = [label for label in self.form.slots[slot] if self.gathers and label in self.form.window and self.parts(label) > 1]
+        split = [label for label in self.form.labels[slot] if self.gathers and label in self.form.window and self.parts(label) > 1]
         for i in reversed(range(len(split))):
             yield Collective("all-gather", slot, (self.inputs.get(split[i], split[i]),), self.parts(split[i]), self.bytes(slot, split[i:]))
 
     def exchange(self, slot: str) -> list[Collective]:
         """The halo of the input, one axis after the other so that corners come along; that of its gradient goes the same way home."""
         permutes, local = [], dict(self.sizes)
-        for label in self.form.slots[slot]:
+        for label in self.form.labels[slot]:
             local[label] //= self.parts(label)
         for axis, (label, _, _) in enumerate(self.axes):
-            if label in self.form.slots[slot] and not self.gathers:
+            if label in self.form.labels[slot] and not self.gathers:
                 sides = halo(self.window, axis, self.parts(label))
-                row = self.itemsize * math.prod(local[other] for other in self.form.slots[slot] if other != label)
+                row = self.itemsize * math.prod(local[other] for other in self.form.labels[slot] if other != label)
                 permutes += [Collective("collective-permute", slot, (label,), self.parts(label), rows * row) for rows in sides if rows]
                 local[label] += sum(sides)
         return permutes
@@ -233,7 +233,7 @@ class _Split:
                 split = f"{self.inputs[label]}, and {label} with it," if label in self.inputs else label
                 raise ValueError(f"cost: sharding splits {split} into {self.parts(label)}, want a divisor of {label}={self.sizes[label]}")
         for slot, label in self.scattered.items():
-            if slot not in self.form.slots or label not in self.form.slots[slot]:
+            if slot not in self.form.slots or label not in self.form.labels[slot]:
                 slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
                 raise ValueError(f"cost: scattered is {label!r} of {slot!r}, want a slot and one of its labels ({slots})")
             if self.copies(slot) == 1:

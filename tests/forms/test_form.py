@@ -84,7 +84,7 @@ def operands():
 
 def test_labels():
     assert FORM.free == ("Z", "I", "J", "P", "K")
-    assert [FORM.operands(open) for open in "tuv"] == [("u", "v"), ("v", "t"), ("u", "t")]
+    assert [FORM.factors(open) for open in "tuv"] == [("u", "v"), ("v", "t"), ("u", "t")]
     assert [FORM.shared(*slots) for slots in ("uv", "ut", "vt", "uvt")] == ["J", "I", "K", "Z"]
     ranks = (2, 1, 0, 1, 3)
     assert FORM.axes("u", ranks) == ("Z0", "Z1", "I0", "P0")
@@ -93,7 +93,7 @@ def test_labels():
 
 
 def test_window_labels_are_one_axis_each():
-    form = Form("windowed", dict(x=("N", "H", "C"), w=("K", "R", "C"), y=("N", "P", "K")), {}, ("H", "R", "P"), (), lax.dot_general_p)
+    form = Form("windowed", dict(x=("N", "H", "C"), w=("K", "R", "C"), y=("N", "P", "K")), {}, ("H", "R", "P"), FORM.family)
     assert form.free == ("N", "C", "K")
     assert form.axes("x", (2, 0, 1)) == ("N0", "N1", "H")
     assert form.position("w", "C", (2, 0, 1)) == 2

@@ -103,7 +103,7 @@ def _depthwise(groups: int, channels: int) -> bool:
 
 def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, fields: Iterable[str], config: Any) -> KernelCall:
     attributes = {field: getattr(problem, field) for field in fields} | dataclasses.asdict(config)
-    first, second = call.dtypes
+    first, second = call.factors
     shapes = [problem.shapes[slot] for slot in (first, second, call.open)]
     return KernelCall(
         describe=stem.rpartition("_")[0] + (f" in {config.splits} parts" if config.splits > 1 else ""),

@@ -39,8 +39,8 @@ def interpreting() -> bool:
     return not isinstance(tl.zeros, triton.JITFunction)
 
 
-def interpret(launch: Launch, first: np.ndarray, second: np.ndarray, result: np.ndarray) -> None:
-    """Run every program of the grid, which write into `result`.  The arrays are C-contiguous."""
+def interpret(launch: Launch, *arrays: np.ndarray) -> None:
+    """Run every program of the grid, which write into the last array, the result.  The arrays are C-contiguous."""
     with _one_at_a_time:
         builder = interpreter.interpreter_builder
         options = dataclasses.replace(builder.options, allowed_dot_input_precisions=("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"))
@@ -50,7 +50,7 @@ def interpret(launch: Launch, first: np.ndarray, second: np.ndarray, result: np.
             mock.patch.object(interpreter, "_convert_float", _convert),
             mock.patch.object(interpreter, "_patch_lang", _once(interpreter._patch_lang)),
         ):
-            launch.kernel[launch.grid](*map(_Tensor, (first, second, result)), **launch.constants)
+            launch.kernel[launch.grid](*map(_Tensor, arrays), **launch.constants)
 
 
 def _once(patch):

@@ -32,8 +32,8 @@ _INTERPRETED_CAPABILITY = 90
 _PTX = 88
 
 
-class _Triton(KernelImplementation):
-    """What the two families share: `kernels` is the module whose kernels take a problem."""
+class TritonKernels(KernelImplementation):
+    """What all families share: `kernels` is the module whose kernels take a problem."""
 
     name = "triton"
     custom_calls = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
@@ -68,7 +68,7 @@ class _Triton(KernelImplementation):
         )
 
 
-class TritonMatmul(_Triton):
+class TritonMatmul(TritonKernels):
     def problem(self, call):
         from jaxext.kernels import matmul
 
@@ -83,7 +83,7 @@ class TritonMatmul(_Triton):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
 
 
-class TritonConv(_Triton):
+class TritonConv(TritonKernels):
     def problem(self, call):
         return conv_problem(call, call.arch or _INTERPRETED_CAPABILITY)
 
@@ -174,13 +174,12 @@ def _keywords() -> tuple[str, dict[str, Any]] | None:
     return ("out_shape", {"enable_fp_fusion": True}) if "out_shape" in taken and "enable_fp_fusion" in taken else None
 
 
-def _called(launch, arch, result, first, second) -> jax.Array:
+def _called(launch, arch, result, *operands) -> jax.Array:
     """The compiled kernel, as a custom call."""
     keywords = _keywords()
     assert keywords is not None
     y = _jax_triton().triton_call(
-        apart(first),  # which the compiler is told to begin at a multiple of 16 bytes
-        apart(second),
+        *map(apart, operands),  # which the compiler is told to begin at a multiple of 16 bytes
         kernel=launch.kernel,
         name=launch.name,
         grid=launch.grid,
@@ -194,14 +193,14 @@ def _called(launch, arch, result, first, second) -> jax.Array:
     return apart(y)
 
 
-def _interpreted(launch, arch, result, first, second) -> jax.Array:
+def _interpreted(launch, arch, result, *operands) -> jax.Array:
     """The kernel in Triton's interpreter."""
     del arch
     from jaxext.backends.triton.interpreter import interpret
 
-    def callback(first, second):
+    def callback(*operands):
         written = np.empty(result.shape, result.dtype)
-        interpret(launch, np.ascontiguousarray(first), np.ascontiguousarray(second), written)
+        interpret(launch, *map(np.ascontiguousarray, operands), written)
         return written
 
-    return jax.pure_callback(callback, result, first, second)
+    return jax.pure_callback(callback, result, *operands)

@@ -1,0 +1,109 @@
+"""Operands beyond the factors: a product whose columns are scaled (scaled.py) has every rule of JAX in each of its three operands."""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+import scaled
+from cases import random
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from lowered import custom_calls, operations
+
+import jaxext
+from jaxext import testing
+from jaxext._compat import ShardingTypeError
+from jaxext.parallel import cost
+from jaxext.tuning.timing import relative_error
+
+X, W, S = (random(shape, np.float32, seed) for seed, shape in enumerate([(4, 6), (6, 8), (8,)]))
+
+
+@pytest.fixture(scope="module")
+def form():
+    return scaled.form()
+
+
+@pytest.fixture(scope="module")
+def product(form):
+    return functools.partial(scaled.product, form)
+
+
+def reference(x, w, s):
+    return x @ w * s[None]
+
+
+def test_every_transformation(product):
+    summed = ("all-reduce",), lambda x, w, s: lax.psum(product(x, w, s), "y")
+    splits = [
+        testing.Split((P("x"), P(), P()), P("x")),
+        testing.Split((P(), P(None, "x"), P("x")), P(None, "x")),  # the scale is split with the columns
+        testing.Split((P(None, "y"), P("y"), P()), P(), *summed),
+    ]
+    report = testing.check_op(product, reference, (X, W, S), linear=(0, 1), splits=splits, show=False)
+    report.raise_if_failed()
+    assert {row.check for row in report.rows if row.outcome == "skipped"} == set()
+
+
+@pytest.mark.parametrize("mapped", [(0, None, None), (None, 1, None), (None, None, 0), (0, None, 0), (1, 0, 0)])
+def test_a_mapped_companion_joins_the_batch(form, product, mapped):
+    """And where a label that it has is mapped in a factor alone, it gets a copy for each."""
+    args = [np.stack([x, 2 * x, 3 * x], d or 0) if d is not None else x for x, d in zip((X, W, S), mapped, strict=True)]
+    got = jax.vmap(product, mapped)(*args)
+    np.testing.assert_allclose(got, jax.vmap(reference, mapped)(*args), rtol=1e-5, atol=1e-5)
+    (eqn,) = (e for e in jax.make_jaxpr(jax.vmap(product, mapped))(*args).eqns if e.primitive.name == "scaled_y")
+    ranks = dict(zip(form.free, eqn.params["ranks"], strict=True))
+    label = "B" if mapped[2] is not None or None not in mapped[:2] else "N" if mapped[0] is not None else "M"
+    assert ranks == {"B": 0, "N": 1, "M": 1, "K": 1} | {label: ranks[label]} and ranks[label] == (1 if label == "B" else 2)
+
+
+def test_gradients_are_products_of_the_same_form(product):
+    """Each role takes the scale along; the scale's own gradient is a product and a sum."""
+    jaxpr = str(jax.make_jaxpr(jax.grad(lambda *args: product(*args).sum(), (0, 1, 2)))(X, W, S))
+    assert set(re.findall(r"scaled_\w", jaxpr)) == {"scaled_y", "scaled_x", "scaled_w"}
+    assert "dot_general" not in jaxpr
+
+
+def test_sharding_in_types(product):
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        x, w, s = (jax.device_put(a, jax.NamedSharding(mesh, p)) for a, p in ((X, P("y")), (W, P(None, "x")), (S, P("x"))))
+        y = jax.jit(product)(x, w, s)
+        assert jax.typeof(y).sharding.spec == P("y", "x")
+        np.testing.assert_allclose(y, reference(X, W, S), rtol=1e-5, atol=1e-6)
+        with pytest.raises(ShardingTypeError, match="scaled_y: axis M0 is sharded over 'x' and over 'y', want one sharding"):
+            product(x, w, jax.device_put(S, jax.NamedSharding(mesh, P("y"))))
+
+
+def test_a_companion_that_is_not_differentiable():
+    form = scaled.form(tangent=None)
+    product = functools.partial(scaled.product, form)
+    np.testing.assert_allclose(jax.grad(lambda x: product(x, W, S).sum())(X), np.broadcast_to(W @ S, X.shape), rtol=1e-5)
+    with pytest.raises(TypeError, match="scaled_y: s is not differentiable, want it constant"):
+        jax.grad(lambda s: product(X, W, s).sum())(S)
+
+
+def test_no_transpose_in_a_companion(product):
+    with pytest.raises(TypeError, match="scaled_y: not linear in s"):
+        jax.linear_transpose(lambda s: product(X, W, s), S)(product(X, W, S))
+
+
+def test_the_tools_see_all_operands(product, tmp_path):
+    (row,) = jaxext.explain(product, X, W, S).rows
+    assert row.operands == ("x:f32[4,6]", "w:f32[6,8]", "s:f32[8]") and row.chosen == "xla"
+    assert row.problem == "scaled_y B=1 N=4 K=6 M=8 float32 float32 float32 -> float32 precision=default"
+    (tuned,) = jaxext.tune(product, X, W, S, backward=False, table=tmp_path / "table.json").rows
+    assert tuned.winner is not None and tuned.problem == row.problem
+    assert cost("scaled", {"M": 2}, sizes=dict(N=4, K=6, M=8))["y"].held == {"x": 4 * 24, "w": 4 * 24, "s": 4 * 4, "y": 4 * 16}
+    error, _ = relative_error(product(X, W, S), reference(*(a.astype(np.float64) for a in (X, W, S))))
+    assert error < 1e-6
+
+
+def test_a_kernel_is_called_with_all_operands(product):
+    """Compiled for a GPU that need not be there; values are compared in the interpreter (tests/kernels)."""
+    lowered = jaxext.lower_for(jax.grad(lambda *args: product(*args, implementation="triton").sum(), (0, 1)), X, W, S, arch="sm_90a")
+    (target,) = custom_calls(lowered)
+    calls = [op for op in operations(lowered) if op.name == "stablehlo.custom_call"]
+    assert target.startswith("triton_kernel_call") and [len(op.operands) for op in calls] == [3, 3]  # XLA drops the forward product
