@@ -54,7 +54,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     how = parser.add_argument_group("how, with no table of measurements in force")
-    libraries = report.LIBRARIES
+    libraries = report.libraries()
     how.add_argument("--implementation", action="append", default=[], choices=libraries[1:], help="beside lax (default: all)")
     how.add_argument("--without", action="append", default=[], choices=libraries, help="a library to leave out")
     how.add_argument("--repeats", type=count, default=10, help="samples per case and library (default: 10)")
@@ -144,8 +144,8 @@ def _in(problem: Problem, numbers: Sequence[str]) -> Problem:
 
 def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Console, kept: bool) -> int:
     start = time.monotonic()
-    asked = {"lax", *(options.implementation or report.LIBRARIES)} - {*options.without}
-    libraries = [library for library in report.LIBRARIES if library in asked]
+    asked = {"lax", *(options.implementation or report.libraries())} - {*options.without}
+    libraries = [library for library in report.libraries() if library in asked]
     clock, why_not = timing.timer()
     world = environment.report()
     timer = clock.name + (", freed memory kept" if kept and isinstance(clock, timing.Wall) else "")

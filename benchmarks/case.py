@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -18,6 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxext
+from jaxext import extend
+from jaxext.forms.form import Form, owner
 
 LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 LEARNING_RATE = 1e-3
@@ -108,10 +111,22 @@ class Case:
 
 
 def _operation(library: str, name: str) -> Callable:
+    if declared := next((form for form, _ in owner.values() if form.name == name), None):
+        return functools.partial(_definition, declared) if library == "lax" else _ours(extend.Bilinear(declared), library)
     if library == "lax":
         return functools.partial(_of_wider, getattr(lax, name))
-    ours = getattr(jaxext, name)
-    return ours if library == "jaxext" else functools.partial(ours, implementation=library)
+    return _ours(getattr(jaxext, name), library)
+
+
+def _ours(operation: Callable, library: str) -> Callable:
+    return operation if library == "jaxext" else functools.partial(operation, implementation=library)
+
+
+def _definition(form: Form, first: jax.Array, second: jax.Array, **how) -> jax.Array:
+    """A user's form as lax's users write it."""
+    letters = dict(zip(form.free, string.ascii_letters, strict=False))
+    lhs, rhs, result = ("".join(letters[label] for label in labels) for labels in form.slots.values())
+    return jnp.einsum(f"{lhs},{rhs}->{result}", first, second, **how)
 
 
 def _of_wider(operation: Callable, a, b, *, preferred_element_type=None, **static):
@@ -200,6 +215,25 @@ def product(role: str, batched: bool) -> tuple[Mapping[str, Any], Callable]:
         (left,), (right,) = contracted
         static = {"dimension_numbers": (((left + 1,), (right + 1,)), ((0,), (0,)))}
     return static, _step if role == "step" else lambda dot: dot
+
+
+def bilinear(form: Form, role: str, shapes: Mapping[str, Sequence[int]]) -> Callable:
+    """The function of a form's product whose operands and result have such shapes, or of its gradient in one operand."""
+    *operands, result = form.slots
+    open = next(slot for slot, name in form.roles.items() if name == role)
+    if open == result:
+        return lambda op: op
+
+    def gradient(op):
+        def of(other, cotangent):
+            def product(x):
+                return op(x, other) if open == operands[0] else op(other, x)
+
+            return jax.linear_transpose(product, jax.ShapeDtypeStruct(shapes[open], other.dtype))(cotangent)[0]
+
+        return of
+
+    return gradient
 
 
 def convolution(role: str, x: Sequence[int], w: Sequence[int], mapped: Sequence[int | None] | None) -> Callable:

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from .report import LIBRARIES, OURS, RATIOS, Failure, Quartiles, Refusal, Report, Result, Row
+from .report import RATIOS, THEIRS, Failure, Quartiles, Refusal, Report, Result, Row, libraries, ours
 
 LEAST = 0.05  # of the median: what two runs of one program differ by anyway
 
@@ -74,7 +74,7 @@ class Comparison:
     @property
     def regressions(self) -> tuple[Change, ...]:
         """What got slower, of jaxext's own."""
-        return tuple(change for change in self.changes if change.verdict == SLOWER and change.library in OURS)
+        return tuple(change for change in self.changes if change.verdict == SLOWER and change.library not in THEIRS)
 
 
 def ratio(row: Row, ours: str, other: str) -> float | None:
@@ -104,7 +104,7 @@ def standing(row: Row, ours: str, other: str) -> str | None:
 def _pair(row: Row, ours: str, other: str) -> tuple[Quartiles, Quartiles] | None:
     ms = {library: result.ms for library, result in row.timed.items()}
     library = row.ours if ours == DEFAULT else ours
-    if library in OURS and wrong(row, library):
+    if library not in (None, *THEIRS) and wrong(row, library):
         return None
     meant = ("lax",) if (ours, other) == ("xla", "best") else ("lax", "xla") if other == "best" else (other,)
     others = [ms[name] for name in meant if name in ms]
@@ -140,7 +140,7 @@ def missed(row: Row) -> list[str]:
 def faults(row: Row) -> list[str]:
     """What must not be: failures of ours where lax has none, and results that are not right."""
     found = []
-    for library in (library for library in OURS if library in row.results):
+    for library in (library for library in row.results if library not in THEIRS):
         result = row.results[library]
         if isinstance(result, Failure):
             if not isinstance(row.results.get("lax"), Failure):
@@ -188,7 +188,7 @@ def summary(rows: Iterable[Row], by: Callable[[Row], Hashable] = lambda row: (ro
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         groups.setdefault(by(row), []).append(row)
-    means = (mean(group, members, ours) for group, members in groups.items() for ours in OURS)
+    means = (mean(group, members, library) for group, members in groups.items() for library in ours(members))
     return [found for found in means if found]
 
 
@@ -219,7 +219,8 @@ def compare(before: Report, after: Report) -> Comparison:
     old, new = ({row.name: row for row in report.rows} for report in (before, after))
     unlike = [name for name in old.keys() & new.keys() if old[name].shapes != new[name].shapes]
     names = [name for name in dict.fromkeys((*old, *new)) if name not in unlike]
-    changes = tuple(change for name in names for library in LIBRARIES if (change := _change(name, library, old.get(name), new.get(name))))
+    told = libraries([*old.values(), *new.values()])
+    changes = tuple(change for name in names for library in told if (change := _change(name, library, old.get(name), new.get(name))))
     warnings = [*_differences(before, after), *_drift(changes)]
     if before.trial or after.trial:
         warnings.append("the harness was only tried (--quick): these times say nothing")

@@ -13,7 +13,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
-from .case import LAYOUTS, NUMBERS, STEP, Problem, convolution, network, product
+from jaxext.forms.form import Form
+
+from .case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, network, product
 
 FPROP, DGRAD, WGRAD = "fprop", "dgrad", "wgrad"
 NN, NT, TN = "nn", "nt", "tn"
@@ -257,6 +259,49 @@ class Mlp(Problem):
             (batch,) = _halved((self.batch,), (64,))
             return dataclasses.replace(self, batch=batch)
         return dataclasses.replace(self, widths=_halved(self.widths, (8,) * len(self.widths)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labelled(Problem):
+    """A form that a user declared (`jaxext.extend.define`), with one axis for each label."""
+
+    form: Form
+    sizes: tuple[int, ...]  # of the form's labels, in their order
+
+    stages: ClassVar = ("sizes",)
+
+    @classmethod
+    def of(cls, form: Form, flops: float) -> Self:
+        """With labels of one size, and about that many operations for each role."""
+        each = max(2, round((flops / 2) ** (1 / len(form.free))))
+        sizes = (each,) * len(form.free)
+        roles, tags = tuple(form.roles.values()), frozenset({form.name})
+        return cls(name=f"{form.name}, {_by(sizes)}", form=form, sizes=sizes, roles=roles, numbers=("tf32",), tags=tags)
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        return ()  # no kernel of jaxext's computes them
+
+    @property
+    def size(self) -> str:
+        return _by(self.sizes)
+
+    def flops(self, role: str) -> float:
+        return 2.0 * math.prod(self.sizes)
+
+    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
+        open = next(slot for slot, name in self.form.roles.items() if name == role)
+        return tuple(self._shape(slot) for slot in self.form.factors(open))
+
+    def _shape(self, slot: str) -> tuple[int, ...]:
+        size = dict(zip(self.form.free, self.sizes, strict=True))
+        return tuple(size[label] for label in self.form.slots[slot])
+
+    def _function(self, role: str) -> tuple[str, Any, Any]:
+        return self.form.name, {}, bilinear(self.form, role, {slot: self._shape(slot) for slot in self.form.slots})
+
+    def halved(self, stage: str) -> Self:
+        return dataclasses.replace(self, sizes=_halved(self.sizes, (2,) * len(self.sizes)))
 
 
 def _by(sizes: Sequence[int]) -> str:

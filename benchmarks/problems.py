@@ -21,8 +21,10 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from jaxext.forms.form import owner
+
 from .case import Problem
-from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Matmul, Mlp
+from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Labelled, Matmul, Mlp
 
 DEFAULT = 1e8  # operations of a twin for a CPU, per role
 ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
@@ -208,12 +210,19 @@ def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Prob
 
     ValueError for a tag that no problem has.
     """
-    known = frozenset().union(*(problem.tags for problem in PROBLEMS))
+    problems = [*PROBLEMS, *declared()]
+    known = frozenset().union(*(problem.tags for problem in problems))
     if unknown := sorted(set(tags) - known):
         raise ValueError(f"tags: no problem is tagged {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-    found = [problem for problem in PROBLEMS if not tags or problem.tags & set(tags)]
+    found = [problem for problem in problems if not tags or problem.tags & set(tags)]
     found = [problem for problem in found if not names or any(name in problem.name for name in names)]
     return sorted(found, key=lambda problem: "target" not in problem.tags)
+
+
+def declared() -> list[Labelled]:
+    """One problem for each form that a user declared, tagged with its name; jaxext's own forms are asked by the operations of lax."""
+    forms = dict.fromkeys(form for form, _ in owner.values() if form.family.read is None and not form.companions)
+    return [Labelled.of(form, DEFAULT) for form in forms]
 
 
 def reduced(problem: Problem, flops: float = DEFAULT) -> Problem:

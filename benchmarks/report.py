@@ -11,17 +11,17 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxext.cli import terminal
+from jaxext.forms.family import names_of_implementations
 from jaxext.tuning.timing import law
 
 from . import records
 
 SCHEMA = "jaxext bench 1"
-OURS = ("xla", "triton", "cuda", "jaxext")
-LIBRARIES = ("lax", *OURS, "cublas")
+THEIRS = ("lax", "cublas")  # the libraries that are none of jaxext's implementations
 RATIOS = ("lax", "xla", "best")
 TARGETS = (*RATIOS, "copy", "tflops")
 # Tags, special before general: a row is of the first that is among its own.
@@ -127,8 +127,8 @@ class Row:
 
     def __post_init__(self):
         _known("dtype", [self.dtype], terminal.DTYPES)
-        _known("results", self.results, LIBRARIES)
-        _known("targets", self.targets, OURS)
+        _names("results", self.results)
+        _names("targets", self.targets)
         for ours, targets in self.targets.items():
             _known(f"targets.{ours}", targets, TARGETS)
         if self.flops < 0 or self.bytes <= 0 or (self.floor_ms is not None and self.floor_ms <= 0):
@@ -253,6 +253,22 @@ def write(path: str | os.PathLike, report: Report) -> None:
 def data(report: Report) -> dict[str, Any]:
     """What the file of a report holds."""
     return terminal.plain({"schema": SCHEMA, **dataclasses.asdict(report)})
+
+
+def ours(rows: Iterable[Row] = ()) -> tuple[str, ...]:
+    """The implementations that there are, and "jaxext", which is what it takes where nobody names one; then what else is in the rows."""
+    found = dict.fromkeys((*names_of_implementations(), "jaxext", *(library for row in rows for library in row.results)))
+    return tuple(library for library in found if library not in THEIRS)
+
+
+def libraries(rows: Iterable[Row] = ()) -> tuple[str, ...]:
+    """All that a row may have, in the order in which they are told."""
+    return ("lax", *ours(rows), "cublas")
+
+
+def _names(field: str, found: Iterable[str]) -> None:
+    if wrong := [name for name in found if not name.isidentifier()]:
+        raise ValueError(f"{field}: got {wrong[0]!r}, want names of libraries")
 
 
 def _known(field: str, names, known) -> None:

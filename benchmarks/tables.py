@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import findings
-from .report import KINDS, LIBRARIES, OTHER, OURS, PRECISION, Failure, Refusal, Report, Result, Row
+from .report import KINDS, OTHER, PRECISION, THEIRS, Failure, Refusal, Report, Result, Row, libraries
 
 STYLES = {findings.FASTER: "green", findings.SLOWER: "bold red", findings.MISSING: "red", findings.NEW: "cyan"}
 NAME, TIME, RATIO, SHARE, ERROR, STRAYS = 78, 14, 15, 7, 9, 10  # columns' widths
@@ -28,27 +28,29 @@ CAPTION = (
 )
 
 
-def head(libraries: Sequence[str] = LIBRARIES) -> Text:
+def head(shown: Sequence[str] = ()) -> Text:
     """The heading of what `line` makes: times with half the spread of their quartiles, the time of lax over that of what jaxext takes where
     nobody names an implementation, and of that its share of the roofline, error, and transposes, copies and pads."""
-    cells = [("", NAME), *((f"{library} ms", TIME) for library in libraries), ("lax/jaxext", RATIO), ("roof", SHARE), ("error", ERROR)]
+    times = [(f"{library} ms", TIME) for library in shown or libraries()]
+    cells = [("", NAME), *times, ("lax/jaxext", RATIO), ("roof", SHARE), ("error", ERROR)]
     return Text("".join(f"{text:>{width}}" for text, width in (*cells, ("strays", STRAYS))) + "  targets", "bold")
 
 
-def line(row: Row, libraries: Sequence[str] = LIBRARIES) -> Text:
+def line(row: Row, shown: Sequence[str] = ()) -> Text:
     """One row, under `head` of the same libraries."""
     text = Text(f"{row.name:{NAME}.{NAME - 1}}")
-    for library in libraries:
+    for library in shown or libraries():
         text.append(f"{_time(row.results.get(library)):>{TIME}}", "bold red" if isinstance(row.results.get(library), Failure) else "")
     ratio = findings.ratio(row, findings.DEFAULT, "lax")
     style = STYLES.get(findings.standing(row, findings.DEFAULT, "lax") or "", "")
     text.append(f"{'-' if ratio is None else f'{row.ours} {ratio:.2f}x':>{RATIO}}", style)
-    shown = row.timed.get(row.ours or "") or next((row.timed[library] for library in reversed(OURS) if library in row.timed), None)
-    if shown is None:
+    others = (result for library, result in reversed(row.timed.items()) if library not in THEIRS)
+    of_ours = row.timed.get(row.ours or "") or next(others, None)
+    if of_ours is None:
         return text
-    strays = " ".join(f"{count}{kind[0]}" for kind, count in shown.hlo.items() if count) or "none"
-    error = shown.error if isinstance(shown.error, str) else f"{shown.error:.1e}"
-    share = "-" if shown.roofline is None else f"{shown.roofline:.0%}"
+    strays = " ".join(f"{count}{kind[0]}" for kind, count in of_ours.hlo.items() if count) or "none"
+    error = of_ours.error if isinstance(of_ours.error, str) else f"{of_ours.error:.1e}"
+    share = "-" if of_ours.roofline is None else f"{of_ours.roofline:.0%}"
     text.append(f"{share:>{SHARE}}{error[: ERROR - 1]:>{ERROR}} {strays:>{STRAYS - 1}}")
     for verdict in findings.verdicts(row):
         text.append(f"  {verdict}", "green" if verdict.reached else "bold red")

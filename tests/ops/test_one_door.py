@@ -1,0 +1,109 @@
+"""A form and a kernel that are declared here, as a user declares them, are found by every tool with no other edit."""
+
+import argparse
+import dataclasses
+import functools
+import string
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import random
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext import checkpoint_policies, extend, testing
+from jaxext.benchmarks import bench, cells, report
+from jaxext.parallel import cost
+from jaxext.tuning import timing
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    swapped: bool
+
+
+class Gather(extend.Implementation):
+    """A kernel as users write them, of float32 alone; it counts its runs by role."""
+
+    name, version, custom_calls = "gather", "1", ("one_door_gather",)
+
+    def __init__(self):
+        self.ran: dict[str, int] = {}
+
+    def supports(self, call):
+        return None if call.dtype == np.float32 else f"the result is {call.dtype}, want float32"
+
+    def candidates(self, call):
+        return Order(False), Order(True)
+
+    def run(self, call, config, operands):
+        self.ran[call.op] = self.ran.get(call.op, 0) + 1
+        letters = {label: letter for label, letter in zip(call.sizes, string.ascii_letters, strict=False)}
+        named = {slot: "".join(letters[label] for label in labels) for slot, labels in call.labels.items()}
+        flat = dict(sorted(call.flatten(operands).items(), reverse=config.swapped))
+        return jnp.einsum(f"{','.join(named[slot] for slot in flat)}->{named[call.open]}", *flat.values()).reshape(call.shape)
+
+
+X, W = random((4, 3, 8), np.float32), random((3, 2, 8), np.float32, seed=1)
+
+
+@pytest.fixture(scope="module")
+def door():
+    """The operation, of x (N, K, C) and w (K, M, C), and its kernel."""
+    operation, kernel = extend.define("one_door", x="B N K C", w="B K M C", y="B N M C"), Gather()
+    extend.register(operation, kernel)
+    return functools.partial(operation, B=0), kernel
+
+
+def reference(x, w):
+    return jnp.einsum("nkc,kmc->nmc", x, w)
+
+
+def test_conformance(door):
+    product, kernel = door
+    split = testing.Split((P("x"), P()), P("x"))
+    skip = {name: "an exported program holds kernels only if they are named" for name in testing.CHECKS if "export" in name}
+    testing.check_op(product, reference, (X, W), linear=(0, 1), splits=[split], skip=skip, show=False).raise_if_failed()
+    assert kernel.ran.keys() == {"one_door_y", "one_door_x", "one_door_w"}
+
+
+def test_explain_and_tune(door, tmp_path):
+    product, _ = door
+    loss = jax.grad(lambda x, w: product(x, w).sum())
+    rows = jaxext.explain(loss, X, W).rows
+    assert {(row.op, row.chosen, row.how) for row in rows} == {(f"one_door_{slot}", "gather", "False") for slot in "yx"}
+    (row,) = jaxext.tune(product, X, W, backward=False, table=tmp_path / "table.json").rows
+    assert {c.name for c in row.candidates} == {"xla algorithm=dot_general", "gather swapped=False", "gather swapped=True"}
+    with jaxext.use_table(tmp_path / "table.json"):
+        assert jaxext.explain(product, X, W).rows[0].why.startswith("measured")
+
+
+def test_checkpoint_policies(door):
+    """The product is saved, as lax's would be."""
+    product, _ = door
+    f = jax.checkpoint(lambda x, w: jnp.sin(product(x, w)).sum(), policy=checkpoint_policies.dots_saveable)
+    assert str(jax.make_jaxpr(jax.grad(f))(X, W)).count("one_door_y") == 1
+
+
+def test_cost_names_and_export(door):
+    assert cost("one_door", {"N": 2}, sizes=dict(N=4, K=3, M=2, C=8))["y"].flops == 2 * 4 * 3 * 2 * 8 / 2
+    with jaxext.use_implementation("gather"):
+        assert jaxext.explain(door[0], X, W).rows[0].why == "named"
+    assert any("one_door_gather" in str(check) for check in jaxext.export_disabled_checks())
+
+
+def test_bench(door):
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    options = parser.parse_args(["--tags", "one_door", "--quick", "--implementation", "gather"])
+    found = bench.cases(options)
+    assert {case.role for case in found} == {"x", "w", "y"}
+    how: Any = cells.Bench(["lax", "xla", "gather", "jaxext"], timing.Wall(), 1, {"copy": 1e9}, False)
+    for case in found:
+        row = cells.measure(case, {}, how)
+        assert row.default == (report.Default("gather", "False"),)
+        errors = {library: result.error for library, result in row.timed.items()}
+        assert errors.keys() == {"lax", "xla", "gather"} and max(errors.values()) < 1e-6
