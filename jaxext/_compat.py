@@ -1,17 +1,18 @@
 """The only file that touches jax internals: one name for each thing that jax has no public name for, or several.
 
-Supported: jax 0.10.2 up to 0.12.x.  Each shim says what would remove it.  It must not know forms or operations.
-"""
+Supported: jax 0.10.2 up to 0.12.x.  Each shim says what would remove it."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 
@@ -29,6 +30,8 @@ try:
     from jax._src.lax.utils import standard_primitive
 except ImportError as error:
     raise ImportError(f"jaxext was tested up to jax 0.12 and does not fit jax {jax.__version__}: update jaxext ({error})") from error
+from jax import lax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
@@ -43,7 +46,9 @@ __all__ = [
     "ShardingTypeError",
     "Splitter",
     "align_varying",
+    "conv_general_dilated",
     "hide_frames",
+    "kernels_launched",
     "lowered_by",
     "named_specs",
     "policies_asked",
@@ -51,13 +56,17 @@ __all__ = [
     "published",
     "refuse_parts",
     "register_lowering",
+    "replace_bind",
     "trace_context",
+    "without_stored_programs",
 ]
 
 # ShardingTypeError: raised by lax for shardings in types that do not fit; removed once jax.errors exports it.
 # align_varying: operands of a primitive must vary over the same manual axes; removed once jax.lax has a public form of it.
 # trace_context: all that jit's cache keys hold of the configuration; removed once make_jaxpr has a cache.
 trace_context = config.trace_context
+# conv_general_dilated: takes symbolic padding; removed once lax's function does.
+conv_general_dilated = lax.conv_general_dilated_p.bind
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -201,6 +210,50 @@ def published(folder: str, value: str) -> dict[int, str] | None:
         return None
     client.key_value_set(f"{folder}/{jax.process_index()}", value, allow_overwrite=True)  # one that was started anew tells it again
     return {int(key.rpartition("/")[2]): told for key, told in client.key_value_dir_get(folder)}
+
+
+def replace_bind(primitive: Primitive, bind: Callable) -> None:
+    """Have `bind(original, *operands, **params)` called in place of a primitive's own `bind`, once and for all.
+
+    Removed once jax has a public way to interpret one primitive of another's program.
+    """
+    if "bind" not in vars(primitive):
+        primitive.bind = functools.partial(bind, primitive.bind)  # type: ignore[method-assign]
+
+
+def kernels_launched(run: Callable[[], object]) -> Sequence[tuple[str, float]]:
+    """Name and milliseconds of each GPU kernel that `run()` launches and waits for, as CUPTI reports them.
+
+    `jax.experimental.mosaic.gpu.profiler` is made of these functions, but allows nothing between two calls.  Removed once it does.
+
+    Raises:
+      Exception: whatever is missing, of jax's or of the machine's.
+    """
+    from jax.experimental.mosaic.gpu import profiler
+
+    cupti: Any = profiler.mosaic_gpu_lib._mosaic_gpu_ext  # type: ignore[union-attr]
+    cupti._cupti_init()
+    try:
+        run()
+    finally:
+        launches = cupti._cupti_get_timings(False)
+    return launches or ()
+
+
+@contextlib.contextmanager
+def without_stored_programs() -> Iterator[None]:
+    """jax's persistent cache of compiled programs is neither read nor written.
+
+    Removed once jax's own setting can be changed after the first program.
+    """
+    before = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # jax remembers whether it is in use
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 def hide_frames() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from jaxext import _compat
 from jaxext._scope import Scope
 from jaxext.families.substitute import Keywords, substitute
 from jaxext.forms import flops
@@ -52,8 +53,8 @@ def in_place_of_lax() -> Scope:
     not know ours.  A policy of `jax.checkpoint` sees ours only through `jaxext.checkpoint_policies`.
     """
     for family in families.values():
-        if family.read is not None and "bind" not in vars(family.twin):
-            family.twin.bind = functools.partial(_bind, family, family.twin.bind)
+        if family.read is not None:
+            _compat.replace_bind(family.twin, functools.partial(_bind, family))
     return Scope("in_place_of_lax", replacing_lax, True)
 
 

@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxext._compat import kernels_launched
+
 SAMPLE_MS = 5  # of wall time, at least: as many calls as that takes, so that short ones are not all overhead
 CALLS = 5  # in a sample by CUPTI, of which the mean is taken, and in a chain: the least that XLA makes a CUDA graph of
 TRIES = 3  # at a sample by CUPTI, which may drop records
@@ -124,15 +126,11 @@ def _fed(operand, bit):
 
 
 class Cupti:
-    """The sum of the times of a program's kernels; CUPTI is asked for nothing else, so copies and memsets are not in it.  It uses what
-    `jax.experimental.mosaic.gpu.profiler` is made of: that itself allows nothing between two calls."""
+    """The sum of the times of a program's kernels; CUPTI is asked for nothing else, so copies and memsets are not in it."""
 
     name = "CUPTI: sum of kernel times without copies and memsets, cold L2"
 
     def __init__(self):
-        from jax.experimental.mosaic.gpu import profiler
-
-        self._cupti: Any = profiler.mosaic_gpu_lib._mosaic_gpu_ext  # type: ignore[union-attr]
         self._flush = jax.jit(lambda buffer: buffer ^ 1, donate_argnums=0)
         self._buffer = jax.block_until_ready(self._flush(jnp.zeros(FLUSHED_BYTES // 4, jnp.uint32)))
         self._flushing = frozenset(name for name, _ in self._launches(lambda: None, cold=True))
@@ -158,15 +156,14 @@ class Cupti:
         """Name and milliseconds of each kernel of `CALLS` calls."""
         for _ in range(WARM_UP):
             jax.block_until_ready(run())
-        self._cupti._cupti_init()
-        try:
+
+        def calls():
             for _ in range(CALLS):
                 if cold:
                     self._buffer = jax.block_until_ready(self._flush(self._buffer))
                 jax.block_until_ready(run())
-        finally:
-            launches = self._cupti._cupti_get_timings(False)
-        return launches or ()
+
+        return kernels_launched(calls)
 
 
 def _wall_ms(run: Callable[[], object], calls: int) -> float:

@@ -8,7 +8,6 @@ nothing at a first call.  It must not know any particular operation.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -20,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.experimental.compilation_cache import compilation_cache
 
+from jaxext._compat import without_stored_programs
 from jaxext.forms.call import Call
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tuning import timing
@@ -143,7 +142,7 @@ def _collected(fun, args, kwargs, backward) -> list[Call]:
         for program in traced:
             lowered = program.lower()
             if "CustomSPMDPartitioning" in lowered.as_text():  # what a device gets is known once XLA has split the program
-                with _without_stored_programs():
+                with without_stored_programs():  # which would answer in place of the compiler, whose questions are what is collected
                     lowered.compile()
     return list(calls)
 
@@ -166,19 +165,6 @@ def with_gradient(fun) -> Callable:
         return y, pullback(jax.tree.map(cotangent, y))
 
     return both
-
-
-@contextlib.contextmanager
-def _without_stored_programs():
-    """jax's persistent cache would answer in place of the compiler, whose questions are what is collected."""
-    before = jax.config.values["jax_enable_compilation_cache"]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # jax remembers whether it is in use
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        compilation_cache.reset_cache()
 
 
 def _unanswered(call: Call) -> str | None:

@@ -23,7 +23,7 @@ MAY = {
     "tables": {"_compat", "_scope", *BUILT},
     "forms": {"tables", "_compat"},
     "backends": {"forms", "kernels"},
-    "backends.xla": {"forms"},
+    "backends.xla": {"forms", "_compat"},
     "backends.triton": {"backends", "forms", "kernels"},
     "backends.cuda": {"backends", "forms", "kernels", "_target", *BUILT},
     "families": {"forms", "_compat", "_scope", *BACKENDS},

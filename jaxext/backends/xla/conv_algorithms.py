@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxext import _compat
 from jaxext.backends.xla import conv_rewrites as rewrites
 from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window
@@ -259,8 +260,7 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
     B, G = a.shape[0], a.shape[-2]
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
     preferred = _preferred(a.dtype, dtype)
-    # The primitive, because the function takes no symbolic padding.
-    conv = functools.partial(lax.conv_general_dilated_p.bind, precision=precision, preferred_element_type=preferred, out_sharding=None)
+    conv = functools.partial(_compat.conv_general_dilated, precision=precision, preferred_element_type=preferred, out_sharding=None)
     if open != "w":
         w = b.reshape((-1,) + b.shape[3:])
         feature_groups, batch_groups = (1, B) if _by_batch_groups(B, G, b.shape[2], window) else (B * G, 1)
