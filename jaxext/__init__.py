@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+from typing import TYPE_CHECKING
 
 if importlib.util.find_spec("jaxext.kernels") is None:  # installing puts it here: in the repository it is another folder
     raise ImportError(
@@ -11,12 +12,10 @@ if importlib.util.find_spec("jaxext.kernels") is None:  # installing puts it her
 
 # ruff: noqa: E402
 from jaxext import _compat  # noqa: I001 (first: it checks jax's version)
-from jaxext import checkpoint_policies, extend, parallel
+from jaxext import checkpoint_policies, extend
 from jaxext.families.dispatch import in_place_of_lax, use_implementation
-from jaxext.tuning.explain import Explanation, explain
 from jaxext._export import export_disabled_checks, register_cuda_kernels
 from jaxext._target import lower_for, use_target
-from jaxext.tuning.tune import Tuned, tune
 from jaxext.tables.in_force import use_table
 from jaxext.ops import (
     conv,
@@ -26,6 +25,11 @@ from jaxext.ops import (
     dot_general,
     matmul,
 )
+
+if TYPE_CHECKING:
+    from jaxext import parallel
+    from jaxext.tuning.explain import Explanation, explain
+    from jaxext.tuning.tune import Tuned, tune
 
 __version__ = "0.1.0"
 
@@ -53,3 +57,22 @@ __all__ = [
     "use_table",
     "use_target",
 ]
+
+# What is imported when it is first used: a third of the time that importing all would take.
+_LATER = {
+    "parallel": "jaxext.parallel",
+    **dict.fromkeys(("Explanation", "explain"), "jaxext.tuning.explain"),
+    **dict.fromkeys(("Tuned", "tune"), "jaxext.tuning.tune"),
+}
+
+
+def __getattr__(name: str):
+    if name not in _LATER:
+        raise AttributeError(f"module 'jaxext' has no attribute {name!r}")
+    module = importlib.import_module(_LATER[name])
+    globals()[name] = found = getattr(module, name, module)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
