@@ -59,6 +59,14 @@ def test_a_mapped_companion_joins_the_batch(form, product, mapped):
     assert ranks == {"B": 0, "N": 1, "M": 1, "K": 1} | {label: ranks[label]} and ranks[label] == (1 if label == "B" else 2)
 
 
+def test_a_copy_lies_behind_the_batch(product):
+    """A vmap of everything, in a vmap of one factor."""
+    x, w, s = (np.stack([a, -a]) for a in (X, W, S))
+    w = np.stack([w, 2 * w, 3 * w])
+    of_batch = lambda f: jax.vmap(jax.vmap(f), (None, 0, None))
+    np.testing.assert_allclose(of_batch(product)(x, w, s), of_batch(reference)(x, w, s), rtol=1e-5, atol=1e-5)
+
+
 def test_gradients_are_products_of_the_same_form(product):
     """Each role takes the scale along; the scale's own gradient is a product and a sum."""
     jaxpr = str(jax.make_jaxpr(jax.grad(lambda *args: product(*args).sum(), (0, 1, 2)))(X, W, S))
