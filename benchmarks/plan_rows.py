@@ -95,7 +95,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class PlanRow:
     """What was measured of a geometry.
 
     Attributes:
@@ -134,9 +134,9 @@ class Row:
         return (*both, *(() if float(self.difference) <= self.allowed else ("result",)))
 
 
-def measure(geometry: Geometry, kind: str, tell: Callable[[str], None] = lambda stage: None) -> Row:
+def measure(geometry: Geometry, kind: str, tell: Callable[[str], None] = lambda stage: None) -> PlanRow:
     """The row of a geometry; `tell` is called with each stage, as "lax: compiling", before it begins, for whoever waits too long."""
-    row = Row(geometry=str(geometry), kind=kind, work=geometry.work)
+    row = PlanRow(geometry=str(geometry), kind=kind, work=geometry.work)
     try:
         arguments = random_operands.normal(geometry.shapes, geometry.dtype)
         programs = {"lax": _compiled(geometry, "lax", arguments, tell)}

@@ -26,7 +26,7 @@ from . import sweep_report
 from .draws import KINDS, draw
 from .geometry import Geometry, parse
 from .named import named
-from .plan_rows import MORE_SAMPLES, TOO_LONG, Row, Side, serve
+from .plan_rows import MORE_SAMPLES, TOO_LONG, PlanRow, Side, serve
 from .sweep_report import Report
 
 PATIENCE_S = 45.0  # for each stage of a row, such as "lax: running"; what takes longer is told by that
@@ -131,11 +131,11 @@ def _begun(options: argparse.Namespace) -> Report:
     return Report(environment.report(), "wall time of calls one by one, freed memory kept", ())
 
 
-def _row(worker: Worker, kind: str, geometry: Geometry) -> Row:
+def _row(worker: Worker, kind: str, geometry: Geometry) -> PlanRow:
     try:
         return worker.ask("row", geometry, kind)
     except RuntimeError as error:
-        return Row(geometry=str(geometry), kind=kind, work=geometry.work, failed=str(error))
+        return PlanRow(geometry=str(geometry), kind=kind, work=geometry.work, failed=str(error))
 
 
 def print_algorithms(worker: Worker, geometry: Geometry, samples: int, patience_s: float) -> None:

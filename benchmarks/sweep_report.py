@@ -18,7 +18,7 @@ from typing import Any
 from jaxext.cli import terminal
 
 from . import records
-from .plan_rows import GOALS, MOST_BYTES, MOST_TIME, THEIRS, Pair, Row, Side
+from .plan_rows import GOALS, MOST_BYTES, MOST_TIME, THEIRS, Pair, PlanRow, Side
 
 SCHEMA = "jaxext plan sweep 1"
 BINS = (0.1, 0.25, 0.5, 0.8, 0.95, 1.05, MOST_TIME, 1.5, 2.0, 5.0, 20.0)  # of ours over lax's
@@ -29,7 +29,7 @@ WIN, LOST = 0.9, 1.1  # a row below the first, by lax's time, is a win; one that
 class Report:
     environment: Mapping[str, Any]
     timer: str
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
 
 
 def read(path: str | os.PathLike) -> Report:
@@ -57,7 +57,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
         written.unlink(missing_ok=True)
 
 
-def line(row: Row) -> str:
+def line(row: PlanRow) -> str:
     """One row: what breaks, ours over lax's, and the geometry, which --row takes."""
     broken = ",".join(row.broken) or "-"
     if row.last is None:
@@ -73,13 +73,13 @@ def _ratios(pair: Pair) -> str:
     return f"{times}  {memory}  build {theirs.build_ms:.0f} -> {ours.build_ms:.0f} ms"
 
 
-def worst(rows: Sequence[Row], goal: str | None = None) -> list[Row]:
+def worst(rows: Sequence[PlanRow], goal: str | None = None) -> list[PlanRow]:
     """The rows that break the goal, or any, the worst first."""
     found = [row for row in rows if (goal in row.broken if goal else row.broken)]
     return sorted(found, key=lambda row: _badness(row, goal), reverse=True)
 
 
-def _badness(row: Row, goal: str | None) -> float:
+def _badness(row: PlanRow, goal: str | None) -> float:
     """How far the row is over the goal, or over the goal that it is farthest over."""
     pair = row.last
     if pair is None or "result" in row.broken:
@@ -140,7 +140,7 @@ def _compared(before: Report, after: Report) -> Iterator[str]:
         yield f"  {_grown(a, b):.2f} times as long: time {a.last.time:.2f} -> {b.last.time:.2f}, {'+'.join(a.algorithms)} -> {line(b)}"  # type: ignore[union-attr]
 
 
-def _grown(before: Row, after: Row) -> float:
+def _grown(before: PlanRow, after: PlanRow) -> float:
     assert before.last and after.last
     return after.last.time / before.last.time
 

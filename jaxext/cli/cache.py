@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Sequence
 
 from jaxext.cli.info import check_device
-from jaxext.cli.terminal import Failure, Table, UsageError, failed, says_json, tell
+from jaxext.cli.terminal import Failure, Grid, UsageError, failed, says_json, tell
 from jaxext.tables import environment, in_force, table_file
 
 
@@ -85,7 +85,7 @@ def _tell(options, path: pathlib.Path, entries: Sequence[table_file.Entry], here
         versions = ", ".join(f"{name} {version}" for name, version in of.versions.items())
         rows.append((of.device, of.capability or "-", versions, entry.measured, len(entry.rows), hold, why_not or "-"))
     columns = ("device", "capability", "versions", "measured", "rows", "hold here", "why not")
-    shown = Table(str(path), columns, rows) if rows else Table(f"{path}: nothing was measured", (), [])
+    shown = Grid(str(path), columns, rows) if rows else Grid(f"{path}: nothing was measured", (), [])
     tell(options, {"path": str(path), "entries": told}, shown)
 
 

@@ -28,7 +28,7 @@ from jaxext.benchmarks import bench, kernel_table
 from jaxext.cli import cache
 from jaxext.cli.arguments import arch, function, takes_function
 from jaxext.cli.info import check_device, facts
-from jaxext.cli.terminal import LEAST_WIDTH, Failure, Table, UsageError, count, failed, make_folders, says_json, tell
+from jaxext.cli.terminal import LEAST_WIDTH, Failure, Grid, UsageError, count, failed, make_folders, says_json, tell
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tuning import timing
 from jaxext.tuning.tune import NOTHING, with_gradient
@@ -106,10 +106,10 @@ def _info(options) -> int:
     tell(
         options,
         found,
-        Table("Here", ("what", "is"), [*here.items(), *devices]),
-        Table("Implementations", ("platform", "call", "implementation", "is"), implementations),
-        Table("Table of measurements", ("what", "is"), [*found["table"].items()]),
-        Table("CUDA kernels", ("what", "is"), [*found["build"].items()]),
+        Grid("Here", ("what", "is"), [*here.items(), *devices]),
+        Grid("Implementations", ("platform", "call", "implementation", "is"), implementations),
+        Grid("Table of measurements", ("what", "is"), [*found["table"].items()]),
+        Grid("CUDA kernels", ("what", "is"), [*found["build"].items()]),
     )
     return 0
 

@@ -66,7 +66,7 @@ def count(text: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Grid:
     title: str
     columns: tuple[str, ...]
     rows: list[tuple]
@@ -98,7 +98,7 @@ def _can_be_written(path: pathlib.Path) -> bool:
         return False
 
 
-def tell(options, document: dict, *tables: Table | str) -> None:
+def tell(options, document: dict, *tables: Grid | str) -> None:
     text = json.dumps(plain(document), indent=1) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
@@ -122,7 +122,7 @@ def plain(data: Any) -> Any:
     return data
 
 
-def show(*tables: Table | str) -> None:
+def show(*tables: Grid | str) -> None:
     """On a terminal cells are folded to fit, long ones first; elsewhere a row is a line, however long."""
     draw = _fitted if sys.stdout.isatty() else _lines
     for table in tables:
@@ -130,14 +130,14 @@ def show(*tables: Table | str) -> None:
         print(text, end="\n\n" if table is not tables[-1] else "\n")
 
 
-def _lines(table: Table) -> str:
+def _lines(table: Grid) -> str:
     rows = [[" ".join(str(cell).splitlines()) for cell in cells] for cells in (table.columns, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([table.title, *lines] if table.columns else [table.title])
 
 
-def _fitted(table: Table) -> str:
+def _fitted(table: Grid) -> str:
     import rich.box
     import rich.console
     import rich.table

@@ -25,7 +25,7 @@ WIDTH = 120  # columns, beyond which details are folded
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Explained:
     """One product: `times` counts the equal ones, and the steps of a scan around it."""
 
     op: str
@@ -57,7 +57,7 @@ class Explanation:
     """
 
     platform: str
-    rows: tuple[Row, ...]
+    rows: tuple[Explained, ...]
 
     def __str__(self) -> str:
         if not self.rows:
@@ -88,7 +88,7 @@ def _folded(text: str, first: str, others: str | None = None) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)
 
 
-def _details(row: Row, reasons: dict[tuple[str, str], int]) -> Iterator[str]:
+def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[str]:
     if row.window is not None:
         yield geometry(row.window)
     yield row.layout
@@ -142,7 +142,7 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
     if platform not in PLATFORMS:
         raise ValueError(f"explain: platform is {platform!r}, want one of {PLATFORMS} or None")
     jaxpr = jax.make_jaxpr(fun)(*args, **kwargs)
-    rows: dict[tuple, Row] = {}
+    rows: dict[tuple, Explained] = {}
     for eqn, layout, times in _products(jaxpr.jaxpr, 1):
         row = _row(eqn, layout, platform)
         key = (row.op, row.operands, row.result, *sorted(eqn.params.items(), key=lambda item: item[0]))
@@ -153,13 +153,13 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
     return Explanation(platform, tuple(rows.values()))
 
 
-def _row(eqn, layout: str, platform: str) -> Row:
+def _row(eqn, layout: str, platform: str) -> Explained:
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
     call = asked(form, open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
     measured = in_force.measured(call)
     choice = choose(call, form.family.implementations, eqn.params["implementation"], measured)
-    return Row(
+    return Explained(
         op=call.op,
         operands=tuple(map(_typed, form.operands(open), avals)),
         result=_typed(open, eqn.outvars[0].aval),

@@ -58,7 +58,7 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Trial:
     """One product: what is preferred where nothing was measured, what was measured, and what is taken now."""
 
     problem: str
@@ -93,13 +93,13 @@ class Row:
         return f"{self.winner.name}{against}{preferred}{f'; {tied} tie with it' if tied else ''}"
 
 
-def measure(call: Call, most: int, clock: timing.Clock) -> Row:
+def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     """The row of a call, of which at most so many configs of each kernel implementation are tried."""
     implementations = next(form for form, open in owner.values() if form.op(open) == call.op).family.implementations
     call = dataclasses.replace(call, splitter=Splitter.NOBODY)  # as a device's part is
     trials, refused = _trials(call, implementations, most)
     assert call.problem is not None
-    row = Row(call.problem, _chosen(call, implementations, ()), refused)
+    row = Trial(call.problem, _chosen(call, implementations, ()), refused)
     try:
         operands = random_operands.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
         truth = _truth(call, implementations[-1], operands)
@@ -124,7 +124,7 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Row:
     return _decided(row, _chosen(call, implementations, row.measurements))
 
 
-def _decided(row: Row, taken: str) -> Row:
+def _decided(row: Trial, taken: str) -> Trial:
     """The row with its winner, and with those that tie with it."""
     won = next(c.measurement for c in row.candidates if c.name == taken)
     assert won is not None

@@ -24,7 +24,7 @@ from jaxext._compat import without_stored_programs
 from jaxext.forms.call import Call
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tuning import timing
-from jaxext.tuning.trial import Row, measure
+from jaxext.tuning.trial import Trial, measure
 
 NOTHING = (
     "the function has no jaxext product, so nothing was measured: call jaxext's operations in it, such as jaxext.matmul, or tune it inside "
@@ -39,7 +39,7 @@ class Tuned:
     device: str
     timer: str
     table: pathlib.Path
-    rows: tuple[Row, ...]
+    rows: tuple[Trial, ...]
 
     def __fspath__(self) -> str:
         return os.fspath(self.table)
@@ -57,7 +57,7 @@ def tune(
     backward: bool = True,
     candidates: int = 8,
     table: str | os.PathLike | None = None,
-    progress: Callable[[Row, int, int], None] | None = None,
+    progress: Callable[[Trial, int, int], None] | None = None,
     **kwargs,
 ) -> Tuned:
     """Measure what could compute each jaxext product of `fun(*args, **kwargs)`, on this machine, and store it in a table.
@@ -73,7 +73,7 @@ def tune(
       candidates: how many configs of each implementation to measure, those expected to be fastest; all of xla's are.  There
         are no more than a table holds of a product, which is 256.
       table: the file; None is the default table, in the user's cache directory.
-      progress: called after each product with its `Row`, how many are done, and how many there are.
+      progress: called after each product with its `Trial`, how many are done, and how many there are.
 
     Returns:
       a `Tuned`: print it, read its `rows`, or give it to `use_table`.
@@ -112,9 +112,9 @@ def tune(
     if not calls:
         warnings.warn(f"tune: {NOTHING}", stacklevel=2)
     context, (clock, _) = in_force.context(environment.default_platform()), timing.timer()
-    rows: list[Row] = []
+    rows: list[Trial] = []
     for (problem, unanswered), call in calls.items():
-        row = Row(problem, skipped=unanswered) if unanswered else measure(call, candidates, clock)
+        row = Trial(problem, skipped=unanswered) if unanswered else measure(call, candidates, clock)
         if row.winner:
             table_file.write(path, context, {problem: row.measurements})
         if wrong := [str(c) for c in row.candidates if c.wrong]:

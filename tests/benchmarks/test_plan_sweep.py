@@ -13,7 +13,7 @@ from jaxext.benchmarks import plan_rows, plan_sweep, sweep_report
 from jaxext.benchmarks.draws import KINDS, LEAST_WORK, MOST_WORK, draw
 from jaxext.benchmarks.geometry import parse
 from jaxext.benchmarks.named import named
-from jaxext.benchmarks.plan_rows import Pair, Row, Side
+from jaxext.benchmarks.plan_rows import Pair, PlanRow, Side
 from jaxext.benchmarks.sweep_report import Report
 
 SPEC = "wgrad float32 x=2,9,8,4 w=3,3,2,8 stride=2,1 padding=1:1,0:2 groups=2"
@@ -185,7 +185,7 @@ def test_what_breaks_a_goal_is_told(monkeypatch, broken, ours):
     ],
 )
 def test_a_row_that_cannot_be_measured_breaks_the_goal_of_its_stage(failed, broken):
-    assert Row(geometry=SPEC, kind="grouped", work=1e6, failed=failed).broken == broken
+    assert PlanRow(geometry=SPEC, kind="grouped", work=1e6, failed=failed).broken == broken
 
 
 def test_what_is_broken_once_does_not_count_but_is_kept(monkeypatch):
@@ -213,14 +213,14 @@ def side(ms, bytes=1000, build=100.0):
 def made_up(ms, number=0, **ours):
     """A row that takes so long, and lax 1 ms."""
     geometry = dataclasses.replace(parse(SPEC), x=(2 + number, 9, 8, 4))
-    return Row(geometry=str(geometry), kind="grouped", work=1e6, algorithms=("dots",), first=Pair(lax=side(1.0), ours=side(ms, **ours)))
+    return PlanRow(geometry=str(geometry), kind="grouped", work=1e6, algorithms=("dots",), first=Pair(lax=side(1.0), ours=side(ms, **ours)))
 
 
 def test_a_report_is_what_was_written(tmp_path):
     rows = (
         made_up(1.0),
         dataclasses.replace(made_up(2.0, 1), difference=math.inf),
-        Row(geometry=SPEC, kind="", work=1.0, failed="lax: no"),
+        PlanRow(geometry=SPEC, kind="", work=1.0, failed="lax: no"),
     )
     report = Report({"device": "a CPU"}, "made up", rows)
     sweep_report.write(tmp_path / "of" / "it.json", report)
@@ -256,7 +256,7 @@ class Asked:
             return {"(lax)": side(1.0), "loop": side(2.0), "dots": side(1.1, bytes=2000), "blocks/1": "it fails"}
         if len(self.geometries) == 2:
             raise RuntimeError("jaxext: running: the process died with status -11")
-        return Row(geometry=str(geometry), kind=arguments[0], work=1e6, first=Pair(lax=side(1.0), ours=side(1.0)))
+        return PlanRow(geometry=str(geometry), kind=arguments[0], work=1e6, first=Pair(lax=side(1.0), ours=side(1.0)))
 
     def close(self):
         pass

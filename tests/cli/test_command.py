@@ -165,12 +165,12 @@ def test_json_has_no_numbers_that_json_has_not():
 def test_no_cell_is_lost(capsys, monkeypatch):
     """Nor taken for markup.  A terminal folds cells, elsewhere a row is a line."""
     cells = ("[red]x[/red]", ":warning:", "word " * 100)
-    terminal.show(terminal.Table("[title]", ("a", "b", "c"), [cells]))
+    terminal.show(terminal.Grid("[title]", ("a", "b", "c"), [cells]))
     title, head, row = capsys.readouterr().out.splitlines()
     assert title == "[title]" and head.split() == ["a", "b", "c"] and row.split() == " ".join(cells).split()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
-    terminal.show(terminal.Table("[title]", ("a", "b", "c"), [cells]))
+    terminal.show(terminal.Grid("[title]", ("a", "b", "c"), [cells]))
     assert capsys.readouterr().out.count("word") == 100
 
 
@@ -336,7 +336,7 @@ def stand_in_for_tune(monkeypatch):
     def tune(fun, *arrays, progress, **options):
         asked.append(([(x.shape, x.dtype.name) for x in arrays], options))
         wrong = trial.Candidate("triton", {}, error=(math.nan, math.nan), wrong=any(7 in x.shape for x in arrays))
-        row = trial.Row("conv", candidates=(wrong,))
+        row = trial.Trial("conv", candidates=(wrong,))
         progress(row, 1, 1)
         return jaxext.Tuned("a device", "a clock", pathlib.Path("t.json"), (row,))
 

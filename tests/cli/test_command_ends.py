@@ -47,7 +47,7 @@ def test_help_in_no_columns(name, capsys, monkeypatch):
 def test_tables_in_no_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    terminal.show(terminal.Table("title", ("a", "b"), [("word " * 20, 1)]))
+    terminal.show(terminal.Grid("title", ("a", "b"), [("word " * 20, 1)]))
     assert capsys.readouterr().out.count("word") == 20
 
 

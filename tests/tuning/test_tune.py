@@ -212,7 +212,7 @@ def matmul(a, b):
 
 @pytest.fixture
 def unmeasured(monkeypatch):
-    monkeypatch.setattr(tune_module, "measure", lambda call, most, clock: trial.Row(call.problem, skipped="not now"))
+    monkeypatch.setattr(tune_module, "measure", lambda call, most, clock: trial.Trial(call.problem, skipped="not now"))
 
 
 def test_one_row_for_equal_products(unmeasured, path):
