@@ -1,7 +1,4 @@
-"""A value of a `jax.make_user_context` for a while: for a block (`with`), or for every call of a function (a decorator).
-
-It must not know what the values mean.
-"""
+"""A value of a `jax.make_user_context` for a while: for a block (`with`), or for every call of a function (a decorator)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""For which GPU a program is compiled, where that is not the GPU of this machine: machines without one can read and export GPU programs.
-
-It must not know forms, operations or kernels.
-"""
+"""For which GPU a program is compiled, where that is not the GPU of this machine: machines without one can read and export GPU programs."""
 
 from __future__ import annotations
 

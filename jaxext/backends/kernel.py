@@ -1,7 +1,7 @@
 """What the implementations that launch kernels share: from a `Call` to a kernel's problem, and from its launch to the result.
 
 A kernel takes dense operands with exactly one axis per label.  It writes the result, or partial results along a further axis in front
-("splits"), which are added up here, always in the same order.  It must not know what the kernels are written in, nor public operations.
+("splits"), which are added up here, always in the same order.
 """
 
 from __future__ import annotations

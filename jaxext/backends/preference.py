@@ -2,7 +2,7 @@
 
 No GPU has been measured yet.  Until one is, a kernel is preferred only where XLA's own program wastes work by its structure: it multiplies
 the zeros of a dilated input, convolves with filters as large as the image, or copies every activation.  What XLA's program is can be read
-without a GPU (tests/backends/test_gpu_program_preferences.py).  It must not know any kernel, nor what one supports.
+without a GPU (tests/backends/test_gpu_program_preferences.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The function that a command is given, `module:function`, and its arguments as shapes and pytrees of them.
-
-It must not know any command.
-"""
+"""The function that a command is given, `module:function`, and its arguments as shapes and pytrees of them."""
 
 from __future__ import annotations
 

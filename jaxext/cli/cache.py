@@ -1,7 +1,4 @@
-"""The command `cache`: the tables of measurements that are kept, shown, cleared, and moved between machines.
-
-It must not know how anything is measured.
-"""
+"""The command `cache`: the tables of measurements that are kept, shown, cleared, and moved between machines."""
 
 from __future__ import annotations
 

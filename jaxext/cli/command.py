@@ -1,7 +1,7 @@
 """The command line, `python -m jaxext`: what is here, what would run, and the ways to measure, tune, keep tables and read kernels.
 
 A command is a function of its options that returns the exit status: 0 done, 1 it found something wrong or cannot do it here, 2 it was asked
-for what there is not, 130 interrupted.  Its docstring is its help.  It must not know how anything is measured, stored or compiled.
+for what there is not, 130 interrupted.  Its docstring is its help.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is here, as data, for the command `info`: devices, what each implementation says, the table that is in force, and the build.
 
-Implementations are asked as programs ask them.  It must not know how any of them decides.
+Implementations are asked as programs ask them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How a command tells what it found: as tables, or as one JSON document; and what it raises where it cannot.
-
-It must not know any command.
-"""
+"""How a command tells what it found: as tables, or as one JSON document; and what it raises where it cannot."""
 
 from __future__ import annotations
 

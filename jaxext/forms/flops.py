@@ -2,8 +2,7 @@
 
     operations = 2 · Π (sizes of the labels but the window's) · Π (pairs of an output and a tap that meet an input, for each spatial axis)
 
-Rules are registered once the user has imported it: we do not, since that takes long and on some versions needs absl.  It must not know any
-particular operation.
+Rules are registered once the user has imported it: we do not, since that takes long and on some versions needs absl.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Along one axis, with x̃ the input after dilation and padding,
     x̃[input_dilation·i + low] = x[i],  x̃ = 0 elsewhere.
 
 Negative padding crops.  A `Window` holds the sizes of the input, the filter and (derived) the output, so the same object serves fprop,
-dgrad and wgrad and does not change under transposition.  Pure Python: it must not know JAX.
+dgrad and wgrad and does not change under transposition.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The devices along named axes, taken as one: how many there are, if they can be counted.
-
-It must not know what they compute.
-"""
+"""The devices along named axes, taken as one: how many there are, if they can be counted."""
 
 from __future__ import annotations
 

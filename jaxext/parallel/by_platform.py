@@ -5,7 +5,7 @@ out of its body, and then a GPU has to wait for it in every step.  Derivatives o
 Here no value says which function was chosen, derivatives keep the operands alone, and the function that is not for CPUs is traced only
 where it is lowered.
 
-Each rule transforms both functions alike.  It must not know what they compute.
+Each rule transforms both functions alike.
 """
 
 from __future__ import annotations

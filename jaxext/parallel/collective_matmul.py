@@ -17,8 +17,6 @@ derivatives overlap as well.
 CPU devices do not send while they multiply, so there one product and a plain collective are faster.  The platform is known when a program
 is lowered: `parallel/by_platform` holds both until then, and the derivatives of both.  The one rule that is written here is the derivative
 of the gathering: what is kept for the gradient of `rhs` is the gathered rows, whoever gathered them.
-
-It must not know how products are computed.
 """
 
 from __future__ import annotations

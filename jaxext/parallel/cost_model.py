@@ -12,8 +12,6 @@ A spatial axis counts as one label, that of the input, in the input and in the o
 device each of n devices in a ring sends
 
     all-gather  (n-1)/n·b      reduce-scatter  (n-1)·b      all-reduce, a reduce-scatter and an all-gather of its result,  2(n-1)/n·b
-
-It must not know meshes, links or clocks.
 """
 
 from __future__ import annotations

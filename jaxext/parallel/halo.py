@@ -5,8 +5,7 @@ Along one axis, part i of n convolves its own rows and a halo,
     y_i = conv([last rows of x_{i-1}, x_i, first rows of x_{i+1}], w),
 
 and `parallel/shards` says how many rows those are.  What surrounds the image is zero, as is what `ppermute` hands to the first and the last
-part, who have one neighbour.  All that is linear and has JAX's rules, so every derivative is a convolution with an exchange too. It must
-not know how products are computed.
+part, who have one neighbour.  All that is linear and has JAX's rules, so every derivative is a convolution with an exchange too.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ y[i·q], ..., y[(i+1)·q - 1].  They read the dilated and padded input x̃ (`for
     reach = stride·(q - 1) + (filter - 1)·filter_dilation + 1,
 
 and row j of the input stands at input_dilation·j + low in x̃.  The rows that part i reads but does not hold are its halo.
-Pure Python: it must not know JAX.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ A check says what a transformed function should give, in terms of the function i
 
 The truth is `want` of the reference, on one device, in float64.  Shapes and dtypes are those that the reference has in the arguments' own
 dtypes.  A check whose prerequisites did not pass is skipped, for its verdict would say nothing about its own rule.
-
-It must not know any particular check.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The checks of derivatives: both modes, in every order, of examples and through programs.
-
-It must not know meshes.
-"""
+"""The checks of derivatives: both modes, in every order, of examples and through programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The checks of the function in programs: eager, compiled, traced again, donated to, in control flow, exported.
-
-It must not know derivatives, vmap or meshes.
-"""
+"""The checks of the function in programs: eager, compiled, traced again, donated to, in control flow, exported."""
 
 from __future__ import annotations
 

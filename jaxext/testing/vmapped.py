@@ -1,7 +1,4 @@
-"""The checks of vmap; its meaning is lax.map, one example after the other.
-
-It must not know derivatives or meshes.
-"""
+"""The checks of vmap; its meaning is lax.map, one example after the other."""
 
 from __future__ import annotations
 

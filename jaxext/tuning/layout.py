@@ -2,7 +2,7 @@
 
 A form has one order of axes; around it stand the transposes that the call needed, and the reshapes that split channels into groups.  They
 are read backwards from the operands and forwards from the result, as far as they go.  Axes get the letters of `lax`'s dimension numbers:
-NHWC, HWIO; an axis that a `vmap` added has its label's letter once more.  It must not know any particular operation.
+NHWC, HWIO; an axis that a `vmap` added has its label's letter once more.
 """
 
 from __future__ import annotations

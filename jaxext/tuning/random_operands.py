@@ -1,7 +1,4 @@
-"""What programs that are compared are given: random operands, and memory in which nothing right is left.
-
-It must not know any operation, nor what is measured.
-"""
+"""What programs that are compared are given: random operands, and memory in which nothing right is left."""
 
 from __future__ import annotations
 

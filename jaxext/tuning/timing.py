@@ -4,7 +4,7 @@ A `Program` is a function compiled for its arguments; a `Clock` makes of it a sa
 of the program.  On a GPU that is what CUPTI reports of the program's kernels, those included that XLA put around the product, with nothing
 of the operands left in the L2 cache (a user's next layer rarely finds them there) or, if asked, warm.  Copies and memsets that are no
 kernels take no time there: only the wall time of a `Chain` has them.  Elsewhere it is wall time.  Samples of programs that are compared are
-taken in turn, so that a machine that slows down slows all.  It must not know any operation, or what measurements are for.
+taken in turn, so that a machine that slows down slows all.
 """
 
 from __future__ import annotations

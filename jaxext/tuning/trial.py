@@ -1,7 +1,7 @@
 """What could compute one call: each candidate is compiled, compared with the truth, and timed in turn with the others.
 
 Truth is the same product in float64, of the same random operands.  What is wrong, or fails, is left out with the reason and never timed, so
-it cannot win.  It must not know any particular operation, how calls are found, or where tables are kept.
+it cannot win.
 """
 
 from __future__ import annotations

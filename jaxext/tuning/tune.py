@@ -3,7 +3,7 @@
 The function is lowered, and its gradient, and each `Call` that is looked up on the way is collected.  For each, with random operands of its
 shapes, every candidate of every implementation is compiled, compared with the same product in float64, and timed in turn with the others.
 What is wrong is told loudly and never stored, so no table can prefer it.  Only programs that were made here are timed: never a user's, and
-nothing at a first call.  It must not know any particular operation.
+nothing at a first call.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Triton decides when it is imported: TRITON_INTERPRET=1 must be in the environment by then.  The interpreter is one per process and slow
 (milliseconds per operation on a tile).  Its `tl.dot` multiplies the bits of bfloat16 and its casts do not round to nearest: here both are
-mended, with the dtypes of ml_dtypes.  It knows fewer precisions than GPUs have: here all of them multiply exactly.  It must not know
-primitives.
+mended, with the dtypes of ml_dtypes.  It knows fewer precisions than GPUs have: here all of them multiply exactly.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A `Call` becomes a kernel's `Problem`, one of its `candidates` the `Config`, its `launch` the call.  jax-triton and Triton are optional and
 are imported by the first program that is lowered for CUDA.  Where TRITON_INTERPRET=1 was set before Triton was imported, which is Triton's
-own switch, the kernels run on CPUs in Triton's interpreter, if they are named.  It must not know forms or public operations.
+own switch, the kernels run on CPUs in Triton's interpreter, if they are named.
 """
 
 from __future__ import annotations

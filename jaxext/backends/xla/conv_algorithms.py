@@ -3,8 +3,7 @@
     y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + filter_dilation·r,g,c] · w[b,g,k,r,c]
 
 dgrad is the same form with y as the input and the filter reversed (`Window.transposed`), so there are two roles here: fprop and wgrad.
-`plan` names the algorithm, `algorithms` also the others that a table may name.  They see labels, sizes and the window, never a clock.  This
-file must not know primitives, sharding or derivatives.
+`plan` names the algorithm, `algorithms` also the others that a table may name.  They see labels, sizes and the window, never a clock.
 """
 
 from __future__ import annotations

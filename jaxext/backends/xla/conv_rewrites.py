@@ -5,8 +5,7 @@ Each computes, for arrays with one axis per label,
     y[b,n,p,g,k] = Σ_{r,c} view_r(x)[b,n,p,g,c] · w[b,g,k,r,c]        view_r(x)[p] = x̃[stride·p + filter_dilation·r]
 
 or the same form with w open.  `view` is the input as filter tap r sees it, and holds all the geometry, so every rewrite is right for every
-window.  Sums are taken in `acc`; the caller rounds them.  A rewrite must not know when it is worth while: `conv_algorithms.plan` decides
-that.
+window.  Sums are taken in `acc`; the caller rounds them.
 
 Two facts of XLA's CPU backend shape them:
 
