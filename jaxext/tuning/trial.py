@@ -140,18 +140,20 @@ def _measurements(candidates: Sequence[Candidate]) -> list[Measurement]:
     return [c.measurement for c in candidates if c.measurement is not None]
 
 
-def _trials(call: Call, implementations: Sequence[Implementation], most: int):
+def _trials(call: Call, implementations: Sequence[Implementation], most: int) -> tuple[list[tuple[Plan, Any]], dict[str, str]]:
     """What is to be tried, xla's first, and why the other implementations are not."""
     *others, xla = implementations
-    plan, refused = _planned(xla, call), {}
-    trials = [(plan, config) for config in plan.configs]
+    plan = _planned(xla, call)
+    trials, refused = [(plan, config) for config in plan.configs], {}
     most = min(most, (MAX_CANDIDATES - len(trials)) // max(len(others), 1))  # a row of a table holds no more
     for other in others:
-        plan = other.plan(call)
-        if reason := plan if isinstance(plan, str) else plan.only_if_named:
-            refused[other.name] = reason
+        found = other.plan(call)
+        if isinstance(found, str):
+            refused[other.name] = found
+        elif found.only_if_named:
+            refused[other.name] = found.only_if_named
         else:
-            trials += [(plan, config) for config in plan.configs[:most]]
+            trials += [(found, config) for config in found.configs[:most]]
     return trials, refused
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ def conv(
     a, window = cropped(a, window)
     common, acc = _dtypes(a.dtype, b.dtype, dtype)
     a, b = a.astype(common), b.astype(common)
-    where = dict(splitter=splitter, platform=platform)
+    where: Any = dict(splitter=splitter, platform=platform)
     name = algorithm or plan(open, _sizes(open, a, b), window, dtype=common, **where)
     if name == "lax" and w is not None and w.shape[:2] == (1, 1):
         return lax_conv("x", a, w.astype(common), window, dtype=np.dtype(dtype), precision=precision).astype(dtype)
