@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import jaxext
+from jaxext.cli.arguments import module
 from jaxext.cli.terminal import UsageError, count, make_folders, says_json, tell
 from jaxext.tables import environment
 from jaxext.tuning import timing
@@ -40,6 +41,8 @@ STUCK_S = 120  # a row on a GPU that takes longer waits for a kernel that hangs,
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The options by which `cases` chooses."""
     which = parser.add_argument_group("which cases of the suite")
+    declares = "imported first: the forms that it declares (jaxext.extend) are in the suite, each tagged with its name"
+    which.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=declares)
     which.add_argument("--tags", nargs="+", action="extend", default=[], metavar="TAG", help="problems with one of these tags")
     which.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="cases with this, or one of these, in their name")
     which.add_argument("--roles", nargs="+", action="extend", default=[], choices=ROLES, metavar="ROLE", help=f"of {', '.join(ROLES)}")
@@ -116,6 +119,8 @@ def _stored(path: str, option: str) -> report.Report:
 
 def cases(options: argparse.Namespace) -> list[Case]:
     """Those that the options ask for, the most wanted first."""
+    for name in options.modules:
+        module(name)
     gpu = jax.default_backend() == "gpu"
     try:
         found = problems.select(options.tags)

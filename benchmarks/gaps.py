@@ -76,7 +76,7 @@ def _below_the_roofline(row: Row) -> list[Gap]:
 
 def again(gap: Gap, report: Report) -> Case:
     """The case that a gap is of."""
-    options = argparse.Namespace(tags=[], only=[gap.row.name], roles=[gap.row.role], dtype=[gap.row.numbers])
+    options = argparse.Namespace(modules=[], tags=[], only=[gap.row.name], roles=[gap.row.role], dtype=[gap.row.numbers])
     vars(options).update(quick=report.trial, reduced=report.reduced, full=not report.reduced)
     found = [case for case in bench.cases(options) if case.name == gap.row.name]
     if not found:

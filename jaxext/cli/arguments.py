@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -104,21 +105,13 @@ def arch(text: str) -> str:
 
 def function(name: str, arguments: Iterable) -> Callable:
     """What `module:function` names, which must take these arguments."""
-    module, _, attributes = name.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), *attributes.split(".")]):
+    where, _, attributes = name.partition(":")
+    if not all(part.isidentifier() for part in [*where.split("."), *attributes.split(".")]):
         raise UsageError(f"{name!r} is no module:function, want such as examples.digits:loss")
-    here = _working_directory()
-    if here and not sys.flags.safe_path and not {"", here} & {*sys.path}:
-        sys.path.insert(0, here)
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not error.name or not f"{module}.".startswith(f"{error.name}."):
-            raise  # it is there, and imports what is not
-        raise UsageError(f"no module {error.name!r}, {_where(here)}") from None
+    found: Any = module(where)
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
-            raise UsageError(f"{module} has no {attributes!r}")
+            raise UsageError(f"{where} has no {attributes!r}")
         found = getattr(found, attribute)
     if not callable(found):
         raise UsageError(f"{name} is of type {type(found).__name__}, want a function")
@@ -127,6 +120,19 @@ def function(name: str, arguments: Iterable) -> Callable:
     except TypeError as error:
         raise UsageError(f"{name}: {error}; give a SHAPE for each argument") from None
     return found
+
+
+def module(name: str) -> ModuleType:
+    """A module that is installed, or lies in the working directory."""
+    here = _working_directory()
+    if here and not sys.flags.safe_path and not {"", here} & {*sys.path}:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and imports what is not
+        raise UsageError(f"no module {error.name!r}, {_where(here)}") from None
 
 
 def _working_directory() -> str | None:

@@ -121,6 +121,8 @@ class Form:
 
 def define(form: Form) -> Form:
     """Make the form's three primitives and register every rule that JAX will call."""
+    for name, companion in form.companions.items():
+        assert {form.shared(*form.slots)} <= {*companion.labels} <= {*form.free}, f"{form.name}: {name} has the labels {companion.labels}"
     for open in form.roles:
         primitive = _compat.product_primitive(
             form.op(open),

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxext
 from jaxext import checkpoint_policies, extend, testing
 from jaxext.benchmarks import bench, cells, report
+from jaxext.cli import command
 from jaxext.parallel import cost
 from jaxext.tuning import timing
 
@@ -93,6 +94,18 @@ def test_cost_names_and_export(door):
     with jaxext.use_implementation("gather"):
         assert jaxext.explain(door[0], X, W).rows[0].why == "named"
     assert any("one_door_gather" in str(check) for check in jaxext.export_disabled_checks())
+
+
+def test_bench_of_a_users_module(tmp_path, monkeypatch, capsys):
+    (tmp_path / "one_door_module.py").write_text(
+        "from jaxext import extend\nextend.define('one_door_import', x='B N K', w='B K M', y='B N M')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command.main(["bench", "--import", "one_door_module", "--tags", "one_door_import", "--list"]) == 0
+    assert len(capsys.readouterr().out.split("one_door_import")) == 1 + 3
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["bench", "--import", "one_door_nowhere", "--list"])
 
 
 def test_bench(door):
