@@ -30,6 +30,7 @@ from bilinear import (
     dot,
     integers,
     same,
+    slow,
     truth,
 )
 from collectives import collectives
@@ -37,8 +38,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def in_turn(*problems):

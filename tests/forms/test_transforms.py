@@ -23,6 +23,7 @@ from bilinear import (
     ROLES,
     Problem,
     same,
+    slow,
     truth,
 )
 
@@ -31,7 +32,6 @@ import jaxext
 each_role = pytest.mark.parametrize("role", ROLES)
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 few_problems = pytest.mark.parametrize("problem", FEW, ids=str)
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def loss(problem: Problem, ops, x, w):

@@ -7,7 +7,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bilinear import CAUSAL, CONV2D, DOT, DOT_BATCHED, GROUPED, LAX, NHWC, OURS, TRANSPOSED, Problem, conv, integers
+from bilinear import CAUSAL, CONV2D, DOT, DOT_BATCHED, GROUPED, LAX, NHWC, OURS, TRANSPOSED, Problem, conv, integers, slow
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -29,8 +29,6 @@ def grouped(strides, groups):
     return functools.partial(conv(strides, "SAME", NHWC, feature_group_count=groups), OURS)
 
 
-# Of these kinds the other tests check each transformation alone.
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 # Smaller than bilinear's: XLA's grouped convolutions are slow on CPUs.
 FEW_GROUPS = Problem("grouped", (4, 3, 2, 8), (2, 2, 2, 8), GROUPED.axes, conv((2, 1), "SAME", NHWC, feature_group_count=4))
 
