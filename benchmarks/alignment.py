@@ -45,8 +45,8 @@ def widest(problem, launch) -> list[int]:
     elif launch.kernel.__name__.startswith("depthwise"):
         rows = {"x": problem.G, "w": math.prod(problem.filter), "y": problem.G * problem.K}
     else:
-        taps = math.prod(problem.filter) if config.PACKED and problem.role != "dgrad" else 1  # in one row of a tile
-        rows = {"x": problem.C * config.GROUPS, "w": taps * problem.C, "y": problem.K * config.GROUPS}
+        taps = math.prod(problem.filter) if config.packed and problem.role != "dgrad" else 1  # in one row of a tile
+        rows = {"x": problem.C * config.groups, "w": taps * problem.C, "y": problem.K * config.groups}
     (result,) = rows.keys() - {*launch.operands}
     starts = (rows[slot] * BITS[dtype] // 8 for slot, dtype in zip((*launch.operands, result), dtypes_of(problem, launch), strict=True))
     first, second, stored = (math.gcd(16, start) for start in starts)

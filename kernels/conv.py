@@ -42,14 +42,14 @@ Problem = ConvProblem
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A program computes BLOCK_M rows by BLOCK_N columns, BLOCK_K of the contraction at a time."""
+    """A program computes tile_m rows by tile_n columns, tile_k of the contraction at a time."""
 
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    GROUPS: int = 1  # neighbouring groups in one tile, a divisor of G
-    PACKED: bool = False  # whether a tile spans taps
-    SPLITS: int = 1  # shares of the contraction, which go to programs of their own
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    groups: int = 1  # neighbouring groups in one tile, a divisor of G
+    packed: bool = False  # whether a tile spans taps
+    splits: int = 1  # shares of the contraction, which go to programs of their own
     num_warps: int = 4
     num_stages: int = 3
 
@@ -144,7 +144,7 @@ def _pixel(n, d, h, w, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CHANNE
 @triton.jit
 def _filter(k, tap, c, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TAPS: tl.constexpr):
     """Offset in w of output channel k and input channel c, both counted from the tile's first group, and whether they share a group."""
-    if CONFIG.GROUPS == 1:
+    if CONFIG.groups == 1:
         return (k * TAPS + tap) * PROBLEM.C + c, tl.full([1, 1], 1, tl.int1)
     else:
         return (k * TAPS + tap) * PROBLEM.C + c % PROBLEM.C, k // PROBLEM.K == c // PROBLEM.C
@@ -183,12 +183,12 @@ def conv_gather(
     D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """fprop: x and w into y.  dgrad: y and w into x.  Rows are the targets of one phase."""
-    BLOCK_M: tl.constexpr = CONFIG.BLOCK_M
-    BLOCK_N: tl.constexpr = CONFIG.BLOCK_N
-    BLOCK_K: tl.constexpr = CONFIG.BLOCK_K
+    BLOCK_M: tl.constexpr = CONFIG.tile_m
+    BLOCK_N: tl.constexpr = CONFIG.tile_n
+    BLOCK_K: tl.constexpr = CONFIG.tile_k
     FPROP: tl.constexpr = PROBLEM.role == "fprop"
-    C: tl.constexpr = PROBLEM.C * CONFIG.GROUPS
-    K: tl.constexpr = PROBLEM.K * CONFIG.GROUPS
+    C: tl.constexpr = PROBLEM.C * CONFIG.groups
+    K: tl.constexpr = PROBLEM.K * CONFIG.groups
     CONTRACTED: tl.constexpr = C if FPROP else K
     COLUMNS: tl.constexpr = K if FPROP else C
     SOURCE_CHANNELS: tl.constexpr = PROBLEM.G * (PROBLEM.C if FPROP else PROBLEM.K)
@@ -216,17 +216,17 @@ def conv_gather(
     column = column_block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     column_exists = _below(column, COLUMNS, BLOCK_N)
 
-    steps = tl.cdiv(taps * CONTRACTED, BLOCK_K) if CONFIG.PACKED else taps * ((CONTRACTED + BLOCK_K - 1) // BLOCK_K)
-    share = tl.cdiv(steps, CONFIG.SPLITS)
+    steps = tl.cdiv(taps * CONTRACTED, BLOCK_K) if CONFIG.packed else taps * ((CONTRACTED + BLOCK_K - 1) // BLOCK_K)
+    share = tl.cdiv(steps, CONFIG.splits)
     accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if PROBLEM.dtypes[0] == "i8" else tl.float32)
     for step in range(split * share, tl.minimum(steps, (split + 1) * share)):
-        tap, channel, lane_exists = _lanes(step, tl.arange(0, BLOCK_K)[None, :], taps, CONTRACTED, BLOCK_K, CONFIG.PACKED)
+        tap, channel, lane_exists = _lanes(step, tl.arange(0, BLOCK_K)[None, :], taps, CONTRACTED, BLOCK_K, CONFIG.packed)
         ud, uh, uw = _split3(tap, taps_h, taps_w)
         dd, dh, dw = D.tap_stride * ud, H.tap_stride * uh, W.tap_stride * uw
         exists = row_exists & lane_exists & _exists(sd + dd, D) & _exists(sh + dh, H) & _exists(sw + dw, W)
         delta = _pixel(0, dd, dh, dw, D.S, H.S, W.S, SOURCE_CHANNELS, SOURCES)
         source = tl.load(source_ptr + (pixel + (delta + channel)), mask=exists, other=0.0)
-        tap, channel, lane_exists = _lanes(step, tl.arange(0, BLOCK_K)[:, None], taps, CONTRACTED, BLOCK_K, CONFIG.PACKED)
+        tap, channel, lane_exists = _lanes(step, tl.arange(0, BLOCK_K)[:, None], taps, CONTRACTED, BLOCK_K, CONFIG.packed)
         ud, uh, uw = _split3(tap, taps_h, taps_w)
         r = ((rd + D.step * ud) * H.R + rh + H.step * uh) * W.R + rw + W.step * uw
         k, c = (column, channel) if FPROP else (channel, column)
@@ -244,11 +244,11 @@ def conv_wgrad(
     D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """y and x into w.  Rows are output channels, columns (tap, input channel)."""
-    BLOCK_M: tl.constexpr = CONFIG.BLOCK_M
-    BLOCK_N: tl.constexpr = CONFIG.BLOCK_N
-    BLOCK_K: tl.constexpr = CONFIG.BLOCK_K
-    C: tl.constexpr = PROBLEM.C * CONFIG.GROUPS
-    K: tl.constexpr = PROBLEM.K * CONFIG.GROUPS
+    BLOCK_M: tl.constexpr = CONFIG.tile_m
+    BLOCK_N: tl.constexpr = CONFIG.tile_n
+    BLOCK_K: tl.constexpr = CONFIG.tile_k
+    C: tl.constexpr = PROBLEM.C * CONFIG.groups
+    K: tl.constexpr = PROBLEM.K * CONFIG.groups
     SOURCES: tl.constexpr = PROBLEM.N * D.S * H.S * W.S * PROBLEM.G * PROBLEM.C
     TARGETS: tl.constexpr = PROBLEM.N * D.T * H.T * W.T * PROBLEM.G * PROBLEM.K
     POSITIONS: tl.constexpr = PROBLEM.N * D.targets * H.targets * W.targets  # that one tap meets
@@ -261,7 +261,7 @@ def conv_wgrad(
 
     k = row_block * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     k_exists = _below(k, K, BLOCK_M)
-    tap, c, column_exists = _lanes(column_block, tl.arange(0, BLOCK_N)[None, :], TAPS, C, BLOCK_N, CONFIG.PACKED)
+    tap, c, column_exists = _lanes(column_block, tl.arange(0, BLOCK_N)[None, :], TAPS, C, BLOCK_N, CONFIG.packed)
 
     # The targets t = first + period·j that meet the tap, and the source of the first; packed columns have all their targets in common.
     rd, rh, rw = _split3(tap, H.R, W.R)
@@ -274,7 +274,7 @@ def conv_wgrad(
     met = ((td < D.T) & (th < H.T) & (tw < W.T)).to(tl.int32)
 
     steps = met * ((POSITIONS + BLOCK_K - 1) // BLOCK_K)
-    share = tl.cdiv(steps, CONFIG.SPLITS)
+    share = tl.cdiv(steps, CONFIG.splits)
     accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if PROBLEM.dtypes[0] == "i8" else tl.float32)
     for step in range(split * share, tl.minimum(steps, (split + 1) * share)):
         n, d, h, w, exists = _targets(step * BLOCK_K + tl.arange(0, BLOCK_K)[None, :], td, th, tw, PROBLEM.N, BLOCK_K, D, H, W)
@@ -295,7 +295,7 @@ def conv_wgrad(
 
 HALF, EIGHT = {"bf16", "fp16"}, {"fp8e4nv", "fp8e5"}
 
-# BLOCK_M, BLOCK_N, bytes of BLOCK_K, warps, stages.  Large tiles re-read least, small ones are many and waste little.
+# tile_m, tile_n, bytes of tile_k, warps, stages.  Large tiles re-read least, small ones are many and waste little.
 SHAPES = (
     (128, 256, 128, 8, 3),
     (128, 128, 128, 8, 3),
@@ -331,7 +331,7 @@ def supports(problem: Problem) -> str | None:
         return f"a spatial axis that reaches to {largest}, it takes less than {MOST_POSITIONS}"
     if (elements := problem.G * problem.K * problem.C * math.prod(axis.R for axis in axes)) >= MOST_POSITIONS:
         return f"a filter of {elements} elements, it takes fewer than {MOST_POSITIONS}"
-    most = math.prod(_tiles(problem, Config(BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)))
+    most = math.prod(_tiles(problem, Config(tile_m=16, tile_n=16, tile_k=16)))
     if most > MOST_PROGRAMS and not candidates(problem):
         return f"{most} small tiles, and no larger ones that suit it are {MOST_PROGRAMS} or fewer"
     return None
@@ -367,30 +367,30 @@ def launch(problem: Problem, config: Config) -> Launch:
         constants={"PROBLEM": problem, "CONFIG": config, "TILES": _tiles(problem, config), "D": d, "H": h, "W": w},
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        splits=config.SPLITS,
+        splits=config.splits,
     )
 
 
 def _refusal(problem: Problem, config: Config) -> str | None:
     """Why the config does not fit the problem."""
-    if any(block < 16 or block & (block - 1) for block in (config.BLOCK_M, config.BLOCK_N, config.BLOCK_K)):
+    if any(block < 16 or block & (block - 1) for block in (config.tile_m, config.tile_n, config.tile_k)):
         return f"{config} has a block that is no power of two of at least 16"
-    if (least := _least_k(problem)) > config.BLOCK_K:
-        return f"{config} has BLOCK_K {config.BLOCK_K}, tensor cores take at least {least} numbers of {_bits(problem)} bits"
-    if problem.G % config.GROUPS:
-        return f"{config} has {config.GROUPS} groups to a tile, which do not divide {problem.G}"
-    if config.PACKED and problem.role == "wgrad" and any(axis.d > 1 for axis in problem.axes):
+    if (least := _least_k(problem)) > config.tile_k:
+        return f"{config} has tile_k {config.tile_k}, tensor cores take at least {least} numbers of {_bits(problem)} bits"
+    if problem.G % config.groups:
+        return f"{config} has {config.groups} groups to a tile, which do not divide {problem.G}"
+    if config.packed and problem.role == "wgrad" and any(axis.d > 1 for axis in problem.axes):
         return f"{config} is packed, but an input dilation gives each tap its own targets"
     few = _bits(problem) < 32 or problem.precision == "tf32"
-    if (sums := config.BLOCK_M * config.BLOCK_N // (32 * config.num_warps)) > (limit := 128 if few else 64):
+    if (sums := config.tile_m * config.tile_n // (32 * config.num_warps)) > (limit := 128 if few else 64):
         return f"{config} has {sums} sums to a thread, registers hold {limit} beside the factors"
-    if "i8" in problem.dtypes and (n := cdiv(_extent(problem, config)[2], config.SPLITS) * config.BLOCK_K) >= MOST_INTEGER_PRODUCTS:
+    if "i8" in problem.dtypes and (n := cdiv(_extent(problem, config)[2], config.splits) * config.tile_k) >= MOST_INTEGER_PRODUCTS:
         return f"{config} adds up {n} products of int8, tensor cores may saturate with {MOST_INTEGER_PRODUCTS}: it wants more splits"
     if (programs := math.prod(_tiles(problem, config))) > MOST_PROGRAMS:
         return f"{config} has {programs} programs, a grid has at most {MOST_PROGRAMS}"
-    stage = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * _bits(problem) // 8
+    stage = (config.tile_m + config.tile_n) * config.tile_k * _bits(problem) // 8
     parts = problem.precision if _products(problem) > 1 else ""
-    tensor = tensor_memory(problem.arch, config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, parts)
+    tensor = tensor_memory(problem.arch, config.tile_m, config.tile_n, config.tile_k, parts)
     if lacking := lacking_memory(problem.arch, shared=stage * config.num_stages, tensor=tensor):
         return f"{config} {lacking}"
     return None
@@ -402,9 +402,9 @@ def _fills(problem: Problem, config: Config) -> bool:
     Nor are columns cut into narrow blocks beside many rows: each block of columns reads all the sources again.
     """
     rows, columns, _ = _extent(problem, config)
-    m, n = config.BLOCK_M, config.BLOCK_N
-    halved_rows = _extent(problem, dataclasses.replace(config, BLOCK_M=m // 2))[0]
-    halved_columns = _extent(problem, dataclasses.replace(config, BLOCK_N=n // 2))[1]
+    m, n = config.tile_m, config.tile_n
+    halved_rows = _extent(problem, dataclasses.replace(config, tile_m=m // 2))[0]
+    halved_columns = _extent(problem, dataclasses.replace(config, tile_n=n // 2))[1]
     narrow = problem.role != "wgrad" and m > n < 64 and columns > 1
     return (m == 16 or halved_rows > rows) and (n == 16 or halved_columns > columns) and not narrow
 
@@ -431,21 +431,21 @@ def _blocks(taps: int, channels: int, block: int, packed: bool) -> int:
 
 def _extent(problem: Problem, config: Config) -> tuple[int, int, int]:
     """Blocks of rows, of columns and of the contraction, of the phase that has most."""
-    c, k = problem.C * config.GROUPS, problem.K * config.GROUPS
+    c, k = problem.C * config.groups, problem.K * config.groups
     positions = problem.N * math.prod(axis.targets for axis in problem.axes)
     if problem.role == "wgrad":
         taps = math.prod(axis.R for axis in problem.axes)
-        return cdiv(k, config.BLOCK_M), _blocks(taps, c, config.BLOCK_N, config.PACKED), cdiv(positions, config.BLOCK_K)
+        return cdiv(k, config.tile_m), _blocks(taps, c, config.tile_n, config.packed), cdiv(positions, config.tile_k)
     taps = math.prod(cdiv(axis.R, axis.step) for axis in problem.axes)
     contracted, columns = (c, k) if problem.role == "fprop" else (k, c)
-    return cdiv(positions, config.BLOCK_M), cdiv(columns, config.BLOCK_N), _blocks(taps, contracted, config.BLOCK_K, config.PACKED)
+    return cdiv(positions, config.tile_m), cdiv(columns, config.tile_n), _blocks(taps, contracted, config.tile_k, config.packed)
 
 
 def _tiles(problem: Problem, config: Config) -> tuple[int, int, int, int, int, int]:
     """How many blocks of columns and of groups, phases, blocks of rows, shares and batch elements there are."""
     rows, columns, _ = _extent(problem, config)
     phases = 1 if problem.role == "wgrad" else math.prod(axis.phases for axis in problem.axes)
-    return columns, problem.G // config.GROUPS, phases, rows, config.SPLITS, problem.B
+    return columns, problem.G // config.groups, phases, rows, config.splits, problem.B
 
 
 def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config:
@@ -468,16 +468,16 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
         warps *= 2
     while k > least and max(m, n) * k > 16 * (32 * warps * vector):
         k //= 2
-    config = Config(BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, num_warps=warps, num_stages=stages)
+    config = Config(tile_m=m, tile_n=n, tile_k=k, num_warps=warps, num_stages=stages)
     room = min(m, n, 64) // max(problem.C, problem.K, 1)
-    config = dataclasses.replace(config, GROUPS=max((g for g in range(1, room + 1) if problem.G % g == 0), default=1))
-    packed = dataclasses.replace(config, PACKED=True)
+    config = dataclasses.replace(config, groups=max((g for g in range(1, room + 1) if problem.G % g == 0), default=1))
+    packed = dataclasses.replace(config, packed=True)
     if _refusal(problem, packed) is None and 4 * math.prod(_extent(problem, packed)) <= 3 * math.prod(_extent(problem, config)):
         config = packed
     steps, programs = _extent(problem, config)[2], math.prod(_tiles(problem, config))
     shares = min(steps // 8, 2 * multiprocessors(problem.arch) // max(programs, 1))
-    least = cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.BLOCK_K) if "i8" in problem.dtypes else 1
-    splits = (dataclasses.replace(config, SPLITS=n) for n in (max(1, least), max(1, least, shares)))
+    least = cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.tile_k) if "i8" in problem.dtypes else 1
+    splits = (dataclasses.replace(config, splits=n) for n in (max(1, least), max(1, least, shares)))
     return min(splits, key=functools.partial(_cost, problem))
 
 
@@ -493,10 +493,10 @@ def _cost(problem: Problem, config: Config) -> float:
     rate = (2048 if problem.arch in (90, 100, 103) else 1024) * 16 / bits
     if bits == 32:
         rate = {"tf32": rate, "tf32x3": rate / 3, "bf16x3": 2 * rate / 3, "bf16x6": rate / 3, "ieee": 128}[problem.precision]
-    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
+    m, n, k = config.tile_m, config.tile_n, config.tile_k
     step = max(m * n * k / rate, (m + n) * k * bits / 8 / 64) + 50
-    steps = cdiv(_extent(problem, config)[2], config.SPLITS)
+    steps = cdiv(_extent(problem, config)[2], config.splits)
     tiles, processors = math.prod(_tiles(problem, config)), multiprocessors(problem.arch)
     fill = 1500 / max(1, min(SHARED_MEMORY[problem.arch] // ((m + n) * k * bits // 8 * config.num_stages), 48 // config.num_warps))
-    partial = 2 * tiles * m * n * 4 / 16 / processors if config.SPLITS > 1 else 0  # written, and read again
+    partial = 2 * tiles * m * n * 4 / 16 / processors if config.splits > 1 else 0  # written, and read again
     return cdiv(tiles, processors) * (steps * step + fill) + partial

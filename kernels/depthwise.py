@@ -6,8 +6,8 @@
 
 where s(t, r) is the source that the target t meets at the tap r (`_geometry`).  There is nothing to contract for a tensor core, only bytes
 to move, so a thread keeps in registers whatever it can use again.  It works on vectors of channels, which are neighbours in memory, and on
-*strips* of WIDTH targets along the innermost axis: a row of WIDTH + S - 1 sources serves all S taps of a filter row.  A tile is some
-strips, from anywhere, times BLOCK_G channels.  Products and sums are in float32.  It must not know JAX.
+*strips* of `strip` targets along the innermost axis: a row of strip + S - 1 sources serves all S taps of a filter row.  A tile is some
+strips, from anywhere, times tile_g channels.  Products and sums are in float32.  It must not know JAX.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ FAR = tl.constexpr(-FARTHEST)  # a place outside every axis, and so are its neig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    BLOCK_G: int  # channels of a tile, a power of two
-    STRIPS: int  # strips of a tile, a power of two
-    WIDTH: int  # targets of a strip
-    LANES: int = 1  # wgrad: pieces of the filter that share a tile, a power of two
-    SPLITS: int = 1  # wgrad: parts of the sum over targets
+    tile_g: int  # channels of a tile, a power of two
+    strips: int  # strips of a tile, a power of two
+    strip: int  # targets of a strip
+    pieces: int = 1  # wgrad: pieces of the filter that share a tile, a power of two
+    splits: int = 1  # wgrad: parts of the sum over targets
     num_warps: int
 
 
@@ -54,7 +54,7 @@ class Line(Axis):
     the tap s of a piece meet the source number  hop·u + s  of a row of sources that stand `tap_stride` apart.
     """
 
-    WIDTH: int
+    strip: int
 
     @property
     def taps(self) -> int:
@@ -95,12 +95,12 @@ class Line(Axis):
     @property
     def lowest(self) -> int:
         """The least hop·u + s."""
-        return min(0, self.hop * (self.WIDTH - 1))
+        return min(0, self.hop * (self.strip - 1))
 
     @property
     def sources(self) -> int:
         """Sources of a row."""
-        return abs(self.hop) * (self.WIDTH - 1) + self.COLUMNS
+        return abs(self.hop) * (self.strip - 1) + self.COLUMNS
 
     @property
     def reach(self) -> int:
@@ -110,12 +110,12 @@ class Line(Axis):
     @property
     def strips(self) -> int:
         """Strips of a line of targets of one phase."""
-        return self.spacing * cdiv(self.targets, self.WIDTH * self.spacing)
+        return self.spacing * cdiv(self.targets, self.strip * self.spacing)
 
 
 def axes(problem: Problem, config: Config) -> tuple[Axis, Axis, Line]:
     d, h, w = problem.axes
-    return d, h, Line(**dataclasses.asdict(w), WIDTH=config.WIDTH)
+    return d, h, Line(**dataclasses.asdict(w), strip=config.strip)
 
 
 def classes(axis: Axis) -> int:
@@ -133,7 +133,7 @@ def supports(problem: Problem) -> str | None:
         return f"{period} phases along an axis, it takes {MOST_PHASES} at most"
     if (farthest := _farthest(problem)) >= FARTHEST:
         return f"places up to {farthest} along an axis, it takes those below {FARTHEST}"
-    narrowest = Config(BLOCK_G=1, STRIPS=1, WIDTH=1, num_warps=NUM_WARPS)  # the others have fewer strips
+    narrowest = Config(tile_g=1, strips=1, strip=1, num_warps=NUM_WARPS)  # the others have fewer strips
     if (count := strips(problem, narrowest)) >= MOST_STRIPS:
         return f"{count} strips, it takes fewer than {MOST_STRIPS}"
     if problem.arch not in SHARED_MEMORY:
@@ -146,7 +146,7 @@ def _farthest(problem: Problem) -> int:
 
     A strip is no wider than REGISTERS, for each of its targets takes one.
     """
-    lines = [Line(**dataclasses.asdict(axis), WIDTH=1) for axis in problem.axes]
+    lines = [Line(**dataclasses.asdict(axis), strip=1) for axis in problem.axes]
     return max(line.largest(line.T + line.period * line.spacing * REGISTERS, line.R + line.step * MOST_COLUMNS) for line in lines)
 
 
@@ -163,20 +163,20 @@ def candidates(problem: Problem) -> list[Config]:
     channels = max(1, _target_channels(problem))
     block = _largest([min(vector << i, triton.next_power_of_2(channels)) for i in range(4)], channels, idle=1 / 8)
     rows = max(1, 32 * NUM_WARPS * vector // block)
-    configs = [Config(BLOCK_G=block, STRIPS=rows, WIDTH=width, num_warps=NUM_WARPS) for width in WIDTHS]
+    configs = [Config(tile_g=block, strips=rows, strip=width, num_warps=NUM_WARPS) for width in WIDTHS]
     if problem.role == "wgrad":
         configs = [_with_splits(problem, config) for config in configs]
     few = (config for config in configs if registers(problem, config) <= FEW_REGISTERS)
-    return sorted(few, key=lambda config: (_loads(problem, config), -config.WIDTH))
+    return sorted(few, key=lambda config: (_loads(problem, config), -config.strip))
 
 
 def _with_splits(problem: Problem, config: Config) -> Config:
     """The tile's rows shared between strips and lanes, and the sum between programs."""
-    rows = config.STRIPS
+    rows = config.strips
     lanes = _largest([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), idle=1 / 4)
-    config = dataclasses.replace(config, LANES=lanes, STRIPS=rows // lanes)
+    config = dataclasses.replace(config, pieces=lanes, strips=rows // lanes)
     wanted = 6 * multiprocessors(problem.arch) // max(1, grid(problem, config)[0])
-    return dataclasses.replace(config, SPLITS=max(1, min(wanted, strips(problem, config) // (4 * config.STRIPS))))
+    return dataclasses.replace(config, splits=max(1, min(wanted, strips(problem, config) // (4 * config.strips))))
 
 
 def _largest(blocks: list[int], size: int, idle: float) -> int:
@@ -192,26 +192,26 @@ def pick(problem: Problem) -> Config:
 def _loads(problem: Problem, config: Config) -> float:
     """Vectors that a multiprocessor loads.
 
-    For each tile a thread moves its targets, WIDTH vectors, and for each row of the filter a row of sources and a share of the taps.  The
+    For each tile a thread moves its targets, `strip` vectors, and for each row of the filter a row of sources and a share of the taps.  The
     programs are dealt out in rounds, so few wide ones may lose to more narrow ones.
     """
     line = axes(problem, config)[2]
     if problem.role == "wgrad":
-        of_program = cdiv(strips(problem, config), config.STRIPS * config.SPLITS) * (config.WIDTH + line.sources)
+        of_program = cdiv(strips(problem, config), config.strips * config.splits) * (config.strip + line.sources)
     else:
         rows = problem.filter[0] * problem.filter[1] * line.pieces
-        of_program = config.WIDTH + rows * (line.sources + line.COLUMNS / 2)
+        of_program = config.strip + rows * (line.sources + line.COLUMNS / 2)
     return cdiv(grid(problem, config)[0], multiprocessors(problem.arch)) * of_program
 
 
 def registers(problem: Problem, config: Config) -> int:
     """About what a thread needs: sums and taps in float32, sources and targets as they were loaded, addresses."""
     line = axes(problem, config)[2]
-    vector = cdiv(config.STRIPS * config.LANES * config.BLOCK_G, 32 * config.num_warps)
+    vector = cdiv(config.strips * config.pieces * config.tile_g, 32 * config.num_warps)
     loaded = vector * max(BITS[dtype] for dtype in problem.dtypes) // 32
     if problem.role == "wgrad":
-        return vector * line.COLUMNS + loaded * (line.sources + config.WIDTH) + 16
-    return vector * (config.WIDTH + line.COLUMNS) + loaded * line.sources + 16
+        return vector * line.COLUMNS + loaded * (line.sources + config.strip) + 16
+    return vector * (config.strip + line.COLUMNS) + loaded * line.sources + 16
 
 
 def strips(problem: Problem, config: Config) -> int:
@@ -233,28 +233,28 @@ def filter_pieces(problem: Problem, config: Config) -> int:
 def grid(problem: Problem, config: Config) -> tuple[int]:
     d, h, w = problem.axes
     if problem.role == "wgrad":
-        blocks = cdiv(_target_channels(problem), config.BLOCK_G) * cdiv(filter_pieces(problem, config), config.LANES)
-        return (blocks * config.SPLITS * problem.B,)
-    blocks = cdiv(_target_channels(problem), config.BLOCK_G) * cdiv(strips(problem, config), config.STRIPS)
+        blocks = cdiv(_target_channels(problem), config.tile_g) * cdiv(filter_pieces(problem, config), config.pieces)
+        return (blocks * config.splits * problem.B,)
+    blocks = cdiv(_target_channels(problem), config.tile_g) * cdiv(strips(problem, config), config.strips)
     return (blocks * d.period * h.period * w.period * problem.B,)
 
 
 def launch(problem: Problem, config: Config) -> Launch:
     if reason := supports(problem):
         raise ValueError(f"{problem.name}: {reason}")
-    for field in ("BLOCK_G", "STRIPS", "LANES"):
+    for field in ("tile_g", "strips", "pieces"):
         if (size := getattr(config, field)) < 1 or size & (size - 1):
             raise ValueError(f"{problem.name}: {field} is {size}, want a power of two")
-    for field in ("WIDTH", "SPLITS"):
+    for field in ("strip", "splits"):
         if (size := getattr(config, field)) < 1:
             raise ValueError(f"{problem.name}: {field} is {size}, want at least 1")
-    if problem.role != "wgrad" and (config.LANES, config.SPLITS) != (1, 1):
-        raise ValueError(f"{problem.name}: LANES={config.LANES} and SPLITS={config.SPLITS}, want 1 for {problem.role}")
+    if problem.role != "wgrad" and (config.pieces, config.splits) != (1, 1):
+        raise ValueError(f"{problem.name}: pieces={config.pieces} and splits={config.splits}, want 1 for {problem.role}")
     if (needed := registers(problem, config)) > REGISTERS:
         raise ValueError(f"{problem.name}: {config} needs {needed} registers per thread, there are {REGISTERS}")
     if (programs := grid(problem, config)[0]) > MOST_PROGRAMS:
         raise ValueError(f"{problem.name}: {config} has {programs} programs, a grid has at most {MOST_PROGRAMS}")
-    if (count := strips(problem, config) + config.SPLITS * config.STRIPS) > 2**31:
+    if (count := strips(problem, config) + config.splits * config.strips) > 2**31:
         raise ValueError(f"{problem.name}: {config} numbers {count} strips, the limit is 2^31")
     kernel, operands = {
         "fprop": (depthwise_fprop, ("x", "w")),
@@ -270,7 +270,7 @@ def launch(problem: Problem, config: Config) -> Launch:
         constants={"PROBLEM": problem, "CONFIG": config, "D": d, "H": h, "W": w},
         num_warps=config.num_warps,
         num_stages=1,  # without a dot there is no pipeline: more programs per multiprocessor hide the latency
-        splits=config.SPLITS,
+        splits=config.splits,
     )
 
 
@@ -300,17 +300,17 @@ def _gather(
     W: tl.constexpr,
 ):
     """One tile of targets of one phase."""
-    BLOCKS: tl.constexpr = (TARGET_C + CONFIG.BLOCK_G - 1) // CONFIG.BLOCK_G
+    BLOCKS: tl.constexpr = (TARGET_C + CONFIG.tile_g - 1) // CONFIG.tile_g
     LINES: tl.constexpr = PROBLEM.N * D.targets * H.targets
-    TILES: tl.constexpr = (LINES * W.strips + CONFIG.STRIPS - 1) // CONFIG.STRIPS
+    TILES: tl.constexpr = (LINES * W.strips + CONFIG.strips - 1) // CONFIG.strips
     IMAGES: tl.constexpr = PROBLEM.B * PROBLEM.N
     pid = tl.program_id(0)
-    c = pid % BLOCKS * CONFIG.BLOCK_G + tl.arange(0, CONFIG.BLOCK_G)
-    real = (c < TARGET_C) | (TARGET_C % CONFIG.BLOCK_G == 0)
+    c = pid % BLOCKS * CONFIG.tile_g + tl.arange(0, CONFIG.tile_g)
+    real = (c < TARGET_C) | (TARGET_C % CONFIG.tile_g == 0)
     phase = pid // (BLOCKS * TILES)
     fw, fh, fd = phase % W.period, phase // W.period % H.period, phase // (W.period * H.period) % D.period
     b = phase // (W.period * H.period * D.period)
-    n, jd, jh, jw = _strip(pid // BLOCKS % TILES * CONFIG.STRIPS + tl.arange(0, CONFIG.STRIPS), D, H, W)
+    n, jd, jh, jw = _strip(pid // BLOCKS % TILES * CONFIG.strips + tl.arange(0, CONFIG.strips), D, H, W)
     td, th, tw = fd + D.period * jd, fh + H.period * jh, fw + W.period * jw
     image = _wide(b, IMAGES) * PROBLEM.N + n
     valid = (n < PROBLEM.N) & (td < D.T) & (th < H.T)
@@ -322,8 +322,8 @@ def _gather(
 
     filter = _wide(b, PROBLEM.B * PROBLEM.G * PROBLEM.K * D.R * H.R * W.R) * TARGET_C + c
 
-    WIDTH: tl.constexpr = CONFIG.WIDTH
-    sums = _zeros(WIDTH, CONFIG.STRIPS, CONFIG.BLOCK_G)
+    WIDTH: tl.constexpr = CONFIG.strip
+    sums = _zeros(WIDTH, CONFIG.strips, CONFIG.tile_g)
     for k in range(SUMMED):
         for t in range((D.R - first_d + D.step - 1) // D.step):
             for r in range((H.R - first_h + H.step - 1) // H.step):
@@ -350,27 +350,27 @@ def depthwise_wgrad(x_ptr, y_ptr, w_ptr, PROBLEM: tl.constexpr, CONFIG: tl.const
     A row of the tile is a strip and a piece: it meets the targets of the one phase that sees the piece's taps.
     """
     CHANNELS: tl.constexpr = PROBLEM.G * PROBLEM.K
-    BLOCKS: tl.constexpr = (CHANNELS + CONFIG.BLOCK_G - 1) // CONFIG.BLOCK_G
+    BLOCKS: tl.constexpr = (CHANNELS + CONFIG.tile_g - 1) // CONFIG.tile_g
     CLASSES: tl.constexpr = min(W.step, W.R)
-    PIECES: tl.constexpr = (D.R * H.R * CLASSES * W.pieces + CONFIG.LANES - 1) // CONFIG.LANES
+    PIECES: tl.constexpr = (D.R * H.R * CLASSES * W.pieces + CONFIG.pieces - 1) // CONFIG.pieces
     LINES: tl.constexpr = PROBLEM.N * D.targets * H.targets
-    SHARE: tl.constexpr = CONFIG.SPLITS * CONFIG.STRIPS
+    SHARE: tl.constexpr = CONFIG.splits * CONFIG.strips
     TILES: tl.constexpr = (LINES * W.strips + SHARE - 1) // SHARE
     IMAGES: tl.constexpr = PROBLEM.B * PROBLEM.N
     pid = tl.program_id(0)
-    c = pid % BLOCKS * CONFIG.BLOCK_G + tl.arange(0, CONFIG.BLOCK_G)
-    real = (c < CHANNELS) | (CHANNELS % CONFIG.BLOCK_G == 0)
-    split, b = pid // (BLOCKS * PIECES) % CONFIG.SPLITS, pid // (BLOCKS * PIECES * CONFIG.SPLITS)
+    c = pid % BLOCKS * CONFIG.tile_g + tl.arange(0, CONFIG.tile_g)
+    real = (c < CHANNELS) | (CHANNELS % CONFIG.tile_g == 0)
+    split, b = pid // (BLOCKS * PIECES) % CONFIG.splits, pid // (BLOCKS * PIECES * CONFIG.splits)
 
-    row = tl.arange(0, CONFIG.STRIPS * CONFIG.LANES)
-    t, r, first_w, piece = _piece(pid // BLOCKS % PIECES * CONFIG.LANES + row % CONFIG.LANES, H, CLASSES, W)
+    row = tl.arange(0, CONFIG.strips * CONFIG.pieces)
+    t, r, first_w, piece = _piece(pid // BLOCKS % PIECES * CONFIG.pieces + row % CONFIG.pieces, H, CLASSES, W)
     fd, fh, fw = _phase_of(D, t % D.step), _phase_of(H, r % H.step), _phase_of(W, first_w)
     seen = (t < D.R) & (fd < D.period) & (fh < H.period) & (fw < W.period)
 
     COLUMNS: tl.constexpr = W.COLUMNS
-    sums = _zeros(COLUMNS, CONFIG.STRIPS * CONFIG.LANES, CONFIG.BLOCK_G)
+    sums = _zeros(COLUMNS, CONFIG.strips * CONFIG.pieces, CONFIG.tile_g)
     for tile in range(TILES):
-        n, jd, jh, jw = _strip((split * TILES + tile) * CONFIG.STRIPS + row // CONFIG.LANES, D, H, W)
+        n, jd, jh, jw = _strip((split * TILES + tile) * CONFIG.strips + row // CONFIG.pieces, D, H, W)
         td, th, tw = fd + D.period * jd, fh + H.period * jh, fw + W.period * jw
         valid = seen & (n < PROBLEM.N) & (td < D.T) & (th < H.T)
         tw = tl.where(valid, tw, W.T)
@@ -384,12 +384,12 @@ def depthwise_wgrad(x_ptr, y_ptr, w_ptr, PROBLEM: tl.constexpr, CONFIG: tl.const
         xs = _source_row(at, _column(sd, sh, sw, D, H), real, PROBLEM.G, W)
         sums = _outer(sums, xs, ys, W)
 
-    t, r, first_w, piece = _piece(pid // BLOCKS % PIECES * CONFIG.LANES + tl.arange(0, CONFIG.LANES), H, CLASSES, W)
-    filter = _wide(split * PROBLEM.B + b, CONFIG.SPLITS * PROBLEM.B * CHANNELS * D.R * H.R * W.R) * CHANNELS + c
+    t, r, first_w, piece = _piece(pid // BLOCKS % PIECES * CONFIG.pieces + tl.arange(0, CONFIG.pieces), H, CLASSES, W)
+    filter = _wide(split * PROBLEM.B + b, CONFIG.splits * PROBLEM.B * CHANNELS * D.R * H.R * W.R) * CHANNELS + c
     for s in tl.static_range(COLUMNS):
         tap = first_w + W.step * (COLUMNS * piece + s)
         at = w_ptr + ((filter[None, :] * D.R + t[:, None]) * H.R + r[:, None]) * W.R + tap[:, None]
-        total = tl.sum(tl.reshape(sums[s], (CONFIG.STRIPS, CONFIG.LANES, CONFIG.BLOCK_G)), axis=0)
+        total = tl.sum(tl.reshape(sums[s], (CONFIG.strips, CONFIG.pieces, CONFIG.tile_g)), axis=0)
         tl.store(at, total.to(w_ptr.dtype.element_ty), mask=((t < D.R) & (tap < W.R))[:, None] & real[None, :])
 
 
@@ -436,7 +436,7 @@ def _phase_of(AXIS: tl.constexpr, first):
 def _strip(strip, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
     """The image of a strip and its first target on each axis, as numbers within their phase."""
     line, place = strip // W.strips, strip % W.strips
-    jw = place // W.spacing * (W.spacing * W.WIDTH) + place % W.spacing
+    jw = place // W.spacing * (W.spacing * W.strip) + place % W.spacing
     return line // (D.targets * H.targets), line // H.targets % D.targets, line % H.targets, jw
 
 
@@ -483,7 +483,7 @@ def _source_row(at, column, real, CHANNELS: tl.constexpr, W: tl.constexpr):
 @triton.jit
 def _target_row(at, tw, real, CHANNELS: tl.constexpr, W: tl.constexpr):
     """The targets of a strip; `at` points to the first, which stands in tw."""
-    WIDTH: tl.constexpr = W.WIDTH
+    WIDTH: tl.constexpr = W.strip
     row = ()
     for u in tl.static_range(WIDTH):
         step = W.period * W.spacing * u

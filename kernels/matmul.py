@@ -8,7 +8,7 @@
 Every role is  result[row, col] = Σ_depth lhs[row, depth] rhs[depth, col]  over strides that are compile-time constants, so no operand
 is ever transposed or copied in memory: Triton lays each tile out along whichever axis has stride 1, and the tensor cores take either.
 The programs of a grid walk the result in bands of GROUP tile rows, so that those in flight share what is in the L2 cache.  Where the
-result has few tiles, SPLITS programs share one, each over a part of the depth, and leave float32 partial results: added up by the
+result has few tiles, `splits` programs share one, each over a part of the depth, and leave float32 partial results: added up by the
 caller in their order, the sum has the same bits every time.  It must not know JAX, nor time anything.
 """
 
@@ -137,10 +137,10 @@ class Problem(MatmulProblem):
 class Config:
     """A program's tile of the result, its step in depth, and how many programs share the depth."""
 
-    BLOCK_ROWS: int
-    BLOCK_COLS: int
-    BLOCK_DEPTH: int
-    SPLITS: int = 1
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    splits: int = 1
     num_warps: int = 4
     num_stages: int = 3
 
@@ -191,10 +191,10 @@ def candidates(problem: Problem) -> list[Config]:
         if problem.in_parts and small and warps < 4:
             continue
         warps = 8 if problem.in_parts and small else warps
-        config = Config(BLOCK_ROWS=rows, BLOCK_COLS=cols, BLOCK_DEPTH=_depth(problem, rows, cols, warps), num_warps=warps)
+        config = Config(tile_m=rows, tile_n=cols, tile_k=_depth(problem, rows, cols, warps), num_warps=warps)
         if _tensor_memory(problem, config) <= TENSOR_MEMORY and (stages := _stages(problem, config)):
             config = dataclasses.replace(config, num_stages=stages)
-            configs += [dataclasses.replace(config, SPLITS=splits) for splits in sorted({1, _splits(problem, config)})]
+            configs += [dataclasses.replace(config, splits=splits) for splits in sorted({1, _splits(problem, config)})]
     configs = [config for config in configs if not _saturates(problem, config)]
     configs = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
     return sorted(configs, key=lambda config: _clocks(problem, config))
@@ -236,10 +236,10 @@ def _shared_memory(problem: Problem, config: Config) -> int:
     To rearrange the result takes less than any device has.
     """
     lhs, rhs = (BITS[dtype] // 8 for dtype in problem.operand_dtypes)
-    stage = (config.BLOCK_ROWS * lhs + config.BLOCK_COLS * rhs) * config.BLOCK_DEPTH
+    stage = (config.tile_m * lhs + config.tile_n * rhs) * config.tile_k
     if not problem.shared_factors:
         return stage * (config.num_stages - 1)
-    factors = config.BLOCK_COLS * config.BLOCK_DEPTH
+    factors = config.tile_n * config.tile_k
     if problem.in_parts:
         return stage * (config.num_stages - 1) + factors * _PARTS[problem.method][1]
     return stage * config.num_stages + (factors * problem.bits // 8 if problem.common else 0)
@@ -247,7 +247,7 @@ def _shared_memory(problem: Problem, config: Config) -> int:
 
 def _tensor_memory(problem: Problem, config: Config) -> int:
     parts = problem.method if problem.in_parts else ""
-    return tensor_memory(problem.arch, config.BLOCK_ROWS, config.BLOCK_COLS, config.BLOCK_DEPTH, parts)
+    return tensor_memory(problem.arch, config.tile_m, config.tile_n, config.tile_k, parts)
 
 
 def _splits(problem: Problem, config: Config) -> int:
@@ -256,12 +256,12 @@ def _splits(problem: Problem, config: Config) -> int:
     rows, cols, steps = tiles(problem, config)
     wanted = multiprocessors(problem.arch) // max(1, rows * cols * problem.B)
     if problem.integers:
-        wanted = max(wanted, cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.BLOCK_DEPTH))
+        wanted = max(wanted, cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.tile_k))
     return cdiv(steps, max(4, cdiv(steps, max(1, wanted)))) or 1
 
 
 def _saturates(problem: Problem, config: Config) -> bool:
-    return problem.integers and tiles(problem, config)[2] * config.BLOCK_DEPTH >= MOST_INTEGER_PRODUCTS
+    return problem.integers and tiles(problem, config)[2] * config.tile_k >= MOST_INTEGER_PRODUCTS
 
 
 def pick(problem: Problem) -> Config:
@@ -279,38 +279,38 @@ def _clocks(problem: Problem, config: Config) -> float:
     lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
     passes = _PARTS[problem.method][0] if problem.in_parts else 1
     rate = 128 if problem.fma else 2048 * 16 / problem.bits / passes
-    products = config.BLOCK_ROWS * config.BLOCK_COLS * config.BLOCK_DEPTH / rate
-    loads = (config.BLOCK_ROWS * lhs + config.BLOCK_COLS * rhs) * config.BLOCK_DEPTH / 40
-    clocks = cdiv(rows * cols * config.SPLITS * problem.B, multiprocessors(problem.arch)) * (1500 + steps * max(products, loads))
-    if config.SPLITS > 1:
-        partial = 4 * config.SPLITS * problem.B * problem.rows * problem.cols
+    products = config.tile_m * config.tile_n * config.tile_k / rate
+    loads = (config.tile_m * lhs + config.tile_n * rhs) * config.tile_k / 40
+    clocks = cdiv(rows * cols * config.splits * problem.B, multiprocessors(problem.arch)) * (1500 + steps * max(products, loads))
+    if config.splits > 1:
+        partial = 4 * config.splits * problem.B * problem.rows * problem.cols
         clocks += 3000 + 2 * partial / (18 * multiprocessors(problem.arch))
     return clocks
 
 
 def tiles(problem: Problem, config: Config) -> tuple[int, int, int]:
     """Rows and columns of tiles, and the steps in depth of each program."""
-    steps = cdiv(cdiv(problem.depth, config.BLOCK_DEPTH), config.SPLITS)
-    return cdiv(problem.rows, config.BLOCK_ROWS), cdiv(problem.cols, config.BLOCK_COLS), steps
+    steps = cdiv(cdiv(problem.depth, config.tile_k), config.splits)
+    return cdiv(problem.rows, config.tile_m), cdiv(problem.cols, config.tile_n), steps
 
 
 def grid(problem: Problem, config: Config) -> tuple[int]:
     rows, cols, _ = tiles(problem, config)
-    return (rows * cols * config.SPLITS * problem.B,)
+    return (rows * cols * config.splits * problem.B,)
 
 
 def launch(problem: Problem, config: Config) -> Launch:
     """Raises ValueError where the device or the kernel lacks what is asked."""
     if reason := supports(problem):
         raise ValueError(f"{problem.name}: {reason}")
-    least = {"BLOCK_ROWS": 16, "BLOCK_COLS": 16, "BLOCK_DEPTH": _least_depth(problem)}
+    least = {"tile_m": 16, "tile_n": 16, "tile_k": _least_depth(problem)}
     for field, size in least.items():
         if (got := getattr(config, field)) < size or got & (got - 1):
             raise ValueError(f"{problem.name}: {field} is {got} (want a power of two, at least {size})")
-    if config.SPLITS < 1:
-        raise ValueError(f"{problem.name}: SPLITS is {config.SPLITS} (want at least 1)")
+    if config.splits < 1:
+        raise ValueError(f"{problem.name}: splits is {config.splits} (want at least 1)")
     if _saturates(problem, config):
-        products = tiles(problem, config)[2] * config.BLOCK_DEPTH
+        products = tiles(problem, config)[2] * config.tile_k
         raise ValueError(f"{problem.name}: {config} adds up {products} products of int8, tensor cores may saturate: it wants more splits")
     needs = {"shared": _shared_memory(problem, config), "tensor": _tensor_memory(problem, config)}
     if reason := lacking_memory(problem.arch, **needs):
@@ -326,7 +326,7 @@ def launch(problem: Problem, config: Config) -> Launch:
         constants={"PROBLEM": problem, "CONFIG": config, "TILE_ROWS": rows, "TILE_COLS": cols, "STEPS": steps},
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        splits=config.SPLITS,
+        splits=config.splits,
     )
 
 
@@ -338,9 +338,9 @@ def matmul(
     ROWS: tl.constexpr = PROBLEM.rows
     COLS: tl.constexpr = PROBLEM.cols
     DEPTH: tl.constexpr = PROBLEM.depth
-    BLOCK_ROWS: tl.constexpr = CONFIG.BLOCK_ROWS
-    BLOCK_COLS: tl.constexpr = CONFIG.BLOCK_COLS
-    BLOCK_DEPTH: tl.constexpr = CONFIG.BLOCK_DEPTH
+    BLOCK_ROWS: tl.constexpr = CONFIG.tile_m
+    BLOCK_COLS: tl.constexpr = CONFIG.tile_n
+    BLOCK_DEPTH: tl.constexpr = CONFIG.tile_k
     SUM: tl.constexpr = tl.int32 if PROBLEM.integers else tl.float32
 
     batch, split, tile_row, tile_col = _place(PROBLEM, CONFIG, TILE_ROWS, TILE_COLS)
@@ -356,7 +356,7 @@ def matmul(
 
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), SUM)
     for _ in range(STEPS):
-        depth_in = _inside(depth, DEPTH, CONFIG.SPLITS * STEPS * BLOCK_DEPTH)
+        depth_in = _inside(depth, DEPTH, CONFIG.splits * STEPS * BLOCK_DEPTH)
         lhs = tl.load(lhs_ptr + lhs_at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
         rhs = tl.load(rhs_ptr + rhs_at, mask=depth_in[:, None] & col_in[None, :], other=0.0)
         total = _multiply_add(lhs, rhs, total, PROBLEM)
@@ -379,7 +379,7 @@ def _place(PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILE_ROWS: tl.constexpr,
     first = tile // (BAND * TILE_COLS) * BAND
     height = tl.minimum(TILE_ROWS - first, BAND)
     within = tile % (BAND * TILE_COLS)
-    batch, split = part // CONFIG.SPLITS, part % CONFIG.SPLITS
+    batch, split = part // CONFIG.splits, part % CONFIG.splits
     row, col = first + within % height, within // height
     return batch.to(tl.int64), split.to(PROBLEM.index), row.to(PROBLEM.index), col.to(PROBLEM.index)
 

@@ -54,7 +54,7 @@ CASES = {
     "no_output": dict(input=(2, 3), filter=(3, 2), padding=((0, 0), (0, 0))),
 }
 
-PLAIN, PACKED = Config(BLOCK_M=16, BLOCK_N=16, BLOCK_K=16), Config(BLOCK_M=32, BLOCK_N=16, BLOCK_K=32, PACKED=True)
+PLAIN, PACKED = Config(tile_m=16, tile_n=16, tile_k=16), Config(tile_m=32, tile_n=16, tile_k=32, packed=True)
 
 FLOATS = ("fp32", "bf16", "fp16")
 EIGHTS = ("fp8e4nv", "fp8e5")
@@ -163,7 +163,7 @@ def test_the_slow_cases_are_cases():
 @pytest.mark.parametrize("role", ROLES)
 def test_geometry(role, name, config):
     problem = a_problem(role, **CASES[name])
-    if config.PACKED and refuses_packing(problem):
+    if config.packed and refuses_packing(problem):
         with pytest.raises(ValueError, match="packed, but an input dilation gives each tap its own targets"):
             conv.launch(problem, config)
     else:
@@ -180,7 +180,7 @@ def test_dtypes(role, dtypes):
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("role", ROLES)
 def test_groups_that_share_a_tile(role, groups, config):
-    check_exactly(a_problem(role, B=2, N=1, G=4, C=3, K=2, stride=(1, 2)), dataclasses.replace(config, GROUPS=groups))
+    check_exactly(a_problem(role, B=2, N=1, G=4, C=3, K=2, stride=(1, 2)), dataclasses.replace(config, groups=groups))
 
 
 @pytest.mark.parametrize("splits", [2, 5])
@@ -188,13 +188,13 @@ def test_groups_that_share_a_tile(role, groups, config):
 @pytest.mark.parametrize("role", ROLES)
 def test_splits(role, dtypes, splits):
     """Of three to six steps, so some have nothing to add."""
-    config = Config(BLOCK_M=16, BLOCK_N=32, BLOCK_K=16, PACKED=True, SPLITS=splits)
+    config = Config(tile_m=16, tile_n=32, tile_k=16, packed=True, splits=splits)
     check_exactly(a_problem(role, B=2, N=1, C=9, K=9, input=(6, 7), filter=(3, 2), stride=(1, 2), dtypes=dtypes), config)
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_splits_of_integers(role):
-    check_exactly(a_problem(role, dtypes=("i8", "i8", "i32")), dataclasses.replace(PACKED, SPLITS=2))
+    check_exactly(a_problem(role, dtypes=("i8", "i8", "i32")), dataclasses.replace(PACKED, splits=2))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_integers_of_any_size(role, case, result):
     operands = {slot: np.random.default_rng(i).integers(-128, 128, shape).astype(np.int8) for i, (slot, shape) in enumerate(shapes.items())}
     want = true(problem, operands)
     assert np.abs(want).max() > 127
-    for config in (dataclasses.replace(PACKED, SPLITS=2), conv.pick(problem)):
+    for config in (dataclasses.replace(PACKED, splits=2), conv.pick(problem)):
         check(compute(problem, config, operands), want)
 
 
@@ -220,15 +220,15 @@ def test_long_sums_of_integers_are_split():
     problem = a_problem("wgrad", N=32, input=(112, 112), C=64, K=64, dtypes=("i8", "i8", "i32"))
     positions = 32 * 112 * 112
     for config in conv.candidates(problem):
-        assert -(-positions // config.SPLITS) < 2**17
+        assert -(-positions // config.splits) < 2**17
     with pytest.raises(ValueError, match="adds up 401408 products of int8, tensor cores may saturate with 131072"):
-        conv.launch(problem, dataclasses.replace(conv.pick(problem), SPLITS=1))
+        conv.launch(problem, dataclasses.replace(conv.pick(problem), splits=1))
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_splits_of_phases(role):
     """The phases of a transposed convolution have taps of different numbers, some none."""
-    check_exactly(a_problem(role, input=(3, 3), input_dilation=(3, 1), stride=(1, 3), filter=(2, 2)), dataclasses.replace(PLAIN, SPLITS=3))
+    check_exactly(a_problem(role, input=(3, 3), input_dilation=(3, 1), stride=(1, 3), filter=(2, 2)), dataclasses.replace(PLAIN, splits=3))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -245,7 +245,7 @@ def test_rounding(role, dtype):
 def test_same_bits_twice(role, splits):
     problem = a_problem(role, dtypes=("fp32", "fp32", "fp32"))
     operands = some_operands(problem, integers=False)
-    once, again = (compute(problem, dataclasses.replace(PACKED, SPLITS=splits), operands) for _ in range(2))
+    once, again = (compute(problem, dataclasses.replace(PACKED, splits=splits), operands) for _ in range(2))
     assert once.tobytes() == again.tobytes()
 
 
@@ -267,14 +267,14 @@ def test_a_wrong_geometry_is_found(role):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(BLOCK_M=24), "a block that is no power of two of at least 16"),
-        (dict(BLOCK_K=8), "a block that is no power of two of at least 16"),
-        (dict(GROUPS=3), "has 3 groups to a tile, which do not divide 4"),
+        (dict(tile_m=24), "a block that is no power of two of at least 16"),
+        (dict(tile_k=8), "a block that is no power of two of at least 16"),
+        (dict(groups=3), "has 3 groups to a tile, which do not divide 4"),
         (
-            dict(BLOCK_M=256, BLOCK_N=256, BLOCK_K=128, num_warps=16),
+            dict(tile_m=256, tile_n=256, tile_k=128, num_warps=16),
             "needs 393216 bytes of shared memory, compute capability 9.0 has 232448",
         ),
-        (dict(BLOCK_M=256, BLOCK_N=128), "has 256 sums to a thread, registers hold 128"),
+        (dict(tile_m=256, tile_n=128), "has 256 sums to a thread, registers hold 128"),
     ],
 )
 def test_configs_that_do_not_fit(change, message):
@@ -286,7 +286,7 @@ def test_configs_that_do_not_fit(change, message):
 def test_sums_of_parts_that_exceed_tensor_memory_are_refused(precision):
     """Triton would make an empty kernel of them."""
     problem = a_problem("fprop", dtypes=("fp32",) * 3, precision=precision, arch=100)
-    config = conv.Config(BLOCK_M=128, BLOCK_N=256, BLOCK_K=16, num_warps=16)
+    config = conv.Config(tile_m=128, tile_n=256, tile_k=16, num_warps=16)
     with pytest.raises(ValueError, match="conv2d_fprop: .* needs (784|1552) columns of tensor memory, compute capability 10.0 has 512"):
         conv.launch(problem, config)
     conv.launch(dataclasses.replace(problem, precision="tf32"), config)
@@ -342,7 +342,7 @@ def test_picks_suit_their_networks():
     def picks(name):
         return {role: conv.pick(a_problem(role, **NETWORK[name])) for role in ROLES}
 
-    assert picks("stem")["fprop"].PACKED and picks("stem")["wgrad"].PACKED, "three channels fill no tile"
-    assert all(config.GROUPS > 1 for config in picks("resnext").values()), "nor do groups of four"
-    assert picks("resnet_3x3")["wgrad"].SPLITS > 1, "one filter is few tiles"
-    assert picks("resnet_3x3")["fprop"].SPLITS == 1
+    assert picks("stem")["fprop"].packed and picks("stem")["wgrad"].packed, "three channels fill no tile"
+    assert all(config.groups > 1 for config in picks("resnext").values()), "nor do groups of four"
+    assert picks("resnet_3x3")["wgrad"].splits > 1, "one filter is few tiles"
+    assert picks("resnet_3x3")["fprop"].splits == 1

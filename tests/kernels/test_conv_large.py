@@ -17,7 +17,7 @@ from jaxext.backends.triton.interpreter import _Tensor, interpreting
 from jaxext.kernels import conv
 from jaxext.kernels._geometry import Axis
 
-UNPACKED = dataclasses.replace(PACKED, PACKED=False)
+UNPACKED = dataclasses.replace(PACKED, packed=False)
 
 
 @pytest.mark.parametrize(

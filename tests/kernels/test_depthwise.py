@@ -143,7 +143,7 @@ def truth(case: ConvProblem, operands) -> np.ndarray:
 def small(case: ConvProblem, **changes) -> depthwise.Config:
     """Tiles of 4 rows and 8 channels: the interpreter takes a time per operation, whatever the size, and edges are to be met."""
     lanes = 2 if case.role == "wgrad" else 1
-    return depthwise.Config(**{"BLOCK_G": 8, "STRIPS": 8 // lanes, "WIDTH": 3, "LANES": lanes, "num_warps": 1, **changes})
+    return depthwise.Config(**{"tile_g": 8, "strips": 8 // lanes, "strip": 3, "pieces": lanes, "num_warps": 1, **changes})
 
 
 def run(case: ConvProblem, operands, config: depthwise.Config) -> np.ndarray:
@@ -180,7 +180,7 @@ def test_width_of_strips(width, role):
     """Of a dilated, strided row: neighbours within a strip are not neighbours in memory."""
     case = of_role(problem((29,), (3,), G=3, stride=2, filter_dilation=3, low=2, high=3), role)
     operands = operands_of(case)
-    harness.check(run(case, operands, small(case, WIDTH=width)), truth(case, operands))
+    harness.check(run(case, operands, small(case, strip=width)), truth(case, operands))
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -202,7 +202,7 @@ def test_dtypes(dtypes, role):
 def test_wgrad_in_parts(name, splits):
     """Parts of the sum, some of them empty, add up; twice the same bits."""
     case = of_role(CASES[name], "wgrad")
-    config = small(case, SPLITS=splits)
+    config = small(case, splits=splits)
     operands = operands_of(case)
     harness.check(run(case, operands, config), truth(case, operands))
     operands = operands_of(case, integers=False)
@@ -246,15 +246,15 @@ def test_candidates(name, role, dtype):
         assert depthwise.pick(case) in found
         for config in found:
             launch = depthwise.launch(case, config)
-            assert (launch.name, launch.splits, launch.num_warps) == (case.name, config.SPLITS, config.num_warps)
-            assert config.STRIPS * config.LANES * config.BLOCK_G * (4 if dtype == "fp32" else 2) == 16 * 32 * config.num_warps
+            assert (launch.name, launch.splits, launch.num_warps) == (case.name, config.splits, config.num_warps)
+            assert config.strips * config.pieces * config.tile_g * (4 if dtype == "fp32" else 2) == 16 * 32 * config.num_warps
 
 
 def test_a_multiprocessor_has_enough_to_do():
     """The filter gradient of a long sum is split, that of a short one is not."""
     long, short = of_role(LARGE["convnext 56"], "wgrad", "bf16"), of_role(CASES["3x3"], "wgrad", "bf16")
     assert 132 <= depthwise.grid(long, depthwise.pick(long))[0] <= 6 * 132
-    assert depthwise.pick(short).SPLITS == 1
+    assert depthwise.pick(short).splits == 1
 
 
 @pytest.mark.parametrize("dtype", ["i8", "fp8e4nv"])
@@ -293,17 +293,17 @@ def test_the_last_part_of_a_sum_has_a_number():
     case = of_role(problem((2**19,), (1,), N=2**12 - 4, G=2), "wgrad")
     assert depthwise.supports(case) is None and all(depthwise.launch(case, config) for config in depthwise.candidates(case))
     with pytest.raises(ValueError, match=r"numbers \d+ strips, the limit is 2\^31"):
-        depthwise.launch(case, small(case, WIDTH=1, SPLITS=2**20))
+        depthwise.launch(case, small(case, strip=1, splits=2**20))
 
 
 @pytest.mark.parametrize(
     "role, changes, message",
     [
-        ("fprop", {"BLOCK_G": 12}, "BLOCK_G is 12, want a power of two"),
-        ("wgrad", {"LANES": 0}, "LANES is 0, want a power of two"),
-        ("fprop", {"WIDTH": 0}, "WIDTH is 0, want at least 1"),
-        ("dgrad", {"SPLITS": 2}, "LANES=1 and SPLITS=2, want 1 for dgrad"),
-        ("fprop", {"STRIPS": 256}, r"Config\(.*\) needs \d+ registers per thread, there are 255"),
+        ("fprop", {"tile_g": 12}, "tile_g is 12, want a power of two"),
+        ("wgrad", {"pieces": 0}, "pieces is 0, want a power of two"),
+        ("fprop", {"strip": 0}, "strip is 0, want at least 1"),
+        ("dgrad", {"splits": 2}, "pieces=1 and splits=2, want 1 for dgrad"),
+        ("fprop", {"strips": 256}, r"Config\(.*\) needs \d+ registers per thread, there are 255"),
     ],
 )
 def test_bad_configs_are_refused(role, changes, message):

@@ -31,9 +31,9 @@ CASES = {
 def test_the_last_channels_and_images(name, role, tmp_path):
     case = of_role(CASES[name], role, "bf16")
     corner = dataclasses.replace(case, B=1, N=min(case.N, 2), G=min(case.G, 8))
-    config = test_depthwise.small(case, LANES=1, STRIPS=64)  # a tile takes the last images whole
+    config = test_depthwise.small(case, pieces=1, strips=64)  # a tile takes the last images whole
     if role == "wgrad":
-        config = dataclasses.replace(config, SPLITS=max(1, depthwise.strips(case, config) // 64))  # so does a part of the sum
+        config = dataclasses.replace(config, splits=max(1, depthwise.strips(case, config) // 64))  # so does a part of the sum
     launch = depthwise.launch(case, config)
     operands = test_depthwise.operands_of(corner)
     arrays = {slot: harness.Sparse(shape_of(case, slot), "bf16", harness.corner(values.shape), values) for slot, values in operands.items()}
@@ -41,7 +41,7 @@ def test_the_last_channels_and_images(name, role, tmp_path):
     result = harness.Sparse(shape_of(case, ROLES[role]), "bf16", harness.corner(want.shape))
     programs = range(launch.grid[0] - 1, -1, -1)
     if role == "wgrad":  # the last of each piece
-        programs = programs[:: -(-case.G // config.BLOCK_G)][: depthwise.filter_pieces(case, config)]
+        programs = programs[:: -(-case.G // config.tile_g)][: depthwise.filter_pieces(case, config)]
     else:  # the last of each phase
         phases = case.axes[2].period
         programs = programs[:: launch.grid[0] // (case.B * phases)][:phases]

@@ -57,7 +57,7 @@ def a_problem(role, sizes, dtypes=("fp32", "fp32", "fp32"), precision="ieee", ar
 
 
 def small_tiles(problem: Problem, splits: int = 1) -> Config:
-    return Config(BLOCK_ROWS=16, BLOCK_COLS=16, BLOCK_DEPTH=16 if problem.bits > 8 else 32, SPLITS=splits)
+    return Config(tile_m=16, tile_n=16, tile_k=16 if problem.bits > 8 else 32, splits=splits)
 
 
 def shape(problem: Problem, slot: str) -> tuple[int, ...]:
@@ -137,9 +137,9 @@ def test_split_depth(role, dtypes, splits):
 def test_long_sums_of_integers_are_split():
     """Tensor cores saturate (mma's satfinite) where a sum leaves int32; sums of shorter parts are added up by XLA, and wrap."""
     problem = a_problem("nn", (1, 4096, 4096, 1 << 18), ("i8", "i8", "i32"))
-    assert all(cdiv(problem.K, config.SPLITS) < 2**17 for config in matmul.candidates(problem))
+    assert all(cdiv(problem.K, config.splits) < 2**17 for config in matmul.candidates(problem))
     with pytest.raises(ValueError, match="adds up 262144 products of int8, tensor cores may saturate"):
-        matmul.launch(problem, dataclasses.replace(matmul.pick(problem), SPLITS=1))
+        matmul.launch(problem, dataclasses.replace(matmul.pick(problem), splits=1))
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -226,12 +226,12 @@ def test_problems_that_are_refused(change, reason):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"BLOCK_ROWS": 48}, "matmul_nn: BLOCK_ROWS is 48 .want a power of two, at least 16"),
-        ({"BLOCK_COLS": 8}, "matmul_nn: BLOCK_COLS is 8 .want a power of two, at least 16"),
-        ({"BLOCK_DEPTH": 8}, "matmul_nn: BLOCK_DEPTH is 8 .want a power of two, at least 16"),
-        ({"SPLITS": 0}, "matmul_nn: SPLITS is 0"),
-        ({"BLOCK_COLS": 1024, "BLOCK_DEPTH": 64}, "matmul_nn: .* needs 532480 bytes of shared memory, compute capability 9.0 has 232448"),
-        ({"SPLITS": 2**31}, "programs, a grid has at most 2147483647"),
+        ({"tile_m": 48}, "matmul_nn: tile_m is 48 .want a power of two, at least 16"),
+        ({"tile_n": 8}, "matmul_nn: tile_n is 8 .want a power of two, at least 16"),
+        ({"tile_k": 8}, "matmul_nn: tile_k is 8 .want a power of two, at least 16"),
+        ({"splits": 0}, "matmul_nn: splits is 0"),
+        ({"tile_n": 1024, "tile_k": 64}, "matmul_nn: .* needs 532480 bytes of shared memory, compute capability 9.0 has 232448"),
+        ({"splits": 2**31}, "programs, a grid has at most 2147483647"),
     ],
 )
 def test_configs_that_are_refused(change, reason):
@@ -244,7 +244,7 @@ def test_configs_that_are_refused(change, reason):
 def test_sums_of_parts_that_exceed_tensor_memory_are_refused(precision):
     """Triton would make an empty kernel of them."""
     problem = a_problem("nn", SIZES["odd"], ("fp32",) * 3, precision=precision, arch=100)
-    config = matmul.Config(BLOCK_ROWS=128, BLOCK_COLS=256, BLOCK_DEPTH=16, num_warps=8)
+    config = matmul.Config(tile_m=128, tile_n=256, tile_k=16, num_warps=8)
     with pytest.raises(ValueError, match="matmul_nn: .* needs (784|1552) columns of tensor memory, compute capability 10.0 has 512"):
         matmul.launch(problem, config)
     matmul.launch(dataclasses.replace(problem, precision="tf32"), config)
@@ -261,13 +261,13 @@ def test_candidates_can_be_launched(arch, dtypes):
         configs = matmul.candidates(problem)
         assert matmul.pick(problem) in configs and 5 <= len(configs) == len(set(configs)) <= 20
         for config in configs:
-            assert matmul.launch(problem, config).splits <= max(1, cdiv(problem.depth, config.BLOCK_DEPTH))
+            assert matmul.launch(problem, config).splits <= max(1, cdiv(problem.depth, config.tile_k))
 
 
 def test_no_candidate_has_more_programs_than_a_grid():
     """Where small tiles are too many, large ones are not."""
     problem = a_problem("nn", (2**28, 64, 64, 64), ("bf16",) * 3)
-    assert {config.BLOCK_ROWS * config.BLOCK_COLS for config in matmul.candidates(problem)} >= {64 * 64, 128 * 256}
+    assert {config.tile_m * config.tile_n for config in matmul.candidates(problem)} >= {64 * 64, 128 * 256}
     for config in matmul.candidates(problem):
         matmul.launch(problem, config)
 
@@ -277,7 +277,7 @@ def test_pick():
 
     def tile(*sizes, dtype="bf16", **more):
         config = matmul.pick(a_problem("nn", sizes, (dtype,) * 3, **more))
-        return config.BLOCK_ROWS, config.BLOCK_COLS, config.BLOCK_DEPTH, config.SPLITS
+        return config.tile_m, config.tile_n, config.tile_k, config.splits
 
     assert tile(1, 8192, 8192, 8192) == (128, 256, 64, 1)
     assert tile(1, 8192, 8192, 8192, dtype="fp32", precision="tf32") == (128, 128, 32, 1)

@@ -35,7 +35,7 @@ def a_role_of(role, B, rows, cols, depth, **more):
 def test_the_last_program(name, role, tmp_path):
     B, rows, cols, depth, step = CASES[name]
     problem = a_role_of(role, B, rows, cols, depth, dtypes=("fp8e5", "fp8e5", "bf16") if name == "result" else INTEGERS)
-    launch = matmul.launch(problem, Config(BLOCK_ROWS=16, BLOCK_COLS=16, BLOCK_DEPTH=step))
+    launch = matmul.launch(problem, Config(tile_m=16, tile_n=16, tile_k=step))
     # The tile that the last program computes, and what it reads: all of the depth.
     corner = a_role_of(role, 1, rows % 16 or 16, cols % 16 or 16, depth, dtypes=problem.dtypes)
     slots = [slot for slot in "abc" if slot != OPEN[role]]
@@ -52,7 +52,7 @@ def test_the_last_program(name, role, tmp_path):
 def test_a_band_of_more_tiles_than_32_bits_number():
     """Eight rows of tiles were a band even where there is one row: their number was an unsigned one, by which Triton does not divide."""
     problem = a_problem("nn", (1, 1, 2**32, 1), INTEGERS)
-    launch = matmul.launch(problem, Config(BLOCK_ROWS=16, BLOCK_COLS=16, BLOCK_DEPTH=32))
+    launch = matmul.launch(problem, Config(tile_m=16, tile_n=16, tile_k=32))
     a, b, c = np.full((1, 1), 3, np.int8), np.arange(16, dtype=np.int8), np.zeros(16, np.int32)  # what the first program touches
     interpret(dataclasses.replace(launch, grid=(1,)), a, b, c)
     harness.check(c, 3 * np.arange(16.0))
@@ -65,4 +65,4 @@ def test_a_depth_beyond_the_end_of_the_last_split_keeps_its_sign(arch):
         problem = a_problem("nn", (1, 1, 1, depth), ("bf16",) * 3, arch=arch)
         for config in matmul.candidates(problem):
             _, _, steps = matmul.tiles(problem, config)
-            assert problem.index == tl.int64 or config.SPLITS * steps * config.BLOCK_DEPTH <= 2**31
+            assert problem.index == tl.int64 or config.splits * steps * config.tile_k <= 2**31

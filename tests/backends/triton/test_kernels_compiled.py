@@ -117,7 +117,7 @@ def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
                 candidates = module.candidates(problem)
                 assert module.pick(problem) in candidates
                 assert len(set(candidates)) == len(candidates)
-                assert len({dataclasses.replace(config, SPLITS=1) for config in candidates}) <= 16
+                assert len({dataclasses.replace(config, splits=1) for config in candidates}) <= 16
                 for config in candidates:
                     launch = module.launch(problem, config)
                     assert launch.grid == module.grid(problem, config)
@@ -129,7 +129,7 @@ def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
     [
         ("4096 cubed, ", {"num_stages": 20}, SHARED_MEMORY[90]),
         ("resnet50 3x3, 32x56", {"num_stages": 20}, SHARED_MEMORY[90]),
-        ("mamba k=4, ", {"WIDTH": 64}, 255),
+        ("mamba k=4, ", {"strip": 64}, 255),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(name, change, limit):
@@ -206,7 +206,7 @@ def test_spills_are_found(tmp_path, monkeypatch):
     """A tile of 128 x 256 over 4 warps is 256 sums per thread, which has 255 registers."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     program = next(program for program in compiled.programs("matmul", "4096 cubed", [90]) if program.picked)
-    config = dataclasses.replace(program.config, BLOCK_ROWS=128, BLOCK_COLS=256, num_warps=4, num_stages=3)
+    config = dataclasses.replace(program.config, tile_m=128, tile_n=256, num_warps=4, num_stages=3)
     row = compiled.compile_row(dataclasses.replace(program, config=config))
     assert row["function"] == "matmul_nn" and row["registers"] == 255 and row["wgmma"] and set(row["loads"]) == {"16"}
     assert compiled.offences(row) == ["spills", "spills in a loop", "has local memory"]
@@ -240,7 +240,7 @@ def test_odd_rows_are_read_and_written_in_their_own_pieces(change, widest, tmp_p
 @pytest.mark.parametrize(("packed", "stored"), [(True, 8), (False, 4)])
 def test_taps_that_are_packed_are_one_row_of_the_filter(packed, stored):
     """Ten of one channel, in float32: stores of 8 bytes are right, and Triton 3.6 makes them."""
-    config = types.SimpleNamespace(PACKED=packed, GROUPS=1)
+    config = types.SimpleNamespace(packed=packed, groups=1)
     kernel = types.SimpleNamespace(__name__="conv_wgrad")
     launch = types.SimpleNamespace(constants={"CONFIG": config}, operands=("y", "x"), kernel=kernel, splits=66)
     problem = dataclasses.replace(ODD, role="wgrad", G=1, K=512, filter=(1, 1, 10))
