@@ -39,10 +39,10 @@ ROWS = {"p": row("xla")}
 
 
 def read(path, context=HERE):
-    """The rows that hold, and why others are ignored."""
+    """The rows that hold, and why others are ignored, "" if none are."""
     entries, ignored = table_file.try_load(path)
     table = select(entries, context, str(path))
-    return table.rows, ignored or table.ignored
+    return table.rows, ignored or table.ignored or ""
 
 
 def write(path, context=HERE, rows=ROWS):
@@ -66,20 +66,20 @@ def own(tmp_path, monkeypatch):
 
 
 def test_what_was_written_is_read(path):
-    assert read(path) == read(path / "of" / "no" / "folder") == ({}, None)
+    assert read(path) == read(path / "of" / "no" / "folder") == ({}, "")
     rows = {"matmul_nn B=1": row("xla", "triton"), "matmul_nn B=2": row("xla")}
     write(path, rows=rows)
-    assert read(path) == (rows, None)
+    assert read(path) == (rows, "")
 
 
 def test_other_devices_and_versions_share_a_file(path):
     """Rows replace those of the same context and problem; rows of other devices are no reason to warn."""
     for context, ms in ((CPU, 3.0), (replace(HERE, capability=100), 4.0), (HERE, 1.0), (NEWER, 5.0), (HERE, 2.0)):
         write(path, context, {"p": row("xla", ms=ms), f"only {ms}": row("xla")})
-    assert read(path) == ({"p": row("xla", ms=2.0), "only 1.0": row("xla"), "only 2.0": row("xla")}, None)
-    assert read(path, NEWER) == ({"p": row("xla", ms=5.0), "only 5.0": row("xla")}, None)
+    assert read(path) == ({"p": row("xla", ms=2.0), "only 1.0": row("xla"), "only 2.0": row("xla")}, "")
+    assert read(path, NEWER) == ({"p": row("xla", ms=5.0), "only 5.0": row("xla")}, "")
     assert read(path, CPU)[0]["p"] == row("xla", ms=3.0)
-    assert read(path, replace(HERE, device="NVIDIA B200")) == ({}, None)
+    assert read(path, replace(HERE, device="NVIDIA B200")) == ({}, "")
 
 
 def test_other_versions_do_not_hold(path):
@@ -112,9 +112,9 @@ def test_measurements_of_this_code_go_first(path):
     for context, ms in ((HERE, 1.0), (old, 2.0)):
         write(path, context, {"p": row("xla", "triton", ms=ms)} | ({"q": row("xla", ms=2.0)} if context is old else {}))
     for context, ms in ((HERE, 1.0), (old, 2.0)):
-        assert read(path, context) == ({"p": row("xla", "triton", ms=ms), "q": row("xla", ms=2.0)}, None)
+        assert read(path, context) == ({"p": row("xla", "triton", ms=ms), "q": row("xla", ms=2.0)}, "")
     write(path, changed("xla"), {"p": row("xla", "triton", ms=3.0), "q": row("xla", ms=3.0)})
-    assert read(path) == ({"p": row("xla", "triton", ms=1.0), "q": row("xla", ms=2.0)}, None)
+    assert read(path) == ({"p": row("xla", "triton", ms=1.0), "q": row("xla", ms=2.0)}, "")
 
 
 def test_the_digest_is_of_the_rows():
@@ -196,7 +196,7 @@ def test_a_false_file_is_refused_as_a_whole(path, data, why):
 def test_the_true_file_is_read(path):
     """Each false one differs from it in one thing; a row holds all that `tune` measures."""
     path.write_bytes(WHOLE)
-    assert read(path) == ({"p": (Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 1e-7),)}, None)
+    assert read(path) == ({"p": (Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 1e-7),)}, "")
     path.write_bytes(entry(rows={"p": [MEASUREMENT | {"config": {"tile": i}} for i in range(256)]}))
     assert len(read(path)[0]["p"]) == 256
 
@@ -260,7 +260,7 @@ def test_the_own_table_is_for_the_user_alone(own):
         write(own)
     finally:
         os.umask(before)
-    assert read(own) == (ROWS, None)
+    assert read(own) == (ROWS, "")
     assert (own.parent.stat().st_mode & 0o777, own.stat().st_mode & 0o777) == (0o700, 0o600)
 
 
@@ -325,7 +325,7 @@ def test_the_own_file_that_is_no_table_is_renamed(own, data):
     table_file.check_writable(own)
     with pytest.warns(UserWarning, match="jaxext renamed .*tables.json to .*not a table"):
         write(own)
-    assert read(own) == (ROWS, None)
+    assert read(own) == (ROWS, "")
     (aside,) = own.parent.glob("tables.json.bad-*")
     assert aside.read_bytes() == data
 
@@ -436,7 +436,7 @@ def test_a_full_disk_is_told_with_the_file(path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device: .*tables.json"):
         write(path, rows={"q": row("xla")})
-    assert read(path) == (ROWS, None)
+    assert read(path) == (ROWS, "")
 
 
 # Tables are written without jax: the package around them, which imports it, is left out.
@@ -484,7 +484,7 @@ def test_processes_that_write_at_once_lose_nothing(path):
     path.with_name(f"{path.name}.go").touch()
     assert [w.communicate(timeout=120)[0].split() for w in writers] == [[str(i) for i in range(8)]] * 4
     rows, ignored = read(path)
-    assert set(rows) == {f"{name} {i}" for name in range(4) for i in range(8)} and ignored is None
+    assert set(rows) == {f"{name} {i}" for name in range(4) for i in range(8)} and ignored == ""
 
 
 @pytest.mark.parametrize("how", ["in the middle", "before it is on the disk", "before it takes the place"])
@@ -492,7 +492,7 @@ def test_a_killed_writer_leaves_what_was_there(path, how):
     write(path)
     killed = writer(path, "q", how=how)
     assert (killed.communicate(timeout=60)[0], killed.returncode) == ("", -signal.SIGKILL)
-    assert read(path) == (ROWS, None)
+    assert read(path) == (ROWS, "")
     write(path, rows={"r": row("xla")})
     assert set(read(path)[0]) == {"p", "r"}
     assert {file.name for file in path.parent.iterdir()} <= {"tables.json", "tables.json.lock"}
@@ -505,4 +505,4 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_what_it_finished(path):
     endless.kill()
     finished += endless.communicate(timeout=60)[0].split()
     rows, ignored = read(path)
-    assert ignored is None and set(rows) >= {f"q {int(i)}" for i in finished}
+    assert ignored == "" and set(rows) >= {f"q {int(i)}" for i in finished}
