@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxext.tables.table_format import MAX_BYTES, Context, Entry, Rows, decode, encode
 
-CONTEXTS = 8  # of each device, the last to be written: a file does not grow with every version and change of code
+CONTEXTS = 8  # of each device, the last to be written, or a file would grow with every version and change of code
 PATIENCE_S = 60  # for the lock, which others hold while they read and write the file
 
 
@@ -115,12 +115,7 @@ def merge(path: str | os.PathLike, entries: Sequence[Entry]) -> None:
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raise now what `write` would raise after hours of measuring.  Creates nothing but the folder of the user's own table.
-
-    Raises:
-      OSError: the file cannot be written, or is the user's own and others can write it.
-      ValueError: the file is not a table, and not the user's own.
-    """
+    """Raise now what `merge` would raise after hours of measuring.  Creates nothing but the folder of the user's own table."""
     path, own = _target(path)
     _existing(path, own)
     folder = next(folder for folder in path.parents if folder.exists())
@@ -129,12 +124,7 @@ def check_writable(path: str | os.PathLike) -> None:
 
 
 def clear(path: str | os.PathLike) -> None:
-    """Remove the file at `path`, if it is there.
-
-    Raises:
-      OSError: it cannot be removed, or is the user's own and others can write it.
-      ValueError: it is not a table, and not the user's own.
-    """
+    """Remove the file at `path`, if it is there; raises as `merge` does."""
     if os.path.lexists(path):
         with _locked(path) as (path, _):
             path.unlink(missing_ok=True)

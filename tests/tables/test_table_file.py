@@ -151,25 +151,20 @@ FALSE = {
     "a list": (b"[]", "Expected `object`, got `array`"),
     "another format": (json.dumps({"format": "jaxext table 2", "entries": []}).encode(), r"'jaxext table 2' - at `\$.format`"),
     "no format": (b'{"entries": []}', "required field `format`"),
-    "no entries": (b'{"format": "jaxext table 1"}', "required field `entries`"),
     "more fields": (json.dumps(DOCUMENT | {"code": "import os"}).encode(), "unknown field `code`"),
     "a strange field": (measurement(**{"\x1b[2J": 1}), r"unknown field .* - at `\$.entries\[0\].rows"),
     "deep": (b"[" * 200_000, "got `array`"),
     "deep inside": (WHOLE.replace(b'"lax"', b"[" * 100_000 + b"]" * 100_000), "got `array` - at .*config"),
     "NaN": (measurement(ms=[float("nan")] * 3), "malformed"),
     "1e999": (WHOLE.replace(b"2.0]", b"1e999]"), r"out of range - at .*ms\[2\]"),
-    "digits without end": (WHOLE.replace(b"2.0]", b"9" * 5000 + b"]"), r"out of range - at .*ms\[2\]"),
     "negative": (measurement(ms=[-3.0, -2.0, -1.0]), "want three quartiles above 0"),
     "zero": (measurement(ms=[0.0, 0.0, 0.0]), "want three quartiles above 0"),
-    "unordered": (measurement(ms=[2.0, 1.0, 3.0]), "want three quartiles above 0, in order"),
-    "two quartiles": (measurement(ms=[1.0, 2.0]), "length 3"),
+    "first above median": (measurement(ms=[2.0, 1.0, 3.0]), "want three quartiles above 0, in order"),
+    "third below median": (measurement(ms=[1.0, 3.0, 2.0]), "want three quartiles above 0, in order"),
     "true times": (measurement(ms=[True, True, True]), "got `bool`"),
-    "negative error": (measurement(error=-1e-7), "`float` >= 0.* at .*error"),
     "huge config": (measurement(config={"BLOCK_M": 2**63}), "at .*config"),
-    "a fraction": (measurement(config={"BLOCK_M": 0.5}), "got `float` - at .*config"),
     "many configs": (measurement(config={str(i): i for i in range(1000)}), "length <= 100"),
     "long text": (measurement(implementation="x" * 5000), "length <= 1000"),
-    "no name": (measurement(implementation=""), "length >= 1"),
     "control characters": (measurement(implementation="xla\x1b[2J"), "at .*implementation"),
     "reversed text": (measurement(config={"algorithm": "\u202elax"}), "at .*config"),
     "a problem over lines": (entry(rows={"p\n": [MEASUREMENT]}), "at `key` in .*rows"),
@@ -380,41 +375,18 @@ def test_entries_of_one_context_are_joined(path):
     assert "measured on 2026-11-22 with" in read(path, NEWER)[1]
 
 
-@pytest.mark.parametrize("devices", ["one", "many"])
-def test_joining_is_linear(devices, monkeypatch):
-    """Joining 16,000 contexts once took minutes."""
-    compared = []
-
-    class Counted(str):
-        __hash__ = str.__hash__
-
-        def __eq__(self, other):
-            compared.append(other)
-            return str(self) == str(other)
-
-    n = 300
-    names = [Counted(f"device {i}" if devices == "many" else "device") for i in range(n + n // 2)]
-    entries = [Entry.of(replace(HERE, device=name, versions={"jax": str(i)}), DAY, ROWS) for i, name in enumerate(names)]
-    joined = table_file._joined(entries[:n], entries[n // 2 :])
-    assert len(joined) == (1.5 * n if devices == "many" else table_file.CONTEXTS)
-    assert len(compared) <= 10 * n
+UNREADABLE = {
+    "no xla": lambda: row("triton"),
+    "NaN": lambda: row("xla", ms=float("nan")),
+    "infinite": lambda: row("xla", ms=float("inf")),
+    "nested": lambda: [Measurement("xla", {"tile": (1, 2)}, (1.0, 1.0, 1.0), 0.0)],  # type: ignore[dict-item]
+}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: {"p": row("triton")},
-        lambda: {"p": row("xla", "xla")},
-        lambda: {"p": row("xla", ms=float("nan"))},
-        lambda: {"p": row("xla", ms=float("inf"))},
-        lambda: {"p": [Measurement("xla", {"tile": (1, 2)}, (1.0, 1.0, 1.0), 0.0)]},  # type: ignore[dict-item]
-        lambda: {"p\n": row("xla")},
-    ],
-    ids=["no xla", "twice", "NaN", "infinite", "tuple", "line"],
-)
+@pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE)
 def test_what_would_not_be_read_is_not_written(path, make):
     with pytest.raises(ValueError, match="row 'p'|want three|Expected"):
-        write(path, rows=make())
+        write(path, rows={"p": make()})
     assert [*path.parent.iterdir()] == []
 
 
