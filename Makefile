@@ -59,7 +59,7 @@ gpu-programs: $(VENV)/gpu-compiler
 
 # for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled (all of them each time, unless
 # CMAKE_ARGS=-DJAXEXT_KERNELS=... names a library of them), and what it and its tests need beside jax and Triton 3.6; no GPU is needed
-carried := jax-triton==0.3.1 absl-py filelock platformdirs rich markdown-it-py mdurl pygments "pytest>=9" iniconfig packaging pluggy pytest-xdist execnet
+carried := jax-triton==0.3.1 absl-py filelock msgspec platformdirs rich markdown-it-py mdurl pygments "pytest>=9" iniconfig packaging pluggy pytest-xdist execnet
 wheel:
 	rm -rf wheels.new
 	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels.new .

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from msgspec import structs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -201,21 +202,21 @@ def _with_rows(
     try:
         for case in _with_progress(rest, console):
             if time.monotonic() > until:
-                whole = dataclasses.replace(whole, left_out=(*whole.left_out, case.name))
+                whole = structs.replace(whole, left_out=(*whole.left_out, case.name))
                 continue
             others = tuple(name for name in whole.begun if name != case.name)
-            whole = dataclasses.replace(whole, begun=(*others, case.name))
+            whole = structs.replace(whole, begun=(*others, case.name))
             _write(options, whole)
             row = _row(case, how)
             console.print(tables.line(row, shown), soft_wrap=True)
             if why := cells.lost():
                 console.print(f"the device is lost, --resume goes on without this case: {why}", style="bold red", markup=False)
                 return whole
-            whole = dataclasses.replace(whole, begun=others, rows=(*whole.rows, row))
+            whole = structs.replace(whole, begun=others, rows=(*whole.rows, row))
             _write(options, whole)
     except KeyboardInterrupt:
         return whole
-    return dataclasses.replace(whole, interrupted=False)
+    return structs.replace(whole, interrupted=False)
 
 
 def _row(case: Case, how: cells.Bench) -> report.Row:

@@ -26,7 +26,7 @@ from jaxext.tuning.timing import Chain, Clock, Cupti, Program, Sampler
 from . import cublas
 from .case import PLAIN, Case
 from .kinds import Matmul
-from .report import Default, Failure, Refusal, Result, Row
+from .report import Default, Failure, Refusal, Result, Results, Row
 
 PATIENCE_S = 5.0  # of all samples of a row by one clock; then there are only the least
 REFUSED = "does not support this call: "  # as jaxext says it of an implementation
@@ -102,7 +102,7 @@ def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench
         default=default,
         targets=targets,
         state=state(),
-        results={library: results[library] for library in programs},
+        results=Results((library, results[library]) for library in programs),
     )
 
 

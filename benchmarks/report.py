@@ -1,24 +1,24 @@
-"""The benchmark's report: what is measured, as dataclasses, and the JSON file that holds it.
+"""The benchmark's report: what is measured, and the JSON file that holds it.
 
-The dataclasses are the schema: records.py checks a file against their fields and annotations, and each says in `__post_init__` what its
-values have to be.  What follows from a report is in findings.py.  It must not know jax, nor how anything is measured.
+The classes are the schema: a file is checked against their annotations when it is read.  What follows from a report is in findings.py.
+This module must not know jax, nor how anything is measured.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from jaxext.cli import terminal
 from jaxext.forms.family import names_of_implementations
 from jaxext.tuning.timing import law
-
-from . import records
 
 SCHEMA = "jaxext bench 1"
 THEIRS = ("lax", "cublas")  # the libraries that are none of jaxext's implementations
@@ -29,11 +29,19 @@ KINDS = ("mlp", "per-example", "batched-filters", "transposed", "causal", "depth
 KINDS += ("strided", "pointwise", "dense", "batched", "skinny", "matmul")
 PRECISION, OTHER = "precision", "other"  # kinds of rows whose numbers are not those of one of DTYPES, and of rows without such a tag
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+NOT_FINITE = ("nan", "inf", "-inf")  # numbers that JSON does not have, as texts
+
 Quartiles = tuple[float, float, float]  # of milliseconds per call: first quartile, median, third quartile
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Name = Annotated[str, Meta(pattern=r"\A[^\W\d]\w*\Z")]  # of a library
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object of the file."""
+
+
+class Result(_Record, frozen=True, kw_only=True):
     """What a library takes for a row.
 
     Attributes:
@@ -51,16 +59,16 @@ class Result:
     ms: Quartiles
     warm_ms: Quartiles | None = None
     wall_ms: Quartiles | None = None
-    roofline: float | None = None
-    copy: float | None = None
-    tflops: float
-    gbps: float
+    roofline: NotNegative | None = None
+    copy: NotNegative | None = None
+    tflops: NotNegative
+    gbps: NotNegative
     error: float | str
     worst: float | str
-    hlo: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    temporaries_bytes: int | None = None
-    trace_ms: float
-    compile_ms: float
+    hlo: Mapping[str, int] = {}
+    temporaries_bytes: Annotated[int, Meta(ge=0)] | None = None
+    trace_ms: NotNegative
+    compile_ms: NotNegative
     kernels_ms: Mapping[str, float] | None = None
 
     def __post_init__(self):
@@ -68,36 +76,48 @@ class Result:
             times = getattr(self, field)
             if times is not None and not 0 < times[0] <= times[1] <= times[2]:
                 raise ValueError(f"{field}: got {list(times)}, want 0 < first quartile <= median <= third quartile")
-        for field in ("roofline", "copy", "tflops", "gbps", "error", "worst", "temporaries_bytes", "trace_ms", "compile_ms"):
+        for field in ("error", "worst"):
             value = getattr(self, field)
-            if isinstance(value, int | float) and value < 0:
+            if isinstance(value, float) and value < 0:
                 raise ValueError(f"{field}: got {value}, want 0 or more")
 
 
-@dataclasses.dataclass(frozen=True)
-class Refusal:
+class Refusal(_Record, frozen=True):
     """A library that does not take the row's problem here, and why."""
 
     refused: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
+class Failure(_Record, frozen=True):
     """A library that took the row's problem and broke down."""
 
     failed: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Default:
+class Results(dict[str, Result | Refusal | Failure]):
+    """By library.  The file does not name the class, but only a refusal has "refused" and only a failure has "failed"."""
+
+    @classmethod
+    def of(cls, data: Any) -> Results:
+        made, library = cls(), "libraries"
+        try:
+            for library, fields in msgspec.convert(data, dict[Name, dict[str, Any]]).items():
+                kind = Refusal if "refused" in fields else Failure if "failed" in fields else Result
+                errors = {name: float(fields[name]) for name in ("error", "worst") if fields.get(name) in NOT_FINITE}
+                made[library] = msgspec.convert(fields | errors, kind)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{library}: {error}") from None
+        return made
+
+
+class Default(_Record, frozen=True):
     """What computes one product where nobody names an implementation."""
 
     implementation: str
     how: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(_Record, frozen=True, kw_only=True):
     """One problem in one role and kind of numbers, by every library.
 
     Attributes:
@@ -117,22 +137,18 @@ class Row:
     role: str
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
-    flops: float
-    bytes: float
-    floor_ms: float | None = None
+    flops: NotNegative
+    bytes: Positive
+    floor_ms: Positive | None = None
     default: tuple[Default, ...] = ()
-    targets: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    state: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    results: Mapping[str, Result | Refusal | Failure] = dataclasses.field(default_factory=dict)
+    targets: Mapping[Name, Mapping[str, float]] = {}
+    state: Mapping[str, str] = {}
+    results: Results = msgspec.field(default_factory=Results)
 
     def __post_init__(self):
         _known("dtype", [self.dtype], terminal.DTYPES)
-        _names("results", self.results)
-        _names("targets", self.targets)
         for ours, targets in self.targets.items():
             _known(f"targets.{ours}", targets, TARGETS)
-        if self.flops < 0 or self.bytes <= 0 or (self.floor_ms is not None and self.floor_ms <= 0):
-            raise ValueError(f"flops, bytes, floor_ms: got {self.flops}, {self.bytes}, {self.floor_ms}, want flops >= 0, the others > 0")
 
     @property
     def kind(self) -> str:
@@ -160,8 +176,7 @@ class Row:
         return library if library in self.timed else None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(_Record, frozen=True, kw_only=True):
     """One run of the benchmark.
 
     Attributes:
@@ -180,8 +195,8 @@ class Report:
     timer: str
     not_cupti: str | None
     reduced: bool
-    ceilings: Mapping[str, float]
-    state: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ceilings: Mapping[str, Positive]
+    state: Mapping[str, str] = {}
     interrupted: bool = False
     begun: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -192,8 +207,6 @@ class Report:
         for field, kind in (("device", str), ("date", str), ("versions", dict)):
             if not isinstance(self.environment.get(field), kind):
                 raise ValueError(f"environment.{field}: got {self.environment.get(field)!r}, want a {kind.__name__}")
-        if wrong := {what: rate for what, rate in self.ceilings.items() if not rate > 0}:
-            raise ValueError(f"ceilings: got {wrong}, want more than 0")
         if twice := [name for name, times in collections.Counter(row.name for row in self.rows).items() if times > 1]:
             raise ValueError(f"rows: got two of name {twice[0]!r}, want each name once")
 
@@ -209,7 +222,7 @@ def read(path: str | os.PathLike) -> Report:
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it is not a report of this schema; the text names the file, the row and the field.
+      ValueError: it is not a report of this schema; the text names the file, the row by its place, and the field.
 
     Example:
       >>> [row.name for row in read("benchmarks/results/cpu.json").rows]
@@ -252,7 +265,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
 
 def data(report: Report) -> dict[str, Any]:
     """What the file of a report holds."""
-    return terminal.plain({"schema": SCHEMA, **dataclasses.asdict(report)})
+    return terminal.plain({"schema": SCHEMA, **msgspec.to_builtins(report, enc_hook=float)})  # numpy's floats are no floats to msgspec
 
 
 def ours(rows: Iterable[Row] = ()) -> tuple[str, ...]:
@@ -266,18 +279,13 @@ def libraries(rows: Iterable[Row] = ()) -> tuple[str, ...]:
     return ("lax", *ours(rows), "cublas")
 
 
-def _names(field: str, found: Iterable[str]) -> None:
-    if wrong := [name for name in found if not name.isidentifier()]:
-        raise ValueError(f"{field}: got {wrong[0]!r}, want names of libraries")
-
-
 def _known(field: str, names, known) -> None:
     if unknown := sorted(set(names) - set(known)):
         raise ValueError(f"{field}: got {', '.join(map(repr, unknown))}, want of {', '.join(known)}")
 
 
 def _report(text: str | bytes) -> Report:
-    fields = json.loads(text)
+    fields = msgspec.json.decode(text)
     if not isinstance(fields, dict) or fields.pop("schema", None) != SCHEMA:
         raise ValueError(f"schema: this is not a report of schema {SCHEMA!r}")
-    return records.made(Report, fields)
+    return msgspec.convert(fields, Report, dec_hook=lambda _, results: Results.of(results))

@@ -15,9 +15,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from jaxext.cli import terminal
 
-from . import records
 from .plan_rows import GOALS, MOST_BYTES, MOST_TIME, THEIRS, Pair, PlanRow, Side
 
 SCHEMA = "jaxext plan sweep 1"
@@ -39,10 +40,12 @@ def read(path: str | os.PathLike) -> Report:
       OSError: it cannot be read.
       ValueError: it is none; says where.
     """
-    fields = json.loads(pathlib.Path(path).read_text())
+    fields = msgspec.json.decode(pathlib.Path(path).read_bytes())
     if not isinstance(fields, dict) or fields.pop("schema", None) != SCHEMA:
         raise ValueError(f"{path}: this is not a report of schema {SCHEMA!r}")
-    return records.made(Report, fields)
+    report = msgspec.convert(fields, Report)
+    rows = (dataclasses.replace(row, difference=float(row.difference)) for row in report.rows)  # JSON has infinity as a text
+    return dataclasses.replace(report, rows=tuple(rows))
 
 
 def write(path: str | os.PathLike, report: Report) -> None:

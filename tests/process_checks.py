@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 import jaxext
 from jaxext import parallel
 from jaxext.tables import in_force, table_file
+from jaxext.tables.table_format import Measurement
 
 
 def mesh(kind=AxisType.Auto):
@@ -165,7 +166,7 @@ def tables(folder):
         return ""
 
     def write(path, *problems):
-        measurement = table_file.Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 0.0)
+        measurement = Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 0.0)
         table_file.write(path, in_force.context("cpu"), {problem: [measurement] for problem in problems})
 
     with in_force.collecting() as calls, jaxext.use_table(None):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 
 from jaxext.cli.info import check_device
 from jaxext.cli.terminal import Failure, Grid, UsageError, failed, says_json, tell
-from jaxext.tables import environment, in_force, table_file
+from jaxext.tables import environment, in_force, table_file, table_format
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -45,7 +44,7 @@ def cache(options) -> int:
     return 0
 
 
-def _here(options) -> table_file.Context | None:
+def _here(options) -> table_format.Context | None:
     """None where there is no device, of which only `show` has to know."""
     try:
         check_device()
@@ -56,8 +55,8 @@ def _here(options) -> table_file.Context | None:
     return in_force.context(environment.default_platform())
 
 
-def _kept(options, path: pathlib.Path) -> Sequence[table_file.Entry]:
-    """What the table at `path` holds once it was done what was asked for."""
+def _kept(options, path: pathlib.Path) -> Sequence[table_format.Entry]:
+    """Carry out the action, and return the entries of the table at `path` after it."""
     source = {"export": path, "import": options.path}.get(options.action)
     if options.action == "clear":
         table_file.clear(path)
@@ -73,21 +72,21 @@ def _kept(options, path: pathlib.Path) -> Sequence[table_file.Entry]:
         return ()
 
 
-def _tell(options, path: pathlib.Path, entries: Sequence[table_file.Entry], here: table_file.Context | None) -> None:
+def _tell(options, path: pathlib.Path, entries: Sequence[table_format.Entry], here: table_format.Context | None) -> None:
     told, rows = [], []
     for entry in entries:
-        of = entry.context
+        measured, known = str(entry.measured), ("device", "capability", "versions", "sources")
         hold, why_not = (None, "there is no device here") if here is None else _holding(entry, here, path)
-        told.append(dataclasses.asdict(of) | {"measured": entry.measured, "rows": len(entry.rows), "hold": hold, "why not": why_not})
-        versions = ", ".join(f"{name} {version}" for name, version in of.versions.items())
-        rows.append((of.device, of.capability or "-", versions, entry.measured, len(entry.rows), hold, why_not or "-"))
+        facts = {"measured": measured, "rows": len(entry.rows), "hold": hold, "why not": why_not}
+        told.append({name: getattr(entry, name) for name in known} | facts)
+        versions = ", ".join(f"{name} {version}" for name, version in entry.versions.items())
+        rows.append((entry.device, entry.capability or "-", versions, measured, len(entry.rows), hold, why_not or "-"))
     columns = ("device", "capability", "versions", "measured", "rows", "hold here", "why not")
     shown = Grid(str(path), columns, rows) if rows else Grid(f"{path}: nothing was measured", (), [])
     tell(options, {"path": str(path), "entries": told}, shown)
 
 
-def _holding(entry: table_file.Entry, here: table_file.Context, path: pathlib.Path) -> tuple[int, str | None]:
-    """How many of its rows hold here, and why not all."""
-    table = table_file.select((entry,), here, str(path))
-    away = (entry.context.device, entry.context.capability) != (here.device, here.capability)
-    return len(table.rows), table.ignored or ("of another device" if away else None)
+def _holding(entry: table_format.Entry, here: table_format.Context, path: pathlib.Path) -> tuple[int, str | None]:
+    """The number of its rows that hold here, and why the others do not."""
+    table = table_format.select((entry,), here, str(path))
+    return len(table.rows), table.ignored or (None if entry.place == here.place else "of another device")

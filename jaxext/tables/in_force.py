@@ -1,20 +1,22 @@
-"""Which table of measurements is in force, and what it says of a call.
+"""The table of measurements that is in force, and its measurements of a call.
 
-It is the one that `use_table` names, else the package's own for this device and, above it, the user's, which are read at the first call
-that asks.  All processes of a run must take the same decisions: they compare what they read before any of it counts.  It must not know
-operations, nor how anything is measured.
+`use_table` names the table.  Otherwise it is the user's own, completed by the package's tables; both are read at the first call that asks.
+All processes of a run must decide alike, so they compare their tables before any of them counts.  This module must not know operations,
+nor how anything is measured.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import hashlib
-import importlib.resources
 import json
 import os
+import pathlib
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,47 +25,46 @@ import jax
 from jaxext._compat import published
 from jaxext._scope import Scope
 from jaxext.tables import environment
-from jaxext.tables.table_file import Context, Entry, Measurement, Table, default_path, parse, read_entries, select, warn
+from jaxext.tables.table_file import default_path, try_load
+from jaxext.tables.table_format import Context, Entry, Measurement, Table, decode, select
 
 __all__ = ["add_code", "collecting", "context", "current", "default_path", "digest", "in_force_on", "known_as", "measured", "use_table"]
 
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """The entries of a file, as they were when it was named; which of them hold depends on the platform of the call."""
+    """The entries of a file at the time of `use_table`.  Which of them hold depends on the platform of the call."""
 
     source: str
     entries: tuple[Entry, ...] = dataclasses.field(hash=False, repr=False)
 
 
-# A `_File`, a `Table`, or the word "default"; part of jit's cache key.
-_used = jax.make_user_context("default")
+_used = jax.make_user_context("default")  # a `_File`, or the word "default"; part of jit's cache key
 
-_ANOTHER = "it was measured with other versions or code: tune again"
-
+_SHIPPED = pathlib.Path(__file__).parent  # the folder of the package's own tables, if there are any
 _lock = threading.Lock()
-_tables: dict[tuple[Any, str], Table] = {}  # what is used, platform -> what of it holds
-_agreed: dict[str, list[str]] = {}  # platform and "default" or "named" -> digests that every process which told has too, in order
+_tables: dict[tuple[Any, str], Table] = {}  # the value of `_used`, platform -> the rows that hold
+_agreed: dict[str, list[str]] = {}  # platform and "default" or "named" -> digests that were compared with other processes, in order
 _collectors: list[list] = []
 
 
 def use_table(table: str | os.PathLike | Table | None) -> Scope:
-    """A context in which the table decides between implementations and their configurations, and neither the user's own nor the package's.
+    """A context in which this table alone decides between implementations and their configurations.
 
     It is a context manager (`with use_table("tables.json"): ...`) and a decorator of functions (`@use_table("tables.json")`, which reads
-    the file once).  It decides at lowering: put it around the call of a jitted function, or above `@jax.jit`.
-    Its rows for other devices, versions or code do not count.  An implementation that the call or `use_implementation` names leaves the
-    table only the choice of its configuration.  The context is part of `jax.jit`'s cache key.
+    the file once).  It takes effect at lowering: put it around the call of a jitted function, or above `@jax.jit`.
+    Rows for other devices, versions or code are ignored.  If the call or `use_implementation` names an implementation, the table only
+    decides about its configuration.  The context is part of `jax.jit`'s cache key.
 
     Args:
-      table: the path of a file that `tune` wrote, which is read now; or None: nothing was measured.
+      table: the path of a file that `tune` wrote, which is read now; or None for no measurements.
 
     Raises:
       FileNotFoundError: there is no such file.
-      RuntimeError: at lowering, in a run of several processes whose tables differ.
+      RuntimeError: at lowering, if the processes of a run have different tables.
 
     Warns:
-      UserWarning: the file is not a table, or its measurements for this device are ignored: other versions or code made them.
+      UserWarning: the file is not a table, or has measurements of this device with other versions or code.
 
     Examples:
       >>> jaxext.tune(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
@@ -73,26 +74,31 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
     if table is None:
         return Scope("use_table", _used, _File("no table", ()))
     if isinstance(table, Table):
-        return Scope("use_table", _used, table)
+        return Scope("use_table", _used, _File(table.source, (Entry.of(table.context, datetime.date.today(), table.rows),)))
     if not isinstance(table, str | os.PathLike):
         raise TypeError(f"use_table: table is {table!r}, want a path or None")
     path = os.fspath(table)
     if not os.path.exists(path):
         raise FileNotFoundError(f"use_table: there is no file {path}")
-    entries, ignored = read_entries(path)
-    warn(path, ignored)
+    entries, ignored = try_load(path)
+    _warn(path, ignored)
     return Scope("use_table", _used, _File(path, entries))
 
 
+def _warn(source: str, ignored: str | None) -> None:
+    if ignored is not None:
+        warnings.warn(f"jaxext ignores measurements in {source}: {ignored}", stacklevel=3)
+
+
 def current():
-    """What `use_table` says here: for `measured` elsewhere, since XLA may ask once this context was left, or in a thread of its own."""
+    """The value of `use_table` here.  XLA may ask for a decision later or in another thread, so `measured` takes it as an argument."""
     return _used.value
 
 
 def measured(call, used=None) -> Sequence[Measurement]:
-    """What the table in force (that of `used`, which is a `current()`) says of the call; nothing if it was not measured.
+    """The measurements of the call in the table in force, or in that of `used` (a `current()`); none if it was not measured.
 
-    A program whose parts XLA decides later, or for another device than this process has, is nothing that was measured.
+    There are none for a program that XLA splits later, nor for a device that this process does not have.
 
     Raises:
       RuntimeError: another process of this run has another table.
@@ -108,9 +114,7 @@ def measured(call, used=None) -> Sequence[Measurement]:
 
 
 def digest(platform: str, used=None) -> str:
-    """What tells programs of one table from those of another: of the table in force (that of `used`, which is a `current()`), a hash.
-
-    "" if it says nothing of this process's device, or the process has none of that platform: then no table decides.
+    """A hash of the table in force, or of that of `used` (a `current()`); "" if it has no rows for this process's device.
 
     Raises:
       RuntimeError: another process of this run has another table.
@@ -140,7 +144,7 @@ def known_as(platform: str, implementations: Iterable[str], used=None) -> str:
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list]:
-    """Every call that is looked up meanwhile, by any thread: XLA asks for the parts of a program in its own."""
+    """The list of the calls that any thread looks up in this context: XLA asks for the parts of a program in threads of its own."""
     calls: list = []
     with _lock:
         _collectors.append(calls)
@@ -152,7 +156,7 @@ def collecting() -> Iterator[list]:
 
 
 def in_force_on(platform: str) -> Table:
-    """The table that decides here for the platform's first device, for those who tell of it: nothing is warned of or compared.
+    """The table in force for the platform's first device, without a warning or a comparison with other processes.
 
     Raises:
       RuntimeError: this process has no such platform.
@@ -164,7 +168,7 @@ def in_force_on(platform: str) -> Table:
 
 @functools.cache
 def context(platform: str) -> Context:
-    """What is measured in this process, on its first device of the platform, holds in.
+    """The context of this process's first device of the platform.
 
     Raises:
       RuntimeError: this process has no such platform.
@@ -191,59 +195,43 @@ def _in_force(used, platform: str) -> Table:
         table = _tables[used, platform] = _tables[used, platform] if known else _read(used, platform)
         _agree(f"{platform}: {'default' if used == 'default' else 'named'}", table)
     if not known:
-        warn(table.source, table.ignored)
+        _warn(table.source, table.ignored)
     return table
 
 
 def _read(used, platform: str) -> Table:
-    """What holds here.  Lowering asks, which must not fail for want of a table: what cannot be had is ignored."""
+    """The rows that hold here.  Lowering must not fail for want of a table, so a table that cannot be read is empty."""
     try:
         here = context(platform)
         return _default(here) if used == "default" else _named(used, here, platform)
     except (ImportError, OSError, ValueError) as error:
-        unknown = Context(platform, None, {}, {})
-        return Table(unknown, {}, used if isinstance(used, str) else used.source, f"{type(error).__name__}: {error}")
+        return Table(Context(platform, None, {}, {}), {}, getattr(used, "source", used), f"{type(error).__name__}: {error}")
 
 
 def _default(here: Context) -> Table:
-    path = default_path()
-    entries, ignored = read_entries(path)
-    own = select(entries, here, str(path))
-    both = select((*_shipped(), *entries), here, str(path))
-    # That the package has measurements of other versions than these is nothing that its user can mend.
-    return dataclasses.replace(both, ignored=ignored or own.ignored, shipped=len(both.rows.keys() - own.rows.keys()))
+    path = str(default_path())
+    entries, ignored = try_load(path)
+    own = select(entries, here, path)
+    shipped = [entry for file in sorted(_SHIPPED.glob("*.json")) for entry in decode(file.read_bytes())]
+    both = select([*shipped, *entries], here, path)
+    # Not `both.ignored`: the user can do nothing about a table of the package that is of other versions.
+    return dataclasses.replace(both, ignored=ignored or own.ignored)
 
 
-def _named(used: _File | Table, here: Context, platform: str) -> Table:
-    if isinstance(used, Table):
-        table = used if used.context == here else dataclasses.replace(used, context=here, rows={}, ignored=_ANOTHER)
-        devices = {used.context.device}
-    else:
-        table = select(used.entries, here, used.source)
-        devices = {entry.context.device for entry in used.entries}
-    if not devices or here.device in devices:
-        return table
-    # One of a GPU says nothing of what the same process computes on its CPU, and need not.
-    foreign = f"it is of {', '.join(sorted(devices))}, this is {here.device}" if platform == environment.default_platform() else None
-    return dataclasses.replace(table, ignored=foreign)
-
-
-def _shipped() -> Iterator[Entry]:
-    """The entries of the package's own tables, in the folder `tables` if there is one."""
-    folder = importlib.resources.files("jaxext") / "tables"
-    for file in sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else ():
-        if file.name.endswith(".json"):
-            try:
-                yield from parse(file.read_bytes())
-            except ValueError as error:
-                raise ValueError(f"{file} of the package: {error}") from None
+def _named(used: _File, here: Context, platform: str) -> Table:
+    table = select(used.entries, here, used.source)
+    devices = {entry.device for entry in used.entries}
+    # The table of a GPU is expected to have nothing for the CPU of the same process.
+    if devices and here.device not in devices and platform == environment.default_platform():
+        return dataclasses.replace(table, ignored=f"it is of {', '.join(sorted(devices))}, this is {here.device}")
+    return table
 
 
 def _agree(role: str, table: Table) -> None:
-    """Tell the other processes which table this one has; raise if one has told of another.
+    """Publish the digest of this process's table; raise if another process has published another.
 
-    Nobody is waited for, since a process may lower a program alone.  Each tells before it hears: so of two that differ one hears of it, the
-    later.  Where a role is played by one table after the other, the first is compared with the others' first, and so on.
+    No process waits, since one may lower a program alone.  Each publishes before it reads, so of two with different tables at least the
+    later one raises.  A process that uses several tables in one role compares its first with the others' first, and so on.
     """
     digests = _agreed.setdefault(role, [])
     if table.digest in digests:

@@ -22,7 +22,7 @@ from jaxext.benchmarks import bench, cells, cublas, problems, report, tables
 from jaxext.benchmarks.kinds import Conv, Matmul
 from jaxext.cli.terminal import UsageError
 from jaxext.tables import in_force
-from jaxext.tables.table_file import Measurement, Table
+from jaxext.tables.table_format import Measurement, Table
 from jaxext.tuning import random_operands, timing
 
 MATMUL = Matmul(name="tiny", M=6, N=5, K=4, tags=frozenset({"matmul"}), numbers=("bf16", "int8"))

@@ -1,6 +1,5 @@
 """Reports are read as they were written, or refused in words; what follows from them is checked on made-up numbers."""
 
-import dataclasses
 import json
 import math
 import os
@@ -9,10 +8,11 @@ import re
 import xml.etree.ElementTree
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from jaxext.benchmarks import findings, pictures, tables
-from jaxext.benchmarks.report import KINDS, Default, Failure, Refusal, Report, Result, Row, read, write
+from jaxext.benchmarks.report import KINDS, Default, Failure, Refusal, Report, Result, Results, Row, read, write
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks/results"
 ENVIRONMENT = {"device": "Some CPU", "date": "2026-11-21T22:00:00+00:00", "versions": {"jax": "0.12.0", "jaxext": "0.1.0"}, "commit": "abc"}
@@ -41,7 +41,7 @@ def row(name="a", role="fprop", *, default=("xla",), dtype="float32", numbers=No
         floor_ms=0.5,
         default=tuple(Default(implementation, "as it is") for implementation in default),
         targets=targets or {},
-        results=results,
+        results=Results(results),
     )
 
 
@@ -84,31 +84,34 @@ def without(data, name):
 WRONGS = {
     "another schema": (lambda d: d.update(schema="jaxext bench 2"), "schema: this is not a report of schema 'jaxext bench 1'"),
     "no schema": (lambda d: without(d, "schema"), "this is not a report"),
-    "a field is missing": (lambda d: without(d, "timer"), ": timer: is missing"),
-    "a row's is": (lambda d: without(d["rows"][1], "flops"), "rows[1: 'a, 8x56 dgrad float32'].flops: is missing"),
-    "a result's is": (lambda d: without(d["rows"][0]["results"]["xla"], "ms"), "fprop float32'].results.xla.ms: is missing"),
-    "a field is unknown": (lambda d: d["rows"][0].update(speed=1), "'a, 8x56 fprop float32'].speed: is no field"),
-    "a row is none": (lambda d: d["rows"].append(3), "rows[2]: got 3, want an object"),
-    "rows are none": (lambda d: d.update(rows={}), "rows: got {}, want a list"),
-    "no number": (lambda d: d["rows"][0].update(flops="many"), "flops: got 'many', want a finite number"),
-    "NaN": (lambda d: d["rows"][0].update(flops=math.nan), "flops: got nan, want a finite number"),
-    "NaN as text": (lambda d: d["rows"][0].update(flops="nan"), "flops: got 'nan', want a finite number"),
-    "Infinity": (lambda d: d["ceilings"].update(copy=math.inf), "ceilings.copy: got inf, want a finite number"),
-    "beyond numbers": (lambda d: d["rows"][0].update(bytes=10**400), "want a finite number"),
-    "no truth value": (lambda d: d.update(reduced=1), "reduced: got 1, want true or false"),
-    "a truth value": (lambda d: d["rows"][0].update(bytes=True), "bytes: got True, want a finite number"),
-    "no integer": (lambda d: d["rows"][0].update(shapes=[[1.5]]), "shapes[0][0]: got 1.5, want an integer"),
-    "no text": (lambda d: d["rows"][0].update(tags=[1]), "tags[0]: got 1, want a text"),
-    "no quartiles": (lambda d: d["rows"][0]["results"]["lax"].update(ms=[1, 2]), "results.lax.ms: got [1, 2], want 3 items"),
+    "a field is missing": (lambda d: without(d, "timer"), "required field `timer`"),
+    "a row's is": (lambda d: without(d["rows"][1], "flops"), "required field `flops` - at `$.rows[1]`"),
+    "a result's is": (
+        lambda d: without(d["rows"][0]["results"]["xla"], "ms"),
+        "xla: Object missing required field `ms` - at `$.rows[0].results`",
+    ),
+    "a field is unknown": (lambda d: d["rows"][0].update(speed=1), "unknown field `speed` - at `$.rows[0]`"),
+    "a row is none": (lambda d: d["rows"].append(3), "Expected `object`, got `int` - at `$.rows[2]`"),
+    "rows are none": (lambda d: d.update(rows={}), "Expected `array`, got `object` - at `$.rows`"),
+    "no number": (lambda d: d["rows"][0].update(flops="many"), "Expected `float`, got `str` - at `$.rows[0].flops`"),
+    "NaN": (lambda d: d["rows"][0].update(flops=math.nan), "JSON is malformed: invalid character"),
+    "NaN as text": (lambda d: d["rows"][0].update(flops="nan"), "got `str` - at `$.rows[0].flops`"),
+    "Infinity": (lambda d: d["ceilings"].update(copy=math.inf), "JSON is malformed: invalid character"),
+    "beyond numbers": (lambda d: d["rows"][0].update(bytes=10**400), "Number out of range - at `$.rows[0].bytes`"),
+    "no truth value": (lambda d: d.update(reduced=1), "Expected `bool`, got `int` - at `$.reduced`"),
+    "a truth value": (lambda d: d["rows"][0].update(bytes=True), "got `bool` - at `$.rows[0].bytes`"),
+    "no integer": (lambda d: d["rows"][0].update(shapes=[[1.5]]), "Expected `int`, got `float` - at `$.rows[0].shapes[0][0]`"),
+    "no text": (lambda d: d["rows"][0].update(tags=[1]), "Expected `str`, got `int` - at `$.rows[0].tags[0]`"),
+    "no quartiles": (lambda d: d["rows"][0]["results"]["lax"].update(ms=[1, 2]), "lax: Expected `array` of length 3, got 2 - at `$.ms`"),
     "their order": (lambda d: d["rows"][0]["results"]["lax"].update(ms=[3, 2, 1]), "ms: got [3.0, 2.0, 1.0], want 0 < first quartile"),
     "no time": (lambda d: d["rows"][0]["results"]["xla"].update(warm_ms=[0, 0, 0]), "warm_ms: got [0.0, 0.0, 0.0], want 0 < first"),
-    "a negative error": (lambda d: d["rows"][0]["results"]["xla"].update(error=-1), "results.xla.error: got -1.0, want 0 or more"),
-    "a library": (lambda d: d["rows"][0]["results"].update({"m k l": {"refused": ""}}), "results: got 'm k l', want names of libraries"),
+    "a negative error": (lambda d: d["rows"][0]["results"]["xla"].update(error=-1), "xla: error: got -1.0, want 0 or more"),
+    "a library": (lambda d: d["rows"][0]["results"].update({"m k l": {"refused": ""}}), "at `key` in `$` - at `$.rows[0].results`"),
     "a target's kind": (lambda d: d["rows"][0].update(targets={"xla": {"speed": 1}}), "targets.xla: got 'speed', want of lax"),
     "a dtype": (lambda d: d["rows"][0].update(dtype="float31"), "dtype: got 'float31', want of bool, int8"),
     "no device": (lambda d: d["environment"].update(device=None), "environment.device: got None, want a str"),
-    "no rate": (lambda d: d["ceilings"].update(copy=0), "ceilings: got {'copy': 0.0}, want more than 0"),
-    "no bytes": (lambda d: d["rows"][0].update(bytes=0), "want flops >= 0, the others > 0"),
+    "no rate": (lambda d: d["ceilings"].update(copy=0), "Expected `float` > 0.0 - at `$.ceilings[...]`"),
+    "no bytes": (lambda d: d["rows"][0].update(bytes=0), "Expected `float` > 0.0 - at `$.rows[0].bytes`"),
     "a name twice": (lambda d: d["rows"].append(d["rows"][0]), "rows: got two of name 'a, 8x56 fprop float32'"),
 }
 
@@ -136,7 +139,7 @@ def test_what_is_no_report_is_refused(text, tmp_path):
 def test_what_would_not_be_read_is_not_written(tmp_path):
     path = tmp_path / "a.json"
     write(path, WHOLE)
-    with pytest.raises(ValueError, match="gbps: got 'nan', want a finite number"):
+    with pytest.raises(ValueError, match=r"lax: Expected `float`, got `str` - at `\$.gbps`"):
         write(path, report(row(lax=result(1.0, gbps=math.nan))))
     assert read(path) == WHOLE and os.listdir(tmp_path) == ["a.json"]
 
@@ -250,8 +253,8 @@ def test_noise(before, after, verdict):
 
 def test_comparison():
     before = report(row("a", lax=1.0, xla=1.0, cuda=1.0), row("b", lax=1.0), row("c", lax=1.0), row("d", lax=1.0, xla=1.0))
-    old_shapes = dataclasses.replace(before.rows[2], shapes=((1,),))
-    before = dataclasses.replace(before, rows=(*before.rows[:2], old_shapes, before.rows[3]))
+    old_shapes = structs.replace(before.rows[2], shapes=((1,),))
+    before = structs.replace(before, rows=(*before.rows[:2], old_shapes, before.rows[3]))
     after = report(row("a", lax=2.0, xla=1.2, cuda=Failure("memory")), row("c", lax=9.0), row("d", lax=0.5, xla=1.01), row("e", lax=1.0))
     found = findings.compare(before, after)
     assert [(change.name[0], change.library, change.verdict, change.why) for change in found.changes] == [
@@ -308,7 +311,7 @@ def test_a_line_without_times():
 
 def test_findings_are_printed():
     more = row("[b]", "step", lax=2.0, xla=1.0), row("[c]", lax=2.0, xla=result(1.0, error=math.nan))
-    text = printed(tables.print_findings, dataclasses.replace(WHOLE, rows=WHOLE.rows + more))
+    text = printed(tables.print_findings, structs.replace(WHOLE, rows=WHOLE.rows + more))
     assert re.search(r"depthwise +│ step +│ xla +│ lax +│ 1 +│ 2.00x +│ 2.00x +│ 0 +│ \[b\] step float32", text)
     for said in ("0.50x", "triton refused: the platform is 'cpu'", "left out, for want of time: b"):
         assert said in text

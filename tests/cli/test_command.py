@@ -13,6 +13,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import pytest
 
 import jaxext
@@ -20,6 +21,7 @@ from jaxext import __main__
 from jaxext.benchmarks import bench, compiled, compiled_cuda, kernel_table
 from jaxext.cli import arguments, command, terminal
 from jaxext.tables import in_force, table_file
+from jaxext.tables.table_format import Measurement
 from jaxext.tuning import trial
 
 ROOT = pathlib.Path(jaxext.__file__).parent.parent
@@ -206,14 +208,14 @@ def test_info_says_why_not(capsys, monkeypatch, cache):
 
 def test_info_tells_the_table(capsys, cache, monkeypatch):
     monkeypatch.setattr(in_force, "_tables", {})  # a process reads its table once
-    row = (table_file.Measurement("xla", {"algorithm": "lax"}, (1.0, 1.0, 2.0), 0.0),)
+    row = (Measurement("xla", {"algorithm": "lax"}, (1.0, 1.0, 2.0), 0.0),)
     table_file.write(cache, in_force.context(PLATFORM), {"matmul_nn B=1": row})
     table = json.loads(said(capsys, "info", "--json"))["table"]
     assert table["rows that hold here"] == 1 and table["ignored"] is None
     cache.write_text("{")
     monkeypatch.setattr(in_force, "_tables", {})
     table = json.loads(said(capsys, "info", "--json"))["table"]
-    assert table["rows that hold here"] == 0 and "not JSON" in table["ignored"]
+    assert table["rows that hold here"] == 0 and "not a table" in table["ignored"]
 
 
 # explain
@@ -252,7 +254,7 @@ def test_explain_by_a_table(capsys, tmp_path, monkeypatch):
     path = tmp_path / "tables.json"
     (config,) = [row["how"] for row in json.loads(said(capsys, *MATMUL, "--json"))["rows"]]
     (call,) = _calls()
-    row = (table_file.Measurement("xla", {"algorithm": config}, (1.0, 1.25, 2.0), 0.0),)
+    row = (Measurement("xla", {"algorithm": config}, (1.0, 1.25, 2.0), 0.0),)
     table_file.write(path, in_force.context(PLATFORM), {call.problem: row})
     rows = [json.loads(said(capsys, *MATMUL, "--json", "-", "--table", table))["rows"][0] for table in (path, "none")]
     assert [(row["why"], row["table"]) for row in rows] == [("measured at 1.25 ms", str(path)), ("preferred", None)]
@@ -392,14 +394,14 @@ def test_bench_ends_as_the_harness_does(monkeypatch):
 
 # cache
 
-ROW = (table_file.Measurement("xla", {"algorithm": "lax"}, (1.0, 2.0, 3.0), 1e-7),)
+ROW = (Measurement("xla", {"algorithm": "lax"}, (1.0, 2.0, 3.0), 1e-7),)
 
 
 def test_cache(capsys, cache, tmp_path):
     assert json.loads(said(capsys, "cache", "show", "--json")) == {"path": str(cache), "entries": []}
     here = in_force.context(PLATFORM)
     table_file.write(cache, here, {"one": ROW, "two": ROW})
-    table_file.write(cache, dataclasses.replace(here, device="Another"), {"one": ROW})
+    table_file.write(cache, msgspec.structs.replace(here, device="Another"), {"one": ROW})
     entries = json.loads(said(capsys, "cache", "show", "--json"))["entries"]
     assert [(entry["device"], entry["rows"], entry["hold"], entry["why not"]) for entry in entries] == [
         (here.device, 2, 2, None),
@@ -419,7 +421,7 @@ def test_cache(capsys, cache, tmp_path):
 
 def test_cache_says_what_does_not_hold(capsys, cache):
     here = in_force.context(PLATFORM)
-    table_file.write(cache, dataclasses.replace(here, versions={**here.versions, "jax": "0.1"}), {"one": ROW})
+    table_file.write(cache, msgspec.structs.replace(here, versions={**here.versions, "jax": "0.1"}), {"one": ROW})
     (line,) = [line for line in said(capsys, "cache", "show").splitlines() if line.startswith(here.device)]
     assert re.search(r"  1 +0 +\S.*with jax 0\.1 .*tune again$", line)
 
@@ -433,7 +435,7 @@ def test_cache_refuses(capsys, cache, tmp_path):
     table_file.write(cache, in_force.context(PLATFORM), {"one": ROW})
     before = cache.read_bytes()
     assert command.main(["cache", "import", str(tmp_path / "false.json")]) == 1
-    assert re.search(r"cache import \S+false.json .*: an entry is", capsys.readouterr().err)
+    assert re.search(r"cache import \S+false.json .*: it is not a table of this version: JSON is malformed", capsys.readouterr().err)
     assert cache.read_bytes() == before
     cache.parent.chmod(0o777)
     assert command.main(["cache", "import", str(cache)]) == 1

@@ -10,10 +10,11 @@ import pytest
 import jaxext
 from jaxext.cli import arguments, command, terminal
 from jaxext.tables import in_force, table_file
+from jaxext.tables.table_format import Measurement
 
 MATMUL = ["explain", "jaxext:matmul", "f32[8,4]", "f32[4,2]"]
 PLATFORM = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-ROW = (table_file.Measurement("xla", {"algorithm": "lax"}, (1.0, 2.0, 3.0), 1e-7),)
+ROW = (Measurement("xla", {"algorithm": "lax"}, (1.0, 2.0, 3.0), 1e-7),)
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,7 @@ SEES_INTERNALS = {"_compat"}
 THIRD_PARTIES = {"jax", "numpy"}
 THIRD_PARTIES_OF = {
     "backends.triton": {"jax_triton", "triton", "ml_dtypes"},
-    "tables": {"filelock", "platformdirs"},
+    "tables": {"filelock", "msgspec", "platformdirs"},
     "cli": {"rich"},
 }
 OF_KERNELS = {"triton"}

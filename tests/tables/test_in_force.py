@@ -12,6 +12,7 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from msgspec.structs import replace
 
 import jaxext
 from jaxext.backends import kernel
@@ -21,12 +22,12 @@ from jaxext.forms import implementation
 from jaxext.forms.call import Splitter
 from jaxext.forms.family import families
 from jaxext.tables import environment, in_force, table_file
-from jaxext.tables.table_file import Measurement, Table
+from jaxext.tables.table_format import Measurement, Table
 
 ROOT = pathlib.Path(jaxext.__file__).parent.parent
 HERE = in_force.context("cpu")
-ELSEWHERE = dataclasses.replace(HERE, device="NVIDIA H200", capability=90)
-OLDER = dataclasses.replace(HERE, versions={**HERE.versions, "jax": "0.1.0"})
+ELSEWHERE = replace(HERE, device="NVIDIA H200", capability=90)
+OLDER = replace(HERE, versions={**HERE.versions, "jax": "0.1.0"})
 
 
 def matmul(rows=4):
@@ -55,13 +56,11 @@ def times(call=CALL):
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
-    """A process that has read nothing yet, whose user has no table, and whose package ships none.  Returns the path of the user's."""
+    """A process that has read nothing yet, and neither its user nor its package has a table.  Returns the path of the user's."""
     path = tmp_path / "cache" / "tables.json"
-    (tmp_path / "package" / "tables").mkdir(parents=True)
     for module in (in_force, table_file):
         monkeypatch.setattr(module, "default_path", lambda: path)
-    resources = types.SimpleNamespace(resources=types.SimpleNamespace(files=lambda _: tmp_path / "package"))
-    monkeypatch.setattr(in_force, "importlib", resources)
+    monkeypatch.setattr(in_force, "_SHIPPED", tmp_path / "package")
     for name in ("_tables", "_agreed"):
         monkeypatch.setattr(in_force, name, {})
     return path
@@ -69,14 +68,10 @@ def fresh(tmp_path, monkeypatch):
 
 @pytest.fixture
 def shipped(tmp_path):
-    return tmp_path / "package" / "tables" / "this.json"
+    return tmp_path / "package" / "this.json"
 
 
 # ---- what is in force
-
-
-def test_nothing_was_measured():
-    assert times() == []
 
 
 def test_the_users_own_is_read_once(fresh):
@@ -88,43 +83,35 @@ def test_the_users_own_is_read_once(fresh):
     assert times() == [2.0]
 
 
-def test_the_users_own_lies_above_the_packages(fresh, shipped):
+def test_the_users_own_goes_before_the_packages(fresh, shipped):
     table_file.write(shipped, HERE, row(2.0) | row(7.0, call(rows=3)))
     table_file.write(fresh, HERE, row(3.0))
-    assert times() == [3.0]
-    assert times(call(rows=3)) == [7.0]
+    assert (times(), times(call(rows=3))) == ([3.0], [7.0])
+    table = in_force.in_force_on("cpu")
+    assert (table.source, len(table.rows), table.ignored) == (str(fresh), 2, None)
 
 
-def test_what_the_package_has_of_other_versions_is_no_warning(shipped):
+def test_other_versions_are_warned_of_once(fresh, shipped):
+    """And only those of the user's own table: the user can do nothing about the package's."""
     table_file.write(shipped, OLDER, row(2.0))
     assert times() == []
-
-
-def test_what_the_user_has_of_other_versions_is_one(fresh):
+    in_force._tables.clear()
     table_file.write(fresh, OLDER, row(2.0))
-    with pytest.warns(UserWarning, match=r"jax 0.1.0 \(here ") as caught:
-        assert times() == []
-    assert len(caught) == 1 and str(fresh) in str(caught[0].message)
-    assert times() == []  # it was said
-
-
-def test_a_false_file_of_the_users_is_one(fresh):
-    fresh.parent.mkdir(mode=0o700)
-    fresh.write_text("[" * 100_000)
-    with pytest.warns(UserWarning, match="nested too deeply") as caught:
-        jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul())
+    assert "jax 0.1.0" in str(in_force.in_force_on("cpu").ignored)  # which does not warn
+    with pytest.warns(UserWarning, match=rf"jaxext ignores measurements in {fresh}: .* jax 0.1.0 \(here ") as caught:
+        assert times() == times() == []
     assert len(caught) == 1
 
 
 def test_threads_read_once(monkeypatch):
-    reads, read = [], in_force.read_entries
+    reads, read = [], in_force.try_load
 
     def slowly(path):
         reads.append(path)
         time.sleep(0.02)  # in which the other threads come by
         return read(path)
 
-    monkeypatch.setattr(in_force, "read_entries", slowly)
+    monkeypatch.setattr(in_force, "try_load", slowly)
     threads = [threading.Thread(target=times) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -134,7 +121,7 @@ def test_threads_read_once(monkeypatch):
 
 
 def test_the_tables_of_the_package_are_tables():
-    """Those that are really there, of which none may be wrong: at lowering nobody looks for errors."""
+    """Those that are really there: lowering only warns of a wrong one."""
     for path in (ROOT / "jaxext" / "tables").glob("*.json"):
         assert table_file.load_entries(path), path
 
@@ -143,94 +130,62 @@ def test_the_tables_of_the_package_are_tables():
 
 
 def test_use_table(fresh, tmp_path):
+    """A file is read when it is named."""
     table_file.write(fresh, HERE, row(2.0))
     table_file.write(named := tmp_path / "named.json", HERE, row(3.0))
-    for table, want in ((str(named), [3.0]), (named, [3.0]), (None, []), (Table(HERE, row(4.0), "memory"), [4.0])):
-        with jaxext.use_table(table):
+    tables = [(str(named), [3.0]), (named, [3.0]), (None, []), (Table(HERE, row(4.0), "memory"), [4.0])]
+    contexts = [(jaxext.use_table(table), want) for table, want in tables]
+    named.unlink()
+    for context, want in contexts:
+        with context:
             assert times() == want
     assert times() == [2.0]
-
-
-def test_a_named_file_is_read_when_it_is_named(tmp_path):
-    table_file.write(path := tmp_path / "named.json", HERE, row(3.0))
-    context = jaxext.use_table(path)
-    path.unlink()
-    with context:
-        assert times() == [3.0]
-    with pytest.raises(FileNotFoundError, match=f"use_table: there is no file {path}"):
-        jaxext.use_table(path)
+    with pytest.raises(FileNotFoundError, match=f"use_table: there is no file {named}"):
+        jaxext.use_table(named)
     with pytest.raises(TypeError, match="use_table: table is 3, want a path"):
         jaxext.use_table(3)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError):
+        in_force.in_force_on("cuda")
 
 
-def test_a_named_file_that_says_nothing_of_here(tmp_path):
-    (tmp_path / "false.json").write_text("{}")
-    with pytest.warns(UserWarning, match="false.json.*want the format"), jaxext.use_table(tmp_path / "false.json"):
-        assert times() == []
-    table_file.write(tmp_path / "older.json", OLDER, row())
-    with pytest.warns(UserWarning, match=r"jax 0.1.0 \(here "), jaxext.use_table(tmp_path / "older.json"):
-        assert times() == []
-    table_file.write(tmp_path / "foreign.json", ELSEWHERE, row())
-    with pytest.warns(UserWarning, match="it is of NVIDIA H200, this is"), jaxext.use_table(tmp_path / "foreign.json"):
-        assert times() == []
-    for context, why in ((ELSEWHERE, "it is of NVIDIA H200, this is"), (OLDER, "with other versions or code")):
-        with pytest.warns(UserWarning, match=f"memory: .*{why}"), jaxext.use_table(Table(context, row(), "memory")):
+@pytest.mark.parametrize(("context", "why"), [
+    (None, "it is not a table"),
+    (OLDER, r"jax 0.1.0 \(here "),
+    (replace(HERE, sources={**HERE.sources, "xla": "00"}), "it measured other code of xla"),
+    (ELSEWHERE, "it is of NVIDIA H200, this is"),
+], ids=["false", "older", "code", "foreign"])  # fmt: skip
+def test_a_named_table_that_does_not_hold(context, why, tmp_path):
+    path = tmp_path / "named.json"
+    path.write_text("{}") if context is None else table_file.write(path, context, row())
+    for table in (path, *([Table(context, row(), "memory")] if context else [])):
+        with pytest.warns(UserWarning, match=f"(named.json|memory): .*{why}"), jaxext.use_table(table):
             assert times() == []
 
 
 def test_a_table_of_a_gpu_on_its_host(monkeypatch):
-    """It says nothing of what the same process computes on its CPU, and need not."""
+    """It is expected to have nothing for the CPU of the same process."""
     monkeypatch.setattr(environment, "default_platform", lambda: "cuda")
     with jaxext.use_table(Table(ELSEWHERE, row(), "memory")):
         assert times() == []
 
 
-def failing(error):
-    def fail(*_):
-        raise error
+@pytest.mark.parametrize("what", ["no sources", "a damaged table of the package", "a damaged table of the user's"])
+def test_lowering_does_not_fail_for_want_of_a_table(what, fresh, shipped, monkeypatch):
+    def fail(platform):
+        raise PermissionError("Permission denied: 'form.py'")
 
-    return fail
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "error"),
-    [
-        (in_force, "default_path", ImportError("No module named 'platformdirs'")),
-        (environment, "codes", PermissionError("Permission denied: 'form.py'")),
-        (None, "", ValueError("this.json of the package: it is not JSON")),
-    ],
-    ids=["no platformdirs", "no sources", "a damaged table of the package"],
-)
-def test_lowering_does_not_fail_for_want_of_a_table(where, name, error, shipped, monkeypatch):
     monkeypatch.setattr(in_force, "context", in_force.context.__wrapped__)
-    if where is None:
-        shipped.write_text("{")
+    if what == "no sources":
+        monkeypatch.setattr(environment, "codes", fail)
     else:
-        monkeypatch.setattr(where, name, failing(error))
-    with pytest.warns(UserWarning, match=f"jaxext ignores measurements in .*{error}") as caught:
+        damaged = shipped if "package" in what else fresh
+        damaged.parent.mkdir(mode=0o700)
+        damaged.write_text("[" * 100_000)
+    with pytest.warns(UserWarning, match="jaxext ignores measurements in .*(Permission denied: 'form.py'|not a table)") as caught:
         jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul())
         jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul(3))
     assert len(caught) == 1
     assert in_force.digest("cpu") == ""
-
-
-def test_what_is_in_force(fresh, shipped):
-    """Which is told without a warning; rows of the package that the user's table has too count as the user's."""
-    assert (in_force.in_force_on("cpu").source, dict(in_force.in_force_on("cpu").rows)) == (str(fresh), {})
-    table_file.write(shipped, HERE, row(2.0) | row(7.0, call(rows=3)))
-    table_file.write(fresh, HERE, row(3.0))
-    table_file.write(fresh, ELSEWHERE, row(3.0))
-    table = in_force.in_force_on("cpu")
-    assert (table.source, len(table.rows), table.shipped, table.ignored) == (str(fresh), 2, 1, None)
-    fresh.unlink()
-    table_file.write(fresh, OLDER, row(3.0))
-    table = in_force.in_force_on("cpu")
-    assert (len(table.rows), table.shipped) == (2, 2)
-    assert table.ignored is not None and "jax 0.1.0" in table.ignored
-    with jaxext.use_table(Table(HERE, row(4.0), "memory")):
-        assert (in_force.in_force_on("cpu").source, in_force.in_force_on("cpu").shipped) == ("memory", 0)
-    with pytest.raises(RuntimeError):
-        in_force.in_force_on("cuda")
 
 
 def test_the_digest(fresh):
