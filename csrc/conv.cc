@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "refusals.h"
+
 namespace jaxext {
 namespace {
 
@@ -37,14 +39,16 @@ const std::vector<ConvKernel>& ConvKernels() {
 
 Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result, const void* first,
             const void* second, void* out, cudaStream_t stream) {
+  if (const Reason reason = ConvRefuses(role, rank, problem, {ShortName(operands), ShortName(operands), ShortName(result)})) {
+    return Invalid("conv: " + *reason);
+  }
   const ConvKernel* kernel = Find(role, rank, config, operands);
   if (kernel == nullptr) {
     return Invalid("conv: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + " in clusters of " +
                    std::to_string(config.cluster_m) + " takes " + Name(operands) + " operands in this role");
   }
-  if (result != Dtype::kF32 && (result != operands || config.splits > 1)) {
-    return Invalid(std::string("conv: the result is ") + Name(result) + ", want float32" +
-                   (config.splits > 1 ? " in several parts" : " or that of the operands"));
+  if (config.splits > 1 && result != Dtype::kF32) {
+    return Invalid(std::string("conv: partial results are ") + Name(result) + ", want float32");
   }
   std::vector<ConvPart> parts;
   if (Status status = PlanConv(role, rank, problem, config, &parts); !status.ok()) return status;

@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "refusals.h"
+
 namespace jaxext::depthwise {
 namespace {
 
-constexpr const char* kAxisNames[] = {"first", "height", "width"};
+std::string Text(int64_t number) { return std::to_string(number); }
 
 const char* RoleName(ConvRole role) { return role == ConvRole::kFprop ? "fprop" : role == ConvRole::kDgrad ? "dgrad" : "wgrad"; }
 
@@ -32,46 +34,8 @@ Congruence MakeCongruence(int64_t wanted, int64_t given, int64_t offset, int64_t
           static_cast<unsigned>(gcd), static_cast<unsigned>(Inverse(wanted / gcd, d / gcd))};
 }
 
-// Sizes, steps and the places that they lead to, of one axis.
-Status CheckAxis(const ConvProblem& problem, int i) {
-  const auto refuse = [&](const std::string& what) { return Invalid(std::string("depthwise: on the ") + kAxisNames[i] + " axis " + what); };
-  const int64_t sizes[] = {problem.input[i], problem.filter[i], problem.output[i]};
-  for (int64_t size : sizes) {
-    if (size < 0 || size >= kMostIndex) return refuse("a size is " + std::to_string(size) + ", want 0 to 2^30 - 1");
-  }
-  for (int64_t step : {problem.stride[i], problem.input_dilation[i]}) {
-    if (step < 1 || step > kMostStep) return refuse("a stride or input dilation is " + std::to_string(step) + ", want 1 to 65535");
-  }
-  const int64_t dilation = problem.filter_dilation[i];
-  if (dilation < 1 || dilation >= kMostIndex) return refuse("the filter dilation is " + std::to_string(dilation) + ", want 1 to 2^30 - 1");
-  if (sizes[1] > kMostTaps) return refuse("the filter has " + std::to_string(sizes[1]) + " taps, want 31 at most");
-  const int64_t low = problem.low[i];
-  if (low <= -kMostIndex || low >= kMostIndex) return refuse("the low padding is " + std::to_string(low) + ", want less than 2^30");
-  const int64_t reach = std::max(problem.stride[i] * sizes[2], problem.input_dilation[i] * sizes[0]) + dilation * sizes[1] + std::abs(low);
-  if (reach >= kMostIndex) return refuse("places reach " + std::to_string(reach) + ", want less than 2^30");
-  if (i == 0 && (sizes[0] != 1 || sizes[1] != 1 || sizes[2] != 1 || low != 0)) {
-    return Invalid("depthwise: three spatial axes, it takes one or two (the first must have size 1 everywhere, without padding)");
-  }
-  return {};
-}
-
-Status CheckProblem(const ConvProblem& problem) {
-  for (int i = 0; i < 3; ++i) {
-    if (Status status = CheckAxis(problem, i); !status.ok()) return status;
-  }
-  if (problem.C != 1) return Invalid("depthwise: " + std::to_string(problem.C) + " input channels per group, it takes 1");
-  if (problem.K != 1) return Invalid("depthwise: " + std::to_string(problem.K) + " outputs per group, it takes 1");
-  for (int64_t size : {problem.B, problem.N, problem.G}) {
-    if (size < 0 || size >= kMostIndex) return Invalid("depthwise: B, N or G is " + std::to_string(size) + ", want 0 to 2^30 - 1");
-  }
-  return {};
-}
-
-Status CheckConfig(ConvRole role, const DepthwiseConfig& config, Dtype dtype, Dtype result) {
+Status CheckConfig(ConvRole role, const DepthwiseConfig& config, Dtype result) {
   const std::string name = std::string("depthwise ") + RoleName(role) + ": ";
-  if (dtype != Dtype::kF32 && dtype != Dtype::kBF16 && dtype != Dtype::kF16) {
-    return Invalid(name + "dtype " + Name(dtype) + ", it takes float32, bfloat16 and float16");
-  }
   const auto refuse = [&](const char* field, int64_t got, const std::string& want) {
     return Invalid(name + field + " is " + std::to_string(got) + ", want " + want);
   };
@@ -85,10 +49,6 @@ Status CheckConfig(ConvRole role, const DepthwiseConfig& config, Dtype dtype, Dt
   const int64_t most_splits = wgrad ? kMostGridYZ : 1;
   if (config.splits < 1 || config.splits > most_splits) return refuse("splits", config.splits, "1 to " + std::to_string(most_splits));
   if (config.splits > 1 && result != Dtype::kF32) return Invalid(name + "a result of " + Name(result) + " in parts, want float32");
-  if (result != dtype && !(wgrad && result == Dtype::kF32)) {
-    return Invalid(name + "a result of " + Name(result) + " from operands of " + Name(dtype) + ", want " + Name(dtype) +
-                   (wgrad ? " or float32" : ""));
-  }
   return {};
 }
 
@@ -96,7 +56,8 @@ Axis MakeAxis(const ConvProblem& problem, ConvRole role, int i) {
   const bool dgrad = role == ConvRole::kDgrad;
   const int64_t T = dgrad ? problem.input[i] : problem.output[i], S = dgrad ? problem.output[i] : problem.input[i], R = problem.filter[i];
   const int64_t a = dgrad ? problem.input_dilation[i] : problem.stride[i], d = dgrad ? problem.stride[i] : problem.input_dilation[i];
-  const int64_t b = dgrad ? -problem.filter_dilation[i] : problem.filter_dilation[i], offset = dgrad ? problem.low[i] : -problem.low[i];
+  const int64_t dilation = R > 0 ? problem.filter_dilation[i] : 1;  // that of no taps may be any number
+  const int64_t b = dgrad ? -dilation : dilation, offset = dgrad ? problem.low[i] : -problem.low[i];
   const int64_t period = d / std::gcd(a, d), step = d / std::gcd(b, d);
   Axis axis{};
   axis.T = static_cast<int>(T), axis.R = static_cast<int>(R), axis.S = static_cast<int>(S);
@@ -111,6 +72,44 @@ Axis MakeAxis(const ConvProblem& problem, ConvRole role, int i) {
   axis.first_tap = MakeCongruence(b, a, offset, d);
   axis.first_target = MakeCongruence(a, b, offset, d);
   return axis;
+}
+
+Axis MakeWidth(const ConvProblem& problem, ConvRole role) {
+  Axis axis = MakeAxis(problem, role, 2);
+  if (axis.taps <= 1) axis.tap_stride = axis.target_stride;  // any will do for a single tap, and this one leaves no holes in a strip
+  return axis;
+}
+
+int Spacing(const Axis& width) { return std::abs(width.tap_stride) / std::gcd(width.target_stride, width.tap_stride); }
+
+// Sizes and steps, and the places that they lead to.
+Reason CheckAxes(const ConvProblem& p) {
+  for (const auto& sizes : {p.input, p.filter, p.output}) {
+    for (int64_t size : sizes) {
+      if (size < 0) return "a size is " + Text(size) + ", it takes 0 or more";
+    }
+  }
+  for (const auto& steps : {p.stride, p.input_dilation, p.filter_dilation}) {
+    for (int64_t step : steps) {
+      if (step < 1) return "a stride or dilation of " + Text(step) + ", it takes 1 or more";
+    }
+  }
+  const int64_t taps = *std::max_element(p.filter.begin(), p.filter.end());
+  if (taps > kMostTaps) return Text(taps) + " taps along an axis, it takes " + Text(kMostTaps) + " at most";
+  for (const auto& steps : {p.stride, p.input_dilation}) {
+    const int64_t step = *std::max_element(steps.begin(), steps.end());
+    if (step > kMostStep) return "a stride or input dilation of " + Text(step) + ", it takes " + Text(kMostStep) + " at most";
+  }
+  for (int i = 0; i < 3; ++i) {
+    const int64_t ends = std::max(Product({p.input[i], p.input_dilation[i]}), Product({p.output[i], p.stride[i]}));
+    const int64_t low = p.low[i] < 0 ? -std::max(p.low[i], -kMostInteger) : p.low[i];
+    const int64_t reach = Sum(Sum(ends, Product({p.filter[i], p.filter_dilation[i]})), low);
+    if (reach >= kMostIndex) return "an axis reaches " + Text(reach) + " places, it takes fewer than " + Text(kMostIndex);
+  }
+  if (p.input[0] != 1 || p.filter[0] != 1 || p.output[0] != 1 || p.low[0] != 0) {
+    return "three spatial axes, it takes one or two (the first must have size 1 everywhere, without padding)";
+  }
+  return {};
 }
 
 // The kernels made for a number of taps: the rows and images of most networks.
@@ -169,8 +168,11 @@ bool IsEmpty(const ConvProblem& problem, ConvRole role) {
 }
 
 Status Make(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& config, Dtype dtype, Dtype result, bool aligned, Plan* plan) {
-  if (Status status = CheckProblem(problem); !status.ok()) return status;
-  if (Status status = CheckConfig(role, config, dtype, result); !status.ok()) return status;
+  if (Status status = CheckConfig(role, config, result); !status.ok()) return status;
+  constexpr int kRank = 2;  // the handlers of one axis call the same kernels
+  if (const Reason reason = DepthwiseRefuses(role, kRank, problem, {ShortName(dtype), ShortName(dtype), ShortName(result)})) {
+    return Invalid("depthwise: " + *reason);
+  }
   *plan = {};
   if (IsEmpty(problem, role)) return {};
   plan->vector = aligned && problem.G * Bytes(dtype) % kVectorBytes == 0;
@@ -178,37 +180,62 @@ Status Make(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& co
   const int vector = plan->vector ? static_cast<int>(kVectorBytes / Bytes(dtype)) : 1;
   Params& p = plan->params;
   p.N = static_cast<int>(problem.N), p.G = static_cast<int>(problem.G);
-  p.h = MakeAxis(problem, role, 1), p.w = MakeAxis(problem, role, 2);
-  if (p.w.taps <= 1) p.w.tap_stride = p.w.target_stride;  // any will do for a single tap, and this one leaves no holes in a strip
-  p.spacing = std::abs(p.w.tap_stride) / std::gcd(p.w.target_stride, p.w.tap_stride);
+  p.h = MakeAxis(problem, role, 1), p.w = MakeWidth(problem, role);
+  p.spacing = Spacing(p.w);
   p.hop = static_cast<int>(int64_t{p.w.target_stride} * p.spacing / std::abs(p.w.tap_stride));
   plan->window = p.hop == 1;
-  const int64_t targets_apart = int64_t{p.spacing} * std::max(p.w.target_stride, p.w.period);
-  const int64_t apart = std::max<int64_t>(targets_apart, std::abs(p.w.tap_stride));
-  if (apart >= kMostApart) {
-    return Invalid("depthwise: neighbours in a strip or a filter row lie " + std::to_string(apart) + " places apart, want fewer than 2^25");
-  }
   const int64_t of_class = CeilDiv(p.w.targets, p.spacing);  // targets of a residue modulo the spacing
   p.strip = static_cast<int>(std::clamp<int64_t>(of_class, 1, config.strip));
-  const int64_t strips = p.spacing * CeilDiv(of_class, p.strip);
-  const int64_t positions = problem.N * p.h.phases * p.h.targets;
-  if (strips >= kMostPositions || positions >= kMostPositions || positions * strips >= kMostPositions ||
-      positions * std::max<int64_t>(1, p.w.T) >= kMostPositions) {
-    return Invalid("depthwise: " + std::to_string(positions) + " lines of " + std::to_string(p.w.T) + " positions in " +
-                   std::to_string(strips) + " strips, want fewer than 2^31 - 2^16 in all");
-  }
-  p.strips = static_cast<int>(strips);
+  p.strips = static_cast<int>(p.spacing * CeilDiv(of_class, p.strip));
   p.channel_blocks = static_cast<int>(CeilDiv(problem.G, config.lanes * vector));
   if (role == ConvRole::kWgrad) {
     PlanWgrad(problem, config, vector, result, plan);
   } else if (Status status = PlanGather(problem, config, vector, plan); !status.ok()) {
     return status;
   }
-  if (plan->grid[0] > kMostGridX || plan->grid[1] > kMostGridYZ || plan->grid[2] > kMostGridYZ) {
-    return Invalid("depthwise: a grid of " + std::to_string(plan->grid[0]) + " x " + std::to_string(plan->grid[1]) + " x " +
-                   std::to_string(plan->grid[2]) + " blocks, the limit is 2147483647 x 65535 x 65535");
+  if (plan->grid[0] > kMostGridX) {
+    return Invalid("depthwise: " + Text(plan->grid[0]) + " blocks along the first axis of the grid, it takes " + Text(kMostGridX) +
+                   " at most");
   }
   return {};
 }
 
 }  // namespace jaxext::depthwise
+
+namespace jaxext {
+
+using namespace depthwise;
+
+Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
+  if (p.C != 1) return Text(p.C) + " input channels per group, it takes 1";
+  if (p.K != 1) return Text(p.K) + " outputs per group, it takes 1";
+  for (int64_t size : {p.B, p.N, p.G}) {
+    if (size < 0) return "a size is " + Text(size) + ", it takes 0 or more";
+  }
+  if (p.G >= kMostIndex) return Text(p.G) + " groups, it takes fewer than " + Text(kMostIndex);
+  if (rank < 1 || rank > 2) return "conv" + Text(rank) + "d_" + RoleName(role) + " has not one or two spatial axes";
+  for (const std::string& dtype : {dtypes.first, dtypes.second, dtypes.result}) {
+    if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16") return "dtype " + dtype + ", it takes fp32, bf16, fp16";
+  }
+  const bool wgrad = role == ConvRole::kWgrad;
+  if (dtypes.second != dtypes.first || (dtypes.result != dtypes.first && !(wgrad && dtypes.result == "fp32"))) {
+    return dtypes.first + " times " + dtypes.second + " into " + dtypes.result + ", it takes a single dtype";
+  }
+  if (arch && *arch < 80) return "compute capability " + CapabilityText(*arch) + ", it takes 8.0 and newer";
+  if (Reason reason = CheckAxes(p)) return reason;
+  const Axis h = MakeAxis(p, role, 1), w = MakeWidth(p, role);
+  const int64_t phases = int64_t{h.phases} * w.phases, spacing = Spacing(w);
+  if (p.B > kMostGridYZ || (!wgrad && phases > kMostGridYZ)) {
+    return "B=" + Text(p.B) + " and " + Text(phases) + " phases, it takes " + Text(kMostGridYZ) + " at most";
+  }
+  const int64_t apart = std::max<int64_t>(spacing * std::max(w.target_stride, w.period), std::abs(w.tap_stride));
+  if (apart >= kMostApart) {
+    return "neighbours in a strip or a filter row lie " + Text(apart) + " places apart, it takes fewer than " + Text(kMostApart);
+  }
+  // A bound for the lines and strips of every config.
+  const int64_t positions = Product({p.N, h.phases, h.targets, int64_t{w.phases} * w.targets + spacing});
+  if (positions >= kMostPositions) return "about " + Text(positions) + " positions, it takes fewer than " + Text(kMostPositions);
+  return {};
+}
+
+}  // namespace jaxext

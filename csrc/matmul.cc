@@ -3,10 +3,17 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
+
+#include "refusals.h"
 
 namespace jaxext {
 namespace {
+
+constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 16);  // of an axis, and of tiles: CUTLASS rounds up, with 32 bits
+constexpr int64_t kMostElements = (int64_t{1} << 38) - 1;           // of an array; TMA's strides have 40 bits, in bytes
+constexpr int64_t kMostSplits = 32;                                 // of the candidates in jaxext/backends/cuda/cuda_matmul.py
 
 std::string Text(const MatmulProblem& p) {
   return "B=" + std::to_string(p.B) + " M=" + std::to_string(p.M) + " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K);
@@ -26,6 +33,70 @@ const MatmulKernel* Find(MatmulRole role, const MatmulConfig& config, Dtype oper
     }
   }
   return nullptr;
+}
+
+const char* RoleName(MatmulRole role) { return role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn"; }
+
+std::string Joined(const std::set<std::string>& names) {
+  std::string joined;
+  for (const std::string& name : names) joined += (joined.empty() ? "" : ", ") + name;
+  return joined;
+}
+
+// Whether CUTLASS can number the tiles with 32 bits, in a grid that it rounds up to pairs of blocks and bands of eight.
+bool FewTiles(const Gemm& gemm, const MatmulConfig& config, int64_t batch) {
+  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile + 15; };
+  return Product({tiles(gemm.m, config.tile_m), tiles(gemm.n, config.tile_n), batch}) <= kMost;
+}
+
+std::string ManyTiles(const MatmulProblem& p) { return Text(p) + " make 2^31 tiles or more, want fewer"; }
+
+bool Computes(const MatmulKernel& kernel, MatmulRole role, const Dtypes& dtypes) {
+  return kernel.role == role && ShortName(kernel.operands) == dtypes.first && dtypes.second == dtypes.first &&
+         ShortName(kernel.result) == dtypes.result;
+}
+
+std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes) {
+  const auto& [first, second, result] = dtypes;
+  if (first != second) return "the operands are " + first + " and " + second + ", want one dtype";
+  std::set<std::string> operands, results;
+  for (const MatmulKernel& kernel : MatmulKernels()) {
+    if (kernel.role != role) continue;
+    operands.insert(ShortName(kernel.operands));
+    if (ShortName(kernel.operands) == first) results.insert(ShortName(kernel.result));
+  }
+  if (results.empty()) return "the operands are " + first + ", " + RoleName(role) + " takes " + Joined(operands);
+  return "the result is " + result + ", " + RoleName(role) + " of " + first + " gives " + Joined(results);
+}
+
+// What no kernel of the role takes, whatever its tile.
+Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes) {
+  const std::vector<MatmulKernel>& kernels = MatmulKernels();
+  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const MatmulKernel& k) { return Computes(k, role, dtypes); });
+  if (kernel == kernels.end()) return WrongDtypes(role, dtypes);
+  for (int64_t size : {p.B, p.M, p.N, p.K}) {
+    if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
+  }
+  if (p.B == 0 || p.M == 0 || p.N == 0 || p.K == 0) return {};
+  for (int64_t size : {p.B, p.M, p.N, p.K}) {
+    if (size > kMost) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMost) + " at most";
+  }
+  const Gemm gemm = GemmOf(role, p, 1, nullptr, nullptr, nullptr);
+  const struct {
+    const char* what;
+    int64_t bytes;
+  } rows[] = {{"left operand", gemm.a_leading * Bytes(kernel->operands)},
+              {"right operand", gemm.b_leading * Bytes(kernel->operands)},
+              {"result", gemm.n * Bytes(kernel->result)}};
+  for (const auto& row : rows) {
+    if (row.bytes % 16 != 0) {
+      return std::string("a row of the ") + row.what + " has " + std::to_string(row.bytes) + " bytes, TMA wants a multiple of 16";
+    }
+  }
+  if (std::max({Product({p.B, p.M, p.K}), Product({p.B, p.K, p.N}), Product({p.B, p.M, p.N})}) > kMostElements) {
+    return "an array of " + Text(p) + " has 2^38 elements or more, want fewer";
+  }
+  return {};
 }
 
 bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -81,14 +152,25 @@ int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int6
   return 1;
 }
 
+Reason MatmulRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
+  if (arch && *arch != 90) return "compute capability is " + CapabilityText(*arch) + ", the matmul kernels want 9.0";
+  if (Reason reason = CheckProblem(role, p, dtypes)) return reason;
+  if (p.B == 0 || p.M == 0 || p.N == 0 || p.K == 0) return {};
+  const Gemm gemm = GemmOf(role, p, 1, nullptr, nullptr, nullptr);
+  for (const MatmulKernel& kernel : MatmulKernels()) {
+    if (Computes(kernel, role, dtypes) && FewTiles(gemm, kernel.config, Product({p.B, kMostSplits}))) return {};
+  }
+  return ManyTiles(p);
+}
+
 Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
               const void* second, void* out, cudaStream_t stream) {
-  constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 16);  // CUTLASS rounds up, with 32 bits
-  constexpr int64_t kMostElements = (int64_t{1} << 38) - 1;           // of an array; TMA's strides have 40 bits, in bytes
   for (int64_t size : {problem.B, problem.M, problem.N, problem.K, config.splits}) {
-    if (size < 1 || size > kMost)
-      return Invalid("matmul: sizes and splits are " + Text(problem) + " splits=" + std::to_string(config.splits) +
-                     ", want 1 to 2^31 - 2^16");
+    if (size < 1)
+      return Invalid("matmul: sizes and splits are " + Text(problem) + " splits=" + std::to_string(config.splits) + ", want 1 or more");
+  }
+  if (const Reason reason = CheckProblem(role, problem, {ShortName(operands), ShortName(operands), ShortName(result)})) {
+    return Invalid("matmul: " + *reason);
   }
   if (config.splits > 1 && problem.B > 1)
     return Invalid("matmul: splits is " + std::to_string(config.splits) + " and B is " + std::to_string(problem.B) +
@@ -96,39 +178,20 @@ Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig&
   if (config.splits > 1 && result != Dtype::kF32)
     return Invalid(std::string("matmul: partial results are ") + Name(result) + ", want float32");
 
+  const int64_t depth = role == MatmulRole::kNN ? problem.K : role == MatmulRole::kNT ? problem.N : problem.M;
+  if (depth % config.splits != 0)
+    return Invalid("matmul: the contracted axis has " + std::to_string(depth) +
+                   " elements, want a multiple of splits=" + std::to_string(config.splits));
   const MatmulKernel* kernel = Find(role, config, operands, result);
   if (kernel == nullptr) {
     return Invalid("matmul: no kernel of tiles " + Text(config) + " takes " + Name(operands) + " operands and gives " + Name(result) +
                    " in this role");
   }
-  const int64_t depth = role == MatmulRole::kNN ? problem.K : role == MatmulRole::kNT ? problem.N : problem.M;
-  if (depth % config.splits != 0)
-    return Invalid("matmul: the contracted axis has " + std::to_string(depth) +
-                   " elements, want a multiple of splits=" + std::to_string(config.splits));
   const Gemm gemm = GemmOf(role, problem, config.splits, first, second, out);
-  if (std::max({gemm.m * gemm.k, gemm.k * gemm.n, gemm.m * gemm.n}) > kMostElements / gemm.l) {
-    return Invalid("matmul: an array of " + Text(problem) + " has 2^38 elements or more, want fewer");
-  }
-  // CUTLASS numbers tiles with 32 bits, of a grid that it rounds up to pairs of blocks and bands of eight.
-  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile + 15; };
-  if (tiles(gemm.m, config.tile_m) > kMost / gemm.l / tiles(gemm.n, config.tile_n)) {
-    return Invalid("matmul: " + Text(problem) + " make 2^31 tiles or more, want fewer");
-  }
-  // TMA wants every row, and every batch, to begin at a multiple of 16 bytes.
-  const struct {
-    const char* what;
-    int64_t bytes;
-  } strides[] = {
-      {"left operand", gemm.a_leading * Bytes(operands)},
-      {"left operand's batch", gemm.l > 1 ? gemm.a_batch * Bytes(operands) : 0},
-      {"right operand", gemm.b_leading * Bytes(operands)},
-      {"right operand's batch", gemm.l > 1 ? gemm.b_batch * Bytes(operands) : 0},
-      {"result", gemm.n * Bytes(result)},
-  };
-  for (const auto& stride : strides) {
-    if (stride.bytes % 16 != 0)
-      return Invalid(std::string("matmul: a row of the ") + stride.what + " has " + std::to_string(stride.bytes) +
-                     " bytes, want a multiple of 16");
+  if (!FewTiles(gemm, config, gemm.l)) return Invalid("matmul: " + ManyTiles(problem));
+  for (int64_t part : {gemm.a_batch, gemm.b_batch}) {
+    if (config.splits > 1 && part * Bytes(operands) % 16 != 0)
+      return Invalid("matmul: a part of an operand has " + std::to_string(part * Bytes(operands)) + " bytes, TMA wants a multiple of 16");
   }
   if (!Aligned(first) || !Aligned(second) || !Aligned(out))
     return Invalid("matmul: an operand or the result does not begin at a multiple of 16 bytes");

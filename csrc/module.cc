@@ -1,9 +1,14 @@
-// The Python module jaxext._cuda_module: the handlers of all targets, and the facts of the build.  It must not know any kernel's code.
+// The Python module jaxext._cuda_module: the handlers of all targets, what the kernels refuse, and the facts of the build.  It must not
+// know any kernel's code.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <string>
+
 #include "conv.h"
 #include "matmul.h"
+#include "refusals.h"
 #include "targets.h"
 
 namespace py = pybind11;
@@ -42,14 +47,71 @@ py::list ConvTable() {
   return rows;
 }
 
+using Three = std::array<py::object, 3>;
+using Names = std::array<std::string, 3>;  // of dtypes
+
+// Python's integers have no bounds.  Beyond 64 bits every number is refused as the last one is.
+int64_t Number(const py::object& python) {
+  int beyond = 0;
+  const py::object integer = py::reinterpret_steal<py::object>(PyNumber_Index(python.ptr()));
+  const long long number = integer ? PyLong_AsLongLongAndOverflow(integer.ptr(), &beyond) : -1;
+  if (PyErr_Occurred()) throw py::error_already_set();
+  return beyond == 0 ? number : beyond > 0 ? kMostInteger : -kMostInteger;
+}
+
+std::array<int64_t, 3> Numbers(const Three& python) { return {Number(python[0]), Number(python[1]), Number(python[2])}; }
+
+template <class Role>
+Role RoleOf(const std::string& name, const Names& names) {
+  for (int i = 0; i < 3; ++i) {
+    if (names[i] == name) return static_cast<Role>(i);
+  }
+  throw py::value_error("role is " + name + ", want " + names[0] + ", " + names[1] + " or " + names[2]);
+}
+
+Reason AskMatmul(const std::string& role, const py::object& B, const py::object& M, const py::object& N, const py::object& K,
+                 const Names& dtypes, int arch) {
+  return MatmulRefuses(RoleOf<MatmulRole>(role, {"nn", "nt", "tn"}), {Number(B), Number(M), Number(N), Number(K)},
+                       {dtypes[0], dtypes[1], dtypes[2]}, arch);
+}
+
+template <auto kRefuses>
+Reason AskConv(const std::string& role, int rank, const py::object& B, const py::object& N, const py::object& G, const py::object& C,
+               const py::object& K, const Three& input, const Three& filter, const Three& output, const Three& stride, const Three& low,
+               const Three& input_dilation, const Three& filter_dilation, const Names& dtypes, int arch) {
+  const ConvProblem problem = {Number(B),
+                               Number(N),
+                               Number(G),
+                               Number(C),
+                               Number(K),
+                               Numbers(input),
+                               Numbers(filter),
+                               Numbers(output),
+                               Numbers(stride),
+                               Numbers(low),
+                               Numbers(input_dilation),
+                               Numbers(filter_dilation)};
+  return kRefuses(RoleOf<ConvRole>(role, {"fprop", "dgrad", "wgrad"}), rank, problem, {dtypes[0], dtypes[1], dtypes[2]}, arch);
+}
+
+template <auto kRefuses>
+void DefineConv(py::module_& module, const char* name, const char* doc) {
+  module.def(name, &AskConv<kRefuses>, doc, py::kw_only(), "role"_a, "rank"_a, "B"_a, "N"_a, "G"_a, "C"_a, "K"_a, "input"_a, "filter"_a,
+             "output"_a, "stride"_a, "low"_a, "input_dilation"_a, "filter_dilation"_a, "dtypes"_a, "arch"_a);
+}
+
 }  // namespace
 }  // namespace jaxext
 
 PYBIND11_MODULE(_cuda_module, module) {
-  module.doc() = "CUDA kernels behind jaxext: FFI handlers and the facts of the build.";
+  module.doc() = "CUDA kernels behind jaxext: FFI handlers, what kernels refuse, and the facts of the build.";
   module.def("handlers", &jaxext::Handlers, "Target name -> capsule, for jax.ffi.register_ffi_target.");
   module.def("matmul_kernels", &jaxext::MatmulTable, "The kernels of matrix products, a dict for each.");
   module.def("conv_kernels", &jaxext::ConvTable, "The kernels of dense convolutions, a dict for each.");
+  module.def("matmul_refuses", &jaxext::AskMatmul, "Why no kernel takes this matrix product, or None.", py::kw_only(), "role"_a, "B"_a,
+             "M"_a, "N"_a, "K"_a, "dtypes"_a, "arch"_a);
+  jaxext::DefineConv<&jaxext::ConvRefuses>(module, "conv_refuses", "Why no kernel takes this dense convolution, or None.");
+  jaxext::DefineConv<&jaxext::DepthwiseRefuses>(module, "depthwise_refuses", "Why no kernel takes this depthwise convolution, or None.");
   module.def(
       "ffi_version", [] { return py::make_tuple(jaxext::CompiledFfiVersion().major, jaxext::CompiledFfiVersion().minor); },
       "Of the XLA headers that the handlers were compiled with.");

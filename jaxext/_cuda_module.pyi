@@ -9,3 +9,25 @@ def handlers() -> dict[str, Any]: ...
 def matmul_kernels() -> list[dict[str, Any]]: ...
 def conv_kernels() -> list[dict[str, Any]]: ...
 def ffi_version() -> tuple[int, int]: ...
+def matmul_refuses(*, role: str, B: int, M: int, N: int, K: int, dtypes: tuple[str, str, str], arch: int) -> str | None: ...
+def conv_refuses(
+    *,
+    role: str,
+    rank: int,
+    B: int,
+    N: int,
+    G: int,
+    C: int,
+    K: int,
+    input: tuple[int, int, int],
+    filter: tuple[int, int, int],
+    output: tuple[int, int, int],
+    stride: tuple[int, int, int],
+    low: tuple[int, int, int],
+    input_dilation: tuple[int, int, int],
+    filter_dilation: tuple[int, int, int],
+    dtypes: tuple[str, str, str],
+    arch: int,
+) -> str | None: ...
+
+depthwise_refuses = conv_refuses

@@ -1,11 +1,9 @@
 """A role of a matrix product as its kernels see it:  result[row, col] = Σ_depth left[row, depth] right[depth, col].
 
-    role  result    left     right    row  column  contracted
-    nn    c[M,N]    a[M,K]   b[K,N]   m    n       k
-    nt    a[M,K]    c[M,N]   bᵀ[N,K]  m    k       n
-    tn    b[K,N]    aᵀ[K,M]  c[M,N]   k    n       m
-
-It must not know JAX or Triton.
+role  result    left     right    row  column  contracted
+nn    c[M,N]    a[M,K]   b[K,N]   m    n       k
+nt    a[M,K]    c[M,N]   bᵀ[N,K]  m    k       n
+tn    b[K,N]    aᵀ[K,M]  c[M,N]   k    n       m
 """
 
 from __future__ import annotations

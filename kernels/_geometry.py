@@ -10,7 +10,7 @@ Every role gathers.  The position t of the target takes, at the tap r, the posit
     wgrad    (contracted) p    input   as fprop
 
 With d > 1 only some taps meet a source.  They are told by the target's *phase*, t mod `period`: the targets of one phase see the taps
-first, first + step, ...; there s is linear in t and r without any division, and no tap is wasted.  It must not know JAX or Triton.
+first, first + step, ...; there s is linear in t and r without any division, and no tap is wasted.
 """
 
 from __future__ import annotations

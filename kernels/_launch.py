@@ -1,7 +1,7 @@
 """What a kernel file hands to whoever launches its kernel, and what it must know of the device.
 
 Every kernel takes pointers, those of its operands and the result, row-major and aligned to 16 bytes, and static arguments.  It writes every
-element of the result and none beside it.  It must not know JAX.
+element of the result and none beside it.
 """
 
 from __future__ import annotations

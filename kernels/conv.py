@@ -9,7 +9,6 @@ and wgrad contracts the positions:  w[k, (tap, c)] = Σ_{n, t}  y[(n, t), k] · 
 *Packed* tiles run over (tap, channel) as one axis; others keep to one tap, which suits many channels.  Where some taps meet no source
 (a stride in dgrad, an input dilation) a program serves one phase of targets (in wgrad: one tap) and visits what meets, nothing else.
 Several small groups make one tile whose filter is block-diagonal: there an infinity or NaN of one group makes the others' sums NaN too.
-It must not know JAX, nor time anything.
 """
 
 from __future__ import annotations

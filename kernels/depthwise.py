@@ -7,7 +7,7 @@
 where s(t, r) is the source that the target t meets at the tap r (`_geometry`).  There is nothing to contract for a tensor core, only bytes
 to move, so a thread keeps in registers whatever it can use again.  It works on vectors of channels, which are neighbours in memory, and on
 *strips* of `strip` targets along the innermost axis: a row of strip + S - 1 sources serves all S taps of a filter row.  A tile is some
-strips, from anywhere, times tile_g channels.  Products and sums are in float32.  It must not know JAX.
+strips, from anywhere, times tile_g channels.  Products and sums are in float32.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Every role is  result[row, col] = Σ_depth lhs[row, depth] rhs[depth, col]  over
 is ever transposed or copied in memory: Triton lays each tile out along whichever axis has stride 1, and the tensor cores take either.
 The programs of a grid walk the result in bands of GROUP tile rows, so that those in flight share what is in the L2 cache.  Where the
 result has few tiles, `splits` programs share one, each over a part of the depth, and leave float32 partial results: added up by the
-caller in their order, the sum has the same bits every time.  It must not know JAX, nor time anything.
+caller in their order, the sum has the same bits every time.
 """
 
 from __future__ import annotations

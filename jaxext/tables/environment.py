@@ -1,6 +1,6 @@
 """What a measurement holds for: the device, the versions of what compiles and computes, and hashes of our own part in it.
 
-What is cached cannot change while the process lives.  It must not know tables, operations or what is measured.
+What is cached cannot change while the process lives.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def some(configs):
 
 def check_conv(stem, kernels, problem, configs, operands, truth, shape, scale=None):
     """Every configuration of it."""
-    assert kernels.supports(problem) is None
+    assert cuda_binding.refused(problem, kernels) is None
     for config in configs:
         target = problem.name.replace("conv", stem)
         check(alone(target, problem, config, shape, list(operands.values())), truth, scale)
@@ -150,7 +150,8 @@ DENSE = {name: case | {"C": 8 * case.get("C", 3), "K": 8 * case.get("K", 5)} for
 def taken(name, role, dtype, result):
     problem = dense.a_problem(role, **DENSE[name], dtypes=(dtype, dtype, result))
     sizes = (problem.B, problem.N, problem.G, problem.C, problem.K, *problem.input, *problem.filter, *problem.output)
-    return problem if cuda_conv.supports(problem) is None and 0 not in sizes else None
+    refused = cuda_binding.missing() or cuda_binding.refused(problem, cuda_conv)
+    return None if refused or 0 in sizes else problem
 
 
 @hopper
@@ -190,7 +191,7 @@ def test_matmul_kernel(name, role, dtype, result):
         name=f"matmul_{role}", role=role, **sizes, dtypes=(dtype, dtype, result), precision="tf32", arch=90
     )  # fmt: skip
     table = cuda_binding._matmul_kernels()
-    assert cuda_matmul.supports(problem, table) is None
+    assert cuda_binding.refused(problem, cuda_matmul) is None
     B, M, N, K = sizes.values()
     shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
     open = {"nn": "c", "nt": "a", "tn": "b"}[role]
@@ -452,9 +453,9 @@ def test_what_is_named_and_refused_raises(case, dtype, reason):
         (dict(strip=0), "strip is 0, want 1 to"),
         (dict(splits=2), r"y has the shape \(.*\), want \(2, "),
         (dict(G=11), r"x has the shape \(.*\), want \(1, 2, 1, 1, 13, 11, 1\)"),
-        (dict(stride=(1, 1, 0)), "a stride or input dilation is 0, want 1 to"),
+        (dict(stride=(1, 1, 0)), "a stride or dilation of 0, it takes 1 or more"),
         (dict(low=(0, 3)), "low has 2 entries, want 3"),
-        (dict(filter_dilation=(1, 1, 1 << 40)), "the filter dilation is 1099511627776, want 1 to"),
+        (dict(filter_dilation=(1, 1, 1 << 40)), "an axis reaches .* places, it takes fewer than"),
         (dict(nonsense=1), "attribute"),
         (dict(strip=None), "attribute"),
     ],

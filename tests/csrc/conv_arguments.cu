@@ -57,6 +57,7 @@ CUresult DescribeIm2col(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, 
 #define call_cuTensorMapEncodeTiled DescribeTiled
 #define call_cuTensorMapEncodeIm2col DescribeIm2col
 #include "conv_sm90.cuh"
+#include "refusals.h"
 
 namespace jaxext {
 namespace {
@@ -199,7 +200,7 @@ void CheckRole(const char* name) {
     }
     const ConvConfig config = {128, 128, kPair, C::kWgrad ? draw({1, p.N, 2 * p.N}) : 1};
     std::vector<ConvPart> parts;
-    if (!PlanConv(kRole, RANK, p, config, &parts).ok()) continue;
+    if (ConvRefuses(kRole, RANK, p, {"bf16", "bf16", "bf16"}) || !PlanConv(kRole, RANK, p, config, &parts).ok()) continue;
     const Dtype result = config.splits > 1 ? Dtype::kF32 : Dtype::kBF16;
     for (size_t begin = 0; begin < parts.size(); begin += C::kParts) {
       const int count = std::min<int>(C::kParts, parts.size() - begin), before = described;

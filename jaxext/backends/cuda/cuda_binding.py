@@ -1,9 +1,9 @@
 """The implementation `cuda`: the kernels of csrc/, compiled when jaxext was installed, through XLA's foreign function interface (FFI).
 
 A `Call` becomes a kernel's problem, one of its `candidates` the config, and the fields of both the attributes of the call; csrc/*_ffi.cc
-reads them by the same names.  The handlers are registered when the first program that calls one is lowered.  XLA refuses every program, not
-only ours, once a handler is registered that was compiled with newer headers than its own: such a module is left alone.  It must not know
-forms or public operations.
+reads them by the same names.  The compiled module says which problems the kernels refuse (csrc/refusals.h).  The handlers are registered
+when the first program that calls one is lowered.  XLA refuses every program, not only ours, once a handler is registered that was compiled
+with newer headers than its own: such a module is left alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +27,8 @@ from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.implementation import folder_of, hash_of
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
+
+GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
 
 
 class _Cuda(KernelImplementation):
@@ -51,7 +53,7 @@ class CudaMatmul(_Cuda):
         return matmul_problem(call, MatmulProblem, call.arch or 0)
 
     def refuses(self, problem):
-        return cuda_matmul.supports(problem, _matmul_kernels())
+        return refused(problem, cuda_matmul)
 
     def slower(self, call):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
@@ -60,7 +62,7 @@ class CudaMatmul(_Cuda):
         return cuda_matmul.candidates(problem, _matmul_kernels())
 
     def launch(self, call, problem, config):
-        return _launch(call, problem, call.op, "BMNK", config)
+        return _launch(call, problem, call.op, config)
 
 
 class CudaConv(_Cuda):
@@ -74,7 +76,7 @@ class CudaConv(_Cuda):
 
     def refuses(self, problem):
         family = _family(problem)
-        return family.supports(problem) or (_not_compiled_for(problem.arch) if family is cuda_depthwise else None)
+        return refused(problem, family) or (_not_compiled_for(problem.arch) if family is cuda_depthwise else None)
 
     def slower(self, call):
         row = preference(call)
@@ -86,9 +88,8 @@ class CudaConv(_Cuda):
         return _family(problem).candidates(problem)
 
     def launch(self, call, problem, config):
-        fields = ("B", "N", "G", "C", "K", "input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
         stem = call.op.replace("conv", "depthwise") if _family(problem) is cuda_depthwise else call.op
-        return _launch(call, problem, stem, fields, config)
+        return _launch(call, problem, stem, config)
 
 
 def _family(problem: ConvProblem) -> Any:
@@ -101,8 +102,25 @@ def _depthwise(groups: int, channels: int) -> bool:
     return groups > 1 and channels == 1
 
 
-def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, fields: Iterable[str], config: Any) -> KernelCall:
-    attributes = {field: getattr(problem, field) for field in fields} | dataclasses.asdict(config)
+def refused(problem: MatmulProblem | ConvProblem, family: Any) -> str | None:
+    """Why the kernels of the family, which has the module, do not take the problem, or None; as the compiled module tells."""
+    from jaxext import _cuda_module
+
+    asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
+    if isinstance(problem, MatmulProblem):
+        return _cuda_module.matmul_refuses(**asked)
+    ask = _cuda_module.depthwise_refuses if family is cuda_depthwise else _cuda_module.conv_refuses
+    return ask(rank=cuda_conv.rank(problem), **asked)
+
+
+def fields(problem: MatmulProblem | ConvProblem) -> dict[str, Any]:
+    """Sizes and geometry, by the names that csrc/problem.h has for them."""
+    names = "BMNK" if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
+    return {name: getattr(problem, name) for name in names}
+
+
+def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, config: Any) -> KernelCall:
+    attributes = fields(problem) | dataclasses.asdict(config)
     first, second = call.factors
     shapes = [problem.shapes[slot] for slot in (first, second, call.open)]
     return KernelCall(

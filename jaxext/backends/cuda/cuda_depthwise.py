@@ -1,8 +1,8 @@
-"""How the CUDA kernels of a depthwise convolution are launched (csrc/depthwise.h): which problems they take, and the config of each.
+"""How the CUDA kernels of a depthwise convolution are launched (csrc/depthwise.h): the config for each problem.
 
 They move bytes, so a config is judged by the vectors of channels that a multiprocessor loads and stores.  A thread has one vector of
 channels and walks along a strip of targets, a line of the width axis; `lanes` such vectors lie side by side in a block, and strips fill
-the rest of its threads.  It must not know JAX.
+the rest of its threads.
 """
 
 from __future__ import annotations
@@ -10,15 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jaxext.kernels._geometry import MOST_POSITIONS, Axis, ConvProblem
+from jaxext.kernels._geometry import Axis, ConvProblem
 from jaxext.kernels._launch import BITS, cdiv, multiprocessors
 
-DTYPES = ("fp32", "bf16", "fp16")
-MOST_TAPS = 31  # of an axis
-MOST_STEP = 65535  # stride or input dilation
-MOST_GROUPS = 1 << 30
-MOST_REACH = 1 << 30  # places of an axis, with padding and dilation
-MOST_APART = 1 << 25  # places between neighbours in a strip or a filter row
 THREADS = 128  # of a block
 VECTOR_BITS = 128
 LANES = (1, 2, 4, 8, 16)  # 16 vectors are 256 neighbouring bytes; more would leave too few strips for rows to be shared
@@ -34,39 +28,6 @@ class DepthwiseConfig:
     strip: int  # targets in a row that a thread walks along
     pieces: int = 1  # wgrad: pieces of the filter that share a block, a power of two
     splits: int = 1  # wgrad: partial sums, along a leading axis of the result, which is float32 if there are several
-
-
-def supports(problem: ConvProblem) -> str | None:
-    """None, or the reason for refusing."""
-    if problem.C != 1:
-        return f"{problem.C} input channels per group, it takes 1"
-    if problem.K != 1:
-        return f"{problem.K} outputs per group, it takes 1"
-    if problem.G >= MOST_GROUPS:
-        return f"{problem.G} groups, it takes fewer than {MOST_GROUPS}"
-    if not problem.name.startswith(("conv1d_", "conv2d_")):
-        return f"{problem.name} has not one or two spatial axes"
-    if unknown := [dtype for dtype in problem.dtypes if dtype not in DTYPES]:
-        return f"dtype {unknown[0]}, it takes {', '.join(DTYPES)}"
-    first, second, result = problem.dtypes
-    if first != second or result not in ((first, "fp32") if problem.role == "wgrad" else (first,)):
-        return f"{first} times {second} into {result}, it takes a single dtype"
-    if problem.arch < 80:
-        return f"compute capability {problem.arch / 10}, it takes 8.0 and newer"
-    if (taps := max(problem.filter)) > MOST_TAPS:
-        return f"{taps} taps along an axis, it takes {MOST_TAPS} at most"
-    if (step := max(problem.stride + problem.input_dilation)) > MOST_STEP:
-        return f"a stride or input dilation of {step}, it takes {MOST_STEP} at most"
-    if (reach := max(_reach(problem, i) for i in range(3))) >= MOST_REACH:
-        return f"an axis reaches {reach} places, it takes fewer than {MOST_REACH}"
-    _, h, w = problem.axes
-    if problem.B > 65535 or (problem.role != "wgrad" and h.phases * w.phases > 65535):
-        return f"B={problem.B} and {h.phases * w.phases} phases, it takes 65535 at most"
-    if (apart := max(w.target_stride * _spacing(w), w.period * _spacing(w), _tap_stride(w))) >= MOST_APART:
-        return f"neighbours in a strip or a filter row lie {apart} places apart, it takes fewer than {MOST_APART}"
-    if (positions := problem.N * h.phases * h.targets * (w.phases * w.targets + _spacing(w))) >= MOST_POSITIONS:
-        return f"about {positions} positions, it takes fewer than {MOST_POSITIONS}"
-    return None
 
 
 def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
@@ -124,12 +85,6 @@ def _largest(blocks, size: int, idle: float) -> int:
     """The largest block of those that leave at most this share idle; among those that leave more, the least idle."""
     shares = {block: 1 - size / max(1, cdiv(size, block) * block) for block in blocks}
     return max((block for block in blocks if shares[block] <= idle), default=min(blocks, key=shares.__getitem__))
-
-
-def _reach(problem: ConvProblem, i: int) -> int:
-    """A bound of the places on axis i that any target, tap or source leads to."""
-    ends = problem.input[i] * problem.input_dilation[i], problem.output[i] * problem.stride[i]
-    return max(ends) + problem.filter[i] * problem.filter_dilation[i] + abs(problem.low[i])
 
 
 def _vector(problem: ConvProblem) -> int:

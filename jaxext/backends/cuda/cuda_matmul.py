@@ -1,4 +1,4 @@
-"""How a matrix product is launched on Hopper (csrc/matmul.h): which problems the kernels take, and which kernel is expected to be fastest.
+"""How a matrix product is launched on Hopper (csrc/matmul.h): which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by a small model, in clocks of one
 multiprocessor, of which each number below says where it is from:
@@ -7,7 +7,7 @@ multiprocessor, of which each number below says where it is from:
     product = max(rounds of tiles over the multiprocessors, all bytes from memory), and the partial results written and read again
 
 so large tiles win where there are many, ping-pong where the depth is short, narrow ones where wide ones would leave a last round empty,
-and splits where tiles are few.  It must not know JAX, nor time anything.
+and splits where tiles are few.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _MEMORY_BYTES = 18  # the same of 4.1 TB/s
 _START = 1500  # clocks until the first stage is there
 _EPILOGUE_BYTES = 32  # stored per clock
 _LAUNCH = 4000  # clocks of a kernel of its own, that adds up partial results
-_MOST_ELEMENTS = 1 << 38  # TMA's strides have 40 bits, in bytes
-_SPLITS = (1, 2, 4, 8, 16, 32)
+_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/matmul.cc, which refuses problems without a candidate
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 
 
@@ -42,36 +41,6 @@ class MatmulConfig:
     cluster_m: int  # blocks, one above the other, that share what they load of the right operand
     pingpong: int  # 1: two warp groups take turns, one multiplies while the other stores; 0: both work on one tile
     splits: int = 1  # partial results along a leading axis of the result, which is float32 if there are several
-
-
-def supports(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> str | None:
-    """None, or the reason for refusing."""
-    if problem.arch != 90:
-        return f"compute capability is {problem.arch / 10}, the matmul kernels want 9.0"
-    first, second, result = problem.dtypes
-    if first != second:
-        return f"the operands are {first} and {second}, want one dtype"
-    of_role = [row for row in table if row["role"] == problem.role]
-    if first not in (operands := sorted({row["operands"] for row in of_role})):
-        return f"the operands are {first}, {problem.role} takes {', '.join(operands)}"
-    if result not in (results := sorted({row["result"] for row in of_role if row["operands"] == first})):
-        return f"the result is {result}, {problem.role} of {first} gives {', '.join(results)}"
-    if 0 in (problem.B, problem.M, problem.N, problem.K):
-        return None  # then no kernel is called
-    for what, length, dtype in (
-        ("left operand", max(problem.lhs_strides), first),
-        ("right operand", max(problem.rhs_strides), first),
-        ("result", problem.cols, result),
-    ):
-        if length * BITS[dtype] % 128:
-            return f"a row of the {what} has {length * BITS[dtype] // 8} bytes, TMA wants a multiple of 16"
-    if (size := max(problem.B, problem.M, problem.N, problem.K)) > MOST_POSITIONS:
-        return f"an axis has {size} elements, want {MOST_POSITIONS} at most"
-    if (elements := problem.B * max(problem.M * problem.K, problem.K * problem.N, problem.M * problem.N)) >= _MOST_ELEMENTS:
-        return f"an array has {elements} elements, want fewer than 2^38"
-    if not candidates(problem, table):
-        return f"B={problem.B} M={problem.M} N={problem.N} K={problem.K} make 2^31 tiles or more, want fewer"
-    return None
 
 
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[MatmulConfig]:

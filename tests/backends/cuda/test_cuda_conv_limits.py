@@ -1,19 +1,16 @@
 """Where the dense convolutions for Hopper end: each limit of TMA's boxes, of CUTLASS and of a launch has a problem on either side.
 
-What Python's `supports` takes, csrc/conv_plan.cc takes in every configuration, and what the one refuses so does the other.  Needs g++; no
-GPU and no CUDA.
+What is not refused (csrc/conv_plan.cc) has parts in every candidate of cuda_conv.py.  Needs g++; no GPU and no CUDA.
 """
 
 import random
 
 import pytest
-import test_cuda_conv
-from test_cuda_conv import ROLES, plan, problem
+from host_code import plan
+from test_cuda_conv import ROLES, problem, refuses
 
-from jaxext.backends.cuda.cuda_conv import ConvConfig, candidates, supports
+from jaxext.backends.cuda.cuda_conv import ConvConfig, candidates
 from jaxext.kernels._geometry import ConvProblem
-
-library = test_cuda_conv.library  # a fixture
 
 # Of each limit: the last problem within and the first beyond it.
 LIMITS = {
@@ -58,13 +55,11 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_limits_are_where_they_are(library, name):
+def test_limits_are_where_they_are(name):
     within, beyond = LIMITS[name]
-    assert supports(within) is None
     config = ConvConfig(tile_m=128, tile_n=64, cluster_m=1)
-    assert not isinstance(plan(library, within, config), str)
-    assert supports(beyond) is not None
-    assert isinstance(plan(library, beyond, config), str)
+    assert refuses(within) is None and not isinstance(plan(within, config), str)
+    assert refuses(beyond) is not None and plan(beyond, config) == f"conv: {refuses(beyond)}"
 
 
 def near_limits(rng: random.Random) -> ConvProblem | None:
@@ -91,16 +86,18 @@ def near_limits(rng: random.Random) -> ConvProblem | None:
     return None if 0 in case.output else case
 
 
-def test_both_languages_agree_near_the_limits(library):
-    """What Python takes, C++ takes in every config, and what Python refuses, C++ does; every view begins at 16 bytes."""
+def test_what_is_taken_near_the_limits_has_parts_in_every_candidate():
+    """Every view of which begins at 16 bytes."""
     rng, taken, refused = random.Random(0), 0, 0
     for _ in range(1500):
         if (case := near_limits(rng)) is None:
             continue
-        configs = candidates(case) if supports(case) is None else [ConvConfig(tile_m=128, tile_n=64, cluster_m=1)]
-        for config in configs:
-            parts = plan(library, case, config)
-            assert isinstance(parts, str) == (supports(case) is not None), (case, config, parts)
-            assert isinstance(parts, str) or all(at % 8 == 0 for part in parts for at in (part.x, part.w, part.y))
-        taken, refused = taken + (supports(case) is None), refused + (supports(case) is not None)
+        if refuses(case):
+            refused += 1
+            continue
+        taken += 1
+        for config in candidates(case):
+            parts = plan(case, config)
+            assert not isinstance(parts, str), (case, config, parts)
+            assert all(at % 8 == 0 for part in parts for at in (part.x, part.w, part.y))
     assert taken > 100 and refused > 100

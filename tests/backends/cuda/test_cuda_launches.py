@@ -133,7 +133,7 @@ def convs(row, count):
             arch=90,
         )
         module = cuda_depthwise if depthwise else cuda_conv
-        if module.supports(problem) is None:
+        if cuda_binding.refused(problem, module) is None:
             taken += 1
             yield conv(row, problem, pick.choice(module.candidates(problem)))
 

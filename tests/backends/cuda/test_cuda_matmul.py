@@ -1,11 +1,14 @@
-"""The choice of a tile for matrix products on Hopper: a pure function, on a table of tiles as the compiled module tells it."""
+"""Matrix products on Hopper: the choice of a tile, a pure function, on a table of tiles as the compiled module tells it; and what csrc/
+refuses with the same table (host_code.py), which needs g++.  No GPU."""
 
 import dataclasses
 import itertools
+import random
 
 import pytest
+from host_code import refuses
 
-from jaxext.backends.cuda.cuda_matmul import MatmulConfig, candidates, clocks, pick, supports
+from jaxext.backends.cuda.cuda_matmul import MatmulConfig, candidates, clocks, pick
 from jaxext.kernels._gemm import MatmulProblem
 
 
@@ -15,7 +18,7 @@ def row(role, operands, result, tile_m, tile_n, tile_k, cluster_m, pingpong):
     )
 
 
-TABLE = [
+TABLE = [  # that of tests/csrc/host_code.cc
     *(row(role, "bf16", "bf16", 128, 256, 64, 2, 0) for role in ("nn", "nt", "tn")),
     *(row(role, "bf16", "bf16", 128, 192, 64, 2, 1) for role in ("nn", "nt", "tn")),
     *(row(role, "bf16", "fp32", 64, 128, 64, 1, 1) for role in ("nn", "nt", "tn")),
@@ -104,7 +107,7 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_refusals(case):
     changes, reason = REFUSALS[case]
-    assert supports(product(64, 64, 64, **changes), TABLE) == reason
+    assert refuses(product(64, 64, 64, **changes)) == reason
 
 
 @pytest.mark.parametrize(
@@ -113,26 +116,69 @@ def test_refusals(case):
         ((64, 64, 60), "a row of the left operand has 120 bytes, TMA wants a multiple of 16"),
         ((64, 60, 64), "a row of the right operand has 120 bytes, TMA wants a multiple of 16"),
         ((2**29, 256, 8), "B=1 M=536870912 N=256 K=8 make 2^31 tiles or more, want fewer"),
-        ((2**20, 2**18, 64), "an array has 274877906944 elements, want fewer than 2^38"),
+        ((2**20, 2**18, 64), "an array of B=1 M=1048576 N=262144 K=64 has 2^38 elements or more, want fewer"),
         ((2**31, 64, 64), "an axis has 2147483648 elements, want 2147418112 at most"),
+        ((-64, 64, 64), "an axis has -64 elements, want 0 or more"),
     ],
 )
 def test_refused_sizes(sizes, reason):
-    assert supports(product(*sizes), TABLE) == reason
+    assert refuses(product(*sizes)) == reason
 
 
-def test_nothing_to_do_is_supported():
-    assert supports(product(64, 64, 0), TABLE) is None
+# Of each limit: the last problem within and the first beyond it.
+LIMITS = {
+    "bytes of the left operand's rows": (product(64, 64, 72), product(64, 64, 76)),
+    "bytes of the right operand's rows": (product(64, 72, 64, role="nn"), product(64, 76, 64, role="nn")),
+    "bytes of rows whose contracted axis is first": (product(72, 64, 60, role="tn"), product(76, 64, 60, role="tn")),
+    "bytes of the result's rows": (product(64, 72, 64, role="nt"), product(64, 76, 64, role="nt")),
+    "bytes of a float32 result's rows": (
+        product(64, 68, 64, role="nt", dtypes=("bf16", "bf16", "fp32")),
+        product(64, 66, 64, role="nt", dtypes=("bf16", "bf16", "fp32")),
+    ),
+    "elements of the result": (product(2**20 - 1, 2**18, 8), product(2**20, 2**18, 8)),
+    "elements of the left operand, with all batches": (product(2**17 - 1, 8, 2**17, B=16), product(2**17, 8, 2**17, B=16)),
+    "elements of the right operand": (product(8, 2**18, 2**20 - 8), product(8, 2**18, 2**20)),
+    "tiles": (product(128 * (2**22 - 2**7 - 15), 256, 8), product(128 * (2**22 - 2**7 - 15) + 1, 256, 8)),
+    "length": (product(8, 8, 2**31 - 2**16), product(8, 8, 2**31 - 2**16 + 8)),
+}
 
 
-def test_what_is_supported_has_a_pick():
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_are_where_they_are(limit):
+    within, beyond = LIMITS[limit]
+    assert refuses(within) is None and refuses(beyond) is not None
+
+
+def test_what_makes_too_many_tiles_has_no_candidate():
+    """And all else has one: cuda_matmul.py and csrc/matmul.cc count alike."""
+    rng, problems = random.Random(0), [*LIMITS["tiles"]]
+    for _ in range(3000):
+        rows = int(2 ** rng.uniform(20, 31))
+        cols = 16 * int(2 ** rng.uniform(0, 27) / (rows >> 20))
+        role, result = rng.choice(("nn", "nt", "tn")), rng.choice(("bf16", "fp32"))
+        problems += [product(rows // 16 * 16, cols, 8, B=rng.choice((1, 1, 3)), role=role, dtypes=("bf16", "bf16", result))] if cols else []
+    seen = {True: 0, False: 0}
+    for problem in problems:
+        reason = refuses(problem)
+        if reason and "tiles" not in reason:
+            continue
+        assert any(config.splits == 1 for config in candidates(problem, TABLE)) == (reason is None), problem
+        seen[reason is None] += 1
+    assert min(seen.values()) > 100
+
+
+def test_nothing_to_do_is_taken():
+    assert refuses(product(64, 64, 0)) is None
+
+
+def test_what_is_taken_has_a_pick():
     for role, m, n, k in itertools.product(("nn", "nt", "tn"), (8, 64, 1000), (8, 264), (8, 1024)):
         problem = product(m, n, k, role=role)
-        assert supports(problem, TABLE) is None
+        assert refuses(problem) is None
         assert pick(problem, TABLE) in candidates(problem, TABLE)
 
 
 def test_eight_bit_rows_are_sixteen_elements():
     problem = product(64, 64, 24, role="nt", dtypes=("fp8e4nv", "fp8e4nv", "bf16"))
-    assert supports(problem, TABLE) == "a row of the left operand has 24 bytes, TMA wants a multiple of 16"
-    assert supports(dataclasses.replace(problem, N=32), TABLE) is None
+    assert refuses(problem) == "a row of the left operand has 24 bytes, TMA wants a multiple of 16"
+    assert refuses(dataclasses.replace(problem, N=32)) is None

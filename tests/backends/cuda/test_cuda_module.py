@@ -1,14 +1,21 @@
-"""The compiled module as a file: what it needs, what it shows, how large it is, and that its tables are tables."""
+"""The compiled module as a file: what it needs, what it shows, how large it is, that its tables are tables, and that it refuses what its
+sources refuse."""
 
+import dataclasses
+import itertools
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+from typing import Any
 
+import host_code
 import pytest
+from test_cuda_conv import problem
+from test_cuda_matmul import product
 
-from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul
 from jaxext.benchmarks import compiled_cuda
 from jaxext.kernels._launch import SHARED_MEMORY
 
@@ -86,3 +93,50 @@ def test_facts_of_the_build():
     assert re.fullmatch(r"\d+(-real|-virtual)?(,\d+(-real|-virtual)?)*", _cuda_module.archs)
     assert re.match(r"\d+\.\d+", _cuda_module.cuda_version)
     assert _cuda_module.ffi_version() <= cuda_binding._ffi_version()
+
+
+@pytest.mark.parametrize("family", [cuda_conv, cuda_depthwise], ids=lambda family: family.__name__.rpartition("_")[2])
+def test_refusals_of_convolutions_are_those_of_the_sources(family):
+    """Every number arrives where it belongs: each is changed in turn, and most are named in a reason."""
+    case = problem("fprop", (9, 8), (3, 2), G=64, C=8 if family is cuda_conv else 1, K=8 if family is cuda_conv else 1)
+    cases = [dataclasses.replace(case, **{name: value}) for name in ("B", "N", "G", "C", "K") for value in (0, -7, 40, 3 << 30)]
+    cases += [
+        dataclasses.replace(case, **{name: (*now[:axis], value, *now[axis + 1 :])})
+        for name, now in cuda_binding.fields(case).items()
+        if isinstance(now, tuple)
+        for axis in range(3)
+        for value in (0, -7, 33, 3 << 30)
+    ]
+    cases += [dataclasses.replace(case, name=f"conv{rank}d_{role}", role=role) for rank in range(5) for role in ("fprop", "dgrad", "wgrad")]
+    cases += [dataclasses.replace(case, arch=arch) for arch in (75, 80, 100)]
+    cases += [dataclasses.replace(case, dtypes=("bf16", *others)) for others in (("bf16", "fp32"), ("fp16", "bf16"), ("bf16", "i8"))]
+    answers = [(cuda_binding.refused(case, family), host_code.refuses(case, family)) for case in cases]
+    assert [answer for answer, _ in answers] == [answer for _, answer in answers]
+    assert len({answer for answer, _ in answers}) > 20
+
+
+def test_refusals_of_products_are_those_of_the_sources():
+    """With a table of fewer kernels: of operands that it has too."""
+    for role in ("nn", "nt", "tn"):
+        for sizes in itertools.product((0, 8, 60, 2**29, 2**31), repeat=4):
+            case = dataclasses.replace(product(8, 8, 8, role=role), **dict(zip("BMNK", sizes, strict=True)))
+            assert cuda_binding.refused(case, cuda_matmul) == host_code.refuses(case)
+
+
+@pytest.mark.parametrize("beyond", [2**63, -(2**63) - 1, 10**30])
+def test_numbers_beyond_64_bits_are_refused(beyond):
+    case = problem("fprop", (9, 8), (3, 2))
+    assert cuda_binding.refused(dataclasses.replace(case, N=beyond), cuda_conv)
+    assert cuda_binding.refused(dataclasses.replace(case, low=(0, beyond, 0)), cuda_conv)
+    assert cuda_binding.refused(dataclasses.replace(case, C=1, K=1, low=(0, beyond, 0)), cuda_depthwise)
+
+
+def test_what_is_asked_in_vain():
+    asked: dict[str, Any] = cuda_binding.fields(product(8, 8, 8)) | {"role": "nn", "dtypes": ("bf16", "bf16", "bf16"), "arch": 90}
+    assert _cuda_module.matmul_refuses(**asked) is None
+    asked["role"] = "nm"
+    with pytest.raises(ValueError, match="role is nm, want nn, nt or tn"):
+        _cuda_module.matmul_refuses(**asked)
+    asked |= {"role": "nn", "B": 1.5}
+    with pytest.raises(TypeError):
+        _cuda_module.matmul_refuses(**asked)

@@ -19,7 +19,8 @@ ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", **KERNEL} f
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", matmul_kernels=lambda: ROWS)
+    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "conv", "depthwise")}
+    module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", matmul_kernels=lambda: ROWS, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
         monkeypatch.setattr(cuda_binding, name, lambda: None)
@@ -76,3 +77,25 @@ def test_kernels_are_called_with_arrays_of_their_problem(form):
         if op.name == "stablehlo.custom_call" and "jaxext" in (target := str(op.attributes["call_target_name"])):
             found[target.strip('"')] = [tuple(value.type.shape[-axes:]) for value in (*op.operands, op.result)]
     assert found == {f"jaxext_{form}_{role}_v1": [SHAPES[form][slot] for slot in slots] for role, slots in roles.items()}
+
+
+ASKED = {  # of each form's first role, what the module is asked
+    "matmul": ("matmul", dict(role="nn", B=1, M=128, N=512, K=256)),
+    "conv2d": ("conv", dict(role="fprop", rank=2, B=1, N=2, G=1, C=16, K=24, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
+    "depthwise2d": ("depthwise", dict(role="fprop", rank=2, B=1, N=2, G=16, C=1, K=1, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
+}
+WINDOW = dict(stride=(1, 1, 1), low=(0, 0, 0), input_dilation=(1, 1, 1), filter_dilation=(1, 1, 1))
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_what_the_module_refuses_is_refused(module, monkeypatch, form):
+    """With its reason; it is asked of the family whose kernels would be called, in full."""
+    function, operands, _ = CALLS[form]
+    family, sizes = ASKED[form]
+    asked = {}
+    monkeypatch.setattr(module, f"{family}_refuses", lambda **fields: asked.update(fields) or "says the test")
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(function, *operands, platform="cuda").rows
+    assert row.refused["cuda"] == "says the test"
+    window = {} if form == "matmul" else WINDOW
+    assert asked == sizes | window | {"dtypes": ("bf16",) * 3, "arch": 90}

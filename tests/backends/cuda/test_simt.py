@@ -19,6 +19,7 @@ from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "kernels"))  # where pytest too has it, once it has collected that folder
 import harness  # noqa: E402
+import host_code  # noqa: E402
 import test_depthwise as triton  # noqa: E402
 from simt import DTYPES, build, run  # noqa: E402
 from test_depthwise import ROLES, of_role, operands_of, problem, truth  # noqa: E402
@@ -211,23 +212,86 @@ def test_filters_that_do_not_fit_into_shared_memory(launch):
 
 
 HUGE = problem((1 << 20, 1 << 10), (3, 3), G=8, N=1 << 10, low=1, high=1)
-REFUSED = [
-    ({"C": 2}, {}, "2 input channels per group, it takes 1"),
-    ({"K": 3}, {}, "3 outputs per group, it takes 1"),
-    ({"input": (2, 5, 6)}, {}, "three spatial axes, it takes one or two"),
-    ({"low": (1, 0, 0)}, {}, "three spatial axes, it takes one or two"),
-    ({"filter": (1, 3, 32)}, {}, "on the width axis the filter has 32 taps, want 31 at most"),
-    ({"stride": (1, 0, 1)}, {}, "on the height axis a stride or input dilation is 0, want 1 to 65535"),
-    ({"input": (1, -1, 6)}, {}, "on the height axis a size is -1, want 0 to"),
-    ({"input_dilation": (1, 1, 65536)}, {}, "on the width axis a stride or input dilation is 65536, want 1 to 65535"),
-    ({"filter_dilation": (1, 1, 1 << 30)}, {}, "on the width axis the filter dilation is 1073741824, want 1 to"),
-    ({"filter_dilation": (1, 1, 1 << 29)}, {}, "on the width axis places reach"),
-    ({"low": (0, 1 << 31, 0)}, {}, "on the height axis the low padding is 2147483648, want"),
-    ({"filter_dilation": (1, 1, 1 << 25)}, {}, "filter row lie 33554432 places apart, want fewer than 2^25"),
-    ({"N": -1}, {}, "B, N or G is -1, want 0 to"),
-    ({"B": 65536}, {}, "blocks, the limit is 2147483647 x 65535 x 65535"),
-    ({"N": HUGE.N, "input": HUGE.input, "output": HUGE.output}, {}, "1073741824 lines of 1024 positions in"),
-    ({"role": "dgrad", "input": (1, 600, 600), "stride": (1, 512, 512)}, {}, "x 262144 x 1 blocks, the limit is"),
+REFUSED = [  # by every config
+    ({"C": 2}, "2 input channels per group, it takes 1"),
+    ({"K": 3}, "3 outputs per group, it takes 1"),
+    ({"G": 1 << 30}, "1073741824 groups, it takes fewer than 1073741824"),
+    ({"N": -1}, "a size is -1, it takes 0 or more"),
+    ({"input": (1, -1, 6)}, "a size is -1, it takes 0 or more"),
+    ({"stride": (1, 0, 1)}, "a stride or dilation of 0, it takes 1 or more"),
+    ({"input": (2, 5, 6)}, "three spatial axes, it takes one or two (the first must have size 1 everywhere, without padding)"),
+    ({"low": (1, 0, 0)}, "three spatial axes, it takes one or two (the first must have size 1 everywhere, without padding)"),
+    ({"filter": (1, 3, 32)}, "32 taps along an axis, it takes 31 at most"),
+    ({"stride": (1, 65536, 1)}, "a stride or input dilation of 65536, it takes 65535 at most"),
+    ({"input_dilation": (1, 1, 65536)}, "a stride or input dilation of 65536, it takes 65535 at most"),
+    ({"filter_dilation": (1, 1, 1 << 30)}, "an axis reaches 3221225479 places, it takes fewer than 1073741824"),
+    ({"low": (0, 1 << 30, 0)}, "an axis reaches 1073741832 places, it takes fewer than 1073741824"),
+    ({"filter_dilation": (1, 1, 1 << 25)}, "neighbours in a strip or a filter row lie 33554432 places apart, it takes fewer than 33554432"),
+    ({"B": 65536}, "B=65536 and 1 phases, it takes 65535 at most"),
+    (
+        {"role": "dgrad", "input": (1, 600, 600), "stride": (1, 512, 512)},
+        "B=1 and 262144 phases, it takes 65535 at most",
+    ),
+    (
+        {"N": HUGE.N, "input": HUGE.input, "output": HUGE.output},
+        "about 1100585369600 positions, it takes fewer than 2147418112",
+    ),
+    ({"dtypes": ("bf16", "bf16", "fp32")}, "bf16 times bf16 into fp32, it takes a single dtype"),
+    ({"role": "wgrad", "dtypes": ("bf16", "bf16", "fp16")}, "bf16 times bf16 into fp16, it takes a single dtype"),
+]
+
+
+@pytest.mark.parametrize("changes, reason", REFUSED)
+def test_refusals(launch, changes, reason):
+    """The launcher says the same as the module says before a program is made."""
+    case = dataclasses.replace(of_role(CASES["3x3"], changes.get("role", "fprop")), **changes)
+    assert host_code.refuses(case, cuda_depthwise) == reason
+    reply = launch(case, DepthwiseConfig(lanes=2, strip=8), {}, dry=True)
+    assert (reply.code, reply.message) == (INVALID, f"depthwise: {reason}")
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"name": "conv3d_fprop"}, "conv3d_fprop has not one or two spatial axes"),
+        ({"name": "conv0d_fprop"}, "conv0d_fprop has not one or two spatial axes"),
+        ({"dtypes": ("i8",) * 3}, "dtype i8, it takes fp32, bf16, fp16"),
+        ({"dtypes": ("bf16", "fp32", "bf16")}, "bf16 times fp32 into bf16, it takes a single dtype"),
+        ({"arch": 75}, "compute capability 7.5, it takes 8.0 and newer"),
+    ],
+)
+def test_refusals_before_a_launch(changes, reason):
+    """Of what a launcher is not told."""
+    assert host_code.refuses(CASES["3x3"], cuda_depthwise) is None
+    assert host_code.refuses(dataclasses.replace(CASES["3x3"], **changes), cuda_depthwise) == reason
+
+
+LIMITS = {  # of each: the last problem within and the first beyond it
+    "groups": ({"G": (1 << 30) - 1}, {"G": 1 << 30}),
+    "taps": ({"filter": (1, 31, 3)}, {"filter": (1, 32, 3)}),
+    "steps": ({"input_dilation": (1, 1, 65535)}, {"input_dilation": (1, 1, 65536)}),
+    "places": ({"low": (0, (1 << 30) - 9, 0)}, {"low": (0, (1 << 30) - 8, 0)}),
+    "places below": ({"low": (0, 9 - (1 << 30), 0)}, {"low": (0, 8 - (1 << 30), 0)}),
+    "batches": ({"B": 65535}, {"B": 65536}),
+    "places apart": ({"filter_dilation": (1, 1, (1 << 25) - 1)}, {"filter_dilation": (1, 1, 1 << 25)}),
+    "positions": ({"N": 61354, "output": (1, 5000, 6)}, {"N": 61355, "output": (1, 5000, 6)}),
+    "phases": (
+        {"role": "dgrad", "input": (1, 255, 257), "stride": (1, 511, 509)},
+        {"role": "dgrad", "input": (1, 256, 256), "stride": (1, 511, 509)},
+    ),
+    "capability": ({"arch": 80}, {"arch": 79}),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_are_where_they_are(limit):
+    within, beyond = (
+        host_code.refuses(dataclasses.replace(of_role(CASES["3x3"], c.get("role", "fprop")), **c), cuda_depthwise) for c in LIMITS[limit]
+    )
+    assert within is None and beyond is not None
+
+
+REFUSED_CONFIGS = [
     ({}, {"lanes": 3}, "lanes is 3, want a power of two up to 32"),
     ({}, {"lanes": 64}, "lanes is 64, want a power of two up to 32"),
     ({}, {"strip": 0}, "strip is 0, want 1 to"),
@@ -235,13 +299,16 @@ REFUSED = [
     ({}, {"splits": 2}, "fprop: splits is 2, want 1 to 1"),
     ({"role": "wgrad"}, {"lanes": 32, "pieces": 8}, "wgrad: pieces is 8, want a power of two up to 4"),
     ({"role": "wgrad"}, {"splits": 65536}, "wgrad: splits is 65536, want 1 to 65535"),
-    ({"dtypes": ("bf16", "bf16", "fp32")}, {}, "fprop: a result of float32 from operands of bfloat16, want bfloat16"),
-    ({"role": "wgrad", "dtypes": ("bf16", "bf16", "fp16")}, {}, "a result of float16 from operands of bfloat16, want bfloat16 or float32"),
+    (
+        {"G": (1 << 29) + 1, "input": (1, 64, 64), "output": (1, 64, 64)},
+        {"lanes": 1, "strip": 8},
+        "4294967304 blocks along the first axis of the grid, it takes 2147483647 at most",
+    ),
 ]
 
 
-@pytest.mark.parametrize("problem_changes, config_changes, message", REFUSED)
-def test_refusals(launch, problem_changes, config_changes, message):
+@pytest.mark.parametrize("problem_changes, config_changes, message", REFUSED_CONFIGS)
+def test_refused_configs(launch, problem_changes, config_changes, message):
     """Said in words, before anything is launched."""
     role = problem_changes.get("role", "fprop")
     case = dataclasses.replace(of_role(CASES["3x3"], role), **problem_changes)
@@ -263,29 +330,6 @@ def test_what_is_picked_can_be_launched(driver, tmp_path, role, dtype):
         assert reply.grid == cuda_depthwise.grid(case, config)
         assert reply.vector
     for case in cases:
-        assert cuda_depthwise.supports(case) is None
+        assert host_code.refuses(case, cuda_depthwise) is None
         assert cuda_depthwise.pick(case) in cuda_depthwise.candidates(case)
         assert math.prod(cuda_depthwise.grid(case, cuda_depthwise.pick(case))) >= 132
-
-
-@pytest.mark.parametrize(
-    "changes, reason",
-    [
-        ({"C": 2}, "2 input channels per group, it takes 1"),
-        ({"K": 2}, "2 outputs per group, it takes 1"),
-        ({"G": 1 << 30}, "1073741824 groups, it takes fewer than 1073741824"),
-        ({"name": "conv3d_fprop"}, "conv3d_fprop has not one or two spatial axes"),
-        ({"filter": (1, 3, 32)}, "32 taps along an axis, it takes 31 at most"),
-        ({"dtypes": ("i8",) * 3}, "dtype i8, it takes fp32, bf16, fp16"),
-        ({"dtypes": ("bf16", "fp32", "bf16")}, "bf16 times fp32 into bf16, it takes a single dtype"),
-        ({"stride": (1, 65536, 1)}, "a stride or input dilation of 65536, it takes 65535 at most"),
-        ({"low": (0, 1 << 30, 0)}, "places, it takes fewer than 1073741824"),
-        ({"filter_dilation": (1, 1, 1 << 25)}, "a filter row lie 33554432 places apart"),
-        ({"arch": 75}, "compute capability 7.5, it takes 8.0 and newer"),
-        ({"B": 65536}, "it takes 65535 at most"),
-        ({"N": HUGE.N, "input": HUGE.input, "output": HUGE.output}, "positions, it takes fewer than 2147418112"),
-    ],
-)
-def test_python_refuses_too(changes, reason):
-    assert cuda_depthwise.supports(CASES["3x3"]) is None
-    assert reason in (cuda_depthwise.supports(dataclasses.replace(CASES["3x3"], **changes)) or "")

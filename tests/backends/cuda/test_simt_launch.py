@@ -14,6 +14,7 @@ from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "kernels"))  # where pytest too has it, once it has collected that folder
 import harness  # noqa: E402
+import host_code  # noqa: E402
 import simt  # noqa: E402
 from test_depthwise import ROLES, of_role, operands_of, problem, shape_of, truth  # noqa: E402
 from test_simt import CASES  # noqa: E402
@@ -45,7 +46,7 @@ def test_more_than_2_to_the_31(driver, tmp_path, what, role):
     case, changes, blocks, pieces, splits = LARGE[what]
     case = of_role(case, role, "bf16")
     whole = dataclasses.replace(case, **changes, output=changes.get("input", case.output))
-    assert max(math.prod(shape) for shape in whole.shapes.values()) > 2**31 and cuda_depthwise.supports(whole) is None
+    assert max(math.prod(shape) for shape in whole.shapes.values()) > 2**31 and host_code.refuses(whole, cuda_depthwise) is None
     config = DepthwiseConfig(lanes=16, strip=64)
     if role == "wgrad":
         config = dataclasses.replace(config, pieces=pieces, splits=splits)
@@ -84,13 +85,13 @@ def random_problem(rng, role):
     return of_role(case, role, str(rng.choice(list(simt.DTYPES))))
 
 
-def test_what_python_takes_can_be_launched(driver, tmp_path):
+def test_what_is_taken_can_be_launched(driver, tmp_path):
     """In every configuration, wherever the arrays start, if they fit into memory.  2^30 channels were taken, and then refused."""
     rng = np.random.default_rng(0)
     cases = [random_problem(rng, role) for _ in range(1000) for role in ROLES]
     elements = [[math.prod(shape) for shape in case.shapes.values()] for case in cases]
     cases = [case for case, counts in zip(cases, elements, strict=True) if 0 < min(counts) and max(counts) < 1 << 38]
-    taken = [case for case in cases if cuda_depthwise.supports(case) is None]
+    taken = [case for case in cases if host_code.refuses(case, cuda_depthwise) is None]
     assert min(len(taken), len(cases) - len(taken)) > 100
     asked = [(case, config, {}) for case in taken for config in cuda_depthwise.candidates(case)]
     for shifts in ((0, 0, 0), (8, 8, 8)):

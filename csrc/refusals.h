@@ -1,0 +1,68 @@
+// Which problems the kernels refuse, and why.  Python asks through module.cc, before a program is made; the launchers make the same checks
+// before every launch.  There is no other list of limits.  Plain C++: it must not know CUDA, XLA or Python.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "problem.h"
+
+namespace jaxext {
+
+using Reason = std::optional<std::string>;  // for refusing
+
+// Of the operands in the order of slots, and of the result, by the short names of `jaxext.backends.kernel.DTYPES`.  Python has more dtypes
+// than any kernel here.
+struct Dtypes {
+  std::string first, second, result;
+};
+
+constexpr const char* ShortName(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return "fp32";
+    case Dtype::kBF16:
+      return "bf16";
+    case Dtype::kF16:
+      return "fp16";
+    case Dtype::kE4M3:
+      return "fp8e4nv";
+  }
+  return "?";
+}
+
+// `arch` is the compute capability times 10.  A launch leaves it out: there the device itself is asked.
+//
+// No kernel is launched for a problem with a size of 0: products and dense convolutions with one are taken, whatever the other sizes.
+// Every number of 64 bits may be asked about.
+Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
+Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
+Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
+
+// For the functions above.
+
+// 90 -> "9.0"
+inline std::string CapabilityText(int arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
+
+constexpr int64_t kMostInteger = std::numeric_limits<int64_t>::max();
+
+// Of sizes that are not negative, or kMostInteger if it is more.
+inline int64_t Product(std::initializer_list<int64_t> sizes) {
+  int64_t product = 1;
+  bool more = false;
+  for (int64_t size : sizes) {
+    if (size == 0) return 0;
+    more = __builtin_mul_overflow(product, size, &product) || more;
+  }
+  return more ? kMostInteger : product;
+}
+
+inline int64_t Sum(int64_t a, int64_t b) {
+  int64_t sum;
+  return __builtin_add_overflow(a, b, &sum) ? kMostInteger : sum;
+}
+
+}  // namespace jaxext

@@ -1,0 +1,77 @@
+// The host code of csrc/ that decides what the kernels are asked, for tests/host_code.py: what is refused, and the parts and boxes of a
+// convolution.  Compiled by a C++ compiler, with a table of matrix products in place of the kernels'.  Needs no CUDA.
+#include <cstring>
+
+#include "conv_plan.h"
+#include "matmul.h"
+#include "refusals.h"
+
+namespace jaxext {
+namespace {
+
+// That of tests/backends/cuda/test_cuda_matmul.py.
+std::vector<MatmulKernel> Table(MatmulRole role) {
+  const auto row = [&](Dtype operands, Dtype result, MatmulConfig config) {
+    return MatmulKernel{role, operands, result, config, 0, 0, nullptr};
+  };
+  return {row(Dtype::kBF16, Dtype::kBF16, {128, 256, 64, 2, 0, 1}), row(Dtype::kBF16, Dtype::kBF16, {128, 192, 64, 2, 1, 1}),
+          row(Dtype::kBF16, Dtype::kF32, {64, 128, 64, 1, 1, 1})};
+}
+
+}  // namespace
+
+std::vector<MatmulKernel> MatmulNNLarge() { return Table(MatmulRole::kNN); }
+std::vector<MatmulKernel> MatmulNTLarge() { return Table(MatmulRole::kNT); }
+std::vector<MatmulKernel> MatmulTNLarge() { return Table(MatmulRole::kTN); }
+std::vector<MatmulKernel> MatmulNTE4M3() {
+  return {{MatmulRole::kNT, Dtype::kE4M3, Dtype::kBF16, {128, 128, 128, 2, 0, 1}, 0, 0, nullptr}};
+}
+#define NONE(unit) \
+  std::vector<MatmulKernel> unit() { return {}; }
+NONE(MatmulNNSkinny)
+NONE(MatmulNNPingpong)
+NONE(MatmulNTSkinny)
+NONE(MatmulNTPingpong)
+NONE(MatmulTNSkinny)
+NONE(MatmulTNPingpong)
+
+}  // namespace jaxext
+
+using namespace jaxext;
+
+// Whether a problem is refused, and the reason.  Problems are the fields of their structs, in order.
+extern "C" int Refuses(const char* family, int role, int rank, const int64_t* problem, const char* const* dtypes, int arch, char* text) {
+  const Dtypes names = {dtypes[0], dtypes[1], dtypes[2]};
+  Reason reason;
+  if (!std::strcmp(family, "matmul")) {
+    reason = MatmulRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, arch);
+  } else {
+    const auto refuses = !std::strcmp(family, "conv") ? &ConvRefuses : &DepthwiseRefuses;
+    reason = refuses(ConvRole(role), rank, *reinterpret_cast<const ConvProblem*>(problem), names, arch);
+  }
+  if (reason) std::strncpy(text, reason->c_str(), 999);
+  return reason.has_value();
+}
+
+// The number of parts, and the parts and their boxes; or -1, and the reason.  As csrc/conv.cc asks, of operands in bfloat16.
+extern "C" int Plan(int role, int rank, const int64_t* problem, const int64_t* config, int64_t* out, char* text) {
+  const auto& p = *reinterpret_cast<const ConvProblem*>(problem);
+  std::vector<ConvPart> parts;
+  Status status;
+  if (const Reason reason = ConvRefuses(ConvRole(role), rank, p, {"bf16", "bf16", "bf16"})) {
+    status = Invalid("conv: " + *reason);
+  } else {
+    status = PlanConv(ConvRole(role), rank, p, {config[0], config[1], config[2], config[3]}, &parts);
+  }
+  std::strncpy(text, status.message.c_str(), 999);
+  if (!status.ok()) return -1;
+  for (const ConvPart& part : parts) {
+    for (int64_t number : {part.N, part.x, part.w, part.y}) *out++ = number;
+    for (int i = 0; i < 3; ++i) {
+      const ConvBox box = BoxOf(ConvRole(role), p, part, i);
+      for (int64_t number : {part.input[i], part.output[i], part.low[i], part.high[i]}) *out++ = number;
+      for (int64_t number : {box.lower, box.upper, box.first_offset, box.tap_stride}) *out++ = number;
+    }
+  }
+  return parts.size();
+}

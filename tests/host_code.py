@@ -1,0 +1,92 @@
+"""The host code of csrc/ that decides what the CUDA kernels are asked, compiled by a C++ compiler: tests/csrc/host_code.cc.
+
+`refuses` is what the compiled module answers, but of the sources that are here, and of a table of matrix products with bfloat16 alone (and
+float8 in nt).  Needs g++; no GPU, no CUDA and no compiled module.
+"""
+
+import ctypes
+import dataclasses
+import functools
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import numpy as np
+import pytest
+
+from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul
+from jaxext.backends.cuda.cuda_conv import ConvConfig
+from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._geometry import ConvProblem
+
+ROOT = pathlib.Path(__file__).parent.parent
+ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2}  # jaxext::MatmulRole, jaxext::ConvRole
+FLAGS = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    input: int
+    output: int
+    low: int
+    high: int
+    lower: int
+    upper: int
+    first_offset: int
+    tap_stride: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    N: int
+    x: int
+    w: int
+    y: int
+    boxes: tuple[Box, Box, Box]
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ found")
+    csrc, tests = ROOT / "csrc", ROOT / "tests/csrc"
+    units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in ("matmul", "conv_plan", "depthwise_plan"))]
+    with tempfile.TemporaryDirectory() as folder:
+        objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in units]
+        compile = ["g++", *FLAGS, f"-I{csrc}", f"-I{tests / 'cuda'}", "-c"]
+        running = [subprocess.Popen([*compile, unit, "-o", made]) for unit, made in zip(units, objects, strict=True)]
+        assert [process.wait() for process in running] == [0] * len(units)
+        subprocess.run(["g++", *FLAGS, *objects, "-o", f"{folder}/host_code.so"], check=True)
+        return ctypes.CDLL(f"{folder}/host_code.so")
+
+
+def _pointer(values):
+    return np.ctypeslib.as_ctypes(np.array(values, np.int64))
+
+
+def _numbers(problem: MatmulProblem | ConvProblem):
+    """The fields of its struct in csrc/problem.h, in order."""
+    return _pointer(np.hstack([*cuda_binding.fields(problem).values()]))
+
+
+def refuses(problem: MatmulProblem | ConvProblem, family=cuda_matmul) -> str | None:
+    """Why the kernels of the family, which has the module, do not take the problem, or None."""
+    name = {cuda_matmul: "matmul", cuda_conv: "conv", cuda_depthwise: "depthwise"}[family]
+    rank = cuda_conv.rank(problem) if isinstance(problem, ConvProblem) else 0
+    dtypes = (ctypes.c_char_p * 3)(*(dtype.encode() for dtype in problem.dtypes))
+    text = ctypes.create_string_buffer(1000)
+    refused = _library().Refuses(name.encode(), ROLES[problem.role], rank, _numbers(problem), dtypes, problem.arch, text)
+    return text.value.decode() if refused else None
+
+
+def plan(problem: ConvProblem, config: ConvConfig) -> list[Part] | str:
+    """The parts of a dense convolution, or the reason for refusing."""
+    out, text = np.zeros((cuda_conv.MOST_PARTS, 28), np.int64), ctypes.create_string_buffer(1000)
+    where = (ROLES[problem.role], cuda_conv.rank(problem))
+    numbers = _numbers(problem), _pointer(dataclasses.astuple(config))
+    count = _library().Plan(*where, *numbers, np.ctypeslib.as_ctypes(out.ravel()), text)
+    if count < 0:
+        return text.value.decode()
+    rows = out[:count].tolist()
+    return [Part(*row[:4], boxes=(Box(*row[4:12]), Box(*row[12:20]), Box(*row[20:28]))) for row in rows]
