@@ -1,6 +1,6 @@
 """The implementation `cuda` on a stand-in for the compiled module: where its kernels run, and with which arrays they are called.
 
-Tests that need the module itself are in test_cuda.py.
+Tests that need the module itself are in test_cuda_binding.py.
 """
 
 import types

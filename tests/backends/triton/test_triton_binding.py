@@ -1,6 +1,6 @@
 """The implementation `triton` without a GPU: what it refuses and why, when it is preferred, and the CUDA programs that it is lowered to.
 
-Whether its kernels compute what they should is tested in tests/kernels, how well they are compiled in test_kernels.py.
+Whether its kernels compute what they should is tested in tests/kernels, how well they are compiled in test_kernels_compiled.py.
 """
 
 import collections
@@ -64,7 +64,7 @@ def moved_activations(lowered) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def without_cuda_kernels(monkeypatch):
-    """Where both would be taken, test_cuda.py says which."""
+    """Where both would be taken, test_cuda_binding.py says which."""
     monkeypatch.setattr(cuda_binding, "missing", lambda: "they are left out")
 
 
