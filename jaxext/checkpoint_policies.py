@@ -1,7 +1,8 @@
-"""Policies for `jax.checkpoint` that see our products.
+"""Policies for `jax.checkpoint` that recognise jaxext's products.
 
-jax's own policies know lax's primitives by identity, so under `jax.checkpoint_policies.dots_saveable` our products are computed again, and
-a warning says so.  `seeing_products(policy)` shows each of ours to a policy as lax's; the policies below are jax's, so wrapped.
+jax's own policies recognise lax's primitives by identity.  Under `jax.checkpoint_policies.dots_saveable`, jaxext's products are therefore
+recomputed, with a warning.  `seeing_products(policy)` presents jaxext's products to a policy as lax's.  The policies below are jax's,
+wrapped that way.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ __all__ = [
 
 
 def seeing_products(policy: Callable) -> Callable:
-    """`policy`, a function for `jax.checkpoint(..., policy=)`, that is told of our matmuls and convolutions as if they were lax's.
+    """Wrap `policy`, a function for `jax.checkpoint(..., policy=)`, so that it sees jaxext's matmuls and convolutions as lax's.
 
-    A matmul is shown with its `dimension_numbers`, precision and dtype as `lax.dot_general_p`, a convolution as
+    A matmul appears as `lax.dot_general_p` with its `dimension_numbers`, precision and dtype, a convolution as
     `lax.conv_general_dilated_p`.
     """
 
@@ -54,17 +55,17 @@ dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = seeing_p
 
 
 def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callable:
-    """`jax.checkpoint_policies.offload_dot_with_no_batch_dims` that sees our products."""
+    """`jax.checkpoint_policies.offload_dot_with_no_batch_dims` that recognises jaxext's products."""
     return seeing_products(jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst))
 
 
 def _warn(policy: Callable, product) -> None:
-    """Warn if a policy of jax's own would save a product of lax and has ours computed again."""
+    """Warn if one of jax's own policies would save this product if it were lax's, but recomputes it because it is jaxext's."""
     if getattr(policy, "__module__", None) != jax.checkpoint_policies.dots_saveable.__module__:
         return
     try:
         asked = [ask(product.primitive, *(x.aval for x in product.invars), **product.params) for ask in (policy, seeing_products(policy))]
-    except Exception:  # a combination with a policy of the user's, which jax is about to ask itself
+    except Exception:  # the user's part of a combined policy failed: jax will ask it next and report the error
         return
     if asked[0] == asked[1]:
         return
@@ -78,7 +79,7 @@ def _warn(policy: Callable, product) -> None:
 
 
 def _depth_of_the_user() -> int:
-    """How many frames the first one that is neither jax's nor ours is above the caller, as `stacklevel` counts."""
+    """The `stacklevel` of the first frame above the caller that is outside jax and jaxext."""
     frame, depth = sys._getframe(1), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jax", "jaxext", "contextlib", "functools"):
         frame, depth = frame.f_back, depth + 1

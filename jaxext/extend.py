@@ -1,12 +1,12 @@
-"""Kernels and forms of your own: an implementation behind jaxext's operations, or behind a bilinear operation that you declare by its axes.
+"""Your own kernels and forms: add an implementation to jaxext's operations, or declare a bilinear operation by its axes.
 
-A *form* is a bilinear operation declared by labels, like an einsum,
+A *form* is a bilinear operation declared by labels, like an einsum:
 
     y[b,n,m,c] = Σ_k x[b,n,k,c] w[b,k,m,c]:    define("channelwise", x="B N K C", w="B K M C", y="B N M C")
 
-and from its labels follow its gradients, each vmap and each sharding: they are the same sum with another slot left open, or with more axes
-in a label.  So an implementation is asked for plain products only (`Call`), and is differentiated, mapped and split over devices without a
-rule of its own.  What each form has from the beginning, the implementation "xla", is its definition.
+The labels determine its gradients, its vmaps and its shardings: each is the same sum with another slot left open, or with more axes in a
+label.  An implementation therefore computes plain products only (`Call`) and needs no rules for differentiation, vmap or sharding.  Every
+form starts with the implementation "xla", which defines it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from jaxext.forms.implementation import Algorithm, Implementation, Plan
 
 __all__ = ["Algorithm", "Bilinear", "Call", "Implementation", "Plan", "define", "no_kernel", "register"]
 
-# What `define` declared, by name.
+# The forms that `define` declared, by name.
 _defined: dict[str, Form] = {}
 _OWN = dict(families)  # jaxext's
 _OWN_NAMES = set(names_of_implementations())
@@ -44,12 +44,12 @@ _OWN_NAMES = set(names_of_implementations())
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Bilinear:
-    """A bilinear operation of your own, made by `define`: call it."""
+    """A bilinear operation made by `define`.  Call it like a function."""
 
     _form: Form
 
     @property
-    def __name__(self) -> str:  # by which jax.jit calls its program
+    def __name__(self) -> str:  # jax.jit names the program after it
         return self._form.name
 
     def __repr__(self) -> str:
@@ -68,27 +68,27 @@ class Bilinear:
         out_sharding: NamedSharding | P | None = None,
         **ranks: int,
     ) -> jax.Array:
-        """The sum of products over the labels that stand in both operands and not in the result.
+        """The sum of products over the labels that both operands have and the result lacks.
 
-        All transformations of JAX apply, in any order: jit, grad, jvp, vmap over any axes, shardings, shard_map, pmap, export.
+        All JAX transformations apply, in any order: jit, grad, jvp, vmap over any axes, shardings, shard_map, pmap, export.
 
         Args:
-          first, second: arrays with the axes of the first and of the second slot, in the order of its labels; of one dtype, to which jnp
-            promotes them, or of two if `preferred_element_type` is given.
-          implementation: the name of what computes it, here and in its gradients; None is as for `jaxext.matmul`.
+          first, second: arrays with the axes of the first and the second slot, in the order of the labels.  They are promoted to a common
+            dtype as in jnp, unless `preferred_element_type` is given.
+          implementation: the name of an implementation, also used for all gradients.  None selects one automatically.
           precision: as for `jax.lax.dot_general`.
-          preferred_element_type: the dtype of the result; None is that of the operands.
-          out_sharding: of the result on an explicit mesh, where that of the operands leaves it open.
-          **ranks: how many axes a label has in these arrays, such as `B=0` for none; one if not said.
+          preferred_element_type: dtype of the result.  Defaults to the dtype of the operands.
+          out_sharding: sharding of the result on an explicit mesh, if the operands leave it ambiguous.
+          **ranks: the number of axes of a label in these arrays, such as `B=0` for none.  Defaults to 1.
 
         Returns:
           an array with the axes of the third slot.
 
         Raises:
-          TypeError: an operand is no array, has another number of axes than its labels, or another size in an axis than the other has;
-            the sharding is none.
-          ValueError: there is no such label or implementation.
-          NotImplementedError: the implementation that was named does not support this call; at lowering.
+          TypeError: an operand is not an array, its number of axes does not match its labels, its sizes do not match the other operand's,
+            or `out_sharding` is not a sharding.
+          ValueError: a label or the implementation is unknown.
+          NotImplementedError: the named implementation does not support this call.  Raised at lowering.
 
         Examples:
           >>> channelwise = define("channelwise", x="B N K C", w="B K M C", y="B N M C")
@@ -112,23 +112,24 @@ class Bilinear:
 
 
 def define(name: str, /, **slots: str) -> Bilinear:
-    """A bilinear operation, declared by the labels of its axes.
+    """Declare a bilinear operation by the labels of its axes.
 
-    result[...] = Σ first[...] second[...], summed over the labels that the result does not have.
+    result[...] = Σ first[...] second[...], summed over the labels that the result lacks.
 
     Args:
-      name: an identifier that no other operation has; primitives and profiles show it with the slot that is computed, "channelwise_y",
-        which none may have either.
-      **slots: the first operand, the second and the result: a name each, and labels in the order of the axes, separated by spaces.  A label
-        is a capital letter, or a word that begins with one, and stands in two slots or in all three.  Each pair of slots needs a label of
-        its own, and so do all three together, for the axes that vmap adds; an axis that you do not need has rank 0 in the call.
+      name: a unique identifier.  Primitives and profiles append the slot that is computed, as in "channelwise_y"; these names must be
+        unique too.
+      **slots: the first operand, the second operand and the result, as slot name = labels.  The labels follow the order of the axes,
+        separated by spaces.  A label is a word that begins with a capital letter, and occurs in two slots or in all three.  Each pair of
+        slots needs a label of its own, and so do all three together, for the axes that vmap adds.  Give a label rank 0 in calls that do
+        not use it.
 
     Returns:
-      the operation, with one implementation, "xla", which is `jax.lax.dot_general`.  Declared again alike, it is the same.
+      the operation, with the implementation "xla", which is `jax.lax.dot_general`.  Repeating a declaration returns an equal operation.
 
     Raises:
-      TypeError: the name or a slot's labels are no str.
-      ValueError: the name is taken, or the labels are not as they must be.
+      TypeError: the name or the labels of a slot are not a str.
+      ValueError: the name is taken, or the labels break a rule above.
 
     Examples:
       >>> outer = define("outer_product", u="B I K", v="B J K", t="B I J")
@@ -156,20 +157,20 @@ def define(name: str, /, **slots: str) -> Bilinear:
 
 
 def register(operation: Bilinear | str, implementation: Implementation) -> None:
-    """Put an implementation before those that an operation has.
+    """Add an implementation to an operation, in front of those that it has.
 
-    From now on it may be named.  Where nobody names one and nothing was measured, it is asked first, and taken where it supports the call
-    and `gains`.  Programs that are compiled already do not change.  It stays until the process ends: register what a module brings when
-    that is imported, in every process of a run.
+    Calls can then name it.  In calls without a name and without measurements it is asked first, and used if it supports the call and
+    `gains` expects a speedup.  Compiled programs do not change.  The registration lasts until the process ends: register at import, in
+    every process of a run.
 
     Args:
-      operation: what `define` returned; "matmul", which is also `jaxext.dot_general`; or "conv", all convolutions: `call.op` is
-        conv1d_fprop, conv2d_wgrad and so on, `call.window` the geometry.
-      implementation: an instance.
+      operation: the result of `define`; "matmul", which includes `jaxext.dot_general`; or "conv" for all convolutions, where `call.op` is
+        conv1d_fprop, conv2d_wgrad and so on, and `call.window` is the geometry.
+      implementation: an instance of a class derived from `Implementation`.
 
     Raises:
-      TypeError: it is none.
-      ValueError: there is no such operation, it has an implementation of this name already, or the code's version cannot be told.
+      TypeError: `implementation` is not an instance, or lacks a method.
+      ValueError: the operation is unknown, the name is taken, or the version of the code cannot be determined.
     """
     if not isinstance(implementation, Implementation):
         raise TypeError(f"register: implementation is {implementation!r}, want an instance of a class derived from Implementation")
@@ -213,7 +214,7 @@ def _ranks(form: Form, ranks: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _operands(form: Form, arrays: Sequence[Any], ranks: Sequence[int], promote: bool) -> dict[str, jax.Array]:
-    """The arrays by slot, if they fit the labels and each other; of one dtype if they are to be promoted."""
+    """The arrays by slot, checked against the labels and each other, and promoted to one dtype if `promote`."""
     rank = dict(zip(form.free, ranks, strict=True))
     sizes: dict[str, tuple[str, Any]] = {}
     for slot, x in zip(form.slots, arrays, strict=False):
@@ -233,7 +234,7 @@ def _operands(form: Form, arrays: Sequence[Any], ranks: Sequence[int], promote: 
 
 
 def _sharding(form: Form, sharding: NamedSharding | P | None, ndim: int) -> NamedSharding | None:
-    """As it stands in types: of an abstract mesh, with an entry for each axis."""
+    """The sharding as types hold it: on an abstract mesh, with an entry for each axis."""
     if sharding is None:
         return None
     if not isinstance(sharding, NamedSharding | P):

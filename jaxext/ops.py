@@ -1,10 +1,10 @@
-"""The public operations: each has the signature and the results of its namesake in lax or jnp, and one keyword more.
+"""The public operations: drop-in replacements for functions of lax and jnp, with one extra keyword, `implementation`.
 
-An operation is its namesake with every product of lax in it replaced by one of ours (`dispatch.like`), so shapes, dtypes, weak types and
-errors are the namesake's.
+Each operation traces its namesake and replaces every lax product in it with jaxext's (`dispatch.like`).  Shapes, dtypes, weak types and
+errors are therefore those of the namesake.
 
-Every operation is a primitive with all of JAX's rules: jit, vmap over any operand and axis, forward and reverse derivatives of any order,
-remat, scan, shard_map, pmap, automatic and explicit sharding, export.  Sums of float16 and bfloat16 are taken in float32 and rounded once.
+Every operation supports all of JAX: jit, vmap over any operand and axis, forward and reverse derivatives of any order, remat, scan,
+shard_map, pmap, automatic and explicit sharding, and export.  float16 and bfloat16 are accumulated in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def matmul(
       a: shape (..., M, K) or (K,).
       b: shape (..., K, N) or (K,); leading axes broadcast against those of `a`.
       precision: as in `jax.lax.dot_general`.
-      preferred_element_type: dtype of accumulation and result; by default the promoted dtype of the operands.
+      preferred_element_type: dtype of accumulation and result.  Defaults to the promoted dtype of the operands.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: None for the preferred one, or its name, which then also governs every derivative.
+      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
 
     Returns:
-      shape (..., M, N), without the axes that a vector operand lacks.
+      shape (..., M, N), without M if `a` is a vector and without N if `b` is one.
 
     Examples:
       >>> matmul(jnp.ones((5, 2, 3)), jnp.ones((3, 4))).shape
       (5, 2, 4)
 
     Raises:
-      Exception: whatever `jax.numpy.matmul` raises.
+      Exception: any error that `jax.numpy.matmul` raises.
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
@@ -68,18 +68,18 @@ def dot_general(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """General product of tensors, as `jax.lax.dot_general`: out[b, m, n] = Σ_k lhs[b, m, k] rhs[b, k, n], for axes in any order.
+    """General tensor product, as `jax.lax.dot_general`: out[b, m, n] = Σ_k lhs[b, m, k] rhs[b, k, n], for axes in any order.
 
-    Each of b, m, n and k stands for any number of axes.  No operand is copied if its batch axes lead and its contracted axes lie together
-    before or after the others, but where both operands are transposed: then one is.
+    Each of b, m, n and k stands for any number of axes.  An operand is not copied if its batch axes come first and its contracted axes lie
+    together, before or after its free axes.  Exception: if both operands are transposed, one is copied.
 
     Args:
       lhs, rhs: arrays of any rank.
       dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs batch)) axes.
       precision: None, a `jax.lax.Precision`, a string, a pair of either, or a `jax.lax.DotAlgorithmPreset`.
-      preferred_element_type: dtype of accumulation and result; by default that of the operands.
+      preferred_element_type: dtype of accumulation and result.  Defaults to the dtype of the operands.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: None for the preferred one, or its name, which then also governs every derivative.
+      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
 
     Returns:
       shape: batch axes, free axes of `lhs`, free axes of `rhs`.
@@ -89,7 +89,7 @@ def dot_general(
       (7, 2, 4)
 
     Raises:
-      Exception: whatever `jax.lax.dot_general` raises.
+      Exception: any error that `jax.lax.dot_general` raises.
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
@@ -120,25 +120,25 @@ def conv_general_dilated(
 ) -> jax.Array:
     """Convolution in any number of spatial axes, as `jax.lax.conv_general_dilated`.
 
-    Channels last and in one spatial axis, y[n, p, k] = Σ_{r,c} x[n, stride·p + dilation·r - low, c] w[r, c, k], with zeros outside of x.
+    For one spatial axis and channels last, y[n, p, k] = Σ_{r,c} x[n, stride·p + dilation·r - low, c] w[r, c, k], with zeros outside x.
 
     Args:
-      lhs: the input, of rank n + 2: batch, channels and n spatial axes in the order that `dimension_numbers` gives.
+      lhs: the input, of rank n + 2: batch, channels and n spatial axes, in the order given by `dimension_numbers`.
       rhs: the filter, of rank n + 2: output channels, input channels per group and n spatial axes.
       window_strides: n strides.
-      padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs; negative padding crops.
+      padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs.  Negative padding crops.
       lhs_dilation: n dilations of the input (transposed convolution).
       rhs_dilation: n dilations of the filter (atrous convolution).
-      dimension_numbers: as in lax, such as ('NHWC', 'HWIO', 'NHWC'); None is ('NCHW', 'OIHW', 'NCHW').  Channels last is the layout
-        that needs no transposed copy.
+      dimension_numbers: as in lax, such as ('NHWC', 'HWIO', 'NHWC').  None means ('NCHW', 'OIHW', 'NCHW').  Only channels last needs no
+        transposed copy.
       feature_group_count, batch_group_count: as in lax.
       precision: None, a `jax.lax.Precision`, a string, or a pair of either.
       preferred_element_type: dtype of accumulation and result.
       out_sharding: sharding of the result on an explicit mesh.
-      implementation: None for the preferred one, or its name, which then also governs every derivative.
+      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
 
     Returns:
-      the convolution, in the layout of `dimension_numbers`.
+      the result, in the layout given by `dimension_numbers`.
 
     Examples:
       >>> x, w = jnp.ones((2, 32, 32, 8)), jnp.ones((3, 3, 8, 16))
@@ -146,7 +146,7 @@ def conv_general_dilated(
       (2, 16, 16, 16)
 
     Raises:
-      Exception: whatever `jax.lax.conv_general_dilated` raises.
+      Exception: any error that `jax.lax.conv_general_dilated` raises.
       ShardingTypeError: a spatial axis is sharded on an explicit mesh.
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
@@ -187,7 +187,7 @@ def conv(
       shape (N, K, *output).
 
     Raises:
-      Exception: whatever `jax.lax.conv` raises.
+      Exception: any error that `jax.lax.conv` raises.
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
 
@@ -223,23 +223,23 @@ def conv_transpose(
     Args:
       lhs: the input, of rank n + 2.
       rhs: the filter, of rank n + 2.
-      strides: n fractional strides: each spatial axis of the result is about that many times longer.
+      strides: n fractional strides.  Each spatial axis of the result is longer by about this factor.
       padding: 'SAME', 'VALID' or n (low, high) pairs.
-      rhs_dilation, dimension_numbers, precision, preferred_element_type: as in `conv_general_dilated`; the default layout is channels
+      rhs_dilation, dimension_numbers, precision, preferred_element_type: as in `conv_general_dilated`, but the default layout is channels
         last, such as ('NHWC', 'HWIO', 'NHWC').
-      transpose_kernel: flip the filter's spatial axes and swap its channel axes, so that this is the gradient of a convolution.
-      use_consistent_padding: read `padding` as that of the convolution whose gradient this is.
-      implementation: None for the preferred one, or its name, which then also governs every derivative.
+      transpose_kernel: flip the filter's spatial axes and swap its channel axes, which gives the gradient of a convolution.
+      use_consistent_padding: interpret `padding` as the padding of the convolution of which this is the gradient.
+      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
 
     Returns:
-      shape as `lhs`, with the channels of `rhs` and the spatial axes lengthened.
+      the shape of `lhs`, with the output channels of `rhs` and longer spatial axes.
 
     Examples:
       >>> conv_transpose(jnp.ones((2, 16, 16, 8)), jnp.ones((4, 4, 8, 3)), (2, 2), "SAME").shape
       (2, 32, 32, 3)
 
     Raises:
-      Exception: whatever `jax.lax.conv_transpose` raises.
+      Exception: any error that `jax.lax.conv_transpose` raises.
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
@@ -269,16 +269,16 @@ def convolve(
 
     Args:
       a, v: shapes (M,) and (N,).
-      mode: 'full', 'same' or 'valid': a result of M + N - 1, max(M, N) or max(M, N) - min(M, N) + 1 elements.
+      mode: 'full', 'same' or 'valid'.  The result has M + N - 1, max(M, N) or max(M, N) - min(M, N) + 1 elements.
       precision, preferred_element_type: as in `conv_general_dilated`.
-      implementation: None for the preferred one, or its name, which then also governs every derivative.
+      implementation: the name of an implementation, also used for all derivatives.  None selects one automatically.
 
     Examples:
       >>> convolve(jnp.arange(5.0), jnp.array([2.0, 3.0, 4.0]), "valid").tolist()
       [7.0, 16.0, 25.0]
 
     Raises:
-      Exception: whatever `jax.numpy.convolve` raises.
+      Exception: any error that `jax.numpy.convolve` raises.
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """

@@ -1,4 +1,4 @@
-"""The function that a command is given, `module:function`, and its arguments as shapes and pytrees of them."""
+"""Parses a command's function, `module:function`, and its arguments, shapes or pytrees of shapes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def takes_function(command: argparse.ArgumentParser, **more) -> None:
 
 
 def argument(text: str) -> Any:
-    """A shape, or a pytree of shapes as Python or JSON would write it, where None (null) is an argument without arrays.
+    """Parse a shape, or a pytree of shapes in Python or JSON syntax.  None (null) is an argument without arrays.
 
-    Names that are keys, and shapes, may be quoted or not.
+    Keys and shapes may be quoted or not.
     """
     if text.strip()[:1] not in ("{", "[", "(", "N", "n"):
         return shape(text)
-    # f32[] is no Python, so it is read as f32[()], but not within quotes.
+    # f32[] is not valid Python, so it is read as f32[()], except within quotes.
     source = re.sub(r"""('[^']*'|"[^"]*")|(\w)\[\s*\]""", lambda match: match[1] or f"{match[2]}[()]", text.strip())
     try:
         return _pytree(ast.parse(source, mode="eval").body, source)
@@ -91,7 +91,7 @@ def shape(text: str) -> jax.ShapeDtypeStruct:
 
 
 def _short(dtype: str) -> str:
-    """As jax abbreviates it."""
+    """jax's abbreviation."""
     return dtype.replace("float", "f").replace("uint", "u").replace("int", "i").replace("complex", "c")
 
 
@@ -104,7 +104,7 @@ def arch(text: str) -> str:
 
 
 def function(name: str, arguments: Iterable) -> Callable:
-    """What `module:function` names, which must take these arguments."""
+    """Import `module:function`, and check that it accepts these arguments."""
     where, _, attributes = name.partition(":")
     if not all(part.isidentifier() for part in [*where.split("."), *attributes.split(".")]):
         raise UsageError(f"{name!r} is no module:function, want such as examples.digits:loss")
@@ -123,7 +123,7 @@ def function(name: str, arguments: Iterable) -> Callable:
 
 
 def module(name: str) -> ModuleType:
-    """A module that is installed, or lies in the working directory."""
+    """Import a module that is installed or in the working directory."""
     here = _working_directory()
     if here and not sys.flags.safe_path and not {"", here} & {*sys.path}:
         sys.path.insert(0, here)
@@ -131,7 +131,7 @@ def module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if not error.name or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and imports what is not
+            raise  # the module exists, but imports one that does not
         raise UsageError(f"no module {error.name!r}, {_where(here)}") from None
 
 
@@ -143,7 +143,7 @@ def _working_directory() -> str | None:
 
 
 def _where(here: str | None) -> str:
-    """A module was looked for."""
+    """Where a module was looked for, for messages."""
     if here is None:
         return "not installed, and the working directory was deleted"
     if sys.flags.safe_path and not {"", here} & {*sys.path}:

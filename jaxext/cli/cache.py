@@ -1,4 +1,4 @@
-"""The command `cache`: the tables of measurements that are kept, shown, cleared, and moved between machines."""
+"""The command `cache`: shows, clears, exports and imports tables of measurements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cache(options) -> int:
 
 
 def _here(options) -> table_format.Context | None:
-    """None where there is no device, of which only `show` has to know."""
+    """The context of this machine's device, or None if there is no device.  Only `show` requires one."""
     try:
         check_device()
     except Failure:
@@ -56,7 +56,7 @@ def _here(options) -> table_format.Context | None:
 
 
 def _kept(options, path: pathlib.Path) -> Sequence[table_format.Entry]:
-    """Carry out the action, and return the entries of the table at `path` after it."""
+    """Do the action, and return the entries of the table at `path` afterwards."""
     source = {"export": path, "import": options.path}.get(options.action)
     if options.action == "clear":
         table_file.clear(path)
@@ -87,6 +87,7 @@ def _tell(options, path: pathlib.Path, entries: Sequence[table_format.Entry], he
 
 
 def _holding(entry: table_format.Entry, here: table_format.Context, path: pathlib.Path) -> tuple[int, str | None]:
-    """The number of its rows that hold here, and why the others do not."""
-    table = table_format.select((entry,), here, str(path))
-    return len(table.rows), table.ignored or (None if entry.place == here.place else "of another device")
+    """The number of rows that are valid on this machine, and the reason if not all are."""
+    table = table_file.select((entry,), here, str(path))
+    away = (entry.context.device, entry.context.capability) != (here.device, here.capability)
+    return len(table.rows), table.ignored or ("of another device" if away else None)

@@ -1,7 +1,7 @@
-"""The command line, `python -m jaxext`: what is here, what would run, and the ways to measure, tune, keep tables and read kernels.
+"""The command line, `python -m jaxext`: info, explain, bench, tune, cache and kernels.
 
-A command is a function of its options that returns the exit status: 0 done, 1 it found something wrong or cannot do it here, 2 it was asked
-for what there is not, 130 interrupted.  Its docstring is its help.
+A command is a function of its options.  Its docstring is its help text.  It returns the exit status: 0 done, 1 found something wrong or
+cannot run on this machine, 2 invalid request, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from jaxext.tables import environment, in_force, table_file
 from jaxext.tuning import timing
 from jaxext.tuning.tune import NOTHING, with_gradient
 
-INTERRUPTED = 130  # as shells say it of SIGINT
-OF_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # the error numbers of a write that fails
+INTERRUPTED = 130  # the shells' exit status for SIGINT
+OF_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # error numbers of a failed write
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status of `python -m jaxext` with these arguments, those of the process if None."""
+    """Run `python -m jaxext` with these arguments (None: those of the process), and return the exit status."""
     if sys.stdout is None:
         return failed("stdout is closed, want somewhere to write, such as /dev/null")
     options = parser().parse_args(argv)
@@ -54,10 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     except Failure as error:
         return failed(str(error))
     except OSError as error:
-        if error.filename is not None or error.errno not in OF_OUTPUT:  # it is the user's function's
+        if error.filename is not None or error.errno not in OF_OUTPUT:  # raised by the user's function
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left must not fail again at exit
-        if error.errno == errno.EPIPE:  # whoever reads us has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushing the rest at exit must not fail again
+        if error.errno == errno.EPIPE:  # the reader closed the pipe
             return 1
         return failed(f"cannot write: {error.strerror}")
     except KeyboardInterrupt:
@@ -210,7 +210,7 @@ def _tune(options) -> int:
     status = 0
     try:
         with _products_of_lax(options), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", f"tune: {re.escape(NOTHING)}")  # it is said below
+            warnings.filterwarnings("ignore", f"tune: {re.escape(NOTHING)}")  # reported below
             for i, (name, fun, arrays, backward) in enumerate(todo, 1):
                 print(f"{i} of {len(todo)}: {name}", file=sys.stderr)
                 jaxext.tune(fun, *arrays, backward=backward, candidates=options.candidates, table=path, progress=progress)
@@ -226,7 +226,7 @@ def _tune(options) -> int:
 
 
 def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeStruct], bool]]:
-    """Names, functions, their arguments, and whether their gradients count."""
+    """The name, function and arguments of each, and whether its gradient counts."""
     if options.function:
         asked = [name for name in ("tags", "only", "roles", "dtype", "full", "reduced", "quick") if getattr(options, name)]
         if asked:
@@ -243,7 +243,7 @@ def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeSt
     if not options.tags and not options.only:
         raise UsageError("give a module:function, or --tags or --only to choose from the suite, which takes hours in all")
     cases = bench.cases(options)
-    with_step = {(case.problem, case.numbers) for case in cases if case.role == "step"}  # which has the other roles in it
+    with_step = {(case.problem, case.numbers) for case in cases if case.role == "step"}  # a step includes the other roles
     for case in cases:
         if case.role == "step" or (case.problem, case.numbers) not in with_step:
             arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(case.shapes, case.dtypes, strict=True)]

@@ -1,6 +1,6 @@
-"""What is here, as data, for the command `info`: devices, what each implementation says, the table that is in force, and the build.
+"""Data for the command `info`: devices, the availability of each implementation, the table in force, and the build.
 
-Implementations are asked as programs ask them.
+Implementations are asked in the same way as by programs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxext.tables import environment, in_force
 
 
 def facts(arch: str | None) -> dict:
-    """All of it; implementations are asked for the GPU `arch` too, or for sm_90a where there is no GPU and none is named."""
+    """All facts.  Implementations are also asked about the GPU `arch`, or about sm_90a if there is no GPU and `arch` is None."""
     here = environment.default_platform()
     targets = [(here, arch if here == "cuda" else None)] + ([] if here == "cuda" else [("cuda", arch or "sm_90a")])
     table = in_force.in_force_on(here)
@@ -35,7 +35,7 @@ def facts(arch: str | None) -> dict:
 
 
 def _available(on: str, named: str | None) -> list[dict]:
-    """What each implementation says to a small call of each kind."""
+    """The answer of each implementation to a small call of each kind."""
     conv = functools.partial(jaxext.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     kinds = {
         "matmul": (jaxext.matmul, shape("bf16[512,512]"), shape("bf16[512,512]")),
@@ -57,7 +57,7 @@ def _available(on: str, named: str | None) -> list[dict]:
 
 
 def _build() -> dict[str, str]:
-    """How the CUDA kernels were built, as far as there are any."""
+    """How the CUDA kernels were built, if they were."""
     facts = {"state": cuda_binding.missing() or "loaded"}
     with contextlib.suppress(ImportError):
         from jaxext import _cuda_module as module
@@ -71,10 +71,10 @@ def _build() -> dict[str, str]:
 
 
 def check_device() -> None:
-    """Raise `Failure` where jax has none."""
+    """Raise `Failure` if jax finds no device."""
     try:
         jax.devices()
-    except Exception as error:  # jax raises RuntimeError, or AssertionError without a text
+    except Exception as error:  # jax raises RuntimeError, or AssertionError without a message
         asked = os.environ.get("JAX_PLATFORMS")
         why = str(error).strip().partition("\n")[0]
         where = f"of the platforms that JAX_PLATFORMS names, {asked!r}, there is none here" if asked else "there is no device here"

@@ -1,4 +1,4 @@
-"""How a command tells what it found: as tables, or as one JSON document; and what it raises where it cannot."""
+"""Output of commands, as tables or as one JSON document, and their exceptions."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ DTYPES = (
     *("float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
 )
 
-SHORT = 16  # characters of a cell that is not folded while there is room for the others
+SHORT = 16  # cells of at most this many characters are not folded while the others have room
 
 
-LEAST_WIDTH = 40  # columns of a terminal, however few it says that it has
+LEAST_WIDTH = 40  # minimum columns, even if the terminal reports fewer
 
 
 class UsageError(Exception):
-    """What was asked for is not there: a sentence."""
+    """The request names something that does not exist.  The message is a sentence."""
 
 
 class Failure(Exception):
-    """What was asked for cannot be done here: a sentence."""
+    """The request cannot be done on this machine.  The message is a sentence."""
 
 
 def failed(sentence: str) -> int:
-    """The exit status of a command that cannot be done here, which it says."""
+    """Print the reason for a failure, and return the exit status."""
     print(f"python -m jaxext: {sentence}", file=sys.stderr)
     return 1
 
@@ -51,7 +51,7 @@ def says_json(command: argparse._ActionsContainer) -> None:
 
 
 def json_path(text: str) -> str:
-    if text != "-" and not text.endswith(".json"):  # an argument behind a bare --json would be taken for its path
+    if text != "-" and not text.endswith(".json"):  # an argument after a bare --json would be parsed as its path
         raise argparse.ArgumentTypeError(f'{text!r} is no path that ends in .json, nor "-" (write a bare --json last)')
     return text
 
@@ -70,7 +70,7 @@ class Grid:
 
 
 def make_folders(options) -> None:
-    """Those of the files that the options name, now: not after hours of work."""
+    """Create the folders of output files, and check that the files can be written, before hours of work."""
     for option in ("json", "plot", "markdown"):
         path = getattr(options, option, None)
         if path in (None, "-"):
@@ -85,7 +85,7 @@ def make_folders(options) -> None:
 
 
 def _can_be_written(path: pathlib.Path) -> bool:
-    """Tried with a file beside it: permissions do not say it all, such as in /proc."""
+    """Tests by creating a file beside it: permissions are not sufficient, for example in /proc."""
     if path.exists():
         return os.access(path, os.W_OK) and not path.is_dir()
     try:
@@ -109,7 +109,7 @@ def tell(options, document: dict, *tables: Grid | str) -> None:
 
 
 def plain(data: Any) -> Any:
-    """As JSON has it: a number that it has not, such as NaN, is a text."""
+    """Data that JSON can represent.  Numbers that it lacks, such as NaN, become text."""
     if isinstance(data, Mapping):
         return {str(name): plain(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
@@ -120,7 +120,7 @@ def plain(data: Any) -> Any:
 
 
 def show(*tables: Grid | str) -> None:
-    """On a terminal cells are folded to fit, long ones first; elsewhere a row is a line, however long."""
+    """Print tables.  On a terminal cells are folded to fit, long ones first; otherwise each row is one line of any length."""
     draw = _fitted if sys.stdout.isatty() else _lines
     for table in tables:
         text = table if isinstance(table, str) else draw(table)

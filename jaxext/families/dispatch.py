@@ -1,4 +1,4 @@
-"""How an operation of lax or jnp becomes ours, for one call or for all in a context, and which implementation it names."""
+"""Replaces lax's products with jaxext's, for one call or inside a context, and resolves the implementation's name."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from jaxext.forms import flops
 from jaxext.forms.family import Family, families, names_of_implementations
 from jaxext.forms.form import owner, replacing_lax
 
-# The implementation that `use_implementation` names; part of jit's cache key.
+# The implementation set by `use_implementation`.  Part of jit's cache key.
 _named = jax.make_user_context(None)
 
 
 def use_implementation(name: str | None) -> Scope:
-    """A context in which every jaxext operation, and its gradients, use the implementation `name` (None: the preferred one).
+    """A context in which every jaxext operation and its gradients use the implementation `name` (None: select automatically).
 
-    It is a context manager (`with use_implementation("xla"): ...`) and a decorator of functions (`@use_implementation("xla")`).
+    It is a context manager (`with use_implementation("xla"): ...`) and a function decorator (`@use_implementation("xla")`).
 
-    An `implementation=` at the call wins over the context.  An operation that has no implementation of this name raises ValueError where
-    it is called.  The context is part of `jax.jit`'s cache key.
+    An `implementation=` argument at the call takes precedence.  Calling an operation that has no implementation of this name raises
+    ValueError.  The context is part of `jax.jit`'s cache key.
 
     Raises:
-      ValueError: no operation has an implementation of that name.
+      ValueError: no operation has an implementation of this name.
     """
     known = sorted(names_of_implementations())
     if name is not None and name not in known:
@@ -41,16 +41,16 @@ def use_implementation(name: str | None) -> Scope:
 
 
 def in_place_of_lax() -> Scope:
-    """A context in which lax's products are ours, for models that offer no place to inject an operation.
+    """A context in which jaxext's products replace lax's, for models that do not let you pass in an operation.
 
-    It is a context manager (`with in_place_of_lax(): ...`) and a decorator of functions (`@in_place_of_lax()`).
+    It is a context manager (`with in_place_of_lax(): ...`) and a function decorator (`@in_place_of_lax()`).
 
-    Every `jax.lax.dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside, by whatever jax or library function
-    (`jnp.matmul`, `@`, `jnp.einsum`, flax's and equinox's layers), becomes the jaxext operation, with the implementation that
-    `use_implementation` names.  The context belongs to this thread and is part of `jax.jit`'s cache key.
+    Every `jax.lax.dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside becomes the jaxext operation, also when
+    called by a library (`jnp.matmul`, `@`, `jnp.einsum`, layers of flax and equinox).  It uses the implementation set by
+    `use_implementation`.  The context belongs to this thread and is part of `jax.jit`'s cache key.
 
-    Leave it around code that interprets lax's products itself: Pallas kernels, `jax.experimental.sparse` and `jax.experimental.jet` do
-    not know ours.  A policy of `jax.checkpoint` sees ours only through `jaxext.checkpoint_policies`.
+    Do not use it around code that interprets lax's products itself: Pallas kernels, `jax.experimental.sparse` and `jax.experimental.jet`
+    do not know jaxext's.  Policies of `jax.checkpoint` recognise them only through `jaxext.checkpoint_policies`.
     """
     for family in families.values():
         if family.read is not None:
@@ -59,7 +59,7 @@ def in_place_of_lax() -> Scope:
 
 
 def _bind(family, original, *operands, **params):
-    """`bind` of lax's primitive, which is ours while `replacing_lax`."""
+    """`bind` of lax's primitive, redirected to jaxext while `replacing_lax` is set."""
     if not replacing_lax.value:
         return original(*operands, **params)
     return like(original, family, None, operands, params, name=family.twin.name)
@@ -70,14 +70,14 @@ def like(
 ) -> jax.Array:
     """`namesake(*arrays, **static)` with the family's products, by the implementation that the call or the context names.
 
-    It is one jitted program, which jax traces once for each type of the arrays.  Only arrays are its operands, and only plain values its
-    key.  The namesake sees all else as it is and decides: it takes Python scalars and flax's nnx.Param, and refuses lists, None and traced
-    static arguments.
+    It runs as one jitted program, traced once for each type of the arrays.  Only arrays are its operands, and only plain values are in its
+    key.  Any other argument goes to the namesake directly, which accepts Python scalars and flax's nnx.Param, and refuses lists, None and
+    traced static arguments.
     """
     name = name or namesake.__name__
     if implementation is not None or _named.value is not None:
         implementation = named(implementation, name, family)
-    flops.tell(owner)  # jax may take the program from its cache, and then binds nothing
+    flops.tell(owner)  # on a cache hit jax binds no primitive, so `Form.bind` would not register the rules
     keywords = Keywords.of(static)
     if keywords is None or not all([_is_array(x) for x in arrays]):
         return substitute(functools.partial(namesake, *arrays, **static), (), implementation)
@@ -85,17 +85,17 @@ def like(
 
 
 def _is_array(x: Any) -> bool:
-    """Whether jit takes it for an array; of numpy's it refuses those of objects, and masked ones."""
+    """Whether jit accepts x as an array.  It refuses numpy's object arrays and masked arrays."""
     if type(x) is np.ndarray:
         return x.dtype.kind != "O"
-    return isinstance(x, (Tracer, jax.Array, np.generic))  # jax.Array is slow to know a tracer
+    return isinstance(x, (Tracer, jax.Array, np.generic))  # Tracer first: isinstance(tracer, jax.Array) is slow
 
 
 @functools.lru_cache(maxsize=4096)
 def _program(namesake, name, keywords, implementation):
-    """A jitted function of the arrays alone, since jit is slow to compare static arguments.
+    """A jitted function of the arrays alone: jit is slow to compare static arguments.
 
-    It leaves no call in a jaxpr, on those versions of jax that heed `inline`; but jnp.convolve leaves one, and so is differentiated as one.
+    It is inlined into jaxprs, on versions of jax that respect `inline`.  jnp.convolve is not inlined, and is differentiated as one call.
     """
 
     function = functools.partial(namesake, **keywords.copy())
@@ -108,7 +108,7 @@ def _program(namesake, name, keywords, implementation):
 
 
 def named(implementation: str | None, operation: Any, family: Family) -> str | None:
-    """The implementation that the call or else the context names, if it is one of the family's."""
+    """The implementation named by the call, else by the context; ValueError if the family does not have it."""
     implementation = _named.value if implementation is None else implementation
     if implementation is not None and implementation not in (known := family.names_of_implementations):
         raise ValueError(f"{operation}: implementation is {implementation!r}, want one of {known} or None")
@@ -116,7 +116,7 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | N
 
 
 def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:
-    """What `lax.dot_general` makes of its keywords: read from its equation."""
+    """The dtype and precision that `lax.dot_general` derives from its keywords, read from its equation."""
     product = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers, precision=precision, preferred_element_type=dtype)
     with replacing_lax(False):
         (eqn,) = jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)).eqns

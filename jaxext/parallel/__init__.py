@@ -1,7 +1,7 @@
-"""Products whose communication is part of them, for use inside `jax.shard_map`, and what each way to split a product costs.
+"""Distributed products for use inside `jax.shard_map`, and a cost model for shardings.
 
-`jit` splits jaxext's operations over devices by itself.  What stands here is for programs that say how: products that gather or scatter
-while they multiply, convolutions whose image is split, and the bytes that each sharding sends.
+`jit` splits jaxext's operations over devices by itself.  This package is for explicit control: matmuls that overlap an all-gather or a
+reduce-scatter, convolutions with halo exchange, and the bytes that each sharding sends.
 """
 
 from jaxext.parallel.collective_matmul import all_gather_matmul, matmul_reduce_scatter

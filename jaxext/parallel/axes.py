@@ -1,4 +1,4 @@
-"""The devices along named axes, taken as one: how many there are, if they can be counted."""
+"""Counts the devices along named mesh axes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax import lax
 
 
 def devices_along(axis: Hashable, argument: str) -> int:
-    """The number of devices along an axis, or along several in a tuple.  `argument` is what errors call it: a function and its argument."""
+    """The number of devices along an axis, or along a tuple of axes.  `argument` names the function and argument in errors."""
     if isinstance(axis, list):
         raise TypeError(f"{argument} is {axis!r}, want a name or a tuple of names")
     try:
@@ -17,7 +17,7 @@ def devices_along(axis: Hashable, argument: str) -> int:
     except NameError as error:
         raise NameError(f"{argument} is {axis!r}, want an axis of a shard_map or pmap around the call ({error})") from error
     if isinstance(axis, tuple) and len(axis) > 1:
-        # ppermute numbers the devices in the order of the mesh, PartitionSpec and other collectives in that of the names
+        # ppermute numbers the devices in mesh order; PartitionSpec and other collectives number them in the order of the names
         ordered = tuple(name for name in jax.sharding.get_abstract_mesh().axis_names if name in axis)
         if axis != ordered:
             raise ValueError(f"{argument} is {axis!r}, want several axes in the order of their mesh, {ordered!r}")

@@ -1,11 +1,9 @@
-"""One function on CPUs and another elsewhere: the choice is made when a program is lowered, and has every rule of JAX.
+"""Chooses between one function for CPUs and another for other platforms, at lowering.  All JAX transformations apply.
 
-`lax.platform_dependent` is such a choice too, but its functions are branches of a `cond` whose index is a value.  A scan moves that value
-out of its body, and then a GPU has to wait for it in every step.  Derivatives of a `cond` trace both branches and keep what either needs.
-Here no value says which function was chosen, derivatives keep the operands alone, and the function that is not for CPUs is traced only
-where it is lowered.
-
-Each rule transforms both functions alike.
+`lax.platform_dependent` chooses too, but its functions are branches of a `cond` with a runtime index.  A scan hoists that index out of its
+body, and a GPU then waits for it in every step.  Derivatives of a `cond` trace both branches and keep the residuals of both.
+`by_platform` has no runtime index, its derivatives keep only the operands, and the function for other platforms is traced only if it is
+lowered.  Each rule transforms both functions alike.
 """
 
 from __future__ import annotations
@@ -25,16 +23,16 @@ by_platform.multiple_results = True
 
 
 def choose(cpu: Callable, others: Callable, *args: jax.Array) -> tuple[jax.Array, ...]:
-    """`cpu(*args)` in a program for CPUs and `others(*args)` in one for anything else.
+    """`cpu(*args)` in a program for CPUs, `others(*args)` in a program for any other platform.
 
     Args:
-      cpu, others: functions of arrays that give a sequence of arrays, of the same shapes and dtypes; `others` must be hashable.
+      cpu, others: functions of arrays that return sequences of arrays, of the same shapes and dtypes.  `others` must be hashable.
     """
     return tuple(by_platform.bind(*args, cpu=_traced(cpu, args), others=others))
 
 
 def _traced(fun, args) -> ClosedJaxpr:
-    """Without what its results do not depend on: a tangent's primal result, a ring of products."""
+    """The jaxpr of `fun`, without dead code such as a tangent's primal result or a ring of products."""
     closed = jax.make_jaxpr(lambda *args: tuple(fun(*args)))(*args)
     jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals), instantiate=True)
     return ClosedJaxpr(jaxpr, closed.consts)
@@ -59,7 +57,7 @@ mlir.register_lowering(by_platform, lowered_elsewhere)
 
 @dataclasses.dataclass(frozen=True)
 class _Tangent:
-    """Of `fun`: a function of its operands and of the tangents of those that `moving` marks."""
+    """The tangent of `fun`: a function of its operands, and of the tangents of the operands marked in `moving`."""
 
     fun: Callable
     moving: tuple[bool, ...]
@@ -83,7 +81,10 @@ ad.primitive_jvps[by_platform] = _jvp
 
 @dataclasses.dataclass(frozen=True)
 class _Transposed:
-    """Of `fun`, which is linear in the operands that `linear` marks: a function of the others and of the cotangents that are not zero."""
+    """The transpose of `fun`, which is linear in the operands marked in `linear`.
+
+    A function of the other operands, and of the cotangents that are not zero.
+    """
 
     fun: Callable
     linear: tuple[bool, ...]
@@ -140,7 +141,7 @@ def _batch(axis, args, dims, *, cpu, others):
 
 
 def _depends(jaxpr: Jaxpr, i: int, dims) -> bool:
-    """Whether result i follows from an operand that is mapped."""
+    """Whether result i depends on a mapped operand."""
     _, used = pe.dce_jaxpr(jaxpr, [i == j for j in range(len(jaxpr.outvars))])
     return any(is_used and dim is not None for is_used, dim in zip(used, dims, strict=True))
 
@@ -149,10 +150,10 @@ batching.fancy_primitive_batchers[by_platform] = _batch
 
 
 def _under_a_policy(saveable, unknown, instantiated, eqn):
-    """`jax.checkpoint` with a policy: a result is saved if a product that the policy would save is in it, and no other is.
+    """`jax.checkpoint` with a policy: a result is saved if it depends on a product that the policy saves, and only then.
 
-    In the terms of `partial_eval_jaxpr_custom`: the equation of the forward pass, that of the backward pass, which of its results are
-    unknown in the first and which are there in the second, and what the second needs of the first.
+    Returns, as `partial_eval_jaxpr_custom` wants: the equation of the forward pass, the equation of the backward pass, which results are
+    unknown in the forward pass, which are instantiated in the backward pass, and the residuals.
     """
     n = len(eqn.outvars)
     operands = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
@@ -166,7 +167,7 @@ def _under_a_policy(saveable, unknown, instantiated, eqn):
 
 
 def _saved(saveable, jaxpr: Jaxpr) -> list[bool]:
-    """For each result, whether it follows from something that is to be saved."""
+    """For each result, whether it depends on a value that the policy saves."""
     found: set[Var] = set()
     for eqn in jaxpr.eqns:
         inner = [p.jaxpr for p in eqn.params.values() if isinstance(p, ClosedJaxpr)]

@@ -1,22 +1,21 @@
-"""Matrix products that overlap their communication: all-gather then matmul, and matmul then reduce-scatter, in n steps around a ring.
+"""Collective matmuls: all-gather then matmul, and matmul then reduce-scatter, overlapped in n steps around a ring of n devices.
 
-Of n devices, device i holds block i of the rows.  In step t of `all_gather_matmul` it multiplies the block of device i + t, while that
-block travels on to device i - 1, which needs it next:
+Device i holds block i of the rows.  In step t of `all_gather_matmul`, device i multiplies the block of device i + t and sends it on to
+device i - 1, which needs it in the next step:
 
     block_0 = lhs,    block_t = block_{t-1} of the next device,    rows of device i + t = block_t rhs
 
-In step t of `matmul_reduce_scatter`, from n - 1 down to 0, it adds its part of the rows of device i + t, block_t, to the sum of other
-devices' parts, which then travels on to device i + 1, to which these rows are those of step t - 1; at t = 0 they are at home:
+`matmul_reduce_scatter` runs t from n - 1 down to 0.  In step t, device i computes its part of the rows of device i + t, from block_t, and
+adds it to the sum that arrived from device i - 1.  It sends the sum on to device i + 1.  At t = 0 the sum has reached its owner:
 
     sum_{n-1} = block_{n-1} rhs,    sum_t = sum_{t+1} of the previous device + block_t rhs,    result = sum_0
 
-No product waits for the permute beside it, so XLA can run both at once.  Block t is not the same rows on every device: products are put
-into the order of the rows, and blocks taken out of it, by an index that depends on i.  Each ring is the transpose of the other, so
-derivatives overlap as well.
+No product waits for the permute in its step, so XLA can run both at once.  Block t holds different rows on each device, so products are
+reordered, and blocks selected, by an index that depends on i.  Each ring is the transpose of the other, so derivatives overlap as well.
 
-CPU devices do not send while they multiply, so there one product and a plain collective are faster.  The platform is known when a program
-is lowered: `parallel/by_platform` holds both until then, and the derivatives of both.  The one rule that is written here is the derivative
-of the gathering: what is kept for the gradient of `rhs` is the gathered rows, whoever gathered them.
+CPU devices do not send while they multiply, so one product and a plain collective are faster there.  The platform is known only at
+lowering: `parallel/by_platform` keeps both versions and their derivatives until then.  The only derivative rule in this file is that of the
+gathering: it keeps the gathered rows for the gradient of `rhs`, in both versions.
 """
 
 from __future__ import annotations
@@ -49,24 +48,25 @@ def all_gather_matmul(
     preferred_element_type: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """The rows of `lhs` of all n devices along `axis_name`, times `rhs`: the product overlaps the gathering.
+    """All-gather the rows of `lhs` along `axis_name` and multiply them by `rhs`, overlapping communication and computation.
 
-    `matmul(lax.all_gather(lhs, axis_name, axis=lhs.ndim - 2, tiled=True), rhs)`, as n products and n - 1 permutes to a neighbour, for use
-    inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the gathered rows, as an all-gather does.
+    Equals `matmul(lax.all_gather(lhs, axis_name, axis=lhs.ndim - 2, tiled=True), rhs)`, computed as n products and n - 1 permutes to a
+    neighbour.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the gathered rows, as an
+    all-gather does.
 
     Args:
       lhs: shape (..., M/n, K), this device's rows.
-      rhs: shape (..., K, N), this device's matrix, which may differ between devices (its columns of a larger one); leading axes broadcast
-        against those of `lhs`.
-      axis_name: the name of a mesh or pmap axis, or a tuple of several in the order of their mesh, taken as one.
+      rhs: shape (..., K, N), this device's matrix.  It may differ between devices, such as columns of a larger matrix.  Leading axes
+        broadcast against those of `lhs`.
+      axis_name: a mesh or pmap axis, or a tuple of axes in mesh order, treated as one.
       precision, preferred_element_type, implementation: as in `jaxext.matmul`.
 
     Returns:
-      shape (..., M, N), the rows in the order of the devices; it varies over `axis_name`.
+      shape (..., M, N), the rows in the order of the devices.  It varies over `axis_name`.
 
-    Every transformation that `jaxext.matmul` and `lax.ppermute` have holds, forward and reverse derivatives of any order included.  The
-    gradient of `lhs` is a `matmul_reduce_scatter`.  That of `rhs` keeps the gathered rows, as it does after an all-gather; under
-    `jax.checkpoint` the rows are gathered once more instead, again beside the products.
+    All transformations of `jaxext.matmul` and `lax.ppermute` are supported, including forward and reverse derivatives of any order.  The
+    gradient of `lhs` is a `matmul_reduce_scatter`.  The gradient of `rhs` keeps the gathered rows, as after an all-gather.  Under
+    `jax.checkpoint` the rows are gathered again instead, also overlapped.
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
@@ -76,10 +76,10 @@ def all_gather_matmul(
       (16, 8)
 
     Raises:
-      NameError: no `shard_map` or `pmap` around the call has the axis.
-      TypeError: `lhs` has not as many columns as `rhs` has rows; `axis_name` is a list.
-      ValueError: an operand has no rows and columns; several axes are named in another order than their mesh has them.
-      Exception: whatever `jaxext.matmul` raises.
+      NameError: no `shard_map` or `pmap` around the call binds the axis.
+      TypeError: the columns of `lhs` do not match the rows of `rhs`; `axis_name` is a list.
+      ValueError: an operand has fewer than two axes; several axes are not in mesh order.
+      Exception: any error that `jaxext.matmul` raises.
     """
     n = devices_along(axis_name, "all_gather_matmul: axis_name")
     along = _Along(axis_name, n, precision, preferred_element_type, implementation)
@@ -98,25 +98,25 @@ def matmul_reduce_scatter(
     preferred_element_type: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """This device's rows of the sum of `lhs @ rhs` over all n devices along `axis_name`: the product overlaps the reduction.
+    """Sum `lhs @ rhs` over the devices along `axis_name` and keep this device's rows, overlapping computation and communication.
 
-    `lax.psum_scatter(matmul(lhs, rhs), axis_name, scatter_dimension=lhs.ndim - 2, tiled=True)`, as n products and n - 1 permutes to a
-    neighbour, for use inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the product, as a reduce-scatter
-    does.
+    Equals `lax.psum_scatter(matmul(lhs, rhs), axis_name, scatter_dimension=lhs.ndim - 2, tiled=True)`, computed as n products and n - 1
+    permutes to a neighbour.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the product, as a
+    reduce-scatter does.
 
     Args:
-      lhs: shape (..., M, K), this device's columns of a larger matrix; n divides M.
-      rhs: shape (..., K, N), this device's rows of a larger matrix; leading axes broadcast against those of `lhs`.
-      axis_name: the name of a mesh or pmap axis, or a tuple of several in the order of their mesh, taken as one.
-      precision, preferred_element_type, implementation: as in `jaxext.matmul`.  The n parts are sent and added up in the dtype of the
-        result, as `lax.psum_scatter` does: of bfloat16 operands ask for `preferred_element_type=jnp.float32` to have the whole sum in
-        float32, for twice the bytes.
+      lhs: shape (..., M, K), this device's columns of a larger matrix.  n must divide M.
+      rhs: shape (..., K, N), this device's rows of a larger matrix.  Leading axes broadcast against those of `lhs`.
+      axis_name: a mesh or pmap axis, or a tuple of axes in mesh order, treated as one.
+      precision, preferred_element_type, implementation: as in `jaxext.matmul`.  The n parts are sent and added in the dtype of the result,
+        as in `lax.psum_scatter`.  To sum bfloat16 operands in float32 throughout, set `preferred_element_type=jnp.float32`, which sends
+        twice the bytes.
 
     Returns:
-      shape (..., M/n, N); it varies over `axis_name`.
+      shape (..., M/n, N).  It varies over `axis_name`.
 
-    Every transformation that `jaxext.matmul` and `lax.ppermute` have holds, forward and reverse derivatives of any order included.  The
-    gradient of `lhs` is an `all_gather_matmul`; that of `rhs` keeps a copy of `lhs`.
+    All transformations of `jaxext.matmul` and `lax.ppermute` are supported, including forward and reverse derivatives of any order.  The
+    gradient of `lhs` is an `all_gather_matmul`.  The gradient of `rhs` keeps a copy of `lhs`.
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
@@ -126,10 +126,10 @@ def matmul_reduce_scatter(
       (16, 4)
 
     Raises:
-      NameError: no `shard_map` or `pmap` around the call has the axis.
-      TypeError: `lhs` has not as many columns as `rhs` has rows; `axis_name` is a list.
-      ValueError: an operand has no rows and columns; n does not divide M; several axes are named in another order than their mesh has them.
-      Exception: whatever `jaxext.matmul` raises.
+      NameError: no `shard_map` or `pmap` around the call binds the axis.
+      TypeError: the columns of `lhs` do not match the rows of `rhs`; `axis_name` is a list.
+      ValueError: an operand has fewer than two axes; n does not divide M; several axes are not in mesh order.
+      Exception: any error that `jaxext.matmul` raises.
     """
     along = _Along(
         axis_name, devices_along(axis_name, "matmul_reduce_scatter: axis_name"), precision, preferred_element_type, implementation
@@ -154,7 +154,7 @@ class _Along:
     dtype: Any
     implementation: str | None
 
-    # Compiled as a function: its derivatives are found once and not for each block.
+    # jitted, so that it is differentiated once and not for each block.
     @functools.partial(jax.jit, static_argnums=0)
     def product(self, lhs, rhs):
         return matmul(lhs, rhs, precision=self.precision, preferred_element_type=self.dtype, implementation=self.implementation)
@@ -165,7 +165,7 @@ class _Along:
 
 @dataclasses.dataclass(frozen=True)
 class _Steps:
-    """A function of operands, which equals another of the same axis."""
+    """A function of operands that compares equal to another with the same fields."""
 
     fun: Callable
     along: _Along
@@ -175,22 +175,23 @@ class _Steps:
         return self.fun(self.along, *self.more, *operands)
 
 
-# Compiled as a function: what is transformed and lowered once serves all products of the same shapes.
+# jitted, so that all products of the same shapes share one transformed and lowered program.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _chosen(plain, ring, along, more, lhs, rhs):
     return by_platform.choose(_Steps(plain, along, more), _Steps(ring, along, more), lhs, rhs)
 
 
 def _ring_only(along, lhs, rhs) -> bool:
-    """Whether the plain collectives cannot be: there are no rows, or XLA's CPU compiler would abort, which it does for a sum over devices
-    of bfloat16 in a shard_map over some of the axes.
+    """Whether plain collectives are impossible: there are no rows, or XLA's CPU compiler would abort.
+
+    It aborts on a bfloat16 sum over devices in a partial-manual shard_map.
     """
     partial = any(kind is not AxisType.Manual for kind in jax.sharding.get_abstract_mesh().axis_types)
     dtypes = {lhs.dtype, rhs.dtype, lhs.dtype if along.dtype is None else np.dtype(along.dtype)}
     return lhs.shape[-2] == 0 or partial and np.dtype(jnp.bfloat16) in dtypes
 
 
-# The gathering: the product and, if they are wanted, the gathered rows.
+# The gathering: returns the product and, with `with_rows`, the gathered rows.
 
 
 def _plain_gathering(along, with_rows, lhs, rhs):
@@ -211,7 +212,7 @@ def _gathering_ring(along, with_rows, lhs, rhs):
 
 @jax.jit
 def _in_order(index, blocks):
-    # jnp.roll would lay two copies side by side, here and where blocks are taken
+    # jnp.roll would concatenate two copies, here and in `_part`
     order = (lax.iota(index.dtype, len(blocks)) - index) % len(blocks)
     rows = jnp.take(jnp.stack(blocks, axis=-3), order, axis=-3, unique_indices=True, mode="clip")
     return rows.reshape(*rows.shape[:-3], len(blocks) * rows.shape[-2], rows.shape[-1])
@@ -224,7 +225,7 @@ def _gathered(along, with_rows, lhs, rhs):
 
 @functools.partial(_gathered.defjvp, symbolic_zeros=True)
 def _(along, with_rows, primals, tangents):
-    (lhs, rhs), (d_lhs, d_rhs) = primals, tangents  # one of these is not zero
+    (lhs, rhs), (d_lhs, d_rhs) = primals, tangents  # at least one tangent is not zero
     results = _, rows = _gathered(along, True, lhs, rhs)
     if isinstance(d_lhs, SymbolicZero):
         return results[: 1 + with_rows], (along.product(rows, d_rhs), _zero_tangent(rows))[: 1 + with_rows]
@@ -258,16 +259,16 @@ def _scattering_ring(along, lhs, rhs):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _part(along, lhs, rhs, index, t, arriving):
-    """The product of this device's block t, and what arrives of it from others."""
+    """The product of this device's block t, plus the sum that arrives from the other devices."""
     rows = lhs.shape[-2] // along.n
     y = along.product(lax.dynamic_slice_in_dim(lhs, (index + t) % along.n * rows, rows, lhs.ndim - 2), rhs)
     return y if arriving is None else y + arriving
 
 
 def _operands(name, along, lhs, rhs) -> tuple[jax.Array, jax.Array]:
-    """Both operands, varying over the axis.
+    """Both operands, checked, and varying over the axis.
 
-    A replicated one is made so here, once: its gradient is then added up over the devices once, and not in each step.
+    A replicated operand is made varying once, here, so that its gradient is summed over the devices once and not in each step.
     """
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     for argument, x in (("lhs", lhs), ("rhs", rhs)):

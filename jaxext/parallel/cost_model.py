@@ -1,15 +1,15 @@
-"""What a form costs each device when its labels are split over devices: operations, memory and communication, from the labels alone.
+"""Cost model: operations, memory and communication per device of a form whose labels are split over devices, from the labels alone.
 
-Let a label of n parts split every slot that has it.  Of a slot that lacks a split label there are n copies.  Then
+A label split into n parts splits every slot that has it.  A slot that lacks a split label is replicated n times.  Then
 
     a split label that the result keeps       costs nothing
-    a split label that the result lacks       was summed over: the n parts of the result are added by an all-reduce
-    a slot that is scattered                  each of its copies keeps one n-th: an all-gather brings an operand together, and a result
-                                              is added by a reduce-scatter instead of an all-reduce
-    a split spatial axis                      its halo moves to the neighbours by collective-permutes, or the whole axis by an all-gather
+    a split label that the result lacks       is contracted: an all-reduce adds the n partial results
+    a slot that is scattered                  each replica keeps one n-th: an all-gather assembles an operand, and a reduce-scatter
+                                              replaces the all-reduce of a result
+    a split spatial axis                      collective-permutes move its halo to the neighbours, or an all-gather moves the whole axis
 
-A spatial axis counts as one label, that of the input, in the input and in the output; the filter is whole.  For a result of b bytes per
-device each of n devices in a ring sends
+A spatial axis has one label, that of the input, for both input and output; the filter is whole.  For a result of b bytes per device, each
+of n devices in a ring sends
 
     all-gather  (n-1)/n·b      reduce-scatter  (n-1)·b      all-reduce, a reduce-scatter and an all-gather of its result,  2(n-1)/n·b
 """
@@ -30,7 +30,7 @@ from jaxext.forms.form import Form, owner
 from jaxext.forms.window import Window, dilate, labels, meetings
 from jaxext.parallel.shards import halo
 
-# Bytes that each of n devices in a ring sends, over those of its result.
+# Bytes that each of n devices in a ring sends, divided by the bytes of its result.
 _RING: Mapping[str, Callable[[int], float]] = {
     "all-gather": lambda n: (n - 1) / n,
     "reduce-scatter": lambda n: n - 1,
@@ -41,12 +41,12 @@ _RING: Mapping[str, Callable[[int], float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective, as the compiled program shows it."""
+    """One collective of the compiled program."""
 
-    kind: str  # HLO's name of it
-    slot: str  # whose elements it moves
-    over: tuple[str, ...]  # the labels over whose parts it runs
-    devices: int  # of a group
+    kind: str  # its name in HLO
+    slot: str  # the slot that it moves
+    over: tuple[str, ...]  # the split labels that it runs over
+    devices: int  # in a group
     bytes: int  # of the result on one device
 
     @property
@@ -57,11 +57,11 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one role costs each device."""
+    """The cost of one role, per device."""
 
     role: str
-    flops: float  # multiplications and additions of elements, none with a zero of padding or dilation; the mean over the devices
-    held: Mapping[str, int]  # slot -> bytes on one device before and after, of the operands and of the result
+    flops: float  # multiplications and additions, without those with a zero of padding or dilation; the mean over the devices
+    held: Mapping[str, int]  # slot -> bytes on one device: of the operands before, of the result after
     collectives: tuple[Collective, ...]  # in the order in which they run
 
     @property
@@ -83,31 +83,31 @@ def cost(
     spatial: str = "halo",
     scattered: Mapping[str, str] | None = None,
 ) -> dict[str, Cost]:
-    """What each role of a form costs each device when its labels are split over devices.
+    """Predict the cost per device of each role of a form whose labels are split over devices.
 
         matmul    c[b,m,n] = Σ_k a[b,m,k] b[b,k,n]                           roles nn (c), nt (a), tn (b)
         conv2d    y[b,n,p,q,g,k] = Σ_{r,s,c} x̃[b,n,p + r,q + s,g,c] w[b,g,k,r,s,c]      fprop (y), dgrad (x), wgrad (w)
 
-    The slot in parentheses is the result, the other two are the operands.  conv1d has W and S of H, W and R, S; conv3d has D, H, W and
-    T, R, S.  No device is asked and nothing is compiled: sizes may be those of any machine.
+    The slot in parentheses is the result; the other two are the operands.  The spatial labels (input and filter) are W and S for conv1d,
+    H, W and R, S for conv2d, and D, H, W and T, R, S for conv3d.  No device is needed and nothing is compiled.
 
     Args:
-      form: "matmul", "conv1d", "conv2d", "conv3d", or the name that `jaxext.extend.define` gave one.
-      sharding: label -> the number of devices over which it is split.  Numbers of several labels multiply.  A spatial axis goes by the
+      form: "matmul", "conv1d", "conv2d", "conv3d", or the name of a form declared by `jaxext.extend.define`.
+      sharding: label -> the number of devices that split it.  The numbers of several labels multiply.  A spatial axis is named by the
         input's label (D, H, W), and its output is split alike.
-      sizes: label -> elements of the whole arrays.  The output's spatial sizes follow; labels that stand in all three slots (B, G) may be
-        left out and are 1 then.  C and K of a convolution are per group.
+      sizes: label -> elements of the whole arrays.  The output's spatial sizes are derived.  Labels in all three slots (B, G) default to 1.
+        C and K of a convolution are per group.
       dtype: of operands and result.
       window_strides, padding, lhs_dilation, rhs_dilation: of the convolution, as in `jax.lax.conv_general_dilated`.
       spatial: how a split spatial axis is computed.  "halo": each device computes its part, as in
         `jaxext.parallel.conv_general_dilated`.  "gather": each device computes the whole axis, as under `jit`.
-      scattered: slot -> the label along which its copies are scattered.  {"a": "M"} with N split is `all_gather_matmul`, {"c": "M"} with K
-        split is `matmul_reduce_scatter`, and {"b": "K"} with M split is data parallelism with scattered parameters ("FSDP", "ZeRO").  The
-        two collective products send the same bytes in n-1 collective-permutes.  Under `jit` XLA decides what it gathers, and may send more.
+      scattered: slot -> the label along which its replicas are scattered.  {"a": "M"} with N split is `all_gather_matmul`, {"c": "M"} with
+        K split is `matmul_reduce_scatter`, and {"b": "K"} with M split is data parallelism with scattered parameters ("FSDP", "ZeRO").  The
+        two collective matmuls send the same bytes in n-1 collective-permutes.  Under `jit` XLA decides what to gather, and may send more.
 
     Returns:
       role -> its `Cost`: `flops`, bytes `held` of each slot, `collectives` with their kind, group and bytes, and bytes on the `wire`.
-      Each role is taken by itself: a step of training may keep the input that fprop gathered, with its halo, for wgrad.
+      Roles are independent: a training step may also reuse for wgrad the input that fprop gathered, with its halo.
 
     Examples:
       >>> step = cost("matmul", {"M": 8}, sizes=dict(M=65536, K=8192, N=28672), dtype="bfloat16")  # data parallelism
@@ -115,8 +115,8 @@ def cost(
       ((), 'all-reduce', 784.0)
 
     Raises:
-      ValueError: for an unknown form, label, slot or option, a missing size, a size that its parts do not divide, a halo that exceeds a
-        part, and a scattered slot of which there is one copy; and what jax.lax raises for a padding that it does not know.
+      ValueError: a form, label, slot or option is unknown; a size is missing or not divisible by its parts; a halo exceeds a part; a
+        scattered slot is not replicated; or jax.lax does not know the padding.
     """
     known = forms()
     if form not in known:
@@ -145,20 +145,20 @@ def cost(
 
 
 def forms() -> dict[str, Form]:
-    """Those of all families, by name."""
+    """The forms of all families, by name."""
     return {form.name: form for form, _ in owner.values()}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """A form of known sizes, its labels split."""
+    """A form of known sizes with split labels."""
 
     form: Form
-    window: Window  # of no axis where the form has none
+    window: Window  # with no axes if the form has none
     sizes: Mapping[str, int]
     devices: Mapping[str, int]  # split label -> number of parts
     scattered: Mapping[str, str]
-    gathers: bool  # computes spatial axes whole
+    gathers: bool  # spatial axes are computed whole
     itemsize: int
 
     @functools.cached_property
@@ -175,7 +175,7 @@ class _Split:
         return self.devices.get(self.inputs.get(label, label), 1)
 
     def missing(self, slot: str) -> tuple[str, ...]:
-        """The split labels that a slot lacks; of spatial axes that are computed whole nobody has parts."""
+        """The split labels that a slot lacks, without spatial axes that are computed whole."""
         has = {self.inputs.get(label, label) for label in self.form.labels[slot]}
         return tuple(label for label in self.devices if label not in has and not (self.gathers and label in self.form.window))
 
@@ -183,7 +183,7 @@ class _Split:
         return math.prod(self.devices[label] for label in self.missing(slot))
 
     def bytes(self, slot: str, whole: Sequence[str] = ()) -> int:
-        """Of one device's part, as the product sees it but for labels that are `whole`."""
+        """Bytes of one device's part, as the product reads it, except that the labels in `whole` are not split."""
         parts = (1 if label in whole else self.parts(label) for label in self.form.labels[slot])
         return self.itemsize * math.prod(self.sizes[label] for label in self.form.labels[slot]) // math.prod(parts)
 
@@ -199,7 +199,7 @@ class _Split:
         return Cost(role, 2 * pairs / computed_apart, held, tuple(collectives))
 
     def assemble(self, slot: str) -> Iterator[Collective]:
-        """An operand that is scattered, or whose spatial axes are computed whole, is gathered."""
+        """All-gathers of an operand that is scattered, or whose spatial axes are computed whole."""
         if slot in self.scattered:
             yield Collective("all-gather", slot, self.missing(slot), self.copies(slot), self.bytes(slot))
         split = [label for label in self.form.labels[slot] if self.gathers and label in self.form.window and self.parts(label) > 1]
@@ -207,7 +207,7 @@ class _Split:
             yield Collective("all-gather", slot, (self.inputs.get(split[i], split[i]),), self.parts(split[i]), self.bytes(slot, split[i:]))
 
     def exchange(self, slot: str) -> list[Collective]:
-        """The halo of the input, one axis after the other so that corners come along; that of its gradient goes the same way home."""
+        """The halo exchange of the input, axis by axis so that corners are included.  Its gradient's halo takes the reverse way."""
         permutes, local = [], dict(self.sizes)
         for label in self.form.labels[slot]:
             local[label] //= self.parts(label)
@@ -220,7 +220,7 @@ class _Split:
         return permutes
 
     def add(self, open: str, whole: Sequence[str]) -> Iterator[Collective]:
-        """The result's parts of a sum are added where a label that it lacks is split."""
+        """The reduction of partial results, if a label that the result lacks is split."""
         if missing := self.missing(open):
             kind, kept = ("reduce-scatter", self.copies(open)) if open in self.scattered else ("all-reduce", 1)
             yield Collective(kind, open, missing, self.copies(open), self.bytes(open, whole) // kept)

@@ -1,11 +1,12 @@
-"""Convolution of an image whose spatial axes are split over devices: each exchanges the edges of its part with its neighbours.
+"""Spatially partitioned convolution with halo exchange: each device exchanges the edges of its part of the image with its neighbours.
 
 Along one axis, part i of n convolves its own rows and a halo,
 
-    y_i = conv([last rows of x_{i-1}, x_i, first rows of x_{i+1}], w),
+    y_i = conv([last rows of x_{i-1}, x_i, first rows of x_{i+1}], w).
 
-and `parallel/shards` says how many rows those are.  What surrounds the image is zero, as is what `ppermute` hands to the first and the last
-part, who have one neighbour.  All that is linear and has JAX's rules, so every derivative is a convolution with an exchange too.
+`parallel/shards` computes the size of the halo.  The first and the last part have one neighbour; `ppermute` gives them zeros on the other
+side, which is the padding of the image.  All steps are linear and have JAX's rules, so each derivative is a convolution with halo exchange
+too.
 """
 
 from __future__ import annotations
@@ -41,33 +42,33 @@ def conv_general_dilated(
     axis_names: Sequence[Hashable | None],
     implementation: str | None = None,
 ) -> jax.Array:
-    """Convolution of an image whose spatial axes are split over devices, as `jaxext.conv_general_dilated` of the whole image.
+    """Convolution of an image whose spatial axes are split over devices, with halo exchange.
 
-    Call it inside `jax.shard_map` or `jax.pmap`; an axis that `jax.vmap` names will not do, for its `ppermute` takes rings alone.  Along
-    each split axis with input H and output P, device i of D holds rows [i·H/D, (i+1)·H/D) of the image and returns rows
-    [i·P/D, (i+1)·P/D) of the result.  Rows that it reads beyond its own come from its two neighbours, by one `jax.lax.ppermute` each way,
-    as many as any device needs.  The convolution begins when all have arrived.
+    The result equals `jaxext.conv_general_dilated` of the whole image.  Call it inside `jax.shard_map` or `jax.pmap`, but not over an axis
+    named by `jax.vmap`, whose `ppermute` supports full rings only.  Along each split axis with input H and output P, device i of D holds
+    rows [i·H/D, (i+1)·H/D) of the image and returns rows [i·P/D, (i+1)·P/D) of the result.  Its halo comes from its two neighbours, by one
+    `jax.lax.ppermute` each way.  All devices exchange as many rows as the one that needs most.  The convolution starts when all rows have
+    arrived.
 
     Args:
       lhs: this device's part of the input, of rank n + 2.
       rhs: the whole filter, of rank n + 2.
-      padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs, of the whole image; negative padding crops.
-      axis_names: one entry per spatial axis, in the order of `window_strides`: the mesh axis that splits it, a tuple of several in the
-        order of their mesh, or None where it is whole.
+      padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs, of the whole image.  Negative padding crops.
+      axis_names: one entry per spatial axis, in the order of `window_strides`: the mesh axis that splits it, a tuple of axes in mesh
+        order, or None if it is not split.
       window_strides, lhs_dilation, rhs_dilation, dimension_numbers: as in `jaxext.conv_general_dilated`.
-      feature_group_count, batch_group_count: as there.
-      precision, preferred_element_type, implementation: as there.
+      feature_group_count, batch_group_count: as in `jaxext.conv_general_dilated`.
+      precision, preferred_element_type, implementation: as in `jaxext.conv_general_dilated`.
 
     Returns:
-      this device's part of the convolution.  It has every derivative in both modes.  With `check_vma=True` the gradient of a filter that
-      is the same on all devices is summed over them; with `check_vma=False`, and in `pmap`, that `psum` is the caller's.  Where an axis
-      that is automatic splits the filter's output channels, XLA sums the gradient of the image with its halo; a `shard_map` over both axes
-      sends less.
+      this device's part of the convolution.  All derivatives are supported, in both modes.  With `check_vma=True` the gradient of a
+      replicated filter is summed over the devices.  With `check_vma=False`, and in `pmap`, the caller must do that `psum`.  If an automatic
+      mesh axis splits the filter's output channels, XLA sums the gradient of the image with its halo; a `shard_map` over both axes sends
+      less.
 
     Raises:
-      Exception: whatever `jaxext.conv_general_dilated` raises for the whole image.
-      ValueError: the devices of a mesh axis do not divide an output, a device would need rows from beyond its neighbours, or
-        `axis_names` is wrong.
+      Exception: any error that `jaxext.conv_general_dilated` raises for the whole image.
+      ValueError: a mesh axis does not divide an output evenly, a halo is larger than a neighbour's part, or `axis_names` is invalid.
       TypeError: `axis_names` holds a list of axes.
       NameError: an axis is not bound.
 
@@ -98,9 +99,9 @@ def conv_general_dilated(
         image[axis] *= n
     window = _window(functools.partial(conv, padding=padding, lhs_dilation=lhs_dilation), jax.ShapeDtypeStruct(image, lhs.dtype), rhs)
     parts = {i: _part(window, i, axis_names[i], n) for i, n in enumerate(sizes) if n > 1}
-    # Before the exchange, or the gradient of the image would be summed, over devices that split the filter's channels, with its halo.
+    # Align before the exchange: otherwise the gradient's psum over devices that split the filter's channels would include the halo.
     lhs, rhs = align_varying(lhs, rhs)
-    for i, part in parts.items():  # the later ones send the halos of the earlier, so corners come along
+    for i, part in parts.items():  # later axes also send the halos of earlier ones, so corners are included
         lhs = _exchange(lhs, spatial[i], axis_names[i], part)
     paddings, dilations = list(window.padding), list(window.input_dilation)
     for i, part in parts.items():
@@ -121,13 +122,13 @@ def _sizes(axis_names, rank) -> list[int]:
 
 
 def _window(conv, image, filter):
-    """The geometry of the convolution of the whole image, whose trace refuses what is to be refused."""
+    """The geometry of the convolution of the whole image.  Tracing it raises the usual errors for invalid arguments."""
 
     def products(jaxpr):
         for eqn in jaxpr.eqns:
             if eqn.primitive in owner:
                 yield eqn
-            elif "jaxpr" in eqn.params:  # on jax 0.11 and newer an operation stands in a jit
+            elif "jaxpr" in eqn.params:  # jax 0.11 and newer keep the operation in a jit
                 yield from products(eqn.params["jaxpr"].jaxpr)
 
     jaxpr = jax.make_jaxpr(conv)(image, jax.ShapeDtypeStruct(filter.shape, filter.dtype)).jaxpr
@@ -135,7 +136,7 @@ def _window(conv, image, filter):
 
 
 def _part(window, i, name, n) -> Part:
-    """How spatial axis i is convolved in n parts, if that can be: each part has as many outputs, and the neighbours hold its halo."""
+    """How spatial axis i is convolved in n parts.  The parts must have equally many outputs, and a neighbour must hold the whole halo."""
     if window.output[i] % n:
         more = window.stride[i] * (-window.output[i] % n)
         raise ValueError(
@@ -153,7 +154,7 @@ def _part(window, i, name, n) -> Part:
 
 
 def _exchange(x, axis, name, part):
-    """These rows, the last of those before them and the first of those behind them: zeros where there are none."""
+    """x with its halo: the last rows of the previous part and the first rows of the next, or zeros at the ends."""
     n, held, (low, high) = lax.axis_size(name), x.shape[axis], part.halo
     rows = [x]
     if low:
@@ -164,7 +165,7 @@ def _exchange(x, axis, name, part):
 
 
 def _take(x, axis, name, part):
-    """The rows that this part convolves, as `Part` says.  The margin lies outside of the image, or where no output reads."""
+    """The rows that this part convolves, as `Part` describes.  The margin is outside the image, or is not read by any output."""
     edges = [(*part.margin, part.dilation - 1) if i == axis else (0, 0, 0) for i in range(x.ndim)]
     x = lax.pad(x, jnp.zeros((), x.dtype), edges)
     if part.step == 0:

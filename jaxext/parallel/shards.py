@@ -1,12 +1,11 @@
-"""The geometry of a convolution whose spatial axes are split over devices: what each part reads, and what it needs of its
-neighbours.
+"""The geometry of a convolution whose spatial axes are split over devices: the rows that each part reads, and its halo.
 
-An axis with input H and output P in n equal parts, h = H/n and q = P/n.  Part i holds the input's rows [i·h, (i+1)·h) and computes
-y[i·q], ..., y[(i+1)·q - 1].  They read the dilated and padded input x̃ (`forms/window`) from stride·q·i on, in a span of
+An axis with input H and output P is split into n equal parts, with h = H/n and q = P/n.  Part i holds rows [i·h, (i+1)·h) of the input and
+computes y[i·q], ..., y[(i+1)·q - 1].  These outputs read the dilated and padded input x̃ (`forms/window`) from stride·q·i on, over a span of
 
-    reach = stride·(q - 1) + (filter - 1)·filter_dilation + 1,
+    reach = stride·(q - 1) + (filter - 1)·filter_dilation + 1.
 
-and row j of the input stands at input_dilation·j + low in x̃.  The rows that part i reads but does not hold are its halo.
+Row j of the input is at input_dilation·j + low in x̃.  The halo of part i is the rows that it reads but does not hold.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from jaxext.forms.window import Window, dilate
 
 
 def halo(window: Window, axis: int, parts: int) -> tuple[int, int]:
-    """The rows that a part receives from below and from above, for the part that needs most: all from the first to the last that its span
-    has, also those that no tap meets.  `parts` divides the input and the output.
+    """The numbers of rows received from below and from above, each for the part that needs most.
+
+    All rows of a part's span count, also those that no tap meets.  `parts` must divide the input and the output.
     """
     size, step, reach = window.input[axis], _step(window, axis, parts), _reach(window, axis, parts)
     dilation, held = window.input_dilation[axis], size // parts
@@ -36,8 +36,8 @@ def halo(window: Window, axis: int, parts: int) -> tuple[int, int]:
 class Part:
     """How each part convolves its rows along one axis.
 
-    Part i puts its `halo` around its rows, dilates them by `dilation`, puts `margin` zeros around that, takes `rows` rows of it from row
-    `first + step·i` on, and convolves them with `padding` and `input_dilation`, which are the same on all parts.
+    Part i adds its `halo` to its rows, dilates them by `dilation`, adds `margin` zeros, takes `rows` rows from row `first + step·i` on, and
+    convolves them with `padding` and `input_dilation`.  All fields are the same on all parts.
     """
 
     halo: tuple[int, int]
@@ -51,7 +51,7 @@ class Part:
 
     @classmethod
     def of(cls, window: Window, axis: int, parts: int) -> Part:
-        """The input's dilation is left to the convolution unless an output meets another phase of it on another part."""
+        """The convolution applies the input's dilation, unless parts see different phases of it; then the rows are dilated first."""
         low, high = halo(window, axis, parts)
         held, dilation = window.input[axis] // parts, window.input_dilation[axis]
         step, reach = _step(window, axis, parts), _reach(window, axis, parts)
@@ -76,7 +76,7 @@ class Part:
 
 
 def _step(window, axis, parts):
-    """How far apart in x̃ the spans of two neighbouring parts begin."""
+    """The distance in x̃ between the spans of neighbouring parts."""
     return window.stride[axis] * (window.output[axis] // parts)
 
 

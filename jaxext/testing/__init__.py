@@ -1,4 +1,4 @@
-"""The conformance kit: does a function of arrays compose with every transformation of JAX, and if not, which rule is missing.
+"""The conformance kit: checks that a function of arrays composes with every JAX transformation, and names the rule that is missing.
 
 Not imported by `import jaxext`: `from jaxext import testing`.
 """
@@ -30,7 +30,7 @@ _WIDTH = max(map(len, CHECKS))
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `check_op` found; `str` of it is a table in plain text."""
+    """The result of `check_op`.  `str` formats it as a table."""
 
     rows: tuple[Row, ...]
 
@@ -40,7 +40,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Something was checked and nothing failed; what was skipped says so in its row."""
+        """Whether at least one check passed and none failed.  Skipped checks do not count."""
         return not self.failures and any(row.outcome == "passed" for row in self.rows)
 
     def __getitem__(self, check: str) -> Row:
@@ -50,7 +50,7 @@ class Report:
         return "\n".join(map(_line, self.rows))
 
     def raise_if_failed(self) -> None:
-        """AssertionError with the rows that failed, or all, where nothing was checked."""
+        """Raise AssertionError with the failed rows, or with all rows if nothing was checked."""
         if not self.passed:
             raise AssertionError("\n".join(["check_op:", *map(_line, self.failures or self.rows)]))
 
@@ -73,35 +73,35 @@ def check_op(
     devices: Sequence | None = None,
     show: bool = True,
 ) -> Report:
-    """Check that T(fn)(*args) is T(reference)(*args) for every transformation T of JAX, and name the rule that is missing where it is not.
+    """Check that T(fn)(*args) equals T(reference)(*args) for every JAX transformation T, and name the rule that is missing if not.
 
-    T is each name in `CHECKS`: eager, jit, vmap over every subset of the arguments, both modes of differentiation in every order, control
-    flow, remat, export, donation, pmap, shard_map, automatic and explicit meshes, with the collectives that the compiled programs hold.
-    The truth is T(reference) in float64 on one device, each check in the plainest way (vmap as a loop); shapes and dtypes are the
-    reference's own.  A check whose prerequisite (say, `vmap` of `jacfwd`) did not pass is skipped.
+    `CHECKS` lists the transformations: eager, jit, vmap over every subset of the arguments, both modes of differentiation in every order,
+    control flow, remat, export, donation, pmap, shard_map, automatic and explicit meshes, with the collectives of the compiled programs.
+    The expected values are T(reference) in float64 on one device, computed in the simplest way (vmap as a loop).  The expected shapes and
+    dtypes are the reference's own.  A check is skipped if its prerequisite (`jacfwd` for its `vmap`) did not pass.
 
     Args:
-      fn: the function under test, of as many arrays as `args` has; returns an array or a tree of arrays.  Bind all else by
-        `functools.partial`.
+      fn: the function under test.  It takes as many arrays as `args` has, and returns an array or a pytree of arrays.  Bind other
+        arguments with `functools.partial`.
       reference: the same function in `jax.numpy` or `jax.lax`, differentiable wherever `fn` should be.
-      args: example arrays, small and of order one.  Floating-point ones are differentiated; full Jacobians need at most 128 of their
-        elements.  Small integers in float32, of which all sums are exact, allow `tolerance=0`.
-      tolerance: the largest error allowed, relative to the largest element of each array; by default eps^(2/3) of its dtype (2.4e-5 in
+      args: example arrays, small and of order one.  Floating-point arrays are differentiated; full Jacobians need at most 128 of their
+        elements.  Small integers in float32 have exact sums and allow `tolerance=0`.
+      tolerance: the largest allowed error, relative to the largest element of each array.  Defaults to eps^(2/3) of its dtype (2.4e-5 in
         float32, 0.04 in bfloat16).
-      linear: the positions of arguments in each of which fn is linear, for `jax.linear_transpose`.
-      splits: how fn is split over devices, beside the axis that vmap adds (`Split`).
-      examples: `examples(i)` gives other arguments for vmap, of the same shapes and dtypes; by default the elements of each rolled by i, so
-        that an integer of one element stays the same.
-      skip: the name of a check -> why it is not made.
-      devices: by default all of this process; with one only, the checks of several are skipped.
-      show: print each row as soon as it is known; so that, where XLA ends the process, the check after the last row did it, or,
-        where that is `scan`, any of those that are compiled with it (cond, vmap, derivatives).
+      linear: positions of the arguments in which fn is linear, for `jax.linear_transpose`.
+      splits: how fn is split over devices, besides the axis that vmap adds (`Split`).
+      examples: `examples(i)` returns further arguments for vmap, of the same shapes and dtypes.  By default the elements of each argument
+        are rolled by i, so an integer array of one element does not change.
+      skip: name of a check -> reason for skipping it.
+      devices: defaults to all devices of this process.  Checks that need several are skipped if there is one.
+      show: print each row as soon as it is known.  If XLA aborts the process, the check after the last printed row caused it.  If that is
+        `scan`, it may be any check that is compiled with it (cond, vmap, derivatives).
 
     Returns:
       A `Report`: `passed`, `rows`, and a table as its `str`.
 
     Raises:
-      TypeError, ValueError: arguments or names that do not fit, or a reference that fails itself.
+      TypeError, ValueError: an argument or a name is invalid, or the reference itself fails.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -164,7 +164,7 @@ def _of_all(name: str, given, kind: type) -> None:
 
 
 def _stacked(args, examples, n) -> tuple:
-    """Each argument of n examples; the first are `args`."""
+    """Each argument stacked over n examples, the first of which is `args`."""
     several = [args, *(tuple(map(jnp.asarray, (examples or _rolled(args))(i))) for i in range(1, n))]
     kinds = {tuple((x.shape, x.dtype) for x in example) for example in several}
     if len(kinds) > 1:
@@ -173,7 +173,7 @@ def _stacked(args, examples, n) -> tuple:
 
 
 def _rolled(args) -> Callable:
-    """The same elements elsewhere, so in the same domain; smaller ones where that changes nothing."""
+    """Example i: the elements of each argument rolled by i, so within the same domain, or scaled down if rolling changes nothing."""
 
     def other(x, i):
         rolled = jnp.roll(x.reshape(-1), i).reshape(x.shape)

@@ -1,1 +1,1 @@
-"""Measures what could compute the products of a function (`tune`), and tells what would (`explain`)."""
+"""`tune` measures the implementations of a function's products; `explain` shows which ones are chosen."""

@@ -1,4 +1,4 @@
-"""`explain`: which products a function runs, and what would compute each of them, found by walking its jaxpr.  Nothing is run."""
+"""`explain`: lists the products of a function and the implementation chosen for each, by walking its jaxpr.  Nothing is run."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ WIDTH = 120  # columns, beyond which details are folded
 
 @dataclasses.dataclass(frozen=True)
 class Explained:
-    """One product: `times` counts the equal ones, and the steps of a scan around it."""
+    """One product.  `times` counts equal products, and the steps of a scan around them."""
 
     op: str
     operands: tuple[str, ...]
     result: str
     window: Window | None  # of a convolution: sizes, stride, padding and dilations for each spatial axis
-    layout: str  # of operands and result, as they lie in the program
-    precision: str  # that holds for the product, wherever it was said
+    layout: str  # of operands and result, as the program stores them
+    precision: str  # of the call or of `jax.default_matmul_precision`
     times: int
     chosen: str | None
     how: str
-    why: str  # it was chosen: it is preferred, was named, or was measured
-    table: str | None  # where it was measured
+    why: str  # the choice was made: preferred, named or measured
+    table: str | None  # the table with the measurement
     refused: dict[str, str]  # name -> reason
-    problem: str | None  # what tables know it by; None where a size is symbolic
+    problem: str | None  # its key in tables; None if a size is symbolic
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The rows, in the order of the program; `str` makes a table of them, with two lines for each, and reasons below it.
+    """The products of a function, in program order.  `str` formats them as a table of two lines per product, with reasons below it.
 
     An op is a form and a role: matmul_nn, matmul_nt and matmul_tn are a b, c bᵀ and aᵀ c; conv2d_fprop, conv2d_dgrad and conv2d_wgrad are
     a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter w,
-    output y) in the order of the form: channels last, filters as output channels, space, input channels; groups are an axis before the
-    channels.  `layout` has the order of axes in which they lie in the program, before the transposes of the operands and after those of
-    the result.  `precision` is the call's or that of `jax.default_matmul_precision`, with what it means for float32 operands where that is
-    known.  `how` is the algorithm of the implementation, `why` it was taken: named, preferred, or measured (then the table
-    in force says so, in the row of this `problem`; see `tune`); `refused` says why each other one was not.
+    output y).  Their axes have the order of the form: channels last; filters as output channels, space, input channels; groups as an axis
+    before the channels.  `layout` is the order of axes in the program, before the transposes of the operands and after those of the
+    result.  `precision` is that of the call or of `jax.default_matmul_precision`, with its meaning for float32 operands if known.  `how` is
+    the algorithm of the implementation.  `why` says why it was chosen: named, preferred, or measured (in the row of this `problem` in the
+    table in force; see `tune`).  `refused` says why each other implementation was not.
     """
 
     platform: str
@@ -98,8 +98,8 @@ def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[st
 
 
 def geometry(window: Window) -> str:
-    """Such as "stride 2, padding 0:1, dilation 2": one number where all axes have the same, else one for each; what does nothing is left
-    out, except the stride."""
+    """Such as "stride 2, padding 0:1, dilation 2": one number if all axes are alike, else one per axis.  Values without effect are
+    omitted, except the stride."""
 
     def told(what: str, per_axis: tuple, nothing: object) -> list[str]:
         if all(n == nothing for n in per_axis):
@@ -118,22 +118,22 @@ def geometry(window: Window) -> str:
 
 
 def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Explanation:
-    """Every jaxext product that `fun(*args, **kwargs)` runs, with the implementation that computes it.
+    """List every jaxext product that `fun(*args, **kwargs)` runs, with the implementation that computes it.
 
-    Backward passes are seen where they are written: explain `jax.grad(loss)`.  Every branch of a `cond` counts.  The shapes are those of
-    the program as written: per device inside a `shard_map`, global under `jit`, whose shardings XLA decides later.
+    To see a backward pass, explain `jax.grad(loss)`.  Every branch of a `cond` counts.  Shapes are those of the program as written: per
+    device inside a `shard_map`, global under `jit`, where XLA decides the shardings later.
 
     Args:
       fun: a function of arrays, or pytrees of them.
-      *args, **kwargs: its arguments; `jax.ShapeDtypeStruct`s do.
-      platform: "cpu", "cuda", "rocm" or "tpu"; that of the default backend if None.
+      *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays.
+      platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
 
     Returns:
       an `Explanation`: print it, or read its `rows`.
 
     Raises:
       TypeError: `fun` is not callable.
-      ValueError: `platform` is none of these.
+      ValueError: `platform` is unknown.
     """
     if not callable(fun):
         raise TypeError(f"explain: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
@@ -177,26 +177,25 @@ def _row(eqn, layout: str, platform: str) -> Explained:
 
 
 def _typed(slot: str, aval) -> str:
-    """Such as "x:f32[8,3]"; the manual axes over which it varies, which jax adds in braces, are left out."""
+    """Such as "x:f32[8,3]", without the varying manual axes that jax appends in braces."""
     return f"{slot}:{aval.str_short(short_dtypes=True).partition('{')[0]}"
 
 
 def _precision(call: Call) -> str:
-    """Such as "highest", or "default (tf32 allowed)" where float32 operands may be multiplied in less than float32."""
+    """Such as "highest", or "default (tf32 allowed)" if float32 operands may be multiplied in less than float32."""
     name = precision_name(call.precision)
     names = {*name.split(",")} if isinstance(call.precision, tuple) else {name}
     name = name if len(names) > 1 else names.pop()
     if np.dtype(np.float32) not in call.dtypes.values() or not {*name.split(",")} <= {"default", "high"}:
         return name
-    # XLA's GPU defaults, which our kernels keep to, where there are tensor cores for them.
+    # XLA's default on GPUs with tensor cores for it; jaxext's kernels follow it.
     has_tf32 = call.platform == "cuda" and (call.arch is None or call.arch >= 80)
     arithmetic = "tf32 allowed" if has_tf32 else "float32" if call.platform in ("cpu", "cuda") else None
     return f"{name} ({arithmetic})" if arithmetic else name
 
 
 def _products(jaxpr: Jaxpr, times: int) -> Iterator[tuple]:
-    """Each equation of a form's primitive, how its arrays lie, and how often it runs as far as the program says (a scan's length; while
-    counts as once)."""
+    """Each equation of a form's primitive, the layout of its arrays, and how often it runs: a scan counts its length, a while loop one."""
     around = Around(jaxpr)
     for eqn in jaxpr.eqns:
         if eqn.primitive in owner:

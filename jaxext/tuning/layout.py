@@ -1,8 +1,8 @@
-"""In which order of axes the arrays of a product lie in a program, for `explain`.
+"""Finds the layout (order of axes) of a product's arrays in a program, for `explain`.
 
-A form has one order of axes; around it stand the transposes that the call needed, and the reshapes that split channels into groups.  They
-are read backwards from the operands and forwards from the result, as far as they go.  Axes get the letters of `lax`'s dimension numbers:
-NHWC, HWIO; an axis that a `vmap` added has its label's letter once more.
+A form has a fixed order of axes.  The call adds transposes around it, and reshapes that split channels into groups.  They are followed
+backwards from the operands and forwards from the result.  Axes get the letters of `lax`'s dimension numbers, such as NHWC and HWIO.  An
+axis added by `vmap` repeats the letter of its label.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxext.forms.form import Form
 
 
 class Around:
-    """What makes and what takes each variable of a jaxpr."""
+    """The producer and the consumers of each variable of a jaxpr."""
 
     def __init__(self, jaxpr: Jaxpr):
         self._maker, self._takers = {}, {}
@@ -27,7 +27,7 @@ class Around:
                     self._takers.setdefault(atom, []).append(eqn)
 
     def layouts(self, eqn: JaxprEqn, form: Form, open: str) -> list[str]:
-        """Of each operand and, last, of the result."""
+        """The layouts of the operands and, last, of the result."""
         ranks = eqn.params["ranks"]
         axes = [form.axes(slot, ranks) for slot in (*form.operands(open), open)]
         lie = [self._of_operand(atom, of, form.family.groups) for atom, of in zip(eqn.invars, axes, strict=False)]
@@ -65,7 +65,7 @@ def _inverse(permutation: Sequence[int]) -> list[int]:
 
 
 def _merged(groups: str, axes: Sequence[str], split: Sequence[int], whole: Sequence[int]) -> tuple[str, ...] | None:
-    """The axes with a group and its neighbour as the one axis of which they are parts; None if the shapes say otherwise."""
+    """The axes with a group axis merged into its neighbour, or None if the shapes do not match that."""
     for i, axis in enumerate(axes[:-1]):
         if axis[0] in groups and tuple(whole) == (*split[:i], split[i] * split[i + 1], *split[i + 2 :]):
             return *axes[:i], *axes[i + 1 :]
@@ -73,7 +73,7 @@ def _merged(groups: str, axes: Sequence[str], split: Sequence[int], whole: Seque
 
 
 def _letters(form: Form, slot: str, axes: Sequence[str]) -> str:
-    """Without the numbers of neighbouring axes; those of a window by the names of the input's, and channels as the family says."""
+    """The axes as letters, without numbers.  Window axes use the input's letters, and channels the family's."""
     rank = len(form.window) // 3
     spatial = {label: form.window[i % rank] for i, label in enumerate(form.window)}
     channels = form.family.letters.get(slot, {})

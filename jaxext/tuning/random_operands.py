@@ -1,4 +1,4 @@
-"""What programs that are compared are given: random operands, and memory in which nothing right is left."""
+"""Inputs for programs that are compared: random operands, and freed memory without leftover results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 
 def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
-    """Arrays of normal random numbers, or of small integers, the same each time; zeros draw less power, and so run faster.
+    """Arrays of normal random numbers, or of small integers, the same each time.  Zeros would draw less power and run faster.
 
-    `dtypes` is the dtype of all, or a sequence with one for each.
+    `dtypes` is one dtype for all arrays, or a sequence with one for each.
     """
     each = dtypes if isinstance(dtypes, list | tuple) else [dtypes] * len(shapes)
     keys = jax.random.split(jax.random.key(0), len(shapes))
@@ -35,15 +35,17 @@ def _array(numbers, shape, dtype) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _numbers(key, size, dtype) -> jax.Array:
-    """`size` is a power of two, so that few programs are compiled, which takes longer than running them."""
+    """`size` is a power of two, so that few programs are compiled: compiling takes longer than running."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return jax.random.normal(key, (size,), dtype)
     return jax.random.randint(key, (size,), -3 if jnp.issubdtype(dtype, jnp.signedinteger) else 0, 4, jnp.int32).astype(dtype)
 
 
 def soil(results: Any) -> None:
-    """Leaves large numbers in memory that is free again: what a kernel leaves unwritten in results of these shapes and dtypes must not be
-    what another computed there."""
+    """Fill freed memory with large numbers, for results of these shapes and dtypes.
+
+    A kernel that leaves part of its result unwritten then cannot pass by reusing the correct result of another program.
+    """
 
     def largest(dtype):
         if jnp.issubdtype(dtype, jnp.inexact):

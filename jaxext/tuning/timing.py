@@ -1,10 +1,10 @@
-"""How long a compiled program takes, and how far its result is from the truth.
+"""Measures the time of a compiled program and the error of its result.
 
-A `Program` is a function compiled for its arguments; a `Clock` makes of it a sampler, whose every call is one sample: milliseconds per call
-of the program.  On a GPU that is what CUPTI reports of the program's kernels, those included that XLA put around the product, with nothing
-of the operands left in the L2 cache (a user's next layer rarely finds them there) or, if asked, warm.  Copies and memsets that are no
-kernels take no time there: only the wall time of a `Chain` has them.  Elsewhere it is wall time.  Samples of programs that are compared are
-taken in turn, so that a machine that slows down slows all.
+A `Program` is a function compiled for its arguments.  A `Clock` turns it into a sampler; each call of a sampler is one sample, in
+milliseconds per call of the program.  On a GPU that is the time of the program's kernels as reported by CUPTI, including kernels that XLA
+adds around the product.  The L2 cache is cold, as a user's next layer rarely finds its operands there, or warm on request.  CUPTI does not
+count copies and memsets that are not kernels; only the wall time of a `Chain` includes them.  On other platforms the time is wall time.
+Programs that are compared are sampled in turn, so that a machine that slows down slows all of them.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from jax import lax
 
 from jaxext._compat import kernels_launched
 
-SAMPLE_MS = 5  # of wall time, at least: as many calls as that takes, so that short ones are not all overhead
-CALLS = 5  # in a sample by CUPTI, of which the mean is taken, and in a chain: the least that XLA makes a CUDA graph of
-TRIES = 3  # at a sample by CUPTI, which may drop records
-WARM_UP = 3  # calls before each sample by CUPTI: the clocks have risen
-LEAST_SAMPLES = 3  # quartiles of fewer say nothing
+SAMPLE_MS = 5  # minimum wall time of a sample, so that short calls are not all overhead
+CALLS = 5  # calls averaged in a CUPTI sample, and in a chain: the fewest for which XLA builds a CUDA graph
+TRIES = 3  # attempts at a CUPTI sample, since CUPTI may drop records
+WARM_UP = 3  # calls before each CUPTI sample, so that the clocks have risen
+LEAST_SAMPLES = 3  # quartiles of fewer are meaningless
 FLUSHED_BYTES = 256 << 20  # several times the L2 cache of any GPU
 # Not every driver reports each kernel of a CUDA graph.
 UNCAPTURED = {"xla_gpu_enable_command_buffer": ""}
-# Parameters of glibc's mallopt: M_MMAP_MAX, so that large blocks too are of the heap, M_TRIM_THRESHOLD: never, and M_ARENA_MAX.
+# Parameters of glibc's mallopt: M_MMAP_MAX (large blocks come from the heap too), M_TRIM_THRESHOLD (never), and M_ARENA_MAX.
 KEEPING = {-4: 0, -1: -1, -8: 1}
-NVIDIA = "/dev/nvidiactl"  # where the driver of a GPU is
+NVIDIA = "/dev/nvidiactl"  # exists if a GPU's driver is loaded
 
 Sampler = Callable[[], float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """`function`, compiled for `arguments`; calling it gives the result once it is there."""
+    """`function`, compiled for `arguments`.  Calling it waits for the result."""
 
     function: Callable
     arguments: tuple[jax.Array, ...]
     compiled: Any
-    trace_ms: float  # until XLA has the program
+    trace_ms: float  # tracing and lowering
     compile_ms: float
 
     def __call__(self):
@@ -61,7 +61,7 @@ class Program:
 
 
 def compile(function: Callable, arguments: Sequence[jax.Array]) -> Program:
-    """`function` as a program of its own, whatever was jitted before; on a GPU, not as CUDA graphs."""
+    """Compile `function` as a new program, without jit's cache, and without CUDA graphs."""
     start = time.perf_counter()
     lowered = jax.jit(lambda *arguments: function(*arguments)).lower(*arguments)
     traced = time.perf_counter()
@@ -75,12 +75,12 @@ class Clock(Protocol):
     name: str
 
     def sampler(self, program: Program) -> Sampler:
-        """One sample of `program` per call; it has run before."""
+        """A function that takes one sample of `program` per call.  `program` must have run before."""
         ...
 
 
 class Wall:
-    """Wall time of calls one by one: what a CPU needs, with the overhead of a call."""
+    """Wall time of single calls, including the overhead of a call.  Used on CPUs."""
 
     name = "wall time of calls one by one"
 
@@ -91,11 +91,11 @@ class Wall:
 
 
 class Chain:
-    """Wall time of a chain of calls in one program, which a GPU runs as a CUDA graph: the gaps between kernels are in it.
+    """Wall time of a chain of calls in one program, which a GPU runs as a CUDA graph.  It includes the gaps between kernels.
 
-    Each call needs the one before, or XLA would run one for all (it drops `lax.optimization_barrier` before it looks for equal ones): an
-    element of each operand, which the chain owns and changes in place, says whether elements of the results were zero.  All results are
-    results of the chain, or XLA might compute no more of one than is needed.
+    Each call depends on the previous one; otherwise XLA would merge equal calls (it drops `lax.optimization_barrier` before it looks for
+    them).  The chain owns its operands, and overwrites one element of each in place with whether an element of the results was zero.  All
+    results are returned; otherwise XLA might compute only the part that is used.
     """
 
     name = f"wall time of a chain of {CALLS} calls in one program, warm L2"
@@ -126,7 +126,7 @@ def _fed(operand, bit):
 
 
 class Cupti:
-    """The sum of the times of a program's kernels; CUPTI is asked for nothing else, so copies and memsets are not in it."""
+    """The sum of the kernel times of a program.  CUPTI records only kernels, so copies and memsets are not included."""
 
     name = "CUPTI: sum of kernel times without copies and memsets, cold L2"
 
@@ -141,12 +141,12 @@ class Cupti:
         return lambda: sum(self.kernels_ms(program, cold).values())
 
     def kernels_ms(self, program: Callable, cold: bool = True) -> dict[str, float]:
-        """Per call, by kernel."""
+        """Milliseconds per call, by kernel."""
         times: dict[str, list[float]] = {}
         for _ in range(TRIES):
             times.clear()
             for name, ms in self._launches(program, cold):
-                if name not in self._flushing:  # nothing else is a kernel of a single exclusive or
+                if name not in self._flushing:  # no other kernel is a single exclusive or
                     times.setdefault(name, []).append(ms)
             if times and not any(len(launched) % CALLS for launched in times.values()):
                 return {name: sum(launched) / CALLS for name, launched in times.items()}
@@ -167,7 +167,7 @@ class Cupti:
 
 
 def _wall_ms(run: Callable[[], object], calls: int) -> float:
-    """Per call."""
+    """Milliseconds per call."""
     start = time.perf_counter()
     for _ in range(calls):
         run()
@@ -175,10 +175,12 @@ def _wall_ms(run: Callable[[], object], calls: int) -> float:
 
 
 def keep_freed_memory() -> bool:
-    """Whether, from now on, memory that was freed is given to the next call instead of the operating system, which would hand out every
-    page of every result anew: on a CPU that takes longer than many a product.  XLA's threads each keep a heap of their own unless this
-    comes before they start, which is when jax is asked for a device; only glibc can do it.  Where there is a GPU results lie elsewhere, and
-    the threads that compile would wait for one another at the one heap."""
+    """Make the allocator reuse freed memory instead of returning it to the operating system; returns whether it will.
+
+    Otherwise every page of every result is faulted in anew, which on a CPU takes longer than many products.  Call this before jax first
+    looks for devices: XLA's threads start then, and each keeps a heap of its own.  It requires glibc.  It does nothing on machines with a
+    GPU: results are in GPU memory there, and threads that compile would contend for the single heap.
+    """
     gpu = jax.config.jax_platforms != "cpu" and os.path.exists(NVIDIA)  # type: ignore[attr-defined]
     if gpu or platform.libc_ver()[0] != "glibc":
         return False
@@ -187,17 +189,20 @@ def keep_freed_memory() -> bool:
 
 
 def timer() -> tuple[Clock, str | None]:
-    """How to take time on the default backend, and why not by CUPTI."""
+    """The clock for the default backend, and the reason if it is not CUPTI."""
     if jax.default_backend() != "gpu":
         return Wall(), f"the platform is {jax.default_backend()!r}"
     try:
         return Cupti(), None
-    except Exception as error:  # whatever is missing, of jax's or of the machine's
+    except Exception as error:  # jax or the machine may lack many things
         return Chain(), f"{type(error).__name__}: {error}"
 
 
 def take(samplers: Mapping[str, Sampler], repeats: int, patience_s: float) -> dict[str, list[float]]:
-    """`repeats` samples of each, in turn and every other turn backwards; once `patience_s` seconds have passed, no more than the least."""
+    """`repeats` samples of each, in turn, in reverse order every other turn.
+
+    After `patience_s` seconds only the first `LEAST_SAMPLES` turns are completed.
+    """
     taken: dict[str, list[float]] = {name: [] for name in samplers}
     start = time.perf_counter()
     for turn in range(max(repeats, LEAST_SAMPLES)):
@@ -214,31 +219,32 @@ def quartiles(ms: Sequence[float]) -> tuple[float, float, float]:
 
 
 def truth(of: Callable[[Any, lax.Precision | None], Any]) -> Any:
-    """`of(np.float64, None)`, or where that cannot be had `of(np.float32, lax.Precision.HIGHEST)`: either is called under x64, and is exact
-    for small integers.
+    """`of(np.float64, None)`, or `of(np.float32, lax.Precision.HIGHEST)` if the first fails.
+
+    Both are called under x64, and are exact for small integers.
 
     Raises:
-      RuntimeError: what XLA raises where it can do neither.
+      RuntimeError: XLA can compute neither.
     """
     with jax.enable_x64(True):
         try:
             return jax.block_until_ready(of(np.float64, None))
-        except RuntimeError:  # too large, or a convolution that cuDNN has not in float64
+        except RuntimeError:  # too large, or a convolution that cuDNN lacks in float64
             return jax.block_until_ready(of(np.float32, lax.Precision.HIGHEST))
 
 
-# Relative errors, in the norm, that rounding may make: of a dtype; of float32 at a precision, as kernels name it; and of float32 otherwise.
-# TF32's is near 3e-4.  Hopper adds up products of 8-bit numbers with fewer bits than float32 has.
+# Relative errors in the norm that rounding may cause: by dtype; for float32 by precision, as kernels name it; and for float32 otherwise.
+# TF32's error is near 3e-4.  Hopper accumulates products of 8-bit numbers with fewer bits than float32.
 _ROUNDING = {"bfloat16": 1e-2, "float16": 2e-3, "float64": 1e-12, "complex128": 1e-12}
 _OF_PRECISION = {"bf16x3": 2e-4, "bf16x6": 1e-4, "tf32x3": 1e-4} | dict.fromkeys(("bf16x9", "ieee", "highest", "f32_f32_f32"), 1e-5)
 _ROUNDING_8_BITS, _ROUNDING_TF32, _ROUNDING_32_BITS = 1e-2, 2e-3, 1e-5
 
 
 def law(dtypes: Sequence[Any], precision: Any, platform: str) -> float:
-    """The largest error, relative and in the norm, that is not wrong: 0 of integers.
+    """The largest relative error, in the norm, that counts as rounding: 0 for integers.
 
-    Operands need be rounded to no coarser dtype than the finer of theirs.  `dtypes` are of the operands and, last, of the result; the
-    precision is as lax canonicalises it, or by its kernels' name, such as "tf32x3".
+    The operands' part is the error of the finer of their dtypes.  `dtypes` are those of the operands and, last, of the result.
+    `precision` is in lax's canonical form, or by its name in kernels, such as "tf32x3".
     """
     named = re.sub("_(tf32|bf16)_f32_x", "x", str(precision).lower())
     rest = _ROUNDING_TF32 if platform == "cuda" else _ROUNDING_32_BITS
@@ -253,7 +259,7 @@ def law(dtypes: Sequence[Any], precision: Any, platform: str) -> float:
 def relative_error(result: Any, truth: Any) -> tuple[float, float]:
     """‖result - truth‖ / ‖truth‖, and the largest element of the difference over that of the truth; NaN stays NaN.
 
-    Both may be several arrays, of which the worst counts.  A truth in float64 must have been computed under `jax.enable_x64`.
+    Both may be trees of arrays; the worst counts.  A truth in float64 must have been computed under `jax.enable_x64`.
     """
     with jax.enable_x64(True):
         pairs = zip(jax.tree.leaves(result), jax.tree.leaves(truth), strict=True)
@@ -266,7 +272,7 @@ def relative_error(result: Any, truth: Any) -> tuple[float, float]:
 
 @jax.jit
 def _sizes(result, truth) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Of the difference and of the truth: the norms, and the largest elements."""
+    """The norms of the difference and of the truth, then their largest elements."""
     if result.shape != truth.shape:
         raise ValueError(f"relative_error: result has shape {result.shape}, want the truth's {truth.shape}")
     wide = jnp.complex128 if jnp.issubdtype(truth.dtype, jnp.complexfloating) else jnp.float64

@@ -1,7 +1,7 @@
-"""What could compute one call: each candidate is compiled, compared with the truth, and timed in turn with the others.
+"""Measures the candidates for one call: each is compiled, compared with the truth, and timed in turn with the others.
 
-Truth is the same product in float64, of the same random operands.  What is wrong, or fails, is left out with the reason and never timed, so
-it cannot win.
+The truth is the same product in float64, with the same random operands.  A candidate that is wrong or fails is left out with the reason
+and is not timed, so it cannot win.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from jaxext.forms.implementation import Implementation, Plan
 from jaxext.tables.table_format import MAX_CANDIDATES, Measurement
 from jaxext.tuning import random_operands, timing
 
-REPEATS = 15  # samples of each candidate that the first round leaves
-PATIENCE_S = 10  # for the samples of one call
-HOPELESS = 2  # times as slow as the best, in the first round: not measured further
+REPEATS = 15  # samples of each candidate that passes the first round
+PATIENCE_S = 10  # seconds for the samples of one call
+HOPELESS = 2  # candidates this many times slower than the best in the first round are dropped
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """An implementation with one of its configs, and what was found of it: `left_out` says why `ms` is None."""
+    """An implementation with one of its configs, and its measurement.  `left_out` says why `ms` is None."""
 
     implementation: str
     config: Mapping[str, Any]
-    error: tuple[float, float] | None = None  # against float64, relative: in the norm, and the worst element against the largest
+    error: tuple[float, float] | None = None  # relative, against float64: in the norm, and the worst element over the largest element
     ms: tuple[float, float, float] | None = None  # quartiles of milliseconds per call
     left_out: str | None = None
     wrong: bool = False
@@ -59,12 +59,12 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One product: what is preferred where nothing was measured, what was measured, and what is taken now."""
+    """One product: its preferred candidate without measurements, the candidates measured, and the winner."""
 
     problem: str
     preferred: str = ""
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # implementation -> reason
-    candidates: tuple[Candidate, ...] = ()  # the first is what xla prefers
+    candidates: tuple[Candidate, ...] = ()  # the first is xla's preferred one
     winner: Candidate | None = None
     skipped: str | None = None  # why there is no winner, and nothing in the table
 
@@ -74,7 +74,7 @@ class Trial:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as what xla prefers the winner is."""
+        """The speedup of the winner over xla's preferred candidate."""
         if self.winner is None or self.winner.ms is None or self.candidates[0].ms is None:
             return None
         return self.candidates[0].ms[1] / self.winner.ms[1]
@@ -94,9 +94,9 @@ class Trial:
 
 
 def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
-    """The row of a call, of which at most so many configs of each kernel implementation are tried."""
+    """Try the candidates of a call, at most `most` configs of each kernel implementation."""
     implementations = next(form for form, open in owner.values() if form.op(open) == call.op).family.implementations
-    call = dataclasses.replace(call, splitter=Splitter.NOBODY)  # as a device's part is
+    call = dataclasses.replace(call, splitter=Splitter.NOBODY)  # the call is one device's part
     trials, refused = _trials(call, implementations, most)
     assert call.problem is not None
     row = Trial(call.problem, _chosen(call, implementations, ()), refused)
@@ -125,7 +125,7 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
 
 
 def _decided(row: Trial, taken: str) -> Trial:
-    """The row with its winner, and with those that tie with it."""
+    """The row with its winner and the candidates that tie with it."""
     won = next(c.measurement for c in row.candidates if c.name == taken)
     assert won is not None
 
@@ -141,7 +141,7 @@ def _measurements(candidates: Sequence[Candidate]) -> list[Measurement]:
 
 
 def _trials(call: Call, implementations: Sequence[Implementation], most: int) -> tuple[list[tuple[Plan, Any]], dict[str, str]]:
-    """What is to be tried, xla's first, and why the other implementations are not."""
+    """The candidates to try, xla's first, and the reasons of implementations that refuse."""
     *others, xla = implementations
     plan = _planned(xla, call)
     trials, refused = [(plan, config) for config in plan.configs], {}
@@ -170,7 +170,7 @@ def _chosen(call: Call, implementations: Sequence[Implementation], measured: Seq
 
 
 def _tried(plan, config, operands, truth, clock) -> tuple[Candidate, timing.Program | None, timing.Sampler | None]:
-    """The candidate with its error, and what times it; or with the reason why it cannot be compiled, run or timed."""
+    """The candidate with its error, its program and its sampler; or with the reason why it cannot be compiled, run or timed."""
     candidate = Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
         program = timing.compile(_function(plan, config), operands)
@@ -179,7 +179,7 @@ def _tried(plan, config, operands, truth, clock) -> tuple[Candidate, timing.Prog
         sampler = clock.sampler(program)
         sampler()
         return candidate, program, sampler
-    except Exception as error:  # whatever a compiler or a launch raises
+    except Exception as error:  # compilers and launches raise many types
         return dataclasses.replace(candidate, left_out=_short(error)), None, None
 
 
@@ -196,10 +196,10 @@ def _short(error: Exception) -> str:
 
 
 def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> jax.Array:
-    """The product by xla, as precisely as it can be had.
+    """The product computed by xla, as precisely as possible.
 
     Raises:
-      RuntimeError: what XLA raises where it can do nothing of the kind.
+      RuntimeError: XLA cannot compute it in float64, nor in float32 at highest precision.
     """
 
     def of(real, precision):
@@ -211,18 +211,19 @@ def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> ja
         arguments = [x.astype(dtype) for x, dtype in zip(operands, dtypes.values(), strict=True)]
         plan = _planned(xla, wider)
         result = timing.compile(_function(plan, plan.configs[0]), arguments)()
-        # Integers wrap around, and a sum of truth values is "any".
+        # Integers wrap around, and a sum of booleans is "any".
         return result if jnp.issubdtype(call.dtype, jnp.inexact) else result.astype(np.int64).astype(call.dtype)
 
     return timing.truth(of)
 
 
-# An implementation may be this many times as wrong as xla is.  An error of xla above the second is no rounding, and excuses nobody.
+# A candidate's error may be _AS_XLA times that of xla.  An error of xla above _MOST_OF_XLA is not rounding, so xla's error counts at most
+# that much.
 _AS_XLA, _MOST_OF_XLA = 4, 1 / 64
 
 
 def _judged(call: Call, candidate: Candidate, of_xla: tuple[float, float] | None) -> Candidate:
-    """The candidate, left out if its error is more than that of rounding.  NaN is."""
+    """The candidate, left out if its error exceeds rounding.  NaN always does."""
     if candidate.error is None or of_xla is None:
         return candidate
     rounding = timing.law((*call.dtypes.values(), call.dtype), call.precision, call.platform)
@@ -235,7 +236,10 @@ def _judged(call: Call, candidate: Candidate, of_xla: tuple[float, float] | None
 
 
 def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, timing.Sampler]) -> tuple[Candidate, ...]:
-    """The candidates with their times: a first round leaves those that may win, and the best of each implementation, for who names it."""
+    """The candidates with their times.
+
+    A first round keeps the candidates that may win, and the best of each implementation, for users who name it.
+    """
     quick = {name: statistics.median(ms) for name, ms in timing.take(samplers, timing.LEAST_SAMPLES, PATIENCE_S).items()}
     best: dict[str, str] = {}
     for candidate in candidates:
@@ -251,8 +255,10 @@ def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, timing.Sample
 def _confirmed(
     candidates: Sequence[Candidate], programs: Mapping[str, timing.Program], taken: Callable[[Sequence[Candidate]], str]
 ) -> tuple[Candidate, ...]:
-    """The candidates without kernels that win by CUPTI alone, which sees no copies and memsets: the one that is taken must not be slower
-    than xla by the wall time of a chain either, beyond the noise."""
+    """The candidates without kernels that win only by CUPTI's times, which exclude copies and memsets.
+
+    The candidate that is taken must not be slower than xla by the wall time of a chain either, beyond the noise.
+    """
     found = {candidate.name: candidate for candidate in candidates}
     chains: dict[str, timing.Sampler] = {}
     _, xla = min((c.ms[1], c.name) for c in candidates if c.ms is not None and c.implementation == "xla")

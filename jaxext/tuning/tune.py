@@ -1,9 +1,9 @@
-"""`tune`: what could compute each product of a function is measured here, and what was right goes into a table.
+"""`tune`: measures the implementations of each product of a function, and stores the correct ones in a table.
 
-The function is lowered, and its gradient, and each `Call` that is looked up on the way is collected.  For each, with random operands of its
-shapes, every candidate of every implementation is compiled, compared with the same product in float64, and timed in turn with the others.
-What is wrong is told loudly and never stored, so no table can prefer it.  Only programs that were made here are timed: never a user's, and
-nothing at a first call.
+The function and its gradient are lowered, and each `Call` that is looked up meanwhile is collected.  For each call, every candidate of
+every implementation is compiled, run on random operands, compared with the same product in float64, and timed in turn with the others.
+Wrong results raise a warning and are never stored, so no table can prefer them.  Only programs made here are timed: never a user's
+program, and nothing at a first call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOTHING = (
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What `tune` found; `str` makes a table of it, and `use_table` takes it for the file `table` that holds it."""
+    """The result of `tune`.  `str` formats it as a table, and `use_table` accepts it in place of its file `table`."""
 
     device: str
     timer: str
@@ -60,23 +60,23 @@ def tune(
     progress: Callable[[Trial, int, int], None] | None = None,
     **kwargs,
 ) -> Tuned:
-    """Measure what could compute each jaxext product of `fun(*args, **kwargs)`, on this machine, and store it in a table.
+    """Measure the implementations of each jaxext product of `fun(*args, **kwargs)` on this machine, and store the times in a table.
 
-    The function is not run: random operands of the same shapes are, on the default device.  What was measured before for a product is
-    replaced.  Programs that are lowered later take the fastest candidate that is right, which may be XLA's, or the preferred one where the
-    ranges of their times overlap; of the default table, those of later processes, since a process reads it once.
+    The function itself is not run.  Its products are run on random operands of the same shapes, on the default device.  New measurements
+    of a product replace old ones.  Programs lowered later use the fastest correct candidate, which may be XLA's, or the preferred one if
+    the ranges of their times overlap.  The default table takes effect in later processes, since a process reads it once.
 
     Args:
       fun: a function of arrays, or pytrees of them.
-      *args, **kwargs: its arguments; `jax.ShapeDtypeStruct`s do, with their shardings.
+      *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.
       backward: whether to measure the products of its gradient in all floating-point arguments as well.
-      candidates: how many configs of each implementation to measure, those expected to be fastest; all of xla's are.  There
-        are no more than a table holds of a product, which is 256.
-      table: the file; None is the default table, in the user's cache directory.
-      progress: called after each product with its `Trial`, how many are done, and how many there are.
+      candidates: how many configs of each implementation to measure, those expected to be fastest first.  All of xla's are measured.  A
+        table holds at most 256 per product.
+      table: the file.  None is the default table, in the user's cache directory.
+      progress: called after each product with its `Trial`, the number of products done, and the total.
 
     Returns:
-      a `Tuned`: print it, read its `rows`, or give it to `use_table`.
+      a `Tuned`: print it, read its `rows`, or pass it to `use_table`.
 
     Examples:
       >>> tuned = tune(lambda x, w: jnp.tanh(jaxext.matmul(x, w)), jnp.ones((64, 32)), jnp.ones((32, 16)), table="tables.json")
@@ -86,12 +86,12 @@ def tune(
     Raises:
       RuntimeError: this run has several processes, or jax is tracing the caller.
       TypeError: `fun` is not callable.
-      ValueError: `candidates` is less than 1, or the file is no table.
+      ValueError: `candidates` is less than 1, or the file is not a table.
       OSError: the table cannot be written.
-      Exception: whatever JAX raises where `fun` cannot be differentiated.
+      Exception: any error that JAX raises if `fun` cannot be differentiated.
 
     Warns:
-      UserWarning: a candidate's result is wrong, and it is not stored; or the function has no jaxext products.
+      UserWarning: a candidate's result is wrong, so it is not stored; or the function has no jaxext products.
     """
     if (processes := jax.process_count()) > 1:
         raise RuntimeError(
@@ -128,7 +128,7 @@ def tune(
 def _collected(fun, args, kwargs, backward) -> list[Call]:
     """Every call that is looked up while the function and its gradient are lowered."""
 
-    def forward(*args, **kwargs):  # a new function, or jit would remember the program of the user's
+    def forward(*args, **kwargs):  # a new function: jit caches programs by function
         return fun(*args, **kwargs)
 
     traced = [jax.jit(forward).trace(*args, **kwargs)]
@@ -141,14 +141,14 @@ def _collected(fun, args, kwargs, backward) -> list[Call]:
     with in_force.collecting() as calls:
         for program in traced:
             lowered = program.lower()
-            if "CustomSPMDPartitioning" in lowered.as_text():  # what a device gets is known once XLA has split the program
-                with without_stored_programs():  # which would answer in place of the compiler, whose questions are what is collected
+            if "CustomSPMDPartitioning" in lowered.as_text():  # XLA splits the program, and looks up the calls, when it compiles
+                with without_stored_programs():  # a cached program would not be compiled
                     lowered.compile()
     return list(calls)
 
 
 def with_gradient(fun) -> Callable:
-    """The function, and the pullback of its result, in every floating-point argument."""
+    """The function together with its pullback in every floating-point argument."""
 
     def cotangent(y):
         return y if jnp.issubdtype(y.dtype, jnp.inexact) else np.zeros(y.shape, jax.dtypes.float0)
@@ -168,7 +168,7 @@ def with_gradient(fun) -> Callable:
 
 
 def _unanswered(call: Call) -> str | None:
-    """Why no table of this device is asked about the call, or None."""
+    """Why a table of this device cannot hold the call, or None."""
     platform = environment.default_platform()
     if call.problem is None:
         return "a size is symbolic"
