@@ -89,5 +89,4 @@ def _tell(options, path: pathlib.Path, entries: Sequence[table_format.Entry], he
 def _holding(entry: table_format.Entry, here: table_format.Context, path: pathlib.Path) -> tuple[int, str | None]:
     """The number of rows that are valid on this machine, and the reason if not all are."""
     table = table_format.select((entry,), here, str(path))
-    away = (entry.context.device, entry.context.capability) != (here.device, here.capability)
-    return len(table.rows), table.ignored or ("of another device" if away else None)
+    return len(table.rows), table.ignored or (None if entry.place == here.place else "of another device")
