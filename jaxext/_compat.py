@@ -272,8 +272,8 @@ class _PoliciesAsked:
     """Calls `listener(policy, equation)` for each product before jax asks a policy of `jax.checkpoint` about it.
 
     jax looks up a custom rule of the primitive before it asks the policy.  This object is registered as that rule but is false, so jax
-    continues as if there were none.  `__bool__` reads the policy and the equation from jax's frame; if the frame lacks them, the listener is
-    not called.  Removed once jax's policies recognise primitives that are not jax's.
+    continues as if there were none.  `__bool__` reads the policy and the equation from jax's frame, and does not call the listener if the
+    frame lacks them.  Removed once jax's policies recognise primitives that are not jax's.
     """
 
     listener: Callable = staticmethod(lambda policy, equation: None)
