@@ -135,9 +135,8 @@ def _name_callback(module, call: ir.OpView, target: str) -> None:
     """Replace the address of a custom_partitioning callback in a program by a name that is the same in every process.
 
     The text of a program is its key in the persistent compilation cache, and an address differs in each process.  The name is a hash of
-    everything that the callback depends on: the `product` and `code` attributes of the call (`forms/partition`), the target and the
-    devices.  Programs with the same name share a callback.  A call without `code` keeps the address.  Removed once custom_partitioning
-    takes a name.
+    what the callback depends on: `product` and `code` of the call (`forms/partition`), the target and the devices.  Programs with the same
+    name share a callback.  A call without `code` keeps the address.  Removed once custom_partitioning takes a name.
     """
     told = {named.name: str(named.attr) for named in ir.DictAttr(call.attributes["mhlo.frontend_attributes"])}
     if "code" not in told or "backend_config" not in call.attributes:
@@ -189,8 +188,7 @@ def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:
     """The mesh axes of each array axis, from the shardings that XLA's partitioner passes to custom_partitioning.
 
     They arrive undecoded, because jax's decoder raises if the partitioner has split a mesh axis in two (a batch of 8 over 4 devices,
-    reshaped to 2 x 4, is split 2 x 2).  No mesh axis describes that, so such an array counts as replicated.  Removed once
-    custom_partitioning decodes them.
+    reshaped to 2 x 4, is split 2 x 2).  Such an array counts as replicated.  Removed once custom_partitioning decodes them.
     """
 
     def spec(sharding):

@@ -2,7 +2,7 @@
 
     y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + dilation·r,g,c] w[b,g,k,r,c]     (x̃ is defined in `Window`)
 
-With y open the form is fprop, with x open dgrad, the gradient of the input, with w open wgrad, the gradient of the filter.  The layout is
+With y open the form is fprop, with x open dgrad (the gradient of the input), with w open wgrad (that of the filter).  The layout is
 channels last, with KRSC filters.
 """
 
@@ -44,10 +44,8 @@ def read(
     implementation,
     preferred_element_type,
 ):
-    """Compute lax's convolution by the form: move channels last, and split groups into an axis of their own.
-
-    Feature groups become the label G.  Batch groups, each with its own inputs and filters, become the label B.
-    """
+    """lax's convolution by the form: channels move last, feature groups become the label G.  Batch groups, each with its own inputs and
+    filters, become the label B."""
     del preferred_element_type  # it has become dtype
     rank = lhs.ndim - 2
     lhs_dilation, rhs_dilation = lhs_dilation or (1,) * rank, rhs_dilation or (1,) * rank  # lax takes () for ones

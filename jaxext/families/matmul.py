@@ -18,10 +18,8 @@ from jaxext.forms.form import Form, define
 
 
 def read(lhs, rhs, *, dimension_numbers, precision, out_sharding, dtype, implementation, preferred_element_type):
-    """Compute lax's dot_general by the form.
-
-    With K contracted, lhs (B M K) and rhs (B K N) are the form's a and b; (B M K) and (B N K) are its c and b; (B K M) and (B K N) are its
-    a and c.  Only (B K M) with (B N K), a product of two transposes, copies an operand.
+    """lax's dot_general by the form.  With K contracted, (B M K) and (B K N) are its a and b, (B M K) and (B N K) its c and b, (B K M) and
+    (B K N) its a and c.  Only (B K M) with (B N K), a product of two transposes, copies an operand.
     """
     del preferred_element_type  # it has become dtype
     (lc, rc), (lb, rb) = dimension_numbers

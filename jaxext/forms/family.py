@@ -67,8 +67,5 @@ def register(family: Family, implementation: Implementation) -> None:
 
 
 def names_of_implementations() -> list[str]:
-    """The names of all families' implementations.
-
-    They are in reverse order of preference, so "xla" is first and users' own are last.
-    """
+    """The names of all families' implementations in reverse order of preference: "xla" first, users' own last."""
     return list(dict.fromkeys(name for family in families.values() for name in reversed(family.names_of_implementations)))

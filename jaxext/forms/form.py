@@ -3,9 +3,8 @@
     y = conv(x, w)  is  ∂⟨x, w, y⟩/∂y.  With y open the form is fprop, with x open dgrad, with w open wgrad.
 
 Each slot has axis labels.  A *batch* label is in all three slots.  A *pair* label is in exactly two: it is contracted if both are operands,
-and kept if one of them is open.  A *window* label is in one slot, and the geometry ties it to the others.  A label stands for any number of
-neighbouring axes (`ranks`): none for the batch of a plain matmul, one more for each vmap.  So vmap moves an axis but never merges two, and
-a sharded axis keeps its sharding.
+and kept if one is open.  A *window* label is in one slot; the geometry ties it to the others.  A label stands for `ranks` neighbouring
+axes: none for the batch of a plain matmul, one more for each vmap.  So vmap never merges axes, and a sharded axis keeps its sharding.
 
 The two operands of a product are its *factors*.  A form may have further operands, *companions* such as scales or group sizes, with labels
 of their own.  For every fixed companion the form is trilinear, so the roles are the same, and each role takes the companions as operands.
@@ -44,8 +43,7 @@ from jaxext.tables import in_force
 # The form and the open slot of each primitive, to interpret jaxprs.
 owner: dict[Primitive, tuple[Form, str]] = {}
 
-# True inside `in_place_of_lax`, where jaxext's products replace lax's.  Part of jit's cache key.  False while an implementation is lowered,
-# since implementations are written in lax.
+# True inside `in_place_of_lax`, part of jit's cache key.  False while an implementation is lowered, since these are written in lax.
 replacing_lax = jax.make_user_context(False)
 
 
@@ -65,11 +63,7 @@ class Companion:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Form:
-    """A trilinear form.
-
-    `slots` maps each slot to its labels, `roles` maps each slot to the name of the role in which it is open, and `companions` are further
-    operands.
-    """
+    """A trilinear form.  `slots` are the labels of each slot, `roles` the role in which it is open, `companions` further operands."""
 
     name: str
     slots: Mapping[str, tuple[str, ...]]

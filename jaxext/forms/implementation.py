@@ -30,10 +30,9 @@ class Algorithm:
 class Implementation:
     """Base class of implementations.  Derive from it, define `supports` and `run`, and `register` an instance.
 
-    JAX asks for a plan at lowering, for one device's part of the product.  The answer may depend only on the `Call` and on installed
-    software, which must be the same in every process.  A call has one open slot (`call.open`), computed from the other two: y for the
-    operation itself, x and w for its gradients.  If an implementation refuses, the next one is asked; if it was named, NotImplementedError
-    is raised with its reason.
+    It is asked at lowering, for one device's part of the product.  The answer may depend only on the `Call` and on installed software,
+    which must be the same in every process.  A call has one open slot (`call.open`), computed from the other two: y for the operation
+    itself, x and w for its gradients.  If it refuses, the next one is asked; if it was named, NotImplementedError gives its reason.
 
     `plan` calls `supports`, and makes a `Plan` of the other methods.  Override `plan` itself if these would repeat work.
 
@@ -77,10 +76,7 @@ class Implementation:
         return EXPORTED if call.splitter is Splitter.LATER else None
 
     def candidates(self, call: Call) -> Sequence[Any]:
-        """The configs for a supported call, those expected to be fastest first; `jaxext.tune` measures them.
-
-        One or more frozen dataclasses of int, str and bool.
-        """
+        """The configs for a supported call, those expected to be fastest first: one or more frozen dataclasses of int, str and bool."""
         return (Algorithm(self.name),)
 
     def describe(self, call: Call, config: Any) -> str:

@@ -5,8 +5,8 @@ Along one axis, with x̃ the input after dilation and padding,
     y[p] = Σ_r  x̃[stride·p + filter_dilation·r] · w[r],
     x̃[input_dilation·i + low] = x[i],  x̃ = 0 elsewhere.
 
-Negative padding crops.  A `Window` holds the sizes of the input and the filter, and derives the output's.  The same object therefore serves
-fprop, dgrad and wgrad, and transposition does not change it.
+Negative padding crops.  A `Window` holds the sizes of the input and the filter, and derives the output's, so the same object serves fprop,
+dgrad and wgrad and does not change under transposition.
 """
 
 from __future__ import annotations
@@ -126,8 +126,7 @@ class Window:
     def merged_phases(self) -> list[tuple[Window, list[tuple[tuple[range, ...], tuple[range, ...], tuple[int, ...]]]]]:
         """`phases`, merged if their windows differ only in padding: (window, [(outputs, taps, shift)]).
 
-        The outputs of a phase are those of the window from `shift` on.  The window has more outputs after them, so that all phases can be
-        extended to the same length.
+        The outputs of a phase are those of the window from `shift` on.  More outputs follow, so that all phases can have the same length.
         """
         merged = []
         counts = [-(-o // period) for o, period in zip(self.output, self.periods, strict=True)]
@@ -185,10 +184,7 @@ def _phases(r, o, padding, stride, di, dr):
 
 
 def _alike(phases, count):
-    """Phases of one axis, grouped by the window that they share.
-
-    Yields ((taps, low padding, stride, dilation, outputs), [(outputs, taps, shift)]), with `count` outputs from each shift on.
-    """
+    """Phases of one axis by shared window: ((taps, low, stride, dilation, outputs), [(outputs, taps, shift)]), `count` outputs each."""
     groups: dict[tuple, list] = {}
     for phase in phases:
         _, taps, low, stride, _ = phase

@@ -144,10 +144,7 @@ def by_hessian(case: Case) -> Tree:
 
 
 def in_order(*modes: str) -> Callable[[Case], Tree]:
-    """A derivative of the loss.  `modes` are from the outermost to the innermost.
-
-    All gradients except the outermost are contracted with the tangents.
-    """
+    """A derivative of the loss by `modes`, outermost first.  Gradients except the outermost are contracted with the tangents."""
 
     def derivative(case):
         f, primals, tangents = loss(case)

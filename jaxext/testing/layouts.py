@@ -59,10 +59,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A split with its arguments.
-
-    `whole` is the function of the whole arguments, `meaning` the same without vmap, and `part` the function of one device's parts.
-    """
+    """A split with its arguments: `whole` is the function of them, `meaning` the same without vmap, `part` that of a device's parts."""
 
     args: tuple
     specs: tuple[P, ...]
