@@ -4,7 +4,7 @@ import importlib.util
 import pathlib
 from typing import TYPE_CHECKING
 
-if importlib.util.find_spec("jaxext.kernels") is None:  # installing puts it here: in the repository it is another folder
+if importlib.util.find_spec("jaxext.kernels") is None:  # installed packages have it; in the repository it is another folder
     raise ImportError(
         f"jaxext was imported from its sources in {pathlib.Path(__file__).parent}, which hide the installed package and cannot run"
         " themselves: start Python in another folder, or run `pip install --editable .` in the repository"
@@ -58,7 +58,7 @@ __all__ = [
     "use_target",
 ]
 
-# What is imported when it is first used: a third of the time that importing all would take.
+# Imported on first use, which saves a third of the time of importing everything.
 _LATER = {
     "parallel": "jaxext.parallel",
     **dict.fromkeys(("Explanation", "explain"), "jaxext.tuning.explain"),

@@ -1,4 +1,4 @@
-"""`python -m jaxext`, and the script `jaxext`: the command line as a process."""
+"""The entry point of `python -m jaxext` and of the script `jaxext`."""
 
 import os
 import sys
@@ -7,14 +7,14 @@ from jaxext.cli.command import INTERRUPTED, main
 
 
 def run() -> None:
-    """Ends the process with the command's exit status."""
+    """Run the command, and end the process with its exit status."""
     status = main()
-    if status == INTERRUPTED:  # XLA's threads may still be at what was interrupted, and crash while the interpreter is taken down
+    if status == INTERRUPTED:  # XLA's threads may still be running, and crash during the interpreter's shutdown
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
 
 
-if __name__ == "__main__":  # and not in a process that was spawned to compile
+if __name__ == "__main__":  # not in processes spawned to compile
     run()

@@ -1,6 +1,6 @@
-"""The only file that touches jax internals: one name for each thing that jax has no public name for, or several.
+"""The only file that uses jax internals: shims for features without a public name, or whose name depends on the version.
 
-Supported: jax 0.10.2 up to 0.12.x.  Each shim says what would remove it."""
+Supported: jax 0.10.2 up to 0.12.x.  Each shim says what would make it obsolete."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ __all__ = [
     "without_stored_programs",
 ]
 
-# ShardingTypeError: raised by lax for shardings in types that do not fit; removed once jax.errors exports it.
-# align_varying: operands of a primitive must vary over the same manual axes; removed once jax.lax has a public form of it.
-# trace_context: all that jit's cache keys hold of the configuration; removed once make_jaxpr has a cache.
+# ShardingTypeError: raised by lax for shardings in types that do not match; removed once jax.errors exports it.
+# align_varying: makes operands of a primitive vary over the same manual axes; removed once jax.lax has a public form of it.
+# trace_context: the part of the configuration that is in jit's cache keys; removed once make_jaxpr has a cache.
 trace_context = config.trace_context
-# conv_general_dilated: takes symbolic padding; removed once lax's function does.
+# conv_general_dilated: accepts symbolic padding; removed once lax's function does.
 conv_general_dilated = lax.conv_general_dilated_p.bind
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
-    """A primitive whose result carries shape, dtype, weak type, sharding and varying manual axes.
+    """A primitive whose result type has shape, dtype, weak type, sharding and varying manual axes.
 
-    An abstract eval that drops the varying axes gives silently wrong gradients under `shard_map`; lax's own constructor keeps them on
-    every supported version.  The devices are needed at lowering because custom_partitioning asks for them.
+    An abstract eval that drops the varying axes causes silently wrong gradients under `shard_map`; lax's own constructor keeps them on
+    every supported version.  Lowering needs the devices because custom_partitioning asks for them.
     """
 
     def shape(*avals, out_sharding, **params):
@@ -91,10 +91,10 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
 
 
 def refuse_parts(name: str, argument: str, *shardings: NamedSharding | PartitionSpec | None) -> None:
-    """Refuse shardings in types by which an array lies in parts that are not added up yet, or its gradient will.
+    """Refuse shardings in types with unreduced or reduced axes: an array, or its gradient, in parts that are not added up yet.
 
     Raises:
-      NotImplementedError: as lax's convolution does; else lax, asked for the bare shapes, would find fault with something else.
+      NotImplementedError: as lax's convolution raises.  Without this check lax, traced on shapes alone, would raise another error.
     """
     for sharding in shardings:
         spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
@@ -109,9 +109,9 @@ def refuse_parts(name: str, argument: str, *shardings: NamedSharding | Partition
 
 
 def register_lowering(primitive, rule) -> None:
-    """Register `rule(platform, arch, splitter, *operands, **params)` under each platform's own name.
+    """Register `rule(platform, arch, splitter, *operands, **params)` for each platform.
 
-    A program for several platforms has one of each; for which GPU to compile is then not said.
+    A program for several platforms is lowered once for each, with `arch` None.
     """
     for platform in PLATFORMS:
         mlir.register_lowering(primitive, functools.partial(_with_platform, rule, platform), platform=platform)
@@ -132,11 +132,11 @@ _naming = threading.Lock()
 
 
 def _name_callback(module, call: ir.OpView, target: str) -> None:
-    """Replace the address by which a program knows the callback of a custom_partitioning with a name that is the same in every process.
+    """Replace the address of a custom_partitioning callback in a program by a name that is the same in every process.
 
-    The text of a program is its key in the persistent cache of compiled programs, and no address comes twice.  The name is a hash of what
-    the callback depends on: the `product` and the `code` that the call tells (`forms/partition`), the target and the devices.  Programs of
-    one name share a callback.  A call that tells no `code` keeps the address.  Removed once custom_partitioning takes a name.
+    The text of a program is its key in the persistent compilation cache, and an address differs in each process.  The name is a hash of
+    what the callback depends on: `product` and `code` of the call (`forms/partition`), the target and the devices.  Programs with the same
+    name share a callback.  A call without `code` keeps the address.  Removed once custom_partitioning takes a name.
     """
     told = {named.name: str(named.attr) for named in ir.DictAttr(call.attributes["mhlo.frontend_attributes"])}
     if "code" not in told or "backend_config" not in call.attributes:
@@ -148,31 +148,31 @@ def _name_callback(module, call: ir.OpView, target: str) -> None:
         depends_on = [told["product"], told["code"], target, dict(callback.mesh.shape), assigned]
         name = f"jaxext {hashlib.sha256(repr(depends_on).encode()).hexdigest()}"
         callback = _sharding_callbacks.setdefault(name.encode(), callback)
-    module.add_keepalive(callback)  # or it goes with the program that was lowered first
+    module.add_keepalive(callback)  # otherwise it is freed with the program that was lowered first
     call.attributes["backend_config"] = ir.StringAttr.get(name)
 
 
 class Splitter(enum.StrEnum):
-    """Who splits a program over devices once it is lowered."""
+    """Who splits a program over devices after lowering."""
 
-    # It is already the program of one device, or there is one device.
+    # Nobody: it is already the program of one device, or there is one device.
     NOBODY = "nobody"
-    # XLA's partitioner, and it can call us back, so custom_partitioning works.
+    # XLA's partitioner, which can call back, so custom_partitioning works.
     LABELS = "labels"
-    # Nobody now, but XLA's partitioner where this exported program is called inside a sharded one.
+    # Nobody now, but XLA's partitioner if this exported program is called inside a sharded one.
     LATER = "later"
-    # XLA's partitioner alone.  Inside a partial-manual `shard_map` custom_partitioning is handed a sharding without names, and an exported
-    # program cannot hold its Python callback; GSPMD, which Shardy replaced, knows no rule of labels.
+    # XLA's partitioner without callbacks.  Inside a partial-manual `shard_map` custom_partitioning receives a sharding without names.  An
+    # exported program cannot hold its Python callback.  GSPMD, which Shardy replaced, has no sharding rules by label.
     XLA = "xla"
 
     @property
     def by_labels(self) -> bool:
-        """Whether what is lowered is the part of one device, by then at the latest."""
+        """Whether implementations run on the part of one device."""
         return self in (Splitter.NOBODY, Splitter.LABELS)
 
 
 def lowered_by(ctx) -> Splitter:
-    """Who splits the program that is being lowered over devices."""
+    """Who will split the program that is being lowered."""
     axes = ctx.module_context.axis_context
     if isinstance(axes, sharding_impls.SPMDAxisContext):
         automatic = [n for a, n in axes.mesh.shape.items() if a not in axes.manual_axes]
@@ -185,10 +185,10 @@ def lowered_by(ctx) -> Splitter:
 
 
 def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:
-    """The mesh axes of each array axis, from the shardings that XLA's partitioner hands back to custom_partitioning.
+    """The mesh axes of each array axis, from the shardings that XLA's partitioner passes to custom_partitioning.
 
-    They come undecoded because jax's decoder raises where the partitioner has split a mesh axis in two (a batch of 8 over 4 devices,
-    reshaped to 2 x 4, lies 2 x 2).  No name says so: such an array counts as whole.  Removed once custom_partitioning decodes them.
+    They arrive undecoded, because jax's decoder raises if the partitioner has split a mesh axis in two (a batch of 8 over 4 devices,
+    reshaped to 2 x 4, is split 2 x 2).  Such an array counts as replicated.  Removed once custom_partitioning decodes them.
     """
 
     def spec(sharding):
@@ -201,33 +201,33 @@ def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:
 
 
 def published(folder: str, value: str) -> dict[int, str] | None:
-    """Tell the other processes of this run a value, and hear, without waiting for any, what each has told yet: process -> value.
+    """Publish a value to the other processes of this run, and return the values published so far, without waiting: process -> value.
 
-    None if they have no such place, which `jax.distributed.initialize` makes.  Removed once jax.distributed has a public store of keys.
+    None if there is no key-value store, which `jax.distributed.initialize` creates.  Removed once jax.distributed has a public one.
     """
     client = distributed.global_state.client
     if client is None:
         return None
-    client.key_value_set(f"{folder}/{jax.process_index()}", value, allow_overwrite=True)  # one that was started anew tells it again
+    client.key_value_set(f"{folder}/{jax.process_index()}", value, allow_overwrite=True)  # a restarted process publishes again
     return {int(key.rpartition("/")[2]): told for key, told in client.key_value_dir_get(folder)}
 
 
 def replace_bind(primitive: Primitive, bind: Callable) -> None:
-    """Have `bind(original, *operands, **params)` called in place of a primitive's own `bind`, once and for all.
+    """Replace a primitive's `bind` permanently by `bind(original, *operands, **params)`.
 
-    Removed once jax has a public way to interpret one primitive of another's program.
+    Removed once jax has a public way to reinterpret a primitive.
     """
     if "bind" not in vars(primitive):
         primitive.bind = functools.partial(bind, primitive.bind)  # type: ignore[method-assign]
 
 
 def kernels_launched(run: Callable[[], object]) -> Sequence[tuple[str, float]]:
-    """Name and milliseconds of each GPU kernel that `run()` launches and waits for, as CUPTI reports them.
+    """Name and milliseconds of each GPU kernel that `run()` launches and waits for, as reported by CUPTI.
 
-    `jax.experimental.mosaic.gpu.profiler` is made of these functions, but allows nothing between two calls.  Removed once it does.
+    `jax.experimental.mosaic.gpu.profiler` uses the same functions, but cannot run code between two calls.  Removed once it can.
 
     Raises:
-      Exception: whatever is missing, of jax's or of the machine's.
+      Exception: jax or the machine lacks something; the type varies.
     """
     from jax.experimental.mosaic.gpu import profiler
 
@@ -242,13 +242,13 @@ def kernels_launched(run: Callable[[], object]) -> Sequence[tuple[str, float]]:
 
 @contextlib.contextmanager
 def without_stored_programs() -> Iterator[None]:
-    """jax's persistent cache of compiled programs is neither read nor written.
+    """A context in which jax's persistent compilation cache is neither read nor written.
 
     Removed once jax's own setting can be changed after the first program.
     """
     before = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # jax remembers whether it is in use
+    compilation_cache.reset_cache()  # jax remembers whether the cache is in use
     try:
         yield
     finally:
@@ -257,21 +257,21 @@ def without_stored_programs() -> Iterator[None]:
 
 
 def hide_frames() -> None:
-    """Show users their own code: treat the package's files as jax's own, in tracebacks and in the source lines of compiled programs.
+    """Hide this package's files, like jax's own, in tracebacks and in the source lines of compiled programs.
 
-    JAX_TRACEBACK_FILTERING=off shows all.  Removed once `jax.extend` has the exclusion from tracebacks too.
+    JAX_TRACEBACK_FILTERING=off shows all frames.  Removed once `jax.extend` can exclude files from tracebacks too.
     """
-    package = os.path.join(os.path.dirname(__file__), "")  # ends in a separator: jax compares the beginnings of paths
+    package = os.path.join(os.path.dirname(__file__), "")  # ends in a separator, since jax compares path prefixes
     source_info_util.register_exclusion(package)
     traceback_util.register_exclusion(package)
 
 
 class _PoliciesAsked:
-    """Tells `listener(policy, equation)` of each product that a policy of `jax.checkpoint` is about to be asked about.
+    """Calls `listener(policy, equation)` for each product before jax asks a policy of `jax.checkpoint` about it.
 
-    jax looks for a rule of the primitive's own before it asks the policy.  This stands for one, but is false, so that jax goes on as if
-    there were none, and reads from jax's frame what that is about to ask.  Where the frame does not have it, nobody is told.  Removed once
-    jax's policies recognise primitives that are not jax's.
+    jax looks up a custom rule of the primitive before it asks the policy.  This object is registered as that rule but is false, so jax
+    continues as if there were none.  `__bool__` reads the policy and the equation from jax's frame, and does not call the listener if the
+    frame lacks them.  Removed once jax's policies recognise primitives that are not jax's.
     """
 
     listener: Callable = staticmethod(lambda policy, equation: None)
@@ -279,7 +279,7 @@ class _PoliciesAsked:
     def __bool__(self) -> bool:
         asking = sys._getframe(1).f_locals
         known = all(name in asking for name in ("saveable", "eqn", "unks_in"))
-        if known and not any(asking["unks_in"]):  # of what depends on unknown values no policy is asked
+        if known and not any(asking["unks_in"]):  # no policy is asked about values that depend on unknowns
             self.listener(asking["saveable"], asking["eqn"])
         return False
 

@@ -1,4 +1,4 @@
-"""What programs need that leave the process which traced them: the custom calls of kernels, which jax must allow and XLA must know."""
+"""Support for exported programs: allows the custom calls of kernels in jax, and registers them with XLA."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from jaxext.forms.family import families
 
 
 def export_disabled_checks() -> list[DisabledSafetyCheck]:
-    """For `jax.export.export(disabled_checks=...)`: the custom calls of all kernels, for which jax itself promises no compatibility.
+    """The `disabled_checks` for `jax.export.export`: the custom calls of all kernels, for which jax does not guarantee compatibility.
 
-    Those of users' implementations are among them.  An exported program with Triton kernels runs where jaxlib knows their call: with jax's
-    CUDA plugin of the version that exported it, or a newer one.  One with CUDA kernels runs where jaxext is installed and
-    `register_cuda_kernels` was called; their names carry a version.
+    Kernels of users' implementations are included.  To run an exported program with Triton kernels, use jax's CUDA plugin of the version
+    that exported it, or a newer one.  To run one with CUDA kernels, install jaxext and call `register_cuda_kernels`; the names of these
+    calls carry a version.
     """
     calls = (name for family in families.values() for each in family.implementations for name in each.custom_calls)
     return [DisabledSafetyCheck.custom_call(name) for name in dict.fromkeys(calls)]
 
 
 def register_cuda_kernels() -> None:
-    """Make the CUDA kernels known to XLA, for an exported program that calls them in a process that has not lowered one.
+    """Register the CUDA kernels with XLA, to run an exported program in a process that has not lowered one.
 
     Raises:
-      RuntimeError: there are none here, with the reason.
+      RuntimeError: there are no CUDA kernels here; the message gives the reason.
     """
     cuda_binding.register()

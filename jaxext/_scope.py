@@ -1,4 +1,4 @@
-"""A value of a `jax.make_user_context` for a while: for a block (`with`), or for every call of a function (a decorator)."""
+"""Sets a `jax.make_user_context` for a block (`with`), or for every call of a function (as a decorator)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 _Fun = TypeVar("_Fun", bound=Callable)
 
-# Calls of these return before the body runs, so the scope would be left too early.
+# Calls of these return before the body runs, so the scope would end too early.
 _LATER = {
     inspect.isgeneratorfunction: "a generator function",
     inspect.iscoroutinefunction: "an async function",
@@ -19,14 +19,14 @@ _LATER = {
 
 
 class Scope(contextlib.ContextDecorator, threading.local):
-    """A context manager, and a decorator of functions, in which `config` has the value.
+    """A context manager and function decorator in which `config` has the value.
 
-    It may be entered while it is entered, and by several threads.  A context of jax's own may not: it keeps the value to go back to in
-    itself.  So each entry makes one of those, and a stack of them belongs to each thread: a `threading.local` runs `__init__` in each.
+    It is reentrant and thread-safe.  A context of jax is neither, because it stores the previous value in itself.  Each entry therefore
+    creates a new one, on a stack per thread: a `threading.local` runs `__init__` in each thread.
 
     Args:
       name: the public function that made it, for messages.
-      config: what `jax.make_user_context` returned.
+      config: the result of `jax.make_user_context`.
       value: hashable.
     """
 
@@ -46,7 +46,7 @@ class Scope(contextlib.ContextDecorator, threading.local):
         """`fun`, called inside the scope, with its name, documentation and signature.
 
         Raises:
-          TypeError: `fun` is a class, is no function, or its body runs after the call (generators, async functions).
+          TypeError: `fun` is a class, is not callable, or its body runs after the call (generators, async functions).
         """
         kind = next((kind for is_such, kind in _LATER.items() if is_such(fun)), None)
         if kind is not None:

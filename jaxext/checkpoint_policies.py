@@ -1,8 +1,7 @@
 """Policies for `jax.checkpoint` that recognise jaxext's products.
 
 jax's own policies recognise lax's primitives by identity.  Under `jax.checkpoint_policies.dots_saveable`, jaxext's products are therefore
-recomputed, with a warning.  `seeing_products(policy)` presents jaxext's products to a policy as lax's.  The policies below are jax's,
-wrapped that way.
+recomputed, with a warning.  `seeing_products(policy)` shows them to a policy as lax's.  The policies below are jax's, wrapped that way.
 """
 
 from __future__ import annotations

@@ -85,8 +85,7 @@ class Bilinear:
           an array with the axes of the third slot.
 
         Raises:
-          TypeError: an operand is not an array, its number of axes does not match its labels, its sizes do not match the other operand's,
-            or `out_sharding` is not a sharding.
+          TypeError: an operand is not an array, or does not match its labels or the other operand; `out_sharding` is not a sharding.
           ValueError: a label or the implementation is unknown.
           NotImplementedError: the named implementation does not support this call.  Raised at lowering.
 
@@ -117,12 +116,10 @@ def define(name: str, /, **slots: str) -> Bilinear:
     result[...] = Σ first[...] second[...], summed over the labels that the result lacks.
 
     Args:
-      name: a unique identifier.  Primitives and profiles append the slot that is computed, as in "channelwise_y"; these names must be
-        unique too.
-      **slots: the first operand, the second operand and the result, as slot name = labels.  The labels follow the order of the axes,
-        separated by spaces.  A label is a word that begins with a capital letter, and occurs in two slots or in all three.  Each pair of
-        slots needs a label of its own, and so do all three together, for the axes that vmap adds.  Give a label rank 0 in calls that do
-        not use it.
+      name: a unique identifier.  Primitives and profiles append the computed slot, as in "channelwise_y", which must be unique too.
+      **slots: the first operand, the second operand and the result, as slot name = labels, separated by spaces, in the order of the axes.
+        A label is a word that begins with a capital letter, and occurs in two slots or in all three.  Each pair of slots needs a label of
+        its own, and so do all three together, for the axes that vmap adds.  Give a label rank 0 in calls that do not use it.
 
     Returns:
       the operation, with the implementation "xla", which is `jax.lax.dot_general`.  Repeating a declaration returns an equal operation.
@@ -159,9 +156,9 @@ def define(name: str, /, **slots: str) -> Bilinear:
 def register(operation: Bilinear | str, implementation: Implementation) -> None:
     """Add an implementation to an operation, in front of those that it has.
 
-    Calls can then name it.  In calls without a name and without measurements it is asked first, and used if it supports the call and
-    `gains` expects a speedup.  Compiled programs do not change.  The registration lasts until the process ends: register at import, in
-    every process of a run.
+    Calls can then name it.  Calls without a name and without measurements ask it first, and use it if it `supports` the call and `gains`
+    has no objection.  Compiled programs do not change.  It stays registered until the process ends: register at import, in every process
+    of a run.
 
     Args:
       operation: the result of `define`; "matmul", which includes `jaxext.dot_general`; or "conv" for all convolutions, where `call.op` is

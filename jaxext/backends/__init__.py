@@ -1,1 +1,1 @@
-"""What computes a product: `xla`, and the implementations made of kernels, `triton` and `cuda`."""
+"""The implementations: `xla`, and two made of kernels, `triton` and `cuda`."""

@@ -1,7 +1,7 @@
-"""What the implementations that launch kernels share: from a `Call` to a kernel's problem, and from its launch to the result.
+"""The common part of implementations that launch kernels: from a `Call` to the kernel's problem, and from the launch to the result.
 
-A kernel takes dense operands with exactly one axis per label.  It writes the result, or partial results along a further axis in front
-("splits"), which are added up here, always in the same order.
+A kernel takes dense operands with exactly one axis per label.  It writes the result, or partial results along an additional first axis
+("splits", as in split-K).  These are added here, always in the same order.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
-KERNELS = file_of(MatmulProblem).parent  # the folder of Triton's kernels, and of the geometry that CUDA's share with them
+KERNELS = file_of(MatmulProblem).parent  # the folder of the Triton kernels, and of the geometry shared with the CUDA kernels
 
-# Short names of the dtypes that kernels take.
+# Short names of the dtypes that kernels support.
 DTYPES = {
     "float32": "fp32",
     "bfloat16": "bf16",
@@ -36,7 +36,7 @@ DTYPES = {
     "int8": "i8",
 }
 
-# How float32 operands are multiplied, by the precision that the user asked for; XLA's GPU defaults, TF32, hold for DEFAULT and HIGH.
+# How float32 operands are multiplied, by the requested precision.  DEFAULT and HIGH are TF32, as XLA's defaults on GPUs.
 _PRESETS = {
     "DEFAULT": "tf32",
     "TF32_TF32_F32": "tf32",
@@ -47,12 +47,12 @@ _PRESETS = {
 }
 
 
-ZEROS = Algorithm("zeros")  # the config where there is nothing to add up, or nowhere to put it: no kernel is launched
+ZEROS = Algorithm("zeros")  # the config for empty sums and empty results: no kernel is launched
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelCall:
-    """One launch: `call(result, *operands)` of these slots gives `splits` partial results, or the result."""
+    """One kernel launch: `call(result, *operands)` of these slots gives the result, or `splits` partial results."""
 
     describe: str
     slots: tuple[str, ...]
@@ -61,11 +61,10 @@ class KernelCall:
 
 
 class KernelImplementation(Implementation, abc.ABC):
-    """An implementation made of kernels: a class of it says what it lacks, what it takes and how, whether that is worth it, and how to
-    launch."""
+    """Base class of implementations made of kernels.  The version of a subclass is a hash of its folder and of the files in `shared`."""
 
     version = "of its files"
-    # Beside the files of the class's own folder, those that decide what it computes with.
+    # Files outside the class's own folder that its results depend on.
     shared: Sequence[pathlib.Path] = (pathlib.Path(__file__),)
 
     def plan(self, call: Call) -> Plan | str:
@@ -80,15 +79,15 @@ class KernelImplementation(Implementation, abc.ABC):
 
     @abc.abstractmethod
     def lacks(self, call: Call) -> str | None:
-        """Why no kernel at all can be launched for this call's device, or None."""
+        """Why no kernel can be launched on this call's device, or None."""
 
     @abc.abstractmethod
     def problem(self, call: Call) -> Any:
-        """What the kernels are asked, or (a string) the reason why they cannot be."""
+        """The call as a kernel's problem, or (a string) the reason why it is not one."""
 
     @abc.abstractmethod
     def refuses(self, problem: Any) -> str | None:
-        """Why no kernel takes the problem, or None."""
+        """Why no kernel supports the problem, or None."""
 
     @abc.abstractmethod
     def slower(self, call: Call) -> str | None:
@@ -96,15 +95,15 @@ class KernelImplementation(Implementation, abc.ABC):
 
     @abc.abstractmethod
     def configs(self, problem: Any) -> Sequence[Any]:
-        """With which kernels take a problem that none of them refuses; the one expected to be fastest first."""
+        """The configs for a supported problem, the one expected to be fastest first."""
 
     @abc.abstractmethod
     def launch(self, call: Call, problem: Any, config: Any) -> KernelCall:
-        """Of a call that is supported, its problem and one of the problem's configs."""
+        """The launch for a supported call, its problem and one of its configs."""
 
 
 class KernelPlan(Plan):
-    """How kernels would compute a call: `problem` is what they are asked."""
+    """A plan by kernels.  `problem` is the call as the kernel's problem."""
 
     implementation: KernelImplementation
 
@@ -144,22 +143,22 @@ class KernelPlan(Plan):
 
 
 def apart(x: jax.Array) -> jax.Array:
-    """An operand or a result of a kernel that wants multiples of 16 bytes, in memory that XLA allocates for it alone.
+    """Put an operand or a result of a kernel into a buffer of its own, for kernels that need alignment to 16 bytes.
 
-    XLA's GPU compiler hands a typed foreign call a slice of an array in place, at whatever element it begins: a weight within a vector of
-    all parameters, what a loop writes into a larger array.  It does not look through the barrier of a single array.
+    XLA's GPU compiler may pass a slice of a larger array to a typed FFI call without a copy, at any offset: a weight within a vector of all
+    parameters, or the part of an array that a loop writes.  It does not do so across an optimization barrier of a single array.
     """
     return lax.optimization_barrier(x)
 
 
 def matmul_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
-    """A call of the form `matmul` as a problem of this class, or the reason why it is none."""
+    """A call of the form `matmul` as a problem of this class, or the reason why it is not one."""
     common = _common(call, arch)
     return common if isinstance(common, str) else kind(**{label: call.sizes[label] for label in "BMNK"}, **common)
 
 
 def conv_problem(call: Call, arch: int) -> ConvProblem | str:
-    """A call of a form of convolutions as a problem, or the reason why it is none."""
+    """A call of a convolution as a problem, or the reason why it is not one."""
     window = call.window
     assert window is not None
     if window.rank > 3:
@@ -199,10 +198,10 @@ def _common(call: Call, arch: int) -> dict[str, Any] | str:
 
 
 def _precision(asked: Any, dtypes) -> str | None:
-    """The name that kernels have for it, None if they have not."""
+    """The kernels' name of a precision, or None if they do not support it."""
     dtypes = {np.dtype(dtype) for dtype in dtypes}
     if isinstance(asked, lax.DotAlgorithmPreset):
-        # What the name asks of 16-bit and 8-bit operands is what they are multiplied with anyway: exactly, and added up in float32.
+        # For operands of these dtypes the preset is what kernels do anyway: exact products, accumulated in float32.
         own = {
             "F16_F16_F32": {np.dtype(np.float16)},
             "BF16_BF16_F32": {np.dtype(jnp.bfloat16)},

@@ -1,8 +1,8 @@
-"""Which convolutions a kernel is preferred for on a GPU, where nobody named an implementation and no table holds a measurement.
+"""The heuristic that prefers kernels for some convolutions on GPUs, for calls without a name and without measurements.
 
-No GPU has been measured yet.  Until one is, a kernel is preferred only where XLA's own program wastes work by its structure: it multiplies
-the zeros of a dilated input, convolves with filters as large as the image, or copies every activation.  What XLA's program is can be read
-without a GPU (tests/backends/test_gpu_program_preferences.py).
+No GPU has been measured yet.  Until then a kernel is preferred only if the structure of XLA's program wastes work: it multiplies the zeros
+of a dilated input, convolves with filters as large as the image, or copies every activation.  XLA's program can be read without a GPU
+(tests/backends/test_gpu_program_preferences.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jaxext.forms.call import Call
 from jaxext.forms.window import Window
 
-FUSED_TAPS = 9  # of a depthwise convolution that XLA computes in one fusion: `conv_algorithms.FOLDED_ON_GPU`
-FUSED_OUTPUTS = 16  # outputs of a group, likewise: `conv_algorithms.FEW_ON_GPU`
-SMALL_GROUP = 32  # channels of a group that leave most of a tensor core's tile empty
-TILE = 64  # channels that fill one
+FUSED_TAPS = 9  # most taps of a depthwise convolution in one XLA fusion: `conv_algorithms.FOLDED_ON_GPU`
+FUSED_OUTPUTS = 16  # most outputs of a group in one XLA fusion: `conv_algorithms.FEW_ON_GPU`
+SMALL_GROUP = 32  # groups of at most this many channels leave most of a tensor core's tile empty
+TILE = 64  # channels that fill a tile
 FAST = (90, 100, 103)  # compute capabilities, times 10, that have wgmma or tcgen05
 
 
@@ -47,14 +47,14 @@ def _depthwise(call: Call) -> bool:
 
 
 def _fused(call: Call) -> bool:
-    """Whether XLA adds up shifted inputs in one fusion."""
+    """Whether XLA computes the sum of shifted inputs in one fusion."""
     window = _window(call)
     few = math.prod(window.filter) <= FUSED_TAPS and call.sizes["K"] <= FUSED_OUTPUTS
     return call.open == "y" and _depthwise(call) and few and not _holes(window.input_dilation, window.input)
 
 
 def _zeros(call: Call) -> bool:
-    """Whether XLA's input is full of zeros: dilated, or the output of a strided convolution whose gradient is no cuDNN call of its own."""
+    """Whether XLA's input is mostly zeros: it is dilated, or the dgrad of a strided convolution that is not a single cuDNN call."""
     window = _window(call)
     dilated, filter_dilated = _holes(window.input_dilation, window.input), _holes(window.filter_dilation, window.filter)
     if call.open != "x":
@@ -64,7 +64,7 @@ def _zeros(call: Call) -> bool:
 
 
 def _images_as_filters(call: Call) -> bool:
-    """Whether a filter's gradient is no cuDNN call of its own, which knows neither dilations nor a filter for each example."""
+    """Whether a filter's gradient is not a single cuDNN call, which supports neither dilations nor one filter per example."""
     window = _window(call)
     dilated = _holes(window.input_dilation, window.input) or _holes(window.filter_dilation, window.filter)
     return call.open == "w" and (dilated or call.sizes["B"] > 1 and call.sizes["G"] == 1)

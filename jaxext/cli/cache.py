@@ -20,10 +20,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def cache(options) -> int:
-    """What was measured and is kept: show it, clear it, or export and import it, as one table for a number of machines.
+    """Shows, clears, exports or imports the stored measurements, as one table for several machines.
 
-    An export adds what is kept here to the file, an import adds the file to what is kept here; of a product that is in both, what is added
-    counts.  A file that is no table is refused whole.
+    An export adds the stored measurements to the file, an import adds the file to the stored measurements.  For a product in both, the
+    added measurements replace the others.  A file that is not a table is refused entirely.
 
     examples:
       python -m jaxext cache show

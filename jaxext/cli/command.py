@@ -91,8 +91,8 @@ def _info_arguments(command: argparse.ArgumentParser) -> None:
 def _info(options) -> int:
     """What is here: versions, devices, implementations, the table in force, and how the CUDA kernels were built.
 
-    Each implementation is asked about a small call of each kind, here and, if there is no GPU, for one: whether it is available, or why
-    not, and whether it is preferred where no table and nobody says otherwise.
+    For a small call of each kind it shows whether each implementation is available, or why not, and which one is preferred without a table.
+    On machines without a GPU it also asks for one.
 
     examples:
       python -m jaxext info
@@ -124,9 +124,9 @@ def _explain_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _explain(options) -> int:
-    """Which products a function runs, what would compute each, and why not the others.  It is traced, not run.
+    """Lists the products of a function, the implementation of each, and why not the others.  It is traced, not run.
 
-    Without a SHAPE the function is called without arguments, and makes its own.
+    Without a SHAPE the function is called without arguments.
 
     examples:
       python -m jaxext explain jaxext:matmul f32[8,4] f32[4,2]
@@ -163,9 +163,9 @@ def _use_table(name: str):
 
 
 def _bench(options) -> int:
-    """Measures problems of the suite, each by lax, rewritten for XLA, and by our kernels, side by side in one run.
+    """Measures problems of the suite by lax, by the rewrites for XLA and by jaxext's kernels, side by side in one run.
 
-    Without a GPU the problems are reduced to sizes that a CPU can do.  Ctrl-C keeps what was measured.
+    Without a GPU the problems are reduced to sizes for a CPU.  Ctrl-C keeps what was measured.
 
     examples:
       python -m jaxext bench --tags depthwise --json depthwise.json
@@ -185,9 +185,9 @@ def _tune_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _tune(options) -> int:
-    """Measures what could compute each product of a function, or of problems of the suite, and stores it for programs to come.
+    """Measures the implementations of each product of a function, or of problems of the suite, and stores the times for later programs.
 
-    A candidate that computes something wrong is told loudly, and never taken: then the status is 1.  Ctrl-C keeps what was measured.
+    A candidate with a wrong result is reported and never used, and the exit status is 1.  Ctrl-C keeps what was measured.
 
     examples:
       python -m jaxext tune mynet:loss f32[1000] f32[64,32,32,3]
@@ -253,8 +253,8 @@ def _to_tune(options) -> Iterator[tuple[str, Callable, Sequence[jax.ShapeDtypeSt
 def _kernels(options) -> int:
     """What the compilers make of each kernel, without a GPU: registers, spills, shared memory and the instructions that matter.
 
-    Triton's are compiled here, for each configuration, the CUDA kernels read from the module that was compiled when jaxext was installed.
-    Lines end with the laws that a kernel breaks, if it does.
+    Triton kernels are compiled on this machine, for each config.  CUDA kernels are read from the module that was compiled at installation.
+    Lines end with the laws that a kernel breaks, if any.
 
     examples:
       python -m jaxext kernels --of triton --problem mamba --arch 90

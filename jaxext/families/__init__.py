@@ -1,1 +1,1 @@
-"""The bilinear operations that jaxext brings, one file each, and how lax's products become them."""
+"""jaxext's bilinear operations, one file each, and the replacement of lax's products by them."""

@@ -1,9 +1,9 @@
-"""Convolution: its labels for each number of spatial axes, its roles, its implementations, and lax's convolution read as its products.
+"""Convolution: labels for each number of spatial axes, roles, implementations, and the translation of lax's convolution.
 
-    y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + dilation·r,g,c] w[b,g,k,r,c]     (`Window` says what x̃ is)
+    y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + dilation·r,g,c] w[b,g,k,r,c]     (x̃ is defined in `Window`)
 
-Leave y open: fprop; x open: dgrad, the gradient of the input; w open: wgrad, the gradient of the filter.  Channels last, the filter is
-KRSC.
+With y open the form is fprop, with x open dgrad (the gradient of the input), with w open wgrad (that of the filter).  The layout is
+channels last, with KRSC filters.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def read(
     implementation,
     preferred_element_type,
 ):
-    """Channels to the end, groups to an axis of their own: feature groups are the label G; batch groups, each with its own inputs and
-    filters, are the label B.
-    """
+    """lax's convolution by the form: channels move last, feature groups become the label G.  Batch groups, each with its own inputs and
+    filters, become the label B."""
     del preferred_element_type  # it has become dtype
     rank = lhs.ndim - 2
     lhs_dilation, rhs_dilation = lhs_dilation or (1,) * rank, rhs_dilation or (1,) * rank  # lax takes () for ones
@@ -91,7 +90,7 @@ def read(
 
 
 def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_numbers):
-    """Raise while tracing what lax leaves to the compiler to find out."""
+    """Raise errors at tracing that lax leaves to the compiler."""
     for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation)):
         if len(value) != rank:
             raise ValueError(f"conv_general_dilated: {name} is {value}, want one entry for each of {rank} spatial axes")
@@ -104,7 +103,7 @@ def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_
 
 
 def _refuse_sizes(window, *others):
-    """Raise where 64 bits overflow: lax's shapes wrap around, and XLA ends the process."""
+    """Raise if a size overflows 64 bits: lax's shapes would wrap around, and XLA would abort the process."""
     inputs = [low + dilate(n, d) + high for n, d, (low, high) in zip(window.input, window.input_dilation, window.padding, strict=True)]
     filters = list(map(dilate, window.filter, window.filter_dilation))
     result = [n for n in (*others, *window.output) if isinstance(n, int)]
@@ -129,7 +128,7 @@ def _inverse(permutation):
 
 
 def _channels_last_sharding(sharding, dimension_numbers, feature_group_count, batch_group_count):
-    """The sharding of the form's result for a wanted one of lax's; channels that are split into groups stay whole until the end."""
+    """The sharding of the form's result for the `out_sharding` of lax.  Channels that are split into groups are not sharded yet."""
     if sharding is None:
         return None
     n, c, *spatial = dimension_numbers.out_spec
@@ -175,5 +174,5 @@ def conv_form(rank: int) -> Form:
     )
 
 
-for _rank in (1, 2, 3):  # others are defined by the first call
+for _rank in (1, 2, 3):  # other ranks are defined at their first call
     conv_form(_rank)

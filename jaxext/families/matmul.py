@@ -1,8 +1,8 @@
-"""Matrix multiplication: its labels, its roles, its implementations, and `lax.dot_general` read as one of its products.
+"""Matrix multiplication: labels, roles, implementations, and the translation of `lax.dot_general`.
 
-    c[b,m,n] = Σ_k a[b,m,k] b[b,k,n].  Leave c open: the NN product; a open: c bᵀ, the NT product; b open: aᵀ c, the TN product.
+    c[b,m,n] = Σ_k a[b,m,k] b[b,k,n].  With c open: the NN product; a open: c bᵀ, the NT product; b open: aᵀ c, the TN product.
 
-So `lax.dot_general` in any layout is one of three roles of one form.
+`lax.dot_general` in any layout is one of these three roles.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from jaxext.forms.form import Form, define
 
 
 def read(lhs, rhs, *, dimension_numbers, precision, out_sharding, dtype, implementation, preferred_element_type):
-    """With K contracted: lhs (B M K) and rhs (B K N) are a and b of the form; (B M K) and (B N K) are its c and b, (B K M) and (B K N)
-    its a and c.  Only (B K M) with (B N K), the product of two transposes, moves an operand.
+    """lax's dot_general by the form.  With K contracted, (B M K) and (B K N) are its a and b, (B M K) and (B N K) its c and b, (B K M) and
+    (B K N) its a and c.  Only (B K M) with (B N K), a product of two transposes, copies an operand.
     """
     del preferred_element_type  # it has become dtype
     (lc, rc), (lb, rb) = dimension_numbers
     batch, summed = len(lb), len(lc)
     lhs_free, rhs_free = lhs.ndim - batch - summed, rhs.ndim - batch - summed
-    order = sorted(range(summed), key=lambda i: lc[i])  # as lhs holds its contracted axes
+    order = sorted(range(summed), key=lambda i: lc[i])  # the order of the contracted axes in lhs
     lhs, k_first = _arrange(lhs, lb, [lc[i] for i in order])
     rhs, n_last = _arrange(rhs, rb, [rc[i] for i in order])
     n_last = n_last or rhs_free == 0
@@ -50,7 +50,7 @@ def read(lhs, rhs, *, dimension_numbers, precision, out_sharding, dtype, impleme
 
 
 def _arrange(x, batch, contract):
-    """An operand as (batch, contracted, free) if it lies so, else as (batch, free, contracted), and whether the contracted axes lead."""
+    """An operand as (batch, contracted, free) if that is its layout, else (batch, free, contracted), and whether contracted axes lead."""
     free = [axis for axis in range(x.ndim) if axis not in batch and axis not in contract]
     if [*batch, *contract, *free] == list(range(x.ndim)) and free:
         return x, True

@@ -1,6 +1,6 @@
-"""Runs a function with each product of lax in it replaced by that of the family that reads it.
+"""Runs a function with each lax product replaced by the product of a family.
 
-The public operations are their namesakes so substituted, which is why shapes, dtypes, weak types and errors agree with lax by construction.
+The public operations run their namesakes this way, so shapes, dtypes, weak types and errors agree with lax by construction.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from jaxext.forms.form import replacing_lax
 
 
 class Keywords(tuple):
-    """Static keyword arguments as a key of caches, which compares and hashes as fast as a tuple; `given` holds them as they were given.
+    """Static keyword arguments as a cache key that compares and hashes as fast as a tuple.  `given` holds the original values.
 
-    Keys are equal only if all types in them are.  lax tells 1 from 1.0, and numpy says that float64's dtype equals None.
+    Keys are equal only if all types in them are equal: lax distinguishes 1 from 1.0, and in numpy the dtype float64 equals None.
     """
 
     given: Mapping[str, Any]
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Keywords | None:
-        """None if a value is no plain one: it can change, be used up or be traced."""
+        """The key, or None if a value is mutable, an iterator, traced, or of another type that is not plain."""
         try:
             self = cls([None if value is None else _frozen(value) for value in given.values()])
         except TypeError:
@@ -43,19 +43,19 @@ class Keywords(tuple):
         return self
 
     def copy(self) -> dict[str, Any]:
-        """What was given, for those who keep it: a list or an array can change after."""
+        """A copy of the values, safe to keep: the caller may change a list or an array later."""
         return {name: _copied(value) for name, value in self.given.items()}
 
 
-# Of these types equal values are the same to lax.
+# lax does not distinguish equal values of these types.
 _PLAIN = (str, bool, int, float, complex, np.generic, np.dtype, type, enum.Enum, P, Sharding, type(None))
 
 
 def _frozen(value):
-    """A hashable that equals another only if lax cannot tell the values apart.
+    """A hashable for a value; two are equal only if lax cannot distinguish the values.
 
     Raises:
-      TypeError: there is none.
+      TypeError: the value has none.
     """
     kind = type(value)
     if kind in (tuple, list) or hasattr(value, "_make"):
@@ -78,10 +78,10 @@ def _copied(value: Any) -> Any:
 
 
 def substitute(function: functools.partial, arrays: Sequence, implementation: str | None) -> jax.Array:
-    """`function(*arrays)` with our products for lax's.
+    """`function(*arrays)` with jaxext's products in place of lax's.
 
-    It is traced on bare shapes and dtypes: what lax refuses of shapes it refuses here, in its own words; what it refuses of the operands'
-    shardings is left to the form, which can do more.
+    It is traced on shapes and dtypes without shardings.  lax therefore raises its own errors for shapes, while shardings are checked by the
+    form, which supports more of them.
     """
     _compat.refuse_parts(getattr(function.func, "__name__", "product"), "out_sharding", function.keywords.get("out_sharding"))
     arrays = tuple(x if isinstance(x, Tracer) else jnp.asarray(x) for x in arrays)
@@ -92,7 +92,7 @@ def substitute(function: functools.partial, arrays: Sequence, implementation: st
 
 
 def _evaluate(closed: ClosedJaxpr, args, implementation):
-    """The value of a jaxpr with one result; only jit's own equations hold jaxprs in what lax and jnp trace for a product."""
+    """Evaluate a jaxpr with one result.  In traces of lax and jnp products, only jit equations contain jaxprs."""
     values = dict(zip((*closed.jaxpr.constvars, *closed.jaxpr.invars), (*closed.consts, *args), strict=True))
 
     def read(atom):
@@ -111,7 +111,7 @@ def _evaluate(closed: ClosedJaxpr, args, implementation):
 
 
 def _constant(literal: Any) -> jax.Array:
-    """A Python scalar that was an operand has a weak type, which an array of its dtype has not."""
+    """The literal as an array, weakly typed if it was a Python scalar."""
     aval: Any = literal.aval
     weak = jnp.asarray(np.asarray(literal.val).item())
     same = (weak.dtype, weak.weak_type) == (aval.dtype, aval.weak_type)

@@ -1,1 +1,1 @@
-"""What a product is, and every rule of JAX that follows from the labels of its axes."""
+"""Forms: bilinear products declared by axis labels, and the JAX rules that follow from the labels."""

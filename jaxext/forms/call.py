@@ -1,4 +1,4 @@
-"""One product, as it is asked of one device: static facts, from which every implementation plans and every table finds its measurements."""
+"""The description of one product on one device: static facts for implementations to plan from, and for tables to look up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Call:
     op: str  # the primitive's name, such as "conv2d_fprop"
     open: str  # the slot that is computed
     labels: Mapping[str, tuple[str, ...]]  # slot -> its labels, in order
-    axes: Mapping[str, tuple[str, ...]]  # slot -> a name for each axis of its array; label N may have none, or N0, N1, ...
+    axes: Mapping[str, tuple[str, ...]]  # slot -> a name for each axis of its array; label N has the axes N0, N1, ..., or none
     sizes: Mapping[str, int]  # label -> elements, the product over its axes
     extents: Mapping[str, int]  # axis -> elements
     dtypes: Mapping[str, np.dtype]  # operand -> dtype: the factors, then the companions
@@ -34,7 +34,7 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """The shape of the result."""
         return self.shape_of(self.open)
 
     def shape_of(self, slot: str) -> tuple[int, ...]:
@@ -42,18 +42,18 @@ class Call:
 
     @property
     def factors(self) -> tuple[str, str]:
-        """The slots of the operands in which the product is bilinear."""
+        """The slots of the two operands in which the product is bilinear."""
         first, second, *_ = self.dtypes
         return first, second
 
     @property
     def empty(self) -> bool:
-        """Whether an axis is empty, so that there is nothing to add up, or nowhere to put it."""
+        """Whether an axis has size 0, so that the result is empty or all zeros."""
         return 0 in self.sizes.values()
 
     @property
     def problem(self) -> str | None:
-        """What is asked, in one line, by which tables know it; None where a size is symbolic."""
+        """The key of the product in tables, in one line; None if a size is symbolic."""
         if not all(isinstance(size, int) for size in self.sizes.values()):
             return None
         window = {} if self.window is None else self.window.sizes
@@ -67,7 +67,7 @@ class Call:
         return f"{' '.join(parts)} {operands} -> {self.dtype.name} precision={precision_name(self.precision)}"
 
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The operands with exactly one axis per label; free, since the axes of a label are neighbours."""
+        """The operands with exactly one axis per label.  This copies nothing, since the axes of a label are neighbours."""
         return {slot: x.reshape([self.sizes[label] for label in self.labels[slot]]) for slot, x in operands.items()}
 
 
@@ -79,15 +79,15 @@ def precision_name(precision: Any) -> str:
     return "".join(str(precision).split())
 
 
-# Why a kernel that could stand in a program that is exported is not taken if nobody named it.
+# Why kernels are not used in exported programs unless they are named.
 EXPORTED = "an exported program holds kernels only if they are named, since jax wants their custom calls to be allowed"
 
 
 def no_kernel(call: Call, platform: str) -> str | None:
-    """Why no kernel for `platform` can stand in this program, whatever it computes; None if one can.
+    """The reason why no kernel for `platform` can run in this program, or None.
 
-    A size is symbolic, the platform is another, XLA's partitioner, which cannot split kernels, has the program, or it is not known for
-    which GPU the program is compiled.
+    The reasons: a size is symbolic, the program is for another platform, XLA's partitioner (which cannot split kernels) splits the program,
+    or the target GPU is unknown.
     """
     if symbolic := symbolic_size(call):
         return symbolic
@@ -104,6 +104,6 @@ def no_kernel(call: Call, platform: str) -> str | None:
 
 
 def symbolic_size(call: Call) -> str | None:
-    """Why nothing that must know the sizes can stand in this program, or None."""
+    """The reason why no implementation that needs static sizes can run in this program, or None."""
     symbolic = [label for label, size in call.sizes.items() if not isinstance(size, int)]
     return f"the size of {symbolic[0]} is symbolic, want a number" if symbolic else None

@@ -1,9 +1,9 @@
-"""Which implementation computes a call: a pure function of static facts.
+"""Chooses the implementation of a call: a pure function of static facts.
 
-Each implementation plans the call or refuses.  `choose` prefers the first plan, in the family's order, that is expected to gain: the order
-ends with `xla`, which always plans and gains.  If the call was measured (`Measurement`), the fastest is taken instead, unless that is a
-tie: the ranges of its times and of the preferred one's overlap.  A user's name for one leaves no other.  Nothing is timed here, and nothing
-enters that differs between the processes of a run, so each takes the same decision.
+Each implementation plans the call or refuses.  `choose` prefers the first plan, in the family's order, that is expected to gain.  The order
+ends with `xla`, which always plans and gains.  If the call was measured (`Measurement`), the fastest candidate is taken instead, unless it
+ties with the preferred one: the ranges of their times overlap.  If the user names an implementation, no other is considered.  Nothing is
+timed here, and no input differs between the processes of a run, so all processes choose alike.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from jaxext.tables.table_format import Measurement
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    plan: Plan | None  # None where the named implementation refuses
+    plan: Plan | None  # None if the named implementation refuses
     config: Any  # one of the plan's
-    why: str  # it was taken
+    why: str  # the reason for the choice
     refusals: Mapping[str, str]  # name -> reason, for each other implementation
 
     @property
     def implementation(self) -> str | None:
-        """Its name."""
+        """The name of the chosen implementation."""
         return self.plan and self.plan.implementation.name
 
 
 def choose(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement] = ()) -> Choice:
-    """The implementation for `call`, with what config, and why each other one was not taken; `measured` is what a table says of the call.
+    """Choose an implementation and a config for `call`, and give the reason against each other one.  `measured` comes from a table.
 
-    Of an unnamed call's measurements xla's, the last implementation's, is one.  So the one that is taken by them was never slower than it
+    The measurements of an unnamed call include xla, the last implementation.  A choice by measurement is therefore never slower than xla
     beyond the noise.
     """
     plans: dict[str, Plan] = {}
@@ -53,7 +53,7 @@ def choose(call: Call, implementations: Sequence[Implementation], named: str | N
 
 
 def faster(one: Measurement, other: Measurement) -> bool:
-    """Beyond the noise: the ranges of their times do not overlap."""
+    """Whether `one` is faster beyond the noise: the ranges of their times do not overlap."""
     return one.ms[2] < other.ms[0]
 
 
@@ -72,9 +72,9 @@ def _by_preference(named: str | None, plans: Mapping[str, Plan], refused: Mappin
 
 
 def _counted(plans: Mapping[str, Plan], last: str, measured: Sequence[Measurement]) -> list[tuple[Measurement, Any]]:
-    """The measurements of the candidates that there are still, the fastest first, each with its config.
+    """The measurements of candidates that still exist, the fastest first, each with its config.
 
-    Those of xla, the last, count too where they are of candidates that are gone; their config is None.
+    Measurements of xla, the last implementation, count even if their candidate no longer exists; their config is None.
     """
     counted = []
     for measurement in sorted(measured, key=lambda m: m.ms[1]):
@@ -89,9 +89,9 @@ def _counted(plans: Mapping[str, Plan], last: str, measured: Sequence[Measuremen
 def _by_measurement(
     counted: Sequence[tuple[Measurement, Any]], preferred: Choice, plans: Mapping[str, Plan], refused: Mapping[str, str]
 ) -> Choice:
-    """The preferred one, if no measurement that counts is faster beyond the noise; else the fastest.
+    """The preferred candidate if no measurement is faster beyond the noise, else the fastest.
 
-    Where the fastest is of a candidate of xla's that is gone, the fastest of xla's others is taken, or else what xla prefers.
+    If the fastest is a candidate of xla that no longer exists, take xla's fastest existing candidate, or else xla's preferred one.
     """
     fastest, config = counted[0]
     taken, gone = fastest, ""
@@ -131,7 +131,7 @@ def run(
 
 
 def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """What the plan gives, if that is what was asked: else the program would go on with another shape or dtype than its types say."""
+    """The plan's result, with its shape and dtype checked.  Otherwise the program would continue with wrong types."""
     y: Any = plan.run(config, operands)
     call = plan.call
     if (getattr(y, "dtype", None), getattr(y, "shape", None)) != (call.dtype, call.shape):

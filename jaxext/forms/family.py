@@ -1,7 +1,7 @@
-"""Families of forms, and the one door by which they and their implementations come in: jaxext's own and those of users.
+"""The registry of families of forms and of their implementations, jaxext's own and users'.
 
-A family is a form, or several of one kind such as convolutions with any number of spatial axes, with what is known of them beyond their
-labels.  Whoever asks about a family (dispatch, `explain`, `tune`, benchmarks, checkpoint policies) finds it in `families`.
+A family is one form, or several of one kind (convolutions with any number of spatial axes), together with facts that do not follow from
+their labels.  Dispatch, `explain`, `tune`, benchmarks and checkpoint policies look families up in `families`.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from jax.extend.core import Primitive
 from jaxext.forms.implementation import Implementation
 from jaxext.tables import in_force
 
-# The families that there are, by name.
+# All families, by name.
 families: dict[str, Family] = {}
 
-# lax's primitive -> what makes a product of ours of its equations.
+# lax's primitive -> the function that turns its equations into jaxext's products.
 readers: dict[Primitive, Callable[..., jax.Array]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
-    """What is known of a family.
+    """A family of forms.
 
     Attributes:
-      name: by which `jaxext.extend.register` knows it.
-      twin: lax's primitive for the same product, by which policies of `jax.checkpoint` know it.
-      read: makes a product of the family of an equation of `twin`, from its operands, its parameters, the dtype of its result and the name
-        of an implementation.  None if no equation becomes one.
-      names: a pattern of the names of its forms, which no other may have.
-      letters: how `explain` names a label of a slot, where not by itself.
+      name: the family's name for `jaxext.extend.register`.
+      twin: lax's primitive for the same product.  Policies of `jax.checkpoint` see the family's products as this primitive.
+      read: computes an equation of `twin` as a product of the family, from its operands, its parameters, the dtype of its result and the
+        name of an implementation.  None if equations of `twin` are not replaced.
+      names: a pattern of the names of its forms, reserved for them.
+      letters: slot -> label -> the letter in `explain`, if it differs from the label.
       groups: the labels that `read` splits off a neighbouring axis.
-      implementations: in order of preference; the last plans every call, and is the definition.
+      implementations: in order of preference.  The last one plans every call, and is the definition.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Family:
 
 
 def declare(family: Family, *implementations: Implementation) -> Family:
-    """Let a family in, with its implementations in order of preference; returns it."""
+    """Register a family with its implementations, in order of preference, and return it."""
     families[family.name] = family
     if family.read is not None:
         readers[family.twin] = family.read
@@ -61,11 +61,11 @@ def declare(family: Family, *implementations: Implementation) -> Family:
 
 
 def register(family: Family, implementation: Implementation) -> None:
-    """Put an implementation before those that the family has."""
+    """Add an implementation to a family, in front of those that it has."""
     in_force.add_code(implementation.name, implementation.code)
     family.implementations.insert(0, implementation)
 
 
 def names_of_implementations() -> list[str]:
-    """Of all families, the most general first: "xla", then those of kernels in order of preference, then users' own."""
+    """The names of all families' implementations in reverse order of preference: "xla" first, users' own last."""
     return list(dict.fromkeys(name for family in families.values() for name in reversed(family.names_of_implementations)))

@@ -1,8 +1,8 @@
-"""How `jax.experimental.roofline` counts a product: as it counts lax's, but from the labels.
+"""Rules for `jax.experimental.roofline`, with the same counts as for lax's products, but from the labels.
 
-    operations = 2 · Π (sizes of the labels but the window's) · Π (pairs of an output and a tap that meet an input, for each spatial axis)
+    operations = 2 · Π (sizes of the labels except the window's) · Π (pairs of an output and a tap that meet an input, per spatial axis)
 
-Rules are registered once the user has imported it: we do not, since that takes long and on some versions needs absl.
+The rules are registered after the user has imported roofline.  jaxext does not import it: that is slow, and needs absl on some versions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _told = set()  # the primitives that have a rule
 
 
 def tell(products) -> None:
-    """Register the rules of these primitives, each with its form and open slot, if roofline is there."""
+    """Register rules for these primitives, each with its form and open slot, if roofline is imported."""
     if _MODULE not in sys.modules or len(_told) == len(products):
         return
     from jax.experimental import roofline
@@ -38,7 +38,7 @@ def _count(form, open, ctx, *operands, **params):
         sizes |= zip(form.axes(slot, ranks), operand.shape, strict=True)
     flops = 2 * math.prod(n for axis, n in sizes.items() if axis not in form.window)
     result = RooflineShape.total_bytes(ctx.avals_out)
-    if window is not None:  # lax's rule of convolutions says nothing of fused programs, nor of memory on the chip
+    if window is not None:  # lax's rule for convolutions does not count fused programs, nor on-chip memory
         flops *= math.prod(meetings(window, axis) for axis in range(window.rank))
         return RooflineResult(unfused_flops=flops, unfused_hbm_bytes=sum(x.bytes for x in operands) + result)
     moved = (0 if ctx.pin_lhs_in_vmem else first.bytes + result) + (0 if ctx.pin_rhs_in_vmem else sum(x.bytes for x in others))

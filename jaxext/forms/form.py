@@ -1,24 +1,23 @@
-"""A bilinear operation as a trilinear form with one slot left open, and every rule that JAX asks of a primitive.
+"""A bilinear operation as a trilinear form with one open slot, and all the rules that JAX needs for its primitives.
 
-    y = conv(x, w)  is  ∂⟨x, w, y⟩/∂y: leave y open and you have fprop, leave x open: dgrad, leave w open: wgrad.
+    y = conv(x, w)  is  ∂⟨x, w, y⟩/∂y.  With y open the form is fprop, with x open dgrad, with w open wgrad.
 
-Each slot is described by axis labels.  A *batch* label stands in all three slots, a *pair* label in exactly two (it is contracted when both
-are operands and kept when one of them is open), a *window* label in one, tied to the others by the geometry.  A label may stand for any
-number of neighbouring axes, `ranks` of them: none for a plain matmul's batch, one more for each vmap.  So vmap moves an axis and never
-merges two, and a sharded axis keeps its sharding.
+Each slot has axis labels.  A *batch* label is in all three slots.  A *pair* label is in exactly two: it is contracted if both are operands,
+and kept if one is open.  A *window* label is in one slot; the geometry ties it to the others.  A label stands for `ranks` neighbouring
+axes: none for the batch of a plain matmul, one more for each vmap.  So vmap never merges axes, and a sharded axis keeps its sharding.
 
-The two operands of a product are its *factors*.  A form may have more operands, *companions* such as scales or the sizes of groups, with
-labels of their own: for every fixed companion the form is trilinear, so its roles are the same, and each takes the companions along.
+The two operands of a product are its *factors*.  A form may have further operands, *companions* such as scales or group sizes, with labels
+of their own.  For every fixed companion the form is trilinear, so the roles are the same, and each role takes the companions as operands.
 
-From the labels follow shape, JVP, transpose, batching and sharding, written out below in the order in which `define` registers them.  The
-parameters of a primitive are static, hashable and, but for `dtype` and `out_sharding` that describe the result, unchanged by every rule:
+Shape, JVP, transpose, batching and sharding follow from the labels.  They are below, in the order in which `define` registers them.  The
+parameters of a primitive are static and hashable.  `dtype` and `out_sharding` describe the result; no rule changes the others:
 
     ranks           axes per pair and batch label, in the order of `Form.free`
     window          the geometry (`Window`), or None
     dtype           of the result
     precision       as lax canonicalises it
     implementation  the name that the user asked for, or None
-    out_sharding    of the result, where the shardings are in the types and the user, or a transpose, fixes it
+    out_sharding    of the result, on explicit meshes, if the user or a transpose sets it
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ from jaxext.forms.choose import run
 from jaxext.forms.family import Family
 from jaxext.tables import in_force
 
-# The form and the open slot of each primitive, for those who read jaxprs.
+# The form and the open slot of each primitive, to interpret jaxprs.
 owner: dict[Primitive, tuple[Form, str]] = {}
 
-# True inside `in_place_of_lax`, where lax's products become ours.  Part of jit's cache key.  Off while an implementation, which is written
-# in lax, is lowered.
+# True inside `in_place_of_lax`, part of jit's cache key.  False while an implementation is lowered, since these are written in lax.
 replacing_lax = jax.make_user_context(False)
 
 
@@ -54,9 +52,9 @@ class Companion:
     """An operand in which a form is not bilinear.
 
     Attributes:
-      labels: of its axes, each one of the form's and none of its window's; the form's batch label, which all slots share, among them.
-      tangent: `tangent(form, open, operands, dot, **params)` is the change of a product for a change `dot` of this operand, written in
-        forms and jnp, linear in `dot`; `operands` maps the names of all operands to arrays.  None: it is not differentiable.
+      labels: of its axes: labels of the form, except its window's, and including the batch label that all slots share.
+      tangent: `tangent(form, open, operands, dot, **params)` is the tangent of a product for the tangent `dot` of this operand.  It is
+        written in forms and jnp, and linear in `dot`; `operands` maps the names of all operands to arrays.  None: not differentiable.
     """
 
     labels: tuple[str, ...]
@@ -65,7 +63,7 @@ class Companion:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Form:
-    """`slots` maps each slot to its labels, `roles` to the name of the role in which it is open, `companions` are further operands."""
+    """A trilinear form.  `slots` are the labels of each slot, `roles` the role in which it is open, `companions` further operands."""
 
     name: str
     slots: Mapping[str, tuple[str, ...]]
@@ -76,7 +74,7 @@ class Form:
     primitives: dict = dataclasses.field(default_factory=dict)  # open slot -> primitive, filled by `define`
 
     def op(self, open: str) -> str:
-        """The name of the primitive, the kernels and the profile."""
+        """The name of the primitive, of its kernels, and in profiles."""
         return f"{self.name}_{self.roles[open]}"
 
     def factors(self, open: str) -> tuple[str, str]:
@@ -89,26 +87,26 @@ class Form:
 
     @functools.cached_property
     def labels(self) -> dict[str, tuple[str, ...]]:
-        """Of each slot and companion."""
+        """The labels of each slot and companion."""
         return {**self.slots, **{name: companion.labels for name, companion in self.companions.items()}}
 
     @functools.cached_property
     def free(self) -> tuple[str, ...]:
-        """Every label but the window's, in order of first use."""
+        """Every label except the window's, in order of first use."""
         return tuple(dict.fromkeys(label for labels in self.slots.values() for label in labels if label not in self.window))
 
     def shared(self, *slots: str) -> str:
-        """The first label that stands in exactly these slots."""
+        """The first label that is in exactly these slots."""
         return next(label for label in self.free if {s for s in self.slots if label in self.slots[s]} == set(slots))
 
     def axes(self, slot: str, ranks: Sequence[int]) -> tuple[str, ...]:
-        """A name for each axis of a slot: N is one axis "N0", or two, "N0" and "N1", or none; a window label is itself."""
+        """A name for each axis of a slot: the axes of label N are "N0", "N1" and so on; a window label names its only axis."""
         rank = dict(zip(self.free, ranks, strict=True))
         numbered = ([label] if label in self.window else [f"{label}{i}" for i in range(rank[label])] for label in self.labels[slot])
         return tuple(axis for axes in numbered for axis in axes)
 
     def position(self, slot: str, label: str, ranks: Sequence[int]) -> int:
-        """Where the axes of `label` begin in a slot."""
+        """The position of the first axis of `label` in a slot."""
         rank = dict(zip(self.free, ranks, strict=True))
         before = self.labels[slot][: self.labels[slot].index(label)]
         return sum(1 if other in self.window else rank[other] for other in before)
@@ -120,7 +118,7 @@ class Form:
 
 
 def define(form: Form) -> Form:
-    """Make the form's three primitives and register every rule that JAX will call."""
+    """Create the form's three primitives and register all their rules."""
     for name, companion in form.companions.items():
         assert {form.shared(*form.slots)} <= {*companion.labels} <= {*form.free}, f"{form.name}: {name} has the labels {companion.labels}"
     for open in form.roles:
@@ -148,7 +146,7 @@ def dimension_numbers(lhs: Sequence[str], rhs: Sequence[str], result: Sequence[s
 
 
 def _sizes(form, open, shapes, ranks, window):
-    """Size of every axis, by name."""
+    """The size of every axis, by name."""
     sizes = {} if window is None else window.sizes
     for slot, shape in zip(form.operands(open), shapes, strict=True):
         for axis, n in zip(form.axes(slot, ranks), shape, strict=True):
@@ -166,7 +164,7 @@ def _dtype_rule(*_, dtype, **__):
 
 
 def _sharding_rule(form, open, *avals, ranks, out_sharding, **_):
-    """Shardings in types: each axis of the result is sharded as in the operands.  Called only on explicit meshes."""
+    """Sharding in types: each axis of the result is sharded as in the operands.  Called only on explicit meshes."""
     name = form.op(open)
     sharded: dict[str, list] = {}
     for slot, aval in zip(form.operands(open), avals, strict=True):
@@ -192,7 +190,7 @@ def _sharding_rule(form, open, *avals, ranks, out_sharding, **_):
 
 
 def _tangent(form, open, name, dot, *args, **params):
-    """The change of a product for a change of one operand: the product is linear in each factor."""
+    """The tangent of a product for the tangent of one operand.  The product is linear in each factor."""
     operands = dict(zip(form.operands(open), args, strict=True))
     if name not in form.companions:
         return form.primitives[open].bind(*(operands | {name: dot}).values(), **params)
@@ -223,9 +221,9 @@ def _transpose_rule(form, open, ct, *args, dtype, out_sharding, **params):
 
 
 def _batch_rule(form, open, args, dims, *, ranks, out_sharding, **params):
-    """The mapped axis joins, in front, the label that stands in exactly the mapped slots and the open one.
+    """The mapped axis becomes the first axis of the label that is in exactly the mapped slots and the open one.
 
-    Where a companion is mapped that is the label of all slots.  Operands that have the label and are not mapped get a copy for each.
+    If a companion is mapped, it is the label that all slots share.  Unmapped operands that have the label are broadcast.
     """
     names = form.operands(open)
     operands = dict(zip(names, args, strict=True))
@@ -245,12 +243,12 @@ def _batch_rule(form, open, args, dims, *, ranks, out_sharding, **params):
 
 
 def _repeated(x, axis, size):
-    """x along a new axis."""
+    """x broadcast along a new axis."""
     return jnp.broadcast_to(jnp.expand_dims(x, axis), (*x.shape[:axis], size, *x.shape[axis:]))
 
 
 def asked(form, open, avals, *, platform, arch, splitter, ranks, window, dtype, precision, **_) -> Call:
-    """What is asked of one device, given what its operands look like there."""
+    """The `Call` of one device, from the shapes and dtypes of its operands."""
     names = form.operands(open)
     sizes = _sizes(form, open, [aval.shape for aval in avals], ranks, window)
     total = {label: math.prod(sizes[f"{label}{i}"] for i in range(n)) for label, n in zip(form.free, ranks, strict=True)}
@@ -272,12 +270,12 @@ def asked(form, open, avals, *, platform, arch, splitter, ranks, window, dtype, 
 
 
 def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, out_sharding, **params):
-    """The implementation on this device's part of the operands, inside whatever splits the operands over devices."""
+    """Lower to the chosen implementation on one device's part of the operands, inside a program that splits them over devices."""
     slots = form.operands(open)
-    table = in_force.current()  # of this context, which XLA may have left when it asks
+    table = in_force.current()  # read now: XLA may call `local` later, outside this context
 
     def local(splitter, *args):
-        args = _compat.align_varying(*args)  # an explicit mesh becomes a shard_map, in which a whole operand varies over nothing
+        args = _compat.align_varying(*args)  # an explicit mesh becomes a shard_map, in which replicated operands vary over no axis
         call = asked(form, open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
         with replacing_lax(False):
             measured = in_force.measured(call, table)
@@ -289,6 +287,6 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
     if splitter is _compat.Splitter.LABELS:
         implementations = form.family.implementations
         product = f"{itself!r} {in_force.known_as(platform, [each.name for each in implementations], table)}"
-        # A user's implementation whose `version` is None is known by a hash of its class's file alone.
+        # If `version` is None, a user's implementation is identified only by a hash of its class's file.
         known_as = partition.known(product, by_version=all(each.version is not None for each in implementations))
     return partition.lower(itself, known_as, local, names, splitter, platform, out_sharding, *args)

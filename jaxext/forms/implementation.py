@@ -1,7 +1,7 @@
-"""What an implementation is: asked once for each product, it gives a `Plan` or the reason why it refuses.
+"""The interface of implementations: for each product, an implementation returns a `Plan` or the reason why it refuses.
 
-A plan holds all that is known of the call by then, so that nothing is built twice: its configurations, those expected to be fastest first,
-whether the implementation is expected to be faster than those after it, words for `explain`, and how to run.  Nothing is timed here.
+A plan holds everything derived from the call, so that nothing is computed twice: its configs (those expected to be fastest first), whether
+it is expected to be faster than the implementations after it, a description for `explain`, and how to run.  Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ class Algorithm:
 
 
 class Implementation:
-    """What computes a form's products: derive from it, say what it `supports`, `run` it, and `register` an instance.
+    """Base class of implementations.  Derive from it, define `supports` and `run`, and `register` an instance.
 
-    It is asked when a program is lowered, for one device's part of the product, and must answer by the `Call` and by what is installed,
-    which must be alike in every process.  A call has one slot open (`call.open`), which is to be computed from the other two: the operation
-    itself is asked for as y, its gradients as x and as w.  Where an implementation refuses, the next one is asked; if it was named,
-    NotImplementedError is raised with its reason.
+    It is asked at lowering, for one device's part of the product.  The answer may depend only on the `Call` and on installed software,
+    which must be the same in every process.  A call has one open slot (`call.open`), computed from the other two: y for the operation
+    itself, x and w for its gradients.  If it refuses, the next one is asked; if it was named, NotImplementedError gives its reason.
 
-    `plan` asks `supports`, and makes a `Plan` of the other methods.  Where these would share work, override `plan` itself.
+    `plan` calls `supports`, and makes a `Plan` of the other methods.  Override `plan` itself if these would repeat work.
 
-    An FFI target (`jax.ffi.register_ffi_target`) is registered with the implementation, not in `supports`: a program that JAX has stored is
-    loaded without asking.
+    Register an FFI target (`jax.ffi.register_ffi_target`) together with the implementation, not in `supports`: JAX loads cached programs
+    without calling `supports`.
 
     Attributes:
-      name: by which `implementation=` and `jaxext.use_implementation` know it: an identifier, but none of jaxext's own.
-      version: of its code, in a word: what `jaxext.tune` measured with another version, and programs that JAX has stored with it, do not
-        hold.  None stands for a hash of the file that its class is written in; where a kernel lies in another file, say it yourself.
-      custom_calls: the targets of its custom calls, which `jaxext.export_disabled_checks` then lists.
+      name: its name for `implementation=` and `jaxext.use_implementation`: an identifier that jaxext does not use.
+      version: a word that identifies its code.  A new version invalidates measurements of `jaxext.tune` and programs in JAX's cache.  None
+        means a hash of the file of its class; set it yourself if a kernel is in another file.
+      custom_calls: the targets of its custom calls, for `jaxext.export_disabled_checks`.
 
     Examples:
       >>> class Einsum(Implementation):
@@ -65,20 +64,19 @@ class Implementation:
     custom_calls: Sequence[str] = ()
 
     def supports(self, call: Call) -> str | None:
-        """None, or the reason for refusing the call; `no_kernel` says when any kernel must."""
+        """None, or the reason for refusing the call.  `no_kernel` gives the reasons that hold for any kernel."""
         raise NotImplementedError
 
     def gains(self, call: Call) -> str | None:
-        """None, or the reason why a call that it supports is left to others if nobody named it: of itself, that it is exported.
+        """None, or the reason for leaving a supported call to others unless this one is named.  The default refuses exported programs.
 
-        jax stores a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
-        `disabled_checks`; `jaxext.export_disabled_checks()` are those of all `custom_calls`.
+        jax exports a program with your FFI target only if `jax.export.DisabledSafetyCheck.custom_call` of its name is among the
+        `disabled_checks`; `jaxext.export_disabled_checks()` returns those of all `custom_calls`.
         """
         return EXPORTED if call.splitter is Splitter.LATER else None
 
     def candidates(self, call: Call) -> Sequence[Any]:
-        """The configs with which it can compute a call that it supports, those expected to be fastest first: one or more frozen
-        dataclasses of whole numbers, words and truth values, among which `jaxext.tune` chooses."""
+        """The configs for a supported call, those expected to be fastest first: one or more frozen dataclasses of int, str and bool."""
         return (Algorithm(self.name),)
 
     def describe(self, call: Call, config: Any) -> str:
@@ -86,10 +84,10 @@ class Implementation:
         return " ".join(str(value) for value in dataclasses.asdict(config).values())
 
     def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
-        """The result, of `call.shape` and `call.dtype`, by anything that JAX can trace: `jax.ffi.ffi_call`, a Triton kernel, `jax.numpy`.
+        """Compute the result, of `call.shape` and `call.dtype`, in code that JAX can trace, such as `jax.ffi.ffi_call` or `jax.numpy`.
 
-        The operands, by slot, have the axes `call.axes`; `call.flatten(operands)` has exactly one axis per label, of `call.sizes`.  A size
-        may be 0.  A jaxext operation that is called here must name its implementation, such as "xla", or this one may be asked again.
+        `operands` maps slots to arrays with the axes `call.axes`; `call.flatten(operands)` has exactly one axis per label, of `call.sizes`.
+        A size may be 0.  If you call a jaxext operation here, name its implementation, such as "xla", or this one may be asked again.
         """
         raise NotImplementedError
 
@@ -98,10 +96,10 @@ class Implementation:
         return self._answer(call, "supports") or Plan(self, call)
 
     def code(self, platform: str) -> str:
-        """A word that tells its code for the platform from any other.
+        """A word that identifies its code for the platform.
 
         Raises:
-          ValueError: `version` is no word, or is None and the class lies in no file.
+          ValueError: `version` is not a word, or it is None and the class has no file.
         """
         if self.version is not None:
             if not isinstance(self.version, str) or not self.version.isprintable() or not 0 < len(self.version) <= 100:
@@ -113,7 +111,7 @@ class Implementation:
             raise ValueError(f"register: {self.name} lies in no file, so it must have a `version` ({error})") from None
 
     def _answer(self, call: Call, question: str) -> str | None:
-        """What `supports` or `gains` says."""
+        """The answer of `supports` or `gains`, with its type checked."""
         reason = getattr(self, question)(call)
         if reason is not None and not isinstance(reason, str):
             raise TypeError(f"{call.op}: `{question}` of implementation {self.name!r} gave {reason!r}, want None or a reason")
@@ -124,7 +122,7 @@ class Plan:
     """How an implementation would compute a call.
 
     Attributes:
-      only_if_named: why it is neither taken nor timed unless it is named, if so.
+      only_if_named: the reason why it is used and timed only if named, or None.
     """
 
     only_if_named: str | None = None
@@ -134,7 +132,7 @@ class Plan:
 
     @functools.cached_property
     def configs(self) -> Sequence[Any]:
-        """One or more, those expected to be fastest first, each of which a table could hold."""
+        """One or more configs, those expected to be fastest first, each of which a table can hold."""
         found = self.implementation.candidates(self.call)
         if not isinstance(found, Sequence) or not found or not all(map(_is_config, found)):
             wanted = "one or more frozen dataclasses of whole numbers, words and truth values"
@@ -142,7 +140,7 @@ class Plan:
         return found
 
     def gains(self) -> str | None:
-        """None, or the reason why the implementations after it are taken if nobody named one."""
+        """None, or the reason for preferring the implementations after it unless this one is named."""
         return self.implementation._answer(self.call, "gains")
 
     def describe(self, config: Any) -> str:
@@ -150,7 +148,7 @@ class Plan:
         return self.implementation.describe(self.call, config)
 
     def run(self, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
-        """The result, in `call.shape` and `call.dtype`, of operands whose axes are `call.axes`."""
+        """The result, of `call.shape` and `call.dtype`, from operands with the axes `call.axes`."""
         return self.implementation.run(self.call, config, operands)
 
 
@@ -161,20 +159,20 @@ def _is_config(config: Any) -> bool:
 
 
 def hash_of(files: Iterable[pathlib.Path], *more: bytes) -> str:
-    """A word for the contents of files.
+    """A short hash of the contents of files.
 
     Raises:
-      OSError: one cannot be read.
+      OSError: a file cannot be read.
     """
     parts = [hashlib.sha256(file.read_bytes()).digest() for file in files]
     return hashlib.sha256(b"".join([*parts, *more])).hexdigest()[:16]
 
 
 def file_of(cls: type) -> pathlib.Path:
-    """The file in which a class is written."""
+    """The file that defines a class."""
     return pathlib.Path(inspect.getfile(cls))
 
 
 def folder_of(cls: type) -> list[pathlib.Path]:
-    """The Python files in the folder of that in which a class is written."""
+    """The Python files in the same folder as the file of a class."""
     return sorted(file_of(cls).parent.glob("*.py"))

@@ -1,8 +1,8 @@
-"""How a product of labelled axes is split over devices: the one place where shardings become programs.
+"""Splits a product of labelled axes over devices.  All shardings become programs here.
 
-A mesh axis that shards a label splits every operand and the result along that label; where the label is contracted each device holds a
-part of the sum, and a psum adds the parts.  Window labels stay whole.  The same assignment of mesh axes to labels serves every way in
-which JAX can ask for it:
+A mesh axis that shards a label splits every operand and the result along that label.  If the label is contracted, each device holds a
+partial sum, and a psum adds the parts.  Window labels are not split.  The same assignment of mesh axes to labels serves all ways in which
+JAX splits programs:
 
     the program of one device (one device, fully manual shard_map, pmap)    nothing to do
     shardings in the types (explicit mesh)                                  a shard_map over the explicit axes
@@ -36,7 +36,7 @@ Spec = tuple  # one entry per axis of an array: None, a mesh axis, or several
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The name of each axis of all operands, factors first, and of the result, and those that must stay whole."""
+    """The axis names of all operands (factors first) and of the result, and the axes that must not be split."""
 
     operands: tuple[tuple[str, ...], ...]
     result: tuple[str, ...]
@@ -48,7 +48,7 @@ class Names:
 
     @property
     def shardy_rule(self) -> dict:
-        """Keywords of custom_partitioning; Shardy wants the special factors in the order of their first use."""
+        """Keywords for custom_partitioning.  Shardy wants the special factors in the order of their first use."""
         order = dict.fromkeys(axis for axes in (*self.operands, self.result) for axis in axes)
         return dict(
             sharding_rule=f"{', '.join(map(' '.join, self.operands))} -> {' '.join(self.result)}",
@@ -58,13 +58,13 @@ class Names:
 
 
 def explicit(aval) -> NamedSharding | None:
-    """The sharding in an array's type, where its mesh has explicit axes."""
+    """The sharding in an array's type, if its mesh has explicit axes."""
     mesh = aval.sharding.mesh
     return aval.sharding if not mesh.empty and AxisType.Explicit in mesh.axis_types else None
 
 
 def of_cotangent(linear, *operands) -> NamedSharding | None:
-    """The sharding in the type of a cotangent: that of the linear operand, or whole where the operand alone lies on no mesh."""
+    """The sharding in the type of a cotangent: that of the linear operand, or replicated if only the linear operand is on no mesh."""
     if not linear.sharding.mesh.empty:
         return explicit(linear)
     mesh = next((s.mesh for s in map(explicit, map(jax.typeof, operands)) if s is not None), None)
@@ -88,10 +88,10 @@ def lower(
     out_sharding: NamedSharding | None,
     *args: jax.Array,
 ) -> jax.Array:
-    """Trace `local(splitter, *args)` for devices that share `args` in the way that `splitter` says (`_compat.lowered_by`).
+    """Trace `local(splitter, *args)` for devices among which `args` are split as `splitter` says (`_compat.lowered_by`).
 
-    `itself(*args)` binds the product that is being lowered.  `known_as` is for XLA's partitioner, which calls `local` back: what tells it
-    from any other, as `known` makes it.
+    `itself(*args)` binds the product that is being lowered.  `known_as`, made by `known`, identifies it to XLA's partitioner, which calls
+    `local` back.
     """
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
@@ -102,10 +102,10 @@ def lower(
 
 
 def known(product: str, *, by_version: bool) -> dict[str, str]:
-    """What a program tells of a product whose lowering it hides behind a callback, for the persistent cache of compiled programs.
+    """Attributes that identify a product lowered behind a callback, for the persistent cache of compiled programs.
 
-    Without `product` the cache would take one convolution for another of the same shapes, or for the choice of another table.  `code` makes
-    it find the program again in another process.  It is left out where code that is not ours computes and states no version.
+    Without `product` the cache would confuse convolutions of the same shapes, and choices of different tables.  `code` lets another process
+    find the program.  It is omitted if a user's implementation states no version.
     """
     code = _code() if by_version else None
     return {"product": product} if code is None else {"product": product, "code": code}
@@ -122,7 +122,7 @@ def _code() -> str | None:
 
 
 def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Sequence[str], Spec]]) -> dict[str, tuple[str, ...]]:
-    """Mesh axes for each label: the first spec that names one wins, a mesh axis serves one label and divides it evenly."""
+    """Mesh axes for each label.  The first spec that names one wins; a mesh axis serves one label and must divide it evenly."""
     assigned: dict[str, tuple[str, ...]] = {}
     for axes, spec in specs:
         for axis, wanted in zip(axes, spec, strict=False):
@@ -135,7 +135,7 @@ def _assign(names: Names, mesh, sizes: dict[str, int], specs: Sequence[tuple[Seq
 
 
 def _agreed(specs: Sequence[tuple[Sequence[str], Spec]], axes: Sequence[str], spec: Spec) -> list[tuple[Sequence[str], Spec]]:
-    """What of the operands' specs the result's says too: it goes before all else, for it need not move."""
+    """The part of the operands' specs that agrees with the result's spec.  It has priority, because it moves no data."""
     wanted = dict(zip(axes, spec, strict=False))
     return [(axes, tuple(s if wanted.get(a) == s else None for a, s in zip(axes, spec, strict=False))) for axes, spec in specs]
 
@@ -145,14 +145,14 @@ def _place(axes: Sequence[str], assigned: dict[str, tuple[str, ...]]) -> P:
 
 
 def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], splitter: Splitter, wide=()) -> Callable:
-    """`local`, and the sum of its parts over the mesh axes that split a contracted label: in float32 for dtypes in `wide`."""
+    """`local`, followed by a psum over the mesh axes that split a contracted label, in float32 for dtypes in `wide`."""
     over = tuple(m for axis in names.contracted for m in assigned.get(axis, ()))
 
     def part(*args):
         y = local(splitter, *args)
         if not over:
             return y
-        if y.dtype == bool:  # psum has no booleans; their sum is "any"
+        if y.dtype == bool:  # psum does not support booleans; their sum is "any"
             return lax.psum(y.astype(jnp.int32), over) != 0
         return lax.psum(y.astype(jnp.float32), over).astype(y.dtype) if y.dtype in wide else lax.psum(y, over)
 
@@ -160,10 +160,10 @@ def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]],
 
 
 def _by_labels(itself, known_as, local, names, *args):
-    """jit over automatic axes: Shardy propagates by the labels, then calls `partition` with what it found.
+    """jit over automatic axes: Shardy propagates shardings by the labels, then calls `partition` with the result.
 
-    What is partitioned is the product itself: its shape is all that is asked of it, and custom_partitioning takes no constants, which an
-    implementation may hold.
+    custom_partitioning wraps the product itself, not an implementation: only its shape is needed, and custom_partitioning accepts no
+    constants, which an implementation may have.
     """
 
     def partition(mesh, arg_shapes, result_shape):
@@ -171,8 +171,8 @@ def _by_labels(itself, known_as, local, names, *args):
         specs = _compat.named_specs(mesh, [shape.sharding for shape in shapes])
         sizes = _sizes(names, arg_shapes) | dict(zip(names.result, result_shape.shape, strict=True))
         *operands, result = zip((*names.operands, names.result), specs, strict=True)
-        # A label that is kept goes before a contracted one: gathering an operand takes less than adding up parts of a result that could
-        # have been split itself.
+        # Kept labels have priority over contracted ones: gathering an operand is cheaper than adding parts of a result that could have been
+        # split.
         kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in operands]
         assigned = _assign(names, mesh, sizes, [*_agreed(operands, *result), *kept, *operands, result])
         placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
@@ -185,15 +185,15 @@ def _by_labels(itself, known_as, local, names, *args):
 
 
 def _by_types(local, names, platform, out_sharding, *args):
-    """Explicit mesh: the types say how the operands lie, so a shard_map over the explicit axes is the program.
+    """Explicit mesh: the types give the shardings of the operands, so the program is a shard_map over the explicit axes.
 
-    Where two labels want the same mesh axis (a batch and a filter both sharded over "data"), the label that the result keeps sharded
-    has it and the other operand is gathered.
+    If two labels want the same mesh axis (a batch and a filter both sharded over "data"), the label that stays sharded in the result gets
+    it, and the other operand is gathered.
     """
     mesh = next(s.mesh for s in map(explicit, map(jax.typeof, args)) if s is not None)
     manual = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
     automatic = [mesh.shape[name] for name in mesh.axis_names if name not in manual]
-    # On CPUs XLA adds up bfloat16 parts in float32, and aborts while it rewrites the sum so in a shard_map over some of the axes.
+    # On CPUs XLA rewrites a bfloat16 psum to float32, and aborts on it in a partial-manual shard_map.
     wide = (jnp.bfloat16,) if automatic and platform == "cpu" else ()
     sizes = _sizes(names, args)
     specs = [(axes, tuple(jax.typeof(x).sharding.spec)) for axes, x in zip(names.operands, args, strict=True)]

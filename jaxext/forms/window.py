@@ -1,11 +1,11 @@
-"""The geometry of a convolution's window: every size, for all three roles at once.
+"""The geometry of a convolution's window, the same for all three roles.
 
 Along one axis, with x̃ the input after dilation and padding,
 
     y[p] = Σ_r  x̃[stride·p + filter_dilation·r] · w[r],
     x̃[input_dilation·i + low] = x[i],  x̃ = 0 elsewhere.
 
-Negative padding crops.  A `Window` holds the sizes of the input, the filter and (derived) the output, so the same object serves fprop,
+Negative padding crops.  A `Window` holds the sizes of the input and the filter, and derives the output's, so the same object serves fprop,
 dgrad and wgrad and does not change under transposition.
 """
 
@@ -27,7 +27,7 @@ def labels(rank: int) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
 
 
 def dilate(size, dilation):
-    """Size of an axis after `dilation - 1` zeros were put between neighbours."""
+    """The size of an axis with `dilation - 1` zeros between neighbours."""
     return 0 if isinstance(size, int) and size == 0 else (size - 1) * dilation + 1
 
 
@@ -48,7 +48,7 @@ class Window:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Size of each window label (`labels`)."""
+        """The size of each window label (`labels`)."""
         inputs, filters, outputs = labels(self.rank)
         return dict(zip(inputs + filters + outputs, self.input + self.filter + self.output, strict=True))
 
@@ -63,15 +63,15 @@ class Window:
 
     @property
     def read(self) -> tuple[tuple[int, int], ...]:
-        """The padding with which the last tap of the last output is the last element: where strides leave a rest, less than `padding`."""
+        """The padding that is read: the last tap of the last output is its last element.  Less than `padding` if strides leave a rest."""
         axes = zip(self.padding, self.output, self.stride, self.filter, self.filter_dilation, self.input, self.input_dilation, strict=True)
         return tuple((low, dilate(o, s) + dilate(r, dr) - 1 - low - dilate(i, di)) for (low, _), o, s, r, dr, i, di in axes)
 
     @property
     def cropped(self) -> tuple[tuple[slice, ...], Window]:
-        """What of the input is left after negative padding, and the same window over that, without negative padding.
+        """The slices of the input that remain after negative padding, and the same window over them, without negative padding.
 
-        Of an axis of which nothing is left the slice is empty.  Symbolic axes are left as they are.
+        If nothing of an axis remains, its slice is empty.  Symbolic axes do not change.
         """
         slices, inputs, padding = [], [], []
         for size, ends, dilation in zip(self.input, self.padding, self.input_dilation, strict=True):
@@ -89,10 +89,10 @@ class Window:
 
     @property
     def transposed(self) -> Window:
-        """The window of dgrad read as a forward convolution: y is its input, x its output, and its filter is w reversed.
+        """The window of dgrad as a forward convolution: y is its input, x its output, and its filter is w reversed.
 
-        x[i] takes w[r]·y[p] from every p with  stride·p + filter_dilation·r = input_dilation·i + low,  so stride and input dilation
-        change places.  y's padding is what makes the two ends meet.
+        x[i] sums w[r]·y[p] over all p with  stride·p + filter_dilation·r = input_dilation·i + low,  so stride and input dilation are
+        swapped.  The padding of y follows from the sizes of both ends.
         """
         padding = []
         for i, r, o, (low, _), s, di, dr in zip(
@@ -111,10 +111,10 @@ class Window:
 
     @property
     def phases(self) -> list[tuple[tuple[range, ...], tuple[range, ...], Window]]:
-        """The windows without input dilation of which this one is made: (outputs, taps, window) for each, both as ranges per axis.
+        """This window decomposed into windows without input dilation: (outputs, taps, window) for each, both as ranges per axis.
 
-        Only the taps with  filter_dilation·r ≡ low - stride·p (mod input_dilation)  meet an element of x rather than a dilation's zero.
-        So outputs of one residue see one residue of taps, densely.  Outputs and taps that stand in no phase take no part.
+        Only the taps with  filter_dilation·r ≡ low - stride·p (mod input_dilation)  meet an element of x; the others meet a zero of the
+        dilation.  So outputs of one residue see one residue of taps, densely.  Outputs and taps in no phase contribute nothing.
         """
         phases = []
         for parts in itertools.product(*map(list, self._phases)):
@@ -124,9 +124,9 @@ class Window:
 
     @property
     def merged_phases(self) -> list[tuple[Window, list[tuple[tuple[range, ...], tuple[range, ...], tuple[int, ...]]]]]:
-        """`phases` whose windows differ in the padding alone, as one window each: (window, [(outputs, taps, shift)]).
+        """`phases`, merged if their windows differ only in padding: (window, [(outputs, taps, shift)]).
 
-        The outputs of a phase are those of the window from `shift` on; more follow there, so that all phases can be made equally long.
+        The outputs of a phase are those of the window from `shift` on.  More outputs follow, so that all phases can have the same length.
         """
         merged = []
         counts = [-(-o // period) for o, period in zip(self.output, self.periods, strict=True)]
@@ -139,7 +139,7 @@ class Window:
 
     @property
     def periods(self) -> tuple[int, ...]:
-        """How far apart along each axis the outputs of one phase lie."""
+        """The distance along each axis between outputs of one phase."""
         return tuple(di // math.gcd(s, di) for s, di in zip(self.stride, self.input_dilation, strict=True))
 
     @property
@@ -161,7 +161,7 @@ class Window:
 
 
 def meetings(window: Window, axis: int) -> int:
-    """How many pairs of an output and a tap meet a row of the input, and not a zero."""
+    """The number of pairs of an output and a tap that meet a row of the input, and not a zero."""
     stride, dilation, (low, _) = window.stride[axis], window.input_dilation[axis], window.padding[axis]
     outputs, period, pairs = window.output[axis], dilation // math.gcd(stride, dilation), 0
     for r in range(window.filter[axis]):
@@ -184,8 +184,7 @@ def _phases(r, o, padding, stride, di, dr):
 
 
 def _alike(phases, count):
-    """Phases of one axis by the window that they share: ((taps, low padding, stride, dilation, outputs), [(outputs, taps, shift)]), so that
-    there are `count` outputs from each shift on."""
+    """Phases of one axis by shared window: ((taps, low, stride, dilation, outputs), [(outputs, taps, shift)]), `count` outputs each."""
     groups: dict[tuple, list] = {}
     for phase in phases:
         _, taps, low, stride, _ = phase
@@ -198,7 +197,7 @@ def _alike(phases, count):
 
 
 def _output(padded, filter, stride):
-    """Number of positions of a filter in a padded input; a filter that does not fit has none."""
+    """The number of positions of a filter in a padded input.  A filter that does not fit has none."""
     if all(isinstance(n, int) for n in (padded, filter)):
         return max(0, (max(0, padded) - filter) // stride + 1)
     return (padded - filter) // stride + 1

@@ -51,8 +51,8 @@ def all_gather_matmul(
     """All-gather the rows of `lhs` along `axis_name` and multiply them by `rhs`, overlapping communication and computation.
 
     Equals `matmul(lax.all_gather(lhs, axis_name, axis=lhs.ndim - 2, tiled=True), rhs)`, computed as n products and n - 1 permutes to a
-    neighbour.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the gathered rows, as an
-    all-gather does.
+    neighbour.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the gathered rows, like an
+    all-gather.
 
     Args:
       lhs: shape (..., M/n, K), this device's rows.
@@ -101,8 +101,8 @@ def matmul_reduce_scatter(
     """Sum `lhs @ rhs` over the devices along `axis_name` and keep this device's rows, overlapping computation and communication.
 
     Equals `lax.psum_scatter(matmul(lhs, rhs), axis_name, scatter_dimension=lhs.ndim - 2, tiled=True)`, computed as n products and n - 1
-    permutes to a neighbour.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the product, as a
-    reduce-scatter does.
+    permutes to a neighbour.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends and receives (n - 1)/n of the product, like a
+    reduce-scatter.
 
     Args:
       lhs: shape (..., M, K), this device's columns of a larger matrix.  n must divide M.

@@ -5,8 +5,7 @@ Along one axis, part i of n convolves its own rows and a halo,
     y_i = conv([last rows of x_{i-1}, x_i, first rows of x_{i+1}], w).
 
 `parallel/shards` computes the size of the halo.  The first and the last part have one neighbour; `ppermute` gives them zeros on the other
-side, which is the padding of the image.  All steps are linear and have JAX's rules, so each derivative is a convolution with halo exchange
-too.
+side, which pad the image.  All steps are linear and have JAX's rules, so each derivative is a convolution with halo exchange too.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ def conv_general_dilated(
     The result equals `jaxext.conv_general_dilated` of the whole image.  Call it inside `jax.shard_map` or `jax.pmap`, but not over an axis
     named by `jax.vmap`, whose `ppermute` supports full rings only.  Along each split axis with input H and output P, device i of D holds
     rows [i·H/D, (i+1)·H/D) of the image and returns rows [i·P/D, (i+1)·P/D) of the result.  Its halo comes from its two neighbours, by one
-    `jax.lax.ppermute` each way.  All devices exchange as many rows as the one that needs most.  The convolution starts when all rows have
-    arrived.
+    `jax.lax.ppermute` each way, with as many rows on all devices as any needs.  The convolution starts when all rows have arrived.
 
     Args:
       lhs: this device's part of the input, of rank n + 2.
@@ -56,15 +54,13 @@ def conv_general_dilated(
       padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs, of the whole image.  Negative padding crops.
       axis_names: one entry per spatial axis, in the order of `window_strides`: the mesh axis that splits it, a tuple of axes in mesh
         order, or None if it is not split.
-      window_strides, lhs_dilation, rhs_dilation, dimension_numbers: as in `jaxext.conv_general_dilated`.
-      feature_group_count, batch_group_count: as in `jaxext.conv_general_dilated`.
-      precision, preferred_element_type, implementation: as in `jaxext.conv_general_dilated`.
+      window_strides, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count, batch_group_count, precision,
+        preferred_element_type, implementation: as in `jaxext.conv_general_dilated`.
 
     Returns:
       this device's part of the convolution.  All derivatives are supported, in both modes.  With `check_vma=True` the gradient of a
       replicated filter is summed over the devices.  With `check_vma=False`, and in `pmap`, the caller must do that `psum`.  If an automatic
-      mesh axis splits the filter's output channels, XLA sums the gradient of the image with its halo; a `shard_map` over both axes sends
-      less.
+      axis splits the filter's output channels, XLA sums the image's gradient with its halo; a `shard_map` over both axes sends less.
 
     Raises:
       Exception: any error that `jaxext.conv_general_dilated` raises for the whole image.

@@ -1,13 +1,13 @@
-"""How a function is judged by a list of checks: the truth, the comparison, and the rule that a failure points to.
+"""Judges a function by a list of checks: the truth, the comparison, and the rule that a failure points to.
 
-A check says what a transformed function should give, in terms of the function itself:
+A check computes a transformed function in two ways:
 
-    want(case)      a tree of arrays, written in the plainest transformations
-    traced(case)    the same by the transformation that is checked (default: `want`); all of these are one jitted program
+    want(case)      a tree of arrays, by the simplest transformations
+    traced(case)    the same by the transformation under test (default: `want`); all of these are one jitted program
     run(case)       the same by a program of its own, in place of `traced`
 
-The truth is `want` of the reference, on one device, in float64.  Shapes and dtypes are those that the reference has in the arguments' own
-dtypes.  A check whose prerequisites did not pass is skipped, for its verdict would say nothing about its own rule.
+The truth is `want` of the reference, on one device, in float64.  The expected shapes and dtypes are those of the reference with the
+arguments' own dtypes.  A check is skipped if its prerequisites did not pass, since a failure would not be due to its own rule.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 Tree = Any
 
-# Compiling is what costs: a program of many results is compiled with little effort, and run once.
+# Compilation dominates the cost: a program of many results runs once, so it is compiled without optimization.
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 
 
@@ -36,10 +36,10 @@ QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 )
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A function and all arrays that checks call it with; a tree of these arrays, so that programs take it as their argument.
+    """A function and all arrays with which checks call it.  It is a pytree of these arrays, so that programs can take it as an argument.
 
-    `examples` are the arguments stacked, as many as `of_examples` says and the first one `args`; `tangents` belong to `args`, and
-    `cotangents` to the arrays of the result, in the order of its leaves.
+    `examples` are stacked arguments, the first of which is `args`.  `tangents` belong to `args`, and `cotangents` to the arrays of the
+    result, in the order of its leaves.
     """
 
     fn: Callable
@@ -57,7 +57,7 @@ class Case:
         return tuple(k for k, x in enumerate(self.args) if is_float(x))
 
     def lacks(self, need: str) -> str | None:
-        """Why a check that needs something of the case cannot be made; a need that is no such thing is another check."""
+        """Why the case does not meet a need of a check, or None.  A need that is not listed here is the name of another check."""
         absent, why = {
             "floats": (not self.floats or not any(map(is_float, self.cotangents)), "no floating-point argument or result"),
             "small": (sum(self.args[k].size for k in self.floats) > 128, "more than 128 floating-point elements in the arguments"),
@@ -75,7 +75,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """`rule` is what a failure points to; `needs` names facts of the case (`Case.lacks`) and checks that must have passed."""
+    """A check.  `rule` is the cause that a failure points to.  `needs` names facts of the case (`Case.lacks`) and checks that must pass."""
 
     name: str
     want: Callable[[Case], Tree]
@@ -83,13 +83,13 @@ class Check:
     needs: tuple[str, ...] = ()
     traced: Callable[[Case], Tree] | None = None
     run: Callable[[Case], Tree] | None = None
-    wrong: str = ""  # what a wrong result points to, where that is not `rule`
+    wrong: str = ""  # the cause of a wrong result, if it is not `rule`
     partial: bool = False  # `run` leaves out some of the labels of `want`
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The outcome of a check: "passed", "failed" or "skipped"; where it failed or was skipped, why, and the rule to mend."""
+    """The outcome of a check: "passed", "failed" or "skipped", with the reason and the rule to fix."""
 
     check: str
     outcome: str
@@ -98,14 +98,14 @@ class Row:
 
 
 class Mismatch(Exception):
-    """A result that is not the truth.  With a `rule`, whichever check found it; else the check's own."""
+    """A result differs from the truth.  `rule` replaces the check's own rule."""
 
     def __init__(self, detail: str, rule: str | None = None):
         super().__init__(detail)
         self.rule = rule
 
 
-# What JAX says where a rule is missing, and how to give it one.
+# JAX's error messages for missing rules, and how to add the rule.
 MISSING = (
     (r"Evaluation rule for '(.+?)' not", "no eager rule for {0}: p.def_impl(functools.partial(jax.interpreters.xla.apply_primitive, p))"),
     (r"Abstract evaluation for '(.+?)' not", "no shape and dtype rule for {0}: p.def_abstract_eval"),
@@ -132,7 +132,7 @@ def is_float(x) -> bool:
 
 
 def judge(checks: Sequence[Check], case: Case, reference: Callable, tolerance: float | None, skip: Mapping[str, str]) -> Iterator[Row]:
-    """A row for each check, in their order."""
+    """Yield a row for each check, in order."""
     skipped: dict[str, str] = {}  # check -> why
     for check in checks:
         reasons = skip.get(check.name), *map(case.lacks, check.needs), *map(skipped.get, check.needs)
@@ -177,12 +177,12 @@ def _verdict(check, case, got, want, structs, tolerance) -> Row:
 
 
 def _labels(error: Exception) -> list[str]:
-    """Where `each` was; jax's own notes have several lines."""
+    """The labels that `each` added; jax's own notes have several lines."""
     return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
 
 
 def _truth(checks, case, reference) -> tuple[dict, dict]:
-    """By `want`: values in float64, and shapes and dtypes."""
+    """For each `want`: the values in float64, and the shapes and dtypes."""
     first = {check.want: check.name for check in reversed(checks)}
     wants = tuple((want, first[want]) for want in dict.fromkeys(check.want for check in checks))
     whole = dataclasses.replace(case, fn=reference)
@@ -207,7 +207,7 @@ def _unfit(fails: str, name: str, cure: str) -> ValueError:
 
 @functools.cache
 def _everything(wants: tuple[tuple[Callable, str], ...]) -> Callable:
-    """One jitted function of several, so that a reference that serves several times is compiled once."""
+    """Several functions as one jitted function, cached, so that a reference that is used several times is compiled once."""
     return jax.jit(lambda case: each({name: functools.partial(want, case) for want, name in wants}), compiler_options=QUICKLY)
 
 
@@ -219,7 +219,7 @@ def _widen(x) -> np.ndarray:
 
 
 def _together(functions: Mapping[str, Callable], case: Case) -> dict[str, Tree]:
-    """The result of each function, or the exception that it raised; one program, for compiling is what costs."""
+    """The result of each function, or the exception that it raised.  They are one program, because compilation dominates the cost."""
 
     def jitted(functions):
         raised: dict[str, Exception] = {}
@@ -237,14 +237,14 @@ def _together(functions: Mapping[str, Callable], case: Case) -> dict[str, Tree]:
 
     try:
         return jitted(functions)
-    except Exception as error:  # while it was lowered, compiled or run: whose fault is seen one by one
+    except Exception as error:  # lowering, compiling or running failed: run the functions one by one to find which
         if len(functions) <= 1:
             return dict.fromkeys(functions, error)
         return {name: result for key, f in functions.items() for name, result in _together({key: f}, case).items()}
 
 
 def each(functions: Mapping[str, Callable[[], Tree]]) -> dict[str, Tree]:
-    """Their results by label; what one raises says in which it was."""
+    """The results by label.  An exception gets the label as a note."""
     results = {}
     for label, function in functions.items():
         try:
@@ -256,10 +256,10 @@ def each(functions: Mapping[str, Callable[[], Tree]]) -> dict[str, Tree]:
 
 
 def compare(got: Tree, want: Tree, structs: Tree, tolerance: float | None) -> None:
-    """Structure, shape, dtype, finiteness and values, of each device's part; raises Mismatch.
+    """Compare structure, shape, dtype, finiteness and values of each device's part.  Raises Mismatch.
 
-    The error allowed is `tolerance` (default: eps^(2/3) of the dtype) times the largest element of the array.  An array that is zero but
-    for the rounding of the truth is measured by the largest element of the tree.
+    The allowed error is `tolerance` (default: eps^(2/3) of the dtype) times the largest element of the array.  If the truth of an array is
+    zero up to rounding, the largest element of the tree is used instead.
     """
     if jax.tree.structure(got) != jax.tree.structure(want):
         raise Mismatch(f"the result is a {jax.tree.structure(got)}, want {jax.tree.structure(want)}")
@@ -287,7 +287,7 @@ def _compare_array(where, g, w, scale, tolerance) -> None:
         raise Mismatch(f"{where} is not finite, or is where the truth is not", "the implementation gives NaN or infinity")
     eps, floor = float(jnp.finfo(g.dtype).eps), 0.0
     if tolerance is None:
-        tolerance, floor = eps ** (2 / 3), 64 * eps  # what is zero in the truth is rounded too
+        tolerance, floor = eps ** (2 / 3), 64 * eps  # elements that are zero in the truth have rounding errors too
     error = np.abs(g[finite].astype(w.dtype) - w[finite])
     if not error.max(initial=0) <= tolerance * scale + floor:
         raise Mismatch(f"{where} is off by {error.max():.3g}, of {scale:.3g} at most (allowed: {tolerance * scale:.3g})")

@@ -1,4 +1,4 @@
-"""The checks of derivatives: both modes, in every order, of examples and through programs."""
+"""The checks of derivatives: both modes, in every order, per example and through programs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxext.testing.conformance import Case, Check, Tree, is_float
 from jaxext.testing.programs import at, through_a_file
 from jaxext.testing.vmapped import one_by_one, some, subsets
 
-# The names of the modes in those of checks.
+# The modes, as in the names of checks.
 FORWARD, REVERSE = "jvp", "grad"
 
 
 def smooth(case: Case) -> tuple[Callable, tuple, tuple]:
-    """The function of its floating-point arguments alone, with its floating-point results alone; these arguments, and their tangents."""
+    """The function restricted to floating-point arguments and results, these arguments, and their tangents."""
 
     def g(*floats):
         args = list(case.args)
@@ -30,12 +30,12 @@ def smooth(case: Case) -> tuple[Callable, tuple, tuple]:
 
 
 def square(result: Tree):
-    """A loss, so that derivatives of every order matter."""
+    """A nonlinear loss, so that derivatives of higher order are not zero."""
     return total([jnp.sum(y * y) for y in jax.tree.leaves(result) if is_float(y)])
 
 
 def total(numbers: Sequence[jax.Array]) -> jax.Array:
-    """Their sum, in the narrowest of their dtypes, which says how exact it is; strict promotion does not choose one."""
+    """The sum, in the narrowest dtype, which determines the tolerance.  Strict promotion would not choose one."""
     narrowest = min((x.dtype for x in numbers), key=lambda dtype: dtype.itemsize)
     return sum((x.astype(narrowest) for x in numbers), jnp.zeros((), narrowest))
 
@@ -46,12 +46,12 @@ def loss(case: Case) -> tuple[Callable, tuple, tuple]:
 
 
 def alone(g: Callable, args: tuple, k: int) -> Callable:
-    """g of its k-th argument."""
+    """g as a function of its k-th argument alone."""
     return lambda x: g(*args[:k], x, *args[k + 1 :])
 
 
 def by_jvp(case: Case) -> Tree:
-    """Along all arguments, and along each alone."""
+    """Along all arguments together, and along each alone."""
     g, primals, tangents = smooth(case)
     each = [jax.jvp(alone(g, primals, k), (x,), (t,))[1] for k, (x, t) in enumerate(zip(primals, tangents, strict=True))]
     return jax.jvp(g, primals, tangents), each
@@ -62,12 +62,12 @@ def tangent(case: Case) -> Tree:
 
 
 def by_differences(case: Case) -> Tree:
-    """Central and of four points, so exact for polynomials of degree four, and as near as float64 needs."""
+    """Central differences of four points: exact for polynomials of degree four, and accurate enough in float64."""
     g, primals, tangents = smooth(case)
     step = 2.0**-10
     points = [g(*(x + i * step * t for x, t in zip(primals, tangents, strict=True))) for i in (1, -1, 2, -2)]
 
-    def slope(a, b, c, d):  # inf - inf is none
+    def slope(a, b, c, d):  # 0 for equal infinities, whose difference is NaN
         return jnp.where((a == b) & (c == d), 0, (8 * (a - b) - (c - d)) / (12 * step)).astype(a.dtype)
 
     return jax.tree.map(slope, *points)
@@ -83,7 +83,7 @@ def _cotangents(case):
 
 
 def by_vjp(case: Case) -> Tree:
-    """With respect to all arguments, and to each alone."""
+    """With respect to all arguments together, and to each alone."""
     g, primals, _ = smooth(case)
     each = [jax.vjp(alone(g, primals, k), x)[1](_cotangents(case)) for k, x in enumerate(primals)]
     return jax.vjp(g, *primals)[1](_cotangents(case)), each
@@ -98,13 +98,13 @@ def by_vjp_where_linear(case: Case) -> Tree:
 
 
 def _whole_cotangent(case):
-    """Of the dtypes that the results have, which need not be those of wider arguments."""
+    """The cotangents in the dtypes of the results, which may differ when the arguments are widened."""
     results, structure = jax.tree.flatten(jax.eval_shape(case.fn, *case.args))
     return jax.tree.unflatten(structure, [ct.astype(y.dtype) for ct, y in zip(case.cotangents, results, strict=True)])
 
 
 def wrong_transpose(case: Case) -> str:
-    """Which of two rules a wrong vjp comes from: a transpose satisfies <vjp(dy), dx> = <dy, jvp(dx)> whatever the jvp is."""
+    """The rule that causes a wrong vjp.  A correct transpose satisfies <vjp(dy), dx> = <dy, jvp(dx)> for any jvp, even a wrong one."""
     g, primals, tangents = smooth(case)
 
     def dot(xs, ys):
@@ -144,7 +144,7 @@ def by_hessian(case: Case) -> Tree:
 
 
 def in_order(*modes: str) -> Callable[[Case], Tree]:
-    """A derivative of the loss, `modes` from the outermost to the innermost; all but the outermost gradient along the tangents."""
+    """A derivative of the loss by `modes`, outermost first.  Gradients except the outermost are contracted with the tangents."""
 
     def derivative(case):
         f, primals, tangents = loss(case)
@@ -176,7 +176,7 @@ def of_each_example(case: Case) -> Tree:
 
 
 def of_each_example_by_vmap(case: Case) -> Tree:
-    """Everything is mapped over its last axis."""
+    """Every argument is mapped over its last axis."""
 
     def by_vmap(f, args, mapped):
         args = [jnp.moveaxis(x, 0, -1) if k in mapped else x for k, x in enumerate(args)]
@@ -187,7 +187,7 @@ def of_each_example_by_vmap(case: Case) -> Tree:
 
 
 def _per_example(case, mapping):
-    """The vjp of three examples, each with a cotangent of its own; `mapping` says how a function is mapped over the front axis."""
+    """The vjp of three examples, each with its own cotangent.  `mapping` maps a function over the first axis."""
     n, cotangents = len(case.args), [jnp.stack([ct, 2 * ct, 3 * ct]) for ct in _cotangents(case)]
 
     def pullback(*args):

@@ -1,8 +1,7 @@
-"""How a function and its arguments are split over a mesh, for the checks on several devices.
+"""Layouts of a function and its arguments on a mesh, for the checks on several devices.
 
-The mesh has the axes "x" and "y", the second of size 2 where the number of devices is even and above 2.  Every function is split along the
-axis that vmap adds, with each argument in turn replicated: that needs nobody's help and no collective.  Further splits are those that the
-user declares.
+The mesh has the axes "x" and "y"; "y" has size 2 if the number of devices is even and above 2, else 1.  Every function is split along the
+axis that vmap adds, with each argument in turn replicated; this needs no declaration and no collective.  Users declare further splits.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "
 class Split:
     """A way to split a function over the mesh axes "x" and "y".
 
-    Of n devices "x" has n / 2 and "y" 2, where n is even and above 2; else "x" has all, and splits over "y" are left out.
-    `args` and `result` are the `jax.P` of each argument and of the result.  `collectives` are those of the compiled program ("all-reduce",
-    "all-gather", "reduce-scatter", "all-to-all", "collective-permute"), as often as they are there.  `part` is what a device computes of
-    its parts inside `jax.shard_map`: by default the function itself where there are no collectives, else nothing is tried by hand.
+    With n devices, "x" has size n / 2 and "y" has size 2 if n is even and above 2.  Otherwise "x" has all devices, and splits over "y" are
+    skipped.  `args` and `result` are the `jax.P` of each argument and of the result.  `collectives` are those of the compiled program
+    ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"), each repeated as often as it occurs.  `part` is the
+    function of one device's parts inside `jax.shard_map`.  It defaults to the function itself if there are no collectives; otherwise
+    `shard_map` is not checked.
     """
 
     args: tuple[P, ...]
@@ -46,7 +46,7 @@ class Split:
             raise ValueError(f"Split: collectives is {self.collectives!r}, want a sequence of {', '.join(COLLECTIVES)}")
 
     def fit(self, args: tuple, result: Tree, mesh: Mesh) -> None:
-        """ValueError where arrays of these shapes cannot be split so."""
+        """Raise ValueError if arrays of these shapes cannot be split this way."""
         try:
             specs = jax.tree.leaves(jax.tree.broadcast(self.result, result, is_leaf=lambda x: isinstance(x, P)))
             for x, spec in zip((*args, *jax.tree.leaves(result)), (*self.args, *specs), strict=True):
@@ -59,7 +59,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A split with its arguments: `whole` is the function of all of them, `meaning` the same without vmap, `part` that of a device's."""
+    """A split with its arguments: `whole` is the function of them, `meaning` the same without vmap, `part` that of a device's parts."""
 
     args: tuple
     specs: tuple[P, ...]
@@ -81,7 +81,7 @@ def mesh_of(devices: tuple, kind: AxisType = AxisType.Auto) -> Mesh:
 
 
 def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
-    """As many examples as devices, split over axes of the mesh: of all arguments, and of all but each."""
+    """One example per device, split over mesh axes: with all arguments split, and with each argument in turn replicated."""
     args, n = range(len(case.args)), len(case.devices)
     layouts = {}
     for whole in (None, *args) if len(args) > 1 else (None,):
@@ -89,7 +89,7 @@ def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
         in_axes = [0 if k in split else None for k in args]
 
         def one(*parts, split=split):
-            """A device's only example, without vmap."""
+            """The single example of a device, without vmap."""
             return jax.tree.map(lambda y: jnp.expand_dims(y, 0), case.fn(*(x[0] if k in split else x for k, x in enumerate(parts))))
 
         layouts["mapped" if whole is None else f"mapped, argument {whole} replicated"] = Layout(
@@ -105,7 +105,7 @@ def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
 
 
 def declared(case: Case) -> dict[str, Layout]:
-    """The splits that the user declares, over axes that are more than one device."""
+    """The splits that the user declares, if their mesh axes have more than one device."""
     mesh = mesh_of(case.devices)
     return {
         f"split {split.args} -> {split.result}": Layout(
@@ -123,7 +123,7 @@ def declared(case: Case) -> dict[str, Layout]:
 
 
 def examples(case: Case) -> dict[str, Layout]:
-    """Over "x" only: what is idle over another axis must not be counted twice."""
+    """Over "x" only, so that "y" is idle: its replicas must not be counted twice."""
     return mapped(case, "x")
 
 
@@ -137,12 +137,12 @@ def by_hand(case: Case) -> dict[str, Layout]:
 
 
 def replicating(of: Callable[[Case], dict[str, Layout]]) -> Callable[[Case], dict[str, Layout]]:
-    """For gradients: that of a mapped argument is checked where another one is replicated."""
+    """For gradients: without the layout "mapped", since those with a replicated argument cover mapped ones too."""
     return lambda case: {name: at for name, at in of(case).items() if name != "mapped" or len(case.args) == 1}
 
 
 def half_by_hand(of: Callable[[Case], dict[str, Layout]]) -> Callable[[Case], dict[str, Layout]]:
-    """One axis by hand and the other left to XLA: a device's examples split once more, or a declared split that leaves an axis."""
+    """One axis by hand and the other left to XLA: mapped examples split over both axes, or declared splits over one axis."""
     if of is examples:
         return lambda case: {name: dataclasses.replace(at, part=at.whole) for name, at in mapped(case, ("x", "y")).items()}
     return lambda case: {name: at for name, at in of(case).items() if at.part and len(axes_of(at.specs)) == 1}
@@ -163,7 +163,7 @@ def gradients(case: Case) -> Tree:
 
 
 def downhill(f: Callable, layout: Layout) -> Callable:
-    """The gradient of a loss in all floating-point arguments."""
+    """The gradient of a loss with respect to all floating-point arguments."""
     return jax.grad(lambda *args: square(f(*args)), layout.floats)
 
 

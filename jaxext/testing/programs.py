@@ -1,4 +1,4 @@
-"""The checks of the function in programs: eager, compiled, traced again, donated to, in control flow, exported."""
+"""The checks of the function in programs: eager, compiled, retraced, with donation, in control flow, exported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def value(case: Case) -> Tree:
 
 
 def at(case: Case, i) -> tuple:
-    """The arguments of an example."""
+    """The arguments of example i."""
     return jax.tree.map(lambda x: x[i], case.examples)
 
 
@@ -54,7 +54,7 @@ def several_values(case: Case) -> Tree:
 
 
 def again(case: Case) -> Tree:
-    """One program with other values, and the first once more by a new one."""
+    """One program called with different values, then a new program called with the first values."""
     f = jax.jit(lambda *args: case.fn(*args))
     return [f(*at(case, 0)), f(*at(case, 1)), jax.jit(lambda *args: case.fn(*args))(*at(case, 0))]
 
@@ -69,7 +69,7 @@ def scanned(case: Case) -> Tree:
 
 
 def branched(case: Case) -> Tree:
-    """cond on traced data, inside a while loop as long as these say."""
+    """A cond on traced data, inside a while loop on traced data."""
     zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(case.fn, *case.args))
     taken = sum(jnp.sum(x == x) for x in case.args) > 0
 

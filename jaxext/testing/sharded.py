@@ -1,4 +1,4 @@
-"""The checks on several devices: pmap, shard_map, meshes of automatic and of explicit axes, and what is sent between the devices."""
+"""The checks on several devices: pmap, shard_map, automatic and explicit meshes, and the collectives of compiled programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from jaxext.testing.layouts import (
 )
 
 COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
-# What a collective becomes in a gradient.
+# Collectives and their transposes in a gradient.
 TRANSPOSED = {"all-gather": "reduce-scatter", "reduce-scatter": "all-gather"}
 
 
@@ -39,7 +39,7 @@ TRANSPOSED = {"all-gather": "reduce-scatter", "reduce-scatter": "all-gather"}
 
 
 def manual(of, make: Callable[[Layout, Callable], Callable], **options) -> Callable[[Case], Tree]:
-    """One program of all layouts; `make` says what is done with a layout and with shard_map over its mesh."""
+    """One program of all layouts.  `make` returns the function for a layout, given shard_map over its mesh."""
 
     def run(case):
         split = functools.partial(jax.shard_map, mesh=mesh_of(case.devices), **options)
@@ -59,19 +59,19 @@ def gradient_across(layout, split):
 
 
 def gradient_inside(layout, split):
-    """What is replicated has a gradient to which every device's part was added."""
+    """The gradient of a replicated argument is the sum over all devices."""
     return split(downhill(layout.part, layout), in_specs=layout.specs, out_specs=specs_of_gradients(layout))
 
 
 def half_manual(of, make):
-    """As `manual`, over one axis of the mesh; XLA sees over which others the operands are split."""
+    """As `manual`, over one axis of the mesh.  XLA splits the operands over the other."""
 
     def run(case):
         mesh = mesh_of(case.devices)
 
         def one(layout):
             placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(layout.args, layout.specs, strict=True)]
-            axis = min(axes_of(layout.specs))  # "x", where both are split
+            axis = min(axes_of(layout.specs))  # "x" if both are split
             specs, result = jax.tree.map(
                 lambda spec: P(*(axis if e and axis in e else None for e in spec)), (layout.specs, layout.result), is_leaf=_is_spec
             )
@@ -99,7 +99,7 @@ def by_pmap(case: Case) -> Tree:
 
 
 def automatic(of) -> Callable[[Case], Tree]:
-    """A program for each layout, which sends what the layout says."""
+    """A program for each layout, which must contain exactly the layout's collectives."""
 
     def one(mesh, layout):
         compiled, placed = _compiled(mesh, layout.whole, layout.args, layout.specs, layout.result)
@@ -112,7 +112,7 @@ def automatic(of) -> Callable[[Case], Tree]:
 
 
 def automatic_gradients(of) -> Callable[[Case], Tree]:
-    """They may add up what lies on several devices, and send what a declared collective becomes; nothing else."""
+    """The only collectives allowed are all-reduces, the declared collectives and their transposes."""
 
     def one(mesh, layout):
         compiled, placed = _compiled(mesh, downhill(layout.whole, layout), layout.args, layout.specs, specs_of_gradients(layout))
@@ -125,7 +125,7 @@ def automatic_gradients(of) -> Callable[[Case], Tree]:
 
 
 def collectives(compiled) -> collections.Counter:
-    """How often each stands in a compiled program."""
+    """The number of times that each collective occurs in a compiled program."""
     return collections.Counter(COLLECTIVE.findall(compiled.as_text()))
 
 
@@ -143,9 +143,9 @@ def _compiled(mesh, f, args, specs, result):
 
 
 def explicit(of, make: Callable[[Layout], tuple[Callable, Any]]) -> Callable[[Case], Tree]:
-    """`make` gives the function of a layout and the specs that its result must have in its type.
+    """`make` returns the function for a layout, and the specs that its result must have in its type.
 
-    A sum over a split axis has no type of its own (lax wants to be told which), so splits with collectives are left out.
+    Splits with collectives are left out: the sharding of a sum over a split axis is ambiguous, so lax requires `out_sharding`.
     """
 
     def run(case):
@@ -171,7 +171,7 @@ def with_types(result: Tree, wanted) -> Tree:
 
 
 def _trimmed(spec) -> P:
-    """Without the Nones at the end."""
+    """The spec without trailing Nones."""
     entries = list(spec)
     while entries and entries[-1] is None:
         entries.pop()

@@ -1,4 +1,4 @@
-"""The checks of vmap; its meaning is lax.map, one example after the other."""
+"""The checks of vmap, compared with lax.map, one example after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxext.testing.conformance import Case, Check, Tree, each
 
 
 def subsets(n: int) -> list[tuple[int, ...]]:
-    """Of up to three arguments all, of more each alone, all but each, and all."""
+    """All subsets of up to three arguments.  For more: each argument alone, all but one, and all."""
     sizes = range(1, n + 1) if n <= 3 else sorted({1, n - 1, n})
     return [subset for size in sizes for subset in itertools.combinations(range(n), size)]
 
@@ -27,7 +27,7 @@ def one_by_one(f: Callable, args: Sequence, mapped: Sequence[int]) -> Tree:
 
 
 def some(case: Case, mapped: Sequence[int]) -> list:
-    """Three examples of the mapped arguments; of the others the first."""
+    """Three examples of the mapped arguments, and the first example of the others."""
     return [case.examples[k][:3] if k in mapped else x for k, x in enumerate(case.args)]
 
 
@@ -36,7 +36,7 @@ def every_subset(case: Case) -> Tree:
 
 
 def vmapped(case: Case) -> Tree:
-    """Each subset thrice, over the first, a middle and the last axis, another one for each argument and for the result."""
+    """Each subset three times, over the first, a middle and the last axis, with different axes for the arguments and the result."""
 
     def by_vmap(mapped, turn):
         args, in_axes = some(case, mapped), [None] * len(case.args)
@@ -53,7 +53,7 @@ def vmapped(case: Case) -> Tree:
 
 
 def _nestings(case):
-    """The arguments mapped by the outer and by the inner of two vmaps: all of them, or one."""
+    """The arguments mapped by the outer and by the inner of two vmaps: one or all of them."""
     n = len(case.args)
     one_or_all = sorted({(k,) for k in range(n)} | {tuple(range(n))})
     return itertools.product(one_or_all, one_or_all)
@@ -75,7 +75,7 @@ def nested_loops(case: Case) -> Tree:
 
 
 def nested_vmaps(case: Case) -> Tree:
-    """The inner one over the last axis."""
+    """The inner vmap is over the last axis."""
 
     def vmaps(outer, inner):
         args = [jnp.moveaxis(x, int(k in outer), -1) if k in inner else x for k, x in enumerate(_grid(case, outer, inner))]

@@ -42,10 +42,8 @@ def _numbers(key, size, dtype) -> jax.Array:
 
 
 def soil(results: Any) -> None:
-    """Fill freed memory with large numbers, for results of these shapes and dtypes.
-
-    A kernel that leaves part of its result unwritten then cannot pass by reusing the correct result of another program.
-    """
+    """Fill freed memory with large numbers, so that a kernel that leaves results of these shapes and dtypes partly unwritten cannot pass by
+    reusing another program's correct result."""
 
     def largest(dtype):
         if jnp.issubdtype(dtype, jnp.inexact):

@@ -93,9 +93,9 @@ class Wall:
 class Chain:
     """Wall time of a chain of calls in one program, which a GPU runs as a CUDA graph.  It includes the gaps between kernels.
 
-    Each call depends on the previous one; otherwise XLA would merge equal calls (it drops `lax.optimization_barrier` before it looks for
-    them).  The chain owns its operands, and overwrites one element of each in place with whether an element of the results was zero.  All
-    results are returned; otherwise XLA might compute only the part that is used.
+    Each call depends on the previous one; otherwise XLA would merge equal calls (it drops `lax.optimization_barrier` before that).  The
+    chain owns its operands, and overwrites one element of each in place with whether an element of the results was zero.  All results are
+    returned; otherwise XLA might compute only the part that is used.
     """
 
     name = f"wall time of a chain of {CALLS} calls in one program, warm L2"
@@ -175,11 +175,11 @@ def _wall_ms(run: Callable[[], object], calls: int) -> float:
 
 
 def keep_freed_memory() -> bool:
-    """Make the allocator reuse freed memory instead of returning it to the operating system; returns whether it will.
+    """Make glibc reuse freed memory instead of returning it to the operating system; returns whether it will.
 
-    Otherwise every page of every result is faulted in anew, which on a CPU takes longer than many products.  Call this before jax first
-    looks for devices: XLA's threads start then, and each keeps a heap of its own.  It requires glibc.  It does nothing on machines with a
-    GPU: results are in GPU memory there, and threads that compile would contend for the single heap.
+    Otherwise every page of every result is faulted in anew, which on a CPU takes longer than many products.  Call this before jax looks
+    for devices: XLA's threads start then, each with a heap of its own.  On machines with a GPU it does nothing: results are in GPU memory,
+    and threads that compile would contend for the single heap.
     """
     gpu = jax.config.jax_platforms != "cpu" and os.path.exists(NVIDIA)  # type: ignore[attr-defined]
     if gpu or platform.libc_ver()[0] != "glibc":
@@ -199,10 +199,7 @@ def timer() -> tuple[Clock, str | None]:
 
 
 def take(samplers: Mapping[str, Sampler], repeats: int, patience_s: float) -> dict[str, list[float]]:
-    """`repeats` samples of each, in turn, in reverse order every other turn.
-
-    After `patience_s` seconds only the first `LEAST_SAMPLES` turns are completed.
-    """
+    """`repeats` samples of each, in turn, every other turn in reverse; after `patience_s` seconds only `LEAST_SAMPLES` are completed."""
     taken: dict[str, list[float]] = {name: [] for name in samplers}
     start = time.perf_counter()
     for turn in range(max(repeats, LEAST_SAMPLES)):
@@ -219,9 +216,7 @@ def quartiles(ms: Sequence[float]) -> tuple[float, float, float]:
 
 
 def truth(of: Callable[[Any, lax.Precision | None], Any]) -> Any:
-    """`of(np.float64, None)`, or `of(np.float32, lax.Precision.HIGHEST)` if the first fails.
-
-    Both are called under x64, and are exact for small integers.
+    """`of(np.float64, None)`, or if that fails `of(np.float32, lax.Precision.HIGHEST)`: under x64, and exact for small integers.
 
     Raises:
       RuntimeError: XLA can compute neither.

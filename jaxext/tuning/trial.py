@@ -217,8 +217,7 @@ def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> ja
     return timing.truth(of)
 
 
-# A candidate's error may be _AS_XLA times that of xla.  An error of xla above _MOST_OF_XLA is not rounding, so xla's error counts at most
-# that much.
+# A candidate's error may be _AS_XLA times that of xla, which counts as at most _MOST_OF_XLA: a larger error is not rounding.
 _AS_XLA, _MOST_OF_XLA = 4, 1 / 64
 
 
@@ -236,10 +235,7 @@ def _judged(call: Call, candidate: Candidate, of_xla: tuple[float, float] | None
 
 
 def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, timing.Sampler]) -> tuple[Candidate, ...]:
-    """The candidates with their times.
-
-    A first round keeps the candidates that may win, and the best of each implementation, for users who name it.
-    """
+    """The candidates with their times.  A first round keeps those that may win, and the best of each implementation, for calls by name."""
     quick = {name: statistics.median(ms) for name, ms in timing.take(samplers, timing.LEAST_SAMPLES, PATIENCE_S).items()}
     best: dict[str, str] = {}
     for candidate in candidates:

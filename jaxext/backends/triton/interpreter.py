@@ -1,8 +1,8 @@
-"""Runs a kernel's launch with Triton's interpreter, on a CPU: for tests, and to debug a kernel with `print`.
+"""Runs a kernel launch in Triton's interpreter, on a CPU: for tests, and to debug a kernel with `print`.
 
-Triton decides when it is imported: TRITON_INTERPRET=1 must be in the environment by then.  The interpreter is one per process and slow
-(milliseconds per operation on a tile).  Its `tl.dot` multiplies the bits of bfloat16 and its casts do not round to nearest: here both are
-mended, with the dtypes of ml_dtypes.  It knows fewer precisions than GPUs have: here all of them multiply exactly.
+TRITON_INTERPRET=1 must be set before Triton is imported.  There is one interpreter per process, and it is slow (milliseconds per operation
+on a tile).  Its `tl.dot` multiplies the bits of bfloat16, and its casts do not round to nearest; both are fixed here, with the dtypes of
+ml_dtypes.  It supports fewer precisions than GPUs; here all of them multiply exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triton.runtime import interpreter
 
 from jaxext.kernels._launch import Launch
 
-# The numpy dtype of each Triton type that kernels take, and how the interpreter holds it.
+# The numpy dtype of each Triton type that kernels support, in which the interpreter stores it.
 DTYPES = {
     "fp32": np.dtype(np.float32),
     "bf16": np.dtype(ml_dtypes.bfloat16),
@@ -34,12 +34,12 @@ _one_at_a_time = threading.Lock()
 
 
 def interpreting() -> bool:
-    """Whether the kernels of this process are made for the interpreter."""
+    """Whether kernels of this process run in the interpreter."""
     return not isinstance(tl.zeros, triton.JITFunction)
 
 
 def interpret(launch: Launch, *arrays: np.ndarray) -> None:
-    """Run every program of the grid, which write into the last array, the result.  The arrays are C-contiguous."""
+    """Run all programs of the grid.  They write into the last array, the result.  The arrays must be C-contiguous."""
     with _one_at_a_time:
         builder = interpreter.interpreter_builder
         options = dataclasses.replace(builder.options, allowed_dot_input_precisions=("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"))
@@ -53,9 +53,9 @@ def interpret(launch: Launch, *arrays: np.ndarray) -> None:
 
 
 def _once(patch):
-    """`patch`, but only once for each module.
+    """`patch`, applied only once to each module.
 
-    The interpreter patches a module's language at each call of a function inside a kernel, which takes a quarter of the time.
+    The interpreter patches a module's language at each call of a function inside a kernel, which would take a quarter of the time.
     """
     scopes = {}
 
@@ -69,7 +69,7 @@ def _once(patch):
 
 
 class _Tensor:
-    """The part of a torch tensor that the interpreter asks for; memory is where it should be already."""
+    """The part of torch.Tensor's interface that the interpreter uses.  No data is moved."""
 
     def __init__(self, array: np.ndarray):
         assert array.flags.c_contiguous
@@ -105,7 +105,7 @@ class _Tensor:
 
 
 def _dot(a, b, accumulator, input_precision, max_num_imprecise_acc):
-    """`tl.dot` of what the interpreter's handles mean, not of their bits; float32 products are numpy's, whatever the precision."""
+    """`tl.dot` of the values of the interpreter's handles, not of their bits.  float32 uses numpy's matmul for every precision."""
     del input_precision, max_num_imprecise_acc
     wide = accumulator.data.dtype
     product = np.matmul(_values(a).astype(wide), _values(b).astype(wide))
@@ -113,9 +113,9 @@ def _dot(a, b, accumulator, input_precision, max_num_imprecise_acc):
 
 
 def _convert(bits, source, target, rounding_mode):
-    """A change of type, rounded to nearest even, as the bits of the target."""
+    """A cast, rounded to nearest even, as the bits of the target type."""
     del rounding_mode
-    with np.errstate(over="ignore"):  # becomes infinite, or NaN where the type has no infinity
+    with np.errstate(over="ignore"):  # becomes infinity, or NaN if the type has no infinity
         values = bits.view(DTYPES[source.name]).astype(DTYPES[target.name])
     return values.view(f"uint{target.primitive_bitwidth}")
 

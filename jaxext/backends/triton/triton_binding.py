@@ -1,8 +1,8 @@
-"""The implementation `triton`: the kernels of `jaxext.kernels` on CUDA GPUs, through jax-triton, and on CPUs, interpreted.
+"""The implementation `triton`: the kernels of `jaxext.kernels` on CUDA GPUs, through jax-triton, and interpreted on CPUs.
 
-A `Call` becomes a kernel's `Problem`, one of its `candidates` the `Config`, its `launch` the call.  jax-triton and Triton are optional and
-are imported by the first program that is lowered for CUDA.  Where TRITON_INTERPRET=1 was set before Triton was imported, which is Triton's
-own switch, the kernels run on CPUs in Triton's interpreter, if they are named.
+A `Call` becomes a kernel's `Problem`, one of its `candidates` is the `Config`, and its `launch` becomes the custom call.  jax-triton and
+Triton are optional, and are imported by the first program that is lowered for CUDA.  If TRITON_INTERPRET=1 (Triton's own switch) was set
+before Triton was imported, the kernels run on CPUs in Triton's interpreter, if they are named.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from jaxext.kernels._launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 _INTERPRETED_CAPABILITY = 90
-# Triton writes the newest PTX that its own assembler knows, but jax runs the one of the CUDA that it finds: CUDA 12.9's knows 8.8.
+# Triton writes the newest PTX version of its own assembler, but jax runs that of the installed CUDA: CUDA 12.9 supports PTX 8.8.
 _PTX = 88
 
 
 class TritonKernels(KernelImplementation):
-    """What all families share: `kernels` is the module whose kernels take a problem."""
+    """The common part of all families.  `kernels` returns the module whose kernels support a problem."""
 
     name = "triton"
     custom_calls = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
@@ -90,7 +90,7 @@ class TritonConv(TritonKernels):
     def kernels(self, problem):
         from jaxext.kernels import conv, depthwise
 
-        # One input channel and several groups leave nothing to a matrix product; it is also the way for what `depthwise` refuses.
+        # A single input channel per group has no matmul to use.  `conv` is the fallback for problems that `depthwise` refuses.
         alone = problem.C == 1 and problem.G > 1 and depthwise.supports(problem) is None
         return depthwise if alone else conv
 
@@ -100,7 +100,7 @@ class TritonConv(TritonKernels):
 
 
 def _unavailable(call: Call) -> str | None:
-    """Why no kernel can be called at all, or None."""
+    """Why no kernel can be called for this call, or None."""
     if call.platform == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"
@@ -116,7 +116,7 @@ def _unavailable(call: Call) -> str | None:
 
 @functools.cache
 def _missing(*, interpreted: bool) -> str | None:
-    """What is not installed as it must be, or None.  Imports Triton."""
+    """Which package is missing or has an unsupported version, or None.  Imports Triton."""
     found = {package: _version(package) for package in _WANTED}
     for package, version in found.items():
         if interpreted and package == "jax-triton":
@@ -130,7 +130,7 @@ def _missing(*, interpreted: bool) -> str | None:
 
         if not interpreted and _keywords() is None:
             return f"jax-triton {found['jax-triton']} has another triton_call than 0.3.1 and 0.4"
-    except Exception as error:  # whatever an installation that does not fit raises
+    except Exception as error:  # a broken installation may raise any type
         if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
             return f"jax's CUDA plugin is not installed; without a GPU: pip install --no-deps jax-cuda13-plugin=={_version('jaxlib')}"
         return "; ".join(f"{package} {version} is installed, {_wanted(package)}" for package, version in found.items()) + f": {error}"
@@ -153,7 +153,7 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _jax_triton() -> ModuleType:
-    """jax_triton, whose import changes the place of Triton's cache of compiled kernels: that is put back."""
+    """Import jax_triton, and restore TRITON_CACHE_DIR, which the import changes."""
     before = os.environ.get("TRITON_CACHE_DIR")
     try:
         import jax_triton
@@ -167,7 +167,7 @@ def _jax_triton() -> ModuleType:
 
 @functools.cache
 def _keywords() -> tuple[str, dict[str, Any]] | None:
-    """How `triton_call` names the result, and further keywords; None where it is none that is known."""
+    """The name of the result argument of `triton_call`, and further keywords; None if the signature is unknown."""
     taken = inspect.signature(_jax_triton().triton_call).parameters
     if "out_type" in taken and "backend_options" in taken:  # from jax-triton 0.4
         return "out_type", {"backend_options": {"enable_fp_fusion": True, "ptx_version": _PTX}}
@@ -179,7 +179,7 @@ def _called(launch, arch, result, *operands) -> jax.Array:
     keywords = _keywords()
     assert keywords is not None
     y = _jax_triton().triton_call(
-        *map(apart, operands),  # which the compiler is told to begin at a multiple of 16 bytes
+        *map(apart, operands),  # the kernel is compiled for pointers aligned to 16 bytes
         kernel=launch.kernel,
         name=launch.name,
         grid=launch.grid,

@@ -1,1 +1,1 @@
-"""The implementation `xla`: lax's products, and rewrites of convolutions where lax is slow."""
+"""The implementation `xla`: lax's products, and rewrites of convolutions that are slow in lax."""

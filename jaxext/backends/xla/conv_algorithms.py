@@ -1,9 +1,10 @@
-"""The `xla` implementation of convolution: lax's own, or the rewrite in plain XLA ops that is known to beat it.
+"""Algorithms of the `xla` convolution: lax's own, or a rewrite in plain XLA ops that is faster.
 
     y[b,n,p,g,k] = Σ_{r,c} x̃[b,n,stride·p + filter_dilation·r,g,c] · w[b,g,k,r,c]
 
-dgrad is the same form with y as the input and the filter reversed (`Window.transposed`), so there are two roles here: fprop and wgrad.
-`plan` names the algorithm, `algorithms` also the others that a table may name.  They see labels, sizes and the window, never a clock.
+dgrad is fprop with y as the input and the filter reversed (`Window.transposed`), so only two roles remain here: fprop and wgrad.  `plan`
+selects an algorithm by a heuristic.  `algorithms` also lists the others that a table may select.  Both use only labels, sizes and the
+window.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def conv(
     splitter: Splitter,
     platform: str = "cpu",
 ) -> jax.Array:
-    """The open slot, from arrays with exactly one axis per label.  `algorithm` is one of `algorithms`, or None for that of `plan`.
+    """Compute the open slot from arrays with exactly one axis per label.  `algorithm` is one of `algorithms`, or None to use `plan`.
 
-    XLA's partitioner splits grouped convolutions wrongly, so it never gets one.
+    XLA's partitioner splits grouped convolutions wrongly, so they are not used in programs that it splits.
     """
     w = operands["w"] if open == "x" else None
     if w is not None:
@@ -55,7 +56,7 @@ def conv(
 
 
 def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: Splitter, platform: str = "cpu") -> list[str]:
-    """The name that `plan` gives, then those worth measuring against it; there are none of these where XLA may still partition the call."""
+    """The algorithm of `plan`, then the others worth measuring.  There are no others if XLA may still partition the call."""
     first = plan(open, sizes, window, dtype=dtype, splitter=splitter, platform=platform)
     static = all(isinstance(n, int) for n in (*sizes.values(), *window.input))
     if first == "zeros" or not static or not splitter.by_labels or not jnp.issubdtype(dtype, jnp.inexact):
@@ -76,13 +77,13 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
 def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter: Splitter, platform: str = "cpu") -> str:
     """The name of the algorithm, from static facts: labels, sizes, window, the dtype of both operands (`promote`) and the platform.
 
-    zeros      no product is taken: an axis is empty
-    lax        lax's own convolution: dense, unless phases are faster; and groups too small for the loop
-    phases     a convolution for each residue of the outputs: input dilation, if XLA has no fast transposed convolution for it
-    shifts     fprop of few channels per group (depthwise): shifted inputs times weights, elementwise
-    rows       wgrad of the same: a loop over output rows
-    loop       one dense convolution for each b and g, in a loop: groups, batched filters, per-example gradients
-    dots       one batched dot per tap: no spatial axes, integers on GPUs, and groups that XLA may still partition
+    zeros      an axis is empty, so nothing is computed
+    lax        lax's own convolution: for dense ones, unless phases are faster; and for groups too small for the loop
+    phases     one convolution per residue of the outputs: for input dilation, if XLA has no fast transposed convolution
+    shifts     shifted inputs times weights, elementwise: for fprop of few channels per group (depthwise)
+    rows       a loop over output rows: for wgrad of few channels per group
+    loop       one dense convolution per b and g, in a loop: for groups, batched filters, per-example gradients
+    dots       one batched dot per tap: for no spatial axes, integers on GPUs, and groups that XLA may still partition
     """
     dgrad = open == "x"
     if dgrad:
@@ -93,7 +94,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if any(isinstance(n, int) and n == 0 for n in extents):
         return "zeros"
     if platform in GPUS and not jnp.issubdtype(dtype, jnp.inexact):
-        return "dots"  # XLA refuses their convolutions there, saturates them, or gets groups of them wrong
+        return "dots"  # on GPUs XLA refuses integer convolutions, saturates them, or computes groups of them wrongly
     alone = B * G == 1
     if splitter is Splitter.XLA:
         return "lax" if alone else "dots"
@@ -121,8 +122,8 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
 def _plan_of_wgrad(sizes, window, grouped):
     """Rows for few channels, the loop for large products, and lax for the rest.
 
-    Times of one product, measured on a CPU: lax takes 0.4 ns with one channel in few groups, and far more otherwise.  The loop takes 0.1 ns
-    along one axis, 0.6 ns along more, and 0.1 ms for each step.  Rows take 0.2 ns if there are enough lanes, and 0.6 ns along one axis.
+    Times per multiply-add, measured on a CPU: lax takes 0.4 ns with one channel in few groups, and far more otherwise.  The loop takes 0.1
+    ns along one axis, 0.6 ns along more, and 0.1 ms for each step.  Rows take 0.2 ns if there are enough lanes, and 0.6 ns along one axis.
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
     long = window.rank == 1 and sizes["N"] * window.output[0] * window.filter[0] >= LONG
@@ -131,15 +132,15 @@ def _plan_of_wgrad(sizes, window, grouped):
             return "rows"
         if C * K == 1:
             return grouped
-    # With groups lax takes 2 ns for a product, and multiplies each group with all others.
+    # With groups lax takes 2 ns per multiply-add, and multiplies each group with all others.
     return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else grouped
 
 
 def _plan_of_gpu(open, dgrad, sizes, window, grouped):
-    """cuDNN's convolution, with groups or without, except for inputs full of zeros and for so few products that XLA makes them one fusion.
+    """cuDNN's convolution, with or without groups, except for mostly zero inputs, and for products so few that XLA fuses them.
 
-    A loop would be thousands of tiny kernels.  A strided dense dgrad arrives with a transposed window, so its input is dilated, but
-    cuDNN has a call for it.
+    A loop would be thousands of tiny kernels.  A strided dense dgrad has a transposed window, so its input is dilated, but cuDNN supports
+    it directly.
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
     of_cudnn = dgrad and B * G == 1 and max((*window.stride, *window.filter_dilation), default=1) == 1
@@ -150,17 +151,17 @@ def _plan_of_gpu(open, dgrad, sizes, window, grouped):
 
 
 def _transposed_by_lax(open, window, dtype):
-    """Whether XLA's CPU backend has a transposed convolution for this: one that does not multiply with the zeros of the dilation."""
+    """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation."""
     return open == "y" and window.rank <= 2 and max(*window.stride, *window.filter_dilation) == 1 and np.dtype(dtype).itemsize <= 4
 
 
 def _products(sizes, window):
-    """Products of two elements in a step of the loop."""
+    """Multiply-adds in a step of the loop."""
     return sizes["N"] * math.prod(window.output) * math.prod(window.filter) * sizes["C"] * sizes["K"]
 
 
 def _by_batch_groups(B, G, K, window):
-    """Whether lax's batch groups compute this, with one output each: XLA has no fast dilated convolution with three axes."""
+    """Whether to use lax's batch groups, with one output each: XLA has no fast dilated convolution with three axes."""
     return B > 1 and G == K == 1 and window.rank == 3 and max(*window.input_dilation, *window.filter_dilation) > 1
 
 
@@ -169,22 +170,22 @@ GPUS = ("cuda", "rocm")
 MOST_PHASES = 64
 # Up to this C·K, a group's channels are cheaper as elementwise lanes than as a matrix.
 FEW_CHANNELS = 32
-# In wgrad lanes are cheaper only below this K, and fill vectors only from this G·K on.
+# In wgrad lanes are cheaper only below this K, and fill vectors only if G·K is at least FEW_LANES.
 MANY_OUTPUTS, FEW_LANES = 8, 16
-# From this many positions times taps on, a step of the loop computes the filter's gradient along one axis fast.
+# From this many positions times taps on, a step of the loop is fast at wgrad along one axis.
 LONG = 300_000
 # The most terms of an elementwise sum.
 MOST_TERMS = 1024
-# Up to this C·K and this many terms, XLA's GPU compiler makes one kernel of padding and elementwise sum, and fuses it with what follows.
+# Up to this C·K and this many terms, XLA's GPU compiler fuses padding, elementwise sum and the operations after it into one kernel.
 FEW_ON_GPU, FOLDED_ON_GPU = 16, 9
-# Up to this many terms, XLA's CPU compiler computes padding and sum in one pass as fast as the sum alone.
+# Up to this many terms, XLA's CPU compiler computes padding and sum in one pass, as fast as the sum alone.
 FOLDED_ON_CPU = 4
-# From this many products on, a step of the loop is worth its overhead: some 40 microseconds, and twice that in wgrad.
+# From this many multiply-adds on, a step of the loop is worth its overhead: some 40 microseconds, and twice that in wgrad.
 LEAST_OF_STEP = {"y": 50_000, "w": 1_000_000}
 
 
 def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
-    """The result of the algorithm `name`, from x and w (y open) or x and y (w open) of one dtype.  It may still have the dtype `acc`."""
+    """Run the algorithm `name` on x and w (y open) or x and y (w open) of one dtype.  The result may have the dtype `acc`."""
     if name == "zeros":
         return rewrites.zeros(_shape(open, _sizes(open, a, b), window), dtype, a, b)
     if name == "lax":
@@ -228,7 +229,7 @@ def _reversed(w, window):
 
 
 def _dtypes(a, b, result):
-    """The dtype that both operands are cast to without loss, and that of the sum: at least float32, if it is a float."""
+    """A dtype that holds both operands exactly, and the dtype of accumulation: at least float32 for floats."""
     common = promote(a, b)
     acc = promote(common, np.dtype(result))
     if jnp.issubdtype(acc, jnp.floating) and acc.itemsize < 4:
@@ -237,13 +238,13 @@ def _dtypes(a, b, result):
 
 
 def _preferred(common, dtype):
-    """The `preferred_element_type` for lax, which gives no result narrower than the operands: of floats, a dtype that holds both."""
+    """The `preferred_element_type` for lax, whose results are never narrower than the operands.  For floats, a dtype that holds both."""
     wide = promote(common, np.dtype(dtype))
     return wide if wide == dtype or jnp.issubdtype(wide, jnp.floating) else None
 
 
 def promote(a, b):
-    """jax's standard promotion, with bfloat16 in place of floats of 8 bits or fewer: it holds them exactly."""
+    """jax's standard promotion, with bfloat16 in place of floats of 8 bits or fewer, which it holds exactly."""
     if a == b:
         return a
     a, b = (jnp.bfloat16 if jnp.issubdtype(d, jnp.floating) and d.itemsize == 1 else d for d in (a, b))
@@ -255,7 +256,7 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
     """lax's convolution, with groups if B·G > 1: the same HLO as lax's own forward and transposes.
 
     x may be open if there is one group.  Then `a` is y, `b` is w, the window is transposed, and the filter is reversed right before the
-    convolution.  Only there does XLA's GPU compiler find cuDNN's dgrad; otherwise it multiplies by the zeros of a strided one.
+    convolution.  XLA's GPU compiler recognises cuDNN's dgrad only in this form; otherwise it multiplies the zeros of a strided one.
     """
     B, G = a.shape[0], a.shape[-2]
     first, last, space = 0, window.rank + 1, tuple(range(1, window.rank + 1))
@@ -278,7 +279,7 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
         a, window = cropped(a, dataclasses.replace(window, padding=window.read))
         if 0 in window.input:
             return rewrites.zeros(_shape(open, _sizes(open, a, b), window), dtype, a, b)
-    # With B alone, the groups are feature groups of x, with B and N in one axis as in lax's vmap.  XLA is slow at batch groups there.
+    # If only B > 1, the groups are feature groups of x, with B and N in one axis as in lax's vmap.  XLA is slow at batch groups there.
     x = _merge(a) if G > 1 else a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:])
     batch_groups, feature_groups = (B * G, 1) if G > 1 else (1, B)
     spec = (last, first, *space)
@@ -293,7 +294,7 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
 def cropped(x, window):
     """Negative padding as a slice of x.
 
-    XLA's CPU convolution before jaxlib 0.12 reads out of bounds where one side of an axis is cropped and the other padded.
+    XLA's CPU convolution before jaxlib 0.12 reads out of bounds if one side of an axis is cropped and the other padded.
     """
     kept, rest = window.cropped
     if rest == window:

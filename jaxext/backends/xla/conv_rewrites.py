@@ -1,17 +1,17 @@
-"""Convolutions without a convolution: rewrites in plain XLA ops of what lax's own convolution does slowly or wrongly.
+"""Rewrites of convolutions in plain XLA ops, for cases that lax's own convolution computes slowly or wrongly.
 
 Each computes, for arrays with one axis per label,
 
     y[b,n,p,g,k] = Σ_{r,c} view_r(x)[b,n,p,g,c] · w[b,g,k,r,c]        view_r(x)[p] = x̃[stride·p + filter_dilation·r]
 
-or the same form with w open.  `view` is the input as filter tap r sees it, and holds all the geometry, so every rewrite is right for every
-window.  Sums are taken in `acc`; the caller rounds them.
+or the same form with w open.  `view` is the input as filter tap r sees it.  It contains all the geometry, so every rewrite supports every
+window.  Sums are accumulated in `acc`; the caller rounds them.
 
-Two facts of XLA's CPU backend shape them:
+Two properties of XLA's CPU backend matter:
 
-- A convolution inside a loop is as fast as outside only in the layout in which XLA computes it, NHWC with the filter HWIO.  In any other
-  layout it is some fifteen times slower.
-- Each fusion takes tens of milliseconds to compile, longer than most layers run.  So many sums are put into one reduction.
+- A convolution inside a loop is as fast as outside only in XLA's own layout, NHWC with the filter HWIO.  In other layouts it is some
+  fifteen times slower.
+- Each fusion takes tens of milliseconds to compile, longer than most layers run.  So one reduction computes many sums.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from jax import lax
 
 from jaxext.forms.window import Window, dilate
 
-# More taps than this become a loop, since the time to compile grows with the program.
+# More taps than this become a loop, since compile time grows with the program.
 UNROLLED_TAPS = 64
 
 
 def view(x, window: Window, tap, lead=2):
-    """x as filter tap `tap` sees it.  The spatial axes, which follow `lead` others, become those of the output."""
+    """x as filter tap `tap` sees it.  The spatial axes come after `lead` others, and become those of the output."""
     config = [(0, 0, 0)] * x.ndim
     for axis, (r, i, o, (low, _), s, di, dr) in enumerate(_axes(window, tap), lead):
         before = low - dr * r
@@ -48,7 +48,7 @@ def padded(x, window: Window, lead=2):
 
 
 def view_of_padded(x, window: Window, tap, lead=2):
-    """The `view` of an x that is `padded` already; `tap` may be traced."""
+    """The `view` of an already `padded` x.  `tap` may be traced."""
     start, size = [0] * x.ndim, list(x.shape)
     for axis, (r, _, o, _, s, _, dr) in enumerate(_axes(window, tap), lead):
         start[axis], size[axis] = dr * r, s * (o - 1) + 1
@@ -78,7 +78,7 @@ def taps_of(window: Window):
 
 
 def zeros(shape, dtype, *operands):
-    """Zeros that vary over the same manual axes as the operands, as a result and the carry of a loop must."""
+    """Zeros that vary over the same manual axes as the operands, as results and loop carries must."""
     total = np.zeros((), np.int32)
     for x in operands:
         nothing = lax.slice_in_dim(x, 0, 0)
@@ -87,14 +87,15 @@ def zeros(shape, dtype, *operands):
 
 
 def add(a, b):
-    """The sum; of booleans it is `or`, as in XLA's own products."""
+    """The sum.  For booleans it is `or`, as in XLA's own products."""
     return lax.bitwise_or(a, b) if a.dtype == bool else lax.add(a, b)
 
 
 def dots_fprop(x, w, window: Window, *, acc, precision):
-    """One dot, batched over B and G, for each filter tap, summed.
+    """The sum over filter taps of a dot, batched over B and G.
 
-    The dot's batch, contracted and free axes are whole labels.  So XLA's partitioner splits it correctly, unlike a grouped convolution.
+    The dot's batch, contracted and free axes are whole labels.  XLA's partitioner therefore splits it correctly, unlike a grouped
+    convolution.
     """
     w = w.reshape(w.shape[:3] + (-1, w.shape[-1]))  # (B, G, K, taps, C)
     batch, inner = ((0, x.ndim - 2), (0, 1)), ((x.ndim - 1,), (3,))
@@ -114,7 +115,7 @@ def dots_fprop(x, w, window: Window, *, acc, precision):
 
 
 def dots_wgrad(x, y, window: Window, *, acc, precision):
-    """One dot, batched over B and G, for each filter tap, stacked."""
+    """A dot for each filter tap, batched over B and G, stacked."""
     space = tuple(range(1, y.ndim - 2))
     batch = (0, y.ndim - 2)
     dot = functools.partial(
@@ -131,7 +132,7 @@ def dots_wgrad(x, y, window: Window, *, acc, precision):
 
 
 def _unravel(t, window):
-    """The tap with the traced number `t` in the order of `taps_of`."""
+    """The tap with the traced index `t` in the order of `taps_of`."""
     tap = []
     for n in reversed(window.filter):
         tap.append(t % n)
@@ -155,7 +156,7 @@ def loop_fprop(x, w, window: Window, *, precision, preferred):
 
 
 def loop_wgrad(x, y, window: Window, *, precision, preferred):
-    """As `loop_fprop`: x is the image, with its channels as the batch, and y is the filter."""
+    """As `loop_fprop`, with x as the image, whose channels are the batch, and y as the filter."""
     B, G, K = y.shape[0], *y.shape[-2:]
     C = x.shape[-1]
     x, y = (a.reshape(a.shape[:-2] + (-1,)) for a in (x, y))
@@ -173,7 +174,7 @@ def loop_wgrad(x, y, window: Window, *, precision, preferred):
 
 
 def _repeat(count, step, total):
-    """Runs `total = step(i, total)` for i < count; i is an int32 even where jax's integers have 64 bits."""
+    """Runs `total = step(i, total)` for i < count.  i is an int32 even under x64."""
     return lax.fori_loop(0, count, lambda i, total: step(lax.convert_element_type(i, np.int32), total), total)
 
 
@@ -195,7 +196,7 @@ def _part(x, b, g, channels):
 def _outputs_last(w):
     """(B, G, K, *filter, C) -> (B, *filter, C, G·K)
 
-    G and K are merged before they move.  XLA then sees that a filter HWIO is in this order already, and does not copy it.
+    G and K are merged before they move, so that XLA sees that an HWIO filter is already in this order, and does not copy it.
     """
     B, inner = w.shape[0], w.shape[3:]
     if B == 1:
@@ -224,7 +225,7 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
     """The sum over taps and input channels of the shifted x times a row of weights: elementwise, with G·K contiguous lanes.
 
     With `fold`, padding and sum are one pass over x, which tests for the border at every term.  Otherwise x is padded first, one image at a
-    time if all images together would take much memory.  If there are very many terms, one row of the filter at a time is unrolled.
+    time if padding all images would take much memory.  If there are very many terms, only one filter row at a time is unrolled.
     """
     B, G, K = w.shape[:3]
     N, C = x.shape[1], x.shape[-1]
@@ -258,9 +259,9 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
     return y.reshape((B, N) + window.output + (G, K))
 
 
-# Terms of a sum that is unrolled: each takes XLA a millisecond or two to compile.
+# The most terms of an unrolled sum: each takes XLA a millisecond or two to compile.
 UNROLLED_TERMS = 128
-# Memory that the padded images may take if all are padded at once, in multiples of the images and their results.
+# The most memory for padding all images at once, in multiples of the images and their results.
 MOST_PADDED = 1.5
 
 
@@ -270,7 +271,7 @@ def padded_size(window):
 
 
 def _shifted(x, w, window, taps, see, K, acc):
-    """Sum over `taps` of x as `see` gives it, times w (b, taps, C, lanes): (b, n, *output, lanes)."""
+    """The sum over `taps` of the view `see` of x times w (b, taps, C, lanes): (b, n, *output, lanes)."""
     w = w.reshape(w.shape[:1] + (1,) * (window.rank + 1) + w.shape[1:])
     views = ((t, see(x, window, tap).astype(acc)) for t, tap in enumerate(taps))
     terms = (_lanes(v, c, K) * w[..., t, c, :] for t, v in views for c in range(x.shape[-1]))
@@ -284,7 +285,7 @@ def _lanes(x, c, K):
 
 
 def rows_wgrad(x, y, window: Window, *, acc):
-    """A loop over blocks of output rows: while a block is in cache, it is added to the sum of every tap, some rows of taps at a time."""
+    """A loop over blocks of output rows.  While a block is in cache, it is added to the sums of all taps, some rows of taps at a time."""
     B, N, G, K = y.shape[0], y.shape[1], *y.shape[-2:]
     C, first, taps = x.shape[-1], window.output[0], math.prod(window.filter[1:])
     block = POSITIONS if window.rank == 1 else 1 if max(window.stride) > 1 else max(1, BLOCK // math.prod(y.shape[3:]))
@@ -301,7 +302,7 @@ def rows_wgrad(x, y, window: Window, *, acc):
         y = _rows(y, p).astype(acc)  # (block, *output[1:], G·K)
 
         def some(j, total):
-            """Adds the sums of `at_once` rows of the filter, from row j · at_once on."""
+            """Adds to the sums of `at_once` rows of the filter, from row j · at_once on."""
             r = j * at_once + np.arange(at_once, dtype=np.int32)[:, None]
             h = s * p[None] + (dr * r - low)
             h = h if di == 1 else lax.select(h % di == 0, h // di, lax.full_like(h, -1))  # (at_once, block)
@@ -310,7 +311,7 @@ def rows_wgrad(x, y, window: Window, *, acc):
             lanes = [_lanes(seen, c, K).astype(acc).reshape((at_once, block, *seen.shape[1:-2], -1)) for c in range(C)]
 
             def product(i, tap, of_c):
-                # y is masked too: an infinity in it times a zero of the padding would be NaN.
+                # y is masked too: infinity times a zero of the padding would be NaN.
                 return view_of_padded(of_c[i], rest, tap, lead=1) * jnp.where(met[i], y, 0)
 
             new = _sums([product(i, tap, of_c) for i in range(at_once) for tap in taps_of(rest) for of_c in lanes], window.rank)
@@ -329,18 +330,18 @@ def rows_wgrad(x, y, window: Window, *, acc):
     return _outputs_first(w.reshape((B,) + window.filter + (C, G * K)), G)
 
 
-# Sums in one reduction.
+# The most sums in one reduction.
 MOST_SUMS = 32
 # Output positions in one step, with one spatial axis.
 POSITIONS = 64
-# Elements of y in one step, with more than one spatial axis: a cache holds them and the elements of x that they meet.
+# Elements of y in one step, with more than one spatial axis.  They fit into a cache, with the elements of x that they meet.
 BLOCK = 20_000
 
 
 def _sums(terms, axes):
     """The sum of each array over its first `axes` axes, stacked.
 
-    Up to MOST_SUMS are one reduction, which compiles as fast as that of a single array, and reads data that the terms share only once.
+    One reduction computes up to MOST_SUMS.  It compiles as fast as that of a single array, and reads data shared by its terms only once.
     """
 
     def reduced(terms):
@@ -362,7 +363,7 @@ def _rows(x, index):
 
 
 def phases_fprop(x, w, window: Window, *, part, acc):
-    """Convolutions without input dilation, interleaved: one for all residues of outputs that see equally many taps."""
+    """Interleaved convolutions without input dilation: one for all residues of outputs that see equally many taps."""
     K = w.shape[2]
     longest = [-(-o // period) for o, period in zip(window.output, window.periods, strict=True)]
     found = {}
@@ -377,7 +378,7 @@ def phases_fprop(x, w, window: Window, *, part, acc):
 
 
 def _interleave(parts, missing, periods, sizes, residues=()):
-    """One array of the `parts`, which are keyed by the residues of their outputs; its axes after the first two have `sizes`."""
+    """Interleave `parts`, keyed by the residues of their outputs, into one array.  Its axes after the first two have `sizes`."""
     done = len(residues)
     if done == len(sizes):
         return parts.get(residues, missing)
@@ -390,7 +391,7 @@ def _interleave(parts, missing, periods, sizes, residues=()):
 def phases_wgrad(x, y, window: Window, *, part, acc):
     """One convolution without input dilation for each residue of outputs and taps (`Window.phases`).
 
-    The taps of one residue get their gradient from one residue of outputs.
+    The gradient of the taps of one residue depends on one residue of outputs.
     """
     B, G, K, C = y.shape[0], *y.shape[-2:], x.shape[-1]
     total = zeros((B, G, K) + window.filter + (C,), acc, x, y)

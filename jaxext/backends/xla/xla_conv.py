@@ -1,4 +1,4 @@
-"""The implementation `xla` of convolution: the definition in plain XLA ops, by the algorithm that is expected to be fastest."""
+"""The `xla` implementation of convolution: plain XLA ops, by the algorithm that is expected to be fastest."""
 
 from __future__ import annotations
 

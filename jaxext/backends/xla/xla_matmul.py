@@ -32,7 +32,7 @@ class XlaMatmul(Implementation):
         return (Algorithm("dot_general"),)
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
-        # The left operand is the one with the first pair label of the result, so that dot_general gives the order of a matmul's result.
+        # The left operand has the first pair label of the result, so that dot_general gives the axis order of a matmul's result.
         first = next(label for label in call.labels[call.open] if not all(label in call.labels[slot] for slot in operands))
         lhs, rhs = sorted(operands, key=lambda slot: first not in call.labels[slot])
         left, right, result = call.axes[lhs], call.axes[rhs], call.axes[call.open]
@@ -58,7 +58,7 @@ def _faster_swapped(lhs, rhs, left, right, result) -> bool:
 
 
 def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
-    """`lax.dot_general` with a result of any dtype.  lax cannot give a narrower or a real one: its own is converted at the end."""
+    """`lax.dot_general` with a result of any dtype.  lax cannot return a narrower or a real dtype; its result is converted then."""
 
     def dot(preferred, lhs, rhs):
         return lax.dot_general(lhs, rhs, dims, precision=precision, preferred_element_type=preferred)
@@ -69,7 +69,7 @@ def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
 
 
 def convert(y: jax.Array, dtype) -> jax.Array:
-    """y in another dtype; of a complex y a real dtype takes the real part, as the gradient of a real operand must."""
+    """Convert y to another dtype.  From complex to real this takes the real part, as the gradient of a real operand must."""
     return (lax.real(y) if is_complex(y.dtype) and not is_complex(dtype) else y).astype(dtype)
 
 
