@@ -21,6 +21,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from jaxext.forms.family import families
 from jaxext.forms.form import owner
 
 from .case import Problem
@@ -221,7 +222,8 @@ def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Prob
 
 def declared() -> list[Labelled]:
     """One problem for each form that a user declared, tagged with its name; jaxext's own forms are asked by the operations of lax."""
-    forms = dict.fromkeys(form for form, _ in owner.values() if form.family.read is None and not form.companions)
+    declared = (form for form, _ in owner.values() if families.get(form.family.name) is form.family)
+    forms = dict.fromkeys(form for form in declared if form.family.read is None and not form.companions)
     return [Labelled.of(form, DEFAULT) for form in forms]
 
 
