@@ -54,8 +54,9 @@ def conv_general_dilated(
       padding: 'SAME', 'SAME_LOWER', 'VALID' or n (low, high) pairs, of the whole image.  Negative padding crops.
       axis_names: one entry per spatial axis, in the order of `window_strides`: the mesh axis that splits it, a tuple of axes in mesh
         order, or None if it is not split.
-      window_strides, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count, batch_group_count, precision,
-        preferred_element_type, implementation: as in `jaxext.conv_general_dilated`.
+      window_strides, lhs_dilation, rhs_dilation, dimension_numbers: as in `jaxext.conv_general_dilated`.
+      feature_group_count, batch_group_count: as in `jaxext.conv_general_dilated`.
+      precision, preferred_element_type, implementation: as in `jaxext.conv_general_dilated`.
 
     Returns:
       this device's part of the convolution.  All derivatives are supported, in both modes.  With `check_vma=True` the gradient of a
