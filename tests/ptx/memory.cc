@@ -1,0 +1,207 @@
+// Memory: where an address leads, and who may access it when.
+#include <algorithm>
+
+#include "machine.h"
+
+namespace ptx {
+namespace {
+
+std::string Hex(uint64_t value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+// Cells of a range of shared memory, and the clocks of their readers.
+template <class F>
+void ForCells(Cta& cta, int64_t address, int64_t bytes, F f) {
+  const int64_t cell = cta.cluster->cell;
+  for (int64_t c = address / cell; c <= (address + bytes - 1) / cell; ++c) f(cta.cells[c], &cta.readers[c * cta.cluster->warps]);
+}
+
+std::string Who(Cta& cta, int warp) {
+  for (auto& other : cta.cluster->ctas) {
+    if (warp < static_cast<int>(other->warps.size()))
+      return "warp " + std::to_string(warp) + " of block " + std::to_string(other->rank) + " of the cluster";
+    warp -= static_cast<int>(other->warps.size());
+  }
+  return "?";
+}
+
+bool Before(const Warp& warp, int other, uint32_t clock) { return other == warp.clock_index || clock <= warp.clocks.seen[other]; }
+
+// Nothing that the warp has not waited for may have read or written the cell.
+void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, int64_t address) {
+  const std::string where = "shared memory at " + std::to_string(address);
+  if (cell.arriving) throw Fault("writes " + where + ", into which a copy is under way");
+  if (cell.reading) throw Fault("writes " + where + ", which a copy or a wgmma under way still reads");
+  if (cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at))
+    throw Fault("race: writes " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
+  for (int r = 0; r < cta.cluster->warps; ++r) {
+    if (!Before(warp, r, readers[r])) throw Fault("race: writes " + where + ", which " + Who(cta, r) + " reads, and no barrier is between");
+  }
+}
+
+void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes) {
+  const std::string where = "shared memory at " + std::to_string(address);
+  ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
+    if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
+    if (cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at))
+      throw Fault("race: reads " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
+    readers[warp.clock_index] = warp.clocks.seen[warp.clock_index];
+  });
+  for (int i = 0; i < bytes; ++i) {
+    if (!cta.initialised[address + i]) throw Fault("reads " + where + ", which nothing has written");
+  }
+}
+
+}  // namespace
+
+std::pair<Cta*, int64_t> InShared(Warp& warp, uint64_t address, int64_t bytes) {
+  Cta* cta = warp.cta;
+  const uint64_t block = address >> 24;  // mapa puts the rank + 1 there
+  if (block) {
+    if (block > cta->cluster->ctas.size()) throw Fault("no shared memory at " + Hex(address));
+    cta = cta->cluster->ctas[block - 1].get();
+    if (cta->threads_left == 0) throw Fault("accesses shared memory of a block that has ended");
+  }
+  const int64_t at = address & 0xffffff;
+  if (at < kSharedStart || at + bytes > static_cast<int64_t>(cta->shared.size())) {
+    throw Fault("outside of shared memory: " + std::to_string(at) + " of " + std::to_string(kSharedStart) + " to " +
+                std::to_string(cta->shared.size()));
+  }
+  return {cta, at};
+}
+
+uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write) {
+  for (Region& region : launch.regions) {
+    const int64_t at = static_cast<int64_t>(address - region.address);
+    if (at < 0 || at + bytes > region.bytes) continue;
+    if (write) {
+      if (!region.written) throw Fault("writes into an input, at byte " + std::to_string(at));
+      for (int64_t i = 0; i < bytes; ++i) region.written[at + i] += region.written[at + i] < 255;
+    } else if (region.written) {
+      if (std::count(region.written + at, region.written + at + bytes, 0))
+        throw Fault("reads byte " + std::to_string(at) + " of an array, which nothing has written");
+    }
+    return region.data + at;
+  }
+  std::string nearest;
+  int64_t least = 1 << 30;
+  for (const Region& region : launch.regions) {
+    const int64_t at = static_cast<int64_t>(address - region.address), beyond = at < 0 ? -at : at - region.bytes;
+    if (beyond < least) least = beyond, nearest = ", byte " + std::to_string(at) + " of an array of " + std::to_string(region.bytes);
+  }
+  throw Fault(std::string(write ? "writes" : "reads") + " outside of all arrays: " + Hex(address) + nearest);
+}
+
+// Generic addresses are those of one of the spaces.
+static Space Resolve(Space space, uint64_t& address) {
+  if (space != Space::kGeneric) return space;
+  const uint64_t window = address & ~(kWindowSize - 1);
+  if (window == kSharedWindow) return address -= window, Space::kShared;
+  if (window == kParamWindow) return address -= window, Space::kParam;
+  if (window == kLocalWindow) return address -= window, Space::kLocal;
+  return Space::kGlobal;
+}
+
+static uint8_t* Private(std::vector<uint8_t>& memory, uint64_t address, int bytes, const char* what) {
+  if (address + bytes > memory.size())
+    throw Fault("outside of the " + std::string(what) + ": byte " + std::to_string(address) + " of " + std::to_string(memory.size()));
+  return memory.data() + address;
+}
+
+uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes) {
+  warp.lane = lane;
+  Launch& launch = *warp.cta->cluster->launch;
+  const uint8_t* from;
+  switch (Resolve(space, address)) {
+    case Space::kParam:
+      from = Private(launch.parameters, address, bytes, "parameters");
+      break;
+    case Space::kLocal:
+      from = Private(warp.local[lane], address, bytes, "thread's own memory");
+      break;
+    case Space::kShared:
+    case Space::kCluster: {
+      auto [cta, at] = InShared(warp, address, bytes);
+      LoadShared(warp, *cta, at, bytes);
+      from = &cta->shared[at];
+      break;
+    }
+    default:
+      from = (address & ~(kWindowSize - 1)) == kGlobalsWindow
+                 ? Private(launch.globals, address - kGlobalsWindow, bytes, "module's variables")
+                 : Global(launch, address, bytes, false);
+  }
+  uint64_t value = 0;
+  std::memcpy(&value, from, bytes);
+  return value;
+}
+
+void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value) {
+  warp.lane = lane;
+  Launch& launch = *warp.cta->cluster->launch;
+  uint8_t* to;
+  switch (Resolve(space, address)) {
+    case Space::kParam:
+      throw Fault("writes a parameter");
+    case Space::kLocal:
+      to = Private(warp.local[lane], address, bytes, "thread's own memory");
+      break;
+    case Space::kShared:
+    case Space::kCluster: {
+      auto [cta, at] = InShared(warp, address, bytes);
+      ForCells(*cta, at, bytes, [&, cta = cta, at = at](Cell& cell, uint32_t* readers) {
+        CheckOverwrite(warp, *cta, cell, readers, at);
+        cell.writer = static_cast<int16_t>(warp.clock_index);
+        cell.written_at = warp.clocks.seen[warp.clock_index];
+      });
+      std::memset(&cta->initialised[at], 1, bytes);
+      to = &cta->shared[at];
+      break;
+    }
+    default:
+      to = Global(launch, address, bytes, true);
+  }
+  std::memcpy(to, &value, bytes);
+}
+
+void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
+  const std::string where = "shared memory at " + std::to_string(address);
+  ForCells(cta, address, bytes, [&](Cell& cell, uint32_t*) {
+    if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
+    if (cell.writer >= 0 && !Before(issuer, cell.writer, cell.written_at))
+      throw Fault("race: reads " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
+    if (cell.writer >= 0 && issuer.clocks.fenced[cell.writer] < cell.written_at)
+      throw Fault("reads " + where + " by the async proxy, and no fence.proxy.async follows the write of " + Who(cta, cell.writer));
+    ++cell.reading;
+  });
+  for (int64_t i = 0; i < bytes; ++i) {
+    if (!cta.initialised[address + i]) throw Fault("reads " + where + " + " + std::to_string(i) + ", which nothing has written");
+  }
+}
+
+void EndAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
+  ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
+    --cell.reading;
+    readers[issuer.clock_index] = issuer.clocks.seen[issuer.clock_index];
+  });
+}
+
+void BeginAsyncWrite(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
+  ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
+    CheckOverwrite(issuer, cta, cell, readers, address);
+    cell.arriving = true;
+  });
+}
+
+void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes) {
+  ForCells(cta, address, bytes, [&](Cell& cell, uint32_t*) {
+    cell.arriving = false;
+    cell.writer = -1;
+  });
+  std::memset(&cta.initialised[address], 1, bytes);
+}
+
+}  // namespace ptx
