@@ -221,12 +221,21 @@ void TensorLoad(Warp& w, const Instruction& i, Mask mask) {
   });
 }
 
-// Shared memory into global memory; what lies beyond the array is not written.
+// Shared memory into global memory; what lies beyond the array is not written.  CUTLASS's epilogues let a whole warp execute it: the
+// machine's instruction (UTMASTG) takes uniform registers, so that equal copies of a warp are one.
 void TensorStore(Warp& w, const Instruction& i, Mask mask) {
   const auto& o = i.operands;
   Launch& launch = *w.cta->cluster->launch;
+  std::vector<std::pair<Box, uint64_t>> issued;
   ForLanes(mask, [&](int l) {
     const Box box = BoxOf(w, o[0], l);
+    const uint64_t source = w.Read(o[1])[l];
+    const bool again = std::any_of(issued.begin(), issued.end(), [&](const auto& other) {
+      return other.second == source && other.first.map == box.map &&
+             std::equal(box.coordinates, box.coordinates + 5, other.first.coordinates);
+    });
+    if (again) return;
+    issued.emplace_back(box, source);
     if (box.map->im2col) throw Fault("the tensor map is of the other kind");
     const int64_t bytes = BoxBytes(*box.map);
     auto [cta, from] = At(w, o[1], l, bytes);
@@ -255,7 +264,7 @@ void BulkWait(Warp& w, const Instruction& i, Mask mask) {
     for (; w.bulk[l].size() > most[l]; w.bulk[l].pop_front()) {
       for (Asynchronous& copy : w.bulk[l].front()) {
         if (copy.act) copy.act();
-        for (auto [address, bytes] : copy.reads) EndAsyncRead(w, *w.cta, address, bytes);
+        for (auto [address, bytes] : copy.reads) EndAsyncRead(*w.cta, address, bytes, w.clock_index, w.clocks.seen[w.clock_index]);
       }
     }
   });

@@ -74,7 +74,7 @@ struct Cta {
   std::array<uint32_t, 3> index;
   std::vector<uint8_t> shared, initialised;
   std::vector<Cell> cells;
-  std::vector<uint32_t> readers;  // cell x warp of the cluster: the clock of its last read
+  std::vector<uint32_t> readers;  // cell x clock of the cluster: when it last read
   std::map<int64_t, MBarrier> mbarriers;
   std::array<Barrier, 16> barriers;
   std::vector<std::unique_ptr<Warp>> warps;
@@ -86,6 +86,7 @@ struct Asynchronous {
   std::function<void()> act;
   std::vector<std::pair<int64_t, int64_t>> reads;  // begin, bytes
   std::vector<int> registers;                      // wgmma: the slots that it writes
+  bool done = false;
 };
 using Group = std::vector<Asynchronous>;
 
@@ -109,8 +110,9 @@ struct Warp {
   int lane = -1;  // whose access is being checked, for messages
   Clocks clocks;
 
-  Group open_wgmma;  // since the last commit
-  std::deque<Group> wgmma_groups;
+  Group open_wgmma;                // since the last commit
+  std::deque<Group> wgmma_groups;  // that this warp has not waited for
+  size_t committed = 0;            // of them and those before them
   std::vector<uint8_t> in_flight;  // slot -> how many wgmma under way write it
   int flights = 0;
   std::vector<uint32_t> touched;                     // slot -> count of fences when it was last written by something else
@@ -151,7 +153,8 @@ struct Cluster {
   std::vector<std::unique_ptr<Cta>> ctas;
   std::vector<std::pair<int, std::function<void()>>> copies;  // into shared memory, under way: the CTA that must stay, and the copy
   Barrier barrier;
-  int warps = 0, cell = 4;  // cell: bytes of a Cell
+  int clocks = 0;  // of all warps, and behind them of the wgmma of all warp groups
+  int cell = 4;    // bytes of a Cell
 };
 
 struct Launch {
@@ -179,7 +182,7 @@ std::pair<Cta*, int64_t> InShared(Warp& warp, uint64_t address, int64_t bytes);
 
 // Asynchronous accesses of shared memory, checked as of the warp that issues them.
 void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
-void EndAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
+void EndAsyncRead(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when);
 void BeginAsyncWrite(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
 void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes);
 
