@@ -20,7 +20,7 @@ namespace {
 struct FakeDevice {
   int multiprocessors, major, minor;
 };
-constexpr FakeDevice kDevices[] = {{132, 9, 0}, {78, 9, 0}, {108, 8, 0}};
+constexpr FakeDevice kDevices[] = {{132, 9, 0}, {78, 9, 0}, {108, 8, 0}, {2, 9, 0}};
 
 // Of all threads: names of kernels, and what was set for which device.
 std::mutex mutex;
