@@ -5,6 +5,8 @@ give the same bits.  That the kernels race nowhere, read nothing that nobody wro
 """
 
 import dataclasses
+import functools
+import itertools
 import pathlib
 import sys
 
@@ -28,12 +30,18 @@ TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block co
 RNG = np.random.default_rng(0)
 
 
-def executed(case, operands, shape, device=0):
+def executed(case, operands, shape, **where):
     """The result, its partial sums added up; the same bits whether asynchronous work is late or early."""
-    late, early = (execute(case, operands, when, device) for when in (LATE, EARLY))
+    late, early = (execute(case, operands, when, **where) for when in (LATE, EARLY))
     np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
     parts = late.reshape(-1, *shape)
     return parts[0] if len(parts) == 1 else parts.sum(axis=0)
+
+
+def check_against(truth, got, operands, integers):
+    """Integers exactly, others within rounding of the sum of magnitudes."""
+    exact = {slot: values.astype(np.float64) for slot, values in operands.items()}
+    check(got, truth(exact), None if integers else truth({slot: np.abs(values) for slot, values in exact.items()}))
 
 
 def some(shape, dtype, integers):
@@ -43,7 +51,12 @@ def some(shape, dtype, integers):
 
 # Products.
 
-PRODUCTS = {"nn": "bmk,bkn->bmn", "nt": "bmn,bkn->bmk", "tn": "bmk,bmn->bkn"}
+LABELS = {"a": "bmk", "b": "bkn", "c": "bmn"}
+
+
+def product(role, operands):
+    terms = ",".join(LABELS[slot] for slot in operands)
+    return np.einsum(f"{terms}->{LABELS[SLOTS[role][2]]}", *operands.values())
 
 
 def check_matmul(row, B, rows, columns, depth, splits=1, device=0, integers=True):
@@ -56,10 +69,8 @@ def check_matmul(row, B, rows, columns, depth, splits=1, device=0, integers=True
     case = matmul(row, B, **sizes, splits=splits)
     if splits > 1:
         case["result"] = "float32"
-    got = executed(case, list(operands.values()), shapes[open_slot], device)
-    exact = [operands[slot].astype(np.float64) for slot in sorted(slots)]
-    scale = None if integers else np.einsum(PRODUCTS[row["role"]], *map(np.abs, exact))
-    check(got, np.einsum(PRODUCTS[row["role"]], *exact), scale)
+    got = executed(case, list(operands.values()), shapes[open_slot], device=device)
+    check_against(functools.partial(product, row["role"]), got, operands, integers)
 
 
 def id_of(row):
@@ -86,9 +97,7 @@ def check_conv(row, problem, config, integers=True):
     operands = {slot: some(test_cuda_conv.shape_of(problem, slot), row["operands"], integers) for slot in slots}
     case = conv(row, problem, config)
     got = executed(case, list(operands.values()), test_cuda_conv.shape_of(problem, open_slot))
-    exact = {slot: operands[slot].astype(np.float64) for slot in sorted(operands)}
-    scale = None if integers else test_cuda_conv.truth(problem, {slot: np.abs(values) for slot, values in exact.items()})
-    check(got, test_cuda_conv.truth(problem, exact), scale)
+    check_against(functools.partial(test_cuda_conv.truth, problem), got, operands, integers)
 
 
 def larger(problem):
@@ -105,8 +114,9 @@ def test_conv(row):
     for problem in problems:
         problem = dataclasses.replace(problem, dtypes=(kernel.DTYPES[row["operands"]],) * 3)
         configs = [config for config in cuda_conv.candidates(problem) if config.tile_n == row["tile_n"]]
-        for config in {config.splits: config for config in configs}.values():
-            check_conv(row, problem, config)
+        splits = {config.splits: config for config in configs}
+        for few_or_most in {min(splits), max(splits)}:  # the most parts may be more than a launch takes
+            check_conv(row, problem, splits[few_or_most])
     check_conv(row, larger(problem), configs[0], integers=False)
 
 
@@ -118,30 +128,27 @@ def refused(problem) -> bool:
     return empty or cuda_binding.refused(problem, cuda_depthwise) is not None
 
 
-def check_depthwise(row, problem, config, integers=True):
+def check_depthwise(row, problem, config, arch, integers=True):
     *slots, open_slot = SLOTS[row["role"]]
     operands = {slot: some(test_depthwise.shape_of(problem, slot), row["operands"], integers) for slot in slots}
-    got = executed(conv(row, problem, config), list(operands.values()), test_depthwise.shape_of(problem, open_slot))
-    exact = {slot: values.astype(np.float64) for slot, values in operands.items()}
-    scale = None if integers else test_depthwise.truth(problem, {slot: np.abs(values) for slot, values in exact.items()})
-    check(got, test_depthwise.truth(problem, exact), scale)
+    got = executed(conv(row, problem, config), list(operands.values()), test_depthwise.shape_of(problem, open_slot), arch=arch)
+    check_against(functools.partial(test_depthwise.truth, problem), got, operands, integers)
 
 
-@pytest.mark.parametrize("dtype", ("float32", "bfloat16", "float16"))
-def test_depthwise_convolution(dtype):
-    """All kernels of the dtype run: which one is taken depends on the filter and on the sizes."""
-    for row in DEPTHWISE:
-        if row["operands"] != dtype:
-            continue
-        for case in test_simt.CASES.values():
-            rank = 1 if case.input[1] == case.filter[1] == 1 else 2
-            problem = test_depthwise.of_role(case, row["role"], kernel.DTYPES[dtype], arch=90, name=f"conv{rank}d_{row['role']}")
-            if rank == row["rank"] and not refused(problem):
-                config, *others = cuda_depthwise.candidates(problem)
-                check_depthwise(row, problem, config)
-                check_depthwise(row, problem, (others or [config])[-1], integers=False)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_depthwise_convolution(dtype, arch):
+    """All kernels of the dtype run: the filter, the sizes and whether channels fill vectors decide which one is taken."""
+    rows = [row for row in DEPTHWISE if row["operands"] == dtype]
+    for row, few in itertools.product(rows, test_simt.CASES.values()):
+        for case in (few, dataclasses.replace(few, G=24)):
+            problem = test_depthwise.of_role(case, row["role"], kernel.DTYPES[dtype], arch=int(arch[3:]))
+            if problem.name == f"conv{row['rank']}d_{row['role']}" and not refused(problem):
+                configs = cuda_depthwise.candidates(problem)
+                check_depthwise(row, problem, configs[0], arch)
+                check_depthwise(row, problem, configs[-1], arch, integers=False)
     of_dtype = {"float32": "If", "bfloat16": "__nv_bfloat16", "float16": "__half"}[dtype]
-    kernels = {name: module for name, module in modules().items() if "depthwise" in name and of_dtype in name}
+    kernels = {name: module for name, module in modules(arch).items() if "depthwise" in name and of_dtype in name}
     assert kernels and not [name for name, module in kernels.items() if not module.executed[name].any()]
 
 
