@@ -56,7 +56,7 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(address, strides, sizes, box, element_bytes, swizzle=0, steps=None, corners=None) -> TensorMap:
-    """`strides`: in bytes, of all axes but the innermost.  `corners`: lower and upper ones of an im2col map, whose box is channels, pixels."""
+    """`strides`: in bytes, of all axes but the innermost.  `corners`: an im2col map's lower and upper ones, whose box is channels, pixels."""
     steps = steps or [1] * len(sizes)
     lower, upper = corners or ((), ())
     lists = [(ctypes.c_int64 * 5)(*values) for values in (sizes, [element_bytes, *strides], box, steps)]
@@ -128,7 +128,8 @@ class Module:
         """Runs a kernel and returns how many instructions its warps executed.
 
         `arguments`: an `Array`, bytes (of a parameter of that size), or a number (an int, or a numpy scalar).  `arrays`: memory that
-        arguments point to in another way.  `shared`: bytes of dynamic shared memory.  `maps`: of tensor maps, which a parameter names by `map_bytes`.
+        arguments point to in another way.  `shared`: bytes of dynamic shared memory.  `maps`: tensor maps, which a parameter names by
+        `map_bytes`.
         """
         kernel = self.kernels[name]
         arrays = [*arrays, *(argument for argument in arguments if isinstance(argument, Array))]
