@@ -56,7 +56,7 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(address, strides, sizes, box, element_bytes, swizzle=0, steps=None, corners=None) -> TensorMap:
-    """`strides`: in bytes, of all axes but the innermost.  `corners`: an im2col map's lower and upper ones, whose box is channels, pixels."""
+    """`strides`: in bytes, of all axes but the innermost.  `corners`: lower and upper ones, of an im2col map; box: channels, pixels."""
     steps = steps or [1] * len(sizes)
     lower, upper = corners or ((), ())
     lists = [(ctypes.c_int64 * 5)(*values) for values in (sizes, [element_bytes, *strides], box, steps)]
