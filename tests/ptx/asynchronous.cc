@@ -279,14 +279,16 @@ void ProxyFence(Warp& w, const Instruction&, Mask) {
 
 void Nothing(Warp&, const Instruction&, Mask) {}
 
-// mapa: the address in another block of the cluster
+// mapa: the address in another block of the cluster.  flag: of a .shared::cluster address, not of a generic one
 void MapAddress(Warp& w, const Instruction& i, Mask mask) {
   const Row &a = w.Read(i.operands[1]), &rank = w.Read(i.operands[2]);
   Row& d = w.Write(i.operands[0]);
   ForLanes(mask, [&](int l) {
     w.lane = l;
     if (rank[l] >= w.cta->cluster->ctas.size()) throw Fault("no block " + std::to_string(rank[l]) + " in the cluster");
-    d[l] = (a[l] & 0xffffff) | (rank[l] + 1) << 24;
+    const uint64_t window = a[l] & ~(kWindowSize - 1);
+    if (window != (i.flag ? 0 : kSharedWindow)) throw Fault("mapa of an address that is not in shared memory");
+    d[l] = window | (a[l] & 0xffffff) | (rank[l] + 1) << 24;
   });
 }
 
@@ -303,7 +305,8 @@ bool DecodeAsynchronous(Instruction& instruction) {
     return m.empty();
   }
   if (name == "mapa") {
-    m.Ignore("shared::cluster", "u32");
+    m.Ignore("u32", "u64");
+    instruction.flag = m.Take("shared::cluster");
     handler = MapAddress;
     return m.empty();
   }

@@ -133,9 +133,9 @@ class Module:
         """
         kernel = self.kernels[name]
         arrays = [*arrays, *(argument for argument in arguments if isinstance(argument, Array))]
-        for n, array in enumerate(arrays):
-            if array.address is None:
-                array.address = (n + 1 << 40) + 256
+        free = iter({(n << 40) + 256 for n in range(1, len(arrays) + 1)} - {array.address for array in arrays})
+        for array in arrays:
+            array.address = array.address or next(free)
         parameters = bytearray(kernel.parameter_bytes)
         if len(arguments) > len(kernel.parameters):
             raise TypeError(f"{len(arguments)} arguments for {len(kernel.parameters)} parameters of {name}")

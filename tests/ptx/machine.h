@@ -49,6 +49,7 @@ struct Cell {
   int16_t writer = -1;      // warp of the cluster; -1: nobody, or a copy of the async proxy
   int16_t reading = 0;      // asynchronous reads under way: nothing may overwrite it
   bool arriving = false;    // an asynchronous write is under way: nothing may access it
+  bool atomic = false;      // its writer was an atomic operation, with which others do not race
   uint32_t written_at = 0;  // the writer's clock
 };
 
@@ -173,8 +174,8 @@ struct Launch {
 };
 
 // What a thread reads and writes, with all checks.
-uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes);  // at most 8
-void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value);
+uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bool atomic = false);  // at most 8
+void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value, bool atomic = false);
 // A pointer to global memory, an input or one that may be written.
 uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write);
 // For .shared::cta and .shared::cluster addresses: the CTA, and the address in it.

@@ -41,11 +41,11 @@ void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* read
   }
 }
 
-void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes) {
+void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes, bool atomic) {
   const std::string where = "shared memory at " + std::to_string(address);
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
     if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
-    if (cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at))
+    if (cell.writer >= 0 && !(atomic && cell.atomic) && !Before(warp, cell.writer, cell.written_at))
       throw Fault("race: reads " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
     readers[warp.clock_index] = warp.clocks.seen[warp.clock_index];
   });
@@ -110,7 +110,7 @@ static uint8_t* Private(std::vector<uint8_t>& memory, uint64_t address, int byte
   return memory.data() + address;
 }
 
-uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes) {
+uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bool atomic) {
   warp.lane = lane;
   Launch& launch = *warp.cta->cluster->launch;
   const uint8_t* from;
@@ -124,7 +124,7 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes) {
     case Space::kShared:
     case Space::kCluster: {
       auto [cta, at] = InShared(warp, address, bytes);
-      LoadShared(warp, *cta, at, bytes);
+      LoadShared(warp, *cta, at, bytes, atomic);
       from = &cta->shared[at];
       break;
     }
@@ -138,7 +138,7 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes) {
   return value;
 }
 
-void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value) {
+void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value, bool atomic) {
   warp.lane = lane;
   Launch& launch = *warp.cta->cluster->launch;
   uint8_t* to;
@@ -152,7 +152,8 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
     case Space::kCluster: {
       auto [cta, at] = InShared(warp, address, bytes);
       ForCells(*cta, at, bytes, [&, cta = cta, at = at](Cell& cell, uint32_t* readers) {
-        CheckOverwrite(warp, *cta, cell, readers, at);
+        if (!atomic || !cell.atomic) CheckOverwrite(warp, *cta, cell, readers, at);
+        cell.atomic = atomic;
         cell.writer = static_cast<int16_t>(warp.clock_index);
         cell.written_at = warp.clocks.seen[warp.clock_index];
       });
