@@ -25,45 +25,57 @@ SWIZZLES = (0, 32, 64, 128)  # CUtensorMapSwizzle -> bytes of a row
 
 @functools.cache
 def modules(arch: str = "sm_90") -> dict[str, Module]:
-    """Each kernel's module, by the name of the kernel."""
+    """The module of each kernel of our library, by the kernel's name."""
+    found = modules_of(LIBRARY, arch)
+    if not found:
+        pytest.skip(f"{LIBRARY} has no PTX for {arch}: build with JAXEXT_PTX=ON in the environment, as `make build` does")
+    tell_parameters(runtime(), found)
+    return found
+
+
+def modules_of(binary, arch: str) -> dict[str, Module]:
     cuobjdump = pathlib.Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([cuobjdump, "-xptx", "all", LIBRARY], cwd=folder, check=True, capture_output=True)
+        subprocess.run([cuobjdump, "-xptx", "all", binary], cwd=folder, check=True, capture_output=True)
         for path in sorted(pathlib.Path(folder).glob("*.ptx")):
             text = path.read_text()
             if f".target {arch}" in text:
                 module = Module(text)
                 found |= dict.fromkeys(module.kernels, module)
-    if not found:
-        pytest.skip(f"{LIBRARY} has no PTX for {arch}: build with JAXEXT_PTX=ON in the environment, as `make build` does")
-    for name, module in found.items():
-        sizes = [size for _, size in module.kernels[name].parameters]
-        runtime().TellParameters(name.encode(), len(sizes), (ctypes.c_int64 * len(sizes))(*sizes))
     return found
 
 
-def execute(case, operands, late, device=0, arch="sm_90"):
+def tell_parameters(runtime: ctypes.CDLL, modules: dict[str, Module]) -> None:
+    """From now on the runtime writes down the parameters of these kernels' launches too."""
+    for name, module in modules.items():
+        sizes = [size for _, size in module.kernels[name].parameters]
+        runtime.TellParameters(name.encode(), len(sizes), (ctypes.c_int64 * len(sizes))(*sizes))
+
+
+def execute(case, operands, late, device=0, arch="sm_90", modules=modules):
     """The result of a case of cuda_launches, as a vector, or its partial results.  Each element is written once."""
     known = modules(arch)
     status, asked = ask(case, device)
     assert status == OK, asked
-    maps = [_tensor_map(entry) for entry in asked if "descriptor" in entry]
-    dtype = np.dtype(DTYPES[case["result"]])
-    result = Output(np.full(case["bytes"][2], 0xFF, np.uint8).view(dtype), ADDRESSES[2])
+    result = Output(np.full(case["bytes"][2], 0xFF, np.uint8).view(DTYPES[case["result"]]), ADDRESSES[2])
     arrays = [*(Input(values, address) for values, address in zip(operands, ADDRESSES, strict=False)), result]
     assert [array.values.nbytes for array in arrays] == case["bytes"]
     before = [values.tobytes() for values in operands]
-    for entry in asked:
-        if "kernel" not in entry:
-            continue
-        module = known[entry["kernel"]]
-        where = {name: entry[name] for name in ("grid", "block", "cluster", "shared")}
-        arguments = [bytes.fromhex(digits) for digits in entry["parameters"].split()]
-        module.run(entry["kernel"], arguments=arguments, arrays=arrays, maps=maps, late=late, **where)
+    launch(asked, known, arrays, late)
     assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
     assert [array.values.tobytes() for array in arrays[:2]] == before
     return result.values
+
+
+def launch(asked, modules: dict[str, Module], arrays, late) -> None:
+    """Runs the kernels that a runtime was asked to launch, with the tensor maps that it was asked to encode."""
+    maps = [_tensor_map(entry) for entry in asked if "descriptor" in entry]
+    for entry in asked:
+        if "kernel" in entry:
+            where = {name: entry[name] for name in ("grid", "block", "cluster", "shared")}
+            arguments = [bytes.fromhex(digits) for digits in entry["parameters"].split()]
+            modules[entry["kernel"]].run(entry["kernel"], arguments=arguments, arrays=arrays, maps=maps, late=late, **where)
 
 
 def _tensor_map(entry) -> TensorMap:
