@@ -5,6 +5,7 @@
 #include "machine.h"
 
 namespace ptx {
+namespace {
 
 MBarrier& MBarrierAt(Cta& cta, int64_t address) {
   auto found = cta.mbarriers.find(address);
@@ -12,7 +13,16 @@ MBarrier& MBarrierAt(Cta& cta, int64_t address) {
   return found->second;
 }
 
-namespace {
+// For a warp that uses it: it must know that it was initialised.
+MBarrier& MBarrierFor(Warp& w, Cta& cta, int64_t address) {
+  MBarrier& barrier = MBarrierAt(cta, address);
+  const std::string what = "the mbarrier at " + std::to_string(address);
+  const bool of_cluster = barrier.made_at <= w.clocks.initialised[barrier.made_by];
+  if (barrier.made_by != w.clock_index && w.clocks.seen[barrier.made_by] < barrier.made_at && !of_cluster)
+    throw Fault("race: uses " + what + ", which another warp initialised, and no barrier is between");
+  if (&cta != w.cta && !of_cluster) throw Fault("uses " + what + " of another block, and no fence.mbarrier_init followed it there");
+  return barrier;
+}
 
 void EndPhase(MBarrier& barrier) {
   if (barrier.pending || barrier.bytes) return;
@@ -44,6 +54,7 @@ void Init(Warp& w, const Instruction& i, Mask mask) {
     barrier.expected = barrier.pending = static_cast<int64_t>(count[l] & 0xffffffff);
     if (barrier.expected < 1 || barrier.expected >= 1 << 20)
       throw Fault("an mbarrier for " + std::to_string(barrier.expected) + " arrivals");
+    barrier.made_by = w.clock_index, barrier.made_at = w.clocks.seen[w.clock_index];
     if (!cta->mbarriers.try_emplace(at, barrier).second) throw Fault("initialises an mbarrier that is one");
   });
 }
@@ -60,7 +71,7 @@ void ArriveAt(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, o[first], l);
     const int64_t value = o.size() > first + 1 ? static_cast<int64_t>(w.Read(o[first + 1])[l] & 0xffffffff) : 0;
-    MBarrier& barrier = MBarrierAt(*cta, at);
+    MBarrier& barrier = MBarrierFor(w, *cta, at);
     if (i.choice == 2)
       barrier.bytes += value;
     else
@@ -76,7 +87,7 @@ void TryWait(Warp& w, const Instruction& i, Mask mask) {
   Row parity = w.Read(o[2]);
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, o[1], l);
-    MBarrier& barrier = MBarrierAt(*cta, at);
+    MBarrier& barrier = MBarrierFor(w, *cta, at);
     if (parity[l] > 1) throw Fault("waits for parity " + std::to_string(parity[l]));
     done[l] = (barrier.phase & 1) != parity[l];
     all &= done[l];
@@ -197,7 +208,7 @@ void TensorLoad(Warp& w, const Instruction& i, Mask mask) {
       if (!(blocks >> rank & 1)) continue;
       Cta& cta = *cluster.ctas[rank];
       if (cta.threads_left == 0) throw Fault("copies into shared memory of a block that has ended");
-      MBarrierAt(cta, barrier);
+      MBarrierFor(w, cta, barrier);
       BeginAsyncWrite(w, cta, to, bytes);
       auto act = [&launch, &cta, box, to = to, bytes, barrier = barrier] {
         const TensorMap& map = *box.map;
@@ -279,6 +290,11 @@ void ProxyFence(Warp& w, const Instruction&, Mask) {
 
 void Nothing(Warp&, const Instruction&, Mask) {}
 
+// fence.mbarrier_init
+void FenceInitialised(Warp& w, const Instruction&, Mask) {
+  w.clocks.initialised[w.clock_index] = w.clocks.seen[w.clock_index]++;
+}
+
 // mapa: the address in another block of the cluster.  flag: of a .shared::cluster address, not of a generic one
 void MapAddress(Warp& w, const Instruction& i, Mask mask) {
   const Row &a = w.Read(i.operands[1]), &rank = w.Read(i.operands[2]);
@@ -299,9 +315,8 @@ bool DecodeAsynchronous(Instruction& instruction) {
   const std::string& name = instruction.name;
   Handler& handler = instruction.handler;
   if (name == "fence") {
-    handler = m.Take("proxy") && m.Take("async") ? ProxyFence : Nothing;
-    m.Ignore("shared::cta", "shared::cluster", "global", "mbarrier_init", "release", "acquire", "acq_rel", "sc", "cta", "cluster", "gpu",
-             "sys");
+    handler = m.Take("proxy") && m.Take("async") ? ProxyFence : m.Take("mbarrier_init") ? FenceInitialised : Nothing;
+    m.Ignore("shared::cta", "shared::cluster", "global", "release", "acquire", "acq_rel", "sc", "cta", "cluster", "gpu", "sys");
     return m.empty();
   }
   if (name == "mapa") {

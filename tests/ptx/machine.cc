@@ -8,11 +8,11 @@
 namespace ptx {
 
 void Clocks::Join(const Clocks& other) {
-  if (seen.empty()) seen.resize(other.seen.size()), fenced.resize(other.seen.size());
-  for (size_t i = 0; i < other.seen.size(); ++i) {
-    seen[i] = std::max(seen[i], other.seen[i]);
-    fenced[i] = std::max(fenced[i], other.fenced[i]);
-  }
+  const auto join = [](std::vector<uint32_t>& into, const std::vector<uint32_t>& from) {
+    if (into.empty()) into.resize(from.size());
+    for (size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
+  };
+  join(seen, other.seen), join(fenced, other.fenced), join(initialised, other.initialised);
 }
 
 void Warp::Release(Clocks& into) {
@@ -211,7 +211,7 @@ std::unique_ptr<Warp> MakeWarp(Cta& cta, const Launch& launch, int index, int cl
   std::memset(w->rows.data(), 0xff, sizeof(Row) * slots);  // NaN, as what nothing has written
   for (auto [value, slot] : launch.kernel->constants) w->rows[slot].fill(value);
   w->touched.resize(slots), w->in_flight.resize(slots);
-  w->clocks.seen.assign(cta.cluster->clocks, 0), w->clocks.fenced = w->clocks.seen;
+  w->clocks.seen.assign(cta.cluster->clocks, 0), w->clocks.fenced = w->clocks.initialised = w->clocks.seen;
   w->clocks.seen[clock_index] = 1;
   for (int i = 0; i < kLanes; ++i) {
     if (index * kLanes + i >= threads)

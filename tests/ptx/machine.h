@@ -19,9 +19,10 @@ constexpr int kLanes = 32;
 constexpr Mask kAll = 0xffffffff;
 using Row = std::array<uint64_t, kLanes>;
 
-// What happened before: of each warp of the cluster up to which of its clocks; and of those writes, which the async proxy sees.
+// What happened before: of each warp of the cluster up to which of its clocks; which of its writes the async proxy sees; and which mbarriers
+// that it initialised the cluster sees.
 struct Clocks {
-  std::vector<uint32_t> seen, fenced;
+  std::vector<uint32_t> seen, fenced, initialised;
   void Join(const Clocks& other);
 };
 
@@ -56,6 +57,8 @@ struct Cell {
 struct MBarrier {
   int64_t expected = 0, pending = 0, bytes = 0;  // arrivals of a phase; those that are missing; bytes of transactions that are missing
   uint32_t phase = 0;
+  int made_by = 0;  // warp of the cluster
+  uint32_t made_at = 0;
   Clocks arriving, completed;  // of this phase, of the one before
 };
 
@@ -186,9 +189,6 @@ void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
 void EndAsyncRead(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when);
 void BeginAsyncWrite(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
 void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes);
-
-MBarrier& MBarrierAt(Cta& cta, int64_t address);
-void CompleteTransaction(Cta& cta, int64_t address, int64_t bytes);
 
 void Run(Launch& launch);
 

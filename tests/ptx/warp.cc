@@ -85,7 +85,10 @@ void ClusterArrive(Warp& w, const Instruction& i, Mask mask) {
   if (!w.Together(kAll)) return;
   Cluster& cluster = *w.cta->cluster;
   Barrier& barrier = cluster.barrier;
-  if (!i.flag) w.Release(barrier.arriving);  // .relaxed orders nothing
+  if (!i.flag)
+    w.Release(barrier.arriving);
+  else  // .relaxed orders nothing but what a fence released
+    barrier.arriving.Join({std::vector<uint32_t>(w.clocks.seen.size()), std::vector<uint32_t>(w.clocks.seen.size()), w.clocks.initialised});
   if (w.cluster_waits >= 0) throw Fault("arrives twice at the cluster's barrier");
   w.cluster_waits = barrier.generation;
   if ((barrier.arrived += __builtin_popcount(mask)) == barrier.wanted) Complete(barrier);
