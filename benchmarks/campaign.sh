@@ -6,8 +6,8 @@
 #     benchmarks/campaign.sh 2    the benchmark goes on; what the models of clocks are calibrated by; wall times with and without graphs
 #     benchmarks/campaign.sh 3    tests on the device, memcheck of CUTLASS's kernels, the three largest gaps under Nsight Compute
 #
-# The second and the third go on with REPORT (benchmarks/results/gpu.json), which the call before left.  What a call had no time for stands at
-# the end of its output, and in report.txt of its archive.  benchmarks/on_gpu.sh says what is wanted on the machine, and what its settings do.
+# The second and the third go on with REPORT (benchmarks/results/gpu.json), which the call before left.  What a call had no time for stands
+# at the end of its output.  benchmarks/on_gpu.sh says what is wanted on the machine, and what its settings do.
 set -u
 cd "$(dirname "$0")/.."
 call=${1:-} out=${OUT:-benchmarks/results} report=${REPORT:-benchmarks/results/gpu.json} within=${WITHIN:-560}
@@ -21,12 +21,10 @@ esac
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 [ "$call" = 1 ] || [ ! -e "$report" ] || cp "$report" "$results/gpu.json"
-PREPARE=${PREPARE:-100} GAPS=3 BENCH="$brief ${BENCH:-}" OUT=$results WITHIN=$((within - 20)) RESUME=$([ -e "$results/gpu.json" ] && echo 1) \
-  bash benchmarks/on_gpu.sh "${parts[@]}" 2>&1 | tee "$results/output.log"
-status=${PIPESTATUS[0]}
-
 {
-  sed -n '/^=== in all:/,$p' "$results/output.log"
+  PREPARE=${PREPARE:-100} GAPS=3 BENCH="$brief ${BENCH:-}" OUT=$results WITHIN=$((within - 20)) RESUME=$([ -e "$results/gpu.json" ] && echo 1) \
+    bash benchmarks/on_gpu.sh "${parts[@]}" 2>&1
+  echo $? >"$results/status"
   "${PYTHON:-python3}" - "$results/gpu.json" <<'PYTHON'
 import json, pathlib, sys
 path = pathlib.Path(sys.argv[1])
@@ -35,8 +33,9 @@ print(f"measured: {len(told.get('rows', ()))} cases")
 for what in ("left_out", "begun"):
     print(f"{what.replace('_', ' ')}: {len(told.get(what, ()))} cases", *told.get(what, ()), sep="\n  ")
 PYTHON
-} >"$results/report.txt"
-cat "$results/report.txt"
+} | tee "$results/output.log"
+status=$(cat "$results/status")
+
 mkdir -p "$out"
 tar --create --gzip --file "$out/campaign-$call.tar.gz" --directory "$results" --exclude ./gpu.json . || status=1
 [ ! -e "$results/gpu.json" ] || cp "$results/gpu.json" "$out"

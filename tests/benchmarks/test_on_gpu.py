@@ -179,7 +179,7 @@ def test_a_call_of_the_campaign_leaves_an_archive_and_the_report_and_says_what_i
     assert said.endswith("=== in all:\nsmoke: passed\nmeasured: 1 cases\nleft out: 1 cases\n  slow\nbegun: 0 cases\n")
     assert sorted(path.name for path in out.iterdir()) == ["campaign-1.tar.gz", "gpu.json"]
     names = subprocess.run(["tar", "--list", "-f", out / "campaign-1.tar.gz"], capture_output=True, text=True).stdout.split()
-    assert sorted(names) == ["./", "./a.log", "./output.log", "./report.txt"]
+    assert sorted(names) == ["./", "./a.log", "./output.log", "./status"]
 
 
 def test_a_later_call_goes_on_with_the_report(tmp_path):
