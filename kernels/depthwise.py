@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from ._geometry import Axis, ConvProblem
-from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, multiprocessors
+from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, largest_block
+from ._roofline import machine
 
 Problem = ConvProblem
 
@@ -161,7 +162,7 @@ def candidates(problem: Problem) -> list[Config]:
     """
     vector = VECTOR_BITS // max(BITS[dtype] for dtype in problem.dtypes)
     channels = max(1, _target_channels(problem))
-    block = _largest([min(vector << i, triton.next_power_of_2(channels)) for i in range(4)], channels, idle=1 / 8)
+    block = largest_block([min(vector << i, triton.next_power_of_2(channels)) for i in range(4)], channels, idle=1 / 8)
     rows = max(1, 32 * NUM_WARPS * vector // block)
     configs = [Config(tile_g=block, strips=rows, strip=width, num_warps=NUM_WARPS) for width in WIDTHS]
     if problem.role == "wgrad":
@@ -173,16 +174,10 @@ def candidates(problem: Problem) -> list[Config]:
 def _with_splits(problem: Problem, config: Config) -> Config:
     """The tile's rows shared between strips and lanes, and the sum between programs."""
     rows = config.strips
-    lanes = _largest([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), idle=1 / 4)
+    lanes = largest_block([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), idle=1 / 4)
     config = dataclasses.replace(config, pieces=lanes, strips=rows // lanes)
-    wanted = 6 * multiprocessors(problem.arch) // max(1, grid(problem, config)[0])
+    wanted = 6 * machine(problem.arch).multiprocessors // max(1, grid(problem, config)[0])
     return dataclasses.replace(config, splits=max(1, min(wanted, strips(problem, config) // (4 * config.strips))))
-
-
-def _largest(blocks: list[int], size: int, idle: float) -> int:
-    """The largest block of those that leave at most this share of their lanes idle, or the least idle one."""
-    shares = {block: 1 - size / max(1, cdiv(size, block) * block) for block in blocks}
-    return max((block for block in blocks if shares[block] <= idle), default=min(blocks, key=shares.__getitem__))
 
 
 def pick(problem: Problem) -> Config:
@@ -201,7 +196,7 @@ def _loads(problem: Problem, config: Config) -> float:
     else:
         rows = problem.filter[0] * problem.filter[1] * line.pieces
         of_program = config.strip + rows * (line.sources + line.COLUMNS / 2)
-    return cdiv(grid(problem, config)[0], multiprocessors(problem.arch)) * of_program
+    return machine(problem.arch).rounds(grid(problem, config)[0]) * of_program
 
 
 def registers(problem: Problem, config: Config) -> int:

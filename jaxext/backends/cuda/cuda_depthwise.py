@@ -11,7 +11,8 @@ import dataclasses
 import math
 
 from jaxext.kernels._geometry import Axis, ConvProblem
-from jaxext.kernels._launch import BITS, cdiv, multiprocessors
+from jaxext.kernels._launch import BITS, cdiv, largest_block
+from jaxext.kernels._roofline import machine
 
 THREADS = 128  # of a block
 VECTOR_BITS = 128
@@ -39,7 +40,7 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
     the longest.
     """
     vectors = cdiv(problem.G, _vector(problem))
-    lanes = _largest(LANES, vectors, idle=1 / 8)
+    lanes = largest_block(LANES, vectors, idle=1 / 8)
     longest = max(1, cdiv(problem.axes[2].targets, _spacing(problem.axes[2])))
     strips = [strip for strip in STRIPS if strip < longest] + [min(longest, STRIPS[-1])]
     configs = [DepthwiseConfig(lanes=lanes, strip=strip) for strip in dict.fromkeys(strips)]
@@ -53,14 +54,13 @@ def pick(problem: ConvProblem) -> DepthwiseConfig:
 
 def _moved(problem: ConvProblem, config: DepthwiseConfig) -> float:
     """Vectors that a multiprocessor moves, in the rounds in which it gets blocks."""
-    rounds = cdiv(math.prod(grid(problem, config)), RESIDENT * multiprocessors(problem.arch))
     _, h, w = problem.axes
     window = cdiv(w.R, w.step) - 1
     if problem.role == "wgrad":
         of_block = cdiv(_strips(problem, config), _strip_lanes(config) * config.splits) * (2 * config.strip + min(window, WGRAD_TAPS - 1))
     else:
         of_block = config.strip + max(1, cdiv(h.R, h.step)) * (config.strip + window)
-    return rounds * of_block
+    return machine(problem.arch).rounds(math.prod(grid(problem, config)), RESIDENT) * of_block
 
 
 def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
@@ -75,16 +75,10 @@ def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
 def _shared_out(problem: ConvProblem, config: DepthwiseConfig) -> DepthwiseConfig:
     """With a wgrad's blocks shared between pieces, and its sum between blocks."""
     most = THREADS // config.lanes
-    config = dataclasses.replace(config, pieces=_largest([1 << i for i in range(most.bit_length())], _pieces(problem), idle=1 / 4))
-    wanted = RESIDENT * multiprocessors(problem.arch) // max(1, math.prod(grid(problem, config)))
+    config = dataclasses.replace(config, pieces=largest_block([1 << i for i in range(most.bit_length())], _pieces(problem), idle=1 / 4))
+    wanted = RESIDENT * machine(problem.arch).multiprocessors // max(1, math.prod(grid(problem, config)))
     splits = min(wanted, _strips(problem, config) // (4 * _strip_lanes(config)), MOST_SPLITS)
     return dataclasses.replace(config, splits=max(1, splits))
-
-
-def _largest(blocks, size: int, idle: float) -> int:
-    """The largest block of those that leave at most this share idle; among those that leave more, the least idle."""
-    shares = {block: 1 - size / max(1, cdiv(size, block) * block) for block in blocks}
-    return max((block for block in blocks if shares[block] <= idle), default=min(blocks, key=shares.__getitem__))
 
 
 def _vector(problem: ConvProblem) -> int:
