@@ -52,10 +52,10 @@ class Machine:
         return self.moving(2 * size) + LAUNCH
 
 
-# Compute capability -> its largest common device: A100, H200, B200.  Products are those of data sheets, dense, at the boost clock.
-# Memory is a copy's: 1.73 TB/s at 1.41 GHz, 4.1 at 1.75, 7.2 at 1.85.  L2 is nine tenths of what a loop gets that only reads
-# (te42kyfo/gpu-benches, gpu-l2-cache: A100 5.4 TB/s at 1.41 GHz, H200 9.8 at 1.98, H100 PCIe 6.9 at 1.755: 35, 37 and 34 bytes per clock),
-# half of the 64 that the port of one multiprocessor takes.  That of a B200 is a guess.
+# Compute capability -> its largest common device: A100, H200, B200.  Products are those of data sheets, dense, at the boost clock.  Memory
+# was measured: 1.73 TB/s at 1.41 GHz, 4.1 at 1.75.  L2 is nine tenths of what a loop gets that only reads (te42kyfo/gpu-benches,
+# gpu-l2-cache: A100 5.4 TB/s at 1.41 GHz, H200 9.8 at 1.98, H100 PCIe 6.9 at 1.755, which are 35, 37 and 34 bytes), half of what the port
+# of one multiprocessor takes.  A B200 is thought to have an H200's L2, and nine tenths of 8 TB/s from memory.
 _MACHINES = {
     80: Machine(multiprocessors=108, products=1024, fma=64, l2=32, memory=11),
     90: Machine(multiprocessors=132, products=2048, fma=128, l2=32, memory=18),

@@ -332,7 +332,7 @@ def candidates(problem: Problem) -> list[Config]:
     """
     configs = [_complete(problem, shape) for shape in SHAPES]
     fitting = (config for config in configs if _refusal(problem, config) is None and _fills(problem, config))
-    return sorted(fitting, key=functools.partial(_clocks, problem))
+    return sorted(fitting, key=functools.partial(clocks, problem))
 
 
 def pick(problem: Problem) -> Config:
@@ -369,7 +369,7 @@ def _refusal(problem: Problem, config: Config) -> str | None:
         return f"{config} has {config.groups} groups to a tile, which do not divide {problem.G}"
     if config.packed and problem.role == "wgrad" and any(axis.d > 1 for axis in problem.axes):
         return f"{config} is packed, but an input dilation gives each tap its own targets"
-    few = _bits(problem) < 32 or problem.precision == "tf32"
+    few = (_bits(problem) < 32 or problem.precision == "tf32") and not {*problem.dtypes[:2]} <= EIGHT  # sums of 8-bit floats are kept apart
     if (sums := config.tile_m * config.tile_n // (32 * config.num_warps)) > (limit := 128 if few else 64):
         return f"{config} has {sums} sums to a thread, registers hold {limit} beside the factors"
     if "i8" in problem.dtypes and (n := cdiv(_extent(problem, config)[2], config.splits) * config.tile_k) >= MOST_INTEGER_PRODUCTS:
@@ -466,10 +466,10 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
     shares = min(steps // 8, 2 * machine(problem.arch).multiprocessors // max(programs, 1))
     least = cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.tile_k) if "i8" in problem.dtypes else 1
     splits = (dataclasses.replace(config, splits=n) for n in (max(1, least), max(1, least, shares)))
-    return min(splits, key=functools.partial(_clocks, problem))
+    return min(splits, key=functools.partial(clocks, problem))
 
 
-def _clocks(problem: Problem, config: Config) -> float:
+def clocks(problem: Problem, config: Config) -> float:
     """The programs that one multiprocessor runs, and for split sums the sum of partial results.
 
     A step takes 50 clocks more, for its addresses and barriers.  Programs on the same multiprocessor hide one another's start.
@@ -479,5 +479,5 @@ def _clocks(problem: Problem, config: Config) -> float:
     loaded = (m + n) * k * bits // 8
     step = gpu.tile(m * n * k, gpu.rate(bits, problem.precision), loaded) + 50
     beside = max(1, min(SHARED_MEMORY[problem.arch] // (loaded * config.num_stages), 48 // config.num_warps))
-    clocks = gpu.rounds(programs) * (cdiv(_extent(problem, config)[2], config.splits) * step + START / beside)
-    return clocks + gpu.adding(4 * programs * m * n) if config.splits > 1 else clocks
+    of_programs = gpu.rounds(programs) * (cdiv(_extent(problem, config)[2], config.splits) * step + START / beside)
+    return of_programs + (gpu.adding(4 * programs * m * n) if config.splits > 1 else 0)

@@ -157,8 +157,8 @@ def candidates(problem: Problem) -> list[Config]:
     A thread has one strip and 16 bytes of channels (of the widest dtype).  The block of channels is the largest power of two, up to eight
     such vectors, that leaves at most an eighth of the lanes idle.  wgrad gives a tile as many pieces of the filter as it can with at most
     a quarter of the lanes idle, since they read the same y, and splits its sum until there are 6 programs per multiprocessor, each with
-    at least 4 tiles to sum: more would only write more partial results.  The width with which a multiprocessor loads the fewest vectors is
-    first, among equals the widest.
+    at least 4 tiles to sum: more would only write more partial results.  The width that takes the fewest clocks
+    is first, among equals the widest.
     """
     vector = VECTOR_BITS // max(BITS[dtype] for dtype in problem.dtypes)
     channels = max(1, _target_channels(problem))
@@ -168,7 +168,7 @@ def candidates(problem: Problem) -> list[Config]:
     if problem.role == "wgrad":
         configs = [_with_splits(problem, config) for config in configs]
     few = (config for config in configs if registers(problem, config) <= FEW_REGISTERS)
-    return sorted(few, key=lambda config: (_loads(problem, config), -config.strip))
+    return sorted(few, key=lambda config: (clocks(problem, config), -config.strip))
 
 
 def _with_splits(problem: Problem, config: Config) -> Config:
@@ -184,8 +184,8 @@ def pick(problem: Problem) -> Config:
     return candidates(problem)[0]
 
 
-def _loads(problem: Problem, config: Config) -> float:
-    """Vectors that a multiprocessor loads.
+def clocks(problem: Problem, config: Config) -> float:
+    """The vectors that a multiprocessor loads, from the L2 cache.
 
     For each tile a thread moves its targets, `strip` vectors, and for each row of the filter a row of sources and a share of the taps.  The
     programs are dealt out in rounds, so few wide ones may lose to more narrow ones.
@@ -196,7 +196,8 @@ def _loads(problem: Problem, config: Config) -> float:
     else:
         rows = problem.filter[0] * problem.filter[1] * line.pieces
         of_program = config.strip + rows * (line.sources + line.COLUMNS / 2)
-    return machine(problem.arch).rounds(grid(problem, config)[0]) * of_program
+    gpu, vectors = machine(problem.arch), 32 * config.num_warps * VECTOR_BITS // 8
+    return gpu.rounds(grid(problem, config)[0]) * of_program * vectors / gpu.l2
 
 
 def registers(problem: Problem, config: Config) -> int:

@@ -191,13 +191,15 @@ def candidates(problem: Problem) -> list[Config]:
         if problem.in_parts and small and warps < 4:
             continue
         warps = 8 if problem.in_parts and small else warps
+        # So are the addresses of copies in small pieces, beside factors in registers.
+        warps *= 2 if problem.fma and not problem.aligned and small else 1
         config = Config(tile_m=rows, tile_n=cols, tile_k=_depth(problem, rows, cols, warps), num_warps=warps)
         if _tensor_memory(problem, config) <= TENSOR_MEMORY and (stages := _stages(problem, config)):
             config = dataclasses.replace(config, num_stages=stages)
             configs += [dataclasses.replace(config, splits=splits) for splits in sorted({1, _splits(problem, config)})]
     configs = [config for config in configs if not _saturates(problem, config)]
     configs = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
-    return sorted(configs, key=lambda config: _clocks(problem, config))
+    return sorted(configs, key=lambda config: clocks(problem, config))
 
 
 def _depth(problem: Problem, rows: int, cols: int, warps: int) -> int:
@@ -268,14 +270,14 @@ def pick(problem: Problem) -> Config:
     return candidates(problem)[0]
 
 
-def _clocks(problem: Problem, config: Config) -> float:
+def clocks(problem: Problem, config: Config) -> float:
     """The programs that one multiprocessor runs, each a start and its depth; and for split depth the sum of partial results."""
     gpu, depth = machine(problem.arch), tiles(problem, config)[2] * config.tile_k
     lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
     rate, loaded = gpu.rate(problem.bits, problem.method), config.tile_m * lhs + config.tile_n * rhs
-    clocks = gpu.rounds(grid(problem, config)[0]) * (START + depth * gpu.tile(config.tile_m * config.tile_n, rate, loaded))
+    of_programs = gpu.rounds(grid(problem, config)[0]) * (START + depth * gpu.tile(config.tile_m * config.tile_n, rate, loaded))
     partial = 4 * config.splits * problem.B * problem.rows * problem.cols
-    return clocks + gpu.adding(partial) if config.splits > 1 else clocks
+    return of_programs + (gpu.adding(partial) if config.splits > 1 else 0)
 
 
 def tiles(problem: Problem, config: Config) -> tuple[int, int, int]:

@@ -36,8 +36,7 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
 
     The lanes are the most that leave at most an eighth of the threads without channels.  wgrad lets as many pieces of the filter as there
     are share a block, with at most a quarter idle, since they read the same targets; and it splits its sum until all multiprocessors are
-    full, each block with at least 4 strips per thread.  The one with which a multiprocessor moves the fewest vectors is first, among equals
-    the longest.
+    full, each block with at least 4 strips per thread.  The one that takes the fewest clocks is first, among equals the longest.
     """
     vectors = cdiv(problem.G, _vector(problem))
     lanes = largest_block(LANES, vectors, idle=1 / 8)
@@ -45,22 +44,23 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
     strips = [strip for strip in STRIPS if strip < longest] + [min(longest, STRIPS[-1])]
     configs = [DepthwiseConfig(lanes=lanes, strip=strip) for strip in dict.fromkeys(strips)]
     configs = [_shared_out(problem, config) for config in configs] if problem.role == "wgrad" else configs
-    return sorted(configs, key=lambda config: (_moved(problem, config), -config.strip))
+    return sorted(configs, key=lambda config: (clocks(problem, config), -config.strip))
 
 
 def pick(problem: ConvProblem) -> DepthwiseConfig:
     return candidates(problem)[0]
 
 
-def _moved(problem: ConvProblem, config: DepthwiseConfig) -> float:
-    """Vectors that a multiprocessor moves, in the rounds in which it gets blocks."""
+def clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
+    """Expected time, in clocks: the vectors that a multiprocessor moves, in the rounds in which it gets blocks, from the L2 cache."""
     _, h, w = problem.axes
     window = cdiv(w.R, w.step) - 1
     if problem.role == "wgrad":
         of_block = cdiv(_strips(problem, config), _strip_lanes(config) * config.splits) * (2 * config.strip + min(window, WGRAD_TAPS - 1))
     else:
         of_block = config.strip + max(1, cdiv(h.R, h.step)) * (config.strip + window)
-    return machine(problem.arch).rounds(math.prod(grid(problem, config)), RESIDENT) * of_block
+    gpu, vectors = machine(problem.arch), THREADS * _vector(problem) * BITS[problem.dtypes[0]] // 8
+    return gpu.rounds(math.prod(grid(problem, config)), RESIDENT) * RESIDENT * of_block * vectors / gpu.l2
 
 
 def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
