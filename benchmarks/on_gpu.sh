@@ -11,7 +11,8 @@
 # sanitizer  every STEP-th (25th) test of all kernels under compute-sanitizer's memcheck, and of the CUDA kernels written by hand under its
 #            racecheck and initcheck, a quarter of LIMIT each
 # bench      python -m jaxext bench, with the arguments in BENCH; RESUME=1 goes on with the gpu.json in OUT
-# profile    the GAPS (10) largest gaps between what gpu.json says and what was aimed at, one after the other under Nsight Compute
+# profile    what the kernels' models expected of the rows in gpu.json; and the GAPS (10) largest gaps between what it says and what was
+#            aimed at, one after the other under Nsight Compute
 #
 # Before the first part it installs, imports and collects the tests, in PREPARE (180) seconds at most; only then is a GPU needed, and
 # where there is none a sentence says so (benchmarks/gpu_rehearsal.sh goes so far).  A part takes LIMIT (480) seconds at most.  Each file
@@ -249,6 +250,7 @@ bench() {
 profile() {
   local rank run=(ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
   [ -z "$trial" ] || run=()
+  part predictions "$python" -P -m jaxext.benchmarks.predictions "$out/gpu.json"
   part gaps "${gaps[@]}" --most "${GAPS:-10}"
   for rank in $(sed -n 's/^\([0-9]*\)\. .* takes .*/\1/p' "$out/gaps.log"); do
     part "profile-$rank" "${run[@]}" "${gaps[@]}" --run "$rank"
