@@ -121,6 +121,7 @@ struct Warp {
   int flights = 0;
   std::vector<uint32_t> touched;                     // slot -> count of fences when it was last written by something else
   uint32_t fences = 1;                               // wgmma.fence
+  bool fenced = false;                               // no wgmma was issued since the last one
   int registers = 0;                                 // that setmaxnreg gave; 0: it was not executed
   int64_t cluster_waits = -1;                        // generation of the cluster's barrier at which the warp has arrived; -1: none
   std::array<Group, kLanes> open_copies, open_bulk;  // cp.async; bulk copies out of shared memory

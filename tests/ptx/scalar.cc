@@ -331,6 +331,8 @@ void Move(Warp& w, const Instruction& i, Mask mask) {
   if (from.parts.empty() && to.parts.empty()) {
     const Row& a = w.Read(from);
     Row& d = w.Write(to);
+    // Between a fence and its wgmma compilers move values to consecutive registers; the assembler has them there to begin with.
+    if (w.fenced && to.slot >= 0) w.touched[to.slot] = w.touched[from.slot];
     ForLanes(mask, [&](int l) { d[l] = (a[l] + from.offset) & width; });
   } else if (to.parts.empty()) {
     Row packed{};

@@ -265,6 +265,7 @@ void WgmmaIssue(Warp& w, const Instruction& i, Mask mask) {
     // It reads and writes now; that it may yet do so stays noted until somebody waits.
     std::exchange(w.open_wgmma.back().act, nullptr)();
   }
+  w.fenced = false;
   for (const int slot : w.open_wgmma.back().registers) ++w.in_flight[slot], ++w.flights;
 }
 
@@ -308,7 +309,7 @@ void WgmmaWait(Warp& w, const Instruction& i, Mask mask) {
 }
 
 void WgmmaFence(Warp& w, const Instruction&, Mask) {
-  if (w.Together(kAll)) ++w.fences;
+  if (w.Together(kAll)) ++w.fences, w.fenced = true;
 }
 
 }  // namespace
