@@ -70,8 +70,7 @@ def tune(
       fun: a function of arrays, or pytrees of them.
       *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.
       backward: whether to measure the products of its gradient in all floating-point arguments as well.
-      candidates: how many configs of each implementation to measure, those expected to be fastest first.  All of xla's are measured.  A
-        table holds at most 256 per product.
+      candidates: how many configs of each implementation to measure, those expected to be fastest first.  All of xla's are measured.
       table: the file.  None is the default table, in the user's cache directory.
       progress: called after each product with its `Trial`, the number of products done, and the total.
 
@@ -106,7 +105,7 @@ def tune(
         )
     if not isinstance(candidates, int) or candidates < 1:
         raise ValueError(f"tune: candidates is {candidates!r}, want a whole number from 1 on")
-    path = pathlib.Path(in_force.default_path() if table is None else table)
+    path = pathlib.Path(table_file.default_path() if table is None else table)
     table_file.check_writable(path)
     calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
     if not calls:

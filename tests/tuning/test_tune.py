@@ -82,7 +82,7 @@ def path(tmp_path):
 
 
 def stored(path):
-    return select(table_file.load_entries(path), in_force.context("cpu"), "").rows
+    return select(table_file.load(path), in_force.context("cpu"), "").rows
 
 
 def winner(row):
@@ -498,16 +498,6 @@ def test_implementations_side_by_side(call, clock):
     assert named.config == Algorithm("b")
     unnamed = choose(call, FAMILY.implementations, None, row.measurements)
     assert unnamed.implementation == "xla"
-
-
-@pytest.mark.parametrize("asked", [40, 500])
-def test_no_more_candidates_than_a_table_holds(asked, call, clock, monkeypatch, path):
-    many = [Kernel(name, [f"{name} {i}" for i in range(300)]) for name in ("cuda", "triton")]
-    trials, _ = trial._trials(call, (*many, FAMILY.implementations[-1]), asked)
-    assert len(trials) == min(1 + 2 * asked, 255)
-    row = [Measurement(p.implementation.name, dataclasses.asdict(c), ms=(1.0, 1.0, 1.0), error=0.0) for p, c in trials]
-    table_file.write(path, in_force.context("cpu"), {"a product": row})
-    assert len(stored(path)["a product"]) == len(row)
 
 
 @pytest.fixture
