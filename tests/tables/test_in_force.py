@@ -7,7 +7,6 @@ import json
 import pathlib
 import sys
 import threading
-import time
 import types
 
 import jax
@@ -99,23 +98,6 @@ def test_other_versions_are_warned_of_once(fresh, shipped):
     with pytest.warns(UserWarning, match=rf"jaxext ignores measurements in {fresh}: .* jax 0.1.0 \(here ") as caught:
         assert times() == times() == []
     assert len(caught) == 1
-
-
-def test_threads_read_once(monkeypatch):
-    reads, read = [], table_file.try_load
-
-    def slowly(path):
-        reads.append(path)
-        time.sleep(0.02)  # in which the other threads come by
-        return read(path)
-
-    monkeypatch.setattr(table_file, "try_load", slowly)
-    threads = [threading.Thread(target=times) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(reads) == 1
 
 
 def test_the_tables_of_the_package_are_tables():
@@ -259,23 +241,19 @@ def test_the_versions_of_what_computes(monkeypatch):
 
 
 def test_a_hash_changes_with_each_file(tmp_path):
-    files = [tmp_path / "a.py", tmp_path / "b.py"]
-    hashes = []
+    hashes = set()
     for texts in ("11", "21", "12", "22"):
-        for file, text in zip(files, texts, strict=True):
+        for file, text in zip(files := [tmp_path / "a.py", tmp_path / "b.py"], texts, strict=True):
             file.write_text(text)
-        hashes.append(implementation.hash_of(files))
-    assert len({*hashes, implementation.hash_of(files, b"more")}) == 5
+        hashes |= {implementation.hash_of(files), implementation.hash_of(files, b"more")}
+    assert len(hashes) == 8
 
 
-@pytest.mark.parametrize(
-    ("name", "files"),
-    {
-        "xla": {"backends/xla/conv_algorithms.py", "backends/xla/conv_rewrites.py", "backends/xla/xla_matmul.py", "forms/window.py"},
-        "triton": {"backends/triton/triton_binding.py", "backends/kernel.py", "kernels/matmul.py", "kernels/_geometry.py"},
-        "cuda": {"backends/cuda/cuda_binding.py", "backends/cuda/cuda_conv.py", "backends/kernel.py", "kernels/_geometry.py"},
-    }.items(),
-)
+@pytest.mark.parametrize(("name", "files"), [
+    ("xla", {"backends/xla/conv_algorithms.py", "backends/xla/conv_rewrites.py", "backends/xla/xla_matmul.py", "forms/window.py"}),
+    ("triton", {"backends/triton/triton_binding.py", "backends/kernel.py", "kernels/matmul.py", "kernels/_geometry.py"}),
+    ("cuda", {"backends/cuda/cuda_binding.py", "backends/cuda/cuda_conv.py", "backends/kernel.py", "kernels/_geometry.py"}),
+])  # fmt: skip
 def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch):
     """Those that decide what it computes with, and no others."""
     seen = set()
@@ -344,48 +322,9 @@ def test_the_report():
 # ---- several processes
 
 
-def test_processes_that_cannot_compare(fresh, monkeypatch):
-    """Without a table there is nothing to compare."""
+def test_processes_that_cannot_compare(monkeypatch):
+    """Without a table there is nothing to compare.  Those that can do so in `process_checks.tables`."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert times() == []
     with jaxext.use_table(Table(HERE, row(), "memory")), pytest.raises(RuntimeError, match="memory: .* without jax.distributed.initialize"):
         times()
-
-
-@pytest.fixture
-def processes(monkeypatch):
-    """A function that takes what follows for that of another process of the run."""
-    store, agreed, tables = {}, {}, {}
-
-    def published(folder, value):
-        store.setdefault(folder, {})[jax.process_index()] = value
-        return store[folder]
-
-    def become(process):
-        monkeypatch.setattr(jax, "process_index", lambda: process)
-        monkeypatch.setattr(in_force, "_agreed", agreed.setdefault(process, {}))
-        monkeypatch.setattr(in_force, "_tables", tables.setdefault(process, {}))
-
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(in_force, "published", published)
-    return become
-
-
-@pytest.mark.parametrize("other", ["another path", "none"])
-def test_processes_that_name_different_tables(processes, tmp_path, other):
-    """A table has no part in which process it decides: the path is not compared, and none is as good a table as any."""
-    table_file.write(tmp_path / "one.json", HERE, row(1.0))
-    table_file.write(tmp_path / "two.json", HERE, row(2.0))
-    table_file.write(tmp_path / "copy.json", HERE, row(1.0))
-    processes(0)
-    with jaxext.use_table(tmp_path / "one.json"):
-        assert times() == [1.0]
-    processes(1)
-    with jaxext.use_table(None if other == "none" else tmp_path / "two.json"):
-        with pytest.raises(
-            RuntimeError, match="processes have different tables .*process 0 has 1 rows, .*one.json; process 1 has [01] rows"
-        ):
-            times()
-    with jaxext.use_table(tmp_path / "copy.json"):
-        assert times() == [1.0]
-    assert times() == []  # nor is what was named compared with what is in force otherwise

@@ -180,15 +180,6 @@ def test_what_is_faster_beyond_the_noise_is_no_tie(clock, path):
     assert str(row).splitlines()[1] == f"  {LAX}: 1.50 times as fast as {PREFERRED} (preferred: {PREFERRED}); 1 tie with it"
 
 
-def test_a_second_tuning_replaces_and_keeps(clock, path):
-    tune(matmul, struct(2, 3), struct(3, 4), table=path, backward=False)
-    tune(matmul, struct(2, 3), struct(3, 5), table=path, backward=False)
-    clock({"xla algorithm=dot_general": 0.5})
-    (row,) = tune(matmul, struct(2, 3), struct(3, 4), table=path, backward=False).rows
-    assert stored(path)[row.problem] == tuple(row.measurements)
-    assert sorted(m.ms[1] for (m,) in stored(path).values()) == [0.5, 2]
-
-
 def test_what_is_measured_stays_if_interrupted(clock, path):
     seen = []
 
@@ -316,25 +307,14 @@ def test_candidates_are_made_of_lax_itself(clock, path):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("trace", [jax.jit, jax.grad, jax.vmap, lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)])
-def test_inside_a_function_that_jax_traces(trace, path):
+@pytest.mark.parametrize(("trace", "of"), [(jax.jit, lambda x: x), (jax.grad, lambda x: x), (jax.jit, lambda x: struct(*x.shape))])
+def test_inside_a_function_that_jax_traces(trace, of, path):
     def loss(x):
-        tune(matmul, x, x, table=path)
+        tune(matmul, of(x), of(x), table=path)
         return x.sum()
 
     with pytest.raises(RuntimeError, match="tune: jax is tracing the function that calls it .*call it outside, with arrays or jax.Shape"):
         trace(loss)(np.ones((3, 3), np.float32))
-
-
-def test_inside_a_function_that_jax_traces_of_shapes(path):
-    with pytest.raises(RuntimeError, match="tune: jax is tracing"):
-        jax.jit(lambda: tune(matmul, struct(2, 3), struct(3, 4), table=path))()
-
-
-@pytest.mark.parametrize("table", ["/", "."])
-def test_a_folder_is_no_table(table):
-    with pytest.raises(IsADirectoryError):
-        tune(matmul, struct(2, 3), struct(3, 4), table=table)
 
 
 def test_arguments(path, monkeypatch):
@@ -347,7 +327,7 @@ def test_arguments(path, monkeypatch):
         tune(matmul, struct(2, 3), struct(3, 4), table=path)
 
 
-@pytest.mark.parametrize("table", ["notes.json", "/dev/null/tables.json"])
+@pytest.mark.parametrize("table", ["notes.json", "/dev/null/tables.json", "/"])
 def test_a_table_that_cannot_be_written_is_told_first(table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.json").write_text("mine")
@@ -433,22 +413,6 @@ def test_truth_is_wider_than_the_user_allows(clock, path):
         (row,) = tune(matmul, struct(50, 70), struct(70, 30), table=path, backward=False).rows
         assert jnp.ones(1).dtype == np.float32
     assert row.candidates[0].error is not None and 0 < row.candidates[0].error[0] < 1e-6
-
-
-def test_truth_where_there_is_no_float64(clock, path, monkeypatch):
-    run = XlaMatmul.run
-
-    def narrow(self, call, config, operands):
-        if call.dtype == np.float64:
-            raise NotImplementedError("no float64 here")
-        seen.append(call.precision)
-        return run(self, call, config, operands)
-
-    seen = []
-    monkeypatch.setattr(XlaMatmul, "run", narrow)
-    (row,) = tune(matmul, struct(5, 7), struct(7, 3), table=path, backward=False).rows
-    assert row.winner is not None
-    assert (jax.lax.Precision.HIGHEST,) * 2 in seen
 
 
 # ---- several implementations, which no CPU has
