@@ -30,6 +30,7 @@ from jaxext.tuning import random_operands, timing, trial
 from jaxext.tuning import tune as tune_module
 from jaxext.tuning.tune import tune
 
+NAN, INF = float("nan"), float("inf")
 NWC = ("NWC", "WIO", "NWC")
 
 
@@ -526,24 +527,25 @@ def test_wall_time_is_no_matter_to_another_clock(call, clock, copies):
 
 
 def test_errors_that_are_rounding(call):
-    """Four times xla's, or what the dtypes alone make; a large error of xla's excuses nobody."""
+    """Those that the law of the dtypes allows, and four times xla's; a large error of xla's excuses nobody, and integers are exact."""
 
     def judged(error, of_xla, **what):
         candidate = trial.Candidate("triton", {}, error=(error, error))
         return not trial._judged(dataclasses.replace(call, **what), candidate, (of_xla, of_xla)).wrong
 
-    highest, tf32x3 = (jax.lax.Precision.HIGHEST,) * 2, jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
-    bf16x3 = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
-    bfloat16 = dict(dtype=jnp.dtype(jnp.bfloat16))
-    assert judged(1e-3, 0)  # TF32
-    assert not judged(1e-3, 0, precision=highest) and not judged(1e-3, 0, precision=tf32x3) and not judged(1e-3, 0, platform="cpu")
-    assert judged(1.5e-4, 0, precision=bf16x3) and not judged(1.5e-4, 0, precision=tf32x3)
-    assert judged(1e-3, 3e-4, precision=highest)
-    assert judged(9e-3, 0, **bfloat16) and not judged(1.1e-2, 0, **bfloat16) and judged(1.1e-2, 3e-3, **bfloat16)
-    assert not judged(0.5, 0.4) and not judged(0.5, 1) and not judged(float("inf"), float("inf"))
-    assert not judged(float("nan"), 0) and not judged(float("nan"), float("nan")) and not judged(0.1, float("nan"))
+    highest, bfloat16 = dict(precision=(jax.lax.Precision.HIGHEST,) * 2), dict(dtype=jnp.dtype(jnp.bfloat16))
     integer = dict(dtype=np.dtype(np.int32), dtypes={slot: np.dtype(np.int8) for slot in call.dtypes})
-    assert judged(0, 0, **integer) and not judged(1e-9, 0, **integer) and not judged(1e-9, 1e-9, **integer)
+    right = [(1e-3, 0, {}), (1e-3, 3e-4, highest), (9e-3, 0, bfloat16), (1.1e-2, 3e-3, bfloat16), (0, 0, integer)]
+    wrong = [
+        (1e-3, 0, highest),
+        (1e-3, 0, dict(platform="cpu")),
+        (1.1e-2, 0, bfloat16),
+        (0.5, 0.4, {}),
+        (0.5, 1, {}),
+        (1e-9, 1e-9, integer),
+    ]
+    unknown = [(INF, INF, {}), (NAN, 0, {}), (NAN, NAN, {}), (0.1, NAN, {})]
+    assert [judged(error, of_xla, **what) for error, of_xla, what in (*right, *wrong, *unknown)] == [True] * 5 + [False] * 10
 
 
 CONFIGS = {"xla": ("dot_general",), "triton": ("a", "b", "c"), "cuda": ("d", "e", "f")}
