@@ -23,7 +23,7 @@ import jax
 from jaxext._compat import published
 from jaxext._scope import Scope
 from jaxext.tables import environment, table_file
-from jaxext.tables.table_format import Context, Entry, Measurement, Table, decode, select
+from jaxext.tables.table_format import Context, Entry, Measurement, Table, select
 
 __all__ = ["add_code", "collecting", "context", "current", "in_force_on", "known_as", "measured", "use_table"]
 
@@ -120,8 +120,9 @@ def known_as(platform: str, implementations: Iterable[str], used=None) -> str:
 
 def add_code(implementation: str, code: Callable[[str], str]) -> None:
     """There is an implementation, and `code(platform)` tells its code from any other: what was measured with another does not hold."""
-    environment.add_code(implementation, code)
-    _tables.clear()  # rows of it hold from now on
+    with _lock:
+        environment.add_code(implementation, code)
+        _tables.clear()  # rows of it hold from now on
 
 
 @contextlib.contextmanager
@@ -187,11 +188,10 @@ def _read(used, platform: str) -> Table:
             return dataclasses.replace(table, ignored=f"it is of {', '.join(sorted(devices))}, this is {here.device}")
         return table
     path = str(table_file.default_path())
-    entries, ignored = table_file.try_load(path)
-    shipped = [entry for file in sorted(_SHIPPED.glob("*.json")) for entry in decode(file.read_bytes())]
-    # Of the user's own table alone: the user can do nothing about a table of the package that is of other versions.
-    ignored = ignored or select(entries, here, path).ignored
-    return dataclasses.replace(select([*shipped, *entries], here, path), ignored=ignored)
+    files = [table_file.try_load(file) for file in (*sorted(_SHIPPED.glob("*.json")), path)]
+    # Measurements that do not hold are told of the user's own table alone: the user can do nothing about a table of the package.
+    ignored = next((why for _, why in files if why), None) or select(files[-1][0], here, path).ignored
+    return dataclasses.replace(select([entry for entries, _ in files for entry in entries], here, path), ignored=ignored)
 
 
 def _agree(role: str, table: Table) -> None:

@@ -168,7 +168,7 @@ def _replace(path: pathlib.Path, text: bytes) -> None:
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)  # left by a writer that was killed
     try:
-        new.touch(0o600 if _is_own(path) else 0o666)
+        new.touch(0o600 if _is_own(path) else 0o666, exist_ok=False)  # nor is a link that lies there followed
         if path.exists():
             shutil.copymode(path, new)
         with new.open("wb") as file:
@@ -176,5 +176,8 @@ def _replace(path: pathlib.Path, text: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # Python does not say which file a full disk concerns
+        raise
     finally:
         new.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Which table is in force, what it says of a call, and that the processes of a run have the same."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import importlib.metadata
@@ -7,6 +8,7 @@ import json
 import pathlib
 import sys
 import threading
+import time
 import types
 
 import jax
@@ -100,6 +102,21 @@ def test_other_versions_are_warned_of_once(fresh, shipped):
     assert len(caught) == 1
 
 
+def test_threads_read_once(monkeypatch):
+    """Processes compare what they read, and each may tell the others only once."""
+    reads = []
+
+    def slowly(path, read=table_file.try_load):
+        reads.append(path)
+        time.sleep(0.02)  # in which the other threads come by
+        return read(path)
+
+    monkeypatch.setattr(table_file, "try_load", slowly)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(lambda _: times(), range(8))] == [[]] * 8
+    assert len(reads) == 1
+
+
 def test_the_tables_of_the_package_are_tables():
     """Those that are really there: lowering only warns of a wrong one."""
     for path in (ROOT / "jaxext" / "tables").glob("*.json"):
@@ -149,9 +166,10 @@ def test_a_table_of_a_gpu_on_its_host(monkeypatch):
         assert times() == []
 
 
-def test_lowering_does_not_fail_for_want_of_a_table(fresh):
-    fresh.parent.mkdir(mode=0o700)
-    fresh.write_text("[" * 100_000)
+@pytest.mark.parametrize("damaged", ["cache/tables.json", "package/this.json"])
+def test_lowering_does_not_fail_for_want_of_a_table(damaged, tmp_path):
+    (tmp_path / damaged).parent.mkdir(mode=0o700)
+    (tmp_path / damaged).write_text("[" * 100_000)
     with pytest.warns(UserWarning, match="jaxext ignores measurements in .*not a table") as caught:
         for rows in (4, 3):
             jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul(rows))
@@ -182,6 +200,14 @@ def test_the_table_is_part_of_the_cache_key():
         with jaxext.use_table(Table(HERE, row(ms), "memory")):
             product(*matmul())
         assert len(traced) == programs
+
+
+def test_the_table_of_where_a_program_was_lowered():
+    """XLA asks for the parts of a program when it is compiled, which may be elsewhere."""
+    with jaxext.use_table(Table(HERE, row(4.0), "memory")):
+        used = in_force.current()
+    assert times() == []
+    assert [m.ms[1] for m in in_force.measured(CALL, used)] == [4.0]
 
 
 # ---- of which calls it speaks
