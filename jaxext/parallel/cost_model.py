@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -267,7 +268,7 @@ def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int]
     if isinstance(padding, str):
         dilated = tuple(map(dilate, input, of_input)), tuple(map(dilate, filter, of_filter))
         padding = lax.padtype_to_pads(*dilated, strides, padding) if rank else ()
-    pads = tuple((int(low), int(high)) for low, high in padding)
+    pads = tuple((operator.index(low), operator.index(high)) for low, high in padding)
     window = Window(input=input, filter=filter, stride=strides, padding=pads, input_dilation=of_input, filter_dilation=of_filter)
     if not all(window.output):
         raise ValueError(f"cost: the output of {window} has sizes {window.output}, want a filter that fits into the padded input")

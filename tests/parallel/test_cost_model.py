@@ -249,6 +249,11 @@ def test_what_is_refused(form, split, sizes, how, message):
         parallel.cost(form, split, sizes=sizes, **how)
 
 
+def test_padding_is_of_whole_rows():
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        parallel.cost("conv2d", {}, sizes=CONV2D, padding=((1.5, 1), (1, 1)))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("table", scaling.tables().values(), ids=scaling.tables())
 def test_the_document_shows_what_cost_says(table):
     """`python -m jaxext.benchmarks.scaling` prints these tables."""
