@@ -161,6 +161,8 @@ def _tried(plan, config, operands, truth, clock, of_xla) -> tuple[Candidate, tim
         random_operands.soil(jax.ShapeDtypeStruct(plan.call.shape, plan.call.dtype))
         candidate = dataclasses.replace(candidate, error=timing.relative_error(program(), truth))
         candidate = _judged(plan.call, candidate, of_xla or candidate.error)
+        if candidate.wrong:
+            return candidate, None, None
         sampler = clock.sampler(program)
         sampler()
         return candidate, program, sampler
