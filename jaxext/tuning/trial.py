@@ -111,8 +111,10 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     plans, refused = [_planned(xla, call)], {}
     for kernel in kernels:
         plan = kernel.plan(call)
-        if reason := plan if isinstance(plan, str) else plan.only_if_named:
-            refused[kernel.name] = reason
+        if isinstance(plan, str):
+            refused[kernel.name] = plan
+        elif plan.only_if_named:
+            refused[kernel.name] = plan.only_if_named
         else:
             plans.append(plan)
     assert call.problem is not None
@@ -159,8 +161,8 @@ def _tried(plan, config, operands, truth, clock, of_xla) -> tuple[Candidate, tim
     try:
         program = timing.compile(_function(plan, config), operands)
         random_operands.soil(jax.ShapeDtypeStruct(plan.call.shape, plan.call.dtype))
-        candidate = dataclasses.replace(candidate, error=timing.relative_error(program(), truth))
-        candidate = _judged(plan.call, candidate, of_xla or candidate.error)
+        error = timing.relative_error(program(), truth)
+        candidate = _judged(plan.call, dataclasses.replace(candidate, error=error), of_xla or error)
         if candidate.wrong:
             return candidate, None, None
         sampler = clock.sampler(program)
