@@ -40,7 +40,7 @@ class Around:
             beyond = eqn.outvars[0] if forwards else eqn.invars[0]
             if eqn.primitive.name == "transpose":
                 order = eqn.params["permutation"]
-                axes = [axes[i] for i in (order if forwards else np.argsort(order).tolist())]
+                axes = [axes[int(i)] for i in (order if forwards else np.argsort(order))]
             elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, x.aval.shape, beyond.aval.shape)):
                 axes = merged
             else:
