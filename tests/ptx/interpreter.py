@@ -12,6 +12,7 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import functools
+import hashlib
 import math
 import os
 import pathlib
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 
+import filelock
 import numpy as np
 import pytest
 
@@ -34,16 +36,29 @@ class Fault(Exception):
 
 @functools.cache
 def library() -> ctypes.CDLL:
+    """The machine, compiled once for all processes: its file is named by a hash of the sources."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ found")
-    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    sources = sorted([*HERE.glob("*.cc"), *HERE.glob("*.h")])
+    named = hashlib.sha256("".join([*FLAGS, *(source.read_text() for source in sources)]).encode()).hexdigest()[:16]
+    home = pathlib.Path(tempfile.gettempdir()) / f"jaxext-ptx-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    made = home / f"{named}.so"
+    with filelock.FileLock(home / f"{named}.lock"):
+        if not made.exists():
+            _compile(made)
+    library = ctypes.CDLL(str(made))
+    library.PtxParse.restype = ctypes.c_void_p
+    return library
+
+
+def _compile(made: pathlib.Path):
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in sorted(HERE.glob("*.cc"))]
         compile = lambda made: subprocess.run(["g++", *FLAGS, "-c", HERE / f"{made.stem}.cc", "-o", made], check=True)
         list(pool.map(compile, objects))
         subprocess.run(["g++", "-shared", *objects, "-o", f"{folder}/interpreter.so"], check=True)
-        made = ctypes.CDLL(f"{folder}/interpreter.so")
-    made.PtxParse.restype = ctypes.c_void_p
-    return made
+        os.replace(f"{folder}/interpreter.so", made)
 
 
 class TensorMap(ctypes.Structure):
