@@ -505,3 +505,177 @@ def test_division(opcode, ulps):
     expected = (a.astype(F64) / b.astype(F64)).astype(F32)
     found = of_each(f"{opcode} %x, %a, %b;", a, b, out=F32)
     assert np.max(np.abs(found.view(np.int32) - expected.view(np.int32))) <= ulps
+
+
+# ---- conversions
+
+HALVES = np.arange(1 << 16, dtype=np.uint16)
+
+
+def close_to_halves(dtype):
+    """float32 values beside each 16-bit one and beside the middle to its neighbour, and others."""
+    below = 16 if dtype == BF16 else 13
+    exact = HALVES.view(dtype).astype(F32)[::37].view(np.uint32)
+    near = [(exact + np.uint32(step)).view(F32) for step in (0, 1, (1 << below - 1) - 1, 1 << below - 1, (1 << below - 1) + 1, (1 << below) - 1)]
+    return np.concatenate([*near, edges(F32), random_values(F32, 500, 3)])
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+@QUIET
+def test_all_halves_to_f32_and_back(type):
+    values = HALVES.view(DTYPES[type])
+    wide, back = of_each(f"cvt.f32.{type} %x, %a; cvt.rn.{type}.f32 %y, %x;", values, out=[F32, DTYPES[type]])
+    same(wide, values.astype(F32))
+    same(back, values)
+
+
+@pytest.mark.parametrize("type, way", [("f16", way) for way in ("rn", "rz", "rm", "rp")] + [("bf16", way) for way in ("rn", "rz")])
+@QUIET
+def test_f32_to_halves(type, way):
+    values = close_to_halves(DTYPES[type])
+    finite = np.isfinite(values)
+    found = of_each(f"cvt.{way}.{type}.f32 %x, %a;", values, out=DTYPES[type])
+    expected = np.array([rounded(Fraction(float(x)), DTYPES[type], way) or math.copysign(0, x) for x in values[finite]])
+    same(found[finite], expected.astype(DTYPES[type]))
+    same(found[~finite], values[~finite].astype(DTYPES[type]))
+
+
+@pytest.mark.parametrize("relu", ["", ".relu"])
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+@QUIET
+def test_f32_to_pairs_of_halves(type, relu):
+    high = close_to_halves(DTYPES[type])
+    low = np.roll(high, 7)
+    expected = np.stack([low, high], axis=1)
+    expected = (np.where(expected <= 0, F32.type(0), expected) if relu else expected).astype(DTYPES[type])
+    found = of_each(f"cvt.rn{relu}.{type}x2.f32 %x, %a, %b; cvt.rn{relu}.{type}.f32 %y, %a;", high, low, out=[np.uint32, DTYPES[type]])
+    same(found[0].view(DTYPES[type]).reshape(-1, 2), expected)
+    same(found[1], expected[:, 1])
+
+
+@QUIET
+def test_f32_to_tf32_rounds_away_from_the_middle():
+    values = close_to_halves(F16)
+    values = np.concatenate([values, values * F32.type(2.0**60), values * F32.type(2.0**-60)])[::2]
+    values = values[np.isfinite(values)]
+    expected = np.array([rounded(Fraction(float(x)), "tf32", "rna") or math.copysign(0, x) for x in values], F32)
+    same(of_each("cvt.rna.tf32.f32 %x, %a;", values, out=F32), expected)
+
+
+@pytest.mark.parametrize("relu", ["", ".relu"])
+@pytest.mark.parametrize("type, dtype", [("e4m3", E4M3), ("e5m2", E5M2)])
+@QUIET
+def test_pairs_of_8_bit_floats(type, dtype, relu):
+    most = F32.type(ml_dtypes.finfo(dtype).max)
+
+    def narrow(values):
+        values = np.where(values <= 0, F32.type(0), values) if relu else values
+        made = np.clip(values.astype(F32), -most, most).astype(dtype).view(np.uint8)
+        return np.where(np.isnan(values), 0x7F, made).astype(np.uint8)
+
+    all = np.arange(256, dtype=np.uint8).view(dtype)
+    pairs = np.stack([all, np.roll(all, 5)], axis=1)
+    wide = of_each(f"cvt.rn{relu}.f16x2.{type}x2 %x, %a;", pairs.view(np.uint16).ravel(), out=np.uint32)
+    expected = pairs.astype(F16)
+    same(wide.view(F16).reshape(-1, 2), np.where(expected <= 0, F16.type(0), expected) if relu else expected)
+    halves = HALVES.view(F16)
+    found = of_each(f"cvt.rn.satfinite{relu}.{type}x2.f16x2 %x, %a;", halves.view(np.uint32), out=np.uint16)
+    same(found.view(np.uint8), narrow(halves))
+    steps = all.astype(F32)[:, None] * np.array([1, 1.01, 1.0625, 1.125, 1.1251, 1.249, 1.25], F32)
+    high = np.concatenate([steps.ravel(), edges(F32), random_values(F32, 500, 4)])
+    found = of_each(f"cvt.rn.satfinite{relu}.{type}x2.f32 %x, %a, %b;", high, np.roll(high, 3), out=np.uint16)
+    same(found.view(np.uint8).reshape(-1, 2), np.stack([narrow(np.roll(high, 3)), narrow(high)], axis=1))
+
+
+WIDTHS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")
+
+
+@pytest.mark.parametrize("sat", ["", ".sat"])
+@pytest.mark.parametrize("origin", WIDTHS)
+def test_integers_to_integers(origin, sat):
+    (a,) = operands(DTYPES[origin])
+    for type in WIDTHS:
+        dtype = DTYPES[type]
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        expected = [min(max(int(x), low), high) if sat else int(x) for x in a]
+        same(of_each(f"cvt{sat}.{type}.{origin} %x, %a;", a, out=dtype), np.array([wrapped(x, dtype) for x in expected]))
+
+
+@pytest.mark.parametrize("type", ["s8", "u8", "s16", "u16"])
+def test_a_narrow_result_fills_the_register_by_its_sign(type):
+    (a,) = operands(DTYPES["s32"])
+    wide = np.dtype(f"{DTYPES[type].kind}4")
+    same(of_each(f"cvt.{type}.s32 %x, %a;", a, out=wide), np.array([wrapped(x, DTYPES[type]) for x in a]).astype(wide))
+
+
+@pytest.mark.parametrize("origin", WIDTHS)
+@QUIET
+def test_integers_to_floats(origin):
+    (a,) = operands(DTYPES[origin])
+    if a.itemsize == 8:  # beside the middle of two floats, by less than a double knows
+        middle = [(1 << 62) + (1 << 38) + n for n in (-1, 0, 1)] + [(1 << 62) + (3 << 38) + n for n in (-1, 0, 1)]
+        a = np.concatenate([a, np.array(middle, a.dtype)])
+    for type in ("f16", "bf16", "f32"):
+        for way in ("rn", "rz", "rm", "rp") if type == "f32" else ("rn",):
+            expected = np.array([rounded(Fraction(int(x)), DTYPES[type], way) for x in a]).astype(DTYPES[type])
+            same(of_each(f"cvt.{way}.{type}.{origin} %x, %a;", a, out=DTYPES[type]), expected)
+    same(of_each(f"cvt.rn.f64.{origin} %x, %a;", a, out=F64), a.astype(F64))
+
+
+WHOLE = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
+
+
+@pytest.mark.parametrize("way", WHOLE)
+@pytest.mark.parametrize("origin", ["f16", "bf16", "f32", "f64"])
+@QUIET
+def test_floats_to_integers(origin, way):
+    (a,) = operands(DTYPES[origin])
+    a = np.concatenate([a, np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 2.0**31, 2.0**32, -(2.0**31), 2.0**63]).astype(a.dtype)])
+    for type in WIDTHS:
+        dtype = DTYPES[type]
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        nan = 1 << 8 * dtype.itemsize - 1 if origin == "f64" or dtype.itemsize == 8 else 0
+        clamp = lambda x: nan if math.isnan(x) else (high if x > 0 else low) if math.isinf(x) else min(max(WHOLE[way](x), low), high)
+        found = of_each(f"cvt.{way}.{type}.{origin} %x, %a;", a, out=dtype)
+        same(found, np.array([wrapped(clamp(float(x)), dtype) for x in a]))
+
+
+@pytest.mark.parametrize("way, function", [("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil)])
+@pytest.mark.parametrize("type", ["f32", "f64", "f16"])
+@QUIET
+def test_floats_to_whole_numbers(type, way, function):
+    (a,) = operands(DTYPES[type])
+    same(of_each(f"cvt.{way}.{type}.{type} %x, %a;", a, out=DTYPES[type]), function(a))
+
+
+@pytest.mark.parametrize("way", ["rn", "rz", "rm", "rp"])
+@QUIET
+def test_f64_to_f32_and_back(way):
+    (a,) = operands(F64)
+    a = np.concatenate([a, edges(F32).astype(F64) * (1 + 2.0**-30), edges(F32).astype(F64) * (1 - 2.0**-30)])
+    expected = a.astype(F32)
+    finite = np.isfinite(a)
+    expected[finite] = [rounded(Fraction(float(x)), F32, way) or math.copysign(0, x) for x in a[finite]]
+    narrow, wide = of_each(f"cvt.{way}.f32.f64 %x, %a; cvt.f64.f32 %y, %x;", a, out=[F32, F64])
+    same(narrow, expected)
+    same(wide, expected.astype(F64))
+
+
+@pytest.mark.parametrize("opcode, origin, type", [("cvt.sat.f32.f32", F32, F32), ("cvt.rn.sat.f16.f32", F32, F16), ("cvt.sat.f32.f16", F16, F32)])
+@QUIET
+def test_saturated_floats(opcode, origin, type):
+    (a,) = operands(origin)
+    expected = np.where(a > 0, np.minimum(a, origin.type(1)), origin.type(0)).astype(type)
+    same(of_each(f"{opcode} %x, %a;", a, out=type), expected)
+
+
+@QUIET
+def test_ftz_of_conversions():
+    a = np.concatenate([edges(F32), random_values(F32, 300, 1)])
+    same(of_each("cvt.ftz.f64.f32 %x, %a;", a, out=F64), flushed(a).astype(F64))
+
+
+@pytest.mark.parametrize("opcode", ["add.cc.u32 %x, %a, %b", "cvt.rn.f16.e4m3 %x, %a", "sin.approx.f32 %x, %a", "min.NaN.f32 %x, %a, %b"])
+def test_an_unknown_instruction_is_told_by_its_text(opcode):
+    with pytest.raises(Fault, match="an instruction that the machine does not know\n  at line 14: " + opcode.replace(".", r"\.")):
+        of_each(opcode + ";", np.zeros(1, np.uint32), np.zeros(1, np.uint32), out=np.uint32)
