@@ -125,8 +125,8 @@ void Atom(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     const uint64_t at = base[l] + address.offset, low = bytes == 8 ? ~0ull : 0xffffffff;
     CheckAligned(w, l, at, bytes);
-    const uint64_t old = Load(w, l, i.space, at, bytes);
-    Store(w, l, i.space, at, bytes, Combine(i, old, a[l] & low, b[l] & low));
+    const uint64_t old = Load(w, l, i.space, at, bytes, true);
+    Store(w, l, i.space, at, bytes, Combine(i, old, a[l] & low, b[l] & low), true);
     if (d) (*d)[l] = old;
   });
 }

@@ -221,12 +221,21 @@ void TensorLoad(Warp& w, const Instruction& i, Mask mask) {
   });
 }
 
-// Shared memory into global memory; what lies beyond the array is not written.
+// Shared memory into global memory; what lies beyond the array is not written.  CUTLASS's epilogues let a whole warp execute it: the
+// machine's instruction (UTMASTG) takes uniform registers, so that equal copies of a warp are one.
 void TensorStore(Warp& w, const Instruction& i, Mask mask) {
   const auto& o = i.operands;
   Launch& launch = *w.cta->cluster->launch;
+  std::vector<std::pair<Box, uint64_t>> issued;
   ForLanes(mask, [&](int l) {
     const Box box = BoxOf(w, o[0], l);
+    const uint64_t source = w.Read(o[1])[l];
+    const bool again = std::any_of(issued.begin(), issued.end(), [&](const auto& other) {
+      return other.second == source && other.first.map == box.map &&
+             std::equal(box.coordinates, box.coordinates + 5, other.first.coordinates);
+    });
+    if (again) return;
+    issued.emplace_back(box, source);
     if (box.map->im2col) throw Fault("the tensor map is of the other kind");
     const int64_t bytes = BoxBytes(*box.map);
     auto [cta, from] = At(w, o[1], l, bytes);
@@ -255,7 +264,7 @@ void BulkWait(Warp& w, const Instruction& i, Mask mask) {
     for (; w.bulk[l].size() > most[l]; w.bulk[l].pop_front()) {
       for (Asynchronous& copy : w.bulk[l].front()) {
         if (copy.act) copy.act();
-        for (auto [address, bytes] : copy.reads) EndAsyncRead(w, *w.cta, address, bytes);
+        for (auto [address, bytes] : copy.reads) EndAsyncRead(*w.cta, address, bytes, w.clock_index, w.clocks.seen[w.clock_index]);
       }
     }
   });
@@ -270,14 +279,16 @@ void ProxyFence(Warp& w, const Instruction&, Mask) {
 
 void Nothing(Warp&, const Instruction&, Mask) {}
 
-// mapa: the address in another block of the cluster
+// mapa: the address in another block of the cluster.  flag: of a .shared::cluster address, not of a generic one
 void MapAddress(Warp& w, const Instruction& i, Mask mask) {
   const Row &a = w.Read(i.operands[1]), &rank = w.Read(i.operands[2]);
   Row& d = w.Write(i.operands[0]);
   ForLanes(mask, [&](int l) {
     w.lane = l;
     if (rank[l] >= w.cta->cluster->ctas.size()) throw Fault("no block " + std::to_string(rank[l]) + " in the cluster");
-    d[l] = (a[l] & 0xffffff) | (rank[l] + 1) << 24;
+    const uint64_t window = a[l] & ~(kWindowSize - 1);
+    if (window != (i.flag ? 0 : kSharedWindow)) throw Fault("mapa of an address that is not in shared memory");
+    d[l] = window | (a[l] & 0xffffff) | (rank[l] + 1) << 24;
   });
 }
 
@@ -294,7 +305,8 @@ bool DecodeAsynchronous(Instruction& instruction) {
     return m.empty();
   }
   if (name == "mapa") {
-    m.Ignore("shared::cluster", "u32");
+    m.Ignore("u32", "u64");
+    instruction.flag = m.Take("shared::cluster");
     handler = MapAddress;
     return m.empty();
   }

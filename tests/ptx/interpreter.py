@@ -3,9 +3,9 @@
 >>> module = Module(ptx)
 >>> module.run("kernel", grid=(2,), block=(128,), arguments=[Input(x), Output(y), 7])
 
-The machine is C++ (machine.h says how it works), compiled by g++ when it is first used.  A run raises `Fault` where the kernel does what it may
-not: an access outside of an array, of what nothing has written, or that races with another; a missing fence or wait; a deadlock; an
-instruction that the machine does not know.
+The machine is C++ (machine.h says how it works), compiled by g++ when it is first used.  A run raises `Fault` where the kernel does what
+it may not: an access outside of an array, of what nothing has written, or that races with another; a missing fence or wait; a deadlock;
+an instruction that the machine does not know.
 """
 
 import concurrent.futures
@@ -71,7 +71,7 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(address, strides, sizes, box, element_bytes, swizzle=0, steps=None, corners=None) -> TensorMap:
-    """`strides`: in bytes, of all axes but the innermost.  `corners`: lower and upper ones, of an im2col map; its box is channels, pixels."""
+    """`strides`: in bytes, of all axes but the innermost.  `corners`: lower and upper ones, of an im2col map; box: channels, pixels."""
     steps = steps or [1] * len(sizes)
     lower, upper = corners or ((), ())
     lists = [(ctypes.c_int64 * 5)(*values) for values in (sizes, [element_bytes, *strides], box, steps)]
@@ -142,14 +142,15 @@ class Module:
     def run(self, name, grid, block, arguments=(), *, arrays=(), shared=0, cluster=(1,), maps=(), late=LATE, most_steps=10**8) -> int:
         """Runs a kernel and returns how many instructions its warps executed.
 
-        `arguments`: an `Array`, bytes (of a parameter of that size), or a number (an int, or a numpy scalar).  `arrays`: memory that arguments
-        point to in another way.  `shared`: bytes of dynamic shared memory.  `maps`: of tensor maps, which a parameter names by `map_bytes`.
+        `arguments`: an `Array`, bytes (of a parameter of that size), or a number (an int, or a numpy scalar).  `arrays`: memory that
+        arguments point to in another way.  `shared`: bytes of dynamic shared memory.  `maps`: tensor maps, which a parameter names by
+        `map_bytes`.
         """
         kernel = self.kernels[name]
         arrays = [*arrays, *(argument for argument in arguments if isinstance(argument, Array))]
-        for n, array in enumerate(arrays):
-            if array.address is None:
-                array.address = (n + 1 << 40) + 256
+        free = iter({(n << 40) + 256 for n in range(1, len(arrays) + 1)} - {array.address for array in arrays})
+        for array in arrays:
+            array.address = array.address or next(free)
         parameters = bytearray(kernel.parameter_bytes)
         if len(arguments) > len(kernel.parameters):
             raise TypeError(f"{len(arguments)} arguments for {len(kernel.parameters)} parameters of {name}")

@@ -211,7 +211,7 @@ std::unique_ptr<Warp> MakeWarp(Cta& cta, const Launch& launch, int index, int cl
   std::memset(w->rows.data(), 0xff, sizeof(Row) * slots);  // NaN, as what nothing has written
   for (auto [value, slot] : launch.kernel->constants) w->rows[slot].fill(value);
   w->touched.resize(slots), w->in_flight.resize(slots);
-  w->clocks.seen.assign(cta.cluster->warps, 0), w->clocks.fenced = w->clocks.seen;
+  w->clocks.seen.assign(cta.cluster->clocks, 0), w->clocks.fenced = w->clocks.seen;
   w->clocks.seen[clock_index] = 1;
   for (int i = 0; i < kLanes; ++i) {
     if (index * kLanes + i >= threads)
@@ -238,7 +238,7 @@ void RunCluster(Launch& launch, std::array<uint32_t, 3> first) {
   cluster.cell = SmallestStore(*launch.kernel);
   const int threads = launch.block[0] * launch.block[1] * launch.block[2], warps = (threads + kLanes - 1) / kLanes;
   const int blocks = launch.cluster[0] * launch.cluster[1] * launch.cluster[2];
-  cluster.warps = blocks * warps;
+  cluster.clocks = blocks * (warps + (warps + 3) / 4);
   cluster.barrier.wanted = static_cast<int64_t>(blocks) * threads;
   const int64_t shared = kSharedStart + (launch.kernel->shared_bytes + 15) / 16 * 16 + launch.dynamic_shared;
   for (int rank = 0; rank < blocks; ++rank) {
@@ -247,7 +247,7 @@ void RunCluster(Launch& launch, std::array<uint32_t, 3> first) {
     const uint32_t x = launch.cluster[0], y = launch.cluster[1];
     cta->index = {first[0] + rank % x, first[1] + rank / x % y, first[2] + rank / x / y};
     cta->shared.assign(shared, 0xff), cta->initialised.assign(shared, 0);
-    cta->cells.resize(shared / cluster.cell + 1), cta->readers.resize(cta->cells.size() * cluster.warps);
+    cta->cells.resize(shared / cluster.cell + 1), cta->readers.resize(cta->cells.size() * cluster.clocks);
     for (int i = 0; i < warps; ++i) cta->warps.push_back(MakeWarp(*cta, launch, i, rank * warps + i));
     cluster.ctas.push_back(std::move(cta));
   }

@@ -49,6 +49,7 @@ struct Cell {
   int16_t writer = -1;      // warp of the cluster; -1: nobody, or a copy of the async proxy
   int16_t reading = 0;      // asynchronous reads under way: nothing may overwrite it
   bool arriving = false;    // an asynchronous write is under way: nothing may access it
+  bool atomic = false;      // its writer was an atomic operation, with which others do not race
   uint32_t written_at = 0;  // the writer's clock
 };
 
@@ -74,7 +75,7 @@ struct Cta {
   std::array<uint32_t, 3> index;
   std::vector<uint8_t> shared, initialised;
   std::vector<Cell> cells;
-  std::vector<uint32_t> readers;  // cell x warp of the cluster: the clock of its last read
+  std::vector<uint32_t> readers;  // cell x clock of the cluster: when it last read
   std::map<int64_t, MBarrier> mbarriers;
   std::array<Barrier, 16> barriers;
   std::vector<std::unique_ptr<Warp>> warps;
@@ -86,6 +87,7 @@ struct Asynchronous {
   std::function<void()> act;
   std::vector<std::pair<int64_t, int64_t>> reads;  // begin, bytes
   std::vector<int> registers;                      // wgmma: the slots that it writes
+  bool done = false;
 };
 using Group = std::vector<Asynchronous>;
 
@@ -109,8 +111,9 @@ struct Warp {
   int lane = -1;  // whose access is being checked, for messages
   Clocks clocks;
 
-  Group open_wgmma;  // since the last commit
-  std::deque<Group> wgmma_groups;
+  Group open_wgmma;                // since the last commit
+  std::deque<Group> wgmma_groups;  // that this warp has not waited for
+  size_t committed = 0;            // of them and those before them
   std::vector<uint8_t> in_flight;  // slot -> how many wgmma under way write it
   int flights = 0;
   std::vector<uint32_t> touched;                     // slot -> count of fences when it was last written by something else
@@ -151,7 +154,8 @@ struct Cluster {
   std::vector<std::unique_ptr<Cta>> ctas;
   std::vector<std::pair<int, std::function<void()>>> copies;  // into shared memory, under way: the CTA that must stay, and the copy
   Barrier barrier;
-  int warps = 0, cell = 4;  // cell: bytes of a Cell
+  int clocks = 0;  // of all warps, and behind them of the wgmma of all warp groups
+  int cell = 4;    // bytes of a Cell
 };
 
 struct Launch {
@@ -170,8 +174,8 @@ struct Launch {
 };
 
 // What a thread reads and writes, with all checks.
-uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes);  // at most 8
-void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value);
+uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bool atomic = false);  // at most 8
+void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value, bool atomic = false);
 // A pointer to global memory, an input or one that may be written.
 uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write);
 // For .shared::cta and .shared::cluster addresses: the CTA, and the address in it.
@@ -179,7 +183,7 @@ std::pair<Cta*, int64_t> InShared(Warp& warp, uint64_t address, int64_t bytes);
 
 // Asynchronous accesses of shared memory, checked as of the warp that issues them.
 void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
-void EndAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
+void EndAsyncRead(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when);
 void BeginAsyncWrite(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
 void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes);
 

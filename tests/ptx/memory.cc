@@ -16,16 +16,15 @@ std::string Hex(uint64_t value) {
 template <class F>
 void ForCells(Cta& cta, int64_t address, int64_t bytes, F f) {
   const int64_t cell = cta.cluster->cell;
-  for (int64_t c = address / cell; c <= (address + bytes - 1) / cell; ++c) f(cta.cells[c], &cta.readers[c * cta.cluster->warps]);
+  for (int64_t c = address / cell; c <= (address + bytes - 1) / cell; ++c) f(cta.cells[c], &cta.readers[c * cta.cluster->clocks]);
 }
 
-std::string Who(Cta& cta, int warp) {
-  for (auto& other : cta.cluster->ctas) {
-    if (warp < static_cast<int>(other->warps.size()))
-      return "warp " + std::to_string(warp) + " of block " + std::to_string(other->rank) + " of the cluster";
-    warp -= static_cast<int>(other->warps.size());
-  }
-  return "?";
+std::string Who(Cta& cta, int clock) {
+  const int warps = static_cast<int>(cta.warps.size()), blocks = static_cast<int>(cta.cluster->ctas.size()), groups = (warps + 3) / 4;
+  const bool of_group = clock >= blocks * warps;
+  const int at = of_group ? clock - blocks * warps : clock, each = of_group ? groups : warps;
+  return (of_group ? "a wgmma of warp group " : "warp ") + std::to_string(at % each) + " of block " + std::to_string(at / each) +
+         " of the cluster";
 }
 
 bool Before(const Warp& warp, int other, uint32_t clock) { return other == warp.clock_index || clock <= warp.clocks.seen[other]; }
@@ -37,16 +36,16 @@ void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* read
   if (cell.reading) throw Fault("writes " + where + ", which a copy or a wgmma under way still reads");
   if (cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at))
     throw Fault("race: writes " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
-  for (int r = 0; r < cta.cluster->warps; ++r) {
+  for (int r = 0; r < cta.cluster->clocks; ++r) {
     if (!Before(warp, r, readers[r])) throw Fault("race: writes " + where + ", which " + Who(cta, r) + " reads, and no barrier is between");
   }
 }
 
-void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes) {
+void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes, bool atomic) {
   const std::string where = "shared memory at " + std::to_string(address);
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
     if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
-    if (cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at))
+    if (cell.writer >= 0 && !(atomic && cell.atomic) && !Before(warp, cell.writer, cell.written_at))
       throw Fault("race: reads " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
     readers[warp.clock_index] = warp.clocks.seen[warp.clock_index];
   });
@@ -111,7 +110,7 @@ static uint8_t* Private(std::vector<uint8_t>& memory, uint64_t address, int byte
   return memory.data() + address;
 }
 
-uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes) {
+uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bool atomic) {
   warp.lane = lane;
   Launch& launch = *warp.cta->cluster->launch;
   const uint8_t* from;
@@ -125,7 +124,7 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes) {
     case Space::kShared:
     case Space::kCluster: {
       auto [cta, at] = InShared(warp, address, bytes);
-      LoadShared(warp, *cta, at, bytes);
+      LoadShared(warp, *cta, at, bytes, atomic);
       from = &cta->shared[at];
       break;
     }
@@ -139,7 +138,7 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes) {
   return value;
 }
 
-void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value) {
+void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value, bool atomic) {
   warp.lane = lane;
   Launch& launch = *warp.cta->cluster->launch;
   uint8_t* to;
@@ -153,7 +152,8 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
     case Space::kCluster: {
       auto [cta, at] = InShared(warp, address, bytes);
       ForCells(*cta, at, bytes, [&, cta = cta, at = at](Cell& cell, uint32_t* readers) {
-        CheckOverwrite(warp, *cta, cell, readers, at);
+        if (!atomic || !cell.atomic) CheckOverwrite(warp, *cta, cell, readers, at);
+        cell.atomic = atomic;
         cell.writer = static_cast<int16_t>(warp.clock_index);
         cell.written_at = warp.clocks.seen[warp.clock_index];
       });
@@ -182,10 +182,10 @@ void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
   }
 }
 
-void EndAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
+void EndAsyncRead(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when) {
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
     --cell.reading;
-    readers[issuer.clock_index] = issuer.clocks.seen[issuer.clock_index];
+    readers[clock] = when;
   });
 }
 

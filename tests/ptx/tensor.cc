@@ -271,15 +271,37 @@ void WgmmaIssue(Warp& w, const Instruction& i, Mask mask) {
 void WgmmaCommit(Warp& w, const Instruction&, Mask) {
   if (!w.Together(kAll)) return;
   w.wgmma_groups.push_back(std::exchange(w.open_wgmma, {}));
+  ++w.committed;
 }
 
+// A product is the warp group's: whichever of its four warps has waited for it knows that all of them have read their operands, and may
+// tell so to others.  So the reads have a clock of the group's, which counts committed groups.  Each warp keeps off its own registers until
+// it has waited itself.
 void WgmmaWait(Warp& w, const Instruction& i, Mask mask) {
   if (!w.Together(kAll)) return;
   const size_t most = w.Read(i.operands[0])[__builtin_ctz(mask)];
+  if (w.committed <= most) return;
+  const size_t ended = w.committed - most;  // so many of the first groups
+  Cta& cta = *w.cta;
+  const size_t groups = (cta.warps.size() + 3) / 4, first = w.index / 4 * 4;
+  std::vector<Warp*> group;
+  for (size_t n = first; n < std::min(first + 4, cta.warps.size()); ++n) group.push_back(cta.warps[n].get());
+  const auto all_came = [group, ended] { return std::all_of(group.begin(), group.end(), [&](Warp* v) { return v->committed >= ended; }); };
+  if (!all_came()) return ForLanes(mask, [&](int l) { w.Wait(l, "the other warps of a wgmma", all_came, true); });
+  const size_t clock = cta.cluster->ctas.size() * cta.warps.size() + cta.rank * groups + w.index / 4;
+  for (Warp* v : group) {
+    const size_t before = v->committed - v->wgmma_groups.size();
+    for (size_t n = before; n < ended; ++n) {
+      for (Asynchronous& product : v->wgmma_groups[n - before]) {
+        if (std::exchange(product.done, true)) continue;
+        if (product.act) product.act();
+        for (auto [address, bytes] : product.reads) EndAsyncRead(cta, address, bytes, clock, n + 1);
+      }
+    }
+  }
+  w.clocks.seen[clock] = std::max<uint32_t>(w.clocks.seen[clock], ended);
   for (; w.wgmma_groups.size() > most; w.wgmma_groups.pop_front()) {
-    for (Asynchronous& product : w.wgmma_groups.front()) {
-      if (product.act) product.act();
-      for (auto [address, bytes] : product.reads) EndAsyncRead(w, *w.cta, address, bytes);
+    for (const Asynchronous& product : w.wgmma_groups.front()) {
       for (const int slot : product.registers) --w.in_flight[slot], --w.flights;
     }
   }
