@@ -6,18 +6,38 @@
 
 namespace ptx {
 
+namespace {
+
 MBarrier& MBarrierAt(Cta& cta, int64_t address) {
   auto found = cta.mbarriers.find(address);
   if (found == cta.mbarriers.end()) throw Fault("no mbarrier was initialised at " + std::to_string(address));
   return found->second;
 }
+// As above, for a warp that uses it.
+MBarrier& MBarrierAt(const Warp& w, Cta& cta, int64_t address) {
+  MBarrier& barrier = MBarrierAt(cta, address);
+  if (!Before(w, barrier.made_by, barrier.made_at) && barrier.made_at > w.clocks.Inits(barrier.made_by))
+    throw Fault("race: the mbarrier at " + std::to_string(address) + ", which " + Who(cta, barrier.made_by) +
+                " initialised, and no barrier is between");
+  return barrier;
+}
+void RequireOwn(const Warp& w, const Cta* cta) {
+  if (cta != w.cta) throw Fault("an mbarrier of another block, at which threads can only arrive");
+}
 
-namespace {
+void CountBytes(MBarrier& barrier, int64_t bytes) {
+  barrier.bytes += bytes;
+  if (std::abs(barrier.bytes) >= 1 << 20) throw Fault("an mbarrier expects " + std::to_string(barrier.bytes) + " bytes");
+}
 
 void EndPhase(MBarrier& barrier) {
+  if (barrier.pending == 0 && barrier.bytes < 0)
+    throw Fault("all have arrived at an mbarrier, and " + std::to_string(-barrier.bytes) + " bytes more than they expect");
   if (barrier.pending || barrier.bytes) return;
   barrier.pending = barrier.expected;
   ++barrier.phase;
+  barrier.arriving.Resize(barrier.clock + 1);
+  barrier.arriving.seen[barrier.clock] = barrier.phase;
   barrier.completed = std::exchange(barrier.arriving, {});
 }
 
@@ -25,7 +45,7 @@ void Arrive(Warp& w, MBarrier& barrier, int64_t count, int64_t bytes) {
   if (barrier.pending < count)
     throw Fault("more arrivals at an mbarrier than the " + std::to_string(barrier.expected) + " that it expects");
   w.Release(barrier.arriving);
-  barrier.bytes += bytes, barrier.pending -= count;
+  CountBytes(barrier, bytes), barrier.pending -= count;
   EndPhase(barrier);
 }
 
@@ -40,17 +60,25 @@ void Init(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, i.operands[0], l);
     if (at % 8) throw Fault("an mbarrier at " + std::to_string(at) + ", which is no multiple of 8");
+    RequireOwn(w, cta);
     MBarrier barrier;
     barrier.expected = barrier.pending = static_cast<int64_t>(count[l] & 0xffffffff);
     if (barrier.expected < 1 || barrier.expected >= 1 << 20)
       throw Fault("an mbarrier for " + std::to_string(barrier.expected) + " arrivals");
+    Cluster& cluster = *cta->cluster;
+    barrier.clock = cluster.clocks + static_cast<int>(cluster.mbarriers.size());
+    barrier.made_by = w.clock_index, barrier.made_at = w.clocks.seen[w.clock_index];
     if (!cta->mbarriers.try_emplace(at, barrier).second) throw Fault("initialises an mbarrier that is one");
+    cluster.mbarriers.emplace_back(cta->rank, at);
+    MarkMBarrier(w, *cta, at, true);
   });
 }
 void Invalidate(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, i.operands[0], l);
-    MBarrierAt(*cta, at), cta->mbarriers.erase(at);
+    RequireOwn(w, cta);
+    MBarrierAt(w, *cta, at), cta->mbarriers.erase(at);
+    MarkMBarrier(w, *cta, at, false);
   });
 }
 // mbarrier.arrive{.expect_tx} state, [address], bytes or count; choice 1: expect_tx with it, 2: expect_tx alone
@@ -60,9 +88,9 @@ void ArriveAt(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, o[first], l);
     const int64_t value = o.size() > first + 1 ? static_cast<int64_t>(w.Read(o[first + 1])[l] & 0xffffffff) : 0;
-    MBarrier& barrier = MBarrierAt(*cta, at);
+    MBarrier& barrier = MBarrierAt(w, *cta, at);
     if (i.choice == 2)
-      barrier.bytes += value;
+      CountBytes(barrier, value);
     else
       Arrive(w, barrier, i.choice == 1 || !value ? 1 : value, i.choice == 1 ? value : 0);
   });
@@ -76,7 +104,8 @@ void TryWait(Warp& w, const Instruction& i, Mask mask) {
   Row parity = w.Read(o[2]);
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, o[1], l);
-    MBarrier& barrier = MBarrierAt(*cta, at);
+    RequireOwn(w, cta);
+    MBarrier& barrier = MBarrierAt(w, *cta, at);
     if (parity[l] > 1) throw Fault("waits for parity " + std::to_string(parity[l]));
     done[l] = (barrier.phase & 1) != parity[l];
     all &= done[l];
@@ -107,6 +136,11 @@ const TensorMap& MapAt(Warp& w, int lane, uint64_t address) {
   return w.cta->cluster->launch->maps.at(Load(w, lane, Space::kGeneric, address + 8, 8));
 }
 
+// Elements along an axis of the box: each step takes one.  The innermost axis has no steps.
+int64_t Taken(const TensorMap& map, int axis) {
+  return axis == 0 || map.im2col ? map.box[axis] : (map.box[axis] + map.steps[axis] - 1) / map.steps[axis];
+}
+
 // Calls visit(offset in the box, address or 0 where it is out of bounds) for each element, in the order in which they lie in shared memory.
 template <class F>
 void ForBox(const TensorMap& map, const int64_t* coordinates, const int64_t* offsets, F visit) {
@@ -121,11 +155,11 @@ void ForBox(const TensorMap& map, const int64_t* coordinates, const int64_t* off
   int64_t offset = 0, at[5];
   if (!map.im2col) {
     int64_t total = 1, index[5] = {};
-    for (int a = 0; a < map.rank; ++a) total *= map.box[a];
+    for (int a = 0; a < map.rank; ++a) total *= Taken(map, a);
     for (int64_t n = 0; n < total; ++n, offset += map.element_bytes) {
-      for (int a = 0; a < map.rank; ++a) at[a] = coordinates[a] + index[a] * map.steps[a];
+      for (int a = 0; a < map.rank; ++a) at[a] = coordinates[a] + index[a] * (a ? map.steps[a] : 1);
       visit(offset, address(at));
-      for (int a = 0; a < map.rank && ++index[a] == map.box[a]; ++a) index[a] = 0;
+      for (int a = 0; a < map.rank && ++index[a] == Taken(map, a); ++a) index[a] = 0;
     }
     return;
   }
@@ -150,7 +184,7 @@ void ForBox(const TensorMap& map, const int64_t* coordinates, const int64_t* off
 
 int64_t BoxBytes(const TensorMap& map) {
   int64_t bytes = map.element_bytes;
-  for (int a = 0; a < (map.im2col ? 2 : map.rank); ++a) bytes *= map.box[a];
+  for (int a = 0; a < (map.im2col ? 2 : map.rank); ++a) bytes *= Taken(map, a);
   return bytes;
 }
 
@@ -197,20 +231,20 @@ void TensorLoad(Warp& w, const Instruction& i, Mask mask) {
       if (!(blocks >> rank & 1)) continue;
       Cta& cta = *cluster.ctas[rank];
       if (cta.threads_left == 0) throw Fault("copies into shared memory of a block that has ended");
-      MBarrierAt(cta, barrier);
+      MBarrierAt(w, cta, barrier);
       BeginAsyncWrite(w, cta, to, bytes);
-      auto act = [&launch, &cta, box, to = to, bytes, barrier = barrier] {
+      auto act = [&w, &cta, box, to = to, bytes, barrier = barrier] {
         const TensorMap& map = *box.map;
         ForBox(map, box.coordinates, box.offsets, [&](int64_t offset, int64_t address) {
           uint8_t* place = &cta.shared[Swizzled(map, to + offset)];
           if (address)
-            std::memcpy(place, Global(launch, address, map.element_bytes, false), map.element_bytes);
+            std::memcpy(place, Global(w, address, map.element_bytes, false), map.element_bytes);
           else
             std::memset(place, map.nan_fill ? 0xff : 0, map.element_bytes);
         });
-        EndAsyncWrite(cta, to, bytes);
         MBarrier& b = MBarrierAt(cta, barrier);
-        b.bytes -= bytes;
+        EndAsyncWrite(cta, to, bytes, b.clock, b.phase + 1);
+        CountBytes(b, -bytes);
         EndPhase(b);
       };
       if (launch.late)
@@ -242,17 +276,17 @@ void TensorStore(Warp& w, const Instruction& i, Mask mask) {
     const int64_t align = box.map->swizzle ? box.map->swizzle * 8 : 128;
     if (from % align) throw Fault("copies from " + std::to_string(from) + ", which is no multiple of " + std::to_string(align));
     BeginAsyncRead(w, *cta, from, bytes);
-    auto act = [&launch, cta = cta, box, from = from] {
+    auto act = [&w, cta = cta, box, from = from] {
       ForBox(*box.map, box.coordinates, box.offsets, [&](int64_t offset, int64_t address) {
         if (address)
-          std::memcpy(Global(launch, address, box.map->element_bytes, true), &cta->shared[Swizzled(*box.map, from + offset)],
+          std::memcpy(Global(w, address, box.map->element_bytes, true), &cta->shared[Swizzled(*box.map, from + offset)],
                       box.map->element_bytes);
       });
     };
     if (launch.late)
-      w.open_bulk[l].push_back({act, {{from, bytes}}, {}});
+      w.open_bulk[l].push_back({act, {{from, bytes}}, {}, {}});
     else
-      act(), w.open_bulk[l].push_back({nullptr, {{from, bytes}}, {}});
+      act(), w.open_bulk[l].push_back({nullptr, {{from, bytes}}, {}, {}});
   });
 }
 void BulkCommit(Warp& w, const Instruction&, Mask mask) {
@@ -277,6 +311,13 @@ void ProxyFence(Warp& w, const Instruction&, Mask) {
   ++clocks.seen[w.clock_index];
 }
 
+// fence.mbarrier_init and others: a relaxed arrival at the cluster's barrier releases what came before them.
+void InitFence(Warp& w, const Instruction&, Mask) {
+  uint32_t& now = w.clocks.seen[w.clock_index];
+  w.clocks.inits[w.clock_index] = now++;
+}
+void Fence(Warp& w, const Instruction&, Mask) { w.Release(w.released); }
+
 void Nothing(Warp&, const Instruction&, Mask) {}
 
 // mapa: the address in another block of the cluster.  flag: of a .shared::cluster address, not of a generic one
@@ -299,9 +340,8 @@ bool DecodeAsynchronous(Instruction& instruction) {
   const std::string& name = instruction.name;
   Handler& handler = instruction.handler;
   if (name == "fence") {
-    handler = m.Take("proxy") && m.Take("async") ? ProxyFence : Nothing;
-    m.Ignore("shared::cta", "shared::cluster", "global", "mbarrier_init", "release", "acquire", "acq_rel", "sc", "cta", "cluster", "gpu",
-             "sys");
+    handler = m.Take("proxy") && m.Take("async") ? ProxyFence : m.Take("mbarrier_init") ? InitFence : Fence;
+    m.Ignore("shared::cta", "shared::cluster", "global", "release", "acquire", "acq_rel", "sc", "cta", "cluster", "gpu", "sys");
     return m.empty();
   }
   if (name == "mapa") {

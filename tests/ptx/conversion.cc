@@ -209,7 +209,9 @@ bool DecodeConversion(Instruction& instruction) {
   const bool pair_from = instruction.from == Type::kE4M3x2 || instruction.from == Type::kE5M2x2 || instruction.from == Type::kF16x2;
   const Type to = instruction.type;
   if (m.Take("ftz")) instruction.choice |= kFlush;
-  const auto is_one = [](Type t) { return IsFloat(t) || (t >= Type::kU8 && t <= Type::kS64 && t != Type::kB16 && t != Type::kB32 && t != Type::kB64); };
+  const auto is_one = [](Type t) {
+    return IsFloat(t) || (t >= Type::kU8 && t <= Type::kS64 && t != Type::kB16 && t != Type::kB32 && t != Type::kB64);
+  };
   if (pair_from)
     instruction.handler = ConvertHalves;
   else if (to == Type::kF16x2 || to == Type::kBF16x2 || to == Type::kE4M3x2 || to == Type::kE5M2x2)

@@ -19,7 +19,14 @@ void ForCells(Cta& cta, int64_t address, int64_t bytes, F f) {
   for (int64_t c = address / cell; c <= (address + bytes - 1) / cell; ++c) f(cta.cells[c], &cta.readers[c * cta.cluster->clocks]);
 }
 
-std::string Who(Cta& cta, int clock) {
+}  // namespace
+
+std::string Who(const Cta& cta, int clock) {
+  const Cluster& cluster = *cta.cluster;
+  if (clock >= cluster.clocks) {
+    const auto& [rank, address] = cluster.mbarriers[clock - cluster.clocks];
+    return "a copy that ends at the mbarrier at " + std::to_string(address) + " of block " + std::to_string(rank) + " of the cluster";
+  }
   const int warps = static_cast<int>(cta.warps.size()), blocks = static_cast<int>(cta.cluster->ctas.size()), groups = (warps + 3) / 4;
   const bool of_group = clock >= blocks * warps;
   const int at = of_group ? clock - blocks * warps : clock, each = of_group ? groups : warps;
@@ -27,11 +34,14 @@ std::string Who(Cta& cta, int clock) {
          " of the cluster";
 }
 
-bool Before(const Warp& warp, int other, uint32_t clock) { return other == warp.clock_index || clock <= warp.clocks.seen[other]; }
+bool Before(const Warp& warp, int clock, uint32_t when) { return clock == warp.clock_index || when <= warp.clocks.Seen(clock); }
+
+namespace {
 
 // Nothing that the warp has not waited for may have read or written the cell.
 void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, int64_t address) {
   const std::string where = "shared memory at " + std::to_string(address);
+  if (cell.mbarrier) throw Fault("writes " + where + ", which is an mbarrier");
   if (cell.arriving) throw Fault("writes " + where + ", into which a copy is under way");
   if (cell.reading) throw Fault("writes " + where + ", which a copy or a wgmma under way still reads");
   if (cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at))
@@ -72,7 +82,25 @@ std::pair<Cta*, int64_t> InShared(Warp& warp, uint64_t address, int64_t bytes) {
   return {cta, at};
 }
 
-uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write) {
+// Bytes that this launch wrote: blocks of different clusters have no order, but for atomic operations on the same place.
+static void CheckRace(const Warp& warp, Region& region, int64_t at, int64_t bytes, bool write, bool atomic) {
+  const Cluster& cluster = *warp.cta->cluster;
+  if (region.writers.empty()) {
+    if (!write) return;
+    region.writers.resize(region.bytes);
+  }
+  for (int64_t i = at; i < at + bytes; ++i) {
+    Writer& writer = region.writers[i];
+    const bool same = writer.cluster == cluster.number;
+    if (writer.cluster >= 0 && !(atomic && writer.atomic) && !(same && Before(warp, writer.clock, writer.at)))
+      throw Fault(std::string("race: ") + (write ? "writes" : "reads") + " byte " + std::to_string(i) + " of an array, which " +
+                  (same ? Who(*warp.cta, writer.clock) : "a block of another cluster") + " wrote, and no barrier is between");
+    if (write) writer = {cluster.number, static_cast<int16_t>(warp.clock_index), atomic, warp.clocks.seen[warp.clock_index]};
+  }
+}
+
+uint8_t* Global(const Warp& warp, uint64_t address, int64_t bytes, bool write, bool atomic) {
+  Launch& launch = *warp.cta->cluster->launch;
   for (Region& region : launch.regions) {
     const int64_t at = static_cast<int64_t>(address - region.address);
     if (at < 0 || at + bytes > region.bytes) continue;
@@ -83,6 +111,7 @@ uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write) {
       if (std::count(region.written + at, region.written + at + bytes, 0))
         throw Fault("reads byte " + std::to_string(at) + " of an array, which nothing has written");
     }
+    if (region.written) CheckRace(warp, region, at, bytes, write, atomic);
     return region.data + at;
   }
   std::string nearest;
@@ -98,10 +127,16 @@ uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write) {
 static Space Resolve(Space space, uint64_t& address) {
   if (space != Space::kGeneric) return space;
   const uint64_t window = address & ~(kWindowSize - 1);
-  if (window == kSharedWindow) return address -= window, Space::kShared;
+  if (window == kSharedWindow) return address -= window, Space::kCluster;
   if (window == kParamWindow) return address -= window, Space::kParam;
   if (window == kLocalWindow) return address -= window, Space::kLocal;
   return Space::kGlobal;
+}
+
+static std::pair<Cta*, int64_t> InShared(Warp& warp, Space space, uint64_t address, int bytes) {
+  auto found = InShared(warp, address, bytes);
+  if (space == Space::kShared && found.first != warp.cta) throw Fault("an address of another block, and not .shared::cluster");
+  return found;
 }
 
 static uint8_t* Private(std::vector<uint8_t>& memory, uint64_t address, int bytes, const char* what) {
@@ -123,7 +158,7 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bo
       break;
     case Space::kShared:
     case Space::kCluster: {
-      auto [cta, at] = InShared(warp, address, bytes);
+      auto [cta, at] = InShared(warp, space, address, bytes);
       LoadShared(warp, *cta, at, bytes, atomic);
       from = &cta->shared[at];
       break;
@@ -131,7 +166,7 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bo
     default:
       from = (address & ~(kWindowSize - 1)) == kGlobalsWindow
                  ? Private(launch.globals, address - kGlobalsWindow, bytes, "module's variables")
-                 : Global(launch, address, bytes, false);
+                 : Global(warp, address, bytes, false, atomic);
   }
   uint64_t value = 0;
   std::memcpy(&value, from, bytes);
@@ -140,7 +175,6 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bo
 
 void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value, bool atomic) {
   warp.lane = lane;
-  Launch& launch = *warp.cta->cluster->launch;
   uint8_t* to;
   switch (Resolve(space, address)) {
     case Space::kParam:
@@ -150,7 +184,7 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
       break;
     case Space::kShared:
     case Space::kCluster: {
-      auto [cta, at] = InShared(warp, address, bytes);
+      auto [cta, at] = InShared(warp, space, address, bytes);
       ForCells(*cta, at, bytes, [&, cta = cta, at = at](Cell& cell, uint32_t* readers) {
         if (!atomic || !cell.atomic) CheckOverwrite(warp, *cta, cell, readers, at);
         cell.atomic = atomic;
@@ -162,7 +196,7 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
       break;
     }
     default:
-      to = Global(launch, address, bytes, true);
+      to = Global(warp, address, bytes, true, atomic);
   }
   std::memcpy(to, &value, bytes);
 }
@@ -173,7 +207,7 @@ void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
     if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
     if (cell.writer >= 0 && !Before(issuer, cell.writer, cell.written_at))
       throw Fault("race: reads " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
-    if (cell.writer >= 0 && issuer.clocks.fenced[cell.writer] < cell.written_at)
+    if (cell.writer >= 0 && cell.writer < cta.cluster->clocks && issuer.clocks.fenced[cell.writer] < cell.written_at)
       throw Fault("reads " + where + " by the async proxy, and no fence.proxy.async follows the write of " + Who(cta, cell.writer));
     ++cell.reading;
   });
@@ -196,12 +230,21 @@ void BeginAsyncWrite(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
   });
 }
 
-void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes) {
+void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when) {
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t*) {
-    cell.arriving = false;
-    cell.writer = -1;
+    cell.arriving = cell.atomic = false;
+    cell.writer = static_cast<int16_t>(clock), cell.written_at = when;
   });
   std::memset(&cta.initialised[address], 1, bytes);
+}
+
+void MarkMBarrier(Warp& warp, Cta& cta, int64_t address, bool is) {
+  ForCells(cta, address, 8, [&](Cell& cell, uint32_t* readers) {
+    if (is) CheckOverwrite(warp, cta, cell, readers, address);
+    cell = {}, cell.mbarrier = is;
+    cell.writer = static_cast<int16_t>(warp.clock_index), cell.written_at = warp.clocks.seen[warp.clock_index];
+  });
+  std::memset(&cta.initialised[address], 0, 8);
 }
 
 }  // namespace ptx
