@@ -39,10 +39,9 @@ def launch(body, arguments=(), grid=(1,), block=(32,), *, shared=0, cluster=(1,)
 ret;
 }}"""
     module = Module(text)
-    try:
-        return module.run("kernel", grid, block, arguments, shared=shared, cluster=cluster, maps=maps, late=late, most_steps=most_steps)
-    finally:
-        executed.update(opcode for (opcode, *_), flag in zip(module.instructions("kernel"), module.executed["kernel"], strict=True) if flag)
+    steps = module.run("kernel", grid, block, arguments, shared=shared, cluster=cluster, maps=maps, late=late, most_steps=most_steps)
+    executed.update(opcode for (opcode, *_), flag in zip(module.instructions("kernel"), module.executed["kernel"], strict=True) if flag)
+    return steps
 
 
 def of_each(body, *inputs, out):

@@ -516,7 +516,9 @@ def close_to_halves(dtype):
     """float32 values beside each 16-bit one and beside the middle to its neighbour, and others."""
     below = 16 if dtype == BF16 else 13
     exact = HALVES.view(dtype).astype(F32)[::37].view(np.uint32)
-    near = [(exact + np.uint32(step)).view(F32) for step in (0, 1, (1 << below - 1) - 1, 1 << below - 1, (1 << below - 1) + 1, (1 << below) - 1)]
+    near = [
+        (exact + np.uint32(step)).view(F32) for step in (0, 1, (1 << below - 1) - 1, 1 << below - 1, (1 << below - 1) + 1, (1 << below) - 1)
+    ]
     return np.concatenate([*near, edges(F32), random_values(F32, 500, 3)])
 
 
@@ -661,7 +663,9 @@ def test_f64_to_f32_and_back(way):
     same(wide, expected.astype(F64))
 
 
-@pytest.mark.parametrize("opcode, origin, type", [("cvt.sat.f32.f32", F32, F32), ("cvt.rn.sat.f16.f32", F32, F16), ("cvt.sat.f32.f16", F16, F32)])
+@pytest.mark.parametrize(
+    "opcode, origin, type", [("cvt.sat.f32.f32", F32, F32), ("cvt.rn.sat.f16.f32", F32, F16), ("cvt.sat.f32.f16", F16, F32)]
+)
 @QUIET
 def test_saturated_floats(opcode, origin, type):
     (a,) = operands(origin)
