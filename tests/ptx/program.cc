@@ -343,8 +343,7 @@ class Parser {
       o.slot = Constant(static_cast<uint64_t>(Integer()));
     } else {
       const std::string word = Word();
-      if (word == "_") return;
-      o.slot = Name(word, index < 0 ? nullptr : &index);
+      if (word != "_") o.slot = Name(word, index < 0 ? nullptr : &index);
       if (Accept('|')) {
         Operand first = o;
         o = {};
