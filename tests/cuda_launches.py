@@ -34,7 +34,7 @@ SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", 
 SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
 ADDRESSES = [(i << 44) + 16 for i in (1, 2, 3)]  # of both operands and the result: aligned to no more than TMA wants
 STREAM = 77
-ELEMENTS = {0: 1, 1: 2, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
+ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
 
 # What can be called, a row for each compiled kernel.
@@ -49,12 +49,13 @@ DEPTHWISE = [
 
 
 @functools.cache
-def runtime() -> ctypes.CDLL:
+def runtime(*more: str | pathlib.Path) -> ctypes.CDLL:
+    """The stand-in for CUDA with our host code, and with what `more` names to nvcc."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/cuda_runtime.so"
         # -z,defs: a function of CUDA that the runtime has not, such as one that allocates, waits or copies, is an error
         flags = ["-std=c++17", "-O0", "-shared", "-cudart", "none", "-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xlinker", "-z,defs"]
-        command = [NVCC, *flags, f"-I{TESTS.parent / 'csrc'}", TESTS / "csrc/cuda_runtime.cc", LIBRARY, "-o", path]
+        command = [NVCC, *flags, f"-I{TESTS.parent / 'csrc'}", TESTS / "csrc/cuda_runtime.cc", *more, LIBRARY, "-o", path]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         return ctypes.CDLL(path)

@@ -184,12 +184,16 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorNotPermitted ? "not permitted, says the test" : "?"; }
 
-// What the tests call.  Problems and configs are the fields of their structs, in order; the answer is the status, its message or, if there
-// is none, what was asked of CUDA, as JSON.
+// What the tests call: from Begin to Told all that is asked of CUDA is written down, as JSON.
+void Begin(int32_t on_device, const char* fail) { device = on_device, failing = fail, asked.clear(), descriptors = 0; }
+void Told(char* answer, int64_t room) { std::strncpy(answer, ("[" + asked + "]").c_str(), room - 1); }
+
+// Problems and configs are the fields of their structs, in order; the answer is the status, its message or, if there is none, what was
+// asked of CUDA.
 int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, const char* fail, int32_t operands, int32_t result,
              const int64_t* problem, const int64_t* config, const int64_t* addresses, char* answer, int64_t room) {
   using namespace jaxext;
-  device = on_device, failing = fail, asked.clear(), descriptors = 0;
+  Begin(on_device, fail);
   const auto* first = reinterpret_cast<const void*>(addresses[0]);
   const auto* second = reinterpret_cast<const void*>(addresses[1]);
   auto* out = reinterpret_cast<void*>(addresses[2]);
@@ -207,7 +211,11 @@ int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, cons
     status = launch(*reinterpret_cast<const ConvProblem*>(problem), *reinterpret_cast<const DepthwiseConfig*>(config), dtype, of_result,
                     first, second, out, stream);
   }
-  std::strncpy(answer, status.ok() ? ("[" + asked + "]").c_str() : status.message.c_str(), room - 1);
+  if (status.ok()) {
+    Told(answer, room);
+  } else {
+    std::strncpy(answer, status.message.c_str(), room - 1);
+  }
   return status.code;
 }
 

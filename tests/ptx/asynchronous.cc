@@ -17,8 +17,8 @@ MBarrier& MBarrierAt(Cta& cta, int64_t address) {
 MBarrier& MBarrierAt(const Warp& w, Cta& cta, int64_t address) {
   MBarrier& barrier = MBarrierAt(cta, address);
   if (!Before(w, barrier.made_by, barrier.made_at) && barrier.made_at > w.clocks.Inits(barrier.made_by))
-    throw Fault("race: the mbarrier at " + std::to_string(address) + ", which " + Who(cta, barrier.made_by) +
-                " initialised, and no barrier is between");
+    throw Fault("race: uses " + barrier.name + ", which another warp initialised (" + Who(cta, barrier.made_by) +
+                "), and no barrier is between");
   return barrier;
 }
 void RequireOwn(const Warp& w, const Cta* cta) {
@@ -27,12 +27,12 @@ void RequireOwn(const Warp& w, const Cta* cta) {
 
 void CountBytes(MBarrier& barrier, int64_t bytes) {
   barrier.bytes += bytes;
-  if (std::abs(barrier.bytes) >= 1 << 20) throw Fault("an mbarrier expects " + std::to_string(barrier.bytes) + " bytes");
+  if (std::abs(barrier.bytes) >= 1 << 20) throw Fault(barrier.name + " expects " + std::to_string(barrier.bytes) + " bytes");
 }
 
 void EndPhase(MBarrier& barrier) {
   if (barrier.pending == 0 && barrier.bytes < 0)
-    throw Fault("all have arrived at an mbarrier, and " + std::to_string(-barrier.bytes) + " bytes more than they expect");
+    throw Fault("all have arrived at " + barrier.name + ", and " + std::to_string(-barrier.bytes) + " bytes more than they expect");
   if (barrier.pending || barrier.bytes) return;
   barrier.pending = barrier.expected;
   ++barrier.phase;
@@ -43,7 +43,7 @@ void EndPhase(MBarrier& barrier) {
 
 void Arrive(Warp& w, MBarrier& barrier, int64_t count, int64_t bytes) {
   if (barrier.pending < count)
-    throw Fault("more arrivals at an mbarrier than the " + std::to_string(barrier.expected) + " that it expects");
+    throw Fault("more arrivals at " + barrier.name + " than the " + std::to_string(barrier.expected) + " that it expects");
   w.Release(barrier.arriving);
   CountBytes(barrier, bytes), barrier.pending -= count;
   EndPhase(barrier);
@@ -66,6 +66,7 @@ void Init(Warp& w, const Instruction& i, Mask mask) {
     if (barrier.expected < 1 || barrier.expected >= 1 << 20)
       throw Fault("an mbarrier for " + std::to_string(barrier.expected) + " arrivals");
     Cluster& cluster = *cta->cluster;
+    barrier.name = "the mbarrier at " + std::to_string(at) + " of block " + std::to_string(cta->rank);
     barrier.clock = cluster.clocks + static_cast<int>(cluster.mbarriers.size());
     barrier.made_by = w.clock_index, barrier.made_at = w.clocks.seen[w.clock_index];
     if (!cta->mbarriers.try_emplace(at, barrier).second) throw Fault("initialises an mbarrier that is one");
@@ -123,7 +124,7 @@ void TryWait(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, o[1], l);
     w.Wait(
-        l, "the mbarrier at " + std::to_string(at) + " of block " + std::to_string(cta->rank) + ", parity " + std::to_string(parity[l]),
+        l, MBarrierAt(*cta, at).name + ", parity " + std::to_string(parity[l]),
         [cta = cta, at = at, expected = parity[l]] { return (MBarrierAt(*cta, at).phase & 1) != expected; }, true);
   });
 }

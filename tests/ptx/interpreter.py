@@ -111,6 +111,7 @@ class Module:
     def __init__(self, ptx: str):
         self._library = library()
         message = ctypes.create_string_buffer(2000)
+        self.ptx = ptx
         self._module = ctypes.c_void_p(self._library.PtxParse(ptx.encode(), message, ctypes.c_int64(2000)))
         if not self._module:
             raise Fault(message.value.decode())

@@ -158,10 +158,10 @@ std::string WhoWaits(Cluster& cluster) {
         out << "\n  block " << cta->rank << " of the cluster, warp " << w->index << ", " << __builtin_popcount(lanes) << " lanes: for "
             << what;
     }
-    for (auto& [address, barrier] : cta->mbarriers) {
+    for (auto& [_, barrier] : cta->mbarriers) {
       if (barrier.pending == barrier.expected && barrier.bytes == 0) continue;
-      out << "\n  the mbarrier at " << address << " of block " << cta->rank << " lacks " << barrier.pending << " of " << barrier.expected
-          << " arrivals and " << barrier.bytes << " bytes";
+      out << "\n  " << barrier.name << " lacks " << barrier.pending << " of " << barrier.expected << " arrivals and " << barrier.bytes
+          << " bytes";
     }
   }
   return out.str();

@@ -69,6 +69,7 @@ struct Cell {
 };
 
 struct MBarrier {
+  std::string name;                              // for messages
   int64_t expected = 0, pending = 0, bytes = 0;  // arrivals of a phase; those that are missing; bytes of transactions that are missing
   uint32_t phase = 0;
   Clocks arriving, completed;  // of this phase, of the one before

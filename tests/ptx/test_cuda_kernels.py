@@ -5,72 +5,19 @@ give the same bits.  That the kernels race nowhere, read nothing that nobody wro
 """
 
 import dataclasses
-import functools
 import itertools
-import pathlib
-import sys
 
-import numpy as np
 import pytest
-from cuda_kernels import DTYPES, execute, modules
-from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, SLOTS, conv, matmul
-from interpreter import EARLY, LATE
+import test_cuda_conv
+import test_depthwise
+import test_simt
+from cuda_kernels import conv_call, matmul_call, modules
+from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS
 
 from jaxext.backends import kernel
 from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise
 
-# Where pytest too has them, once it has collected those folders.
-sys.path += [str(pathlib.Path(__file__).parents[1] / folder) for folder in ("kernels", "backends/cuda")]
-import test_cuda_conv  # noqa: E402
-import test_depthwise  # noqa: E402
-import test_simt  # noqa: E402
-from harness import check  # noqa: E402
-
 TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block computes several tiles
-RNG = np.random.default_rng(0)
-
-
-def executed(case, operands, shape, **where):
-    """The result, its partial sums added up; the same bits whether asynchronous work is late or early."""
-    late, early = (execute(case, operands, when, **where) for when in (LATE, EARLY))
-    np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
-    parts = late.reshape(-1, *shape)
-    return parts[0] if len(parts) == 1 else parts.sum(axis=0)
-
-
-def check_against(truth, got, operands, integers):
-    """Integers exactly, others within rounding of the sum of magnitudes."""
-    exact = {slot: values.astype(np.float64) for slot, values in operands.items()}
-    check(got, truth(exact), None if integers else truth({slot: np.abs(values) for slot, values in exact.items()}))
-
-
-def some(shape, dtype, integers):
-    values = RNG.integers(-3, 4, shape) if integers else RNG.standard_normal(shape)
-    return values.astype(DTYPES[dtype])
-
-
-# Products.
-
-LABELS = {"a": "bmk", "b": "bkn", "c": "bmn"}
-
-
-def product(role, operands):
-    terms = ",".join(LABELS[slot] for slot in operands)
-    return np.einsum(f"{terms}->{LABELS[SLOTS[role][2]]}", *operands.values())
-
-
-def check_matmul(row, B, rows, columns, depth, splits=1, device=0, integers=True):
-    """`rows` and `columns`: of the result."""
-    names = {"nn": "MNK", "nt": "MKN", "tn": "KNM"}[row["role"]]
-    sizes = dict(zip(names, (rows, columns, depth), strict=True))
-    shapes = {slot: (B, *(sizes[label] for label in labels)) for slot, labels in dict(a="MK", b="KN", c="MN").items()}
-    *slots, open_slot = SLOTS[row["role"]]
-    operands = {slot: some(shapes[slot], row["operands"], integers) for slot in slots}
-    case = matmul(row, B, **sizes, splits=splits)
-    if splits > 1:
-        case["result"] = "float32"
-    got = executed(case, list(operands.values()), shapes[open_slot], device=device)
-    check_against(functools.partial(product, row["role"]), got, operands, integers)
 
 
 def id_of(row):
@@ -81,23 +28,12 @@ def id_of(row):
 def test_matmul(row):
     m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
     step = 16 // BYTES[row["operands"]]  # what rows are multiples of
-    check_matmul(row, 1, step, step, step)
-    check_matmul(row, 2, m + step, n + step, (row["stages"] + 1) * k + step)  # the ring of stages begins anew
-    check_matmul(row, 1, m - step, n // 2, 2 * k - step, integers=False)
-    check_matmul(row, 1, 3 * m + step, 2 * n + step, k + step, device=TWO_MULTIPROCESSORS)
+    matmul_call(row, 1, step, step, step).check()
+    matmul_call(row, 2, m + step, n + step, (row["stages"] + 1) * k + step).check()  # the ring of stages begins anew
+    matmul_call(row, 1, m - step, n // 2, 2 * k - step, integers=False).check()
+    matmul_call(row, 1, 3 * m + step, 2 * n + step, k + step).check(device=TWO_MULTIPROCESSORS)
     if row["result"] == "float32":
-        check_matmul(row, 1, m + step, step, 4 * k, splits=2)
-
-
-# Dense convolutions.
-
-
-def check_conv(row, problem, config, integers=True):
-    *slots, open_slot = SLOTS[row["role"]]
-    operands = {slot: some(test_cuda_conv.shape_of(problem, slot), row["operands"], integers) for slot in slots}
-    case = conv(row, problem, config)
-    got = executed(case, list(operands.values()), test_cuda_conv.shape_of(problem, open_slot))
-    check_against(functools.partial(test_cuda_conv.truth, problem), got, operands, integers)
+        matmul_call(row, 1, m + step, step, 4 * k, splits=2).check()
 
 
 def larger(problem):
@@ -116,23 +52,13 @@ def test_conv(row):
         configs = [config for config in cuda_conv.candidates(problem) if config.tile_n == row["tile_n"]]
         splits = {config.splits: config for config in configs}
         for few_or_most in {min(splits), max(splits)}:  # the most parts may be more than a launch takes
-            check_conv(row, problem, splits[few_or_most])
-    check_conv(row, larger(problem), configs[0], integers=False)
-
-
-# Depthwise convolutions.
+            conv_call(row, problem, splits[few_or_most]).check()
+    conv_call(row, larger(problem), configs[0], integers=False).check()
 
 
 def refused(problem) -> bool:
     empty = any(0 in test_depthwise.shape_of(problem, slot) for slot in "xwy")
     return empty or cuda_binding.refused(problem, cuda_depthwise) is not None
-
-
-def check_depthwise(row, problem, config, arch, integers=True):
-    *slots, open_slot = SLOTS[row["role"]]
-    operands = {slot: some(test_depthwise.shape_of(problem, slot), row["operands"], integers) for slot in slots}
-    got = executed(conv(row, problem, config), list(operands.values()), test_depthwise.shape_of(problem, open_slot), arch=arch)
-    check_against(functools.partial(test_depthwise.truth, problem), got, operands, integers)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -145,8 +71,8 @@ def test_depthwise_convolution(dtype, arch):
             problem = test_depthwise.of_role(case, row["role"], kernel.DTYPES[dtype], arch=int(arch[3:]))
             if problem.name == f"conv{row['rank']}d_{row['role']}" and not refused(problem):
                 configs = cuda_depthwise.candidates(problem)
-                check_depthwise(row, problem, configs[0], arch)
-                check_depthwise(row, problem, configs[-1], arch, integers=False)
+                conv_call(row, problem, configs[0]).check(arch=arch)
+                conv_call(row, problem, configs[-1], integers=False).check(arch=arch)
     of_dtype = {"float32": "If", "bfloat16": "__nv_bfloat16", "float16": "__half"}[dtype]
     kernels = {name: module for name, module in modules(arch).items() if "depthwise" in name and of_dtype in name}
     assert kernels and not [name for name, module in kernels.items() if not module.executed[name].any()]

@@ -87,6 +87,7 @@ extern "C" __global__ void Stencil(const float* from, int count, float* to) {
   };
   bring(0);
   if (at == 0) last = 0;
+#pragma unroll 1
   for (int n = 0; n < tiles; ++n) {
     bring(n + 1);
     __pipeline_wait_prior(1);
