@@ -17,7 +17,9 @@ BLOCK = 256
 executed: set[str] = set()
 
 
-def launch(body, arguments=(), grid=(1,), block=(32,), *, shared=0, cluster=(1,), maps=(), late=LATE, declare="", most_steps=10**7):
+def launch(
+    body, arguments=(), grid=(1,), block=(32,), *, shared=0, cluster=(1,), maps=(), late=LATE, arrays=(), declare="", most_steps=10**7
+):
     """Runs a kernel: its parameters are p0, p1 and so on, its registers those of `REGISTERS` and of `declare`.
 
     Global pointers to the first arguments that are arrays are in %d20, %d21 and so on; %r100 is %tid.x, and %r101 where shared memory starts.
@@ -39,7 +41,8 @@ def launch(body, arguments=(), grid=(1,), block=(32,), *, shared=0, cluster=(1,)
 ret;
 }}"""
     module = Module(text)
-    steps = module.run("kernel", grid, block, arguments, shared=shared, cluster=cluster, maps=maps, late=late, most_steps=most_steps)
+    where = dict(arrays=arrays, shared=shared, cluster=cluster, maps=maps, late=late, most_steps=most_steps)
+    steps = module.run("kernel", grid, block, arguments, **where)
     executed.update(opcode for (opcode, *_), flag in zip(module.instructions("kernel"), module.executed["kernel"], strict=True) if flag)
     return steps
 
