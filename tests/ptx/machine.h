@@ -30,11 +30,10 @@ struct Clocks {
   uint32_t Inits(size_t clock) const { return clock < inits.size() ? inits[clock] : 0; }
 };
 
-// Who wrote a byte of global memory in this launch.
+// Who wrote a byte of global memory in this launch, by no atomic operation.
 struct Writer {
   int32_t cluster = -1;
-  int16_t clock = 0;
-  bool atomic = false;
+  int32_t clock = 0;
   uint32_t at = 0;
 };
 
@@ -45,6 +44,7 @@ struct Region {
   uint8_t* data;
   uint8_t* written;                  // for each byte how often it was written, at most 255; null: an input, which may not be written
   std::vector<Writer> writers = {};  // of each byte, once there is one
+  std::map<int64_t, std::map<std::pair<int32_t, int32_t>, uint32_t>> atomics = {};  // byte -> cluster and clock -> when, since then
 };
 
 // cuTensorMapEncodeTiled's and cuTensorMapEncodeIm2col's arguments, innermost axis first.
@@ -60,10 +60,10 @@ struct TensorMap {
 
 // What is known of some bytes of shared memory: as many as the smallest that the kernel stores at once.
 struct Cell {
-  int16_t writer = -1;      // clock of the cluster; -1: nobody
+  int16_t writer = -1;      // clock of the cluster, but for atomic operations; -1: nobody
   int16_t reading = 0;      // asynchronous reads under way: nothing may overwrite it
   bool arriving = false;    // an asynchronous write is under way: nothing may access it
-  bool atomic = false;      // its writer was an atomic operation, with which others do not race
+  bool atomic = false;      // since the last other access there were atomic operations: its readers are those
   bool mbarrier = false;    // it is part of one
   uint32_t written_at = 0;  // the writer's clock
 };

@@ -1,5 +1,6 @@
 // Memory: where an address leads, and who may access it when.
 #include <algorithm>
+#include <utility>
 
 #include "machine.h"
 
@@ -38,29 +39,40 @@ bool Before(const Warp& warp, int clock, uint32_t when) { return clock == warp.c
 
 namespace {
 
-// Nothing that the warp has not waited for may have read or written the cell.
-void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, int64_t address) {
-  const std::string where = "shared memory at " + std::to_string(address);
-  if (cell.mbarrier) throw Fault("writes " + where + ", which is an mbarrier");
-  if (cell.arriving) throw Fault("writes " + where + ", into which a copy is under way");
-  if (cell.reading) throw Fault("writes " + where + ", which a copy or a wgmma under way still reads");
+void CheckWriter(Warp& warp, Cta& cta, const Cell& cell, const char* does, int64_t address) {
   if (cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at))
-    throw Fault("race: writes " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
+    throw Fault(std::string("race: ") + does + " shared memory at " + std::to_string(address) + ", which " + Who(cta, cell.writer) +
+                " wrote, and no barrier is between");
+}
+void CheckReaders(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, const char* does, int64_t address) {
   for (int r = 0; r < cta.cluster->clocks; ++r) {
-    if (!Before(warp, r, readers[r])) throw Fault("race: writes " + where + ", which " + Who(cta, r) + " reads, and no barrier is between");
+    if (!Before(warp, r, readers[r]))
+      throw Fault(std::string("race: ") + does + " shared memory at " + std::to_string(address) + ", which " + Who(cta, r) +
+                  (cell.atomic ? " changes by an atomic operation" : " reads") + ", and no barrier is between");
   }
 }
 
+// Nothing that the warp has not waited for may have read or written the cell; atomic operations do not race with each other.
+void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, int64_t address, bool atomic = false) {
+  const auto stop = [&](const char* why) { throw Fault("writes shared memory at " + std::to_string(address) + why); };
+  if (cell.mbarrier) stop(", which is an mbarrier");
+  if (cell.arriving) stop(", into which a copy is under way");
+  if (cell.reading) stop(", which a copy or a wgmma under way still reads");
+  CheckWriter(warp, cta, cell, "writes", address);
+  if (!atomic || !cell.atomic) CheckReaders(warp, cta, cell, readers, "writes", address);
+}
+
 void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes, bool atomic) {
-  const std::string where = "shared memory at " + std::to_string(address);
+  const auto stop = [&](const char* why) { throw Fault("reads shared memory at " + std::to_string(address) + why); };
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
-    if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
-    if (cell.writer >= 0 && !(atomic && cell.atomic) && !Before(warp, cell.writer, cell.written_at))
-      throw Fault("race: reads " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
+    if (cell.arriving) stop(", into which a copy is under way");
+    CheckWriter(warp, cta, cell, "reads", address);
+    if (atomic) return;  // the store behind it says that it was here
+    if (std::exchange(cell.atomic, false)) CheckReaders(warp, cta, {.atomic = true}, readers, "reads", address);
     readers[warp.clock_index] = warp.clocks.seen[warp.clock_index];
   });
   for (int i = 0; i < bytes; ++i) {
-    if (!cta.initialised[address + i]) throw Fault("reads " + where + ", which nothing has written");
+    if (!cta.initialised[address + i]) stop(", which nothing has written");
   }
 }
 
@@ -82,20 +94,30 @@ std::pair<Cta*, int64_t> InShared(Warp& warp, uint64_t address, int64_t bytes) {
   return {cta, at};
 }
 
-// Bytes that this launch wrote: blocks of different clusters have no order, but for atomic operations on the same place.
+// Bytes that this launch wrote: blocks of different clusters have no order, and atomic operations do not race with each other.
 static void CheckRace(const Warp& warp, Region& region, int64_t at, int64_t bytes, bool write, bool atomic) {
   const Cluster& cluster = *warp.cta->cluster;
   if (region.writers.empty()) {
     if (!write) return;
     region.writers.resize(region.bytes);
   }
+  const uint32_t now = warp.clocks.seen[warp.clock_index];
   for (int64_t i = at; i < at + bytes; ++i) {
-    Writer& writer = region.writers[i];
-    const bool same = writer.cluster == cluster.number;
-    if (writer.cluster >= 0 && !(atomic && writer.atomic) && !(same && Before(warp, writer.clock, writer.at)))
+    const auto check = [&](int32_t number, int32_t clock, uint32_t when) {
+      if (number == cluster.number && Before(warp, clock, when)) return;
       throw Fault(std::string("race: ") + (write ? "writes" : "reads") + " byte " + std::to_string(i) + " of an array, which " +
-                  (same ? Who(*warp.cta, writer.clock) : "a block of another cluster") + " wrote, and no barrier is between");
-    if (write) writer = {cluster.number, static_cast<int16_t>(warp.clock_index), atomic, warp.clocks.seen[warp.clock_index]};
+                  (number == cluster.number ? Who(*warp.cta, clock) : "a block of another cluster") + " wrote, and no barrier is between");
+    };
+    Writer& writer = region.writers[i];
+    if (writer.cluster >= 0) check(writer.cluster, writer.clock, writer.at);
+    if (atomic) {
+      if (write) region.atomics[i][{cluster.number, warp.clock_index}] = now;
+      continue;
+    }
+    if (auto found = region.atomics.find(i); found != region.atomics.end()) {
+      for (const auto& [who, when] : found->second) check(who.first, who.second, when);
+    }
+    if (write) writer = {cluster.number, warp.clock_index, now}, region.atomics.erase(i);
   }
 }
 
@@ -186,10 +208,13 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
     case Space::kCluster: {
       auto [cta, at] = InShared(warp, space, address, bytes);
       ForCells(*cta, at, bytes, [&, cta = cta, at = at](Cell& cell, uint32_t* readers) {
-        if (!atomic || !cell.atomic) CheckOverwrite(warp, *cta, cell, readers, at);
+        CheckOverwrite(warp, *cta, cell, readers, at, atomic);
+        const uint32_t now = warp.clocks.seen[warp.clock_index];
         cell.atomic = atomic;
-        cell.writer = static_cast<int16_t>(warp.clock_index);
-        cell.written_at = warp.clocks.seen[warp.clock_index];
+        if (atomic)
+          readers[warp.clock_index] = now;
+        else
+          cell.writer = static_cast<int16_t>(warp.clock_index), cell.written_at = now;
       });
       std::memset(&cta->initialised[at], 1, bytes);
       to = &cta->shared[at];
@@ -203,12 +228,18 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
 
 void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
   const std::string where = "shared memory at " + std::to_string(address);
-  ForCells(cta, address, bytes, [&](Cell& cell, uint32_t*) {
+  const auto check_fenced = [&](int clock, uint32_t when) {
+    if (clock < cta.cluster->clocks && issuer.clocks.fenced[clock] < when)
+      throw Fault("reads " + where + " by the async proxy, and no fence.proxy.async follows the write of " + Who(cta, clock));
+  };
+  ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
     if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
-    if (cell.writer >= 0 && !Before(issuer, cell.writer, cell.written_at))
-      throw Fault("race: reads " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
-    if (cell.writer >= 0 && cell.writer < cta.cluster->clocks && issuer.clocks.fenced[cell.writer] < cell.written_at)
-      throw Fault("reads " + where + " by the async proxy, and no fence.proxy.async follows the write of " + Who(cta, cell.writer));
+    CheckWriter(issuer, cta, cell, "reads", address);
+    if (cell.writer >= 0) check_fenced(cell.writer, cell.written_at);
+    if (cell.atomic) {
+      CheckReaders(issuer, cta, cell, readers, "reads", address);
+      for (int r = 0; r < cta.cluster->clocks; ++r) check_fenced(r, readers[r]);
+    }
     ++cell.reading;
   });
   for (int64_t i = 0; i < bytes; ++i) {
