@@ -65,7 +65,7 @@ void Warp::Wait(int i, std::string what, std::function<bool()> condition, bool r
   pc[i] = repeat ? at : at + 1;
   state[i] = State::kWaits;
   ready[i] = std::move(condition);
-  waits_for[i] = std::move(what);
+  waits_for[i] = std::move(what) + ", line " + std::to_string(kernel->code[at].line);
 }
 
 bool Warp::Together(Mask wanted) {
@@ -73,7 +73,9 @@ bool Warp::Together(Mask wanted) {
   const Mask here = instruction.guard.slot < 0 ? active : active & Predicate(instruction.guard);
   if ((wanted & Alive() & ~here) == 0) return true;
   Diverge();
-  ForLanes(here, [&](int i) { pc[i] = at, parked[i] = true, waits_for[i] = "other lanes of its warp"; });
+  ForLanes(here, [&](int i) {
+    pc[i] = at, parked[i] = true, waits_for[i] = "other lanes of its warp, line " + std::to_string(instruction.line);
+  });
   alive_when_parked = Alive();
   return false;
 }
@@ -152,7 +154,7 @@ std::string WhoWaits(Cluster& cluster) {
     for (auto& w : cta->warps) {
       std::map<std::string, Mask> waiting;
       for (int i = 0; i < kLanes; ++i) {
-        if (w->state[i] != State::kEnded) waiting[w->waits_for[i] + ", line " + std::to_string(w->kernel->code[w->pc[i]].line)] |= 1u << i;
+        if (w->state[i] != State::kEnded) waiting[w->waits_for[i]] |= 1u << i;
       }
       for (auto& [what, lanes] : waiting)
         out << "\n  block " << cta->rank << " of the cluster, warp " << w->index << ", " << __builtin_popcount(lanes) << " lanes: for "

@@ -227,13 +227,13 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
 }
 
 void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
-  const std::string where = "shared memory at " + std::to_string(address);
+  const auto stop = [&](const std::string& why) { throw Fault("reads shared memory at " + std::to_string(address) + why); };
   const auto check_fenced = [&](int clock, uint32_t when) {
     if (clock < cta.cluster->clocks && issuer.clocks.fenced[clock] < when)
-      throw Fault("reads " + where + " by the async proxy, and no fence.proxy.async follows the write of " + Who(cta, clock));
+      stop(" by the async proxy, and no fence.proxy.async follows the write of " + Who(cta, clock));
   };
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
-    if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
+    if (cell.arriving) stop(", into which a copy is under way");
     CheckWriter(issuer, cta, cell, "reads", address);
     if (cell.writer >= 0) check_fenced(cell.writer, cell.written_at);
     if (cell.atomic) {
@@ -243,7 +243,7 @@ void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
     ++cell.reading;
   });
   for (int64_t i = 0; i < bytes; ++i) {
-    if (!cta.initialised[address + i]) throw Fault("reads " + where + " + " + std::to_string(i) + ", which nothing has written");
+    if (!cta.initialised[address + i]) stop(" + " + std::to_string(i) + ", which nothing has written");
   }
 }
 

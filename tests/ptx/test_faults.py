@@ -274,3 +274,187 @@ def test_who_waits_for_one_copy_does_not_know_of_another(late):
     assert not load(body.replace("#", WAIT.replace("wait:", "other:").replace("bra wait", "bra other")), late)
     said = load(body.replace("#", ""), late)
     assert re.search("race: reads shared memory at 1152, which a copy that ends at the mbarrier at 1024 of block 0", said), said
+
+
+# ---- copies out of shared memory
+
+STORE = {
+    "no fence": (r"reads shared memory at 1152 by the async proxy, and no fence.proxy.async follows the write of warp 0", "fence.proxy.async.shared::cta;", ""),
+    "a fence before the write": (r"no fence.proxy.async follows the write of warp", "st.shared.b32 [%r103], %r100; fence.proxy.async.shared::cta;",
+                                 "fence.proxy.async.shared::cta; st.shared.b32 [%r103], %r100;"),
+    "a fence of another thread's warp alone": (r"no fence.proxy.async follows the write of warp 1", "fence.proxy.async.shared::cta;",
+                                               "setp.ge.u32 %p4, %r100, 32; @%p4 bra over; fence.proxy.async.shared::cta; over:"),
+    "no barrier": (r"race: reads shared memory at 1152, which warp 1|which nothing has written", "bar.sync 0;", ""),
+    "a write before the wait": (r"writes shared memory at \d+, which a copy or a wgmma under way still reads", "wait_group.read 0;", "wait_group.read 1;"),
+    "a write without a barrier": (r"race: (writes|reads) shared memory at \d+, which warp \d of block 0 of the cluster (reads|wrote)|still reads", "bar.sync 1;", ""),
+    "no group": (r"which a copy or a wgmma under way still reads", "@%p1 cp.async.bulk.commit_group;", ""),
+    "another thread waits": (r"which a copy or a wgmma under way still reads", "@%p1 cp.async.bulk.wait_group", "@!%p1 cp.async.bulk.wait_group"),
+    "an end before the wait": (r"ends while a bulk copy out of shared memory is under way",
+                               "@%p1 cp.async.bulk.wait_group.read 0; bar.sync 1; st.shared.b32 [%r103], 7;", ""),
+    "an end without a group": (r"ends with a bulk copy that no group has",
+                               "@%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group.read 0; bar.sync 1; st.shared.b32 [%r103], 7;", ""),
+    "what is not written": (r"which nothing has written", "st.shared.b32 [%r103], %r100;", "@%p1 st.shared.b32 [%r103], %r100;"),
+    "an odd source": (r"copies from 1168, which is no multiple of 128", "{0, 0}], [%r102]", "{0, 0}], [%r104]"),
+    "a map of the other kind": (r"a tensor map of rank 2", "{0, 0}", "{0}"),
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("name", STORE)
+def test_stores_by_tensor_maps(name, late):
+    wanted, right, wrong = STORE[name]
+    body = MAP + """add.u32 %r104, %r102, 16; st.shared.b32 [%r103], %r100; fence.proxy.async.shared::cta; bar.sync 0;
+        @%p1 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {0, 0}], [%r102]; 
+        @%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group.read 0; bar.sync 1; st.shared.b32 [%r103], 7;"""
+    assert body.count(right) == 1
+    arrays = [Output(numbers(64).reshape(2, 32), TO)]
+    how = dict(maps=[tensor_map(TO, [128], [32, 2], [32, 2], 4)], arrays=arrays, late=late)
+    assert re.search(wanted, fault(body.replace(right, wrong), [map_bytes(0)], **how))
+    arrays[0].written[:] = 0
+    passes(body, [map_bytes(0)], **how)
+    assert arrays[0].values.ravel().tolist() == [*range(64)]
+
+
+# ---- wgmma
+
+WGMMA = {
+    "no fence between the proxies": ("by the async proxy, and no fence.proxy.async follows the write of warp", "fence.proxy.async;", ""),
+    "no barrier": ("race: reads|nothing has written", "bar.sync 0;", ""),
+    "no fence": ("no wgmma.fence precedes the first wgmma", "wgmma.fence.sync.aligned;", ""),
+    "sums that are written behind the fence": ("takes %f2, which was written since the last wgmma.fence", "wgmma.fence.sync.aligned;",
+                                               "wgmma.fence.sync.aligned; mov.f32 %f2, 0f00000000;"),
+    "factors that are written behind the fence": ("takes %r12, which was written since the last wgmma.fence", "wgmma.fence.sync.aligned;",
+                                                  "wgmma.fence.sync.aligned; mov.b32 %r12, 0;"),
+    "no wait": ("accesses %f0, which a wgmma under way writes", "wgmma.wait_group.sync.aligned 0;", ""),
+    "a wait for too few": ("accesses %f0, which a wgmma under way writes", "wait_group.sync.aligned 0", "wait_group.sync.aligned 1"),
+    "no group": ("accesses %f0, which a wgmma under way writes", "wgmma.commit_group.sync.aligned;", ""),
+    "sums that are written": ("accesses %f1, which a wgmma under way writes", "wgmma.wait_group", "mov.f32 %f1, 0f00000000; wgmma.wait_group"),
+    "factors that are written": ("writes %r11, which a wgmma under way reads", "wgmma.wait_group", "mov.b32 %r11, 5; wgmma.wait_group"),
+    "an end": ("ends while a wgmma is under way", "wgmma.wait_group.sync.aligned 0; st.global.f32 [%d21], %f0;", ""),
+    "memory that is written": ("writes shared memory at 1024, which a copy or a wgmma under way still reads", "wgmma.wait_group",
+                               "st.shared.b32 [%r2], 0; wgmma.wait_group"),
+    "memory that is not written": ("which nothing has written", "st.shared.v4.b32 [%r2]", "@%p4 st.shared.v4.b32 [%r2]"),
+    "a warp that is missing": (r"deadlock(.*\n)*.*warp 0, 32 lanes: for the other warps of a wgmma, line \d+\n.*warp 1, 32 lanes: for the other warps",
+                               "wgmma.fence.sync.aligned;", "setp.lt.u32 %p5, %r100, 96; @!%p5 bra end; wgmma.fence.sync.aligned;"),
+    "a lane that is missing": (r"deadlock(.*\n)*.*warp 2, 1 lanes: for other lanes of its warp, line 12\n.*warp 2, 31 lanes: for other lanes of its warp, line 13",
+                               "wgmma.fence.sync.aligned;", "setp.eq.u32 %p5, %r100, 77; @%p5 bar.sync 3;\nwgmma.fence.sync.aligned;"),
+    "different descriptors": ("lanes have different descriptors", "wgmma.fence", "cvt.u64.u32 %d6, %r100; add.u64 %d5, %d5, %d6; wgmma.fence"),
+    "lanes that disagree": ("lanes disagree on scale-d", "setp.ne.u32 %p3, 0, 0", "setp.ne.u32 %p3, %r100, 70"),
+    "memory that is not there": ("outside of shared memory", "wgmma.fence", "add.u64 %d5, %d5, 0x1000; wgmma.fence"),
+    "a base offset": ("a descriptor with a base offset", "wgmma.fence", "or.b64 %d5, %d5, 0x2000000000000; wgmma.fence"),
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("name", WGMMA)
+def test_wgmma(name, late):
+    wanted, right, wrong = WGMMA[name]
+    body = f"""mul.wide.u32 %d1, %r100, 16; add.u64 %d2, %d20, %d1; mad.lo.u32 %r2, %r100, 16, %r101; setp.ge.u32 %p4, %r100, 1;
+        mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0; mov.b32 %r13, 0; setp.ne.u32 %p3, 0, 0;
+        ld.global.v4.b32 {{%r3, %r4, %r5, %r6}}, [%d2]; st.shared.v4.b32 [%r2], {{%r3, %r4, %r5, %r6}};
+        fence.proxy.async; bar.sync 0; shr.u32 %r7, %r101, 4; cvt.u64.u32 %d4, %r7; add.u64 %d5, %d4, {8 << 16 | 16 << 32};
+        mul.wide.u32 %d1, %r100, 4; add.u64 %d21, %d21, %d1; wgmma.fence.sync.aligned;
+        wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%f0, %f1, %f2, %f3}}, {{%r10, %r11, %r12, %r13}}, %d5, %p3, 1, 1, 0;
+        wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; st.global.f32 [%d21], %f0; end:"""
+    assert body.count(right) == 1
+    arguments = lambda: [Input(np.ones(64 * 16, ml_dtypes.bfloat16)), Output(np.zeros(128, np.float32))]
+    how = dict(block=(128,), shared=2048, late=late)
+    said = fault(body.replace(right, wrong), arguments(), **how)
+    assert re.search(wanted, said), said
+    passes(body, arguments(), **how)
+
+
+# ---- lanes, barriers, and who waits for whom
+
+LANES = {
+    "a shuffle from a lane that takes no part": ("shuffles from lane 20, which does not take part", "setp.lt.u32 %p1, %r100, 16;"
+                                                 "@%p1 shfl.sync.idx.b32 %r1, %r100, 20, 31, 0xffff;", "20, 31", "12, 31"),
+    "bra.uni": ("lanes disagree on bra.uni", "setp.lt.u32 %p1, %r100, 16; @%p1 bra.uni over; over:", "bra.uni", "bra"),
+    "a trap": ("the kernel traps", "setp.eq.u32 %p1, %r100, 5; @%p1 trap;", "5", "50"),
+    "barrier 16": ("barrier 16", "bar.sync 16;", "16", "15"),
+    "a part of a warp at a barrier": ("a barrier of 40 threads", "bar.sync 1, 40;", "40", "64"),
+    "two counts at a barrier": ("barrier 1 for 64 threads, and others wait at it for 96|barrier 1 for 96 threads, and others wait at it for 64",
+                                "mov.u32 %r1, 64; setp.ge.u32 %p1, %r100, 32; @%p1 bra some; bar.arrive 1, 96; bra over; some: bar.arrive 1, #; over:"
+                                "bar.sync 2, 64; setp.ge.u32 %p2, %r100, 32; @%p2 bar.sync 1, 96;", "#", "96"),
+    "registers": ("setmaxnreg 20", "setmaxnreg.dec.sync.aligned.u32 20;", "20", "24"),
+    "registers, not by eight": ("setmaxnreg 41", "setmaxnreg.dec.sync.aligned.u32 41;", "41", "40"),
+    "registers beyond 256": ("setmaxnreg 264", "setmaxnreg.inc.sync.aligned.u32 264;", "264", "256"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_lanes_and_barriers(name):
+    wanted, body, wrong, right = LANES[name]
+    assert body.count(wrong) == 1
+    assert re.search(wanted, fault(body.replace("#", "64"), block=(64,) if "counts" in name else (32,)))
+    passes(body.replace(wrong, right), block=(64,) if "counts" in name or "64" in right else (32,))
+
+
+def test_registers_of_a_block():
+    said = fault("setmaxnreg.inc.sync.aligned.u32 168;", block=(416,))
+    assert "setmaxnreg: warps of the block have 69888 registers, more than 65536" in said
+    passes("setmaxnreg.inc.sync.aligned.u32 168;", block=(384,))
+
+
+DEADLOCKS = {
+    "a barrier": ("setp.ge.u32 %p1, %r100, 64; @%p1 bra other; bar.sync 1, 96; bra end; other: bar.sync 2, 64; end:",
+                  ["block 0 of the cluster, warp 0, 32 lanes: for barrier 1 (32 threads have come), line 8",
+                   "block 0 of the cluster, warp 1, 32 lanes: for barrier 1 (64 threads have come), line 8",
+                   "block 0 of the cluster, warp 2, 32 lanes: for barrier 2 (32 threads have come), line 8"]),
+    "mbarriers": ("""setp.eq.u32 %p1, %r100, 0; @%p1 mbarrier.init.shared::cta.b64 [%r101], 3; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r101]; bar.sync 0;
+                     wait: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r101], 0; @!%p2 bra wait;""",
+                  ["warp 2, 32 lanes: for the mbarrier at 1024 of block 0, parity 0, line 9", "the mbarrier at 1024 of block 0 lacks 2 of 3 arrivals and 0 bytes"]),
+    "lanes": ("setp.eq.u32 %p1, %r100, 9; @%p1 bra some; bar.warp.sync -1;\nsome: bar.sync 0;",
+              ["warp 0, 31 lanes: for other lanes of its warp, line 8", "warp 0, 1 lanes: for other lanes of its warp, line 9"]),
+    "the cluster": ("mov.u32 %r1, %cluster_ctarank; setp.eq.u32 %p1, %r1, 1; @%p1 bar.sync 1, 128; barrier.cluster.arrive; barrier.cluster.wait;",
+                    ["block 0 of the cluster, warp 1, 32 lanes: for the cluster's barrier, line 8", "block 1 of the cluster, warp 0, 32 lanes: for barrier 1"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEADLOCKS)
+def test_deadlocks_tell_who_waits_for_what(name):
+    body, wanted = DEADLOCKS[name]
+    said = fault(body, block=(96,), grid=(2,), cluster=(2,))
+    assert said.startswith("kernel: deadlock: no thread can go on\n") and all(text in said for text in wanted), said
+
+
+def test_a_loop_without_end():
+    assert "more than 5000 instructions" in fault("again: bra again;", most_steps=5000)
+
+
+# ---- what the machine does not know
+
+UNKNOWN = [
+    "match.any.sync.b32 %r1, %r2, -1", "ld.global.b128 %d1, [%d20]", "atom.global.add.noftz.f16x2.v2 %r1, [%d20], %r1", "ld.global.new.b32 %r1, [%d20]",
+    "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%f0}, {%r1}, {%r1}, {%f0}, %r1, 0", "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%g0}, {%g0}, {%g0}, {%g0}",
+    "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%f0}, %d1, %d1, %r1, 0, 0, 1, 1, 0, 0", "cp.async.bulk.shared::cluster.global [%r101], [%d20], 16, [%r101]",
+    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%d1, {0, 0}], [%r101]", "fence.proxy.tensormap::generic.release.gpu",
+    "mbarrier.try_wait.shared::cta.b64 %p1, [%r101], %d1", "bar.red.popc.u32 %r1, 0, %p1", "barrier.cluster.sync", "ldmatrix.sync.aligned.m16n16.x1.shared.b8 %r1, [%r101]",
+    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r101], 32", "cp.async.mbarrier.arrive.shared.b64 [%r101]", "shfl.up.b32 %r1, %r1, 1, 0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNKNOWN, ids=lambda text: text.split()[0])
+def test_unknown_instructions_are_told_when_they_are_executed(text):
+    said = fault(text + ";", block=(32,))
+    assert said.startswith("kernel: an instruction that the machine does not know\n  at line 8: " + text[:190])
+    passes(f"setp.ne.u32 %p7, 0, 0; @%p7 bra.uni never; bra.uni over; never: {text}; over:", block=(32,))
+
+
+@pytest.mark.parametrize("body, wanted", [
+    ("add.u32 %r1, %r1, %missing_;", "unknown special register %missing_"), ("mov.u32 %r1, nothing;", "no such name: nothing"),
+    ("bra nowhere;", "no label nowhere"), (".magic 4;", "unknown directive .magic"), ("add.u32 %r1, %r1 %r1;", "line 8: expected ;"),
+])  # fmt: skip
+def test_programs_that_cannot_be_read(body, wanted):
+    assert wanted in fault(body)
+
+
+def test_functions_are_told():
+    with pytest.raises(Fault, match="functions are not inlined"):
+        Module(HEAD + ".func f() { ret; }")
+
+
+def test_a_program_without_an_end():
+    module = Module(HEAD + ".visible .entry kernel() { .reg .b32 %r1; mov.u32 %r1, 0; }")
+    with pytest.raises(Fault, match="runs behind the kernel's last instruction"):
+        module.run("kernel", (1,), (32,))
