@@ -382,15 +382,14 @@ def test_float_arithmetic_rounds_once(name, type):
     same(found, exactly(ARITHMETIC[name], dtype, *inputs))
 
 
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
-@QUIET
-def test_arithmetic_without_a_rounding_is_to_nearest(name):
-    a, b, c = (values[np.isfinite(values)] for values in (random_values(F32, 300, seed) for seed in range(3)))
-    count = min(map(len, (a, b, c)))
-    inputs = [values[:count] for values in (a, b, c)][: ARITHMETIC[name].__code__.co_argcount]
-    opcode = "fma.rn.f32" if name == "fma" else f"{name}.f32"
-    found = of_each(f"{opcode} %x, {', '.join(['%a', '%b', '%c'][: len(inputs)])};", *inputs, out=F32)
-    same(found, exactly(ARITHMETIC[name], F32, *inputs))
+@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f16x2", "bf16x2"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul"])
+def test_arithmetic_without_a_rounding_is_to_nearest(name, type):
+    dtype = DTYPES[type.removesuffix("x2")]
+    a, b = (values[:300] for values in operands(dtype, dtype))
+    packed = [values.view(np.uint32) if type.endswith("x2") else values for values in (a, b)]
+    found = of_each(f"{name}.{type} %x, %a, %b;", *packed, out=packed[0].dtype).view(dtype)
+    same(found, exactly(ARITHMETIC[name], dtype, a, b))
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
@@ -587,6 +586,14 @@ def test_pairs_of_8_bit_floats(type, dtype, relu):
     high = np.concatenate([steps.ravel(), edges(F32), random_values(F32, 500, 4)])
     found = of_each(f"cvt.rn.satfinite{relu}.{type}x2.f32 %x, %a, %b;", high, np.roll(high, 3), out=np.uint16)
     same(found.view(np.uint8).reshape(-1, 2), np.stack([narrow(np.roll(high, 3)), narrow(high)], axis=1))
+
+
+@QUIET
+def test_what_was_an_8_bit_float_from_f16_to_bf16():
+    """Without a rounding, which these values do not need."""
+    for dtype in (E4M3, E5M2):
+        values = np.arange(256, dtype=np.uint8).view(dtype).astype(F16)
+        same(of_each("cvt.bf16.f16 %x, %a;", values, out=BF16), values.astype(BF16))
 
 
 WIDTHS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")

@@ -93,7 +93,8 @@ def test_a_tile_of_each_rank(rank, hint, late):
     corners += [[-100] + [0] * (rank - 1), [0] * (rank - 1) + [2**31 - 16]]
     for corner in corners:
         want = tile(values, corner, BOXES[rank])
-        np.testing.assert_array_equal(loaded(values, corner, BOXES[rank], late=late, hint=hint), want.view(np.uint8).ravel())
+        found = loaded(values, corner, BOXES[rank], late=late, hint=hint, tiled="" if hint else ".tile" if corner[0] else "")
+        np.testing.assert_array_equal(found, want.view(np.uint8).ravel())
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.uint8), BF16, np.dtype(np.float32)], ids=["8", "16", "32"])
@@ -195,7 +196,7 @@ def test_stores(rank, swizzle, late):
     """What is out of bounds is not written, and the rest once."""
     width = swizzle // 2 or 16
     box = (*BOXES[rank][:-1], width)
-    for where in (0, -1, 1):
+    for where, tiled in ((0, ""), (-1, ".tile"), (1, "")):
         values = np.zeros((*SHAPES[rank][:-1], 40), BF16)
         result = Output(values, TO)
         corner = [where * (size > 1) for size in box[:-1]] + [8 * where]
@@ -205,7 +206,7 @@ def test_stores(rank, swizzle, late):
                    in: setp.ge.u32 %p3, %r1, {len(image.values)}; @%p3 bra done; mul.wide.u32 %d2, %r1, 4; add.u64 %d2, %d2, %d20; ld.global.b32 %r3, [%d2]; mad.lo.u32 %r2, %r1, 4, %r102;
                    st.shared.b32 [%r2], %r3; add.u32 %r1, %r1, 32; bra in;
                    done: fence.proxy.async.shared::cta; bar.sync 0; setp.eq.u32 %p1, %r100, 0;
-                   @%p1 cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [%d1, {{{", ".join(map(str, corner[::-1]))}}}], [%r102];
+                   @%p1 cp.async.bulk.tensor.{rank}d.global.shared::cta{tiled}.bulk_group [%d1, {{{", ".join(map(str, corner[::-1]))}}}], [%r102];
                    @%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group{".read" * (where > 0)} 0;"""
         launch(body, [map_bytes(0), image], maps=[map_of(result, box, swizzle)], shared=1024 + words.nbytes, late=late, arrays=[result])
         want, written = np.zeros(values.shape, np.uint16), np.zeros(values.shape, int)
@@ -258,7 +259,7 @@ def test_arrivals_are_counted_and_a_phase_is_known_by_its_parity():
     look = "mbarrier.test_wait.parity.shared::cta.b64 %p1, [%r101], {1}; selp.u32 %r1, 1, 0, %p1; st.global.b32 [%d20+{0}], %r1;"
     body = f"""mbarrier.init.shared::cta.b64 [%r101], 4; {look.format(0, 0)} {look.format(4, 1)} mov.u32 %r5, 3;
                mbarrier.arrive.shared::cta.b64 _, [%r101], %r5; {look.format(8, 0)} mbarrier.arrive.release.cta.shared::cta.b64 _, [%r101];
-               {look.format(12, 0)} {look.format(16, 1)} mbarrier.inval.shared::cta.b64 [%r101]; mbarrier.init.shared::cta.b64 [%r101], 1;
+               {look.format(12, 0)} {look.format(16, 1)} mbarrier.inval.shared::cta.b64 [%r101]; mbarrier.init.shared.b64 [%r101], 1;
                {look.format(20, 0)}"""
     launch(body, [result], block=(1,), shared=16)
     assert result.values.tolist() == [0, 1, 0, 1, 0, 0]
@@ -269,7 +270,7 @@ def test_arrivals_are_counted_and_a_phase_is_known_by_its_parity():
 def test_bytes_are_expected_before_or_behind_the_copies(order, late):
     source, result = Input(values_of((2, 8), np.dtype(np.uint32)), FROM), Output(np.zeros(16, np.uint32))
     copies = "".join(f"@%p1 {COPY.format(2, '')} [%r102+{128 * n}], [%d1, {{0, {n}}}], [%r101];" for n in range(2))
-    arrive = "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r101], 64;"
+    arrive = "@%p1 mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%r101], 64;"
     apart = "@%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r101], {};"
     ways = {
         "before": arrive + copies,

@@ -311,3 +311,12 @@ def test_what_is_not_wanted_of_a_vector_goes_nowhere():
     source, result = Input(np.arange(4, dtype=np.uint32) + 5), Output(np.zeros(2, np.uint32))
     launch("ld.global.v4.b32 {_, %r1, _, %r2}, [%d20]; st.global.v2.b32 [%d21], {%r2, %r1};", [source, result], block=(1,))
     assert result.values.tolist() == [8, 6]
+
+
+def test_generic_addresses_and_those_of_a_space():
+    source, result = Input(np.arange(4, dtype=np.uint32) + 5), Output(np.zeros(3, np.uint32))
+    body = """cvta.to.global.u64 %d1, %d20; ld.global.b32 %r1, [%d1+4]; cvta.global.u64 %d2, %d1; ld.b32 %r2, [%d2+8];
+              st.shared.b32 [%r101+4], 77; cvt.u64.u32 %d3, %r101; cvta.shared.u64 %d4, %d3; cvta.to.shared.u64 %d5, %d4; cvt.u32.u64 %r3, %d5;
+              ld.shared.b32 %r3, [%r3+4]; st.global.b32 [%d21], %r1; st.global.b32 [%d21+4], %r2; st.global.b32 [%d21+8], %r3;"""
+    launch(body, [source, result], block=(1,), shared=16)
+    assert result.values.tolist() == [6, 7, 77]
