@@ -37,6 +37,7 @@ thread_local cudaError_t last_error = cudaSuccess;
 thread_local std::string failing;  // a function, "" for none
 thread_local std::string asked;    // JSON, comma-separated
 thread_local uint64_t descriptors = 0;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeThreadLocal;  // XLA's
 struct Configuration {
   dim3 grid, block;
   size_t shared;
@@ -79,7 +80,8 @@ void NoteLaunch(const void* kernel, const Configuration& c, dim3 cluster, void**
   const std::lock_guard<std::mutex> lock(mutex);
   Note("\"kernel\": \"" + Names()[kernel] + "\", \"device\": " + std::to_string(device) + ", \"grid\": " + Sizes(c.grid) +
        ", \"block\": " + Sizes(c.block) + ", \"cluster\": " + Sizes(cluster) + ", \"shared\": " + std::to_string(c.shared) +
-       ", \"allowed\": " + std::to_string(shared_allowed[{device, kernel}]) + ", \"stream\": " +
+       ", \"allowed\": " + std::to_string(shared_allowed[{device, kernel}]) +
+       ", \"relaxed\": " + (capture_mode == cudaStreamCaptureModeRelaxed ? "true" : "false") + ", \"stream\": " +
        std::to_string(reinterpret_cast<uintptr_t>(c.stream)) + ", \"parameters\": \"" + Parameters(Names()[kernel], arguments) + "\"");
 }
 
@@ -181,6 +183,10 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
   *status = cudaDriverEntryPointSuccess;
   return Answer("cudaGetDriverEntryPointByVersion");
 }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorNotPermitted ? "not permitted, says the test" : "?"; }
 
@@ -228,6 +234,9 @@ void TellParameters(const char* name, int32_t count, const int64_t* bytes) {
 int32_t BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int64_t multiprocessors) {
   return jaxext::BandOf(rows, columns, cluster_m, batch, multiprocessors);
 }
+
+// As the thread captures outside of launches.
+int32_t CapturesRelaxed() { return capture_mode == cudaStreamCaptureModeRelaxed; }
 
 // Whether the thread remembers an error that was told, and that the next launch would be blamed for.
 int32_t Remembers() { return last_error != cudaSuccess; }

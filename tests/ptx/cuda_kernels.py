@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import pathlib
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,15 +13,12 @@ import interpreter
 import ml_dtypes
 import numpy as np
 import pytest
+import test_cuda_conv
+import test_depthwise
 import triton
 from cuda_launches import ADDRESSES, ELEMENTS, LIBRARY, OK, SLOTS, ask, conv, matmul, runtime
+from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
-
-# Where pytest too has them, once it has collected those folders.
-sys.path += [str(pathlib.Path(__file__).parents[1] / folder) for folder in ("kernels", "backends/cuda")]
-import test_cuda_conv  # noqa: E402
-import test_depthwise  # noqa: E402
-from harness import check  # noqa: E402
 
 DTYPES = {
     "float32": np.float32,

@@ -112,6 +112,7 @@ def check_launch(launch, multiprocessors, case):
     assert 1 <= math.prod(block) <= 1024
     assert all(blocks % side == 0 for blocks, side in zip(grid, cluster, strict=True))
     assert launch["stream"] == STREAM
+    assert launch["relaxed"], "a first launch loads its kernel, which may be while XLA captures"
     assert launch["shared"] <= SHARED_MEMORY[90]
     assert launch["shared"] <= max(48 << 10, launch["allowed"]), "more shared memory than was asked for on this device"
     if case["family"] == 0:
@@ -154,6 +155,7 @@ def test_what_is_asked_is_what_cuda_takes(device):
         assert launches and all(launch["device"] == device for launch in launches)
         assert "kernel" in asked[-1], "descriptors are made before the launch that takes them"
         seen |= {launch["kernel"] for launch in launches}
+    assert not runtime().CapturesRelaxed(), "each launch leaves the mode of capturing as it was"
     assert len(seen) >= len(MATMULS) + len(CONVS) + len(DEPTHWISE) // 2
 
 
