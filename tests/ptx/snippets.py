@@ -22,7 +22,8 @@ def launch(
 ):
     """Runs a kernel: its parameters are p0, p1 and so on, its registers those of `REGISTERS` and of `declare`.
 
-    Global pointers to the first arguments that are arrays are in %d20, %d21 and so on; %r100 is %tid.x, and %r101 where shared memory starts.
+    Pointers to arguments that are arrays are in %d20, %d21 and so on, by the argument's place.  %r100 is %tid.x, and %r101 where shared
+    memory starts.
     """
     parameters, prologue = [], ["mov.u32 %r100, %tid.x;", "mov.u32 %r101, dynamic;"]
     for n, argument in enumerate(arguments):

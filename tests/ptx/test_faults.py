@@ -37,38 +37,85 @@ ADDRESSES = {  # what is said, the program, what is wrong in it, and how it is r
     "beyond an output": (r"writes outside of all arrays", "@%p1 st.global.b8 [%d21+128], %r1;", "+128", "+127"),
     "a null pointer": (r"reads outside of all arrays: 0x0", "mov.u64 %d1, 0; ld.global.b32 %r1, [%d1];", "0; ld", "%d20; ld"),
     "an input that is written": (r"writes into an input, at byte 0", "@%p1 st.global.b32 [%d20], %r1;", "d20", "d21"),
-    "an output that is not written": (r"reads byte 8 of an array, which nothing has written",
-                                      "@%p1 st.global.b64 [%d21], 0; @%p1 ld.global.b32 %r1, [%d21+8];", "+8", "+4"),
+    "an output that is not written": (
+        r"reads byte 8 of an array, which nothing has written",
+        "@%p1 st.global.b64 [%d21], 0; @%p1 ld.global.b32 %r1, [%d21+8];",
+        "+8",
+        "+4",
+    ),
     "beyond shared memory": (r"outside of shared memory: 2048 of 1024 to 2048", "@%p1 st.shared.b32 [%r101+1024], 0;", "1024", "1020"),
-    "beyond shared memory, generic": (r"outside of shared memory", "cvt.u64.u32 %d1, %r101; cvta.shared.u64 %d1, %d1; @%p1 st.b32 [%d1+1024], 0;",
-                                      "1024", "1020"),
+    "beyond shared memory, generic": (
+        r"outside of shared memory",
+        "cvt.u64.u32 %d1, %r101; cvta.shared.u64 %d1, %d1; @%p1 st.b32 [%d1+1024], 0;",
+        "1024",
+        "1020",
+    ),
     "the first of shared memory": (r"outside of shared memory: 0 of", "mov.u32 %r1, 0; @%p1 st.shared.b32 [%r1], 0;", "0; @", "%r101; @"),
-    "shared memory that is not written": (r"reads shared memory at 1024, which nothing has written", "mov.u32 %r1, 0; @%p1 ld.shared.b32 %r1, [%r101];",
-                                          "mov.u32 %r1, 0;", "@%p1 st.shared.b32 [%r101], 0;"),
+    "shared memory that is not written": (
+        r"reads shared memory at 1024, which nothing has written",
+        "mov.u32 %r1, 0; @%p1 ld.shared.b32 %r1, [%r101];",
+        "mov.u32 %r1, 0;",
+        "@%p1 st.shared.b32 [%r101], 0;",
+    ),
     "half of it": (r"which nothing has written", "@%p1 st.shared.b32 [%r101], 0; @%p1 ld.shared.b64 %d1, [%r101];", "b64 %d1", "b32 %r1"),
     "beyond the parameters": (r"outside of the parameters: byte 16 of 16", "ld.param.b32 %r1, [p0+16];", "16", "12"),
-    "a parameter that is written": (r"writes a parameter", "mov.b64 %d1, p0; cvta.param.u64 %d1, %d1; @%p1 st.b32 [%d1], 0;",
-                                    "mov.b64 %d1, p0; cvta.param.u64 %d1, %d1;", "mov.b64 %d1, %d21;"),
+    "a parameter that is written": (
+        r"writes a parameter",
+        "mov.b64 %d1, p0; cvta.param.u64 %d1, %d1; @%p1 st.b32 [%d1], 0;",
+        "mov.b64 %d1, p0; cvta.param.u64 %d1, %d1;",
+        "mov.b64 %d1, %d21;",
+    ),
     "beyond a thread's own memory": (r"outside of the thread's own memory: byte 16 of 16", "st.local.b32 [depot+16], 0;", "+16", "+12"),
     "an unaligned word": (r"is no multiple of 4", "ld.global.b32 %r1, [%d20+2];", "+2", "+4"),
     "an unaligned vector": (r"is no multiple of 16", "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%d20+8];", "+8", "+16"),
     "an unaligned store": (r"is no multiple of 8", "@%p1 st.shared.v2.b32 [%r101+4], {%r1, %r1};", "+4", "+8"),
     "an unaligned half": (r"is no multiple of 2", "ld.global.b16 %h1, [%d20+5];", "+5", "+6"),
-    "an unaligned atomic operation": (r"is no multiple of 4", "@%p1 st.shared.b64 [%r101], 0; @%p1 red.shared.add.u32 [%r101+2], 1;", "+2", "+4"),
+    "an unaligned atomic operation": (
+        r"is no multiple of 4",
+        "@%p1 st.shared.b64 [%r101], 0; @%p1 red.shared.add.u32 [%r101+2], 1;",
+        "+2",
+        "+4",
+    ),
     "an unaligned copy": (r"is no multiple of 16", "@%p1 cp.async.cg.shared.global [%r101], [%d20+8], 16; cp.async.wait_all;", "+8", "+16"),
-    "an unaligned copy's target": (r"is no multiple of 8", "@%p1 cp.async.ca.shared.global [%r101+4], [%d20], 8; cp.async.wait_all;", "+4", "+8"),
-    "more bytes than are copied": (r"copies 17 of 16 bytes", "@%p1 cp.async.cg.shared.global [%r101], [%d20], 16, 17; cp.async.wait_all;", "17", "15"),
+    "an unaligned copy's target": (
+        r"is no multiple of 8",
+        "@%p1 cp.async.ca.shared.global [%r101+4], [%d20], 8; cp.async.wait_all;",
+        "+4",
+        "+8",
+    ),
+    "more bytes than are copied": (
+        r"copies 17 of 16 bytes",
+        "@%p1 cp.async.cg.shared.global [%r101], [%d20], 16, 17; cp.async.wait_all;",
+        "17",
+        "15",
+    ),
     "a copy of odd size": (r"copies 12 bytes", "@%p1 cp.async.ca.shared.global [%r101], [%d20], 12; cp.async.wait_all;", "12", "8"),
-    "a copy beyond the input": (r"reads outside of all arrays", "@%p1 cp.async.ca.shared.global [%r101], [%d20+128], 16, 4; cp.async.wait_all;",
-                                "128", "112"),
-    "an unaligned matrix": (r"a row of a matrix at 1032, which is no multiple of 16",
-                            "mad.lo.u32 %r1, %r9, 16, %r101; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1+8], {%r2};", "%r1+8", "%r1+16"),
-    "a space of another block": (r"an address of another block", "mapa.shared::cluster.u32 %r1, %r101, %r8; @%p1 st.shared::cta.b32 [%r1], 0;",
-                                 "cta", "cluster"),
+    "a copy beyond the input": (
+        r"reads outside of all arrays",
+        "@%p1 cp.async.ca.shared.global [%r101], [%d20+128], 16, 4; cp.async.wait_all;",
+        "128",
+        "112",
+    ),
+    "an unaligned matrix": (
+        r"a row of a matrix at 1032, which is no multiple of 16",
+        "mad.lo.u32 %r1, %r9, 16, %r101; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1+8], {%r2};",
+        "%r1+8",
+        "%r1+16",
+    ),
+    "a space of another block": (
+        r"an address of another block",
+        "mapa.shared::cluster.u32 %r1, %r101, %r8; @%p1 st.shared::cta.b32 [%r1], 0;",
+        "cta",
+        "cluster",
+    ),
     "no such block": (r"no block 2 in the cluster", "mapa.shared::cluster.u32 %r1, %r101, 2;", "2;", "1;"),
-    "mapa of what is not shared": (r"mapa of an address that is not in shared memory", "mapa.u64 %d1, %d20, 1;", "mapa.u64 %d1, %d20, 1",
-                                   "mapa.shared::cluster.u32 %r1, %r101, 1"),
-}  # fmt: skip
+    "mapa of what is not shared": (
+        r"mapa of an address that is not in shared memory",
+        "mapa.u64 %d1, %d20, 1;",
+        "mapa.u64 %d1, %d20, 1",
+        "mapa.shared::cluster.u32 %r1, %r101, 1",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
@@ -93,40 +140,88 @@ def test_a_fault_tells_its_place():
 
 # ---- what warps do to each other
 
-OWN = "mad.lo.u32 %r102, %r100, 4, %r101; xor.b32 %r103, %r100, 32; mad.lo.u32 %r103, %r103, 4, %r101; mov.u32 %r1, 5; setp.eq.u32 %p1, %r100, 0;"
+OWN = "mad.lo.u32 %r102, %r100, 4, %r101; xor.b32 %r103, %r100, 32; mad.lo.u32 %r103, %r103, 4, %r101;"
+OWN += "mov.u32 %r1, 5; setp.eq.u32 %p1, %r100, 0;"
 RACES = {
-    "a read behind a write": (r"race: reads shared memory at \d+, which warp \d of block 0 of the cluster wrote, and no barrier is between|nothing has",
-                              "st.shared.b32 [%r102], 1; # ld.shared.b32 %r1, [%r103];", "#", "bar.sync 0;"),
-    "a write behind a read": (r"race: (writes|reads) shared memory at \d+, which warp \d of block 0 of the cluster (reads|wrote), and no barrier",
-                              "st.shared.b32 [%r102], 1; bar.sync 0; ld.shared.b32 %r1, [%r103]; # st.shared.b32 [%r102], 2;", "#", "bar.sync 0;"),
-    "a write behind a write": (r"race: writes shared memory at \d+, which warp 0 of block 0 of the cluster wrote", "st.shared.b32 [%r101], 1;",
-                               "[%r101]", "[%r102]"),
+    "a read behind a write": (
+        r"race: reads shared memory at \d+, which warp \d of block 0 of the cluster wrote, and no barrier is between|nothing has",
+        "st.shared.b32 [%r102], 1; # ld.shared.b32 %r1, [%r103];",
+        "#",
+        "bar.sync 0;",
+    ),
+    "a write behind a read": (
+        r"race: (writes|reads) shared memory at \d+, which warp \d of block 0 of the cluster (reads|wrote), and no barrier",
+        "st.shared.b32 [%r102], 1; bar.sync 0; ld.shared.b32 %r1, [%r103]; # st.shared.b32 [%r102], 2;",
+        "#",
+        "bar.sync 0;",
+    ),
+    "a write behind a write": (
+        r"race: writes shared memory at \d+, which warp 0 of block 0 of the cluster wrote",
+        "st.shared.b32 [%r101], 1;",
+        "[%r101]",
+        "[%r102]",
+    ),
     "bytes of a word": (r"race: writes", "add.u32 %r104, %r101, %r9; # st.shared.b8 [%r104], 1;", "#", "add.u32 %r104, %r101, %r100;"),
-    "barriers of different warps": (r"race: reads|nothing has written",
-                                    "st.shared.b32 [%r102], 1; shr.u32 %r5, %r100, 5; #add.u32 %r5, %r5, 1; bar.sync %r5, 32; ld.shared.b32 %r1, [%r103];",
-                                    "#add.u32 %r5, %r5, 1; bar.sync %r5, 32;", "bar.sync 1, 64;"),
-    "an arrival is no wait": (r"race: reads|nothing has written",
-                              "st.shared.b32 [%r102], 1; @#%p2 bar.sync 1, 64; @%p2 bar.arrive 1, 64; ld.shared.b32 %r1, [%r103];",
-                              "@%p2 bar.arrive 1, 64; ld", "@%p2 bar.sync 1, 64; ld"),
-    "a barrier of the warp is none of the block": (r"race: reads|nothing has written", "st.shared.b32 [%r102], 1; bar.warp.sync -1; ld.shared.b32 %r1, [%r103];",
-                                                   "bar.warp.sync -1", "bar.sync 0"),
-    "an atomic operation and a read": (r"race: (reads|writes)", "@%p1 st.shared.b32 [%r101], 0; bar.sync 0; red.shared.add.u32 [%r101], 1; # ld.shared.b32 %r1, [%r101];",
-                                       "#", "bar.sync 0;"),
-    "a write and an atomic operation": (r"race: |nothing has written", "@%p1 st.shared.b32 [%r101], 0; # red.shared.add.u32 [%r101], 1;", "#", "bar.sync 0;"),
-    "global memory that another warp wrote": (r"race: reads byte \d+ of an array, which warp \d of block 0 of the cluster wrote|nothing has written",
-                                              "st.global.b32 [%d10], 3; # ld.global.b32 %r1, [%d11];", "#", "bar.sync 0;"),
-    "global memory that two warps write": (r"race: writes byte 0 of an array, which warp 0", "@!%p3 st.global.b32 [%d21], 3;", "@!%p3", "@%p1"),
-    "an atomic operation in global memory and a read": (r"race: reads byte 0|nothing has written",
-                                                        "@%p1 st.global.b32 [%d21], 3; bar.sync 0; red.global.add.u32 [%d21], 1; # ld.global.b32 %r1, [%d21];",
-                                                        "#", "bar.sync 0;"),
-}  # fmt: skip
+    "barriers of different warps": (
+        r"race: reads|nothing has written",
+        "st.shared.b32 [%r102], 1; shr.u32 %r5, %r100, 5; #add.u32 %r5, %r5, 1; bar.sync %r5, 32; ld.shared.b32 %r1, [%r103];",
+        "#add.u32 %r5, %r5, 1; bar.sync %r5, 32;",
+        "bar.sync 1, 64;",
+    ),
+    "an arrival is no wait": (
+        r"race: reads|nothing has written",
+        "st.shared.b32 [%r102], 1; @#%p2 bar.sync 1, 64; @%p2 bar.arrive 1, 64; ld.shared.b32 %r1, [%r103];",
+        "@%p2 bar.arrive 1, 64; ld",
+        "@%p2 bar.sync 1, 64; ld",
+    ),
+    "a barrier of the warp is none of the block": (
+        r"race: reads|nothing has written",
+        "st.shared.b32 [%r102], 1; bar.warp.sync -1; ld.shared.b32 %r1, [%r103];",
+        "bar.warp.sync -1",
+        "bar.sync 0",
+    ),
+    "an atomic operation and a read": (
+        r"race: (reads|writes)",
+        "@%p1 st.shared.b32 [%r101], 0; bar.sync 0; red.shared.add.u32 [%r101], 1; # ld.shared.b32 %r1, [%r101];",
+        "#",
+        "bar.sync 0;",
+    ),
+    "a write and an atomic operation": (
+        r"race: |nothing has written",
+        "@%p1 st.shared.b32 [%r101], 0; # red.shared.add.u32 [%r101], 1;",
+        "#",
+        "bar.sync 0;",
+    ),
+    "global memory that another warp wrote": (
+        r"race: reads byte \d+ of an array, which warp \d of block 0 of the cluster wrote|nothing has written",
+        "st.global.b32 [%d10], 3; # ld.global.b32 %r1, [%d11];",
+        "#",
+        "bar.sync 0;",
+    ),
+    "global memory that two warps write": (
+        r"race: writes byte 0 of an array, which warp 0",
+        "@!%p3 st.global.b32 [%d21], 3;",
+        "@!%p3",
+        "@%p1",
+    ),
+    "an atomic operation in global memory and a read": (
+        r"race: reads byte 0|nothing has written",
+        "@%p1 st.global.b32 [%d21], 3; bar.sync 0; red.global.add.u32 [%d21], 1; # ld.global.b32 %r1, [%d21];",
+        "#",
+        "bar.sync 0;",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", RACES)
 def test_races(name):
     wanted, body, wrong, right = RACES[name]
-    head = OWN + """and.b32 %r9, %r100, 31; setp.lt.u32 %p2, %r100, 32; setp.eq.u32 %p3, %r100, 99; mul.wide.u32 %d10, %r100, 4; add.u64 %d10, %d10, %d21;
-                    xor.b32 %r104, %r100, 32; mul.wide.u32 %d11, %r104, 4; add.u64 %d11, %d11, %d21;"""
+    head = (
+        OWN
+        + """and.b32 %r9, %r100, 31; setp.lt.u32 %p2, %r100, 32; setp.eq.u32 %p3, %r100, 99; mul.wide.u32 %d10, %r100, 4;
+                    add.u64 %d10, %d10, %d21;                     xor.b32 %r104, %r100, 32; mul.wide.u32 %d11, %r104, 4;
+           add.u64 %d11, %d11, %d21;"""
+    )
     fill = lambda text: text.replace("@#", "@!").replace("#", "")
     assert body.count(wrong) == 1
     arguments = lambda: [Input(numbers()), Output(numbers(64))]
@@ -151,18 +246,37 @@ def test_blocks_have_no_order_in_global_memory():
 
 
 CLUSTER = {
-    "no barrier of the cluster": (r"race: reads|nothing has written", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ld", "ld"),
-    "a barrier of the block instead": (r"race: reads|nothing has written", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ld",
-                                       "bar.sync 0; ld"),
-    "an arrival that orders nothing": (r"race: reads|nothing has written", "arrive.aligned; barrier.cluster.wait.aligned; ld",
-                                       "arrive.relaxed.aligned; barrier.cluster.wait.aligned; ld"),
-    "an end while another reads": (r"accesses shared memory of a block that has ended", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; end",
-                                   "end"),
-    "no arrival": (r"waits at the cluster's barrier, where it has not arrived", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ld",
-                   "barrier.cluster.wait.aligned; ld"),
-    "two arrivals": (r"arrives twice at the cluster's barrier", "arrive.aligned; barrier.cluster.wait.aligned; ld",
-                     "arrive.aligned; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ld"),
-}  # fmt: skip
+    "no barrier of the cluster": (
+        r"race: reads|nothing has written",
+        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ld",
+        "ld",
+    ),
+    "a barrier of the block instead": (
+        r"race: reads|nothing has written",
+        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ld",
+        "bar.sync 0; ld",
+    ),
+    "an arrival that orders nothing": (
+        r"race: reads|nothing has written",
+        "arrive.aligned; barrier.cluster.wait.aligned; ld",
+        "arrive.relaxed.aligned; barrier.cluster.wait.aligned; ld",
+    ),
+    "an end while another reads": (
+        r"accesses shared memory of a block that has ended",
+        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; end",
+        "end",
+    ),
+    "no arrival": (
+        r"waits at the cluster's barrier, where it has not arrived",
+        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ld",
+        "barrier.cluster.wait.aligned; ld",
+    ),
+    "two arrivals": (
+        r"arrives twice at the cluster's barrier",
+        "arrive.aligned; barrier.cluster.wait.aligned; ld",
+        "arrive.aligned; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ld",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CLUSTER)
@@ -179,18 +293,40 @@ def test_blocks_of_a_cluster(name):
 
 # ---- cp.async
 
-COPY = "mad.lo.u32 %r102, %r100, 4, %r101; mul.wide.u32 %d10, %r100, 4; add.u64 %d10, %d10, %d20; cp.async.ca.shared.global [%r102], [%d10], 4;"
+COPY = "mad.lo.u32 %r102, %r100, 4, %r101; mul.wide.u32 %d10, %r100, 4; add.u64 %d10, %d10, %d20;"
+COPY += "cp.async.ca.shared.global [%r102], [%d10], 4;"
 COPIES = {
-    "a read before the wait": (r"reads shared memory at \d+, into which a copy is under way", "cp.async.commit_group; # ld.shared.b32 %r1, [%r102];",
-                               "cp.async.wait_group 0;"),
-    "a write before the wait": (r"writes shared memory at \d+, into which a copy is under way", "cp.async.commit_group; # st.shared.b32 [%r102], 0;",
-                                "cp.async.wait_group 0;"),
-    "a wait for too few groups": (r"into which a copy is under way", "cp.async.commit_group; cp.async.wait_group 1; # ld.shared.b32 %r1, [%r102];",
-                                  "cp.async.wait_group 0;"),
-    "a copy that no group has": (r"into which a copy is under way", "# cp.async.wait_group 0; ld.shared.b32 %r1, [%r102];", "cp.async.commit_group;"),
-    "a read without a barrier": (r"race: reads|a copy is under way|nothing has written", "cp.async.wait_all; # ld.shared.b32 %r1, [%r103];", "bar.sync 0;"),
-    "a barrier before the wait": (r"race: reads|a copy is under way|nothing has written", "bar.sync 0; cp.async.wait_all; # ld.shared.b32 %r1, [%r103];", "bar.sync 0;"),
-}  # fmt: skip
+    "a read before the wait": (
+        r"reads shared memory at \d+, into which a copy is under way",
+        "cp.async.commit_group; # ld.shared.b32 %r1, [%r102];",
+        "cp.async.wait_group 0;",
+    ),
+    "a write before the wait": (
+        r"writes shared memory at \d+, into which a copy is under way",
+        "cp.async.commit_group; # st.shared.b32 [%r102], 0;",
+        "cp.async.wait_group 0;",
+    ),
+    "a wait for too few groups": (
+        r"into which a copy is under way",
+        "cp.async.commit_group; cp.async.wait_group 1; # ld.shared.b32 %r1, [%r102];",
+        "cp.async.wait_group 0;",
+    ),
+    "a copy that no group has": (
+        r"into which a copy is under way",
+        "# cp.async.wait_group 0; ld.shared.b32 %r1, [%r102];",
+        "cp.async.commit_group;",
+    ),
+    "a read without a barrier": (
+        r"race: reads|a copy is under way|nothing has written",
+        "cp.async.wait_all; # ld.shared.b32 %r1, [%r103];",
+        "bar.sync 0;",
+    ),
+    "a barrier before the wait": (
+        r"race: reads|a copy is under way|nothing has written",
+        "bar.sync 0; cp.async.wait_all; # ld.shared.b32 %r1, [%r103];",
+        "bar.sync 0;",
+    ),
+}
 
 
 @both
@@ -212,22 +348,54 @@ LOAD = "@%p1 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_t
 WAIT = "wait: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r101], 0; @!%p2 bra wait;"
 READ = "ld.shared.b32 %r1, [%r103];"
 LOADS = {  # said, what is right, what is wrong
-    "a read before the wait": ("a copy is under way|nothing has written|race: reads shared memory at 1152, which a copy that ends at the mbarrier at 1024", WAIT, ""),
-    "a write before the wait": ("a copy is under way|race: writes shared memory at 1152, which (a copy|warp 1)", WAIT + READ, "st.shared.b32 [%r103], 1;"),
-    "one warp waits": ("a copy is under way|nothing has written|race: reads shared memory at 1280, which a copy", WAIT, "setp.ge.u32 %p4, %r100, 32; @%p4 bra over;" + WAIT + "over:"),
-    "the wrong parity": ("a copy is under way|nothing has written|race: reads shared memory at 1152, which a copy", "[%r101], 0;", "[%r101], 1;"),
+    "a read before the wait": (
+        "a copy is under way|nothing has written|race: reads shared memory at 1152, which a copy that ends at the mbarrier at 1024",
+        WAIT,
+        "",
+    ),
+    "a write before the wait": (
+        "a copy is under way|race: writes shared memory at 1152, which (a copy|warp 1)",
+        WAIT + READ,
+        "st.shared.b32 [%r103], 1;",
+    ),
+    "one warp waits": (
+        "a copy is under way|nothing has written|race: reads shared memory at 1280, which a copy",
+        WAIT,
+        "setp.ge.u32 %p4, %r100, 32; @%p4 bra over;" + WAIT + "over:",
+    ),
+    "the wrong parity": (
+        "a copy is under way|nothing has written|race: reads shared memory at 1152, which a copy",
+        "[%r101], 0;",
+        "[%r101], 1;",
+    ),
     "too few bytes expected": (r"all have arrived at the mbarrier at 1024 of block 0, and 128 bytes more than they expect", "256", "128"),
-    "too many bytes expected": (r"deadlock: no thread can go on(.*\n)*.*warp 0, 32 lanes: for the mbarrier at 1024 of block 0, parity 0, line \d+"
-                                r"(.*\n)*.*the mbarrier at 1024 of block 0 lacks 1 of 1 arrivals and 4 bytes|lacks 0 of 1 arrivals and 4 bytes", "256", "260"),
+    "too many bytes expected": (
+        r"deadlock: no thread can go on(.*\n)*.*warp 0, 32 lanes: for the mbarrier at 1024 of block 0, parity 0, line \d+"
+        r"(.*\n)*.*the mbarrier at 1024 of block 0 lacks 1 of 1 arrivals and 4 bytes|lacks 0 of 1 arrivals and 4 bytes",
+        "256",
+        "260",
+    ),
     "far too many bytes": ("the mbarrier at 1024 of block 0 expects 1048576 bytes", "256", "1048576"),
-    "no bytes expected": ("deadlock|a copy is under way|race|more than they expect", ".expect_tx.shared::cta.b64 _, [%r101], 256", ".shared::cta.b64 _, [%r101]"),
+    "no bytes expected": (
+        "deadlock|a copy is under way|race|more than they expect",
+        ".expect_tx.shared::cta.b64 _, [%r101], 256",
+        ".shared::cta.b64 _, [%r101]",
+    ),
     "no arrival": (r"deadlock(.*\n)*.*the mbarrier at 1024 of block 0 lacks 1 of 1 arrivals and -256 bytes", EXPECT, ""),
     "two arrivals": (r"more arrivals at the mbarrier at 1024 of block 0 than the 1", EXPECT, EXPECT + EXPECT),
     "no mbarrier": ("no mbarrier was initialised at 1024", "@%p1 mbarrier.init.shared::cta.b64 [%r101], 1;", ""),
-    "an mbarrier that another warp does not know": (r"race: uses the mbarrier at 1024 of block 0, which another warp initialised \(warp 0 of block 0", "bar.sync 0;", ""),
+    "an mbarrier that another warp does not know": (
+        r"race: uses the mbarrier at 1024 of block 0, which another warp initialised \(warp 0 of block 0",
+        "bar.sync 0;",
+        "",
+    ),
     "an mbarrier for none": ("an mbarrier for 0 arrivals", "[%r101], 1;", "[%r101], 0;"),
     "an mbarrier at an odd place": ("an mbarrier at 1028, which is no multiple of 8", "[%r101], 1;", "[%r101+4], 1;"),
-    "an mbarrier twice": ("initialises an mbarrier that is one", "fence.mbarrier_init", "@%p1 mbarrier.init.shared::cta.b64 [%r101], 1; fence.mbarrier_init"),
+    "an mbarrier twice": (
+        "initialises an mbarrier that is one",
+        "fence.mbarrier_init",
+        "@%p1 mbarrier.init.shared::cta.b64 [%r101], 1; fence.mbarrier_init",
+    ),
     "a write over an mbarrier": ("writes shared memory at 1024, which is an mbarrier", READ, "@%p1 st.shared.b32 [%r101], 0;"),
     "a read of an mbarrier": ("reads shared memory at 1024, which nothing has written", READ, "@%p1 ld.shared.b32 %r1, [%r101];"),
     "parity 2": ("waits for parity 2", "[%r101], 0;", "[%r101], 2;"),
@@ -235,11 +403,15 @@ LOADS = {  # said, what is right, what is wrong
     "a target beyond shared memory": ("outside of shared memory", "[%r102], [%d1", "[%r105], [%d1"),
     "another rank": ("a tensor map of rank 2", "{0, 0}", "{0, 0, 0}"),
     "no tensor map": ("there is no tensor map at", "mov.b64 %d1, p0;", "mov.b64 %d1, p1;"),
-    "a tensor map at an odd place": ("which is no multiple of 64", "cvta.param.u64 %d1, %d1;", "cvta.param.u64 %d1, %d1; add.u64 %d1, %d1, 8;"),
+    "a tensor map at an odd place": (
+        "which is no multiple of 64",
+        "cvta.param.u64 %d1, %d1;",
+        "cvta.param.u64 %d1, %d1; add.u64 %d1, %d1, 8;",
+    ),
     "a map of the other kind": ("the tensor map is of the other kind", "global.mbarrier", "global.im2col.mbarrier"),
     "a write before the load, without a barrier": ("race: writes|a copy is under way", INIT, INIT + "st.shared.b32 [%r103], 1;"),
     "an end before the copy": ("the blocks ended, and a copy into their shared memory is under way|more arrivals", WAIT + READ, ""),
-}  # fmt: skip
+}
 
 
 def load(body, late):
@@ -279,33 +451,64 @@ def test_who_waits_for_one_copy_does_not_know_of_another(late):
 # ---- copies out of shared memory
 
 STORE = {
-    "no fence": (r"reads shared memory at 1152 by the async proxy, and no fence.proxy.async follows the write of warp 0", "fence.proxy.async.shared::cta;", ""),
-    "a fence before the write": (r"no fence.proxy.async follows the write of warp", "st.shared.b32 [%r103], %r100; fence.proxy.async.shared::cta;",
-                                 "fence.proxy.async.shared::cta; st.shared.b32 [%r103], %r100;"),
-    "a fence of another thread's warp alone": (r"no fence.proxy.async follows the write of warp 1", "fence.proxy.async.shared::cta;",
-                                               "setp.ge.u32 %p4, %r100, 32; @%p4 bra over; fence.proxy.async.shared::cta; over:"),
+    "no fence": (
+        r"reads shared memory at 1152 by the async proxy, and no fence.proxy.async follows the write of warp 0",
+        "fence.proxy.async.shared::cta;",
+        "",
+    ),
+    "a fence before the write": (
+        r"no fence.proxy.async follows the write of warp",
+        "st.shared.b32 [%r103], %r100; fence.proxy.async.shared::cta;",
+        "fence.proxy.async.shared::cta; st.shared.b32 [%r103], %r100;",
+    ),
+    "a fence of another thread's warp alone": (
+        r"no fence.proxy.async follows the write of warp 1",
+        "fence.proxy.async.shared::cta;",
+        "setp.ge.u32 %p4, %r100, 32; @%p4 bra over; fence.proxy.async.shared::cta; over:",
+    ),
     "no barrier": (r"race: reads shared memory at 1152, which warp 1|which nothing has written", "bar.sync 0;", ""),
-    "a write before the wait": (r"writes shared memory at \d+, which a copy or a wgmma under way still reads", "wait_group.read 0;", "wait_group.read 1;"),
-    "a write without a barrier": (r"race: (writes|reads) shared memory at \d+, which warp \d of block 0 of the cluster (reads|wrote)|still reads", "bar.sync 1;", ""),
+    "a write before the wait": (
+        r"writes shared memory at \d+, which a copy or a wgmma under way still reads",
+        "wait_group.read 0;",
+        "wait_group.read 1;",
+    ),
+    "a write without a barrier": (
+        r"race: (writes|reads) shared memory at \d+, which warp \d of block 0 of the cluster (reads|wrote)|still reads",
+        "bar.sync 1;",
+        "",
+    ),
     "no group": (r"which a copy or a wgmma under way still reads", "@%p1 cp.async.bulk.commit_group;", ""),
-    "another thread waits": (r"which a copy or a wgmma under way still reads", "@%p1 cp.async.bulk.wait_group", "@!%p1 cp.async.bulk.wait_group"),
-    "an end before the wait": (r"ends while a bulk copy out of shared memory is under way",
-                               "@%p1 cp.async.bulk.wait_group.read 0; bar.sync 1; st.shared.b32 [%r103], 7;", ""),
-    "an end without a group": (r"ends with a bulk copy that no group has",
-                               "@%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group.read 0; bar.sync 1; st.shared.b32 [%r103], 7;", ""),
+    "another thread waits": (
+        r"which a copy or a wgmma under way still reads",
+        "@%p1 cp.async.bulk.wait_group",
+        "@!%p1 cp.async.bulk.wait_group",
+    ),
+    "an end before the wait": (
+        r"ends while a bulk copy out of shared memory is under way",
+        "@%p1 cp.async.bulk.wait_group.read 0; bar.sync 1; st.shared.b32 [%r103], 7;",
+        "",
+    ),
+    "an end without a group": (
+        r"ends with a bulk copy that no group has",
+        "@%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group.read 0; bar.sync 1; st.shared.b32 [%r103], 7;",
+        "",
+    ),
     "what is not written": (r"which nothing has written", "st.shared.b32 [%r103], %r100;", "@%p1 st.shared.b32 [%r103], %r100;"),
     "an odd source": (r"copies from 1168, which is no multiple of 128", "{0, 0}], [%r102]", "{0, 0}], [%r104]"),
     "a map of the other kind": (r"a tensor map of rank 2", "{0, 0}", "{0}"),
-}  # fmt: skip
+}
 
 
 @both
 @pytest.mark.parametrize("name", STORE)
 def test_stores_by_tensor_maps(name, late):
     wanted, right, wrong = STORE[name]
-    body = MAP + """add.u32 %r104, %r102, 16; st.shared.b32 [%r103], %r100; fence.proxy.async.shared::cta; bar.sync 0;
-        @%p1 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {0, 0}], [%r102]; 
+    body = (
+        MAP
+        + """add.u32 %r104, %r102, 16; st.shared.b32 [%r103], %r100; fence.proxy.async.shared::cta; bar.sync 0;
+        @%p1 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {0, 0}], [%r102];
         @%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group.read 0; bar.sync 1; st.shared.b32 [%r103], 7;"""
+    )
     assert body.count(right) == 1
     arrays = [Output(numbers(64).reshape(2, 32), TO)]
     how = dict(maps=[tensor_map(TO, [128], [32, 2], [32, 2], 4)], arrays=arrays, late=late)
@@ -321,28 +524,51 @@ WGMMA = {
     "no fence between the proxies": ("by the async proxy, and no fence.proxy.async follows the write of warp", "fence.proxy.async;", ""),
     "no barrier": ("race: reads|nothing has written", "bar.sync 0;", ""),
     "no fence": ("no wgmma.fence precedes the first wgmma", "wgmma.fence.sync.aligned;", ""),
-    "sums that are written behind the fence": ("takes %f2, which was written since the last wgmma.fence", "wgmma.fence.sync.aligned;",
-                                               "wgmma.fence.sync.aligned; mov.f32 %f2, 0f00000000;"),
-    "factors that are written behind the fence": ("takes %r12, which was written since the last wgmma.fence", "wgmma.fence.sync.aligned;",
-                                                  "wgmma.fence.sync.aligned; mov.b32 %r12, 0;"),
+    "sums that are written behind the fence": (
+        "takes %f2, which was written since the last wgmma.fence",
+        "wgmma.fence.sync.aligned;",
+        "wgmma.fence.sync.aligned; mov.f32 %f2, 0f00000000;",
+    ),
+    "factors that are written behind the fence": (
+        "takes %r12, which was written since the last wgmma.fence",
+        "wgmma.fence.sync.aligned;",
+        "wgmma.fence.sync.aligned; mov.b32 %r12, 0;",
+    ),
     "no wait": ("accesses %f0, which a wgmma under way writes", "wgmma.wait_group.sync.aligned 0;", ""),
     "a wait for too few": ("accesses %f0, which a wgmma under way writes", "wait_group.sync.aligned 0", "wait_group.sync.aligned 1"),
     "no group": ("accesses %f0, which a wgmma under way writes", "wgmma.commit_group.sync.aligned;", ""),
-    "sums that are written": ("accesses %f1, which a wgmma under way writes", "wgmma.wait_group", "mov.f32 %f1, 0f00000000; wgmma.wait_group"),
+    "sums that are written": (
+        "accesses %f1, which a wgmma under way writes",
+        "wgmma.wait_group",
+        "mov.f32 %f1, 0f00000000; wgmma.wait_group",
+    ),
     "factors that are written": ("writes %r11, which a wgmma under way reads", "wgmma.wait_group", "mov.b32 %r11, 5; wgmma.wait_group"),
     "an end": ("ends while a wgmma is under way", "wgmma.wait_group.sync.aligned 0; st.global.f32 [%d21], %f0;", ""),
-    "memory that is written": ("writes shared memory at 1024, which a copy or a wgmma under way still reads", "wgmma.wait_group",
-                               "st.shared.b32 [%r2], 0; wgmma.wait_group"),
+    "memory that is written": (
+        "writes shared memory at 1024, which a copy or a wgmma under way still reads",
+        "wgmma.wait_group",
+        "st.shared.b32 [%r2], 0; wgmma.wait_group",
+    ),
     "memory that is not written": ("which nothing has written", "st.shared.v4.b32 [%r2]", "@%p4 st.shared.v4.b32 [%r2]"),
-    "a warp that is missing": (r"deadlock(.*\n)*.*warp 0, 32 lanes: for the other warps of a wgmma, line \d+\n.*warp 1, 32 lanes: for the other warps",
-                               "wgmma.fence.sync.aligned;", "setp.lt.u32 %p5, %r100, 96; @!%p5 bra end; wgmma.fence.sync.aligned;"),
-    "a lane that is missing": (r"deadlock(.*\n)*.*warp 2, 1 lanes: for other lanes of its warp, line 12\n.*warp 2, 31 lanes: for other lanes of its warp, line 13",
-                               "wgmma.fence.sync.aligned;", "setp.eq.u32 %p5, %r100, 77; @%p5 bar.sync 3;\nwgmma.fence.sync.aligned;"),
-    "different descriptors": ("lanes have different descriptors", "wgmma.fence", "cvt.u64.u32 %d6, %r100; add.u64 %d5, %d5, %d6; wgmma.fence"),
+    "a warp that is missing": (
+        r"deadlock(.*\n)*.*warp 0, 32 lanes: for the other warps of a wgmma, line \d+\n.*warp 1, 32 lanes: for the other warps",
+        "wgmma.fence.sync.aligned;",
+        "setp.lt.u32 %p5, %r100, 96; @!%p5 bra end; wgmma.fence.sync.aligned;",
+    ),
+    "a lane that is missing": (
+        r"deadlock(.*\n)*.*warp 2, 1 lanes: for other lanes of its warp, line 12\n.*warp 2, 31 lanes: for other lanes of its warp, line 13",
+        "wgmma.fence.sync.aligned;",
+        "setp.eq.u32 %p5, %r100, 77; @%p5 bar.sync 3;\nwgmma.fence.sync.aligned;",
+    ),
+    "different descriptors": (
+        "lanes have different descriptors",
+        "wgmma.fence",
+        "cvt.u64.u32 %d6, %r100; add.u64 %d5, %d5, %d6; wgmma.fence",
+    ),
     "lanes that disagree": ("lanes disagree on scale-d", "setp.ne.u32 %p3, 0, 0", "setp.ne.u32 %p3, %r100, 70"),
     "memory that is not there": ("outside of shared memory", "wgmma.fence", "add.u64 %d5, %d5, 0x1000; wgmma.fence"),
     "a base offset": ("a descriptor with a base offset", "wgmma.fence", "or.b64 %d5, %d5, 0x2000000000000; wgmma.fence"),
-}  # fmt: skip
+}
 
 
 @both
@@ -367,19 +593,27 @@ def test_wgmma(name, late):
 # ---- lanes, barriers, and who waits for whom
 
 LANES = {
-    "a shuffle from a lane that takes no part": ("shuffles from lane 20, which does not take part", "setp.lt.u32 %p1, %r100, 16;"
-                                                 "@%p1 shfl.sync.idx.b32 %r1, %r100, 20, 31, 0xffff;", "20, 31", "12, 31"),
+    "a shuffle from a lane that takes no part": (
+        "shuffles from lane 20, which does not take part",
+        "setp.lt.u32 %p1, %r100, 16;@%p1 shfl.sync.idx.b32 %r1, %r100, 20, 31, 0xffff;",
+        "20, 31",
+        "12, 31",
+    ),
     "bra.uni": ("lanes disagree on bra.uni", "setp.lt.u32 %p1, %r100, 16; @%p1 bra.uni over; over:", "bra.uni", "bra"),
     "a trap": ("the kernel traps", "setp.eq.u32 %p1, %r100, 5; @%p1 trap;", "5", "50"),
     "barrier 16": ("barrier 16", "bar.sync 16;", "16", "15"),
     "a part of a warp at a barrier": ("a barrier of 40 threads", "bar.sync 1, 40;", "40", "64"),
-    "two counts at a barrier": ("barrier 1 for 64 threads, and others wait at it for 96|barrier 1 for 96 threads, and others wait at it for 64",
-                                "mov.u32 %r1, 64; setp.ge.u32 %p1, %r100, 32; @%p1 bra some; bar.arrive 1, 96; bra over; some: bar.arrive 1, #; over:"
-                                "bar.sync 2, 64; setp.ge.u32 %p2, %r100, 32; @%p2 bar.sync 1, 96;", "#", "96"),
+    "two counts at a barrier": (
+        "barrier 1 for 64 threads, and others wait at it for 96|barrier 1 for 96 threads, and others wait at it for 64",
+        "mov.u32 %r1, 64; setp.ge.u32 %p1, %r100, 32; @%p1 bra some; bar.arrive 1, 96; bra over; some: bar.arrive 1, #; over:"
+        "bar.sync 2, 64; setp.ge.u32 %p2, %r100, 32; @%p2 bar.sync 1, 96;",
+        "#",
+        "96",
+    ),
     "registers": ("setmaxnreg 20", "setmaxnreg.dec.sync.aligned.u32 20;", "20", "24"),
     "registers, not by eight": ("setmaxnreg 41", "setmaxnreg.dec.sync.aligned.u32 41;", "41", "40"),
     "registers beyond 256": ("setmaxnreg 264", "setmaxnreg.inc.sync.aligned.u32 264;", "264", "256"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LANES)
@@ -397,18 +631,34 @@ def test_registers_of_a_block():
 
 
 DEADLOCKS = {
-    "a barrier": ("setp.ge.u32 %p1, %r100, 64; @%p1 bra other; bar.sync 1, 96; bra end; other: bar.sync 2, 64; end:",
-                  ["block 0 of the cluster, warp 0, 32 lanes: for barrier 1 (32 threads have come), line 8",
-                   "block 0 of the cluster, warp 1, 32 lanes: for barrier 1 (64 threads have come), line 8",
-                   "block 0 of the cluster, warp 2, 32 lanes: for barrier 2 (32 threads have come), line 8"]),
-    "mbarriers": ("""setp.eq.u32 %p1, %r100, 0; @%p1 mbarrier.init.shared::cta.b64 [%r101], 3; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r101]; bar.sync 0;
-                     wait: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r101], 0; @!%p2 bra wait;""",
-                  ["warp 2, 32 lanes: for the mbarrier at 1024 of block 0, parity 0, line 9", "the mbarrier at 1024 of block 0 lacks 2 of 3 arrivals and 0 bytes"]),
-    "lanes": ("setp.eq.u32 %p1, %r100, 9; @%p1 bra some; bar.warp.sync -1;\nsome: bar.sync 0;",
-              ["warp 0, 31 lanes: for other lanes of its warp, line 8", "warp 0, 1 lanes: for other lanes of its warp, line 9"]),
-    "the cluster": ("mov.u32 %r1, %cluster_ctarank; setp.eq.u32 %p1, %r1, 1; @%p1 bar.sync 1, 128; barrier.cluster.arrive; barrier.cluster.wait;",
-                    ["block 0 of the cluster, warp 1, 32 lanes: for the cluster's barrier, line 8", "block 1 of the cluster, warp 0, 32 lanes: for barrier 1"]),
-}  # fmt: skip
+    "a barrier": (
+        "setp.ge.u32 %p1, %r100, 64; @%p1 bra other; bar.sync 1, 96; bra end; other: bar.sync 2, 64; end:",
+        [
+            "block 0 of the cluster, warp 0, 32 lanes: for barrier 1 (32 threads have come), line 8",
+            "block 0 of the cluster, warp 1, 32 lanes: for barrier 1 (64 threads have come), line 8",
+            "block 0 of the cluster, warp 2, 32 lanes: for barrier 2 (32 threads have come), line 8",
+        ],
+    ),
+    "mbarriers": (
+        """setp.eq.u32 %p1, %r100, 0; @%p1 mbarrier.init.shared::cta.b64 [%r101], 3; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r101];
+           bar.sync 0; wait: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r101], 0; @!%p2 bra wait;""",
+        [
+            "warp 2, 32 lanes: for the mbarrier at 1024 of block 0, parity 0, line 9",
+            "the mbarrier at 1024 of block 0 lacks 2 of 3 arrivals and 0 bytes",
+        ],
+    ),
+    "lanes": (
+        "setp.eq.u32 %p1, %r100, 9; @%p1 bra some; bar.warp.sync -1;\nsome: bar.sync 0;",
+        ["warp 0, 31 lanes: for other lanes of its warp, line 8", "warp 0, 1 lanes: for other lanes of its warp, line 9"],
+    ),
+    "the cluster": (
+        "mov.u32 %r1, %cluster_ctarank; setp.eq.u32 %p1, %r1, 1; @%p1 bar.sync 1, 128; barrier.cluster.arrive; barrier.cluster.wait;",
+        [
+            "block 0 of the cluster, warp 1, 32 lanes: for the cluster's barrier, line 8",
+            "block 1 of the cluster, warp 0, 32 lanes: for barrier 1",
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", DEADLOCKS)
@@ -425,13 +675,24 @@ def test_a_loop_without_end():
 # ---- what the machine does not know
 
 UNKNOWN = [
-    "match.any.sync.b32 %r1, %r2, -1", "ld.global.b128 %d1, [%d20]", "atom.global.add.noftz.f16x2.v2 %r1, [%d20], %r1", "ld.global.new.b32 %r1, [%d20]",
-    "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%f0}, {%r1}, {%r1}, {%f0}, %r1, 0", "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%g0}, {%g0}, {%g0}, {%g0}",
-    "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%f0}, %d1, %d1, %r1, 0, 0, 1, 1, 0, 0", "cp.async.bulk.shared::cluster.global [%r101], [%d20], 16, [%r101]",
-    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%d1, {0, 0}], [%r101]", "fence.proxy.tensormap::generic.release.gpu",
-    "mbarrier.try_wait.shared::cta.b64 %p1, [%r101], %d1", "bar.red.popc.u32 %r1, 0, %p1", "barrier.cluster.sync", "ldmatrix.sync.aligned.m16n16.x1.shared.b8 %r1, [%r101]",
-    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r101], 32", "cp.async.mbarrier.arrive.shared.b64 [%r101]", "shfl.up.b32 %r1, %r1, 1, 0",
-]  # fmt: skip
+    "match.any.sync.b32 %r1, %r2, -1",
+    "ld.global.b128 %d1, [%d20]",
+    "atom.global.add.noftz.f16x2.v2 %r1, [%d20], %r1",
+    "ld.global.new.b32 %r1, [%d20]",
+    "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%f0}, {%r1}, {%r1}, {%f0}, %r1, 0",
+    "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%g0}, {%g0}, {%g0}, {%g0}",
+    "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%f0}, %d1, %d1, %r1, 0, 0, 1, 1, 0, 0",
+    "cp.async.bulk.shared::cluster.global [%r101], [%d20], 16, [%r101]",
+    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%d1, {0, 0}], [%r101]",
+    "fence.proxy.tensormap::generic.release.gpu",
+    "mbarrier.try_wait.shared::cta.b64 %p1, [%r101], %d1",
+    "bar.red.popc.u32 %r1, 0, %p1",
+    "barrier.cluster.sync",
+    "ldmatrix.sync.aligned.m16n16.x1.shared.b8 %r1, [%r101]",
+    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r101], 32",
+    "cp.async.mbarrier.arrive.shared.b64 [%r101]",
+    "shfl.up.b32 %r1, %r1, 1, 0",
+]
 
 
 @pytest.mark.parametrize("text", UNKNOWN, ids=lambda text: text.split()[0])
@@ -441,10 +702,16 @@ def test_unknown_instructions_are_told_when_they_are_executed(text):
     passes(f"setp.ne.u32 %p7, 0, 0; @%p7 bra.uni never; bra.uni over; never: {text}; over:", block=(32,))
 
 
-@pytest.mark.parametrize("body, wanted", [
-    ("add.u32 %r1, %r1, %missing_;", "unknown special register %missing_"), ("mov.u32 %r1, nothing;", "no such name: nothing"),
-    ("bra nowhere;", "no label nowhere"), (".magic 4;", "unknown directive .magic"), ("add.u32 %r1, %r1 %r1;", "line 8: expected ;"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body, wanted",
+    [
+        ("add.u32 %r1, %r1, %missing_;", "unknown special register %missing_"),
+        ("mov.u32 %r1, nothing;", "no such name: nothing"),
+        ("bra nowhere;", "no label nowhere"),
+        (".magic 4;", "unknown directive .magic"),
+        ("add.u32 %r1, %r1 %r1;", "line 8: expected ;"),
+    ],
+)
 def test_programs_that_cannot_be_read(body, wanted):
     assert wanted in fault(body)
 

@@ -52,7 +52,8 @@ def swizzled(bytes, swizzle):
 
 def copy_out(count, offset=0):
     """Words from %r102 on to %d21, by 32 threads."""
-    return f"""mov.u32 %r1, %r100; out: setp.ge.u32 %p3, %r1, {count}; @%p3 bra done; mad.lo.u32 %r2, %r1, 4, %r102; ld.shared.b32 %r3, [%r2+{offset}]; mul.wide.u32 %d2, %r1, 4;
+    return f"""mov.u32 %r1, %r100; out: setp.ge.u32 %p3, %r1, {count}; @%p3 bra done; mad.lo.u32 %r2, %r1, 4, %r102;
+                   ld.shared.b32 %r3, [%r2+{offset}]; mul.wide.u32 %d2, %r1, 4;
                add.u64 %d2, %d2, %d21; st.global.b32 [%d2], %r3; add.u32 %r1, %r1, 32; bra out; done:"""
 
 
@@ -143,10 +144,12 @@ def test_im2col(rank, swizzle, late):
     for first, offset, channel in ((0, (0, 0, 0), 0), (7, (1, 2, 1), 8), (3 if spatial == 1 else 40, (2, 0, 3), -8)):
         offset = offset[:spatial]
         base = pixels(values.shape[:-1], lower, upper, steps)[first:][:24]
-        want = np.stack([
-            tile(values, (n, *(b + o for b, o in zip(at, offset, strict=True)), channel), (1,) * (rank - 1) + (channels,)).ravel()
-            for n, *at in base
-        ])  # fmt: skip
+        want = np.stack(
+            [
+                tile(values, (n, *(b + o for b, o in zip(at, offset, strict=True)), channel), (1,) * (rank - 1) + (channels,)).ravel()
+                for n, *at in base
+            ]
+        )
         source, result = Input(values, FROM), Output(np.zeros(want.nbytes // 4, np.uint32))
         described = map_of(source, (24, channels), swizzle, steps=[1, *steps[::-1], 1], corners=(lower[::-1], upper[::-1]))
         n, *at = base[0]
@@ -170,17 +173,20 @@ def test_multicast(rank, hint, late):
     rest = ", %d9" if hint else ""
     suffix = ".multicast::cluster" + ".L2::cache_hint" * hint
     body = f"""{MAP} ld.param.b64 %d21, [p1]; {INIT} barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;
-               mov.u32 %r4, %cluster_ctarank; mov.u32 %r6, {sum((mask >> n & 1) << 8 * n for n in range(4) for mask in masks)}; mov.u64 %d9, 0;
+               mov.u32 %r4, %cluster_ctarank; mov.u32 %r6, {sum((mask >> n & 1) << 8 * n for n in range(4) for mask in masks)};
+               mov.u64 %d9, 0;
                shl.b32 %r7, %r4, 3; shr.u32 %r6, %r6, %r7; and.b32 %r6, %r6, 255; shl.b32 %r6, %r6, 5;
                @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r101], %r6;
-               mov.u16 %h1, {masks[0]}; setp.eq.u32 %p4, %r4, 1; @%p4 mov.u16 %h1, {masks[1]}; mov.u32 %r5, %r102; @%p4 add.u32 %r5, %r102, 128;
+               mov.u16 %h1, {masks[0]}; setp.eq.u32 %p4, %r4, 1; @%p4 mov.u16 %h1, {masks[1]}; mov.u32 %r5, %r102;
+               @%p4 add.u32 %r5, %r102, 128;
                setp.le.and.u32 %p5, %r4, 1, %p1;
                @%p5 {COPY.format(rank, "")}{suffix} [%r5], [%d1, {{0, {", ".join(["%r4"] * (rank - 1))}}}], [%r101], %h1{rest};
                {WAIT} mul.wide.u32 %d3, %r4, 64; add.u64 %d21, %d21, %d3; mov.u16 %h2, {masks[0]}; mov.u16 %h3, {masks[1]};
                cvt.u32.u16 %r10, %h2; cvt.u32.u16 %r11, %h3; shr.u32 %r10, %r10, %r4; shr.u32 %r11, %r11, %r4; and.b32 %r10, %r10, 1;
                and.b32 %r11, %r11, 1; setp.lt.u32 %p6, %r100, 8; setp.eq.and.u32 %p7, %r10, 1, %p6; setp.eq.and.u32 %p8, %r11, 1, %p6;
                mul.wide.u32 %d4, %r100, 4; add.u64 %d4, %d4, %d21; mad.lo.u32 %r12, %r100, 4, %r102; mov.u32 %r13, 77; mov.u32 %r14, 77;
-               @%p7 ld.shared.b32 %r13, [%r12]; @%p8 ld.shared.b32 %r14, [%r12+128]; @%p6 st.global.b32 [%d4], %r13; @%p6 st.global.b32 [%d4+32], %r14;
+               @%p7 ld.shared.b32 %r13, [%r12]; @%p8 ld.shared.b32 %r14, [%r12+128]; @%p6 st.global.b32 [%d4], %r13;
+               @%p6 st.global.b32 [%d4+32], %r14;
                barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
     launch(body, [map_bytes(0), result], (4,), maps=[described], shared=2048, cluster=(4,), late=late, arrays=[source])
     words = values.view(np.uint32)
@@ -203,10 +209,12 @@ def test_stores(rank, swizzle, late):
         words = values_of(math.prod(box), np.dtype(np.uint16))
         image = Input(swizzled(words.view(np.uint8), swizzle).view(np.uint32))
         body = f"""{MAP} ld.param.b64 %d20, [p1]; add.u32 %r102, %r101, 1024; mov.u32 %r1, %r100;
-                   in: setp.ge.u32 %p3, %r1, {len(image.values)}; @%p3 bra done; mul.wide.u32 %d2, %r1, 4; add.u64 %d2, %d2, %d20; ld.global.b32 %r3, [%d2]; mad.lo.u32 %r2, %r1, 4, %r102;
+                   in: setp.ge.u32 %p3, %r1, {len(image.values)}; @%p3 bra done; mul.wide.u32 %d2, %r1, 4; add.u64 %d2, %d2, %d20;
+                   ld.global.b32 %r3, [%d2]; mad.lo.u32 %r2, %r1, 4, %r102;
                    st.shared.b32 [%r2], %r3; add.u32 %r1, %r1, 32; bra in;
                    done: fence.proxy.async.shared::cta; bar.sync 0; setp.eq.u32 %p1, %r100, 0;
-                   @%p1 cp.async.bulk.tensor.{rank}d.global.shared::cta{tiled}.bulk_group [%d1, {{{", ".join(map(str, corner[::-1]))}}}], [%r102];
+                   @%p1 cp.async.bulk.tensor.{rank}d.global.shared::cta{tiled}.bulk_group
+                   [%d1, {{{", ".join(map(str, corner[::-1]))}}}], [%r102];
                    @%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group{".read" * (where > 0)} 0;"""
         launch(body, [map_bytes(0), image], maps=[map_of(result, box, swizzle)], shared=1024 + words.nbytes, late=late, arrays=[result])
         want, written = np.zeros(values.shape, np.uint16), np.zeros(values.shape, int)
@@ -226,7 +234,8 @@ def test_stores_in_groups(late):
     store = "@%p1 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {0, %r3}], [%r4];"
     body = f"""{MAP} mad.lo.u32 %r2, %r100, 4, %r101; setp.eq.u32 %p1, %r100, 0; mov.u32 %r3, 0; mov.u32 %r4, %r101; st.shared.b32 [%r2], 1;
                st.shared.b32 [%r2+128], 2; {fence} {store} @%p1 cp.async.bulk.commit_group; mov.u32 %r3, 1; add.u32 %r4, %r101, 128; {store}
-               @%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group.read 1; bar.warp.sync 0xffffffff; st.shared.b32 [%r2], 3; {fence}
+               @%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group.read 1; bar.warp.sync 0xffffffff; st.shared.b32 [%r2], 3;
+               {fence}
                mov.u32 %r3, 2; mov.u32 %r4, %r101; {store} @%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group.read 0;"""
     launch(body, [map_bytes(0)], maps=[map_of(result, (1, 32))], shared=256, late=late, arrays=[result])
     assert (result.values == [[1], [2], [3]]).all()
@@ -277,13 +286,19 @@ def test_bytes_are_expected_before_or_behind_the_copies(order, late):
         "behind": copies + arrive,
         "apart": apart.format(48) + copies + "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r101], 16;",
     }
-    body = f"{MAP} ld.param.b64 %d21, [p1]; {INIT} {ways[order]} {WAIT} shr.u32 %r4, %r100, 3; mad.lo.u32 %r102, %r4, 96, %r102; {copy_out(16)}"
+    body = f"{MAP} ld.param.b64 %d21, [p1]; {INIT} {ways[order]} {WAIT} shr.u32 %r4, %r100, 3; mad.lo.u32 %r102, %r4, 96, %r102;"
+    body += copy_out(16)
     launch(body, [map_bytes(0), result], maps=[map_of(source, (1, 8))], shared=2048, late=late, arrays=[source])
     assert result.values.tolist() == source.values.ravel().tolist()
 
 
-@pytest.mark.parametrize("mapped", ["mapa.shared::cluster.u32 %r4, %r101, %r3; mbarrier.arrive.shared::cluster.b64 _, [%r4];",
-                                    "mapa.shared::cluster.u32 %r4, %r101, %r3; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4], 1;"])  # fmt: skip
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        "mapa.shared::cluster.u32 %r4, %r101, %r3; mbarrier.arrive.shared::cluster.b64 _, [%r4];",
+        "mapa.shared::cluster.u32 %r4, %r101, %r3; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4], 1;",
+    ],
+)
 def test_threads_arrive_at_another_blocks_mbarrier(mapped):
     """Each block writes into the next one's memory, arrives there, and waits for the one before."""
     result = Output(np.zeros(4, np.uint32))
@@ -324,7 +339,8 @@ def test_a_ring_of_stages(late):
 def test_a_copy_of_a_copy(late):
     """What a load brought, a store may take away without a fence: both are of the async proxy."""
     source, result = Input(values_of((4, 32), np.dtype(np.uint32)), FROM), Output(np.zeros((4, 32), np.uint32), TO)
-    body = f"""{MAP} mov.b64 %d2, p1; cvta.param.u64 %d2, %d2; {INIT} @!%p1 bra end; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r101], 512;
+    body = f"""{MAP} mov.b64 %d2, p1; cvta.param.u64 %d2, %d2; {INIT} @!%p1 bra end;
+                   mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r101], 512;
                {COPY.format(2, "")} [%r102], [%d1, {{0, 0}}], [%r101]; {WAIT}
                cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d2, {{0, 0}}], [%r102]; cp.async.bulk.commit_group;
                cp.async.bulk.wait_group 0; end:"""

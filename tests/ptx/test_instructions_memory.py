@@ -36,18 +36,98 @@ def moved(load, store, type, count):
 
 
 GLOBAL_LOADS = [  # as kernels have them, and each type and width
-    "f32", "nc.f32", "nc.u16", "nc.u32", "nc.v4.u32", "b8", "b16", "b32", "b64", "u8", "u16", "u32", "u64", "s32", "s64", "f64", "v2.b8", "v4.b8",
-    "v2.b16", "v4.b16", "v2.b32", "v4.b32", "v2.f32", "v4.f32", "v2.u32", "v4.u32", "v2.b64", "v2.u64", "nc.b16", "nc.v2.b32", "nc.u8", "v2.u16", "v4.u16",
-    "L1::evict_first.v4.b32", "nc.L1::no_allocate.L2::128B.v4.u32", "volatile.u32", "relaxed.gpu.u32", "acquire.sys.u32",
-]  # fmt: skip
+    "f32",
+    "nc.f32",
+    "nc.u16",
+    "nc.u32",
+    "nc.v4.u32",
+    "b8",
+    "b16",
+    "b32",
+    "b64",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+    "s32",
+    "s64",
+    "f64",
+    "v2.b8",
+    "v4.b8",
+    "v2.b16",
+    "v4.b16",
+    "v2.b32",
+    "v4.b32",
+    "v2.f32",
+    "v4.f32",
+    "v2.u32",
+    "v4.u32",
+    "v2.b64",
+    "v2.u64",
+    "nc.b16",
+    "nc.v2.b32",
+    "nc.u8",
+    "v2.u16",
+    "v4.u16",
+    "L1::evict_first.v4.b32",
+    "nc.L1::no_allocate.L2::128B.v4.u32",
+    "volatile.u32",
+    "relaxed.gpu.u32",
+    "acquire.sys.u32",
+]
 GLOBAL_STORES = [
-    "f32", "b8", "b16", "b32", "b64", "u8", "u16", "u32", "u64", "v2.b8", "v2.b16", "v4.b16", "v2.b32", "v4.b32", "v2.f32", "v4.f32", "v2.b64", "wb.v4.u32",
-    "v2.u16", "v4.u16", "v2.u32", "v4.u32", "volatile.u32", "relaxed.gpu.u32", "release.sys.u32", "L1::evict_first.v4.b32", "v4.b8",
-]  # fmt: skip
+    "f32",
+    "b8",
+    "b16",
+    "b32",
+    "b64",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+    "v2.b8",
+    "v2.b16",
+    "v4.b16",
+    "v2.b32",
+    "v4.b32",
+    "v2.f32",
+    "v4.f32",
+    "v2.b64",
+    "wb.v4.u32",
+    "v2.u16",
+    "v4.u16",
+    "v2.u32",
+    "v4.u32",
+    "volatile.u32",
+    "relaxed.gpu.u32",
+    "release.sys.u32",
+    "L1::evict_first.v4.b32",
+    "v4.b8",
+]
 SHARED = [
-    "f32", "b8", "b16", "b32", "b64", "u8", "u16", "u32", "v2.b8", "v4.b8", "v2.b16", "v4.b16", "v2.b32", "v4.b32", "v2.f32", "v4.f32", "v2.u32", "v4.u32",
-    "v2.b64", "u64", "v2.u16", "v4.u16",
-]  # fmt: skip
+    "f32",
+    "b8",
+    "b16",
+    "b32",
+    "b64",
+    "u8",
+    "u16",
+    "u32",
+    "v2.b8",
+    "v4.b8",
+    "v2.b16",
+    "v4.b16",
+    "v2.b32",
+    "v4.b32",
+    "v2.f32",
+    "v4.f32",
+    "v2.u32",
+    "v4.u32",
+    "v2.b64",
+    "u64",
+    "v2.u16",
+    "v4.u16",
+]
 
 
 def parts(suffix):
@@ -98,8 +178,23 @@ def test_shared_memory(suffix):
         np.testing.assert_array_equal(result.values[: 64 * size], want.ravel())
 
 
-@pytest.mark.parametrize("type, register", [("s8", "r"), ("s16", "r"), ("u8", "r"), ("u16", "r"), ("b8", "r"), ("s8", "h"), ("u8", "h"), ("s8", "d"),
-                                            ("s16", "d"), ("s32", "d"), ("u32", "d"), ("b32", "d")])  # fmt: skip
+@pytest.mark.parametrize(
+    "type, register",
+    [
+        ("s8", "r"),
+        ("s16", "r"),
+        ("u8", "r"),
+        ("u16", "r"),
+        ("b8", "r"),
+        ("s8", "h"),
+        ("u8", "h"),
+        ("s8", "d"),
+        ("s16", "d"),
+        ("s32", "d"),
+        ("u32", "d"),
+        ("b32", "d"),
+    ],
+)
 def test_loads_fill_a_wider_register_by_the_types_sign(type, register):
     bits, wide = bits_of(type), {"h": 16, "r": 32, "d": 64}[register]
     source, result = Input(random_bytes(32 * bits // 8)), Output(np.zeros(32, f"u{wide // 8}"))
@@ -111,8 +206,26 @@ def test_loads_fill_a_wider_register_by_the_types_sign(type, register):
 
 
 PARAMETER_LOADS = [
-    "f32", "s32", "u32", "u64", "u8", "v2.u32", "v2.u64", "v4.u32", "b64", "b32", "u16", "b16", "b8", "f64", "s64", "v4.b32", "v2.b64", "v4.f32", "v2.f32",
-]  # fmt: skip
+    "f32",
+    "s32",
+    "u32",
+    "u64",
+    "u8",
+    "v2.u32",
+    "v2.u64",
+    "v4.u32",
+    "b64",
+    "b32",
+    "u16",
+    "b16",
+    "b8",
+    "f64",
+    "s64",
+    "v4.b32",
+    "v2.b64",
+    "v4.f32",
+    "v2.f32",
+]
 
 
 @pytest.mark.parametrize("suffix", PARAMETER_LOADS)
@@ -149,7 +262,8 @@ def test_parameters_of_different_sizes_lie_at_their_alignment():
 def test_a_threads_own_memory():
     """Each thread has its own, at the same addresses; an index is known only when it runs."""
     result = Output(np.zeros(64, np.uint32))
-    body = """mov.b64 %d1, depot; cvta.local.u64 %d2, %d1; st.local.v2.b32 [%d1], {%r100, 11}; st.b32 [%d2+8], 22; st.local.b32 [depot+12], 33;
+    body = """mov.b64 %d1, depot; cvta.local.u64 %d2, %d1; st.local.v2.b32 [%d1], {%r100, 11}; st.b32 [%d2+8], 22;
+                  st.local.b32 [depot+12], 33;
               and.b32 %r1, %r100, 3; mul.wide.u32 %d3, %r1, 4; add.u64 %d3, %d3, %d1; ld.local.b32 %r2, [%d3];
               mul.wide.u32 %d3, %r100, 4; add.u64 %d20, %d20, %d3; st.global.b32 [%d20], %r2;"""
     launch(body, [result], block=(64,), declare=".local .align 8 .b8 depot[16];")
@@ -158,7 +272,8 @@ def test_a_threads_own_memory():
 
 def test_static_shared_memory_lies_beside_the_dynamic():
     result = Output(np.zeros(3, np.uint32))
-    body = """st.shared.b32 [dynamic+12], 3; st.shared.b8 [one], 1; st.shared.b32 [two+8], 2; mov.u32 %r1, two; add.u32 %r1, %r1, 8; mov.u32 %r6, two+8;
+    body = """st.shared.b32 [dynamic+12], 3; st.shared.b8 [one], 1; st.shared.b32 [two+8], 2; mov.u32 %r1, two; add.u32 %r1, %r1, 8;
+                  mov.u32 %r6, two+8;
               ld.shared.b32 %r2, [%r6]; ld.shared.b8 %r3, [one]; ld.shared.b32 %r4, [%r101+12]; ld.shared.b32 %r2, [%r1];
               st.global.b32 [%d20], %r3; st.global.b32 [%d20+4], %r2; st.global.b32 [%d20+8], %r4;"""
     launch(body, [result], block=(1,), shared=16, declare=".shared .align 1 .b8 one[5]; .shared .align 4 .b8 two[12];")
@@ -316,7 +431,8 @@ def test_what_is_not_wanted_of_a_vector_goes_nowhere():
 def test_generic_addresses_and_those_of_a_space():
     source, result = Input(np.arange(4, dtype=np.uint32) + 5), Output(np.zeros(3, np.uint32))
     body = """cvta.to.global.u64 %d1, %d20; ld.global.b32 %r1, [%d1+4]; cvta.global.u64 %d2, %d1; ld.b32 %r2, [%d2+8];
-              st.shared.b32 [%r101+4], 77; cvt.u64.u32 %d3, %r101; cvta.shared.u64 %d4, %d3; cvta.to.shared.u64 %d5, %d4; cvt.u32.u64 %r3, %d5;
+              st.shared.b32 [%r101+4], 77; cvt.u64.u32 %d3, %r101; cvta.shared.u64 %d4, %d3; cvta.to.shared.u64 %d5, %d4;
+              cvt.u32.u64 %r3, %d5;
               ld.shared.b32 %r3, [%r3+4]; st.global.b32 [%d21], %r1; st.global.b32 [%d21+4], %r2; st.global.b32 [%d21+8], %r3;"""
     launch(body, [source, result], block=(1,), shared=16)
     assert result.values.tolist() == [6, 7, 77]

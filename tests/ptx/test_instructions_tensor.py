@@ -10,9 +10,16 @@ from snippets import launch
 
 RNG = np.random.default_rng(0)
 DTYPES = {
-    "f16": np.float16, "bf16": ml_dtypes.bfloat16, "tf32": np.float32, "f32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn,
-    "e5m2": ml_dtypes.float8_e5m2, "s8": np.int8, "u8": np.uint8, "s32": np.int32,
-}  # fmt: skip
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "tf32": np.float32,
+    "f32": np.float32,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "s8": np.int8,
+    "u8": np.uint8,
+    "s32": np.int32,
+}
 both = pytest.mark.parametrize("late", [LATE, EARLY], ids=["late", "early"])
 
 
@@ -86,9 +93,13 @@ FRAGMENTS = {  # bits, K -> rows and columns of A, and rows of B, whose column i
     (16, 8): (lambda i: 8 * (i >= 2), lambda i, t: 2 * t + i % 2, lambda i, t: 2 * t + i),
     (32, 8): (lambda i: 8 * (i % 2), lambda i, t: t + 4 * (i >= 2), lambda i, t: t + 4 * i),
     (32, 4): (lambda i: 8 * i, lambda i, t: t, lambda i, t: t),
-    (8, 32): (lambda i: 8 * (i in (4, 5, 6, 7, 12, 13, 14, 15)), lambda i, t: 4 * t + i % 4 + 16 * (i >= 8), lambda i, t: 4 * t + i % 4 + 16 * (i >= 4)),
+    (8, 32): (
+        lambda i: 8 * (i in (4, 5, 6, 7, 12, 13, 14, 15)),
+        lambda i, t: 4 * t + i % 4 + 16 * (i >= 8),
+        lambda i, t: 4 * t + i % 4 + 16 * (i >= 4),
+    ),
     (8, 16): (lambda i: 8 * (i >= 4), lambda i, t: 4 * t + i % 4, lambda i, t: 4 * t + i),
-}  # fmt: skip
+}
 
 
 def registers_of_a(a):
@@ -245,9 +256,12 @@ def wgmma(sum, of_a, of_b, n, *, a=Layout(), b=Layout(), steps=1, keep=True, sig
     size = np.dtype(DTYPES[of_a]).itemsize
     k = 32 // size
     left, right, c = matrices or (some((64, k * steps), of_a), some((n, k * steps), of_b), some((64, n), sum, 50))
-    places = np.array([  # thread, element -> row, column
-        [(t // 32 * 16 + t % 32 // 4 + 8 * (i // 2 % 2)) * n + i // 4 * 8 + t % 4 * 2 + i % 2 for i in range(n // 2)] for t in range(128)
-    ])  # fmt: skip
+    places = np.array(
+        [  # thread, element -> row, column
+            [(t // 32 * 16 + t % 32 // 4 + 8 * (i // 2 % 2)) * n + i // 4 * 8 + t % 4 * 2 + i % 2 for i in range(n // 2)]
+            for t in range(128)
+        ]
+    )
     held_c = c.ravel()[places].view(np.uint32)
     count = held_c.shape[1]
     image_b = b.image(right)
@@ -301,8 +315,10 @@ def wgmma(sum, of_a, of_b, n, *, a=Layout(), b=Layout(), steps=1, keep=True, sig
 PAIRS = [
     *(("f32", type, type) for type in ("f16", "bf16", "tf32")),
     *(("f32", a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
-    ("f16", "f16", "f16"), ("f16", "e4m3", "e5m2"), *(("s32", a, b) for a in ("s8", "u8") for b in ("s8", "u8")),
-]  # fmt: skip
+    ("f16", "f16", "f16"),
+    ("f16", "e4m3", "e5m2"),
+    *(("s32", a, b) for a in ("s8", "u8") for b in ("s8", "u8")),
+]
 WIDTHS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 240, 256)
 OF_KERNELS = (16, 32, 64, 128, 256)  # Triton's
 
@@ -329,8 +345,13 @@ def test_wgmma_of_each_layout(which, layout):
         wgmma("f32", type, type, 64, steps=2, **{which: layout, other: Layout(128)}, late=type == "f16")
 
 
-@pytest.mark.parametrize("a, b", [(Layout(s, t), Layout(u, v)) for s, t, u, v in ((128, True, 128, True), (64, True, 32, False), (0, False, 0, True),
-                                                                                  (32, False, 64, True), (0, True, 0, False))])  # fmt: skip
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        (Layout(s, t), Layout(u, v))
+        for s, t, u, v in ((128, True, 128, True), (64, True, 32, False), (0, False, 0, True), (32, False, 64, True), (0, True, 0, False))
+    ],
+)
 def test_wgmma_of_two_layouts(a, b):
     wgmma("f32", "bf16", "bf16", 128, a=a, b=b, steps=2)
 

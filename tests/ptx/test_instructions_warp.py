@@ -107,8 +107,10 @@ def test_votes_of_some_lanes():
 REDUCTIONS = {"add": sum, "min": min, "max": max, "and": np.bitwise_and.reduce, "or": np.bitwise_or.reduce, "xor": np.bitwise_xor.reduce}
 
 
-@pytest.mark.parametrize("name, type", [(name, type) for name in ("add", "min", "max") for type in ("u32", "s32")]
-                         + [(name, "b32") for name in ("and", "or", "xor")])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, type",
+    [(name, type) for name in ("add", "min", "max") for type in ("u32", "s32")] + [(name, "b32") for name in ("and", "or", "xor")],
+)
 def test_reductions_of_a_warp(name, type):
     values = RNG.integers(0, 1 << 32, 32, dtype=np.uint32)
     typed = values.view(np.int32) if type == "s32" else values
@@ -164,11 +166,22 @@ def test_threads_that_have_ended_are_not_waited_for():
     assert result.written.reshape(-1, 4)[:, 0].tolist() == [1] * 64 + [0] * 32
 
 
-@pytest.mark.parametrize("name, want", [
-    ("%laneid", lambda t: t % 32), ("%warpid", lambda t: t // 32), ("%tid.x", lambda t: t % 8), ("%tid.y", lambda t: t // 8 % 4),
-    ("%tid.z", lambda t: t // 32), ("%ntid.x", lambda t: 8), ("%ntid.y", lambda t: 4), ("%ntid.z", lambda t: 2),
-    ("%lanemask_lt", lambda t: (1 << t % 32) - 1), ("%lanemask_le", lambda t: (2 << t % 32) - 1), ("%lanemask_eq", lambda t: 1 << t % 32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, want",
+    [
+        ("%laneid", lambda t: t % 32),
+        ("%warpid", lambda t: t // 32),
+        ("%tid.x", lambda t: t % 8),
+        ("%tid.y", lambda t: t // 8 % 4),
+        ("%tid.z", lambda t: t // 32),
+        ("%ntid.x", lambda t: 8),
+        ("%ntid.y", lambda t: 4),
+        ("%ntid.z", lambda t: 2),
+        ("%lanemask_lt", lambda t: (1 << t % 32) - 1),
+        ("%lanemask_le", lambda t: (2 << t % 32) - 1),
+        ("%lanemask_eq", lambda t: 1 << t % 32),
+    ],
+)
 def test_special_registers_of_threads(name, want):
     result = Output(np.zeros(64, np.uint32))
     body = (
@@ -192,7 +205,8 @@ PLACES = {
 def test_special_registers_of_blocks():
     names = [f"{name}.{axis}" for name in PLACES for axis in "xyz"] + ["%cluster_ctarank", "%cluster_nctarank"]
     result = Output(np.zeros((48, len(names)), np.uint32))
-    body = f"""mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ctaid.y; mov.u32 %r3, %ctaid.z; mad.lo.u32 %r1, %r2, 4, %r1; mad.lo.u32 %r1, %r3, 24, %r1;
+    body = f"""mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ctaid.y; mov.u32 %r3, %ctaid.z; mad.lo.u32 %r1, %r2, 4, %r1;
+                   mad.lo.u32 %r1, %r3, 24, %r1;
                mul.wide.u32 %d10, %r1, {4 * len(names)}; add.u64 %d10, %d10, %d20;"""
     for n, name in enumerate(names):
         body += f"mov.u32 %r4, {name}; st.global.b32 [%d10+{4 * n}], %r4;"
@@ -207,8 +221,18 @@ def test_special_registers_of_blocks():
 SHARE = "mad.lo.u32 %r101, %r100, 4, %r101;"  # each thread's place in shared memory
 
 
-@pytest.mark.parametrize("sync", ["bar.sync 0;", "bar.sync 7;", "mov.u32 %r9, 3; bar.sync %r9;", "bar.sync 1, 96;", "barrier.sync 0;",
-                                  "mov.u32 %r9, 2; mov.u32 %r8, 96; bar.sync %r9, %r8;", "barrier.sync.aligned 15, 96;"])  # fmt: skip
+@pytest.mark.parametrize(
+    "sync",
+    [
+        "bar.sync 0;",
+        "bar.sync 7;",
+        "mov.u32 %r9, 3; bar.sync %r9;",
+        "bar.sync 1, 96;",
+        "barrier.sync 0;",
+        "mov.u32 %r9, 2; mov.u32 %r8, 96; bar.sync %r9, %r8;",
+        "barrier.sync.aligned 15, 96;",
+    ],
+)
 def test_barriers_of_a_block(sync):
     """Three times: each thread hands a number to the thread of the next warp."""
     turn = "add.u32 %r3, %r100, 32; rem.u32 %r3, %r3, 96; sub.u32 %r3, %r3, %r100; mad.lo.u32 %r3, %r3, 4, %r101;"
@@ -270,7 +294,8 @@ def test_barriers_of_a_cluster(arrive, wait):
 @pytest.mark.parametrize("fence", ["acq_rel.cluster", "acq_rel.gpu", "sc.cluster"])
 def test_a_fence_orders_what_comes_before_a_relaxed_arrival(fence):
     result = Output(np.zeros(2, np.uint32))
-    body = f"""mov.u32 %r1, %cluster_ctarank; xor.b32 %r2, %r1, 1; mapa.shared::cluster.u32 %r4, %r101, %r2; st.shared::cluster.b32 [%r4], %r1;
+    body = f"""mov.u32 %r1, %cluster_ctarank; xor.b32 %r2, %r1, 1; mapa.shared::cluster.u32 %r4, %r101, %r2;
+                   st.shared::cluster.b32 [%r4], %r1;
                fence.{fence}; barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;
                ld.shared.b32 %r3, [%r101]; mul.wide.u32 %d10, %r1, 4; add.u64 %d10, %d10, %d20; st.global.b32 [%d10], %r3;"""
     launch(body, [result], (2,), (1,), shared=16, cluster=(2,))
@@ -284,6 +309,7 @@ def test_registers_move_between_warp_groups():
 
 
 def test_hints_do_nothing():
-    body = """mov.u32 %r1, 4; griddepcontrol.wait; griddepcontrol.launch_dependents; membar.gl; fence.acq_rel.gpu; prefetch.global.L2 [%d20];
+    body = """mov.u32 %r1, 4; griddepcontrol.wait; griddepcontrol.launch_dependents; membar.gl; fence.acq_rel.gpu;
+                  prefetch.global.L2 [%d20];
               cp.async.bulk.prefetch.L2.global [%d20], 64; nanosleep.u32 1;"""
     assert of_threads(body) == [4] * 32
