@@ -110,6 +110,7 @@ class Kernel:
 
 class Module:
     def __init__(self, ptx: str):
+        self._module = None
         self._library = library()
         message = ctypes.create_string_buffer(2000)
         self.ptx = ptx

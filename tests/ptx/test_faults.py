@@ -725,3 +725,23 @@ def test_a_program_without_an_end():
     module = Module(HEAD + ".visible .entry kernel() { .reg .b32 %r1; mov.u32 %r1, 0; }")
     with pytest.raises(Fault, match="runs behind the kernel's last instruction"):
         module.run("kernel", (1,), (32,))
+
+
+@pytest.mark.parametrize("body", [
+    "mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r4], 1;", "@%p1 mbarrier.inval.shared::cta.b64 [%r4];",
+    "@%p1 mbarrier.init.shared::cta.b64 [%r4+8], 1;",
+])  # fmt: skip
+def test_threads_only_arrive_at_another_blocks_mbarrier(body):
+    head = """mov.u32 %r1, %cluster_ctarank; xor.b32 %r3, %r1, 1; setp.eq.u32 %p1, %r100, 0; mapa.shared::cluster.u32 %r4, %r101, %r3;
+              @%p1 mbarrier.init.shared::cta.b64 [%r101], 64; barrier.cluster.arrive; barrier.cluster.wait;"""
+    foot = "barrier.cluster.arrive; barrier.cluster.wait;"
+    how = dict(grid=(2,), cluster=(2,))
+    assert "an mbarrier of another block, at which threads can only arrive" in fault(head + body + foot, **how)
+    passes(head + body.replace("%r4", "%r101") + foot, **how)
+    passes(head + "mbarrier.arrive.shared::cluster.b64 _, [%r4];" + foot, **how)
+
+
+def test_arrays_may_not_overlap():
+    with pytest.raises(ValueError, match="overlap"):
+        launch("", [Input(numbers(), FROM), Output(numbers(), FROM + 124)])
+    launch("", [Input(numbers(), FROM), Output(numbers(), FROM + 128)])
