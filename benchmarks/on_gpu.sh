@@ -16,13 +16,13 @@
 # memcheck   every STEP-th test of CUTLASS's kernels under compute-sanitizer
 # tune       python -m jaxext tune on a dozen problems, into tuned.json: what the models of clocks are calibrated by
 # walls      wall times of Triton's kernels, as they are (walls.json), and with jax-triton's calls in XLA's command buffers (walls_graphs.json)
-# profile    the GAPS (10) largest gaps between what gpu.json says and what was aimed at, one after the other under Nsight Compute
+# profile    what the kernels' models expected of the rows in gpu.json; and the GAPS (10) largest gaps between what it says and what was
+#            aimed at, one after the other under Nsight Compute
 #
 # Before the first part it installs, imports and collects the tests, in PREPARE (180) seconds at most; only then is a GPU needed, and
 # where there is none a sentence says so (benchmarks/gpu_rehearsal.sh goes so far).  A part takes LIMIT (480) seconds at most, and all of
-# them end WITHIN seconds of the start, if that is given.  Each file
-# of tests is a process of its own; a worker in it that hangs for EACH (120) seconds, or in which an illegal access has left nothing
-# usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
+# them end WITHIN seconds of the start, if that is given.  Each file of tests is a process of its own; a worker in it that hangs for EACH
+# (120) seconds, or in which an illegal access has left nothing usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
 #
 # Logs, raw JSON and failures.txt go to OUT (benchmarks/results, in the checkout, as any relative path).  Wanted there: python3 with pip and its headers, a C compiler, ptxas, jax
 # and its CUDA plugin, triton, torch and scikit-build-core with cmake and ninja.  What else it needs is taken from the wheels in WHEELS
@@ -284,6 +284,7 @@ walls() {
 profile() {
   local rank run=(ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
   [ -z "$trial" ] || run=()
+  part predictions "$python" -P -m jaxext.benchmarks.predictions "$out/gpu.json"
   part gaps "${gaps[@]}" --most "${GAPS:-10}"
   for rank in $(sed -n 's/^\([0-9]*\)\. .* takes .*/\1/p' "$out/gaps.log"); do
     part "profile-$rank" "${run[@]}" "${gaps[@]}" --run "$rank"
