@@ -197,7 +197,7 @@ void WgmmaIssue(Warp& w, const Instruction& i, Mask mask) {
     }
   };
   if (w.fences == 1) throw Fault("no wgmma.fence precedes the first wgmma");
-  check_fenced(o[0]);
+  if (scale) check_fenced(o[0]);  // Triton sets sums that are not read to zero behind the fence
   if (in_registers) check_fenced(o[1]);
   Asynchronous product;
   for (const Operand& d : o[0].parts) product.registers.push_back(d.slot);

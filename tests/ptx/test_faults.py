@@ -556,7 +556,7 @@ WGMMA = {
         "setp.lt.u32 %p5, %r100, 96; @!%p5 bra end; wgmma.fence.sync.aligned;",
     ),
     "a lane that is missing": (
-        r"deadlock(.*\n)*.*warp 2, 1 lanes: for other lanes of its warp, line 12\n.*warp 2, 31 lanes: for other lanes of its warp, line 13",
+        r"deadlock(.*\n)*.*warp 2, 1 lanes: for other lanes of its warp, line 13\n.*warp 2, 31 lanes: for other lanes of its warp, line 14",
         "wgmma.fence.sync.aligned;",
         "setp.eq.u32 %p5, %r100, 77; @%p5 bar.sync 3;\nwgmma.fence.sync.aligned;",
     ),
@@ -565,7 +565,7 @@ WGMMA = {
         "wgmma.fence",
         "cvt.u64.u32 %d6, %r100; add.u64 %d5, %d5, %d6; wgmma.fence",
     ),
-    "lanes that disagree": ("lanes disagree on scale-d", "setp.ne.u32 %p3, 0, 0", "setp.ne.u32 %p3, %r100, 70"),
+    "lanes that disagree": ("lanes disagree on scale-d", "setp.eq.u32 %p3, 0, 0", "setp.eq.u32 %p3, %r100, 70"),
     "memory that is not there": ("outside of shared memory", "wgmma.fence", "add.u64 %d5, %d5, 0x1000; wgmma.fence"),
     "a base offset": ("a descriptor with a base offset", "wgmma.fence", "or.b64 %d5, %d5, 0x2000000000000; wgmma.fence"),
 }
@@ -576,7 +576,8 @@ WGMMA = {
 def test_wgmma(name, late):
     wanted, right, wrong = WGMMA[name]
     body = f"""mul.wide.u32 %d1, %r100, 16; add.u64 %d2, %d20, %d1; mad.lo.u32 %r2, %r100, 16, %r101; setp.ge.u32 %p4, %r100, 1;
-        mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0; mov.b32 %r13, 0; setp.ne.u32 %p3, 0, 0;
+        mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0; mov.b32 %r13, 0; setp.eq.u32 %p3, 0, 0;
+        mov.f32 %f0, 0f00000000; mov.f32 %f1, 0f00000000; mov.f32 %f2, 0f00000000; mov.f32 %f3, 0f00000000;
         ld.global.v4.b32 {{%r3, %r4, %r5, %r6}}, [%d2]; st.shared.v4.b32 [%r2], {{%r3, %r4, %r5, %r6}};
         fence.proxy.async; bar.sync 0; shr.u32 %r7, %r101, 4; cvt.u64.u32 %d4, %r7; add.u64 %d5, %d4, {8 << 16 | 16 << 32};
         mul.wide.u32 %d1, %r100, 4; add.u64 %d21, %d21, %d1; wgmma.fence.sync.aligned;
@@ -588,6 +589,10 @@ def test_wgmma(name, late):
     said = fault(body.replace(right, wrong), arguments(), **how)
     assert re.search(wanted, said), said
     passes(body, arguments(), **how)
+    unread = body.replace("setp.eq.u32 %p3", "setp.ne.u32 %p3").replace(
+        "wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; mov.f32 %f2, 0f00000000;"
+    )
+    passes(unread, arguments(), **how)  # sums that begin anew may be written behind the fence
 
 
 # ---- lanes, barriers, and who waits for whom

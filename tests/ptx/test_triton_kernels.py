@@ -14,6 +14,7 @@ import test_depthwise
 import test_matmul
 from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output
+from opcodes import untested
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.benchmarks import compiled
@@ -44,7 +45,7 @@ def smaller(case, config):
 
 
 def picks():
-    """(kernel, role, numbers, arch, suite's problem, config): each config once; the first of each role, numbers and arch is no slow test."""
+    """(kernel, role, numbers, arch, suite's problem, config): each config once; the first of each role, numbers and arch is not slow."""
     seen = set()
     for case in PRODUCTS:
         kernel = module_of(case.kernel)
@@ -79,6 +80,7 @@ def test_pick(case, role, numbers, arch, config):
     launch = module_of(case.kernel).launch(problem, config)
     made = compiled.compile_launch(launch, problem)
     module = Module(made.asm["ptx"])
+    assert not untested(module)
     (open_slot,) = set("abc" if case.kernel == "matmul" else "xwy") - {*launch.operands}
     for integers in (True, False) if numbers in ROUNDED_ONCE else (True,):
         operands = operands_of(problem, integers)
