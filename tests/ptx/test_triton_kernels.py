@@ -15,7 +15,7 @@ import test_conv
 import test_depthwise
 import test_matmul
 from harness import check
-from interpreter import EARLY, LATE, Input, Module, Output
+from interpreter import EARLY, LATE, Fault, Input, Module, Output
 from opcodes import untested
 
 from jaxext.backends.triton.interpreter import DTYPES
@@ -26,6 +26,8 @@ from jaxext.benchmarks.problems import PRODUCTS, reduced
 ARCHS = (80, 90)
 FLOPS = 5e5  # of a smaller problem
 ROUNDED_ONCE = ("bf16", "fp16", "ieee")  # numbers whose products are exact: the sum of them is rounded as float32 is
+# The assembler, which sees that they are zeros, need not mind; PTX does.
+OF_ONE_STEP = pytest.mark.xfail(raises=Fault, strict=False, reason="Triton writes the zeros of a sum of one step behind wgmma.fence")
 # kernel -> the shape of a slot, random operands, and the result by definition
 DEFINITIONS = {
     "matmul": (test_matmul.shape, test_matmul.some_operands, test_matmul.true),
@@ -59,6 +61,7 @@ def picks():
             config = dataclasses.replace(config, splits=min(config.splits, 2))  # of a smaller problem's sum
             if (kind, config) not in seen:
                 marks = [pytest.mark.slow] if kind in seen else []
+                marks += [OF_ONE_STEP] if case.name.startswith("wav2vec2 k=10 by 5") and role == "wgrad" and arch == 90 else []
                 seen |= {kind, (kind, config)}
                 yield pytest.param(case, role, numbers, arch, config, marks=marks, id=f"{case.name}-{role}-{numbers}-sm_{arch}-{config}")
 
