@@ -4,6 +4,7 @@ Results are compared with the definition in float64: small integers exactly, oth
 take effect as late as they may, and then at once: both must give the same bits.  No device is needed, only Triton's compiler.
 """
 
+import dataclasses
 import importlib
 import itertools
 
@@ -45,7 +46,7 @@ def smaller(case, config):
 
 
 def picks():
-    """(kernel, role, numbers, arch, suite's problem, config): each config once; the first of each role, numbers and arch is not slow."""
+    """(suite's problem, role, numbers, arch, config): each config once; the first of each role, numbers and arch is no slow test."""
     seen = set()
     for case in PRODUCTS:
         kernel = module_of(case.kernel)
@@ -54,6 +55,7 @@ def picks():
             if kernel.supports(problem) is not None:
                 continue
             kind, config = (case.kernel, role, numbers, arch), kernel.pick(problem)
+            config = dataclasses.replace(config, splits=min(config.splits, 2))  # of a smaller problem's sum
             if (kind, config) not in seen:
                 marks = [pytest.mark.slow] if kind in seen else []
                 seen |= {kind, (kind, config)}
