@@ -157,11 +157,11 @@ RACES = {
     ),
     "a write behind a write": (
         r"race: writes shared memory at \d+, which warp 0 of block 0 of the cluster wrote",
-        "st.shared.b32 [%r101], 1;",
+        "st.shared.b32 [%r101], %r100;",
         "[%r101]",
         "[%r102]",
     ),
-    "bytes of a word": (r"race: writes", "add.u32 %r104, %r101, %r9; # st.shared.b8 [%r104], 1;", "#", "add.u32 %r104, %r101, %r100;"),
+    "bytes of a word": (r"race: writes", "add.u32 %r104, %r101, %r9; # st.shared.b8 [%r104], %r100;", "#", "add.u32 %r104, %r101, %r100;"),
     "barriers of different warps": (
         r"race: reads|nothing has written",
         "st.shared.b32 [%r102], 1; shr.u32 %r5, %r100, 5; #add.u32 %r5, %r5, 1; bar.sync %r5, 32; ld.shared.b32 %r1, [%r103];",
@@ -227,6 +227,11 @@ def test_races(name):
     arguments = lambda: [Input(numbers()), Output(numbers(64))]
     assert re.search(wanted, fault(head + fill(body), arguments()))
     passes(head + fill(body.replace(wrong, right)), arguments())
+
+
+def test_what_is_there_may_be_written_again():
+    """Warps of Triton's that hold the same data both write it."""
+    passes(OWN + "st.shared.b32 [%r101], 1;")
 
 
 def test_blocks_have_no_order_in_global_memory():
