@@ -219,7 +219,7 @@ def _with_rows(
     return structs.replace(whole, interrupted=False)
 
 
-def _row(case: Case, how: cells.Bench) -> report.Row:
+def _row(case: Case, how: cells.Bench) -> report.Measured:
     expected = {ours: least for ours, least in targets(case, jax.default_backend()).items() if ours in how.libraries}
     with jaxext.use_table(None), _ended_if_stuck() if jax.default_backend() == "gpu" else contextlib.nullcontext():
         return cells.measure(case, expected, how)

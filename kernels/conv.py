@@ -160,9 +160,12 @@ def _multiply(a, b, accumulator, PROBLEM: tl.constexpr, TURN_A: tl.constexpr, TU
         a = to_tf32(a)
     if TF32 and TURN_B:
         b = to_tf32(b)
-    # Hopper adds 8-bit floats in fewer bits than float32 has: no more than a block of them.
-    LIMIT: tl.constexpr = a.shape[1] if a.dtype.is_fp8() else None
-    return tl.dot(a, b, accumulator, input_precision=PROBLEM.precision, max_num_imprecise_acc=LIMIT, out_dtype=accumulator.dtype)
+    # Hopper adds 8-bit floats in fewer bits than float32 has: no more than a block of them.  Triton's own limit would add a block before
+    # it has waited for it.
+    if a.dtype.is_fp8() and PROBLEM.arch == 90:
+        return accumulator + tl.dot(a, b, out_dtype=accumulator.dtype)
+    else:
+        return tl.dot(a, b, accumulator, input_precision=PROBLEM.precision, out_dtype=accumulator.dtype)
 
 
 @triton.jit(repr=kernel_name)

@@ -394,6 +394,9 @@ def _multiply_add(lhs, rhs, total, PROBLEM: tl.constexpr):
         lhs = to_tf32(lhs)
     if PROBLEM.turned[1]:
         rhs = to_tf32(rhs)
-    # Hopper's tensor cores keep some 14 bits of a sum of 8-bit floats: each block's is added up in float32.
-    BLOCK: tl.constexpr = lhs.shape[1] if PROBLEM.eights else None
-    return tl.dot(lhs, rhs, total, input_precision=PROBLEM.method, max_num_imprecise_acc=BLOCK, out_dtype=total.dtype)
+    # Hopper's tensor cores keep some 14 bits of a sum of 8-bit floats: each block's is added up in float32, here, because Triton itself
+    # would add it before it has waited for it.
+    if PROBLEM.eights and PROBLEM.arch == 90:
+        return total + tl.dot(lhs, rhs, out_dtype=total.dtype)
+    else:
+        return tl.dot(lhs, rhs, total, input_precision=PROBLEM.method, out_dtype=total.dtype)

@@ -23,15 +23,12 @@ void CheckAligned(Warp& w, int lane, uint64_t address, int bytes) {
   if (address % bytes) throw Fault("address " + std::to_string(address) + " is no multiple of " + std::to_string(bytes));
 }
 
-uint64_t Extend(uint64_t value, Type type) {
-  switch (type) {
-    case Type::kS8:
-      return static_cast<uint32_t>(static_cast<int8_t>(value));
-    case Type::kS16:
-      return static_cast<uint32_t>(static_cast<int16_t>(value));
-    default:
-      return value;
-  }
+// To the width of the register.
+uint64_t Extend(uint64_t value, Type type, int width) {
+  const int bits = BitsOf(type);
+  if (!IsSigned(type) || bits >= width) return value;
+  const uint64_t extended = static_cast<uint64_t>(static_cast<int64_t>(value << (64 - bits)) >> (64 - bits));
+  return width == 64 ? extended : extended & ((1ull << width) - 1);
 }
 
 template <class F>
@@ -51,7 +48,8 @@ void Ld(Warp& w, const Instruction& i, Mask mask) {
   });
   ForParts(i.operands[0], [&](const Operand& to, int n) {
     Row& d = w.Write(to);
-    ForLanes(mask, [&](int l) { d[l] = Extend(Load(w, l, i.space, from[l] + n * bytes, bytes), i.type); });
+    const int width = to.slot < 0 ? 64 : w.kernel->slot_bits[to.slot];
+    ForLanes(mask, [&](int l) { d[l] = Extend(Load(w, l, i.space, from[l] + n * bytes, bytes), i.type, width); });
   });
 }
 
@@ -139,23 +137,25 @@ void CpAsync(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     const int bytes = static_cast<int>(count[l]), given = static_cast<int>(read[l] & 0xffffffff);
     const uint64_t address = from[l] + o[1].offset;
+    if (bytes != 4 && bytes != 8 && bytes != 16) throw Fault("copies " + std::to_string(bytes) + " bytes");
     CheckAligned(w, l, to[l] + o[0].offset, bytes);
     CheckAligned(w, l, address, bytes);
     if (given < 0 || given > bytes) throw Fault("copies " + std::to_string(given) + " of " + std::to_string(bytes) + " bytes");
     auto [cta, at] = InShared(w, to[l] + o[0].offset, bytes);
-    Launch& launch = *cta->cluster->launch;
-    if (given) Global(launch, address, given, false);
+    if (given) Global(w, address, given, false);
     BeginAsyncWrite(w, *cta, at, bytes);
-    auto act = [&w, &launch, cta = cta, at = at, bytes, given, address] {
-      if (given) std::memcpy(&cta->shared[at], Global(launch, address, given, false), given);
+    const auto copy = [&w, cta = cta, at = at, bytes, given, address] {
+      if (given) std::memcpy(&cta->shared[at], Global(w, address, given, false), given);
       std::memset(&cta->shared[at + given], 0, bytes - given);
-      EndAsyncWrite(*cta, at, bytes);
-      // It is an access of the generic proxy: the warp's own, from when it has waited on.
-      for (int64_t c = at / cta->cluster->cell; c <= (at + bytes - 1) / cta->cluster->cell; ++c) {
-        cta->cells[c].writer = static_cast<int16_t>(w.clock_index), cta->cells[c].written_at = w.clocks.seen[w.clock_index];
-      }
     };
-    w.open_copies[l].push_back({act, {}, {}});
+    const bool late = cta->cluster->launch->late;
+    if (!late) copy();
+    auto act = [&w, cta = cta, at = at, bytes, copy, late] {
+      if (late) copy();
+      // It is an access of the generic proxy: the warp's own, from when it has waited on.
+      EndAsyncWrite(*cta, at, bytes, w.clock_index, w.clocks.seen[w.clock_index]);
+    };
+    w.open_copies[l].push_back({act, {}, {}, {}});
   });
 }
 void CommitCopies(Warp& w, const Instruction&, Mask mask) {

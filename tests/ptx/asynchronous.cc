@@ -5,6 +5,7 @@
 #include "machine.h"
 
 namespace ptx {
+
 namespace {
 
 MBarrier& MBarrierAt(Cta& cta, int64_t address) {
@@ -12,30 +13,39 @@ MBarrier& MBarrierAt(Cta& cta, int64_t address) {
   if (found == cta.mbarriers.end()) throw Fault("no mbarrier was initialised at " + std::to_string(address));
   return found->second;
 }
-
-// For a warp that uses it: it must know that it was initialised.
-MBarrier& MBarrierFor(Warp& w, Cta& cta, int64_t address) {
+// As above, for a warp that uses it.
+MBarrier& MBarrierAt(const Warp& w, Cta& cta, int64_t address) {
   MBarrier& barrier = MBarrierAt(cta, address);
-  const std::string what = "the mbarrier at " + std::to_string(address);
-  const bool of_cluster = barrier.made_at <= w.clocks.initialised[barrier.made_by];
-  if (barrier.made_by != w.clock_index && w.clocks.seen[barrier.made_by] < barrier.made_at && !of_cluster)
-    throw Fault("race: uses " + what + ", which another warp initialised, and no barrier is between");
-  if (&cta != w.cta && !of_cluster) throw Fault("uses " + what + " of another block, and no fence.mbarrier_init followed it there");
+  if (!Before(w, barrier.made_by, barrier.made_at) && barrier.made_at > w.clocks.Inits(barrier.made_by))
+    throw Fault("race: uses " + barrier.name + ", which another warp initialised (" + Who(cta, barrier.made_by) +
+                "), and no barrier is between");
   return barrier;
+}
+void RequireOwn(const Warp& w, const Cta* cta) {
+  if (cta != w.cta) throw Fault("an mbarrier of another block, at which threads can only arrive");
+}
+
+void CountBytes(MBarrier& barrier, int64_t bytes) {
+  barrier.bytes += bytes;
+  if (std::abs(barrier.bytes) >= 1 << 20) throw Fault(barrier.name + " expects " + std::to_string(barrier.bytes) + " bytes");
 }
 
 void EndPhase(MBarrier& barrier) {
+  if (barrier.pending == 0 && barrier.bytes < 0)
+    throw Fault("all have arrived at " + barrier.name + ", and " + std::to_string(-barrier.bytes) + " bytes more than they expect");
   if (barrier.pending || barrier.bytes) return;
   barrier.pending = barrier.expected;
   ++barrier.phase;
+  barrier.arriving.Resize(barrier.clock + 1);
+  barrier.arriving.seen[barrier.clock] = barrier.phase;
   barrier.completed = std::exchange(barrier.arriving, {});
 }
 
 void Arrive(Warp& w, MBarrier& barrier, int64_t count, int64_t bytes) {
   if (barrier.pending < count)
-    throw Fault("more arrivals at an mbarrier than the " + std::to_string(barrier.expected) + " that it expects");
+    throw Fault("more arrivals at " + barrier.name + " than the " + std::to_string(barrier.expected) + " that it expects");
   w.Release(barrier.arriving);
-  barrier.bytes += bytes, barrier.pending -= count;
+  CountBytes(barrier, bytes), barrier.pending -= count;
   EndPhase(barrier);
 }
 
@@ -50,18 +60,26 @@ void Init(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, i.operands[0], l);
     if (at % 8) throw Fault("an mbarrier at " + std::to_string(at) + ", which is no multiple of 8");
+    RequireOwn(w, cta);
     MBarrier barrier;
     barrier.expected = barrier.pending = static_cast<int64_t>(count[l] & 0xffffffff);
     if (barrier.expected < 1 || barrier.expected >= 1 << 20)
       throw Fault("an mbarrier for " + std::to_string(barrier.expected) + " arrivals");
+    Cluster& cluster = *cta->cluster;
+    barrier.name = "the mbarrier at " + std::to_string(at) + " of block " + std::to_string(cta->rank);
+    barrier.clock = cluster.clocks + static_cast<int>(cluster.mbarriers.size());
     barrier.made_by = w.clock_index, barrier.made_at = w.clocks.seen[w.clock_index];
     if (!cta->mbarriers.try_emplace(at, barrier).second) throw Fault("initialises an mbarrier that is one");
+    cluster.mbarriers.emplace_back(cta->rank, at);
+    MarkMBarrier(w, *cta, at, true);
   });
 }
 void Invalidate(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, i.operands[0], l);
-    MBarrierAt(*cta, at), cta->mbarriers.erase(at);
+    RequireOwn(w, cta);
+    MBarrierAt(w, *cta, at), cta->mbarriers.erase(at);
+    MarkMBarrier(w, *cta, at, false);
   });
 }
 // mbarrier.arrive{.expect_tx} state, [address], bytes or count; choice 1: expect_tx with it, 2: expect_tx alone
@@ -71,9 +89,9 @@ void ArriveAt(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, o[first], l);
     const int64_t value = o.size() > first + 1 ? static_cast<int64_t>(w.Read(o[first + 1])[l] & 0xffffffff) : 0;
-    MBarrier& barrier = MBarrierFor(w, *cta, at);
+    MBarrier& barrier = MBarrierAt(w, *cta, at);
     if (i.choice == 2)
-      barrier.bytes += value;
+      CountBytes(barrier, value);
     else
       Arrive(w, barrier, i.choice == 1 || !value ? 1 : value, i.choice == 1 ? value : 0);
   });
@@ -87,7 +105,8 @@ void TryWait(Warp& w, const Instruction& i, Mask mask) {
   Row parity = w.Read(o[2]);
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, o[1], l);
-    MBarrier& barrier = MBarrierFor(w, *cta, at);
+    RequireOwn(w, cta);
+    MBarrier& barrier = MBarrierAt(w, *cta, at);
     if (parity[l] > 1) throw Fault("waits for parity " + std::to_string(parity[l]));
     done[l] = (barrier.phase & 1) != parity[l];
     all &= done[l];
@@ -105,7 +124,7 @@ void TryWait(Warp& w, const Instruction& i, Mask mask) {
   ForLanes(mask, [&](int l) {
     auto [cta, at] = At(w, o[1], l);
     w.Wait(
-        l, "the mbarrier at " + std::to_string(at) + " of block " + std::to_string(cta->rank) + ", parity " + std::to_string(parity[l]),
+        l, MBarrierAt(*cta, at).name + ", parity " + std::to_string(parity[l]),
         [cta = cta, at = at, expected = parity[l]] { return (MBarrierAt(*cta, at).phase & 1) != expected; }, true);
   });
 }
@@ -116,6 +135,11 @@ const TensorMap& MapAt(Warp& w, int lane, uint64_t address) {
   if (address % 64) throw Fault("a tensor map at " + std::to_string(address) + ", which is no multiple of 64");
   if (Load(w, lane, Space::kGeneric, address, 8) != kMagic) throw Fault("there is no tensor map at " + std::to_string(address));
   return w.cta->cluster->launch->maps.at(Load(w, lane, Space::kGeneric, address + 8, 8));
+}
+
+// Elements along an axis of the box: each step takes one.  The innermost axis has no steps.
+int64_t Taken(const TensorMap& map, int axis) {
+  return axis == 0 || map.im2col ? map.box[axis] : (map.box[axis] + map.steps[axis] - 1) / map.steps[axis];
 }
 
 // Calls visit(offset in the box, address or 0 where it is out of bounds) for each element, in the order in which they lie in shared memory.
@@ -132,11 +156,11 @@ void ForBox(const TensorMap& map, const int64_t* coordinates, const int64_t* off
   int64_t offset = 0, at[5];
   if (!map.im2col) {
     int64_t total = 1, index[5] = {};
-    for (int a = 0; a < map.rank; ++a) total *= map.box[a];
+    for (int a = 0; a < map.rank; ++a) total *= Taken(map, a);
     for (int64_t n = 0; n < total; ++n, offset += map.element_bytes) {
-      for (int a = 0; a < map.rank; ++a) at[a] = coordinates[a] + index[a] * map.steps[a];
+      for (int a = 0; a < map.rank; ++a) at[a] = coordinates[a] + index[a] * (a ? map.steps[a] : 1);
       visit(offset, address(at));
-      for (int a = 0; a < map.rank && ++index[a] == map.box[a]; ++a) index[a] = 0;
+      for (int a = 0; a < map.rank && ++index[a] == Taken(map, a); ++a) index[a] = 0;
     }
     return;
   }
@@ -161,7 +185,7 @@ void ForBox(const TensorMap& map, const int64_t* coordinates, const int64_t* off
 
 int64_t BoxBytes(const TensorMap& map) {
   int64_t bytes = map.element_bytes;
-  for (int a = 0; a < (map.im2col ? 2 : map.rank); ++a) bytes *= map.box[a];
+  for (int a = 0; a < (map.im2col ? 2 : map.rank); ++a) bytes *= Taken(map, a);
   return bytes;
 }
 
@@ -208,20 +232,20 @@ void TensorLoad(Warp& w, const Instruction& i, Mask mask) {
       if (!(blocks >> rank & 1)) continue;
       Cta& cta = *cluster.ctas[rank];
       if (cta.threads_left == 0) throw Fault("copies into shared memory of a block that has ended");
-      MBarrierFor(w, cta, barrier);
+      MBarrierAt(w, cta, barrier);
       BeginAsyncWrite(w, cta, to, bytes);
-      auto act = [&launch, &cta, box, to = to, bytes, barrier = barrier] {
+      auto act = [&w, &cta, box, to = to, bytes, barrier = barrier] {
         const TensorMap& map = *box.map;
         ForBox(map, box.coordinates, box.offsets, [&](int64_t offset, int64_t address) {
           uint8_t* place = &cta.shared[Swizzled(map, to + offset)];
           if (address)
-            std::memcpy(place, Global(launch, address, map.element_bytes, false), map.element_bytes);
+            std::memcpy(place, Global(w, address, map.element_bytes, false), map.element_bytes);
           else
             std::memset(place, map.nan_fill ? 0xff : 0, map.element_bytes);
         });
-        EndAsyncWrite(cta, to, bytes);
         MBarrier& b = MBarrierAt(cta, barrier);
-        b.bytes -= bytes;
+        EndAsyncWrite(cta, to, bytes, b.clock, b.phase + 1);
+        CountBytes(b, -bytes);
         EndPhase(b);
       };
       if (launch.late)
@@ -253,17 +277,17 @@ void TensorStore(Warp& w, const Instruction& i, Mask mask) {
     const int64_t align = box.map->swizzle ? box.map->swizzle * 8 : 128;
     if (from % align) throw Fault("copies from " + std::to_string(from) + ", which is no multiple of " + std::to_string(align));
     BeginAsyncRead(w, *cta, from, bytes);
-    auto act = [&launch, cta = cta, box, from = from] {
+    auto act = [&w, cta = cta, box, from = from] {
       ForBox(*box.map, box.coordinates, box.offsets, [&](int64_t offset, int64_t address) {
         if (address)
-          std::memcpy(Global(launch, address, box.map->element_bytes, true), &cta->shared[Swizzled(*box.map, from + offset)],
+          std::memcpy(Global(w, address, box.map->element_bytes, true), &cta->shared[Swizzled(*box.map, from + offset)],
                       box.map->element_bytes);
       });
     };
     if (launch.late)
-      w.open_bulk[l].push_back({act, {{from, bytes}}, {}});
+      w.open_bulk[l].push_back({act, {{from, bytes}}, {}, {}});
     else
-      act(), w.open_bulk[l].push_back({nullptr, {{from, bytes}}, {}});
+      act(), w.open_bulk[l].push_back({nullptr, {{from, bytes}}, {}, {}});
   });
 }
 void BulkCommit(Warp& w, const Instruction&, Mask mask) {
@@ -288,12 +312,14 @@ void ProxyFence(Warp& w, const Instruction&, Mask) {
   ++clocks.seen[w.clock_index];
 }
 
-void Nothing(Warp&, const Instruction&, Mask) {}
-
-// fence.mbarrier_init
-void FenceInitialised(Warp& w, const Instruction&, Mask) {
-  w.clocks.initialised[w.clock_index] = w.clocks.seen[w.clock_index]++;
+// fence.mbarrier_init and others: a relaxed arrival at the cluster's barrier releases what came before them.
+void InitFence(Warp& w, const Instruction&, Mask) {
+  uint32_t& now = w.clocks.seen[w.clock_index];
+  w.clocks.inits[w.clock_index] = now++;
 }
+void Fence(Warp& w, const Instruction&, Mask) { w.Release(w.released); }
+
+void Nothing(Warp&, const Instruction&, Mask) {}
 
 // mapa: the address in another block of the cluster.  flag: of a .shared::cluster address, not of a generic one
 void MapAddress(Warp& w, const Instruction& i, Mask mask) {
@@ -315,7 +341,7 @@ bool DecodeAsynchronous(Instruction& instruction) {
   const std::string& name = instruction.name;
   Handler& handler = instruction.handler;
   if (name == "fence") {
-    handler = m.Take("proxy") && m.Take("async") ? ProxyFence : m.Take("mbarrier_init") ? FenceInitialised : Nothing;
+    handler = m.Take("proxy") && m.Take("async") ? ProxyFence : m.Take("mbarrier_init") ? InitFence : Fence;
     m.Ignore("shared::cta", "shared::cluster", "global", "release", "acquire", "acq_rel", "sc", "cta", "cluster", "gpu", "sys");
     return m.empty();
   }

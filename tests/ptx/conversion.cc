@@ -68,7 +68,23 @@ float ToFloat(double value, int rounding) {
   return too_far ? nearest : std::nextafter(nearest, INFINITY);
 }
 
-// One value.  choice: the rounding; flag: saturate; other: relu.
+// An integer as a double.  If another rounding follows and this one is not exact, its last bit is odd, so that two roundings are one.
+double FloatOfInteger(uint64_t bits, bool is_signed, bool again) {
+  const bool negative = is_signed && static_cast<int64_t>(bits) < 0;
+  uint64_t size = negative ? -bits : bits;
+  if (again && size >> 53) size = (size & ~0x7ffull) | (size & 0x7ff ? 0x800 : 0);
+  const auto value = static_cast<double>(size);
+  return negative ? -value : value;
+}
+
+constexpr int kWhole = 8, kFlush = 16;
+
+float Flushed(double value) {
+  const auto narrow = static_cast<float>(value);
+  return std::fpclassify(narrow) == FP_SUBNORMAL ? std::copysign(0.0f, narrow) : narrow;
+}
+
+// One value.  choice: the rounding, with kWhole for .rni and its like between floats, and kFlush; flag: saturate; other: relu.
 void Convert(Warp& w, const Instruction& i, Mask mask) {
   const Row& a = w.Read(i.operands[1]);
   Row& d = w.Write(i.operands[0]);
@@ -90,14 +106,15 @@ void Convert(Warp& w, const Instruction& i, Mask mask) {
     if (from_float)
       value = FloatIn(a[l], i.from);
     else
-      value = BitsOf(i.from) == 64 && !IsSigned(i.from) ? static_cast<double>(a[l]) : static_cast<double>(IntegerIn(a[l], i.from));
+      value = FloatOfInteger(static_cast<uint64_t>(IntegerIn(a[l], i.from)), IsSigned(i.from), i.type != Type::kF64);
+    if (i.choice & kFlush && i.from == Type::kF32) value = Flushed(value);
     if (i.other && !(value > 0) && !std::isnan(value)) value = 0;
     if (!to_float) {
-      const double whole = Rounded(value, i.choice);
+      const double whole = Rounded(value, i.choice & 7);
       const int bits = BitsOf(i.type);
       const double low = IsSigned(i.type) ? -std::ldexp(1, bits - 1) : 0, high = std::ldexp(1, bits - IsSigned(i.type));
       if (std::isnan(whole))
-        d[l] = 0;
+        d[l] = bits == 64 || i.from == Type::kF64 ? 1ull << (bits - 1) : 0;
       else if (whole >= high)
         d[l] = Narrow(IsSigned(i.type) ? static_cast<int64_t>((1ull << (bits - 1)) - 1) : -1, i.type);
       else if (whole < low)
@@ -106,14 +123,16 @@ void Convert(Warp& w, const Instruction& i, Mask mask) {
         d[l] = Narrow(IsSigned(i.type) ? static_cast<int64_t>(whole) : static_cast<int64_t>(static_cast<uint64_t>(whole)), i.type);
       return;
     }
-    if (i.choice & 8) value = Rounded(value, i.choice & 7);  // .rni and its like: to a whole number
-    if (i.flag && i.type != Type::kTF32 && !std::isnan(value)) value = std::clamp(value, 0.0, 1.0);
-    if (i.type == Type::kF32)
+    if (i.choice & kWhole) value = Rounded(value, i.choice & 7);
+    if (i.flag) value = value > 0 ? std::min(value, 1.0) : 0;
+    if (i.type == Type::kF32 && i.choice & kFlush)
+      d[l] = BitsOfFloat(Flushed(ToFloat(value, i.choice & 7)));
+    else if (i.type == Type::kF32)
       d[l] = BitsOfFloat(ToFloat(value, i.choice & 7));
     else if (i.type == Type::kF64)
       d[l] = Bits(value);
     else if (i.type == Type::kTF32)
-      d[l] = static_cast<uint64_t>(Encode(value, kTF32Format, static_cast<Rounding>(i.choice))) << 13;
+      d[l] = static_cast<uint64_t>(Encode(value, kTF32Format, static_cast<Rounding>(i.choice & 7))) << 13;
     else
       d[l] = Encode(value, FormatOf(i.type), static_cast<Rounding>(i.choice & 7));
   });
@@ -128,7 +147,7 @@ void ConvertPair(Warp& w, const Instruction& i, Mask mask) {
     const auto half = [&](uint64_t from) {
       double value = FloatOf(from);
       if (i.other && !(value > 0) && !std::isnan(value)) value = 0;
-      return static_cast<uint64_t>(Encode(value, FormatOf(i.type), static_cast<Rounding>(i.choice), i.flag));
+      return static_cast<uint64_t>(Encode(value, FormatOf(i.type), static_cast<Rounding>(i.choice & 7), i.flag));
     };
     d[l] = half(high[l]) << bits | half(low[l]);
   });
@@ -183,20 +202,23 @@ bool DecodeConversion(Instruction& instruction) {
   const bool to_float = IsFloat(instruction.type);
   rounding("rn", Rounding::kNearestEven, 0), rounding("rz", Rounding::kZero, 0), rounding("rna", Rounding::kNearestAway, 0);
   rounding("rm", Rounding::kDown, 0), rounding("rp", Rounding::kUp, 0);
-  const int whole = to_float ? 8 : 0;
+  const int whole = to_float ? kWhole : 0;
   rounding("rni", Rounding::kNearestEven, whole), rounding("rzi", Rounding::kZero, whole), rounding("rmi", Rounding::kDown, whole),
       rounding("rpi", Rounding::kUp, whole);
   instruction.flag = m.Take("sat") | m.Take("satfinite"), instruction.other = m.Take("relu");
-  m.Ignore("ftz");
   const bool pair_from = instruction.from == Type::kE4M3x2 || instruction.from == Type::kE5M2x2 || instruction.from == Type::kF16x2;
   const Type to = instruction.type;
+  if (m.Take("ftz")) instruction.choice |= kFlush;
+  const auto is_one = [](Type t) {
+    return IsFloat(t) || (t >= Type::kU8 && t <= Type::kS64 && t != Type::kB16 && t != Type::kB32 && t != Type::kB64);
+  };
   if (pair_from)
     instruction.handler = ConvertHalves;
   else if (to == Type::kF16x2 || to == Type::kBF16x2 || to == Type::kE4M3x2 || to == Type::kE5M2x2)
     instruction.handler = ConvertPair;
   else
-    instruction.handler = Convert;
-  return m.empty();
+    instruction.handler = is_one(to) && is_one(instruction.from) ? Convert : nullptr;
+  return instruction.handler != nullptr && m.empty();
 }
 
 }  // namespace ptx

@@ -19,6 +19,7 @@ import triton
 from cuda_launches import ADDRESSES, ELEMENTS, LIBRARY, OK, SLOTS, ask, conv, matmul, runtime
 from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
+from opcodes import untested
 
 DTYPES = {
     "float32": np.float32,
@@ -48,6 +49,7 @@ def modules_of(binary, arch: str) -> dict[str, Module]:
             text = path.read_text()
             if f".target {arch}" in text:
                 module = Module(text)
+                assert not (without_test := untested(module)), without_test
                 found |= dict.fromkeys(module.kernels, module)
     return found
 

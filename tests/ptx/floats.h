@@ -58,7 +58,8 @@ inline uint32_t Encode(double value, Format f, Rounding rounding = Rounding::kNe
   whole += up;
   // A carry into the exponent comes out right, since the mantissa's lowest bit follows the exponent's.
   const uint64_t bits = static_cast<uint64_t>(whole) + (static_cast<uint64_t>(exponent + Bias(f) - 1) << f.mantissa);
-  if (bits > Largest(f)) return sign | (rounding == Rounding::kZero ? Largest(f) : beyond);
+  const bool never_beyond = rounding == Rounding::kZero || rounding == (sign ? Rounding::kUp : Rounding::kDown);
+  if (bits > Largest(f)) return sign | (never_beyond ? Largest(f) : beyond);
   return sign | static_cast<uint32_t>(bits);
 }
 

@@ -12,6 +12,8 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import functools
+import hashlib
+import itertools
 import math
 import os
 import pathlib
@@ -19,6 +21,7 @@ import shutil
 import subprocess
 import tempfile
 
+import filelock
 import numpy as np
 import pytest
 
@@ -34,16 +37,29 @@ class Fault(Exception):
 
 @functools.cache
 def library() -> ctypes.CDLL:
+    """The machine, compiled once for all processes: its file is named by a hash of the sources."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ found")
-    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    sources = sorted([*HERE.glob("*.cc"), *HERE.glob("*.h")])
+    named = hashlib.sha256("".join([*FLAGS, *(source.read_text() for source in sources)]).encode()).hexdigest()[:16]
+    home = pathlib.Path(tempfile.gettempdir()) / f"jaxext-ptx-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    made = home / f"{named}.so"
+    with filelock.FileLock(home / f"{named}.lock"):
+        if not made.exists():
+            _compile(made)
+    library = ctypes.CDLL(str(made))
+    library.PtxParse.restype = ctypes.c_void_p
+    return library
+
+
+def _compile(made: pathlib.Path):
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in sorted(HERE.glob("*.cc"))]
         compile = lambda made: subprocess.run(["g++", *FLAGS, "-c", HERE / f"{made.stem}.cc", "-o", made], check=True)
         list(pool.map(compile, objects))
         subprocess.run(["g++", "-shared", *objects, "-o", f"{folder}/interpreter.so"], check=True)
-        made = ctypes.CDLL(f"{folder}/interpreter.so")
-    made.PtxParse.restype = ctypes.c_void_p
-    return made
+        os.replace(f"{folder}/interpreter.so", made)
 
 
 class TensorMap(ctypes.Structure):
@@ -94,6 +110,7 @@ class Kernel:
 
 class Module:
     def __init__(self, ptx: str):
+        self._module = None
         self._library = library()
         message = ctypes.create_string_buffer(2000)
         self.ptx = ptx
@@ -137,6 +154,9 @@ class Module:
         free = iter({(n << 40) + 256 for n in range(1, len(arrays) + 1)} - {array.address for array in arrays})
         for array in arrays:
             array.address = array.address or next(free)
+        ends = sorted((array.address, array.address + array.values.nbytes) for array in arrays)
+        if any(end > begin for (_, end), (begin, _) in itertools.pairwise(ends)):
+            raise ValueError("arrays overlap in memory")
         parameters = bytearray(kernel.parameter_bytes)
         if len(arguments) > len(kernel.parameters):
             raise TypeError(f"{len(arguments)} arguments for {len(kernel.parameters)} parameters of {name}")

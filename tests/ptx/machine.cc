@@ -7,12 +7,21 @@
 
 namespace ptx {
 
+void Clocks::Resize(size_t size) {
+  if (seen.size() < size) seen.resize(size), fenced.resize(size), inits.resize(size);
+}
+
 void Clocks::Join(const Clocks& other) {
-  const auto join = [](std::vector<uint32_t>& into, const std::vector<uint32_t>& from) {
-    if (into.empty()) into.resize(from.size());
-    for (size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
-  };
-  join(seen, other.seen), join(fenced, other.fenced), join(initialised, other.initialised);
+  JoinInits(other);
+  for (size_t i = 0; i < other.seen.size(); ++i) {
+    seen[i] = std::max(seen[i], other.seen[i]);
+    fenced[i] = std::max(fenced[i], other.fenced[i]);
+  }
+}
+
+void Clocks::JoinInits(const Clocks& other) {
+  Resize(other.seen.size());
+  for (size_t i = 0; i < other.inits.size(); ++i) inits[i] = std::max(inits[i], other.inits[i]);
 }
 
 void Warp::Release(Clocks& into) {
@@ -26,6 +35,10 @@ void Warp::Acquire(const Clocks& from) {
 
 void Warp::CheckFlight(int slot) {
   if (in_flight[slot]) throw Fault("accesses " + kernel->slot_names[slot] + ", which a wgmma under way writes");
+}
+
+void Warp::CheckTaken(int slot) {
+  if (taken[slot]) throw Fault("writes " + kernel->slot_names[slot] + ", which a wgmma under way reads");
 }
 
 Mask Warp::Predicate(const Operand& operand) {
@@ -52,7 +65,7 @@ void Warp::Wait(int i, std::string what, std::function<bool()> condition, bool r
   pc[i] = repeat ? at : at + 1;
   state[i] = State::kWaits;
   ready[i] = std::move(condition);
-  waits_for[i] = std::move(what);
+  waits_for[i] = std::move(what) + ", line " + std::to_string(kernel->code[at].line);
 }
 
 bool Warp::Together(Mask wanted) {
@@ -60,7 +73,9 @@ bool Warp::Together(Mask wanted) {
   const Mask here = instruction.guard.slot < 0 ? active : active & Predicate(instruction.guard);
   if ((wanted & Alive() & ~here) == 0) return true;
   Diverge();
-  ForLanes(here, [&](int i) { pc[i] = at, parked[i] = true, waits_for[i] = "other lanes of its warp"; });
+  ForLanes(here, [&](int i) {
+    pc[i] = at, parked[i] = true, waits_for[i] = "other lanes of its warp, line " + std::to_string(instruction.line);
+  });
   alive_when_parked = Alive();
   return false;
 }
@@ -107,12 +122,11 @@ bool RunWarp(Warp& w) {
     while (!w.moved) {
       if (w.at >= static_cast<int>(code.size())) throw Fault("runs behind the kernel's last instruction");
       const Instruction& instruction = code[w.at];
-      launch.executed[w.at] = 1;
       if (++launch.steps > launch.most_steps) throw Fault("more than " + std::to_string(launch.most_steps) + " instructions");
       const Mask mask = instruction.guard.slot < 0 ? w.active : w.active & w.Predicate(instruction.guard);
       w.next = w.at + 1;
       w.lane = -1;
-      if (mask) instruction.handler(w, instruction, mask);
+      if (mask) launch.executed[w.at] = 1, instruction.handler(w, instruction, mask);
       if (w.moved) break;
       w.at = w.next;
       if (w.at >= others) {
@@ -140,11 +154,16 @@ std::string WhoWaits(Cluster& cluster) {
     for (auto& w : cta->warps) {
       std::map<std::string, Mask> waiting;
       for (int i = 0; i < kLanes; ++i) {
-        if (w->state[i] != State::kEnded) waiting[w->waits_for[i] + ", line " + std::to_string(w->kernel->code[w->pc[i]].line)] |= 1u << i;
+        if (w->state[i] != State::kEnded) waiting[w->waits_for[i]] |= 1u << i;
       }
       for (auto& [what, lanes] : waiting)
         out << "\n  block " << cta->rank << " of the cluster, warp " << w->index << ", " << __builtin_popcount(lanes) << " lanes: for "
             << what;
+    }
+    for (auto& [_, barrier] : cta->mbarriers) {
+      if (barrier.pending == barrier.expected && barrier.bytes == 0) continue;
+      out << "\n  " << barrier.name << " lacks " << barrier.pending << " of " << barrier.expected << " arrivals and " << barrier.bytes
+          << " bytes";
     }
   }
   return out.str();
@@ -210,8 +229,8 @@ std::unique_ptr<Warp> MakeWarp(Cta& cta, const Launch& launch, int index, int cl
   w->rows.resize(slots);
   std::memset(w->rows.data(), 0xff, sizeof(Row) * slots);  // NaN, as what nothing has written
   for (auto [value, slot] : launch.kernel->constants) w->rows[slot].fill(value);
-  w->touched.resize(slots), w->in_flight.resize(slots);
-  w->clocks.seen.assign(cta.cluster->clocks, 0), w->clocks.fenced = w->clocks.initialised = w->clocks.seen;
+  w->touched.resize(slots), w->in_flight.resize(slots), w->taken.resize(slots);
+  w->clocks.Resize(cta.cluster->clocks);
   w->clocks.seen[clock_index] = 1;
   for (int i = 0; i < kLanes; ++i) {
     if (index * kLanes + i >= threads)
@@ -232,9 +251,9 @@ int SmallestStore(const Kernel& kernel) {
   return bytes;
 }
 
-void RunCluster(Launch& launch, std::array<uint32_t, 3> first) {
+void RunCluster(Launch& launch, int number, std::array<uint32_t, 3> first) {
   Cluster cluster;
-  cluster.launch = &launch;
+  cluster.launch = &launch, cluster.number = number;
   cluster.cell = SmallestStore(*launch.kernel);
   const int threads = launch.block[0] * launch.block[1] * launch.block[2], warps = (threads + kLanes - 1) / kLanes;
   const int blocks = launch.cluster[0] * launch.cluster[1] * launch.cluster[2];
@@ -279,9 +298,10 @@ void RunCluster(Launch& launch, std::array<uint32_t, 3> first) {
 void Run(Launch& launch) {
   launch.executed.assign(launch.kernel->code.size(), 0);
   launch.globals = launch.module->globals;
+  int number = 0;
   for (uint32_t z = 0; z < launch.grid[2]; z += launch.cluster[2]) {
     for (uint32_t y = 0; y < launch.grid[1]; y += launch.cluster[1]) {
-      for (uint32_t x = 0; x < launch.grid[0]; x += launch.cluster[0]) RunCluster(launch, {x, y, z});
+      for (uint32_t x = 0; x < launch.grid[0]; x += launch.cluster[0]) RunCluster(launch, number++, {x, y, z});
     }
   }
 }

@@ -19,11 +19,22 @@ constexpr int kLanes = 32;
 constexpr Mask kAll = 0xffffffff;
 using Row = std::array<uint64_t, kLanes>;
 
-// What happened before: of each warp of the cluster up to which of its clocks; which of its writes the async proxy sees; and which mbarriers
-// that it initialised the cluster sees.
+// What happened before: of each clock of the cluster up to which time; of those writes, which the async proxy sees; and which mbarriers
+// are known to be initialised.  Behind the clocks of warps and of warp groups' wgmma comes one for each mbarrier: its copies.
 struct Clocks {
-  std::vector<uint32_t> seen, fenced, initialised;
+  std::vector<uint32_t> seen, fenced, inits;
+  void Resize(size_t size);  // at least this
   void Join(const Clocks& other);
+  void JoinInits(const Clocks& other);
+  uint32_t Seen(size_t clock) const { return clock < seen.size() ? seen[clock] : 0; }
+  uint32_t Inits(size_t clock) const { return clock < inits.size() ? inits[clock] : 0; }
+};
+
+// Who wrote a byte of global memory in this launch, by no atomic operation.
+struct Writer {
+  int32_t cluster = -1;
+  int32_t clock = 0;
+  uint32_t at = 0;
 };
 
 // An array in global memory, at an address of the caller's choice.
@@ -31,7 +42,9 @@ struct Region {
   uint64_t address;
   int64_t bytes;
   uint8_t* data;
-  uint8_t* written;  // for each byte how often it was written, at most 255; null: an input, which may not be written
+  uint8_t* written;                  // for each byte how often it was written, at most 255; null: an input, which may not be written
+  std::vector<Writer> writers = {};  // of each byte, once there is one
+  std::map<int64_t, std::map<std::pair<int32_t, int32_t>, uint32_t>> atomics = {};  // byte -> cluster and clock -> when, since then
 };
 
 // cuTensorMapEncodeTiled's and cuTensorMapEncodeIm2col's arguments, innermost axis first.
@@ -47,19 +60,22 @@ struct TensorMap {
 
 // What is known of some bytes of shared memory: as many as the smallest that the kernel stores at once.
 struct Cell {
-  int16_t writer = -1;      // warp of the cluster; -1: nobody, or a copy of the async proxy
+  int16_t writer = -1;      // clock of the cluster, but for atomic operations; -1: nobody
   int16_t reading = 0;      // asynchronous reads under way: nothing may overwrite it
   bool arriving = false;    // an asynchronous write is under way: nothing may access it
-  bool atomic = false;      // its writer was an atomic operation, with which others do not race
+  bool atomic = false;      // since the last other access there were atomic operations: its readers are those
+  bool mbarrier = false;    // it is part of one
   uint32_t written_at = 0;  // the writer's clock
 };
 
 struct MBarrier {
+  std::string name;                              // for messages
   int64_t expected = 0, pending = 0, bytes = 0;  // arrivals of a phase; those that are missing; bytes of transactions that are missing
   uint32_t phase = 0;
-  int made_by = 0;  // warp of the cluster
-  uint32_t made_at = 0;
   Clocks arriving, completed;  // of this phase, of the one before
+  int clock = 0;               // of copies: those of phase n have the time n + 1
+  int made_by = 0;             // the warp's clock
+  uint32_t made_at = 0;
 };
 
 struct Barrier {
@@ -89,7 +105,7 @@ struct Cta {
 struct Asynchronous {
   std::function<void()> act;
   std::vector<std::pair<int64_t, int64_t>> reads;  // begin, bytes
-  std::vector<int> registers;                      // wgmma: the slots that it writes
+  std::vector<int> registers, taken;               // wgmma: the slots that it writes and reads
   bool done = false;
 };
 using Group = std::vector<Asynchronous>;
@@ -113,11 +129,13 @@ struct Warp {
   Mask alive_when_parked = 0;
   int lane = -1;  // whose access is being checked, for messages
   Clocks clocks;
+  Clocks released;  // by the last fence, for a relaxed arrival at the cluster's barrier
 
   Group open_wgmma;                // since the last commit
   std::deque<Group> wgmma_groups;  // that this warp has not waited for
   size_t committed = 0;            // of them and those before them
   std::vector<uint8_t> in_flight;  // slot -> how many wgmma under way write it
+  std::vector<uint8_t> taken;      // slot -> how many wgmma under way read it
   int flights = 0;
   std::vector<uint32_t> touched;                     // slot -> count of fences when it was last written by something else
   uint32_t fences = 1;                               // wgmma.fence
@@ -134,11 +152,12 @@ struct Warp {
   }
   Row& Write(const Operand& operand) {
     if (operand.slot < 0) return sink;
-    if (flights) CheckFlight(operand.slot);
+    if (flights) CheckFlight(operand.slot), CheckTaken(operand.slot);
     touched[operand.slot] = fences;
     return rows[operand.slot];
   }
   void CheckFlight(int slot);
+  void CheckTaken(int slot);
   Mask Predicate(const Operand& operand);  // lanes in which it holds, negation included
   uint64_t Address(const Operand& operand, int lane) { return rows[operand.slot][lane] + operand.offset; }
   // Whether the lanes of `wanted` are all here; if not, those that are here wait, and the instruction is executed when the others have
@@ -158,8 +177,10 @@ struct Cluster {
   std::vector<std::unique_ptr<Cta>> ctas;
   std::vector<std::pair<int, std::function<void()>>> copies;  // into shared memory, under way: the CTA that must stay, and the copy
   Barrier barrier;
-  int clocks = 0;  // of all warps, and behind them of the wgmma of all warp groups
-  int cell = 4;    // bytes of a Cell
+  int clocks = 0;                                  // of all warps, and behind them of the wgmma of all warp groups
+  std::vector<std::pair<int, int64_t>> mbarriers;  // block and address of each that was made: their clocks come behind those
+  int cell = 4;                                    // bytes of a Cell
+  int number = 0;                                  // in the launch
 };
 
 struct Launch {
@@ -181,7 +202,7 @@ struct Launch {
 uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bool atomic = false);  // at most 8
 void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value, bool atomic = false);
 // A pointer to global memory, an input or one that may be written.
-uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write);
+uint8_t* Global(const Warp& warp, uint64_t address, int64_t bytes, bool write, bool atomic = false);
 // For .shared::cta and .shared::cluster addresses: the CTA, and the address in it.
 std::pair<Cta*, int64_t> InShared(Warp& warp, uint64_t address, int64_t bytes);
 
@@ -189,7 +210,10 @@ std::pair<Cta*, int64_t> InShared(Warp& warp, uint64_t address, int64_t bytes);
 void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
 void EndAsyncRead(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when);
 void BeginAsyncWrite(Warp& issuer, Cta& cta, int64_t address, int64_t bytes);
-void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes);
+void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when);  // seen by what has seen the clock
+void MarkMBarrier(Warp& warp, Cta& cta, int64_t address, bool is);
+bool Before(const Warp& warp, int clock, uint32_t when);
+std::string Who(const Cta& cta, int clock);
 
 void Run(Launch& launch);
 

@@ -1,5 +1,6 @@
 // Memory: where an address leads, and who may access it when.
 #include <algorithm>
+#include <utility>
 
 #include "machine.h"
 
@@ -19,7 +20,14 @@ void ForCells(Cta& cta, int64_t address, int64_t bytes, F f) {
   for (int64_t c = address / cell; c <= (address + bytes - 1) / cell; ++c) f(cta.cells[c], &cta.readers[c * cta.cluster->clocks]);
 }
 
-std::string Who(Cta& cta, int clock) {
+}  // namespace
+
+std::string Who(const Cta& cta, int clock) {
+  const Cluster& cluster = *cta.cluster;
+  if (clock >= cluster.clocks) {
+    const auto& [rank, address] = cluster.mbarriers[clock - cluster.clocks];
+    return "a copy that ends at the mbarrier at " + std::to_string(address) + " of block " + std::to_string(rank) + " of the cluster";
+  }
   const int warps = static_cast<int>(cta.warps.size()), blocks = static_cast<int>(cta.cluster->ctas.size()), groups = (warps + 3) / 4;
   const bool of_group = clock >= blocks * warps;
   const int at = of_group ? clock - blocks * warps : clock, each = of_group ? groups : warps;
@@ -27,30 +35,44 @@ std::string Who(Cta& cta, int clock) {
          " of the cluster";
 }
 
-bool Before(const Warp& warp, int other, uint32_t clock) { return other == warp.clock_index || clock <= warp.clocks.seen[other]; }
+bool Before(const Warp& warp, int clock, uint32_t when) { return clock == warp.clock_index || when <= warp.clocks.Seen(clock); }
 
-// Nothing that the warp has not waited for may have read or written the cell.
-void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, int64_t address) {
-  const std::string where = "shared memory at " + std::to_string(address);
-  if (cell.arriving) throw Fault("writes " + where + ", into which a copy is under way");
-  if (cell.reading) throw Fault("writes " + where + ", which a copy or a wgmma under way still reads");
+namespace {
+
+void CheckWriter(Warp& warp, Cta& cta, const Cell& cell, const char* does, int64_t address) {
   if (cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at))
-    throw Fault("race: writes " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
+    throw Fault(std::string("race: ") + does + " shared memory at " + std::to_string(address) + ", which " + Who(cta, cell.writer) +
+                " wrote, and no barrier is between");
+}
+void CheckReaders(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, const char* does, int64_t address) {
   for (int r = 0; r < cta.cluster->clocks; ++r) {
-    if (!Before(warp, r, readers[r])) throw Fault("race: writes " + where + ", which " + Who(cta, r) + " reads, and no barrier is between");
+    if (!Before(warp, r, readers[r]))
+      throw Fault(std::string("race: ") + does + " shared memory at " + std::to_string(address) + ", which " + Who(cta, r) +
+                  (cell.atomic ? " changes by an atomic operation" : " reads") + ", and no barrier is between");
   }
 }
 
+// Nothing that the warp has not waited for may have read or written the cell; atomic operations do not race with each other.
+void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* readers, int64_t address, bool atomic = false) {
+  const auto stop = [&](const char* why) { throw Fault("writes shared memory at " + std::to_string(address) + why); };
+  if (cell.mbarrier) stop(", which is an mbarrier");
+  if (cell.arriving) stop(", into which a copy is under way");
+  if (cell.reading) stop(", which a copy or a wgmma under way still reads");
+  CheckWriter(warp, cta, cell, "writes", address);
+  if (!atomic || !cell.atomic) CheckReaders(warp, cta, cell, readers, "writes", address);
+}
+
 void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes, bool atomic) {
-  const std::string where = "shared memory at " + std::to_string(address);
+  const auto stop = [&](const char* why) { throw Fault("reads shared memory at " + std::to_string(address) + why); };
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
-    if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
-    if (cell.writer >= 0 && !(atomic && cell.atomic) && !Before(warp, cell.writer, cell.written_at))
-      throw Fault("race: reads " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
+    if (cell.arriving) stop(", into which a copy is under way");
+    CheckWriter(warp, cta, cell, "reads", address);
+    if (atomic) return;  // the store behind it says that it was here
+    if (std::exchange(cell.atomic, false)) CheckReaders(warp, cta, {.atomic = true}, readers, "reads", address);
     readers[warp.clock_index] = warp.clocks.seen[warp.clock_index];
   });
   for (int i = 0; i < bytes; ++i) {
-    if (!cta.initialised[address + i]) throw Fault("reads " + where + ", which nothing has written");
+    if (!cta.initialised[address + i]) stop(", which nothing has written");
   }
 }
 
@@ -72,7 +94,35 @@ std::pair<Cta*, int64_t> InShared(Warp& warp, uint64_t address, int64_t bytes) {
   return {cta, at};
 }
 
-uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write) {
+// Bytes that this launch wrote: blocks of different clusters have no order, and atomic operations do not race with each other.
+static void CheckRace(const Warp& warp, Region& region, int64_t at, int64_t bytes, bool write, bool atomic) {
+  const Cluster& cluster = *warp.cta->cluster;
+  if (region.writers.empty()) {
+    if (!write) return;
+    region.writers.resize(region.bytes);
+  }
+  const uint32_t now = warp.clocks.seen[warp.clock_index];
+  for (int64_t i = at; i < at + bytes; ++i) {
+    const auto check = [&](int32_t number, int32_t clock, uint32_t when) {
+      if (number == cluster.number && Before(warp, clock, when)) return;
+      throw Fault(std::string("race: ") + (write ? "writes" : "reads") + " byte " + std::to_string(i) + " of an array, which " +
+                  (number == cluster.number ? Who(*warp.cta, clock) : "a block of another cluster") + " wrote, and no barrier is between");
+    };
+    Writer& writer = region.writers[i];
+    if (writer.cluster >= 0) check(writer.cluster, writer.clock, writer.at);
+    if (atomic) {
+      if (write) region.atomics[i][{cluster.number, warp.clock_index}] = now;
+      continue;
+    }
+    if (auto found = region.atomics.find(i); found != region.atomics.end()) {
+      for (const auto& [who, when] : found->second) check(who.first, who.second, when);
+    }
+    if (write) writer = {cluster.number, warp.clock_index, now}, region.atomics.erase(i);
+  }
+}
+
+uint8_t* Global(const Warp& warp, uint64_t address, int64_t bytes, bool write, bool atomic) {
+  Launch& launch = *warp.cta->cluster->launch;
   for (Region& region : launch.regions) {
     const int64_t at = static_cast<int64_t>(address - region.address);
     if (at < 0 || at + bytes > region.bytes) continue;
@@ -83,6 +133,7 @@ uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write) {
       if (std::count(region.written + at, region.written + at + bytes, 0))
         throw Fault("reads byte " + std::to_string(at) + " of an array, which nothing has written");
     }
+    if (region.written) CheckRace(warp, region, at, bytes, write, atomic);
     return region.data + at;
   }
   std::string nearest;
@@ -98,10 +149,16 @@ uint8_t* Global(Launch& launch, uint64_t address, int64_t bytes, bool write) {
 static Space Resolve(Space space, uint64_t& address) {
   if (space != Space::kGeneric) return space;
   const uint64_t window = address & ~(kWindowSize - 1);
-  if (window == kSharedWindow) return address -= window, Space::kShared;
+  if (window == kSharedWindow) return address -= window, Space::kCluster;
   if (window == kParamWindow) return address -= window, Space::kParam;
   if (window == kLocalWindow) return address -= window, Space::kLocal;
   return Space::kGlobal;
+}
+
+static std::pair<Cta*, int64_t> InShared(Warp& warp, Space space, uint64_t address, int bytes) {
+  auto found = InShared(warp, address, bytes);
+  if (space == Space::kShared && found.first != warp.cta) throw Fault("an address of another block, and not .shared::cluster");
+  return found;
 }
 
 static uint8_t* Private(std::vector<uint8_t>& memory, uint64_t address, int bytes, const char* what) {
@@ -123,7 +180,7 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bo
       break;
     case Space::kShared:
     case Space::kCluster: {
-      auto [cta, at] = InShared(warp, address, bytes);
+      auto [cta, at] = InShared(warp, space, address, bytes);
       LoadShared(warp, *cta, at, bytes, atomic);
       from = &cta->shared[at];
       break;
@@ -131,7 +188,7 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bo
     default:
       from = (address & ~(kWindowSize - 1)) == kGlobalsWindow
                  ? Private(launch.globals, address - kGlobalsWindow, bytes, "module's variables")
-                 : Global(launch, address, bytes, false);
+                 : Global(warp, address, bytes, false, atomic);
   }
   uint64_t value = 0;
   std::memcpy(&value, from, bytes);
@@ -140,7 +197,6 @@ uint64_t Load(Warp& warp, int lane, Space space, uint64_t address, int bytes, bo
 
 void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint64_t value, bool atomic) {
   warp.lane = lane;
-  Launch& launch = *warp.cta->cluster->launch;
   uint8_t* to;
   switch (Resolve(space, address)) {
     case Space::kParam:
@@ -150,35 +206,49 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
       break;
     case Space::kShared:
     case Space::kCluster: {
-      auto [cta, at] = InShared(warp, address, bytes);
+      auto [cta, at] = InShared(warp, space, address, bytes);
+      // Warps that hold the same data both write it, as Triton's do.
+      const bool again =
+          std::count(&cta->initialised[at], &cta->initialised[at] + bytes, 1) == bytes && !std::memcmp(&cta->shared[at], &value, bytes);
       ForCells(*cta, at, bytes, [&, cta = cta, at = at](Cell& cell, uint32_t* readers) {
-        if (!atomic || !cell.atomic) CheckOverwrite(warp, *cta, cell, readers, at);
+        const bool free = !cell.mbarrier && !cell.arriving && !cell.reading;
+        if (again && free && cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at)) return;
+        CheckOverwrite(warp, *cta, cell, readers, at, atomic);
+        const uint32_t now = warp.clocks.seen[warp.clock_index];
         cell.atomic = atomic;
-        cell.writer = static_cast<int16_t>(warp.clock_index);
-        cell.written_at = warp.clocks.seen[warp.clock_index];
+        if (atomic)
+          readers[warp.clock_index] = now;
+        else
+          cell.writer = static_cast<int16_t>(warp.clock_index), cell.written_at = now;
       });
       std::memset(&cta->initialised[at], 1, bytes);
       to = &cta->shared[at];
       break;
     }
     default:
-      to = Global(launch, address, bytes, true);
+      to = Global(warp, address, bytes, true, atomic);
   }
   std::memcpy(to, &value, bytes);
 }
 
 void BeginAsyncRead(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
-  const std::string where = "shared memory at " + std::to_string(address);
-  ForCells(cta, address, bytes, [&](Cell& cell, uint32_t*) {
-    if (cell.arriving) throw Fault("reads " + where + ", into which a copy is under way");
-    if (cell.writer >= 0 && !Before(issuer, cell.writer, cell.written_at))
-      throw Fault("race: reads " + where + ", which " + Who(cta, cell.writer) + " wrote, and no barrier is between");
-    if (cell.writer >= 0 && issuer.clocks.fenced[cell.writer] < cell.written_at)
-      throw Fault("reads " + where + " by the async proxy, and no fence.proxy.async follows the write of " + Who(cta, cell.writer));
+  const auto stop = [&](const std::string& why) { throw Fault("reads shared memory at " + std::to_string(address) + why); };
+  const auto check_fenced = [&](int clock, uint32_t when) {
+    if (clock < cta.cluster->clocks && issuer.clocks.fenced[clock] < when)
+      stop(" by the async proxy, and no fence.proxy.async follows the write of " + Who(cta, clock));
+  };
+  ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
+    if (cell.arriving) stop(", into which a copy is under way");
+    CheckWriter(issuer, cta, cell, "reads", address);
+    if (cell.writer >= 0) check_fenced(cell.writer, cell.written_at);
+    if (cell.atomic) {
+      CheckReaders(issuer, cta, cell, readers, "reads", address);
+      for (int r = 0; r < cta.cluster->clocks; ++r) check_fenced(r, readers[r]);
+    }
     ++cell.reading;
   });
   for (int64_t i = 0; i < bytes; ++i) {
-    if (!cta.initialised[address + i]) throw Fault("reads " + where + " + " + std::to_string(i) + ", which nothing has written");
+    if (!cta.initialised[address + i]) stop(" + " + std::to_string(i) + ", which nothing has written");
   }
 }
 
@@ -196,12 +266,21 @@ void BeginAsyncWrite(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
   });
 }
 
-void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes) {
+void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when) {
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t*) {
-    cell.arriving = false;
-    cell.writer = -1;
+    cell.arriving = cell.atomic = false;
+    cell.writer = static_cast<int16_t>(clock), cell.written_at = when;
   });
   std::memset(&cta.initialised[address], 1, bytes);
+}
+
+void MarkMBarrier(Warp& warp, Cta& cta, int64_t address, bool is) {
+  ForCells(cta, address, 8, [&](Cell& cell, uint32_t* readers) {
+    if (is) CheckOverwrite(warp, cta, cell, readers, address);
+    cell = {}, cell.mbarrier = is;
+    cell.writer = static_cast<int16_t>(warp.clock_index), cell.written_at = warp.clocks.seen[warp.clock_index];
+  });
+  std::memset(&cta.initialised[address], 0, 8);
 }
 
 }  // namespace ptx

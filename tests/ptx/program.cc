@@ -237,15 +237,15 @@ class Parser {
   void ParseDirective() {
     const std::string word = Word();
     if (word == ".reg") {
-      Word();
+      const int bits = BitsOf(TypeOf(Word().substr(1)));
       do {
         const std::string name = Word();
         int64_t count = 1;
         if (Accept('<')) {
           count = Integer(), Expect('>');
-          for (int64_t i = 0; i < count; ++i) Declare(name + std::to_string(i));
+          for (int64_t i = 0; i < count; ++i) Declare(name + std::to_string(i), bits);
         } else {
-          Declare(name);
+          Declare(name, bits);
         }
       } while (Accept(','));
       Expect(';');
@@ -260,13 +260,14 @@ class Parser {
       Stop("unknown directive " + word);
     }
   }
-  void Declare(const std::string& name) {
-    scopes_.back().registers[name] = kernel_.slots++;
-    kernel_.slot_names.push_back(name);
+  void Declare(const std::string& name, int bits) { scopes_.back().registers[name] = NewSlot(name, bits); }
+  int NewSlot(const std::string& name, int bits) {
+    kernel_.slot_names.push_back(name), kernel_.slot_bits.push_back(bits);
+    return kernel_.slots++;
   }
   int Constant(uint64_t value) {
     auto [found, fresh] = kernel_.constants.try_emplace(value, kernel_.slots);
-    if (fresh) ++kernel_.slots, kernel_.slot_names.push_back("a constant");
+    if (fresh) NewSlot("a constant", 64);
     return found->second;
   }
 
@@ -342,8 +343,7 @@ class Parser {
       o.slot = Constant(static_cast<uint64_t>(Integer()));
     } else {
       const std::string word = Word();
-      if (word == "_") return;
-      o.slot = Name(word, index < 0 ? nullptr : &index);
+      if (word != "_") o.slot = Name(word, index < 0 ? nullptr : &index);
       if (Accept('|')) {
         Operand first = o;
         o = {};
@@ -365,7 +365,7 @@ class Parser {
     }
     if (word[0] == '%') {
       auto [found, fresh] = kernel_.specials.try_emplace(word, kernel_.slots);
-      if (fresh) ++kernel_.slots, kernel_.slot_names.push_back(word);
+      if (fresh) NewSlot(word, 64);
       return found->second;
     }
     if (word == "WARP_SZ") return Constant(32);

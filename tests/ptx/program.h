@@ -95,6 +95,7 @@ struct Kernel {
   std::map<uint64_t, int> constants;    // value -> slot
   std::map<std::string, int> specials;  // %tid.x and its like -> slot
   std::vector<std::string> slot_names;  // for messages
+  std::vector<int> slot_bits;           // widths of registers
   int most_threads = 1024;
 };
 

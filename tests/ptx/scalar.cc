@@ -60,10 +60,13 @@ constexpr auto MadLow = [](T a, T b, T c) { return Add<T>(MulLow<T>(a, b), c); }
 template <class T>
 constexpr auto MadHigh = [](T a, T b, T c) { return Add<T>(MulHigh<T>(a, b), c); };
 
-float Min32(float a, float b) {
+// Of floats: NaN only if both are, and -0 is less than 0.
+template <class T>
+T Least(T a, T b) {
   return std::isnan(a) ? b : std::isnan(b) ? a : std::signbit(a) == std::signbit(b) ? std::min(a, b) : std::signbit(a) ? a : b;
 }
-float Max32(float a, float b) {
+template <class T>
+T Greatest(T a, T b) {
   return std::isnan(a) ? b : std::isnan(b) ? a : std::signbit(a) == std::signbit(b) ? std::max(a, b) : std::signbit(a) ? b : a;
 }
 
@@ -102,6 +105,13 @@ void Halves2(Warp& w, const Instruction& i, Mask mask) {
   });
 }
 
+// a * b + c, which the next rounding, to a smaller format, makes the nearest: odd in its last bit if it is not exact.
+double FmaToOdd(double a, double b, double c) {
+  const double product = a * b, sum = product + c, added = sum - product, lost = (product - (sum - added)) + (c - added);
+  if (!std::isfinite(sum) || lost == 0 || (Bits(sum) & 1)) return sum;
+  return std::nextafter(sum, lost > 0 ? INFINITY : -INFINITY);
+}
+
 // Floating-point operations by way of double: exact but for the last rounding, which is to the type.
 enum Arithmetic { kAdd, kSub, kMul, kFma, kMin, kMax, kNeg, kAbs };
 double Small(int operation, double a, double b, double c) {
@@ -113,11 +123,11 @@ double Small(int operation, double a, double b, double c) {
     case kMul:
       return a * b;
     case kFma:
-      return std::fma(a, b, c);
+      return FmaToOdd(a, b, c);
     case kMin:
-      return std::isnan(a) ? b : std::isnan(b) ? a : std::min(a, b);
+      return Least(a, b);
     case kMax:
-      return std::isnan(a) ? b : std::isnan(b) ? a : std::max(a, b);
+      return Greatest(a, b);
     case kNeg:
       return -a;
     default:
@@ -171,10 +181,10 @@ void Floats(Warp& w, const Instruction& i, Mask mask) {
         r = std::fma(x, y, z);
         break;
       case kMin:
-        r = sizeof(T) == 4 ? T(Min32(float(x), float(y))) : std::fmin(x, y);
+        r = Least(x, y);
         break;
       case kMax:
-        r = sizeof(T) == 4 ? T(Max32(float(x), float(y))) : std::fmax(x, y);
+        r = Greatest(x, y);
         break;
       case kNeg:
         r = -x;
@@ -192,13 +202,16 @@ template <class T, auto kFunction>
 void Function(Warp& w, const Instruction& i, Mask mask) {
   const Row& a = w.Read(i.operands[1]);
   Row& d = w.Write(i.operands[0]);
-  ForLanes(mask, [&](int l) { d[l] = Bits(static_cast<T>(kFunction(static_cast<double>(Flush(Get<T>(a[l]), i.flag))))); });
+  ForLanes(mask, [&](int l) {
+    const double x = Flush(Get<T>(a[l]), i.flag);
+    d[l] = Bits(Flush(static_cast<T>(kFunction(x)), i.flag));
+  });
 }
 template <class T>
 void DivFloats(Warp& w, const Instruction& i, Mask mask) {
   const Row &a = w.Read(i.operands[1]), &b = w.Read(i.operands[2]);
   Row& d = w.Write(i.operands[0]);
-  ForLanes(mask, [&](int l) { d[l] = Bits(Get<T>(a[l]) / Get<T>(b[l])); });
+  ForLanes(mask, [&](int l) { d[l] = Bits(Flush(Flush(Get<T>(a[l]), i.flag) / Flush(Get<T>(b[l]), i.flag), i.flag)); });
 }
 
 // The product is twice as wide as the operands.
@@ -287,7 +300,7 @@ bool Compare(int comparison, bool unordered, T a, T b) {
   }
 }
 struct HalfTag {};
-// setp: choice holds the comparison, the way it is combined with a predicate (0 none, 1 and, 2 or, 3 xor), and whether NaN counts
+// setp: choice holds the comparison and how it is combined with a predicate (0 none, 1 and, 2 or, 3 xor); flag: NaN counts; other: .ftz
 template <class T>
 void SetP(Warp& w, const Instruction& i, Mask mask) {
   const auto& o = i.operands;
@@ -300,6 +313,8 @@ void SetP(Warp& w, const Instruction& i, Mask mask) {
     if constexpr (std::is_same_v<T, HalfTag>) {
       const Format format = i.type == Type::kF16 ? kF16Format : kBF16Format;
       holds = Compare(comparison, i.flag, Decode(a[l] & 0xffff, format), Decode(b[l] & 0xffff, format));
+    } else if constexpr (std::is_floating_point_v<T>) {
+      holds = Compare(comparison, i.flag, Flush(Get<T>(a[l]), i.other), Flush(Get<T>(b[l]), i.other));
     } else {
       holds = Compare(comparison, i.flag, Get<T>(a[l]), Get<T>(b[l]));
     }
@@ -460,7 +475,9 @@ Handler Find(Instruction& instruction, Modifiers& m) {
   if (is("add") && type == Type::kS16x2) return Halves2<int16_t, Add<int16_t>>;
   if (is("add") && type == Type::kU16x2) return Halves2<uint16_t, Add<uint16_t>>;
   if (is("min") && type == Type::kS16x2) return Halves2<int16_t, Min<int16_t>>;
+  if (is("min") && type == Type::kU16x2) return Halves2<uint16_t, Min<uint16_t>>;
   if (is("max") && type == Type::kS16x2) return Halves2<int16_t, Max<int16_t>>;
+  if (is("max") && type == Type::kU16x2) return Halves2<uint16_t, Max<uint16_t>>;
   if (is("add")) return BY_INTEGER(Map2, Add);
   if (is("sub")) return BY_INTEGER(Map2, Sub);
   if (is("min")) return BY_INTEGER(Map2, Min);
@@ -474,7 +491,8 @@ Handler Find(Instruction& instruction, Modifiers& m) {
                                 : nullptr;
   }
   if (is("div")) {
-    m.Ignore("full", "approx", "rn", "ftz");
+    instruction.flag = m.Take("ftz");
+    m.Ignore("full", "approx", "rn");
     if (type == Type::kF32) return DivFloats<float>;
     if (type == Type::kF64) return DivFloats<double>;
     return BY_INTEGER(Map2, Div);
@@ -530,7 +548,7 @@ Handler Find(Instruction& instruction, Modifiers& m) {
     }
     if (instruction.choice < 0) return nullptr;
     instruction.choice |= (m.Take("and") ? 1 : m.Take("or") ? 2 : m.Take("xor") ? 3 : 0) << 4;
-    m.Ignore("ftz");
+    instruction.other = m.Take("ftz");
     switch (type) {
       case Type::kS16:
         return SetP<int16_t>;

@@ -196,10 +196,12 @@ void WgmmaIssue(Warp& w, const Instruction& i, Mask mask) {
         throw Fault("takes " + w.kernel->slot_names[part.slot] + ", which was written since the last wgmma.fence");
     }
   };
-  if (scale) check_fenced(o[0]);
+  if (w.fences == 1) throw Fault("no wgmma.fence precedes the first wgmma");
+  if (scale) check_fenced(o[0]);  // Triton sets sums that are not read to zero behind the fence
   if (in_registers) check_fenced(o[1]);
   Asynchronous product;
   for (const Operand& d : o[0].parts) product.registers.push_back(d.slot);
+  for (const Operand& a : o[1].parts) product.taken.push_back(a.slot);
 
   Cta& cta = *w.cta;
   const SharedMatrix b(uniform(o[2]), trans_b, of_b);
@@ -267,6 +269,7 @@ void WgmmaIssue(Warp& w, const Instruction& i, Mask mask) {
   }
   w.fenced = false;
   for (const int slot : w.open_wgmma.back().registers) ++w.in_flight[slot], ++w.flights;
+  for (const int slot : w.open_wgmma.back().taken) ++w.taken[slot];
 }
 
 void WgmmaCommit(Warp& w, const Instruction&, Mask) {
@@ -304,6 +307,7 @@ void WgmmaWait(Warp& w, const Instruction& i, Mask mask) {
   for (; w.wgmma_groups.size() > most; w.wgmma_groups.pop_front()) {
     for (const Asynchronous& product : w.wgmma_groups.front()) {
       for (const int slot : product.registers) --w.in_flight[slot], --w.flights;
+      for (const int slot : product.taken) --w.taken[slot];
     }
   }
 }

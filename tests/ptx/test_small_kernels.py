@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from interpreter import EARLY, LATE, Array, Input, Module, Output, map_bytes, tensor_map
+from opcodes import untested
 
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 RNG = np.random.default_rng(0)
@@ -22,7 +23,9 @@ def kernels() -> Module:
     source = pathlib.Path(__file__).parent / "cuda/small.cu"
     done = subprocess.run([NVCC, "-ptx", "-arch=sm_90a", "-std=c++17", source, "-o", "-"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return Module(done.stdout)
+    module = Module(done.stdout)
+    assert not (without_test := untested(module)), without_test
+    return module
 
 
 def zeros(shape, dtype) -> Array:

@@ -12,6 +12,7 @@ void Branch(Warp& w, const Instruction& i, Mask mask) {
     w.next = i.target;
     return;
   }
+  if (i.flag) throw Fault("lanes disagree on bra.uni");
   w.Diverge();
   ForLanes(mask, [&](int l) { w.pc[l] = i.target; });
 }
@@ -40,6 +41,11 @@ void End(Warp& w, const Instruction&, Mask mask) {
   });
   for (Barrier& barrier : cta.barriers) {  // those that want all threads want those that are left
     if (barrier.wanted < 0 && barrier.arrived && barrier.arrived >= cta.threads_left) Complete(barrier);
+  }
+  Barrier& barrier = cta.cluster->barrier;
+  if (w.cluster_waits != static_cast<int64_t>(barrier.generation)) {  // these threads will not arrive any more
+    barrier.wanted -= __builtin_popcount(mask);
+    if (barrier.arrived && barrier.arrived == barrier.wanted) Complete(barrier);
   }
 }
 
@@ -85,10 +91,10 @@ void ClusterArrive(Warp& w, const Instruction& i, Mask mask) {
   if (!w.Together(kAll)) return;
   Cluster& cluster = *w.cta->cluster;
   Barrier& barrier = cluster.barrier;
-  if (!i.flag)
+  if (i.flag)  // .relaxed orders only what a fence before it did
+    barrier.arriving.Join(w.released), barrier.arriving.JoinInits(w.clocks);
+  else
     w.Release(barrier.arriving);
-  else  // .relaxed orders nothing but what a fence released
-    barrier.arriving.Join({std::vector<uint32_t>(w.clocks.seen.size()), std::vector<uint32_t>(w.clocks.seen.size()), w.clocks.initialised});
   if (w.cluster_waits >= 0) throw Fault("arrives twice at the cluster's barrier");
   w.cluster_waits = barrier.generation;
   if ((barrier.arrived += __builtin_popcount(mask)) == barrier.wanted) Complete(barrier);
@@ -220,7 +226,7 @@ bool DecodeWarp(Instruction& instruction) {
   const std::string& name = instruction.name;
   Handler& handler = instruction.handler;
   if (name == "bra") {
-    m.Ignore("uni");
+    instruction.flag = m.Take("uni");
     handler = Branch;
   } else if (name == "ret" || name == "exit") {
     m.Ignore("uni");
