@@ -6,9 +6,14 @@ take effect as late as they may, and then at once: both must give the same bits.
 
 import dataclasses
 import itertools
+import math
 
 import pytest
-from triton_kernels import Call, kernel_module, skip_without_compiler
+import test_conv
+import test_depthwise
+import test_matmul
+from opcodes import untested
+from triton_kernels import Call, call, kernel_module, skip_without_compiler
 
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
@@ -20,6 +25,11 @@ MOST_SPLITS = 3  # of its depth
 ALIKE = {"fp16": "halves", "bf16": "halves", "tf32x3": "parts", "bf16x3": "parts", "bf16x6": "parts", "fp8 both": "fp8"}
 
 skip_without_compiler()
+
+
+def run(call):
+    assert not untested(call.module)
+    call.execute_and_check()
 
 
 # The suite's problems.
@@ -34,7 +44,7 @@ def smaller(case, config):
 
 
 def picks():
-    """(suite's problem, role, numbers, arch, config): each config once; the first of each role, kind of numbers and arch is no slow test."""
+    """(suite's problem, role, numbers, arch, config): each config once; all are slow but the first of a role, kind of numbers and arch."""
     seen = set()
     for case in PRODUCTS:
         kernel = kernel_module(case.kernel)
@@ -55,4 +65,56 @@ PICKS = list(picks())
 @pytest.mark.parametrize(("case", "role", "numbers", "arch", "config"), PICKS)
 def test_pick(case, role, numbers, arch, config):
     config = dataclasses.replace(config, splits=min(config.splits, MOST_SPLITS))
-    Call(case.kernel, smaller(case, config).problem(role, numbers, arch), config).execute_and_check()
+    problem = smaller(case, config).problem(role, numbers, arch)
+    if case.kernel == "conv":  # it may have fewer groups
+        config = dataclasses.replace(config, groups=math.gcd(config.groups, problem.G))
+    run(Call(case.kernel, problem, config))
+
+
+def test_every_kernel_and_role_is_picked_for_both_architectures():
+    quick = {(case.kernel, role, arch) for case, role, _, arch, _ in (pick.values for pick in PICKS if not pick.marks)}
+    assert quick == {(kernel, role, arch) for kernel in ROLES for role in ROLES[kernel] for arch in ARCHS}
+
+
+# Small problems of every geometry, in the configurations that are picked for them.
+
+MATMULS = {name: (sizes, ("bf16", "bf16", "fp32")) for name, sizes in test_matmul.SIZES.items()}
+MATMULS |= {"_".join(dtypes): (test_matmul.SIZES["odd"], dtypes) for dtypes in test_matmul.DTYPES_OF_A_CALL}
+CONVS = test_conv.CASES | {
+    "int8": dict(stride=(2, 1), dtypes=("i8", "i8", "i8")),
+    "fp8 of two kinds": dict(input_dilation=(2, 2), dtypes=("fp8e4nv", "fp8e5", "bf16")),
+    "in parts": dict(filter_dilation=(2, 1), dtypes=("fp32",) * 3, precision="tf32x3"),
+    "fp16 and bf16": dict(G=2, dtypes=("fp16", "bf16", "fp32")),
+}
+PROBLEMS = {
+    "matmul": lambda role, name, arch: test_matmul.a_problem(role, *MATMULS[name], "tf32", arch),
+    "conv": lambda role, name, arch: test_conv.a_problem(role, **CONVS[name], arch=arch),
+    "depthwise": lambda role, name, arch: test_depthwise.of_role(test_depthwise.CASES[name], role, arch=arch),
+}
+ROLES = {"matmul": test_matmul.ROLES, "conv": test_conv.ROLES, "depthwise": tuple(test_depthwise.ROLES)}
+NAMES = {"matmul": MATMULS, "conv": CONVS, "depthwise": test_depthwise.CASES}
+# The others are slow tests.
+QUICK = {
+    "matmul": ("odd", "outer", "no_k", "fp16_bf16_fp32", "fp8e4nv_fp32_fp32"),
+    "conv": ("all_strides", "groups", "3d", "3d_transposed", "causal_1d", "int8", "in parts"),
+    "depthwise": ("k5 stride 3 dilation 2", "transposed 4x4", "multiplier 3 causal", "3-D stride 2", "more channels than a block"),
+}
+
+
+def edges():
+    """Each on both architectures; of those that are quick, in turn, one is slow."""
+    for kernel, problem_of in PROBLEMS.items():
+        for n, (name, role, arch) in enumerate(itertools.product(NAMES[kernel], ROLES[kernel], ARCHS)):
+            problem = problem_of(role, name, arch)
+            if kernel_module(kernel).supports(problem) is None and all(call(kernel, problem).launch.grid):
+                quick = name in QUICK[kernel] and n // 2 % 2 == n % 2
+                marks = () if quick else pytest.mark.slow
+                yield pytest.param(kernel, problem, marks=marks, id=f"{kernel}-{role}-{name}-sm_{arch}")
+
+
+EDGES = list(edges())
+
+
+@pytest.mark.parametrize(("kernel", "problem"), EDGES)
+def test_edges(kernel, problem):
+    run(call(kernel, problem))

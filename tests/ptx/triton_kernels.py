@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import re
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ DEFINITIONS = {
 # How far a product of float32 numbers may be from the exact one, in units of float32's own error: TF32 drops 13 bits of each factor,
 # and the others the products of the least parts.
 PRODUCT_ERRORS = {"tf32": 2**12, "bf16x3": 2**7, "bf16x6": 2, "tf32x3": 4, "ieee": 1}
-SUMS_OF_EIGHTS = re.compile(r"(wgmma\.mma_async[^;]*;)((?:(?!wgmma)[^;])*\badd\.f32)")
 
 
 def kernel_module(kernel: str) -> Any:
@@ -58,17 +56,9 @@ class Call:
     def ptx(self) -> str:
         return self.compiled.asm["ptx"]
 
-    @property
-    def leans_on_the_assembler(self) -> bool:
-        """Whether Triton's PTX adds up sums of 8-bit floats before it waits for the wgmma that make them.
-
-        PTX does not allow that.  The assembler puts in a wait, and says so (C7517).
-        """
-        return bool(SUMS_OF_EIGHTS.search(self.ptx))
-
     @functools.cached_property
     def module(self) -> Module:
-        return Module(with_waits(self.ptx))
+        return Module(self.ptx)
 
     @property
     def open_slot(self) -> str:
@@ -117,11 +107,6 @@ class Call:
 def call(kernel: str, problem: Any) -> Call:
     """With the configuration that the kernel picks for the problem."""
     return Call(kernel, problem, kernel_module(kernel).pick(problem))
-
-
-def with_waits(ptx: str) -> str:
-    """The PTX with those waits that the assembler puts in, `Call.leans_on_the_assembler`."""
-    return SUMS_OF_EIGHTS.sub(r"\1 wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;\2", ptx)
 
 
 def skip_without_compiler() -> None:
