@@ -20,7 +20,7 @@ from jaxext.benchmarks.problems import PRODUCTS, reduced
 
 ARCHS = (80, 90)
 FLOPS = 2e5  # of a smaller problem
-MOST_SPLITS = 3  # of its depth
+MOST_SPLITS = 2  # of its depth
 # Numbers that are multiplied as others are; of their tests but one is slow.
 ALIKE = {"fp16": "halves", "bf16": "halves", "tf32x3": "parts", "bf16x3": "parts", "bf16x6": "parts", "fp8 both": "fp8"}
 

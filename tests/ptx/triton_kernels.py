@@ -20,7 +20,7 @@ from jaxext.benchmarks import compiled
 DEFINITIONS = {
     "matmul": (test_matmul.shape, test_matmul.some_operands, test_matmul.true),
     "conv": (test_conv.shape, test_conv.some_operands, test_conv.true),
-    "depthwise": (test_depthwise.shape_of, test_depthwise.operands_of, test_depthwise.truth),
+    "depthwise": (test_depthwise.shape_of, test_depthwise.operands_of, test_conv.true),
 }
 # How far a product of float32 numbers may be from the exact one, in units of float32's own error: TF32 drops 13 bits of each factor,
 # and the others the products of the least parts.
