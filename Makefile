@@ -11,7 +11,7 @@ python := $(VENV)/bin/python
 pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
-cpp    := $(shell find csrc tests/csrc examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
+cpp    := $(shell find csrc tests/csrc tests/ptx examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
 .PHONY: build demo docs test test-all fuzz mutations bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
@@ -34,8 +34,9 @@ fuzz: $(ready)
 mutations: $(ready)
 	$(python) tests/mutations.py $(DEFECTS)
 
-# compiles the CUDA kernels into build/: after a change in csrc/ those that depend on it.  pip shows what it compiles with --verbose alone.
+# compiles the CUDA kernels into build/, with their PTX for tests/ptx: after a change in csrc/ those that depend on it.  pip shows what it compiles with --verbose alone.
 build: JAXEXT_CUDA = ON
+build: export JAXEXT_PTX = ON
 build: $(ready)
 	$(cuda_tools)
 	$(install) --verbose --no-deps --editable .

@@ -31,7 +31,7 @@ from jaxext.tuning import timing
 
 from . import cells, findings, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
-from .targets import rank, targets
+from .targets import in_order, targets
 
 ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "step")
 UNFOLDED = 240  # columns of tables in files and pipes
@@ -136,7 +136,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
     if not chosen:
         asked = {"--only": options.only, "--tags": options.tags, "--roles": options.roles, "--dtype": options.dtype}
         raise UsageError(f"no case for {' '.join(' '.join([option, *values]) for option, values in asked.items() if values)}")
-    return sorted(chosen, key=lambda case: rank(case, jax.default_backend()))
+    return in_order(chosen, jax.default_backend())
 
 
 def _in(problem: Problem, numbers: Sequence[str]) -> Problem:
@@ -219,7 +219,7 @@ def _with_rows(
     return structs.replace(whole, interrupted=False)
 
 
-def _row(case: Case, how: cells.Bench) -> report.Row:
+def _row(case: Case, how: cells.Bench) -> report.Measured:
     expected = {ours: least for ours, least in targets(case, jax.default_backend()).items() if ours in how.libraries}
     with jaxext.use_table(None), _ended_if_stuck() if jax.default_backend() == "gpu" else contextlib.nullcontext():
         return cells.measure(case, expected, how)

@@ -26,7 +26,7 @@ from jaxext.tuning.timing import Chain, Clock, Cupti, Program, Sampler
 from . import cublas
 from .case import PLAIN, Case
 from .kinds import Matmul
-from .report import Default, Failure, Refusal, Result, Results, Row
+from .report import Default, Failure, Measured, Refusal, Result, Results
 
 PATIENCE_S = 5.0  # of all samples of a row by one clock; then there are only the least
 REFUSED = "does not support this call: "  # as jaxext says it of an implementation
@@ -71,7 +71,7 @@ class Work:
         return {"roofline": share, "copy": self.copied_ms / ms, "tflops": self.flops / ms / 1e9, "gbps": self.bytes / ms / 1e6}
 
 
-def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench) -> Row:
+def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench) -> Measured:
     """The row of a case: all that the report has of it."""
     arguments = random_operands.normal(case.shapes, case.dtypes)
     default = _default(case, arguments)
@@ -89,7 +89,7 @@ def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench
         facts = _attempt(library, results, functools.partial(_facts, programs[library], bench.clock))
         if facts is not None:
             results[library] = Result(**times, **errors[library], **facts, **work.rates(times["ms"][1]))  # type: ignore[arg-type]
-    return Row(
+    return Measured(
         name=case.name,
         problem=case.problem,
         tags=tuple(sorted(case.tags)),

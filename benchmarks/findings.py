@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from .report import RATIOS, THEIRS, Failure, Quartiles, Refusal, Report, Result, Row, libraries, ours
+from .report import RATIOS, THEIRS, Failure, Measured, Quartiles, Refusal, Report, Result, libraries, ours
 
 LEAST = 0.05  # of the median: what two runs of one program differ by anyway
 
@@ -77,7 +77,7 @@ class Comparison:
         return tuple(change for change in self.changes if change.verdict == SLOWER and change.library not in THEIRS)
 
 
-def ratio(row: Row, ours: str, other: str) -> float | None:
+def ratio(row: Measured, ours: str, other: str) -> float | None:
     """The time of `other` over that of `ours`.
 
     Args:
@@ -95,13 +95,13 @@ def ratio(row: Row, ours: str, other: str) -> float | None:
     return pair[1][1] / pair[0][1] if pair else None
 
 
-def standing(row: Row, ours: str, other: str) -> str | None:
+def standing(row: Measured, ours: str, other: str) -> str | None:
     """Whether `ours` is "faster" than `other`, "slower", or "within the noise", of those of `ratio`; None where one has no time."""
     pair = _pair(row, ours, other)
     return compared(pair[1], pair[0]) if pair else None
 
 
-def _pair(row: Row, ours: str, other: str) -> tuple[Quartiles, Quartiles] | None:
+def _pair(row: Measured, ours: str, other: str) -> tuple[Quartiles, Quartiles] | None:
     ms = {library: result.ms for library, result in row.timed.items()}
     library = row.ours if ours == DEFAULT else ours
     if library not in (None, *THEIRS) and wrong(row, library):
@@ -121,7 +121,7 @@ def compared(before: Quartiles, after: Quartiles) -> str:
     return FASTER if after[1] < before[1] else SLOWER
 
 
-def verdicts(row: Row) -> list[Verdict]:
+def verdicts(row: Measured) -> list[Verdict]:
     """Every target of the row, with what was got."""
 
     def got(ours: str, kind: str) -> float | None:
@@ -132,12 +132,12 @@ def verdicts(row: Row) -> list[Verdict]:
     return [Verdict(ours, kind, got(ours, kind), target) for ours, targets in row.targets.items() for kind, target in targets.items()]
 
 
-def missed(row: Row) -> list[str]:
+def missed(row: Measured) -> list[str]:
     """The targets that the row does not reach; all those of an implementation that has no time."""
     return [str(verdict) for verdict in verdicts(row) if not verdict.reached]
 
 
-def faults(row: Row) -> list[str]:
+def faults(row: Measured) -> list[str]:
     """What must not be: failures of ours where lax has none, and results that are not right."""
     found = []
     for library in (library for library in row.results if library not in THEIRS):
@@ -150,13 +150,13 @@ def faults(row: Row) -> list[str]:
     return found
 
 
-def wrong(row: Row, library: str) -> bool:
+def wrong(row: Measured, library: str) -> bool:
     """Whether a result is beyond the law of errors, NaN too."""
     result = row.timed.get(library)
     return result is not None and isinstance(result.error, float) and not result.error <= row.law
 
 
-def notes(rows: Iterable[Row]) -> list[str]:
+def notes(rows: Iterable[Measured]) -> list[str]:
     """Every reason of a refusal, a failure or a result that nothing was compared with, once, with the first row that had it."""
     found: dict[str, str] = {}
     for row in rows:
@@ -172,7 +172,7 @@ def reason(result: Refusal | Failure) -> str:
     return f"refused: {result.refused}" if isinstance(result, Refusal) else f"failed: {result.failed}"
 
 
-def summary(rows: Iterable[Row], by: Callable[[Row], Hashable] = lambda row: (row.kind, row.role)) -> list[Mean]:
+def summary(rows: Iterable[Measured], by: Callable[[Measured], Hashable] = lambda row: (row.kind, row.role)) -> list[Mean]:
     """The mean ratios of groups of rows.
 
     Args:
@@ -185,14 +185,14 @@ def summary(rows: Iterable[Row], by: Callable[[Row], Hashable] = lambda row: (ro
     Example:
       >>> summary(report.rows, by=lambda row: row.kind)
     """
-    groups: dict[Hashable, list[Row]] = {}
+    groups: dict[Hashable, list[Measured]] = {}
     for row in rows:
         groups.setdefault(by(row), []).append(row)
     means = (mean(group, members, library) for group, members in groups.items() for library in ours(members))
     return [found for found in means if found]
 
 
-def mean(group: Hashable, rows: Iterable[Row], ours: str, other: str = "best") -> Mean | None:
+def mean(group: Hashable, rows: Iterable[Measured], ours: str, other: str = "best") -> Mean | None:
     """Of the `ratio`s of the rows on which both have a time; None if there are none."""
     found = {row.name: (ratio(row, ours, other), standing(row, ours, other)) for row in rows}
     ratios = {name: ratio for name, (ratio, _) in found.items() if ratio is not None}
@@ -228,7 +228,7 @@ def compare(before: Report, after: Report) -> Comparison:
     return Comparison(tuple(warnings), changes)
 
 
-def _change(name: str, library: str, old: Row | None, new: Row | None) -> Change | None:
+def _change(name: str, library: str, old: Measured | None, new: Measured | None) -> Change | None:
     before, after = (row.timed[library].ms if row and library in row.timed else None for row in (old, new))
     if before and after:
         return Change(name, library, compared(before, after), before, after)
@@ -237,7 +237,7 @@ def _change(name: str, library: str, old: Row | None, new: Row | None) -> Change
     return Change(name, library, NEW, None, after, _why(old, library)) if after else None
 
 
-def _why(row: Row | None, library: str) -> str:
+def _why(row: Measured | None, library: str) -> str:
     """Why there is no time."""
     if row is None:
         return NO_ROW

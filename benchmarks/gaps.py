@@ -21,14 +21,14 @@ from jaxext.tuning import random_operands, timing
 
 from . import bench, findings
 from .case import Case
-from .report import THEIRS, Report, Row, read
+from .report import THEIRS, Measured, Report, read
 
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
     """A library takes `factor` times as long for a row as was aimed at; `aim` says what that was."""
 
-    row: Row
+    row: Measured
     library: str
     factor: float
     aim: str
@@ -58,7 +58,7 @@ def gaps(report: Report) -> list[Gap]:
     return list(largest.values())
 
 
-def _missed(row: Row) -> list[Gap]:
+def _missed(row: Measured) -> list[Gap]:
     """Every kind of target is so much over the time, so time is to shrink as what was got is to grow."""
     missed = [verdict for verdict in findings.verdicts(row) if verdict.got and not verdict.reached]
     return [Gap(row, verdict.ours, verdict.target / verdict.got, _aim(verdict.kind, verdict.target)) for verdict in missed if verdict.got]
@@ -68,7 +68,7 @@ def _aim(kind: str, target: float) -> str:
     return {"copy": f"{target:.0%} of a copy's bandwidth", "tflops": f"{target:g} TFLOP/s"}.get(kind, f"{kind}'s time / {target:g}")
 
 
-def _below_the_roofline(row: Row) -> list[Gap]:
+def _below_the_roofline(row: Measured) -> list[Gap]:
     ours = {library: result for library, result in row.timed.items() if library not in THEIRS and not findings.wrong(row, library)}
     shares = {library: result.roofline for library, result in ours.items()}
     return [Gap(row, library, 1 / share, "the roofline") for library, share in shares.items() if share and share < 1]

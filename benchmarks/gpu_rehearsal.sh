@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # `make gpu` as on a machine with a GPU and no network, which this one stands in for: what travels is packed and unpacked, an environment
 # made that has what is installed there and no more, and in it on_gpu.sh run without a network.  It has to get as far as one can without a
-# GPU: everything installed, imported and collected, and a sentence that says what is missing.
+# GPU: everything installed, imported and collected, and a sentence that says what is missing.  Then the three calls of campaign.sh, in
+# which each test is skipped and each measurement is a trial of the harness, in CALL (240) seconds each.
 #
 # Wanted: git, a network for the environment, and nvcc (as there).  PYTHON is a Python 3.12.  It begins with `make wheel`; with REUSE=1 the
 # wheels travel that are there.  With SOURCES=1 CUTLASS's headers travel instead of the compiled kernels, which are then compiled on the
@@ -50,4 +51,12 @@ unshare --net true 2>/dev/null && alone=(unshare --net "${alone[@]}") || echo "w
 "${alone[@]}" make --no-print-directory -C "$checkout" gpu 2>&1 | tee "$temporary/log" || true
 said=$(grep '^NO GPU: ' "$temporary/log") || fail "it did not get as far as to miss a GPU"
 grep -q 'CUDA kernels: compiled' <<<"$said" || fail "there are no CUDA kernels"
+
+for call in 1 2 3; do
+  rm -rf "$temporary/out"
+  "${alone[@]}" TRIAL=1 OUT="$temporary/out" REPORT="$temporary/gpu.json" WITHIN="${CALL:-240}" timeout "${CALL:-240}" \
+    bash "$checkout/benchmarks/campaign.sh" "$call" || fail "call $call of the campaign"
+  [ "$(ls "$temporary/out" | tr '\n' ' ')" = "campaign-$call.tar.gz gpu.json " ] || fail "call $call left $(ls "$temporary/out")"
+  cp "$temporary/out/gpu.json" "$temporary"
+done
 echo "REHEARSED: all but the GPU is there, and what else a machine with one has (torch is left out here)"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything for a machine with a CUDA GPU and no network: installs the checkout, tests it there, and measures.
 #
-#     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench] [profile]       all six without arguments; each installs first
+#     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench] [profile]       these six without arguments; installs first
+#     benchmarks/on_gpu.sh [smoke=90] [memcheck=120] [tune] [walls] ...                   four more; any part with the seconds it may take
 #
 # tests      pytest -m gpu: the whole path and the CUDA kernels (tests/test_gpu*.py, without the suite's), then the Triton kernels alone
 #            (tests/kernels), or the files in TESTS; of these, and of the suite's, those that fit pytest's -k ONLY
@@ -11,12 +12,17 @@
 # sanitizer  every STEP-th (25th) test of all kernels under compute-sanitizer's memcheck, and of the CUDA kernels written by hand under its
 #            racecheck and initcheck, a quarter of LIMIT each
 # bench      python -m jaxext bench, with the arguments in BENCH; RESUME=1 goes on with the gpu.json in OUT
-# profile    the GAPS (10) largest gaps between what gpu.json says and what was aimed at, one after the other under Nsight Compute
+# smoke      of the suite one case of each family and role, by every implementation
+# memcheck   every STEP-th test of CUTLASS's kernels under compute-sanitizer
+# tune       python -m jaxext tune on a dozen problems, into tuned.json: what the models of clocks are calibrated by
+# walls      wall times of Triton's kernels, as they are (walls.json), and with jax-triton's calls in XLA's command buffers (walls_graphs.json)
+# profile    what the kernels' models expected of the rows in gpu.json; and the GAPS (10) largest gaps between what it says and what was
+#            aimed at, one after the other under Nsight Compute
 #
 # Before the first part it installs, imports and collects the tests, in PREPARE (180) seconds at most; only then is a GPU needed, and
-# where there is none a sentence says so (benchmarks/gpu_rehearsal.sh goes so far).  A part takes LIMIT (480) seconds at most.  Each file
-# of tests is a process of its own; a worker in it that hangs for EACH (120) seconds, or in which an illegal access has left nothing
-# usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
+# where there is none a sentence says so (benchmarks/gpu_rehearsal.sh goes so far).  A part takes LIMIT (480) seconds at most, and all of
+# them end WITHIN seconds of the start, if that is given.  Each file of tests is a process of its own; a worker in it that hangs for EACH
+# (120) seconds, or in which an illegal access has left nothing usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
 #
 # Logs, raw JSON and failures.txt go to OUT (benchmarks/results, in the checkout, as any relative path).  Wanted there: python3 with pip and its headers, a C compiler, ptxas, jax
 # and its CUDA plugin, triton, torch and scikit-build-core with cmake and ninja.  What else it needs is taken from the wheels in WHEELS
@@ -25,7 +31,7 @@
 # goes through it all without a GPU, where every such test is skipped, to see that nothing else is in the way.
 set -u
 cd "$(dirname "$0")/.."
-python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} step=${STEP:-25} trial=${TRIAL:-}
+python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} within=${WITHIN:-1000000} step=${STEP:-25} trial=${TRIAL:-}
 site=$PWD/build/site
 # shellcheck disable=SC2206
 files=(${TESTS:-tests/backends/test_gpu.py tests/backends/test_gpu_cuda.py tests/kernels/test_*.py})
@@ -160,7 +166,7 @@ device() {
 
 tests() {
   local file name
-  [ -z "$missing" ] || failed+=("tests, for what is missing")
+  [ -z "$missing" ] || [ -n "$trial" ] || failed+=("tests, for what is missing")
   for file in "${files[@]}"; do
     name=${file#tests/} name=${name%.py}
     gpu_tests "tests-${name//\//-}" "$file"
@@ -171,12 +177,16 @@ suite() {
   gpu_tests suite tests/backends/test_gpu_suite.py
 }
 
+smoke() {
+  marked="gpu and smoke" gpu_tests smoke tests/backends/test_gpu_suite.py
+}
+
 # gpu_tests <name> <file>: -P: the tests import the installed package, not the one in the working directory.  Several workers share the
 # GPU, for most of the time is expected to go into compiling, of which XLA's own choice among algorithms would be a large part.  What
 # others' packages warn of there is not a failure.
 gpu_tests() {
   set -- "$1" -n "$(nproc)" --max-worker-restart=40 -o faulthandler_timeout="${EACH:-120}" -o faulthandler_exit_on_timeout=1 -W default \
-    -m gpu --durations=10 ${ONLY:+-k "$ONLY"} "$2"
+    -m "${marked:-gpu}" --durations=10 ${ONLY:+-k "$ONLY"} "$2"
   part "$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false XLA_FLAGS="--xla_gpu_autotune_level=1 --xla_gpu_enable_triton_gemm=false" \
     "$python" -P -m pytest -p xdist "${@:2}"
 }
@@ -189,6 +199,10 @@ sanitizer() {
   sanitize racecheck-cuda racecheck "${only[*]}" "${cuda[@]}"
   sanitize initcheck-cuda initcheck "${only[*]}" "${cuda[@]}"
   sanitize memcheck-triton memcheck "" tests/kernels
+}
+
+memcheck() {
+  sanitize memcheck memcheck "" tests/backends/test_gpu_cuda.py -k "test_conv_kernel or test_matmul_kernel"
 }
 
 # sanitize <name> <tool> <options> <tests...>: without the pools of PyTorch and XLA each array is an allocation of its own, so that what
@@ -233,15 +247,36 @@ example() {
   fi
 }
 
+minutes() {
+  awk "BEGIN { print $1 / 60 }"
+}
+
 # What ends the process, such as an illegal access, ends one row: the next try goes on after it.
 bench() {
   local try resume=${RESUME:+--resume}
   for try in 1 2 3 4 5; do
     # shellcheck disable=SC2086
-    part "bench-$try" "$python" -P -m jaxext bench --json "$out/gpu.json" $resume --minutes "$(((until - SECONDS) / 60 - 1))" \
+    part "bench-$try" "$python" -P -m jaxext bench --json "$out/gpu.json" $resume --minutes "$(minutes $((until - SECONDS - 30)))" \
       ${trial:+--quick} ${BENCH:-}
     resume=--resume
-    grep -q '"interrupted": true' "$out/gpu.json" && [ $((until - SECONDS)) -gt 120 ] || break
+    grep -q '"interrupted": true' "$out/gpu.json" && [ $((until - SECONDS)) -gt 60 ] || break
+  done
+}
+
+# What is stored as it is measured stays when the time is over.
+tune() {
+  part tune "$python" -P -m jaxext tune --tags clocks --dtype bfloat16 --table "$out/tuned.json" ${trial:+--quick --candidates 1}
+}
+
+# Half the time for each.  jax-triton 0.3's calls are in command buffers only if XLA is told so.
+walls() {
+  local half=$(((until - SECONDS) / 2)) until=$until name
+  for name in walls walls_graphs; do
+    until=$((SECONDS + half))
+    part "$name" env XLA_FLAGS="${graphs:-}" "$python" -P -m jaxext bench --json "$out/$name.json" --implementation triton \
+      --tags clocks --dtype bfloat16 --minutes "$(minutes $((half - 15)))" ${trial:+--quick}
+    local graphs=--legacy_command_buffer_custom_call_targets=triton_kernel_call
+    [ -z "$trial" ] || graphs= # which the compiler of CPUs does not know
   done
 }
 
@@ -249,6 +284,7 @@ bench() {
 profile() {
   local rank run=(ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
   [ -z "$trial" ] || run=()
+  part predictions "$python" -P -m jaxext.benchmarks.predictions "$out/gpu.json"
   part gaps "${gaps[@]}" --most "${GAPS:-10}"
   for rank in $(sed -n 's/^\([0-9]*\)\. .* takes .*/\1/p' "$out/gaps.log"); do
     part "profile-$rank" "${run[@]}" "${gaps[@]}" --run "$rank"
@@ -256,11 +292,9 @@ profile() {
 }
 
 [ $# -gt 0 ] || set -- tests suite examples sanitizer bench profile
+parts=(tests suite examples sanitizer bench profile smoke memcheck tune walls)
 for name in "$@"; do
-  case $name in
-    tests | suite | examples | sanitizer | bench | profile) ;;
-    *) echo "no part is called $name: tests, suite, examples, sanitizer, bench, profile" >&2 && exit 2 ;;
-  esac
+  [[ " ${parts[*]} " == *" ${name%%=*} "* ]] || { echo "no part is called $name: ${parts[*]}" >&2 && exit 2; }
 done
 mkdir -p "$out"
 until=${PREPARE:-180}
@@ -271,8 +305,9 @@ prepared="Prepared in $SECONDS s: ${prepared%; }"
 until=$((SECONDS + 60)) # however long that took
 [ -n "$trial" ] || device || exit 3
 for name in "$@"; do
-  until=$((SECONDS + limit))
-  "$name"
+  [[ $name != *=* ]] && seconds=$limit || seconds=${name#*=}
+  until=$((SECONDS + seconds < within ? SECONDS + seconds : within))
+  "${name%%=*}"
 done
 
 cat /dev/null "${logs[@]}" | grep -E '^(FAILED|ERROR) ' >"$out/failures.txt"

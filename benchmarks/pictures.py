@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import findings
-from .report import KINDS, OTHER, PRECISION, Report, Row
+from .report import KINDS, OTHER, PRECISION, Measured, Report
 
 BLUE, VERMILION, GREY, DARK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 COLOURS = {findings.FASTER: BLUE, findings.SAME: GREY, findings.SLOWER: VERMILION}
@@ -106,7 +106,7 @@ def roofline(report: Report, path: str | os.PathLike) -> None:
     _save(path, report, "How near to the roofline", draw, 5.6)
 
 
-def _marks(axes, y: float, rows: list[Row]) -> None:
+def _marks(axes, y: float, rows: list[Measured]) -> None:
     """Losers are drawn last, over the others."""
     for standing in (findings.SAME, findings.FASTER, findings.SLOWER):
         for row in rows:
@@ -131,7 +131,7 @@ def _ratio_axis(axes) -> None:
     axes.set_xlabel("time of lax / time of jaxext (logarithmic); the bar is the geometric mean")
 
 
-def _ratio_legend(rows: list[Row]) -> tuple[list, list[str]]:
+def _ratio_legend(rows: list[Measured]) -> tuple[list, list[str]]:
     """The colours of standings and the marks of roles that there are."""
     from matplotlib.lines import Line2D
 
@@ -143,7 +143,7 @@ def _ratio_legend(rows: list[Row]) -> tuple[list, list[str]]:
     return list(handles), list(labels)
 
 
-def _pair(axes, row: Row, mark: str, size: float) -> None:
+def _pair(axes, row: Measured, mark: str, size: float) -> None:
     """lax's mark is hollow, ours is full; a line joins the two."""
     lax, ours = row.timed.get("lax"), row.timed.get(row.ours or "")
     intensity, rates = row.flops / row.bytes, [result.tflops * 1e12 for result in (lax, ours) if result]

@@ -55,16 +55,16 @@ BEFORE: Any = dict(padding=((3, 0),))  # causal, for 4 taps: an output sees no l
 PRESETS: Any = ("tf32", "ieee", "bf16x6", "fp8", "int8")
 
 MATMULS = [
-    _matmul("4096 cubed", 4096, 4096, 4096, "target large sweep"),
+    _matmul("4096 cubed", 4096, 4096, 4096, "target large sweep clocks"),
     _matmul("4096 cubed by other means", 4096, 4096, 4096, "precision sweep", roles=(NN,), numbers=PRESETS),
     _matmul("4096 cubed in parts", 4096, 4096, 4096, "precision", roles=(NN,), numbers=("tf32x3", "bf16x3")),
     _matmul("4096 cubed of 8 bits", 4096, 4096, 4096, "precision", roles=(NT,), numbers=("fp8",)),
-    _matmul("8192 cubed", 8192, 8192, 8192, "target large precision", numbers=("bf16", "fp16", "tf32", "tf32x3", "bf16x3", "fp8")),
+    _matmul("8192 cubed", 8192, 8192, 8192, "target large precision clocks", numbers=("bf16", "fp16", "tf32", "tf32x3", "bf16x3", "fp8")),
     *(_matmul("waves", 4096, 4096, n, "target waves") for n in (3072, 5376, 7168, 11008)),
     _matmul("llama 8B up", 4096, 4096, 14336, "target waves llama"),
-    *(_matmul("short", 8192, k, 8192, "target waves") for k in (1024, 512, 256)),
+    *(_matmul("short", 8192, k, 8192, "target waves" + " clocks" * (k == 256)) for k in (1024, 512, 256)),
     _matmul("short", 8192, 64, 8192),
-    *(_matmul("llama 70B attention out", m, 8192, 8192, "target thin llama") for m in (16, 8, 1)),
+    *(_matmul("llama 70B attention out", m, 8192, 8192, "target thin llama" + " clocks" * (m == 1)) for m in (16, 8, 1)),
     *(_matmul("llama 8B up", m, 4096, 14336, "llama") for m in (1, 128, 1024, 8192, 16384)),
     _matmul("llama 8B down", 1, 14336, 4096, "llama", roles=(NN, NT), numbers=BOTH),
     _matmul("llama 8B down", 8192, 14336, 4096, "llama"),
@@ -90,8 +90,8 @@ MATMULS = [
 MLPS = [_mlp("mlp", 784, width, width, width, 10, batch=batch) for width in (8192, 2048) for batch in (8192, 128)]
 
 IMAGES = [
-    _conv("resnet50 3x3", (64, 56, 56, 64), (3, 3, 64, 64), "resnet50 target many-images"),
-    _conv("resnet50 3x3", (64, 14, 14, 256), (3, 3, 256, 256), "resnet50 target many-images"),
+    _conv("resnet50 3x3", (64, 56, 56, 64), (3, 3, 64, 64), "resnet50 target many-images clocks"),
+    _conv("resnet50 3x3", (64, 14, 14, 256), (3, 3, 256, 256), "resnet50 target many-images clocks"),
     _conv("resnet50 3x3", (64, 28, 28, 128), (3, 3, 128, 128), "resnet50 target many-images"),
     _conv("resnet50 3x3", (4, 28, 28, 256), (3, 3, 256, 256), "resnet50 target few-images"),
     _conv("resnet50 3x3", (32, 56, 56, 64), (3, 3, 64, 64), "resnet50 sweep"),
@@ -110,14 +110,14 @@ IMAGES = [
     _conv("resnext 32 of 4 by 2", (64, 56, 56, 128), (3, 3, 4, 128), "resnext target", groups=32, stride=2),
     _conv("resnext 32 of 16 by 2", (64, 28, 28, 512), (3, 3, 16, 512), "resnext target", groups=32, stride=2),
     _conv("resnext 32 of 16", (32, 14, 14, 512), (3, 3, 16, 512), "resnext", groups=32),
-    _conv("convnext 7x7", (64, 56, 56, 96), (7, 7, 1, 96), "convnext target", groups=96, numbers=BOTH),
+    _conv("convnext 7x7", (64, 56, 56, 96), (7, 7, 1, 96), "convnext target clocks", groups=96, numbers=BOTH),
     _conv("convnext 7x7", (64, 14, 14, 384), (7, 7, 1, 384), "convnext target", groups=384),
     _conv("convnext 7x7", (32, 56, 56, 96), (7, 7, 1, 96), "convnext sweep", groups=96),
     _conv("convnext 7x7 fp32", (32, 56, 56, 96), (7, 7, 1, 96), "convnext", groups=96, numbers=("tf32",)),
     _conv("convnext 2x2 by 2 to 192", (64, 56, 56, 96), (2, 2, 96, 192), "convnext", stride=2),
     _conv("mobilenet 3x3", (32, 112, 112, 96), (3, 3, 1, 96), "mobilenet", groups=96),
     _conv("mobilenet 3x3 by 2", (32, 112, 112, 96), (3, 3, 1, 96), "mobilenet", groups=96, stride=2),
-    _conv("mobilenet 3x3", (64, 56, 56, 144), (3, 3, 1, 144), "mobilenet target", groups=144),
+    _conv("mobilenet 3x3", (64, 56, 56, 144), (3, 3, 1, 144), "mobilenet target clocks", groups=144),
     _conv("mobilenet 1x1 to 24", (64, 56, 56, 144), (1, 1, 144, 24), "mobilenet"),
     _conv("efficientnet 5x5 by 2", (64, 56, 56, 144), (5, 5, 1, 144), "efficientnet", groups=144, stride=2),
     _conv("efficientnet 5x5", (64, 14, 14, 480), (5, 5, 1, 480), "efficientnet", groups=480),
@@ -125,7 +125,7 @@ IMAGES = [
     _conv("unet 3x3", (8, 64, 64, 320), (3, 3, 320, 320), "unet precision", numbers=("bf16", "fp8")),
     _conv("unet 3x3 to 640", (8, 32, 32, 1280), (3, 3, 1280, 640), "unet"),
     _conv("unet transposed 4x4 by 2", (8, 32, 32, 256), (4, 4, 256, 128), "unet", input_dilation=2, padding=((2, 2),) * 2),
-    _conv("unet transposed 4x4 by 2", (16, 32, 32, 256), (4, 4, 256, 128), "unet target", input_dilation=2, padding=((2, 2),) * 2),
+    _conv("unet transposed 4x4 by 2", (16, 32, 32, 256), (4, 4, 256, 128), "unet target clocks", input_dilation=2, padding=((2, 2),) * 2),
     _conv("vae 3x3", (4, 256, 256, 128), (3, 3, 128, 128), "vae"),
     _conv("vae strided 4x4 by 2", (8, 64, 64, 128), (4, 4, 128, 256), "vae", stride=2, padding=((1, 1),) * 2, numbers=BOTH),
     _conv("odd channels", (4, 27, 29, 33), (3, 5, 33, 65), numbers=BOTH),
@@ -135,7 +135,7 @@ IMAGES = [
 
 VOLUMES = [
     _conv("video 3x3x3", (2, 16, 56, 56, 64), (3, 3, 3, 64, 64), "video target"),
-    _conv("vae 3x3x3", (1, 9, 60, 104, 128), (3, 3, 3, 128, 128), "vae target"),
+    _conv("vae 3x3x3", (1, 9, 60, 104, 128), (3, 3, 3, 128, 128), "vae target clocks"),
     _conv("vae transposed 3x3x3 by 2", (2, 16, 32, 32, 64), (3, 3, 3, 64, 64), "vae", input_dilation=2, padding=((1, 2),) * 3),
     _conv("unet 3x3x3 to 64", (2, 32, 64, 64, 32), (3, 3, 3, 32, 64), "unet", numbers=BOTH),
     _conv("unet 3x3x3", (1, 128, 128, 128, 32), (3, 3, 3, 32, 32), "unet"),
@@ -143,7 +143,7 @@ VOLUMES = [
 ]
 
 SEQUENCES = [
-    _conv("mamba k=4", (8, 2048, 5376), (4, 1, 5376), "mamba target sweep", groups=5376, **BEFORE),
+    _conv("mamba k=4", (8, 2048, 5376), (4, 1, 5376), "mamba target sweep clocks", groups=5376, **BEFORE),
     _conv("mamba k=4 fp32", (8, 2048, 5376), (4, 1, 5376), "mamba", groups=5376, numbers=("tf32",), **BEFORE),
     _conv("hyena k=4", (1, 16384, 12288), (4, 1, 12288), "hyena target", groups=12288, **BEFORE),
     _conv("wavenet k=5 dilated by 4", (8, 8192, 256), (5, 256, 256), "wavenet target", dilation=4),
@@ -155,7 +155,7 @@ SEQUENCES = [
     _conv("wav2vec2 k=10 by 5", (8, 80000, 1), (10, 1, 512), "wav2vec2", stride=5, padding=((0, 0),)),
     _conv("wav2vec2 k=3 by 2", (8, 15999, 512), (3, 512, 512), "wav2vec2", stride=2, padding=((0, 0),)),
     _conv("wav2vec2 k=128, 16 of 48", (8, 499, 768), (128, 48, 768), "wav2vec2", groups=16, padding=((64, 64),)),
-    _conv("whisper k=3", (16, 1500, 768), (3, 768, 768), "whisper target"),
+    _conv("whisper k=3", (16, 1500, 768), (3, 768, 768), "whisper target clocks"),
     _conv("whisper k=3 to 1280", (8, 3000, 128), (3, 128, 1280), "whisper", padding=((1, 1),)),
     _conv("whisper k=3 by 2", (8, 3000, 1280), (3, 1280, 1280), "whisper", stride=2, padding=((1, 1),)),
     _conv("encodec k=7 to 32", (8, 24000, 1), (7, 1, 32), "encodec", padding=((6, 0),)),
@@ -165,7 +165,7 @@ SEQUENCES = [
 
 FEW: Any = dict(roles=(WGRAD,), numbers=("bf16", "tf32", "fp32bf16"))
 BATCHES = [
-    _conv("ensemble 3x3", (8, 28, 28, 128), (3, 3, 128, 128), "ensemble target", batch=16),
+    _conv("ensemble 3x3", (8, 28, 28, 128), (3, 3, 128, 128), "ensemble target clocks", batch=16),
     _conv("ensemble 3x3", (4, 28, 28, 32), (3, 3, 32, 32), "ensemble", batch=16),
     _conv("hypernetwork 3x3", (1, 32, 32, 64), (3, 3, 64, 64), "hypernetwork", batch=64),
     _conv("hypernetwork 5x5 depthwise", (1, 56, 56, 96), (5, 5, 1, 96), "hypernetwork", batch=64, groups=96),

@@ -117,7 +117,7 @@ class Default(_Record, frozen=True):
     how: str
 
 
-class Row(_Record, frozen=True, kw_only=True):
+class Measured(_Record, frozen=True, kw_only=True):
     """One problem in one role and kind of numbers, by every library.
 
     Attributes:
@@ -201,7 +201,7 @@ class Report(_Record, frozen=True, kw_only=True):
     begun: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     trial: bool = False
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Measured, ...] = ()
 
     def __post_init__(self):
         for field, kind in (("device", str), ("date", str), ("versions", dict)):
@@ -268,13 +268,13 @@ def data(report: Report) -> dict[str, Any]:
     return terminal.plain({"schema": SCHEMA, **msgspec.to_builtins(report, enc_hook=float)})  # numpy's floats are no floats to msgspec
 
 
-def ours(rows: Iterable[Row] = ()) -> tuple[str, ...]:
+def ours(rows: Iterable[Measured] = ()) -> tuple[str, ...]:
     """The implementations that there are, and "jaxext", which is what it takes where nobody names one; then what else is in the rows."""
     found = dict.fromkeys((*names_of_implementations(), "jaxext", *(library for row in rows for library in row.results)))
     return tuple(library for library in found if library not in THEIRS)
 
 
-def libraries(rows: Iterable[Row] = ()) -> tuple[str, ...]:
+def libraries(rows: Iterable[Measured] = ()) -> tuple[str, ...]:
     """All that a row may have, in the order in which they are told."""
     return ("lax", *ours(rows), "cublas")
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import findings
-from .report import KINDS, OTHER, PRECISION, THEIRS, Failure, Refusal, Report, Result, Row, libraries
+from .report import KINDS, OTHER, PRECISION, THEIRS, Failure, Measured, Refusal, Report, Result, libraries
 
 STYLES = {findings.FASTER: "green", findings.SLOWER: "bold red", findings.MISSING: "red", findings.NEW: "cyan"}
 NAME, TIME, RATIO, SHARE, ERROR, STRAYS = 78, 14, 15, 7, 9, 10  # columns' widths
@@ -36,7 +36,7 @@ def head(shown: Sequence[str] = ()) -> Text:
     return Text("".join(f"{text:>{width}}" for text, width in (*cells, ("strays", STRAYS))) + "  targets", "bold")
 
 
-def line(row: Row, shown: Sequence[str] = ()) -> Text:
+def line(row: Measured, shown: Sequence[str] = ()) -> Text:
     """One row, under `head` of the same libraries."""
     text = Text(f"{row.name:{NAME}.{NAME - 1}}")
     for library in shown or libraries():
@@ -142,7 +142,7 @@ def _kinds(report: Report) -> Iterator[str]:
     for kind, rows in _by_kind(report.rows).items():
         roles = sorted({row.role for row in rows}, key=lambda role: (ROLES.index(role) if role in ROLES else len(ROLES), role))
         yield from ("", f"### {kind}", "", f"| problem | numbers | {' | '.join(roles)} |", f"|---|---|{'--:|' * len(roles)}")
-        problems: dict[tuple[str, str], dict[str, Row]] = {}
+        problems: dict[tuple[str, str], dict[str, Measured]] = {}
         for row in rows:
             problems.setdefault((row.problem, row.numbers), {})[row.role] = row
         for (problem, numbers), by_role in problems.items():
@@ -150,7 +150,7 @@ def _kinds(report: Report) -> Iterator[str]:
             yield f"| {_escaped(problem)} | {_escaped(numbers)} | {' | '.join(cells)} |"
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Measured) -> str:
     ratio = findings.ratio(row, findings.DEFAULT, "lax")
     if ratio is None:
         return "wrong" if row.ours and findings.wrong(row, row.ours) else "not measured" if row.default else "refused"
@@ -167,7 +167,7 @@ def _shortcomings(report: Report) -> Iterator[str]:
             yield from ("", f"### {title}", "", *(f"- {_escaped(line)}" for line in lines))
 
 
-def _by_kind(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _by_kind(rows: Sequence[Measured]) -> dict[str, list[Measured]]:
     order = [*KINDS, PRECISION, OTHER]
     ordered = sorted(rows, key=lambda row: order.index(row.kind))
     return {kind: list(members) for kind, members in itertools.groupby(ordered, key=lambda row: row.kind)}

@@ -8,7 +8,8 @@ It must not know what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import collections
+from collections.abc import Iterable, Mapping
 
 from .case import Case
 from .kinds import CONV_ROLES, DGRAD, FPROP, MATMUL_ROLES, NN, WGRAD
@@ -82,6 +83,7 @@ OF_CPUS: Mapping[str, Mapping[str, float]] = {
 
 # Kinds in the order in which a GPU measures them, those of which most is expected first: a run may end early.
 FIRST = ("causal", "depthwise", "batched-filters", "per-example", "transposed", "grouped", "one-axis", "three-axes", "dense")
+FIRST += ("large", "waves", "thin")
 
 
 def targets(case: Case, platform: str) -> Targets:
@@ -97,9 +99,19 @@ def targets(case: Case, platform: str) -> Targets:
     return next((by_role.get(case.role, {}) for tags, by_role in OF_GPUS if tags <= case.tags), {})
 
 
-def rank(case: Case, platform: str) -> tuple[bool, int]:
-    """By which to sort the cases of a run that may end early: on a GPU those of which something is expected first, and both by kind."""
+def in_order(cases: Iterable[Case], platform: str) -> list[Case]:
+    """The cases of a run that may end early: on a GPU one of each kind and role before a second of any, of what is expected most first."""
     if platform == "cpu":
-        return False, 0
-    kind = next((place for place, kind in enumerate(FIRST) if kind in case.tags), len(FIRST))
-    return not targets(case, platform), kind
+        return list(cases)
+
+    def kind(case: Case) -> int:
+        return next((place for place, kind in enumerate(FIRST) if kind in case.tags), len(FIRST))
+
+    ordered = sorted(cases, key=lambda case: (not targets(case, platform), kind(case)))
+    count: collections.Counter[tuple[int, str]] = collections.Counter()
+
+    def nth(case: Case) -> int:
+        count[kind(case), case.role] += 1
+        return count[kind(case), case.role]
+
+    return sorted(ordered, key=nth)

@@ -5,6 +5,7 @@
 
 #include "depthwise.cuh"
 #include "depthwise_launch.h"
+#include "relaxed_capture.h"
 
 namespace jaxext::depthwise {
 
@@ -16,6 +17,7 @@ cudaError_t Launch(const Plan& plan, cudaStream_t stream, void (*kernel)(Params,
   config.blockDim = dim3{static_cast<unsigned>(plan.lanes), static_cast<unsigned>(kThreads / plan.lanes), 1};
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
+  const RelaxedCapture relaxed;
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, plan.params, arrays...);
   if (error != cudaSuccess) cudaGetLastError();
   return error;

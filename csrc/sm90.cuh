@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cutlass/cuda_host_adapter.hpp"
+#include "relaxed_capture.h"
 #include "status.h"
 
 namespace jaxext::sm90 {
@@ -70,6 +71,7 @@ Status Launch(const std::string& name, void (*kernel)(Params), const Params& par
   if (descriptor_error != CUDA_SUCCESS) {
     return Internal(name + ": the driver refuses a TMA descriptor, CUDA error " + std::to_string(descriptor_error));
   }
+  const RelaxedCapture relaxed;
   // For the current device, of which a process may have several; it costs less than to remember for which it was done.
   if (Status s = Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name + ": cudaFuncSetAttribute");
       !s.ok()) {

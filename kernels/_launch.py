@@ -7,15 +7,12 @@ element of the result and none beside it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Compute capability -> shared memory that one program may use, in bytes (CUDA C++ Programming Guide, table of technical specifications:
 # the multiprocessor's, less the 1 KiB that the system keeps).
 SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10, 120: 99 << 10}
-
-# Compute capability -> multiprocessors of its largest common device: A100, H100/H200, B200; only to judge how many programs fill one.
-MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
 
 MOST_PROGRAMS = 2**31 - 1  # of a grid, along its first axis
 
@@ -53,10 +50,6 @@ def kernel_name(specialization) -> str:
     return specialization.constants["PROBLEM"].name
 
 
-def multiprocessors(arch: int) -> int:
-    return MULTIPROCESSORS.get(arch, 128)
-
-
 def tensor_memory(arch: int, rows: int, cols: int, depth: int, parts: str) -> int:
     """Columns, at most, of the sums and the left factors of a product of tiles, where tcgen05 makes it; `parts` splits float32 factors.
 
@@ -79,3 +72,9 @@ def lacking_memory(arch: int, *, shared: float, tensor: int) -> str | None:
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def largest_block(blocks: Sequence[int], size: int, idle: float) -> int:
+    """The largest of those that leave at most this share of their lanes idle, or the least idle one."""
+    shares = {block: 1 - size / max(1, cdiv(size, block) * block) for block in blocks}
+    return max((block for block in blocks if shares[block] <= idle), default=min(blocks, key=shares.__getitem__))

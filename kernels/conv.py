@@ -21,20 +21,9 @@ import triton
 import triton.language as tl
 
 from ._geometry import MOST_POSITIONS, ConvProblem
-from ._launch import (
-    BITS,
-    MOST_INTEGER_PRODUCTS,
-    MOST_PROGRAMS,
-    PRODUCTS_OF_PARTS,
-    SHARED_MEMORY,
-    Launch,
-    cdiv,
-    kernel_name,
-    lacking_memory,
-    multiprocessors,
-    tensor_memory,
-)
+from ._launch import BITS, MOST_INTEGER_PRODUCTS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, lacking_memory, tensor_memory
 from ._products import to_tf32
+from ._roofline import START, machine
 
 Problem = ConvProblem
 
@@ -171,9 +160,12 @@ def _multiply(a, b, accumulator, PROBLEM: tl.constexpr, TURN_A: tl.constexpr, TU
         a = to_tf32(a)
     if TF32 and TURN_B:
         b = to_tf32(b)
-    # Hopper adds 8-bit floats in fewer bits than float32 has: no more than a block of them.
-    LIMIT: tl.constexpr = a.shape[1] if a.dtype.is_fp8() else None
-    return tl.dot(a, b, accumulator, input_precision=PROBLEM.precision, max_num_imprecise_acc=LIMIT, out_dtype=accumulator.dtype)
+    # Hopper adds 8-bit floats in fewer bits than float32 has: no more than a block of them.  Triton's own limit would add a block before
+    # it has waited for it.
+    if a.dtype.is_fp8() and PROBLEM.arch == 90:
+        return accumulator + tl.dot(a, b, out_dtype=accumulator.dtype)
+    else:
+        return tl.dot(a, b, accumulator, input_precision=PROBLEM.precision, out_dtype=accumulator.dtype)
 
 
 @triton.jit(repr=kernel_name)
@@ -339,11 +331,11 @@ def supports(problem: Problem) -> str | None:
 def candidates(problem: Problem) -> list[Config]:
     """The shapes that fit and are filled by half, each with the groups, packing and splits that suit the problem.
 
-    The one of least estimated time (`parallel/cost_model`) is first.
+    The one that takes the fewest clocks, by a rough model, is first.
     """
     configs = [_complete(problem, shape) for shape in SHAPES]
     fitting = (config for config in configs if _refusal(problem, config) is None and _fills(problem, config))
-    return sorted(fitting, key=functools.partial(_cost, problem))
+    return sorted(fitting, key=functools.partial(clocks, problem))
 
 
 def pick(problem: Problem) -> Config:
@@ -380,7 +372,7 @@ def _refusal(problem: Problem, config: Config) -> str | None:
         return f"{config} has {config.groups} groups to a tile, which do not divide {problem.G}"
     if config.packed and problem.role == "wgrad" and any(axis.d > 1 for axis in problem.axes):
         return f"{config} is packed, but an input dilation gives each tap its own targets"
-    few = _bits(problem) < 32 or problem.precision == "tf32"
+    few = (_bits(problem) < 32 or problem.precision == "tf32") and not {*problem.dtypes[:2]} <= EIGHT  # sums of 8-bit floats are kept apart
     if (sums := config.tile_m * config.tile_n // (32 * config.num_warps)) > (limit := 128 if few else 64):
         return f"{config} has {sums} sums to a thread, registers hold {limit} beside the factors"
     if "i8" in problem.dtypes and (n := cdiv(_extent(problem, config)[2], config.splits) * config.tile_k) >= MOST_INTEGER_PRODUCTS:
@@ -388,7 +380,7 @@ def _refusal(problem: Problem, config: Config) -> str | None:
     if (programs := math.prod(_tiles(problem, config))) > MOST_PROGRAMS:
         return f"{config} has {programs} programs, a grid has at most {MOST_PROGRAMS}"
     stage = (config.tile_m + config.tile_n) * config.tile_k * _bits(problem) // 8
-    parts = problem.precision if _products(problem) > 1 else ""
+    parts = problem.precision if _in_parts(problem) else ""
     tensor = tensor_memory(problem.arch, config.tile_m, config.tile_n, config.tile_k, parts)
     if lacking := lacking_memory(problem.arch, shared=stage * config.num_stages, tensor=tensor):
         return f"{config} {lacking}"
@@ -419,9 +411,9 @@ def _least_k(problem: Problem) -> int:
     return max(16, 256 // _bits(problem))
 
 
-def _products(problem: Problem) -> int:
-    """Of the tensor cores, for one of two numbers."""
-    return PRODUCTS_OF_PARTS.get(problem.precision, 1) if _bits(problem) == 32 else 1
+def _in_parts(problem: Problem) -> bool:
+    """Whether float32 numbers are split into parts, which the tensor cores multiply."""
+    return _bits(problem) == 32 and problem.precision not in ("tf32", "ieee")
 
 
 def _blocks(taps: int, channels: int, block: int, packed: bool) -> int:
@@ -461,7 +453,7 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
     vector, k, least = math.gcd(problem.C, problem.K, 128 // _bits(problem)), k_bytes * 8 // _bits(problem), _least_k(problem)
     if problem.role == "wgrad" and 100 <= problem.arch < 120 and m * n >= 64 * 128:
         warps = 8
-    if not 90 <= problem.arch < 120 and (_bits(problem) == 8 or _products(problem) > 1):
+    if not 90 <= problem.arch < 120 and (_bits(problem) == 8 or _in_parts(problem)):
         k = max(least, k // 2)
     while warps < 8 and max(m, n) * k > 16 * (32 * warps * vector):
         warps *= 2
@@ -474,28 +466,21 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
     if _refusal(problem, packed) is None and 4 * math.prod(_extent(problem, packed)) <= 3 * math.prod(_extent(problem, config)):
         config = packed
     steps, programs = _extent(problem, config)[2], math.prod(_tiles(problem, config))
-    shares = min(steps // 8, 2 * multiprocessors(problem.arch) // max(programs, 1))
+    shares = min(steps // 8, 2 * machine(problem.arch).multiprocessors // max(programs, 1))
     least = cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.tile_k) if "i8" in problem.dtypes else 1
     splits = (dataclasses.replace(config, splits=n) for n in (max(1, least), max(1, least, shares)))
-    return min(splits, key=functools.partial(_cost, problem))
+    return min(splits, key=functools.partial(clocks, problem))
 
 
-def _cost(problem: Problem, config: Config) -> float:
-    """Clock cycles by a roofline of one multiprocessor: the programs that fall to it, each step as long as its products or its loads.
+def clocks(problem: Problem, config: Config) -> float:
+    """The programs that one multiprocessor runs, and for split sums the sum of partial results.
 
-    Rates are those of data sheets, rounded: 64 bytes a cycle from the L2 cache, 16 from memory; 1024 products of 16 bits (twice that from
-    9.0 on), half as many in TF32, which the emulated precisions multiply by their number of passes; 128 without tensor cores;
-    and 50 cycles a step for its addresses and barriers.
-    Filling and draining a program's pipeline takes 1500 cycles more, which the programs beside it on the multiprocessor hide.
+    A step takes 50 clocks more, for its addresses and barriers.  Programs on the same multiprocessor hide one another's start.
     """
-    bits = _bits(problem)
-    rate = (2048 if problem.arch in (90, 100, 103) else 1024) * 16 / bits
-    if bits == 32:
-        rate = {"tf32": rate, "tf32x3": rate / 3, "bf16x3": 2 * rate / 3, "bf16x6": rate / 3, "ieee": 128}[problem.precision]
+    gpu, bits, programs = machine(problem.arch), _bits(problem), grid(problem, config)[0]
     m, n, k = config.tile_m, config.tile_n, config.tile_k
-    step = max(m * n * k / rate, (m + n) * k * bits / 8 / 64) + 50
-    steps = cdiv(_extent(problem, config)[2], config.splits)
-    tiles, processors = math.prod(_tiles(problem, config)), multiprocessors(problem.arch)
-    fill = 1500 / max(1, min(SHARED_MEMORY[problem.arch] // ((m + n) * k * bits // 8 * config.num_stages), 48 // config.num_warps))
-    partial = 2 * tiles * m * n * 4 / 16 / processors if config.splits > 1 else 0  # written, and read again
-    return cdiv(tiles, processors) * (steps * step + fill) + partial
+    loaded = (m + n) * k * bits // 8
+    step = gpu.tile(m * n * k, gpu.rate(bits, problem.precision), loaded) + 50
+    beside = max(1, min(SHARED_MEMORY[problem.arch] // (loaded * config.num_stages), 48 // config.num_warps))
+    of_programs = gpu.rounds(programs) * (cdiv(_extent(problem, config)[2], config.splits) * step + START / beside)
+    return of_programs + (gpu.adding(4 * programs * m * n) if config.splits > 1 else 0)

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from ._geometry import Axis, ConvProblem
-from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, multiprocessors
+from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, largest_block
+from ._roofline import machine
 
 Problem = ConvProblem
 
@@ -156,41 +157,35 @@ def candidates(problem: Problem) -> list[Config]:
     A thread has one strip and 16 bytes of channels (of the widest dtype).  The block of channels is the largest power of two, up to eight
     such vectors, that leaves at most an eighth of the lanes idle.  wgrad gives a tile as many pieces of the filter as it can with at most
     a quarter of the lanes idle, since they read the same y, and splits its sum until there are 6 programs per multiprocessor, each with
-    at least 4 tiles to sum: more would only write more partial results.  The width with which a multiprocessor loads the fewest vectors is
-    first, among equals the widest.
+    at least 4 tiles to sum: more would only write more partial results.  The width that takes the fewest clocks
+    is first, among equals the widest.
     """
     vector = VECTOR_BITS // max(BITS[dtype] for dtype in problem.dtypes)
     channels = max(1, _target_channels(problem))
-    block = _largest([min(vector << i, triton.next_power_of_2(channels)) for i in range(4)], channels, idle=1 / 8)
+    block = largest_block([min(vector << i, triton.next_power_of_2(channels)) for i in range(4)], channels, idle=1 / 8)
     rows = max(1, 32 * NUM_WARPS * vector // block)
     configs = [Config(tile_g=block, strips=rows, strip=width, num_warps=NUM_WARPS) for width in WIDTHS]
     if problem.role == "wgrad":
         configs = [_with_splits(problem, config) for config in configs]
     few = (config for config in configs if registers(problem, config) <= FEW_REGISTERS)
-    return sorted(few, key=lambda config: (_loads(problem, config), -config.strip))
+    return sorted(few, key=lambda config: (clocks(problem, config), -config.strip))
 
 
 def _with_splits(problem: Problem, config: Config) -> Config:
     """The tile's rows shared between strips and lanes, and the sum between programs."""
     rows = config.strips
-    lanes = _largest([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), idle=1 / 4)
+    lanes = largest_block([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), idle=1 / 4)
     config = dataclasses.replace(config, pieces=lanes, strips=rows // lanes)
-    wanted = 6 * multiprocessors(problem.arch) // max(1, grid(problem, config)[0])
+    wanted = 6 * machine(problem.arch).multiprocessors // max(1, grid(problem, config)[0])
     return dataclasses.replace(config, splits=max(1, min(wanted, strips(problem, config) // (4 * config.strips))))
-
-
-def _largest(blocks: list[int], size: int, idle: float) -> int:
-    """The largest block of those that leave at most this share of their lanes idle, or the least idle one."""
-    shares = {block: 1 - size / max(1, cdiv(size, block) * block) for block in blocks}
-    return max((block for block in blocks if shares[block] <= idle), default=min(blocks, key=shares.__getitem__))
 
 
 def pick(problem: Problem) -> Config:
     return candidates(problem)[0]
 
 
-def _loads(problem: Problem, config: Config) -> float:
-    """Vectors that a multiprocessor loads.
+def clocks(problem: Problem, config: Config) -> float:
+    """The vectors that a multiprocessor loads, from the L2 cache.
 
     For each tile a thread moves its targets, `strip` vectors, and for each row of the filter a row of sources and a share of the taps.  The
     programs are dealt out in rounds, so few wide ones may lose to more narrow ones.
@@ -201,7 +196,8 @@ def _loads(problem: Problem, config: Config) -> float:
     else:
         rows = problem.filter[0] * problem.filter[1] * line.pieces
         of_program = config.strip + rows * (line.sources + line.COLUMNS / 2)
-    return cdiv(grid(problem, config)[0], multiprocessors(problem.arch)) * of_program
+    gpu, vectors = machine(problem.arch), 32 * config.num_warps * VECTOR_BITS // 8
+    return gpu.rounds(grid(problem, config)[0]) * of_program * vectors / gpu.l2
 
 
 def registers(problem: Problem, config: Config) -> int:

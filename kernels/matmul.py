@@ -31,10 +31,10 @@ from ._launch import (
     cdiv,
     kernel_name,
     lacking_memory,
-    multiprocessors,
     tensor_memory,
 )
 from ._products import to_tf32
+from ._roofline import START, machine
 
 GROUP = tl.constexpr(8)  # tile rows of a band: what 132 programs read at once is then near its least
 BEYOND = 1 << 15  # the depth that splits cover beyond its end is less: a block of up to 128 for each, and they are up to 148
@@ -42,8 +42,8 @@ BEYOND = 1 << 15  # the depth that splits cover beyond its end is less: a block 
 _FLOATS = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 _EIGHTS = frozenset({"fp8e4nv", "fp8e5"})
 _PRECISIONS = ("tf32", "tf32x3", "bf16x3", "bf16x6", "ieee")
-# Those that split a float32 number: the time of a product, in TF32 ones, and the bytes of its right factor's parts in shared memory.
-_PARTS = {"tf32x3": (3, 8), "bf16x3": (1.5, 4), "bf16x6": (3, 6)}
+# Those that split a float32 number, and the bytes of its right factor's parts in shared memory.
+_PARTS = {"tf32x3": 8, "bf16x3": 4, "bf16x6": 6}
 
 # Rows and columns of the tiles worth trying, and their warps.  An accumulator of 128x256 is 128 registers of each of 8 warps' threads.
 _TILES = (
@@ -191,13 +191,15 @@ def candidates(problem: Problem) -> list[Config]:
         if problem.in_parts and small and warps < 4:
             continue
         warps = 8 if problem.in_parts and small else warps
+        # So are the addresses of copies in small pieces, beside factors in registers.
+        warps *= 2 if problem.fma and not problem.aligned and small else 1
         config = Config(tile_m=rows, tile_n=cols, tile_k=_depth(problem, rows, cols, warps), num_warps=warps)
         if _tensor_memory(problem, config) <= TENSOR_MEMORY and (stages := _stages(problem, config)):
             config = dataclasses.replace(config, num_stages=stages)
             configs += [dataclasses.replace(config, splits=splits) for splits in sorted({1, _splits(problem, config)})]
     configs = [config for config in configs if not _saturates(problem, config)]
     configs = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
-    return sorted(configs, key=lambda config: _clocks(problem, config))
+    return sorted(configs, key=lambda config: clocks(problem, config))
 
 
 def _depth(problem: Problem, rows: int, cols: int, warps: int) -> int:
@@ -241,7 +243,7 @@ def _shared_memory(problem: Problem, config: Config) -> int:
         return stage * (config.num_stages - 1)
     factors = config.tile_n * config.tile_k
     if problem.in_parts:
-        return stage * (config.num_stages - 1) + factors * _PARTS[problem.method][1]
+        return stage * (config.num_stages - 1) + factors * _PARTS[problem.method]
     return stage * config.num_stages + (factors * problem.bits // 8 if problem.common else 0)
 
 
@@ -254,7 +256,7 @@ def _splits(problem: Problem, config: Config) -> int:
     """As many programs per tile as fill the device once, with at least 4 steps of depth for each, and none without any; more for integers
     whose sum could exceed int32."""
     rows, cols, steps = tiles(problem, config)
-    wanted = multiprocessors(problem.arch) // max(1, rows * cols * problem.B)
+    wanted = machine(problem.arch).multiprocessors // max(1, rows * cols * problem.B)
     if problem.integers:
         wanted = max(wanted, cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.tile_k))
     return cdiv(steps, max(4, cdiv(steps, max(1, wanted)))) or 1
@@ -268,24 +270,14 @@ def pick(problem: Problem) -> Config:
     return candidates(problem)[0]
 
 
-def _clocks(problem: Problem, config: Config) -> float:
-    """The programs that one multiprocessor runs, each a start and its steps, which take as long as their products or as their tiles'
-    way from the L2 cache; and for split depth a second kernel that reads the partial results.
-
-    Only the proportions matter, which are about the same on all devices: per clock and multiprocessor, 2048 products of 16 bits on tensor
-    cores or 128 without, 40 bytes from L2, 18 from memory; 1500 clocks until a program's pipeline is full and 3000 to launch a kernel.
-    """
-    rows, cols, steps = tiles(problem, config)
+def clocks(problem: Problem, config: Config) -> float:
+    """The programs that one multiprocessor runs, each a start and its depth; and for split depth the sum of partial results."""
+    gpu, depth = machine(problem.arch), tiles(problem, config)[2] * config.tile_k
     lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
-    passes = _PARTS[problem.method][0] if problem.in_parts else 1
-    rate = 128 if problem.fma else 2048 * 16 / problem.bits / passes
-    products = config.tile_m * config.tile_n * config.tile_k / rate
-    loads = (config.tile_m * lhs + config.tile_n * rhs) * config.tile_k / 40
-    clocks = cdiv(rows * cols * config.splits * problem.B, multiprocessors(problem.arch)) * (1500 + steps * max(products, loads))
-    if config.splits > 1:
-        partial = 4 * config.splits * problem.B * problem.rows * problem.cols
-        clocks += 3000 + 2 * partial / (18 * multiprocessors(problem.arch))
-    return clocks
+    rate, loaded = gpu.rate(problem.bits, problem.method), config.tile_m * lhs + config.tile_n * rhs
+    of_programs = gpu.rounds(grid(problem, config)[0]) * (START + depth * gpu.tile(config.tile_m * config.tile_n, rate, loaded))
+    partial = 4 * config.splits * problem.B * problem.rows * problem.cols
+    return of_programs + (gpu.adding(partial) if config.splits > 1 else 0)
 
 
 def tiles(problem: Problem, config: Config) -> tuple[int, int, int]:
@@ -402,6 +394,9 @@ def _multiply_add(lhs, rhs, total, PROBLEM: tl.constexpr):
         lhs = to_tf32(lhs)
     if PROBLEM.turned[1]:
         rhs = to_tf32(rhs)
-    # Hopper's tensor cores keep some 14 bits of a sum of 8-bit floats: each block's is added up in float32.
-    BLOCK: tl.constexpr = lhs.shape[1] if PROBLEM.eights else None
-    return tl.dot(lhs, rhs, total, input_precision=PROBLEM.method, max_num_imprecise_acc=BLOCK, out_dtype=total.dtype)
+    # Hopper's tensor cores keep some 14 bits of a sum of 8-bit floats: each block's is added up in float32, here, because Triton itself
+    # would add it before it has waited for it.
+    if PROBLEM.eights and PROBLEM.arch == 90:
+        return total + tl.dot(lhs, rhs, out_dtype=total.dtype)
+    else:
+        return tl.dot(lhs, rhs, total, input_precision=PROBLEM.method, out_dtype=total.dtype)

@@ -171,7 +171,7 @@ def tables(folder):
 
     with in_force.collecting() as calls, jaxext.use_table(None):
         refusal(4)
-    problem, named, own, first = calls[0].problem, folder / "named.json", in_force.default_path(), jax.process_index() == 0
+    problem, named, own, first = calls[0].problem, folder / "named.json", table_file.default_path(), jax.process_index() == 0
     if first:
         write(named, problem)
         write(own, problem)

@@ -37,7 +37,6 @@ def undone() -> Iterator[None]:
             environment._codes.clear()
             environment._codes.update(codes)
             environment.codes.cache_clear()
-            in_force.context.cache_clear()
             in_force._tables.clear()
         os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it
         if cache is not None:

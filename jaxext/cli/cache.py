@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 from collections.abc import Sequence
 
@@ -31,7 +32,7 @@ def cache(options) -> int:
       python -m jaxext cache import tables.json
       python -m jaxext cache clear --yes
     """
-    path = pathlib.Path(options.table) if options.table else in_force.default_path()
+    path = pathlib.Path(options.table) if options.table else table_file.default_path()
     if (options.action in ("export", "import")) != (options.path is not None):
         raise UsageError(f"{options.action} takes {'a PATH' if options.path is None else 'no PATH'}")
     if options.action == "clear" and not options.yes:
@@ -57,19 +58,14 @@ def _here(options) -> table_format.Context | None:
 
 def _kept(options, path: pathlib.Path) -> Sequence[table_format.Entry]:
     """Do the action, and return the entries of the table at `path` afterwards."""
-    source = {"export": path, "import": options.path}.get(options.action)
     if options.action == "clear":
         table_file.clear(path)
-    try:
-        moved = table_file.load_entries(source) if source else ()
-    except FileNotFoundError:
-        raise UsageError(f"no table {source}") from None
-    if source:
-        table_file.merge(options.path if options.action == "export" else path, moved)
-    try:
-        return table_file.load_entries(path)
-    except FileNotFoundError:
-        return ()
+    elif options.action != "show":
+        source, target = (path, options.path) if options.action == "export" else (options.path, path)
+        if not os.path.exists(source):
+            raise UsageError(f"no table {source}")
+        table_file.merge(target, table_file.load(source))
+    return table_file.load(path)
 
 
 def _tell(options, path: pathlib.Path, entries: Sequence[table_format.Entry], here: table_format.Context | None) -> None:

@@ -29,7 +29,7 @@ from jaxext.cli import cache
 from jaxext.cli.arguments import arch, function, takes_function
 from jaxext.cli.info import check_device, facts
 from jaxext.cli.terminal import LEAST_WIDTH, Failure, Grid, UsageError, count, failed, make_folders, says_json, tell
-from jaxext.tables import environment, in_force, table_file
+from jaxext.tables import environment, table_file
 from jaxext.tuning import timing
 from jaxext.tuning.tune import NOTHING, with_gradient
 
@@ -202,7 +202,7 @@ def _tune(options) -> int:
             print(f"{row}\n", flush=True)
 
     todo = list(_to_tune(options))
-    path = pathlib.Path(options.table or in_force.default_path())
+    path = pathlib.Path(options.table or table_file.default_path())
     try:
         table_file.check_writable(path)
     except (OSError, ValueError) as error:

@@ -81,9 +81,7 @@ def all_gather_matmul(
       ValueError: an operand has fewer than two axes; several axes are not in mesh order.
       Exception: any error that `jaxext.matmul` raises.
     """
-    n = devices_along(axis_name, "all_gather_matmul: axis_name")
-    along = _Along(axis_name, n, precision, preferred_element_type, implementation)
-    lhs, rhs = _operands("all_gather_matmul", along, lhs, rhs)
+    along, lhs, rhs = _checked("all_gather_matmul", lhs, rhs, axis_name, precision, preferred_element_type, implementation)
     if _ring_only(along, lhs, rhs):
         return _gathering_ring(along, False, lhs, rhs)[0]
     return _gathered(along, False, lhs, rhs)[0]
@@ -131,10 +129,7 @@ def matmul_reduce_scatter(
       ValueError: an operand has fewer than two axes; n does not divide M; several axes are not in mesh order.
       Exception: any error that `jaxext.matmul` raises.
     """
-    along = _Along(
-        axis_name, devices_along(axis_name, "matmul_reduce_scatter: axis_name"), precision, preferred_element_type, implementation
-    )
-    lhs, rhs = _operands("matmul_reduce_scatter", along, lhs, rhs)
+    along, lhs, rhs = _checked("matmul_reduce_scatter", lhs, rhs, axis_name, precision, preferred_element_type, implementation)
     if lhs.shape[-2] % along.n:
         raise ValueError(
             f"matmul_reduce_scatter: lhs has {lhs.shape[-2]} rows (shape {lhs.shape}), want a multiple of the {along.n} devices"
@@ -265,16 +260,17 @@ def _part(along, lhs, rhs, index, t, arriving):
     return y if arriving is None else y + arriving
 
 
-def _operands(name, along, lhs, rhs) -> tuple[jax.Array, jax.Array]:
-    """Both operands, checked, and varying over the axis.
+def _checked(name, lhs, rhs, axis_name, *how) -> tuple[_Along, jax.Array, jax.Array]:
+    """The axis and both operands, varying over it.
 
     A replicated operand is made varying once, here, so that its gradient is summed over the devices once and not in each step.
     """
+    along = _Along(axis_name, devices_along(axis_name, f"{name}: axis_name"), *how)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     for argument, x in (("lhs", lhs), ("rhs", rhs)):
         if x.ndim < 2:
             raise ValueError(f"{name}: {argument} has shape {x.shape}, want at least two axes, rows and columns")
     if lhs.shape[-1] != rhs.shape[-2]:
         raise TypeError(f"{name}: rhs has {rhs.shape[-2]} rows (shape {rhs.shape}), want {lhs.shape[-1]}, the columns of lhs")
-    lhs, rhs, _ = align_varying(lhs, rhs, lax.axis_index(along.axis_name))
-    return lhs, rhs
+    lhs, rhs, _ = align_varying(lhs, rhs, lax.axis_index(axis_name))
+    return along, lhs, rhs

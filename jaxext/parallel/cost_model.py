@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -123,19 +124,18 @@ def cost(
         raise ValueError(f"cost: form is {form!r}, want one of {', '.join(known)}")
     if spatial not in ("halo", "gather"):
         raise ValueError(f"cost: spatial is {spatial!r}, want 'halo' or 'gather'")
-    for name, given in dict(sharding=sharding, sizes=sizes, scattered=scattered or {}).items():
-        if not isinstance(given, Mapping):
-            raise ValueError(f"cost: {name} is {given!r}, want a mapping")
     product = known[form]
     rank = len(product.window) // 3
     sizes = _sizes(product, rank, sizes)
     window = _window(rank, sizes, padding, window_strides=window_strides, lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)
-    _check_sharding(sharding, (*product.free, *labels(rank)[0]))
+    splittable = (*product.free, *labels(rank)[0])
+    if unknown := sharding.keys() - {*splittable}:
+        raise ValueError(f"cost: sharding splits {', '.join(map(repr, unknown))}, want labels of {', '.join(splittable)}")
     split = _Split(
         form=product,
         window=window,
         sizes=sizes | window.sizes,
-        devices={label: int(n) for label, n in sharding.items() if n != 1},
+        devices={label: _positive(f"sharding of {label}", n) for label, n in sharding.items() if n != 1},
         scattered=dict(scattered or {}),
         gathers=spatial == "gather",
         itemsize=jnp.dtype(dtype).itemsize,
@@ -245,14 +245,6 @@ class _Split:
                 raise ValueError(f"cost: sharding splits {label} into parts of {part}, want at least the halo of {rows}")
 
 
-def _check_sharding(sharding: Mapping[str, int], splittable: Sequence[str]) -> None:
-    for label, n in sharding.items():
-        if label not in splittable:
-            raise ValueError(f"cost: sharding splits {label!r}, want labels of {', '.join(splittable)}")
-        if not _is_integer(n, least=1):
-            raise ValueError(f"cost: sharding of {label} is {n!r}, want a positive number of devices")
-
-
 def _sizes(form: Form, rank: int, given: Mapping[str, int]) -> dict[str, int]:
     """The size of every label but the output's."""
     inputs, filters, _ = labels(rank)
@@ -262,35 +254,28 @@ def _sizes(form: Form, rank: int, given: Mapping[str, int]) -> dict[str, int]:
     if sizes.keys() != set(wanted):
         optional = f", of which {', '.join(batch)} may be left out" if batch else ""
         raise ValueError(f"cost: sizes has {', '.join(map(str, given)) or 'no labels'}; want {', '.join(wanted)}{optional}")
-    for label, size in sizes.items():
-        if not _is_integer(size, least=1):
-            raise ValueError(f"cost: size of {label} is {size!r}, want a positive integer")
-    return {label: int(size) for label, size in sizes.items()}
+    return {label: _positive(f"size of {label}", size) for label, size in sizes.items()}
 
 
 def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int] | None) -> Window:
     """The geometry, as lax understands padding."""
     inputs, filters, _ = labels(rank)
-    for name, entries in steps.items():
-        if entries is not None and not _are_integers(entries, rank, least=1):
-            raise ValueError(f"cost: {name} is {entries!r}, want one positive integer for each of {rank} spatial axes")
-    strides, of_input, of_filter = (tuple(map(int, entries or (1,) * rank)) for entries in steps.values())
+    for name, entries in dict(steps, padding=padding).items():
+        if entries is not None and not isinstance(entries, str) and not (isinstance(entries, Sequence) and len(entries) == rank):
+            raise ValueError(f"cost: {name} is {entries!r}, want one entry for each of {rank} spatial axes")
+    strides, of_input, of_filter = (tuple(_positive(name, n) for n in entries or (1,) * rank) for name, entries in steps.items())
     input, filter = (tuple(sizes[label] for label in names) for names in (inputs, filters))
     if isinstance(padding, str):
         dilated = tuple(map(dilate, input, of_input)), tuple(map(dilate, filter, of_filter))
         padding = lax.padtype_to_pads(*dilated, strides, padding) if rank else ()
-    if not (isinstance(padding, Sequence) and len(padding) == rank and all(_are_integers(pair, 2) for pair in padding)):
-        raise ValueError(f"cost: padding is {padding!r}, want one pair of integers for each of {rank} spatial axes")
-    pads = tuple((int(low), int(high)) for low, high in padding)
+    pads = tuple((operator.index(low), operator.index(high)) for low, high in padding)
     window = Window(input=input, filter=filter, stride=strides, padding=pads, input_dilation=of_input, filter_dilation=of_filter)
     if not all(window.output):
         raise ValueError(f"cost: the output of {window} has sizes {window.output}, want a filter that fits into the padded input")
     return window
 
 
-def _are_integers(given, length: int, least: float = -math.inf) -> bool:
-    return isinstance(given, Sequence) and len(given) == length and all(_is_integer(n, least) for n in given)
-
-
-def _is_integer(n, least: float) -> bool:
-    return isinstance(n, numbers.Integral) and not isinstance(n, bool) and int(n) >= least
+def _positive(what: str, n: int) -> int:
+    if not isinstance(n, numbers.Integral) or n < 1:
+        raise ValueError(f"cost: {what} is {n!r}, want a positive integer")
+    return int(n)

@@ -107,12 +107,12 @@ def add_code(implementation: str, code: Callable[[str], str]) -> None:
 
 @functools.cache
 def codes(platform: str) -> dict[str, str]:
-    """Implementation -> a word that tells its code from any other: what was measured with another does not hold.
-
-    Raises:
-      OSError, ImportError: the sources of one cannot be read.
-    """
-    return {name: " ".join(sorted({code(platform) for code in of})) for name, of in _codes.items()}
+    """Implementation -> a word that tells its code from any other: what was measured with another does not hold.  Empty, so that nothing
+    holds, where sources cannot be read, as in a frozen program."""
+    try:
+        return {name: " ".join(sorted({code(platform) for code in of})) for name, of in _codes.items()}
+    except (OSError, ImportError):
+        return {}
 
 
 def report() -> dict:

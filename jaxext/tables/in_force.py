@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -24,11 +22,10 @@ import jax
 
 from jaxext._compat import published
 from jaxext._scope import Scope
-from jaxext.tables import environment
-from jaxext.tables.table_file import default_path, try_load
-from jaxext.tables.table_format import Context, Entry, Measurement, Table, decode, select
+from jaxext.tables import environment, table_file
+from jaxext.tables.table_format import Context, Entry, Measurement, Table, select
 
-__all__ = ["add_code", "collecting", "context", "current", "default_path", "digest", "in_force_on", "known_as", "measured", "use_table"]
+__all__ = ["add_code", "collecting", "context", "current", "in_force_on", "known_as", "measured", "use_table"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +42,7 @@ _SHIPPED = pathlib.Path(__file__).parent  # the folder of the package's own tabl
 _lock = threading.Lock()
 _tables: dict[tuple[Any, str], Table] = {}  # the value of `_used`, platform -> the rows that hold
 _agreed: dict[str, list[str]] = {}  # platform and "default" or "named" -> digests that were compared with other processes, in order
-_collectors: list[list] = []
+_collectors: dict[int, list] = {}
 
 
 def use_table(table: str | os.PathLike | Table | None) -> Scope:
@@ -75,12 +72,10 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
         return Scope("use_table", _used, _File("no table", ()))
     if isinstance(table, Table):
         return Scope("use_table", _used, _File(table.source, (Entry.of(table.context, datetime.date.today(), table.rows),)))
-    if not isinstance(table, str | os.PathLike):
-        raise TypeError(f"use_table: table is {table!r}, want a path or None")
     path = os.fspath(table)
     if not os.path.exists(path):
         raise FileNotFoundError(f"use_table: there is no file {path}")
-    entries, ignored = try_load(path)
+    entries, ignored = table_file.try_load(path)
     _warn(path, ignored)
     return Scope("use_table", _used, _File(path, entries))
 
@@ -103,56 +98,42 @@ def measured(call, used=None) -> Sequence[Measurement]:
     Raises:
       RuntimeError: another process of this run has another table.
     """
-    for calls in tuple(_collectors):
+    for calls in tuple(_collectors.values()):
         calls.append(call)
-    problem = call.problem
-    if problem is None or not call.splitter.by_labels:
+    if call.problem is None or not call.splitter.by_labels:
         return ()
     if not _is_here(call.platform) or call.arch != environment.capability(call.platform):
         return ()
-    return _in_force(current() if used is None else used, call.platform).rows.get(problem, ())
+    return _in_force(used or current(), call.platform).rows.get(call.problem, ())
 
 
-def digest(platform: str, used=None) -> str:
-    """A hash of the table in force, or of that of `used` (a `current()`); "" if it has no rows for this process's device.
+def known_as(platform: str, implementations: Iterable[str], used=None) -> str:
+    """What tells programs apart that are alike but for the code of these implementations, and the rows of the table in force.
 
     Raises:
       RuntimeError: another process of this run has another table.
     """
-    if not _is_here(platform):
-        return ""
-    table = _in_force(current() if used is None else used, platform)
-    return table.digest if table.rows else ""
+    codes = environment.codes(platform)
+    rows = _in_force(used or current(), platform).digest if _is_here(platform) else ""
+    return f"{[codes.get(name) for name in implementations]} {rows}"
 
 
 def add_code(implementation: str, code: Callable[[str], str]) -> None:
     """There is an implementation, and `code(platform)` tells its code from any other: what was measured with another does not hold."""
     with _lock:
         environment.add_code(implementation, code)
-        context.cache_clear()
-        _tables.clear()
-
-
-def known_as(platform: str, implementations: Iterable[str], used=None) -> str:
-    """What tells programs apart that are alike but for the code of these implementations, and the table in force (see `digest`)."""
-    try:
-        codes = environment.codes(platform)
-    except (OSError, ImportError):  # the sources cannot be read
-        codes = {}
-    return f"{[codes.get(name) for name in implementations]} {digest(platform, used)}"
+        _tables.clear()  # rows of it hold from now on
 
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list]:
     """The list of the calls that any thread looks up in this context: XLA asks for the parts of a program in threads of its own."""
     calls: list = []
-    with _lock:
-        _collectors.append(calls)
+    _collectors[id(calls)] = calls
     try:
         yield calls
     finally:
-        with _lock:
-            _collectors[:] = [other for other in _collectors if other is not calls]
+        del _collectors[id(calls)]
 
 
 def in_force_on(platform: str) -> Table:
@@ -161,12 +142,9 @@ def in_force_on(platform: str) -> Table:
     Raises:
       RuntimeError: this process has no such platform.
     """
-    used = current()
-    with _lock:
-        return _tables[used, platform] if (used, platform) in _tables else _read(used, platform)
+    return _tables.get((current(), platform)) or _read(current(), platform)
 
 
-@functools.cache
 def context(platform: str) -> Context:
     """The context of this process's first device of the platform.
 
@@ -193,38 +171,27 @@ def _in_force(used, platform: str) -> Table:
     with _lock:
         known = (used, platform) in _tables
         table = _tables[used, platform] = _tables[used, platform] if known else _read(used, platform)
-        _agree(f"{platform}: {'default' if used == 'default' else 'named'}", table)
+        _agree(f"{platform}/{'default' if used == 'default' else 'named'}", table)
     if not known:
         _warn(table.source, table.ignored)
     return table
 
 
 def _read(used, platform: str) -> Table:
-    """The rows that hold here.  Lowering must not fail for want of a table, so a table that cannot be read is empty."""
-    try:
-        here = context(platform)
-        return _default(here) if used == "default" else _named(used, here, platform)
-    except (ImportError, OSError, ValueError) as error:
-        return Table(Context(platform, None, {}, {}), {}, getattr(used, "source", used), f"{type(error).__name__}: {error}")
-
-
-def _default(here: Context) -> Table:
-    path = str(default_path())
-    entries, ignored = try_load(path)
-    own = select(entries, here, path)
-    shipped = [entry for file in sorted(_SHIPPED.glob("*.json")) for entry in decode(file.read_bytes())]
-    both = select([*shipped, *entries], here, path)
-    # Not `both.ignored`: the user can do nothing about a table of the package that is of other versions.
-    return dataclasses.replace(both, ignored=ignored or own.ignored)
-
-
-def _named(used: _File, here: Context, platform: str) -> Table:
-    table = select(used.entries, here, used.source)
-    devices = {entry.device for entry in used.entries}
-    # The table of a GPU is expected to have nothing for the CPU of the same process.
-    if devices and here.device not in devices and platform == environment.default_platform():
-        return dataclasses.replace(table, ignored=f"it is of {', '.join(sorted(devices))}, this is {here.device}")
-    return table
+    """The rows that hold here.  Lowering must not fail for want of a table, so a file that cannot be read has none."""
+    here = context(platform)
+    if used != "default":
+        table = select(used.entries, here, used.source)
+        devices = {entry.device for entry in used.entries}
+        # The table of a GPU is expected to have nothing for the CPU of the same process.
+        if devices and here.device not in devices and platform == environment.default_platform():
+            return dataclasses.replace(table, ignored=f"it is of {', '.join(sorted(devices))}, this is {here.device}")
+        return table
+    path = str(table_file.default_path())
+    files = [table_file.try_load(file) for file in (*sorted(_SHIPPED.glob("*.json")), path)]
+    # Measurements that do not hold are told of the user's own table alone: the user can do nothing about a table of the package.
+    ignored = next((why for _, why in files if why), None) or select(files[-1][0], here, path).ignored
+    return dataclasses.replace(select([entry for entries, _ in files for entry in entries], here, path), ignored=ignored)
 
 
 def _agree(role: str, table: Table) -> None:
@@ -237,8 +204,7 @@ def _agree(role: str, table: Table) -> None:
     if table.digest in digests:
         return
     if jax.process_count() > 1:
-        folder = f"jaxext/tables/{hashlib.sha256(role.encode()).hexdigest()[:16]}/{len(digests)}"
-        told = published(folder, json.dumps([table.digest, table.source, len(table.rows)]))
+        told = published(f"jaxext/tables/{role}/{len(digests)}", json.dumps([table.digest, table.source, len(table.rows)]))
         if told is None and table.rows:
             raise RuntimeError(f"{table.source}: processes cannot compare their tables without jax.distributed.initialize; use_table(None)")
         tables = {process: json.loads(text) for process, text in sorted((told or {}).items())}

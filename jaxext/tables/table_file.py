@@ -12,10 +12,13 @@ import contextlib
 import datetime
 import os
 import pathlib
+import shutil
 import stat
-import time
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from jaxext.tables.table_format import MAX_BYTES, Context, Entry, Rows, decode, encode
 
@@ -30,57 +33,47 @@ def default_path() -> pathlib.Path:
     return platformdirs.user_cache_path("jaxext", appauthor=False) / "tables.json"
 
 
+def _is_own(path: str | os.PathLike) -> bool:
+    return os.path.abspath(path) == os.path.abspath(default_path())
+
+
 # ---- reading
 
 
-def load_entries(path: str | os.PathLike) -> tuple[Entry, ...]:
-    """The entries of the file at `path`.
+def load(path: str | os.PathLike) -> tuple[Entry, ...]:
+    """The entries of the file at `path`, none if there is no such file.
 
     Raises:
-      OSError: it cannot be read, or is not a regular file, or is the user's own and others can write it.
+      OSError: it cannot be read, or is the user's own and others can write it.
       ValueError: it is not a table.
     """
-    path, own = _located(path)
-    if own:
-        _check_hands(path.parent)
-        _check_hands(path)
-    nonblocking = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # or opening a pipe would wait for its writer
-    with open(path, "rb", opener=lambda path, _: os.open(path, nonblocking)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is not a regular file")
-        return decode(file.read(MAX_BYTES + 1))
+    path = pathlib.Path(path)
+    try:
+        if _is_own(path):
+            _check_hands(path.parent)
+            _check_hands(path)
+        with path.open("rb") as file:
+            return decode(file.read(MAX_BYTES + 1))
+    except FileNotFoundError:
+        return ()
 
 
 def try_load(path: str | os.PathLike) -> tuple[tuple[Entry, ...], str | None]:
-    """The entries of the file at `path`, none if there is no such file; and the error that `load_entries` would raise, as a text."""
+    """What `load` returns, and the error that it would raise, as a text."""
     try:
-        return load_entries(path), None
-    except FileNotFoundError:
-        return (), None
+        return load(path), None
     except (OSError, ValueError) as error:
         return (), str(error)
-
-
-def _located(path: str | os.PathLike) -> tuple[pathlib.Path, bool]:
-    """The absolute path, and whether it is the user's own table."""
-    try:
-        path = pathlib.Path(os.path.abspath(path))
-    except FileNotFoundError:
-        raise OSError(f"{os.fspath(path)} leads nowhere, since the working directory was deleted: want an absolute path") from None
-    return path, path == pathlib.Path(os.path.abspath(default_path()))
 
 
 def _check_hands(path: pathlib.Path) -> None:
     """Raise PermissionError for a link, and for a file or folder that others can write."""
     status = path.lstat()
-    if stat.S_ISLNK(status.st_mode):
-        raise PermissionError(f"{path} is a link, want a file or folder of this user")
-    if not hasattr(os, "geteuid"):
-        return
-    if status.st_uid not in (os.geteuid(), 0):
-        raise PermissionError(f"{path} belongs to user {status.st_uid}, want this user or root")
-    if status.st_mode & 0o022:
-        raise PermissionError(f"{path} can be written by others, want: chmod go-w")
+    others = hasattr(os, "geteuid") and (status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022)
+    if others or stat.S_ISLNK(status.st_mode):
+        raise PermissionError(
+            f"{path} is a link, belongs to another user or can be written by others: want one of your own, and chmod go-w"
+        )
 
 
 # ---- writing
@@ -105,92 +98,80 @@ def merge(path: str | os.PathLike, entries: Sequence[Entry]) -> None:
       UserWarning: the user's own file is not a table; it is renamed.
     """
     encode(entries)  # raises before there is a lock file
-    with _locked(path) as (path, own):
-        before, wrong = _existing(path, own)
-        if wrong:
-            aside = path.with_name(f"{path.name}.bad-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
-            path.rename(aside)
-            warnings.warn(f"jaxext renamed {path} to {aside}: {wrong}", stacklevel=2)
-        _replace(path, encode(_joined(before, entries)), own)
+    with _locked(path) as path:
+        try:
+            before = load(path)
+        except ValueError as error:  # it is the user's own: `_target` refuses any other
+            before, aside = (), path.replace(path.with_name(f"{path.name}.bad"))
+            warnings.warn(f"jaxext renamed {path} to {aside}: {error}", stacklevel=2)
+        _replace(path, encode(_joined((*before, *entries))))
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raise now what `merge` would raise after hours of measuring.  Creates nothing but the folder of the user's own table."""
-    path, own = _target(path)
-    _existing(path, own)
-    folder = next(folder for folder in path.parents if folder.exists())
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{folder} cannot be written, want to write {path}")
+    """Raise now what `merge` would raise after minutes of measuring."""
+    path = _target(path)
+    with tempfile.TemporaryFile(dir=next(folder for folder in path.parents if folder.exists())):
+        pass
 
 
 def clear(path: str | os.PathLike) -> None:
     """Remove the file at `path`, if it is there; raises as `merge` does."""
     if os.path.lexists(path):
-        with _locked(path) as (path, _):
+        with _locked(path) as path:
             path.unlink(missing_ok=True)
 
 
-def _target(path: str | os.PathLike) -> tuple[pathlib.Path, bool]:
-    """The file to replace, and whether it is the user's own, whose folder is made.  Links that the user names are followed."""
-    path, own = _located(path)
-    if not own:
-        return path.resolve(), False
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_hands(path.parent)
-    return path, True
-
-
-def _existing(path: pathlib.Path, own: bool) -> tuple[tuple[Entry, ...], str | None]:
-    """The entries of the file to replace, and why the user's own is not a table.  Never overwrite another file that is not a table."""
+def _target(path: str | os.PathLike) -> pathlib.Path:
+    """The file to replace, if it may be.  Links that the user names are followed."""
+    path, own = pathlib.Path(path), _is_own(path)
+    if own:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_hands(path.parent)
+    else:
+        path = path.resolve()
     try:
-        return load_entries(path), None
-    except FileNotFoundError:
-        return (), None
+        load(path)
     except ValueError as error:
-        if own:
-            return (), str(error)
-        raise ValueError(f"{path}: {error}; want a table, or a path where there is nothing") from None
+        if not own:
+            raise ValueError(f"{path}: {error}; want a table, or a path where there is nothing") from None
+    return path
 
 
 @contextlib.contextmanager
-def _locked(path: str | os.PathLike) -> Iterator[tuple[pathlib.Path, bool]]:
-    """Holds the lock of the file to replace.  Yields what `_target` returns."""
+def _locked(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Hold the lock of the file to replace, and yield its path."""
     import filelock
 
-    path, own = _target(path)
-    _existing(path, own)  # raises before there is a lock file
-    try:
-        lock = filelock.FileLock(f"{path}.lock", timeout=PATIENCE_S).acquire()
-    except NotImplementedError:  # of an older filelock, on some network file systems
-        raise OSError(f"{path}.lock cannot be locked on this file system: name a table elsewhere") from None
-    with lock:
-        yield path, own
+    path = _target(path)  # raises before there is a lock file
+    with filelock.FileLock(f"{path}.lock", timeout=PATIENCE_S):
+        yield path
 
 
-def _joined(before: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
+def _joined(entries: Sequence[Entry]) -> list[Entry]:
     """One entry for each context, in the order of writing, and only the last `CONTEXTS` of each device."""
-    joined: dict[Context, tuple[datetime.date, dict]] = {}
-    for entry in (*before, *entries):
-        day, rows = joined.pop(entry.context, (entry.measured, {}))
-        rows.update(entry.rows)
-        joined[entry.context] = max(day, entry.measured), rows
-    places: collections.Counter = collections.Counter()
+    joined: dict[Context, Entry] = {}
+    for entry in entries:
+        before = joined.pop(entry.context, entry)
+        day, rows = max(before.measured, entry.measured), before.rows | entry.rows
+        joined[entry.context] = msgspec.structs.replace(entry, measured=day, rows=rows)
+    places = collections.Counter(entry.place for entry in joined.values())
     kept = []
-    for context, (day, rows) in reversed(joined.items()):
-        places[context.place] += 1
-        if places[context.place] <= CONTEXTS:
-            kept.append(Entry.of(context, day, rows))
-    return kept[::-1]
+    for entry in joined.values():
+        if places[entry.place] <= CONTEXTS:
+            kept.append(entry)
+        places[entry.place] -= 1
+    return kept
 
 
-def _replace(path: pathlib.Path, text: bytes, own: bool) -> None:
+def _replace(path: pathlib.Path, text: bytes) -> None:
     """Write the file whole or not at all, even if this process is killed.  The caller holds the lock."""
-    new = path.with_name(path.name + ".new")
+    new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)  # left by a writer that was killed
     try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if own else 0o666), "wb") as file:
-            if not own and path.exists():
-                new.chmod(stat.S_IMODE(path.stat().st_mode))
+        new.touch(0o600 if _is_own(path) else 0o666, exist_ok=False)  # nor is a link that lies there followed
+        if path.exists():
+            shutil.copymode(path, new)
+        with new.open("wb") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jaxext.forms.form import Form
@@ -18,50 +19,34 @@ class Around:
     """The producer and the consumers of each variable of a jaxpr."""
 
     def __init__(self, jaxpr: Jaxpr):
-        self._maker, self._takers = {}, {}
+        self._makers, self._takers = {}, {}
         for eqn in jaxpr.eqns:
             for var in eqn.outvars:
-                self._maker[var] = eqn
+                self._makers[var] = [eqn]
             for atom in eqn.invars:
                 if not isinstance(atom, Literal):
                     self._takers.setdefault(atom, []).append(eqn)
 
     def layouts(self, eqn: JaxprEqn, form: Form, open: str) -> list[str]:
         """The layouts of the operands and, last, of the result."""
-        ranks = eqn.params["ranks"]
-        axes = [form.axes(slot, ranks) for slot in (*form.operands(open), open)]
-        lie = [self._of_operand(atom, of, form.family.groups) for atom, of in zip(eqn.invars, axes, strict=False)]
-        lie.append(self._of_result(eqn.outvars[0], axes[-1], form.family.groups))
-        return [_letters(form, slot, of) for slot, of in zip((*form.operands(open), open), lie, strict=True)]
+        arrays = dict(zip(form.operands(open), eqn.invars, strict=False)) | {open: eqn.outvars[0]}
+        axes = {slot: form.axes(slot, eqn.params["ranks"]) for slot in arrays}
+        return [_letters(form, slot, self._stored(x, axes[slot], form.family.groups, slot == open)) for slot, x in arrays.items()]
 
-    def _of_operand(self, atom, axes: tuple[str, ...], groups: str) -> tuple[str, ...]:
-        while not isinstance(atom, Literal) and (eqn := self._maker.get(atom)) is not None:
-            before = eqn.invars[0]
+    def _stored(self, x, axes: Sequence[str], groups: str, forwards: bool) -> Sequence[str]:
+        """The axes of an array beyond the transposes and the reshapes around the product."""
+        while not isinstance(x, Literal) and len(eqns := (self._takers if forwards else self._makers).get(x, ())) == 1:
+            (eqn,) = eqns
+            beyond = eqn.outvars[0] if forwards else eqn.invars[0]
             if eqn.primitive.name == "transpose":
-                axes = tuple(axes[i] for i in _inverse(eqn.params["permutation"]))
-            elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, atom.aval.shape, before.aval.shape)):
+                order = eqn.params["permutation"]
+                axes = [axes[int(i)] for i in (order if forwards else np.argsort(order))]
+            elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, x.aval.shape, beyond.aval.shape)):
                 axes = merged
             else:
                 break
-            atom = before
+            x = beyond
         return axes
-
-    def _of_result(self, var, axes: tuple[str, ...], groups: str) -> tuple[str, ...]:
-        while len(takers := self._takers.get(var, ())) == 1:
-            (eqn,) = takers
-            after = eqn.outvars[0]
-            if eqn.primitive.name == "transpose":
-                axes = tuple(axes[i] for i in eqn.params["permutation"])
-            elif eqn.primitive.name == "reshape" and (merged := _merged(groups, axes, var.aval.shape, after.aval.shape)):
-                axes = merged
-            else:
-                break
-            var = after
-        return axes
-
-
-def _inverse(permutation: Sequence[int]) -> list[int]:
-    return sorted(range(len(permutation)), key=permutation.__getitem__)
 
 
 def _merged(groups: str, axes: Sequence[str], split: Sequence[int], whole: Sequence[int]) -> tuple[str, ...] | None:

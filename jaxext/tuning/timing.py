@@ -17,7 +17,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ WARM_UP = 3  # calls before each CUPTI sample, so that the clocks have risen
 LEAST_SAMPLES = 3  # quartiles of fewer are meaningless
 FLUSHED_BYTES = 256 << 20  # several times the L2 cache of any GPU
 # Not every driver reports each kernel of a CUDA graph.
-UNCAPTURED = {"xla_gpu_enable_command_buffer": ""}
+UNCAPTURED: Any = {"xla_gpu_enable_command_buffer": ""}
 # Parameters of glibc's mallopt: M_MMAP_MAX (large blocks come from the heap too), M_TRIM_THRESHOLD (never), and M_ARENA_MAX.
 KEEPING = {-4: 0, -1: -1, -8: 1}
 NVIDIA = "/dev/nvidiactl"  # exists if a GPU's driver is loaded
@@ -65,18 +65,9 @@ def compile(function: Callable, arguments: Sequence[jax.Array]) -> Program:
     start = time.perf_counter()
     lowered = jax.jit(lambda *arguments: function(*arguments)).lower(*arguments)
     traced = time.perf_counter()
-    options: Any = UNCAPTURED if jax.default_backend() == "gpu" else None
-    compiled = lowered.compile(options)
+    compiled = lowered.compile(UNCAPTURED if jax.default_backend() == "gpu" else None)
     done = time.perf_counter()
     return Program(function, tuple(arguments), compiled, (traced - start) * 1e3, (done - traced) * 1e3)
-
-
-class Clock(Protocol):
-    name: str
-
-    def sampler(self, program: Program) -> Sampler:
-        """A function that takes one sample of `program` per call.  `program` must have run before."""
-        ...
 
 
 class Wall:
@@ -142,15 +133,14 @@ class Cupti:
 
     def kernels_ms(self, program: Callable, cold: bool = True) -> dict[str, float]:
         """Milliseconds per call, by kernel."""
-        times: dict[str, list[float]] = {}
         for _ in range(TRIES):
-            times.clear()
+            times: dict[str, list[float]] = {}
             for name, ms in self._launches(program, cold):
                 if name not in self._flushing:  # no other kernel is a single exclusive or
                     times.setdefault(name, []).append(ms)
             if times and not any(len(launched) % CALLS for launched in times.values()):
                 return {name: sum(launched) / CALLS for name, launched in times.items()}
-        raise RuntimeError(f"CUPTI lost kernels of {CALLS} equal calls: it reports { {name: len(ms) for name, ms in times.items()} }")
+        raise RuntimeError(f"CUPTI lost kernels of {CALLS} equal calls")
 
     def _launches(self, run: Callable, cold: bool) -> Sequence[tuple[str, float]]:
         """Name and milliseconds of each kernel of `CALLS` calls."""
@@ -188,6 +178,9 @@ def keep_freed_memory() -> bool:
     return all(mallopt(parameter, value) == 1 for parameter, value in KEEPING.items())
 
 
+Clock = Wall | Chain | Cupti
+
+
 def timer() -> tuple[Clock, str | None]:
     """The clock for the default backend, and the reason if it is not CUPTI."""
     if jax.default_backend() != "gpu":
@@ -211,7 +204,7 @@ def take(samplers: Mapping[str, Sampler], repeats: int, patience_s: float) -> di
 
 
 def quartiles(ms: Sequence[float]) -> tuple[float, float, float]:
-    low, median, high = (float(quartile) for quartile in np.quantile(ms, (0.25, 0.5, 0.75)))
+    low, median, high = np.quantile(ms, (0.25, 0.5, 0.75)).tolist()
     return low, median, high
 
 
@@ -258,20 +251,19 @@ def relative_error(result: Any, truth: Any) -> tuple[float, float]:
     """
     with jax.enable_x64(True):
         pairs = zip(jax.tree.leaves(result), jax.tree.leaves(truth), strict=True)
-        sizes = [_sizes(jnp.asarray(x), jnp.asarray(y)) for x, y in pairs]
+        differences, truths = np.array([_sizes(jnp.asarray(x), jnp.asarray(y)) for x, y in pairs]).swapaxes(0, 1)
     with np.errstate(divide="ignore", invalid="ignore"):  # a truth of zeros, or infinite
-        shares = [[0 if difference == 0 else difference / of_truth for difference, of_truth in np.asarray(each)] for each in sizes]
-    in_norm, worst = np.max(shares, axis=0, initial=0)
-    return float(in_norm), float(worst)
+        shares = np.where(differences == 0, 0, differences / truths)
+    in_norm, worst = shares.max(axis=0).tolist()
+    return in_norm, worst
 
 
 @jax.jit
-def _sizes(result, truth) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """The norms of the difference and of the truth, then their largest elements."""
+def _sizes(result, truth) -> jax.Array:
+    """The norm and the largest element of the difference, then of the truth."""
     if result.shape != truth.shape:
         raise ValueError(f"relative_error: result has shape {result.shape}, want the truth's {truth.shape}")
     wide = jnp.complex128 if jnp.issubdtype(truth.dtype, jnp.complexfloating) else jnp.float64
     truth = truth.astype(wide).ravel()
-    difference = result.astype(wide).ravel() - truth
-    norms, largest = jnp.linalg.norm, lambda x: jnp.max(jnp.abs(x), initial=0)
-    return (norms(difference), norms(truth)), (largest(difference), largest(truth))
+    pair = result.astype(wide).ravel() - truth, truth
+    return jnp.array([[jnp.linalg.norm(x), jnp.max(jnp.abs(x), initial=0)] for x in pair])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from jaxext.forms.call import Call
 from jaxext.forms.choose import choose, computed, described, faster
 from jaxext.forms.form import owner, replacing_lax
 from jaxext.forms.implementation import Implementation, Plan
-from jaxext.tables.table_format import MAX_CANDIDATES, Measurement
+from jaxext.tables.table_format import Measurement
 from jaxext.tuning import random_operands, timing
 
 REPEATS = 15  # samples of each candidate that passes the first round
@@ -87,74 +87,66 @@ class Trial:
         if self.winner is None:
             return f"not measured: {self.skipped}"
         of_xla, tied = self.candidates[0], sum(c.ties for c in self.candidates)
-        gain = "as fast as" if of_xla.ties or of_xla is self.winner else f"{self.gain:.2f} times as fast as"
-        preferred = ", as preferred" if self.winner.name == self.preferred else f" (preferred: {self.preferred})"
+        gain = "as fast as" if of_xla.ties else f"{self.gain:.2f} times as fast as"
         against = "" if of_xla is self.winner else f": {gain} {of_xla.name}"
+        preferred = ", as preferred" if self.winner.name == self.preferred else f" (preferred: {self.preferred})"
         return f"{self.winner.name}{against}{preferred}{f'; {tied} tie with it' if tied else ''}"
+
+
+def _measurements(candidates: Iterable[Candidate]) -> list[Measurement]:
+    return [c.measurement for c in candidates if c.measurement is not None]
 
 
 def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     """Try the candidates of a call, at most `most` configs of each kernel implementation."""
     implementations = next(form for form, open in owner.values() if form.op(open) == call.op).family.implementations
     call = dataclasses.replace(call, splitter=Splitter.NOBODY)  # the call is one device's part
-    trials, refused = _trials(call, implementations, most)
+
+    def taken(candidates: Iterable[Candidate]) -> str:
+        choice = choose(call, implementations, None, _measurements(candidates))
+        assert choice.implementation is not None  # xla plans all
+        return described(choice.implementation, dataclasses.asdict(choice.config))
+
+    *kernels, xla = implementations
+    plans, refused = [_planned(xla, call)], {}
+    for kernel in kernels:
+        plan = kernel.plan(call)
+        if isinstance(plan, str):
+            refused[kernel.name] = plan
+        elif plan.only_if_named:
+            refused[kernel.name] = plan.only_if_named
+        else:
+            plans.append(plan)
     assert call.problem is not None
-    row = Trial(call.problem, _chosen(call, implementations, ()), refused)
+    row = Trial(call.problem, taken(()), refused)
     try:
         operands = random_operands.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
-        truth = _truth(call, implementations[-1], operands)
+        truth = _truth(call, xla, operands)
     except RuntimeError as error:  # such as too little memory
         return dataclasses.replace(row, skipped=f"there is no truth to compare with: {_short(error)}")
+    trials = [(plan, config) for plan in plans for config in plan.configs[: None if plan is plans[0] else most]]
     candidates, programs, samplers = [], {}, {}
     for plan, config in trials:
-        candidate, program, sampler = _tried(plan, config, operands, truth, clock)
-        candidate = _judged(call, candidate, (candidates or [candidate])[0].error)
+        candidate, program, sampler = _tried(plan, config, operands, truth, clock, candidates[0].error if candidates else None)
         candidates.append(candidate)
         if candidates[0].left_out:
             return dataclasses.replace(row, candidates=tuple(candidates), skipped="there is no time of xla to compare with")
         if not candidate.left_out:
             programs[candidate.name], samplers[candidate.name] = program, sampler
     try:
-        timed = _timed(candidates, samplers)
+        candidates = _timed(candidates, samplers)
         if isinstance(clock, timing.Cupti):
-            timed = _confirmed(timed, programs, lambda candidates: _chosen(call, implementations, _measurements(candidates)))
-        row = dataclasses.replace(row, candidates=timed)
+            candidates = _confirmed(candidates, programs, taken)
     except RuntimeError as error:  # of the device or of CUPTI
         return dataclasses.replace(row, candidates=tuple(candidates), skipped=_short(error))
-    return _decided(row, _chosen(call, implementations, row.measurements))
+    won = next(c for c in candidates if c.name == taken(candidates))
+    tied = {c.name for c in candidates if c is not won and _tie(c.measurement, won.measurement)}
+    candidates = tuple(c if c is won else dataclasses.replace(c, ties=c.name in tied) for c in candidates)
+    return dataclasses.replace(row, candidates=candidates, winner=won)
 
 
-def _decided(row: Trial, taken: str) -> Trial:
-    """The row with its winner and the candidates that tie with it."""
-    won = next(c.measurement for c in row.candidates if c.name == taken)
-    assert won is not None
-
-    def ties(of: Measurement | None) -> bool:
-        return of is not None and not faster(of, won) and not faster(won, of)
-
-    candidates = tuple(dataclasses.replace(c, ties=c.name != taken and ties(c.measurement)) for c in row.candidates)
-    return dataclasses.replace(row, candidates=candidates, winner=next(c for c in candidates if c.name == taken))
-
-
-def _measurements(candidates: Sequence[Candidate]) -> list[Measurement]:
-    return [c.measurement for c in candidates if c.measurement is not None]
-
-
-def _trials(call: Call, implementations: Sequence[Implementation], most: int) -> tuple[list[tuple[Plan, Any]], dict[str, str]]:
-    """The candidates to try, xla's first, and the reasons of implementations that refuse."""
-    *others, xla = implementations
-    plan = _planned(xla, call)
-    trials, refused = [(plan, config) for config in plan.configs], {}
-    most = min(most, (MAX_CANDIDATES - len(trials)) // max(len(others), 1))  # a row of a table holds no more
-    for other in others:
-        found = other.plan(call)
-        if isinstance(found, str):
-            refused[other.name] = found
-        elif found.only_if_named:
-            refused[other.name] = found.only_if_named
-        else:
-            trials += [(found, config) for config in found.configs[:most]]
-    return trials, refused
+def _tie(one: Measurement | None, other: Measurement | None) -> bool:
+    return one is not None and other is not None and not faster(one, other) and not faster(other, one)
 
 
 def _planned(xla: Implementation, call: Call) -> Plan:
@@ -163,19 +155,16 @@ def _planned(xla: Implementation, call: Call) -> Plan:
     return plan
 
 
-def _chosen(call: Call, implementations: Sequence[Implementation], measured: Sequence[Measurement]) -> str:
-    choice = choose(call, implementations, None, measured)
-    assert choice.implementation is not None  # xla plans all
-    return described(choice.implementation, dataclasses.asdict(choice.config))
-
-
-def _tried(plan, config, operands, truth, clock) -> tuple[Candidate, timing.Program | None, timing.Sampler | None]:
-    """The candidate with its error, its program and its sampler; or with the reason why it cannot be compiled, run or timed."""
+def _tried(plan, config, operands, truth, clock, of_xla) -> tuple[Candidate, timing.Program | None, timing.Sampler | None]:
+    """The candidate with its error, its program and its sampler; or with the reason why it is wrong or cannot be compiled, run or timed."""
     candidate = Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
         program = timing.compile(_function(plan, config), operands)
         random_operands.soil(jax.ShapeDtypeStruct(plan.call.shape, plan.call.dtype))
-        candidate = dataclasses.replace(candidate, error=timing.relative_error(program(), truth))
+        error = timing.relative_error(program(), truth)
+        candidate = _judged(plan.call, dataclasses.replace(candidate, error=error), of_xla or error)
+        if candidate.wrong:
+            return candidate, None, None
         sampler = clock.sampler(program)
         sampler()
         return candidate, program, sampler
@@ -221,53 +210,50 @@ def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> ja
 _AS_XLA, _MOST_OF_XLA = 4, 1 / 64
 
 
-def _judged(call: Call, candidate: Candidate, of_xla: tuple[float, float] | None) -> Candidate:
+def _judged(call: Call, candidate: Candidate, of_xla: tuple[float, float]) -> Candidate:
     """The candidate, left out if its error exceeds rounding.  NaN always does."""
-    if candidate.error is None or of_xla is None:
-        return candidate
     rounding = timing.law((*call.dtypes.values(), call.dtype), call.precision, call.platform)
     most = max(_MOST_OF_XLA, float(jnp.finfo(call.dtype).eps) if rounding else 0)
     allowed = [max(rounding, _AS_XLA * min(error, most)) if rounding else 0 for error in of_xla]
+    assert candidate.error is not None
     if all(error <= limit for error, limit in zip(candidate.error, allowed, strict=True)):
         return candidate
     errors, limits = (" and ".join(f"{x:.1e}" for x in pair) for pair in (candidate.error, allowed))
     return dataclasses.replace(candidate, wrong=True, left_out=f"its errors are {errors}, want at most {limits}")
 
 
-def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, timing.Sampler]) -> tuple[Candidate, ...]:
+def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, timing.Sampler]) -> list[Candidate]:
     """The candidates with their times.  A first round keeps those that may win, and the best of each implementation, for calls by name."""
     quick = {name: statistics.median(ms) for name, ms in timing.take(samplers, timing.LEAST_SAMPLES, PATIENCE_S).items()}
     best: dict[str, str] = {}
-    for candidate in candidates:
-        if candidate.name in quick:
-            best[candidate.implementation] = min(candidate.name, best.get(candidate.implementation, candidate.name), key=quick.__getitem__)
+    for candidate in sorted((c for c in candidates if c.name in quick), key=lambda c: quick[c.name]):
+        best.setdefault(candidate.implementation, candidate.name)
     limit = HOPELESS * min(quick.values())
     kept = {name: s for name, s in samplers.items() if quick[name] <= limit or name in {candidates[0].name, *best.values()}}
     ms = {name: timing.quartiles(samples) for name, samples in timing.take(kept, REPEATS, PATIENCE_S).items()}
     slow = {name: f"{time:.4g} ms in a first round" for name, time in quick.items() if name not in ms}
-    return tuple(dataclasses.replace(c, ms=ms.get(c.name), left_out=c.left_out or slow.get(c.name)) for c in candidates)
+    return [dataclasses.replace(c, ms=ms.get(c.name), left_out=c.left_out or slow.get(c.name)) for c in candidates]
 
 
 def _confirmed(
-    candidates: Sequence[Candidate], programs: Mapping[str, timing.Program], taken: Callable[[Sequence[Candidate]], str]
-) -> tuple[Candidate, ...]:
+    candidates: Sequence[Candidate], programs: Mapping[str, timing.Program], taken: Callable[[Iterable[Candidate]], str]
+) -> list[Candidate]:
     """The candidates without kernels that win only by CUPTI's times, which exclude copies and memsets.
 
     The candidate that is taken must not be slower than xla by the wall time of a chain either, beyond the noise.
     """
     found = {candidate.name: candidate for candidate in candidates}
-    chains: dict[str, timing.Sampler] = {}
     _, xla = min((c.ms[1], c.name) for c in candidates if c.ms is not None and c.implementation == "xla")
-    while (best := found[taken([*found.values()])]).implementation != "xla":
+    while (best := found[taken(found.values())]).implementation != "xla":
+        assert best.ms is not None
         try:
-            chains = {name: chains.get(name) or timing.Chain().sampler(programs[name]) for name in (xla, best.name)}
+            chains = {name: timing.Chain().sampler(programs[name]) for name in (xla, best.name)}
             theirs, ours = map(timing.quartiles, timing.take(chains, REPEATS, PATIENCE_S).values())
         except Exception as error:  # such as too little memory
-            found[best.name] = dataclasses.replace(best, ms=None, left_out=f"no wall time of a chain: {_short(error)}")
-            continue
-        if ours[0] <= theirs[2]:
-            break
-        assert best.ms is not None
-        why = f"{best.ms[1]:.4g} ms of kernels, but {ours[1]:.4g} ms of wall time, and {xla} takes {theirs[1]:.4g} ms"
+            why = f"no wall time of a chain: {_short(error)}"
+        else:
+            if ours[0] <= theirs[2]:
+                break
+            why = f"{best.ms[1]:.4g} ms of kernels, but {ours[1]:.4g} ms of wall time, and {xla} takes {theirs[1]:.4g} ms"
         found[best.name] = dataclasses.replace(best, ms=None, left_out=why)
-    return tuple(found.values())
+    return list(found.values())

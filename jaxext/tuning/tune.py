@@ -1,9 +1,8 @@
 """`tune`: measures the implementations of each product of a function, and stores the correct ones in a table.
 
-The function and its gradient are lowered, and each `Call` that is looked up meanwhile is collected.  For each call, every candidate of
-every implementation is compiled, run on random operands, compared with the same product in float64, and timed in turn with the others.
-Wrong results raise a warning and are never stored, so no table can prefer them.  Only programs made here are timed: never a user's
-program, and nothing at a first call.
+The function and its gradient are lowered, and each `Call` that is looked up meanwhile is collected and measured (`trial`).  Wrong results
+raise a warning and are never stored, so no table can prefer them.  Only programs made here are timed: never a user's program, and nothing
+at a first call.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class Tuned:
     def __str__(self) -> str:
         if not self.rows:
             return NOTHING
-        head = f"{len(self.rows)} products on {self.device}, by {self.timer}: {self.table}"
-        return "\n\n".join([head, *map(str, self.rows)])
+        return "\n\n".join([f"{len(self.rows)} products on {self.device}, by {self.timer}: {self.table}", *map(str, self.rows)])
 
 
 def tune(
@@ -70,8 +68,7 @@ def tune(
       fun: a function of arrays, or pytrees of them.
       *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.
       backward: whether to measure the products of its gradient in all floating-point arguments as well.
-      candidates: how many configs of each implementation to measure, those expected to be fastest first.  All of xla's are measured.  A
-        table holds at most 256 per product.
+      candidates: how many configs of each implementation to measure, those expected to be fastest first.  All of xla's are measured.
       table: the file.  None is the default table, in the user's cache directory.
       progress: called after each product with its `Trial`, the number of products done, and the total.
 
@@ -94,9 +91,7 @@ def tune(
       UserWarning: a candidate's result is wrong, so it is not stored; or the function has no jaxext products.
     """
     if (processes := jax.process_count()) > 1:
-        raise RuntimeError(
-            f"tune: this run has {processes} processes, want one: tune in it, and then give all the same table (`use_table`)"
-        )
+        raise RuntimeError(f"tune: this run has {processes} processes, want one: tune in it, and give all the same table (`use_table`)")
     if not callable(fun):
         raise TypeError(f"tune: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
     if any(isinstance(x, Tracer) for x in [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]):
@@ -106,7 +101,7 @@ def tune(
         )
     if not isinstance(candidates, int) or candidates < 1:
         raise ValueError(f"tune: candidates is {candidates!r}, want a whole number from 1 on")
-    path = pathlib.Path(in_force.default_path() if table is None else table)
+    path = pathlib.Path(table_file.default_path() if table is None else table)
     table_file.check_writable(path)
     calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}
     if not calls:
@@ -158,7 +153,8 @@ def with_gradient(fun) -> Callable:
         inexact = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
 
         def of_inexact(*given):
-            args, kwargs = jax.tree.unflatten(tree, [dict(zip(inexact, given, strict=True)).get(i, x) for i, x in enumerate(leaves)])
+            replaced = dict(zip(inexact, given, strict=True))
+            args, kwargs = jax.tree.unflatten(tree, [replaced.get(i, x) for i, x in enumerate(leaves)])
             return fun(*args, **kwargs)
 
         y, pullback = jax.vjp(of_inexact, *(leaves[i] for i in inexact))

@@ -9,16 +9,17 @@ normal numbers within what rounding explains.  Whether kernels read or write bes
 import concurrent.futures
 import dataclasses
 import functools
-import pathlib
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import test_conv as dense
+import test_depthwise as depthwise
 from cases import CASES, ConvCase, DotCase, named, random
+from harness import check
 from jax import lax
 from test_gpu import HALF, NN, SUMS, conv, exact, label, on_cpu, ours, value_and_gradients, verify
 from test_simt import CASES as DEPTHWISE
@@ -28,11 +29,6 @@ from jaxext._target import compute_capability
 from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels._gemm import MatmulProblem
-
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "kernels"))  # where pytest too has it, once it has collected that folder
-import test_conv as dense  # noqa: E402
-import test_depthwise as depthwise  # noqa: E402
-from harness import check  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")]
 hopper = pytest.mark.skipif(compute_capability("cuda") != 90, reason="the kernels of matmul and dense convolution are for sm_90a alone")

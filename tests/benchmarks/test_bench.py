@@ -176,7 +176,7 @@ def made_up(monkeypatch):
             raise outcome
         facts: Any = dict(name=case.name, problem=case.problem, tags=(), role=case.role, dtype=case.dtype, shapes=case.shapes)
         results = {"lax": result(), "xla": result()} | outcome
-        return report.Row(**facts, flops=case.flops, bytes=1, targets=targets, results=results)
+        return report.Measured(**facts, flops=case.flops, bytes=1, targets=targets, results=results)
 
     monkeypatch.setattr(cells, "measure", measure)
     monkeypatch.setattr(cells, "ceilings", lambda *_: {"copy": 1e9})

@@ -126,4 +126,67 @@ def test_what_a_launch_needs_and_is_not_there_is_told_at_once_and_fails_the_test
 
 def test_an_unknown_part_is_named(tmp_path):
     status, said, _ = run(tmp_path, "test")
-    assert status == 2 and "no part is called test: tests, suite" in said
+    assert status == 2 and "no part is called test: tests suite" in said
+
+
+def test_each_part_may_have_its_seconds_and_all_end_within_those_of_the_whole(tmp_path):
+    status, said, _ = run(tmp_path / "a", "tests=2", "suite", TESTS="tests/test_hangs.py")
+    assert status == 1 and "tests-test_hangs: FAILED, not done in time (2 s)" in said and "suite: passed" in said
+    status, said, _ = run(tmp_path / "b", "tests=2", "suite", TESTS="tests/test_hangs.py", WITHIN="1")
+    assert status == 1 and "suite: NOT BEGUN" in said
+
+
+def test_the_smoke_test_is_of_marked_cases_alone(tmp_path):
+    assert "-m gpu and smoke" in run(tmp_path, "smoke")[1]
+
+
+def script(name):
+    return (SCRIPT.parent / name).read_text()
+
+
+@pytest.mark.parametrize("path", ["tests/backends/test_gpu.py", "tests/backends/test_gpu_cuda.py", "tests/backends/test_gpu_suite.py"])
+def test_a_file_of_gpu_tests_is_collected_by_itself(path):
+    """A GPU runs it in a process of its own, and another file, collected before, may have given it what it imports."""
+    assert path in script("on_gpu.sh")
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu", path]
+    done = subprocess.run(command, cwd=SCRIPT.parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def campaign(tmp_path, call, *measured):
+    """Status and output of a call, of a checkout whose on_gpu.sh says with what it was called, and leaves a log and a report; and OUT."""
+    benchmarks, out = tmp_path / "benchmarks", tmp_path / "out"
+    benchmarks.mkdir()
+    shutil.copy(SCRIPT.parent / "campaign.sh", benchmarks)
+    rows = ", ".join(f'{{"name": "{name}"}}' for name in (*measured, call))
+    (benchmarks / "on_gpu.sh").write_text(
+        'echo "parts $*, within $WITHIN, resume ${RESUME:-no}, bench $BENCH"; [ ! -e "$OUT/gpu.json" ] || cat "$OUT/gpu.json"\n'
+        f"""echo log >"$OUT/a.log"; echo '{{"rows": [{rows}], "left_out": ["slow"], "begun": []}}' >"$OUT/gpu.json"\n"""
+        'printf "=== in all:\\nsmoke: passed\\n"; exit 1\n'
+    )
+    report = tmp_path / "gpu.json"
+    if measured:
+        report.write_text("the report before\n")
+    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "OUT": str(out), "REPORT": str(report)}
+    command = ["bash", str(benchmarks / "campaign.sh"), call]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    return done.returncode, done.stdout, out
+
+
+def test_a_call_of_the_campaign_leaves_an_archive_and_the_report_and_says_what_it_had_no_time_for(tmp_path):
+    status, said, out = campaign(tmp_path, "1")
+    assert status == 1 and "parts smoke=90 bench, within 540, resume no, bench --brief" in said
+    assert said.endswith("=== in all:\nsmoke: passed\nmeasured: 1 cases\nleft out: 1 cases\n  slow\nbegun: 0 cases\n")
+    assert sorted(path.name for path in out.iterdir()) == ["campaign-1.tar.gz", "gpu.json"]
+    names = subprocess.run(["tar", "--list", "-f", out / "campaign-1.tar.gz"], capture_output=True, text=True).stdout.split()
+    assert sorted(names) == ["./", "./a.log", "./output.log", "./status"]
+
+
+def test_a_later_call_goes_on_with_the_report(tmp_path):
+    _, said, _ = campaign(tmp_path, "2", "cube")
+    assert "resume 1, bench --brief" in said and "the report before" in said and "measured: 2 cases" in said
+
+
+def test_an_unknown_call_is_refused(tmp_path):
+    status, said, out = campaign(tmp_path, "4")
+    assert (status, said) == (2, "which call: 1, 2 or 3\n") and not out.exists()

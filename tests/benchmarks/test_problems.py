@@ -26,7 +26,7 @@ KINDS = {
     "matmul", "skinny", "batched", "mlp", "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped", "depthwise",
     "strided", "dilated", "transposed", "causal", "batched-filters", "per-example",
 }  # fmt: skip
-MARKS = {"target", "sweep", "precision", "cpu", "large", "waves", "thin", "few-images", "many-images"}
+MARKS = {"target", "sweep", "precision", "cpu", "large", "waves", "thin", "few-images", "many-images", "clocks"}
 
 
 def structs(case, dtypes=None):

@@ -12,7 +12,7 @@ from msgspec import structs
 from rich.console import Console
 
 from jaxext.benchmarks import findings, pictures, tables
-from jaxext.benchmarks.report import KINDS, Default, Failure, Refusal, Report, Result, Results, Row, read, write
+from jaxext.benchmarks.report import KINDS, Default, Failure, Measured, Refusal, Report, Result, Results, read, write
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks/results"
 ENVIRONMENT = {"device": "Some CPU", "date": "2026-11-21T22:00:00+00:00", "versions": {"jax": "0.12.0", "jaxext": "0.1.0"}, "commit": "abc"}
@@ -29,7 +29,7 @@ def result(ms, spread=0.02, **fields):
 def row(name="a", role="fprop", *, default=("xla",), dtype="float32", numbers=None, tags=("depthwise", "net"), targets=None, **results):
     """A time stands for a result that takes it."""
     results = {library: result(it) if isinstance(it, int | float) else it for library, it in results.items()}
-    return Row(
+    return Measured(
         name=f"{name} {role} {numbers or dtype}",
         problem=name,
         tags=tags,

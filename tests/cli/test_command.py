@@ -64,7 +64,6 @@ def cache(tmp_path, monkeypatch):
     """Another user's own table."""
     path = tmp_path / "cache/jaxext/tables.json"
     monkeypatch.setattr(table_file, "default_path", lambda: path)
-    monkeypatch.setattr(in_force, "default_path", lambda: path)
     return path
 
 
@@ -410,13 +409,13 @@ def test_cache(capsys, cache, tmp_path):
     assert entries[0]["versions"]["jax"] == jax.__version__
     exported = tmp_path / "exported.json"
     said(capsys, "cache", "export", exported)
-    assert table_file.load_entries(exported) == table_file.load_entries(cache)
+    assert table_file.load(exported) == table_file.load(cache)
     said(capsys, "cache", "clear", "--yes")
     assert not cache.exists() and "nothing was measured" in said(capsys, "cache", "show")
     said(capsys, "cache", "clear", "--yes")
     table_file.write(cache, here, {"three": ROW})
     said(capsys, "cache", "import", exported)
-    assert {*table_file.load_entries(cache)[0].rows} == {"one", "two", "three"}
+    assert {*table_file.load(cache)[0].rows} == {"one", "two", "three"}
 
 
 def test_cache_says_what_does_not_hold(capsys, cache):

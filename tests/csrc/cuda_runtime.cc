@@ -1,6 +1,6 @@
 // A CUDA runtime that runs nothing: it writes down what our host code asks of it, and fails where it is told to.  It has the functions that
 // the kernels' library needs, and no other, so that a library which allocates or waits does not load.  Its devices are those of kDevices.
-// Built with libjaxext_kernels.a by tests/backends/cuda/test_cuda_launches.py, whose calls enter at the end.
+// Built with libjaxext_kernels.a by tests/cuda_launches.py, whose calls enter at the end.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -20,7 +20,7 @@ namespace {
 struct FakeDevice {
   int multiprocessors, major, minor;
 };
-constexpr FakeDevice kDevices[] = {{132, 9, 0}, {78, 9, 0}, {108, 8, 0}};
+constexpr FakeDevice kDevices[] = {{132, 9, 0}, {78, 9, 0}, {108, 8, 0}, {2, 9, 0}};
 
 // Of all threads: names of kernels, and what was set for which device.
 std::mutex mutex;
@@ -29,12 +29,15 @@ std::map<const void*, std::string>& Names() {
   return *names;
 }
 std::map<std::pair<int, const void*>, int> shared_allowed;
+std::map<std::string, std::vector<size_t>> parameters_of;  // name of a kernel -> bytes of its parameters, for those that were told
 
 // Of one thread, as in CUDA.
 thread_local int device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local std::string failing;  // a function, "" for none
 thread_local std::string asked;    // JSON, comma-separated
+thread_local uint64_t descriptors = 0;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeThreadLocal;  // XLA's
 struct Configuration {
   dim3 grid, block;
   size_t shared;
@@ -61,17 +64,32 @@ std::string Sizes(dim3 d) {
   return List(sizes, 3);
 }
 
-void NoteLaunch(const void* kernel, const Configuration& c, dim3 cluster) {
+// In hexadecimal digits, one after the other.
+std::string Parameters(const std::string& name, void** arguments) {
+  std::string text;
+  size_t n = 0;
+  for (const size_t bytes : parameters_of[name]) {
+    const auto* from = static_cast<const unsigned char*>(arguments[n++]);
+    for (size_t i = 0; i < bytes; ++i) text += "0123456789abcdef"[from[i] >> 4], text += "0123456789abcdef"[from[i] & 15];
+    text += ' ';
+  }
+  return text;
+}
+
+void NoteLaunch(const void* kernel, const Configuration& c, dim3 cluster, void** arguments) {
   const std::lock_guard<std::mutex> lock(mutex);
   Note("\"kernel\": \"" + Names()[kernel] + "\", \"device\": " + std::to_string(device) + ", \"grid\": " + Sizes(c.grid) +
        ", \"block\": " + Sizes(c.block) + ", \"cluster\": " + Sizes(cluster) + ", \"shared\": " + std::to_string(c.shared) +
        ", \"allowed\": " + std::to_string(shared_allowed[{device, kernel}]) +
-       ", \"stream\": " + std::to_string(reinterpret_cast<uintptr_t>(c.stream)));
+       ", \"relaxed\": " + (capture_mode == cudaStreamCaptureModeRelaxed ? "true" : "false") + ", \"stream\": " +
+       std::to_string(reinterpret_cast<uintptr_t>(c.stream)) + ", \"parameters\": \"" + Parameters(Names()[kernel], arguments) + "\"");
 }
 
 void NoteDescriptor(const char* kind, CUtensorMap* map, CUtensorMapDataType type, unsigned rank, void* address, const cuuint64_t* sizes,
                     const cuuint64_t* strides, const std::string& box, const cuuint32_t* steps, CUtensorMapSwizzle swizzle) {
-  std::memset(map, 0, sizeof(*map));
+  // What tests/ptx/asynchronous.cc looks for, and which descriptor of the call it is.
+  const uint64_t content[16] = {0x70616d20726f736e, descriptors++};
+  std::memcpy(map, content, sizeof(*map));
   Note(std::string("\"descriptor\": \"") + kind + "\", \"aligned\": " + (reinterpret_cast<uintptr_t>(map) % 64 ? "false" : "true") +
        ", \"type\": " + std::to_string(type) + ", \"address\": " + std::to_string(reinterpret_cast<uintptr_t>(address)) +
        ", \"sizes\": " + List(sizes, rank) + ", \"strides\": " + List(strides, rank - 1) + ", " + box +
@@ -123,9 +141,9 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = const_cast<cudaKernel_t>(static_cast<const CUkern_st*>(function));
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t shared, cudaStream_t stream) {
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
   const cudaError_t error = Answer("cudaLaunchKernelEx");
-  if (error == cudaSuccess) NoteLaunch(kernel, {grid, block, shared, stream}, {1, 1, 1});
+  if (error == cudaSuccess) NoteLaunch(kernel, {grid, block, shared, stream}, {1, 1, 1}, arguments);
   return error;
 }
 
@@ -147,14 +165,15 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) shared_allowed[{device, kernel}] = value;
   return Answer("cudaFuncSetAttribute");
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void**) {
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
   dim3 cluster = {1, 1, 1};
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const cudaLaunchAttributeValue& value = config->attrs[i].val;
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = {value.clusterDim.x, value.clusterDim.y, value.clusterDim.z};
   }
   const cudaError_t error = Answer("cudaLaunchKernelEx");
-  if (error == cudaSuccess) NoteLaunch(kernel, {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream}, cluster);
+  const Configuration launch = {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
+  if (error == cudaSuccess) NoteLaunch(kernel, launch, cluster, arguments);
   return error;
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
@@ -164,15 +183,23 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
   *status = cudaDriverEntryPointSuccess;
   return Answer("cudaGetDriverEntryPointByVersion");
 }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorNotPermitted ? "not permitted, says the test" : "?"; }
 
-// What the tests call.  Problems and configs are the fields of their structs, in order; the answer is the status, its message or, if there
-// is none, what was asked of CUDA, as JSON.
+// What the tests call: from Begin to Told all that is asked of CUDA is written down, as JSON.
+void Begin(int32_t on_device, const char* fail) { device = on_device, failing = fail, asked.clear(), descriptors = 0; }
+void Told(char* answer, int64_t room) { std::strncpy(answer, ("[" + asked + "]").c_str(), room - 1); }
+
+// Problems and configs are the fields of their structs, in order; the answer is the status, its message or, if there is none, what was
+// asked of CUDA.
 int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, const char* fail, int32_t operands, int32_t result,
              const int64_t* problem, const int64_t* config, const int64_t* addresses, char* answer, int64_t room) {
   using namespace jaxext;
-  device = on_device, failing = fail, asked.clear();
+  Begin(on_device, fail);
   const auto* first = reinterpret_cast<const void*>(addresses[0]);
   const auto* second = reinterpret_cast<const void*>(addresses[1]);
   auto* out = reinterpret_cast<void*>(addresses[2]);
@@ -190,13 +217,26 @@ int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, cons
     status = launch(*reinterpret_cast<const ConvProblem*>(problem), *reinterpret_cast<const DepthwiseConfig*>(config), dtype, of_result,
                     first, second, out, stream);
   }
-  std::strncpy(answer, status.ok() ? ("[" + asked + "]").c_str() : status.message.c_str(), room - 1);
+  if (status.ok()) {
+    Told(answer, room);
+  } else {
+    std::strncpy(answer, status.message.c_str(), room - 1);
+  }
   return status.code;
+}
+
+// From now on the parameters of this kernel's launches are written down too.
+void TellParameters(const char* name, int32_t count, const int64_t* bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  parameters_of[name].assign(bytes, bytes + count);
 }
 
 int32_t BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int64_t multiprocessors) {
   return jaxext::BandOf(rows, columns, cluster_m, batch, multiprocessors);
 }
+
+// As the thread captures outside of launches.
+int32_t CapturesRelaxed() { return capture_mode == cudaStreamCaptureModeRelaxed; }
 
 // Whether the thread remembers an error that was told, and that the next launch would be blamed for.
 int32_t Remembers() { return last_error != cudaSuccess; }

@@ -225,22 +225,18 @@ REFUSED = (
     ("gemm", {}, MATMUL, {}, "form is 'gemm', want one of .*matmul"),
     ("matmul", {"C": 1}, MATMUL, {}, "sharding splits 'C', want labels of B, M, K, N"),
     ("conv2d", {"P": 2}, CONV2D, {}, "sharding splits 'P', want labels of B, N, G, C, K, H, W"),
-    ("matmul", {"M": 0}, MATMUL, {}, "sharding of M is 0, want a positive number"),
+    ("matmul", {"M": 0}, MATMUL, {}, "sharding of M is 0, want a positive integer"),
     ("matmul", {"M": 3}, MATMUL, {}, "splits M into 3, want a divisor of M=16"),
     ("conv2d", {"H": 8}, CONV2D, {"padding": "VALID"}, "splits H, and P with it, into 8, want a divisor of P=14"),
     ("matmul", {}, dict(M=16, K=32), {}, "sizes has M, K; want B, M, K, N, of which B may be left out"),
-    ("matmul", {}, {}, {}, "sizes has no labels; want B, M, K, N"),
     ("conv2d", {}, CONV2D | {"P": 16}, {}, "sizes has .*P; want"),
     ("matmul", {}, MATMUL | {"K": 2.0}, {}, "size of K is 2.0, want a positive integer"),
     ("conv2d", {"H": 16}, CONV2D | {"R": 5}, {}, "splits H into parts of 1, want at least the halo of 2"),
-    ("conv2d", {}, CONV2D, {"padding": ((1, 1),)}, r"padding is \(\(1, 1\),\), want one pair of integers for each of 2"),
-    ("conv2d", {}, CONV2D, {"padding": ((1, 1, 1), (1, 1))}, r"padding is \(\(1, 1, 1\), \(1, 1\)\), want one pair"),
-    ("conv2d", {}, CONV2D, {"window_strides": 2}, "window_strides is 2, want one positive integer for each of 2"),
-    ("conv2d", {}, CONV2D, {"window_strides": (1, 1, 1)}, r"window_strides is \(1, 1, 1\), want one positive integer for each of 2"),
-    ("conv2d", {}, CONV2D, {"lhs_dilation": (True, 1)}, r"lhs_dilation is \(True, 1\), want one positive integer"),
+    ("conv2d", {}, CONV2D, {"padding": ((1, 1),)}, r"padding is \(\(1, 1\),\), want one entry for each of 2 spatial axes"),
+    ("conv2d", {}, CONV2D, {"window_strides": 2}, "window_strides is 2, want one entry for each of 2 spatial axes"),
+    ("conv2d", {}, CONV2D, {"lhs_dilation": (0, 1)}, "lhs_dilation is 0, want a positive integer"),
     ("conv2d", {}, CONV2D | {"R": 17}, {"padding": "VALID"}, r"has sizes \(0, 6\), want a filter that fits"),
     ("conv2d", {"H": 2}, CONV2D, {"spatial": "halos"}, "spatial is 'halos', want 'halo' or 'gather'"),
-    ("matmul", {"M": 8}, MATMUL, {"scattered": "b"}, "scattered is 'b', want a mapping"),
     ("matmul", {"M": 8}, MATMUL, {"scattered": {"b": "M"}}, "scattered is 'M' of 'b', want a slot and one of its labels"),
     ("matmul", {"M": 8}, MATMUL, {"scattered": {"a": "K"}}, "scattered has 'a', of which there is one copy"),
     ("matmul", {"M": 16}, MATMUL, {"scattered": {"b": "N"}}, "'b' has N=24 in 1 parts and 16 copies, want their product to divide it"),
@@ -251,6 +247,11 @@ REFUSED = (
 def test_what_is_refused(form, split, sizes, how, message):
     with pytest.raises(ValueError, match=f"cost: .*{message}"):
         parallel.cost(form, split, sizes=sizes, **how)
+
+
+def test_padding_is_of_whole_rows():
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        parallel.cost("conv2d", {}, sizes=CONV2D, padding=((1.5, 1), (1, 1)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("table", scaling.tables().values(), ids=scaling.tables())

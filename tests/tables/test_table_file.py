@@ -9,11 +9,8 @@ import signal
 import subprocess
 import sys
 
-import filelock
-import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import given, settings
 
 import jaxext
 from jaxext.tables import table_file, table_format
@@ -65,20 +62,14 @@ def own(tmp_path, monkeypatch):
 # ---- what holds
 
 
-def test_what_was_written_is_read(path):
-    assert read(path) == read(path / "of" / "no" / "folder") == ({}, "")
-    rows = {"matmul_nn B=1": row("xla", "triton"), "matmul_nn B=2": row("xla")}
-    write(path, rows=rows)
-    assert read(path) == (rows, "")
-
-
 def test_other_devices_and_versions_share_a_file(path):
-    """Rows replace those of the same context and problem; rows of other devices are no reason to warn."""
+    """What was written is read.  Rows replace those of the same context and problem; rows of other devices are no reason to warn."""
+    assert read(path) == read(path / "of" / "no" / "folder") == ({}, "")
     for context, ms in ((CPU, 3.0), (replace(HERE, capability=100), 4.0), (HERE, 1.0), (NEWER, 5.0), (HERE, 2.0)):
-        write(path, context, {"p": row("xla", ms=ms), f"only {ms}": row("xla")})
-    assert read(path) == ({"p": row("xla", ms=2.0), "only 1.0": row("xla"), "only 2.0": row("xla")}, "")
-    assert read(path, NEWER) == ({"p": row("xla", ms=5.0), "only 5.0": row("xla")}, "")
-    assert read(path, CPU)[0]["p"] == row("xla", ms=3.0)
+        write(path, context, {"p": row("xla", "triton", ms=ms), f"only {ms}": row("xla")})
+    assert read(path) == ({"p": row("xla", "triton", ms=2.0), "only 1.0": row("xla"), "only 2.0": row("xla")}, "")
+    assert read(path, NEWER) == ({"p": row("xla", "triton", ms=5.0), "only 5.0": row("xla")}, "")
+    assert read(path, CPU)[0]["p"] == row("xla", "triton", ms=3.0)
     assert read(path, replace(HERE, device="NVIDIA B200")) == ({}, "")
 
 
@@ -89,18 +80,15 @@ def test_other_versions_do_not_hold(path):
     assert "with triton none (here 3.9.0)" in read(path, replace(HERE, versions={**HERE.versions, "triton": "3.9.0"}))[1]
 
 
-@pytest.mark.parametrize(
-    ("context", "left", "why"),
-    [
-        (changed("triton"), {"p": ["xla", "cuda"], "q": ["xla"]}, "in 1 of 2 problems of this device it measured other code of triton:"),
-        (changed("cuda", "triton"), {"p": ["xla"], "q": ["xla"]}, "other code of cuda, triton: tune again"),
-        (changed("xla"), {}, "in 2 of 2 problems of this device it measured other code of xla:"),
-        (replace(HERE, sources={"xla": "aa"}), {"p": ["xla"], "q": ["xla"]}, "other code of cuda, triton:"),
-    ],
-)
+@pytest.mark.parametrize(("context", "left", "why"), [
+    (changed("triton"), {"p": ["xla", "cuda"], "q": ["xla"]}, "for this device it measured other code of triton: tune again"),
+    (changed("cuda", "triton"), {"p": ["xla"], "q": ["xla"]}, "other code of cuda, triton: tune again"),
+    (changed("xla"), {}, "other code of xla:"),
+    (replace(HERE, sources={"xla": "aa"}), {"p": ["xla"], "q": ["xla"]}, "other code of cuda, triton:"),
+])  # fmt: skip
 def test_changed_code_does_not_hold(path, context, left, why):
     """Nor does any measurement without xla's, with which it was compared."""
-    write(path, rows={"p": row("triton", "xla", "cuda"), "q": row("xla")})
+    write(path, rows={"p": row("triton", "xla", "cuda"), "q": row("xla"), "without xla": row("cuda")})
     rows, ignored = read(path, context)
     assert {problem: [m.implementation for m in row] for problem, row in rows.items()} == left
     assert why in ignored
@@ -144,36 +132,18 @@ def measurement(**fields):
 
 # The file, and words of the refusal.
 FALSE = {
-    "empty": (b"", "truncated"),
     "cut short": (WHOLE[:-20], "truncated"),
     "no text": (b"\xff\xfe\x00{", "malformed"),
-    "half a character": (measurement(config={"algorithm": "\ud800"}), "malformed"),
-    "a list": (b"[]", "Expected `object`, got `array`"),
     "another format": (json.dumps({"format": "jaxext table 2", "entries": []}).encode(), r"'jaxext table 2' - at `\$.format`"),
-    "no format": (b'{"entries": []}', "required field `format`"),
     "more fields": (json.dumps(DOCUMENT | {"code": "import os"}).encode(), "unknown field `code`"),
     "a strange field": (measurement(**{"\x1b[2J": 1}), r"unknown field .* - at `\$.entries\[0\].rows"),
-    "deep": (b"[" * 200_000, "got `array`"),
-    "deep inside": (WHOLE.replace(b'"lax"', b"[" * 100_000 + b"]" * 100_000), "got `array` - at .*config"),
-    "NaN": (measurement(ms=[float("nan")] * 3), "malformed"),
     "1e999": (WHOLE.replace(b"2.0]", b"1e999]"), r"out of range - at .*ms\[2\]"),
-    "negative": (measurement(ms=[-3.0, -2.0, -1.0]), "want three quartiles above 0"),
     "zero": (measurement(ms=[0.0, 0.0, 0.0]), "want three quartiles above 0"),
-    "first above median": (measurement(ms=[2.0, 1.0, 3.0]), "want three quartiles above 0, in order"),
     "third below median": (measurement(ms=[1.0, 3.0, 2.0]), "want three quartiles above 0, in order"),
-    "true times": (measurement(ms=[True, True, True]), "got `bool`"),
-    "huge config": (measurement(config={"BLOCK_M": 2**63}), "at .*config"),
-    "many configs": (measurement(config={str(i): i for i in range(1000)}), "length <= 100"),
-    "long text": (measurement(implementation="x" * 5000), "length <= 1000"),
+    "first above median": (measurement(ms=[2.0, 1.0, 3.0]), "want three quartiles above 0, in order"),
     "control characters": (measurement(implementation="xla\x1b[2J"), "at .*implementation"),
     "reversed text": (measurement(config={"algorithm": "\u202elax"}), "at .*config"),
     "a problem over lines": (entry(rows={"p\n": [MEASUREMENT]}), "at `key` in .*rows"),
-    "xla was not measured": (measurement(implementation="triton"), "row 'p' has no measurement of xla"),
-    "an empty row": (entry(rows={"p": []}), "length >= 1"),
-    "a candidate twice": (entry(rows={"p": [MEASUREMENT] * 2}), "row 'p' has a candidate twice"),
-    "many candidates": (entry(rows={"p": [MEASUREMENT] * 257}), "length <= 256"),
-    "negative capability": (entry(capability=-90), "at .*capability"),
-    "versions of another type": (entry(versions={"jax": 0.1}), "at .*versions"),
     "no day": (entry(measured="2026-13-41"), "at .*measured"),
     "without end": (b" " * (table_format.MAX_BYTES + 1), "over 64 MiB"),
 }
@@ -183,68 +153,25 @@ FALSE = {
 def test_a_false_file_is_refused_as_a_whole(path, data, why):
     path.write_bytes(data)
     with pytest.raises(ValueError, match=f"it is not a table of this version: .*{why}") as raised:
-        table_file.load_entries(path)
+        table_file.load(path)
     assert str(raised.value).isprintable() and len(str(raised.value)) < 1000  # it ends up in terminals and logs
     assert read(path) == ({}, str(raised.value))
 
 
 def test_the_true_file_is_read(path):
-    """Each false one differs from it in one thing; a row holds all that `tune` measures."""
+    """Each false one differs from it in one thing."""
     path.write_bytes(WHOLE)
     assert read(path) == ({"p": (Measurement("xla", {"algorithm": "lax"}, (1.0, 1.5, 2.0), 1e-7),)}, "")
-    path.write_bytes(entry(rows={"p": [MEASUREMENT | {"config": {"tile": i}} for i in range(256)]}))
-    assert len(read(path)[0]["p"]) == 256
-
-
-@pytest.mark.parametrize("name", ["../../../etc/passwd", "$(rm -rf ~)", "{0.__class__}", "'; DROP TABLE", "__import__('os')"])
-def test_names_are_only_compared(path, name):
-    """They name no file and are no code."""
-    path.write_bytes(entry(rows={name: [MEASUREMENT, MEASUREMENT | {"implementation": name, "config": {name: name}}]}))
-    rows, ignored = read(path)
-    assert [m.implementation for m in rows[name]] == ["xla"] and "measured other code of" in ignored
-    assert [*path.parent.rglob("*")] == [path]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), value=JSON)
-def test_any_value_anywhere_is_refused_or_means_what_it_says(data, value):
-    """What is read is written again as the same."""
-    node = whole = json.loads(WHOLE)
-    while True:
-        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
-        if not isinstance(node[key], dict | list) or not node[key] or data.draw(st.booleans()):
-            break
-        node = node[key]
-    node[key] = value
-    try:
-        entries = table_format.decode(json.dumps(whole).encode())
-    except ValueError:
-        return
-    assert table_format.decode(table_format.encode(entries)) == entries
-    for m in [m for entry in entries for row in entry.rows.values() for m in row]:
-        assert 0 < m.ms[0] <= m.ms[1] <= m.ms[2] < float("inf") and 0 <= m.error < float("inf")
 
 
 # ---- in whose hands it is
 
 
-@pytest.mark.parametrize("is_own", [True, False])
-@pytest.mark.parametrize("kind", ["directory", "pipe"])
-def test_no_file(path, own, kind, is_own):
-    """Nobody writes into the pipe: reading it would wait for ever."""
-    path = own if is_own else path
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.mkdir(0o700) if kind == "directory" else os.mkfifo(path, 0o600)
-    assert re.search("Is a directory|not a regular file", read(path)[1])
+def test_a_folder_is_no_table(path):
+    path.mkdir()
+    assert "Is a directory" in read(path)[1]
     for refused in (table_file.check_writable, table_file.clear, write):
-        with pytest.raises(OSError, match="Is a directory|not a regular file"):
+        with pytest.raises(IsADirectoryError):
             refused(path)
     assert not [*path.parent.glob("*.lock")]
 
@@ -257,6 +184,9 @@ def test_the_own_table_is_for_the_user_alone(own):
         os.umask(before)
     assert read(own) == (ROWS, "")
     assert (own.parent.stat().st_mode & 0o777, own.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+WHY = "is a link, belongs to another user or can be written by others"
 
 
 def someone_elses(path, monkeypatch):
@@ -274,27 +204,21 @@ def moved(path, _=None):
 
 @pytest.mark.parametrize("of", ["folder", "file"])
 @pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (someone_elses, "belongs to user"),
-        (lambda path, _: path.chmod(0o702), "can be written by others"),
-        (lambda path, _: path.chmod(0o720), "can be written by others"),
-        (lambda path, _: path.chmod(0o1777), "can be written by others"),
-        (moved, "is a link"),
-    ],
+    "make",
+    [someone_elses, lambda path, _: path.chmod(0o702), lambda path, _: path.chmod(0o720), lambda path, _: path.chmod(0o1777), moved],
     ids=["another's", "of the world", "of the group", "sticky", "link"],
 )
-def test_the_own_table_in_others_hands(own, of, make, why, monkeypatch):
+def test_the_own_table_in_others_hands(own, of, make, monkeypatch):
     """It is not read, since nobody asked for it, nor written, since others could change it."""
     write(own)
     before = own.read_bytes()
     make(own if of == "file" else own.parent, monkeypatch)
     rows, ignored = read(own)
-    assert rows == {} and why in ignored
+    assert rows == {} and WHY in ignored
     monkeypatch.setattr(table_file, "default_path", lambda: own.parent / ".." / "jaxext" / "tables.json")  # the same path in other words
-    assert why in read(own)[1]
+    assert WHY in read(own)[1]
     for refused in (table_file.check_writable, table_file.clear, write):
-        with pytest.raises(PermissionError, match=why):
+        with pytest.raises(PermissionError, match=WHY):
             refused(own)
     assert own.read_bytes() == before
 
@@ -312,21 +236,20 @@ def test_a_table_that_the_user_names_may_be_a_link(path):
 # ---- writing
 
 
-@pytest.mark.parametrize("data", [WHOLE[:-20], b'{"format": "jaxext table 2", "entries": []}'])
-def test_the_own_file_that_is_no_table_is_renamed(own, data):
-    own.parent.mkdir(mode=0o700, parents=True)
-    own.write_bytes(data)
+def test_the_own_file_that_is_no_table_is_renamed(own):
+    """It may be of another version."""
+    table_file.check_writable(own)
+    own.write_bytes(data := b'{"format": "jaxext table 2", "entries": []}')
     own.chmod(0o600)
     table_file.check_writable(own)
     with pytest.warns(UserWarning, match="jaxext renamed .*tables.json to .*not a table"):
         write(own)
     assert read(own) == (ROWS, "")
-    (aside,) = own.parent.glob("tables.json.bad-*")
-    assert aside.read_bytes() == data
+    assert own.with_name("tables.json.bad").read_bytes() == data
 
 
 @pytest.mark.parametrize("linked", [False, True])
-@pytest.mark.parametrize("data", [b"alias ls='ls -l'\n", b"", b'{"format": "jaxext table 2", "entries": []}'])
+@pytest.mark.parametrize("data", [b"alias ls='ls -l'\n", b""])
 def test_another_file_that_is_no_table_is_left_alone(path, data, linked):
     """So is a file to which a link leads that someone planted in the table's place."""
     path.write_bytes(data)
@@ -339,22 +262,16 @@ def test_another_file_that_is_no_table_is_left_alone(path, data, linked):
     assert path.read_bytes() == data and sorted(path.parent.iterdir()) == before and path.is_symlink() == linked
 
 
-def test_a_place_where_nothing_can_be_written(path, own, monkeypatch):
-    """The error comes before anything is measured or created."""
+def test_a_place_where_nothing_can_be_written(path):
+    """Neither the file nor its lock: this is known before anything is measured."""
     path.write_text("a file")
     for refused in (table_file.check_writable, write):
-        with pytest.raises(OSError, match="tables.json"):
+        with pytest.raises(NotADirectoryError):
             refused(path / "folder" / "tables.json")
-        with pytest.raises(IsADirectoryError):
-            refused("/")
-    before = sorted(path.parent.iterdir())
+        with pytest.raises(OSError):
+            refused("/sys/tables.json")  # root's too
     table_file.check_writable(path.parent / "new" / "new.json")
-    assert sorted(path.parent.iterdir()) == before
-    table_file.check_writable(own)
-    assert own.parent.is_dir() and not own.exists()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write all
-    with pytest.raises(PermissionError, match=f"{path.parent} cannot be written, want to write {path.parent}/new.json"):
-        table_file.check_writable(path.with_name("new.json"))
+    assert not (path.parent / "new").exists()
 
 
 def test_a_file_keeps_the_contexts_that_were_written_last(path):
@@ -362,7 +279,7 @@ def test_a_file_keeps_the_contexts_that_were_written_last(path):
     many = [replace(HERE, versions={"jax": f"0.{i}"}) for i in range(table_file.CONTEXTS + 2)]
     for context in [CPU, *many[:-1], many[1], many[-1]]:
         write(path, context)
-    assert [entry.context for entry in table_file.load_entries(path)] == [CPU, *many[3:-1], many[1], many[-1]]
+    assert [entry.context for entry in table_file.load(path)] == [CPU, *many[3:-1], many[1], many[-1]]
 
 
 def test_entries_of_one_context_are_joined(path):
@@ -371,36 +288,26 @@ def test_entries_of_one_context_are_joined(path):
     earlier = DAY - datetime.timedelta(1)
     table_file.merge(path, [Entry.of(HERE, earlier, {"two": row("xla", ms=2.0)}), Entry.of(HERE, earlier, {"three": row("xla")})])
     rows = {"one": row("xla"), "two": row("xla", ms=2.0), "three": row("xla")}
-    assert table_file.load_entries(path) == (Entry.of(HERE, DAY, rows),)
+    assert table_file.load(path) == (Entry.of(HERE, DAY, rows),)
     assert "measured on 2026-11-22 with" in read(path, NEWER)[1]
 
 
 UNREADABLE = {
-    "no xla": lambda: row("triton"),
     "NaN": lambda: row("xla", ms=float("nan")),
     "infinite": lambda: row("xla", ms=float("inf")),
     "nested": lambda: [Measurement("xla", {"tile": (1, 2)}, (1.0, 1.0, 1.0), 0.0)],  # type: ignore[dict-item]
+    "over lines": lambda: row("xla\n"),
 }
 
 
 @pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE)
 def test_what_would_not_be_read_is_not_written(path, make):
-    with pytest.raises(ValueError, match="row 'p'|want three|Expected"):
+    with pytest.raises(ValueError, match="want three|Expected"):
         write(path, rows={"p": make()})
     assert [*path.parent.iterdir()] == []
 
 
-def test_where_nothing_can_be_locked(path, monkeypatch):
-    def fail(*_):
-        raise NotImplementedError("no flock")
-
-    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-    with pytest.raises(OSError, match=f"{path}.lock cannot be locked on this file system"):
-        write(path)
-    assert not path.exists()
-
-
-def test_a_full_disk_is_told_with_the_file(path, monkeypatch):
+def test_a_full_disk_leaves_what_was_there(path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
@@ -408,7 +315,7 @@ def test_a_full_disk_is_told_with_the_file(path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device: .*tables.json"):
         write(path, rows={"q": row("xla")})
-    assert read(path) == (ROWS, "")
+    assert read(path) == (ROWS, "") and not path.with_name("tables.json.new").exists()
 
 
 # Tables are written without jax: the package around them, which imports it, is left out.
@@ -431,14 +338,12 @@ if how == "slow":
         time.sleep(0.001)
     os.fsync = lambda _: time.sleep(0.01)
 elif how == "in the middle":
-    fdopen = os.fdopen
-    def halved(*args):
-        file = fdopen(*args)
-        os.write(file.fileno(), b'{{"format": ')
-        die()
-    os.fdopen = halved
-elif how == "before it is on the disk":
-    os.fsync = die
+    def halved(path, mode, real=pathlib.Path.open):
+        if mode == "wb":
+            os.write(os.open(path, os.O_WRONLY), b'{{"format": ')
+            die()
+        return real(path, mode)
+    pathlib.Path.open = halved
 elif how == "before it takes the place":
     pathlib.Path.replace = die
 for i in range(int(times)):
@@ -459,7 +364,7 @@ def test_processes_that_write_at_once_lose_nothing(path):
     assert set(rows) == {f"{name} {i}" for name in range(4) for i in range(8)} and ignored == ""
 
 
-@pytest.mark.parametrize("how", ["in the middle", "before it is on the disk", "before it takes the place"])
+@pytest.mark.parametrize("how", ["in the middle", "before it takes the place"])
 def test_a_killed_writer_leaves_what_was_there(path, how):
     write(path)
     killed = writer(path, "q", how=how)
@@ -468,13 +373,3 @@ def test_a_killed_writer_leaves_what_was_there(path, how):
     write(path, rows={"r": row("xla")})
     assert set(read(path)[0]) == {"p", "r"}
     assert {file.name for file in path.parent.iterdir()} <= {"tables.json", "tables.json.lock"}
-
-
-def test_a_writer_that_is_killed_at_any_moment_leaves_what_it_finished(path):
-    endless = writer(path, "q", times=10**6)
-    assert endless.stdout is not None
-    finished = [endless.stdout.readline() for _ in range(20)]
-    endless.kill()
-    finished += endless.communicate(timeout=60)[0].split()
-    rows, ignored = read(path)
-    assert ignored == "" and set(rows) >= {f"q {int(i)}" for i in finished}

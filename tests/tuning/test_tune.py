@@ -30,6 +30,7 @@ from jaxext.tuning import random_operands, timing, trial
 from jaxext.tuning import tune as tune_module
 from jaxext.tuning.tune import tune
 
+NAN, INF = float("nan"), float("inf")
 NWC = ("NWC", "WIO", "NWC")
 
 
@@ -50,7 +51,7 @@ DEPTHWISE = struct(2, 5, 2), struct(3, 1, 2)
 NETWORK = struct(2, 5, 3), struct(3, 3, 4), struct(4, 3)
 
 
-class Clock:
+class Clock(timing.Wall):
     """Takes no time."""
 
     name = "a stand-in"
@@ -82,7 +83,7 @@ def path(tmp_path):
 
 
 def stored(path):
-    return select(table_file.load_entries(path), in_force.context("cpu"), "").rows
+    return select(table_file.load(path), in_force.context("cpu"), "").rows
 
 
 def winner(row):
@@ -178,15 +179,6 @@ def test_what_is_faster_beyond_the_noise_is_no_tie(clock, path):
     (row,) = tune(depthwise, *DEPTHWISE, table=path, backward=False).rows
     assert winner(row) == LAX and [c.name for c in row.candidates if c.ties] == [DOTS]
     assert str(row).splitlines()[1] == f"  {LAX}: 1.50 times as fast as {PREFERRED} (preferred: {PREFERRED}); 1 tie with it"
-
-
-def test_a_second_tuning_replaces_and_keeps(clock, path):
-    tune(matmul, struct(2, 3), struct(3, 4), table=path, backward=False)
-    tune(matmul, struct(2, 3), struct(3, 5), table=path, backward=False)
-    clock({"xla algorithm=dot_general": 0.5})
-    (row,) = tune(matmul, struct(2, 3), struct(3, 4), table=path, backward=False).rows
-    assert stored(path)[row.problem] == tuple(row.measurements)
-    assert sorted(m.ms[1] for (m,) in stored(path).values()) == [0.5, 2]
 
 
 def test_what_is_measured_stays_if_interrupted(clock, path):
@@ -316,25 +308,14 @@ def test_candidates_are_made_of_lax_itself(clock, path):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("trace", [jax.jit, jax.grad, jax.vmap, lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)])
-def test_inside_a_function_that_jax_traces(trace, path):
+@pytest.mark.parametrize(("trace", "of"), [(jax.jit, lambda x: x), (jax.grad, lambda x: x), (jax.jit, lambda x: struct(*x.shape))])
+def test_inside_a_function_that_jax_traces(trace, of, path):
     def loss(x):
-        tune(matmul, x, x, table=path)
+        tune(matmul, of(x), of(x), table=path)
         return x.sum()
 
     with pytest.raises(RuntimeError, match="tune: jax is tracing the function that calls it .*call it outside, with arrays or jax.Shape"):
         trace(loss)(np.ones((3, 3), np.float32))
-
-
-def test_inside_a_function_that_jax_traces_of_shapes(path):
-    with pytest.raises(RuntimeError, match="tune: jax is tracing"):
-        jax.jit(lambda: tune(matmul, struct(2, 3), struct(3, 4), table=path))()
-
-
-@pytest.mark.parametrize("table", ["/", "."])
-def test_a_folder_is_no_table(table):
-    with pytest.raises(IsADirectoryError):
-        tune(matmul, struct(2, 3), struct(3, 4), table=table)
 
 
 def test_arguments(path, monkeypatch):
@@ -347,7 +328,7 @@ def test_arguments(path, monkeypatch):
         tune(matmul, struct(2, 3), struct(3, 4), table=path)
 
 
-@pytest.mark.parametrize("table", ["notes.json", "/dev/null/tables.json"])
+@pytest.mark.parametrize("table", ["notes.json", "/dev/null/tables.json", "/"])
 def test_a_table_that_cannot_be_written_is_told_first(table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.json").write_text("mine")
@@ -435,22 +416,6 @@ def test_truth_is_wider_than_the_user_allows(clock, path):
     assert row.candidates[0].error is not None and 0 < row.candidates[0].error[0] < 1e-6
 
 
-def test_truth_where_there_is_no_float64(clock, path, monkeypatch):
-    run = XlaMatmul.run
-
-    def narrow(self, call, config, operands):
-        if call.dtype == np.float64:
-            raise NotImplementedError("no float64 here")
-        seen.append(call.precision)
-        return run(self, call, config, operands)
-
-    seen = []
-    monkeypatch.setattr(XlaMatmul, "run", narrow)
-    (row,) = tune(matmul, struct(5, 7), struct(7, 3), table=path, backward=False).rows
-    assert row.winner is not None
-    assert (jax.lax.Precision.HIGHEST,) * 2 in seen
-
-
 # ---- several implementations, which no CPU has
 
 
@@ -498,16 +463,6 @@ def test_implementations_side_by_side(call, clock):
     assert named.config == Algorithm("b")
     unnamed = choose(call, FAMILY.implementations, None, row.measurements)
     assert unnamed.implementation == "xla"
-
-
-@pytest.mark.parametrize("asked", [40, 500])
-def test_no_more_candidates_than_a_table_holds(asked, call, clock, monkeypatch, path):
-    many = [Kernel(name, [f"{name} {i}" for i in range(300)]) for name in ("cuda", "triton")]
-    trials, _ = trial._trials(call, (*many, FAMILY.implementations[-1]), asked)
-    assert len(trials) == min(1 + 2 * asked, 255)
-    row = [Measurement(p.implementation.name, dataclasses.asdict(c), ms=(1.0, 1.0, 1.0), error=0.0) for p, c in trials]
-    table_file.write(path, in_force.context("cpu"), {"a product": row})
-    assert len(stored(path)["a product"]) == len(row)
 
 
 @pytest.fixture
@@ -572,24 +527,18 @@ def test_wall_time_is_no_matter_to_another_clock(call, clock, copies):
 
 
 def test_errors_that_are_rounding(call):
-    """Four times xla's, or what the dtypes alone make; a large error of xla's excuses nobody."""
+    """Those that the law of the dtypes allows, and four times xla's; a large error of xla's excuses nobody, and integers are exact."""
 
     def judged(error, of_xla, **what):
         candidate = trial.Candidate("triton", {}, error=(error, error))
         return not trial._judged(dataclasses.replace(call, **what), candidate, (of_xla, of_xla)).wrong
 
-    highest, tf32x3 = (jax.lax.Precision.HIGHEST,) * 2, jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
-    bf16x3 = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
-    bfloat16 = dict(dtype=jnp.dtype(jnp.bfloat16))
-    assert judged(1e-3, 0)  # TF32
-    assert not judged(1e-3, 0, precision=highest) and not judged(1e-3, 0, precision=tf32x3) and not judged(1e-3, 0, platform="cpu")
-    assert judged(1.5e-4, 0, precision=bf16x3) and not judged(1.5e-4, 0, precision=tf32x3)
-    assert judged(1e-3, 3e-4, precision=highest)
-    assert judged(9e-3, 0, **bfloat16) and not judged(1.1e-2, 0, **bfloat16) and judged(1.1e-2, 3e-3, **bfloat16)
-    assert not judged(0.5, 0.4) and not judged(0.5, 1) and not judged(float("inf"), float("inf"))
-    assert not judged(float("nan"), 0) and not judged(float("nan"), float("nan")) and not judged(0.1, float("nan"))
+    highest, bfloat16 = dict(precision=(jax.lax.Precision.HIGHEST,) * 2), dict(dtype=jnp.dtype(jnp.bfloat16))
     integer = dict(dtype=np.dtype(np.int32), dtypes={slot: np.dtype(np.int8) for slot in call.dtypes})
-    assert judged(0, 0, **integer) and not judged(1e-9, 0, **integer) and not judged(1e-9, 1e-9, **integer)
+    right = [(1e-3, 0, {}), (1e-3, 3e-4, highest), (9e-3, 0, bfloat16), (1.1e-2, 3e-3, bfloat16), (0, 0, integer)]
+    wrong = [(1e-3, 0, highest), (1e-3, 0, dict(platform="cpu")), (1.1e-2, 0, bfloat16), (0.5, 0.4, {}), (0.5, 1, {})]
+    unknown = [(1e-9, 1e-9, integer), (INF, INF, {}), (NAN, 0, {}), (NAN, NAN, {}), (0.1, NAN, {})]
+    assert [judged(error, of_xla, **what) for error, of_xla, what in (*right, *wrong, *unknown)] == [True] * 5 + [False] * 10
 
 
 CONFIGS = {"xla": ("dot_general",), "triton": ("a", "b", "c"), "cuda": ("d", "e", "f")}

@@ -18,17 +18,11 @@ import math
 import re
 
 from jaxext.kernels._geometry import ConvProblem
-from jaxext.kernels._launch import cdiv, multiprocessors
+from jaxext.kernels._launch import BITS, cdiv
+from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine
 
 MOST_PARTS = 64  # B·G·splits, as in csrc/conv_plan.h
 PARTS_OF_LAUNCH = {"fprop": 8, "dgrad": 8, "wgrad": 30}  # as in csrc/conv_sm90.cuh
-
-# For `clocks`.  The first three are those of _cuda_matmul, from the data sheet; none is a measurement of these kernels.
-_PRODUCTS = 2048 * 0.9  # multiply-adds of a multiprocessor per clock
-_L2_BYTES = 24  # per clock and multiprocessor
-_MEMORY_BYTES = 18  # per clock and multiprocessor
-_FILL = 3000  # clocks of a block before its first product and after its last
-_LAUNCH = 4000  # clocks of a launch more
 _DEPTH = 64  # of a stage
 
 
@@ -64,8 +58,9 @@ def clocks(problem: ConvProblem, config: ConvConfig) -> float:
     """Expected time, in clocks.
 
     A launch deals its blocks out to the multiprocessors in rounds.  Those which share a multiprocessor multiply in turns and hide one
-    another's beginning and end, so that they are counted once.  Partial sums are written, and read by the kernel that adds them up.
+    another's beginning and end, so that they are counted once.
     """
+    gpu = machine(problem.arch)
     taps = math.prod(problem.filter)
     x, y = problem.N * math.prod(problem.input), problem.N * math.prod(problem.output)
     rows, columns, steps = {
@@ -75,19 +70,17 @@ def clocks(problem: ConvProblem, config: ConvConfig) -> float:
     }[problem.role]
     blocks = cdiv(rows, config.tile_m * config.cluster_m) * config.cluster_m * columns
     loaded = 2 * _DEPTH * (config.tile_m + config.tile_n / config.cluster_m)
-    step = max(config.tile_m * config.tile_n * _DEPTH / _PRODUCTS, loaded / _L2_BYTES)
-    processors = multiprocessors(problem.arch)
+    tile, bits = config.tile_m * config.tile_n, 32 if config.splits > 1 else BITS[problem.dtypes[2]]
+    step = gpu.tile(tile * _DEPTH, gpu.rate(16) * REACHED[config.tile_m], loaded)
 
     def launch(parts: int) -> float:
-        resident = max(1, min(_RESIDENT[config.tile_n], cdiv(blocks * parts, processors)))
-        return cdiv(blocks * parts, processors * resident) * (resident * steps * step + _FILL)
+        resident = max(1, min(_RESIDENT[config.tile_n], gpu.rounds(blocks * parts)))
+        return LAUNCH + gpu.rounds(blocks * parts, resident) * (START + resident * steps * step + tile * bits / 8 / STORED)
 
     parts, most = problem.B * problem.G * config.splits, PARTS_OF_LAUNCH[problem.role]
     whole, rest = divmod(parts, most)
-    total = whole * (launch(most) + _LAUNCH) + (launch(rest) + _LAUNCH if rest else 0)
-    if config.splits > 1:
-        total += 2 * 4 * parts * problem.K * taps * problem.C / (_MEMORY_BYTES * processors) + _LAUNCH
-    return total
+    total = whole * launch(most) + (launch(rest) if rest else 0)
+    return total + gpu.adding(4 * parts * problem.K * taps * problem.C) if config.splits > 1 else total
 
 
 def rank(problem: ConvProblem) -> int:

@@ -11,7 +11,8 @@ import dataclasses
 import math
 
 from jaxext.kernels._geometry import Axis, ConvProblem
-from jaxext.kernels._launch import BITS, cdiv, multiprocessors
+from jaxext.kernels._launch import BITS, cdiv, largest_block
+from jaxext.kernels._roofline import machine
 
 THREADS = 128  # of a block
 VECTOR_BITS = 128
@@ -35,32 +36,31 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
 
     The lanes are the most that leave at most an eighth of the threads without channels.  wgrad lets as many pieces of the filter as there
     are share a block, with at most a quarter idle, since they read the same targets; and it splits its sum until all multiprocessors are
-    full, each block with at least 4 strips per thread.  The one with which a multiprocessor moves the fewest vectors is first, among equals
-    the longest.
+    full, each block with at least 4 strips per thread.  The one that takes the fewest clocks is first, among equals the longest.
     """
     vectors = cdiv(problem.G, _vector(problem))
-    lanes = _largest(LANES, vectors, idle=1 / 8)
+    lanes = largest_block(LANES, vectors, idle=1 / 8)
     longest = max(1, cdiv(problem.axes[2].targets, _spacing(problem.axes[2])))
     strips = [strip for strip in STRIPS if strip < longest] + [min(longest, STRIPS[-1])]
     configs = [DepthwiseConfig(lanes=lanes, strip=strip) for strip in dict.fromkeys(strips)]
     configs = [_shared_out(problem, config) for config in configs] if problem.role == "wgrad" else configs
-    return sorted(configs, key=lambda config: (_moved(problem, config), -config.strip))
+    return sorted(configs, key=lambda config: (clocks(problem, config), -config.strip))
 
 
 def pick(problem: ConvProblem) -> DepthwiseConfig:
     return candidates(problem)[0]
 
 
-def _moved(problem: ConvProblem, config: DepthwiseConfig) -> float:
-    """Vectors that a multiprocessor moves, in the rounds in which it gets blocks."""
-    rounds = cdiv(math.prod(grid(problem, config)), RESIDENT * multiprocessors(problem.arch))
+def clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
+    """Expected time, in clocks: the vectors that a multiprocessor moves, in the rounds in which it gets blocks, from the L2 cache."""
     _, h, w = problem.axes
     window = cdiv(w.R, w.step) - 1
     if problem.role == "wgrad":
         of_block = cdiv(_strips(problem, config), _strip_lanes(config) * config.splits) * (2 * config.strip + min(window, WGRAD_TAPS - 1))
     else:
         of_block = config.strip + max(1, cdiv(h.R, h.step)) * (config.strip + window)
-    return rounds * of_block
+    gpu, vectors = machine(problem.arch), THREADS * _vector(problem) * BITS[problem.dtypes[0]] // 8
+    return gpu.rounds(math.prod(grid(problem, config)), RESIDENT) * RESIDENT * of_block * vectors / gpu.l2
 
 
 def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
@@ -75,16 +75,10 @@ def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
 def _shared_out(problem: ConvProblem, config: DepthwiseConfig) -> DepthwiseConfig:
     """With a wgrad's blocks shared between pieces, and its sum between blocks."""
     most = THREADS // config.lanes
-    config = dataclasses.replace(config, pieces=_largest([1 << i for i in range(most.bit_length())], _pieces(problem), idle=1 / 4))
-    wanted = RESIDENT * multiprocessors(problem.arch) // max(1, math.prod(grid(problem, config)))
+    config = dataclasses.replace(config, pieces=largest_block([1 << i for i in range(most.bit_length())], _pieces(problem), idle=1 / 4))
+    wanted = RESIDENT * machine(problem.arch).multiprocessors // max(1, math.prod(grid(problem, config)))
     splits = min(wanted, _strips(problem, config) // (4 * _strip_lanes(config)), MOST_SPLITS)
     return dataclasses.replace(config, splits=max(1, splits))
-
-
-def _largest(blocks, size: int, idle: float) -> int:
-    """The largest block of those that leave at most this share idle; among those that leave more, the least idle."""
-    shares = {block: 1 - size / max(1, cdiv(size, block) * block) for block in blocks}
-    return max((block for block in blocks if shares[block] <= idle), default=min(blocks, key=shares.__getitem__))
 
 
 def _vector(problem: ConvProblem) -> int:

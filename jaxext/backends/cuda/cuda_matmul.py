@@ -1,7 +1,7 @@
 """How a matrix product is launched on Hopper (csrc/matmul.h): which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by a small model, in clocks of one
-multiprocessor, of which each number below says where it is from:
+multiprocessor:
 
     tile    = max(multiply, load) per element of depth, and what its schedule does not hide of its prologue and epilogue
     product = max(rounds of tiles over the multiprocessors, all bytes from memory), and the partial results written and read again
@@ -18,17 +18,9 @@ from typing import Any
 
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import MOST_POSITIONS
-from jaxext.kernels._launch import BITS, cdiv, multiprocessors
+from jaxext.kernels._launch import BITS, cdiv
+from jaxext.kernels._roofline import REACHED, START, STORED, machine
 
-# Multiply-adds of a multiprocessor per clock, of 16-bit operands (H100 data sheet: 989 TFLOP/s = 132 x 1.83 GHz x 4096 FLOP).
-_PRODUCTS = 2048
-# Share of it that a tile reaches whose left operand has so many rows: wgmma reads the right operand from shared memory anew for each 64.
-_REACHED = {64: 0.7, 128: 0.9}
-_L2_BYTES = 24  # per clock and multiprocessor: 5.5 TB/s over 132 of 1.75 GHz
-_MEMORY_BYTES = 18  # the same of 4.1 TB/s
-_START = 1500  # clocks until the first stage is there
-_EPILOGUE_BYTES = 32  # stored per clock
-_LAUNCH = 4000  # clocks of a kernel of its own, that adds up partial results
 _SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/matmul.cc, which refuses problems without a candidate
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 
@@ -70,23 +62,20 @@ def pick(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> MatmulCo
 
 def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
     """Expected time of the product, in clocks."""
-    bits, result_bits = BITS[problem.dtypes[0]], BITS[problem.dtypes[2]]
-    depth = problem.depth // config.splits
+    gpu, split = machine(problem.arch), config.splits > 1
+    bits, result_bits = BITS[problem.dtypes[0]], 32 if split else BITS[problem.dtypes[2]]
     pairs = cdiv(cdiv(problem.rows, config.tile_m), config.cluster_m)  # clusters, one below the other
     tiles = pairs * config.cluster_m * cdiv(problem.cols, config.tile_n) * problem.B * config.splits
 
-    multiply = config.tile_m * config.tile_n / (_PRODUCTS * 16 / bits * _REACHED[config.tile_m])
-    load = (config.tile_m + config.tile_n / config.cluster_m) * bits / 8 / _L2_BYTES
-    store = config.tile_m * config.tile_n * (32 if config.splits > 1 else result_bits) / 8 / _EPILOGUE_BYTES
-    mainloop = depth * max(multiply, load)
-    tile = max(mainloop, store) if config.pingpong else mainloop + store
-    computed = _START + cdiv(tiles, multiprocessors(problem.arch)) * tile
+    elements = config.tile_m * config.tile_n
+    loaded = (config.tile_m + config.tile_n / config.cluster_m) * bits / 8
+    mainloop = problem.depth // config.splits * gpu.tile(elements, gpu.rate(bits) * REACHED[config.tile_m], loaded)
+    store = elements * result_bits / 8 / STORED
+    computed = START + gpu.rounds(tiles) * (max(mainloop, store) if config.pingpong else mainloop + store)
 
     operands = (problem.rows + problem.cols) * problem.depth * problem.B * bits / 8
-    written = problem.rows * problem.cols * problem.B * (4 * config.splits if config.splits > 1 else result_bits / 8)
-    moved = (operands + written) / (_MEMORY_BYTES * multiprocessors(problem.arch))
-    added = (written / (_MEMORY_BYTES * multiprocessors(problem.arch)) + _LAUNCH) if config.splits > 1 else 0
-    return max(computed, moved) + added
+    written = problem.rows * problem.cols * problem.B * config.splits * result_bits / 8
+    return max(computed, gpu.moving(operands if split else operands + written)) + (gpu.adding(written) if split else 0)
 
 
 def _few_enough(problem: MatmulProblem, tile_m: int, tile_n: int) -> bool:

@@ -181,6 +181,7 @@ CASES = {
     "wgrad": problem("wgrad", (6, 7), (3, 3), N=3, K=16, low=1, high=1),
     "wgrad, strided, groups": problem("wgrad", (9, 7), (3, 3), B=2, N=2, G=2, stride=2, low=(0, 1), high=1),
     "wgrad of one long image": problem("wgrad", (37,), (5,), low=4, dilation=2),
+    "wgrad, 3-D": problem("wgrad", (4, 3, 6), (2, 3, 2), N=2, low=(1, 1, 0), high=(0, 1, 1), dilation=(1, 1, 2)),
     "wgrad of a crop": problem("wgrad", (9, 8), (2, 2), N=2, low=(-1, 1), high=-2),
 }
 

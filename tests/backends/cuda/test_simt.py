@@ -8,21 +8,17 @@ import dataclasses
 import functools
 import itertools
 import math
-import pathlib
-import sys
 
+import harness
+import host_code
 import numpy as np
 import pytest
+import test_depthwise as triton
+from simt import DTYPES, build, run
+from test_depthwise import ROLES, of_role, operands_of, problem, truth
 
 from jaxext.backends.cuda import cuda_depthwise
 from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
-
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "kernels"))  # where pytest too has it, once it has collected that folder
-import harness  # noqa: E402
-import host_code  # noqa: E402
-import test_depthwise as triton  # noqa: E402
-from simt import DTYPES, build, run  # noqa: E402
-from test_depthwise import ROLES, of_role, operands_of, problem, truth  # noqa: E402
 
 INVALID = 1  # jaxext::Status
 

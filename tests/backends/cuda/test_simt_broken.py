@@ -5,18 +5,14 @@ Needs g++; no GPU and no CUDA.
 
 import dataclasses
 import itertools
-import pathlib
-import sys
 
+import harness
 import pytest
+from simt import ROOT, build, run
+from test_depthwise import of_role, operands_of, problem, truth
+from test_simt import CASES
 
 from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
-
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "kernels"))  # where pytest too has it, once it has collected that folder
-import harness  # noqa: E402
-from simt import ROOT, build, run  # noqa: E402
-from test_depthwise import of_role, operands_of, problem, truth  # noqa: E402
-from test_simt import CASES  # noqa: E402
 
 ROWS = "__syncthreads();  // the rows are there"
 MANY_ROWS = problem((5, 4), (31, 31), G=64, low=15, high=15)

@@ -3,21 +3,17 @@ which problems they take."""
 
 import dataclasses
 import math
-import pathlib
-import sys
 
+import harness
+import host_code
 import numpy as np
 import pytest
+import simt
+from test_depthwise import ROLES, of_role, operands_of, problem, shape_of, truth
+from test_simt import CASES
 
 from jaxext.backends.cuda import cuda_depthwise
 from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
-
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "kernels"))  # where pytest too has it, once it has collected that folder
-import harness  # noqa: E402
-import host_code  # noqa: E402
-import simt  # noqa: E402
-from test_depthwise import ROLES, of_role, operands_of, problem, shape_of, truth  # noqa: E402
-from test_simt import CASES  # noqa: E402
 
 INVALID, INTERNAL = 1, 2  # jaxext::Status
 UNKNOWN = 999  # cudaErrorUnknown

@@ -1,0 +1,71 @@
+"""The rates of GPUs, and the parts of a roofline that the models of all kernels are made of, in clocks of a multiprocessor.
+
+A model says what its kernel multiplies, loads and launches; how fast that goes is said only here.  None of it was measured with these
+kernels.  Models compare configs of one problem, so proportions matter more than sizes.  This file must not know any kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ._launch import PRODUCTS_OF_PARTS, cdiv
+
+START = 1500  # clocks until the first tiles of a program are there: about twice the latency of memory
+LAUNCH = 4000  # clocks of one kernel more: 2.3 µs at 1.75 GHz
+STORED = 32  # bytes of its result that a block stores per clock
+# The share of all products that wgmma makes of a tile of so many rows.  It reads the right operand from shared memory anew for each 64.
+REACHED = {64: 0.7, 128: 0.9}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A GPU.  All but the first are rates of one multiprocessor while all are at work, per clock."""
+
+    multiprocessors: int
+    products: int  # of 16-bit numbers on tensor cores, added up in float32
+    fma: int  # of float32 numbers beside them
+    l2: int  # bytes read from the L2 cache
+    memory: int  # bytes read or written
+
+    def rate(self, bits: int, precision: str = "tf32") -> float:
+        """Products of numbers of so many bits per clock; those of float32 by the precision."""
+        if bits < 32:
+            return self.products * 16 / bits
+        if precision == "ieee":
+            return self.fma
+        return self.products / (1 if precision.startswith("bf16") else 2) / PRODUCTS_OF_PARTS.get(precision, 1)
+
+    def tile(self, multiplied: float, rate: float, loaded: float) -> float:
+        """Clocks of products at a rate, or of bytes from L2, whichever are more."""
+        return max(multiplied / rate, loaded / self.l2)
+
+    def rounds(self, programs: int, resident: int = 1) -> int:
+        """In how many rounds programs are dealt out, so many to a multiprocessor."""
+        return cdiv(programs, self.multiprocessors * resident)
+
+    def moving(self, size: float) -> float:
+        """Clocks in which all multiprocessors together move so many bytes from memory or to it."""
+        return size / (self.memory * self.multiprocessors)
+
+    def adding(self, size: float) -> float:
+        """Clocks in which partial results of so many bytes are written, and a kernel of its own reads and adds them."""
+        return self.moving(2 * size) + LAUNCH
+
+
+# Compute capability -> its largest common device: A100, H200, B200.  Products are those of data sheets, dense, at the boost clock.  Memory
+# was measured: 1.73 TB/s at 1.41 GHz, 4.1 at 1.75.  L2 is nine tenths of what a loop gets that only reads (te42kyfo/gpu-benches,
+# gpu-l2-cache: A100 5.4 TB/s at 1.41 GHz, H200 9.8 at 1.98, H100 PCIe 6.9 at 1.755, which are 35, 37 and 34 bytes), half of what the port
+# of one multiprocessor takes.  A B200 is thought to have an H200's L2, and nine tenths of 8 TB/s from memory.
+_MACHINES = {
+    80: Machine(multiprocessors=108, products=1024, fma=64, l2=32, memory=11),
+    90: Machine(multiprocessors=132, products=2048, fma=128, l2=32, memory=18),
+    100: Machine(multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
+    103: Machine(multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
+}
+# Others, from an A10 to an RTX PRO 6000, have 72 to 188 multiprocessors.  An L40's rates: L2 5.2 TB/s, memory 0.8 TB/s, at 2.49 GHz.
+_OTHERS = Machine(multiprocessors=128, products=512, fma=128, l2=13, memory=2)
+
+
+def machine(arch: int) -> Machine:
+    """Of a compute capability times 10."""
+    return _MACHINES.get(arch, _OTHERS)

@@ -1,0 +1,112 @@
+"""The rates of GPUs are those of data sheets, and the six models of clocks have no others: where they mean the same product, they agree."""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("triton")
+
+from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_matmul
+from jaxext.kernels import conv, depthwise, matmul
+from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels._roofline import LAUNCH, machine
+
+BF16 = dict(dtypes=("bf16",) * 3, precision="tf32", arch=90)
+IMAGE = dict(B=1, N=64, input=(1, 64, 64), filter=(1, 1, 1), output=(1, 64, 64), **BF16)
+
+
+def product(size, depth):
+    return matmul.Problem(name="matmul_nn", role="nn", B=1, M=size, N=size, K=depth, **BF16)
+
+
+def convolution(role, channels, **sizes):
+    return ConvProblem(name=f"conv2d_{role}", role=role, G=1, C=channels, K=channels, **IMAGE | sizes)
+
+
+def channelwise(role):
+    return ConvProblem(name=f"conv2d_{role}", role=role, G=4096, C=1, K=1, **IMAGE | dict(filter=(1, 3, 3), low=(0, 1, 1)))
+
+
+LARGE = dict(tile_m=128, tile_n=128, tile_k=64)
+CUDA = dict(tile_m=128, tile_n=128, cluster_m=2)
+# A large product, and one whose partial results take the longest.
+LONG = {
+    "triton matmul": (matmul, product(4096, 4096), matmul.Config(**LARGE)),
+    "triton conv": (conv, convolution("fprop", 4096), conv.Config(**LARGE)),
+    "triton depthwise": (depthwise, channelwise("fprop"), depthwise.pick(channelwise("fprop"))),
+    "cuda matmul": (cuda_matmul, product(4096, 4096), cuda_matmul.MatmulConfig(**CUDA, tile_k=64, pingpong=0)),
+    "cuda conv": (cuda_conv, convolution("fprop", 4096), cuda_conv.ConvConfig(**CUDA)),
+    "cuda depthwise": (cuda_depthwise, channelwise("fprop"), cuda_depthwise.pick(channelwise("fprop"))),
+}
+SPLIT = {
+    "triton matmul": (matmul, product(8192, 1024), matmul.Config(**LARGE, splits=8)),
+    "triton conv": (conv, convolution("wgrad", 4096), conv.Config(**LARGE, splits=264)),
+    "cuda matmul": (cuda_matmul, product(8192, 1024), cuda_matmul.MatmulConfig(**CUDA, tile_k=64, pingpong=0, splits=8)),
+    "cuda conv": (cuda_conv, convolution("wgrad", 4096, N=4), cuda_conv.ConvConfig(**CUDA | dict(cluster_m=1), splits=30)),
+}
+CASES = {f"{kind} {name}": case for kind, cases in (("long", LONG), ("split", SPLIT)) for name, case in cases.items()}
+
+
+@pytest.mark.parametrize(
+    ("arch", "ghz", "bits", "precision", "teraflops"),
+    [
+        *((80, 1.41, 16, "tf32", 312), (80, 1.41, 8, "tf32", 624), (80, 1.41, 32, "tf32", 156), (80, 1.41, 32, "ieee", 19.5)),
+        *((90, 1.83, 16, "tf32", 989), (90, 1.83, 8, "tf32", 1979), (90, 1.83, 32, "tf32", 495), (90, 1.98, 32, "ieee", 67)),
+        *((90, 1.83, 32, "tf32x3", 165), (90, 1.83, 32, "bf16x3", 330), (90, 1.83, 32, "bf16x6", 165), (90, 1.83, 16, "bf16x6", 989)),
+        *((100, 1.85, 16, "tf32", 2250), (100, 1.85, 8, "tf32", 4500), (103, 1.85, 16, "tf32", 2250)),
+    ],
+)
+def test_products_are_those_of_data_sheets(arch, ghz, bits, precision, teraflops):
+    gpu = machine(arch)
+    assert 2 * gpu.rate(bits, precision) * gpu.multiprocessors * ghz / 1000 == pytest.approx(teraflops, rel=0.02)
+
+
+@pytest.mark.parametrize(("arch", "ghz", "l2", "memory"), [(80, 1.41, 5.4, 1.73), (90, 1.98, 9.8, 4.1), (89, 2.49, 5.2, 0.8)])
+def test_bytes_are_no_more_than_was_measured(arch, ghz, l2, memory):
+    """In 10^12 bytes per second; an L40 has 142 multiprocessors."""
+    gpu = dataclasses.replace(machine(arch), multiprocessors=142) if arch == 89 else machine(arch)
+    assert 0.8 * l2 < gpu.l2 * gpu.multiprocessors * ghz / 1000 < l2
+    assert gpu.memory * gpu.multiprocessors * ghz / 1000 == pytest.approx(memory, rel=0.15)
+
+
+def test_partial_results_are_written_and_read_again():
+    gpu = machine(90)
+    assert gpu.moving(1e6 * gpu.memory * gpu.multiprocessors) == 1e6
+    assert gpu.adding(1e6 * gpu.memory * gpu.multiprocessors) == 2e6 + LAUNCH
+
+
+def test_memory_is_slower_than_its_cache():
+    assert all(machine(arch).memory < machine(arch).l2 < 64 for arch in (*SHARED_MEMORY, 0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_model_has_a_rate_of_its_own(name, monkeypatch):
+    """On a machine whose rates have no end, only starts, stores and launches are left."""
+    model, problem, config = CASES[name]
+    before = model.clocks(problem, config)
+    rates = {field.name: 1e12 for field in dataclasses.fields(machine(90)) if field.name != "multiprocessors"}
+    monkeypatch.setattr(model, "machine", lambda arch: dataclasses.replace(machine(arch), **rates))
+    assert model.clocks(problem, config) < 0.3 * before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_rate_counts_once(name, monkeypatch):
+    """A slower machine is slower, by no more than its rates are."""
+    model, problem, config = CASES[name]
+    before, halved = model.clocks(problem, config), {}
+    for field in ("products", "l2", "memory", "multiprocessors"):
+        gpu = dataclasses.replace(machine(90), **{field: getattr(machine(90), field) // 2})
+        monkeypatch.setattr(model, "machine", lambda arch, gpu=gpu: gpu)
+        halved[field] = model.clocks(problem, config)
+        assert before <= halved[field] <= 2.01 * before
+    assert halved["multiprocessors"] > 1.6 * before
+    assert max(halved["products"], halved["l2"], halved["memory"]) > 1.3 * before
+
+
+def test_models_agree_on_what_is_one_product():
+    """A convolution with a filter of one pixel is a product of matrices."""
+    pixels = convolution("fprop", 4096, N=1)  # 64² pixels, of 4096 channels
+    triton = conv.clocks(pixels, conv.Config(**LARGE)) / matmul.clocks(*LONG["triton matmul"][1:])
+    cuda = (cuda_conv.clocks(pixels, cuda_conv.ConvConfig(**CUDA)) - LAUNCH) / cuda_matmul.clocks(*LONG["cuda matmul"][1:])
+    assert 1 < triton < 1.1 and 0.95 < cuda < 1.05

@@ -1,0 +1,95 @@
+"""The compiled CUDA kernels' host code without CUDA: what it asks of it for a call.
+
+The kernels' library is linked with a CUDA runtime that writes down what it is asked: csrc/cuda_runtime.cc.  Needs nvcc and the folder in
+which jaxext was built; no GPU and no driver.  Where one lacks, the module that imports this is skipped.
+"""
+
+import ctypes
+import functools
+import json
+import math
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+
+from jaxext.backends.cuda import cuda_binding
+
+TESTS = pathlib.Path(__file__).parent
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+LIBRARIES = sorted(TESTS.parent.glob("build/*/libjaxext_kernels.a"), key=lambda path: path.stat().st_mtime)
+if reason := cuda_binding.missing() or (NVCC is None and "no nvcc here") or (not LIBRARIES and "jaxext was not built in this checkout"):
+    pytest.skip(f"no CUDA kernels to link: {reason}", allow_module_level=True)
+LIBRARY = LIBRARIES[-1]
+
+from jaxext import _cuda_module  # noqa: E402
+
+OK, INVALID, INTERNAL = range(3)  # jaxext::Status
+CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn"]  # jaxext::Dtype
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2}
+SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
+SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
+ADDRESSES = [(i << 44) + 16 for i in (1, 2, 3)]  # of both operands and the result: aligned to no more than TMA wants
+STREAM = 77
+ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
+SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
+
+# What can be called, a row for each compiled kernel.
+MATMULS = _cuda_module.matmul_kernels()
+CONVS = [row | {"family": 1} for row in _cuda_module.conv_kernels()]
+DEPTHWISE = [
+    dict(family=2, rank=rank, role=role, operands=dtype)
+    for rank in (1, 2)
+    for role in ("fprop", "dgrad", "wgrad")
+    for dtype in ("float32", "bfloat16", "float16")
+]
+
+
+@functools.cache
+def runtime(*more: str | pathlib.Path) -> ctypes.CDLL:
+    """The stand-in for CUDA with our host code, and with what `more` names to nvcc."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/cuda_runtime.so"
+        # -z,defs: a function of CUDA that the runtime has not, such as one that allocates, waits or copies, is an error
+        flags = ["-std=c++17", "-O0", "-shared", "-cudart", "none", "-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xlinker", "-z,defs"]
+        command = [NVCC, *flags, f"-I{TESTS.parent / 'csrc'}", TESTS / "csrc/cuda_runtime.cc", *more, LIBRARY, "-o", path]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return ctypes.CDLL(path)
+
+
+def ask(case, device=0, failing=""):
+    """(status, what was asked of CUDA, or the message)"""
+    numbers = [(ctypes.c_int64 * len(values))(*values) for values in (case["problem"], case["config"], [*ADDRESSES, STREAM])]
+    answer = ctypes.create_string_buffer(1 << 20)
+    where = (case["family"], case["rank"], ROLES[case["role"]], device, failing.encode())
+    dtypes = (CODES.index(case["operands"]), CODES.index(case["result"]))
+    status = runtime().Call(*where, *dtypes, *numbers, answer, ctypes.c_int64(len(answer)))
+    text = answer.value.decode()
+    return status, json.loads(text) if status == OK else text
+
+
+# Cases: a row, a problem that it takes, and the bytes of both operands and the result.
+
+
+def matmul(row, B, M, N, K, splits=1):
+    sizes = dict(zip("BMNK", (B, M, N, K), strict=True))
+    counts = [math.prod(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]]]
+    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong")] + [splits]
+    case = {name: row[name] for name in ("role", "operands", "result")}
+    scale = [BYTES[row["operands"]], BYTES[row["operands"]], BYTES[row["result"]] * splits]
+    return case | dict(family=0, rank=0, problem=[B, M, N, K], config=config, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
+
+
+def conv(row, p, config):
+    result = "float32" if config.splits > 1 else row["operands"]
+    x, w, y = (p.B * p.G * n for n in (p.N * math.prod(p.input) * p.C, p.K * math.prod(p.filter) * p.C, p.N * math.prod(p.output) * p.K))
+    counts = [dict(x=x, w=w, y=y)[slot] for slot in SLOTS[row["role"]]]
+    scale = [BYTES[row["operands"]], BYTES[row["operands"]], BYTES[result] * config.splits]
+    numbers = [p.B, p.N, p.G, p.C, p.K, *p.input, *p.filter, *p.output, *p.stride, *p.low, *p.input_dilation, *p.filter_dilation]
+    fields = ("lanes", "strip", "pieces") if row["family"] == 2 else ("tile_m", "tile_n", "cluster_m")
+    values = [row[name] if name == "tile_n" else getattr(config, name) for name in fields] + [config.splits]
+    return row | dict(result=result, problem=numbers, config=values, bytes=[n * b for n, b in zip(counts, scale, strict=True)])

@@ -1,0 +1,210 @@
+// Loads, stores, atomic operations and cp.async.
+#include <algorithm>
+#include <utility>
+
+#include "floats.h"
+#include "machine.h"
+
+namespace ptx {
+namespace {
+
+Space TakeSpace(Modifiers& m) {
+  return m.Take("global")                            ? Space::kGlobal
+         : m.Take("shared::cluster")                 ? Space::kCluster
+         : m.Take("shared::cta") || m.Take("shared") ? Space::kShared
+         : m.Take("param") || m.Take("param::entry") ? Space::kParam
+         : m.Take("local")                           ? Space::kLocal
+         : m.Take("const")                           ? Space::kGlobal
+                                                     : Space::kGeneric;
+}
+
+void CheckAligned(Warp& w, int lane, uint64_t address, int bytes) {
+  w.lane = lane;
+  if (address % bytes) throw Fault("address " + std::to_string(address) + " is no multiple of " + std::to_string(bytes));
+}
+
+// To the width of the register.
+uint64_t Extend(uint64_t value, Type type, int width) {
+  const int bits = BitsOf(type);
+  if (!IsSigned(type) || bits >= width) return value;
+  const uint64_t extended = static_cast<uint64_t>(static_cast<int64_t>(value << (64 - bits)) >> (64 - bits));
+  return width == 64 ? extended : extended & ((1ull << width) - 1);
+}
+
+template <class F>
+void ForParts(const Operand& operand, F f) {
+  if (operand.parts.empty()) return f(operand, 0);
+  for (size_t n = 0; n < operand.parts.size(); ++n) f(operand.parts[n], static_cast<int>(n));
+}
+
+void Ld(Warp& w, const Instruction& i, Mask mask) {
+  const Operand& address = i.operands[1];
+  const int bytes = BitsOf(i.type) / 8;
+  std::array<uint64_t, kLanes> from;
+  const Row& base = w.Read(address);
+  ForLanes(mask, [&](int l) {
+    from[l] = base[l] + address.offset;
+    CheckAligned(w, l, from[l], bytes * i.count);
+  });
+  ForParts(i.operands[0], [&](const Operand& to, int n) {
+    Row& d = w.Write(to);
+    const int width = to.slot < 0 ? 64 : w.kernel->slot_bits[to.slot];
+    ForLanes(mask, [&](int l) { d[l] = Extend(Load(w, l, i.space, from[l] + n * bytes, bytes), i.type, width); });
+  });
+}
+
+void St(Warp& w, const Instruction& i, Mask mask) {
+  const Operand& address = i.operands[0];
+  const int bytes = BitsOf(i.type) / 8;
+  const Row& base = w.Read(address);
+  ForLanes(mask, [&](int l) { CheckAligned(w, l, base[l] + address.offset, bytes * i.count); });
+  ForParts(i.operands[1], [&](const Operand& from, int n) {
+    const Row& a = w.Read(from);
+    ForLanes(mask, [&](int l) { Store(w, l, i.space, base[l] + address.offset + n * bytes, bytes, a[l]); });
+  });
+}
+
+enum Operation { kAdd, kMin, kMax, kExch, kCas, kAnd, kOr, kXor, kInc, kDec };
+constexpr const char* kOperations[] = {"add", "min", "max", "exch", "cas", "and", "or", "xor", "inc", "dec"};
+
+uint64_t Combine(const Instruction& i, uint64_t old, uint64_t a, uint64_t b) {
+  const auto integers = [&](auto zero) {
+    using T = decltype(zero);
+    const T x = Get<T>(old), y = Get<T>(a);
+    switch (i.choice) {
+      case kAdd:
+        return Bits(static_cast<T>(static_cast<std::make_unsigned_t<T>>(x) + static_cast<std::make_unsigned_t<T>>(y)));
+      case kMin:
+        return Bits(std::min(x, y));
+      case kMax:
+        return Bits(std::max(x, y));
+      case kInc:
+        return Bits(x >= y ? T(0) : static_cast<T>(x + 1));
+      default:
+        return Bits(x == 0 || x > y ? y : static_cast<T>(x - 1));
+    }
+  };
+  switch (i.choice) {
+    case kExch:
+      return a;
+    case kCas:
+      return old == a ? b : old;
+    case kAnd:
+      return old & a;
+    case kOr:
+      return old | a;
+    case kXor:
+      return old ^ a;
+  }
+  switch (i.type) {
+    case Type::kF32:
+      return BitsOfFloat(FloatOf(old) + FloatOf(a));
+    case Type::kF64:
+      return Bits(Get<double>(old) + Get<double>(a));
+    case Type::kS32:
+      return integers(int32_t{});
+    case Type::kS64:
+      return integers(int64_t{});
+    case Type::kU64:
+    case Type::kB64:
+      return integers(uint64_t{});
+    default:
+      return integers(uint32_t{});
+  }
+}
+
+// atom and red (flag), a lane after the other
+void Atom(Warp& w, const Instruction& i, Mask mask) {
+  const size_t first = i.flag ? 0 : 1;
+  const Operand& address = i.operands[first];
+  const Row base = w.Read(address), a = w.Read(i.operands[first + 1]), b = w.Read(i.operands.back());
+  Row* d = i.flag ? nullptr : &w.Write(i.operands[0]);
+  const int bytes = BitsOf(i.type) / 8;
+  ForLanes(mask, [&](int l) {
+    const uint64_t at = base[l] + address.offset, low = bytes == 8 ? ~0ull : 0xffffffff;
+    CheckAligned(w, l, at, bytes);
+    const uint64_t old = Load(w, l, i.space, at, bytes, true);
+    Store(w, l, i.space, at, bytes, Combine(i, old, a[l] & low, b[l] & low), true);
+    if (d) (*d)[l] = old;
+  });
+}
+
+// cp.async: bytes of the source beyond its fourth operand's count are zeros.
+void CpAsync(Warp& w, const Instruction& i, Mask mask) {
+  const auto& o = i.operands;
+  const Row &to = w.Read(o[0]), &from = w.Read(o[1]), &count = w.Read(o[2]);
+  const Row& read = w.Read(o.size() > 3 ? o[3] : o[2]);
+  ForLanes(mask, [&](int l) {
+    const int bytes = static_cast<int>(count[l]), given = static_cast<int>(read[l] & 0xffffffff);
+    const uint64_t address = from[l] + o[1].offset;
+    if (bytes != 4 && bytes != 8 && bytes != 16) throw Fault("copies " + std::to_string(bytes) + " bytes");
+    CheckAligned(w, l, to[l] + o[0].offset, bytes);
+    CheckAligned(w, l, address, bytes);
+    if (given < 0 || given > bytes) throw Fault("copies " + std::to_string(given) + " of " + std::to_string(bytes) + " bytes");
+    auto [cta, at] = InShared(w, to[l] + o[0].offset, bytes);
+    if (given) Global(w, address, given, false);
+    BeginAsyncWrite(w, *cta, at, bytes);
+    const auto copy = [&w, cta = cta, at = at, bytes, given, address] {
+      if (given) std::memcpy(&cta->shared[at], Global(w, address, given, false), given);
+      std::memset(&cta->shared[at + given], 0, bytes - given);
+    };
+    const bool late = cta->cluster->launch->late;
+    if (!late) copy();
+    auto act = [&w, cta = cta, at = at, bytes, copy, late] {
+      if (late) copy();
+      // It is an access of the generic proxy: the warp's own, from when it has waited on.
+      EndAsyncWrite(*cta, at, bytes, w.clock_index, w.clocks.seen[w.clock_index]);
+    };
+    w.open_copies[l].push_back({act, {}, {}, {}});
+  });
+}
+void CommitCopies(Warp& w, const Instruction&, Mask mask) {
+  ForLanes(mask, [&](int l) { w.copies[l].push_back(std::exchange(w.open_copies[l], {})); });
+}
+// Until no more than the given number of groups are under way.
+void WaitCopies(Warp& w, const Instruction& i, Mask mask) {
+  if (i.operands.empty()) CommitCopies(w, i, mask);
+  ForLanes(mask, [&](int l) {
+    const size_t most = i.operands.empty() ? 0 : w.Read(i.operands[0])[l];
+    for (; w.copies[l].size() > most; w.copies[l].pop_front()) {
+      for (auto& copy : w.copies[l].front()) copy.act();
+    }
+  });
+}
+
+void Nothing(Warp&, const Instruction&, Mask) {}
+
+}  // namespace
+
+bool DecodeMemory(Instruction& instruction) {
+  Modifiers m(instruction);
+  const std::string& name = instruction.name;
+  if (name == "prefetch" || name == "prefetchu" || name == "discard" || name == "applypriority") return instruction.handler = Nothing, true;
+  if (name == "cp" && m.Take("async") && !m.Take("bulk")) {
+    if (m.Take("commit_group")) return instruction.handler = CommitCopies, m.empty();
+    if (m.Take("wait_group") || m.Take("wait_all")) return instruction.handler = WaitCopies, m.empty();
+    m.Ignore("ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B");
+    return instruction.handler = CpAsync, m.empty();
+  }
+  const bool load = name == "ld" || name == "ldu", atom = name == "atom" || name == "red";
+  if (!load && name != "st" && !atom) return false;
+  instruction.type = m.TakeType();
+  m.Ignore("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "sys", "cluster");
+  instruction.space = TakeSpace(m);
+  if (atom) {
+    instruction.flag = name == "red";
+    for (int n = 0; n < 10; ++n) {
+      if (m.Take(kOperations[n])) instruction.choice = n;
+    }
+    m.Ignore("noftz");
+    instruction.handler = Atom;
+    return m.empty() && BitsOf(instruction.type) >= 32;
+  }
+  instruction.count = m.Take("v2") ? 2 : m.Take("v4") ? 4 : m.Take("v8") ? 8 : 1;
+  m.Ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_last", "L1::evict_first", "L1::no_allocate", "L1::evict_normal",
+           "L2::cache_hint", "L2::128B", "L2::256B", "L2::64B");
+  instruction.handler = load ? Ld : St;
+  return m.empty() && instruction.type != Type::kNone && BitsOf(instruction.type) <= 64;
+}
+
+}  // namespace ptx

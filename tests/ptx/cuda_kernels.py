@@ -1,0 +1,149 @@
+"""Our CUDA kernels' PTX, launched on the interpreter by our own host code, with the parameters and tensor maps that it makes."""
+
+import ctypes
+import dataclasses
+import functools
+import pathlib
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import interpreter
+import ml_dtypes
+import numpy as np
+import pytest
+import test_cuda_conv
+import test_depthwise
+import triton
+from cuda_launches import ADDRESSES, ELEMENTS, LIBRARY, OK, SLOTS, ask, conv, matmul, runtime
+from harness import check
+from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
+from opcodes import untested
+
+DTYPES = {
+    "float32": np.float32,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+}
+SWIZZLES = (0, 32, 64, 128)  # CUtensorMapSwizzle -> bytes of a row
+
+
+@functools.cache
+def modules(arch: str = "sm_90") -> dict[str, Module]:
+    """The module of each kernel of our library, by the kernel's name."""
+    found = modules_of(LIBRARY, arch)
+    if not found:
+        pytest.skip(f"{LIBRARY} has no PTX for {arch}: build with JAXEXT_PTX=ON in the environment, as `make build` does")
+    tell_parameters(runtime(), found)
+    return found
+
+
+def modules_of(binary, arch: str) -> dict[str, Module]:
+    cuobjdump = pathlib.Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([cuobjdump, "-xptx", "all", binary], cwd=folder, check=True, capture_output=True)
+        for path in sorted(pathlib.Path(folder).glob("*.ptx")):
+            text = path.read_text()
+            if f".target {arch}" in text:
+                module = Module(text)
+                assert not (without_test := untested(module)), without_test
+                found |= dict.fromkeys(module.kernels, module)
+    return found
+
+
+def tell_parameters(runtime: ctypes.CDLL, modules: dict[str, Module]) -> None:
+    """From now on the runtime writes down the parameters of these kernels' launches too."""
+    for name, module in modules.items():
+        sizes = [size for _, size in module.kernels[name].parameters]
+        runtime.TellParameters(name.encode(), len(sizes), (ctypes.c_int64 * len(sizes))(*sizes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    case: Mapping[str, Any]  # of cuda_launches
+    operands: Mapping[str, np.ndarray]
+    shape: tuple[int, ...]  # of the result
+    truth: Callable[[Mapping[str, np.ndarray]], np.ndarray]
+    integers: bool
+
+    def check(self, **where) -> None:
+        """The result is right, up to rounding if operands are no integers; asynchronous work that is late or early gives the same bits."""
+        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
+        np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
+        self.check_result(late)
+
+    def check_result(self, parts: np.ndarray) -> None:
+        got = parts[0] if len(parts) == 1 else parts.sum(axis=0)
+        exact = {slot: values.astype(np.float64) for slot, values in self.operands.items()}
+        check(got, self.truth(exact), None if self.integers else self.truth({slot: np.abs(values) for slot, values in exact.items()}))
+
+    def execute(self, late, device=0, arch="sm_90", modules=None) -> np.ndarray:
+        """The result's partial sums.  Each element is written once, and the operands are as they were."""
+        modules = modules or globals()["modules"](arch)
+        status, asked = ask(self.case, device)
+        assert status == OK, asked
+        result = Output(np.full(self.case["bytes"][2], 0xFF, np.uint8).view(DTYPES[self.case["result"]]), ADDRESSES[2])
+        arrays = [*(Input(values, address) for values, address in zip(self.operands.values(), ADDRESSES, strict=False)), result]
+        assert [array.values.nbytes for array in arrays] == self.case["bytes"]
+        before = [values.tobytes() for values in self.operands.values()]
+        launch(asked, modules, arrays, late)
+        assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
+        assert [array.values.tobytes() for array in arrays[:2]] == before
+        return result.values.reshape(-1, *self.shape)
+
+
+def _operands(row, shapes, integers):
+    rng = np.random.default_rng(0)
+    draw = lambda shape: rng.integers(-3, 4, shape) if integers else rng.standard_normal(shape)
+    return {slot: draw(shapes[slot]).astype(DTYPES[row["operands"]]) for slot in SLOTS[row["role"]][:2]}
+
+
+LABELS = {"a": "BMK", "b": "BKN", "c": "BMN"}
+
+
+def matmul_call(row, B, rows, columns, depth, splits=1, integers=True) -> Call:
+    """`rows` and `columns`: of the result."""
+    names = {"nn": "MNK", "nt": "MKN", "tn": "KNM"}[row["role"]]
+    sizes = dict(zip(names, (rows, columns, depth), strict=True)) | {"B": B}
+    shapes = {slot: tuple(sizes[label] for label in labels) for slot, labels in LABELS.items()}
+    case = matmul(row, **sizes, splits=splits) | ({"result": "float32"} if splits > 1 else {})
+    open_slot = SLOTS[row["role"]][2]
+
+    def product(operands):
+        return np.einsum(f"{','.join(LABELS[slot] for slot in operands)}->{LABELS[open_slot]}", *operands.values())
+
+    return Call(case, _operands(row, shapes, integers), shapes[open_slot], product, integers)
+
+
+def conv_call(row, problem, config, integers=True) -> Call:
+    """Of a dense convolution, or a depthwise one."""
+    of = test_depthwise if row["family"] == 2 else test_cuda_conv
+    shapes = {slot: of.shape_of(problem, slot) for slot in "xwy"}
+    operands = _operands(row, shapes, integers)
+    return Call(conv(row, problem, config), operands, shapes[SLOTS[row["role"]][2]], functools.partial(of.truth, problem), integers)
+
+
+def launch(asked, modules: dict[str, Module], arrays, late) -> None:
+    """Runs the kernels that a runtime was asked to launch, with the tensor maps that it was asked to encode."""
+    maps = [_tensor_map(entry) for entry in asked if "descriptor" in entry]
+    for entry in asked:
+        if "kernel" in entry:
+            where = {name: entry[name] for name in ("grid", "block", "cluster", "shared")}
+            arguments = [bytes.fromhex(digits) for digits in entry["parameters"].split()]
+            modules[entry["kernel"]].run(entry["kernel"], arguments=arguments, arrays=arrays, maps=maps, late=late, **where)
+
+
+def _tensor_map(entry) -> TensorMap:
+    return interpreter.tensor_map(
+        entry["address"],
+        entry["strides"],
+        entry["sizes"],
+        entry["box"],
+        ELEMENTS[entry["type"]],
+        SWIZZLES[entry["swizzle"]],
+        entry["steps"],
+        (entry["lower"], entry["upper"]) if "lower" in entry else None,
+    )

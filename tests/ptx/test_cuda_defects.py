@@ -1,0 +1,174 @@
+"""Defects planted in the PTX of our CUDA kernels, and of small ones, are found: by a fault that names them, or by a wrong result."""
+
+import dataclasses
+import functools
+import re
+
+import pytest
+import test_cuda_conv
+import test_depthwise
+import test_simt
+import test_small_kernels
+from cuda_kernels import conv_call, matmul_call, modules
+from cuda_launches import CONVS, DEPTHWISE, MATMULS, ask
+from interpreter import EARLY, LATE, Fault, Module
+from test_cuda_kernels import TWO_MULTIPROCESSORS
+
+from jaxext.backends import kernel
+from jaxext.backends.cuda import cuda_conv, cuda_depthwise
+
+
+def row_of(rows, **wanted):
+    return next(row for row in rows if wanted.items() <= row.items())
+
+
+def product():
+    """Several tiles by each block, and more steps than stages."""
+    row = row_of(MATMULS, role="nn", operands="bfloat16", tile_m=128, tile_n=256)
+    sizes = 3 * row["tile_m"] + 8, row["tile_n"] + 8, (row["stages"] + 1) * row["tile_k"] + 8
+    return matmul_call(row, 1, *sizes), {"device": TWO_MULTIPROCESSORS}
+
+
+def convolution(name, **changes):
+    problem = dataclasses.replace(test_cuda_conv.CASES[name], **changes)
+    row = row_of(CONVS, rank=int(problem.name[4]), role=problem.role, operands="bfloat16")
+    config = next(config for config in cuda_conv.candidates(problem) if (config.tile_n, config.splits) == (row["tile_n"], 1))
+    return conv_call(row, problem, config), {}
+
+
+def depthwise(name, role, dtype, **changes):
+    case = dataclasses.replace(test_simt.CASES[name], **changes)
+    problem = test_depthwise.of_role(case, role, kernel.DTYPES[dtype], arch=90)
+    row = row_of(DEPTHWISE, rank=int(problem.name[4]), role=role, operands=dtype)
+    return conv_call(row, problem, cuda_depthwise.pick(problem)), {}
+
+
+CALLS = {
+    "product": product,
+    "fprop": functools.partial(convolution, "strided, padded unevenly", C=520, K=72),
+    "wgrad": functools.partial(convolution, "wgrad", N=12, C=136, K=72),
+    "causal": functools.partial(depthwise, "causal k3, several chunks", "fprop", "float32", G=240),
+    "depthwise wgrad": functools.partial(depthwise, "3x3", "wgrad", "bfloat16", G=240),
+    "7x7": functools.partial(depthwise, "7x7", "dgrad", "float16", G=240),
+}
+WRONG = "is wrong|are wrong|never written"  # what `harness.check` says
+TWICE = "each element is written once"
+TRY_WAIT = r"(mbarrier\.try_wait\.parity\S* P1, \[%r\d+\]), %r\d+"
+EXPECT = r"(mbarrier\.arrive\.expect_tx\S* _, \[%r\d+\]), %r\d+"
+REMOTE_ARRIVE = r"mbarrier\.arrive\.shared::cluster\.b64 _, \[remAddr32\];"
+
+# call, what is replaced, by what, which of the places (None: all), what is said
+DEFECTS = {
+    "no barrier before a store by TMA": ("product", r"bar\.sync %r\d+, %r\d+;", "", 0, "race: reads shared memory"),
+    "no barrier before the next part": ("product", r"bar\.sync %r\d+, %r\d+;", "", 1, "which a copy or a wgmma under way still reads"),
+    "no fence before a store by TMA": ("product", r"fence\.proxy\.async\.shared::cta;", "", 3, "no fence.proxy.async follows"),
+    "no wait for stores by TMA": ("product", r"cp\.async\.bulk\.wait_group\.read 1;", "", None, "under way still reads"),
+    "a store that no group has": ("product", r"cp\.async\.bulk\.commit_group;", "", 2, "under way still reads"),
+    "the last store is not waited for": ("product", r"cp\.async\.bulk\.wait_group\.read 0;", "", None, "ends|under way"),
+    "a stage is given back too early": ("product", r"(wgmma\.wait_group\.sync\.aligned) 1;", r"\1 2;", None, "race: writes shared memory"),
+    "a stage is given back without a wait": ("product", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
+    "sums are read early": ("product", r"(wgmma\.wait_group\.sync\.aligned) 0;", r"\1 1;", None, "which a wgmma under way writes"),
+    "no fence before wgmma": ("product", r"wgmma\.fence\.sync\.aligned;", "", 0, "no wgmma.fence"),
+    "a wgmma that no group has": ("product", r"wgmma\.commit_group\.sync\.aligned;", "", None, "under way still reads"),
+    "a phase is not waited for": ("product", TRY_WAIT, r"\1, 1", 0, "more arrivals"),
+    "the wrong phase": ("product", TRY_WAIT, r"\1, 0", None, "deadlock"),
+    "too few bytes expected": ("product", EXPECT, r"\1, 1024", None, "bytes more than they expect"),
+    "too many bytes expected": ("product", EXPECT, r"\1, 500000", None, "deadlock"),
+    "a barrier for too many": ("product", r"(mbarrier\.init\S* \[%r\d+\]), %r\d+;", r"\1, 3;", 4, "deadlock"),
+    "a barrier that is not made": ("product", r"mbarrier\.init\S* \[%r\d+\], %r\d+;", "", 0, "no mbarrier was initialised"),
+    "no cluster barrier": ("product", r"barrier\.cluster\.(wait|arrive\.relaxed)\.aligned;", "", None, "no mbarrier was initialised"),
+    "barriers made without a fence": ("product", r"fence\.mbarrier_init\.release\.cluster;", "", None, "which another warp initialised"),
+    "a stage is not given back": ("product", REMOTE_ARRIVE, "", None, "deadlock"),
+    "a stage for the wrong block": (
+        "product",
+        r"mapa\S* *remAddr32, (%r\d+), \S+;",
+        r"mov.u32 remAddr32, \1;",
+        None,
+        "under way|race",
+    ),
+    "a store at swapped coordinates": ("product", r"(bulk\.tensor\.3d\.global\S* \[%rd\d+, \{)(%r\d+), (%r\d+)", r"\1\3, \2", None, TWICE),
+    "a load at swapped coordinates": ("product", r"(bulk\.tensor\.3d\.shared\S*[^;]*\{)(%r\d+), (%r\d+)", r"\1\3, \2", 0, WRONG),
+    "a part that is not stored": ("product", r"stmatrix\S* \[%r\d+\], \{[^}]*\};", "", 5, WRONG),
+    "swapped registers": ("product", r"(stmatrix\S* \[%r\d+\], \{)(%r\d+), (%r\d+)", r"\1\3, \2", 5, WRONG),
+    "swapped factors": ("product", r"(wgmma\.mma_async\S* \{[^}]*\}, )(%rd\d+), (%rd\d+)", r"\1\3, \2", 0, WRONG),
+    "im2col: stages reused early": ("fprop", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
+    "im2col: swapped corners": ("fprop", r"(im2col\S* \[%r\d+\], \[%rd\d+, \{%r\d+, )(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
+    "im2col: too few bytes expected": ("fprop", EXPECT, r"\1, 16384", None, "bytes more than they expect"),
+    "im2col: a phase is not waited for": ("fprop", TRY_WAIT, r"\1, 1", None, "nothing has written"),
+    "im2col: no cluster barrier": ("fprop", r"barrier\.cluster\.(wait|arrive\.relaxed)\.aligned;", "", None, "no mbarrier was initialised"),
+    "filter gradient: no barrier at the start": ("wgrad", r"bar\.sync\s+0;", "", None, "which another warp initialised"),
+    "filter gradient: stages reused early": ("wgrad", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
+    "filter gradient: a store is shifted": ("wgrad", r"(st\.global\.u32 \[%rd\d+)\+16\]", r"\1+20]", 0, TWICE),
+    "depthwise: no barrier after the filter": ("causal", r"bar\.sync\s+0;", "", None, "nothing has written|race"),
+    "depthwise: a store too far": ("causal", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),
+    "depthwise: an unaligned load": ("causal", r"(ld\.global\.nc\.v4\S* \{[^}]*\}, \[%rd\d+)\]", r"\1+2]", None, "no multiple of 16"),
+    "depthwise: a load too far": (
+        "causal",
+        r"(ld\.global\.nc\.v4\S* \{[^}]*\}, \[%rd\d+)\]",
+        r"\1+16]",
+        None,
+        "outside of all arrays|wrong",
+    ),
+    "depthwise: no barriers before the sum": ("depthwise wgrad", r"bar\.sync\s+0;", "", None, "nothing has written|race"),
+    "depthwise: a product is not added": ("7x7", r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), %f\d+;", r"mul.rn.f32 \1, \2, \3;", 0, WRONG),
+}
+
+
+def planted(ptx, name, pattern, replacement, which) -> str:
+    """The PTX with the pattern replaced in that kernel, everywhere or in one place."""
+    begin = re.search(rf"\.entry {name}\b", ptx).start()
+    end = ptx.find(".entry ", begin + 1) % (len(ptx) + 1)
+    kernel = ptx[begin:end]
+    places = list(re.finditer(pattern, kernel))
+    assert places, f"{pattern} is not in {name}"
+    for place in reversed(places if which is None else [places[which]]):
+        kernel = kernel[: place.start()] + place.expand(replacement) + kernel[place.end() :]
+    return ptx[:begin] + kernel + ptx[end:]
+
+
+def said(run) -> str:
+    """What is wrong with a run, late or early; "" for nothing."""
+    for when in (LATE, EARLY):
+        try:
+            run(when)
+        except (Fault, AssertionError) as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_is_found(name):
+    of, pattern, replacement, which, wanted = DEFECTS[name]
+    call, where = CALLS[of]()
+    known = modules()
+    (kernel_name,) = {entry["kernel"] for entry in ask(call.case, where.get("device", 0))[1] if "kernel" in entry}
+    broken = known | {kernel_name: Module(planted(known[kernel_name].ptx, kernel_name, pattern, replacement, which))}
+    assert re.search(wanted, said(lambda late: call.check_result(call.execute(late, modules=broken, **where))))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_without_a_defect_nothing_is_said(name):
+    call, where = CALLS[name]()
+    assert not said(lambda late: call.check_result(call.execute(late, **where)))
+
+
+SMALL = {
+    "Sum": test_small_kernels.test_sum,
+    "Transpose": test_small_kernels.test_transpose,
+    "Compact": test_small_kernels.test_compact,
+    "Histogram": test_small_kernels.test_histogram,
+    "Stencil": functools.partial(test_small_kernels.test_stencil, LATE),
+    "Twice": functools.partial(test_small_kernels.test_tensor_memory_accelerator, LATE),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_each_barrier_of_a_small_kernel_is_needed(name, monkeypatch):
+    ptx = test_small_kernels.kernels().ptx
+    barriers = len(re.findall(r"bar\.sync\s+0;", ptx[ptx.index(f".entry {name}(") :].split(".entry ")[1]))
+    assert barriers
+    for which in range(barriers):
+        broken = Module(planted(ptx, name, r"bar\.sync\s+0;", "", which))
+        monkeypatch.setattr(test_small_kernels, "kernels", lambda broken=broken: broken)
+        with pytest.raises(Fault, match="race|nothing has written|under way|which another warp initialised|async proxy"):
+            SMALL[name]()

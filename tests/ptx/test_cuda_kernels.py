@@ -1,0 +1,85 @@
+"""Every CUDA kernel's PTX, launched by our host code on the interpreter, against the definition in float64.
+
+Problems are small, and none fits its tiles.  Asynchronous copies and products take effect as late as they may, and then at once: both must
+give the same bits.  That the kernels race nowhere, read nothing that nobody wrote and write each element once, the interpreter checks.
+"""
+
+import dataclasses
+import itertools
+
+import pytest
+import test_cuda_conv
+import test_depthwise
+import test_simt
+from cuda_kernels import conv_call, matmul_call, modules
+from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS
+
+from jaxext.backends import kernel
+from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise
+
+TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block computes several tiles
+
+
+def id_of(row):
+    return "-".join(str(row[name]) for name in ("role", "rank", "operands", "result", "tile_m", "tile_n") if name in row)
+
+
+@pytest.mark.parametrize("row", MATMULS, ids=id_of)
+def test_matmul(row):
+    m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
+    step = 16 // BYTES[row["operands"]]  # what rows are multiples of
+    matmul_call(row, 1, step, step, step).check()
+    matmul_call(row, 2, m + step, n + step, (row["stages"] + 1) * k + step).check()  # the ring of stages begins anew
+    matmul_call(row, 1, m - step, n // 2, 2 * k - step, integers=False).check()
+    matmul_call(row, 1, 3 * m + step, 2 * n + step, k + step).check(device=TWO_MULTIPROCESSORS)
+    if row["result"] == "float32":
+        matmul_call(row, 1, m + step, step, 4 * k, splits=2).check()
+
+
+def larger(problem):
+    """More channels than a tile has, and not as many as two: the contraction goes over several steps."""
+    return dataclasses.replace(problem, C=72, K=136)
+
+
+@pytest.mark.parametrize("row", CONVS, ids=id_of)
+def test_conv(row):
+    problems = [case for case in test_cuda_conv.CASES.values() if case.name == f"conv{row['rank']}d_{row['role']}"]
+    assert problems
+    if row["operands"] == "float16":  # what depends on the dtype is little
+        problems = problems[:1]
+    for problem in problems:
+        problem = dataclasses.replace(problem, dtypes=(kernel.DTYPES[row["operands"]],) * 3)
+        configs = [config for config in cuda_conv.candidates(problem) if config.tile_n == row["tile_n"]]
+        splits = {config.splits: config for config in configs}
+        for few_or_most in {min(splits), max(splits)}:  # the most parts may be more than a launch takes
+            conv_call(row, problem, splits[few_or_most]).check()
+    conv_call(row, larger(problem), configs[0], integers=False).check()
+
+
+def refused(problem) -> bool:
+    empty = any(0 in test_depthwise.shape_of(problem, slot) for slot in "xwy")
+    return empty or cuda_binding.refused(problem, cuda_depthwise) is not None
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_depthwise_convolution(dtype, arch):
+    """All kernels of the dtype run: the filter, the sizes and whether channels fill vectors decide which one is taken."""
+    rows = [row for row in DEPTHWISE if row["operands"] == dtype]
+    for row, few in itertools.product(rows, test_simt.CASES.values()):
+        for case in (few, dataclasses.replace(few, G=24)):
+            problem = test_depthwise.of_role(case, row["role"], kernel.DTYPES[dtype], arch=int(arch[3:]))
+            if problem.name == f"conv{row['rank']}d_{row['role']}" and not refused(problem):
+                configs = cuda_depthwise.candidates(problem)
+                conv_call(row, problem, configs[0]).check(arch=arch)
+                conv_call(row, problem, configs[-1], integers=False).check(arch=arch)
+    of_dtype = {"float32": "If", "bfloat16": "__nv_bfloat16", "float16": "__half"}[dtype]
+    kernels = {name: module for name, module in modules(arch).items() if "depthwise" in name and of_dtype in name}
+    assert kernels and not [name for name, module in kernels.items() if not module.executed[name].any()]
+
+
+def test_each_kernel_of_the_library_has_a_row():
+    kernels = list(modules())
+    assert sum("cutlass13device_kernel" in name for name in kernels) == len(MATMULS)
+    assert sum("ConvKernelOf" in name for name in kernels) == len(CONVS)
+    assert len(kernels) == len(MATMULS) + len(CONVS) + sum("depthwise" in name for name in kernels)

@@ -1,0 +1,693 @@
+"""Arithmetic, logic, comparisons and conversions, a thread for each of many values, against Python's integers, fractions and ml_dtypes."""
+
+import math
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from interpreter import Fault
+from snippets import of_each
+
+F16, BF16, E4M3, E5M2 = (
+    np.dtype(np.float16),
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e5m2),
+)
+F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+DTYPES = {
+    f"{letter}{bits}": np.dtype(f"{kind}{bits // 8}") for letter, kind in (("s", "i"), ("u", "u"), ("b", "u")) for bits in (8, 16, 32, 64)
+}
+QUIET = np.errstate(all="ignore")  # infinities and NaNs are meant
+DTYPES |= {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
+
+
+@QUIET
+def edges(dtype):
+    """Values at which something may go wrong."""
+    if dtype.kind in "iu":
+        bits, low, high = 8 * dtype.itemsize, np.iinfo(dtype).min, np.iinfo(dtype).max
+        return np.array(sorted({low, low + 1, 0, 1, 2, 3, 5, bits - 1, bits, high // 2, high - 1, high, *([-1, -2] if low else [])}), dtype)
+    info = ml_dtypes.finfo(dtype)
+    tiny, least, most = (float(x) for x in (info.tiny, info.smallest_subnormal, info.max))
+    positive = [0, least, 3 * least, tiny - least, tiny, 0.5, 1, 1 + float(info.eps), 1.5, 3, 100.25, most, math.inf]
+    return np.array([*positive, *(-x for x in positive), math.nan]).astype(dtype)
+
+
+@QUIET
+def random_values(dtype, count, seed):
+    random = np.random.default_rng(seed)
+    bits = random.integers(0, 256, (count, dtype.itemsize), dtype=np.uint8).view(dtype).ravel()
+    if dtype.kind in "iu":  # small ones too
+        return np.where(random.random(count) < 0.3, random.integers(0, 100, count).astype(dtype), bits)
+    return np.where(random.random(count) < 0.6, random.normal(size=count).astype(dtype), bits)
+
+
+@QUIET
+def operands(*dtypes, count=400):
+    """Each combination of the edges (at most 2000 of them), and random values."""
+    grid = [axis.ravel() for axis in np.meshgrid(*(edges(dtype) for dtype in dtypes), indexing="ij")]
+    if len(grid[0]) > 2000:
+        chosen = np.random.default_rng(0).integers(0, len(grid[0]), 2000)
+        grid = [axis[chosen] for axis in grid]
+    return [np.concatenate([axis, random_values(dtype, count, seed)]) for seed, (axis, dtype) in enumerate(zip(grid, dtypes, strict=True))]
+
+
+def wrapped(value, dtype):
+    """An integer of any size, modulo 2**bits."""
+    return np.array(int(value) % (1 << 8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)
+
+
+@QUIET
+def same(found, expected):
+    """Equal in every bit, but for NaNs' payloads."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype
+    if found.dtype.kind in "iu":
+        return np.testing.assert_array_equal(found, expected)
+    nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(found), nan)
+    np.testing.assert_array_equal(found[~nan].view(f"u{found.itemsize}"), expected[~nan].view(f"u{found.itemsize}"))
+
+
+# ---- integers: the expected value is Python's, which never overflows
+
+QUOTIENT = lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+REMAINDER = lambda a, b: a - b * QUOTIENT(a, b)
+SIGNED, UNSIGNED = ("s16", "s32", "s64"), ("u16", "u32", "u64")
+BITS, INTEGERS = ("b16", "b32", "b64"), SIGNED + UNSIGNED
+INTEGER_TABLE = [
+    ("add", INTEGERS, lambda a, b: a + b),
+    ("sub", INTEGERS, lambda a, b: a - b),
+    ("mul.lo", INTEGERS, lambda a, b: a * b),
+    ("div", INTEGERS, QUOTIENT),
+    ("rem", INTEGERS, REMAINDER),
+    ("min", INTEGERS, min),
+    ("max", INTEGERS, max),
+    ("mad.lo", INTEGERS, lambda a, b, c: a * b + c),
+    ("neg", SIGNED, lambda a: -a),
+    ("abs", SIGNED, abs),
+    ("and", BITS, lambda a, b: a & b),
+    ("or", BITS, lambda a, b: a | b),
+    ("xor", BITS, lambda a, b: a ^ b),
+    ("not", BITS, lambda a: ~a),
+    ("cnot", BITS, lambda a: a == 0),
+    ("mov", ("b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64"), lambda a: a),
+]
+
+
+@pytest.mark.parametrize("name, type, function", [(name, type, function) for name, types, function in INTEGER_TABLE for type in types])
+def test_integers(name, type, function):
+    dtype = DTYPES[type]
+    inputs = operands(
+        *[dtype] * function.__code__.co_argcount if hasattr(function, "__code__") else [dtype] * (1 if function is abs else 2)
+    )
+    if name in ("div", "rem"):
+        inputs = [values[inputs[1] != 0] for values in inputs]
+    found = of_each(f"{name}.{type} %x, {', '.join(('%a', '%b', '%c')[: len(inputs)])};", *inputs, out=dtype)
+    same(found, np.array([wrapped(function(*map(int, row)), dtype) for row in zip(*inputs, strict=True)]))
+
+
+@pytest.mark.parametrize("type", INTEGERS)
+def test_upper_half_of_products(type):
+    dtype = DTYPES[type]
+    a, b, c = operands(dtype, dtype, dtype)
+    high, sum = of_each(f"mul.hi.{type} %x, %a, %b; mad.hi.{type} %y, %a, %b, %c;", a, b, c, out=[dtype, dtype])
+    products = [int(x) * int(y) >> 8 * dtype.itemsize for x, y in zip(a, b, strict=True)]
+    same(high, np.array([wrapped(product, dtype) for product in products]))
+    same(sum, np.array([wrapped(product + int(z), dtype) for product, z in zip(products, c, strict=True)]))
+
+
+@pytest.mark.parametrize("type", ["s16", "u16", "s32", "u32"])
+def test_wide_products(type):
+    dtype, wide = DTYPES[type], DTYPES[type[0] + str(2 * int(type[1:]))]
+    a, b, c = operands(dtype, dtype, wide)
+    product, sum = of_each(f"mul.wide.{type} %x, %a, %b; mad.wide.{type} %y, %a, %b, %c;", a, b, c, out=[wide, wide])
+    products = [int(x) * int(y) for x, y in zip(a, b, strict=True)]
+    same(product, np.array([wrapped(value, wide) for value in products]))
+    same(sum, np.array([wrapped(value + int(z), wide) for value, z in zip(products, c, strict=True)]))
+
+
+@pytest.mark.parametrize("type", ["s16x2", "u16x2"])
+@pytest.mark.parametrize("name, function", [("add", lambda a, b: a + b), ("min", min), ("max", max)])
+def test_pairs_of_integers(name, function, type):
+    half = DTYPES[type[:3]]
+    a, b = (values[: len(values) // 2 * 2] for values in operands(half, half))
+    found = of_each(f"{name}.{type} %x, %a, %b;", a.view(np.uint32), b.view(np.uint32), out=np.uint32)
+    same(found.view(half), np.array([wrapped(function(int(x), int(y)), half) for x, y in zip(a, b, strict=True)]))
+
+
+@pytest.mark.parametrize("type", [*BITS, *SIGNED, *UNSIGNED])
+def test_shifts_also_by_more_than_the_width(type):
+    dtype = DTYPES[type]
+    bits = 8 * dtype.itemsize
+    a, by = (axis.ravel() for axis in np.meshgrid(operands(dtype, count=20)[0], [0, 1, 7, bits - 1, bits, bits + 1, 255, 2**31, 2**32 - 1]))
+    pairs = [(int(x), int(n)) for x, n in zip(a, by, strict=True)]
+    same(
+        of_each(f"shr.{type} %x, %a, %b;", a, by.astype(np.uint32), out=dtype),
+        np.array([wrapped(x >> min(n, 99), dtype) for x, n in pairs]),
+    )
+    if type in BITS:
+        found = of_each(f"shl.{type} %x, %a, %b;", a, by.astype(np.uint32), out=dtype)
+        same(found, np.array([wrapped(x << min(n, 99), dtype) for x, n in pairs]))
+
+
+@pytest.mark.parametrize("mode, count", [("wrap", lambda n: n % 32), ("clamp", lambda n: min(n, 32))])
+def test_funnel_shifts(mode, count):
+    u32 = DTYPES["u32"]
+    low, high, by = operands(u32, u32, u32)
+    left, right = of_each(f"shf.l.{mode}.b32 %x, %a, %b, %c; shf.r.{mode}.b32 %y, %a, %b, %c;", low, high, by, out=[u32, u32])
+    rows = [((int(b) << 32) + int(a), count(int(n))) for a, b, n in zip(low, high, by, strict=True)]
+    same(left, np.array([wrapped(both << n >> 32, u32) for both, n in rows]))
+    same(right, np.array([wrapped(both >> n, u32) for both, n in rows]))
+
+
+def field(value, start, length, bits, signed):
+    """The ISA's text of bfe, with a string of binary digits instead of a loop."""
+    digits = format(value % (1 << bits), f"0{bits}b")
+    if length == 0:
+        return 0
+    sign = digits[-1 - min(start + length - 1, bits - 1)] if signed else "0"
+    taken = digits[: bits - start][-length:] if start < bits else ""
+    return int(taken.rjust(bits, sign), 2)
+
+
+@pytest.mark.parametrize("type", ["u32", "s32", "u64", "s64"])
+def test_bfe_up_to_and_beyond_the_last_bit(type):
+    dtype = DTYPES[type]
+    bits = 8 * dtype.itemsize
+    places = [0, 1, 5, bits // 2, bits - 1, bits, 255, 256 + 3]
+    grid = np.meshgrid(operands(dtype, count=8)[0], np.array(places, np.uint32), np.array(places, np.uint32))
+    a, start, length = (axis.ravel() for axis in grid)
+    rows = [(int(x), int(n) % 256, int(m) % 256) for x, n, m in zip(a, start, length, strict=True)]
+    found = of_each(f"bfe.{type} %x, %a, %b, %c;", a, start, length, out=dtype)
+    same(found, np.array([wrapped(field(*row, bits, type[0] == "s"), dtype) for row in rows]))
+
+
+@pytest.mark.parametrize("type", ["b32", "b64"])
+def test_bfi_up_to_and_beyond_the_last_bit(type):
+    dtype = DTYPES[type]
+    bits = 8 * dtype.itemsize
+    places = np.array([0, 1, 5, bits // 2, bits - 1, bits, 255, 256 + 3], np.uint32)
+    start, length = (axis.ravel() for axis in np.meshgrid(places, places))
+    a, b = random_values(dtype, len(start), 1), random_values(dtype, len(start), 2)
+    expected = []
+    for x, y, n, m in zip(*(values.tolist() for values in (a, b, start % 256, length % 256)), strict=True):
+        mask = ((1 << m) - 1 << n) % (1 << bits)
+        expected.append(wrapped(y & ~mask | x << n & mask, dtype))
+    same(of_each(f"bfi.{type} %x, %a, %b, %c, %e;", a, b, start, length, out=dtype), np.array(expected))
+
+
+@pytest.mark.parametrize("type", ["b32", "b64"])
+def test_counts_and_the_reverse_of_bits(type):
+    dtype, u32 = DTYPES[type], DTYPES["u32"]
+    bits = 8 * dtype.itemsize
+    (a,) = operands(dtype)
+    count, zeros, turned = of_each(f"popc.{type} %x, %a; clz.{type} %y, %a; brev.{type} %z, %a;", a, out=[u32, u32, dtype])
+    digits = [format(int(x), f"0{bits}b") for x in a]
+    same(count, np.array([text.count("1") for text in digits], u32))
+    same(zeros, np.array([len(text) - len(text.lstrip("0")) for text in digits], u32))
+    same(turned, np.array([int(text[::-1], 2) for text in digits], dtype))
+
+
+def test_prmt_selects_bytes_and_signs():
+    u32 = DTYPES["u32"]
+    a, b, select = (random_values(u32, 500, seed) for seed in range(3))
+    both = np.stack([a, b], axis=1).view(np.uint8)
+    expected = np.zeros((500, 4), np.uint8)
+    for n in range(4):
+        nibble = select >> 4 * n & 15
+        byte = both[np.arange(500), nibble & 7]
+        expected[:, n] = np.where(nibble & 8, np.where(byte >= 128, 255, 0), byte)
+    same(of_each("prmt.b32 %x, %a, %b, %c;", a, b, select, out=u32), expected.view(u32).ravel())
+
+
+@pytest.mark.parametrize("table, function", [
+    (0x80, lambda a, b, c: a & b & c), (0xF8, lambda a, b, c: a | (b & c)), (0x96, lambda a, b, c: a ^ b ^ c),
+    (0xE8, lambda a, b, c: (a & b) | (a & c) | (b & c)), (0x0F, lambda a, b, c: ~a), (0xCC, lambda a, b, c: b), (0xAA, lambda a, b, c: c),
+])  # fmt: skip
+def test_lop3(table, function):
+    a, b, c = (random_values(DTYPES["u32"], 300, seed) for seed in range(3))
+    same(of_each(f"lop3.b32 %x, %a, %b, %c, {table};", a, b, c, out=np.uint32), function(a, b, c))
+
+
+# ---- comparisons and predicates
+
+COMPARISONS = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+UNSIGNED_COMPARISONS = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+COMPARED = [(name, type) for name in COMPARISONS for type in (*INTEGERS, *(BITS if name in ("eq", "ne") else ()))]
+
+
+def as_numbers(*conditions):
+    return "".join(f"selp.u32 %{name}, 1, 0, {p};" for name, p in zip("xyzw", conditions, strict=False))
+
+
+@pytest.mark.parametrize("name, type", COMPARED + [(name, type) for name in UNSIGNED_COMPARISONS for type in UNSIGNED])
+def test_comparisons_of_integers(name, type):
+    a, b = operands(DTYPES[type], DTYPES[type])
+    found = of_each(f"setp.{name}.{type} %p1, %a, %b; {as_numbers('%p1')}", a, b, out=np.uint32)
+    same(found, COMPARISONS[UNSIGNED_COMPARISONS.get(name, name)](a, b).astype(np.uint32))
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("name", [*COMPARISONS, *(name + "u" for name in COMPARISONS), "num", "nan"])
+@QUIET
+def test_comparisons_of_floats_with_nan(name, type):
+    a, b = operands(DTYPES[type], DTYPES[type])
+    nan = np.isnan(a) | np.isnan(b)
+    if name in ("num", "nan"):
+        expected = nan == (name == "nan")
+    else:
+        expected = np.where(nan, name[2:] == "u", COMPARISONS[name[:2]](a, b))
+    same(of_each(f"setp.{name}.{type} %p1, %a, %b; {as_numbers('%p1')}", a, b, out=np.uint32), expected.astype(np.uint32))
+
+
+@pytest.mark.parametrize("name, function", [("and", np.logical_and), ("or", np.logical_or), ("xor", np.logical_xor)])
+def test_comparisons_combined_with_a_predicate(name, function):
+    a, b, c = operands(DTYPES["s32"], DTYPES["s32"], DTYPES["u32"])
+    body = f"setp.ne.u32 %p3, %c, 0; setp.lt.{name}.s32 %p1|%p2, %a, %b, %p3; setp.lt.{name}.s32 %p4|%p5, %a, %b, !%p3;"
+    found = of_each(body + as_numbers("%p1", "%p2", "%p4", "%p5"), a, b, c, out=[np.uint32] * 4)
+    expected = [function(less, p) for p in (c != 0, c == 0) for less in (a < b, a >= b)]
+    for one, other in zip(found, expected, strict=True):
+        same(one, other.astype(np.uint32))
+
+
+@pytest.mark.parametrize("name, function", [
+    ("and.pred %p3, %p1, %p2", lambda a, b: a and b), ("or.pred %p3, %p1, %p2", lambda a, b: a or b),
+    ("xor.pred %p3, %p1, %p2", lambda a, b: a != b), ("not.pred %p3, %p1", lambda a, b: not a),
+    ("mov.pred %p3, %p2", lambda a, b: b), ("mov.pred %p3, -1", lambda a, b: True), ("mov.pred %p3, 0", lambda a, b: False),
+    ("or.pred %p3, !%p1, %p2", lambda a, b: not a or b),
+])  # fmt: skip
+def test_predicates(name, function):
+    a, b = np.array([0, 0, 1, 1], np.uint32), np.array([0, 1, 0, 1], np.uint32)
+    found = of_each(f"setp.ne.u32 %p1, %a, 0; setp.ne.u32 %p2, %b, 0; {name}; {as_numbers('%p3')}", a, b, out=np.uint32)
+    same(found, np.array([bool(function(x, y)) for x, y in zip(a, b, strict=True)], np.uint32))
+
+
+@pytest.mark.parametrize("type", [*BITS, *INTEGERS, "f32", "f64"])
+def test_selp(type):
+    a, b, c = operands(DTYPES[type], DTYPES[type], DTYPES["u32"])
+    same(of_each(f"setp.ne.u32 %p1, %c, 0; selp.{type} %x, %a, %b, %p1;", a, b, c, out=DTYPES[type]), np.where(c != 0, a, b))
+
+
+def test_guards_choose_threads():
+    a, b = operands(DTYPES["u32"], DTYPES["u32"])
+    found = of_each("setp.lt.u32 %p1, %a, %b; mov.u32 %x, 1; @%p1 mov.u32 %x, 2; @!%p1 add.u32 %x, %x, 6;", a, b, out=np.uint32)
+    same(found, np.where(a < b, 2, 7).astype(np.uint32))
+
+
+# ---- moves
+
+
+def test_mov_packs_and_unpacks():
+    a, b = operands(DTYPES["u64"], DTYPES["u16"])
+    body = """mov.b64 {%r1, %r2}, %a; mov.b64 %x, {%r2, %r1}; mov.b32 {%h1, %h2}, %r1; mov.b32 %y, {%h2, %b};
+              mov.b64 {%h3, %h4, %h5, %h6}, %a; mov.b64 %z, {%h6, %h5, %h4, %h3}; mov.b32 {_, %h7}, %r2; mov.b32 {%h8, _}, %r2;
+              mov.b32 %w, {-1, %h7};"""
+    turned, pair, four, sunk = of_each(body, a, b, out=[np.uint64, np.uint32, np.uint64, np.uint32])
+    halves = a.view(np.uint16).reshape(-1, 4)
+    same(turned.view(np.uint32), a.view(np.uint32).reshape(-1, 2)[:, ::-1].ravel())
+    same(pair.view(np.uint16).reshape(-1, 2), np.stack([halves[:, 1], b], axis=1))
+    same(four.view(np.uint16).reshape(-1, 4), halves[:, ::-1])
+    same(sunk.view(np.uint16).reshape(-1, 2), np.stack([np.full_like(b, 0xFFFF), halves[:, 3]], axis=1))
+
+
+@pytest.mark.parametrize("type, text, value", [
+    ("f32", "0f3FC00000", np.float32(1.5)), ("f64", "0dBFF8000000000000", np.float64(-1.5)), ("b32", "0x80000000", np.uint32(2**31)),
+    ("u64", "0xffffffffffffffff", np.uint64(2**64 - 1)), ("s32", "-7", np.int32(-7)), ("b32", "0x5410U", np.uint32(0x5410)),
+])  # fmt: skip
+def test_constants(type, text, value):
+    assert of_each(f"mov.{type} %x, {text};", np.zeros(1, np.uint32), out=value.dtype)[0] == value
+
+
+# ---- floating point
+
+FORMATS = {F16: (10, -14, 15), BF16: (7, -126, 127), F32: (23, -126, 127), "tf32": (10, -126, 127)}  # mantissa, least and largest exponents
+AWAY = {  # whether the digit is rounded up, by what is left of it
+    "rn": lambda rest, odd, negative: rest > Fraction(1, 2) or (rest == Fraction(1, 2) and odd),
+    "rna": lambda rest, odd, negative: rest >= Fraction(1, 2),
+    "rz": lambda rest, odd, negative: False,
+    "rm": lambda rest, odd, negative: negative and rest > 0,
+    "rp": lambda rest, odd, negative: not negative and rest > 0,
+}
+
+
+def rounded(exact: Fraction, format, way="rn"):
+    """The format's number that a fraction becomes, as a float; zero is positive."""
+    mantissa, least, largest = FORMATS[format]
+    if exact == 0:
+        return 0.0
+    size = abs(exact)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    exponent = max(exponent - (size < Fraction(2) ** exponent), least)
+    quantum = Fraction(2) ** (exponent - mantissa)
+    whole, rest = divmod(size, quantum)
+    whole += AWAY[way](rest / quantum, whole % 2 == 1, exact < 0)
+    made, most = whole * quantum, (2 - Fraction(1, 2**mantissa)) * Fraction(2) ** largest
+    if made > most:
+        made = most if way == "rz" or (way == "rm" and exact > 0) or (way == "rp" and exact < 0) else math.inf
+    return math.copysign(float(made), exact)
+
+
+@QUIET
+def exactly(function, dtype, *inputs):
+    """Expected values of a function of fractions: those of numpy where one is not finite or the result is zero, whose sign it knows."""
+    wide = [values.astype(F64) for values in inputs]
+    expected = np.array(function(*wide), F64)
+    for n, row in enumerate(zip(*wide, strict=True)):
+        if all(map(math.isfinite, row)) and (exact := function(*map(Fraction, row))) != 0:
+            expected[n] = rounded(exact, dtype)
+    return expected.astype(dtype)
+
+
+ARITHMETIC = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fma": lambda a, b, c: a * b + c}
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f16x2", "bf16x2"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
+def test_float_arithmetic_rounds_once(name, type):
+    dtype = DTYPES[type.removesuffix("x2")]
+    inputs = operands(*[dtype] * ARITHMETIC[name].__code__.co_argcount)
+    if name == "fma":  # a half way between two numbers, and a little more
+        eps, little = float(ml_dtypes.finfo(dtype).eps), float(ml_dtypes.finfo(dtype).smallest_subnormal)
+        hard = [(1 + eps, 1 + eps / 2, little), (1 + eps, 1.5, -little), (1 + 3 * eps, 1.5, little), (1 + eps, -1.5, little)]
+        inputs = [
+            np.concatenate([values, np.array(column).astype(dtype)]) for values, column in zip(inputs, zip(*hard, strict=True), strict=True)
+        ]
+    inputs = [values[: len(values) // 2 * 2] for values in inputs]
+    packed = [values.view(np.uint32) for values in inputs] if type.endswith("x2") else inputs
+    found = of_each(f"{name}.rn.{type} %x, {', '.join(['%a', '%b', '%c'][: len(inputs)])};", *packed, out=packed[0].dtype).view(dtype)
+    same(found, exactly(ARITHMETIC[name], dtype, *inputs))
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f16x2", "bf16x2"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul"])
+def test_arithmetic_without_a_rounding_is_to_nearest(name, type):
+    dtype = DTYPES[type.removesuffix("x2")]
+    a, b = (values[:300] for values in operands(dtype, dtype))
+    packed = [values.view(np.uint32) if type.endswith("x2") else values for values in (a, b)]
+    found = of_each(f"{name}.{type} %x, %a, %b;", *packed, out=packed[0].dtype).view(dtype)
+    same(found, exactly(ARITHMETIC[name], dtype, a, b))
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
+@QUIET
+def test_arithmetic_of_f64(name):
+    a, b = operands(F64, F64)
+    expected = {"add": a + b, "sub": a - b, "mul": a * b, "div": a / b}[name]
+    same(of_each(f"{name}.rn.f64 %x, %a, %b;", a, b, out=F64), expected)
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f64", "f16x2", "bf16x2"])
+@QUIET
+def test_min_and_max_pass_nan_by_and_know_the_sign_of_zero(type):
+    dtype = DTYPES[type.removesuffix("x2")]
+    a, b = (values[: len(values) // 2 * 2] for values in operands(dtype, dtype))
+    packed = [values.view(np.uint32) if type.endswith("x2") else values for values in (a, b)]
+    found = of_each(f"min.{type} %x, %a, %b; max.{type} %y, %a, %b;", *packed, out=[packed[0].dtype] * 2)
+    first = np.array([y != y or x < y or (x == y and math.copysign(1, x) < 0) for x, y in zip(a.astype(F64), b.astype(F64), strict=True)])
+    first &= ~np.isnan(a)
+    first |= np.isnan(b)
+    same(found[0].view(dtype), np.where(first, a, b))
+    same(found[1].view(dtype), np.where(np.isnan(b), a, np.where(np.isnan(a), b, np.where(first, b, a))))
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f64"])
+@QUIET
+def test_neg_and_abs(type):
+    (a,) = operands(DTYPES[type])
+    minus, size = of_each(f"neg.{type} %x, %a; abs.{type} %y, %a;", a, out=[DTYPES[type]] * 2)
+    same(minus, -a)
+    same(size, np.abs(a))
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+@QUIET
+def test_relu_makes_negative_sums_zero_and_keeps_nan(type):
+    a, b, c = operands(*[DTYPES[type]] * 3)
+    expected = exactly(ARITHMETIC["fma"], DTYPES[type], a, b, c)
+    found = of_each(f"fma.rn.relu.{type} %x, %a, %b, %c;", a, b, c, out=DTYPES[type])
+    same(found, np.where(expected <= 0, np.zeros_like(expected), expected))
+
+
+@QUIET
+def flushed(values):
+    return np.where(np.abs(values) < np.finfo(F32).tiny, np.copysign(F32.type(0), values), values)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
+@QUIET
+def test_ftz_makes_subnormal_operands_and_results_zero(name):
+    inputs = operands(*[F32] * ARITHMETIC[name].__code__.co_argcount)
+    found = of_each(f"{name}.rn.ftz.f32 %x, {', '.join(['%a', '%b', '%c'][: len(inputs)])};", *inputs, out=F32)
+    same(found, flushed(exactly(ARITHMETIC[name], F32, *map(flushed, inputs))))
+
+
+@QUIET
+def test_ftz_of_comparisons():
+    a, b = operands(F32, F32)
+    expected = flushed(a) < flushed(b)
+    same(of_each(f"setp.lt.ftz.f32 %p1, %a, %b; {as_numbers('%p1')}", a, b, out=np.uint32), expected.astype(np.uint32))
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "fma"])
+@QUIET
+def test_sat_is_between_zero_and_one_and_never_nan(name):
+    inputs = operands(*[F32] * ARITHMETIC[name].__code__.co_argcount)
+    found = of_each(f"{name}.sat.f32 %x, {', '.join(['%a', '%b', '%c'][: len(inputs)])};".replace("fma.", "fma.rn."), *inputs, out=F32)
+    expected = exactly(ARITHMETIC[name], F32, *inputs)
+    same(found, np.where(expected > 0, np.minimum(expected, F32.type(1)), F32.type(0)))
+
+
+FUNCTIONS = [  # opcode, function, largest relative error by the ISA (0: rounded to nearest)
+    ("sqrt.rn.f32", np.sqrt, 0), ("rcp.rn.f32", lambda x: 1 / x, 0), ("sqrt.approx.f32", np.sqrt, 2**-22),
+    ("rcp.approx.f32", lambda x: 1 / x, 2**-22), ("rsqrt.approx.f32", lambda x: 1 / np.sqrt(x), 2**-21),
+    ("ex2.approx.f32", np.exp2, 2**-21), ("tanh.approx.f32", np.tanh, 2**-10),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ftz", [False, True], ids=["", "ftz"])
+@pytest.mark.parametrize("opcode, function, error", FUNCTIONS)
+@QUIET
+def test_functions(opcode, function, error, ftz):
+    (a,) = operands(F32)
+    if ftz:
+        opcode = opcode.replace(".f32", ".ftz.f32")
+    expected = function((flushed(a) if ftz else a).astype(F64)).astype(F32)
+    expected = flushed(expected) if ftz else expected
+    if "tanh" in opcode and ftz:
+        return  # there is none
+    found = of_each(f"{opcode} %x, %a;", a, out=F32)
+    close = np.abs(found - expected) <= error * np.abs(expected) if error else found.view(np.uint32) == expected.view(np.uint32)
+    assert np.all((np.isnan(found) & np.isnan(expected)) | (found == expected) & (np.signbit(found) == np.signbit(expected)) | close)
+
+
+@QUIET
+def test_lg2():
+    (a,) = operands(F32)
+    expected = np.log2(a.astype(F64))
+    found = of_each("lg2.approx.f32 %x, %a;", a, out=F32)
+    assert np.all(
+        (np.isnan(found) & np.isnan(expected))
+        | (found == expected)
+        | (np.abs(found - expected) <= 2**-22 * np.maximum(1, np.abs(expected)))
+    )
+
+
+@pytest.mark.parametrize("opcode, ulps", [("div.rn.f32", 0), ("div.full.f32", 2), ("div.approx.f32", 2)])
+@QUIET
+def test_division(opcode, ulps):
+    a, b = (np.abs(values[np.isfinite(values)]) for values in (random_values(F32, 900, seed) for seed in range(2)))
+    a, b = (values[:700] for values in (a, np.clip(b, 2.0**-60, 2.0**60)))
+    expected = (a.astype(F64) / b.astype(F64)).astype(F32)
+    found = of_each(f"{opcode} %x, %a, %b;", a, b, out=F32)
+    assert np.max(np.abs(found.view(np.int32) - expected.view(np.int32))) <= ulps
+
+
+# ---- conversions
+
+HALVES = np.arange(1 << 16, dtype=np.uint16)
+
+
+def close_to_halves(dtype):
+    """float32 values beside each 16-bit one and beside the middle to its neighbour, and others."""
+    below = 16 if dtype == BF16 else 13
+    exact = HALVES.view(dtype).astype(F32)[::37].view(np.uint32)
+    near = [
+        (exact + np.uint32(step)).view(F32) for step in (0, 1, (1 << below - 1) - 1, 1 << below - 1, (1 << below - 1) + 1, (1 << below) - 1)
+    ]
+    return np.concatenate([*near, edges(F32), random_values(F32, 500, 3)])
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+@QUIET
+def test_all_halves_to_f32_and_back(type):
+    values = HALVES.view(DTYPES[type])
+    wide, back = of_each(f"cvt.f32.{type} %x, %a; cvt.rn.{type}.f32 %y, %x;", values, out=[F32, DTYPES[type]])
+    same(wide, values.astype(F32))
+    same(back, values)
+
+
+@pytest.mark.parametrize("type, way", [("f16", way) for way in ("rn", "rz", "rm", "rp")] + [("bf16", way) for way in ("rn", "rz")])
+@QUIET
+def test_f32_to_halves(type, way):
+    values = close_to_halves(DTYPES[type])
+    finite = np.isfinite(values)
+    found = of_each(f"cvt.{way}.{type}.f32 %x, %a;", values, out=DTYPES[type])
+    expected = np.array([rounded(Fraction(float(x)), DTYPES[type], way) or math.copysign(0, x) for x in values[finite]])
+    same(found[finite], expected.astype(DTYPES[type]))
+    same(found[~finite], values[~finite].astype(DTYPES[type]))
+
+
+@pytest.mark.parametrize("relu", ["", ".relu"])
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+@QUIET
+def test_f32_to_pairs_of_halves(type, relu):
+    high = close_to_halves(DTYPES[type])
+    low = np.roll(high, 7)
+    expected = np.stack([low, high], axis=1)
+    expected = (np.where(expected <= 0, F32.type(0), expected) if relu else expected).astype(DTYPES[type])
+    found = of_each(f"cvt.rn{relu}.{type}x2.f32 %x, %a, %b; cvt.rn{relu}.{type}.f32 %y, %a;", high, low, out=[np.uint32, DTYPES[type]])
+    same(found[0].view(DTYPES[type]).reshape(-1, 2), expected)
+    same(found[1], expected[:, 1])
+
+
+@QUIET
+def test_f32_to_tf32_rounds_away_from_the_middle():
+    values = close_to_halves(F16)
+    values = np.concatenate([values, values * F32.type(2.0**60), values * F32.type(2.0**-60)])[::2]
+    values = values[np.isfinite(values)]
+    expected = np.array([rounded(Fraction(float(x)), "tf32", "rna") or math.copysign(0, x) for x in values], F32)
+    same(of_each("cvt.rna.tf32.f32 %x, %a;", values, out=F32), expected)
+
+
+@pytest.mark.parametrize("relu", ["", ".relu"])
+@pytest.mark.parametrize("type, dtype", [("e4m3", E4M3), ("e5m2", E5M2)])
+@QUIET
+def test_pairs_of_8_bit_floats(type, dtype, relu):
+    most = F32.type(ml_dtypes.finfo(dtype).max)
+
+    def narrow(values):
+        values = np.where(values <= 0, F32.type(0), values) if relu else values
+        made = np.clip(values.astype(F32), -most, most).astype(dtype).view(np.uint8)
+        return np.where(np.isnan(values), 0x7F, made).astype(np.uint8)
+
+    all = np.arange(256, dtype=np.uint8).view(dtype)
+    pairs = np.stack([all, np.roll(all, 5)], axis=1)
+    wide = of_each(f"cvt.rn{relu}.f16x2.{type}x2 %x, %a;", pairs.view(np.uint16).ravel(), out=np.uint32)
+    expected = pairs.astype(F16)
+    same(wide.view(F16).reshape(-1, 2), np.where(expected <= 0, F16.type(0), expected) if relu else expected)
+    halves = HALVES.view(F16)
+    found = of_each(f"cvt.rn.satfinite{relu}.{type}x2.f16x2 %x, %a;", halves.view(np.uint32), out=np.uint16)
+    same(found.view(np.uint8), narrow(halves))
+    steps = all.astype(F32)[:, None] * np.array([1, 1.01, 1.0625, 1.125, 1.1251, 1.249, 1.25], F32)
+    high = np.concatenate([steps.ravel(), edges(F32), random_values(F32, 500, 4)])
+    found = of_each(f"cvt.rn.satfinite{relu}.{type}x2.f32 %x, %a, %b;", high, np.roll(high, 3), out=np.uint16)
+    same(found.view(np.uint8).reshape(-1, 2), np.stack([narrow(np.roll(high, 3)), narrow(high)], axis=1))
+
+
+@QUIET
+def test_what_was_an_8_bit_float_from_f16_to_bf16():
+    """Without a rounding, which these values do not need."""
+    for dtype in (E4M3, E5M2):
+        values = np.arange(256, dtype=np.uint8).view(dtype).astype(F16)
+        same(of_each("cvt.bf16.f16 %x, %a;", values, out=BF16), values.astype(BF16))
+
+
+WIDTHS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")
+
+
+@pytest.mark.parametrize("sat", ["", ".sat"])
+@pytest.mark.parametrize("origin", WIDTHS)
+def test_integers_to_integers(origin, sat):
+    (a,) = operands(DTYPES[origin])
+    for type in WIDTHS:
+        dtype = DTYPES[type]
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        expected = [min(max(int(x), low), high) if sat else int(x) for x in a]
+        same(of_each(f"cvt{sat}.{type}.{origin} %x, %a;", a, out=dtype), np.array([wrapped(x, dtype) for x in expected]))
+
+
+@pytest.mark.parametrize("type", ["s8", "u8", "s16", "u16"])
+def test_a_narrow_result_fills_the_register_by_its_sign(type):
+    (a,) = operands(DTYPES["s32"])
+    wide = np.dtype(f"{DTYPES[type].kind}4")
+    same(of_each(f"cvt.{type}.s32 %x, %a;", a, out=wide), np.array([wrapped(x, DTYPES[type]) for x in a]).astype(wide))
+
+
+@pytest.mark.parametrize("origin", WIDTHS)
+@QUIET
+def test_integers_to_floats(origin):
+    (a,) = operands(DTYPES[origin])
+    if a.itemsize == 8:  # beside the middle of two floats, by less than a double knows
+        middle = [(1 << 62) + (1 << 38) + n for n in (-1, 0, 1)] + [(1 << 62) + (3 << 38) + n for n in (-1, 0, 1)]
+        a = np.concatenate([a, np.array(middle, a.dtype)])
+    for type in ("f16", "bf16", "f32"):
+        for way in ("rn", "rz", "rm", "rp") if type == "f32" else ("rn",):
+            expected = np.array([rounded(Fraction(int(x)), DTYPES[type], way) for x in a]).astype(DTYPES[type])
+            same(of_each(f"cvt.{way}.{type}.{origin} %x, %a;", a, out=DTYPES[type]), expected)
+    same(of_each(f"cvt.rn.f64.{origin} %x, %a;", a, out=F64), a.astype(F64))
+
+
+WHOLE = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
+
+
+@pytest.mark.parametrize("way", WHOLE)
+@pytest.mark.parametrize("origin", ["f16", "bf16", "f32", "f64"])
+@QUIET
+def test_floats_to_integers(origin, way):
+    (a,) = operands(DTYPES[origin])
+    a = np.concatenate([a, np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 2.0**31, 2.0**32, -(2.0**31), 2.0**63]).astype(a.dtype)])
+    for type in WIDTHS:
+        dtype = DTYPES[type]
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        nan = 1 << 8 * dtype.itemsize - 1 if origin == "f64" or dtype.itemsize == 8 else 0
+        found = of_each(f"cvt.{way}.{type}.{origin} %x, %a;", a, out=dtype)
+        expected = [
+            nan if math.isnan(x) else (high if x > 0 else low) if math.isinf(x) else min(max(WHOLE[way](x), low), high) for x in a.tolist()
+        ]
+        same(found, np.array([wrapped(x, dtype) for x in expected]))
+
+
+@pytest.mark.parametrize("way, function", [("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil)])
+@pytest.mark.parametrize("type", ["f32", "f64", "f16"])
+@QUIET
+def test_floats_to_whole_numbers(type, way, function):
+    (a,) = operands(DTYPES[type])
+    same(of_each(f"cvt.{way}.{type}.{type} %x, %a;", a, out=DTYPES[type]), function(a))
+
+
+@pytest.mark.parametrize("way", ["rn", "rz", "rm", "rp"])
+@QUIET
+def test_f64_to_f32_and_back(way):
+    (a,) = operands(F64)
+    a = np.concatenate([a, edges(F32).astype(F64) * (1 + 2.0**-30), edges(F32).astype(F64) * (1 - 2.0**-30)])
+    expected = a.astype(F32)
+    finite = np.isfinite(a)
+    expected[finite] = [rounded(Fraction(float(x)), F32, way) or math.copysign(0, x) for x in a[finite]]
+    narrow, wide = of_each(f"cvt.{way}.f32.f64 %x, %a; cvt.f64.f32 %y, %x;", a, out=[F32, F64])
+    same(narrow, expected)
+    same(wide, expected.astype(F64))
+
+
+@pytest.mark.parametrize(
+    "opcode, origin, type", [("cvt.sat.f32.f32", F32, F32), ("cvt.rn.sat.f16.f32", F32, F16), ("cvt.sat.f32.f16", F16, F32)]
+)
+@QUIET
+def test_saturated_floats(opcode, origin, type):
+    (a,) = operands(origin)
+    expected = np.where(a > 0, np.minimum(a, origin.type(1)), origin.type(0)).astype(type)
+    same(of_each(f"{opcode} %x, %a;", a, out=type), expected)
+
+
+@QUIET
+def test_ftz_of_conversions():
+    a = np.concatenate([edges(F32), random_values(F32, 300, 1)])
+    same(of_each("cvt.ftz.f64.f32 %x, %a;", a, out=F64), flushed(a).astype(F64))
+
+
+@pytest.mark.parametrize("opcode", ["add.cc.u32 %x, %a, %b", "cvt.rn.f16.e4m3 %x, %a", "sin.approx.f32 %x, %a", "min.NaN.f32 %x, %a, %b"])
+def test_an_unknown_instruction_is_told_by_its_text(opcode):
+    with pytest.raises(Fault, match="an instruction that the machine does not know\n  at line 14: " + opcode.replace(".", r"\.")):
+        of_each(opcode + ";", np.zeros(1, np.uint32), np.zeros(1, np.uint32), out=np.uint32)
