@@ -24,7 +24,7 @@ from jaxext.kernels._launch import BITS
 from jaxext.kernels._roofline import machine
 
 from .problems import PRODUCTS
-from .report import Row, read
+from .report import Measured, read
 
 ARCH = 90
 HERTZ = 1.75e9  # of an H200 that multiplies
@@ -55,7 +55,7 @@ def _microseconds(asked, implementation) -> float:
     return max(model.clocks(asked, config), machine(ARCH).moving(moved)) / HERTZ * 1e6
 
 
-def table(measured: dict[str, Row], tag: str) -> Iterator[str]:
+def table(measured: dict[str, Measured], tag: str) -> Iterator[str]:
     quotients: dict[tuple[str, str], list[float]] = {}
     yield "| row | " + " | ".join(f"{library}, µs" for library in ("triton", "cuda")) + " |"
     yield "|---|--:|--:|"
