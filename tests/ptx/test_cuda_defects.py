@@ -11,7 +11,8 @@ import test_simt
 import test_small_kernels
 from cuda_kernels import conv_call, matmul_call, modules
 from cuda_launches import CONVS, DEPTHWISE, MATMULS, ask
-from interpreter import EARLY, LATE, Fault, Module
+from defects import TWICE, WRONG, planted, said
+from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS
 
 from jaxext.backends import kernel
@@ -51,8 +52,6 @@ CALLS = {
     "depthwise wgrad": functools.partial(depthwise, "3x3", "wgrad", "bfloat16", G=240),
     "7x7": functools.partial(depthwise, "7x7", "dgrad", "float16", G=240),
 }
-WRONG = "is wrong|are wrong|never written"  # what `harness.check` says
-TWICE = "each element is written once"
 TRY_WAIT = r"(mbarrier\.try_wait\.parity\S* P1, \[%r\d+\]), %r\d+"
 EXPECT = r"(mbarrier\.arrive\.expect_tx\S* _, \[%r\d+\]), %r\d+"
 REMOTE_ARRIVE = r"mbarrier\.arrive\.shared::cluster\.b64 _, \[remAddr32\];"
@@ -112,28 +111,6 @@ DEFECTS = {
     "depthwise: no barriers before the sum": ("depthwise wgrad", r"bar\.sync\s+0;", "", None, "nothing has written|race"),
     "depthwise: a product is not added": ("7x7", r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), %f\d+;", r"mul.rn.f32 \1, \2, \3;", 0, WRONG),
 }
-
-
-def planted(ptx, name, pattern, replacement, which) -> str:
-    """The PTX with the pattern replaced in that kernel, everywhere or in one place."""
-    begin = re.search(rf"\.entry {name}\b", ptx).start()
-    end = ptx.find(".entry ", begin + 1) % (len(ptx) + 1)
-    kernel = ptx[begin:end]
-    places = list(re.finditer(pattern, kernel))
-    assert places, f"{pattern} is not in {name}"
-    for place in reversed(places if which is None else [places[which]]):
-        kernel = kernel[: place.start()] + place.expand(replacement) + kernel[place.end() :]
-    return ptx[:begin] + kernel + ptx[end:]
-
-
-def said(run) -> str:
-    """What is wrong with a run, late or early; "" for nothing."""
-    for when in (LATE, EARLY):
-        try:
-            run(when)
-        except (Fault, AssertionError) as error:
-            return str(error)
-    return ""
 
 
 @pytest.mark.parametrize("name", DEFECTS)

@@ -529,15 +529,27 @@ WGMMA = {
     "no fence between the proxies": ("by the async proxy, and no fence.proxy.async follows the write of warp", "fence.proxy.async;", ""),
     "no barrier": ("race: reads|nothing has written", "bar.sync 0;", ""),
     "no fence": ("no wgmma.fence precedes the first wgmma", "wgmma.fence.sync.aligned;", ""),
-    "sums that are written behind the fence": (
+    "sums that are computed behind the fence": (
         "takes %f2, which was written since the last wgmma.fence",
         "wgmma.fence.sync.aligned;",
-        "wgmma.fence.sync.aligned; mov.f32 %f2, 0f00000000;",
+        "wgmma.fence.sync.aligned; add.f32 %f2, %f3, %f3;",
     ),
-    "factors that are written behind the fence": (
+    "factors that are computed behind the fence": (
         "takes %r12, which was written since the last wgmma.fence",
         "wgmma.fence.sync.aligned;",
-        "wgmma.fence.sync.aligned; mov.b32 %r12, 0;",
+        "wgmma.fence.sync.aligned; add.u32 %r12, %r13, 0;",
+    ),
+    "sums that are computed behind the fence, and moved": (
+        "takes %f2, which was written since the last wgmma.fence",
+        "wgmma.fence.sync.aligned;",
+        "wgmma.fence.sync.aligned; add.f32 %f5, %f3, %f3; mov.f32 %f2, %f5;",
+    ),
+    "sums that are moved before a later product": (
+        "takes %f2, which was written since the last wgmma.fence",
+        "wgmma.commit_group.sync.aligned;",
+        """wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; mov.f32 %f2, %f3;
+        wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, {%r10, %r11, %r12, %r13}, %d5, %p3, 1, 1, 0;
+        wgmma.commit_group.sync.aligned;""",
     ),
     "no wait": ("accesses %f0, which a wgmma under way writes", "wgmma.wait_group.sync.aligned 0;", ""),
     "a wait for too few": ("accesses %f0, which a wgmma under way writes", "wait_group.sync.aligned 0", "wait_group.sync.aligned 1"),
@@ -594,6 +606,8 @@ def test_wgmma(name, late):
     said = fault(body.replace(right, wrong), arguments(), **how)
     assert re.search(wanted, said), said
     passes(body, arguments(), **how)
+    moved = "wgmma.fence.sync.aligned; mov.f32 %f2, %f3; mov.b32 %r12, 0;"
+    passes(body.replace("wgmma.fence.sync.aligned;", moved), arguments(), **how)  # the assembler has them there before the fence
     unread = body.replace("setp.eq.u32 %p3", "setp.ne.u32 %p3").replace(
         "wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; mov.f32 %f2, 0f00000000;"
     )

@@ -1,0 +1,30 @@
+"""Defects planted in PTX, and what is said of them."""
+
+import re
+
+from interpreter import EARLY, LATE, Fault
+
+WRONG = "is wrong|are wrong|never written"  # what `harness.check` says
+TWICE = "each element is written once"
+
+
+def planted(ptx, name, pattern, replacement, which) -> str:
+    """The PTX with the pattern replaced in that kernel, everywhere or in one place."""
+    begin = re.search(rf"\.entry {name}\b", ptx).start()
+    end = ptx.find(".entry ", begin + 1) % (len(ptx) + 1)
+    kernel = ptx[begin:end]
+    places = list(re.finditer(pattern, kernel))
+    assert places, f"{pattern} is not in {name}"
+    for place in reversed(places if which is None else [places[which]]):
+        kernel = kernel[: place.start()] + place.expand(replacement) + kernel[place.end() :]
+    return ptx[:begin] + kernel + ptx[end:]
+
+
+def said(run) -> str:
+    """What is wrong with a run, late or early; "" for nothing."""
+    for when in (LATE, EARLY):
+        try:
+            run(when)
+        except (Fault, AssertionError) as error:
+            return str(error)
+    return ""
