@@ -3,7 +3,6 @@
 Triton makes no TMA copies of our kernels, and so no mbarriers: test_cuda_defects.py has defects of those.
 """
 
-import dataclasses
 import functools
 import re
 
@@ -50,6 +49,9 @@ CALLS = {
     "depthwise wgrad": functools.partial(depthwise, "3x3 stride 2", "wgrad"),
 }
 RACE = "race|nothing has written|under way"
+OUTSIDE = "outside of all arrays"
+SIZE = r"selp\.b32\s+(%r\d+), 16, 0, %p\d+;"  # bytes of a copy: 16, or none
+UNFENCED = "no fence.proxy.async follows the write"
 WAIT = r"(cp\.async\.wait_group\s+)2;"
 WGMMA = r"wgmma\.mma_async[^{]*\{[^}]*\}, "
 
@@ -63,32 +65,20 @@ DEFECTS = {
     "no barriers in the loop": ("mma", r"bar\.sync\s+0;", "", None, RACE),
     "a factor is not transposed": ("mma", r"(ldmatrix\S*x4)\.trans", r"\1", None, WRONG),
     "swapped registers of a factor": ("mma", r"(mma\.sync\S* \{[^}]*\}, \{ )(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
-    "a product is not added": (
-        "mma",
-        r"(mma\.sync[^;]*\}, )\{[^}]*\};",
-        r"\1{ 0f00000000, 0f00000000, 0f00000000, 0f00000000 };",
-        3,
-        WRONG,
-    ),
-    "rows beyond the matrix are loaded": (
-        "mma",
-        r"selp\.b32\s+(%r\d+), 16, 0, %p\d+;",
-        r"mov.b32 \1, 16;",
-        None,
-        "reads outside of all arrays",
-    ),
-    "rows beyond the matrix are stored": ("mma", r"@%p\d+ (st\.global)", r"\1", None, f"writes outside of all arrays|{TWICE}"),
+    "a product is not added": ("mma", r"(mma\.sync[^;]*\}, )\{[^}]*\};", rf"\1{{{', '.join(4 * ['0f00000000'])}}};", 3, WRONG),
+    "rows beyond the matrix are loaded": ("mma", SIZE, r"mov.b32 \1, 16;", None, f"reads {OUTSIDE}"),
+    "rows beyond the matrix are stored": ("mma", r"@%p\d+ (st\.global)", r"\1", None, f"writes {OUTSIDE}|{TWICE}"),
     "a store is shifted": ("mma", r"(st\.global\S* \[ %rd\d+ \+) 0", r"\1 16", 1, f"race: writes byte|{TWICE}"),
     "an unaligned load": ("odd", r"(ld\.global\.b16 \{ \S+ \}, \[ %rd\d+ \+) 0", r"\1 1", 3, "is no multiple of 2"),
-    "a number beside the matrix is loaded": ("odd", r"@%p\d+ (ld\.global)", r"\1", None, "reads outside of all arrays"),
-    "a number beside the matrix is stored": ("odd", r"@%p\d+ (st\.global)", r"\1", None, f"outside of all arrays|{TWICE}"),
+    "a number beside the matrix is loaded": ("odd", r"@%p\d+ (ld\.global)", r"\1", None, f"reads {OUTSIDE}"),
+    "a number beside the matrix is stored": ("odd", r"@%p\d+ (st\.global)", r"\1", None, f"{OUTSIDE}|{TWICE}"),
     "a number is put in its neighbour's place": ("odd", r"(st\.shared\.b16\s+\[%r\d+)\]", r"\1+2]", 0, f"{WRONG}|race|nothing has written"),
     "a stage is filled while wgmma reads it": ("wgmma", r"wgmma\.wait_group\S* 1;", "", None, "under way still reads"),
     "wgmma: a stage is filled too early": ("wgmma", r"(wgmma\.wait_group\S*) 1;", r"\1 2;", None, "under way still reads"),
     "sums are read early": ("wgmma", r"(wgmma\.wait_group\S*) 0;", r"\1 1;", None, "which a wgmma under way writes"),
     "a wgmma that no group has": ("wgmma", r"wgmma\.commit_group\S*;", "", None, "under way"),
     "no fence before wgmma": ("wgmma", r"wgmma\.fence\S*;", "", None, "no wgmma.fence precedes"),
-    "no fence between the proxies": ("wgmma", r"fence\.proxy\.async\S*;", "", None, "no fence.proxy.async follows the write"),
+    "no fence between the proxies": ("wgmma", r"fence\.proxy\.async\S*;", "", None, UNFENCED),
     "wgmma: no barrier behind the wait": ("wgmma", r"bar\.sync\s+0;", "", 0, RACE),
     "wgmma: no barrier before a stage is filled": ("wgmma", r"bar\.sync\s+0;", "", 1, RACE),
     "wgmma: copies are not waited for": ("wgmma", WAIT, r"\g<1>3;", None, "into which a copy is under way"),
@@ -100,9 +90,9 @@ DEFECTS = {
         r"(add\.s64\s+%rd\d+, %rd\d+), 128;",
         r"\1, 256;",
         None,
-        f"outside of all arrays|{WRONG}",
+        f"{OUTSIDE}|{WRONG}",
     ),
-    "the depth's edge is a step late": ("wgmma", r"(setp\.lt\.u32\s+%p\d+, %r\d+), 208;", r"\1, 272;", None, "outside of all arrays"),
+    "the depth's edge is a step late": ("wgmma", r"(setp\.lt\.u32\s+%p\d+, %r\d+), 208;", r"\1, 272;", None, OUTSIDE),
     "a turned factor: no fence between the proxies": (
         "turned",
         r"fence\.proxy\.async\S*;",
@@ -113,7 +103,7 @@ DEFECTS = {
     "a turned factor: no barriers": ("turned", r"bar\.sync\s+0;", "", None, RACE),
     "blocks' sums are added before they are there": ("fp8", r"wgmma\.wait_group\S* 0;", "", None, "which a wgmma under way writes"),
     "both splits write to one place": ("splits", r"(st\.global\S* \[ )%rd\d+", r"\1%rd3", None, f"race: writes byte|{TWICE}"),
-    "padding is loaded": ("strided", r"selp\.b32\s+(%r\d+), 16, 0, %p\d+;", r"mov.b32 \1, 16;", None, f"outside of all arrays|{WRONG}"),
+    "padding is loaded": ("strided", SIZE, r"mov.b32 \1, 16;", None, f"{OUTSIDE}|{WRONG}"),
     "filter gradient: sums are read early": ("wgrad", r"wgmma\.wait_group\S* 0;", "", None, "which a wgmma under way writes"),
     "sums are computed behind the fence": (
         "one step",
@@ -122,7 +112,7 @@ DEFECTS = {
         None,
         "was written since the last wgmma.fence",
     ),
-    "depthwise: places beside the line are loaded": ("depthwise", r"@%p\d+ (ld\.global)", r"\1", None, f"outside of all arrays|{WRONG}"),
+    "depthwise: places beside the line are loaded": ("depthwise", r"@%p\d+ (ld\.global)", r"\1", None, f"{OUTSIDE}|{WRONG}"),
     "depthwise: places beside the result are stored": ("depthwise", r"@%p\d+ (st\.global)", r"\1", None, f"race: writes byte|{TWICE}"),
     "depthwise: a product is not added": (
         "depthwise",
