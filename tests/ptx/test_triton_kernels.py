@@ -12,8 +12,10 @@ import pytest
 import test_conv
 import test_depthwise
 import test_matmul
+import triton
+from interpreter import LATE, Fault, Module
 from opcodes import untested
-from triton_kernels import Call, call, kernel_module, skip_without_compiler
+from triton_kernels import Call, call, kernel_module, skip_without_compiler, with_fences
 
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
@@ -118,3 +120,15 @@ EDGES = list(edges())
 @pytest.mark.parametrize(("kernel", "problem"), EDGES)
 def test_edges(kernel, problem):
     run(call(kernel, problem))
+
+
+@pytest.mark.parametrize("role", ROLES["matmul"])
+def test_copies_are_fenced_from_the_wgmma_that_read_them(role):
+    """Triton 3.6 forgets it (triton-lang/triton#9610), and other tests run what `with_fences` makes of that."""
+    problem = test_matmul.a_problem(role, (1, 136, 144, 136), ("bf16",) * 3, arch=90)
+    product = Call("matmul", problem, kernel_module("matmul").Config(tile_m=64, tile_n=64, tile_k=64))
+    if with_fences(product.ptx) != product.ptx:
+        assert triton.__version__ < "3.9"
+        with pytest.raises(Fault, match="no fence.proxy.async follows the write"):
+            product.execute(product.operands(integers=True), LATE, Module(product.ptx))
+    product.execute_and_check()

@@ -58,7 +58,7 @@ class Call:
 
     @functools.cached_property
     def module(self) -> Module:
-        return Module(self.ptx)
+        return Module(with_fences(self.ptx))
 
     @property
     def open_slot(self) -> str:
@@ -107,6 +107,16 @@ class Call:
 def call(kernel: str, problem: Any) -> Call:
     """With the configuration that the kernel picks for the problem."""
     return Call(kernel, problem, kernel_module(kernel).pick(problem))
+
+
+def with_fences(ptx: str) -> str:
+    """The PTX with the fences that Triton 3.6 forgets, between copies into shared memory and the wgmma that read them.
+
+    test_triton_kernels.py knows them.
+    """
+    if "wgmma.mma_async" not in ptx or "fence.proxy.async" in ptx:
+        return ptx
+    return ptx.replace("wgmma.fence.sync.aligned;", "fence.proxy.async.shared::cta; wgmma.fence.sync.aligned;")
 
 
 def skip_without_compiler() -> None:
