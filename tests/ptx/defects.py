@@ -10,7 +10,9 @@ TWICE = "each element is written once"
 
 def planted(ptx, name, pattern, replacement, which) -> str:
     """The PTX with the pattern replaced in that kernel, everywhere or in one place."""
-    begin = re.search(rf"\.entry {name}\b", ptx).start()
+    entry = re.search(rf"\.entry {name}\b", ptx)
+    assert entry, f"no kernel is called {name}"
+    begin = entry.start()
     end = ptx.find(".entry ", begin + 1) % (len(ptx) + 1)
     kernel = ptx[begin:end]
     places = list(re.finditer(pattern, kernel))

@@ -20,6 +20,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+from typing import Any
 
 import filelock
 import numpy as np
@@ -86,7 +87,7 @@ class Array:
 
     values: np.ndarray
     address: int | None = None
-    written: np.ndarray | None = None  # for each byte how often it was written; None: an input
+    written: Any = None  # array; for each byte how often it was written; None: an input
 
 
 def Input(values, address=None) -> Array:
@@ -120,9 +121,9 @@ class Module:
         self.kernels = {}
         for index, line in enumerate(self._text(self._library.PtxKernels)):
             name, *numbers = line.split()
-            sizes, pairs = map(int, numbers[:3]), numbers[3:]
-            parameters = tuple(tuple(map(int, pair.split(":"))) for pair in pairs)
-            self.kernels[name] = Kernel(name, index, *sizes, parameters)
+            of_parameters, of_shared, threads = map(int, numbers[:3])
+            parameters: Any = tuple(tuple(map(int, pair.split(":"))) for pair in numbers[3:])
+            self.kernels[name] = Kernel(name, index, of_parameters, of_shared, threads, parameters)
         self.executed = {name: np.zeros(len(self.instructions(name)), np.uint8) for name in self.kernels}
 
     def __del__(self):

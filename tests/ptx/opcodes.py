@@ -12,4 +12,4 @@ def untested(module) -> set[str]:
     """Those of a kernel's module that no test in test_instructions*.py executes."""
     assert module.kernels
     unlisted = {opcode for name in module.kernels for opcode, *_ in module.instructions(name)} - TABLE
-    return unlisted - snippets.tested_opcodes(unlisted)
+    return unlisted - snippets.tested_opcodes(frozenset(unlisted))

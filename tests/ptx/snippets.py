@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,13 +43,13 @@ def launch(
 ret;
 }}"""
     module = Module(text)
-    where = dict(arrays=arrays, shared=shared, cluster=cluster, maps=maps, late=late, most_steps=most_steps)
+    where: dict[str, Any] = dict(arrays=arrays, shared=shared, cluster=cluster, maps=maps, late=late, most_steps=most_steps)
     steps = module.run("kernel", grid, block, arguments, **where)
     executed.update(opcode for (opcode, *_), flag in zip(module.instructions("kernel"), module.executed["kernel"], strict=True) if flag)
     return steps
 
 
-def of_each(body, *inputs, out):
+def of_each(body, *inputs, out) -> Any:
     """What `body` makes of each element of the inputs, a thread for each.
 
     It finds them in %a, %b, %c and %e, and leaves results of the dtypes `out` (one, or a list) in %x, %y, %z and %w.

@@ -6,6 +6,7 @@ give the same bits.  That the kernels race nowhere, read nothing that nobody wro
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import test_cuda_conv
@@ -65,8 +66,9 @@ def refused(problem) -> bool:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_depthwise_convolution(dtype, arch):
     """All kernels of the dtype run: the filter, the sizes and whether channels fill vectors decide which one is taken."""
-    rows = [row for row in DEPTHWISE if row["operands"] == dtype]
-    for row, few in itertools.product(rows, test_simt.CASES.values()):
+    rows: list[Any] = [row for row in DEPTHWISE if row["operands"] == dtype]
+    cases: list[Any] = list(test_simt.CASES.values())
+    for row, few in itertools.product(rows, cases):
         for case in (few, dataclasses.replace(few, G=24)):
             problem = test_depthwise.of_role(case, row["role"], kernel.DTYPES[dtype], arch=int(arch[3:]))
             if problem.name == f"conv{row['rank']}d_{row['role']}" and not refused(problem):

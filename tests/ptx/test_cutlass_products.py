@@ -22,13 +22,13 @@ def compiled():
     package = importlib.util.find_spec("cutlass_library")
     if package is None:
         pytest.skip("no headers of CUTLASS: nvidia-cutlass is not installed")
-    cutlass = pathlib.Path(package.submodule_search_locations[0]) / "source"
+    cutlass = pathlib.Path(next(iter(package.submodule_search_locations or ()))) / "source"
     include = [f"-I{cutlass / folder}" for folder in ("include", "tools/util/include")]
     flags = ["-std=c++17", "-O1", "-DNDEBUG", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC"]
     source = pathlib.Path(__file__).parent / "cuda/cutlass_products.cu"
     with tempfile.TemporaryDirectory() as folder:
         made = f"{folder}/products.o"
-        subprocess.run([NVCC, "-gencode=arch=compute_90a,code=compute_90a", *flags, *include, "-c", source, "-o", made], check=True)
+        subprocess.run([str(NVCC), "-gencode=arch=compute_90a,code=compute_90a", *flags, *include, "-c", source, "-o", made], check=True)
         library, modules = runtime(made), modules_of(made, "sm_90")
     tell_parameters(library, modules)
     return library, modules

@@ -1,6 +1,7 @@
 """Programs that do what they may not: each is stopped, with the reason, the instruction and its place."""
 
 import re
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -421,7 +422,9 @@ LOADS = {  # said, what is right, what is wrong
 
 def load(body, late):
     """What is said of a program with a tensor map of 2 x 32 words, or ""."""
-    how = dict(maps=[tensor_map(FROM, [128], [32, 2], [32, 2], 4)], arrays=[Input(numbers(64).reshape(2, 32), FROM)], late=late)
+    how: dict[str, Any] = dict(
+        maps=[tensor_map(FROM, [128], [32, 2], [32, 2], 4)], arrays=[Input(numbers(64).reshape(2, 32), FROM)], late=late
+    )
     try:
         launch(body, [map_bytes(0), bytes(128)], block=(64,), shared=1024, **how)
     except Fault as error:

@@ -247,7 +247,7 @@ def as_numbers(*conditions):
 def test_comparisons_of_integers(name, type):
     a, b = operands(DTYPES[type], DTYPES[type])
     found = of_each(f"setp.{name}.{type} %p1, %a, %b; {as_numbers('%p1')}", a, b, out=np.uint32)
-    same(found, COMPARISONS[UNSIGNED_COMPARISONS.get(name, name)](a, b).astype(np.uint32))
+    same(found, COMPARISONS[UNSIGNED_COMPARISONS[name] if name in UNSIGNED_COMPARISONS else name](a, b).astype(np.uint32))
 
 
 @pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f64"])

@@ -1,6 +1,7 @@
 """Matrix instructions against numpy's products: ldmatrix and stmatrix, mma.sync, and wgmma with each way that a descriptor tells."""
 
 import dataclasses
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -176,7 +177,7 @@ def test_mma_of_tf32_reads_no_more_than_19_bits():
     dirty = [(x.view(np.uint32) | RNG.integers(0, 1 << 13, x.shape, dtype=np.uint32)).view(np.float32) for x in (a, b)]
     clean = [(x.view(np.uint32) & 0xFFFFE000).view(np.float32) for x in (a, b)]
     want = (product(*clean) + c).astype(np.float32)
-    np.testing.assert_array_equal(run_mma(mma(8, "f32", "tf32", "tf32"), *dirty, c), want)
+    np.testing.assert_array_equal(run_mma(mma(8, "f32", "tf32", "tf32"), dirty[0], dirty[1], c), want)
 
 
 @pytest.mark.parametrize("a, b, limit", [(-128, -128, 2**31 - 1), (-128, 127, -(2**31))])
@@ -251,7 +252,9 @@ class Layout:
         return (leading >> 4) << 16 | (stride >> 4) << 32 | {0: 0, 128: 1, 64: 2, 32: 3}[self.swizzle] << 62
 
 
-def wgmma(sum, of_a, of_b, n, *, a=Layout(), b=Layout(), steps=1, keep=True, signs=(1, 1), late=LATE, matrices=None, flag="", waits=0):
+def wgmma(
+    sum, of_a, of_b, n, *, a: Any = Layout(), b=Layout(), steps=1, keep=True, signs=(1, 1), late=LATE, matrices=None, flag="", waits=0
+):
     """Runs `steps` products of 64 x K and K x n (`a` None: A in registers) and checks the sum."""
     size = np.dtype(DTYPES[of_a]).itemsize
     k = 32 // size

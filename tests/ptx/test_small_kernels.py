@@ -21,7 +21,7 @@ both = pytest.mark.parametrize("late", [LATE, EARLY], ids=["late", "early"])
 @functools.cache
 def kernels() -> Module:
     source = pathlib.Path(__file__).parent / "cuda/small.cu"
-    done = subprocess.run([NVCC, "-ptx", "-arch=sm_90a", "-std=c++17", source, "-o", "-"], capture_output=True, text=True)
+    done = subprocess.run([str(NVCC), "-ptx", "-arch=sm_90a", "-std=c++17", source, "-o", "-"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     module = Module(done.stdout)
     assert not (without_test := untested(module)), without_test

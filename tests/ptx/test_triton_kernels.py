@@ -7,6 +7,7 @@ take effect as late as they may, and then at once: both must give the same bits.
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import pytest
 import test_conv
@@ -24,7 +25,7 @@ ARCHS = (80, 90)
 FLOPS = 2e5  # of a smaller problem
 MOST_SPLITS = 2  # of its depth
 # Numbers that are multiplied as others are; of their tests but one is slow.
-ALIKE = {"fp16": "halves", "bf16": "halves", "tf32x3": "parts", "bf16x3": "parts", "bf16x6": "parts", "fp8 both": "fp8"}
+ALIKE: dict[Any, str] = {"fp16": "halves", "bf16": "halves", "tf32x3": "parts", "bf16x3": "parts", "bf16x6": "parts", "fp8 both": "fp8"}
 
 skip_without_compiler()
 
@@ -66,7 +67,7 @@ def picks():
                 yield pytest.param(case, role, numbers, arch, config, marks=marks, id=f"{case.name}-{role}-{numbers}-sm_{arch}-{config}")
 
 
-PICKS = list(picks())
+PICKS: list[Any] = list(picks())
 
 
 @pytest.mark.parametrize(("case", "role", "numbers", "arch", "config"), PICKS)

@@ -1,0 +1,13 @@
+"""Triton's cache for these tests: jax-triton, which tests before may have imported, tells Triton that there is none."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def triton_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.fixture(autouse=True)
+def with_triton_cache(triton_cache, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(triton_cache))
