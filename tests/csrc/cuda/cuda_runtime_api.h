@@ -17,12 +17,15 @@ struct cudaLaunchConfig_t {
   cudaStream_t stream;
 };
 
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
+
 namespace simt {
 
 struct Runtime {
   cudaStream_t stream = nullptr;  // the only one that may be used
   cudaError_t last = cudaSuccess;
-  cudaError_t refusal = cudaSuccess;  // of every launch
+  cudaError_t refusal = cudaSuccess;                                 // of every launch
+  cudaStreamCaptureMode capture = cudaStreamCaptureModeThreadLocal;  // XLA's
 };
 
 inline Runtime runtime;
@@ -37,6 +40,11 @@ inline bool Launches(const cudaLaunchConfig_t& config) {
 
 }  // namespace simt
 
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, simt::runtime.capture);
+  return cudaSuccess;
+}
+
 inline cudaError_t cudaGetLastError() { return std::exchange(simt::runtime.last, cudaSuccess); }
 
 inline const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorInvalidConfiguration ? "invalid configuration" : "?"; }
@@ -44,6 +52,8 @@ inline const char* cudaGetErrorString(cudaError_t error) { return error == cudaE
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments... arguments) {
   if (config->stream != simt::runtime.stream) simt::Fail("a launch on another stream");
+  if (simt::runtime.capture != cudaStreamCaptureModeRelaxed)
+    simt::Fail("a launch, which may load its kernel, in a capture that forbids it");
   const cudaError_t error = simt::Launches(*config) ? simt::runtime.refusal : cudaErrorInvalidConfiguration;
   if (error != cudaSuccess) return simt::runtime.last = error;
   simt::Run(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
