@@ -3,7 +3,7 @@
 # campaign-N.tar.gz with all logs and results, and gpu.json, the report of the benchmark so far.
 #
 #     benchmarks/campaign.sh 1    one case of each family and role, then the benchmark with errors against float64 in every row
-#     benchmarks/campaign.sh 2    the benchmark goes on; what the models of clocks are calibrated by; wall times with and without graphs
+#     benchmarks/campaign.sh 2    the benchmark goes on; what the models of clocks are calibrated by; wall times with and without CUDA graphs
 #     benchmarks/campaign.sh 3    tests on the device, memcheck of CUTLASS's kernels, the three largest gaps under Nsight Compute
 #
 # The second and the third go on with REPORT (benchmarks/results/gpu.json), which the call before left.  What a call had no time for stands

@@ -15,18 +15,19 @@
 # smoke      of the suite one case of each family and role, by every implementation
 # memcheck   every STEP-th test of CUTLASS's kernels under compute-sanitizer
 # tune       python -m jaxext tune on a dozen problems, into tuned.json: what the models of clocks are calibrated by
-# walls      wall times of Triton's kernels, as they are (walls.json), and with jax-triton's calls in XLA's command buffers (walls_graphs.json)
+# walls      wall times, as they are (walls.json) and without CUDA graphs (walls_without_graphs.json)
 # profile    what the kernels' models expected of the rows in gpu.json; and the GAPS (10) largest gaps between what it says and what was
 #            aimed at, one after the other under Nsight Compute
 #
 # Before the first part it installs, imports and collects the tests, in PREPARE (180) seconds at most; only then is a GPU needed, and
 # where there is none a sentence says so (benchmarks/gpu_rehearsal.sh goes so far).  A part takes LIMIT (480) seconds at most, and all of
 # them end WITHIN seconds of the start, if that is given.  Each file of tests is a process of its own; a worker in it that hangs for EACH
-# (120) seconds, or in which an illegal access has left nothing usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
+# (120) seconds, or in which an illegal access has left nothing usable, is replaced.  A failure does not stop what comes after it; the exit
+# status tells of all.
 #
-# Logs, raw JSON and failures.txt go to OUT (benchmarks/results, in the checkout, as any relative path).  Wanted there: python3 with pip and its headers, a C compiler, ptxas, jax
-# and its CUDA plugin, triton, torch and scikit-build-core with cmake and ninja.  What else it needs is taken from the wheels in WHEELS
-# (wheels/, by `make wheel`): jaxext with its CUDA kernels compiled, if there is one of this checkout for the Python there.  Without that it
+# Logs, raw JSON and failures.txt go to OUT (benchmarks/results, in the checkout, as any relative path).  Wanted there: python3 with pip and
+# its headers, a C compiler, ptxas, jax and its CUDA plugin, triton, torch and scikit-build-core with cmake and ninja.  What else it needs is
+# taken from the wheels in WHEELS (wheels/, by `make wheel`): jaxext with its CUDA kernels compiled, if there is one of this checkout for the Python there.  Without that it
 # is compiled on the spot if there is nvcc and nvidia-cutlass, which may be among the wheels; otherwise there are no CUDA kernels.  TRIAL=1
 # goes through it all without a GPU, where every such test is skipped, to see that nothing else is in the way.
 set -u
@@ -268,15 +269,14 @@ tune() {
   part tune "$python" -P -m jaxext tune --tags clocks --dtype bfloat16 --table "$out/tuned.json" ${trial:+--quick --candidates 1}
 }
 
-# Half the time for each.  jax-triton 0.3's calls are in command buffers only if XLA is told so.
+# Half the time for each.
 walls() {
-  local half=$(((until - SECONDS) / 2)) until=$until name
-  for name in walls walls_graphs; do
+  local half=$(((until - SECONDS) / 2)) until=$until flags
+  for flags in "" --xla_gpu_enable_command_buffer=; do
+    local name=walls${flags:+_without_graphs}
     until=$((SECONDS + half))
-    part "$name" env XLA_FLAGS="${graphs:-}" "$python" -P -m jaxext bench --json "$out/$name.json" --implementation triton \
+    part "$name" env XLA_FLAGS="$flags" "$python" -P -m jaxext bench --json "$out/$name.json" --implementation triton --implementation cuda \
       --tags clocks --dtype bfloat16 --minutes "$(minutes $((half - 15)))" ${trial:+--quick}
-    local graphs=--legacy_command_buffer_custom_call_targets=triton_kernel_call
-    [ -z "$trial" ] || graphs= # which the compiler of CPUs does not know
   done
 }
 

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import functools
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ import pytest
 import test_cuda_conv
 import test_depthwise
 import triton
-from cuda_launches import ADDRESSES, ELEMENTS, LIBRARY, OK, SLOTS, ask, conv, matmul, runtime
+from cuda_launches import ADDRESSES, ELEMENTS, LIBRARY, OK, SHAPES, SLOTS, ask, conv, matmul, runtime
 from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
 from opcodes import untested
@@ -35,6 +36,7 @@ def modules(arch: str = "sm_90") -> dict[str, Module]:
     """The module of each kernel of our library, by the kernel's name."""
     found = modules_of(LIBRARY, arch)
     if not found:
+        assert os.environ.get("JAXEXT_PTX") != "ON", f"{LIBRARY} has no PTX for {arch}, and was to have it"
         pytest.skip(f"{LIBRARY} has no PTX for {arch}: build with JAXEXT_PTX=ON in the environment, as `make build` does")
     tell_parameters(runtime(), found)
     return found
@@ -80,16 +82,15 @@ class Call:
         exact = {slot: values.astype(np.float64) for slot, values in self.operands.items()}
         check(got, self.truth(exact), None if self.integers else self.truth({slot: np.abs(values) for slot, values in exact.items()}))
 
-    def execute(self, late, device=0, arch="sm_90", modules=None) -> np.ndarray:
-        """The result's partial sums.  Each element is written once, and the operands are as they were."""
-        modules = modules or globals()["modules"](arch)
+    def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
+        """The result's partial sums, by the library's modules or others.  Each element is written once, and the operands are as they were."""
         status, asked = ask(self.case, device)
         assert status == OK, asked
         result = Output(np.full(self.case["bytes"][2], 0xFF, np.uint8).view(DTYPES[self.case["result"]]), ADDRESSES[2])
         arrays = [*(Input(values, address) for values, address in zip(self.operands.values(), ADDRESSES, strict=False)), result]
         assert [array.values.nbytes for array in arrays] == self.case["bytes"]
         before = [values.tobytes() for values in self.operands.values()]
-        launch(asked, modules, arrays, late)
+        launch(asked, instead or modules(arch), arrays, late)
         assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
         assert [array.values.tobytes() for array in arrays[:2]] == before
         return result.values.reshape(-1, *self.shape)
@@ -101,19 +102,16 @@ def _operands(row, shapes, integers):
     return {slot: draw(shapes[slot]).astype(DTYPES[row["operands"]]) for slot in SLOTS[row["role"]][:2]}
 
 
-LABELS = {"a": "BMK", "b": "BKN", "c": "BMN"}
-
-
 def matmul_call(row, B, rows, columns, depth, splits=1, integers=True) -> Call:
     """`rows` and `columns`: of the result."""
     names = {"nn": "MNK", "nt": "MKN", "tn": "KNM"}[row["role"]]
     sizes = dict(zip(names, (rows, columns, depth), strict=True)) | {"B": B}
-    shapes = {slot: tuple(sizes[label] for label in labels) for slot, labels in LABELS.items()}
+    shapes = {slot: tuple(sizes[label] for label in labels) for slot, labels in SHAPES.items()}
     case = matmul(row, **sizes, splits=splits) | ({"result": "float32"} if splits > 1 else {})
     open_slot = SLOTS[row["role"]][2]
 
     def product(operands):
-        return np.einsum(f"{','.join(LABELS[slot] for slot in operands)}->{LABELS[open_slot]}", *operands.values())
+        return np.einsum(f"{','.join(SHAPES[slot] for slot in operands)}->{SHAPES[open_slot]}", *operands.values())
 
     return Call(case, _operands(row, shapes, integers), shapes[open_slot], product, integers)
 

@@ -120,7 +120,7 @@ def test_a_planted_defect_is_found(name):
     known = modules()
     (kernel_name,) = {entry["kernel"] for entry in ask(call.case, where.get("device", 0))[1] if "kernel" in entry}
     broken = known | {kernel_name: Module(planted(known[kernel_name].ptx, kernel_name, pattern, replacement, which))}
-    assert re.search(wanted, said(lambda late: call.check_result(call.execute(late, modules=broken, **where))))
+    assert re.search(wanted, said(lambda late: call.check_result(call.execute(late, instead=broken, **where))))
 
 
 @pytest.mark.parametrize("name", CALLS)
