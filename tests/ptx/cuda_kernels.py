@@ -83,7 +83,7 @@ class Call:
         check(got, self.truth(exact), None if self.integers else self.truth({slot: np.abs(values) for slot, values in exact.items()}))
 
     def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
-        """The result's partial sums, by the library's modules or others.  Each element is written once, and the operands are as they were."""
+        """The result's partial sums, by the library's modules or others.  Each element is written once, the operands never."""
         status, asked = ask(self.case, device)
         assert status == OK, asked
         result = Output(np.full(self.case["bytes"][2], 0xFF, np.uint8).view(DTYPES[self.case["result"]]), ADDRESSES[2])
