@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ._epilogue import Epilogue
+
 SLOTS = {"nn": ("a", "b"), "nt": ("c", "b"), "tn": ("a", "c")}  # left, right
 
 
@@ -26,6 +28,7 @@ class MatmulProblem:
     dtypes: tuple[str, str, str]  # of the operands in the order of slots (a, b, c without the open one), and of the result
     precision: str  # of float32 products: tf32, tf32x3, bf16x3, bf16x6 or ieee
     arch: int  # compute capability times 10, such as 90
+    epilogue: Epilogue | None = None  # of the role nn
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:

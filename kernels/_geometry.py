@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from ._epilogue import Epilogue
 from ._launch import cdiv
 
 MOST_POSITIONS = 2**31 - 2**16  # kernels number them with 32 bits, and their tiles overhang
@@ -135,6 +136,7 @@ class ConvProblem:
     dtypes: tuple[str, str, str]  # of the operands in the order of slots (x, w, y without the open one), and of the result
     precision: str  # of float32 products: tf32, tf32x3, bf16x3, bf16x6 or ieee
     arch: int  # compute capability times 10, such as 90
+    epilogue: Epilogue | None = None  # of fprop
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
