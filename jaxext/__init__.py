@@ -17,6 +17,7 @@ from jaxext.families.dispatch import in_place_of_lax, use_implementation
 from jaxext._export import export_disabled_checks, register_cuda_kernels
 from jaxext._target import lower_for, use_target
 from jaxext.tables.in_force import use_table
+from jaxext.fused import conv_bias_act, gated_linear_unit, linear
 from jaxext.ops import (
     conv,
     conv_general_dilated,
@@ -40,6 +41,7 @@ __all__ = [
     "Tuned",
     "checkpoint_policies",
     "conv",
+    "conv_bias_act",
     "conv_general_dilated",
     "conv_transpose",
     "convolve",
@@ -47,7 +49,9 @@ __all__ = [
     "explain",
     "export_disabled_checks",
     "extend",
+    "gated_linear_unit",
     "in_place_of_lax",
+    "linear",
     "lower_for",
     "matmul",
     "parallel",

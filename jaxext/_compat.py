@@ -36,7 +36,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
-from jax.interpreters.partial_eval import partial_eval_jaxpr_custom_rules
+from jax.interpreters.partial_eval import dce_rules, partial_eval_jaxpr_custom_rules
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxext._target import compute_capability
@@ -52,6 +52,7 @@ __all__ = [
     "lowered_by",
     "named_specs",
     "policies_asked",
+    "operation_primitive",
     "product_primitive",
     "published",
     "refuse_parts",
@@ -90,6 +91,32 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
     return primitive
 
 
+def operation_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
+    """A primitive of several results, each with its type from these rules, which are told its name by the keyword `result`.
+
+    The parameter `wanted` names the results.  Dead-code elimination removes those that nobody reads from it, except the first.
+    """
+    one = product_primitive(name, shape_rule, dtype_rule, sharding_rule)
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+    primitive.def_abstract_eval(lambda *avals, **params: [one.abstract_eval(*avals, result=y, **params)[0] for y in params["wanted"]])
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    partial_eval_jaxpr_custom_rules[primitive] = policies_asked  # type: ignore[assignment]
+    dce_rules[primitive] = _drop_unread
+    return primitive
+
+
+def _drop_unread(used: list[bool], *rest):
+    """The rule of dead-code elimination: which operands are read, and the equation that is left."""
+    eqn = rest[-1]  # from jax 0.12 the inputs that are alive come before it
+    if not any(used):
+        return [False] * len(eqn.invars), None
+    kept = [i for i, is_used in enumerate(used) if is_used or i == 0]
+    wanted, outvars = tuple(eqn.params["wanted"][i] for i in kept), [eqn.outvars[i] for i in kept]
+    return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params={**eqn.params, "wanted": wanted})
+
+
 def refuse_parts(name: str, argument: str, *shardings: NamedSharding | PartitionSpec | None) -> None:
     """Refuse shardings in types with unreduced or reduced axes: an array, or its gradient, in parts that are not added up yet.
 
@@ -108,20 +135,20 @@ def refuse_parts(name: str, argument: str, *shardings: NamedSharding | Partition
                 )
 
 
-def register_lowering(primitive, rule) -> None:
+def register_lowering(primitive, rule, *, multiple_results: bool = False) -> None:
     """Register `rule(platform, arch, splitter, *operands, **params)` for each platform.
 
     A program for several platforms is lowered once for each, with `arch` None.
     """
     for platform in PLATFORMS:
-        mlir.register_lowering(primitive, functools.partial(_with_platform, rule, platform), platform=platform)
-    mlir.register_lowering(primitive, functools.partial(_with_platform, rule, "other"))
+        mlir.register_lowering(primitive, functools.partial(_with_platform, rule, platform, multiple_results), platform=platform)
+    mlir.register_lowering(primitive, functools.partial(_with_platform, rule, "other", multiple_results))
 
 
-def _with_platform(rule, platform, ctx, *args, **params):
+def _with_platform(rule, platform, multiple_results, ctx, *args, **params):
     arch = compute_capability(platform) if len(ctx.module_context.platforms) == 1 else None
     fun = functools.partial(rule, platform, arch, lowered_by(ctx), **params)
-    results = mlir.lower_fun(fun, multiple_results=False)(ctx, *args)
+    results = mlir.lower_fun(fun, multiple_results=multiple_results)(ctx, *args)
     for value in results:
         if isinstance(value.owner, ir.OpView) and "mhlo.frontend_attributes" in value.owner.attributes:
             _name_callback(ctx.module_context, value.owner, f"{platform} {arch}")

@@ -30,7 +30,7 @@ def seeing_products(policy: Callable) -> Callable:
     """Wrap `policy`, a function for `jax.checkpoint(..., policy=)`, so that it sees jaxext's matmuls and convolutions as lax's.
 
     A matmul appears as `lax.dot_general_p` with its `dimension_numbers`, precision and dtype, a convolution as
-    `lax.conv_general_dilated_p`.
+    `lax.conv_general_dilated_p`, and an operation with an epilogue as the product inside it.
     """
 
     @functools.wraps(policy)
@@ -38,7 +38,10 @@ def seeing_products(policy: Callable) -> Callable:
         if primitive not in owner:
             return policy(primitive, *avals, **params)
         form, open = owner[primitive]
-        shown = dict(precision=params["precision"], preferred_element_type=params["dtype"], out_sharding=params["out_sharding"])
+        if not form.factors(open):  # an operation without a product inside
+            return policy(primitive, *avals, **params)
+        dtype = params["dtype"] if "dtype" in params else params["dtypes"][0]
+        shown = dict(precision=params["precision"], preferred_element_type=dtype, out_sharding=params["out_sharding"])
         if not form.window:
             lhs, rhs, result = (form.axes(slot, params["ranks"]) for slot in (*form.factors(open), open))
             shown["dimension_numbers"] = dimension_numbers(lhs, rhs, result)

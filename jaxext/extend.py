@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import ops
 from jaxext.backends.xla.xla_matmul import XlaMatmul
-from jaxext.families.dispatch import as_dot_general_says, named
+from jaxext.families.dispatch import as_dot_general_says, named, sharding_in_types
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.family import Family, declare, families, names_of_implementations
 from jaxext.forms.family import register as _register
@@ -106,7 +106,7 @@ class Bilinear:
             window=None,
             **as_dot_general_says(operands.values(), dimension_numbers(*axes), precision, preferred_element_type),
             implementation=implementation,
-            out_sharding=_sharding(form, out_sharding, len(axes[-1])),
+            out_sharding=sharding_in_types(form.name, out_sharding, len(axes[-1])),
         )
 
 
@@ -228,16 +228,3 @@ def _operands(form: Form, arrays: Sequence[Any], ranks: Sequence[int], promote: 
                 raise TypeError(f"{form.name}: axis {label if rank[label] == 1 else axis} of {slot} is {size}, want {wanted} as in {other}")
     dtype = jnp.result_type(*arrays) if promote else None
     return {slot: jnp.asarray(x, dtype) for slot, x in zip(form.slots, arrays, strict=False)}
-
-
-def _sharding(form: Form, sharding: NamedSharding | P | None, ndim: int) -> NamedSharding | None:
-    """The sharding as types hold it: on an abstract mesh, with an entry for each axis."""
-    if sharding is None:
-        return None
-    if not isinstance(sharding, NamedSharding | P):
-        raise TypeError(f"{form.name}: out_sharding is {sharding!r}, want a NamedSharding or a PartitionSpec")
-    mesh = jax.sharding.get_abstract_mesh() if isinstance(sharding, P) else sharding.mesh.abstract_mesh
-    spec = tuple(sharding if isinstance(sharding, P) else sharding.spec)
-    if mesh.empty or AxisType.Explicit not in mesh.axis_types or len(spec) > ndim:
-        raise ValueError(f"{form.name}: out_sharding is {sharding!r}, want one for {ndim} axes, on a mesh with explicit axes")
-    return NamedSharding(mesh, P(*spec, *(None,) * (ndim - len(spec))))

@@ -1,8 +1,8 @@
 """What a kernel does with a finished sum before it is stored.
 
-    z = sum + bias             (kept in float32)
-    y = activation(z) + residual, rounded once to the result's dtype
-    gated:  y = activation(z of the first half of the columns) z of the second
+z = sum + bias             (kept in float32)
+y = activation(z) + residual, rounded once to the result's dtype
+gated:  y = activation(z of the first half of the columns) z of the second
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from jax import lax
 
 from jaxext.forms.call import EXPORTED, Call, Splitter, symbolic_size
 from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
+from jaxext.forms.operation import composed
+from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
@@ -47,17 +49,20 @@ _PRESETS = {
 }
 
 
-ZEROS = Algorithm("zeros")  # the config for empty sums and empty results: no kernel is launched
+ZEROS = Algorithm("zeros")  # the config for empty sums and empty results: no kernel is launched; an epilogue is jnp's then
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelCall:
-    """One kernel launch: `call(result, *operands)` of these slots gives the result, or `splits` partial results."""
+    """One kernel launch: `call(result, *operands)` of these slots gives the result, or `splits` partial results.
+
+    If the call has several results, `result` is a tuple, and so is what `call` gives.
+    """
 
     describe: str
     slots: tuple[str, ...]
     splits: int
-    call: Callable[..., jax.Array]  # result: a ShapeDtypeStruct
+    call: Callable[..., Any]  # result: a ShapeDtypeStruct
 
 
 class KernelImplementation(Implementation, abc.ABC):
@@ -121,19 +126,27 @@ class KernelPlan(Plan):
     def describe(self, config: Any) -> str:
         return config.algorithm if config == ZEROS else self._launch(config).describe
 
-    def run(self, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
+    def run(self, config: Any, operands: Mapping[str, jax.Array]) -> Any:
         call = self.call
-        if config == ZEROS:
+        if config == ZEROS and call.operation is None:
             return jnp.zeros(call.shape, call.dtype)
+        if config == ZEROS:
+            return composed(call, operands, self.implementation.name)
         launch = self._launch(config)
-        shape = tuple(call.sizes[label] for label in call.labels[call.open])
-        result = jax.ShapeDtypeStruct(shape, call.dtype)
-        if launch.splits > 1:
-            partial = jnp.int32 if jnp.issubdtype(call.dtype, jnp.integer) else jnp.float32
-            result = jax.ShapeDtypeStruct((launch.splits, *shape), partial)
+        dense = [
+            jax.ShapeDtypeStruct(tuple(call.sizes[label] for label in call.labels[name]), dtype) for name, dtype in call.results.items()
+        ]
         flat = call.flatten(operands)
+        given = [flat[slot] for slot in launch.slots]
         with jax.named_scope(call.op):
-            y = launch.call(result, *(flat[slot] for slot in launch.slots))
+            if call.further:
+                results = launch.call(tuple(dense), *given)
+                return tuple(y.reshape(call.shape_of(name)) for name, y in zip(call.results, results, strict=True))
+            if launch.splits > 1:
+                partial = jnp.int32 if jnp.issubdtype(call.dtype, jnp.integer) else jnp.float32
+                y = launch.call(jax.ShapeDtypeStruct((launch.splits, *dense[0].shape), partial), *given)
+            else:
+                y = launch.call(dense[0], *given)
         if launch.splits > 1:
             y = jnp.sum(y, axis=0, dtype=y.dtype).astype(call.dtype)
         return y.reshape(call.shape)
@@ -186,15 +199,36 @@ def conv_problem(call: Call, arch: int) -> ConvProblem | str:
 def _common(call: Call, arch: int) -> dict[str, Any] | str:
     """The part of a problem that is the same for all kernels."""
     dtypes = []
-    for slot, dtype in (*call.dtypes.items(), (call.open, call.dtype)):
+    factors = {slot: call.dtypes[slot] for slot in call.factors}
+    for slot, dtype in (*factors.items(), (call.open, call.dtype)):
         if dtype.name not in DTYPES:
             return f"{slot} is {dtype.name}, want one of {sorted(DTYPES)}"
         dtypes.append(DTYPES[dtype.name])
-    precision = _precision(call.precision, call.dtypes.values())
+    precision = _precision(call.precision, factors.values())
     if precision is None:
         return f"precision is {call.precision}, want one of {sorted(_PRESETS)}, or one that the operands have of themselves"
-    role = call.op.rpartition("_")[2]
-    return dict(name=call.op, role=role, dtypes=tuple(dtypes), precision=precision, arch=arch)
+    epilogue = _epilogue(call)
+    if isinstance(epilogue, str):
+        return epilogue
+    role = call.product.rpartition("_")[2]
+    return dict(name=call.op, role=role, dtypes=tuple(dtypes), precision=precision, arch=arch, epilogue=epilogue)
+
+
+def _epilogue(call: Call) -> Epilogue | None | str:
+    """The epilogue of a call as kernels know it, or the reason why they do not."""
+    if call.operation is None:
+        return None
+    activation = call.static.activation
+    if activation is not None and not isinstance(activation, str):
+        return f"activation is {getattr(activation, '__name__', activation)!r}, want one of {list(ACTIVATIONS)}, which kernels fuse"
+    added = {}
+    for slot in ("bias", "residual"):
+        if slot in call.dtypes:
+            name = call.dtypes[slot].name
+            if name not in DTYPES:
+                return f"{slot} is {name}, want one of {sorted(DTYPES)}"
+            added[slot] = DTYPES[name]
+    return Epilogue(activation=activation, gated="T" in call.sizes, saves=bool(call.further), **added)
 
 
 def _precision(asked: Any, dtypes) -> str | None:

@@ -8,9 +8,11 @@ channels last, with KRSC filters.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,14 @@ from jaxext.forms.form import Form, define
 from jaxext.forms.window import Window, dilate, labels
 
 
-def read(
+def read(lhs, rhs, *, dtype, out_sharding, **params):
+    """lax's convolution by the form."""
+    form, operands, params, arrangement = arranged(lhs, rhs, out_sharding=out_sharding, **params)
+    y = arrangement.to_lax(form.bind("y", operands, dtype=dtype, **params))
+    return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
+
+
+def arranged(
     lhs,
     rhs,
     *,
@@ -40,13 +49,14 @@ def read(
     batch_group_count,
     precision,
     out_sharding,
-    dtype,
     implementation,
-    preferred_element_type,
-):
-    """lax's convolution by the form: channels move last, feature groups become the label G.  Batch groups, each with its own inputs and
-    filters, become the label B."""
-    del preferred_element_type  # it has become dtype
+    preferred_element_type=None,
+) -> tuple[Form, dict[str, jax.Array], dict[str, Any], Arrangement]:
+    """Form, operands and parameters but the dtype for lax's convolution, and how its result becomes that of lax.
+
+    Channels move last, feature groups become the label G.  Batch groups, each with its own inputs and filters, become the label B.
+    """
+    del preferred_element_type  # the dtype of the result says it
     rank = lhs.ndim - 2
     lhs_dilation, rhs_dilation = lhs_dilation or (1,) * rank, rhs_dilation or (1,) * rank  # lax takes () for ones
     feature_group_count, batch_group_count = int(feature_group_count), int(batch_group_count)  # from 2.0, too
@@ -64,29 +74,46 @@ def read(
     )
     _refuse_sizes(window, lhs.shape[dimension_numbers.lhs_spec[0]], rhs.shape[dimension_numbers.rhs_spec[0]])
     form = conv_form(window.rank)
-    grouped, batched = feature_group_count > 1, batch_group_count > 1
-    if grouped:
+    arrangement = Arrangement(dimension_numbers.out_spec, feature_group_count, batch_group_count)
+    if feature_group_count > 1:
         x, w = _split(x, -1, feature_group_count), _split(w, 0, feature_group_count)
-    if batched:
+    if batch_group_count > 1:
         x, w = _split(x, 0, batch_group_count), _split(w, 0, batch_group_count)
-    ranks = dict(B=int(batched), N=1, G=int(grouped), C=1, K=1)
-    to_user = tuple(_inverse(_channels_last(dimension_numbers.out_spec)))
-    y = form.bind(
-        "y",
-        {"x": x, "w": w},
+    ranks = dict(B=int(batch_group_count > 1), N=1, G=int(feature_group_count > 1), C=1, K=1)
+    params = dict(
         ranks=tuple(ranks[label] for label in form.free),
         window=window,
-        dtype=dtype,
         precision=precision,
         implementation=implementation,
         out_sharding=_channels_last_sharding(out_sharding, dimension_numbers, feature_group_count, batch_group_count),
     )
-    if batched:
-        y = jnp.moveaxis(y, 0, -2)
-    if grouped or batched:
-        y = lax.collapse(y, y.ndim - 2)
-    y = transpose(y, to_user)
-    return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
+    return form, {"x": x, "w": w}, params, arrangement
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """How the result of a form becomes that of lax."""
+
+    out_spec: tuple[int, ...]  # of lax's dimension numbers
+    groups: int
+    batch_groups: int
+
+    def to_lax(self, y: jax.Array) -> jax.Array:
+        if self.batch_groups > 1:
+            y = jnp.moveaxis(y, 0, -2)
+        if self.groups > 1 or self.batch_groups > 1:
+            y = lax.collapse(y, y.ndim - 2)
+        return transpose(y, _inverse(_channels_last(self.out_spec)))
+
+    def from_lax(self, y: jax.Array) -> jax.Array:
+        """The inverse, for an array with the shape of the result."""
+        y = self.bias_from_lax(transpose(y, _channels_last(self.out_spec)))
+        return jnp.moveaxis(y, -2, 0) if self.batch_groups > 1 else y
+
+    def bias_from_lax(self, bias: jax.Array) -> jax.Array:
+        """The last axis, output channels, with an axis of its own for the groups."""
+        groups = self.groups * self.batch_groups  # lax refuses both
+        return _split(bias, -1, groups) if groups > 1 else bias
 
 
 def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_numbers):

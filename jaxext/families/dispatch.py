@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
@@ -11,13 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
 from jaxext._scope import Scope
 from jaxext.families.substitute import Keywords, substitute
 from jaxext.forms import flops
+from jaxext.forms.choose import replacing_lax
 from jaxext.forms.family import Family, families, names_of_implementations
-from jaxext.forms.form import owner, replacing_lax
+from jaxext.forms.form import owner
 
 # The implementation set by `use_implementation`.  Part of jit's cache key.
 _named = jax.make_user_context(None)
@@ -75,13 +78,42 @@ def like(
     traced static arguments.
     """
     name = name or namesake.__name__
-    if implementation is not None or _named.value is not None:
-        implementation = named(implementation, name, family)
-    flops.tell(owner)  # on a cache hit jax binds no primitive, so `Form.bind` would not register the rules
+    implementation = _resolved(implementation, name, family)
     keywords = Keywords.of(static)
     if keywords is None or not all([_is_array(x) for x in arrays]):
         return substitute(functools.partial(namesake, *arrays, **static), (), implementation)
     return _program(namesake, name, keywords, implementation)(*arrays)
+
+
+def compiled(
+    function: Callable,
+    key: tuple[Hashable, ...],
+    family: Family,
+    implementation: str | None,
+    arrays: tuple,
+    static: dict[str, Any],
+    *,
+    name: str,
+) -> jax.Array:
+    """`function(*key, *arrays, **static, implementation=)` as a jitted program, as in `like`."""
+    implementation = _resolved(implementation, name, family)
+    keywords = Keywords.of(static)
+    if keywords is None:
+        return function(*key, *arrays, **static, implementation=implementation)
+    return _program_of(function, key, name, keywords, implementation)(*arrays)
+
+
+@functools.lru_cache(maxsize=4096)
+def _program_of(function, key, name, keywords, implementation):
+    program = functools.partial(function, *key, **keywords.copy(), implementation=implementation)
+    program.__name__ = program.__qualname__ = name  # type: ignore[attr-defined]
+    return jax.jit(program, inline=True)
+
+
+def _resolved(implementation: str | None, name: str, family: Family) -> str | None:
+    """The implementation that the call or the context names, at the beginning of a call."""
+    flops.tell(owner)  # on a cache hit jax binds no primitive, so `Form.bind` would not register the rules
+    return named(implementation, name, family) if implementation is not None or _named.value is not None else None
 
 
 def _is_array(x: Any) -> bool:
@@ -118,6 +150,25 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | N
 def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:
     """The dtype and precision that `lax.dot_general` derives from its keywords, read from its equation."""
     product = functools.partial(lax.dot_general, dimension_numbers=dimension_numbers, precision=precision, preferred_element_type=dtype)
+    params, result = as_lax_says(product, *operands)
+    return dict(dtype=result.dtype, precision=params["precision"])
+
+
+def as_lax_says(product: Callable, *operands: jax.Array) -> tuple[dict[str, Any], Any]:
+    """The parameters of a product of lax, and the type of its result, from its equation for operands without shardings."""
     with replacing_lax(False):
         (eqn,) = jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)).eqns
-    return dict(dtype=eqn.outvars[0].aval.dtype, precision=eqn.params["precision"])
+    return dict(eqn.params), eqn.outvars[0].aval
+
+
+def sharding_in_types(name: str, sharding: NamedSharding | P | None, ndim: int) -> NamedSharding | None:
+    """An `out_sharding` as types hold it: on an abstract mesh, with an entry for each axis."""
+    if sharding is None:
+        return None
+    if not isinstance(sharding, NamedSharding | P):
+        raise TypeError(f"{name}: out_sharding is {sharding!r}, want a NamedSharding or a PartitionSpec")
+    mesh = jax.sharding.get_abstract_mesh() if isinstance(sharding, P) else sharding.mesh.abstract_mesh
+    spec = tuple(sharding if isinstance(sharding, P) else sharding.spec)
+    if mesh.empty or AxisType.Explicit not in mesh.axis_types or len(spec) > ndim:
+        raise ValueError(f"{name}: out_sharding is {sharding!r}, want one for {ndim} axes, on a mesh with explicit axes")
+    return NamedSharding(mesh, P(*spec, *(None,) * (ndim - len(spec))))

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 from jax.sharding import Sharding
 
 from jaxext import _compat
+from jaxext.forms.choose import replacing_lax
 from jaxext.forms.family import readers
-from jaxext.forms.form import replacing_lax
 
 
 class Keywords(tuple):

@@ -16,10 +16,10 @@ from jaxext.forms.window import Window
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One product on one device: slots and companions by name, sizes by label."""
+    """One product or operation on one device: operands and results by name, sizes by label."""
 
     op: str  # the primitive's name, such as "conv2d_fprop"
-    open: str  # the slot that is computed
+    open: str  # the slot that is computed; of an operation, its first result
     labels: Mapping[str, tuple[str, ...]]  # slot -> its labels, in order
     axes: Mapping[str, tuple[str, ...]]  # slot -> a name for each axis of its array; label N has the axes N0, N1, ..., or none
     sizes: Mapping[str, int]  # label -> elements, the product over its axes
@@ -31,6 +31,23 @@ class Call:
     platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
     arch: int | None  # compute capability of the CUDA device times 10, such as 90, if known
     splitter: Splitter  # who may still split this over devices
+    further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)  # an operation's further results -> dtype
+    operation: Any = None  # the `Operation`; None if this is a product of a form
+    static: Any = None  # what determines an operation besides its operands
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # all parameters of an operation's primitive
+
+    @property
+    def results(self) -> Mapping[str, np.dtype]:
+        """The dtype of each result."""
+        return {self.open: self.dtype, **self.further}
+
+    @property
+    def product(self) -> str:
+        """The name of the product: of the one inside, if this is an operation that has one."""
+        if self.operation is None or self.operation.product is None:
+            return self.op
+        form, open = self.operation.product
+        return form.op(open)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,7 +81,11 @@ class Call:
                 numbers = [":".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in per_axis]
                 parts.append(f"{field.name}={','.join(numbers)}")
         operands = " ".join(dtype.name for dtype in self.dtypes.values())
-        return f"{' '.join(parts)} {operands} -> {self.dtype.name} precision={precision_name(self.precision)}"
+        if self.static is not None:  # then operands and results may be absent
+            parts.append(str(self.static))
+            operands = ", ".join(f"{name}={dtype.name}" for name, dtype in self.dtypes.items())
+        results = " ".join([self.dtype.name, *(f"{name}={dtype.name}" for name, dtype in self.further.items())])
+        return f"{' '.join(parts)} {operands} -> {results} precision={precision_name(self.precision)}"
 
     def flatten(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The operands with exactly one axis per label.  This copies nothing, since the axes of a label are neighbours."""

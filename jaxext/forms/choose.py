@@ -16,7 +16,11 @@ import jax
 
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Implementation, Plan
+from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement
+
+# True inside `in_place_of_lax`, part of jit's cache key.  False while an implementation is lowered, since these are written in lax.
+replacing_lax = jax.make_user_context(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,21 +124,29 @@ def run(
     call: Call,
     implementations: Sequence[Implementation],
     named: str | None,
-    measured: Sequence[Measurement],
+    table: Any,
     operands: Mapping[str, jax.Array],
-) -> jax.Array:
-    choice = choose(call, implementations, named, measured)
-    if choice.plan is None:
-        reason = choice.refusals.get(named or "", f"it has only {sorted(choice.refusals)}")
-        raise NotImplementedError(f"{call.op}: implementation {named!r} does not support this call: {reason}")
-    return computed(choice.plan, choice.config, operands)
+) -> Any:
+    """The result of the call, or a tuple if it has several, with `in_force.current()` at the time of lowering as the `table`."""
+    with replacing_lax(False), in_force.as_in(table):
+        choice = choose(call, implementations, named, in_force.measured(call, table))
+        if choice.plan is None:
+            reason = choice.refusals.get(named or "", f"it has only {sorted(choice.refusals)}")
+            raise NotImplementedError(f"{call.op}: implementation {named!r} does not support this call: {reason}")
+        return computed(choice.plan, choice.config, operands)
 
 
-def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """The plan's result, with its shape and dtype checked.  Otherwise the program would continue with wrong types."""
-    y: Any = plan.run(config, operands)
+def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> Any:
+    """The plan's result or results, with shapes and dtypes checked.  Otherwise the program would continue with wrong types."""
+    results: Any = plan.run(config, operands)
     call = plan.call
-    if (getattr(y, "dtype", None), getattr(y, "shape", None)) != (call.dtype, call.shape):
-        got = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else repr(y)
-        raise TypeError(f"{call.op}: implementation {plan.implementation.name!r} gave {got}, want {call.dtype}{list(call.shape)}")
-    return y
+    wanted = [(dtype, call.shape_of(slot)) for slot, dtype in call.results.items()]
+    if not call.further:
+        got = [results]
+    else:
+        got = list(results) if isinstance(results, tuple | list) else [results]
+    if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:
+        gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else repr(y) for y in got)
+        want = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in wanted)
+        raise TypeError(f"{call.op}: implementation {plan.implementation.name!r} gave {gave}, want {want}")
+    return tuple(got) if call.further else got[0]

@@ -24,27 +24,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
-from jax.sharding import NamedSharding
 
 from jaxext import _compat
 from jaxext.forms import flops, partition
 from jaxext.forms.call import Call
 from jaxext.forms.choose import run
 from jaxext.forms.family import Family
+from jaxext.forms.labelled import Labelled
 from jaxext.tables import in_force
 
 # The form and the open slot of each primitive, to interpret jaxprs.
 owner: dict[Primitive, tuple[Form, str]] = {}
-
-# True inside `in_place_of_lax`, part of jit's cache key.  False while an implementation is lowered, since these are written in lax.
-replacing_lax = jax.make_user_context(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +57,7 @@ class Companion:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Form:
+class Form(Labelled):
     """A trilinear form.  `slots` are the labels of each slot, `roles` the role in which it is open, `companions` further operands."""
 
     name: str
@@ -90,26 +85,28 @@ class Form:
         """The labels of each slot and companion."""
         return {**self.slots, **{name: companion.labels for name, companion in self.companions.items()}}
 
-    @functools.cached_property
-    def free(self) -> tuple[str, ...]:
-        """Every label except the window's, in order of first use."""
-        return tuple(dict.fromkeys(label for labels in self.slots.values() for label in labels if label not in self.window))
-
     def shared(self, *slots: str) -> str:
         """The first label that is in exactly these slots."""
         return next(label for label in self.free if {s for s in self.slots if label in self.slots[s]} == set(slots))
 
-    def axes(self, slot: str, ranks: Sequence[int]) -> tuple[str, ...]:
-        """A name for each axis of a slot: the axes of label N are "N0", "N1" and so on; a window label names its only axis."""
-        rank = dict(zip(self.free, ranks, strict=True))
-        numbered = ([label] if label in self.window else [f"{label}{i}" for i in range(rank[label])] for label in self.labels[slot])
-        return tuple(axis for axes in numbered for axis in axes)
-
-    def position(self, slot: str, label: str, ranks: Sequence[int]) -> int:
-        """The position of the first axis of `label` in a slot."""
-        rank = dict(zip(self.free, ranks, strict=True))
-        before = self.labels[slot][: self.labels[slot].index(label)]
-        return sum(1 if other in self.window else rank[other] for other in before)
+    def call(self, open, avals, *, platform, arch, splitter, ranks, window, dtype, precision, **_) -> Call:
+        names = self.operands(open)
+        sizes = self.sizes(open, [aval.shape for aval in avals], ranks, window)
+        return Call(
+            op=self.op(open),
+            open=open,
+            labels=self.labels,
+            axes={name: self.axes(name, ranks) for name in self.labels},
+            sizes=self.totals(sizes, ranks) if window is None else self.totals(sizes, ranks) | window.sizes,
+            extents=sizes,
+            dtypes={name: aval.dtype for name, aval in zip(names, avals, strict=True)},
+            dtype=dtype,
+            window=window,
+            precision=precision,
+            platform=platform,
+            arch=arch,
+            splitter=splitter,
+        )
 
     def bind(self, open: str, operands: Mapping[str, jax.Array], **params) -> jax.Array:
         flops.tell(owner)
@@ -145,17 +142,8 @@ def dimension_numbers(lhs: Sequence[str], rhs: Sequence[str], result: Sequence[s
     return (lc, rc), (lb, rb)
 
 
-def _sizes(form, open, shapes, ranks, window):
-    """The size of every axis, by name."""
-    sizes = {} if window is None else window.sizes
-    for slot, shape in zip(form.operands(open), shapes, strict=True):
-        for axis, n in zip(form.axes(slot, ranks), shape, strict=True):
-            assert sizes.setdefault(axis, n) == n, f"{form.name}: axis {axis} of {slot} is {n}, elsewhere {sizes[axis]}"
-    return sizes
-
-
 def _shape_rule(form, open, *avals, ranks, window, **_):
-    sizes = _sizes(form, open, [aval.shape for aval in avals], ranks, window)
+    sizes = form.sizes(open, [aval.shape for aval in avals], ranks, window)
     return tuple(sizes[axis] for axis in form.axes(open, ranks))
 
 
@@ -164,29 +152,8 @@ def _dtype_rule(*_, dtype, **__):
 
 
 def _sharding_rule(form, open, *avals, ranks, out_sharding, **_):
-    """Sharding in types: each axis of the result is sharded as in the operands.  Called only on explicit meshes."""
-    name = form.op(open)
-    sharded: dict[str, list] = {}
-    for slot, aval in zip(form.operands(open), avals, strict=True):
-        for axis, spec in zip(form.axes(slot, ranks), aval.sharding.spec.partitions, strict=True):
-            if spec is not None and axis in form.window:
-                raise _compat.ShardingTypeError(f"{name}: window axis {axis} of {slot} is sharded over {spec!r}, want it whole")
-            if spec is not None:
-                sharded.setdefault(axis, []).append((slot, spec))
-    if out_sharding is not None:
-        return out_sharding
-    kept = form.axes(open, ranks)
-    for axis, by_slot in sharded.items():
-        specs = list(dict.fromkeys(spec for _, spec in by_slot))
-        if len(specs) > 1:
-            raise _compat.ShardingTypeError(f"{name}: axis {axis} is sharded over {specs[0]!r} and over {specs[1]!r}, want one sharding")
-        if axis not in kept and {slot for slot, _ in by_slot} >= {*form.factors(open)}:
-            raise _compat.ShardingTypeError(
-                f"{name}: the sum runs over axis {axis}, which is sharded over {specs[0]!r}, so it is ambiguous how the output should be"
-                " sharded: say so by `out_sharding`"
-            )
-    mesh = next((aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty), avals[0].sharding.mesh)
-    return NamedSharding(mesh, jax.P(*(sharded[axis][0][1] if axis in sharded else None for axis in kept)))
+    """Called only on explicit meshes."""
+    return form.sharding(open, avals, ranks, out_sharding, whole=form.window)
 
 
 def _tangent(form, open, name, dot, *args, **params):
@@ -220,53 +187,16 @@ def _transpose_rule(form, open, ct, *args, dtype, out_sharding, **params):
     return [cotangent if name == slot else None for name in form.operands(open)]
 
 
-def _batch_rule(form, open, args, dims, *, ranks, out_sharding, **params):
+def _batch_rule(form, open, args, dims, **params):
     """The mapped axis becomes the first axis of the label that is in exactly the mapped slots and the open one.
 
-    If a companion is mapped, it is the label that all slots share.  Unmapped operands that have the label are broadcast.
+    If a companion is mapped, it is the label that all slots share.
     """
     names = form.operands(open)
-    operands = dict(zip(names, args, strict=True))
     mapped = {name: d for name, d in zip(names, dims, strict=True) if d is not None}
     label = form.shared(*form.slots) if mapped.keys() & form.companions.keys() else form.shared(*mapped, open)
-    specs = [jax.typeof(operands[name]).sharding.spec.partitions[d] for name, d in mapped.items()] if out_sharding is not None else []
-    size = next(operands[name].shape[d] for name, d in mapped.items())
-    for name in names:
-        if label in form.labels[name]:
-            x, at = operands[name], form.position(name, label, ranks)
-            operands[name] = jnp.moveaxis(x, mapped[name], at) if name in mapped else _repeated(x, at, size)
-    out = form.position(open, label, ranks)
-    if out_sharding is not None:
-        out_sharding = partition.insert(out_sharding, out, next((spec for spec in specs if spec is not None), None))
-    ranks = tuple(n + (free == label) for free, n in zip(form.free, ranks, strict=True))
-    return form.bind(open, operands, ranks=ranks, out_sharding=out_sharding, **params), out
-
-
-def _repeated(x, axis, size):
-    """x broadcast along a new axis."""
-    return jnp.broadcast_to(jnp.expand_dims(x, axis), (*x.shape[:axis], size, *x.shape[axis:]))
-
-
-def asked(form, open, avals, *, platform, arch, splitter, ranks, window, dtype, precision, **_) -> Call:
-    """The `Call` of one device, from the shapes and dtypes of its operands."""
-    names = form.operands(open)
-    sizes = _sizes(form, open, [aval.shape for aval in avals], ranks, window)
-    total = {label: math.prod(sizes[f"{label}{i}"] for i in range(n)) for label, n in zip(form.free, ranks, strict=True)}
-    return Call(
-        op=form.op(open),
-        open=open,
-        labels=form.labels,
-        axes={name: form.axes(name, ranks) for name in form.labels},
-        sizes=total if window is None else total | window.sizes,
-        extents=sizes,
-        dtypes={name: aval.dtype for name, aval in zip(names, avals, strict=True)},
-        dtype=dtype,
-        window=window,
-        precision=precision,
-        platform=platform,
-        arch=arch,
-        splitter=splitter,
-    )
+    operands, joined = form.joined(label, open, dict(zip(names, args, strict=True)), mapped, params)
+    return form.bind(open, operands, **joined), form.position(open, label, params["ranks"])
 
 
 def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, out_sharding, **params):
@@ -274,19 +204,26 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
     slots = form.operands(open)
     table = in_force.current()  # read now: XLA may call `local` later, outside this context
 
-    def local(splitter, *args):
+    def local(splitter, summed, *args):
         args = _compat.align_varying(*args)  # an explicit mesh becomes a shard_map, in which replicated operands vary over no axis
-        call = asked(form, open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
-        with replacing_lax(False):
-            measured = in_force.measured(call, table)
-            return run(call, form.family.implementations, implementation, measured, dict(zip(slots, args, strict=True)))
+        call = form.call(open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
+        y = run(call, form.family.implementations, implementation, table, dict(zip(slots, args, strict=True)))
+        return (y if summed is None else summed(y),)
 
-    itself = functools.partial(form.primitives[open].bind, ranks=ranks, implementation=implementation, out_sharding=out_sharding, **params)
-    names = partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), result=form.axes(open, ranks), whole=form.window)
-    known_as = {}
-    if splitter is _compat.Splitter.LABELS:
-        implementations = form.family.implementations
-        product = f"{itself!r} {in_force.known_as(platform, [each.name for each in implementations], table)}"
-        # If `version` is None, a user's implementation is identified only by a hash of its class's file.
-        known_as = partition.known(product, by_version=all(each.version is not None for each in implementations))
-    return partition.lower(itself, known_as, local, names, splitter, platform, out_sharding, *args)
+    params_of_all = dict(params, ranks=ranks, implementation=implementation, out_sharding=out_sharding)
+    names = partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), results=(form.axes(open, ranks),), whole=form.window)
+    known_as = known(splitter, platform, form.primitives[open], params_of_all, form.family, table)
+    (y,) = partition.lower(
+        lambda *args: (form.primitives[open].bind(*args, **params_of_all),), known_as, local, names, splitter, platform, out_sharding, *args
+    )
+    return y
+
+
+def known(splitter, platform, primitive, params, family, table) -> dict[str, str]:
+    """What identifies an operation to XLA's partitioner, if that calls back."""
+    if splitter is not _compat.Splitter.LABELS:
+        return {}
+    implementations = family.implementations
+    operation = f"{primitive} {params} {in_force.known_as(platform, [each.name for each in implementations], table)}"
+    # If `version` is None, a user's implementation is identified only by a hash of its class's file.
+    return partition.known(operation, by_version=all(each.version is not None for each in implementations))

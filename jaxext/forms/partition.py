@@ -1,7 +1,7 @@
-"""Splits a product of labelled axes over devices.  All shardings become programs here.
+"""Splits an operation on labelled axes over devices.  All shardings become programs here.
 
-A mesh axis that shards a label splits every operand and the result along that label.  If the label is contracted, each device holds a
-partial sum, and a psum adds the parts.  Window labels are not split.  The same assignment of mesh axes to labels serves all ways in which
+A mesh axis that shards a label splits every operand and result along that label.  If the label is contracted, each device holds a partial
+sum, and a psum adds the parts.  Window labels are not split.  The same assignment of mesh axes to labels serves all ways in which
 JAX splits programs:
 
     the program of one device (one device, fully manual shard_map, pmap)    nothing to do
@@ -36,22 +36,23 @@ Spec = tuple  # one entry per axis of an array: None, a mesh axis, or several
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The axis names of all operands (factors first) and of the result, and the axes that must not be split."""
+    """The axis names of all operands and results, and the axes that must not be split.  The first result's sharding decides for all."""
 
     operands: tuple[tuple[str, ...], ...]
-    result: tuple[str, ...]
+    results: tuple[tuple[str, ...], ...]
     whole: tuple[str, ...]
 
     @property
     def contracted(self) -> tuple[str, ...]:
-        return tuple(axis for axis in self.operands[0] if axis not in self.result and axis not in self.whole)
+        kept = {axis for axes in (*self.results, self.whole) for axis in axes}
+        return tuple(dict.fromkeys(axis for axes in self.operands for axis in axes if axis not in kept))
 
     @property
     def shardy_rule(self) -> dict:
         """Keywords for custom_partitioning.  Shardy wants the special factors in the order of their first use."""
-        order = dict.fromkeys(axis for axes in (*self.operands, self.result) for axis in axes)
+        order = dict.fromkeys(axis for axes in (*self.operands, *self.results) for axis in axes)
         return dict(
-            sharding_rule=f"{', '.join(map(' '.join, self.operands))} -> {' '.join(self.result)}",
+            sharding_rule=" -> ".join(", ".join(map(" ".join, arrays)) for arrays in (self.operands, self.results)),
             reduction_factors=tuple(axis for axis in order if axis in self.contracted),
             need_replication_factors=tuple(axis for axis in order if axis in self.whole),
         )
@@ -78,6 +79,12 @@ def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
     return NamedSharding(sharding.mesh, P(*partitions))
 
 
+def renamed(sharding: NamedSharding, axes: Sequence[str], others: Sequence[str]) -> NamedSharding:
+    """The sharding of an array with the axes `others`, in which each axis is sharded as in an array with the axes `axes`."""
+    specs = dict(zip(axes, sharding.spec, strict=False))
+    return NamedSharding(sharding.mesh, P(*(specs.get(axis) for axis in others)))
+
+
 def lower(
     itself: Callable,
     known_as: Mapping[str, str],
@@ -87,18 +94,20 @@ def lower(
     platform: str,
     out_sharding: NamedSharding | None,
     *args: jax.Array,
-) -> jax.Array:
-    """Trace `local(splitter, *args)` for devices among which `args` are split as `splitter` says (`_compat.lowered_by`).
+) -> tuple[jax.Array, ...]:
+    """Trace `local(splitter, summed, *args)`, which gives all results, for devices among which `args` are split as `splitter` says
+    (`_compat.lowered_by`).
 
-    `itself(*args)` binds the product that is being lowered.  `known_as`, made by `known`, identifies it to XLA's partitioner, which calls
-    `local` back.
+    `summed` adds an array of partial sums over the devices that split a contracted label; it is None if none do.  `itself(*args)` binds the
+    operation that is being lowered.  `known_as`, made by `known`, identifies it to XLA's partitioner, which calls `local` back.
+    `out_sharding` is that of the first result.
     """
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
         return _by_types(local, names, platform, out_sharding, *args)
     if splitter is Splitter.LABELS:
         return _by_labels(itself, known_as, local, names, *args)
-    return local(splitter, *args)
+    return local(splitter, None, *args)
 
 
 def known(product: str, *, by_version: bool) -> dict[str, str]:
@@ -144,19 +153,16 @@ def _place(axes: Sequence[str], assigned: dict[str, tuple[str, ...]]) -> P:
     return P(*(assigned.get(axis) for axis in axes))
 
 
-def _summed(local: Callable, names: Names, assigned: dict[str, tuple[str, ...]], splitter: Splitter, wide=()) -> Callable:
-    """`local`, followed by a psum over the mesh axes that split a contracted label, in float32 for dtypes in `wide`."""
+def _summed(names: Names, assigned: dict[str, tuple[str, ...]], wide=()) -> Callable[[jax.Array], jax.Array] | None:
+    """A psum over the mesh axes that split a contracted label, in float32 for dtypes in `wide`; None if there are no such axes."""
     over = tuple(m for axis in names.contracted for m in assigned.get(axis, ()))
 
-    def part(*args):
-        y = local(splitter, *args)
-        if not over:
-            return y
+    def summed(y):
         if y.dtype == bool:  # psum does not support booleans; their sum is "any"
             return lax.psum(y.astype(jnp.int32), over) != 0
         return lax.psum(y.astype(jnp.float32), over).astype(y.dtype) if y.dtype in wide else lax.psum(y, over)
 
-    return part
+    return summed if over else None
 
 
 def _by_labels(itself, known_as, local, names, *args):
@@ -166,17 +172,18 @@ def _by_labels(itself, known_as, local, names, *args):
     constants, which an implementation may have.
     """
 
-    def partition(mesh, arg_shapes, result_shape):
-        shapes = (*arg_shapes, result_shape)
+    def partition(mesh, arg_shapes, result_shapes):
+        shapes = (*arg_shapes, *result_shapes)
         specs = _compat.named_specs(mesh, [shape.sharding for shape in shapes])
-        sizes = _sizes(names, arg_shapes) | dict(zip(names.result, result_shape.shape, strict=True))
-        *operands, result = zip((*names.operands, names.result), specs, strict=True)
+        sizes = _sizes((*names.operands, *names.results), shapes)
+        placed = list(zip((*names.operands, *names.results), specs, strict=True))
+        operands, result = placed[: len(arg_shapes)], placed[len(arg_shapes)]
         # Kept labels have priority over contracted ones: gathering an operand is cheaper than adding parts of a result that could have been
         # split.
         kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in operands]
         assigned = _assign(names, mesh, sizes, [*_agreed(operands, *result), *kept, *operands, result])
-        placed = [NamedSharding(mesh, _place(axes, assigned)) for axes in (names.result, *names.operands)]
-        return mesh, _summed(local, names, assigned, Splitter.LABELS), placed[0], tuple(placed[1:])
+        shardings = [tuple(NamedSharding(mesh, _place(axes, assigned)) for axes in arrays) for arrays in (names.results, names.operands)]
+        return mesh, functools.partial(local, Splitter.LABELS, _summed(names, assigned)), *shardings
 
     product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
@@ -195,20 +202,23 @@ def _by_types(local, names, platform, out_sharding, *args):
     automatic = [mesh.shape[name] for name in mesh.axis_names if name not in manual]
     # On CPUs XLA rewrites a bfloat16 psum to float32, and aborts on it in a partial-manual shard_map.
     wide = (jnp.bfloat16,) if automatic and platform == "cpu" else ()
-    sizes = _sizes(names, args)
+    sizes = _sizes(names.operands, args)
     specs = [(axes, tuple(jax.typeof(x).sharding.spec)) for axes, x in zip(names.operands, args, strict=True)]
     if out_sharding is not None:
-        specs = [*_agreed(specs, names.result, tuple(out_sharding.spec)), *specs]
+        specs = [*_agreed(specs, names.results[0], tuple(out_sharding.spec)), *specs]
     assigned = _assign(names, mesh, sizes, specs)
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
-    y = jax.shard_map(
-        _summed(local, names, assigned, Splitter.XLA if any(n > 1 for n in automatic) else Splitter.NOBODY, wide),
+    results = jax.shard_map(
+        functools.partial(local, Splitter.XLA if any(n > 1 for n in automatic) else Splitter.NOBODY, _summed(names, assigned, wide)),
         mesh=mesh,
         in_specs=tuple(_place(axes, assigned) for axes in names.operands),
-        out_specs=_place(names.result, assigned),
+        out_specs=tuple(_place(axes, assigned) for axes in names.results),
         axis_names=manual,
     )(*args)
-    return y if out_sharding is None else _reshard(y, mesh, out_sharding.spec)
+    if out_sharding is None:
+        return results
+    wanted = [renamed(out_sharding, names.results[0], axes) for axes in names.results]
+    return tuple(_reshard(y, mesh, sharding.spec) for y, sharding in zip(results, wanted, strict=True))
 
 
 def _reshard(x, mesh, spec):
@@ -216,4 +226,4 @@ def _reshard(x, mesh, spec):
 
 
 def _sizes(names, arrays):
-    return {axis: n for axes, x in zip(names.operands, arrays, strict=True) for axis, n in zip(axes, x.shape, strict=True)}
+    return {axis: n for axes, x in zip(names, arrays, strict=True) for axis, n in zip(axes, x.shape, strict=True)}

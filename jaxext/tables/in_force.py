@@ -90,6 +90,11 @@ def current():
     return _used.value
 
 
+def as_in(used):
+    """A context of the table that `current()` gave."""
+    return _used(used)
+
+
 def measured(call, used=None) -> Sequence[Measurement]:
     """The measurements of the call in the table in force, or in that of `used` (a `current()`); none if it was not measured.
 

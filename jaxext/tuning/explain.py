@@ -15,7 +15,7 @@ from jaxext._compat import PLATFORMS, Splitter
 from jaxext._target import compute_capability
 from jaxext.forms.call import Call, precision_name
 from jaxext.forms.choose import choose
-from jaxext.forms.form import asked, owner
+from jaxext.forms.form import owner
 from jaxext.forms.window import Window
 from jaxext.tables import in_force
 from jaxext.tuning.layout import Around
@@ -156,7 +156,7 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
 def _row(eqn, layout: str, platform: str) -> Explained:
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
-    call = asked(form, open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
+    call = form.call(open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
     measured = in_force.measured(call)
     choice = choose(call, form.family.implementations, eqn.params["implementation"], measured)
     return Explained(

@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxext._compat import Splitter
 from jaxext.forms.call import Call
-from jaxext.forms.choose import choose, computed, described, faster
-from jaxext.forms.form import owner, replacing_lax
+from jaxext.forms.choose import choose, computed, described, faster, replacing_lax
+from jaxext.forms.form import owner
 from jaxext.forms.implementation import Implementation, Plan
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import random_operands, timing

@@ -21,8 +21,7 @@ import jaxext
 from jaxext.backends.xla.xla_conv import XlaConv
 from jaxext.backends.xla.xla_matmul import XlaMatmul
 from jaxext.families.matmul import FAMILY
-from jaxext.forms.choose import choose
-from jaxext.forms.form import replacing_lax
+from jaxext.forms.choose import choose, replacing_lax
 from jaxext.forms.implementation import Algorithm, Implementation
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_format import Measurement, select

@@ -1,0 +1,100 @@
+"""The activations that kernels fuse, by name, and any other elementwise function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxext.backends.kernel import ACTIVATIONS
+
+
+def _squared_relu(z: jax.Array) -> jax.Array:
+    return jnp.square(jax.nn.relu(z))
+
+
+FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "leaky_relu": jax.nn.leaky_relu,
+    "squared_relu": _squared_relu,
+}
+assert tuple(FUNCTIONS) == ACTIVATIONS
+
+# A function that is one of these, by the name that kernels know.
+_NAMES = {
+    jax.nn.relu: "relu",
+    jax.nn.relu6: "relu6",
+    jax.nn.gelu: "gelu_tanh",
+    jax.nn.silu: "silu",
+    jax.nn.sigmoid: "sigmoid",
+    lax.logistic: "sigmoid",
+    jnp.tanh: "tanh",
+    lax.tanh: "tanh",
+    jax.nn.leaky_relu: "leaky_relu",
+}
+
+# The derivative of these at z, from y = activation(z).  The others need z.
+_BY_RESULT: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": lambda y: (y > 0).astype(y.dtype),
+    "leaky_relu": lambda y: jnp.where(y >= 0, 1, 0.01).astype(y.dtype),
+    "sigmoid": lambda y: y * (1 - y),
+    "tanh": lambda y: (1 - y) * (1 + y),
+}
+
+Activation = str | Callable[[jax.Array], jax.Array] | None
+
+
+def named(operation: str, activation: Activation) -> Activation:
+    """The activation by its name if it has one, or the function.
+
+    Raises:
+      TypeError: it is neither a name nor a function.
+      ValueError: the name is unknown.
+    """
+    if activation is None:
+        return None
+    if isinstance(activation, str):
+        if activation not in FUNCTIONS:
+            raise ValueError(f"{operation}: activation is {activation!r}, want one of {list(FUNCTIONS)}, a function, or None")
+        return activation
+    if not callable(activation):
+        raise TypeError(f"{operation}: activation is {activation!r}, want one of {list(FUNCTIONS)}, a function, or None")
+    try:
+        return _NAMES.get(activation, activation)
+    except TypeError:
+        raise TypeError(f"{operation}: activation is {activation!r}, which has no hash, want a function") from None
+
+
+def apply(activation: Activation, z: jax.Array) -> jax.Array:
+    if activation is None:
+        return z
+    return FUNCTIONS[activation](z) if isinstance(activation, str) else activation(z)
+
+
+def by_result(activation: Activation) -> bool:
+    """Whether the derivative follows from the activation's result."""
+    return activation is None or activation in _BY_RESULT
+
+
+def tangent_by_result(activation: Activation, y: jax.Array, dot: jax.Array) -> jax.Array:
+    """The tangent of y = activation(z) for the tangent of z, with the dtype of `dot`."""
+    return dot if activation is None else _BY_RESULT[activation](y.astype(dot.dtype)) * dot
+
+
+def tangent(function: Callable[[jax.Array], jax.Array], z: jax.Array, dot: jax.Array) -> jax.Array:
+    """The tangent of function(z) for the tangent of z, computed with the dtype of `dot`.  For the transpose z is saved, not a slope."""
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def slope_times(z, dot):
+        return jax.jvp(function, (z.astype(dot.dtype),), (dot,))[1]
+
+    return slope_times(z, dot)

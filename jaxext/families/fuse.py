@@ -1,0 +1,134 @@
+"""Arrays and keywords of the public operations with an epilogue, checked and arranged as `epilogues` takes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxext.families import activation as _activation
+from jaxext.families import epilogues
+from jaxext.families.conv import Arrangement, arranged
+from jaxext.families.dispatch import as_dot_general_says, as_lax_says, compiled, sharding_in_types
+from jaxext.forms.operation import Operation
+
+
+def _refuse(name: str, arrays: Mapping[str, Any]) -> None:
+    for argument, x in arrays.items():
+        if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
+            raise TypeError(f"{name}: {argument} is {x!r}, want an array")
+
+
+def _refuse_shape(name: str, argument: str, x, wanted: tuple, labels: str) -> None:
+    if x.shape != wanted:
+        raise TypeError(f"{name}: {argument} has the shape {x.shape}, want {wanted}: {labels}")
+
+
+def _refuse_dtypes(name: str, activation, dtype, added: Mapping[str, Any]) -> None:
+    """An activation of integers, and whatever the result's kind of numbers does not hold."""
+    if activation is not None and not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(
+            f"{name}: the result is {dtype}, and activation is {activation!r}, want None for numbers that are not floating-point"
+        )
+    for argument, x in added.items():
+        if _kind(x.dtype) > _kind(dtype):
+            raise TypeError(f"{name}: {argument} is {x.dtype}, want a dtype whose numbers {dtype}, that of the result, can hold")
+
+
+def _kind(dtype) -> int:
+    return next(i for i, kind in enumerate((jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)) if jnp.issubdtype(dtype, kind))
+
+
+def linear(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
+    """`arrays`: x, w or weights, and bias and residual if they are given."""
+    _refuse(name, arrays)
+    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    x, w = list(arrays.values())[:2]
+    second = list(arrays)[1]
+    if x.ndim == 0:
+        raise TypeError(f"{name}: x has the shape (), want (..., K)")
+    if w.ndim != (3 if gated else 2) or w.shape[0] != x.shape[-1] or gated and w.shape[1] != 2:
+        wanted = f"({x.shape[-1]}, 2, N): gate and up" if gated else f"({x.shape[-1]}, N)"
+        raise TypeError(f"{name}: {second} has the shape {w.shape}, want {wanted}, since x has the shape {x.shape}")
+    columns = w.shape[-1]
+    if "bias" in arrays:
+        _refuse_shape(name, "bias", arrays["bias"], (columns,), "an element for each column of w")
+    if "residual" in arrays:
+        _refuse_shape(name, "residual", arrays["residual"], (*x.shape[:-1], columns), "that of the result")
+    activation = _activation.named(name, activation)
+    operation = epilogues.gated_linear_unit() if gated else epilogues.linear("bias" in arrays, "residual" in arrays)
+    keywords = dict(static, preferred_element_type=preferred_element_type)
+    key = (operation, name, activation)
+    return compiled(_linear, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
+
+
+def _linear(operation: Operation, name, activation, *arrays, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
+    operands = dict(zip(operation.inputs, arrays, strict=True))
+    if preferred_element_type is None:
+        operands |= _promoted(operands, "ab")
+    contracted = (((operands["a"].ndim - 1,), (0,)), ((), ()))
+    said = as_dot_general_says([operands[slot] for slot in "ab"], contracted, precision, preferred_element_type)
+    dtype = said.pop("dtype")
+    _refuse_dtypes(name, activation, dtype, {argument: operands[argument] for argument in list(operands)[2:]})
+    ranks = dict(B=0, M=operands["a"].ndim - 1, K=1, N=1, T=1)
+    return _bound(
+        operation,
+        operands,
+        ranks=tuple(ranks[label] for label in operation.free),
+        window=None,
+        dtype=dtype,
+        activation=activation,
+        implementation=implementation,
+        out_sharding=sharding_in_types(name, out_sharding, operands["a"].ndim),
+        **said,
+    )
+
+
+def _promoted(operands: Mapping[str, jax.Array], slots: str) -> dict[str, jax.Array]:
+    """These operands with the dtype that jnp gives to both."""
+    dtype = jnp.result_type(*(operands[slot] for slot in slots))
+    return {slot: operands[slot].astype(dtype) for slot in slots}
+
+
+def _bound(operation: Operation, operands, *, dtype, activation, **params) -> jax.Array:
+    form, open = operation.product
+    if activation is None and operation.inputs.keys() == {*form.factors(open)} and not operation.whole:  # nothing to fuse
+        return form.bind(open, operands, dtype=dtype, **params)
+    dtypes, static = (dtype,) * len(operation.results), epilogues.Static(activation)
+    return operation.bind(operands, wanted=(open,), dtypes=dtypes, static=static, **params)[open]
+
+
+def conv_bias_act(arrays: Mapping[str, Any], activation, *, implementation, **static) -> jax.Array:
+    """`arrays`: lhs, rhs, and bias and residual if they are given; `static`: the keywords of lax's convolution."""
+    name = "conv_bias_act"
+    _refuse(name, arrays)
+    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    activation = _activation.named(name, activation)
+    key = (tuple(arrays), activation)
+    return compiled(_conv, key, epilogues.CONV_BIAS_ACT, implementation, tuple(arrays.values()), static, name=name)
+
+
+def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_sharding, **static) -> jax.Array:
+    name = "conv_bias_act"
+    given = dict(zip(names, arrays, strict=True))
+    lhs, rhs = given.pop("lhs"), given.pop("rhs")
+    convolution = functools.partial(lax.conv_general_dilated, **static)
+    params, result = as_lax_says(convolution, lhs, rhs)
+    features = rhs.shape[params["dimension_numbers"].rhs_spec[0]]
+    if "bias" in given:
+        _refuse_shape(name, "bias", given["bias"], (features,), "an element for each output channel")
+    if "residual" in given:
+        _refuse_shape(name, "residual", given["residual"], result.shape, "that of the result")
+    _refuse_dtypes(name, activation, result.dtype, given)
+    params["out_sharding"] = sharding_in_types(name, out_sharding, lhs.ndim)
+    form, operands, params, arrangement = arranged(lhs, rhs, implementation=implementation, **params)
+    operation = epilogues.conv_bias_act(len(form.window) // 3, "bias" in given, "residual" in given)
+    arrange = {"bias": Arrangement.bias_from_lax, "residual": Arrangement.from_lax}
+    operands |= {argument: arrange[argument](arrangement, x) for argument, x in given.items()}
+    y = arrangement.to_lax(_bound(operation, operands, dtype=result.dtype, activation=activation, **params))
+    return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)

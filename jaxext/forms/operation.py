@@ -1,0 +1,269 @@
+"""An operation on labelled operands that is not bilinear, such as a product with bias and activation, and all rules that JAX needs.
+
+Its meaning is its *composition*: forms and jnp.  An implementation may fuse it into one kernel.  Its labels are of three kinds.  It works
+on each element of an *independent* label by itself, so vmap and shardings may use it.  A *summed* label is in no result; if devices split
+it, the operation falls apart into the composition there, with the sum over devices in its middle.  A label in `whole` is neither mapped nor
+split.
+
+The derivative is a composition, too.  What it needs of the operation's inside, such as the input of an activation, is a further result of
+the same primitive.  Dead-code elimination drops it where no derivative is taken.
+
+The parameters of the primitive are static and hashable.  No rule changes any but `ranks`, `out_sharding` and `wanted`:
+
+    ranks, window, precision, implementation, out_sharding   as of a form
+    dtypes          of all results
+    static          what else determines the operation, such as the activation
+    wanted          the names of the results that are computed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.interpreters import ad, batching
+
+from jaxext import _compat
+from jaxext.forms import flops, partition
+from jaxext.forms.call import Call
+from jaxext.forms.choose import replacing_lax, run
+from jaxext.forms.family import Family
+from jaxext.forms.form import Form, known, owner
+from jaxext.forms.implementation import Algorithm, Implementation
+from jaxext.forms.labelled import Labelled
+from jaxext.tables import in_force
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operation(Labelled):
+    """An operation.  Its first result is what it is called for; further ones are saved for its derivative.
+
+    Attributes:
+      inputs, results: name -> labels.
+      composition: `composition(operation, product, operands, **params)` gives all results in a dict.  It computes the product of a form by
+        `product(form, open, operands, **params)`, which is `Form.bind` or has the same parameters.
+      tangents: `tangents(operation, operands, results, dots, **params)` gives the tangents of all results in a dict, linear in `dots`, the
+        tangents of operands by name.
+      saved: `saved(static)` names the further results that `tangents` reads.
+      product: the form and the open slot of the product inside, whose factors are the first operands; None if there is none.
+    """
+
+    name: str
+    inputs: Mapping[str, tuple[str, ...]]
+    results: Mapping[str, tuple[str, ...]]
+    composition: Callable[..., Mapping[str, jax.Array]]
+    tangents: Callable[..., Mapping[str, jax.Array]]
+    family: Family
+    saved: Callable[[object], Sequence[str]] = lambda static: ()
+    window: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    product: tuple | None = None
+
+    @functools.cached_property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        return {**self.inputs, **self.results}
+
+    @property
+    def open(self) -> str:
+        """The first result."""
+        return next(iter(self.results))
+
+    def op(self, open: str) -> str:
+        return self.name
+
+    def operands(self, open: str) -> tuple[str, ...]:
+        return tuple(self.inputs)
+
+    def factors(self, open: str) -> tuple[str, ...]:
+        return tuple(self.inputs)[:2] if self.product else ()
+
+    @functools.cached_property
+    def primitive(self):
+        """The primitive, with all rules."""
+        primitive = _compat.operation_primitive(
+            self.name,
+            functools.partial(_shape_rule, self),
+            functools.partial(_dtype_rule, self),
+            functools.partial(_sharding_rule, self),
+        )
+        ad.primitive_jvps[primitive] = functools.partial(_jvp_rule, self)
+        batching.primitive_batchers[primitive] = functools.partial(_batch_rule, self)
+        _compat.register_lowering(primitive, functools.partial(_lower, self), multiple_results=True)
+        owner[primitive] = self, self.open
+        return primitive
+
+    def bind(self, operands: Mapping[str, jax.Array], *, wanted: Sequence[str], **params) -> dict[str, jax.Array]:
+        """The wanted results, by name."""
+        primitive = self.primitive
+        flops.tell(owner)
+        args = _compat.align_varying(*(operands[name] for name in self.inputs))
+        return dict(zip(wanted, primitive.bind(*args, wanted=tuple(wanted), **params), strict=True))
+
+    def split_whole(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """The axes that must not be split."""
+        rank = dict(zip(self.free, ranks, strict=True))
+        return (*self.window, *(f"{label}{i}" for label in self.whole for i in range(rank[label])))
+
+    def call(self, open, avals, *, platform, arch, splitter, wanted, out_sharding=None, **params) -> Call:
+        ranks, window = params["ranks"], params["window"]
+        extents = self.sizes(open, [aval.shape for aval in avals], ranks, window)
+        of_results = dict(zip(self.results, params["dtypes"], strict=True))
+        names = (*self.inputs, *wanted)
+        return Call(
+            op=self.name,
+            open=self.open,
+            labels={name: self.labels[name] for name in names},
+            axes={name: self.axes(name, ranks) for name in names},
+            sizes=self.totals(extents, ranks) if window is None else self.totals(extents, ranks) | window.sizes,
+            extents=extents,
+            dtypes={name: aval.dtype for name, aval in zip(self.inputs, avals, strict=True)},
+            dtype=of_results[self.open],
+            further={name: of_results[name] for name in wanted if name != self.open},
+            window=window,
+            precision=params["precision"],
+            platform=platform,
+            arch=arch,
+            splitter=splitter,
+            operation=self,
+            static=params["static"],
+            params=params,
+        )
+
+
+def _shape_rule(operation, *avals, result, ranks, window, **_):
+    sizes = operation.sizes(operation.open, [aval.shape for aval in avals], ranks, window)
+    return tuple(sizes[axis] for axis in operation.axes(result, ranks))
+
+
+def _dtype_rule(operation, *_, result, dtypes, **__):
+    return dict(zip(operation.results, dtypes, strict=True))[result]
+
+
+def _sharding_rule(operation, *avals, result, ranks, out_sharding, **_):
+    """Called only on explicit meshes.  `out_sharding` is that of the first result; an axis of another result is sharded likewise."""
+    first = operation.sharding(operation.open, avals, ranks, out_sharding, whole=operation.split_whole(ranks))
+    return partition.renamed(first, operation.axes(operation.open, ranks), operation.axes(result, ranks))
+
+
+def _jvp_rule(operation, primals, tangents, *, wanted, **params):
+    operands = dict(zip(operation.inputs, primals, strict=True))
+    dots = {name: dot for name, dot in zip(operation.inputs, tangents, strict=True) if type(dot) is not ad.Zero}
+    needed = {*wanted, *operation.saved(params["static"])}
+    results = operation.bind(operands, wanted=[name for name in operation.results if name in needed], **params)
+    results = {name: y if name == operation.open else checkpoint_name(y, name) for name, y in results.items()}
+    moved = operation.tangents(operation, operands, results, dots, **params)
+    out = [results[name] for name in wanted]
+    return out, [_typed(moved[name], y) if name in moved else ad.Zero.from_primal_value(y) for name, y in zip(wanted, out, strict=True)]
+
+
+def _typed(dot, y):
+    """The tangent with the sharding in the type of its result: an operand may be sharded less."""
+    sharding = partition.explicit(jax.typeof(y))
+    return dot if sharding is None or jax.typeof(dot).sharding == sharding else jax.sharding.reshard(dot, sharding)
+
+
+def _batch_rule(operation, args, dims, *, wanted, **params):
+    """The mapped axis becomes the first axis of an independent label that all mapped operands have.
+
+    It is the label for which the fewest unmapped operands are broadcast.  If a large one would be, the composition is mapped instead.
+    """
+    operands = dict(zip(operation.inputs, args, strict=True))
+    mapped = {name: d for name, d in zip(operation.inputs, dims, strict=True) if d is not None}
+    label = _label_to_map(operation, mapped)
+    if label is None:
+
+        def composition(*args):
+            results = operation.composition(operation, Form.bind, dict(zip(operation.inputs, args, strict=True)), **params)
+            return [results[name] for name in wanted]
+
+        return jax.vmap(composition, in_axes=dims)(*args), [0] * len(wanted)
+    joined, changed = operation.joined(label, operation.open, operands, mapped, params)
+    results = operation.bind(joined, wanted=wanted, **changed)
+    return list(results.values()), [operation.position(name, label, params["ranks"]) for name in wanted]
+
+
+def _label_to_map(operation, mapped):
+    def repeated(label):
+        return [name for name, labels in operation.inputs.items() if label in labels and name not in mapped]
+
+    everywhere = [*operation.results.values(), *(operation.inputs[name] for name in mapped)]
+    independent = [label for label in operation.free if label not in operation.whole and all(label in labels for labels in everywhere)]
+    cheap = [label for label in independent if not {*repeated(label)} & {*operation.factors(operation.open)}]
+    return min(cheap, key=lambda label: len(repeated(label)), default=None)
+
+
+def _lower(operation, platform, arch, splitter, *args, implementation, out_sharding, **params):
+    """Lower to the chosen implementation on one device's part of the operands, inside a program that splits them over devices."""
+    table = in_force.current()  # read now: XLA may call `local` later, outside this context
+    wanted, ranks = params["wanted"], params["ranks"]
+
+    def local(splitter, summed, *args):
+        if summed is None:  # else the sum varies over fewer axes than its factors, and so may what is added to it
+            args = _compat.align_varying(*args)
+        operands = dict(zip(operation.inputs, args, strict=True))
+        device = dict(platform=platform, arch=arch, splitter=splitter)
+        call = operation.call(operation.open, args, implementation=implementation, **device, **params)
+        if summed is None:
+            results = run(call, operation.family.implementations, implementation, table, operands)
+        else:
+            with replacing_lax(False), in_force.as_in(table):
+                results = composed(call, operands, implementation, summed)
+        return results if call.further else (results,)
+
+    everything = dict(params, implementation=implementation, out_sharding=out_sharding)
+    names = partition.Names(
+        operands=tuple(operation.axes(name, ranks) for name in operation.inputs),
+        results=tuple(operation.axes(name, ranks) for name in wanted),
+        whole=operation.split_whole(ranks) if operation.product else (*operation.split_whole(ranks), *_summed_axes(operation, ranks)),
+    )
+    known_as = known(splitter, platform, operation.primitive, everything, operation.family, table)
+    return partition.lower(
+        lambda *args: tuple(operation.primitive.bind(*args, **everything)), known_as, local, names, splitter, platform, out_sharding, *args
+    )
+
+
+def _summed_axes(operation, ranks):
+    kept = {axis for name in operation.results for axis in operation.axes(name, ranks)}
+    return tuple(dict.fromkeys(axis for name in operation.inputs for axis in operation.axes(name, ranks) if axis not in kept))
+
+
+def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:
+    """The result of a call, or a tuple of several, by the composition, on one device.
+
+    Its product is computed by the implementation that is `named`, and its partial sums are added over devices by `summed`.
+    """
+
+    def product(form, open, operands, *, implementation, out_sharding, **params):
+        del implementation, out_sharding  # `named` says it, and this is one device
+        names = form.operands(open)
+        operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
+        device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
+        inner = form.call(open, list(operands.values()), **device, **params)
+        y = run(inner, form.family.implementations, named, in_force.current(), operands)
+        return y if summed is None else summed(y)
+
+    results = call.operation.composition(call.operation, product, operands, out_sharding=None, **call.params)
+    return tuple(results[name] for name in call.results) if call.further else results[call.open]
+
+
+class Composition(Implementation):
+    """The definition of an operation with a product inside.  It supports every call."""
+
+    name, version = "xla", "of its call"
+
+    def supports(self, call: Call) -> str | None:
+        return None
+
+    def gains(self, call: Call) -> str | None:
+        return None
+
+    def candidates(self, call: Call) -> Sequence[Algorithm]:
+        return (Algorithm("composition"),)
+
+    def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]):
+        named = call.params["implementation"]
+        return composed(call, operands, named if named == self.name else None)
