@@ -12,9 +12,10 @@ form starts with the implementation "xla", which defines it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,14 +28,17 @@ from jax.sharding import PartitionSpec as P
 from jaxext import ops
 from jaxext.backends.xla.xla_matmul import XlaMatmul
 from jaxext.families.dispatch import as_dot_general_says, named, sharding_in_types
+from jaxext.forms.by_reference import Declaration
+from jaxext.forms.by_reference import Keywords as StaticKeywords
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.family import Family, declare, families, names_of_implementations
 from jaxext.forms.family import register as _register
 from jaxext.forms.form import Form, dimension_numbers, owner
 from jaxext.forms.form import define as _define
 from jaxext.forms.implementation import Algorithm, Implementation, Plan
+from jaxext.forms.labelled import Labelled
 
-__all__ = ["Algorithm", "Bilinear", "Call", "Implementation", "Plan", "define", "no_kernel", "register"]
+__all__ = ["Algorithm", "Bilinear", "Call", "Declared", "Implementation", "Plan", "define", "no_kernel", "operation", "register"]
 
 # The forms that `define` declared, by name.
 _defined: dict[str, Form] = {}
@@ -97,7 +101,10 @@ class Bilinear:
         form = self._form
         implementation = named(implementation, form.name, form.family)
         rank = _ranks(form, ranks)
-        operands = _operands(form, (first, second), rank, promote=preferred_element_type is None)
+        operands = _operands(form, dict(zip(form.slots, (first, second), strict=False)), rank)
+        if preferred_element_type is None:
+            dtype = jnp.result_type(first, second)
+            operands = {slot: jnp.asarray(x, dtype) for slot, x in operands.items()}
         axes = [form.axes(slot, rank) for slot in form.slots]
         return form.bind(
             list(form.slots)[-1],
@@ -136,10 +143,7 @@ def define(name: str, /, **slots: str) -> Bilinear:
     labels = _labels(name, slots)
     if name in _defined and _defined[name].slots == labels and list(_defined[name].slots) == list(labels):
         return Bilinear(_defined[name])
-    taken = {*ops.__all__, *families, *(primitive.name for primitive in owner)}
-    for each in (name, *(f"{name}_{slot}" for slot in labels)):
-        if not each.isidentifier() or each in taken or any(re.fullmatch(family.names, each) for family in _OWN.values()):
-            raise ValueError(f"define: the name is {name!r}, want an identifier, and {each!r} to be no other operation's")
+    _refuse_name("define", name, (name, *(f"{name}_{slot}" for slot in labels)))
     family = Family(name, twin=lax.dot_general_p, names=name)
     form = Form(name=name, slots=labels, roles={slot: slot for slot in labels}, window=(), family=family)
     for among in (*itertools.combinations(labels, 2), tuple(labels)):
@@ -153,7 +157,163 @@ def define(name: str, /, **slots: str) -> Bilinear:
     return Bilinear(form)
 
 
-def register(operation: Bilinear | str, implementation: Implementation) -> None:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Declared:
+    """An operation made by `operation`.  Call it like a function."""
+
+    _declaration: Declaration
+
+    @property
+    def __name__(self) -> str:
+        return self._declaration.name
+
+    def __repr__(self) -> str:
+        declared = self._declaration
+        operands, results = (
+            ", ".join(f"{name}[{' '.join(of)}]" for name, of in some.items()) for some in (declared.inputs, declared.results)
+        )
+        return f"{declared.name}: {operands} -> {results}"
+
+    @property
+    def backward(self) -> Declared:
+        """The operation that gives the cotangents d_<operand>, in the order of the differentiable operands.
+
+        Its operands are those of this operation, all results with the saved ones, and the cotangents d_<result>.  Register a kernel for it,
+        and reverse mode uses it.  Its own reference is the derivative of this operation's.
+        """
+        return Declared(self._declaration.backward)
+
+    def __call__(
+        self, *arrays: jax.Array | np.ndarray, implementation: str | None = None, ranks: Mapping[str, int] | None = None, **static
+    ):
+        """The result, or a tuple of several, without those that are saved for the derivative.
+
+        All JAX transformations apply, in any order.
+
+        Args:
+          *arrays: the operands, with the axes of their labels.
+          implementation: the name of an implementation, also used for the derivatives.  None selects one automatically.
+          ranks: the number of axes of independent labels in these arrays, if not 1.
+          **static: further keywords of the reference: numbers, strings and other hashable values.
+
+        Raises:
+          TypeError: an operand is not an array, does not match its labels or the others, or is neither floating-point nor constant; a
+            keyword is not hashable; the reference gives other results than declared.
+          ValueError: a label or the implementation is unknown.
+          NotImplementedError: the named implementation does not support this call.  Raised at lowering.
+        """
+        declared, form = self._declaration, self._declaration.operation
+        implementation = named(implementation, form.name, form.family)
+        rank = _ranks(form, ranks or {})
+        for label, n in zip(form.free, rank, strict=True):
+            if label in form.whole and n != 1:
+                raise ValueError(f"{form.name}: label {label} has the rank {n}, want 1, since the operation is not independent along it")
+        if len(arrays) != len(declared.inputs):
+            raise TypeError(f"{form.name}: got {len(arrays)} arrays, want {len(declared.inputs)}: {', '.join(declared.inputs)}")
+        operands = _operands(form, dict(zip(declared.inputs, arrays, strict=True)), rank)
+        for name, x in operands.items():
+            if name not in declared.constant and not jnp.issubdtype(x.dtype, jnp.inexact):
+                raise TypeError(f"{form.name}: {name} is {x.dtype}, want floating-point numbers, or `constant={name!r}` in its declaration")
+        keywords = StaticKeywords(tuple(sorted(static.items())))
+        results = form.bind(
+            operands,
+            wanted=tuple(name for name in declared.results if name not in declared.saved),
+            ranks=rank,
+            window=None,
+            dtypes=declared.dtypes(operands, rank, keywords),
+            precision=None,
+            static=keywords,
+            implementation=implementation,
+            out_sharding=None,
+        )
+        return tuple(results.values()) if len(results) > 1 else results[form.open]
+
+
+def operation(
+    name: str,
+    reference: Callable[..., Any],
+    /,
+    *,
+    operands: Mapping[str, str],
+    results: Mapping[str, str],
+    saved: Mapping[str, str] | None = None,
+    whole: str = "",
+    constant: str = "",
+) -> Declared:
+    """Declare any operation by a reference in jnp and the labels of its axes, to give it kernels.
+
+    Register kernels for it as for a form (`register`).  They get one device's part, with no derivative, vmap or mesh.  All rules of JAX
+    follow from the labels and the reference.  Derivatives are the reference's, unless `backward` of the result has a kernel, too.
+
+    Args:
+      name: a unique identifier, also of the primitive.
+      reference: a function of the operands, each with one axis for each of its labels, and of static keywords.  It gives the results, then
+        the saved ones: an array, or a tuple of several.
+      operands, results: name -> labels separated by spaces, in the order of the axes.  A label is a word that begins with a capital letter.
+      saved: further results, for `backward`.  They are computed only where a derivative needs them.
+      whole: labels in whose elements the reference is not independent, such as the axis of a softmax.  They are neither mapped nor split
+        over devices.  Labels that a result lacks always count among them.
+      constant: operands that have no derivative, separated by spaces.
+
+    Returns:
+      the operation, with the implementation "xla", which is the reference.
+
+    Raises:
+      TypeError: an argument has the wrong type.
+      ValueError: the name is taken, a label or an operand is unknown, or no label is independent, which vmap needs.
+
+    Examples:
+      >>> def reference(logits, labels):
+      ...     return jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels[:, None], -1)[:, 0]
+      >>> loss = operation(
+      ...     "cross_entropy", reference, operands=dict(logits="N V", labels="N"), results=dict(loss="N"), constant="labels"
+      ... )
+      >>> jax.grad(lambda x: loss(x, jnp.array([1, 0])).sum())(jnp.zeros((2, 4))).tolist()
+      [[0.25, -0.75, 0.25, 0.25], [-0.75, 0.25, 0.25, 0.25]]
+    """
+    if not callable(reference):
+        raise TypeError(f"operation: the reference of {name} is {reference!r}, want a function")
+    labels = {each: _words(name, each, text) for each, text in {**operands, **results, **(saved or {})}.items()}
+    if len(labels) != len(operands) + len(results) + len(saved or {}):
+        raise ValueError(f"operation: {name} has two arrays of one name, want different names")
+    if not operands or not results:
+        raise ValueError(f"operation: {name} has no {'operands' if not operands else 'results'}, want at least one")
+    _refuse_name("operation", name, (name, f"{name}_tangent", f"{name}_backward"))
+    given = [labels[each] for each in (*results, *(saved or {}))]
+    everywhere = dict.fromkeys(label for of in labels.values() for label in of)
+    said, fixed = whole.split(), constant.split()
+    for label in said:
+        if label not in everywhere:
+            raise ValueError(f"operation: whole has {label!r}, {name} has the labels {list(everywhere)}")
+    for each in fixed:
+        if each not in operands:
+            raise ValueError(f"operation: constant has {each!r}, {name} has the operands {list(operands)}")
+    kept = tuple(label for label in everywhere if label in said or not all(label in of for of in given))
+    if not {*everywhere} - {*kept}:
+        raise ValueError(f"operation: {name} has no label that all results have and that is not in `whole`, want one, for vmap")
+    declaration = Declaration(
+        name=name,
+        reference=_as_tuple(reference),
+        inputs={each: labels[each] for each in operands},
+        results={each: labels[each] for each in (*results, *(saved or {}))},
+        saved=tuple(saved or {}),
+        whole=kept,
+        constant=tuple(fixed),
+    )
+    declaration.operation  # noqa: B018 (registers its family)
+    return Declared(declaration)
+
+
+def _as_tuple(reference: Callable[..., Any]) -> Callable[..., tuple]:
+    @functools.wraps(reference)
+    def function(*args, **keywords):
+        results = reference(*args, **keywords)
+        return tuple(results) if isinstance(results, tuple | list) else (results,)
+
+    return function
+
+
+def register(operation: Bilinear | Declared | str, implementation: Implementation) -> None:
     """Add an implementation to an operation, in front of those that it has.
 
     Calls can then name it.  Calls without a name and without measurements ask it first, and use it if it `supports` the call and `gains`
@@ -171,9 +331,9 @@ def register(operation: Bilinear | str, implementation: Implementation) -> None:
     """
     if not isinstance(implementation, Implementation):
         raise TypeError(f"register: implementation is {implementation!r}, want an instance of a class derived from Implementation")
-    if not isinstance(operation, Bilinear) and operation not in list(_OWN):
-        raise ValueError(f"register: operation is {operation!r}, want one of {list(_OWN)}, or what define returned")
-    family = operation._form.family if isinstance(operation, Bilinear) else _OWN[operation]
+    if not isinstance(operation, Bilinear | Declared) and operation not in list(_OWN):
+        raise ValueError(f"register: operation is {operation!r}, want one of {list(_OWN)}, or what define or operation returned")
+    family = _family(operation)
     name, taken = getattr(implementation, "name", None), {*_OWN_NAMES, *family.names_of_implementations}
     if not isinstance(name, str) or not name.isidentifier() or name in taken:
         raise ValueError(f"register: the implementation's name is {name!r}, want an identifier that is not taken, as {sorted(taken)} are")
@@ -183,6 +343,32 @@ def register(operation: Bilinear | str, implementation: Implementation) -> None:
                 raise TypeError(f"register: {name} has no method `{question}`, want it, or `plan`")
     implementation.code("cpu")  # raises now if there is none
     _register(family, implementation)
+
+
+def _family(operation: Bilinear | Declared | str) -> Family:
+    if isinstance(operation, Bilinear):
+        return operation._form.family
+    return operation._declaration.operation.family if isinstance(operation, Declared) else _OWN[operation]
+
+
+def _words(name: str, array: str, text: str) -> tuple[str, ...]:
+    """The labels of an array."""
+    if not isinstance(text, str):
+        raise TypeError(f"operation: {array} of {name} is {text!r}, want a str")
+    words = tuple(text.split())
+    for label in words:
+        if not re.fullmatch("[A-Z][A-Za-z]*", label) or words.count(label) > 1:
+            raise ValueError(f"operation: {array} of {name} is {text!r}, want different words of letters that begin with a capital")
+    return words
+
+
+def _refuse_name(function: str, name: str, primitives: Sequence[str]) -> None:
+    taken = {*ops.__all__, *families, *(primitive.name for primitive in owner)}
+    for each in primitives:
+        if not isinstance(each, str):
+            raise TypeError(f"{function}: the name is {name!r}, want a str")
+        if not each.isidentifier() or each in taken or any(re.fullmatch(family.names, each) for family in _OWN.values()):
+            raise ValueError(f"{function}: the name is {name!r}, want an identifier, and {each!r} to be no other operation's")
 
 
 def _labels(name: str, slots: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
@@ -201,7 +387,7 @@ def _labels(name: str, slots: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return labels
 
 
-def _ranks(form: Form, ranks: Mapping[str, int]) -> tuple[int, ...]:
+def _ranks(form: Labelled, ranks: Mapping[str, int]) -> tuple[int, ...]:
     for label, rank in ranks.items():
         if label not in form.free:
             raise ValueError(f"{form.name}: there is no label {label!r}, want one of {list(form.free)}")
@@ -210,21 +396,20 @@ def _ranks(form: Form, ranks: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(int(ranks.get(label, 1)) for label in form.free)
 
 
-def _operands(form: Form, arrays: Sequence[Any], ranks: Sequence[int], promote: bool) -> dict[str, jax.Array]:
-    """The arrays by slot, checked against the labels and each other, and promoted to one dtype if `promote`."""
+def _operands(form: Labelled, arrays: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, jax.Array]:
+    """The arrays by name, checked against the labels and each other."""
     rank = dict(zip(form.free, ranks, strict=True))
     sizes: dict[str, tuple[str, Any]] = {}
-    for slot, x in zip(form.slots, arrays, strict=False):
+    for slot, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic):
             raise TypeError(f"{form.name}: {slot} is {x!r}, want an array")
         axes = form.axes(slot, ranks)
         if x.ndim != len(axes):
-            wanted = " ".join(label if rank[label] == 1 else f"{label}={rank[label]}" for label in form.slots[slot])
+            wanted = " ".join(label if rank[label] == 1 else f"{label}={rank[label]}" for label in form.labels[slot])
             raise TypeError(f"{form.name}: {slot} has the shape {x.shape}, want {len(axes)} axes: {wanted}")
         for axis, size in zip(axes, x.shape, strict=True):
             other, wanted = sizes.setdefault(axis, (slot, size))
             if size != wanted:
                 label = axis.rstrip("0123456789")
                 raise TypeError(f"{form.name}: axis {label if rank[label] == 1 else axis} of {slot} is {size}, want {wanted} as in {other}")
-    dtype = jnp.result_type(*arrays) if promote else None
-    return {slot: jnp.asarray(x, dtype) for slot, x in zip(form.slots, arrays, strict=False)}
+    return {slot: jnp.asarray(x) for slot, x in arrays.items()}

@@ -28,7 +28,7 @@ class Family:
 
     Attributes:
       name: the family's name for `jaxext.extend.register`.
-      twin: lax's primitive for the same product.  Policies of `jax.checkpoint` see the family's products as this primitive.
+      twin: lax's primitive for the same product, if there is one.  Policies of `jax.checkpoint` see this primitive.
       read: computes an equation of `twin` as a product of the family, from its operands, its parameters, the dtype of its result and the
         name of an implementation.  None if equations of `twin` are not replaced.
       names: a pattern of the names of its forms, reserved for them.
@@ -38,7 +38,7 @@ class Family:
     """
 
     name: str
-    twin: Primitive
+    twin: Primitive | None
     names: str
     read: Callable[..., jax.Array] | None = None
     letters: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
@@ -53,7 +53,7 @@ class Family:
 def declare(family: Family, *implementations: Implementation) -> Family:
     """Register a family with its implementations, in order of preference, and return it."""
     families[family.name] = family
-    if family.read is not None:
+    if family.read is not None and family.twin is not None:
         readers[family.twin] = family.read
     for implementation in reversed(implementations):
         register(family, implementation)

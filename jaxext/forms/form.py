@@ -208,7 +208,7 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
         args = _compat.align_varying(*args)  # an explicit mesh becomes a shard_map, in which replicated operands vary over no axis
         call = form.call(open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
         y = run(call, form.family.implementations, implementation, table, dict(zip(slots, args, strict=True)))
-        return (y if summed is None else summed(y),)
+        return (y if summed is None else summed(y, form.axes(open, ranks)),)
 
     params_of_all = dict(params, ranks=ranks, implementation=implementation, out_sharding=out_sharding)
     names = partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), results=(form.axes(open, ranks),), whole=form.window)

@@ -100,7 +100,7 @@ class Labelled(abc.ABC):
             specs = list(dict.fromkeys(spec for _, spec in by_name))
             if len(specs) > 1:
                 raise _compat.ShardingTypeError(f"{op}: axis {axis} is sharded over {specs[0]!r} and over {specs[1]!r}, want one sharding")
-            if axis not in kept and {name for name, _ in by_name} >= {*self.factors(open)}:
+            if axis not in kept and self.factors(open) and {name for name, _ in by_name} >= {*self.factors(open)}:
                 raise _compat.ShardingTypeError(
                     f"{op}: the sum runs over axis {axis}, which is sharded over {specs[0]!r}, so it is ambiguous how the output should be"
                     " sharded: say so by `out_sharding`"

@@ -1,9 +1,9 @@
 """An operation on labelled operands that is not bilinear, such as a product with bias and activation, and all rules that JAX needs.
 
 Its meaning is its *composition*: forms and jnp.  An implementation may fuse it into one kernel.  Its labels are of three kinds.  It works
-on each element of an *independent* label by itself, so vmap and shardings may use it.  A *summed* label is in no result; if devices split
-it, the operation falls apart into the composition there, with the sum over devices in its middle.  A label in `whole` is neither mapped nor
-split.
+on each element of an *independent* label by itself, so vmap and shardings may use it.  A *summed* label is missing in a result; if devices
+split it, parts of that result are added over them.  If that has to happen before the epilogue, the operation falls apart into the
+composition there.  A label in `whole` is neither mapped nor split.
 
 The derivative is a composition, too.  What it needs of the operation's inside, such as the input of an activation, is a further result of
 the same primitive.  Dead-code elimination drops it where no derivative is taken.
@@ -145,8 +145,9 @@ def _dtype_rule(operation, *_, result, dtypes, **__):
 
 def _sharding_rule(operation, *avals, result, ranks, out_sharding, **_):
     """Called only on explicit meshes.  `out_sharding` is that of the first result; an axis of another result is sharded likewise."""
-    first = operation.sharding(operation.open, avals, ranks, out_sharding, whole=operation.split_whole(ranks))
-    return partition.renamed(first, operation.axes(operation.open, ranks), operation.axes(result, ranks))
+    if out_sharding is not None:
+        return partition.renamed(out_sharding, operation.axes(operation.open, ranks), operation.axes(result, ranks))
+    return operation.sharding(result, avals, ranks, None, whole=operation.split_whole(ranks))
 
 
 def _jvp_rule(operation, primals, tangents, *, wanted, **params):
@@ -157,12 +158,13 @@ def _jvp_rule(operation, primals, tangents, *, wanted, **params):
     results = {name: y if name == operation.open else checkpoint_name(y, name) for name, y in results.items()}
     moved = operation.tangents(operation, operands, results, dots, **params)
     out = [results[name] for name in wanted]
-    return out, [_typed(moved[name], y) if name in moved else ad.Zero.from_primal_value(y) for name, y in zip(wanted, out, strict=True)]
+    typed = {name: sharded_as(dot, jax.typeof(results[name])) for name, dot in moved.items() if name in results}
+    return out, [typed.get(name, ad.Zero(jax.typeof(y).to_tangent_aval())) for name, y in zip(wanted, out, strict=True)]
 
 
-def _typed(dot, y):
-    """The tangent with the sharding in the type of its result: an operand may be sharded less."""
-    sharding = partition.explicit(jax.typeof(y))
+def sharded_as(dot, aval):
+    """A tangent or cotangent with the sharding in the type of its value: other operands may be sharded more, or less."""
+    sharding = partition.explicit(aval)
     return dot if sharding is None or jax.typeof(dot).sharding == sharding else jax.sharding.reshard(dot, sharding)
 
 
@@ -202,33 +204,31 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
     wanted, ranks = params["wanted"], params["ranks"]
 
     def local(splitter, summed, *args):
-        if summed is None:  # else the sum varies over fewer axes than its factors, and so may what is added to it
+        if summed is None or not operation.product:  # else the sum varies over fewer axes than its factors, as what is added to it may
             args = _compat.align_varying(*args)
         operands = dict(zip(operation.inputs, args, strict=True))
         device = dict(platform=platform, arch=arch, splitter=splitter)
         call = operation.call(operation.open, args, implementation=implementation, **device, **params)
-        if summed is None:
+        if summed is None or not operation.product:
             results = run(call, operation.family.implementations, implementation, table, operands)
         else:
             with replacing_lax(False), in_force.as_in(table):
                 results = composed(call, operands, implementation, summed)
-        return results if call.further else (results,)
+        results = results if call.further else (results,)
+        if summed is None or operation.product:
+            return results
+        return tuple(summed(y, operation.axes(name, ranks)) for name, y in zip(wanted, results, strict=True))
 
     everything = dict(params, implementation=implementation, out_sharding=out_sharding)
     names = partition.Names(
         operands=tuple(operation.axes(name, ranks) for name in operation.inputs),
         results=tuple(operation.axes(name, ranks) for name in wanted),
-        whole=operation.split_whole(ranks) if operation.product else (*operation.split_whole(ranks), *_summed_axes(operation, ranks)),
+        whole=operation.split_whole(ranks),
     )
     known_as = known(splitter, platform, operation.primitive, everything, operation.family, table)
     return partition.lower(
         lambda *args: tuple(operation.primitive.bind(*args, **everything)), known_as, local, names, splitter, platform, out_sharding, *args
     )
-
-
-def _summed_axes(operation, ranks):
-    kept = {axis for name in operation.results for axis in operation.axes(name, ranks)}
-    return tuple(dict.fromkeys(axis for name in operation.inputs for axis in operation.axes(name, ranks) if axis not in kept))
 
 
 def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:
@@ -244,7 +244,7 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
         device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
         inner = form.call(open, list(operands.values()), **device, **params)
         y = run(inner, form.family.implementations, named, in_force.current(), operands)
-        return y if summed is None else summed(y)
+        return y if summed is None else summed(y, call.axes[call.open])
 
     results = call.operation.composition(call.operation, product, operands, out_sharding=None, **call.params)
     return tuple(results[name] for name in call.results) if call.further else results[call.open]

@@ -85,6 +85,22 @@ def renamed(sharding: NamedSharding, axes: Sequence[str], others: Sequence[str])
     return NamedSharding(sharding.mesh, P(*(specs.get(axis) for axis in others)))
 
 
+def alike(args: Sequence[jax.Array], axes: Sequence[int | None]) -> list[jax.Array]:
+    """The arrays with one sharding of these axes in their types, as vmap wants: that of the first that is sharded, if it fits all."""
+    shardings = [None if at is None else explicit(jax.typeof(x)) for x, at in zip(args, axes, strict=True)]
+    specs = [s.spec[at] for s, at in zip(shardings, axes, strict=True) if s is not None and at is not None]
+    if len({*specs}) <= 1:
+        return list(args)
+    wanted = next(spec for spec in specs if spec is not None)
+    taken = [{*s.spec[:at], *s.spec[at + 1 :]} for s, at in zip(shardings, axes, strict=True) if s is not None and at is not None]
+    wanted = None if any(wanted in others for others in taken) else wanted
+
+    def placed(x, sharding, at):
+        return x if sharding is None else _reshard(x, sharding.mesh, P(*sharding.spec[:at], wanted, *sharding.spec[at + 1 :]))
+
+    return [placed(*each) for each in zip(args, shardings, axes, strict=True)]
+
+
 def lower(
     itself: Callable,
     known_as: Mapping[str, str],
@@ -98,8 +114,9 @@ def lower(
     """Trace `local(splitter, summed, *args)`, which gives all results, for devices among which `args` are split as `splitter` says
     (`_compat.lowered_by`).
 
-    `summed` adds an array of partial sums over the devices that split a contracted label; it is None if none do.  `itself(*args)` binds the
-    operation that is being lowered.  `known_as`, made by `known`, identifies it to XLA's partitioner, which calls `local` back.
+    `summed(y, axes)` adds partial sums over the devices that split a label that is not in `axes`, those of y; it is None if every result
+    has all split labels.  `itself(*args)` binds the operation that is being lowered.  `known_as`, made by `known`, identifies it to XLA's
+    partitioner, which calls `local` back.
     `out_sharding` is that of the first result.
     """
     shardings = [explicit(jax.typeof(x)) for x in args]
@@ -153,16 +170,18 @@ def _place(axes: Sequence[str], assigned: dict[str, tuple[str, ...]]) -> P:
     return P(*(assigned.get(axis) for axis in axes))
 
 
-def _summed(names: Names, assigned: dict[str, tuple[str, ...]], wide=()) -> Callable[[jax.Array], jax.Array] | None:
-    """A psum over the mesh axes that split a contracted label, in float32 for dtypes in `wide`; None if there are no such axes."""
-    over = tuple(m for axis in names.contracted for m in assigned.get(axis, ()))
+def _summed(names: Names, assigned: dict[str, tuple[str, ...]], wide=()) -> Callable[[jax.Array, Sequence[str]], jax.Array] | None:
+    """A psum of a result with these axes over the mesh axes that split any other, in float32 for dtypes in `wide`; None if none does."""
 
-    def summed(y):
+    def summed(y, axes):
+        over = tuple(m for axis, split in assigned.items() if axis not in axes for m in split)
+        if not over:
+            return y
         if y.dtype == bool:  # psum does not support booleans; their sum is "any"
             return lax.psum(y.astype(jnp.int32), over) != 0
         return lax.psum(y.astype(jnp.float32), over).astype(y.dtype) if y.dtype in wide else lax.psum(y, over)
 
-    return summed if over else None
+    return summed if any(axis not in axes for axis in assigned for axes in names.results) else None
 
 
 def _by_labels(itself, known_as, local, names, *args):

@@ -1,0 +1,250 @@
+"""Operations that are declared by a reference in jnp: every rule of JAX from their labels and the reference.
+
+The derivative is that of the reference.  If `backward`, the operation that gives the cotangents of the operands, has an implementation of
+its own, the transpose of the derivative is that operation instead; then the results that are saved for it are computed, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.interpreters import ad
+
+from jaxext.forms import partition
+from jaxext.forms.call import Call
+from jaxext.forms.family import Family, declare
+from jaxext.forms.implementation import Algorithm, Implementation
+from jaxext.forms.operation import Operation, composed, sharded_as
+
+
+@dataclasses.dataclass(frozen=True)
+class Keywords:
+    """The static keywords of a call, by name."""
+
+    items: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.items)
+
+
+class Reference(Implementation):
+    """The definition.  It supports every call."""
+
+    name = "xla"  # version None: the reference is the user's code
+
+    def code(self, platform: str) -> str:
+        return "reference"
+
+    def supports(self, call: Call) -> str | None:
+        return None
+
+    def gains(self, call: Call) -> str | None:
+        return None
+
+    def candidates(self, call: Call) -> Sequence[Algorithm]:
+        return (Algorithm("reference"),)
+
+    def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> Any:
+        return composed(call, operands, self.name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Declaration:
+    """What a user declares.
+
+    Attributes:
+      reference: a function of the operands, each with one axis for each label, and static keywords.  It gives a tuple of all results.
+      inputs, results: name -> labels.  Results include those that are `saved` for the derivative.
+      whole: the labels in whose elements the reference is not independent.
+      constant: the operands that are not differentiable.
+    """
+
+    name: str
+    reference: Callable[..., tuple[jax.Array, ...]]
+    inputs: Mapping[str, tuple[str, ...]]
+    results: Mapping[str, tuple[str, ...]]
+    saved: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    constant: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def operation(self) -> Operation:
+        return self._operation(self.name, self.inputs, self.results, self._results)
+
+    @functools.cached_property
+    def backward(self) -> Declaration:
+        """The cotangents d_<operand> from operands, results and the cotangents d_<result>."""
+        given = [name for name in self.results if name not in self.saved]
+        differentiable = [name for name in self.inputs if name not in self.constant]
+
+        def reference(*args, **keywords):
+            operands, cotangents = args[: len(self.inputs)], args[len(self.inputs) + len(self.results) :]
+            values = dict(zip(self.inputs, operands, strict=True))
+
+            def of(*moved):
+                everything = values | dict(zip(differentiable, moved, strict=True))
+                return self.reference(*everything.values(), **keywords)[: len(given)]
+
+            primals, transposed = jax.vjp(of, *(values[name] for name in differentiable))
+            return transposed(tuple(ct.astype(y.dtype) for ct, y in zip(cotangents, primals, strict=True)))
+
+        return Declaration(
+            name=f"{self.name}_backward",
+            reference=reference,
+            inputs={**self.inputs, **self.results, **{f"d_{name}": self.results[name] for name in given}},
+            results={f"d_{name}": self.inputs[name] for name in differentiable},
+            whole=self.whole,
+        )
+
+    @functools.cached_property
+    def _tangent(self) -> Operation:
+        """The tangents d_<result>, linear in d_<operand>; its transpose is `backward`."""
+        given = [name for name in self.results if name not in self.saved]
+        differentiable = [name for name in self.inputs if name not in self.constant]
+        dots = {f"d_{name}": self.inputs[name] for name in differentiable}
+
+        def results(operands, ranks, static):
+            moved = {name: operands[f"d_{name}"] for name in differentiable}
+            return {f"d_{name}": y for name, y in self._derivative(operands, moved, ranks, static).items() if name in given}
+
+        inputs = {**self.inputs, **self.results, **dots}
+        operation = self._operation(f"{self.name}_tangent", inputs, {f"d_{name}": self.results[name] for name in given}, results)
+        ad.primitive_transposes[operation.primitive] = functools.partial(self._transpose, operation)
+        return operation
+
+    def _operation(self, name, inputs, results, function) -> Operation:
+        """`function(operands, ranks, static)` gives the results in a dict."""
+        reference = Reference()
+        family = declare(Family(name, twin=None, names=name), reference)
+        return Operation(
+            name=name,
+            inputs=inputs,
+            results=results,
+            composition=lambda operation, product, operands, *, ranks, static, **_: function(operands, ranks, static),
+            tangents=self._tangents if name == self.name else functools.partial(_tangents_of, function),
+            family=family,
+            saved=lambda static: self.results if name == self.name and self.has_backward else (),
+            whole=self.whole,
+        )
+
+    def dtypes(self, operands: Mapping[str, jax.Array], ranks: Sequence[int], static: Keywords) -> tuple:
+        """The dtypes of all results.
+
+        Raises:
+          TypeError: the reference gives another number of results, or other shapes, than declared.
+        """
+        operation = self.operation
+        sizes = operation.sizes(operation.open, [x.shape for x in operands.values()], ranks, None)
+        rank = dict(zip(operation.free, ranks, strict=True))
+        one = {label: sizes[f"{label}0"] if rank[label] else 1 for label in operation.free}
+
+        def of_one(labels):
+            return tuple(one[label] for label in labels)
+
+        bare = [jax.ShapeDtypeStruct(of_one(labels), operands[name].dtype) for name, labels in self.inputs.items()]
+        given = jax.eval_shape(functools.partial(self.reference, **dict(static.items)), *bare)
+        shapes, wanted = [getattr(y, "shape", None) for y in given], [of_one(labels) for labels in self.results.values()]
+        if shapes != wanted:
+            raise TypeError(f"{self.name}: the reference gives arrays of the shapes {shapes}, want {wanted} for {list(self.results)}")
+        return tuple(y.dtype for y in given)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether `backward` has an implementation besides its reference."""
+        return "backward" in vars(self) and len(self.backward.operation.family.implementations) > 1
+
+    def _results(self, operands, ranks, static) -> dict[str, jax.Array]:
+        """All results of the reference, of operands with any number of axes for each independent label."""
+        rank = dict(zip(self.operation.free, ranks, strict=True))
+        args = [operands[name] for name in self.inputs]
+        keywords = dict(static.items)
+        return dict(zip(self.results, self._mapped(rank, keywords)(*args), strict=True))
+
+    def _mapped(self, rank: Mapping[str, int], keywords: Mapping[str, Any]) -> Callable:
+        label = next((label for label, n in rank.items() if n != 1), None)
+        if label is None:
+            return functools.partial(self.reference, **keywords)
+        inputs, results = ([self._first(label, labels, rank) for labels in of.values()] for of in (self.inputs, self.results))
+        if rank[label] > 1:
+            fewer = jax.vmap(self._mapped({**rank, label: rank[label] - 1}, keywords), in_axes=tuple(inputs), out_axes=tuple(results))
+            return lambda *args: fewer(*partition.alike(args, inputs))
+        single = self._mapped({**rank, label: 1}, keywords)
+
+        def without(*args):
+            given = single(*(x if at is None else lax.expand_dims(x, [at]) for x, at in zip(args, inputs, strict=True)))
+            return tuple(y if at is None else lax.squeeze(y, [at]) for y, at in zip(given, results, strict=True))
+
+        return without
+
+    @staticmethod
+    def _first(label: str, labels: Sequence[str], rank: Mapping[str, int]) -> int | None:
+        """The position of the first axis of a label."""
+        return sum(rank[other] for other in labels[: labels.index(label)]) if label in labels else None
+
+    def _derivative(self, operands, dots, ranks, static) -> dict[str, jax.Array]:
+        """The tangents of all inexact results, by the reference."""
+
+        def of(moved):
+            results = self._results({**operands, **moved}, ranks, static)
+            return {name: y for name, y in results.items() if jnp.issubdtype(y.dtype, jnp.inexact)}
+
+        return jax.jvp(of, ({name: operands[name] for name in dots},), (dict(dots),))[1]
+
+    def _tangents(self, operation, operands, results, dots, *, ranks, static, **params) -> dict[str, jax.Array]:
+        for name in dots:
+            if name in self.constant:
+                raise TypeError(f"{self.name}: {name} is not differentiable, want it constant: jax.lax.stop_gradient")
+        if not self.has_backward:
+            return self._derivative(operands, dots, ranks, static)
+        everything = {name: dots.get(name, jnp.zeros_like(operands[name])) for name in self.inputs if name not in self.constant}
+        tangent = self._tangent
+        of_results = dict(zip(operation.results, params.pop("dtypes"), strict=True))
+        moved = tangent.bind(
+            {**operands, **results, **{f"d_{name}": dot for name, dot in everything.items()}},
+            wanted=tuple(tangent.results),
+            ranks=self._ranks(operation, tangent, ranks),
+            static=static,
+            dtypes=tuple(of_results[name[2:]] for name in tangent.results),
+            **params,
+        )
+        return {name[2:]: dot for name, dot in moved.items()}
+
+    def _transpose(self, tangent, cts, *args, ranks, static, dtypes, wanted, out_sharding, **params):
+        operands = dict(zip(tangent.inputs, args, strict=True))
+        linear = {name: x.aval for name, x in operands.items() if ad.is_undefined_primal(x)}
+        if all(type(ct) is ad.Zero for ct in cts):
+            return [ad.Zero(linear[name]) if name in linear else None for name in operands]
+        backward = self.backward.operation
+        cotangents = dict(zip(wanted, map(ad.instantiate_zeros, cts), strict=True))
+        known = {name: x for name, x in operands.items() if name not in linear}
+        gradients = backward.bind(
+            {**known, **cotangents},
+            wanted=tuple(backward.results),
+            ranks=self._ranks(tangent, backward, ranks),
+            static=static,
+            dtypes=tuple(known[name[2:]].dtype for name in backward.results),
+            out_sharding=None,
+            **params,
+        )
+        return [sharded_as(gradients[name], linear[name]) if name in linear else None for name in operands]
+
+    @staticmethod
+    def _ranks(operation: Operation, other: Operation, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The ranks of one operation's labels in the order of the other's."""
+        rank = dict(zip(operation.free, ranks, strict=True))
+        return tuple(rank[label] for label in other.free)
+
+
+def _tangents_of(function, operation, operands, results, dots, *, ranks, static, **_):
+    """The tangents of the results of `function`, by its own derivative."""
+
+    def of(moved):
+        return function({**operands, **moved}, ranks, static)
+
+    return jax.jvp(of, ({name: operands[name] for name in dots},), (dict(dots),))[1]
