@@ -110,7 +110,8 @@ def tangents(operation, operands, results, dots, *, ranks, window, dtypes, preci
         if name in dots
     ]
     if "bias" in dots:
-        parts.append(_along(operation, "bias", dots["bias"].astype(wide), ranks) + jnp.zeros_like(y, wide))
+        bias = _along(operation, "bias", dots["bias"].astype(wide), ranks)
+        parts.append(bias if parts else jnp.broadcast_to(bias, y.shape))
     of_y, moved = [], {}
     if parts:
         dot = functools.reduce(jnp.add, parts)

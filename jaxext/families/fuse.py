@@ -32,9 +32,7 @@ def _refuse_shape(name: str, argument: str, x, wanted: tuple, labels: str) -> No
 def _refuse_dtypes(name: str, activation, dtype, added: Mapping[str, Any]) -> None:
     """An activation of integers, and whatever the result's kind of numbers does not hold."""
     if activation is not None and not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(
-            f"{name}: the result is {dtype}, and activation is {activation!r}, want None for numbers that are not floating-point"
-        )
+        raise TypeError(f"{name}: the result is {dtype}, and activation is {activation!r}, want None unless it is inexact")
     for argument, x in added.items():
         if _kind(x.dtype) > _kind(dtype):
             raise TypeError(f"{name}: {argument} is {x.dtype}, want a dtype whose numbers {dtype}, that of the result, can hold")

@@ -1,0 +1,360 @@
+"""Products with an epilogue: values against float64, derivatives, transformations, and what a program computes and saves."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import equations, random
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext import testing
+
+ACTIVATIONS = {
+    None: lambda z: z,
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "leaky_relu": jax.nn.leaky_relu,
+    "squared_relu": lambda z: jax.nn.relu(z) ** 2,
+    jnp.sin: jnp.sin,
+}
+NHWC = ("NHWC", "HWIO", "NHWC")
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+def name_of(value):
+    return getattr(value, "__name__", str(value))
+
+
+def linear(activation, x, w, bias=None, residual=None):
+    """The composition in the dtype of its operands."""
+    z = x @ w
+    y = ACTIVATIONS[activation](z if bias is None else z + jnp.broadcast_to(bias, z.shape))
+    return y if residual is None else y + residual
+
+
+def gated(activation, x, weights):
+    return ACTIVATIONS[activation](x @ weights[:, 0]) * (x @ weights[:, 1])
+
+
+def conv(activation, static, lhs, rhs, bias=None, residual=None):
+    z = lax.conv_general_dilated(lhs, rhs, **static)
+    layout = lax.conv_dimension_numbers(lhs.shape, rhs.shape, static["dimension_numbers"]).out_spec
+    if bias is not None:
+        z = z + lax.broadcast_in_dim(bias, z.shape, [layout[1]])
+    y = ACTIVATIONS[activation](z)
+    return y if residual is None else y + residual
+
+
+def close(ours, plain, *arrays):
+    """Each result is as near to the truth, plain jnp in float64, as two roundings to the dtype allow, or twice as far as plain jnp is."""
+    arrays = [jnp.asarray(x) for x in arrays]  # numpy would multiply bfloat16 as float32
+    dtype = arrays[0].dtype
+    with jax.enable_x64(True):
+        truths = jax.tree.leaves(plain(*doubles(arrays)))
+    for one, by_jnp, truth in zip(jax.tree.leaves(ours(*arrays)), jax.tree.leaves(plain(*arrays)), truths, strict=True):
+        error, of_jnp = (np.abs(np.asarray(y, np.float64) - truth).max() for y in (one, by_jnp))
+        assert one.dtype == dtype and one.shape == truth.shape
+        assert error <= max(2 * of_jnp, 2 * float(jnp.finfo(dtype).eps) * np.abs(truth).max()), (error, of_jnp, one.shape)
+
+
+def doubles(arrays):
+    return [np.asarray(x, np.float64) for x in arrays]
+
+
+def summed(function):
+    """A scalar in which each element has another weight, so that the cotangents differ."""
+
+    def scalar(*args):
+        y = function(*args)
+        return jnp.sum(jnp.cos(jnp.arange(y.size).reshape(y.shape)).astype(y.dtype) * y)
+
+    return scalar
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
+def test_linear(activation, dtype):
+    """The values and all gradients, with bias and residual, with one, and with none."""
+    arrays = [random(shape, dtype, seed) for seed, shape in enumerate([(3, 5, 8), (8, 6), (6,), (3, 5, 6)])]
+    for bias, residual in ((2, 3), (2, None), (None, 3), (None, None)):
+        args = arrays[:2] + [arrays[i] for i in (bias, residual) if i is not None]
+
+        def ours(x, w, *more, bias=bias, residual=residual):
+            more = list(more)
+            given = dict(bias=more.pop(0) if bias else None, residual=more.pop(0) if residual else None)
+            return jaxext.linear(x, w, activation=activation, **given)
+
+        def plain(x, w, *more, bias=bias, residual=residual):
+            more = list(more)
+            return linear(activation, x, w, more.pop(0) if bias else None, more.pop(0) if residual else None)
+
+        close(ours, plain, *args)
+        everything = tuple(range(len(args)))
+        close(jax.grad(summed(ours), everything), jax.grad(summed(plain), everything), *args)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "sigmoid", None], ids=name_of)
+def test_gated_linear_unit(activation, dtype):
+    args = [random(shape, dtype, seed) for seed, shape in enumerate([(3, 5, 8), (8, 2, 6)])]
+    ours, plain = functools.partial(jaxext.gated_linear_unit, activation=activation), functools.partial(gated, activation)
+    close(ours, plain, *args)
+    close(jax.grad(summed(ours), (0, 1)), jax.grad(summed(plain), (0, 1)), *args)
+
+
+CONVOLUTIONS = {
+    "same": ((2, 7, 6, 4), (3, 3, 4, 5), dict(window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC)),
+    "strided": ((2, 7, 6, 4), (3, 3, 4, 5), dict(window_strides=(2, 1), padding=((0, 1), (1, 0)), dimension_numbers=NHWC)),
+    "transposed": (
+        (2, 4, 3, 4),
+        (3, 3, 4, 5),
+        dict(window_strides=(1, 1), padding=((1, 2), (2, 1)), lhs_dilation=(2, 2), dimension_numbers=NHWC),
+    ),
+    "groups": (
+        (2, 5, 5, 4),
+        (3, 3, 2, 6),
+        dict(window_strides=(1, 1), padding="SAME", feature_group_count=2, dimension_numbers=NHWC),
+    ),
+    "depthwise": (
+        (2, 5, 5, 4),
+        (3, 3, 1, 4),
+        dict(window_strides=(1, 1), padding="SAME", feature_group_count=4, dimension_numbers=NHWC),
+    ),
+    "batch groups": (
+        (4, 5, 5, 3),
+        (3, 3, 3, 6),
+        dict(window_strides=(1, 1), padding="VALID", batch_group_count=2, dimension_numbers=NHWC),
+    ),
+    "channels first": ((2, 4, 7, 6), (5, 4, 3, 3), dict(window_strides=(1, 1), padding="SAME", dimension_numbers=None)),
+    "one axis": ((2, 9, 4), (3, 4, 5), dict(window_strides=(1,), padding=((2, 0),), dimension_numbers=("NWC", "WIO", "NWC"))),
+    "three axes": (
+        (1, 3, 4, 5, 2),
+        (2, 2, 2, 2, 3),
+        dict(window_strides=(1, 2, 1), padding="SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_conv_bias_act(case, dtype):
+    lhs, rhs, static = CONVOLUTIONS[case]
+    shape = jax.eval_shape(functools.partial(lax.conv_general_dilated, **static), *(jnp.zeros(s) for s in (lhs, rhs))).shape
+    layout = lax.conv_dimension_numbers(lhs, rhs, static["dimension_numbers"]).out_spec
+    args = [random(s, dtype, seed) for seed, s in enumerate([lhs, rhs, (shape[layout[1]],), shape])]
+    ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, **static, activation="silu", residual=r)
+    plain = functools.partial(conv, "silu", static)
+    close(ours, plain, *args)
+    close(jax.grad(summed(ours), (0, 1, 2, 3)), jax.grad(summed(plain), (0, 1, 2, 3)), *args)
+
+
+X, W, BIAS, RESIDUAL = (random(shape, np.float32, seed) for seed, shape in enumerate([(4, 6), (6, 8), (8,), (4, 8)]))
+
+
+def test_every_transformation_of_linear():
+    """A split contraction falls apart: the sum over devices comes before the activation."""
+    ours = lambda x, w, b, r: jaxext.linear(x, w, b, activation="gelu_tanh", residual=r)
+    splits = [
+        testing.Split((P("x"), P(), P(), P("x")), P("x")),
+        testing.Split((P(), P(None, "x"), P("x"), P(None, "x")), P(None, "x")),
+    ]
+    report = testing.check_op(
+        ours, functools.partial(linear, "gelu_tanh"), (X, W, BIAS, RESIDUAL), splits=splits, tolerance=1e-3, show=False
+    )
+    report.raise_if_failed()
+    assert {row.check for row in report.rows if row.outcome == "skipped"} <= {"linear_transpose"}
+
+
+def test_every_transformation_of_a_gate():
+    ours = functools.partial(jaxext.gated_linear_unit, activation="silu")
+    splits = [testing.Split((P("x"), P()), P("x")), testing.Split((P(), P(None, None, "x")), P(None, "x"))]
+    w = random((6, 2, 8), np.float32, 3)
+    testing.check_op(ours, functools.partial(gated, "silu"), (X, w), splits=splits, show=False).raise_if_failed()
+
+
+def test_every_transformation_of_a_convolution():
+    static = dict(window_strides=(1,), padding="SAME", feature_group_count=2, dimension_numbers=("NWC", "WIO", "NWC"))
+    args = [random(s, np.float32, seed) for seed, s in enumerate([(4, 2, 2), (2, 1, 2), (2,), (4, 2, 2)])]
+    ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, **static, activation="relu", residual=r)
+    splits = [testing.Split((P("x"), P(), P(), P("x")), P("x"))]
+    testing.check_op(ours, functools.partial(conv, "relu", static), args, splits=splits, show=False).raise_if_failed()
+
+
+@pytest.mark.parametrize("kind", list(jax.sharding.AxisType)[:2], ids=name_of)
+def test_a_split_contraction(kind):
+    """Each device multiplies its part, the parts are added up, and the epilogue sees the whole sum."""
+    mesh = jax.make_mesh((2,), ("k",), axis_types=(kind,), devices=jax.devices()[:2])
+    kwargs = dict(out_sharding=P()) if kind is jax.sharding.AxisType.Explicit else {}
+    ours = jax.jit(lambda x, w, b, r: jaxext.linear(x, w, b, activation="silu", residual=r, **kwargs))
+    specs = (P(None, "k"), P("k"), P(), P())
+    with jax.set_mesh(mesh):
+        args = [jax.device_put(a, jax.NamedSharding(mesh, spec)) for a, spec in zip((X, W, BIAS, RESIDUAL), specs, strict=True)]
+        compiled = ours.lower(*args).compile().as_text()
+        got = ours(*args)
+    np.testing.assert_allclose(got, linear("silu", X, W, BIAS, RESIDUAL), rtol=1e-5, atol=1e-5)
+    assert "all-reduce" in compiled and "all-gather" not in compiled
+
+
+@pytest.mark.parametrize("mapped", [(0, None, None, 0), (None, 1, 0, None), (None, None, 0, None), (0, None, 0, None), (1, 0, 0, 1)])
+def test_vmap_repeats_no_factor(mapped):
+    """The product is computed once for what it does not depend on."""
+    args = [np.stack([a, -a, 2 * a], d) if d is not None else a for a, d in zip((X, W, BIAS, RESIDUAL), mapped, strict=True)]
+    ours = jax.vmap(lambda x, w, b, r: jaxext.linear(x, w, b, activation="tanh", residual=r), mapped)
+    close(ours, jax.vmap(functools.partial(linear, "tanh"), mapped), *args)
+    products = [eqn for eqn in equations(ours, *args) if eqn.primitive.name in ("linear", "matmul_nn")]
+    factors = sum(aval.size for aval in (atom.aval for atom in products[0].invars[:2]))
+    assert len(products) == 1 and factors == args[0].size + args[1].size
+
+
+SAVED = [
+    ("gelu", True, ("c", "preactivation")),
+    ("relu", False, ("c",)),
+    ("relu", True, ("c", "preactivation")),
+    ("tanh", False, ("c",)),
+    (None, True, ("c",)),
+]
+
+
+@pytest.mark.parametrize(("activation", "residual", "results"), SAVED)
+def test_the_preactivation_is_computed_only_for_a_derivative_that_needs_it(activation, residual, results):
+    ours = lambda x, w, b: jaxext.linear(x, w, b, activation=activation, residual=RESIDUAL if residual else None)
+    computed = lambda f: [eqn.params["wanted"] for eqn in equations(f, X, W, BIAS) if eqn.primitive.name == "linear"]
+    assert computed(ours) == [("c",)]
+    assert computed(jax.grad(lambda *args: ours(*args).sum())) == [results]
+    unused = jax.jit(lambda x, w, b: jax.vjp(ours, x, w, b)[0])  # dead-code elimination drops it again
+    assert "preactivation" not in str(jax.make_jaxpr(unused)(X, W, BIAS)) or results == ("c", "preactivation")
+    text = unused.lower(X, W, BIAS).as_text()
+    assert text.count("stablehlo.dot_general") == 1
+
+
+def test_what_a_training_step_saves():
+    """The preactivation, with the dtype of the result, and no slope in float32; a policy finds it by its name."""
+    x, w, b = (a.astype(jnp.bfloat16) for a in (X, W, BIAS))
+    ours = lambda x, w, b: jaxext.linear(x, w, b, activation="gelu")
+    residuals = [leaf for leaf in jax.tree.leaves(jax.vjp(ours, x, w, b)[1]) if hasattr(leaf, "shape")]
+    assert {(leaf.shape, leaf.dtype.name) for leaf in residuals} == {((4, 6), "bfloat16"), ((6, 8), "bfloat16"), ((4, 8), "bfloat16")}
+    policy = jax.checkpoint_policies.save_only_these_names("preactivation")
+    step = lambda f: equations(jax.grad(lambda *args: f(*args).astype(jnp.float32).sum()), x, w, b)
+    products = lambda f: [eqn.primitive.name for eqn in step(f) if eqn.primitive.name == "linear"]
+    assert len(products(jax.checkpoint(ours, policy=policy))) == 1
+    assert len(products(jax.checkpoint(ours))) == 2
+    assert len(products(jax.checkpoint(ours, policy=jaxext.checkpoint_policies.dots_saveable))) == 1
+
+
+def test_the_result_is_rounded_once():
+    """1 + 2^-9 is 1 in bfloat16; only a sum that is kept in float32 sees the small bias, and only once."""
+    x, w = jnp.ones((1, 2), jnp.bfloat16), jnp.full((2, 1), 0.5, jnp.bfloat16)
+    y = jaxext.linear(x, w, jnp.array([2.0**-9]), residual=jnp.full((1, 1), -1, jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16 and float(y[0, 0]) == 2.0**-9
+
+
+def test_the_composition_is_what_plain_jnp_compiles_to():
+    """The same operations of XLA in the compiled program, forward and backward."""
+    ours = lambda x, w, b, r: jaxext.linear(x, w, b, activation="gelu", residual=r)
+    plain = functools.partial(linear, "gelu")
+
+    def kinds(f):
+        text = jax.jit(f).lower(X, W, BIAS, RESIDUAL).compile().as_text()
+        return sorted(re.findall(r"= \S+ (dot|fusion|custom-call|all-reduce|copy|transpose)\(", text))
+
+    assert kinds(ours) == kinds(plain)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lead=st.lists(st.integers(0, 3), max_size=3),
+    sizes=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    bias=st.booleans(),
+    residual=st.booleans(),
+    activation=st.sampled_from([None, "relu", "gelu_tanh", "squared_relu"]),
+)
+def test_any_shape(lead, sizes, bias, residual, activation):
+    """Empty axes included: an empty sum leaves the epilogue."""
+    k, n = sizes
+    args = dict(x=random((*lead, k), np.float32), w=random((k, n), np.float32, 1))
+    args |= {"bias": random((n,), np.float32, 2)} if bias else {}
+    args |= {"residual": random((*lead, n), np.float32, 3)} if residual else {}
+    got = jaxext.linear(**args, activation=activation)
+    want = linear(activation, **doubles_by_name(args))
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def doubles_by_name(args):
+    return {name: np.asarray(x, np.float64) for name, x in args.items()}
+
+
+def test_functions_of_jax_count_as_their_names():
+    for function, name in ((jax.nn.silu, "silu"), (jax.nn.gelu, "gelu_tanh"), (jax.nn.relu, "relu"), (jnp.tanh, "tanh")):
+        (eqn,) = (e for e in equations(lambda f=function: jaxext.linear(X, W, activation=f)) if e.primitive.name == "linear")
+        assert eqn.params["static"].activation == name
+
+
+def test_another_function_is_never_fused():
+    row = jaxext.explain(lambda x, w: jaxext.linear(x, w, activation=jnp.sin), X, W, platform="cuda").rows[0]
+    assert row.op == "linear" and row.chosen == "xla" and row.how == "composition"
+
+
+def test_nothing_to_fuse_is_a_product():
+    assert [eqn.primitive.name for eqn in equations(jaxext.linear, X, W) if "linear" in eqn.primitive.name] == []
+    assert jaxext.explain(jaxext.linear, X, W).rows[0].op == "matmul_nn"
+
+
+def test_integers_and_complex_numbers():
+    x, w, b = np.array([[1, 2]], np.int8), np.array([[3], [4]], np.int8), np.array([5], np.int32)
+    y = jaxext.linear(x, w, b, preferred_element_type=jnp.int32)
+    assert y.dtype == jnp.int32 and y.tolist() == [[16]]
+    z = jaxext.linear(X * 1j, W * (1 + 0j), BIAS)
+    np.testing.assert_allclose(z, X @ W * 1j + BIAS, rtol=1e-4)
+
+
+ERRORS = [
+    (lambda: jaxext.linear([1.0], W), TypeError, r"linear: x is \[1.0\], want an array"),
+    (lambda: jaxext.linear(jnp.ones(()), W), TypeError, r"linear: x has the shape \(\), want \(..., K\)"),
+    (lambda: jaxext.linear(X, W.T), TypeError, r"linear: w has the shape \(8, 6\), want \(6, N\), since x has the shape \(4, 6\)"),
+    (lambda: jaxext.linear(X, W, BIAS[:7]), TypeError, r"linear: bias has the shape \(7,\), want \(8,\): an element for each column of w"),
+    (lambda: jaxext.linear(X, W, residual=RESIDUAL[:1]), TypeError, r"linear: residual has the shape \(1, 8\), want \(4, 8\)"),
+    (
+        lambda: jaxext.linear(X, W, activation="swish"),
+        ValueError,
+        r"activation is 'swish', want one of \['relu', .*\], a function",
+    ),
+    (lambda: jaxext.linear(X, W, activation=3), TypeError, r"linear: activation is 3, want one of"),
+    (lambda: jaxext.linear(X, W, BIAS * 1j), TypeError, r"linear: bias is complex64, want a dtype whose numbers float32"),
+    (
+        lambda: jaxext.linear(np.ones((1, 2), np.int32), np.ones((2, 1), np.int32), activation="relu"),
+        TypeError,
+        r"linear: the result is int32, and activation is 'relu', want None unless it is inexact",
+    ),
+    (
+        lambda: jaxext.gated_linear_unit(X, W),
+        TypeError,
+        r"gated_linear_unit: weights has the shape \(6, 8\), want \(6, 2, N\): gate and up",
+    ),
+    (
+        lambda: jaxext.conv_bias_act(X[None, ..., None], W[None, :1, :1, None], BIAS, (1, 1), "SAME", dimension_numbers=NHWC),
+        TypeError,
+        r"conv_bias_act: bias has the shape \(8,\), want \(1,\): an element for each output channel",
+    ),
+    (lambda: jaxext.linear(X, W, BIAS, implementation="cublas"), ValueError, r"linear: implementation is 'cublas', want one of"),
+    (lambda: jaxext.linear(X, W, BIAS, implementation="cuda"), NotImplementedError, "linear: implementation 'cuda' does not support this"),
+    (lambda: jaxext.linear(X, W, BIAS, out_sharding=P("x")), ValueError, "linear: out_sharding is"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS)
+def test_errors_name_the_argument(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
