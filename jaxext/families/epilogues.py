@@ -99,23 +99,23 @@ def composition(operation, product, operands, *, ranks, window, dtypes, precisio
 def tangents(operation, operands, results, dots, *, ranks, window, dtypes, precision, static, implementation, out_sharding):
     """The tangents of all results.
 
-    The tangent of the product has the dtype of the result, so that its transposes are products of operands of that dtype.  All else is
-    computed as wide as z.
+    The tangent of z has the dtype of the result, so that its transpose is rounded to that once, and all passes over it read that.  The
+    gradient of the bias is a sum in float32.
     """
     of_product = dict(ranks=ranks, window=window, precision=precision, implementation=implementation, out_sharding=out_sharding)
     wide, y = accumulated(dtypes[0]), results[operation.open]
     parts = [
-        _product(operation, Form.bind, operands | {name: dots[name]}, dtype=dtypes[0], **of_product).astype(wide)
+        _product(operation, Form.bind, operands | {name: dots[name]}, dtype=dtypes[0], **of_product)
         for name in operation.factors(operation.open)
         if name in dots
     ]
     if "bias" in dots:
         bias = _along(operation, "bias", dots["bias"].astype(wide), ranks)
-        parts.append(bias if parts else jnp.broadcast_to(bias, y.shape))
+        parts.append(jnp.broadcast_to(bias, results.get(PREACTIVATION, y).shape).astype(dtypes[0]))
     of_y, moved = [], {}
     if parts:
-        dot = functools.reduce(jnp.add, parts)
-        moved[PREACTIVATION] = dot
+        moved[PREACTIVATION] = functools.reduce(jnp.add, parts)
+        dot = moved[PREACTIVATION].astype(wide)
         if PREACTIVATION in results:
             activated = functools.partial(_activated, operation, ranks=ranks, static=static)
             of_y.append(_activation.tangent(activated, results[PREACTIVATION], dot))

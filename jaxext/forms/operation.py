@@ -237,14 +237,16 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
     Its product is computed by the implementation that is `named`, and its partial sums are added over devices by `summed`.
     """
 
-    def product(form, open, operands, *, implementation, out_sharding, **params):
+    def product(form, open, operands, *, dtype, implementation, out_sharding, **params):
         del implementation, out_sharding  # `named` says it, and this is one device
+        # XLA writes a product to memory before what follows it: on GPUs, where that takes the time, no wider than the result.
+        written = dtype if call.platform == "cpu" or summed is not None else call.dtype
         names = form.operands(open)
         operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
         device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
-        inner = form.call(open, list(operands.values()), **device, **params)
+        inner = form.call(open, list(operands.values()), dtype=written, **device, **params)
         y = run(inner, form.family.implementations, named, in_force.current(), operands)
-        return y if summed is None else summed(y, call.axes[call.open])
+        return (y if summed is None else summed(y, call.axes[call.open])).astype(dtype)
 
     results = call.operation.composition(call.operation, product, operands, out_sharding=None, **call.params)
     return tuple(results[name] for name in call.results) if call.further else results[call.open]
