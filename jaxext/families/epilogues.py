@@ -82,11 +82,12 @@ def _activated(operation: Operation, z: jax.Array, ranks: Sequence[int], static:
     return _activation.apply(static.activation, gate) * up
 
 
-def composition(operation, product, operands, *, ranks, window, dtypes, precision, static, implementation, out_sharding, wanted=None):
-    """All results, by the product of the form and jnp."""
-    del wanted
+def composition(
+    operation, product, operands, *, ranks, window, dtypes, precision, static, implementation, out_sharding, narrow=False
+) -> dict[str, jax.Array]:
+    """All results, by the product of the form and jnp; if `narrow`, as plain jnp, with the dtype of the result throughout."""
     of_product = dict(ranks=ranks, window=window, precision=precision, implementation=implementation, out_sharding=out_sharding)
-    wide = accumulated(dtypes[0])
+    wide = dtypes[0] if narrow else accumulated(dtypes[0])
     z = _product(operation, product, operands, dtype=wide, **of_product)
     if "bias" in operands:
         z = z + _along(operation, "bias", operands["bias"].astype(wide), ranks)
@@ -115,6 +116,8 @@ def tangents(operation, operands, results, dots, *, ranks, window, dtypes, preci
     of_y, moved = [], {}
     if parts:
         moved[PREACTIVATION] = functools.reduce(jnp.add, parts)
+        if len(parts) > 1:  # else XLA would keep the cotangent in float32 for the sum, and write it twice
+            moved[PREACTIVATION] = lax.optimization_barrier(moved[PREACTIVATION])
         dot = moved[PREACTIVATION].astype(wide)
         if PREACTIVATION in results:
             activated = functools.partial(_activated, operation, ranks=ranks, static=static)

@@ -45,7 +45,8 @@ class Operation(Labelled):
     Attributes:
       inputs, results: name -> labels.
       composition: `composition(operation, product, operands, **params)` gives all results in a dict.  It computes the product of a form by
-        `product(form, open, operands, **params)`, which is `Form.bind` or has the same parameters.
+        `product(form, open, operands, **params)`, which is `Form.bind` or has the same parameters.  If `narrow`, sums of 16-bit results
+        need not be kept in float32.
       tangents: `tangents(operation, operands, results, dots, **params)` gives the tangents of all results in a dict, linear in `dots`, the
         tangents of operands by name.
       saved: `saved(static)` names the further results that `tangents` reads.
@@ -237,18 +238,18 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
     Its product is computed by the implementation that is `named`, and its partial sums are added over devices by `summed`.
     """
 
-    def product(form, open, operands, *, dtype, implementation, out_sharding, **params):
+    def product(form, open, operands, *, implementation, out_sharding, **params):
         del implementation, out_sharding  # `named` says it, and this is one device
-        # XLA writes a product to memory before what follows it: on GPUs, where that takes the time, no wider than the result.
-        written = dtype if call.platform == "cpu" or summed is not None else call.dtype
         names = form.operands(open)
         operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
         device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
-        inner = form.call(open, list(operands.values()), dtype=written, **device, **params)
+        inner = form.call(open, list(operands.values()), **device, **params)
         y = run(inner, form.family.implementations, named, in_force.current(), operands)
-        return (y if summed is None else summed(y, call.axes[call.open])).astype(dtype)
+        return y if summed is None else summed(y, call.axes[call.open])
 
-    results = call.operation.composition(call.operation, product, operands, out_sharding=None, **call.params)
+    # XLA writes a product to memory before what follows it: on GPUs, where that takes the time, no wider than the result.
+    narrow = call.platform != "cpu" and summed is None
+    results = call.operation.composition(call.operation, product, operands, out_sharding=None, narrow=narrow, **call.params)
     return tuple(results[name] for name in call.results) if call.further else results[call.open]
 
 
