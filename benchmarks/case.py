@@ -111,6 +111,8 @@ class Case:
 
 
 def _operation(library: str, name: str) -> Callable:
+    if name in _COMPOSITIONS:
+        return _COMPOSITIONS[name] if library == "lax" else _ours(getattr(jaxext, name), library)
     if declared := next((form for form, _ in owner.values() if form.name == name), None):
         return functools.partial(_definition, declared) if library == "lax" else _ours(extend.Bilinear(declared), library)
     if library == "lax":
@@ -127,6 +129,45 @@ def _definition(form: Form, first: jax.Array, second: jax.Array, **how) -> jax.A
     letters = dict(zip(form.free, string.ascii_letters, strict=False))
     lhs, rhs, result = ("".join(letters[label] for label in labels) for labels in form.slots.values())
     return jnp.einsum(f"{lhs},{rhs}->{result}", first, second, **how)
+
+
+def _linear(x, w, bias, *, activation: str, residual, precision=None) -> jax.Array:
+    """As jnp's users write it."""
+    z = jnp.matmul(x, w, precision=precision)
+    return _ACTIVATIONS[activation](z + jnp.broadcast_to(bias, z.shape)) + residual
+
+
+def _gated(x, weights, *, activation: str, precision=None) -> jax.Array:
+    gate, up = (jnp.matmul(x, weights[:, i], precision=precision) for i in (0, 1))
+    return _ACTIVATIONS[activation](gate) * up
+
+
+_COMPOSITIONS: Mapping[str, Callable] = {"linear": _linear, "gated_linear_unit": _gated}
+_ACTIVATIONS: Mapping[str, Callable] = {
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+}
+
+
+def epilogue(role: str, depth: int) -> Callable:
+    """The function of a product with an epilogue, or of a step with a cotangent in front.
+
+    Benchmarks draw weights of variance one, so the input is scaled: else every activation would be saturated.
+    """
+
+    def function(op):
+        def forward(x, w, *added):
+            more = {} if not added else {"residual": added[1]}
+            return op(x * jnp.asarray(1 / math.sqrt(depth), x.dtype), w, *added[:1], **more)
+
+        def step(cotangent, *operands):
+            y, pullback = jax.vjp(forward, *operands)
+            return y, *pullback(cotangent)
+
+        return {"forward": forward, "step": step}[role]
+
+    return function
 
 
 def _of_wider(operation: Callable, a, b, *, preferred_element_type=None, **static):

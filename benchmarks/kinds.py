@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from jaxext.forms.form import Form
 
-from .case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, network, product
+from .case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, epilogue, network, product
 
 FPROP, DGRAD, WGRAD = "fprop", "dgrad", "wgrad"
 NN, NT, TN = "nn", "nt", "tn"
@@ -259,6 +259,50 @@ class Mlp(Problem):
             (batch,) = _halved((self.batch,), (64,))
             return dataclasses.replace(self, batch=batch)
         return dataclasses.replace(self, widths=_halved(self.widths, (8,) * len(self.widths)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fused(Problem):
+    """A product of (M, K) and (K, N) with bias, activation and residual, or a gated one of (M, K) and (K, 2, N)."""
+
+    operation: str  # "linear" or "gated_linear_unit"
+    activation: str
+    M: int
+    N: int
+    K: int
+    roles: tuple[str, ...] = ("forward", STEP)
+
+    stages: ClassVar = ("matrices",)
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        return ()  # no kernel of the tables computes them
+
+    @property
+    def size(self) -> str:
+        return _by((self.M, self.K, self.N))
+
+    @property
+    def gated(self) -> bool:
+        return self.operation == "gated_linear_unit"
+
+    def flops(self, role: str) -> float:
+        return 2.0 * self.M * self.N * self.K * (1 + self.gated) * (3 if role == STEP else 1)
+
+    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
+        x, y = (self.M, self.K), (self.M, self.N)
+        operands = (x, (self.K, 2, self.N)) if self.gated else (x, (self.K, self.N), (self.N,), y)
+        return operands if role == "forward" else (y, *operands)
+
+    def _writable(self, role: str, numbers: str) -> bool:
+        return len(set(NUMBERS[numbers][0])) == 1
+
+    def _function(self, role: str) -> tuple[str, Any, Any]:
+        return self.operation, {"activation": self.activation}, epilogue(role, self.K)
+
+    def halved(self, stage: str) -> Self:
+        M, N, K = _halved((self.M, self.N, self.K), (16, 16, 16))
+        return dataclasses.replace(self, M=M, N=N, K=K)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

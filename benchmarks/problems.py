@@ -1,6 +1,6 @@
 """The suite: real problems, named and tagged, that benchmarks, tuning, compile sweeps and tests share.
 
-Tags are the kind ("matmul", "skinny", "batched", "mlp"; "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped",
+Tags are the kind ("matmul", "skinny", "batched", "mlp", "fused", "gated"; "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped",
 "depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network that a problem is from ("llama",
 "resnet50", "wrn", ...), and
 
@@ -22,10 +22,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from jaxext.forms.family import families
-from jaxext.forms.form import owner
+from jaxext.forms.form import Form, owner
 
 from .case import Problem
-from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Labelled, Matmul, Mlp
+from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Fused, Labelled, Matmul, Mlp
 
 DEFAULT = 1e8  # operations of a twin for a CPU, per role
 ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
@@ -43,6 +43,10 @@ def _conv(name: str, x: tuple[int, ...], w: tuple[int, ...], tags: str = "", **m
 
 def _mlp(name: str, *widths: int, batch: int) -> Mlp:
     return _named(Mlp(name=name, widths=widths, batch=batch), "mlp")
+
+
+def _fused(operation: str, name: str, M: int, K: int, N: int, tags: str) -> Fused:
+    return _named(Fused(name=name, operation=operation, activation=name.split()[1], M=M, K=K, N=N), f"fused {tags}")
 
 
 def _named(problem: Any, tags: str) -> Any:
@@ -202,8 +206,17 @@ ON_CPU = [
     _conv("batched filters", (1, 14, 14, 32), (3, 3, 32, 32), "cpu hypernetwork", batch=32, **FLOAT),
 ]
 
+FUSED = [
+    _fused("linear", "linear gelu", 8192, 4096, 14336, "target long"),
+    _fused("linear", "linear gelu", 8192, 4096, 4096, "target long"),
+    _fused("linear", "linear gelu", 8192, 768, 3072, "target short"),
+    _fused("linear", "linear relu", 8192, 512, 8192, "target short"),
+    _fused("gated_linear_unit", "gated silu", 8192, 4096, 14336, "target long gated"),
+    _fused("gated_linear_unit", "gated silu", 8192, 768, 2048, "target short gated"),
+]
+
 PRODUCTS: tuple[Matmul | Conv, ...] = (*MATMULS, *IMAGES, *VOLUMES, *SEQUENCES, *BATCHES)  # what kernels are compiled for
-PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *ON_CPU)
+PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *ON_CPU)
 
 
 def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Problem]:
@@ -222,9 +235,10 @@ def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Prob
 
 def declared() -> list[Labelled]:
     """One problem for each form that a user declared, tagged with its name; jaxext's own forms are asked by the operations of lax."""
-    declared = (form for form, _ in owner.values() if families.get(form.family.name) is form.family)
-    forms = dict.fromkeys(form for form in declared if form.family.read is None and not form.companions)
-    return [Labelled.of(form, DEFAULT) for form in forms]
+    forms = (form for form, _ in owner.values() if isinstance(form, Form))
+    declared = (form for form in forms if families.get(form.family.name) is form.family)
+    of_users = dict.fromkeys(form for form in declared if form.family.read is None and not form.companions)
+    return [Labelled.of(form, DEFAULT) for form in of_users]
 
 
 def reduced(problem: Problem, flops: float = DEFAULT) -> Problem:

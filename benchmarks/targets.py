@@ -18,6 +18,8 @@ Targets = Mapping[str, Mapping[str, float]]  # implementation -> what is compare
 
 FASTER: Targets = {"triton": {"best": 2.0}}
 LARGE: Targets = {"triton": {"best": 0.85}, "cuda": {"best": 0.97, "tflops": 700}}
+FUSED_LONG: Targets = {"triton": {"best": 1.05}, "cuda": {"best": 1.05}}
+FUSED_SHORT: Targets = {"triton": {"best": 1.3}, "cuda": {"best": 1.3}}  # there the passes that are saved take long
 WAVES: Targets = {"cuda": {"best": 1.03}}  # the last round of tiles leaves multiprocessors idle, or the depth is short
 THIN: Targets = {"cuda": {"copy": 0.8}}
 ONE_AXIS: Targets = {"cuda": {"best": 1.5}}
@@ -44,6 +46,10 @@ CAUSAL: Mapping[str, Targets] = {
 OF_GPUS: tuple[tuple[frozenset[str], Mapping[str, Targets]], ...] = tuple(
     (frozenset(tags.split()), by_role)
     for tags, by_role in (
+        ("gated long", {"forward": {"triton": FUSED_LONG["triton"]}}),
+        ("gated short", {"forward": {"triton": FUSED_SHORT["triton"]}}),
+        ("fused long", {"forward": FUSED_LONG}),
+        ("fused short", {"forward": FUSED_SHORT}),
         ("large", dict.fromkeys(MATMUL_ROLES, LARGE)),
         ("waves", {NN: WAVES}),
         ("thin", {NN: THIN}),
@@ -83,7 +89,7 @@ OF_CPUS: Mapping[str, Mapping[str, float]] = {
 
 # Kinds in the order in which a GPU measures them, those of which most is expected first: a run may end early.
 FIRST = ("causal", "depthwise", "batched-filters", "per-example", "transposed", "grouped", "one-axis", "three-axes", "dense")
-FIRST += ("large", "waves", "thin")
+FIRST += ("fused", "large", "waves", "thin")
 
 
 def targets(case: Case, platform: str) -> Targets:

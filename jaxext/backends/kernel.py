@@ -69,12 +69,15 @@ class KernelImplementation(Implementation, abc.ABC):
     """Base class of implementations made of kernels.  The version of a subclass is a hash of its folder and of the files in `shared`."""
 
     version = "of its files"
+    epilogues = False  # whether its kernels fuse them
     # Files outside the class's own folder that its results depend on.
     shared: Sequence[pathlib.Path] = (pathlib.Path(__file__),)
 
     def plan(self, call: Call) -> Plan | str:
         if reason := symbolic_size(call) or self.lacks(call):
             return reason
+        if call.operation is not None and not self.epilogues:
+            return "its kernels fuse no epilogue"
         problem = self.problem(call)
         reason = problem if isinstance(problem, str) else self.refuses(problem)
         return reason or KernelPlan(self, call, problem)

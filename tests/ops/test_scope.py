@@ -12,7 +12,7 @@ from cases import equations
 import jaxext
 from jaxext import _target
 from jaxext.families import dispatch
-from jaxext.forms import form
+from jaxext.forms import choose
 from jaxext.tables import in_force
 
 X = jnp.ones((2, 2), "float32")
@@ -20,7 +20,7 @@ X = jnp.ones((2, 2), "float32")
 # How each is made, what it makes true, and what is true outside.
 SCOPES = {
     "use_implementation": (lambda: jaxext.use_implementation("xla"), lambda: dispatch._named.value, "xla", None),
-    "in_place_of_lax": (jaxext.in_place_of_lax, lambda: form.replacing_lax.value, True, False),
+    "in_place_of_lax": (jaxext.in_place_of_lax, lambda: choose.replacing_lax.value, True, False),
     "use_table": (lambda: jaxext.use_table(None), in_force.current, in_force._File("no table", ()), "default"),
     "use_target": (lambda: jaxext.use_target("sm_90a"), lambda: _target._named.value, 90, None),
 }
