@@ -13,10 +13,13 @@ SLOTS = "abcxwy"  # of all forms, in their order
 
 
 def dtypes_of(problem, launch) -> list[str]:
-    """The dtypes of the kernel's three pointers."""
-    of_slot = dict(zip(sorted(launch.operands, key=SLOTS.index), problem.dtypes, strict=False))
+    """The dtypes of the kernel's pointers: of three, but for an epilogue."""
+    of_slot = dict(zip(sorted(launch.operands[:2], key=SLOTS.index), problem.dtypes, strict=False))
+    if problem.epilogue is not None:
+        of_slot |= {"bias": problem.epilogue.bias, "residual": problem.epilogue.residual}
     partial = "i32" if problem.dtypes[2] == "i32" else "fp32"
-    return [*(of_slot[slot] for slot in launch.operands), partial if launch.splits > 1 else problem.dtypes[2]]
+    results = [partial if launch.splits > 1 else problem.dtypes[2]] * launch.results
+    return [*(of_slot[slot] for slot in launch.operands), *results]
 
 
 def aligned(problem, launch) -> bool:

@@ -132,12 +132,13 @@ def compile_launch(launch, problem) -> Any:
     from triton.backends.compiler import GPUTarget
 
     names = launch.kernel.arg_names
-    signature = dict(zip(names, (f"*{dtype}" for dtype in dtypes_of(problem, launch)), strict=False))
+    pointers = [f"*{dtype}" for dtype in dtypes_of(problem, launch)]
+    signature = dict(zip(names, pointers, strict=False))
     source = triton.compiler.ASTSource(
         launch.kernel,
         signature | dict.fromkeys(launch.constants, "constexpr"),
         constexprs={(names.index(name),): value for name, value in launch.constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(3)},
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
     with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", without_cubin):

@@ -31,9 +31,14 @@ class MatmulProblem:
     epilogue: Epilogue | None = None  # of the role nn
 
     @property
-    def shapes(self) -> dict[str, tuple[int, int, int]]:
+    def gated(self) -> bool:
+        return self.epilogue is not None and self.epilogue.gated
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of each slot."""
-        return {"a": (self.B, self.M, self.K), "b": (self.B, self.K, self.N), "c": (self.B, self.M, self.N)}
+        columns = (2, self.N) if self.gated else (self.N,)
+        return {"a": (self.B, self.M, self.K), "b": (self.B, self.K, *columns), "c": (self.B, self.M, self.N)}
 
     @property
     def rows(self) -> int:
@@ -41,7 +46,8 @@ class MatmulProblem:
 
     @property
     def cols(self) -> int:
-        return self.K if self.role == "nt" else self.N
+        """Of the product; a gated result has half as many."""
+        return self.K if self.role == "nt" else self.N * (2 if self.gated else 1)
 
     @property
     def depth(self) -> int:

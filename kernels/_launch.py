@@ -1,7 +1,7 @@
 """What a kernel file hands to whoever launches its kernel, and what it must know of the device.
 
-Every kernel takes pointers, those of its operands and the result, row-major and aligned to 16 bytes, and static arguments.  It writes every
-element of the result and none beside it.
+Every kernel takes pointers, those of its operands and results, row-major and aligned to 16 bytes, and static arguments.  It writes every
+element of a result and none beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8e4nv": 8, "fp8e5": 8, "i32": 32,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One launch: `kernel[grid](*operands, result, **constants)`.
+    """One launch: `kernel[grid](*operands, *results, **constants)`.
 
     With `splits` > 1 the result has a further axis in front: that many partial results, float32 (int32 for integers), which add up to it.
     The kernel goes by the name `name`, that of the primitive, in profiles.
@@ -43,6 +43,7 @@ class Launch:
     num_warps: int
     num_stages: int
     splits: int = 1
+    results: int = 1  # 2: y, and the z of an epilogue that saves it
 
 
 def kernel_name(specialization) -> str:

@@ -20,6 +20,7 @@ import math
 import triton
 import triton.language as tl
 
+from . import _fused
 from ._geometry import MOST_POSITIONS, ConvProblem
 from ._launch import BITS, MOST_INTEGER_PRODUCTS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, lacking_memory, tensor_memory
 from ._products import to_tf32
@@ -173,7 +174,25 @@ def conv_gather(
     source_ptr, w_ptr, target_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr,
     D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """fprop: x and w into y.  dgrad: y and w into x.  Rows are the targets of one phase."""
+    """fprop: x and w into y.  dgrad: y and w into x."""
+    _gather(source_ptr, w_ptr, None, None, target_ptr, None, PROBLEM, CONFIG, TILES, D, H, W)
+
+
+@triton.jit(repr=kernel_name)
+def conv_fused(
+    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, saved_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """fprop with an epilogue."""
+    _gather(x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, saved_ptr, PROBLEM, CONFIG, TILES, D, H, W)
+
+
+@triton.jit
+def _gather(
+    source_ptr, w_ptr, bias_ptr, residual_ptr, target_ptr, saved_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """Rows are the targets of one phase."""
     BLOCK_M: tl.constexpr = CONFIG.tile_m
     BLOCK_N: tl.constexpr = CONFIG.tile_n
     BLOCK_K: tl.constexpr = CONFIG.tile_k
@@ -191,7 +210,9 @@ def conv_gather(
     column_block, group_block, phase, row_block, split, batch = _program(TILES)
     source_ptr += batch.to(tl.int64) * SOURCES + group_block * CONTRACTED
     w_ptr += (batch.to(tl.int64) * TILES[1] + group_block) * (K * TAPS * PROBLEM.C)
-    target_ptr += (split.to(tl.int64) * PROBLEM.B + batch) * TARGETS + group_block * COLUMNS
+    first_target = (split.to(tl.int64) * PROBLEM.B + batch) * TARGETS + group_block * COLUMNS
+    if PROBLEM.epilogue is None:
+        target_ptr += first_target
 
     # The targets t = f + period·j of this phase, (BLOCK_M, 1), and their sources at the first tap.
     fd, fh, fw = _split3(phase, H.phases, W.phases)
@@ -226,7 +247,13 @@ def conv_gather(
         accumulator = _multiply(source, filter, accumulator, PROBLEM, False, not FPROP)
 
     pixel = _pixel(n, d, h, w, D.T, H.T, W.T, TARGET_CHANNELS, TARGETS)
-    tl.store(target_ptr + (pixel + column), accumulator.to(target_ptr.dtype.element_ty), mask=row_exists & column_exists)
+    if PROBLEM.epilogue is None:
+        tl.store(target_ptr + (pixel + column), accumulator.to(target_ptr.dtype.element_ty), mask=row_exists & column_exists)
+    else:
+        bias_ptr += batch.to(tl.int64) * TARGET_CHANNELS + group_block * COLUMNS
+        bias = _fused.load_bias(bias_ptr, column, column_exists, PROBLEM)
+        at, mask = first_target + (pixel + column), row_exists & column_exists
+        _fused.finish(accumulator, bias, residual_ptr, target_ptr, saved_ptr, at, mask, PROBLEM.epilogue)
 
 
 @triton.jit(repr=kernel_name)
@@ -305,11 +332,15 @@ SHAPES = (
 def supports(problem: Problem) -> str | None:
     first, second, result = problem.dtypes
     kinds = {first, second}
+    if reason := _fused.refused(problem.epilogue, problem.role, "fprop", result):
+        return reason
     if problem.arch not in SHARED_MEMORY:
         return f"compute capability {problem.arch / 10}, kernels are compiled for {sorted(a / 10 for a in SHARED_MEMORY)}"
     if kinds & EIGHT and problem.arch < 89:
         return f"8-bit floats need compute capability 8.9, this device has {problem.arch / 10}"
     if kinds == {"i8"}:
+        if problem.epilogue and not candidates(problem):
+            return f"sums of {problem.C * math.prod(problem.filter)} products of int8 are split, and no epilogue can follow their parts"
         return None if result in ("i8", "i32") else f"int8 gives int8 or int32, not {result}"
     if not kinds <= HALF | EIGHT | {"fp32"} or result not in HALF | {"fp32"}:
         return (
@@ -350,7 +381,7 @@ def launch(problem: Problem, config: Config) -> Launch:
     if reason := supports(problem) or _refusal(problem, config):
         raise ValueError(f"{problem.name}: {reason}")
     d, h, w = problem.axes
-    return Launch(
+    plain = Launch(
         name=problem.name,
         kernel=conv_wgrad if problem.role == "wgrad" else conv_gather,
         operands={"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("y", "x")}[problem.role],
@@ -360,10 +391,13 @@ def launch(problem: Problem, config: Config) -> Launch:
         num_stages=config.num_stages,
         splits=config.splits,
     )
+    return _fused.launch(plain, conv_fused, problem.epilogue) if problem.epilogue else plain
 
 
 def _refusal(problem: Problem, config: Config) -> str | None:
     """Why the config does not fit the problem."""
+    if problem.epilogue and config.splits > 1:
+        return f"{config} splits sums, an epilogue cannot follow their parts"
     if any(block < 16 or block & (block - 1) for block in (config.tile_m, config.tile_n, config.tile_k)):
         return f"{config} has a block that is no power of two of at least 16"
     if (least := _least_k(problem)) > config.tile_k:
@@ -467,6 +501,8 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
         config = packed
     steps, programs = _extent(problem, config)[2], math.prod(_tiles(problem, config))
     shares = min(steps // 8, 2 * machine(problem.arch).multiprocessors // max(programs, 1))
+    if problem.epilogue:
+        return config
     least = cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.tile_k) if "i8" in problem.dtypes else 1
     splits = (dataclasses.replace(config, splits=n) for n in (max(1, least), max(1, least, shares)))
     return min(splits, key=functools.partial(clocks, problem))

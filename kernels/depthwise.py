@@ -18,6 +18,7 @@ import math
 import triton
 import triton.language as tl
 
+from . import _fused
 from ._geometry import Axis, ConvProblem
 from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, largest_block
 from ._roofline import machine
@@ -130,6 +131,8 @@ def supports(problem: Problem) -> str | None:
         return f"{problem.C} input channels per group, it takes 1"
     if unknown := [dtype for dtype in problem.dtypes if dtype not in DTYPES]:
         return f"dtype {unknown[0]}, it takes {', '.join(DTYPES)}"
+    if reason := _fused.refused(problem.epilogue, problem.role, "fprop", problem.dtypes[2]):
+        return reason
     if (period := max(axis.period for axis in problem.axes)) > MOST_PHASES:
         return f"{period} phases along an axis, it takes {MOST_PHASES} at most"
     if (farthest := _farthest(problem)) >= FARTHEST:
@@ -258,7 +261,7 @@ def launch(problem: Problem, config: Config) -> Launch:
         "wgrad": (depthwise_wgrad, ("x", "y")),
     }[problem.role]
     d, h, w = axes(problem, config)
-    return Launch(
+    plain = Launch(
         name=problem.name,
         kernel=kernel,
         operands=operands,
@@ -268,23 +271,37 @@ def launch(problem: Problem, config: Config) -> Launch:
         num_stages=1,  # without a dot there is no pipeline: more programs per multiprocessor hide the latency
         splits=config.splits,
     )
+    return _fused.launch(plain, depthwise_fused, problem.epilogue) if problem.epilogue else plain
 
 
 @triton.jit(repr=kernel_name)
 def depthwise_fprop(x_ptr, w_ptr, y_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
-    _gather(x_ptr, w_ptr, y_ptr, PROBLEM.G * PROBLEM.K, PROBLEM.G, PROBLEM.K, 1, PROBLEM, CONFIG, D, H, W)
+    _gather(x_ptr, w_ptr, None, None, y_ptr, None, PROBLEM.G * PROBLEM.K, PROBLEM.G, PROBLEM.K, 1, PROBLEM, CONFIG, D, H, W)
+
+
+@triton.jit(repr=kernel_name)
+def depthwise_fused(
+    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, saved_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """fprop with an epilogue."""
+    CHANNELS: tl.constexpr = PROBLEM.G * PROBLEM.K
+    _gather(x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, saved_ptr, CHANNELS, PROBLEM.G, PROBLEM.K, 1, PROBLEM, CONFIG, D, H, W)
 
 
 @triton.jit(repr=kernel_name)
 def depthwise_dgrad(y_ptr, w_ptr, x_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
-    _gather(y_ptr, w_ptr, x_ptr, PROBLEM.G, PROBLEM.G * PROBLEM.K, 1, PROBLEM.K, PROBLEM, CONFIG, D, H, W)
+    _gather(y_ptr, w_ptr, None, None, x_ptr, None, PROBLEM.G, PROBLEM.G * PROBLEM.K, 1, PROBLEM.K, PROBLEM, CONFIG, D, H, W)
 
 
 @triton.jit
 def _gather(
     source_ptr,
     w_ptr,
+    bias_ptr,
+    residual_ptr,
     target_ptr,
+    saved_ptr,
     TARGET_C: tl.constexpr,
     SOURCE_C: tl.constexpr,
     SHARING: tl.constexpr,  # neighbouring channels of the target that read the same channel of the source
@@ -333,10 +350,19 @@ def _gather(
                     sources = _source_row(at, _column(d, h, w, D, H), real, SOURCE_C, W)
                     sums = _correlate(sums, sources, taps, W)
 
-    at = target_ptr + _offset(image, td, th, tw, c, D.T, H.T, W.T, TARGET_C, IMAGES, 0)
-    for u in tl.static_range(WIDTH):
-        step = W.period * W.spacing * u
-        tl.store(at + step * TARGET_C, sums[u].to(target_ptr.dtype.element_ty), mask=(tw + step < W.T)[:, None] & real[None, :])
+    place = _offset(image, td, th, tw, c, D.T, H.T, W.T, TARGET_C, IMAGES, 0)
+    if PROBLEM.epilogue is None:
+        at = target_ptr + place
+        for u in tl.static_range(WIDTH):
+            step = W.period * W.spacing * u
+            tl.store(at + step * TARGET_C, sums[u].to(target_ptr.dtype.element_ty), mask=(tw + step < W.T)[:, None] & real[None, :])
+    else:
+        bias = _fused.load_bias(bias_ptr, (_wide(b, PROBLEM.B * TARGET_C) * TARGET_C + c)[None, :], real[None, :], PROBLEM)
+        for u in tl.static_range(WIDTH):
+            step = W.period * W.spacing * u
+            mask = (tw + step < W.T)[:, None] & real[None, :]
+            at = place + step * TARGET_C
+            _fused.finish(sums[u], bias, residual_ptr, target_ptr, saved_ptr, at, mask, PROBLEM.epilogue)
 
 
 @triton.jit(repr=kernel_name)

@@ -20,6 +20,7 @@ import math
 import triton
 import triton.language as tl
 
+from . import _fused
 from ._gemm import SLOTS, MatmulProblem
 from ._launch import (
     BITS,
@@ -60,7 +61,7 @@ class Problem(MatmulProblem):
     @property
     def pieces(self) -> tuple[int, int]:
         """Numbers, left and right, that can be copied at once from every row in memory: of 16 bytes at best."""
-        lengths = max(self.lhs_strides), max(self.rhs_strides)
+        lengths = max(self.lhs_strides), self.N if self.gated else max(self.rhs_strides)
         lhs, rhs = (math.gcd(length, 128 // BITS[dtype]) for length, dtype in zip(lengths, self.operand_dtypes, strict=True))
         return lhs, rhs
 
@@ -130,12 +131,16 @@ class Problem(MatmulProblem):
     @property
     def index(self) -> tl.dtype:
         """Of an offset inside a matrix, and of a depth, that included which splits cover beyond its end."""
-        return tl.int32 if max(self.M * self.K, self.K * self.N, self.M * self.N) < 2**31 - BEYOND else tl.int64
+        sizes = self.rows * self.depth, self.depth * self.cols, self.rows * self.cols
+        return tl.int32 if max(sizes) < 2**31 - BEYOND else tl.int64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A program's tile of the result, its step in depth, and how many programs share the depth."""
+    """A program's tile of the product, its step in depth, and how many programs share the depth.
+
+    A gated product's tile is half of tile_n columns of the gate, and as many of the linear part.
+    """
 
     tile_m: int
     tile_n: int
@@ -147,8 +152,10 @@ class Config:
 
 def supports(problem: Problem) -> str | None:
     """None, or why no config fits the problem."""
-    if reason := _refused_numbers(problem):
+    if reason := _refused_numbers(problem) or _fused.refused(problem.epilogue, problem.role, "nn", problem.dtypes[2], gates=True):
         return reason
+    if problem.epilogue and problem.integers and not candidates(problem):
+        return f"sums of {problem.depth} products of int8 are split, and no epilogue can follow their parts"
     smallest = problem.B * cdiv(problem.rows, 16) * cdiv(problem.cols, 16)
     if smallest > MOST_PROGRAMS and not candidates(problem):
         return f"{problem.B} results of {problem.rows} by {problem.cols} have more tiles than a grid has programs, {MOST_PROGRAMS}"
@@ -196,7 +203,8 @@ def candidates(problem: Problem) -> list[Config]:
         config = Config(tile_m=rows, tile_n=cols, tile_k=_depth(problem, rows, cols, warps), num_warps=warps)
         if _tensor_memory(problem, config) <= TENSOR_MEMORY and (stages := _stages(problem, config)):
             config = dataclasses.replace(config, num_stages=stages)
-            configs += [dataclasses.replace(config, splits=splits) for splits in sorted({1, _splits(problem, config)})]
+            splits = 1 if problem.epilogue else _splits(problem, config)
+            configs += [dataclasses.replace(config, splits=splits) for splits in sorted({1, splits})]
     configs = [config for config in configs if not _saturates(problem, config)]
     configs = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
     return sorted(configs, key=lambda config: clocks(problem, config))
@@ -301,6 +309,8 @@ def launch(problem: Problem, config: Config) -> Launch:
             raise ValueError(f"{problem.name}: {field} is {got} (want a power of two, at least {size})")
     if config.splits < 1:
         raise ValueError(f"{problem.name}: splits is {config.splits} (want at least 1)")
+    if problem.epilogue and config.splits > 1:
+        raise ValueError(f"{problem.name}: splits is {config.splits} (want 1: an epilogue cannot follow parts of a sum)")
     if _saturates(problem, config):
         products = tiles(problem, config)[2] * config.tile_k
         raise ValueError(f"{problem.name}: {config} adds up {products} products of int8, tensor cores may saturate: it wants more splits")
@@ -310,7 +320,7 @@ def launch(problem: Problem, config: Config) -> Launch:
     if (programs := grid(problem, config)[0]) > MOST_PROGRAMS:
         raise ValueError(f"{problem.name}: {config} makes {programs} programs, a grid has at most {MOST_PROGRAMS}")
     rows, cols, steps = tiles(problem, config)
-    return Launch(
+    plain = Launch(
         name=problem.name,
         kernel=matmul,
         operands=SLOTS[problem.role],
@@ -320,11 +330,28 @@ def launch(problem: Problem, config: Config) -> Launch:
         num_stages=config.num_stages,
         splits=config.splits,
     )
+    return _fused.launch(plain, matmul_fused, problem.epilogue) if problem.epilogue else plain
 
 
 @triton.jit(repr=kernel_name)
 def matmul(
     lhs_ptr, rhs_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    _matmul(lhs_ptr, rhs_ptr, None, None, result_ptr, None, PROBLEM, CONFIG, TILE_ROWS, TILE_COLS, STEPS)
+
+
+@triton.jit(repr=kernel_name)
+def matmul_fused(
+    lhs_ptr, rhs_ptr, bias_ptr, residual_ptr, result_ptr, saved_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    _matmul(lhs_ptr, rhs_ptr, bias_ptr, residual_ptr, result_ptr, saved_ptr, PROBLEM, CONFIG, TILE_ROWS, TILE_COLS, STEPS)
+
+
+@triton.jit
+def _matmul(
+    lhs_ptr, rhs_ptr, bias_ptr, residual_ptr, result_ptr, saved_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = PROBLEM.rows
@@ -341,6 +368,8 @@ def matmul(
     depth = split * (STEPS * BLOCK_DEPTH) + tl.arange(0, BLOCK_DEPTH)
     row_in = _inside(row, ROWS, TILE_ROWS * BLOCK_ROWS)
     col_in = _inside(col, COLS, TILE_COLS * BLOCK_COLS)
+    if PROBLEM.gated:
+        col, col_in = _gate_and_linear(tile_col, PROBLEM.N, TILE_COLS, BLOCK_COLS)
     lhs_at = row[:, None] * PROBLEM.lhs_strides[0] + depth[None, :] * PROBLEM.lhs_strides[1]
     rhs_at = depth[:, None] * PROBLEM.rhs_strides[0] + col[None, :] * PROBLEM.rhs_strides[1]
     lhs_ptr += batch * (ROWS * DEPTH)
@@ -356,9 +385,32 @@ def matmul(
         rhs_ptr += BLOCK_DEPTH * PROBLEM.rhs_strides[0]
         depth += BLOCK_DEPTH
 
-    result_ptr += (split * PROBLEM.B + batch) * (ROWS * COLS)
-    result = total.to(result_ptr.dtype.element_ty)
-    tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=row_in[:, None] & col_in[None, :])
+    if PROBLEM.gated:
+        if PROBLEM.epilogue.saves:
+            saved_ptr += batch * (ROWS * COLS) + row[:, None] * COLS + col[None, :]
+            tl.store(saved_ptr, total.to(saved_ptr.dtype.element_ty), mask=row_in[:, None] & col_in[None, :])
+        col = tile_col * (BLOCK_COLS // 2) + tl.arange(0, BLOCK_COLS // 2)
+        col_in = _inside(col, PROBLEM.N, TILE_COLS * (BLOCK_COLS // 2))
+        result_ptr += batch * (ROWS * PROBLEM.N) + row[:, None] * PROBLEM.N + col[None, :]
+        result = _fused.gate(total, PROBLEM.epilogue).to(result_ptr.dtype.element_ty)
+        tl.store(result_ptr, result, mask=row_in[:, None] & col_in[None, :])
+    elif PROBLEM.epilogue is not None:
+        bias = _fused.load_bias(bias_ptr, batch * COLS + col, col_in, PROBLEM)
+        at = batch * (ROWS * COLS) + (row[:, None] * COLS + col[None, :])
+        _fused.finish(total, bias, residual_ptr, result_ptr, saved_ptr, at, row_in[:, None] & col_in[None, :], PROBLEM.epilogue)
+    else:
+        result_ptr += (split * PROBLEM.B + batch) * (ROWS * COLS)
+        result = total.to(result_ptr.dtype.element_ty)
+        tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=row_in[:, None] & col_in[None, :])
+
+
+@triton.jit
+def _gate_and_linear(tile_col, N: tl.constexpr, TILE_COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """The columns of a gated product's tile, those of the gate first, and which exist."""
+    HALF: tl.constexpr = BLOCK_COLS // 2
+    place = tl.arange(0, BLOCK_COLS)
+    col = tile_col * HALF + place % HALF
+    return col + place // HALF * N, _inside(col, N, TILE_COLS * HALF)
 
 
 @triton.jit

@@ -34,23 +34,32 @@ NOTHING = 0xA5  # every byte of one that no kernel computes
 
 def run(launch: Launch, operands: Mapping[str, np.ndarray], shape: tuple[int, ...], dtype_name: str) -> np.ndarray:
     """What `launch` makes of the operands, by slot; its partial results, where it has such, are added up in their own order."""
+    (result,) = run_all(launch, operands, (shape,), dtype_name)
+    return result
+
+
+def run_all(launch: Launch, operands: Mapping[str, np.ndarray], shapes: Sequence[tuple[int, ...]], dtype_name: str) -> list[np.ndarray]:
+    """All results of a launch, which have these shapes."""
     dtype = DTYPES[dtype_name]
-    first, second = (_Guarded.operand(operands[slot]) for slot in launch.operands)
+    assert launch.results == len(shapes)
+    inputs = {slot: _Guarded.operand(operands[slot]) for slot in dict.fromkeys(launch.operands)}
     if launch.splits > 1:
-        result = _Guarded.result((launch.splits, *shape), np.dtype(np.int32 if _is_integer(dtype) else np.float32))
+        partial = np.dtype(np.int32 if _is_integer(dtype) else np.float32)
+        results = [_Guarded.result((launch.splits, *shape), partial) for shape in shapes]
     else:
-        result = _Guarded.result(shape, dtype)
+        results = [_Guarded.result(shape, dtype) for shape in shapes]
     if all(launch.grid):
-        (_in_interpreter if interpreting() else _on_gpu)(launch, first, second, result)
-    for what, guarded in zip((*launch.operands, "the result"), (first, second, result), strict=True):
+        (_in_interpreter if interpreting() else _on_gpu)(launch, *(inputs[slot] for slot in launch.operands), *results)
+    for what, guarded in (*inputs.items(), *(("the result", result) for result in results)):
         assert guarded.intact(), f"{launch.name}: written beside {what}"
-    for slot, guarded in zip(launch.operands, (first, second), strict=True):
+    for slot, guarded in inputs.items():
         assert guarded.array.tobytes() == operands[slot].tobytes(), f"{launch.name}: operand {slot} was changed"
-    return result.array.sum(axis=0, dtype=result.array.dtype).astype(dtype) if launch.splits > 1 else result.array
+    arrays = [result.array for result in results]
+    return [array.sum(axis=0, dtype=array.dtype).astype(dtype) for array in arrays] if launch.splits > 1 else arrays
 
 
-def _in_interpreter(launch: Launch, first: _Guarded, second: _Guarded, result: _Guarded) -> None:
-    interpret(launch, first.array, second.array, result.array)
+def _in_interpreter(launch: Launch, *arrays: _Guarded) -> None:
+    interpret(launch, *(guarded.array for guarded in arrays))
 
 
 def _on_gpu(launch: Launch, *arrays: _Guarded) -> None:

@@ -39,7 +39,7 @@ def interpreting() -> bool:
 
 
 def interpret(launch: Launch, *arrays: np.ndarray) -> None:
-    """Run all programs of the grid.  They write into the last array, the result.  The arrays must be C-contiguous."""
+    """Run all programs of the grid.  They write into the last arrays, the results.  The arrays must be C-contiguous."""
     with _one_at_a_time:
         builder = interpreter.interpreter_builder
         options = dataclasses.replace(builder.options, allowed_dot_input_precisions=("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"))

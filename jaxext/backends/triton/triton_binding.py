@@ -62,7 +62,7 @@ class TritonKernels(KernelImplementation):
         launch = kernels.launch(problem, config)
         return KernelCall(
             describe=kernels.__name__.rpartition(".")[2] + (f" in {launch.splits} parts" if launch.splits > 1 else ""),
-            slots=launch.operands,
+            slots=tuple(dict.fromkeys(launch.operands)),  # an operand that a fused kernel lacks is the left one again
             splits=launch.splits,
             call=functools.partial(_called if call.platform == "cuda" else _interpreted, launch, call.arch),
         )
@@ -174,12 +174,13 @@ def _keywords() -> tuple[str, dict[str, Any]] | None:
     return ("out_shape", {"enable_fp_fusion": True}) if "out_shape" in taken and "enable_fp_fusion" in taken else None
 
 
-def _called(launch, arch, result, *operands) -> jax.Array:
-    """The compiled kernel, as a custom call."""
+def _called(launch, arch, result, *operands) -> Any:
+    """The compiled kernel, as a custom call.  There are two results where `result` is a tuple of two."""
     keywords = _keywords()
     assert keywords is not None
+    slots = dict(zip(dict.fromkeys(launch.operands), map(apart, operands), strict=True))  # it is compiled for pointers aligned to 16 bytes
     y = _jax_triton().triton_call(
-        *map(apart, operands),  # the kernel is compiled for pointers aligned to 16 bytes
+        *(slots[slot] for slot in launch.operands),
         kernel=launch.kernel,
         name=launch.name,
         grid=launch.grid,
@@ -190,17 +191,18 @@ def _called(launch, arch, result, *operands) -> jax.Array:
         **keywords[1],
         **launch.constants,
     )
-    return apart(y)
+    return jax.tree.map(apart, y)
 
 
-def _interpreted(launch, arch, result, *operands) -> jax.Array:
+def _interpreted(launch, arch, result, *operands) -> Any:
     """The kernel in Triton's interpreter."""
     del arch
     from jaxext.backends.triton.interpreter import interpret
 
     def callback(*operands):
-        written = np.empty(result.shape, result.dtype)
-        interpret(launch, *map(np.ascontiguousarray, operands), written)
+        written = jax.tree.map(lambda result: np.empty(result.shape, result.dtype), result)
+        slots = dict(zip(dict.fromkeys(launch.operands), map(np.ascontiguousarray, operands), strict=True))
+        interpret(launch, *(slots[slot] for slot in launch.operands), *jax.tree.leaves(written))
         return written
 
     return jax.pure_callback(callback, result, *operands)

@@ -242,7 +242,7 @@ def test_taps_that_are_packed_are_one_row_of_the_filter(packed, stored):
     """Ten of one channel, in float32: stores of 8 bytes are right, and Triton 3.6 makes them."""
     config = types.SimpleNamespace(packed=packed, groups=1)
     kernel = types.SimpleNamespace(__name__="conv_wgrad")
-    launch = types.SimpleNamespace(constants={"CONFIG": config}, operands=("y", "x"), kernel=kernel, splits=66)
+    launch = types.SimpleNamespace(constants={"CONFIG": config}, operands=("y", "x"), kernel=kernel, splits=66, results=1)
     problem = dataclasses.replace(ODD, role="wgrad", G=1, K=512, filter=(1, 1, 10))
     assert alignment.widest(problem, launch) == [16, stored]
 
