@@ -1,11 +1,11 @@
 """The suite: real problems, named and tagged, that benchmarks, tuning, compile sweeps and tests share.
 
-Tags are the kind ("matmul", "skinny", "batched", "mlp", "fused", "gated"; "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped",
-"depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network that a problem is from ("llama",
+Tags are the kind ("matmul", "skinny", "batched", "mlp", "fused", "gated"; "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem",
+"grouped", "depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network that a problem is from ("llama",
 "resnet50", "wrn", ...), and
 
-    target      `targets` expects something of it on a GPU: by kind, or as one that is "large", "thin", in "waves", or of "few-images" or
-                "many-images"
+    target      `targets` expects something of it on a GPU: by kind, or as one that is "large", "thin", "long" or "short" in the contracted
+                axis, in "waves", or of "few-images" or "many-images"
     sweep       compiled with every candidate configuration, not only with the one that `pick` takes
     precision   float32 by other means than TF32, or 8-bit numbers
     cpu         small enough for a CPU as it is, in float32

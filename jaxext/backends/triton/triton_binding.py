@@ -37,6 +37,7 @@ class TritonKernels(KernelImplementation):
 
     name = "triton"
     custom_calls = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
+    epilogues = True
     shared = (*KernelImplementation.shared, *sorted(KERNELS.glob("*.py")))
 
     def plan(self, call: Call) -> Plan | str:
