@@ -1,8 +1,8 @@
 """The suite: real problems, named and tagged, that benchmarks, tuning, compile sweeps and tests share.
 
-Tags are the kind ("matmul", "skinny", "batched", "mlp", "fused", "gated"; "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem",
-"grouped", "depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network that a problem is from ("llama",
-"resnet50", "wrn", ...), and
+Tags are the kind ("matmul", "skinny", "batched", "mlp", "fused", "gated"; "one-axis", "two-axes", "three-axes", "dense", "pointwise",
+"stem", "grouped", "depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network that a problem
+is from ("llama", "resnet50", "wrn", ...), and
 
     target      `targets` expects something of it on a GPU: by kind, or as one that is "large", "thin", "long" or "short" in the contracted
                 axis, in "waves", or of "few-images" or "many-images"
@@ -45,8 +45,8 @@ def _mlp(name: str, *widths: int, batch: int) -> Mlp:
     return _named(Mlp(name=name, widths=widths, batch=batch), "mlp")
 
 
-def _fused(operation: str, name: str, M: int, K: int, N: int, tags: str) -> Fused:
-    return _named(Fused(name=name, operation=operation, activation=name.split()[1], M=M, K=K, N=N), f"fused {tags}")
+def _fused(operation: str, name: str, M: int, K: int, N: int, tags: str, **more) -> Fused:
+    return _named(Fused(name=name, operation=operation, activation=name.split()[1], M=M, K=K, N=N, **more), f"fused {tags}")
 
 
 def _named(problem: Any, tags: str) -> Any:
@@ -204,13 +204,16 @@ ON_CPU = [
     _conv("29 groups of 12, 3x3", (8, 14, 14, 348), (3, 3, 12, 348), "cpu", groups=29, **FLOAT),
     _conv("batched filters", (1, 8, 8, 4), (3, 3, 4, 4), "cpu hypernetwork", batch=64, **FLOAT),
     _conv("batched filters", (1, 14, 14, 32), (3, 3, 32, 32), "cpu hypernetwork", batch=32, **FLOAT),
+    *(_fused("linear", "linear gelu", *sizes, "cpu", numbers=BOTH) for sizes in ((1024, 256, 1024), (64, 512, 512), (4096, 64, 256))),
+    _fused("linear", "linear silu", 256, 784, 1024, "cpu", numbers=BOTH),
+    _fused("gated_linear_unit", "gated silu", 512, 256, 512, "cpu gated", numbers=BOTH),
 ]
 
 FUSED = [
     _fused("linear", "linear gelu", 8192, 4096, 14336, "target long"),
     _fused("linear", "linear gelu", 8192, 4096, 4096, "target long"),
     _fused("linear", "linear gelu", 8192, 768, 3072, "target short"),
-    _fused("linear", "linear relu", 8192, 512, 8192, "target short"),
+    _fused("linear", "linear silu", 8192, 512, 8192, "target short"),
     _fused("gated_linear_unit", "gated silu", 8192, 4096, 14336, "target long gated"),
     _fused("gated_linear_unit", "gated silu", 8192, 768, 2048, "target short gated"),
 ]

@@ -78,7 +78,7 @@ def _activated(operation: Operation, z: jax.Array, ranks: Sequence[int], static:
     if GATES not in operation.free:
         return _activation.apply(static.activation, z)
     axis = operation.position(PREACTIVATION, GATES, ranks)
-    gate, up = (lax.index_in_dim(z, i, axis, keepdims=False) for i in (0, 1))
+    gate, up = (lax.squeeze(half, [axis]) for half in lax.split(z, (1, 1), axis))
     return _activation.apply(static.activation, gate) * up
 
 

@@ -24,9 +24,9 @@ NETWORKS = {
 }  # fmt: skip
 KINDS = {
     "matmul", "skinny", "batched", "mlp", "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped", "depthwise",
-    "strided", "dilated", "transposed", "causal", "batched-filters", "per-example",
+    "strided", "dilated", "transposed", "causal", "batched-filters", "per-example", "fused", "gated",
 }  # fmt: skip
-MARKS = {"target", "sweep", "precision", "cpu", "large", "waves", "thin", "few-images", "many-images", "clocks"}
+MARKS = {"target", "sweep", "precision", "cpu", "large", "long", "short", "waves", "thin", "few-images", "many-images", "clocks"}
 
 
 def structs(case, dtypes=None):
