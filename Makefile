@@ -56,7 +56,7 @@ kernels: $(ready)
 # what XLA's GPU compiler makes of our programs, for a GPU that need not be there; with a CUDA toolkit.  The compiler lies in a folder of its
 # own: in the environment, jax would look for a GPU in every program
 gpu-programs: $(VENV)/gpu-compiler
-	PYTHONPATH=$(abspath $<) $(python) -m pytest -n 2 tests/backends/test_gpu_program.py tests/backends/test_gpu_program_preferences.py
+	PYTHONPATH=$(abspath $<) $(python) -m pytest -n 2 $(wildcard tests/backends/test_gpu_program*.py)
 
 # for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled (all of them each time, unless
 # CMAKE_ARGS=-DJAXEXT_KERNELS=... names a library of them), and what it and its tests need beside jax and Triton 3.6; no GPU is needed
