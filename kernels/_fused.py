@@ -19,6 +19,7 @@ from ._launch import Launch
 FLOATS = ("fp32", "bf16", "fp16")
 
 _LOG2E, _LOG2E_LOW, _LN2 = tl.constexpr(1.44269502162933349609375), tl.constexpr(1.925963033500e-8), tl.constexpr(0.6931471805599453)
+MOST_AT_ONCE = tl.constexpr(16)  # sums of a thread
 _FAR = tl.constexpr(150.0)  # exp(-150) is zero in float32
 
 
@@ -61,8 +62,44 @@ def refused(epilogue: Epilogue | None, role: str, wanted: str, result: str, gate
 
 
 @triton.jit
-def finish(sums, bias, residual_ptr, result_ptr, saved_ptr, at, mask, EPILOGUE: tl.constexpr):
-    """Stores what the epilogue makes of sums; `at` and `mask` are of the residual, of the result and of the saved z."""
+def finish(
+    sums, linear, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM: tl.constexpr, COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """Stores what the epilogue makes of a tile of sums, and of a linear part beside a gate.
+
+    `row` is where the tile's rows begin in the result, `column` the first of its columns.  All of these exist if WHOLE, or those below
+    COLUMNS.  A wide tile is finished in parts: the registers do not hold what an epilogue makes of all of it at once.
+    """
+    WIDTH: tl.constexpr = sums.shape[1]
+    if WIDTH > 16 and sums.shape[0] * WIDTH > MOST_AT_ONCE * 32 * WARPS:
+        left, right = halves(sums)
+        more_left, more_right = halves(linear) if PROBLEM.epilogue.gated else (None, None)
+        finish(
+            left, more_left, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM, COLUMNS, WHOLE, WARPS,
+        )  # fmt: skip
+        finish(
+            right, more_right, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column + WIDTH // 2, PROBLEM, COLUMNS, WHOLE, WARPS,
+        )  # fmt: skip
+    else:
+        col = column + tl.arange(0, WIDTH)[None, :]
+        col_in = tl.full(col.shape, True, tl.int1) if WHOLE else col < COLUMNS
+        mask = row_in & col_in
+        if PROBLEM.epilogue.gated:
+            if PROBLEM.epilogue.saves:
+                at = saved_ptr + (2 * row + col)
+                tl.store(at, sums.to(saved_ptr.dtype.element_ty), mask=mask)
+                tl.store(at + COLUMNS, linear.to(saved_ptr.dtype.element_ty), mask=mask)
+            y = activate(sums, PROBLEM.epilogue.activation) * linear
+            tl.store(result_ptr + (row + col), y.to(result_ptr.dtype.element_ty), mask=mask)
+        else:
+            bias = load_bias(bias_ptr, col, col_in, PROBLEM)
+            store(sums, bias, residual_ptr, result_ptr, saved_ptr, row + col, mask, PROBLEM.epilogue)
+
+
+@triton.jit
+def store(sums, bias, residual_ptr, result_ptr, saved_ptr, at, mask, EPILOGUE: tl.constexpr):
+    """Without a gate; `at` and `mask` are of the residual, of the result and of the saved z."""
     z = sums
     if EPILOGUE.bias is not None:
         z += bias
@@ -84,12 +121,18 @@ def load_bias(bias_ptr, at, mask, PROBLEM: tl.constexpr):
 
 
 @triton.jit
-def gate(sums, EPILOGUE: tl.constexpr):
-    """activation(the left half of the columns) · the right half."""
-    HALF: tl.constexpr = sums.shape[1] // 2
-    halves = tl.permute(tl.reshape(sums, (sums.shape[0], 2, HALF)), (0, 2, 1))
-    gated, linear = tl.split(halves)
-    return activate(gated, EPILOGUE.activation) * linear
+def halves(tile):
+    """The left columns and the right ones, which are registers of the same threads where the tensor cores lay out the tile."""
+    return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def beyond(pointer, offset):
+    """None stays None."""
+    if pointer is None:
+        return None
+    else:
+        return pointer + offset
 
 
 @triton.jit

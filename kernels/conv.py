@@ -250,10 +250,21 @@ def _gather(
     if PROBLEM.epilogue is None:
         tl.store(target_ptr + (pixel + column), accumulator.to(target_ptr.dtype.element_ty), mask=row_exists & column_exists)
     else:
-        bias_ptr += batch.to(tl.int64) * TARGET_CHANNELS + group_block * COLUMNS
-        bias = _fused.load_bias(bias_ptr, column, column_exists, PROBLEM)
-        at, mask = first_target + (pixel + column), row_exists & column_exists
-        _fused.finish(accumulator, bias, residual_ptr, target_ptr, saved_ptr, at, mask, PROBLEM.epilogue)
+        _fused.finish(
+            accumulator,
+            None,
+            bias_ptr + (batch.to(tl.int64) * TARGET_CHANNELS + group_block * COLUMNS),
+            residual_ptr + first_target,
+            target_ptr + first_target,
+            _fused.beyond(saved_ptr, first_target),
+            pixel,
+            row_exists,
+            column_block * BLOCK_N,
+            PROBLEM,
+            COLUMNS,
+            COLUMNS % BLOCK_N == 0,
+            CONFIG.num_warps,
+        )
 
 
 @triton.jit(repr=kernel_name)

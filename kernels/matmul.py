@@ -385,23 +385,27 @@ def _matmul(
         rhs_ptr += BLOCK_DEPTH * PROBLEM.rhs_strides[0]
         depth += BLOCK_DEPTH
 
-    if PROBLEM.gated:
-        if PROBLEM.epilogue.saves:
-            saved_ptr += batch * (ROWS * COLS) + row[:, None] * COLS + col[None, :]
-            tl.store(saved_ptr, total.to(saved_ptr.dtype.element_ty), mask=row_in[:, None] & col_in[None, :])
-        col = tile_col * (BLOCK_COLS // 2) + tl.arange(0, BLOCK_COLS // 2)
-        col_in = _inside(col, PROBLEM.N, TILE_COLS * (BLOCK_COLS // 2))
-        result_ptr += batch * (ROWS * PROBLEM.N) + row[:, None] * PROBLEM.N + col[None, :]
-        result = _fused.gate(total, PROBLEM.epilogue).to(result_ptr.dtype.element_ty)
-        tl.store(result_ptr, result, mask=row_in[:, None] & col_in[None, :])
-    elif PROBLEM.epilogue is not None:
-        bias = _fused.load_bias(bias_ptr, batch * COLS + col, col_in, PROBLEM)
-        at = batch * (ROWS * COLS) + (row[:, None] * COLS + col[None, :])
-        _fused.finish(total, bias, residual_ptr, result_ptr, saved_ptr, at, row_in[:, None] & col_in[None, :], PROBLEM.epilogue)
-    else:
+    if PROBLEM.epilogue is None:
         result_ptr += (split * PROBLEM.B + batch) * (ROWS * COLS)
         result = total.to(result_ptr.dtype.element_ty)
         tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=row_in[:, None] & col_in[None, :])
+    else:
+        sums, linear = _fused.halves(total) if PROBLEM.gated else (total, None)
+        _fused.finish(
+            sums,
+            linear,
+            bias_ptr + batch * PROBLEM.N,
+            residual_ptr + batch * (ROWS * PROBLEM.N),
+            result_ptr + batch * (ROWS * PROBLEM.N),
+            _fused.beyond(saved_ptr, batch * (ROWS * COLS)),
+            row[:, None] * PROBLEM.N,
+            row_in[:, None],
+            tile_col * sums.shape[1],
+            PROBLEM,
+            PROBLEM.N,
+            TILE_COLS * BLOCK_COLS == COLS,
+            CONFIG.num_warps,
+        )
 
 
 @triton.jit
