@@ -184,6 +184,7 @@ def conv_fused(
     D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """fprop with an epilogue."""
+    saved_ptr = saved_ptr if PROBLEM.epilogue.saves else y_ptr
     _gather(x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, saved_ptr, PROBLEM, CONFIG, TILES, D, H, W)
 
 
@@ -252,11 +253,11 @@ def _gather(
     else:
         _fused.finish(
             accumulator,
-            None,
+            accumulator,
             bias_ptr + (batch.to(tl.int64) * TARGET_CHANNELS + group_block * COLUMNS),
             residual_ptr + first_target,
             target_ptr + first_target,
-            _fused.beyond(saved_ptr, first_target),
+            saved_ptr + first_target,
             pixel,
             row_exists,
             column_block * BLOCK_N,

@@ -285,6 +285,7 @@ def depthwise_fused(
     D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """fprop with an epilogue."""
+    saved_ptr = saved_ptr if PROBLEM.epilogue.saves else y_ptr
     CHANNELS: tl.constexpr = PROBLEM.G * PROBLEM.K
     _gather(x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, saved_ptr, CHANNELS, PROBLEM.G, PROBLEM.K, 1, PROBLEM, CONFIG, D, H, W)
 
@@ -362,7 +363,7 @@ def _gather(
             step = W.period * W.spacing * u
             mask = (tw + step < W.T)[:, None] & real[None, :]
             at = place + step * TARGET_C
-            _fused.store(sums[u], bias, residual_ptr, target_ptr, saved_ptr, at, mask, PROBLEM.epilogue)
+            _fused.store(sums[u], bias, residual_ptr, target_ptr, saved_ptr, at, mask, PROBLEM)
 
 
 @triton.jit(repr=kernel_name)

@@ -346,6 +346,7 @@ def matmul_fused(
     lhs_ptr, rhs_ptr, bias_ptr, residual_ptr, result_ptr, saved_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
+    saved_ptr = saved_ptr if PROBLEM.epilogue.saves else result_ptr
     _matmul(lhs_ptr, rhs_ptr, bias_ptr, residual_ptr, result_ptr, saved_ptr, PROBLEM, CONFIG, TILE_ROWS, TILE_COLS, STEPS)
 
 
@@ -390,14 +391,14 @@ def _matmul(
         result = total.to(result_ptr.dtype.element_ty)
         tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=row_in[:, None] & col_in[None, :])
     else:
-        sums, linear = _fused.halves(total) if PROBLEM.gated else (total, None)
+        sums, linear = _fused.halves(total) if PROBLEM.gated else (total, total)
         _fused.finish(
             sums,
             linear,
             bias_ptr + batch * PROBLEM.N,
             residual_ptr + batch * (ROWS * PROBLEM.N),
             result_ptr + batch * (ROWS * PROBLEM.N),
-            _fused.beyond(saved_ptr, batch * (ROWS * COLS)),
+            saved_ptr + batch * (ROWS * COLS),
             row[:, None] * PROBLEM.N,
             row_in[:, None],
             tile_col * sums.shape[1],
