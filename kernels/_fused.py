@@ -75,12 +75,9 @@ def finish(
     if WIDTH > 16 and sums.shape[0] * WIDTH > MOST_AT_ONCE * 32 * WARPS:
         left, right = halves(sums)
         more_left, more_right = halves(linear)
-        finish(
-            left, more_left, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM, COLUMNS, WHOLE, WARPS,
-        )  # fmt: skip
-        finish(
-            right, more_right, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column + WIDTH // 2, PROBLEM, COLUMNS, WHOLE, WARPS,
-        )  # fmt: skip
+        middle = column + WIDTH // 2
+        finish(left, more_left, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM, COLUMNS, WHOLE, WARPS)
+        finish(right, more_right, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, middle, PROBLEM, COLUMNS, WHOLE, WARPS)
     else:
         col = column + tl.arange(0, WIDTH)[None, :]
         col_in = tl.full(col.shape, True, tl.int1) if WHOLE else col < COLUMNS

@@ -14,8 +14,8 @@ import jaxext
 
 X, W, BIAS, Y = struct(4096, 1024), struct(1024, 4096), struct(4096), struct(4096, 4096)
 WEIGHTS = struct(1024, 2, 4096)
-IMAGE, FILTER, CHANNELS = struct(8, 28, 28, 256), struct(3, 3, 256, 256), struct(256)
-NHWC = ("NHWC", "HWIO", "NHWC")
+IMAGE, FILTER, CHANNELS = struct(8, 28, 28, 256), struct(256, 3, 3, 256), struct(256)
+NHWC = ("NHWC", "OHWI", "NHWC")  # as the kernels take filters
 
 
 def linear(by):
