@@ -180,8 +180,15 @@ class Declared:
 
         Its operands are those of this operation, all results with the saved ones, and the cotangents d_<result>.  Register a kernel for it,
         and reverse mode uses it.  Its own reference is the derivative of this operation's.
+
+        Raises:
+          AttributeError: this operation is such a `backward`, whose derivative is always its reference's, or it has no derivative.
         """
-        return Declared(self._declaration.backward)
+        declared = self._declaration
+        if declared.unread or not (declared.differentiable and declared.given):
+            why = "its derivative is its reference's" if declared.unread else "all its operands or all its results are constant"
+            raise AttributeError(f"{declared.name} has no backward: {why}")
+        return Declared(declared.backward)
 
     def __call__(
         self, *arrays: jax.Array | np.ndarray, implementation: str | None = None, ranks: Mapping[str, int] | None = None, **static
@@ -192,7 +199,8 @@ class Declared:
 
         Args:
           *arrays: the operands, with the axes of their labels.
-          implementation: the name of an implementation, also used for the derivatives.  None selects one automatically.
+          implementation: the name of an implementation.  Reverse mode uses the one of that name of `backward`, or the reference if there is
+            none.  None selects automatically.
           ranks: the number of axes of independent labels in these arrays, if not 1.
           **static: further keywords of the reference: numbers, strings and other hashable values.
 
@@ -200,10 +208,13 @@ class Declared:
           TypeError: an operand is not an array, does not match its labels or the others, or is neither floating-point nor constant; a
             keyword is not hashable; the reference gives other results than declared.
           ValueError: a label or the implementation is unknown.
-          NotImplementedError: the named implementation does not support this call.  Raised at lowering.
+          NotImplementedError: the named implementation does not support this call.  Raised at lowering, or by vmap of what has no
+            independent label.
         """
         declared, form = self._declaration, self._declaration.operation
         implementation = named(implementation, form.name, form.family)
+        if ranks is not None and not isinstance(ranks, Mapping):
+            raise TypeError(f"{form.name}: ranks is {ranks!r}, want a dict of labels and numbers of axes")
         rank = _ranks(form, ranks or {})
         for label, n in zip(form.free, rank, strict=True):
             if label in form.whole and n != 1:
@@ -212,9 +223,9 @@ class Declared:
             raise TypeError(f"{form.name}: got {len(arrays)} arrays, want {len(declared.inputs)}: {', '.join(declared.inputs)}")
         operands = _operands(form, dict(zip(declared.inputs, arrays, strict=True)), rank)
         for name, x in operands.items():
-            if name not in declared.constant and not jnp.issubdtype(x.dtype, jnp.inexact):
+            if name in declared.differentiable and not jnp.issubdtype(x.dtype, jnp.inexact):
                 raise TypeError(f"{form.name}: {name} is {x.dtype}, want floating-point numbers, or `constant={name!r}` in its declaration")
-        keywords = StaticKeywords(tuple(sorted(static.items())))
+        keywords = _keywords(form.name, static)
         results = form.bind(
             operands,
             wanted=tuple(name for name in declared.results if name not in declared.saved),
@@ -253,7 +264,7 @@ def operation(
       saved: further results, for `backward`.  They are computed only where a derivative needs them.
       whole: labels in whose elements the reference is not independent, such as the axis of a softmax.  They are neither mapped nor split
         over devices.  Labels that a result lacks always count among them.
-      constant: operands that have no derivative, separated by spaces.
+      constant: operands and results that have no derivative, separated by spaces.
 
     Returns:
       the operation, with the implementation "xla", which is the reference.
@@ -273,6 +284,12 @@ def operation(
     """
     if not callable(reference):
         raise TypeError(f"operation: the reference of {name} is {reference!r}, want a function")
+    for what, given in dict(operands=operands, results=results, saved=saved or {}).items():
+        if not isinstance(given, Mapping):
+            raise TypeError(f"operation: {what} of {name} is {given!r}, want a dict of names and labels")
+    for what, text in dict(whole=whole, constant=constant).items():
+        if not isinstance(text, str):
+            raise TypeError(f"operation: {what} of {name} is {text!r}, want a str")
     labels = {each: _words(name, each, text) for each, text in {**operands, **results, **(saved or {})}.items()}
     if len(labels) != len(operands) + len(results) + len(saved or {}):
         raise ValueError(f"operation: {name} has two arrays of one name, want different names")
@@ -286,8 +303,8 @@ def operation(
         if label not in everywhere:
             raise ValueError(f"operation: whole has {label!r}, {name} has the labels {list(everywhere)}")
     for each in fixed:
-        if each not in operands:
-            raise ValueError(f"operation: constant has {each!r}, {name} has the operands {list(operands)}")
+        if each not in labels:
+            raise ValueError(f"operation: constant has {each!r}, {name} has the operands and results {list(labels)}")
     kept = tuple(label for label in everywhere if label in said or not all(label in of for of in given))
     if not {*everywhere} - {*kept}:
         raise ValueError(f"operation: {name} has no label that all results have and that is not in `whole`, want one, for vmap")
@@ -300,8 +317,20 @@ def operation(
         whole=kept,
         constant=tuple(fixed),
     )
-    declaration.operation  # noqa: B018 (registers its family)
-    return Declared(declaration)
+    declared = Declared(declaration)
+    declaration.operation  # noqa: B018 (registers its family, and so its name)
+    if hasattr(declared, "backward"):
+        declaration.tangent, declaration.backward.operation  # noqa: B018 (theirs, too)
+    return declared
+
+
+def _keywords(name: str, static: Mapping[str, Any]) -> StaticKeywords:
+    for keyword, value in static.items():
+        try:
+            hash(value)
+        except TypeError:
+            raise TypeError(f"{name}: keyword {keyword} is {value!r}, want a hashable value") from None
+    return StaticKeywords(tuple(sorted(static.items())))
 
 
 def _as_tuple(reference: Callable[..., Any]) -> Callable[..., tuple]:

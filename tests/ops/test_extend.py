@@ -258,5 +258,5 @@ class Stacked(Once):
 def test_the_examples_in_docstrings():
     with jax.enable_x64(False):
         names = vars(extend) | dict(jaxext=jaxext)
-        assert doctest.testmod(extend, extraglobs=names) == doctest.TestResults(failed=0, attempted=4)
+        assert doctest.testmod(extend, extraglobs=names) == doctest.TestResults(failed=0, attempted=7)
         assert doctest.testmod(implementation, extraglobs=names) == doctest.TestResults(failed=0, attempted=3)
