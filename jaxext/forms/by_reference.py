@@ -150,7 +150,7 @@ class Declaration:
             composition=composition,
             tangents=self._tangents if name == self.name else functools.partial(_tangents_of, function),
             family=family,
-            saved=lambda static: self.results if name == self.name and self.has_backward else (),
+            saved=lambda static: tuple(self.results) if name == self.name and self.has_backward else (),
             whole=self.whole,
         )
 
