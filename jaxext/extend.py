@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,16 +25,15 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import ops
 from jaxext.backends.xla.xla_matmul import XlaMatmul
+from jaxext.families import declarations
 from jaxext.families.dispatch import as_dot_general_says, named, sharding_in_types
 from jaxext.forms.by_reference import Declaration
-from jaxext.forms.by_reference import Keywords as StaticKeywords
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.family import Family, declare, families, names_of_implementations
 from jaxext.forms.family import register as _register
-from jaxext.forms.form import Form, dimension_numbers, owner
+from jaxext.forms.form import Form, dimension_numbers
 from jaxext.forms.form import define as _define
 from jaxext.forms.implementation import Algorithm, Implementation, Plan
-from jaxext.forms.labelled import Labelled
 
 __all__ = ["Algorithm", "Bilinear", "Call", "Declared", "Implementation", "Plan", "define", "no_kernel", "operation", "register"]
 
@@ -100,8 +97,8 @@ class Bilinear:
         """
         form = self._form
         implementation = named(implementation, form.name, form.family)
-        rank = _ranks(form, ranks)
-        operands = _operands(form, dict(zip(form.slots, (first, second), strict=False)), rank)
+        rank = declarations.ranks(form, ranks)
+        operands = declarations.operands(form, dict(zip(form.slots, (first, second), strict=False)), rank)
         if preferred_element_type is None:
             dtype = jnp.result_type(first, second)
             operands = {slot: jnp.asarray(x, dtype) for slot, x in operands.items()}
@@ -140,18 +137,13 @@ def define(name: str, /, **slots: str) -> Bilinear:
       >>> jax.jit(jax.vmap(lambda u, v: outer(u, v, B=0, K=0)))(jnp.ones((4, 2)), jnp.ones((4, 3))).shape
       (4, 2, 3)
     """
-    labels = _labels(name, slots)
+    labels = declarations.of_form(name, slots)
     if name in _defined and _defined[name].slots == labels and list(_defined[name].slots) == list(labels):
         return Bilinear(_defined[name])
-    _refuse_name("define", name, (name, *(f"{name}_{slot}" for slot in labels)))
+    declarations.refuse_name("define", name, (name, *(f"{name}_{slot}" for slot in labels)), _reserved())
     family = Family(name, twin=lax.dot_general_p, names=name)
     form = Form(name=name, slots=labels, roles={slot: slot for slot in labels}, window=(), family=family)
-    for among in (*itertools.combinations(labels, 2), tuple(labels)):
-        if not any({slot for slot in labels if label in labels[slot]} == set(among) for label in form.free):
-            raise ValueError(
-                f"define: {name} has no label in exactly {', '.join(among)}, where vmap would put an axis of these: give it one, which has"
-                " rank 0 in the calls that need none"
-            )
+    declarations.refuse_where_vmap_cannot_map(form)
     declare(family, XlaMatmul())
     _defined[name] = _define(form)
     return Bilinear(form)
@@ -180,8 +172,15 @@ class Declared:
 
         Its operands are those of this operation, all results with the saved ones, and the cotangents d_<result>.  Register a kernel for it,
         and reverse mode uses it.  Its own reference is the derivative of this operation's.
+
+        Raises:
+          AttributeError: this operation is such a `backward`, whose derivative is always its reference's, or it has no derivative.
         """
-        return Declared(self._declaration.backward)
+        declared = self._declaration
+        if declared.unread or not (declared.differentiable and declared.given):
+            why = "its derivative is its reference's" if declared.unread else "all its operands or all its results are constant"
+            raise AttributeError(f"{declared.name} has no backward: {why}")
+        return Declared(declared.backward)
 
     def __call__(
         self, *arrays: jax.Array | np.ndarray, implementation: str | None = None, ranks: Mapping[str, int] | None = None, **static
@@ -192,7 +191,8 @@ class Declared:
 
         Args:
           *arrays: the operands, with the axes of their labels.
-          implementation: the name of an implementation, also used for the derivatives.  None selects one automatically.
+          implementation: the name of an implementation.  Reverse mode uses the one of that name of `backward`, or the reference if there is
+            none.  None selects automatically.
           ranks: the number of axes of independent labels in these arrays, if not 1.
           **static: further keywords of the reference: numbers, strings and other hashable values.
 
@@ -200,21 +200,14 @@ class Declared:
           TypeError: an operand is not an array, does not match its labels or the others, or is neither floating-point nor constant; a
             keyword is not hashable; the reference gives other results than declared.
           ValueError: a label or the implementation is unknown.
-          NotImplementedError: the named implementation does not support this call.  Raised at lowering.
+          NotImplementedError: the named implementation does not support this call.  Raised at lowering, or by vmap of what has no
+            independent label.
         """
         declared, form = self._declaration, self._declaration.operation
         implementation = named(implementation, form.name, form.family)
-        rank = _ranks(form, ranks or {})
-        for label, n in zip(form.free, rank, strict=True):
-            if label in form.whole and n != 1:
-                raise ValueError(f"{form.name}: label {label} has the rank {n}, want 1, since the operation is not independent along it")
-        if len(arrays) != len(declared.inputs):
-            raise TypeError(f"{form.name}: got {len(arrays)} arrays, want {len(declared.inputs)}: {', '.join(declared.inputs)}")
-        operands = _operands(form, dict(zip(declared.inputs, arrays, strict=True)), rank)
-        for name, x in operands.items():
-            if name not in declared.constant and not jnp.issubdtype(x.dtype, jnp.inexact):
-                raise TypeError(f"{form.name}: {name} is {x.dtype}, want floating-point numbers, or `constant={name!r}` in its declaration")
-        keywords = StaticKeywords(tuple(sorted(static.items())))
+        rank = declarations.ranks(form, {} if ranks is None else ranks)
+        operands = declarations.operands_of(declared, arrays, rank)
+        keywords = declarations.keywords(form.name, static)
         results = form.bind(
             operands,
             wanted=tuple(name for name in declared.results if name not in declared.saved),
@@ -253,7 +246,7 @@ def operation(
       saved: further results, for `backward`.  They are computed only where a derivative needs them.
       whole: labels in whose elements the reference is not independent, such as the axis of a softmax.  They are neither mapped nor split
         over devices.  Labels that a result lacks always count among them.
-      constant: operands that have no derivative, separated by spaces.
+      constant: operands and results that have no derivative, separated by spaces.
 
     Returns:
       the operation, with the implementation "xla", which is the reference.
@@ -273,35 +266,27 @@ def operation(
     """
     if not callable(reference):
         raise TypeError(f"operation: the reference of {name} is {reference!r}, want a function")
-    labels = {each: _words(name, each, text) for each, text in {**operands, **results, **(saved or {})}.items()}
-    if len(labels) != len(operands) + len(results) + len(saved or {}):
-        raise ValueError(f"operation: {name} has two arrays of one name, want different names")
-    if not operands or not results:
-        raise ValueError(f"operation: {name} has no {'operands' if not operands else 'results'}, want at least one")
-    _refuse_name("operation", name, (name, f"{name}_tangent", f"{name}_backward"))
-    given = [labels[each] for each in (*results, *(saved or {}))]
-    everywhere = dict.fromkeys(label for of in labels.values() for label in of)
-    said, fixed = whole.split(), constant.split()
-    for label in said:
-        if label not in everywhere:
-            raise ValueError(f"operation: whole has {label!r}, {name} has the labels {list(everywhere)}")
-    for each in fixed:
-        if each not in operands:
-            raise ValueError(f"operation: constant has {each!r}, {name} has the operands {list(operands)}")
-    kept = tuple(label for label in everywhere if label in said or not all(label in of for of in given))
-    if not {*everywhere} - {*kept}:
-        raise ValueError(f"operation: {name} has no label that all results have and that is not in `whole`, want one, for vmap")
+    declarations.refuse_name("operation", name, (name, f"{name}_tangent", f"{name}_backward"), _reserved())
+    inputs, outputs, further, fixed, kept = declarations.of_operation(name, operands, results, saved or {}, whole, constant)
     declaration = Declaration(
         name=name,
         reference=_as_tuple(reference),
-        inputs={each: labels[each] for each in operands},
-        results={each: labels[each] for each in (*results, *(saved or {}))},
-        saved=tuple(saved or {}),
+        inputs=inputs,
+        results=outputs | further,
+        saved=tuple(further),
         whole=kept,
-        constant=tuple(fixed),
+        constant=fixed,
     )
-    declaration.operation  # noqa: B018 (registers its family)
-    return Declared(declaration)
+    declared = Declared(declaration)
+    _ = declaration.operation  # registers its family, and so its name
+    if hasattr(declared, "backward"):
+        _ = declaration.tangent, declaration.backward.operation  # theirs, too
+    return declared
+
+
+def _reserved() -> list[str]:
+    """Patterns of the names that are jaxext's."""
+    return [*ops.__all__, *(family.names for family in _OWN.values())]
 
 
 def _as_tuple(reference: Callable[..., Any]) -> Callable[..., tuple]:
@@ -349,67 +334,3 @@ def _family(operation: Bilinear | Declared | str) -> Family:
     if isinstance(operation, Bilinear):
         return operation._form.family
     return operation._declaration.operation.family if isinstance(operation, Declared) else _OWN[operation]
-
-
-def _words(name: str, array: str, text: str) -> tuple[str, ...]:
-    """The labels of an array."""
-    if not isinstance(text, str):
-        raise TypeError(f"operation: {array} of {name} is {text!r}, want a str")
-    words = tuple(text.split())
-    for label in words:
-        if not re.fullmatch("[A-Z][A-Za-z]*", label) or words.count(label) > 1:
-            raise ValueError(f"operation: {array} of {name} is {text!r}, want different words of letters that begin with a capital")
-    return words
-
-
-def _refuse_name(function: str, name: str, primitives: Sequence[str]) -> None:
-    taken = {*ops.__all__, *families, *(primitive.name for primitive in owner)}
-    for each in primitives:
-        if not isinstance(each, str):
-            raise TypeError(f"{function}: the name is {name!r}, want a str")
-        if not each.isidentifier() or each in taken or any(re.fullmatch(family.names, each) for family in _OWN.values()):
-            raise ValueError(f"{function}: the name is {name!r}, want an identifier, and {each!r} to be no other operation's")
-
-
-def _labels(name: str, slots: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    for what, text in {"the name": name, **slots}.items():
-        if not isinstance(text, str):
-            raise TypeError(f"define: {what} is {text!r}, want a str")
-    if len(slots) != 3:
-        raise ValueError(f"define: {name} has the slots {list(slots)}, want three: two operands and the result")
-    labels = {slot: tuple(text.split()) for slot, text in slots.items()}
-    for slot, of_slot in labels.items():
-        for label in of_slot:
-            if not re.fullmatch("[A-Z][A-Za-z]*", label) or of_slot.count(label) > 1:
-                raise ValueError(f"define: {slot} of {name} is {slots[slot]!r}, want different words of letters that begin with a capital")
-            if sum(label in others for others in labels.values()) == 1:
-                raise ValueError(f"define: label {label} of {name} stands in {slot} alone, want it in two slots or three")
-    return labels
-
-
-def _ranks(form: Labelled, ranks: Mapping[str, int]) -> tuple[int, ...]:
-    for label, rank in ranks.items():
-        if label not in form.free:
-            raise ValueError(f"{form.name}: there is no label {label!r}, want one of {list(form.free)}")
-        if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or rank < 0:
-            raise ValueError(f"{form.name}: label {label} has the rank {rank!r}, want a number of axes")
-    return tuple(int(ranks.get(label, 1)) for label in form.free)
-
-
-def _operands(form: Labelled, arrays: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, jax.Array]:
-    """The arrays by name, checked against the labels and each other."""
-    rank = dict(zip(form.free, ranks, strict=True))
-    sizes: dict[str, tuple[str, Any]] = {}
-    for slot, x in arrays.items():
-        if not isinstance(x, jax.Array | np.ndarray | np.generic):
-            raise TypeError(f"{form.name}: {slot} is {x!r}, want an array")
-        axes = form.axes(slot, ranks)
-        if x.ndim != len(axes):
-            wanted = " ".join(label if rank[label] == 1 else f"{label}={rank[label]}" for label in form.labels[slot])
-            raise TypeError(f"{form.name}: {slot} has the shape {x.shape}, want {len(axes)} axes: {wanted}")
-        for axis, size in zip(axes, x.shape, strict=True):
-            other, wanted = sizes.setdefault(axis, (slot, size))
-            if size != wanted:
-                label = axis.rstrip("0123456789")
-                raise TypeError(f"{form.name}: axis {label if rank[label] == 1 else axis} of {slot} is {size}, want {wanted} as in {other}")
-    return {slot: jnp.asarray(x) for slot, x in arrays.items()}

@@ -25,9 +25,10 @@ from jaxext.forms.operation import Operation, composed, sharded_as
 
 @dataclasses.dataclass(frozen=True)
 class Keywords:
-    """The static keywords of a call, by name."""
+    """The static keywords of a call, by name; of a tangent also the implementation that was named, which its transpose uses."""
 
     items: tuple[tuple[str, Any], ...]
+    named: str | None = None
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.items)
@@ -62,7 +63,8 @@ class Declaration:
       reference: a function of the operands, each with one axis for each label, and static keywords.  It gives a tuple of all results.
       inputs, results: name -> labels.  Results include those that are `saved` for the derivative.
       whole: the labels in whose elements the reference is not independent.
-      constant: the operands that are not differentiable.
+      constant: the operands and results that are not differentiable.
+      unread: the operands that the reference does not read.  Only a `backward` has any: the results, which are for its kernels.
     """
 
     name: str
@@ -72,6 +74,17 @@ class Declaration:
     saved: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def differentiable(self) -> list[str]:
+        """The operands that have a derivative."""
+        return [name for name in self.inputs if name not in (*self.constant, *self.unread)]
+
+    @property
+    def given(self) -> list[str]:
+        """The results that have a derivative: not those that are saved for it."""
+        return [name for name in self.results if name not in (*self.saved, *self.constant)]
 
     @functools.cached_property
     def operation(self) -> Operation:
@@ -80,8 +93,7 @@ class Declaration:
     @functools.cached_property
     def backward(self) -> Declaration:
         """The cotangents d_<operand> from operands, results and the cotangents d_<result>."""
-        given = [name for name in self.results if name not in self.saved]
-        differentiable = [name for name in self.inputs if name not in self.constant]
+        given, differentiable = self.given, self.differentiable
 
         def reference(*args, **keywords):
             operands, cotangents = args[: len(self.inputs)], args[len(self.inputs) + len(self.results) :]
@@ -89,7 +101,8 @@ class Declaration:
 
             def of(*moved):
                 everything = values | dict(zip(differentiable, moved, strict=True))
-                return self.reference(*everything.values(), **keywords)[: len(given)]
+                results = dict(zip(self.results, self.reference(*everything.values(), **keywords), strict=True))
+                return tuple(results[name] for name in given)
 
             primals, transposed = jax.vjp(of, *(values[name] for name in differentiable))
             return transposed(tuple(ct.astype(y.dtype) for ct, y in zip(cotangents, primals, strict=True)))
@@ -100,13 +113,14 @@ class Declaration:
             inputs={**self.inputs, **self.results, **{f"d_{name}": self.results[name] for name in given}},
             results={f"d_{name}": self.inputs[name] for name in differentiable},
             whole=self.whole,
+            constant=tuple(name for name in self.constant if name in self.inputs),
+            unread=tuple(self.results),
         )
 
     @functools.cached_property
-    def _tangent(self) -> Operation:
+    def tangent(self) -> Operation:
         """The tangents d_<result>, linear in d_<operand>; its transpose is `backward`."""
-        given = [name for name in self.results if name not in self.saved]
-        differentiable = [name for name in self.inputs if name not in self.constant]
+        given, differentiable = self.given, self.differentiable
         dots = {f"d_{name}": self.inputs[name] for name in differentiable}
 
         def results(operands, ranks, static):
@@ -121,15 +135,22 @@ class Declaration:
     def _operation(self, name, inputs, results, function) -> Operation:
         """`function(operands, ranks, static)` gives the results in a dict."""
         reference = Reference()
+
+        def composition(operation, product, operands, *, ranks, static, implementation, **_):
+            if implementation not in (None, reference.name):  # then it is vmap that calls this, where no label can have the mapped axis
+                reason = "vmap maps an operand or a result that has no independent label, which only the reference computes: name none"
+                raise NotImplementedError(f"{name}: implementation {implementation!r} does not support this call: {reason}")
+            return function(operands, ranks, static)
+
         family = declare(Family(name, twin=None, names=name), reference)
         return Operation(
             name=name,
             inputs=inputs,
             results=results,
-            composition=lambda operation, product, operands, *, ranks, static, **_: function(operands, ranks, static),
+            composition=composition,
             tangents=self._tangents if name == self.name else functools.partial(_tangents_of, function),
             family=family,
-            saved=lambda static: self.results if name == self.name and self.has_backward else (),
+            saved=lambda static: tuple(self.results) if name == self.name and self.has_backward else (),
             whole=self.whole,
         )
 
@@ -152,12 +173,20 @@ class Declaration:
         shapes, wanted = [getattr(y, "shape", None) for y in given], [of_one(labels) for labels in self.results.values()]
         if shapes != wanted:
             raise TypeError(f"{self.name}: the reference gives arrays of the shapes {shapes}, want {wanted} for {list(self.results)}")
+        for name, y in zip(self.results, given, strict=True):
+            if name in self.given and not jnp.issubdtype(y.dtype, jnp.inexact):
+                want = f"want floating-point numbers, or `constant={name!r}` in its declaration"
+                raise TypeError(f"{self.name}: the reference gives {name} in {y.dtype}, {want}")
         return tuple(y.dtype for y in given)
 
     @property
     def has_backward(self) -> bool:
         """Whether `backward` has an implementation besides its reference."""
         return "backward" in vars(self) and len(self.backward.operation.family.implementations) > 1
+
+    def _named(self, named: str | None) -> str | None:
+        """The implementation of `backward` where one of this operation is named: the reference if it has none of that name."""
+        return named if named in (None, *self.backward.operation.family.names_of_implementations) else Reference.name
 
     def _results(self, operands, ranks, static) -> dict[str, jax.Array]:
         """All results of the reference, of operands with any number of axes for each independent label."""
@@ -192,30 +221,31 @@ class Declaration:
 
         def of(moved):
             results = self._results({**operands, **moved}, ranks, static)
-            return {name: y for name, y in results.items() if jnp.issubdtype(y.dtype, jnp.inexact)}
+            return {name: y for name, y in results.items() if name not in self.constant and jnp.issubdtype(y.dtype, jnp.inexact)}
 
         return jax.jvp(of, ({name: operands[name] for name in dots},), (dict(dots),))[1]
 
-    def _tangents(self, operation, operands, results, dots, *, ranks, static, **params) -> dict[str, jax.Array]:
+    def _tangents(self, operation, operands, results, dots, *, ranks, static, implementation, **params) -> dict[str, jax.Array]:
         for name in dots:
             if name in self.constant:
                 raise TypeError(f"{self.name}: {name} is not differentiable, want it constant: jax.lax.stop_gradient")
         if not self.has_backward:
             return self._derivative(operands, dots, ranks, static)
-        everything = {name: dots.get(name, jnp.zeros_like(operands[name])) for name in self.inputs if name not in self.constant}
-        tangent = self._tangent
+        everything = {name: dots.get(name, jnp.zeros_like(operands[name])) for name in self.differentiable}
+        tangent = self.tangent
         of_results = dict(zip(operation.results, params.pop("dtypes"), strict=True))
         moved = tangent.bind(
             {**operands, **results, **{f"d_{name}": dot for name, dot in everything.items()}},
             wanted=tuple(tangent.results),
             ranks=self._ranks(operation, tangent, ranks),
-            static=static,
+            static=dataclasses.replace(static, named=implementation),
+            implementation=None,
             dtypes=tuple(of_results[name[2:]] for name in tangent.results),
             **params,
         )
         return {name[2:]: dot for name, dot in moved.items()}
 
-    def _transpose(self, tangent, cts, *args, ranks, static, dtypes, wanted, out_sharding, **params):
+    def _transpose(self, tangent, cts, *args, ranks, static, implementation, dtypes, wanted, out_sharding, **params):
         operands = dict(zip(tangent.inputs, args, strict=True))
         linear = {name: x.aval for name, x in operands.items() if ad.is_undefined_primal(x)}
         if all(type(ct) is ad.Zero for ct in cts):
@@ -223,11 +253,15 @@ class Declaration:
         backward = self.backward.operation
         cotangents = dict(zip(wanted, map(ad.instantiate_zeros, cts), strict=True))
         known = {name: x for name, x in operands.items() if name not in linear}
+        for name in tangent.results:
+            if name not in cotangents:  # nobody wanted this tangent
+                cotangents[name] = jnp.zeros_like(known[name[2:]])
         gradients = backward.bind(
             {**known, **cotangents},
             wanted=tuple(backward.results),
             ranks=self._ranks(tangent, backward, ranks),
-            static=static,
+            static=dataclasses.replace(static, named=None),
+            implementation=self._named(static.named),
             dtypes=tuple(known[name[2:]].dtype for name in backward.results),
             out_sharding=None,
             **params,

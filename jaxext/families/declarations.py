@@ -1,0 +1,163 @@
+"""Checks of users' declarations and calls: names, labels, ranks, arrays and keywords.
+
+A message says whose argument is wrong, and what is wanted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxext.forms.by_reference import Declaration, Keywords
+from jaxext.forms.family import families
+from jaxext.forms.form import Form, owner
+from jaxext.forms.labelled import Labelled
+
+Labels = tuple[str, ...]
+
+# --- a declaration
+
+
+def refuse_name(function: str, name: str, primitives: Sequence[str], reserved: Iterable[str]) -> None:
+    """Raise if a primitive of `name` has no name that is free.  `reserved` are patterns."""
+    taken = {*families, *(primitive.name for primitive in owner)}
+    for each in primitives if isinstance(name, str) else [name]:
+        if not isinstance(each, str):
+            raise TypeError(f"{function}: the name is {name!r}, want a str")
+        if not each.isidentifier() or each in taken or any(re.fullmatch(pattern, each) for pattern in reserved):
+            raise ValueError(f"{function}: the name is {name!r}, want an identifier, and {each!r} to be no other operation's")
+
+
+def of_form(name: str, slots: Mapping[str, str]) -> dict[str, Labels]:
+    """The labels of each slot of a bilinear operation."""
+    for what, text in {"the name": name, **slots}.items():
+        if not isinstance(text, str):
+            raise TypeError(f"define: {what} is {text!r}, want a str")
+    if len(slots) != 3:
+        raise ValueError(f"define: {name} has the slots {list(slots)}, want three: two operands and the result")
+    labels = {slot: _words("define", name, slot, text) for slot, text in slots.items()}
+    for slot, of_slot in labels.items():
+        for label in of_slot:
+            if sum(label in others for others in labels.values()) == 1:
+                raise ValueError(f"define: label {label} of {name} stands in {slot} alone, want it in two slots or three")
+    return labels
+
+
+def refuse_where_vmap_cannot_map(form: Form) -> None:
+    """Raise if two slots, or all three, have no label for the axes that vmap adds to these."""
+    labels = form.slots
+    for among in (*itertools.combinations(labels, 2), tuple(labels)):
+        if not any({slot for slot in labels if label in labels[slot]} == set(among) for label in form.free):
+            raise ValueError(
+                f"define: {form.name} has no label in exactly {', '.join(among)}, where vmap would put an axis of these: give it one, which"
+                " has rank 0 in the calls that need none"
+            )
+
+
+def of_operation(
+    name: str, operands: Mapping[str, str], results: Mapping[str, str], saved: Mapping[str, str], whole: str, constant: str
+) -> tuple[dict[str, Labels], dict[str, Labels], dict[str, Labels], Labels, Labels]:
+    """The labels of operands, results and saved results, the names that are constant, and the labels that are not independent."""
+    given = dict(operands=operands, results=results, saved=saved)
+    for what, arrays in given.items():
+        if not isinstance(arrays, Mapping):
+            raise TypeError(f"operation: {what} of {name} is {arrays!r}, want a dict of names and labels")
+    for what, text in dict(whole=whole, constant=constant).items():
+        if not isinstance(text, str):
+            raise TypeError(f"operation: {what} of {name} is {text!r}, want a str")
+    for what in ("operands", "results"):
+        if not given[what]:
+            raise ValueError(f"operation: {name} has no {what}, want at least one")
+    inputs, outputs, further = ({each: _words("operation", name, each, text) for each, text in arrays.items()} for arrays in given.values())
+    labels = {**inputs, **outputs, **further}
+    if len(labels) != len(inputs) + len(outputs) + len(further):
+        raise ValueError(f"operation: {name} has two arrays of one name, want different names")
+    everywhere = dict.fromkeys(label for of in labels.values() for label in of)
+    for label in whole.split():
+        if label not in everywhere:
+            raise ValueError(f"operation: whole has {label!r}, {name} has the labels {list(everywhere)}")
+    for each in constant.split():
+        if each not in labels:
+            raise ValueError(f"operation: constant has {each!r}, {name} has the operands and results {list(labels)}")
+    of_results = [*outputs.values(), *further.values()]
+    kept = tuple(label for label in everywhere if label in whole.split() or not all(label in of for of in of_results))
+    if len(kept) == len(everywhere):
+        raise ValueError(f"operation: {name} has no label that all results have and that is not in `whole`, want one, for vmap")
+    return inputs, outputs, further, tuple(constant.split()), kept
+
+
+def _words(function: str, name: str, array: str, text: str) -> Labels:
+    """The labels of an array."""
+    if not isinstance(text, str):
+        raise TypeError(f"{function}: {array} of {name} is {text!r}, want a str")
+    words = tuple(text.split())
+    for label in words:
+        if not re.fullmatch("[A-Z][A-Za-z]*", label) or words.count(label) > 1:
+            raise ValueError(f"{function}: {array} of {name} is {text!r}, want different words of letters that begin with a capital")
+    return words
+
+
+# --- a call
+
+
+def ranks(form: Labelled, given: Mapping[str, int]) -> tuple[int, ...]:
+    """The number of axes of each label, 1 unless it is given."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{form.name}: ranks is {given!r}, want a dict of labels and numbers of axes")
+    for label, rank in given.items():
+        if label not in form.free:
+            raise ValueError(f"{form.name}: there is no label {label!r}, want one of {list(form.free)}")
+        if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or rank < 0:
+            raise ValueError(f"{form.name}: label {label} has the rank {rank!r}, want a number of axes")
+    return tuple(int(given.get(label, 1)) for label in form.free)
+
+
+def operands(form: Labelled, arrays: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, jax.Array]:
+    """The arrays by name, checked against the labels and each other."""
+    rank = dict(zip(form.free, ranks, strict=True))
+    sizes: dict[str, tuple[str, Any]] = {}
+    for slot, x in arrays.items():
+        if not isinstance(x, jax.Array | np.ndarray | np.generic):
+            raise TypeError(f"{form.name}: {slot} is {x!r}, want an array")
+        axes = form.axes(slot, ranks)
+        if x.ndim != len(axes):
+            wanted = " ".join(label if rank[label] == 1 else f"{label}={rank[label]}" for label in form.labels[slot])
+            raise TypeError(f"{form.name}: {slot} has the shape {x.shape}, want {len(axes)} axes: {wanted}")
+        for axis, size in zip(axes, x.shape, strict=True):
+            other, wanted = sizes.setdefault(axis, (slot, size))
+            if size != wanted:
+                label = axis.rstrip("0123456789")
+                raise TypeError(f"{form.name}: axis {label if rank[label] == 1 else axis} of {slot} is {size}, want {wanted} as in {other}")
+    return {slot: jnp.asarray(x) for slot, x in arrays.items()}
+
+
+def operands_of(declared: Declaration, arrays: Sequence[Any], ranks: Sequence[int]) -> dict[str, jax.Array]:
+    """The same of a declared operation: as many as it has, and of floating-point numbers where it has a derivative."""
+    form, name = declared.operation, declared.name
+    for label, n in zip(form.free, ranks, strict=True):
+        if label in form.whole and n != 1:
+            raise ValueError(f"{name}: label {label} has the rank {n}, want 1, since the operation is not independent along it")
+    if len(arrays) != len(declared.inputs):
+        raise TypeError(f"{name}: got {len(arrays)} arrays, want {len(declared.inputs)}: {', '.join(declared.inputs)}")
+    checked = operands(form, dict(zip(declared.inputs, arrays, strict=True)), ranks)
+    for each in declared.differentiable:
+        if not jnp.issubdtype(checked[each].dtype, jnp.inexact):
+            want = f"want floating-point numbers, or `constant={each!r}` in its declaration"
+            raise TypeError(f"{name}: {each} is {checked[each].dtype}, {want}")
+    return checked
+
+
+def keywords(name: str, static: Mapping[str, Any]) -> Keywords:
+    """The static keywords of a call, which are part of the key of its program."""
+    for keyword, value in static.items():
+        try:
+            hash(value)
+        except TypeError:
+            raise TypeError(f"{name}: keyword {keyword} is {value!r}, want a hashable value") from None
+    return Keywords(tuple(sorted(static.items())))
