@@ -74,12 +74,13 @@ def finish(
     WIDTH: tl.constexpr = sums.shape[1]
     if WIDTH > 16 and sums.shape[0] * WIDTH > MOST_AT_ONCE * 32 * WARPS:
         left, right = halves(sums)
-        more_left, more_right = halves(linear) if PROBLEM.epilogue.gated else (None, None)
+        left_linear, right_linear = halves(linear) if PROBLEM.epilogue.gated else (None, None)
         finish(
-            left, more_left, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM, COLUMNS, WHOLE, WARPS,
+            left, left_linear, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM, COLUMNS, WHOLE, WARPS
         )  # fmt: skip
+        column += WIDTH // 2
         finish(
-            right, more_right, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column + WIDTH // 2, PROBLEM, COLUMNS, WHOLE, WARPS,
+            right, right_linear, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM, COLUMNS, WHOLE, WARPS
         )  # fmt: skip
     else:
         col = column + tl.arange(0, WIDTH)[None, :]
