@@ -5,6 +5,7 @@ It must not know JAX, nor what a compiler made of the kernel.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from jaxext.kernels._launch import BITS
@@ -13,7 +14,7 @@ SLOTS = "abcxwy"  # of all forms, in their order
 
 
 def dtypes_of(problem, launch) -> list[str]:
-    """The dtypes of the kernel's pointers: of three, but for an epilogue."""
+    """The dtypes of the kernel's pointers: of three, or, with an epilogue, of five or six."""
     of_slot = dict(zip(sorted(launch.operands[:2], key=SLOTS.index), problem.dtypes, strict=False))
     if problem.epilogue is not None:
         of_slot |= {"bias": problem.epilogue.bias, "residual": problem.epilogue.residual}
@@ -25,7 +26,7 @@ def dtypes_of(problem, launch) -> list[str]:
 def aligned(problem, launch) -> bool:
     """Whether every run of consecutive elements that a kernel reads starts and ends at a multiple of 16 bytes.
 
-    A depthwise filter's runs are its taps: they are few, and not counted.
+    A depthwise filter's runs are its taps: they are few, and not counted.  Nor is what an epilogue reads, once.
     """
     if hasattr(problem, "M"):
         runs = {"a": problem.K, "b": problem.N, "c": problem.N}
@@ -34,13 +35,13 @@ def aligned(problem, launch) -> bool:
         runs = {"x": problem.G, "y": 1 if stepping else problem.G * problem.K, "w": 0}
     else:
         runs = {"x": problem.C, "y": problem.K, "w": problem.C}
-    return all(runs[slot] * BITS[dtype] % 128 == 0 for slot, dtype in zip(launch.operands, dtypes_of(problem, launch), strict=False))
+    return all(runs[slot] * BITS[dtype] % 128 == 0 for slot, dtype in zip(launch.operands[:2], dtypes_of(problem, launch), strict=False))
 
 
 def widest(problem, launch) -> list[int]:
     """The bytes that one load and one store may have, 16 at most: as many as divide all addresses at which a row of a tile can start.
 
-    Which load is of which operand cannot be told, so loads may have what either allows.
+    Which load is of which operand cannot be told, so loads may have what one of them allows.
     """
     config = launch.constants["CONFIG"]
     if hasattr(problem, "M"):
@@ -51,6 +52,8 @@ def widest(problem, launch) -> list[int]:
         taps = math.prod(problem.filter) if config.packed and problem.role != "dgrad" else 1  # in one row of a tile
         rows = {"x": problem.C * config.groups, "w": taps * problem.C, "y": problem.K * config.groups}
     (result,) = rows.keys() - {*launch.operands}
-    starts = (rows[slot] * BITS[dtype] // 8 for slot, dtype in zip((*launch.operands, result), dtypes_of(problem, launch), strict=True))
-    first, second, stored = (math.gcd(16, start) for start in starts)
-    return [max(first, second), stored]
+    rows |= dict.fromkeys(("bias", "residual"), rows[result])
+    slots = (*launch.operands, *[result] * launch.results)
+    starts = (rows[slot] * BITS[dtype] // 8 for slot, dtype in zip(slots, dtypes_of(problem, launch), strict=True))
+    *loaded, stored = (math.gcd(16, start) for start in itertools.islice(starts, len(launch.operands) + 1))
+    return [max(loaded), stored]

@@ -203,13 +203,14 @@ def loads_narrowly(row: dict) -> bool:
     """Whether operands that could be read 16 bytes at a time are not.
 
     A tile must have that much for every thread.  Only tiles of half precision go into shared memory as they lie: others are turned on their
-    way where the tensor cores read them along the depth alone, in pieces of 4 or 8 bytes, so of those one wide load is all that is asked.
+    way where the tensor cores read them along the depth alone, in pieces of 4 or 8 bytes, so of those one wide load is all that is asked;
+    and of what has an epilogue, whose bias is a single row.
     """
     sizes = [BITS[dtype] // 8 for dtype in row["dtypes"][:2]]
     least = 16 * 32 * row["warps"] // min(sizes)
     if not row["aligned"] or any(min(dot["rows"], dot["columns"]) * dot["depth"] < least for dot in row["dots"]):
         return False
-    if row["dots"] and sizes == [2, 2]:
+    if row["dots"] and sizes == [2, 2] and len(row["dtypes"]) == 3:
         return set(row["loads"]) != {"16"}
     return "16" not in row["loads"]
 

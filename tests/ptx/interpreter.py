@@ -151,7 +151,8 @@ class Module:
         `map_bytes`.
         """
         kernel = self.kernels[name]
-        arrays = [*arrays, *(argument for argument in arguments if isinstance(argument, Array))]
+        # One that is given twice is one place in memory.
+        arrays = [*{id(array): array for array in (*arrays, *arguments) if isinstance(array, Array)}.values()]
         free = iter({(n << 40) + 256 for n in range(1, len(arrays) + 1)} - {array.address for array in arrays})
         for array in arrays:
             array.address = array.address or next(free)

@@ -15,10 +15,11 @@ import test_depthwise
 import test_matmul
 from interpreter import LATE, Fault, Module
 from opcodes import untested
-from triton_kernels import OLD, Call, call, kernel_module, skip_without_compiler, with_fences
+from triton_kernels import OLD, Call, FusedCall, call, kernel_module, skip_without_compiler, with_fences
 
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
+from jaxext.kernels._epilogue import Epilogue
 
 ARCHS = (80, 90)
 FLOPS = 2e5  # of a smaller problem
@@ -125,6 +126,52 @@ EDGES = list(edges())
 @pytest.mark.parametrize(("kernel", "problem"), EDGES)
 def test_edges(kernel, problem):
     run(call(kernel, problem))
+
+
+# Epilogues, on problems that do not fit the tiles: each of the short suite once, on one of the architectures.
+
+ALL = dict(bias="fp32", residual="bf16", saves=True)
+FUSED: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "matmul": ("matmul", test_matmul.a_problem("nn", (2, 40, 72, 24), ("bf16",) * 3), dict(activation="gelu", **ALL)),
+    "matmul of float32": ("matmul", test_matmul.a_problem("nn", (1, 136, 140, 36), precision="tf32"), dict(activation="tanh", **ALL)),
+    "matmul of odd sizes": (
+        "matmul",
+        test_matmul.a_problem("nn", (2, 17, 33, 19), ("fp16",) * 3),
+        dict(activation="gelu_tanh", bias="bf16"),
+    ),
+    "wide tiles": ("matmul", test_matmul.a_problem("nn", (1, 264, 260, 72), ("bf16",) * 3), dict(activation="relu", **ALL)),
+    "gated": ("matmul", test_matmul.a_problem("nn", (2, 40, 72, 24), ("bf16",) * 3), dict(activation="silu", gated=True, saves=True)),
+    "gated, odd": ("matmul", test_matmul.a_problem("nn", (1, 33, 17, 21), ("bf16", "bf16", "fp32")), dict(activation="relu", gated=True)),
+    "integers": ("matmul", test_matmul.a_problem("nn", (1, 40, 72, 40), ("i8", "i8", "i32")), dict(bias="i32", residual="i32", saves=True)),
+    "conv": ("conv", test_conv.a_problem("fprop", C=16, K=24, dtypes=("bf16",) * 3), dict(activation="relu6", **ALL)),
+    "conv with groups": (
+        "conv",
+        test_conv.a_problem("fprop", **test_conv.CASES["groups_strided"]),
+        dict(activation="sigmoid", bias="fp16"),
+    ),
+    "conv of phases": ("conv", test_conv.a_problem("fprop", **test_conv.CASES["all_strides"]), dict(activation="leaky_relu", **ALL)),
+    "depthwise": ("depthwise", test_depthwise.CASES["3x3"], dict(activation="silu", **ALL)),
+    "depthwise multiplier": (
+        "depthwise",
+        test_depthwise.CASES["batched filters, multiplier"],
+        dict(activation="squared_relu", bias="bf16"),
+    ),
+}
+QUICK_FUSED = {("matmul", 80), ("gated", 90), ("conv", 90), ("depthwise", 80)}
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [pytest.param(*key, marks=() if key in QUICK_FUSED else pytest.mark.slow) for key in itertools.product(FUSED, ARCHS)],
+)
+def test_epilogues(name, arch):
+    kernel, problem, epilogue = FUSED[name]
+    problem = dataclasses.replace(problem, arch=arch, epilogue=Epilogue(**epilogue))
+    fused = call(kernel, problem)
+    if name == "wide tiles":
+        config = kernel_module(kernel).Config(tile_m=128, tile_n=256, tile_k=32, num_warps=8)
+        fused = FusedCall(kernel, problem, config)
+    run(fused)
 
 
 @pytest.mark.parametrize("role", ROLES["matmul"])

@@ -5,10 +5,12 @@ import functools
 import importlib
 from typing import Any
 
+import epilogues
 import numpy as np
 import pytest
 import test_conv
 import test_depthwise
+import test_fused
 import test_matmul
 import triton
 from harness import check
@@ -74,20 +76,31 @@ class Call:
     def operands(self, integers: bool) -> dict[str, np.ndarray]:
         return DEFINITIONS[self.kernel][1](self.problem, integers)
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the results."""
+        return (DEFINITIONS[self.kernel][0](self.problem, self.open_slot),)
+
     def execute(self, operands, late: bool, module: Module | None = None) -> np.ndarray:
-        """The result; its partial results added up.  Each element is written once, the operands stay as they were."""
+        """The result; its partial results added up."""
+        (result,) = self.execute_all(operands, late, module)
+        return result
+
+    def execute_all(self, operands, late: bool, module: Module | None = None) -> list[np.ndarray]:
+        """All results.  Each element is written once, the operands stay as they were."""
         module = module or self.module
-        shape = DEFINITIONS[self.kernel][0](self.problem, self.open_slot)
         partial, dtype = self.launch.splits > 1, DTYPES[self.problem.dtypes[2]]
         made = np.dtype((np.int32 if dtype.kind == "i" else np.float32) if partial else dtype)
-        result = Output(np.zeros((self.launch.splits, *shape) if partial else shape, made))
+        results = [Output(np.zeros((self.launch.splits, *shape) if partial else shape, made)) for shape in self.shapes]
+        inputs = {slot: Input(operands[slot]) for slot in self.launch.operands}
+        arguments: list[Any] = [*(inputs[slot] for slot in self.launch.operands), *results]
         (name,) = module.kernels
-        more = [0] * (len(module.kernels[name].parameters) - 3)  # memory that Triton may ask for, and these kernels do not
-        arguments = [*(Input(operands[slot]) for slot in self.launch.operands), result, *more]
+        more = [0] * (len(module.kernels[name].parameters) - len(arguments))  # memory that Triton may ask for, and these kernels do not
         block = (32 * self.launch.num_warps,)
-        module.run(name, self.launch.grid, block, arguments, shared=self.compiled.metadata.shared, late=late)
-        assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
-        return result.values.sum(axis=0, dtype=made).astype(dtype) if partial else result.values
+        module.run(name, self.launch.grid, block, [*arguments, *more], shared=self.compiled.metadata.shared, late=late)
+        for result in results:
+            assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
+        return [result.values.sum(axis=0, dtype=made).astype(dtype) if partial else result.values for result in results]
 
     def check(self, got, operands, integers: bool) -> None:
         truth = DEFINITIONS[self.kernel][2]
@@ -105,9 +118,34 @@ class Call:
             self.check(self.execute(operands, LATE, module), operands, integers=False)
 
 
+class FusedCall(Call):
+    """Of a problem with an epilogue."""
+
+    @property
+    def shapes(self):
+        return epilogues.results(self.problem)
+
+    def operands(self, integers: bool):
+        return epilogues.some_operands(self.problem, integers)
+
+    def execute_and_check(self, module: Module | None = None) -> None:
+        """As a plain call; small integers exactly where the activation keeps them."""
+        for integers in (True, False):
+            operands = self.operands(integers)
+            late, early = (self.execute_all(operands, when, module) for when in (LATE, EARLY))
+            sums = test_fused.sums_of(self.kernel, self.problem, operands)
+            magnitudes = test_fused.sums_of(self.kernel, self.problem, {slot: np.abs(a.astype(np.float64)) for slot, a in operands.items()})
+            wanted = epilogues.true(self.problem, sums, operands)
+            scales = epilogues.scales(self.problem, sums, self.product_error * magnitudes, operands)
+            exact = integers and self.problem.epilogue.activation in (None, "relu", "relu6")
+            for got, same, want, scale in zip(late, early, wanted, scales, strict=True):
+                np.testing.assert_array_equal(got.view(np.uint8), same.view(np.uint8))
+                check(got, want, None if exact else scale)
+
+
 def call(kernel: str, problem: Any) -> Call:
     """With the configuration that the kernel picks for the problem."""
-    return Call(kernel, problem, kernel_module(kernel).pick(problem))
+    return (FusedCall if problem.epilogue else Call)(kernel, problem, kernel_module(kernel).pick(problem))
 
 
 OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)  # with faults that docs/versions.md tells

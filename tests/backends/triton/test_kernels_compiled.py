@@ -6,6 +6,7 @@ that are picked.  No GPU is needed.
 
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -26,7 +27,8 @@ import triton
 from jaxext.benchmarks import alignment, compiled, device_code
 from jaxext.benchmarks.case import LAYOUTS
 from jaxext.benchmarks.problems import PRODUCTS, Conv
-from jaxext.kernels import depthwise
+from jaxext.kernels import depthwise, matmul
+from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
@@ -235,6 +237,52 @@ def test_odd_rows_are_read_and_written_in_their_own_pieces(change, widest, tmp_p
     assert "error" not in row and row["widest"] == widest
     assert max(map(int, row["loads"])) == widest[0]
     assert compiled.offences(row) == []
+
+
+EPILOGUES = {
+    "bias": dict(activation="gelu", bias="bf16"),
+    "all": dict(activation="gelu", bias="fp32", residual="bf16", saves=True),
+    "gated": dict(activation="gelu", gated=True, saves=True),
+}
+
+
+def fused():
+    """Small problems' picks that are the large ones' too; one of a kernel and epilogue is quick, on one of the architectures."""
+    of_roles = [case for case in PRODUCTS if case.name.startswith(SMALL) and {"nn", "fprop"} & {*case.products}]
+    for case, (n, name) in itertools.product(of_roles, enumerate(EPILOGUES)):
+        for arch, numbers in itertools.product(compiled.ARCHS, case.numbers):
+            problem = case.problem("nn" if case.kernel == "matmul" else "fprop", numbers, arch)
+            problem = dataclasses.replace(problem, epilogue=Epilogue(**EPILOGUES[name]))
+            module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
+            if module.supports(problem) is None:
+                program = compiled.Program(case.kernel, case.name, numbers, problem, module.pick(problem), True)
+                marks = () if numbers == "bf16" and arch == (80, 90, 90)[n] else pytest.mark.slow
+                yield pytest.param(program, marks=marks, id=f"{case.kernel}-{name}-{numbers}-{arch}")
+
+
+@pytest.mark.parametrize("program", list(fused()))
+def test_an_epilogue_is_well_compiled(program, tmp_path, monkeypatch):
+    """It holds the sums of a wide tile in the registers that the plain kernel has, and spills none."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    row = compiled.compile_row(program)
+    assert compiled.offences(row) == [], compiled.line(row)
+    assert row["local"] == row["spills"] == 0
+    assert row["function"] == program.problem.name
+
+
+@pytest.mark.parametrize("columns, stored", [(33, 2), (36, 8)])
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_odd_rows_beside_an_epilogue(name, columns, stored, tmp_path, monkeypatch):
+    """Of the bias, the residual, both results, and the second half of a gated operand's columns."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    problem = matmul.Problem(
+        name="matmul_nn", role="nn", B=2, M=40, N=columns, K=columns - 1, dtypes=("bf16",) * 3, precision="tf32", arch=80,
+        epilogue=Epilogue(**EPILOGUES[name]),
+    )  # fmt: skip
+    launch = matmul.launch(problem, matmul.pick(problem))
+    row = compiled.assembled(str(compiled.compile_launch(launch, problem).asm["ptx"]))
+    assert max(map(int, row["loads"])) <= alignment.widest(problem, launch)[0]
+    assert max(map(int, row["stores"])) == alignment.widest(problem, launch)[1] == stored
 
 
 @pytest.mark.parametrize(("packed", "stored"), [(True, 8), (False, 4)])
