@@ -303,7 +303,8 @@ def test_saved_results_are_computed_only_where_a_derivative_needs_them():
     """That is where a kernel computes the transpose, and it is called."""
     gradient = lambda loss: jax.jit(jax.grad(lambda x: loss(x, LABELS).sum()))(LOGITS)
     loss, kernels = declared_loss(forward=True)
-    jax.jit(loss)(LOGITS, LABELS), gradient(loss)
+    jax.jit(loss)(LOGITS, LABELS)
+    gradient(loss)
     assert {*kernels["forward"].ran} <= {("loss",)}
     loss, kernels = declared_loss(forward=True, backward=True)
     jax.jit(loss)(LOGITS, LABELS)
