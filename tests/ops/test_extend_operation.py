@@ -385,6 +385,14 @@ def test_a_named_implementation():
     assert not kernel.ran
 
 
+def test_tune_leaves_declared_operations_out(tmp_path):
+    """It would draw labels and saved results at random."""
+    loss, kernels = declared_loss(True, True)
+    rows = jaxext.tune(loss, LOGITS, LABELS, table=tmp_path / "table.json").rows
+    assert len(rows) == 3 and not any(row.winner for row in rows)  # the loss, the loss with what is saved, and the gradient
+    assert {row.skipped for row in rows} == {"random operands need not be ones that a declared operation accepts, such as labels"}
+
+
 def test_a_name_in_derivatives():
     """A tangent is the reference's; a cotangent is computed by the one of that name, or by the reference if there is none."""
     norm, kernels = declared_norm(True, True)
