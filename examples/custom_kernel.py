@@ -1,11 +1,12 @@
-"""Your own kernel with all of JAX's transformations: a bilinear operation that JAX does not have, computed on CPUs by C++ through XLA's
-foreign function interface, and on NVIDIA GPUs by a Triton kernel.
+"""Your own kernels with all of JAX's transformations, on CPUs in C++ through XLA's foreign function interface, and on NVIDIA GPUs in
+Triton: of a bilinear operation that JAX does not have, and of a softmax cross entropy.
 
     python examples/custom_kernel.py
     python examples/custom_kernel.py --implementation xla    # the operation's definition, in place of the kernels
 
 A bare `jax.ffi.ffi_call` or `triton_call` has no gradient, no vmap and no sharding.  Here the operation is declared by the labels of its
 axes, from which jaxext derives all of these; a kernel only has to compute the sum.  Every transformation is compared with jnp.einsum.
+An operation that is not bilinear is declared by a reference in jnp, too, and its gradient is another operation, with a kernel of its own.
 """
 
 import os
@@ -37,6 +38,7 @@ from jaxext import extend, testing
 
 HERE = pathlib.Path(__file__).parent
 BLOCK_IJ, BLOCK_C = 4, 64  # the tile of one program of the Triton kernel
+BLOCK_V = 1024  # logits that one program of the cross entropy's reads at a time
 
 # --- the operation: each channel c is multiplied by a matrix of its own,
 #
@@ -78,9 +80,12 @@ def as_sum(call):
     return first, second, dict(S=call.sizes[s], **strides)
 
 
-def not_float32(call):
-    others = [dtype.name for dtype in (*call.dtypes.values(), call.dtype) if dtype != np.float32]
-    return f"it has {others[0]}, want float32" if others else None
+def wrong_dtype(call):
+    for name, dtype in {**call.dtypes, **call.results}.items():
+        wanted = np.dtype(np.int32 if name == "labels" else np.float32)
+        if dtype != wanted:
+            return f"it has {dtype.name}, want {wanted.name}"
+    return None
 
 
 def version(kernel):
@@ -97,14 +102,14 @@ class Ffi(extend.Implementation):
     version = version("custom_kernel.cc")
 
     def supports(self, call):
-        return extend.no_kernel(call, "cpu") or not_float32(call) or compiled()
+        return extend.no_kernel(call, "cpu") or wrong_dtype(call) or compiled()
 
     def run(self, call, config, operands):
         first, second, attributes = as_sum(call)
         flat = call.flatten(operands)  # one axis for each label
         result = jax.ShapeDtypeStruct([call.sizes[label] for label in call.labels[call.open]], call.dtype)
         attributes = {name: np.int64(value) for name, value in attributes.items()}
-        return jax.ffi.ffi_call("custom_channelwise", result)(flat[first], flat[second], **attributes).reshape(call.shape)
+        return jax.ffi.ffi_call("custom_Channelwise", result)(flat[first], flat[second], **attributes).reshape(call.shape)
 
 
 @functools.cache
@@ -119,8 +124,9 @@ def compiled():
         done = subprocess.run([compiler, *flags, HERE / "custom_kernel.cc", "-o", library], capture_output=True, text=True)
         if done.returncode:
             return f"{compiler} failed: {done.stderr.strip()[-1000:]}"
-        handler = ctypes.CDLL(str(library)).ChannelwiseHandler
-    jax.ffi.register_ffi_target("custom_channelwise", jax.ffi.pycapsule(handler), platform="cpu")
+        handlers = ctypes.CDLL(str(library))
+    for target in ("Channelwise", "CrossEntropy", "CrossEntropyBackward"):
+        jax.ffi.register_ffi_target(f"custom_{target}", jax.ffi.pycapsule(getattr(handlers, f"{target}Handler")), platform="cpu")
     return None
 
 
@@ -131,7 +137,7 @@ class Triton(extend.Implementation):
     version = version("custom_kernel_triton.py")
 
     def supports(self, call):
-        if reason := extend.no_kernel(call, "cuda") or not_float32(call):
+        if reason := extend.no_kernel(call, "cuda") or wrong_dtype(call):
             return reason
         if any(math.prod(call.sizes[label] for label in labels) >= 2**31 for labels in call.labels.values()):
             return "an array has 2**31 elements or more, which the kernel counts in 32 bits"
@@ -148,18 +154,23 @@ class Triton(extend.Implementation):
     def run(self, call, config, operands):
         if 0 in call.sizes.values():  # nothing to launch
             return jnp.zeros(call.shape, call.dtype)
-        import jax_triton
-        from custom_kernel_triton import channelwise
-
-        first, second, grid, keywords = self.launch(call)
-        result = jax.ShapeDtypeStruct(call.shape, call.dtype)
-        if "out_type" in inspect.signature(jax_triton.triton_call).parameters:  # jax-triton 0.4
-            keywords |= dict(out_type=result, backend_options={"enable_fp_fusion": True})
-        else:
-            keywords |= dict(out_shape=result)
-        return jax_triton.triton_call(
-            operands[first], operands[second], kernel=channelwise, name=call.op, grid=grid, compute_capability=call.arch, **keywords
+        first, second, grid, constants = self.launch(call)
+        return launched(
+            call, "channelwise", (operands[first], operands[second]), jax.ShapeDtypeStruct(call.shape, call.dtype), grid, constants
         )
+
+
+def launched(call, kernel, arrays, results, grid, constants):
+    """The results of a kernel of custom_kernel_triton.py."""
+    import custom_kernel_triton
+    import jax_triton
+
+    if "out_type" in inspect.signature(jax_triton.triton_call).parameters:  # jax-triton 0.4
+        constants |= dict(out_type=results, backend_options={"enable_fp_fusion": True})
+    else:
+        constants |= dict(out_shape=results)
+    kernel = getattr(custom_kernel_triton, kernel)
+    return jax_triton.triton_call(*arrays, kernel=kernel, name=call.op, grid=grid, compute_capability=call.arch, **constants)
 
 
 @functools.cache
@@ -175,6 +186,67 @@ def without_triton():
 compiled()  # now, since a program that JAX has stored (jax_compilation_cache_dir) calls the handler without asking what supports it
 extend.register(CHANNELWISE, Ffi())
 extend.register(CHANNELWISE, Triton())
+
+# --- an operation that is not bilinear: the softmax cross entropy of each row.  `backward` is the operation that gives d_logits; it reads
+# the sum of exponentials that the kernel of the loss has saved.  Labels lie in [0, V).
+
+
+def log_likelihood(logits, labels):
+    lse = jax.nn.logsumexp(logits, -1)
+    return lse - jnp.take_along_axis(logits, labels[:, None], -1)[:, 0], lse
+
+
+CROSS_ENTROPY = extend.operation(
+    "fused_cross_entropy",
+    log_likelihood,
+    operands=dict(logits="N V", labels="N"),
+    results=dict(loss="N"),
+    saved=dict(lse="N"),
+    constant="labels",
+)
+
+
+class CrossEntropy(extend.Implementation):
+    """What the kernels share: those of the loss and of its gradient are called in the same way."""
+
+    def run(self, call, config, operands):
+        of_loss = "loss" in call.results
+        read, written = (("logits", "labels"), ("loss", "lse")) if of_loss else (("logits", "labels", "lse", "d_loss"), ("d_logits",))
+        flat = call.flatten(operands)
+        kinds = [jax.ShapeDtypeStruct([call.sizes[label] for label in call.operation.labels[name]], np.float32) for name in written]
+        arrays = self.called(call, "" if of_loss else "backward", [flat[name] for name in read], kinds)
+        given = dict(zip(written, arrays, strict=True))
+        results = tuple(given[name].reshape(call.shape_of(name)) for name in call.results)
+        return results if call.further else results[0]
+
+    def called(self, call, which, arrays, kinds):
+        raise NotImplementedError
+
+
+class CrossEntropyFfi(CrossEntropy):
+    name, version = "custom_ffi", Ffi.version
+
+    def supports(self, call):
+        return extend.no_kernel(call, "cpu") or wrong_dtype(call) or compiled()
+
+    def called(self, call, which, arrays, kinds):
+        return jax.ffi.ffi_call(f"custom_CrossEntropy{which.title()}", kinds)(*arrays)
+
+
+class CrossEntropyTriton(CrossEntropy):
+    name, version = "custom_triton", Triton.version
+
+    def supports(self, call):
+        return extend.no_kernel(call, "cuda") or wrong_dtype(call) or ("nothing to launch" if call.empty else without_triton())
+
+    def called(self, call, which, arrays, kinds):
+        grid, constants = (call.sizes["N"],), dict(V=call.sizes["V"], BLOCK_V=BLOCK_V)
+        return launched(call, "_".join(filter(None, ["cross_entropy", which])), arrays, kinds, grid, constants)
+
+
+for operation in (CROSS_ENTROPY, CROSS_ENTROPY.backward):
+    extend.register(operation, CrossEntropyFfi())
+    extend.register(operation, CrossEntropyTriton())
 
 
 # --- what comes for free
@@ -234,6 +306,28 @@ def compare(x, w, mesh, name):
     return np.max(errors)
 
 
+def likelihood(logits, labels):
+    return log_likelihood(logits, labels)[0]
+
+
+def compare_losses(logits, labels, named):
+    """The same of the cross entropy: the largest error of values and derivatives."""
+
+    def derivatives(loss):
+        def mean(x):
+            return loss(x, labels).mean()
+
+        return jax.jit(lambda x: (loss(x, labels), jax.grad(mean)(x), jax.jvp(jax.grad(mean), (x,), (jnp.cos(x),))[1]))
+
+    print(f"\n{CROSS_ENTROPY}\n{CROSS_ENTROPY.backward}\n")
+    explained = jaxext.explain(jax.grad(lambda x: CROSS_ENTROPY(x, labels).sum()), logits)
+    print("What its gradient runs:", explained, sep="\n")
+    want(named is None or all(row.chosen == named for row in explained.rows), f"{named} computes the loss and its gradient")
+    worst = error(derivatives(CROSS_ENTROPY)(logits), derivatives(likelihood)(logits))
+    print(f"\nThe largest error of loss, gradient and product with the Hessian: {worst:.1e}")
+    return worst
+
+
 # Where a kernel is refused if it was named; if nobody named it, the definition takes its place there.
 NO_KERNEL = {
     "export": "jax stores a custom call only if `disabled_checks` names it",
@@ -276,11 +370,16 @@ def show(named, check):
         print(f"\nThe gradient's program for an H100 (sm_90a) calls {calls} Triton kernels: for y, and for the gradients of x and of w.")
         want(calls == 3, "one kernel is called for each product of the gradient")
 
+    logits, labels = rng.normal(size=(N, C)).astype(np.float32), rng.integers(0, C, N).astype(np.int32)
+    worst = max(worst, compare_losses(logits, labels, named))
+
     if check:
         print("\nThe conformance kit, on smaller arrays:")
         n, c = testing.Split((P("x"), P()), P("x")), testing.Split((P(None, None, "y"),) * 2, P(None, None, "y"))
         arrays, skip = (x[:8, :2, :4], w[:2, :2, :4]), {} if named in (None, "xla") else NO_KERNEL
         testing.check_op(layer, reference, arrays, linear=(0, 1), splits=[n, c], skip=skip).raise_if_failed()
+        rows, small = testing.Split((P("x"), P("x")), P("x")), (logits[:4, :3], labels[:4] % 3)
+        testing.check_op(CROSS_ENTROPY, likelihood, small, splits=[rows], skip=skip).raise_if_failed()
 
     print(f"\nLargest error {worst:.1e} (goal: at most 1e-5)")
     return 0 if worst <= 1e-5 else 1

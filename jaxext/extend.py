@@ -184,7 +184,7 @@ class Declared:
 
     def __call__(
         self, *arrays: jax.Array | np.ndarray, implementation: str | None = None, ranks: Mapping[str, int] | None = None, **static
-    ):
+    ) -> Any:
         """The result, or a tuple of several, without those that are saved for the derivative.
 
         All JAX transformations apply, in any order.

@@ -303,7 +303,8 @@ def test_saved_results_are_computed_only_where_a_derivative_needs_them():
     """That is where a kernel computes the transpose, and it is called."""
     gradient = lambda loss: jax.jit(jax.grad(lambda x: loss(x, LABELS).sum()))(LOGITS)
     loss, kernels = declared_loss(forward=True)
-    jax.jit(loss)(LOGITS, LABELS), gradient(loss)
+    jax.jit(loss)(LOGITS, LABELS)
+    gradient(loss)
     assert {*kernels["forward"].ran} <= {("loss",)}
     loss, kernels = declared_loss(forward=True, backward=True)
     jax.jit(loss)(LOGITS, LABELS)
@@ -382,6 +383,14 @@ def test_a_named_implementation():
     kernel.ran.clear()
     np.testing.assert_allclose(norm(X, G, implementation="xla"), rms_norm(X, G), atol=1e-6)
     assert not kernel.ran
+
+
+def test_tune_leaves_declared_operations_out(tmp_path):
+    """It would draw labels and saved results at random."""
+    loss, kernels = declared_loss(True, True)
+    rows = jaxext.tune(loss, LOGITS, LABELS, table=tmp_path / "table.json").rows
+    assert len(rows) == 3 and not any(row.winner for row in rows)  # the loss, the loss with what is saved, and the gradient
+    assert {row.skipped for row in rows} == {"random operands need not be ones that a declared operation accepts, such as labels"}
 
 
 def test_a_name_in_derivatives():
