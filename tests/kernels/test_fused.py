@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from typing import Any
 
 import epilogues
@@ -16,6 +18,8 @@ import test_matmul
 from epilogues import FUNCTIONS, with_epilogue
 from jax import numpy as jnp
 
+from jaxext.backends.triton import triton_binding
+from jaxext.backends.triton.interpreter import interpreting
 from jaxext.kernels import conv, depthwise, matmul
 from jaxext.kernels._epilogue import ACTIVATIONS
 from jaxext.kernels._launch import SHARED_MEMORY
@@ -149,6 +153,25 @@ def test_integers(kernel):
     operands["bias"] += 1 << 24
     config = dataclasses.replace(config_of(kernel, problem), tile_k=32)
     check(kernel, problem, config, integers=True, operands=operands)
+
+
+@pytest.mark.skipif(not interpreting(), reason="tests/backends/triton/test_fused_calls.py is for GPU programs")
+@pytest.mark.parametrize("saves", [False, True], ids=["", "saves"])
+@each_kernel
+def test_a_call_of_a_jax_program(kernel, saves):
+    """One array, or a tuple of two; of the operands that there are."""
+    problem = with_epilogue(PROBLEMS[kernel], activation="gelu", residual="fp32", saves=saves)
+    implementation: Any = triton_binding.TritonMatmul() if kernel == "matmul" else triton_binding.TritonConv()
+    config = config_of(kernel, problem)
+    called = implementation.launch(types.SimpleNamespace(platform="cpu", arch=None), problem, config)
+    operands = epilogues.some_operands(problem)
+    assert called.slots == tuple(operands) and called.splits == 1
+    results = tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in epilogues.results(problem))
+    got = jax.jit(functools.partial(called.call, results if saves else results[0]))(*operands.values())
+    want = harness.run_all(MODULES[kernel].launch(problem, config), operands, epilogues.results(problem), "fp32")
+    assert isinstance(got, tuple) == saves
+    for ours, same in zip(got if saves else (got,), want, strict=True):
+        np.testing.assert_array_equal(ours, same)
 
 
 # The activations themselves.
