@@ -91,23 +91,23 @@ def finish(
                 at = saved_ptr + (2 * row + col)
                 tl.store(at, sums.to(saved_ptr.dtype.element_ty), mask=mask)
                 tl.store(at + COLUMNS, linear.to(saved_ptr.dtype.element_ty), mask=mask)
-            y = activate(sums, PROBLEM.epilogue.activation) * linear
+            y = activate(sums, PROBLEM) * linear
             tl.store(result_ptr + (row + col), y.to(result_ptr.dtype.element_ty), mask=mask)
         else:
             bias = load_bias(bias_ptr, col, col_in, PROBLEM)
-            store(sums, bias, residual_ptr, result_ptr, saved_ptr, row + col, mask, PROBLEM.epilogue)
+            store(sums, bias, residual_ptr, result_ptr, saved_ptr, row + col, mask, PROBLEM)
 
 
 @triton.jit
-def store(sums, bias, residual_ptr, result_ptr, saved_ptr, at, mask, EPILOGUE: tl.constexpr):
+def store(sums, bias, residual_ptr, result_ptr, saved_ptr, at, mask, PROBLEM: tl.constexpr):
     """Without a gate; `at` and `mask` are of the residual, of the result and of the saved z."""
     z = sums
-    if EPILOGUE.bias is not None:
+    if PROBLEM.epilogue.bias is not None:
         z += bias
-    if EPILOGUE.saves:
+    if PROBLEM.epilogue.saves:
         tl.store(saved_ptr + at, z.to(saved_ptr.dtype.element_ty), mask=mask)
-    y = activate(z, EPILOGUE.activation)
-    if EPILOGUE.residual is not None:
+    y = activate(z, PROBLEM)
+    if PROBLEM.epilogue.residual is not None:
         y += tl.load(residual_ptr + at, mask=mask, other=0).to(y.dtype)
     tl.store(result_ptr + at, y.to(result_ptr.dtype.element_ty), mask=mask)
 
@@ -128,16 +128,8 @@ def halves(tile):
 
 
 @triton.jit
-def beyond(pointer, offset):
-    """None stays None."""
-    if pointer is None:
-        return None
-    else:
-        return pointer + offset
-
-
-@triton.jit
-def activate(z, NAME: tl.constexpr):
+def activate(z, PROBLEM: tl.constexpr):
+    NAME: tl.constexpr = PROBLEM.epilogue.activation
     if NAME == "relu":
         return _relu(z)
     elif NAME == "relu6":

@@ -250,13 +250,15 @@ def _gather(
     if PROBLEM.epilogue is None:
         tl.store(target_ptr + (pixel + column), accumulator.to(target_ptr.dtype.element_ty), mask=row_exists & column_exists)
     else:
+        if PROBLEM.epilogue.saves:
+            saved_ptr += first_target
         _fused.finish(
             accumulator,
             None,
             bias_ptr + (batch.to(tl.int64) * TARGET_CHANNELS + group_block * COLUMNS),
             residual_ptr + first_target,
             target_ptr + first_target,
-            _fused.beyond(saved_ptr, first_target),
+            saved_ptr,
             pixel,
             row_exists,
             column_block * BLOCK_N,

@@ -362,7 +362,7 @@ def _gather(
             step = W.period * W.spacing * u
             mask = (tw + step < W.T)[:, None] & real[None, :]
             at = place + step * TARGET_C
-            _fused.store(sums[u], bias, residual_ptr, target_ptr, saved_ptr, at, mask, PROBLEM.epilogue)
+            _fused.store(sums[u], bias, residual_ptr, target_ptr, saved_ptr, at, mask, PROBLEM)
 
 
 @triton.jit(repr=kernel_name)

@@ -390,6 +390,8 @@ def _matmul(
         result = total.to(result_ptr.dtype.element_ty)
         tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=row_in[:, None] & col_in[None, :])
     else:
+        if PROBLEM.epilogue.saves:
+            saved_ptr += batch * (ROWS * COLS)
         sums, linear = _fused.halves(total) if PROBLEM.gated else (total, None)
         _fused.finish(
             sums,
@@ -397,7 +399,7 @@ def _matmul(
             bias_ptr + batch * PROBLEM.N,
             residual_ptr + batch * (ROWS * PROBLEM.N),
             result_ptr + batch * (ROWS * PROBLEM.N),
-            _fused.beyond(saved_ptr, batch * (ROWS * COLS)),
+            saved_ptr,
             row[:, None] * PROBLEM.N,
             row_in[:, None],
             tile_col * sums.shape[1],
