@@ -15,6 +15,7 @@ import pytest
 import test_conv
 import test_depthwise
 import test_matmul
+import triton.language as tl
 from epilogues import FUNCTIONS, with_epilogue
 from jax import numpy as jnp
 
@@ -210,6 +211,12 @@ def test_infinities_and_nan(activation):
     }
     z = np.array([np.inf, -np.inf, np.nan, 0, -0.0, 3e38, -3e38], np.float32)
     np.testing.assert_array_equal(activated(z, activation), of_jax.get(activation, getattr(jax.nn, activation, None))(z))
+
+
+def test_offsets_of_a_gated_product_may_need_64_bits():
+    """Its right operand and its z have twice the columns."""
+    problem = test_matmul.a_problem("nn", (1, 2, 2**15, 2**15))
+    assert problem.index == tl.int32 and with_epilogue(problem, gated=True).index == tl.int64
 
 
 # What there is not.
