@@ -362,7 +362,8 @@ def _gather(
             step = W.period * W.spacing * u
             mask = (tw + step < W.T)[:, None] & real[None, :]
             at = place + step * TARGET_C
-            _fused.store(sums[u], bias, residual_ptr, target_ptr, saved_ptr, at, mask, PROBLEM)
+            residual = tl.load(residual_ptr + at, mask=mask, other=0) if PROBLEM.epilogue.residual is not None else 0
+            _fused.store(sums[u], bias, residual, target_ptr, saved_ptr, at, mask, PROBLEM)
 
 
 @triton.jit(repr=kernel_name)

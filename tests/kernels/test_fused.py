@@ -36,6 +36,7 @@ GATED = test_matmul.a_problem("nn", (2, 17, 21, 7))
 TRUTHS = {"matmul": test_matmul.true, "conv": test_conv.true, "depthwise": test_conv.true}
 each_kernel = pytest.mark.parametrize("kernel", PROBLEMS)
 FLOATS = ("fp32", "bf16", "fp16")
+ALL: Any = dict(activation="relu", bias="fp32", residual="fp16", saves=True)
 
 
 def config_of(kernel: str, problem) -> Any:
@@ -173,6 +174,17 @@ def test_a_call_of_a_jax_program(kernel, saves):
     assert isinstance(got, tuple) == saves
     for ours, same in zip(got if saves else (got,), want, strict=True):
         np.testing.assert_array_equal(ours, same)
+
+
+@pytest.mark.parametrize("kernel, epilogue", [("matmul", ALL), ("matmul", dict(activation="relu", gated=True, saves=True)), ("conv", ALL)])
+def test_wide_tiles(kernel, epilogue):
+    """More parts of a tile than residuals are read ahead, and tiles that overhang within them."""
+    problem: Any = {
+        "matmul": test_matmul.a_problem("nn", (2, 40, 150, 7)),
+        "conv": test_conv.a_problem("fprop", C=3, K=150, G=2, dtypes=("fp32",) * 3, precision="ieee"),
+    }[kernel]
+    config = dataclasses.replace(config_of(kernel, problem), tile_m=32, tile_n=128, num_warps=2)
+    check(kernel, with_epilogue(problem, **epilogue), config, integers=True)
 
 
 # The activations themselves.
