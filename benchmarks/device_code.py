@@ -10,7 +10,7 @@ import pathlib
 
 import jaxext.kernels as kernels
 
-FILES = ("_gemm.py", "_geometry.py", "_products.py", "conv.py", "depthwise.py", "matmul.py")
+FILES = ("_epilogue.py", "_fused.py", "_gemm.py", "_geometry.py", "_products.py", "conv.py", "depthwise.py", "matmul.py")
 
 
 def digest() -> str:

@@ -20,6 +20,7 @@ FLOATS = ("fp32", "bf16", "fp16")
 
 _LOG2E, _LOG2E_LOW, _LN2 = tl.constexpr(1.44269502162933349609375), tl.constexpr(1.925963033500e-8), tl.constexpr(0.6931471805599453)
 MOST_AT_ONCE = tl.constexpr(16)  # sums of a thread
+AHEAD = tl.constexpr(3)  # parts of a tile whose residuals are read before they are added
 _FAR = tl.constexpr(150.0)  # exp(-150) is zero in float32
 
 
@@ -66,37 +67,74 @@ def finish(
     sums, linear, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM: tl.constexpr, COLUMNS: tl.constexpr,
     WHOLE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Stores what the epilogue makes of a tile of sums, and of a linear part beside a gate (without a gate, of nothing else).
+    """Stores what the epilogue makes of a tile of sums, and of a linear part beside a gate.
 
     `row` is where the tile's rows begin in the result, `column` the first of its columns.  All of these exist if WHOLE, or those below
-    COLUMNS.  A wide tile is finished in parts: the registers do not hold what an epilogue makes of all of it at once.
+    COLUMNS.  A wide tile is finished in parts: the registers do not hold what an epilogue makes of all of it at once.  The residuals of a
+    few parts are under way at any time.
     """
-    WIDTH: tl.constexpr = sums.shape[1]
-    if WIDTH > 16 and sums.shape[0] * WIDTH > MOST_AT_ONCE * 32 * WARPS:
-        left, right = halves(sums)
-        more_left, more_right = halves(linear)
-        middle = column + WIDTH // 2
-        finish(left, more_left, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM, COLUMNS, WHOLE, WARPS)
-        finish(right, more_right, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, middle, PROBLEM, COLUMNS, WHOLE, WARPS)
-    else:
-        col = column + tl.arange(0, WIDTH)[None, :]
-        col_in = tl.full(col.shape, True, tl.int1) if WHOLE else col < COLUMNS
+    sums = _parts(sums, WARPS)
+    if PROBLEM.epilogue.gated:
+        linear = _parts(linear, WARPS)
+    PARTS: tl.constexpr = len(sums)
+    WIDTH: tl.constexpr = sums[0].shape[1]
+    lane = column + tl.arange(0, WIDTH)[None, :]
+    residuals = ()
+    if PROBLEM.epilogue.residual is not None:
+        for i in tl.static_range(min(AHEAD, PARTS)):
+            residuals = residuals + (_residual(residual_ptr, row, row_in, lane + i * WIDTH, COLUMNS, WHOLE),)
+    for i in tl.static_range(PARTS):
+        col = lane + i * WIDTH
+        col_in = _exists(col, COLUMNS, WHOLE)
         mask = row_in & col_in
         if PROBLEM.epilogue.gated:
             if PROBLEM.epilogue.saves:
                 at = saved_ptr + (2 * row + col)
-                tl.store(at, sums.to(saved_ptr.dtype.element_ty), mask=mask)
-                tl.store(at + COLUMNS, linear.to(saved_ptr.dtype.element_ty), mask=mask)
-            y = activate(sums, PROBLEM) * linear
+                tl.store(at, sums[i].to(saved_ptr.dtype.element_ty), mask=mask)
+                tl.store(at + COLUMNS, linear[i].to(saved_ptr.dtype.element_ty), mask=mask)
+            y = activate(sums[i], PROBLEM) * linear[i]
             tl.store(result_ptr + (row + col), y.to(result_ptr.dtype.element_ty), mask=mask)
         else:
+            if PROBLEM.epilogue.residual is not None:
+                if i + AHEAD < PARTS:
+                    residuals = residuals + (_residual(residual_ptr, row, row_in, col + AHEAD * WIDTH, COLUMNS, WHOLE),)
+                residual = residuals[i]
+            else:
+                residual = 0
             bias = load_bias(bias_ptr, col, col_in, PROBLEM)
-            store(sums, bias, residual_ptr, result_ptr, saved_ptr, row + col, mask, PROBLEM)
+            store(sums[i], bias, residual, result_ptr, saved_ptr, row + col, mask, PROBLEM)
 
 
 @triton.jit
-def store(sums, bias, residual_ptr, result_ptr, saved_ptr, at, mask, PROBLEM: tl.constexpr):
-    """Without a gate; `at` and `mask` are of the residual, of the result and of the saved z."""
+def _parts(tile, WARPS: tl.constexpr):
+    """The tile's columns from left to right, halved until a part is few sums to a thread, or 16 columns."""
+    parts = (tile,)
+    for _ in tl.static_range(4):
+        if parts[0].shape[1] > 16 and parts[0].shape[0] * parts[0].shape[1] > MOST_AT_ONCE * 32 * WARPS:
+            halved = ()
+            for i in tl.static_range(len(parts)):
+                left, right = halves(parts[i])
+                halved = halved + (left, right)
+            parts = halved
+    return parts
+
+
+@triton.jit
+def _exists(col, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
+    if WHOLE:
+        return tl.full(col.shape, True, tl.int1)
+    else:
+        return col < COLUMNS
+
+
+@triton.jit
+def _residual(residual_ptr, row, row_in, col, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
+    return tl.load(residual_ptr + (row + col), mask=row_in & _exists(col, COLUMNS, WHOLE), other=0)
+
+
+@triton.jit
+def store(sums, bias, residual, result_ptr, saved_ptr, at, mask, PROBLEM: tl.constexpr):
+    """Without a gate; `at` and `mask` are of the result and of the saved z."""
     z = sums
     if PROBLEM.epilogue.bias is not None:
         z += bias
@@ -104,7 +142,7 @@ def store(sums, bias, residual_ptr, result_ptr, saved_ptr, at, mask, PROBLEM: tl
         tl.store(saved_ptr + at, z.to(saved_ptr.dtype.element_ty), mask=mask)
     y = activate(z, PROBLEM)
     if PROBLEM.epilogue.residual is not None:
-        y += tl.load(residual_ptr + at, mask=mask, other=0).to(y.dtype)
+        y += residual.to(y.dtype)
     tl.store(result_ptr + at, y.to(result_ptr.dtype.element_ty), mask=mask)
 
 

@@ -184,7 +184,6 @@ def conv_fused(
     D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """fprop with an epilogue."""
-    saved_ptr = saved_ptr if PROBLEM.epilogue.saves else y_ptr
     _gather(x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, saved_ptr, PROBLEM, CONFIG, TILES, D, H, W)
 
 
@@ -251,13 +250,15 @@ def _gather(
     if PROBLEM.epilogue is None:
         tl.store(target_ptr + (pixel + column), accumulator.to(target_ptr.dtype.element_ty), mask=row_exists & column_exists)
     else:
+        if PROBLEM.epilogue.saves:
+            saved_ptr += first_target
         _fused.finish(
             accumulator,
-            accumulator,
+            None,
             bias_ptr + (batch.to(tl.int64) * TARGET_CHANNELS + group_block * COLUMNS),
             residual_ptr + first_target,
             target_ptr + first_target,
-            saved_ptr + first_target,
+            saved_ptr,
             pixel,
             row_exists,
             column_block * BLOCK_N,

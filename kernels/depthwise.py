@@ -285,7 +285,6 @@ def depthwise_fused(
     D: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """fprop with an epilogue."""
-    saved_ptr = saved_ptr if PROBLEM.epilogue.saves else y_ptr
     CHANNELS: tl.constexpr = PROBLEM.G * PROBLEM.K
     _gather(x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, saved_ptr, CHANNELS, PROBLEM.G, PROBLEM.K, 1, PROBLEM, CONFIG, D, H, W)
 
@@ -363,7 +362,8 @@ def _gather(
             step = W.period * W.spacing * u
             mask = (tw + step < W.T)[:, None] & real[None, :]
             at = place + step * TARGET_C
-            _fused.store(sums[u], bias, residual_ptr, target_ptr, saved_ptr, at, mask, PROBLEM)
+            residual = tl.load(residual_ptr + at, mask=mask, other=0) if PROBLEM.epilogue.residual is not None else 0
+            _fused.store(sums[u], bias, residual, target_ptr, saved_ptr, at, mask, PROBLEM)
 
 
 @triton.jit(repr=kernel_name)

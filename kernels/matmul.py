@@ -346,7 +346,6 @@ def matmul_fused(
     lhs_ptr, rhs_ptr, bias_ptr, residual_ptr, result_ptr, saved_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    saved_ptr = saved_ptr if PROBLEM.epilogue.saves else result_ptr
     _matmul(lhs_ptr, rhs_ptr, bias_ptr, residual_ptr, result_ptr, saved_ptr, PROBLEM, CONFIG, TILE_ROWS, TILE_COLS, STEPS)
 
 
@@ -391,14 +390,16 @@ def _matmul(
         result = total.to(result_ptr.dtype.element_ty)
         tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=row_in[:, None] & col_in[None, :])
     else:
-        sums, linear = _fused.halves(total) if PROBLEM.gated else (total, total)
+        if PROBLEM.epilogue.saves:
+            saved_ptr += batch * (ROWS * COLS)
+        sums, linear = _fused.halves(total) if PROBLEM.gated else (total, None)
         _fused.finish(
             sums,
             linear,
             bias_ptr + batch * PROBLEM.N,
             residual_ptr + batch * (ROWS * PROBLEM.N),
             result_ptr + batch * (ROWS * PROBLEM.N),
-            saved_ptr + batch * (ROWS * COLS),
+            saved_ptr,
             row[:, None] * PROBLEM.N,
             row_in[:, None],
             tile_col * sums.shape[1],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from typing import Any
 
 import epilogues
@@ -13,9 +15,12 @@ import pytest
 import test_conv
 import test_depthwise
 import test_matmul
+import triton.language as tl
 from epilogues import FUNCTIONS, with_epilogue
 from jax import numpy as jnp
 
+from jaxext.backends.triton import triton_binding
+from jaxext.backends.triton.interpreter import interpreting
 from jaxext.kernels import conv, depthwise, matmul
 from jaxext.kernels._epilogue import ACTIVATIONS
 from jaxext.kernels._launch import SHARED_MEMORY
@@ -31,6 +36,7 @@ GATED = test_matmul.a_problem("nn", (2, 17, 21, 7))
 TRUTHS = {"matmul": test_matmul.true, "conv": test_conv.true, "depthwise": test_conv.true}
 each_kernel = pytest.mark.parametrize("kernel", PROBLEMS)
 FLOATS = ("fp32", "bf16", "fp16")
+ALL: Any = dict(activation="relu", bias="fp32", residual="fp16", saves=True)
 
 
 def config_of(kernel: str, problem) -> Any:
@@ -151,6 +157,36 @@ def test_integers(kernel):
     check(kernel, problem, config, integers=True, operands=operands)
 
 
+@pytest.mark.skipif(not interpreting(), reason="tests/backends/triton/test_fused_calls.py is for GPU programs")
+@pytest.mark.parametrize("saves", [False, True], ids=["", "saves"])
+@each_kernel
+def test_a_call_of_a_jax_program(kernel, saves):
+    """One array, or a tuple of two; of the operands that there are."""
+    problem = with_epilogue(PROBLEMS[kernel], activation="gelu", residual="fp32", saves=saves)
+    implementation: Any = triton_binding.TritonMatmul() if kernel == "matmul" else triton_binding.TritonConv()
+    config = config_of(kernel, problem)
+    called = implementation.launch(types.SimpleNamespace(platform="cpu", arch=None), problem, config)
+    operands = epilogues.some_operands(problem)
+    assert called.slots == tuple(operands) and called.splits == 1
+    results = tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in epilogues.results(problem))
+    got = jax.jit(functools.partial(called.call, results if saves else results[0]))(*operands.values())
+    want = harness.run_all(MODULES[kernel].launch(problem, config), operands, epilogues.results(problem), "fp32")
+    assert isinstance(got, tuple) == saves
+    for ours, same in zip(got if saves else (got,), want, strict=True):
+        np.testing.assert_array_equal(ours, same)
+
+
+@pytest.mark.parametrize("kernel, epilogue", [("matmul", ALL), ("matmul", dict(activation="relu", gated=True, saves=True)), ("conv", ALL)])
+def test_wide_tiles(kernel, epilogue):
+    """More parts of a tile than residuals are read ahead, and tiles that overhang within them."""
+    problem: Any = {
+        "matmul": test_matmul.a_problem("nn", (2, 40, 150, 7)),
+        "conv": test_conv.a_problem("fprop", C=3, K=150, G=2, dtypes=("fp32",) * 3, precision="ieee"),
+    }[kernel]
+    config = dataclasses.replace(config_of(kernel, problem), tile_m=32, tile_n=128, num_warps=2)
+    check(kernel, with_epilogue(problem, **epilogue), config, integers=True)
+
+
 # The activations themselves.
 
 
@@ -187,6 +223,12 @@ def test_infinities_and_nan(activation):
     }
     z = np.array([np.inf, -np.inf, np.nan, 0, -0.0, 3e38, -3e38], np.float32)
     np.testing.assert_array_equal(activated(z, activation), of_jax.get(activation, getattr(jax.nn, activation, None))(z))
+
+
+def test_offsets_of_a_gated_product_may_need_64_bits():
+    """Its right operand and its z have twice the columns."""
+    problem = test_matmul.a_problem("nn", (1, 2, 2**15, 2**15))
+    assert problem.index == tl.int32 and with_epilogue(problem, gated=True).index == tl.int64
 
 
 # What there is not.

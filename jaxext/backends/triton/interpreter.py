@@ -2,7 +2,7 @@
 
 TRITON_INTERPRET=1 must be set before Triton is imported.  There is one interpreter per process, and it is slow (milliseconds per operation
 on a tile).  Its `tl.dot` multiplies the bits of bfloat16, and its casts do not round to nearest; both are fixed here, with the dtypes of
-ml_dtypes.  It supports fewer precisions than GPUs; here all of them multiply exactly.
+ml_dtypes, and so is `tl.fma`, which rounds twice.  It supports fewer precisions than GPUs; here all of them multiply exactly.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def interpret(launch: Launch, *arrays: np.ndarray) -> None:
         with (
             mock.patch.object(builder, "options", options),
             mock.patch.object(builder, "create_dot", _dot),
+            mock.patch.object(builder, "create_fma", _fma),
             mock.patch.object(interpreter, "_convert_float", _convert),
             mock.patch.object(interpreter, "_patch_lang", _once(interpreter._patch_lang)),
         ):
@@ -110,6 +111,12 @@ def _dot(a, b, accumulator, input_precision, max_num_imprecise_acc):
     wide = accumulator.data.dtype
     product = np.matmul(_values(a).astype(wide), _values(b).astype(wide))
     return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
+
+
+def _fma(x, y, z):
+    """Of float32 numbers.  Triton 3.6 rounds the product too."""
+    product = np.multiply(x.data, y.data, dtype=np.float64)
+    return interpreter.TensorHandle((product + z.data).astype(z.data.dtype), z.dtype.scalar)
 
 
 def _convert(bits, source, target, rounding_mode):

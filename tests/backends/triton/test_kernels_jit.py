@@ -1,6 +1,7 @@
 """The Triton kernels as the tests in tests/kernels launch them on a GPU, on PyTorch's tensors: they are those that JAX programs call."""
 
 import collections
+import dataclasses
 import functools
 import importlib
 import pathlib
@@ -19,6 +20,7 @@ from triton.runtime.driver import driver
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.benchmarks import compiled
 from jaxext.benchmarks.problems import PRODUCTS
+from jaxext.kernels._epilogue import Epilogue
 
 
 @functools.cache
@@ -49,8 +51,12 @@ def asked(monkeypatch):
     return sources, launched
 
 
+EPILOGUES = (Epilogue(bias="fp32", residual="bf16", saves=True), Epilogue(activation="relu"))
+
+
+@pytest.mark.parametrize("epilogue", [None, *EPILOGUES], ids=["plain", "saves", "alone"])
 @pytest.mark.parametrize("case", {case.kernel: case for case in PRODUCTS}.values(), ids=lambda case: case.kernel)
-def test_what_is_tested_is_what_is_called(case, asked, monkeypatch):
+def test_what_is_tested_is_what_is_called(case, epilogue, asked, monkeypatch):
     """The same source, signature, alignment and options; and not a kernel of before, which Triton's cache has under the same key."""
     sources, launched = asked
     monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "kernels"))
@@ -58,7 +64,10 @@ def test_what_is_tested_is_what_is_called(case, asked, monkeypatch):
     module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
     for role in case.products:
         for numbers in case.numbers:
-            problem = case.problem(role, numbers, 90)
+            problem = dataclasses.replace(case.problem(role, numbers, 90), epilogue=epilogue)
+            if epilogue and module.supports(problem):
+                assert role not in ("nn", "fprop") or "i8" in problem.dtypes
+                continue
             launch = module.launch(problem, module.pick(problem))
             monkeypatch.setattr(launch.kernel, "device_caches", collections.defaultdict(launch.kernel.create_binder))
             tensors = [
