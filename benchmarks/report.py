@@ -25,7 +25,7 @@ THEIRS = ("lax", "cublas")  # the libraries that are none of jaxext's implementa
 RATIOS = ("lax", "xla", "best")
 TARGETS = (*RATIOS, "copy", "tflops")
 # Tags, special before general: a row is of the first that is among its own.
-KINDS = ("mlp", "per-example", "batched-filters", "transposed", "causal", "depthwise", "grouped", "three-axes", "one-axis", "stem")
+KINDS = ("mlp", "fused", "per-example", "batched-filters", "transposed", "causal", "depthwise", "grouped", "three-axes", "one-axis", "stem")
 KINDS += ("strided", "pointwise", "dense", "batched", "skinny", "matmul")
 PRECISION, OTHER = "precision", "other"  # kinds of rows whose numbers are not those of one of DTYPES, and of rows without such a tag
 DTYPES = ("bfloat16", "float16", "float32", "float64")
