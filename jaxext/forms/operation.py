@@ -249,7 +249,9 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
 
     # XLA writes a product to memory before what follows it: on GPUs, where that takes the time, no wider than the result.
     narrow = call.platform != "cpu" and summed is None
-    results = call.operation.composition(call.operation, product, operands, out_sharding=None, narrow=narrow, **call.params)
+    dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
+    params = {**call.params, "dtypes": dtypes, "precision": call.precision}
+    results = call.operation.composition(call.operation, product, operands, out_sharding=None, narrow=narrow, **params)
     return tuple(results[name] for name in call.results) if call.further else results[call.open]
 
 

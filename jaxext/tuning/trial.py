@@ -160,7 +160,8 @@ def _tried(plan, config, operands, truth, clock, of_xla) -> tuple[Candidate, tim
     candidate = Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
         program = timing.compile(_function(plan, config), operands)
-        random_operands.soil(jax.ShapeDtypeStruct(plan.call.shape, plan.call.dtype))
+        for name, dtype in plan.call.results.items():
+            random_operands.soil(jax.ShapeDtypeStruct(plan.call.shape_of(name), dtype))
         error = timing.relative_error(program(), truth)
         candidate = _judged(plan.call, dataclasses.replace(candidate, error=error), of_xla or error)
         if candidate.wrong:
@@ -184,8 +185,8 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
-def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> jax.Array:
-    """The product computed by xla, as precisely as possible.
+def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The results computed by xla, as precisely as possible.
 
     Raises:
       RuntimeError: XLA cannot compute it in float64, nor in float32 at highest precision.
@@ -196,12 +197,14 @@ def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> ja
             return np.result_type(real, np.complex64) if jnp.issubdtype(dtype, jnp.complexfloating) else np.dtype(real)
 
         dtypes = {slot: wide(dtype) for slot, dtype in call.dtypes.items()}
-        wider = dataclasses.replace(call, dtypes=dtypes, dtype=wide(call.dtype), precision=precision and (precision,) * 2)
+        further = {name: wide(dtype) for name, dtype in call.further.items()}
+        precisions = precision and (precision,) * 2
+        wider = dataclasses.replace(call, dtypes=dtypes, dtype=wide(call.dtype), further=further, precision=precisions)
         arguments = [x.astype(dtype) for x, dtype in zip(operands, dtypes.values(), strict=True)]
         plan = _planned(xla, wider)
-        result = timing.compile(_function(plan, plan.configs[0]), arguments)()
+        results = jax.tree.leaves(timing.compile(_function(plan, plan.configs[0]), arguments)())
         # Integers wrap around, and a sum of booleans is "any".
-        return result if jnp.issubdtype(call.dtype, jnp.inexact) else result.astype(np.int64).astype(call.dtype)
+        return [y if jnp.issubdtype(call.dtype, jnp.inexact) else y.astype(np.int64).astype(call.dtype) for y in results]
 
     return timing.truth(of)
 

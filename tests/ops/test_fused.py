@@ -315,6 +315,16 @@ def test_another_function_is_never_fused():
     assert row.op == "linear" and row.chosen == "xla" and row.how == "composition"
 
 
+def test_tune_measures_an_operation_with_all_its_results(tmp_path):
+    loss = lambda x, w, b: jaxext.linear(x, w, b, activation="gelu").sum()
+    tuned = jaxext.tune(jax.grad(loss), X, W, BIAS, table=tmp_path / "table.json")
+    (of_linear,) = (trial for trial in tuned.rows if trial.problem.startswith("linear "))
+    assert "activation=gelu a=float32, b=float32, bias=float32 -> float32 preactivation=float32" in of_linear.problem
+    assert of_linear.winner.name == "xla algorithm=composition" and of_linear.winner.error[0] < 1e-6
+    with jaxext.use_table(tmp_path / "table.json"):
+        assert jaxext.explain(jax.grad(loss), X, W, BIAS).rows[0].why.startswith("measured at ")
+
+
 def test_nothing_to_fuse_is_a_product():
     assert [eqn.primitive.name for eqn in equations(jaxext.linear, X, W) if "linear" in eqn.primitive.name] == []
     assert jaxext.explain(jaxext.linear, X, W).rows[0].op == "matmul_nn"
