@@ -8,6 +8,7 @@ Each block is a layer of a scan, so what the forward pass saves of it is stacked
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def swiglu(fused: bool, x, weights):
 def convnext(fused: bool, x, weights):
     """A depthwise 7x7 convolution, then an MLP over the channels, without the normalisation between them."""
     filter, bias, *of_mlp = weights
-    static = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, feature_group_count=x.shape[-1])
+    static: Any = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, feature_group_count=x.shape[-1])
     if fused:
         y = jaxext.conv_bias_act(x, filter, bias, **static)
     else:
@@ -70,7 +71,7 @@ def temporaries(block: str, fused: bool, layers: int, dtype) -> int:
         return jnp.sum(jnp.square(y.astype(jnp.float32)))
 
     weights = [jax.ShapeDtypeStruct((layers, *shape), dtype) for shape in of_weights]
-    compiled = jax.jit(jax.grad(loss)).lower(weights, jax.ShapeDtypeStruct(of_x, dtype)).compile()
+    compiled: Any = jax.jit(jax.grad(loss)).lower(weights, jax.ShapeDtypeStruct(of_x, dtype)).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.kernel import ACTIVATIONS
+from jaxext.backends.kernel import ACTIVATIONS  # type: ignore[attr-defined]
 
 
 def _squared_relu(z: jax.Array) -> jax.Array:
@@ -87,7 +87,7 @@ def by_result(activation: Activation) -> bool:
 
 def tangent_by_result(activation: Activation, y: jax.Array, dot: jax.Array) -> jax.Array:
     """The tangent of y = activation(z) for the tangent of z, with the dtype of `dot`."""
-    return dot if activation is None else _BY_RESULT[activation](y.astype(dot.dtype)) * dot
+    return dot if activation is None else _BY_RESULT[str(activation)](y.astype(dot.dtype)) * dot
 
 
 def tangent(function: Callable[[jax.Array], jax.Array], z: jax.Array, dot: jax.Array) -> jax.Array:

@@ -74,7 +74,7 @@ def arranged(
     )
     _refuse_sizes(window, lhs.shape[dimension_numbers.lhs_spec[0]], rhs.shape[dimension_numbers.rhs_spec[0]])
     form = conv_form(window.rank)
-    arrangement = Arrangement(dimension_numbers.out_spec, feature_group_count, batch_group_count)
+    arrangement = Arrangement(tuple(dimension_numbers.out_spec), feature_group_count, batch_group_count)
     if feature_group_count > 1:
         x, w = _split(x, -1, feature_group_count), _split(w, 0, feature_group_count)
     if batch_group_count > 1:

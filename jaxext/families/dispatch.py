@@ -56,7 +56,7 @@ def in_place_of_lax() -> Scope:
     do not know jaxext's.  Policies of `jax.checkpoint` recognise them only through `jaxext.checkpoint_policies`.
     """
     for family in families.values():
-        if family.read is not None:
+        if family.read is not None and family.twin is not None:
             _compat.replace_bind(family.twin, functools.partial(_bind, family))
     return Scope("in_place_of_lax", replacing_lax, True)
 

@@ -52,6 +52,7 @@ def accumulated(dtype) -> jnp.dtype:
 
 def _product(operation: Operation, product, operands: Mapping[str, jax.Array], *, ranks, out_sharding, **params) -> jax.Array:
     """The product of the operation's factors, with the axes of the sum z."""
+    assert operation.product is not None
     form, open = operation.product
     rank = dict(zip(operation.free, ranks, strict=True))
     if GATES in rank:
@@ -140,7 +141,7 @@ CONV_BIAS_ACT = declare(
         "conv_bias_act",
         twin=lax.conv_general_dilated_p,
         names=r"conv\d+d_bias_act",
-        letters=CONV.letters | {"residual": CONV.letters["y"], PREACTIVATION: CONV.letters["y"]},
+        letters={**CONV.letters, "residual": CONV.letters["y"], PREACTIVATION: CONV.letters["y"]},
         groups=CONV.groups,
     ),
     CudaConv(),

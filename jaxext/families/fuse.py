@@ -94,6 +94,7 @@ def _promoted(operands: Mapping[str, jax.Array], slots: str) -> dict[str, jax.Ar
 
 
 def _bound(operation: Operation, operands, *, dtype, activation, **params) -> jax.Array:
+    assert operation.product is not None
     form, open = operation.product
     if activation is None and operation.inputs.keys() == {*form.factors(open)} and not operation.whole:  # nothing to fuse
         return form.bind(open, operands, dtype=dtype, **params)

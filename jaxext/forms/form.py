@@ -25,6 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.extend.core import Primitive
@@ -38,8 +39,8 @@ from jaxext.forms.family import Family
 from jaxext.forms.labelled import Labelled
 from jaxext.tables import in_force
 
-# The form and the open slot of each primitive, to interpret jaxprs.
-owner: dict[Primitive, tuple[Form, str]] = {}
+# The form and the open slot of each primitive, or the operation and its first result, to interpret jaxprs.
+owner: dict[Primitive, tuple[Any, str]] = {}
 
 
 @dataclasses.dataclass(frozen=True)

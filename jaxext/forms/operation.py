@@ -59,7 +59,7 @@ class Operation(Labelled):
     composition: Callable[..., Mapping[str, jax.Array]]
     tangents: Callable[..., Mapping[str, jax.Array]]
     family: Family
-    saved: Callable[[object], Sequence[str]] = lambda static: ()
+    saved: Callable[[Any], Sequence[str]] = lambda static: ()
     window: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     product: tuple | None = None

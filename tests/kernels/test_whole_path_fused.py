@@ -5,6 +5,7 @@ Operands are small integers and the activation is piecewise linear, so sums and 
 
 import functools
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ def test_gated_linear_unit():
 def test_conv_bias_act(kind):
     groups, channels = CONVOLUTIONS[kind]
     shapes = (2, 5, 4, 4), (3, 3, 4 // groups, channels), (channels,), (2, 5, 4, channels)
-    static = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, feature_group_count=groups)
+    static: Any = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, feature_group_count=groups)
     ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, **static, activation="relu", residual=r)
     plain = lambda x, w, b, r: jax.nn.relu(lax.conv_general_dilated(x, w, **static) + jnp.broadcast_to(b, r.shape)) + r
     of_both(ours, plain, *(numbers(*shape, seed=seed) for seed, shape in enumerate(shapes)))

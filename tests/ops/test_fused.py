@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any, cast
 from unittest import mock
 
 import jax
@@ -187,7 +188,7 @@ def test_every_transformation_of_a_gate():
 
 
 def test_every_transformation_of_a_convolution():
-    static = dict(window_strides=(1,), padding="SAME", feature_group_count=2, dimension_numbers=("NWC", "WIO", "NWC"))
+    static: Any = dict(window_strides=(1,), padding="SAME", feature_group_count=2, dimension_numbers=("NWC", "WIO", "NWC"))
     args = [random(s, np.float32, seed) for seed, s in enumerate([(4, 2, 2), (2, 1, 2), (2,), (4, 2, 2)])]
     ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, **static, activation="relu", residual=r)
     splits = [testing.Split((P("x"), P(), P(), P("x")), P("x"))]
@@ -198,12 +199,12 @@ def test_every_transformation_of_a_convolution():
 def test_a_split_contraction(kind):
     """Each device multiplies its part, the parts are added up, and the epilogue sees the whole sum."""
     mesh = jax.make_mesh((2,), ("k",), axis_types=(kind,), devices=jax.devices()[:2])
-    kwargs = dict(out_sharding=P()) if kind is jax.sharding.AxisType.Explicit else {}
+    kwargs: Any = dict(out_sharding=P()) if kind is jax.sharding.AxisType.Explicit else {}
     ours = jax.jit(lambda x, w, b, r: jaxext.linear(x, w, b, activation="silu", residual=r, **kwargs))
     specs = (P(None, "k"), P("k"), P(), P())
     with jax.set_mesh(mesh):
         args = [jax.device_put(a, jax.NamedSharding(mesh, spec)) for a, spec in zip((X, W, BIAS, RESIDUAL), specs, strict=True)]
-        compiled = ours.lower(*args).compile().as_text()
+        compiled = str(ours.lower(*args).compile().as_text())
         got = ours(*args)
     np.testing.assert_allclose(got, linear("silu", X, W, BIAS, RESIDUAL), rtol=1e-5, atol=1e-5)
     assert "all-reduce" in compiled and "all-gather" not in compiled
@@ -274,7 +275,7 @@ def test_the_composition_is_what_plain_jnp_compiles_to():
     plain = functools.partial(linear, "gelu")
 
     def kinds(f):
-        text = jax.jit(f).lower(X, W, BIAS, RESIDUAL).compile().as_text()
+        text = str(jax.jit(f).lower(X, W, BIAS, RESIDUAL).compile().as_text())
         return sorted(re.findall(r"= \S+ (dot|fusion|custom-call|all-reduce|copy|transpose)\(", text))
 
     assert kinds(ours) == kinds(plain)
@@ -320,6 +321,7 @@ def test_tune_measures_an_operation_with_all_its_results(tmp_path):
     tuned = jaxext.tune(jax.grad(loss), X, W, BIAS, table=tmp_path / "table.json")
     (of_linear,) = (trial for trial in tuned.rows if trial.problem.startswith("linear "))
     assert "activation=gelu a=float32, b=float32, bias=float32 -> float32 preactivation=float32" in of_linear.problem
+    assert of_linear.winner is not None and of_linear.winner.error is not None
     assert of_linear.winner.name == "xla algorithm=composition" and of_linear.winner.error[0] < 1e-6
     with jaxext.use_table(tmp_path / "table.json"):
         assert jaxext.explain(jax.grad(loss), X, W, BIAS).rows[0].why.startswith("measured at ")
@@ -339,7 +341,7 @@ def test_integers_and_complex_numbers():
 
 
 ERRORS = [
-    (lambda: jaxext.linear([1.0], W), TypeError, r"linear: x is \[1.0\], want an array"),
+    (lambda: jaxext.linear(cast(Any, [1.0]), W), TypeError, r"linear: x is \[1.0\], want an array"),
     (lambda: jaxext.linear(jnp.ones(()), W), TypeError, r"linear: x has the shape \(\), want \(..., K\)"),
     (lambda: jaxext.linear(X, W.T), TypeError, r"linear: w has the shape \(8, 6\), want \(6, N\), since x has the shape \(4, 6\)"),
     (lambda: jaxext.linear(X, W, BIAS[:7]), TypeError, r"linear: bias has the shape \(7,\), want \(8,\): an element for each column of w"),
@@ -349,7 +351,7 @@ ERRORS = [
         ValueError,
         r"activation is 'swish', want one of \['relu', .*\], a function",
     ),
-    (lambda: jaxext.linear(X, W, activation=3), TypeError, r"linear: activation is 3, want one of"),
+    (lambda: jaxext.linear(X, W, activation=cast(Any, 3)), TypeError, r"linear: activation is 3, want one of"),
     (lambda: jaxext.linear(X, W, BIAS * 1j), TypeError, r"linear: bias is complex64, want a dtype whose numbers float32"),
     (
         lambda: jaxext.linear(np.ones((1, 2), np.int32), np.ones((2, 1), np.int32), activation="relu"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from typing import Any
 
 import jax
 import pytest
@@ -35,7 +36,8 @@ class Made:
 
 def made(epilogue, *operands, results) -> Made:
     problem = dataclasses.replace(PLAIN, epilogue=epilogue)
-    call = TritonMatmul().launch(types.SimpleNamespace(platform="cuda", arch=90), problem, matmul.pick(problem))
+    asked: Any = types.SimpleNamespace(platform="cuda", arch=90)
+    call = TritonMatmul().launch(asked, problem, matmul.pick(problem))
     result = results if len(results) > 1 else results[0]
     # As the library's own primitives are lowered: jax-triton 0.4.1 has a rule for more than that, which jax 0.12 cannot call.
     primitive = Primitive("fused")
