@@ -156,7 +156,7 @@ class Module:
         free = iter({(n << 40) + 256 for n in range(1, len(arrays) + 1)} - {array.address for array in arrays})
         for array in arrays:
             array.address = array.address or next(free)
-        ends = sorted((int(array.address), int(array.address) + array.values.nbytes) for array in arrays)
+        ends = sorted((array.address or 0, (array.address or 0) + array.values.nbytes) for array in arrays)
         if any(end > begin for (_, end), (begin, _) in itertools.pairwise(ends)):
             raise ValueError("arrays overlap in memory")
         parameters = bytearray(kernel.parameter_bytes)
