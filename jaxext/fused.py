@@ -4,8 +4,8 @@ Each is one primitive whose meaning is a composition of jaxext's product with jn
 computes all of it, and nothing but the result is written to memory.
 
 Every operation supports all of JAX, as those of `ops` do.  The sum is kept in float32 for results of 16 bits, and the result is rounded
-once; on GPUs the implementation `xla` rounds where plain jnp does.  Where a derivative needs the activation's input, the same kernel writes it too, with the dtype of the result; `jax.checkpoint`'s
-policies know it by the name "preactivation".
+once; on GPUs the implementation `xla` rounds where plain jnp does.  Where a derivative needs the activation's input, the same kernel writes
+it too, with the dtype of the result; `jax.checkpoint`'s policies know it by the name "preactivation".
 """
 
 from __future__ import annotations
