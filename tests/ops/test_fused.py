@@ -210,6 +210,29 @@ def test_a_split_contraction(kind):
     assert "all-reduce" in compiled and "all-gather" not in compiled
 
 
+@pytest.mark.parametrize("which", [(0,), (2,), (3,), (1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize(
+    "specs",
+    [(P("d"), P(), P(), P()), (P("d"), P(None, "t"), P(), P("d")), (P(), P(None, "t"), P("t"), P("d"))],
+    ids=["rows", "both", "all"],
+)
+def test_derivatives_have_the_shardings_of_their_values(which, specs):
+    """On an explicit mesh, also if a residual or a bias is sharded less than the result, and alone has a tangent."""
+    args, ours = (X, W, BIAS, RESIDUAL), lambda x, w, b, r: jaxext.linear(x, w, b, activation="silu", residual=r)
+    total = lambda f: jax.grad(lambda *args: jnp.sum(jnp.sin(f(*args))), which)
+    along = lambda f, args: jax.jvp(
+        lambda *some: f(*(some[which.index(i)] if i in which else args[i] for i in range(4))), *[[args[i] for i in which]] * 2
+    )
+    mesh = jax.make_mesh((4, 2), ("d", "t"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(a, jax.NamedSharding(mesh, spec)) for a, spec in zip(args, specs, strict=True)]
+        gradients, tangents = jax.jit(total(ours))(*placed), jax.jit(functools.partial(along, ours))(placed)
+        assert [jax.typeof(y).sharding for y in gradients] == [jax.typeof(placed[i]).sharding for i in which]
+    plain = functools.partial(linear, "silu")
+    for got, want in zip((*gradients, *tangents), (*total(plain)(*args), *along(plain, args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("mapped", [(0, None, None, 0), (None, 1, 0, None), (None, None, 0, None), (0, None, 0, None), (1, 0, 0, 1)])
 def test_vmap_repeats_no_factor(mapped):
     """The product is computed once for what it does not depend on."""
