@@ -60,8 +60,8 @@ def conv(activation, static, lhs, rhs, bias=None, residual=None):
     return y if residual is None else y + residual
 
 
-def close(ours, plain, *arrays):
-    """Each result is as near to the truth, plain jnp in float64, as two roundings to the dtype allow, or twice as far as plain jnp is."""
+def close(ours, plain, *arrays, units=2):
+    """Each result is as near to plain jnp in float64 as so many roundings to the dtype allow, or twice as far as plain jnp is."""
     arrays = [jnp.asarray(x) for x in arrays]  # numpy would multiply bfloat16 as float32
     dtype = arrays[0].dtype
     with jax.enable_x64(True):
@@ -69,7 +69,7 @@ def close(ours, plain, *arrays):
     for one, by_jnp, truth in zip(jax.tree.leaves(ours(*arrays)), jax.tree.leaves(plain(*arrays)), truths, strict=True):
         error, of_jnp = (np.abs(np.asarray(y, np.float64) - truth).max() for y in (one, by_jnp))
         assert one.dtype == dtype and one.shape == truth.shape
-        assert error <= max(2 * of_jnp, 2 * float(jnp.finfo(dtype).eps) * np.abs(truth).max()), (error, of_jnp, one.shape)
+        assert error <= max(2 * of_jnp, units * float(jnp.finfo(dtype).eps) * np.abs(truth).max()), (error, of_jnp, one.shape)
 
 
 def doubles(arrays):
@@ -91,6 +91,7 @@ def summed(function):
 def test_linear(activation, dtype):
     """The values and all gradients, with bias and residual, with one, and with none."""
     arrays = [random(shape, dtype, seed) for seed, shape in enumerate([(3, 5, 8), (8, 6), (6,), (3, 5, 6)])]
+    units = 64 if activation == "gelu_tanh" and dtype == jnp.float32 else 2  # 1 - tanh(u)^2 cancels: jax's own slope is off by 30 near 4.9
     for bias, residual in ((2, 3), (2, None), (None, 3), (None, None)):
         args = arrays[:2] + [arrays[i] for i in (bias, residual) if i is not None]
 
@@ -105,7 +106,7 @@ def test_linear(activation, dtype):
 
         close(ours, plain, *args)
         everything = tuple(range(len(args)))
-        close(jax.grad(summed(ours), everything), jax.grad(summed(plain), everything), *args)
+        close(jax.grad(summed(ours), everything), jax.grad(summed(plain), everything), *args, units=units)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

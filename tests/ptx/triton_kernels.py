@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import test_conv
 import test_depthwise
-import test_fused
+import test_epilogues
 import test_matmul
 import triton
 from harness import check
@@ -133,8 +133,9 @@ class FusedCall(Call):
         for integers in (True, False):
             operands = self.operands(integers)
             late, early = (self.execute_all(operands, when, module) for when in (LATE, EARLY))
-            sums = test_fused.sums_of(self.kernel, self.problem, operands)
-            magnitudes = test_fused.sums_of(self.kernel, self.problem, {slot: np.abs(a.astype(np.float64)) for slot, a in operands.items()})
+            sums = test_epilogues.sums_of(self.kernel, self.problem, operands)
+            absolute = {slot: np.abs(values.astype(np.float64)) for slot, values in operands.items()}
+            magnitudes = test_epilogues.sums_of(self.kernel, self.problem, absolute)
             wanted = epilogues.true(self.problem, sums, operands)
             scales = epilogues.scales(self.problem, sums, self.product_error * magnitudes, operands)
             exact = integers and self.problem.epilogue.activation in (None, "relu", "relu6")
