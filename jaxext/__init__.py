@@ -26,6 +26,7 @@ from jaxext.ops import (
     dot_general,
     matmul,
 )
+from jaxext.ragged_products import ragged_dot, ragged_dot_general
 
 if TYPE_CHECKING:
     from jaxext import parallel
@@ -55,6 +56,8 @@ __all__ = [
     "lower_for",
     "matmul",
     "parallel",
+    "ragged_dot",
+    "ragged_dot_general",
     "register_cuda_kernels",
     "tune",
     "use_implementation",

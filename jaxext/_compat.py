@@ -27,6 +27,7 @@ try:
     from jax._src.core import ShardingTypeError, standard_vma_rule
     from jax._src.core import auto_insert_reshard as align_varying
     from jax._src.custom_partitioning import _sharding_callbacks
+    from jax._src.lax.lax import ragged_dot_general_p
     from jax._src.lax.utils import standard_primitive
 except ImportError as error:
     raise ImportError(f"jaxext was tested up to jax 0.12 and does not fit jax {jax.__version__}: update jaxext ({error})") from error
@@ -55,6 +56,7 @@ __all__ = [
     "operation_primitive",
     "product_primitive",
     "published",
+    "ragged_dot_general_p",
     "refuse_parts",
     "register_lowering",
     "replace_bind",

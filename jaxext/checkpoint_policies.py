@@ -30,7 +30,8 @@ def seeing_products(policy: Callable) -> Callable:
     """Wrap `policy`, a function for `jax.checkpoint(..., policy=)`, so that it sees jaxext's matmuls and convolutions as lax's.
 
     A matmul appears as `lax.dot_general_p` with its `dimension_numbers`, precision and dtype, a convolution as
-    `lax.conv_general_dilated_p`, and an operation with an epilogue as the product inside it.
+    `lax.conv_general_dilated_p`, a ragged product as lax's `ragged_dot_general` with its `ragged_dot_dimension_numbers`, and an operation
+    with an epilogue as the product inside it.
     """
 
     @functools.wraps(policy)
@@ -42,6 +43,8 @@ def seeing_products(policy: Callable) -> Callable:
             return policy(primitive, *avals, **params)
         dtype = params["dtype"] if "dtype" in params else params["dtypes"][0]
         shown = dict(precision=params["precision"], preferred_element_type=dtype, out_sharding=params["out_sharding"])
+        if form.family.said is not None:
+            return policy(form.family.twin, *avals[:3], **shown, **form.family.said(open, params["ranks"]))
         if not form.window:
             lhs, rhs, result = (form.axes(slot, params["ranks"]) for slot in (*form.factors(open), open))
             shown["dimension_numbers"] = dimension_numbers(lhs, rhs, result)

@@ -48,9 +48,9 @@ def in_place_of_lax() -> Scope:
 
     It is a context manager (`with in_place_of_lax(): ...`) and a function decorator (`@in_place_of_lax()`).
 
-    Every `jax.lax.dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside becomes the jaxext operation, also when
-    called by a library (`jnp.matmul`, `@`, `jnp.einsum`, layers of flax and equinox).  It uses the implementation set by
-    `use_implementation`.  The context belongs to this thread and is part of `jax.jit`'s cache key.
+    Every `jax.lax.dot_general`, `jax.lax.ragged_dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside becomes the
+    jaxext operation, also when called by a library (`jnp.matmul`, `@`, `jnp.einsum`, layers of flax and equinox).  It uses the
+    implementation set by `use_implementation`.  The context belongs to this thread and is part of `jax.jit`'s cache key.
 
     Do not use it around code that interprets lax's products itself: Pallas kernels, `jax.experimental.sparse` and `jax.experimental.jet`
     do not know jaxext's.  Policies of `jax.checkpoint` recognise them only through `jaxext.checkpoint_policies`.
@@ -65,6 +65,8 @@ def _bind(family, original, *operands, **params):
     """`bind` of lax's primitive, redirected to jaxext while `replacing_lax` is set."""
     if not replacing_lax.value:
         return original(*operands, **params)
+    if family.bind is not None:
+        return family.bind(*operands, **params)
     return like(original, family, None, operands, params, name=family.twin.name)
 
 

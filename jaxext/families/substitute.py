@@ -48,7 +48,7 @@ class Keywords(tuple):
 
 
 # lax does not distinguish equal values of these types.
-_PLAIN = (str, bool, int, float, complex, np.generic, np.dtype, type, enum.Enum, P, Sharding, type(None))
+_PLAIN = (str, bool, int, float, complex, np.generic, np.dtype, type, enum.Enum, P, Sharding, lax.RaggedDotDimensionNumbers, type(None))
 
 
 def _frozen(value):

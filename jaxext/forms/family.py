@@ -31,6 +31,8 @@ class Family:
       twin: lax's primitive for the same product, if there is one.  Policies of `jax.checkpoint` see this primitive.
       read: computes an equation of `twin` as a product of the family, from its operands, its parameters, the dtype of its result and the
         name of an implementation.  None if equations of `twin` are not replaced.
+      bind: computes a call of `twin` by its operands and parameters, inside `in_place_of_lax`.  None: as its jaxpr says, by `read`.
+      said: `said(open, ranks)` gives the parameters of `twin` that tell which axes are what.  None: by the labels, `dimension_numbers`.
       names: a pattern of the names of its forms, reserved for them.
       letters: slot -> label -> the letter in `explain`, if it differs from the label.
       groups: the labels that `read` splits off a neighbouring axis.
@@ -41,6 +43,8 @@ class Family:
     twin: Primitive | None
     names: str
     read: Callable[..., jax.Array] | None = None
+    bind: Callable[..., jax.Array] | None = None
+    said: Callable[..., Mapping] | None = None
     letters: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     groups: str = ""
     implementations: list[Implementation] = dataclasses.field(default_factory=list)

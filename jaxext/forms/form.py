@@ -9,6 +9,10 @@ axes: none for the batch of a plain matmul, one more for each vmap.  So vmap nev
 The two operands of a product are its *factors*.  A form may have further operands, *companions* such as scales or group sizes, with labels
 of their own.  For every fixed companion the form is trilinear, so the roles are the same, and each role takes the companions as operands.
 
+A companion can *tie* the elements of a label to each other, as group sizes tie the rows of a ragged product: which rows are a group depends
+on the rows before.  A tied label has one axis, since no vmap joins it.  It may stand in one slot alone, which the companions then choose
+from.  A device that has a part of a tied label computes with companions that are `cut` to its part.
+
 Shape, JVP, transpose, batching and sharding follow from the labels.  They are below, in the order in which `define` registers them.  The
 parameters of a primitive are static and hashable.  `dtype` and `out_sharding` describe the result; no rule changes the others:
 
@@ -59,7 +63,16 @@ class Companion:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Form(Labelled):
-    """A trilinear form.  `slots` are the labels of each slot, `roles` the role in which it is open, `companions` further operands."""
+    """A trilinear form.
+
+    Attributes:
+      slots: the labels of each slot.
+      roles: of each slot, the role in which it is open.
+      companions: further operands.
+      tied: the labels whose elements the companions tie to each other.
+      cut: `cut(companions, label, first, size)` gives the companions of a device that has only the `size` elements of a tied label from
+        `first` (an int32 scalar) on.  Companions themselves are not split along a tied label.
+    """
 
     name: str
     slots: Mapping[str, tuple[str, ...]]
@@ -67,6 +80,8 @@ class Form(Labelled):
     window: tuple[str, ...]
     family: Family
     companions: Mapping[str, Companion] = dataclasses.field(default_factory=dict)
+    tied: tuple[str, ...] = ()
+    cut: Callable[[dict[str, jax.Array], str, jax.Array, int], dict[str, jax.Array]] | None = None
     primitives: dict = dataclasses.field(default_factory=dict)  # open slot -> primitive, filled by `define`
 
     def op(self, open: str) -> str:
@@ -89,6 +104,21 @@ class Form(Labelled):
     def shared(self, *slots: str) -> str:
         """The first label that is in exactly these slots."""
         return next(label for label in self.free if {s for s in self.slots if label in self.slots[s]} == set(slots))
+
+    def label_to_map(self, open: str, mapped: Sequence[str]) -> str:
+        """The label that an axis joins which vmap maps in these operands, and so in the open slot.
+
+        It is the first of those that the fewest other operands have, since these are broadcast.
+        """
+        having = {label: {name for name, labels in self.labels.items() if label in labels} for label in self.free if label not in self.tied}
+        return min((label for label in having if having[label] >= {*mapped, open}), key=lambda label: len(having[label]))
+
+    def split(self, open: str, ranks: Sequence[int]) -> partition.Names:
+        """The axes of operands and result as devices may split them.  Tied labels of companions are axes of their own, which stay whole."""
+        whole = {f"{label}0": f"{label}whole" for label in self.tied}
+        companions = [tuple(whole.get(axis, axis) for axis in self.axes(name, ranks)) for name in self.companions]
+        operands = [self.axes(slot, ranks) for slot in self.factors(open)] + companions
+        return partition.Names(tuple(operands), (self.axes(open, ranks),), (*self.window, *whole.values()))
 
     def call(self, open, avals, *, platform, arch, splitter, ranks, window, dtype, precision, **_) -> Call:
         names = self.operands(open)
@@ -119,6 +149,7 @@ def define(form: Form) -> Form:
     """Create the form's three primitives and register all their rules."""
     for name, companion in form.companions.items():
         assert {form.shared(*form.slots)} <= {*companion.labels} <= {*form.free}, f"{form.name}: {name} has the labels {companion.labels}"
+    assert {*form.tied} <= {*form.free}, f"{form.name}: the tied labels are {form.tied}"
     for open in form.roles:
         primitive = _compat.product_primitive(
             form.op(open),
@@ -154,7 +185,8 @@ def _dtype_rule(*_, dtype, **__):
 
 def _sharding_rule(form, open, *avals, ranks, out_sharding, **_):
     """Called only on explicit meshes."""
-    return form.sharding(open, avals, ranks, out_sharding, whole=form.window)
+    gathered = {(name, f"{label}0") for name in form.companions for label in form.tied}
+    return form.sharding(open, avals, ranks, out_sharding, form.window, gathered)
 
 
 def _tangent(form, open, name, dot, *args, **params):
@@ -189,13 +221,10 @@ def _transpose_rule(form, open, ct, *args, dtype, out_sharding, **params):
 
 
 def _batch_rule(form, open, args, dims, **params):
-    """The mapped axis becomes the first axis of the label that is in exactly the mapped slots and the open one.
-
-    If a companion is mapped, it is the label that all slots share.
-    """
+    """The mapped axis becomes the first axis of the label that is in exactly the mapped slots and the open one, or in few others."""
     names = form.operands(open)
     mapped = {name: d for name, d in zip(names, dims, strict=True) if d is not None}
-    label = form.shared(*form.slots) if mapped.keys() & form.companions.keys() else form.shared(*mapped, open)
+    label = form.label_to_map(open, list(mapped))
     operands, joined = form.joined(label, open, dict(zip(names, args, strict=True)), mapped, params)
     return form.bind(open, operands, **joined), form.position(open, label, params["ranks"])
 
@@ -203,21 +232,31 @@ def _batch_rule(form, open, args, dims, **params):
 def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, out_sharding, **params):
     """Lower to the chosen implementation on one device's part of the operands, inside a program that splits them over devices."""
     slots = form.operands(open)
+    sizes = form.sizes(open, [x.shape for x in args], ranks, params["window"])
     table = in_force.current()  # read now: XLA may call `local` later, outside this context
 
-    def local(splitter, summed, *args):
-        args = _compat.align_varying(*args)  # an explicit mesh becomes a shard_map, in which replicated operands vary over no axis
+    def local(splitter, summed, part, *args):
+        args = _compat.align_varying(*_cut(form, args, part, slots, sizes))  # explicit: a shard_map, in which not all operands vary
         call = form.call(open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
         y = run(call, form.family.implementations, implementation, table, dict(zip(slots, args, strict=True)))
         return (y if summed is None else summed(y, form.axes(open, ranks)),)
 
     params_of_all = dict(params, ranks=ranks, implementation=implementation, out_sharding=out_sharding)
-    names = partition.Names(operands=tuple(form.axes(slot, ranks) for slot in slots), results=(form.axes(open, ranks),), whole=form.window)
+    names = form.split(open, ranks)
     known_as = known(splitter, platform, form.primitives[open], params_of_all, form.family, table)
     (y,) = partition.lower(
         lambda *args: (form.primitives[open].bind(*args, **params_of_all),), known_as, local, names, splitter, platform, out_sharding, *args
     )
     return y
+
+
+def _cut(form, args, part, slots, sizes):
+    """The operands of one device, whose companions are cut to the part that it has of each tied label."""
+    companions = {name: x for name, x in zip(slots, args, strict=True) if name in form.companions}
+    for label in form.tied:
+        if (has := part(f"{label}0", sizes[f"{label}0"])) is not None:
+            companions = form.cut(companions, label, *has)
+    return tuple(companions.get(name, x) for name, x in zip(slots, args, strict=True))
 
 
 def known(splitter, platform, primitive, params, family, table) -> dict[str, str]:

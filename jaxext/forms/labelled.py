@@ -82,8 +82,9 @@ class Labelled(abc.ABC):
         """The number of elements of each label but the window's: the product over its axes."""
         return {label: math.prod(sizes[f"{label}{i}"] for i in range(n)) for label, n in zip(self.free, ranks, strict=True)}
 
-    def sharding(self, open: str, avals, ranks, out_sharding: NamedSharding | None, whole: Sequence[str]) -> NamedSharding:
-        """Sharding in types: each axis of a result is sharded as in the operands.  The axes `whole` must not be sharded."""
+    def sharding(self, open, avals, ranks, out_sharding: NamedSharding | None, whole: Sequence[str], gathered=()) -> NamedSharding:
+        """Sharding in types: each axis of a result is sharded as in the operands.  The axes `whole` must not be sharded.  `gathered` are
+        pairs of an operand and an axis, whose sharding does not matter."""
         op = self.op(open)
         sharded: dict[str, list] = {}
         for name, aval in zip(self.operands(open), avals, strict=True):
@@ -91,7 +92,7 @@ class Labelled(abc.ABC):
                 if spec is not None and axis in whole:
                     what = "window axis" if axis in self.window else "axis"
                     raise _compat.ShardingTypeError(f"{op}: {what} {axis} of {name} is sharded over {spec!r}, want it whole")
-                if spec is not None:
+                if spec is not None and (name, axis) not in gathered:
                     sharded.setdefault(axis, []).append((name, spec))
         if out_sharding is not None:
             return out_sharding

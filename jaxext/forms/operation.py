@@ -204,7 +204,8 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
     table = in_force.current()  # read now: XLA may call `local` later, outside this context
     wanted, ranks = params["wanted"], params["ranks"]
 
-    def local(splitter, summed, *args):
+    def local(splitter, summed, part, *args):
+        del part
         if summed is None or not operation.product:  # else the sum varies over fewer axes than its factors, as what is added to it may
             args = _compat.align_varying(*args)
         operands = dict(zip(operation.inputs, args, strict=True))

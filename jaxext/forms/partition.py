@@ -111,20 +111,20 @@ def lower(
     out_sharding: NamedSharding | None,
     *args: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """Trace `local(splitter, summed, *args)`, which gives all results, for devices among which `args` are split as `splitter` says
+    """Trace `local(splitter, summed, part, *args)`, which gives all results, for devices among which `args` are split as `splitter` says
     (`_compat.lowered_by`).
 
     `summed(y, axes)` adds partial sums over the devices that split a label that is not in `axes`, those of y; it is None if every result
-    has all split labels.  `itself(*args)` binds the operation that is being lowered.  `known_as`, made by `known`, identifies it to XLA's
-    partitioner, which calls `local` back.
-    `out_sharding` is that of the first result.
+    has all split labels.  `part(axis, size)` tells which elements of an axis of `size` this device has: the first one, and how many; it
+    is None if the axis is not split.  `itself(*args)` binds the operation that is being lowered.  `known_as`, made by `known`, identifies
+    it to XLA's partitioner, which calls `local` back.  `out_sharding` is that of the first result.
     """
     shardings = [explicit(jax.typeof(x)) for x in args]
     if any(s is not None for s in shardings):
         return _by_types(local, names, platform, out_sharding, *args)
     if splitter is Splitter.LABELS:
         return _by_labels(itself, known_as, local, names, *args)
-    return local(splitter, None, *args)
+    return local(splitter, None, _part({}, None), *args)
 
 
 def known(product: str, *, by_version: bool) -> dict[str, str]:
@@ -184,6 +184,18 @@ def _summed(names: Names, assigned: dict[str, tuple[str, ...]], wide=()) -> Call
     return summed if any(axis not in axes for axis in assigned for axes in names.results) else None
 
 
+def _part(assigned: dict[str, tuple[str, ...]], mesh) -> Callable[[str, int], tuple[jax.Array, int] | None]:
+    """The first element of an axis that this device has, and how many it has; None if the axis is not split."""
+
+    def part(axis, size):
+        if axis not in assigned:
+            return None
+        has = size // math.prod(mesh.shape[m] for m in assigned[axis])
+        return lax.axis_index(assigned[axis]) * has, has
+
+    return part
+
+
 def _by_labels(itself, known_as, local, names, *args):
     """jit over automatic axes: Shardy propagates shardings by the labels, then calls `partition` with the result.
 
@@ -202,7 +214,7 @@ def _by_labels(itself, known_as, local, names, *args):
         kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in operands]
         assigned = _assign(names, mesh, sizes, [*_agreed(operands, *result), *kept, *operands, result])
         shardings = [tuple(NamedSharding(mesh, _place(axes, assigned)) for axes in arrays) for arrays in (names.results, names.operands)]
-        return mesh, functools.partial(local, Splitter.LABELS, _summed(names, assigned)), *shardings
+        return mesh, functools.partial(local, Splitter.LABELS, _summed(names, assigned), _part(assigned, mesh)), *shardings
 
     product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)
@@ -227,8 +239,9 @@ def _by_types(local, names, platform, out_sharding, *args):
         specs = [*_agreed(specs, names.results[0], tuple(out_sharding.spec)), *specs]
     assigned = _assign(names, mesh, sizes, specs)
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
+    splitter = Splitter.XLA if any(n > 1 for n in automatic) else Splitter.NOBODY
     results = jax.shard_map(
-        functools.partial(local, Splitter.XLA if any(n > 1 for n in automatic) else Splitter.NOBODY, _summed(names, assigned, wide)),
+        functools.partial(local, splitter, _summed(names, assigned, wide), _part(assigned, mesh)),
         mesh=mesh,
         in_specs=tuple(_place(axes, assigned) for axes in names.operands),
         out_specs=tuple(_place(axes, assigned) for axes in names.results),

@@ -48,14 +48,14 @@ def test_every_transformation(product):
 
 
 @pytest.mark.parametrize("mapped", [(0, None, None), (None, 1, None), (None, None, 0), (0, None, 0), (1, 0, 0)])
-def test_a_mapped_companion_joins_the_batch(form, product, mapped):
-    """And where a label that it has is mapped in a factor alone, it gets a copy for each."""
+def test_the_label_that_a_mapped_axis_joins(form, product, mapped):
+    """The one for which the fewest operands get copies.  A scale mapped alone joins M, so w gets a copy for each, and x does not."""
     args = [np.stack([x, 2 * x, 3 * x], d or 0) if d is not None else x for x, d in zip((X, W, S), mapped, strict=True)]
     got = jax.vmap(product, mapped)(*args)
     np.testing.assert_allclose(got, jax.vmap(reference, mapped)(*args), rtol=1e-5, atol=1e-5)
     (eqn,) = (e for e in jax.make_jaxpr(jax.vmap(product, mapped))(*args).eqns if e.primitive.name == "scaled_y")
     ranks = dict(zip(form.free, eqn.params["ranks"], strict=True))
-    label = "B" if mapped[2] is not None or None not in mapped[:2] else "N" if mapped[0] is not None else "M"
+    label = {(True, False, False): "N", (True, False, True): "B", (True, True, True): "B"}.get(tuple(d is not None for d in mapped), "M")
     assert ranks == {"B": 0, "N": 1, "M": 1, "K": 1} | {label: ranks[label]} and ranks[label] == (1 if label == "B" else 2)
 
 

@@ -30,6 +30,7 @@ MAY = {
     "_export": {"forms", "backends.cuda"},
     "ops": {"families"},
     "fused": {"families"},
+    "ragged_products": {"families"},
     "extend": {"ops", "families", "forms", "backends.xla"},
     "checkpoint_policies": {"forms", "_compat"},
     "tuning": {"forms", "tables", "_compat", "_target"},
@@ -39,6 +40,7 @@ MAY = {
     "__init__": {
         "ops",
         "fused",
+        "ragged_products",
         "extend",
         "parallel",
         "checkpoint_policies",
