@@ -1,0 +1,225 @@
+"""Ragged products: rows in groups, and a matrix for each group.
+
+    role  result              product                        row  column  contracted
+    nn    y[B,P,R,M,N]        x[M,K] w[g,K,N] of row m's g   m    n       k
+    nt    x[B,P,R,M,K]        y[M,N] w[g,K,N]ᵀ               m    k       n
+    tn    w[B,G,K,N]          xᵀ y over the rows of g        k    n       p, r, m in g
+
+A group's rows are those from begin[B,P,G] up to end[B,P,G]: ranges that lie in order and do not overlap.  A row in none of them is never
+read, and its result is zero.
+
+nn and nt go through *visits*: a tile of rows, and one of the groups that have rows in it.  There are at most ⌈M / tile⌉ + G - 1, whatever
+the ranges say, so the grid is known to the host, and `visits` finds on the device what each of them is.  In tn the programs of a group
+walk through its rows, always in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from . import matmul
+from ._launch import BITS, MOST_PROGRAMS, Launch, cdiv, kernel_name
+from ._roofline import START, machine
+from .matmul import Config, _inside, _multiply_add, _place
+
+SLOTS = {"nn": ("x", "w"), "nt": ("y", "w"), "tn": ("x", "y")}  # left, right
+OF_VISIT = tl.constexpr(5)  # group; the rows that are multiplied, first and last; those that are written
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem(matmul.Problem):
+    """The sizes of one matrix as those of a product, which do not know the groups, and how many there are."""
+
+    P: int
+    R: int
+    G: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each slot."""
+        rows = (self.B, self.P, self.R, self.M)
+        ranges = (self.B, self.P, self.G)
+        return {"x": (*rows, self.K), "w": (self.B, self.G, self.K, self.N), "y": (*rows, self.N), "begin": ranges, "end": ranges}
+
+    @property
+    def batches(self) -> int:
+        """Matrices of rows, or of groups."""
+        return self.B * (self.G if self.role == "tn" else self.P * self.R)
+
+
+def supports(problem: Problem) -> str | None:
+    """None, or why no config fits the problem."""
+    if problem.integers:
+        return "integers, want floats"
+    if reason := matmul.supports(problem):
+        return reason
+    if not candidates(problem):
+        return f"{problem.batches} results of {problem.rows} by {problem.cols} have more tiles than a grid has programs, {MOST_PROGRAMS}"
+    return None
+
+
+def candidates(problem: Problem) -> list[Config]:
+    """The tiles of matrix products that are not split.  The one that takes the fewest clocks, by a rough model, is first."""
+    configs = {dataclasses.replace(config, splits=1) for config in matmul.candidates(problem)}
+    fit = [config for config in configs if grid(problem, config) <= MOST_PROGRAMS]
+    return sorted(fit, key=lambda config: (clocks(problem, config), dataclasses.astuple(config)))
+
+
+def pick(problem: Problem) -> Config:
+    return candidates(problem)[0]
+
+
+def clocks(problem: Problem, config: Config) -> float:
+    """The programs that one multiprocessor runs, if half of the groups end within a tile of rows."""
+    gpu, of_tn = machine(problem.arch), problem.role == "tn"
+    depth = problem.P * problem.R * cdiv(problem.M, max(1, problem.G)) if of_tn else problem.depth
+    lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
+    loaded = config.tile_m * lhs + config.tile_n * rhs
+    rows = cdiv(problem.rows, config.tile_m) + (0 if of_tn else problem.G // 2)
+    programs = problem.batches * rows * cdiv(problem.cols, config.tile_n)
+    tile = gpu.tile(config.tile_m * config.tile_n, gpu.rate(problem.bits, problem.method), loaded)
+    return gpu.rounds(programs) * (START + cdiv(depth, config.tile_k) * config.tile_k * tile)
+
+
+def visits_of(problem: Problem, config: Config) -> int:
+    """Of the rows of one matrix, at most."""
+    return cdiv(problem.M, config.tile_m) + max(1, problem.G) - 1
+
+
+def grid(problem: Problem, config: Config) -> int:
+    rows = cdiv(problem.rows, config.tile_m) if problem.role == "tn" else visits_of(problem, config)
+    return problem.batches * rows * cdiv(problem.cols, config.tile_n)
+
+
+def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
+    """What the visits are, [B,P,visits,5], from ranges [B,P,G], by numpy or what has its functions: integers of 32 bits, as `OF_VISIT` says.
+
+    A row is written by the visit of its own group, or else by that before it in the tile, or by the first one.  Tiles without a group have a
+    visit that writes zeros, and what is left over writes nothing.
+    """
+    groups = begin.shape[-1]
+    count = cdiv(rows, tile) + groups - 1
+    exists = end > begin
+    reached = numpy.maximum.accumulate(numpy.where(exists, end, 0), axis=-1)  # by this group and those before it
+    before = numpy.concatenate([numpy.zeros_like(reached[..., :1]), reached[..., :-1]], -1)
+    first_tile, last_tile = begin // tile, (end - 1) // tile
+    shares = exists & (before > first_tile * tile)  # its first tile with the group before it
+    more = numpy.cumsum(shares, -1).astype(begin.dtype)  # visits than tiles, up to this group
+    visit = numpy.arange(count, dtype=begin.dtype)
+    here = exists[..., None, :] & ((first_tile + more)[..., None, :] <= visit[:, None])  # [B,P,visits,G]
+    group = numpy.max(numpy.where(here, numpy.arange(groups, dtype=begin.dtype), -1), -1)
+
+    def of_group(values, otherwise=0):
+        found = numpy.take_along_axis(values, numpy.maximum(group, 0), -1)
+        return numpy.where(group >= 0, found, otherwise)
+
+    at = visit - of_group(more)  # the tile
+    inside, start, stop = at * tile < rows, at * tile, numpy.minimum((at + 1) * tile, rows)
+    multiplies = inside & (at <= of_group(last_tile, -1))
+    first = numpy.where(multiplies, numpy.maximum(of_group(begin), start), start)
+    last = numpy.where(multiplies, numpy.minimum(of_group(end), stop), start)
+    shared = multiplies & of_group(shares, False) & (at == of_group(first_tile))
+    following = numpy.concatenate([at[..., 1:], numpy.full_like(at[..., :1], count)], -1)
+    low = numpy.where(shared, of_group(before), start)
+    high = numpy.where(following == at, last, stop)
+    low, high = numpy.where(inside, low, 0), numpy.where(inside, high, 0)
+    return numpy.stack([group, first, last, low, high], -1).astype("int32")
+
+
+def launch(problem: Problem, config: Config) -> Launch:
+    """Raises ValueError where the device or the kernel lacks what is asked."""
+    plain = matmul.launch(dataclasses.replace(problem, P=1, R=1), dataclasses.replace(config, splits=1))
+    if reason := supports(problem):
+        raise ValueError(f"{problem.name}: {reason}")
+    if config.splits != 1:
+        raise ValueError(f"{problem.name}: splits is {config.splits} (want 1)")
+    of_tn = problem.role == "tn"
+    rows = cdiv(problem.rows, config.tile_m) if of_tn else visits_of(problem, config)
+    constants = {"PROBLEM": problem, "CONFIG": config, "TILE_ROWS": rows, "TILE_COLS": cdiv(problem.cols, config.tile_n)}
+    return dataclasses.replace(
+        plain,
+        kernel=ragged_sum if of_tn else ragged_rows,
+        operands=(*SLOTS[problem.role], *(("begin", "end") if of_tn else ("visits",))),
+        grid=(grid(problem, config),),
+        constants=constants if of_tn else {**constants, "STEPS": cdiv(problem.depth, config.tile_k)},
+    )
+
+
+@triton.jit(repr=kernel_name)
+def ragged_rows(
+    lhs_ptr, rhs_ptr, visits_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """nn and nt: a visit and a tile of columns."""
+    COLS: tl.constexpr = PROBLEM.cols
+    DEPTH: tl.constexpr = PROBLEM.depth
+    BLOCK_DEPTH: tl.constexpr = CONFIG.tile_k
+    batch, _, visit, tile_col = _place(PROBLEM, CONFIG, TILE_ROWS, TILE_COLS)
+    visits_ptr += ((batch // PROBLEM.R) * TILE_ROWS + visit) * OF_VISIT
+    group = tl.load(visits_ptr)
+    first, last = tl.load(visits_ptr + 1), tl.load(visits_ptr + 2)
+    low, high = tl.load(visits_ptr + 3), tl.load(visits_ptr + 4)
+
+    row = (low // CONFIG.tile_m * CONFIG.tile_m + tl.arange(0, CONFIG.tile_m)).to(PROBLEM.index)
+    col = tile_col * CONFIG.tile_n + tl.arange(0, CONFIG.tile_n)
+    depth = tl.arange(0, BLOCK_DEPTH).to(PROBLEM.index)
+    row_in = (row >= first) & (row < last)
+    col_in = _inside(col, COLS, TILE_COLS * CONFIG.tile_n)
+    lhs_at = row[:, None] * PROBLEM.lhs_strides[0] + depth[None, :] * PROBLEM.lhs_strides[1]
+    rhs_at = depth[:, None] * PROBLEM.rhs_strides[0] + col[None, :] * PROBLEM.rhs_strides[1]
+    lhs_ptr += batch * (PROBLEM.M * DEPTH)
+    rhs_ptr += (batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + group) * (DEPTH * COLS)
+
+    total = tl.zeros((CONFIG.tile_m, CONFIG.tile_n), tl.float32)
+    for _ in range(tl.where(first < last, STEPS, 0)):
+        depth_in = _inside(depth, DEPTH, STEPS * BLOCK_DEPTH)
+        lhs = tl.load(lhs_ptr + lhs_at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
+        rhs = tl.load(rhs_ptr + rhs_at, mask=depth_in[:, None] & col_in[None, :], other=0.0)
+        total = _multiply_add(lhs, rhs, total, PROBLEM)
+        lhs_ptr += BLOCK_DEPTH * PROBLEM.lhs_strides[1]
+        rhs_ptr += BLOCK_DEPTH * PROBLEM.rhs_strides[0]
+        depth += BLOCK_DEPTH
+
+    written = (row >= low) & (row < high)
+    # A row of no group is a product with zeros, which an infinity in the group's matrix makes NaN.
+    result = tl.where(row_in[:, None], total, 0.0).to(result_ptr.dtype.element_ty)
+    result_ptr += batch * (PROBLEM.M * COLS)
+    tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=written[:, None] & col_in[None, :])
+
+
+@triton.jit(repr=kernel_name)
+def ragged_sum(
+    lhs_ptr, rhs_ptr, begin_ptr, end_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr,
+):  # fmt: skip
+    """tn: a tile of a group's matrix."""
+    ROWS: tl.constexpr = PROBLEM.rows
+    COLS: tl.constexpr = PROBLEM.cols
+    batch, _, tile_row, tile_col = _place(PROBLEM, CONFIG, TILE_ROWS, TILE_COLS)
+    group = batch % PROBLEM.G
+    part = batch // PROBLEM.G * PROBLEM.P  # the first one of this b
+    row = tile_row * CONFIG.tile_m + tl.arange(0, CONFIG.tile_m)
+    col = tile_col * CONFIG.tile_n + tl.arange(0, CONFIG.tile_n)
+    row_in = _inside(row, ROWS, TILE_ROWS * CONFIG.tile_m)
+    col_in = _inside(col, COLS, TILE_COLS * CONFIG.tile_n)
+
+    total = tl.zeros((CONFIG.tile_m, CONFIG.tile_n), tl.float32)
+    for p in range(PROBLEM.P):
+        begin = tl.load(begin_ptr + (part + p) * PROBLEM.G + group)
+        end = tl.load(end_ptr + (part + p) * PROBLEM.G + group)
+        for r in range(PROBLEM.R):
+            matrix = (part + p) * PROBLEM.R + r
+            left, right = lhs_ptr + matrix * (PROBLEM.M * ROWS), rhs_ptr + matrix * (PROBLEM.M * COLS)
+            for start in range(begin, end, CONFIG.tile_k):
+                depth = (start + tl.arange(0, CONFIG.tile_k)).to(PROBLEM.index)
+                depth_in = depth < end
+                lhs = tl.load(left + (row[:, None] + depth[None, :] * ROWS), mask=row_in[:, None] & depth_in[None, :], other=0.0)
+                rhs = tl.load(right + (depth[:, None] * COLS + col[None, :]), mask=depth_in[:, None] & col_in[None, :], other=0.0)
+                total = _multiply_add(lhs, rhs, total, PROBLEM)
+
+    result_ptr += batch * (ROWS * COLS)
+    tl.store(result_ptr + row[:, None] * COLS + col[None, :], total.to(result_ptr.dtype.element_ty), mask=row_in[:, None] & col_in[None, :])

@@ -1,0 +1,148 @@
+"""kernels/ragged.py in Triton's interpreter: every role against float64, with ranges of every kind, and rows that nobody may read."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import harness
+import numpy as np
+import pytest
+from cases import random
+
+from jaxext.backends.triton.interpreter import DTYPES
+from jaxext.kernels import ragged
+from jaxext.kernels._launch import MOST_PROGRAMS
+from jaxext.kernels.matmul import Config
+
+ROLES = {"nn": "y", "nt": "x", "tn": "w"}
+OPERANDS = {"nn": ("x", "w"), "nt": ("w", "y"), "tn": ("x", "y")}  # in the order of slots
+TILE = 16
+# The sizes of groups, of which the rows may be more: none, one, all in one, edges on and beside those of tiles, many in one tile.
+SIZES = {
+    "balanced": (16, 16, 16),
+    "edges beside those of tiles": (13, 22, 9),
+    "empty ones": (0, 5, 0, 0, 30, 0),
+    "one": (40,),
+    "all in one": (0, 48, 0),
+    "many in a tile": (1, 2, 3, 1, 4, 1, 2),
+    "none": (0, 0),
+    "one row each": (1,) * 9,
+    "a tile and a row": (17, 16, 15),
+}
+CONFIG = Config(tile_m=TILE, tile_n=16, tile_k=16)
+
+
+def a_problem(role, ranges, rows=48, B=1, P=1, R=1, K=21, N=19, dtypes=("fp32",) * 3, precision="ieee", arch=90) -> ragged.Problem:
+    sizes = dict(B=B, P=P, R=R, M=rows, K=K, N=N, G=ranges[0].shape[-1])
+    return ragged.Problem(name=f"ragged_{role}", role=role, **sizes, dtypes=dtypes, precision=precision, arch=arch)
+
+
+def ranges_of(sizes, B=1, P=1, offset=0) -> tuple[np.ndarray, np.ndarray]:
+    """As companions, the groups of each p one further than those before."""
+    each = np.stack([np.roll(sizes, i) for i in range(B * P)]).reshape(B, P, -1)
+    end = offset + np.cumsum(each, -1)
+    return (end - each).astype(np.int32), end.astype(np.int32)
+
+
+def true(problem, operands, begin, end) -> np.ndarray:
+    """Rows of no group are not looked at."""
+    result = np.zeros(problem.shapes[ROLES[problem.role]])
+    for b, p, g in itertools.product(range(problem.B), range(problem.P), range(problem.G)):
+        rows = slice(begin[b, p, g], end[b, p, g])
+        x, y = (operands[slot][b, p, :, rows].astype(np.float64) if slot in operands else None for slot in "xy")
+        w = operands["w"][b, g].astype(np.float64) if "w" in operands else None
+        if problem.role == "nn":
+            result[b, p, :, rows] = x @ w
+        elif problem.role == "nt":
+            result[b, p, :, rows] = y @ w.T
+        else:
+            result[b, g] += np.einsum("rmk,rmn->kn", x, y)
+    return result
+
+
+def compute(problem, operands, begin, end, config=CONFIG) -> np.ndarray:
+    given = operands | dict(begin=begin, end=end, visits=ragged.visits(np, begin, end, problem.M, config.tile_m))
+    return harness.run(ragged.launch(problem, config), given, problem.shapes[ROLES[problem.role]], problem.dtypes[2])
+
+
+def check(problem, begin, end, integers=True, config=CONFIG) -> None:
+    operands = {
+        slot: random(problem.shapes[slot], DTYPES[dtype], seed, integers)
+        for seed, (slot, dtype) in enumerate(zip(OPERANDS[problem.role], problem.dtypes, strict=False))
+    }
+    absolute = {slot: np.abs(values.astype(np.float64)) for slot, values in operands.items()}
+    truth, scale = (true(problem, each, begin, end) for each in (operands, absolute))
+    row = np.arange(problem.M)
+    nobodys = ~((begin[..., None] <= row) & (row < end[..., None])).any(2)  # [B,P,M]
+    for slot in {"x", "y"} & operands.keys():  # which rows of no group must not reach
+        operands[slot][np.broadcast_to(nobodys[:, :, None], operands[slot].shape[:-1])] = np.nan
+    harness.check(compute(problem, operands, begin, end, config), truth, None if integers else scale)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("role", ROLES)
+def test_ranges(role, sizes):
+    begin, end = ranges_of(sizes)
+    check(a_problem(role, (begin, end)), begin, end)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_rows_before_the_first_group(role):
+    """A device that has only some groups."""
+    begin, end = ranges_of((7, 0, 14), offset=19)
+    check(a_problem(role, (begin, end)), begin, end, integers=False)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_batches(role):
+    """Every p has groups of its own, every r the same."""
+    begin, end = ranges_of((5, 0, 21, 9), B=2, P=3)
+    check(a_problem(role, (begin, end), B=2, P=3, R=2), begin, end, integers=False)
+
+
+@pytest.mark.parametrize("dtypes", [("bf16",) * 3, ("fp16", "fp16", "fp32"), ("fp8e4nv", "fp8e4nv", "fp32"), ("fp32", "bf16", "fp32")], ids=str)
+@pytest.mark.parametrize("role", ROLES)
+def test_dtypes(role, dtypes):
+    begin, end = ranges_of((13, 22, 9))
+    config = dataclasses.replace(CONFIG, tile_k=32)
+    check(a_problem(role, (begin, end), dtypes=dtypes, precision="tf32"), begin, end, config=config)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_rows_or_groups(role):
+    begin, end = (np.zeros((1, 1, 3), np.int32) for _ in range(2))
+    check(a_problem(role, (begin, end), rows=0), begin, end)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_visits(seed):
+    """Each row is written by one visit, and multiplied by that of its group."""
+    rng = np.random.default_rng(seed)
+    rows, tile, groups = int(rng.integers(1, 70)), int(rng.choice([4, 16])), int(rng.integers(1, 9))
+    cuts = np.sort(rng.integers(0, rows + 1, (2, 1, groups + 1)), -1).astype(np.int32)
+    begin, end = cuts[..., :-1], cuts[..., 1:].copy()
+    end -= np.where(rng.random(end.shape) < 0.3, (end - begin) // 2, 0).astype(np.int32)  # rows between groups
+    found = ragged.visits(np, begin, end, rows, tile)
+    assert found.shape == (2, 1, -(-rows // tile) + groups - 1, 5) and found.dtype == np.int32
+    for b in range(2):
+        written, multiplied = np.zeros(rows, int), np.full(rows, -1)
+        for group, first, last, low, high in found[b, 0]:
+            assert first >= last or low // tile == (high - 1) // tile == first // tile and low <= first and last <= high
+            written[low:high] += 1
+            assert (multiplied[first:last] == -1).all()
+            multiplied[first:last] = group
+        assert (written == 1).all()
+        for row in range(rows):
+            (mine,) = np.nonzero((begin[b, 0] <= row) & (row < end[b, 0]))[0].tolist() or (-1,)
+            assert multiplied[row] == mine
+
+
+def test_what_is_refused():
+    begin, end = ranges_of((16,))
+    integers = a_problem("nn", (begin, end), dtypes=("i8", "i8", "i32"))
+    assert ragged.supports(integers) == "integers, want floats"
+    huge = dataclasses.replace(a_problem("nn", (begin, end)), P=2**20, R=2**12)
+    assert ragged.supports(huge).endswith(f"more tiles than a grid has programs, {MOST_PROGRAMS}")
+    with pytest.raises(ValueError, match=r"ragged_nn: splits is 2 \(want 1\)"):
+        ragged.launch(a_problem("nn", (begin, end)), dataclasses.replace(CONFIG, splits=2))
