@@ -11,11 +11,12 @@ import math
 from jaxext.kernels._launch import BITS
 
 SLOTS = "abcxwy"  # of all forms, in their order
+RANGES = ("begin", "end", "visits")  # of ragged products: whole numbers, read one by one
 
 
 def dtypes_of(problem, launch) -> list[str]:
-    """The dtypes of the kernel's pointers: of three, or, with an epilogue, of five or six."""
-    of_slot = dict(zip(sorted(launch.operands[:2], key=SLOTS.index), problem.dtypes, strict=False))
+    """The dtypes of the kernel's pointers: of operands and results."""
+    of_slot = dict.fromkeys(RANGES, "i32") | dict(zip(sorted(launch.operands[:2], key=SLOTS.index), problem.dtypes, strict=False))
     if problem.epilogue is not None:
         of_slot |= {"bias": problem.epilogue.bias, "residual": problem.epilogue.residual}
     partial = "i32" if problem.dtypes[2] == "i32" else "fp32"
@@ -29,7 +30,7 @@ def aligned(problem, launch) -> bool:
     A depthwise filter's runs are its taps: they are few, and not counted.  Nor is what an epilogue reads, once.
     """
     if hasattr(problem, "M"):
-        runs = {"a": problem.K, "b": problem.N, "c": problem.N}
+        runs = _rows(problem)
     elif problem.C == 1 and problem.G > 1:
         stepping = problem.role == "dgrad" and problem.K > 1  # over a multiplier's outputs, which lie between those of the groups
         runs = {"x": problem.G, "y": 1 if stepping else problem.G * problem.K, "w": 0}
@@ -45,15 +46,21 @@ def widest(problem, launch) -> list[int]:
     """
     config = launch.constants["CONFIG"]
     if hasattr(problem, "M"):
-        rows = {"a": problem.K, "b": problem.N, "c": problem.N}
+        rows = _rows(problem)
     elif launch.kernel.__name__.startswith("depthwise"):
         rows = {"x": problem.G, "w": math.prod(problem.filter), "y": problem.G * problem.K}
     else:
         taps = math.prod(problem.filter) if config.packed and problem.role != "dgrad" else 1  # in one row of a tile
         rows = {"x": problem.C * config.groups, "w": taps * problem.C, "y": problem.K * config.groups}
     (result,) = rows.keys() - {*launch.operands}
-    rows |= dict.fromkeys(("bias", "residual"), rows[result])
+    rows |= dict.fromkeys(("bias", "residual"), rows[result]) | dict.fromkeys(RANGES, 1)
     slots = (*launch.operands, *[result] * launch.results)
     starts = (rows[slot] * BITS[dtype] // 8 for slot, dtype in zip(slots, dtypes_of(problem, launch), strict=True))
     *loaded, stored = (math.gcd(16, start) for start in itertools.islice(starts, len(launch.operands) + 1))
     return [max(loaded), stored]
+
+
+def _rows(problem) -> dict[str, int]:
+    """The elements of a row of each slot of a product of matrices, ragged or not."""
+    slots = "xwy" if hasattr(problem, "G") else "abc"
+    return dict(zip(slots, (problem.K, problem.N, problem.N), strict=True))

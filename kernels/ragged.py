@@ -96,22 +96,22 @@ def grid(problem: Problem, config: Config) -> int:
 
 
 def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
-    """What the visits are, [B,P,visits,5], from ranges [B,P,G], by numpy or what has its functions: integers of 32 bits, as `OF_VISIT` says.
+    """What the visits are, int32 [B,P,visits,5], from ranges [B,P,G], by numpy or what has its functions.  `OF_VISIT` says what five.
 
-    A row is written by the visit of its own group, or else by that before it in the tile, or by the first one.  Tiles without a group have a
-    visit that writes zeros, and what is left over writes nothing.
+    A row is written by the visit of its own group, or else by that before it in the tile, or by the first one.  Tiles without a group
+    have a visit that writes zeros, and what is left over writes nothing.
     """
     groups = begin.shape[-1]
     count = cdiv(rows, tile) + groups - 1
-    exists = end > begin
-    reached = numpy.maximum.accumulate(numpy.where(exists, end, 0), axis=-1)  # by this group and those before it
-    before = numpy.concatenate([numpy.zeros_like(reached[..., :1]), reached[..., :-1]], -1)
+    exists, number = end > begin, numpy.arange(groups, dtype=begin.dtype)
+    earlier = (number[:, None] > number[None])[None, None]
+    before = numpy.max(numpy.where(earlier & exists[..., None, :], end[..., None, :], 0), -1)  # the end of the group before it
     first_tile, last_tile = begin // tile, (end - 1) // tile
     shares = exists & (before > first_tile * tile)  # its first tile with the group before it
     more = numpy.cumsum(shares, -1).astype(begin.dtype)  # visits than tiles, up to this group
-    visit = numpy.arange(count, dtype=begin.dtype)
-    here = exists[..., None, :] & ((first_tile + more)[..., None, :] <= visit[:, None])  # [B,P,visits,G]
-    group = numpy.max(numpy.where(here, numpy.arange(groups, dtype=begin.dtype), -1), -1)
+    visit = numpy.arange(count, dtype=begin.dtype)[None, None]
+    here = exists[..., None, :] & ((first_tile + more)[..., None, :] <= visit[..., None])  # [B,P,visits,G]
+    group = numpy.max(numpy.where(here, number[None, None, None], -1), -1)
 
     def of_group(values, otherwise=0):
         found = numpy.take_along_axis(values, numpy.maximum(group, 0), -1)

@@ -168,9 +168,10 @@ def apart(x: jax.Array) -> jax.Array:
 
 
 def matmul_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
-    """A call of the form `matmul` as a problem of this class, or the reason why it is not one."""
+    """A call of a form of matrix products as a problem of this class, which has a field for each label, or the reason why it is not one."""
     common = _common(call, arch)
-    return common if isinstance(common, str) else kind(**{label: call.sizes[label] for label in "BMNK"}, **common)
+    labels = (field.name for field in dataclasses.fields(kind) if field.name in call.sizes)
+    return common if isinstance(common, str) else kind(**{label: call.sizes[label] for label in labels}, **common)
 
 
 def conv_problem(call: Call, arch: int) -> ConvProblem | str:

@@ -49,7 +49,7 @@ def true(problem, operands, begin, end) -> np.ndarray:
     """Rows of no group are not looked at."""
     result = np.zeros(problem.shapes[ROLES[problem.role]])
     for b, p, g in itertools.product(range(problem.B), range(problem.P), range(problem.G)):
-        rows = slice(begin[b, p, g], end[b, p, g])
+        rows = slice(int(begin[b, p, g]), int(end[b, p, g]))
         x, y = (operands[slot][b, p, :, rows].astype(np.float64) if slot in operands else None for slot in "xy")
         w = operands["w"][b, g].astype(np.float64) if "w" in operands else None
         if problem.role == "nn":
@@ -66,17 +66,22 @@ def compute(problem, operands, begin, end, config=CONFIG) -> np.ndarray:
     return harness.run(ragged.launch(problem, config), given, problem.shapes[ROLES[problem.role]], problem.dtypes[2])
 
 
-def check(problem, begin, end, integers=True, config=CONFIG) -> None:
-    operands = {
-        slot: random(problem.shapes[slot], DTYPES[dtype], seed, integers)
-        for seed, (slot, dtype) in enumerate(zip(OPERANDS[problem.role], problem.dtypes, strict=False))
-    }
-    absolute = {slot: np.abs(values.astype(np.float64)) for slot, values in operands.items()}
-    truth, scale = (true(problem, each, begin, end) for each in (operands, absolute))
+def some_operands(problem, begin, end, integers=True) -> dict[str, np.ndarray]:
+    """Rows of no group are NaN, which must not reach the result."""
     row = np.arange(problem.M)
     nobodys = ~((begin[..., None] <= row) & (row < end[..., None])).any(2)  # [B,P,M]
-    for slot in {"x", "y"} & operands.keys():  # which rows of no group must not reach
-        operands[slot][np.broadcast_to(nobodys[:, :, None], operands[slot].shape[:-1])] = np.nan
+    operands = {}
+    for seed, (slot, dtype) in enumerate(zip(OPERANDS[problem.role], problem.dtypes, strict=False)):
+        operands[slot] = random(problem.shapes[slot], DTYPES[dtype], seed, integers)
+        if slot != "w":
+            operands[slot][np.broadcast_to(nobodys[:, :, None], operands[slot].shape[:-1])] = np.nan
+    return operands
+
+
+def check(problem, begin, end, integers=True, config=CONFIG) -> None:
+    operands = some_operands(problem, begin, end, integers)
+    absolute = {slot: np.abs(values.astype(np.float64)) for slot, values in operands.items()}
+    truth, scale = (true(problem, each, begin, end) for each in (operands, absolute))
     harness.check(compute(problem, operands, begin, end, config), truth, None if integers else scale)
 
 
@@ -101,7 +106,9 @@ def test_batches(role):
     check(a_problem(role, (begin, end), B=2, P=3, R=2), begin, end, integers=False)
 
 
-@pytest.mark.parametrize("dtypes", [("bf16",) * 3, ("fp16", "fp16", "fp32"), ("fp8e4nv", "fp8e4nv", "fp32"), ("fp32", "bf16", "fp32")], ids=str)
+@pytest.mark.parametrize(
+    "dtypes", [("bf16",) * 3, ("fp16", "fp16", "fp32"), ("fp8e4nv", "fp8e4nv", "fp32"), ("fp32", "bf16", "fp32")], ids=str
+)
 @pytest.mark.parametrize("role", ROLES)
 def test_dtypes(role, dtypes):
     begin, end = ranges_of((13, 22, 9))

@@ -13,12 +13,14 @@ import pytest
 import test_conv
 import test_depthwise
 import test_matmul
+import test_ragged_kernel
 from interpreter import LATE, Fault, Module
 from opcodes import untested
-from triton_kernels import OLD, Call, FusedCall, call, kernel_module, skip_without_compiler, with_fences
+from triton_kernels import OLD, Call, FusedCall, RaggedCall, call, kernel_module, skip_without_compiler, with_fences
 
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
+from jaxext.kernels import ragged
 from jaxext.kernels._epilogue import Epilogue
 
 ARCHS = (80, 90)
@@ -183,3 +185,16 @@ def test_copies_are_fenced_from_the_wgmma_that_read_them(role):
         with pytest.raises(Fault, match="no fence.proxy.async follows the write"):
             product.execute(product.operands(integers=True), LATE, Module(product.ptx))
     product.execute_and_check()
+
+
+RANGES = test_ragged_kernel.ranges_of((150, 0, 7, 133, 1), B=2, offset=3)  # edges in tiles and several in one; the last rows are nobody's
+
+
+@pytest.mark.parametrize("numbers", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role", test_ragged_kernel.ROLES)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_ragged(arch, role, numbers):
+    problem = test_ragged_kernel.a_problem(
+        role, RANGES, rows=310, B=2, R=2 if role == "tn" else 1, K=72, N=136, dtypes=(numbers,) * 3, precision="tf32", arch=arch
+    )
+    run(RaggedCall("ragged", problem, ragged.pick(problem), ranges=RANGES))

@@ -12,12 +12,14 @@ import test_conv
 import test_depthwise
 import test_epilogues
 import test_matmul
+import test_ragged_kernel
 import triton
 from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.benchmarks import compiled
+from jaxext.kernels import ragged
 
 # kernel -> the shape of a slot, random operands, and the result by definition
 DEFINITIONS = {
@@ -116,6 +118,30 @@ class Call:
         if "i8" not in self.problem.dtypes:
             operands = self.operands(integers=False)
             self.check(self.execute(operands, LATE, module), operands, integers=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class RaggedCall(Call):
+    """Of a ragged product, and of the ranges of its groups."""
+
+    ranges: tuple[np.ndarray, np.ndarray] = dataclasses.field(kw_only=True)
+
+    @property
+    def shapes(self):
+        return (self.problem.shapes[self.open_slot],)
+
+    def operands(self, integers: bool):
+        begin, end = self.ranges
+        found = ragged.visits(np, begin, end, self.problem.M, self.config.tile_m)
+        return test_ragged_kernel.some_operands(self.problem, begin, end, integers) | dict(begin=begin, end=end, visits=found)
+
+    def check(self, got, operands, integers: bool) -> None:
+        factors = {slot: operands[slot].astype(np.float64) for slot in operands.keys() & {*"xwy"}}
+        truth, scale = (
+            test_ragged_kernel.true(self.problem, each, *self.ranges)
+            for each in (factors, {slot: np.abs(x) for slot, x in factors.items()})
+        )
+        check(got, truth, None if integers else self.product_error * scale)
 
 
 class FusedCall(Call):

@@ -7,6 +7,7 @@ before Triton was imported, the kernels run on CPUs in Triton's interpreter, if 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation, apart, conv_problem, matmul_problem
@@ -82,6 +84,32 @@ class TritonMatmul(TritonKernels):
 
     def slower(self, call):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
+
+
+class TritonRagged(TritonKernels):
+    def problem(self, call):
+        from jaxext.kernels import ragged
+
+        return matmul_problem(call, ragged.Problem, call.arch or _INTERPRETED_CAPABILITY)
+
+    def kernels(self, problem):
+        from jaxext.kernels import ragged
+
+        return ragged
+
+    def slower(self, call):
+        return None  # XLA multiplies the rows by every group's matrix, or block by block in a loop
+
+    def launch(self, call, problem, config):
+        plain = super().launch(call, problem, config)
+        if "visits" not in plain.slots:
+            return plain
+
+        def after_visits(result, left, right, begin, end):
+            found = self.kernels(problem).visits(jnp, begin, end, problem.M, config.tile_m)
+            return plain.call(result, left, right, found)
+
+        return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=after_visits)
 
 
 class TritonConv(TritonKernels):
