@@ -157,6 +157,8 @@ def ragged_rows(
     """nn and nt: a visit and a tile of columns."""
     COLS: tl.constexpr = PROBLEM.cols
     DEPTH: tl.constexpr = PROBLEM.depth
+    BLOCK_ROWS: tl.constexpr = CONFIG.tile_m
+    BLOCK_COLS: tl.constexpr = CONFIG.tile_n
     BLOCK_DEPTH: tl.constexpr = CONFIG.tile_k
     batch, _, visit, tile_col = _place(PROBLEM, CONFIG, TILE_ROWS, TILE_COLS)
     visits_ptr += ((batch // PROBLEM.R) * TILE_ROWS + visit) * OF_VISIT
@@ -164,17 +166,17 @@ def ragged_rows(
     first, last = tl.load(visits_ptr + 1), tl.load(visits_ptr + 2)
     low, high = tl.load(visits_ptr + 3), tl.load(visits_ptr + 4)
 
-    row = (low // CONFIG.tile_m * CONFIG.tile_m + tl.arange(0, CONFIG.tile_m)).to(PROBLEM.index)
-    col = tile_col * CONFIG.tile_n + tl.arange(0, CONFIG.tile_n)
+    row = (low // BLOCK_ROWS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(PROBLEM.index)
+    col = tile_col * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     depth = tl.arange(0, BLOCK_DEPTH).to(PROBLEM.index)
     row_in = (row >= first) & (row < last)
-    col_in = _inside(col, COLS, TILE_COLS * CONFIG.tile_n)
+    col_in = _inside(col, COLS, TILE_COLS * BLOCK_COLS)
     lhs_at = row[:, None] * PROBLEM.lhs_strides[0] + depth[None, :] * PROBLEM.lhs_strides[1]
     rhs_at = depth[:, None] * PROBLEM.rhs_strides[0] + col[None, :] * PROBLEM.rhs_strides[1]
     lhs_ptr += batch * (PROBLEM.M * DEPTH)
     rhs_ptr += (batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + group) * (DEPTH * COLS)
 
-    total = tl.zeros((CONFIG.tile_m, CONFIG.tile_n), tl.float32)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for _ in range(tl.where(first < last, STEPS, 0)):
         depth_in = _inside(depth, DEPTH, STEPS * BLOCK_DEPTH)
         lhs = tl.load(lhs_ptr + lhs_at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
@@ -199,23 +201,26 @@ def ragged_sum(
     """tn: a tile of a group's matrix."""
     ROWS: tl.constexpr = PROBLEM.rows
     COLS: tl.constexpr = PROBLEM.cols
+    BLOCK_ROWS: tl.constexpr = CONFIG.tile_m
+    BLOCK_COLS: tl.constexpr = CONFIG.tile_n
+    BLOCK_DEPTH: tl.constexpr = CONFIG.tile_k
     batch, _, tile_row, tile_col = _place(PROBLEM, CONFIG, TILE_ROWS, TILE_COLS)
     group = batch % PROBLEM.G
     part = batch // PROBLEM.G * PROBLEM.P  # the first one of this b
-    row = tile_row * CONFIG.tile_m + tl.arange(0, CONFIG.tile_m)
-    col = tile_col * CONFIG.tile_n + tl.arange(0, CONFIG.tile_n)
-    row_in = _inside(row, ROWS, TILE_ROWS * CONFIG.tile_m)
-    col_in = _inside(col, COLS, TILE_COLS * CONFIG.tile_n)
+    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = tile_col * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    row_in = _inside(row, ROWS, TILE_ROWS * BLOCK_ROWS)
+    col_in = _inside(col, COLS, TILE_COLS * BLOCK_COLS)
 
-    total = tl.zeros((CONFIG.tile_m, CONFIG.tile_n), tl.float32)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for p in range(PROBLEM.P):
         begin = tl.load(begin_ptr + (part + p) * PROBLEM.G + group)
         end = tl.load(end_ptr + (part + p) * PROBLEM.G + group)
         for r in range(PROBLEM.R):
             matrix = (part + p) * PROBLEM.R + r
             left, right = lhs_ptr + matrix * (PROBLEM.M * ROWS), rhs_ptr + matrix * (PROBLEM.M * COLS)
-            for start in range(begin, end, CONFIG.tile_k):
-                depth = (start + tl.arange(0, CONFIG.tile_k)).to(PROBLEM.index)
+            for start in range(begin, end, BLOCK_DEPTH):
+                depth = (start + tl.arange(0, BLOCK_DEPTH)).to(PROBLEM.index)
                 depth_in = depth < end
                 lhs = tl.load(left + (row[:, None] + depth[None, :] * ROWS), mask=row_in[:, None] & depth_in[None, :], other=0.0)
                 rhs = tl.load(right + (depth[:, None] * COLS + col[None, :]), mask=depth_in[:, None] & col_in[None, :], other=0.0)
