@@ -126,7 +126,7 @@ class FusedCall:
         first, second, *added = operands
         kernels = modules(arch)
         number = 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)
-        status, asked = ask(self.case | dict(epilogue=(number, [*added, *(["saved"] if epilogue.saves else [])])))
+        status, asked = ask({**self.case, "epilogue": (number, [*added, *(["saved"] if epilogue.saves else [])])})
         assert status == OK, asked
         addresses = {first: ADDRESSES[0], second: ADDRESSES[1], **ADDED}
         inputs = [Input(values, addresses[slot]) for slot, values in operands.items()]

@@ -80,7 +80,7 @@ def of_matmul(target):
 
 def role_of(target):
     name = target.removeprefix("jaxext_").removesuffix("_v1").partition("_")[2]
-    return {"": "nn", "bias_act": "fprop"}.get(name, name)
+    return "nn" if name == "" else "fprop" if name == "bias_act" else name
 
 
 def rank_of(target):

@@ -114,7 +114,7 @@ def test_epilogues_are_called_with_their_arrays(name, saves):
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         lowered = wanted.trace(*operands).lower(lowering_platforms=("cuda",))
     found = calls(lowered)
-    x, w, y = SHAPES[{"linear": "matmul"}.get(name, name.removesuffix("_bias_act"))].values()
+    x, w, y = SHAPES["matmul" if name == "linear" else name.removesuffix("_bias_act")].values()
     bias = (1, *y[2:]) if name == "linear" else (1, *y[-2:])
     assert found == {f"jaxext_{name}_v1": [x, w, bias, y, y, *([y] if saves else [])]}
     for attribute, value in dict(activation=5, bias=1, residual=1, saves=int(saves)).items():
