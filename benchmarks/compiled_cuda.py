@@ -39,7 +39,9 @@ _FUNCTION = re.compile(r"^\s*Function : (\w+)\n", re.MULTILINE)
 _RESOURCES = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.DOTALL)
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
-_NAME = re.compile(r"jaxext::(?:sm90|depthwise)::(Matmul|Convolution|GatherLine|GatherPlane|Wgrad)<([^<>]*)>")
+_NAME = re.compile(
+    r"jaxext::(?:sm90|depthwise)::(Matmul|Convolution|GatherLine|GatherPlane|Wgrad)<([^<>]*)"
+)  # up to a template among the arguments
 
 
 def rows_of(module: pathlib.Path, tables: Iterable[dict], archs: Collection[int]) -> Iterator[dict]:
@@ -124,12 +126,14 @@ def describe(name: str) -> dict:
         return {"kernel": "unknown", "config": name[:60]}
     template, arguments = found[1], [argument.rpartition(")")[2] for argument in found[2].split(", ")]  # without casts to enumerations
     if template == "Matmul":
-        role, operands, result, m, n, k, cluster, schedule = map(int, arguments)
+        role, operands, result, m, n, k, cluster, schedule = map(int, arguments[:-1])
+        fused = arguments[-1] == "true"
         return {
             "kernel": f"matmul_{MATMUL_ROLES[role]}",
+            "fused": fused,
             "operands": DTYPES[operands],
             "result": DTYPES[result],
-            "config": f"{m}x{n}x{k}, {'ping-pong' if schedule else 'cooperative'}, cluster {cluster}",
+            "config": f"{m}x{n}x{k}, {'ping-pong' if schedule else 'cooperative'}, cluster {cluster}" + (", epilogue" if fused else ""),
             **{"tile_m": m, "tile_n": n, "tile_k": k, "cluster_m": cluster, "pingpong": schedule},
         }
     if template == "Convolution":
@@ -145,7 +149,9 @@ def describe(name: str) -> dict:
     return {
         "kernel": "depthwise_wgrad" if template == "Wgrad" else "depthwise_gather",  # fprop and dgrad are one kernel
         "operands": ELEMENTS[element],
-        "config": f"{walk}, {vector} channels, {taps if int(taps) else 'any'} taps" + (", apart" if "false" in window else ""),
+        "config": f"{walk}, {vector} channels, {taps if int(taps) else 'any'} taps"
+        + (", apart" if "false" in window else "")
+        + (", epilogue" if window and window[-1].endswith("Finish") else ""),
         "vector": int(vector),
     }
 
@@ -153,7 +159,7 @@ def describe(name: str) -> dict:
 def identity(row: dict) -> tuple:
     """What tells one row of the module's tables, or of this one, from the others."""
     kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else f"matmul_{row['role']}")
-    names = ("operands", "tile_m", "tile_n", "tile_k", "cluster_m", "pingpong", "result")
+    names = ("operands", "tile_m", "tile_n", "tile_k", "cluster_m", "pingpong", "result", "fused")
     return kernel, *(row.get(name) for name in (names if kernel.startswith("matmul") else (*names[:3], names[4])))
 
 

@@ -38,7 +38,8 @@ const std::vector<ConvKernel>& ConvKernels() {
 }
 
 Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result, const void* first,
-            const void* second, void* out, cudaStream_t stream) {
+            const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream) {
+  if (epilogue != nullptr && role != ConvRole::kFprop) return Invalid("conv: an epilogue of another role, want fprop");
   if (const Reason reason = ConvRefuses(role, rank, problem, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("conv: " + *reason);
   }
@@ -53,10 +54,12 @@ Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfi
   std::vector<ConvPart> parts;
   if (Status status = PlanConv(role, rank, problem, config, &parts); !status.ok()) return status;
   if (parts.empty()) return {};
-  if (!IsAligned(first) || !IsAligned(second) || !IsAligned(out)) {
-    return Invalid("conv: an operand or the result does not begin at a multiple of 16 bytes");
+  const Epilogue none, &added = epilogue != nullptr ? *epilogue : none;
+  for (const void* array : {first, second, static_cast<const void*>(out), static_cast<const void*>(added.bias), added.residual,
+                            static_cast<const void*>(added.saved)}) {
+    if (!IsAligned(array)) return Invalid("conv: an operand or a result does not begin at a multiple of 16 bytes");
   }
-  return kernel->launch(problem, parts, result, first, second, out, stream);
+  return kernel->launch(problem, parts, result, first, second, out, epilogue, stream);
 }
 
 }  // namespace jaxext

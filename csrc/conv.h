@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "conv_plan.h"
+#include "epilogue.h"
 #include "problem.h"
 #include "status.h"
 
@@ -20,16 +21,17 @@ struct ConvKernel {
   int stages;
   int shared_bytes;
   Status (*launch)(const ConvProblem&, const std::vector<ConvPart>&, Dtype result, const void* first, const void* second, void* out,
-                   cudaStream_t);
+                   const Epilogue* epilogue, cudaStream_t);
 };
 
 // Every kernel that was compiled, in no particular order.
 const std::vector<ConvKernel>& ConvKernels();
 
 // The result of `role`, of operands in the order of slots (x, w, y without the open one).  It is of their dtype or float32; with splits > 1
-// there are so many partial results, float32, along a leading axis, for the caller to add up.
+// there are so many partial results, float32, along a leading axis, for the caller to add up.  Fprop may have an epilogue; its bias is
+// [B,G,K].
 Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result, const void* first,
-            const void* second, void* out, cudaStream_t stream);
+            const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream);
 
 // The compile units' parts of the table.
 std::vector<ConvKernel> Conv1dFprop();

@@ -24,12 +24,21 @@
 #include "cutlass/conv/convnd_problem_shape.hpp"
 #include "cutlass/epilogue/collective/detail.hpp"
 #include "cutlass/numeric_conversion.h"
+#include "activation.cuh"
 #include "conv.h"
 
 namespace jaxext::sm90 {
 
+// The epilogue of a part.  Only fprop has the space of it among its kernel's parameters.
+template <bool kFuses>
+struct ConvEpilogue : Epilogue {
+  bool exists = false;
+};
+template <>
+struct ConvEpilogue<false> {};
+
 // Stores D[row, tap, column], whose columns are contiguous, from the accumulators of wgmma, as Element or float.  A tile is of one tap.
-template <class Element, int kTileM, int kTileN>
+template <class Element, int kTileM, int kTileN, bool kFuses>
 struct ConvStore {
   // What CUTLASS's kernel asks an epilogue for.
   using ElementC = void;
@@ -42,6 +51,7 @@ struct ConvStore {
     bool in_float = false;
     int rows = 0, columns = 0;  // columns: a multiple of 8
     int64_t leading = 0;        // elements from row to row
+    ConvEpilogue<kFuses> epilogue = {};
   };
   using Params = Arguments;
 
@@ -59,14 +69,22 @@ struct ConvStore {
   template <class Shape, class Tile, class Coordinates, class Accumulators, class TiledMma, class Residue>
   CUTLASS_DEVICE void operator()(const Shape&, const Tile&, const Coordinates&, const Accumulators& accumulators, TiledMma tiled_mma,
                                  const Residue&, int thread, char*) {
+    if constexpr (kFuses) {
+      if (params.epilogue.exists) return StoreAs<true>(accumulators, tiled_mma, thread);
+    }
+    StoreAs<false>(accumulators, tiled_mma, thread);
+  }
+
+  template <bool kFused, class Accumulators, class TiledMma>
+  CUTLASS_DEVICE void StoreAs(const Accumulators& accumulators, TiledMma tiled_mma, int thread) {
     if (params.in_float) {
-      Store<float>(accumulators, tiled_mma, thread);
+      Store<float, kFused>(accumulators, tiled_mma, thread);
     } else {
-      Store<Element>(accumulators, tiled_mma, thread);
+      Store<Element, kFused>(accumulators, tiled_mma, thread);
     }
   }
 
-  template <class Out, class Accumulators, class TiledMma>
+  template <class Out, bool kFused, class Accumulators, class TiledMma>
   CUTLASS_DEVICE void Store(const Accumulators& accumulators, TiledMma tiled_mma, int thread) {
     const int tiles = cute::ceil_div(params.columns, kTileN);  // of one tap
     const int first_row = blockIdx.x * kTileM;
@@ -75,15 +93,39 @@ struct ConvStore {
     // (row, column) in the tile of each accumulator: they are neighbours two by two, and of eight columns all exist or none.
     const auto places =
         tiled_mma.get_slice(thread).partition_C(cute::make_identity_tensor(cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>>{}));
-    cutlass::NumericArrayConverter<Out, float, 2> convert;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < cute::size(accumulators); i += 2) {
       const int row = first_row + cute::get<0>(places(i));
       const int column = first_column + cute::get<1>(places(i));
       if (row >= params.rows || column >= params.columns) continue;
-      cutlass::AlignedArray<Out, 2> pair;
-      static_cast<cutlass::Array<Out, 2>&>(pair) = convert({accumulators(i), accumulators(i + 1)});
-      *reinterpret_cast<cutlass::AlignedArray<Out, 2>*>(out + row * params.leading + column) = pair;
+      float pair[2] = {accumulators(i), accumulators(i + 1)};
+      const int64_t at = row * params.leading + column;
+      if constexpr (kFused) Finish<Out>(pair, column, at);
+      Write(pair, out + at);
+    }
+  }
+
+  // Two neighbouring columns.
+  template <class Out>
+  static CUTLASS_DEVICE void Write(const float (&pair)[2], Out* to) {
+    cutlass::NumericArrayConverter<Out, float, 2> convert;
+    cutlass::AlignedArray<Out, 2> rounded;
+    static_cast<cutlass::Array<Out, 2>&>(rounded) = convert({pair[0], pair[1]});
+    *reinterpret_cast<cutlass::AlignedArray<Out, 2>*>(to) = rounded;
+  }
+
+  template <class Out>
+  CUTLASS_DEVICE void Finish(float (&pair)[2], int column, int64_t at) const {
+    const Epilogue& epilogue = params.epilogue;
+    if (epilogue.bias != nullptr) {
+      const float2 bias = *reinterpret_cast<const float2*>(epilogue.bias + column);
+      pair[0] += bias.x, pair[1] += bias.y;
+    }
+    if (epilogue.saved != nullptr) Write(pair, static_cast<Out*>(epilogue.saved) + at);
+    Activate(epilogue.activation, pair);
+    if (epilogue.residual != nullptr) {
+      const auto residual = *reinterpret_cast<const cutlass::AlignedArray<Out, 2>*>(static_cast<const Out*>(epilogue.residual) + at);
+      pair[0] += float(residual[0]), pair[1] += float(residual[1]);
     }
   }
 
@@ -107,6 +149,7 @@ __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, kBlocks)
 template <ConvRole kRole, int kRank, class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kBlocks>
 struct Convolution {
   static constexpr bool kWgrad = kRole == ConvRole::kWgrad;
+  static constexpr bool kFuses = kRole == ConvRole::kFprop;
   static constexpr int kTileK = 64;  // 128 bytes, the widest swizzle
   // Parts of a launch.  A split wgrad has many; others have several only with groups or a batch label, and else copy the space in vain.
   static constexpr int kParts = kWgrad ? 30 : 8;
@@ -124,10 +167,10 @@ struct Convolution {
   using Mainloop = typename cutlass::conv::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, kOperator, Element, Layout, 8, Element, Layout, 8, float, Tile, Cluster,
       cutlass::conv::collective::StageCount<kStages>, cutlass::conv::KernelImplicitTmaWarpSpecializedSm90>::CollectiveOp;
-  using Epilogue = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<ConvStore<Element, kTileM, kTileN>>;
+  using Store = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<ConvStore<Element, kTileM, kTileN, kFuses>>;
   using Shape = cutlass::conv::ConvProblemShape<kOperator, kRank>;
   // A class of our own, so that the kernel goes by our name in profiles.
-  struct Kernel : cutlass::gemm::kernel::GemmUniversal<Shape, Mainloop, Epilogue> {};
+  struct Kernel : cutlass::gemm::kernel::GemmUniversal<Shape, Mainloop, Store> {};
 
   // [N, spatial axes, channels], of which the last `kRank` spatial axes are real.
   static typename Shape::TensorExtent Sizes(int64_t outer, const std::array<int64_t, 3>& axes, int64_t inner) {
@@ -148,7 +191,7 @@ struct Convolution {
   }
 
   static typename Kernel::Arguments ArgumentsOf(const ConvProblem& p, const ConvPart& part, Dtype result, const void* first,
-                                                const void* second, void* out) {
+                                                const void* second, void* out, const Epilogue* epilogue) {
     Shape shape;
     shape.mode = cutlass::conv::Mode::kCrossCorrelation;
     for (int i = 0; i < kRank; ++i) {
@@ -168,11 +211,19 @@ struct Convolution {
     const auto pixels = [&](const std::array<int64_t, 3>& axes) { return part.N * axes[0] * axes[1] * axes[2]; };
     const auto store = [&](int64_t elements, int64_t rows, int64_t columns, int64_t leading) {
       void* const begin = static_cast<char*>(out) + elements * Bytes(result);
-      arguments.epilogue = {begin, result == Dtype::kF32, static_cast<int>(rows), static_cast<int>(columns), leading};
+      arguments.epilogue = {begin, result == Dtype::kF32, static_cast<int>(rows), static_cast<int>(columns), leading, {}};
     };
     if constexpr (kRole == ConvRole::kFprop) {
       arguments.mainloop = {at(first, part.x), at(second, part.w)};
       store(part.y, pixels(part.output), p.K, p.G * p.K);
+      if (epilogue != nullptr) {
+        const int64_t bytes = part.y * Bytes(result);
+        auto& own = arguments.epilogue.epilogue;
+        own = {*epilogue, true};
+        if (own.bias != nullptr) own.bias += part.w / (p.filter[0] * p.filter[1] * p.filter[2] * p.C);
+        if (own.residual != nullptr) own.residual = static_cast<const char*>(own.residual) + bytes;
+        if (own.saved != nullptr) own.saved = static_cast<char*>(own.saved) + bytes;
+      }
     } else if constexpr (kRole == ConvRole::kDgrad) {
       arguments.mainloop = {at(second, part.y), at(first, part.w)};
       store(part.x, pixels(part.input), p.C, p.G * p.C);
@@ -193,9 +244,9 @@ struct Convolution {
 
   // The parameters of a launch of `count` parts, or no: no block reads those of others.
   static bool Fill(const ConvProblem& problem, const ConvPart* parts, int count, Dtype result, const void* first, const void* second,
-                   void* out, ConvParts<Kernel, kParts>* params) {
+                   void* out, const Epilogue* epilogue, ConvParts<Kernel, kParts>* params) {
     for (int i = 0; i < count; ++i) {
-      const typename Kernel::Arguments arguments = ArgumentsOf(problem, parts[i], result, first, second, out);
+      const typename Kernel::Arguments arguments = ArgumentsOf(problem, parts[i], result, first, second, out, epilogue);
       if (!CanImplement(arguments)) return false;
       params->part[i] = Kernel::to_underlying_arguments(arguments, /*workspace=*/nullptr);
     }
@@ -203,14 +254,14 @@ struct Convolution {
   }
 
   static Status Launch(const ConvProblem& problem, const std::vector<ConvPart>& parts, Dtype result, const void* first, const void* second,
-                       void* out, cudaStream_t stream) {
+                       void* out, const Epilogue* epilogue, cudaStream_t stream) {
     Device device;
     if (Status s = CurrentDevice("conv", &device); !s.ok()) return s;
     for (size_t begin = 0; begin < parts.size(); begin += kParts) {
       const int count = static_cast<int>(std::min<size_t>(kParts, parts.size() - begin));
       ForgetDescriptors();
       ConvParts<Kernel, kParts> params;
-      if (!Fill(problem, &parts[begin], count, result, first, second, out, &params)) {
+      if (!Fill(problem, &parts[begin], count, result, first, second, out, epilogue, &params)) {
         return Invalid("conv: CUTLASS refuses these sizes, strides or alignments");
       }
       dim3 grid = Kernel::get_grid_shape(params.part[0]);  // the same for all parts

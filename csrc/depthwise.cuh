@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "activation.cuh"
 #include "depthwise_plan.h"
 
 namespace jaxext::depthwise {
@@ -246,12 +247,44 @@ __device__ inline void Row(const Line<T>& line, int place, int hop, int count, c
   }
 }
 
-template <typename T, int kVector, int kWidth>
-__device__ inline void Write(const float (&sums)[kWidth][kVector], int count, int64_t pitch, T* target) {
+// What becomes of a vector of sums of fprop, at the element `at` of the result and of the bias's `column`.
+template <typename T>
+struct Unchanged {
+  template <int kVector>
+  __device__ void operator()(float (&)[kVector], int64_t, int64_t) const {}
+};
+
+template <typename T>
+struct Finish {
+  Activation activation;
+  const float* bias;
+  const T* residual;
+  T* saved;
+
+  template <int kVector>
+  __device__ void operator()(float (&z)[kVector], int64_t at, int64_t column) const {
+    if (bias != nullptr) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) z[k] += bias[column + k];
+    }
+    if (saved != nullptr) Store(Rounded<T, kVector>(z), saved + at);
+    Activate(activation, z);
+    if (residual != nullptr) {
+      const Pack<T, kVector> added = Load<T, kVector>(residual + at, true);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) z[k] += Get(added, k);
+    }
+  }
+};
+
+template <typename T, int kVector, int kWidth, class Finish>
+__device__ inline void Write(const Finish& finish, float (&sums)[kWidth][kVector], int count, int64_t pitch, T* targets, int64_t at,
+                             int64_t column) {
 #pragma unroll
   for (int u = 0; u < kWidth; ++u) {
     if (u >= count) return;
-    Store(Rounded<T, kVector>(sums[u]), target + pitch * u);
+    finish(sums[u], at + pitch * u, column);
+    Store(Rounded<T, kVector>(sums[u]), targets + at + pitch * u);
   }
 }
 
@@ -263,9 +296,10 @@ struct Gather {
   Strip strip;
   const T* source;  // of the strip's image, from the thread's channel on
   const T* filter;
-  T* target;  // of number 0 of the strip's targets
+  int64_t target;  // the element of number 0 of the strip's targets
+  int64_t column;  // of the first of the thread's channels among those of all b
 
-  __device__ Gather(const Params& p, const T* sources, const T* filters, T* targets) {
+  __device__ Gather(const Params& p, const T* sources, const T* filters) {
     channels = blockDim.x * kVector;
     const int first = static_cast<int>(blockIdx.x % p.channel_blocks) * channels;
     channel = first + threadIdx.x * kVector;
@@ -277,7 +311,8 @@ struct Gather {
     source = sources + image * p.h.S * p.w.S * p.G + channel;
     filter = filters + static_cast<int64_t>(blockIdx.z) * p.G * p.h.R * p.w.R;
     const int64_t line = image * p.h.T + fh + p.h.period * strip.line;
-    target = targets + (line * p.w.T + fw + static_cast<int64_t>(p.w.period) * strip.residue) * p.G + channel;
+    target = (line * p.w.T + fw + static_cast<int64_t>(p.w.period) * strip.residue) * p.G + channel;
+    column = static_cast<int64_t>(blockIdx.z) * p.G + channel;
   }
 
   // Elements from one target of the strip to the next.
@@ -301,11 +336,11 @@ struct Gather {
 extern __shared__ float4 shared_memory[];
 
 // Any filter: for each chunk its rows one after another.
-template <typename T, int kVector, int kTaps, bool kWindow>
-__global__ void __launch_bounds__(kThreads, 3)
-    GatherPlane(const Params p, const T* __restrict__ sources, const T* __restrict__ filters, T* __restrict__ targets) {
+template <typename T, int kVector, int kTaps, bool kWindow, class Finish>
+__global__ void __launch_bounds__(kThreads, 3) GatherPlane(const Params p, const Finish finish, const T* __restrict__ sources,
+                                                           const T* __restrict__ filters, T* __restrict__ targets) {
   constexpr int kWidth = kVector == 1 ? 8 : kGatherSums / kVector;
-  const Gather<T, kVector> own(p, sources, filters, targets);
+  const Gather<T, kVector> own(p, sources, filters);
   float* staged = reinterpret_cast<float*>(shared_memory);
   const int pitch = own.channels + 4, row_pitch = own.w.taps * pitch;
   for (int i = 0; i < p.strip; i += kWidth) {
@@ -325,17 +360,17 @@ __global__ void __launch_bounds__(kThreads, 3)
                                                 pitch, sums);
       }
     }
-    Write<T, kVector, kWidth>(sums, own.strip.end - at, own.Pitch(p), own.target + own.Pitch(p) * at);
+    Write<T, kVector, kWidth>(finish, sums, own.strip.end - at, own.Pitch(p), targets, own.target + own.Pitch(p) * at, own.column);
   }
 }
 
 // A filter of one row and kTaps taps, without phases: taps and sources stay in registers from one chunk to the next, and every source of
 // a strip is loaded once.
-template <typename T, int kVector, int kTaps>
+template <typename T, int kVector, int kTaps, class Finish>
 __global__ void __launch_bounds__(kThreads, 4)
-    GatherLine(const Params p, const T* __restrict__ sources, const T* __restrict__ filters, T* __restrict__ targets) {
+    GatherLine(const Params p, const Finish finish, const T* __restrict__ sources, const T* __restrict__ filters, T* __restrict__ targets) {
   constexpr int kWidth = kGatherSums / kVector;
-  const Gather<T, kVector> own(p, sources, filters, targets);
+  const Gather<T, kVector> own(p, sources, filters);
   float* staged = reinterpret_cast<float*>(shared_memory);
   own.StageRows(p, 0, 1, staged);
   __syncthreads();  // the taps are there
@@ -351,7 +386,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     line.template Read<kVector, kWidth>(own.Place(p, at) + line.stride * (kTaps - 1), window + kTaps - 1);
     float sums[kWidth][kVector] = {};
     Correlate<T, kVector, kWidth, kTaps>(window, taps, sums);
-    Write<T, kVector, kWidth>(sums, own.strip.end - at, own.Pitch(p), own.target + own.Pitch(p) * at);
+    Write<T, kVector, kWidth>(finish, sums, own.strip.end - at, own.Pitch(p), targets, own.target + own.Pitch(p) * at, own.column);
 #pragma unroll
     for (int j = 0; j < kTaps - 1; ++j) window[j] = window[kWidth + j];
   }
@@ -476,26 +511,26 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
 }
 
-template <typename T>
-using GatherFunction = void (*)(Params, const T*, const T*, T*);
+template <typename T, class Finish>
+using GatherFunction = void (*)(Params, Finish, const T*, const T*, T*);
 template <typename T>
 using WgradFunction = void (*)(Params, const T*, const T*, void*);
 
 // The kernels of a plan.
-template <typename T>
-GatherFunction<T> GatherKernel(const Plan& plan) {
+template <typename T, class Finish>
+GatherFunction<T, Finish> GatherKernel(const Plan& plan) {
   constexpr int kVector = kVectorBytes / sizeof(T);
-  if (!plan.vector) return GatherPlane<T, 1, 0, false>;
-  if (!plan.window) return GatherPlane<T, kVector, 0, false>;
+  if (!plan.vector) return GatherPlane<T, 1, 0, false, Finish>;
+  if (!plan.window) return GatherPlane<T, kVector, 0, false, Finish>;
   if (plan.line) {
-    if (plan.taps == 2) return GatherLine<T, kVector, 2>;
-    if (plan.taps == 3) return GatherLine<T, kVector, 3>;
-    if (plan.taps == 4) return GatherLine<T, kVector, 4>;
+    if (plan.taps == 2) return GatherLine<T, kVector, 2, Finish>;
+    if (plan.taps == 3) return GatherLine<T, kVector, 3, Finish>;
+    if (plan.taps == 4) return GatherLine<T, kVector, 4, Finish>;
   }
-  if (plan.taps == 3) return GatherPlane<T, kVector, 3, true>;
-  if (plan.taps == 5) return GatherPlane<T, kVector, 5, true>;
-  if (plan.taps == 7) return GatherPlane<T, kVector, 7, true>;
-  return GatherPlane<T, kVector, 0, true>;
+  if (plan.taps == 3) return GatherPlane<T, kVector, 3, true, Finish>;
+  if (plan.taps == 5) return GatherPlane<T, kVector, 5, true, Finish>;
+  if (plan.taps == 7) return GatherPlane<T, kVector, 7, true, Finish>;
+  return GatherPlane<T, kVector, 0, true, Finish>;
 }
 
 template <typename T>

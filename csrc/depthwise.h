@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "epilogue.h"
 #include "problem.h"
 #include "status.h"
 
@@ -25,12 +26,9 @@ struct DepthwiseConfig {
   int64_t splits;  // wgrad: partial sums, which go along a leading axis of the result; otherwise 1
 };
 
-// Both operands are of `dtype`.  The result is of it too; of wgrad it may be, and with splits > 1 it is, float32.
-Status DepthwiseFprop(const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* x, const void* w,
-                      void* y, CUstream_st* stream);
-Status DepthwiseDgrad(const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* w, const void* y,
-                      void* x, CUstream_st* stream);
-Status DepthwiseWgrad(const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* x, const void* y,
-                      void* w, CUstream_st* stream);
+// The result of `role`, of operands in the order of slots (x, w, y without the open one), both of `dtype`.  The result is of it too; of
+// wgrad it may be, and with splits > 1 it is, float32.  Fprop may have an epilogue; its bias is [B,G].
+Status Depthwise(ConvRole role, const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* first,
+                 const void* second, void* out, const Epilogue* epilogue, CUstream_st* stream);
 
 }  // namespace jaxext

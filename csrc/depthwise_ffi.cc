@@ -1,5 +1,6 @@
 // The handlers of depthwise convolutions: XLA's buffers and attributes become a call of a launcher.
 #include "depthwise.h"
+#include "epilogue_ffi.h"
 #include "ffi.h"
 
 namespace jaxext {
@@ -8,29 +9,55 @@ struct DepthwiseAttributes : ConvAttributes {
   int64_t lanes, strip, pieces, splits;
 };
 
+struct DepthwiseBiasActAttributes : DepthwiseAttributes, EpilogueAttributes {};
+
 }  // namespace jaxext
 
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::DepthwiseAttributes, JAXEXT_CONV_MEMBERS, ::xla::ffi::StructMember<int64_t>("lanes"),
-                                      ::xla::ffi::StructMember<int64_t>("strip"), ::xla::ffi::StructMember<int64_t>("pieces"),
-                                      ::xla::ffi::StructMember<int64_t>("splits"));
+#define JAXEXT_DEPTHWISE_CONFIG                                                                                                        \
+  ::xla::ffi::StructMember<int64_t>("lanes"), ::xla::ffi::StructMember<int64_t>("strip"), ::xla::ffi::StructMember<int64_t>("pieces"), \
+      ::xla::ffi::StructMember<int64_t>("splits")
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::DepthwiseAttributes, JAXEXT_CONV_MEMBERS, JAXEXT_DEPTHWISE_CONFIG);
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::DepthwiseBiasActAttributes, JAXEXT_CONV_MEMBERS, JAXEXT_DEPTHWISE_CONFIG,
+                                      JAXEXT_EPILOGUE_MEMBERS);
 
 namespace jaxext {
 namespace {
 
+DepthwiseConfig ConfigOf(const DepthwiseAttributes& a) { return {a.lanes, a.strip, a.pieces, a.splits}; }
+
 template <ConvRole kRole>
 ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, DepthwiseAttributes attributes) {
-  const DepthwiseConfig config = {attributes.lanes, attributes.strip, attributes.pieces, attributes.splits};
   ConvProblem problem;
   Dtype operands, result;
   if (Status s = ProblemOf(attributes, &problem); !s.ok()) return ToError(s);
-  if (Status s = CheckConv(kRole, problem, config.splits, first, second, *out, &operands, &result); !s.ok()) return ToError(s);
-  constexpr auto kLaunch = kRole == ConvRole::kFprop ? &DepthwiseFprop : kRole == ConvRole::kDgrad ? &DepthwiseDgrad : &DepthwiseWgrad;
-  return ToError(kLaunch(problem, config, operands, result, first.untyped_data(), second.untyped_data(), out->untyped_data(), stream));
+  if (Status s = CheckConv(kRole, problem, attributes.splits, first, second, *out, &operands, &result); !s.ok()) return ToError(s);
+  return ToError(Depthwise(kRole, problem, ConfigOf(attributes), operands, result, first.untyped_data(), second.untyped_data(),
+                           out->untyped_data(), /*epilogue=*/nullptr, stream));
+}
+
+ffi::Error CallBiasAct(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::RemainingArgs operands, Result out,
+                       ffi::RemainingRets results, DepthwiseBiasActAttributes attributes) {
+  ConvProblem problem;
+  Dtype dtype, result;
+  Epilogue epilogue;
+  if (Status s = CheckConvBiasAct(attributes, attributes, attributes.splits, first, second, operands, *out, results, &problem, &dtype,
+                                  &result, &epilogue);
+      !s.ok()) {
+    return ToError(s);
+  }
+  return ToError(Depthwise(ConvRole::kFprop, problem, ConfigOf(attributes), dtype, result, first.untyped_data(), second.untyped_data(),
+                           out->untyped_data(), &epilogue, stream));
 }
 
 template <ConvRole kRole>
 XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
   static auto* handler = Binding<DepthwiseAttributes>().To(&Call<kRole>, {ffi::Traits::kCmdBufferCompatible}).release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* HandleBiasAct(XLA_FFI_CallFrame* frame) {
+  static auto* handler = EpilogueBinding<DepthwiseBiasActAttributes>().To(&CallBiasAct, {ffi::Traits::kCmdBufferCompatible}).release();
   return handler->Call(frame);
 }
 
@@ -43,6 +70,7 @@ std::vector<Target> DepthwiseTargets() {
     targets.push_back({"jaxext_depthwise" + rank + "d_fprop_v1", &Handle<ConvRole::kFprop>});
     targets.push_back({"jaxext_depthwise" + rank + "d_dgrad_v1", &Handle<ConvRole::kDgrad>});
     targets.push_back({"jaxext_depthwise" + rank + "d_wgrad_v1", &Handle<ConvRole::kWgrad>});
+    targets.push_back({"jaxext_depthwise" + rank + "d_bias_act_v1", &HandleBiasAct});
   }
   return targets;
 }

@@ -10,22 +10,29 @@
 namespace jaxext::depthwise {
 
 // What was wrong on this thread before is not asked for, and a launch that CUDA refuses leaves nothing for the next who asks.
-template <typename... Pointers>
-cudaError_t Launch(const Plan& plan, cudaStream_t stream, void (*kernel)(Params, Pointers...), Pointers... arrays) {
+template <typename... Arguments>
+cudaError_t Launch(const Plan& plan, cudaStream_t stream, void (*kernel)(Params, Arguments...), Arguments... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3{static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]), static_cast<unsigned>(plan.grid[2])};
   config.blockDim = dim3{static_cast<unsigned>(plan.lanes), static_cast<unsigned>(kThreads / plan.lanes), 1};
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
   const RelaxedCapture relaxed;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, plan.params, arrays...);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, plan.params, arguments...);
   if (error != cudaSuccess) cudaGetLastError();
   return error;
 }
 
 template <typename T>
-cudaError_t LaunchGather(const Plan& plan, const void* source, const void* filter, void* target, cudaStream_t stream) {
-  return Launch(plan, stream, GatherKernel<T>(plan), static_cast<const T*>(source), static_cast<const T*>(filter), static_cast<T*>(target));
+cudaError_t LaunchGather(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
+                         cudaStream_t stream) {
+  const auto launch = [&](auto finish) {
+    return Launch(plan, stream, GatherKernel<T, decltype(finish)>(plan), finish, static_cast<const T*>(source),
+                  static_cast<const T*>(filter), static_cast<T*>(target));
+  };
+  if (epilogue == nullptr) return launch(Unchanged<T>{});
+  return launch(
+      Finish<T>{epilogue->activation, epilogue->bias, static_cast<const T*>(epilogue->residual), static_cast<T*>(epilogue->saved)});
 }
 
 template <typename T>

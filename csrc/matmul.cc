@@ -24,11 +24,12 @@ std::string Text(const MatmulConfig& c) {
          std::to_string(c.cluster_m) + (c.pingpong ? ", ping-pong" : ", cooperative");
 }
 
-const MatmulKernel* Find(MatmulRole role, const MatmulConfig& config, Dtype operands, Dtype result) {
+const MatmulKernel* Find(MatmulRole role, const MatmulConfig& config, Dtype operands, Dtype result, bool fused) {
   for (const MatmulKernel& kernel : MatmulKernels()) {
     const MatmulConfig& c = kernel.config;
-    if (kernel.role == role && kernel.operands == operands && kernel.result == result && c.tile_m == config.tile_m &&
-        c.tile_n == config.tile_n && c.tile_k == config.tile_k && c.cluster_m == config.cluster_m && c.pingpong == config.pingpong) {
+    if (kernel.role == role && kernel.operands == operands && kernel.result == result && kernel.fused == fused &&
+        c.tile_m == config.tile_m && c.tile_n == config.tile_n && c.tile_k == config.tile_k && c.cluster_m == config.cluster_m &&
+        c.pingpong == config.pingpong) {
       return &kernel;
     }
   }
@@ -51,29 +52,31 @@ bool FewTiles(const Gemm& gemm, const MatmulConfig& config, int64_t batch) {
 
 std::string ManyTiles(const MatmulProblem& p) { return Text(p) + " make 2^31 tiles or more, want fewer"; }
 
-bool Computes(const MatmulKernel& kernel, MatmulRole role, const Dtypes& dtypes) {
-  return kernel.role == role && ShortName(kernel.operands) == dtypes.first && dtypes.second == dtypes.first &&
+bool Computes(const MatmulKernel& kernel, MatmulRole role, const Dtypes& dtypes, bool fused) {
+  return kernel.role == role && kernel.fused == fused && ShortName(kernel.operands) == dtypes.first && dtypes.second == dtypes.first &&
          ShortName(kernel.result) == dtypes.result;
 }
 
-std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes) {
+std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
   const auto& [first, second, result] = dtypes;
   if (first != second) return "the operands are " + first + " and " + second + ", want one dtype";
   std::set<std::string> operands, results;
   for (const MatmulKernel& kernel : MatmulKernels()) {
-    if (kernel.role != role) continue;
+    if (kernel.role != role || kernel.fused != fused) continue;
     operands.insert(ShortName(kernel.operands));
     if (ShortName(kernel.operands) == first) results.insert(ShortName(kernel.result));
   }
-  if (results.empty()) return "the operands are " + first + ", " + RoleName(role) + " takes " + Joined(operands);
-  return "the result is " + result + ", " + RoleName(role) + " of " + first + " gives " + Joined(results);
+  const std::string name = std::string(RoleName(role)) + (fused ? " with an epilogue" : "");
+  if (operands.empty()) return "no kernel is of " + name;
+  if (results.empty()) return "the operands are " + first + ", " + name + " takes " + Joined(operands);
+  return "the result is " + result + ", " + name + " of " + first + " gives " + Joined(results);
 }
 
 // What no kernel of the role takes, whatever its tile.
-Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes) {
+Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, bool fused) {
   const std::vector<MatmulKernel>& kernels = MatmulKernels();
-  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const MatmulKernel& k) { return Computes(k, role, dtypes); });
-  if (kernel == kernels.end()) return WrongDtypes(role, dtypes);
+  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const MatmulKernel& k) { return Computes(k, role, dtypes, fused); });
+  if (kernel == kernels.end()) return WrongDtypes(role, dtypes, fused);
   for (int64_t size : {p.B, p.M, p.N, p.K}) {
     if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
   }
@@ -107,7 +110,7 @@ const std::vector<MatmulKernel>& MatmulKernels() {
   static const std::vector<MatmulKernel>* const kernels = [] {
     auto* all = new std::vector<MatmulKernel>;
     for (const auto& part : {MatmulNNLarge(), MatmulNNSkinny(), MatmulNNPingpong(), MatmulNTLarge(), MatmulNTSkinny(), MatmulNTPingpong(),
-                             MatmulTNLarge(), MatmulTNSkinny(), MatmulTNPingpong(), MatmulNTE4M3()}) {
+                             MatmulTNLarge(), MatmulTNSkinny(), MatmulTNPingpong(), MatmulNTE4M3(), MatmulNNFused()}) {
       all->insert(all->end(), part.begin(), part.end());
     }
     return all;
@@ -152,29 +155,31 @@ int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int6
   return 1;
 }
 
-Reason MatmulRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
+Reason MatmulRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, bool fused, std::optional<int> arch) {
   if (arch && *arch != 90) return "compute capability is " + CapabilityText(*arch) + ", the matmul kernels want 9.0";
-  if (Reason reason = CheckProblem(role, p, dtypes)) return reason;
+  if (Reason reason = CheckProblem(role, p, dtypes, fused)) return reason;
   if (p.B == 0 || p.M == 0 || p.N == 0 || p.K == 0) return {};
   const Gemm gemm = GemmOf(role, p, 1, nullptr, nullptr, nullptr);
   for (const MatmulKernel& kernel : MatmulKernels()) {
-    if (Computes(kernel, role, dtypes) && FewTiles(gemm, kernel.config, Product({p.B, kMostSplits}))) return {};
+    if (Computes(kernel, role, dtypes, fused) && FewTiles(gemm, kernel.config, Product({p.B, kMostSplits}))) return {};
   }
   return ManyTiles(p);
 }
 
 Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, cudaStream_t stream) {
+              const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream) {
+  const bool fused = epilogue != nullptr;
   for (int64_t size : {problem.B, problem.M, problem.N, problem.K, config.splits}) {
     if (size < 1)
       return Invalid("matmul: sizes and splits are " + Text(problem) + " splits=" + std::to_string(config.splits) + ", want 1 or more");
   }
-  if (const Reason reason = CheckProblem(role, problem, {ShortName(operands), ShortName(operands), ShortName(result)})) {
+  if (const Reason reason = CheckProblem(role, problem, {ShortName(operands), ShortName(operands), ShortName(result)}, fused)) {
     return Invalid("matmul: " + *reason);
   }
   if (config.splits > 1 && problem.B > 1)
     return Invalid("matmul: splits is " + std::to_string(config.splits) + " and B is " + std::to_string(problem.B) +
                    ", want one of them to be 1");
+  if (config.splits > 1 && fused) return Invalid("matmul: splits is " + std::to_string(config.splits) + " with an epilogue, want 1");
   if (config.splits > 1 && result != Dtype::kF32)
     return Invalid(std::string("matmul: partial results are ") + Name(result) + ", want float32");
 
@@ -182,19 +187,22 @@ Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig&
   if (depth % config.splits != 0)
     return Invalid("matmul: the contracted axis has " + std::to_string(depth) +
                    " elements, want a multiple of splits=" + std::to_string(config.splits));
-  const MatmulKernel* kernel = Find(role, config, operands, result);
+  const MatmulKernel* kernel = Find(role, config, operands, result, fused);
   if (kernel == nullptr) {
     return Invalid("matmul: no kernel of tiles " + Text(config) + " takes " + Name(operands) + " operands and gives " + Name(result) +
                    " in this role");
   }
-  const Gemm gemm = GemmOf(role, problem, config.splits, first, second, out);
+  Gemm gemm = GemmOf(role, problem, config.splits, first, second, out);
+  if (fused) gemm.epilogue = *epilogue;
   if (!FewTiles(gemm, config, gemm.l)) return Invalid("matmul: " + ManyTiles(problem));
   for (int64_t part : {gemm.a_batch, gemm.b_batch}) {
     if (config.splits > 1 && part * Bytes(operands) % 16 != 0)
       return Invalid("matmul: a part of an operand has " + std::to_string(part * Bytes(operands)) + " bytes, TMA wants a multiple of 16");
   }
-  if (!Aligned(first) || !Aligned(second) || !Aligned(out))
-    return Invalid("matmul: an operand or the result does not begin at a multiple of 16 bytes");
+  for (const void* array : {first, second, static_cast<const void*>(out), static_cast<const void*>(gemm.epilogue.bias),
+                            gemm.epilogue.residual, static_cast<const void*>(gemm.epilogue.saved)}) {
+    if (!Aligned(array)) return Invalid("matmul: an operand or a result does not begin at a multiple of 16 bytes");
+  }
   return kernel->launch(gemm, stream);
 }
 

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "epilogue.h"
 #include "problem.h"
 #include "status.h"
 
@@ -27,11 +28,13 @@ struct Gemm {
   const void* b;
   void* d;
   int64_t a_leading, a_batch, b_leading, b_batch;
+  Epilogue epilogue;  // of the kernels that fuse one; bias[l,n], residual and saved as D
 };
 
 struct MatmulKernel {
   MatmulRole role;
   Dtype operands, result;
+  bool fused;           // whether it has an epilogue
   MatmulConfig config;  // with splits = 1
   int stages;
   int shared_bytes;
@@ -49,9 +52,9 @@ Gemm GemmOf(MatmulRole role, const MatmulProblem& problem, int64_t splits, const
 // multiprocessors take at most an eighth more rounds; where one round is all, all tiles are computed at once anyway.
 int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int64_t multiprocessors);
 
-// The result of `role`.
+// The result of `role`, of NN with an epilogue if there is one.
 Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, cudaStream_t stream);
+              const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream);
 
 // The compile units' parts of the table.
 std::vector<MatmulKernel> MatmulNNLarge();
@@ -64,5 +67,6 @@ std::vector<MatmulKernel> MatmulTNLarge();
 std::vector<MatmulKernel> MatmulTNSkinny();
 std::vector<MatmulKernel> MatmulTNPingpong();
 std::vector<MatmulKernel> MatmulNTE4M3();
+std::vector<MatmulKernel> MatmulNNFused();
 
 }  // namespace jaxext

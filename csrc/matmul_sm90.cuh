@@ -20,9 +20,11 @@
 #include "cutlass/gemm/collective/collective_builder_decl.hpp"
 #include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp"
 #include "cutlass/gemm/kernel/gemm_universal_decl.h"
 #include "cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp"
 #include "cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_pingpong.hpp"
+#include "activation.cuh"
 #include "matmul.h"
 
 namespace jaxext::sm90 {
@@ -48,7 +50,83 @@ struct ElementOf<Dtype::kE4M3> {
 
 enum class Schedule { kCooperative, kPingpong };
 
-template <MatmulRole kRole, Dtype kOperands, Dtype kResult, int kTileM, int kTileN, int kTileK, int kClusterM, Schedule kSchedule>
+struct FinishArguments {
+  Activation activation = Activation::kNone;
+  bool residual = false;  // without one its registers hold anything
+};
+
+// y of z and the residual, in float32.
+template <class Sums>
+struct Finish {
+  using Arguments = FinishArguments;
+
+  CUTLASS_DEVICE Sums operator()(const Sums& z, const Sums& residual, const Arguments& arguments) const {
+    float y[Sums::kElements];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Sums::kElements; ++i) y[i] = z[i];
+    Activate(arguments.activation, y);
+    Sums finished;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Sums::kElements; ++i) finished[i] = arguments.residual ? y[i] + residual[i] : y[i];
+    return finished;
+  }
+};
+
+// The residual, which TMA loads only if there is one.
+template <class Element>
+struct Residual : cutlass::epilogue::fusion::Sm90SrcFetch<Element> {
+  struct SharedStorage {};
+  struct Arguments {
+    bool exists = false;
+  };
+  using Params = Arguments;
+
+  template <class Shape>
+  static constexpr Params to_underlying_arguments(const Shape&, const Arguments& arguments, void*) {
+    return arguments;
+  }
+  template <class Shape>
+  static bool can_implement(const Shape&, const Arguments&) {
+    return true;
+  }
+  template <class Shape>
+  static size_t get_workspace_size(const Shape&, const Arguments&) {
+    return 0;
+  }
+  template <class Shape>
+  static cutlass::Status initialize_workspace(const Shape&, const Arguments&, void*, cudaStream_t, cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+
+  CUTLASS_HOST_DEVICE Residual() {}
+  CUTLASS_HOST_DEVICE Residual(const Params& params, const SharedStorage&) : exists(params.exists) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return exists; }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return exists; }
+
+  bool exists = false;
+};
+
+// finish(save(sum + bias), residual)
+template <class Tile, class Result, class Schedule>
+struct Visitors {
+  using Descriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<Tile, cutlass::epilogue::collective::EpilogueTileAuto,
+                                                                               Result, Result, Schedule>;
+  using Saved = cutlass::epilogue::collective::detail::AuxStoreDescriptor<Descriptor, cutlass::layout::RowMajor, Result>;
+  static constexpr auto kRound = cutlass::FloatRoundStyle::round_to_nearest;
+  template <class Node, class... Children>
+  using Tree = cutlass::epilogue::fusion::Sm90EVT<Node, Children...>;
+
+  using Bias = cutlass::epilogue::fusion::Sm90RowBroadcast<0, Tile, float, float, cute::Stride<cute::_0, cute::_1, int64_t>>;
+  using Z =
+      Tree<cutlass::epilogue::fusion::Sm90Compute<cutlass::plus, float, float, kRound>, Bias, cutlass::epilogue::fusion::Sm90AccFetch>;
+  using Store = cutlass::epilogue::fusion::Sm90AuxStore<Saved::Stages, typename Descriptor::EpilogueTile, Result, kRound,
+                                                        typename Saved::Stride, typename Saved::SmemLayoutAtom, typename Saved::CopyOpR2S>;
+  using Y = Tree<cutlass::epilogue::fusion::Sm90Compute<Finish, Result, float, kRound>, Tree<Store, Z>, Residual<Result>>;
+};
+
+template <MatmulRole kRole, Dtype kOperands, Dtype kResult, int kTileM, int kTileN, int kTileK, int kClusterM, Schedule kSchedule,
+          bool kFused = false>
 struct Matmul {
   using Element = typename ElementOf<kOperands>::type;
   using Result = typename ElementOf<kResult>::type;
@@ -62,19 +140,29 @@ struct Matmul {
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
 
-  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+  using StoreSchedule =
+      cute::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized, cutlass::epilogue::TmaWarpSpecializedCooperative>;
+  using Source = cute::conditional_t<kFused, Result, void>;
+  using Fusion = cute::conditional_t<kFused, typename Visitors<Tile, Result, StoreSchedule>::Y,
+                                     cutlass::epilogue::fusion::LinearCombination<Result, float, Source, float>>;
+  using Store = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float, float,
-      void, cutlass::layout::RowMajor, kAlignedResult, Result, cutlass::layout::RowMajor, kAlignedResult,
-      cute::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
-                          cutlass::epilogue::TmaWarpSpecializedCooperative>>::CollectiveOp;
-  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      Source, cutlass::layout::RowMajor, kAlignedResult, Result, cutlass::layout::RowMajor, kAlignedResult, StoreSchedule,
+      Fusion>::CollectiveOp;
+  using LoadAndMultiply = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, LayoutA, kAligned, Element, LayoutB, kAligned, float, Tile, Cluster,
       // as many stages as shared memory holds beside the epilogue
-      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>,
+      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Store::SharedStorage))>,
       cute::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                           cutlass::gemm::KernelTmaWarpSpecializedCooperative>>::CollectiveOp;
+  // A tile begins at a multiple of 1 KiB, after which swizzles repeat: TMA and wgmma go by the bits of its address.  CUTLASS puts it behind
+  // the storage of the epilogue, whose own swizzles are narrower, and aligns it to 128 bytes.
+  struct Mainloop : LoadAndMultiply {
+    using LoadAndMultiply::LoadAndMultiply;
+    struct alignas(1024) TensorStorage : LoadAndMultiply::TensorStorage {};
+  };
   // A class of our own, so that the kernel goes by our name in profiles.
-  struct Kernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue> {};
+  struct Kernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Store> {};
 
   // Sets the strides that are not known to be 1: of the rows (or of depth), and of the batch.
   template <class Stride>
@@ -97,10 +185,27 @@ struct Matmul {
     arguments.mainloop.ptr_B = static_cast<const Element*>(gemm.b);
     SetStrides(arguments.mainloop.dA, gemm.a_leading, gemm.a_batch);
     SetStrides(arguments.mainloop.dB, gemm.b_leading, gemm.b_batch);
-    arguments.epilogue.thread.alpha = 1;
-    arguments.epilogue.thread.beta = 0;
     arguments.epilogue.ptr_D = static_cast<Result*>(gemm.d);
     SetStrides(arguments.epilogue.dD, gemm.n, gemm.m * gemm.n);
+    if constexpr (kFused) {
+      const Epilogue& epilogue = gemm.epilogue;
+      const bool residual = epilogue.residual != nullptr;
+      // Without a residual there is a descriptor nonetheless, through which nothing is read.
+      arguments.epilogue.ptr_C = residual ? static_cast<const Result*>(epilogue.residual) : arguments.epilogue.ptr_D;
+      SetStrides(arguments.epilogue.dC, gemm.n, gemm.m * gemm.n);
+      auto& [saved, of_residual, finish] = arguments.epilogue.thread;
+      auto& [z, save] = saved;
+      auto& [bias, sum, plus] = z;
+      bias.ptr_row = epilogue.bias;
+      cute::get<2>(bias.dRow) = gemm.n;
+      save.ptr_aux = static_cast<Result*>(epilogue.saved);
+      SetStrides(save.dAux, gemm.n, gemm.m * gemm.n);
+      of_residual.exists = residual;
+      finish = {epilogue.activation, residual};
+    } else {
+      arguments.epilogue.thread.alpha = 1;
+      arguments.epilogue.thread.beta = 0;
+    }
     arguments.hw_info.device_id = device.number;
     arguments.hw_info.sm_count = device.multiprocessors;
     arguments.scheduler.max_swizzle_size =
@@ -118,6 +223,7 @@ struct Matmul {
     return {kRole,
             kOperands,
             kResult,
+            kFused,
             {kTileM, kTileN, kTileK, kClusterM, kPingpong, 1},
             Mainloop::DispatchPolicy::Stages,
             static_cast<int>(Kernel::SharedStorageSize),
@@ -133,6 +239,11 @@ MatmulKernel Cooperative() {
 template <MatmulRole kRole, Dtype kOperands, Dtype kResult, int kTileM, int kTileN, int kTileK, int kClusterM>
 MatmulKernel Pingpong() {
   return Matmul<kRole, kOperands, kResult, kTileM, kTileN, kTileK, kClusterM, Schedule::kPingpong>::Entry();
+}
+
+template <Dtype kOperands, int kTileM, int kTileN, int kTileK, int kClusterM, Schedule kSchedule>
+MatmulKernel Fused() {
+  return Matmul<MatmulRole::kNN, kOperands, kOperands, kTileM, kTileN, kTileK, kClusterM, kSchedule, true>::Entry();
 }
 
 }  // namespace jaxext::sm90

@@ -29,9 +29,10 @@ py::list MatmulTable() {
   py::list rows;
   for (const MatmulKernel& k : MatmulKernels()) {
     const char* role = k.role == MatmulRole::kNN ? "nn" : k.role == MatmulRole::kNT ? "nt" : "tn";
-    rows.append(py::dict("role"_a = role, "operands"_a = Name(k.operands), "result"_a = Name(k.result), "tile_m"_a = k.config.tile_m,
-                         "tile_n"_a = k.config.tile_n, "tile_k"_a = k.config.tile_k, "cluster_m"_a = k.config.cluster_m,
-                         "pingpong"_a = k.config.pingpong, "stages"_a = k.stages, "shared"_a = k.shared_bytes));
+    rows.append(py::dict("role"_a = role, "operands"_a = Name(k.operands), "result"_a = Name(k.result), "fused"_a = k.fused,
+                         "tile_m"_a = k.config.tile_m, "tile_n"_a = k.config.tile_n, "tile_k"_a = k.config.tile_k,
+                         "cluster_m"_a = k.config.cluster_m, "pingpong"_a = k.config.pingpong, "stages"_a = k.stages,
+                         "shared"_a = k.shared_bytes));
   }
   return rows;
 }
@@ -70,9 +71,9 @@ Role RoleOf(const std::string& name, const Names& names) {
 }
 
 Reason AskMatmul(const std::string& role, const py::object& B, const py::object& M, const py::object& N, const py::object& K,
-                 const Names& dtypes, int arch) {
+                 const Names& dtypes, bool fused, int arch) {
   return MatmulRefuses(RoleOf<MatmulRole>(role, {"nn", "nt", "tn"}), {Number(B), Number(M), Number(N), Number(K)},
-                       {dtypes[0], dtypes[1], dtypes[2]}, arch);
+                       {dtypes[0], dtypes[1], dtypes[2]}, fused, arch);
 }
 
 template <auto kRefuses>
@@ -109,7 +110,7 @@ PYBIND11_MODULE(_cuda_module, module) {
   module.def("matmul_kernels", &jaxext::MatmulTable, "The kernels of matrix products, a dict for each.");
   module.def("conv_kernels", &jaxext::ConvTable, "The kernels of dense convolutions, a dict for each.");
   module.def("matmul_refuses", &jaxext::AskMatmul, "Why no kernel takes this matrix product, or None.", py::kw_only(), "role"_a, "B"_a,
-             "M"_a, "N"_a, "K"_a, "dtypes"_a, "arch"_a);
+             "M"_a, "N"_a, "K"_a, "dtypes"_a, "fused"_a, "arch"_a);
   jaxext::DefineConv<&jaxext::ConvRefuses>(module, "conv_refuses", "Why no kernel takes this dense convolution, or None.");
   jaxext::DefineConv<&jaxext::DepthwiseRefuses>(module, "depthwise_refuses", "Why no kernel takes this depthwise convolution, or None.");
   module.def(

@@ -36,9 +36,11 @@ constexpr const char* ShortName(Dtype dtype) {
 
 // `arch` is the compute capability times 10.  A launch leaves it out: there the device itself is asked.
 //
+// `fused`: with an epilogue (csrc/epilogue.h).
+//
 // No kernel is launched for a problem with a size of 0: products and dense convolutions with one are taken, whatever the other sizes.
 // Every number of 64 bits may be asked about.
-Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
+Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, bool fused, std::optional<int> arch = {});
 Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 

@@ -87,12 +87,9 @@ static ffi::Error CrossEntropyBackward(ffi::Buffer<ffi::F32> logits, ffi::Buffer
   return ffi::Error::Success();
 }
 
-extern "C" XLA_FFI_DEFINE_HANDLER_SYMBOL(CrossEntropyHandler, CrossEntropy,
-                                         ffi::Ffi::Bind()
-                                             .Arg<ffi::Buffer<ffi::F32>>()
-                                             .Arg<ffi::Buffer<ffi::S32>>()
-                                             .Ret<ffi::Buffer<ffi::F32>>()
-                                             .Ret<ffi::Buffer<ffi::F32>>());
+extern "C" XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    CrossEntropyHandler, CrossEntropy,
+    ffi::Ffi::Bind().Arg<ffi::Buffer<ffi::F32>>().Arg<ffi::Buffer<ffi::S32>>().Ret<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::F32>>());
 
 extern "C" XLA_FFI_DEFINE_HANDLER_SYMBOL(CrossEntropyBackwardHandler, CrossEntropyBackward,
                                          ffi::Ffi::Bind()

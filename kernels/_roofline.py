@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ._epilogue import Epilogue
 from ._launch import PRODUCTS_OF_PARTS, cdiv
 
 START = 1500  # clocks until the first tiles of a program are there: about twice the latency of memory
@@ -69,3 +70,8 @@ _OTHERS = Machine(multiprocessors=128, products=512, fma=128, l2=13, memory=2)
 def machine(arch: int) -> Machine:
     """Of a compute capability times 10."""
     return _MACHINES.get(arch, _OTHERS)
+
+
+def stored(epilogue: Epilogue | None) -> int:
+    """How many arrays of the result's shape a kernel reads or writes at its end: the result, and those of its epilogue."""
+    return 1 if epilogue is None else 1 + (epilogue.residual is not None) + epilogue.saves

@@ -32,7 +32,9 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2}
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
 SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
-ADDRESSES = [(i << 44) + 16 for i in (1, 2, 3)]  # of both operands and the result: aligned to no more than TMA wants
+# Of both operands, the result, and an epilogue's arrays: aligned to no more than TMA wants.
+ADDRESSES = [(i << 44) + 16 for i in (1, 2, 3)]
+ADDED = {slot: (i << 44) + 16 for i, slot in enumerate(("bias", "residual", "saved"), 4)}
 STREAM = 77
 ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
@@ -62,17 +64,21 @@ def runtime(*more: str | pathlib.Path) -> ctypes.CDLL:
 
 
 def ask(case, device=0, failing=""):
-    """(status, what was asked of CUDA, or the message)"""
+    """(status, what was asked of CUDA, or the message).  A case may have an epilogue: the activation's number, and whose arrays exist."""
     numbers = [(ctypes.c_int64 * len(values))(*values) for values in (case["problem"], case["config"], [*ADDRESSES, STREAM])]
+    epilogue = None
+    if "epilogue" in case:
+        activation, slots = case["epilogue"]
+        epilogue = (ctypes.c_int64 * 4)(activation, *(address if slot in slots else 0 for slot, address in ADDED.items()))
     answer = ctypes.create_string_buffer(1 << 20)
     where = (case["family"], case["rank"], ROLES[case["role"]], device, failing.encode())
     dtypes = (CODES.index(case["operands"]), CODES.index(case["result"]))
-    status = runtime().Call(*where, *dtypes, *numbers, answer, ctypes.c_int64(len(answer)))
+    status = runtime().Call(*where, *dtypes, *numbers, epilogue, answer, ctypes.c_int64(len(answer)))
     text = answer.value.decode()
     return status, json.loads(text) if status == OK else text
 
 
-# Cases: a row, a problem that it takes, and the bytes of both operands and the result.
+# Cases: a row, a problem that it takes, and the bytes of both operands, the result and the epilogue's arrays.
 
 
 def matmul(row, B, M, N, K, splits=1):
@@ -81,7 +87,10 @@ def matmul(row, B, M, N, K, splits=1):
     config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong")] + [splits]
     case = {name: row[name] for name in ("role", "operands", "result")}
     scale = [BYTES[row["operands"]], BYTES[row["operands"]], BYTES[row["result"]] * splits]
-    return case | dict(family=0, rank=0, problem=[B, M, N, K], config=config, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
+    case |= dict(family=0, rank=0, problem=[B, M, N, K], config=config, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
+    if not row["fused"]:
+        return case
+    return case | dict(epilogue=(3, list(ADDED)), bytes=[*case["bytes"], 4 * B * N, case["bytes"][2], case["bytes"][2]])
 
 
 def conv(row, p, config):

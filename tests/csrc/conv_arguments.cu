@@ -205,7 +205,7 @@ void CheckRole(const char* name) {
     for (size_t begin = 0; begin < parts.size(); begin += C::kParts) {
       const int count = std::min<int>(C::kParts, parts.size() - begin), before = described;
       sm90::ConvParts<typename C::Kernel, C::kParts> params;
-      if (!C::Fill(p, &parts[begin], count, result, Address(kFirst), Address(kSecond), Address(kOut), &params)) {
+      if (!C::Fill(p, &parts[begin], count, result, Address(kFirst), Address(kSecond), Address(kOut), /*epilogue=*/nullptr, &params)) {
         Expect(false, "CUTLASS refuses");
         continue;
       }

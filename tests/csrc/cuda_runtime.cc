@@ -194,10 +194,10 @@ const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorNot
 void Begin(int32_t on_device, const char* fail) { device = on_device, failing = fail, asked.clear(), descriptors = 0; }
 void Told(char* answer, int64_t room) { std::strncpy(answer, ("[" + asked + "]").c_str(), room - 1); }
 
-// Problems and configs are the fields of their structs, in order; the answer is the status, its message or, if there is none, what was
-// asked of CUDA.
+// Problems and configs are the fields of their structs, in order, and `epilogue` is too, or null; the answer is the status, its message or,
+// if there is none, what was asked of CUDA.
 int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, const char* fail, int32_t operands, int32_t result,
-             const int64_t* problem, const int64_t* config, const int64_t* addresses, char* answer, int64_t room) {
+             const int64_t* problem, const int64_t* config, const int64_t* addresses, const int64_t* epilogue, char* answer, int64_t room) {
   using namespace jaxext;
   Begin(on_device, fail);
   const auto* first = reinterpret_cast<const void*>(addresses[0]);
@@ -205,17 +205,22 @@ int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, cons
   auto* out = reinterpret_cast<void*>(addresses[2]);
   auto* stream = reinterpret_cast<cudaStream_t>(addresses[3]);
   const auto dtype = static_cast<Dtype>(operands), of_result = static_cast<Dtype>(result);
+  Epilogue fused;
+  if (epilogue) {
+    fused = {static_cast<Activation>(epilogue[0]), reinterpret_cast<const float*>(epilogue[1]), reinterpret_cast<const void*>(epilogue[2]),
+             reinterpret_cast<void*>(epilogue[3])};
+  }
+  const Epilogue* added = epilogue ? &fused : nullptr;
   Status status;
   if (family == 0) {
     status = Matmul(static_cast<MatmulRole>(role), *reinterpret_cast<const MatmulProblem*>(problem),
-                    *reinterpret_cast<const MatmulConfig*>(config), dtype, of_result, first, second, out, stream);
+                    *reinterpret_cast<const MatmulConfig*>(config), dtype, of_result, first, second, out, added, stream);
   } else if (family == 1) {
     status = Conv(static_cast<ConvRole>(role), rank, *reinterpret_cast<const ConvProblem*>(problem),
-                  *reinterpret_cast<const ConvConfig*>(config), dtype, of_result, first, second, out, stream);
+                  *reinterpret_cast<const ConvConfig*>(config), dtype, of_result, first, second, out, added, stream);
   } else {
-    const auto launch = role == 0 ? &DepthwiseFprop : role == 1 ? &DepthwiseDgrad : &DepthwiseWgrad;
-    status = launch(*reinterpret_cast<const ConvProblem*>(problem), *reinterpret_cast<const DepthwiseConfig*>(config), dtype, of_result,
-                    first, second, out, stream);
+    status = Depthwise(static_cast<ConvRole>(role), *reinterpret_cast<const ConvProblem*>(problem),
+                       *reinterpret_cast<const DepthwiseConfig*>(config), dtype, of_result, first, second, out, added, stream);
   }
   if (status.ok()) {
     Told(answer, room);

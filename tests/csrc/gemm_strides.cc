@@ -20,6 +20,7 @@ NONE(MatmulTNLarge)
 NONE(MatmulTNSkinny)
 NONE(MatmulTNPingpong)
 NONE(MatmulNTE4M3)
+NONE(MatmulNNFused)
 
 namespace {
 

@@ -12,7 +12,7 @@ namespace {
 // That of tests/backends/cuda/test_cuda_matmul.py.
 std::vector<MatmulKernel> Table(MatmulRole role) {
   const auto row = [&](Dtype operands, Dtype result, MatmulConfig config) {
-    return MatmulKernel{role, operands, result, config, 0, 0, nullptr};
+    return MatmulKernel{role, operands, result, /*fused=*/false, config, 0, 0, nullptr};
   };
   return {row(Dtype::kBF16, Dtype::kBF16, {128, 256, 64, 2, 0, 1}), row(Dtype::kBF16, Dtype::kBF16, {128, 192, 64, 2, 1, 1}),
           row(Dtype::kBF16, Dtype::kF32, {64, 128, 64, 1, 1, 1})};
@@ -24,7 +24,7 @@ std::vector<MatmulKernel> MatmulNNLarge() { return Table(MatmulRole::kNN); }
 std::vector<MatmulKernel> MatmulNTLarge() { return Table(MatmulRole::kNT); }
 std::vector<MatmulKernel> MatmulTNLarge() { return Table(MatmulRole::kTN); }
 std::vector<MatmulKernel> MatmulNTE4M3() {
-  return {{MatmulRole::kNT, Dtype::kE4M3, Dtype::kBF16, {128, 128, 128, 2, 0, 1}, 0, 0, nullptr}};
+  return {{MatmulRole::kNT, Dtype::kE4M3, Dtype::kBF16, /*fused=*/false, {128, 128, 128, 2, 0, 1}, 0, 0, nullptr}};
 }
 #define NONE(unit) \
   std::vector<MatmulKernel> unit() { return {}; }
@@ -34,6 +34,7 @@ NONE(MatmulNTSkinny)
 NONE(MatmulNTPingpong)
 NONE(MatmulTNSkinny)
 NONE(MatmulTNPingpong)
+NONE(MatmulNNFused)
 
 }  // namespace jaxext
 
@@ -44,7 +45,7 @@ extern "C" int Refuses(const char* family, int role, int rank, const int64_t* pr
   const Dtypes names = {dtypes[0], dtypes[1], dtypes[2]};
   Reason reason;
   if (!std::strcmp(family, "matmul")) {
-    reason = MatmulRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, arch);
+    reason = MatmulRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, /*fused=*/false, arch);
   } else {
     const auto refuses = !std::strcmp(family, "conv") ? &ConvRefuses : &DepthwiseRefuses;
     reason = refuses(ConvRole(role), rank, *reinterpret_cast<const ConvProblem*>(problem), names, arch);

@@ -13,61 +13,54 @@ namespace jaxext {
 namespace {
 
 Status Say(const std::string& launcher, std::initializer_list<int64_t> problem, std::initializer_list<int64_t> config, Dtype operands,
-           Dtype result, std::initializer_list<const void*> arrays) {
+           Dtype result, std::initializer_list<const void*> arrays, const Epilogue* epilogue) {
   std::string text = launcher + ":";
   for (const auto& numbers : {problem, config}) {
     for (int64_t number : numbers) text += " " + std::to_string(number);
     text += ";";
   }
   text += std::string(" ") + Name(operands) + " " + Name(result) + ";";
-  for (const void* array : arrays) text += " " + std::to_string(reinterpret_cast<uintptr_t>(array));
+  const auto tell = [&](const void* array) { text += " " + std::to_string(reinterpret_cast<uintptr_t>(array)); };
+  for (const void* array : arrays) tell(array);
+  if (epilogue != nullptr) {
+    text += "; " + std::to_string(static_cast<int>(epilogue->activation));
+    for (const void* array : {static_cast<const void*>(epilogue->bias), epilogue->residual, static_cast<const void*>(epilogue->saved)})
+      tell(array);
+  }
   return {Status::kInternal, text};
 }
 
 Status Say(const std::string& launcher, const ConvProblem& p, std::initializer_list<int64_t> config, Dtype operands, Dtype result,
-           std::initializer_list<const void*> arrays) {
+           std::initializer_list<const void*> arrays, const Epilogue* epilogue) {
   const auto& [in, filter, out] = std::tie(p.input, p.filter, p.output);
   const auto& [stride, low, of_input, of_filter] = std::tie(p.stride, p.low, p.input_dilation, p.filter_dilation);
   return Say(launcher, {p.B,       p.N,       p.G,         p.C,         p.K,         in[0],        in[1],        in[2],       filter[0],
                         filter[1], filter[2], out[0],      out[1],      out[2],      stride[0],    stride[1],    stride[2],   low[0],
                         low[1],    low[2],    of_input[0], of_input[1], of_input[2], of_filter[0], of_filter[1], of_filter[2]},
-             config, operands, result, arrays);
+             config, operands, result, arrays, epilogue);
 }
 
-Status Say(const char* role, const ConvProblem& p, const DepthwiseConfig& c, Dtype operands, Dtype result,
-           std::initializer_list<const void*> arrays) {
-  return Say(std::string("depthwise ") + role, p, {c.lanes, c.strip, c.pieces, c.splits}, operands, result, arrays);
-}
+const char* NameOf(ConvRole role) { return role == ConvRole::kFprop ? "fprop" : role == ConvRole::kDgrad ? "dgrad" : "wgrad"; }
 
 }  // namespace
 
 Status Conv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& c, Dtype operands, Dtype result, const void* first,
-            const void* second, void* out, cudaStream_t) {
-  const char* name = role == ConvRole::kFprop ? "fprop" : role == ConvRole::kDgrad ? "dgrad" : "wgrad";
-  return Say("conv" + std::to_string(rank) + "d " + name, p, {c.tile_m, c.tile_n, c.cluster_m, c.splits}, operands, result,
-             {first, second, out});
+            const void* second, void* out, const Epilogue* epilogue, cudaStream_t) {
+  return Say("conv" + std::to_string(rank) + "d " + NameOf(role), p, {c.tile_m, c.tile_n, c.cluster_m, c.splits}, operands, result,
+             {first, second, out}, epilogue);
 }
 
-Status DepthwiseFprop(const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* x, const void* w, void* y,
-                      cudaStream_t) {
-  return Say("fprop", p, c, dtype, result, {x, w, y});
-}
-
-Status DepthwiseDgrad(const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* w, const void* y, void* x,
-                      cudaStream_t) {
-  return Say("dgrad", p, c, dtype, result, {w, y, x});
-}
-
-Status DepthwiseWgrad(const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* x, const void* y, void* w,
-                      cudaStream_t) {
-  return Say("wgrad", p, c, dtype, result, {x, y, w});
+Status Depthwise(ConvRole role, const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* first,
+                 const void* second, void* out, const Epilogue* epilogue, cudaStream_t) {
+  return Say(std::string("depthwise ") + NameOf(role), p, {c.lanes, c.strip, c.pieces, c.splits}, dtype, result, {first, second, out},
+             epilogue);
 }
 
 Status Matmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, cudaStream_t) {
+              const void* second, void* out, const Epilogue* epilogue, cudaStream_t) {
   const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
   return Say(std::string("matmul ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.pingpong, c.splits},
-             operands, result, {first, second, out});
+             operands, result, {first, second, out}, epilogue);
 }
 
 }  // namespace jaxext

@@ -27,6 +27,7 @@
 #define __host__
 #define __shared__
 #define __launch_bounds__(...)
+#define __forceinline__ inline
 #define __syncthreads() simt::Barrier(__LINE__)
 
 struct alignas(16) float4 {
@@ -44,6 +45,8 @@ struct dim3 {
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 using std::min;
+
+inline float __fdividef(float x, float y) { return x / y; }
 
 inline void __stwb(uint4* at, uint4 value) { *at = value; }  // UBSan sees whether it is aligned
 

@@ -221,9 +221,11 @@ def test_derivatives_have_the_shardings_of_their_values(which, specs):
     """On an explicit mesh, also if a residual or a bias is sharded less than the result, and alone has a tangent."""
     args, ours = (X, W, BIAS, RESIDUAL), lambda x, w, b, r: jaxext.linear(x, w, b, activation="silu", residual=r)
     total = lambda f: jax.grad(lambda *args: jnp.sum(jnp.sin(f(*args))), which)
-    along = lambda f, args: jax.jvp(
-        lambda *some: f(*(some[which.index(i)] if i in which else args[i] for i in range(4))), *[[args[i] for i in which]] * 2
-    )
+
+    def along(f, args):
+        some = [args[i] for i in which]
+        return jax.jvp(lambda *some: f(*(some[which.index(i)] if i in which else args[i] for i in range(4))), some, some)
+
     mesh = jax.make_mesh((4, 2), ("d", "t"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
         placed = [jax.device_put(a, jax.NamedSharding(mesh, spec)) for a, spec in zip(args, specs, strict=True)]

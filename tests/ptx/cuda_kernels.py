@@ -10,17 +10,21 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import epilogues
 import interpreter
 import ml_dtypes
 import numpy as np
 import pytest
 import test_cuda_conv
 import test_depthwise
+import test_epilogues
 import triton
-from cuda_launches import ADDRESSES, ELEMENTS, LIBRARY, OK, SHAPES, SLOTS, ask, conv, matmul, runtime
+from cuda_launches import ADDED, ADDRESSES, ELEMENTS, LIBRARY, OK, SHAPES, SLOTS, ask, conv, matmul, runtime
 from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
 from opcodes import untested
+
+from jaxext.kernels._epilogue import ACTIVATIONS
 
 DTYPES = {
     "float32": np.float32,
@@ -84,16 +88,59 @@ class Call:
 
     def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
         """The result's partial sums, by the library's modules or others.  Each element is written once, the operands never."""
+        kernels = instead or modules(arch)  # first: it makes the runtime tell parameters
         status, asked = ask(self.case, device)
         assert status == OK, asked
         result = Output(np.full(self.case["bytes"][2], 0xFF, np.uint8).view(DTYPES[self.case["result"]]), ADDRESSES[2])
         arrays = [*(Input(values, address) for values, address in zip(self.operands.values(), ADDRESSES, strict=False)), result]
         assert [array.values.nbytes for array in arrays] == self.case["bytes"]
         before = [values.tobytes() for values in self.operands.values()]
-        launch(asked, instead or modules(arch), arrays, late)
+        launch(asked, kernels, arrays, late)
         assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
         assert [array.values.tobytes() for array in arrays[:2]] == before
         return result.values.reshape(-1, *self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedCall:
+    """Of a kernel of matrix products or convolutions, and of a problem with an epilogue."""
+
+    case: Mapping[str, Any]
+    kernel: str
+    problem: Any
+
+    def check(self, **where) -> None:
+        """As a plain call; small integers exactly where the activation keeps them."""
+        activation = self.problem.epilogue.activation
+        for integers in (True, False):
+            operands = epilogues.some_operands(self.problem, integers)
+            late, early = (self.execute(operands, when, **where) for when in (LATE, EARLY))
+            for one, other in zip(late, early, strict=True):
+                np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+            exact = integers and activation in (None, "relu", "relu6")
+            test_epilogues.check_results(self.kernel, self.problem, operands, late, exact)
+
+    def execute(self, operands, late, arch="sm_90") -> list[np.ndarray]:
+        """The results.  Each element is written once, the operands never."""
+        epilogue = self.problem.epilogue
+        first, second, *added = operands
+        kernels = modules(arch)
+        number = 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)
+        status, asked = ask({**self.case, "epilogue": (number, [*added, *(["saved"] if epilogue.saves else [])])})
+        assert status == OK, asked
+        addresses = {first: ADDRESSES[0], second: ADDRESSES[1], **ADDED}
+        inputs = [Input(values, addresses[slot]) for slot, values in operands.items()]
+        before = [values.tobytes() for values in operands.values()]
+        dtype = np.dtype(DTYPES[self.case["result"]])
+        outputs = [
+            Output(np.full(shape, -1, f"i{dtype.itemsize}").view(dtype), address)
+            for shape, address in zip(epilogues.results(self.problem), (ADDRESSES[2], ADDED["saved"]), strict=False)
+        ]
+        launch(asked, kernels, [*inputs, *outputs], late)
+        for output in outputs:
+            assert (output.written == 1).all(), f"each element is written once: {np.bincount(output.written.ravel())}"
+        assert [values.tobytes() for values in operands.values()] == before
+        return [output.values for output in outputs]
 
 
 def _operands(row, shapes, integers):

@@ -13,7 +13,7 @@ struct Format {
   bool infinity;           // e4m3 has none: its largest exponent is a number's, but for all ones, NaN
 };
 constexpr Format kF16Format{5, 10, true}, kBF16Format{8, 7, true}, kE4M3Format{4, 3, false}, kE5M2Format{5, 2, true},
-    kTF32Format{8, 10, true};
+    kTF32Format{8, 10, true}, kF32Format{8, 23, true};
 
 constexpr int Bias(Format f) { return (1 << (f.exponent - 1)) - 1; }
 constexpr uint32_t NaN(Format f) { return (1u << (f.exponent + f.mantissa)) - 1; }  // as the hardware makes it

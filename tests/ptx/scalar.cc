@@ -198,6 +198,24 @@ void Floats(Warp& w, const Instruction& i, Mask mask) {
   });
 }
 
+// fma.rm.f32: a sum that is exactly zero is negative, unless both of its parts are positive.
+void FmaDown(Warp& w, const Instruction& i, Mask mask) {
+  const Row &a = w.Read(i.operands[1]), &b = w.Read(i.operands[2]), &c = w.Read(i.operands[3]);
+  Row& d = w.Write(i.operands[0]);
+  ForLanes(mask, [&](int l) {
+    const double x = Get<float>(a[l]), y = Get<float>(b[l]), z = Get<float>(c[l]), sum = FmaToOdd(x, y, z);
+    const bool positive = !std::signbit(x * y) && !std::signbit(z);
+    d[l] = Encode(sum == 0 && !positive ? -0.0 : sum, kF32Format, Rounding::kDown);
+  });
+}
+
+// The size of b with the sign of a.
+void CopySign(Warp& w, const Instruction& i, Mask mask) {
+  const Row &a = w.Read(i.operands[1]), &b = w.Read(i.operands[2]);
+  Row& d = w.Write(i.operands[0]);
+  ForLanes(mask, [&](int l) { d[l] = (b[l] & 0x7fffffff) | (a[l] & 0x80000000); });
+}
+
 template <class T, auto kFunction>
 void Function(Warp& w, const Instruction& i, Mask mask) {
   const Row& a = w.Read(i.operands[1]);
@@ -445,6 +463,7 @@ bool IsSmallFloat(Type t) { return t == Type::kF16 || t == Type::kBF16 || t == T
 
 Handler ArithmeticOf(Instruction& instruction, Modifiers& m, int operation) {
   instruction.choice = operation;
+  if (operation == kFma && instruction.type == Type::kF32 && m.Take("rm")) return FmaDown;
   m.Ignore("rn");
   if (IsSmallFloat(instruction.type)) {
     instruction.flag = m.Take("relu");
@@ -490,6 +509,7 @@ Handler Find(Instruction& instruction, Modifiers& m) {
            : type == Type::kS64 ? Map1<int64_t, Absolute<int64_t>>
                                 : nullptr;
   }
+  if (is("copysign")) return type == Type::kF32 ? CopySign : nullptr;
   if (is("div")) {
     instruction.flag = m.Take("ftz");
     m.Ignore("full", "approx", "rn");

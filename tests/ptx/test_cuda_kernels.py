@@ -12,11 +12,13 @@ import pytest
 import test_cuda_conv
 import test_depthwise
 import test_simt
-from cuda_kernels import conv_call, matmul_call, modules
-from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS
+from cuda_kernels import FusedCall, conv_call, matmul_call, modules
+from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, conv, matmul
 
 from jaxext.backends import kernel
 from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise
+from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
+from jaxext.kernels._gemm import MatmulProblem
 
 TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block computes several tiles
 
@@ -25,7 +27,7 @@ def id_of(row):
     return "-".join(str(row[name]) for name in ("role", "rank", "operands", "result", "tile_m", "tile_n") if name in row)
 
 
-@pytest.mark.parametrize("row", MATMULS, ids=id_of)
+@pytest.mark.parametrize("row", [row for row in MATMULS if not row["fused"]], ids=id_of)
 def test_matmul(row):
     m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
     step = 16 // BYTES[row["operands"]]  # what rows are multiples of
@@ -75,9 +77,77 @@ def test_depthwise_convolution(dtype, arch):
                 configs = cuda_depthwise.candidates(problem)
                 conv_call(row, problem, configs[0]).check(arch=arch)
                 conv_call(row, problem, configs[-1], integers=False).check(arch=arch)
+    assert_all_ran(dtype, arch, lambda name: "Finish" not in name)
+
+
+def assert_all_ran(dtype, arch, which):
+    """Of the kernels of depthwise convolutions with such a name."""
     of_dtype = {"float32": "If", "bfloat16": "__nv_bfloat16", "float16": "__half"}[dtype]
-    kernels = {name: module for name, module in modules(arch).items() if "depthwise" in name and of_dtype in name}
+    kernels = {name: module for name, module in modules(arch).items() if "depthwise" in name and of_dtype in name and which(name)}
     assert kernels and not [name for name, module in kernels.items() if not module.executed[name].any()]
+
+
+ALL = dict(activation="gelu", bias="fp32", saves=True)  # and the residual, which has the result's dtype
+EPILOGUES: list[dict[str, Any]] = [
+    {},
+    dict(activation="relu", bias="fp32"),
+    dict(activation="gelu_tanh", saves=True),
+    dict(residual=True),
+    dict(activation="tanh", bias="fp32", residual=True, saves=True),
+]
+
+
+def fused(problem, epilogue):
+    residual = problem.dtypes[2] if epilogue.get("residual") else None
+    return dataclasses.replace(problem, epilogue=Epilogue(**(epilogue | dict(residual=residual))))
+
+
+@pytest.mark.parametrize("row", [row for row in MATMULS if row["fused"]], ids=id_of)
+def test_matmul_with_an_epilogue(row):
+    m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
+    dtype = kernel.DTYPES[row["operands"]]
+    plain = MatmulProblem(name="linear", role="nn", B=2, M=m + 8, N=n + 8, K=k + 8, dtypes=(dtype,) * 3, precision="tf32", arch=90)
+    small = dataclasses.replace(plain, B=1, M=24, N=40, K=16)
+    epilogues = EPILOGUES if dtype == "bf16" else []  # what depends on the dtype is little
+    for problem in [fused(plain, ALL | dict(residual=True)), *(fused(small, epilogue) for epilogue in epilogues)]:
+        sizes = {label: getattr(problem, label) for label in "BMNK"}
+        FusedCall(matmul(row, **sizes), "matmul", problem).check()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation(activation):
+    """By the kernel of depthwise convolutions: all kernels compile the same functions."""
+    row = next(row for row in DEPTHWISE if (row["role"], row["rank"], row["operands"]) == ("fprop", 1, "float32"))
+    plain = test_depthwise.of_role(test_simt.CASES["causal k3, several chunks"], "fprop", "fp32", arch=90)
+    problem = fused(plain, dict(activation=activation, saves=True))
+    FusedCall(conv(row, problem, cuda_depthwise.pick(problem)), "depthwise", problem).check()
+
+
+@pytest.mark.parametrize("row", [row for row in CONVS if row["role"] == "fprop"], ids=id_of)
+def test_conv_with_an_epilogue(row):
+    plain = next(case for case in test_cuda_conv.CASES.values() if case.name == f"conv{row['rank']}d_fprop")
+    dtype = kernel.DTYPES[row["operands"]]
+    cases = [(dataclasses.replace(plain, B=2, G=3), ALL | dict(residual=True), dtype)]  # each of several parts has a bias of its own
+    if (row["rank"], row["operands"]) == (2, "bfloat16"):  # what depends on these is little
+        cases += [(plain, epilogue, result) for epilogue in EPILOGUES for result in (dtype, "fp32")]
+    for problem, epilogue, result in cases:
+        problem = fused(dataclasses.replace(problem, dtypes=(dtype, dtype, result)), epilogue)
+        (config,) = (config for config in cuda_conv.candidates(problem) if config.tile_n == row["tile_n"])
+        case = conv(row, problem, config) | dict(result="float32" if result == "fp32" else row["operands"])
+        FusedCall(case, "conv", problem).check()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_depthwise_convolution_with_an_epilogue(dtype):
+    rows = [row for row in DEPTHWISE if (row["role"], row["operands"]) == ("fprop", dtype)]
+    cases: list[Any] = list(test_simt.CASES.values())
+    for row, few in itertools.product(rows, cases):
+        for case in (few, dataclasses.replace(few, G=24)):
+            problem = test_depthwise.of_role(case, "fprop", kernel.DTYPES[dtype], arch=90)
+            if problem.name == f"conv{row['rank']}d_fprop" and not refused(problem):
+                problem = fused(problem, dict(activation="silu", bias="fp32", residual=True, saves=True))
+                FusedCall(conv(row, problem, cuda_depthwise.pick(problem)), "depthwise", problem).check()
+    assert_all_ran(dtype, "sm_90", lambda name: "Finish" in name)
 
 
 def test_each_kernel_of_the_library_has_a_row():

@@ -351,13 +351,13 @@ def rounded(exact: Fraction, format, way="rn"):
 
 
 @QUIET
-def exactly(function, dtype, *inputs):
+def exactly(function, dtype, *inputs, way="rn"):
     """Expected values of a function of fractions: those of numpy where one is not finite or the result is zero, whose sign it knows."""
     wide = [values.astype(F64) for values in inputs]
     expected = np.array(function(*wide), F64)
     for n, row in enumerate(zip(*wide, strict=True)):
         if all(map(math.isfinite, row)) and (exact := function(*map(Fraction, row))) != 0:
-            expected[n] = rounded(exact, dtype)
+            expected[n] = rounded(exact, dtype, way)
     return expected.astype(dtype)
 
 
@@ -379,6 +379,25 @@ def test_float_arithmetic_rounds_once(name, type):
     packed = [values.view(np.uint32) for values in inputs] if type.endswith("x2") else inputs
     found = of_each(f"{name}.rn.{type} %x, {', '.join(['%a', '%b', '%c'][: len(inputs)])};", *packed, out=packed[0].dtype).view(dtype)
     same(found, exactly(ARITHMETIC[name], dtype, *inputs))
+
+
+@QUIET
+def test_fma_rounds_down():
+    """A sum that is exactly zero is then negative, unless both of its parts are positive."""
+    inputs = operands(F32, F32, F32)
+    some = [np.array([1, -1, 0, 0, 1, -1 - 2.0**-23], F32), np.array([2, 2, 3, -3, 2.0**-30, 1.5], F32), np.array([-2, 2, 0, 0, 1, 0], F32)]
+    inputs = [np.concatenate(pair) for pair in zip(inputs, some, strict=True)]
+    expected = exactly(ARITHMETIC["fma"], F32, *inputs, way="rm")
+    a, b, c = (values.astype(F64) for values in inputs)
+    zero = (a * b + c == 0) & (np.signbit(a * b) | np.signbit(c))  # in double: the least product of two numbers is 2^-298
+    expected[zero] = -0.0
+    same(of_each("fma.rm.f32 %x, %a, %b, %c;", *inputs, out=F32), expected)
+
+
+@QUIET
+def test_copysign():
+    a, b = operands(F32, F32)
+    same(of_each("copysign.f32 %x, %a, %b;", a, b, out=F32), np.copysign(b, a))
 
 
 @pytest.mark.parametrize("type", ["f16", "bf16", "f32", "f16x2", "bf16x2"])

@@ -275,7 +275,7 @@ def test_arrivals_are_counted_and_a_phase_is_known_by_its_parity():
 
 
 @both
-@pytest.mark.parametrize("order", ["before", "behind", "apart"])
+@pytest.mark.parametrize("order", ["before", "behind", "apart", "apart, without a scope"])
 def test_bytes_are_expected_before_or_behind_the_copies(order, late):
     source, result = Input(values_of((2, 8), np.dtype(np.uint32)), FROM), Output(np.zeros(16, np.uint32))
     copies = "".join(f"@%p1 {COPY.format(2, '')} [%r102+{128 * n}], [%d1, {{0, {n}}}], [%r101];" for n in range(2))
@@ -285,6 +285,9 @@ def test_bytes_are_expected_before_or_behind_the_copies(order, late):
         "before": arrive + copies,
         "behind": copies + arrive,
         "apart": apart.format(48) + copies + "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r101], 16;",
+        "apart, without a scope": "@%p1 mbarrier.expect_tx.shared::cta.b64 [%r101], 48;"
+        + copies
+        + "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r101], 16;",
     }
     body = f"{MAP} ld.param.b64 %d21, [p1]; {INIT} {ways[order]} {WAIT} shr.u32 %r4, %r100, 3; mad.lo.u32 %r102, %r4, 96, %r102;"
     body += copy_out(16)

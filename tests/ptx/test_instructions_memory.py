@@ -225,6 +225,7 @@ PARAMETER_LOADS = [
     "v2.b64",
     "v4.f32",
     "v2.f32",
+    "v4.u16",
 ]
 
 

@@ -47,7 +47,8 @@ def held(matrix):
 
 @pytest.mark.parametrize("trans", [False, True], ids=["", "trans"])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_ldmatrix(count, trans):
+@pytest.mark.parametrize("order", ["m8n8.x{0}", "x{0}.m8n8"])
+def test_ldmatrix(count, trans, order):
     """Rows lie in any order; lanes whose addresses are not wanted have none."""
     rows = RNG.integers(0, 1 << 16, (8 * count, 8)).astype(np.uint16)
     places = RNG.permutation(8 * count)
@@ -59,7 +60,7 @@ def test_ldmatrix(count, trans):
     body = f"""mul.wide.u32 %d1, %r100, 16; add.u64 %d2, %d20, %d1; setp.lt.u32 %p1, %r100, {8 * count}; mad.lo.u32 %r1, %r100, 16, %r101;
                @%p1 ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%d2]; @%p1 st.shared.v4.b32 [%r1+32], {{%r2, %r3, %r4, %r5}};
                mul.wide.u32 %d1, %r100, 4; add.u64 %d2, %d21, %d1; ld.global.b32 %r6, [%d2]; add.u32 %r6, %r6, %r101;
-               ldmatrix.sync.aligned.m8n8.x{count}{".trans" if trans else ""}.shared.b16 {braces("%r", 10, count)}, [%r6+32];
+               ldmatrix.sync.aligned.{order.format(count)}{".trans" if trans else ""}.shared.b16 {braces("%r", 10, count)}, [%r6+32];
                mul.wide.u32 %d1, %r100, {4 * count}; add.u64 %d2, %d22, %d1;"""
     body += "".join(f"st.global.b32 [%d2+{4 * n}], %r{10 + n};" for n in range(count))
     launch(body, [Input(image), Input(addresses), result], shared=128 * count + 32)

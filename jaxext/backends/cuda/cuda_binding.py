@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
@@ -25,6 +26,7 @@ from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementa
 from jaxext.backends.preference import preference
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.implementation import folder_of, hash_of
+from jaxext.kernels._epilogue import ACTIVATIONS
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
@@ -35,6 +37,7 @@ class _Cuda(KernelImplementation):
     """What the two families share."""
 
     name = "cuda"
+    epilogues = True
     shared = (*KernelImplementation.shared, *sorted(KERNELS.glob("_*.py")))  # the geometry of problems
 
     def lacks(self, call):
@@ -47,7 +50,7 @@ class _Cuda(KernelImplementation):
 
 # The names of handlers carry a version: csrc/*_ffi.cc raises it where a meaning changes, since exported programs outlive releases.
 class CudaMatmul(_Cuda):
-    custom_calls = tuple(f"jaxext_matmul_{role}_v1" for role in ("nn", "nt", "tn"))
+    custom_calls = (*(f"jaxext_matmul_{role}_v1" for role in ("nn", "nt", "tn")), "jaxext_linear_v1")
 
     def problem(self, call):
         return matmul_problem(call, MatmulProblem, call.arch or 0)
@@ -67,8 +70,8 @@ class CudaMatmul(_Cuda):
 
 class CudaConv(_Cuda):
     custom_calls = (
-        *(f"jaxext_conv{rank}d_{role}_v1" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")),
-        *(f"jaxext_depthwise{rank}d_{role}_v1" for rank in (1, 2) for role in ("fprop", "dgrad", "wgrad")),
+        *(f"jaxext_conv{rank}d_{name}_v1" for rank in (1, 2, 3) for name in ("fprop", "dgrad", "wgrad", "bias_act")),
+        *(f"jaxext_depthwise{rank}d_{name}_v1" for rank in (1, 2) for name in ("fprop", "dgrad", "wgrad", "bias_act")),
     )
 
     def problem(self, call):
@@ -88,7 +91,7 @@ class CudaConv(_Cuda):
         return _family(problem).candidates(problem)
 
     def launch(self, call, problem, config):
-        stem = call.op.replace("conv", "depthwise") if _family(problem) is cuda_depthwise else call.op
+        stem = call.op.replace("conv", "depthwise", 1) if _family(problem) is cuda_depthwise else call.op
         return _launch(call, problem, stem, config)
 
 
@@ -106,11 +109,27 @@ def refused(problem: MatmulProblem | ConvProblem, family: Any) -> str | None:
     """Why the kernels of the family, which has the module, do not take the problem, or None; as the compiled module tells."""
     from jaxext import _cuda_module
 
+    if reason := _refused_epilogue(problem):
+        return reason
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
     if isinstance(problem, MatmulProblem):
-        return _cuda_module.matmul_refuses(**asked)
+        return _cuda_module.matmul_refuses(**asked, fused=problem.epilogue is not None)
     ask = _cuda_module.depthwise_refuses if family is cuda_depthwise else _cuda_module.conv_refuses
     return ask(rank=cuda_conv.rank(problem), **asked)
+
+
+def _refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
+    """Why no kernel fuses it, or None.  Its role is the forward one, since operations have no other."""
+    epilogue, result = problem.epilogue, problem.dtypes[2]
+    if epilogue is None:
+        return None
+    if epilogue.gated:
+        return "a gated epilogue, want one without a gate"
+    if epilogue.bias not in (None, "fp32", "bf16", "fp16"):
+        return f"bias is {epilogue.bias}, want fp32, bf16 or fp16"
+    if epilogue.residual not in (None, result):
+        return f"residual is {epilogue.residual}, want {result}, as the result"
+    return None
 
 
 def fields(problem: MatmulProblem | ConvProblem) -> dict[str, Any]:
@@ -121,27 +140,38 @@ def fields(problem: MatmulProblem | ConvProblem) -> dict[str, Any]:
 
 def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, config: Any) -> KernelCall:
     attributes = fields(problem) | dataclasses.asdict(config)
-    first, second = call.factors
-    shapes = [problem.shapes[slot] for slot in (first, second, call.open)]
+    slots, shapes, epilogue = list(call.factors), [problem.shapes[slot] for slot in (*call.factors, call.open)], problem.epilogue
+    if epilogue is not None:
+        added = [slot for slot in ("bias", "residual") if getattr(epilogue, slot)]
+        attributes |= {slot: int(slot in added) for slot in ("bias", "residual")} | {"saves": int(epilogue.saves)}
+        attributes["activation"] = 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)
+        slots += added
+    kernel = stem if epilogue is not None else stem.rpartition("_")[0]
     return KernelCall(
-        describe=stem.rpartition("_")[0] + (f" in {config.splits} parts" if config.splits > 1 else ""),
-        slots=(first, second),
+        describe=kernel + (f" in {config.splits} parts" if config.splits > 1 else ""),
+        slots=tuple(slots),
         splits=config.splits,
-        call=functools.partial(_called, f"jaxext_{stem}_v1", attributes, shapes),
+        call=functools.partial(_called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes),
     )
 
 
-def _called(target: str, attributes: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], result, first, second) -> jax.Array:
-    """The call of a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer."""
+def _called(target: str, attributes: Mapping[str, Any], slots: Sequence[str], shapes: Sequence[tuple[int, ...]], result, *operands) -> Any:
+    """The call of a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer.
+
+    `result` is a tuple if there are several, which have one shape, and so is what is returned.
+    """
     register()
-    *of_operands, of_result = shapes
+    first, second, of_result = shapes
     parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
     typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
     placed = (lambda x: x) if target.startswith("jaxext_depthwise") else apart  # depthwise kernels take any address, TMA does not
-    y = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((*parts, *of_result), result.dtype))(
-        *(placed(x.reshape(shape)) for x, shape in zip((first, second), of_operands, strict=True)), **typed
-    )
-    return placed(y).reshape(result.shape)
+    given = [
+        placed(x.astype(jnp.float32) if slot == "bias" else x.reshape({slots[0]: first, slots[1]: second}.get(slot, of_result)))
+        for slot, x in zip(slots, operands, strict=True)
+    ]
+    results = jax.tree.map(lambda each: jax.ShapeDtypeStruct((*parts, *of_result), each.dtype), result)
+    made = jax.ffi.ffi_call(target, results)(*given, **typed)
+    return jax.tree.map(lambda y, each: placed(y).reshape(each.shape), made, result)
 
 
 @functools.cache

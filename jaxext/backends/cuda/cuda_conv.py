@@ -19,7 +19,7 @@ import re
 
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine
+from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine, stored
 
 MOST_PARTS = 64  # B·G·splits, as in csrc/conv_plan.h
 PARTS_OF_LAUNCH = {"fprop": 8, "dgrad": 8, "wgrad": 30}  # as in csrc/conv_sm90.cuh
@@ -75,7 +75,9 @@ def clocks(problem: ConvProblem, config: ConvConfig) -> float:
 
     def launch(parts: int) -> float:
         resident = max(1, min(_RESIDENT[config.tile_n], gpu.rounds(blocks * parts)))
-        return LAUNCH + gpu.rounds(blocks * parts, resident) * (START + resident * steps * step + tile * bits / 8 / STORED)
+        return LAUNCH + gpu.rounds(blocks * parts, resident) * (
+            START + resident * steps * step + stored(problem.epilogue) * tile * bits / 8 / STORED
+        )
 
     parts, most = problem.B * problem.G * config.splits, PARTS_OF_LAUNCH[problem.role]
     whole, rest = divmod(parts, most)

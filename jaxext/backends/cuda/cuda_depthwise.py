@@ -12,7 +12,7 @@ import math
 
 from jaxext.kernels._geometry import Axis, ConvProblem
 from jaxext.kernels._launch import BITS, cdiv, largest_block
-from jaxext.kernels._roofline import machine
+from jaxext.kernels._roofline import machine, stored
 
 THREADS = 128  # of a block
 VECTOR_BITS = 128
@@ -58,7 +58,7 @@ def clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
     if problem.role == "wgrad":
         of_block = cdiv(_strips(problem, config), _strip_lanes(config) * config.splits) * (2 * config.strip + min(window, WGRAD_TAPS - 1))
     else:
-        of_block = config.strip + max(1, cdiv(h.R, h.step)) * (config.strip + window)
+        of_block = stored(problem.epilogue) * config.strip + max(1, cdiv(h.R, h.step)) * (config.strip + window)
     gpu, vectors = machine(problem.arch), THREADS * _vector(problem) * BITS[problem.dtypes[0]] // 8
     return gpu.rounds(math.prod(grid(problem, config)), RESIDENT) * RESIDENT * of_block * vectors / gpu.l2
 

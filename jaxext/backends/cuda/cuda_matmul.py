@@ -19,7 +19,7 @@ from typing import Any
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import REACHED, START, STORED, machine
+from jaxext.kernels._roofline import REACHED, START, STORED, machine, stored
 
 _SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/matmul.cc, which refuses problems without a candidate
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
@@ -36,14 +36,15 @@ class MatmulConfig:
 
 
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[MatmulConfig]:
-    """Every tile of the operands' dtype: that gives the result's, or float32 in parts that TMA can find.
+    """Every tile of the operands' dtype: that gives the result's, or float32 in parts that TMA can find.  With an epilogue, of those that
+    fuse it, and in one part.
 
     The one that is expected to take the fewest clocks is first.
     """
     first, _, result = problem.dtypes
     configs = []
     for row in table:
-        if (row["role"], row["operands"]) != (problem.role, first):
+        if (row["role"], row["operands"], row["fused"]) != (problem.role, first, problem.epilogue is not None):
             continue
         if not _few_enough(problem, row["tile_m"], row["tile_n"]):
             continue
@@ -51,7 +52,7 @@ def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> li
         for splits in _SPLITS:
             if splits == 1 and row["result"] == result:
                 configs.append(MatmulConfig(**tile))
-            if splits > 1 and row["result"] == "fp32" and _divides(problem, splits, row["tile_k"]):
+            if splits > 1 and not row["fused"] and row["result"] == "fp32" and _divides(problem, splits, row["tile_k"]):
                 configs.append(MatmulConfig(**tile, splits=splits))
     return sorted(configs, key=lambda config: clocks(problem, config))
 
@@ -70,11 +71,11 @@ def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
     elements = config.tile_m * config.tile_n
     loaded = (config.tile_m + config.tile_n / config.cluster_m) * bits / 8
     mainloop = problem.depth // config.splits * gpu.tile(elements, gpu.rate(bits) * REACHED[config.tile_m], loaded)
-    store = elements * result_bits / 8 / STORED
+    store = stored(problem.epilogue) * elements * result_bits / 8 / STORED
     computed = START + gpu.rounds(tiles) * (max(mainloop, store) if config.pingpong else mainloop + store)
 
     operands = (problem.rows + problem.cols) * problem.depth * problem.B * bits / 8
-    written = problem.rows * problem.cols * problem.B * config.splits * result_bits / 8
+    written = stored(problem.epilogue) * problem.rows * problem.cols * problem.B * config.splits * result_bits / 8
     return max(computed, gpu.moving(operands if split else operands + written)) + (gpu.adding(written) if split else 0)
 
 

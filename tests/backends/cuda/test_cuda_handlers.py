@@ -6,6 +6,7 @@ call gets past all that and fails only in CUDA's own words, where there is no dr
 
 import ctypes
 import dataclasses
+import functools
 import pathlib
 import re
 import shutil
@@ -31,9 +32,11 @@ ADDRESS = 1 << 20  # of every array: nothing is read or written before all is ch
 COMMAND_BUFFER_COMPATIBLE = 1
 
 HANDLERS = _cuda_module.handlers()
-MATMUL = [name for name in HANDLERS if "matmul" in name]
-CONV = [name for name in HANDLERS if "_conv" in name]
-DEPTHWISE = [name for name in HANDLERS if "depthwise" in name]
+FUSED = [name for name in HANDLERS if "linear" in name or "bias_act" in name]  # with an epilogue
+PLAIN = [name for name in HANDLERS if name not in FUSED]
+MATMUL = [name for name in PLAIN if "matmul" in name]
+CONV = [name for name in PLAIN if "_conv" in name]
+DEPTHWISE = [name for name in PLAIN if "depthwise" in name]
 ALL = [*MATMUL, *CONV, *DEPTHWISE]
 ROLES = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # both operands and the result
 PARTS = ("bfloat16", "float32")  # dtypes of a call whose result has parts
@@ -64,14 +67,20 @@ class Call:
         return dataclasses.replace(self, attributes={n: value for n, value in self.attributes.items() if n != name})
 
     def buffer(self, i, **values):
-        """With one of both operands and the result changed."""
+        """With one of the operands and the results changed."""
         buffers = [*self.operands, *self.results]
         buffers[i] = dataclasses.replace(buffers[i], **values)
-        return dataclasses.replace(self, operands=tuple(buffers[:2]), results=tuple(buffers[2:]))
+        count = len(self.operands)
+        return dataclasses.replace(self, operands=tuple(buffers[:count]), results=tuple(buffers[count:]))
+
+
+def of_matmul(target):
+    return "matmul" in target or "linear" in target
 
 
 def role_of(target):
-    return target.split("_")[2]
+    name = target.removeprefix("jaxext_").removesuffix("_v1").partition("_")[2]
+    return "nn" if name == "" else "fprop" if name == "bias_act" else name
 
 
 def rank_of(target):
@@ -80,12 +89,14 @@ def rank_of(target):
 
 def compiled(target, operands, result):
     """The fields of a config that has a kernel."""
-    if target in DEPTHWISE:
+    if "depthwise" in target:
         return {"lanes": 4, "strip": 4, "pieces": 1, "splits": 1}
-    rows = _cuda_module.matmul_kernels() if target in MATMUL else _cuda_module.conv_kernels()
-    where = {"role": role_of(target), "operands": operands} | ({"result": result} if target in MATMUL else {"rank": rank_of(target)})
+    rows = _cuda_module.matmul_kernels() if of_matmul(target) else _cuda_module.conv_kernels()
+    where = {"role": role_of(target), "operands": operands} | (
+        {"result": result, "fused": target in FUSED} if of_matmul(target) else {"rank": rank_of(target)}
+    )
     row = next(row for row in rows if where.items() <= row.items())
-    names = ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong") if target in MATMUL else ("tile_m", "tile_n", "cluster_m")
+    names = ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong") if of_matmul(target) else ("tile_m", "tile_n", "cluster_m")
     return {name: row[name] for name in names} | {"splits": 1}
 
 
@@ -93,28 +104,29 @@ def right(target, *dtypes: str, **changes):
     """A call that is right, of operands and a result, but for changes of attributes, which its arrays agree with."""
     operands, result = dtypes or ("bfloat16", "bfloat16")
     config = compiled(target, operands, result)
-    if target in MATMUL:
+    if of_matmul(target):
         sizes = {"B": 1, "M": 256, "N": 512, "K": 256}
     else:
         axes = rank_of(target)
         size, one = (1,) * (3 - axes) + (8,) * axes, (1, 1, 1)
         filter, low = (1,) * (3 - axes) + (3,) * axes, (0,) * (3 - axes) + (1,) * axes
-        labels = {"B": 1, "N": 2, "G": 64, "C": 1, "K": 1} if target in DEPTHWISE else {"B": 1, "N": 2, "G": 1, "C": 16, "K": 32}
+        labels = {"B": 1, "N": 2, "G": 64, "C": 1, "K": 1} if "depthwise" in target else {"B": 1, "N": 2, "G": 1, "C": 16, "K": 32}
         sizes = labels | dict(zip(PROBLEM[5:], (size, filter, size, one, low, one, one), strict=True))
     attributes: dict[str, Any] = sizes | config | changes
     shapes = shapes_of(target, attributes)
     parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
     first, second, open_ = ROLES[role_of(target)]
-    return Call(
-        target,
-        (Buffer(operands, shapes[first]), Buffer(operands, shapes[second])),
-        (Buffer("float32" if parts else result, parts + shapes[open_]),),
-        attributes,
-    )
+    factors = (Buffer(operands, shapes[first]), Buffer(operands, shapes[second]))
+    if target not in FUSED:
+        return Call(target, factors, (Buffer("float32" if parts else result, parts + shapes[open_]),), attributes)
+    y = Buffer(result, shapes[open_])  # and what has its shape
+    bias = Buffer("float32", (1, *y.sizes[-1 if of_matmul(target) else -2 :]))
+    made = dataclasses.replace(y, sizes=parts + y.sizes)
+    return Call(target, (*factors, bias, y), (made, y), dict(bias=1, residual=1, saves=1, activation=4) | attributes)
 
 
 def shapes_of(target, attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    if target in MATMUL:
+    if of_matmul(target):
         B, M, N, K = (attributes[name] for name in "BMNK")
         return {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
     B, N, G, C, K, input, filter, output = (attributes[name] for name in PROBLEM[:8])
@@ -204,7 +216,7 @@ def device():
 # What is right.
 
 
-@pytest.mark.parametrize("target", ALL)
+@pytest.mark.parametrize("target", [*ALL, *FUSED])
 def test_metadata(library, target):
     """XLA asks a handler for its version, and whether its launches can be recorded."""
     major, minor, traits = ctypes.c_int32(), ctypes.c_int32(), ctypes.c_uint32()
@@ -218,11 +230,13 @@ def test_metadata(library, target):
 
 def test_targets():
     conv = {f"jaxext_{form}_{role}_v1" for form in ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d") for role in list(ROLES)[3:]}
-    assert set(HANDLERS) == conv | {f"jaxext_matmul_{role}_v1" for role in list(ROLES)[:3]}
+    assert set(PLAIN) == conv | {f"jaxext_matmul_{role}_v1" for role in list(ROLES)[:3]}
+    forms = ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d")
+    assert set(FUSED) == {"jaxext_linear_v1"} | {f"jaxext_{form}_bias_act_v1" for form in forms}
 
 
 @pytest.mark.skipif(device(), reason="there is a GPU, which would run them")
-@pytest.mark.parametrize("target", ALL)
+@pytest.mark.parametrize("target", [*ALL, *FUSED])
 def test_right_calls_get_as_far_as_cuda(answer, target):
     calls = [right(target), right(target, "float16", "float16")]
     if target in MATMUL or role_of(target) == "wgrad":
@@ -430,3 +444,17 @@ def test_depthwise(refuses, target):
         refuses(right(target, splits=2), "splits is 2, want 1 to 1")
     if role == "dgrad" and rank == 2:
         refuses(right(target, input=(1, 300, 300), stride=(1, 300, 300)), "B=1 and 90000 phases, it takes 65535 at most")
+
+
+@pytest.mark.parametrize("target", FUSED)
+def test_epilogues(refuses, target):
+    """What test_ffi_handlers.py does not see, since it has no launchers."""
+    call, depthwise = right(target), "depthwise" in target
+    want = "does not start at a multiple of its elements' size" if depthwise else "does not begin at a multiple of 16 bytes"
+    for i in range(len(call.operands) + len(call.results)):
+        refuses(call.buffer(i, address=ADDRESS + (1 if depthwise else 8)), want)
+    refuses(right(target, splits=2), "splits is 2(, want 1| with an epilogue, want 1)|conv: partial results are bfloat16, want float32")
+    refuses(call.attribute(activation=10), "activation is 10, want 0 to 9")
+    if of_matmul(target):
+        in_float = functools.reduce(lambda call, i: call.buffer(i, dtype="float32"), range(3, 6), call)  # residual and both results
+        refuses(in_float, "the result is fp32, nn with an epilogue of bf16 gives bf16")

@@ -9,6 +9,7 @@ import re
 
 import pytest
 from cuda_launches import (
+    ADDED,
     ADDRESSES,
     BYTES,
     CONVS,
@@ -136,7 +137,8 @@ def check_descriptor(d, case):
         assert all(-corner <= at < corner for at in d["lower"] + d["upper"])
     array = (d["address"] >> 44) - 1
     end = d["address"] + sum((extent - 1) * stride for extent, stride in zip(d["sizes"], [size, *d["strides"]], strict=True)) + size
-    assert ADDRESSES[array] <= d["address"] and end <= ADDRESSES[array] + case["bytes"][array]
+    begin = [*ADDRESSES, *ADDED.values()][array]
+    assert begin <= d["address"] and end <= begin + case["bytes"][array]
 
 
 @pytest.mark.parametrize("device", [0, 1])
@@ -159,22 +161,27 @@ def test_what_is_asked_is_what_cuda_takes(device):
     assert len(seen) >= len(MATMULS) + len(CONVS) + len(DEPTHWISE) // 2
 
 
-@pytest.mark.parametrize("row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n")))
+@pytest.mark.parametrize(
+    "row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n", "fused"))
+)
 def test_descriptors_of_products_are_the_arrays(row):
     """Contracted axis, rows or columns, and batch, each with its stride, whichever is the contiguous one."""
     B, M, N, K = 3, 160, 224, 288
     status, (*descriptors, _) = ask(matmul(row, B, M, N, K))
     assert status == OK
     sizes = {"a": (M, K), "b": (K, N), "c": (M, N)}
-    assert sorted(entry["address"] for entry in descriptors) == ADDRESSES
+    addresses = ADDRESSES + ([ADDED["residual"], ADDED["saved"]] if row["fused"] else [])
+    assert sorted(entry["address"] for entry in descriptors) == addresses
     for entry in descriptors:
-        array = ADDRESSES.index(entry["address"])
+        array = min(addresses.index(entry["address"]), 2)  # the epilogue's are as the result
         element = BYTES[row["result"] if array == 2 else row["operands"]]
         outer, inner = sizes[SLOTS[row["role"]][array]]
         assert (entry["sizes"], entry["strides"]) == ([inner, outer, B], [inner * element, outer * inner * element])
 
 
-@pytest.mark.parametrize("row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n")))
+@pytest.mark.parametrize(
+    "row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n", "fused"))
+)
 def test_no_block_is_launched_in_vain(row):
     """8 x 8 tiles became 16 x 8: CUTLASS fills bands of tiles up, which were as wide as can be."""
     m, n = 8 * row["tile_m"], 8 * row["tile_n"]

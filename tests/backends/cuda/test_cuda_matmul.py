@@ -9,13 +9,13 @@ import pytest
 from host_code import refuses
 
 from jaxext.backends.cuda.cuda_matmul import MatmulConfig, candidates, clocks, pick
+from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._gemm import MatmulProblem
 
 
-def row(role, operands, result, tile_m, tile_n, tile_k, cluster_m, pingpong):
-    return dict(
-        role=role, operands=operands, result=result, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, cluster_m=cluster_m, pingpong=pingpong
-    )
+def row(role, operands, result, tile_m, tile_n, tile_k, cluster_m, pingpong, fused=False):
+    tile = dict(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, cluster_m=cluster_m, pingpong=pingpong)
+    return dict(role=role, operands=operands, result=result, fused=fused) | tile
 
 
 TABLE = [  # that of tests/csrc/host_code.cc
@@ -30,6 +30,18 @@ def product(m, n, k, *, B=1, role="nn", dtypes=("bf16", "bf16", "bf16"), arch=90
     """Of this many rows, columns and contracted elements, in this role."""
     sizes = {"nn": dict(M=m, N=n, K=k), "nt": dict(M=m, K=n, N=k), "tn": dict(K=m, N=n, M=k)}[role]
     return MatmulProblem(name=f"matmul_{role}", role=role, B=B, **sizes, dtypes=dtypes, precision="tf32", arch=arch)
+
+
+FUSED = [row("nn", "bf16", "bf16", 128, 256, 64, 2, 0, True), row("nn", "bf16", "bf16", 64, 128, 64, 1, 1, True)]
+
+
+def test_an_epilogue_takes_tiles_that_fuse_it():
+    """In one part: none can follow the parts of a sum."""
+    with_bias = dataclasses.replace(product(64, 4096, 8192), epilogue=Epilogue(bias="bf16"))
+    assert pick(product(64, 4096, 8192), [*TABLE, *FUSED]).splits > 1
+    assert {config.splits for config in candidates(with_bias, [*TABLE, *FUSED])} == {1}
+    assert len(candidates(with_bias, [*TABLE, *FUSED])) == len(FUSED)
+    assert candidates(with_bias, TABLE) == []
 
 
 @pytest.mark.parametrize("role", ["nn", "nt", "tn"])

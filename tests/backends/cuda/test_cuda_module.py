@@ -132,7 +132,8 @@ def test_numbers_beyond_64_bits_are_refused(beyond):
 
 
 def test_what_is_asked_in_vain():
-    asked: dict[str, Any] = cuda_binding.fields(product(8, 8, 8)) | {"role": "nn", "dtypes": ("bf16", "bf16", "bf16"), "arch": 90}
+    asked: dict[str, Any] = cuda_binding.fields(product(8, 8, 8))
+    asked |= {"role": "nn", "dtypes": ("bf16", "bf16", "bf16"), "fused": False, "arch": 90}
     assert _cuda_module.matmul_refuses(**asked) is None
     asked["role"] = "nm"
     with pytest.raises(ValueError, match="role is nm, want nn, nt or tn"):

@@ -14,7 +14,8 @@ import jaxext
 from jaxext.backends.cuda import cuda_binding
 
 KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0}
-ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", **KERNEL} for role in ("nn", "nt", "tn")]
+ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
+ROWS.append({**ROWS[0], "fused": True})
 
 
 @pytest.fixture(autouse=True)
@@ -72,11 +73,76 @@ def test_kernels_are_called_with_arrays_of_their_problem(form):
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         both = jax.jit(jax.value_and_grad(lambda *args: jnp.sum(function(*args).astype(jnp.float32) ** 2), (0, 1)))
         lowered = both.trace(*operands).lower(lowering_platforms=("cuda",))
-    found, axes = {}, len(next(iter(SHAPES[form].values())))  # of results in parts, the last ones
-    for op in operations(lowered):
-        if op.name == "stablehlo.custom_call" and "jaxext" in (target := str(op.attributes["call_target_name"])):
-            found[target.strip('"')] = [tuple(value.type.shape[-axes:]) for value in (*op.operands, op.result)]
+    axes = len(next(iter(SHAPES[form].values())))  # of results in parts, the last ones
+    found = {target: [shape[-axes:] for shape in shapes] for target, shapes in calls(lowered).items()}
     assert found == {f"jaxext_{form}_{role}_v1": [SHAPES[form][slot] for slot in slots] for role, slots in roles.items()}
+
+
+def calls(lowered):
+    """The shapes of operands and results of each call of ours."""
+    return {
+        target.strip('"'): [tuple(value.type.shape) for value in (*op.operands, *op.results)]
+        for op in operations(lowered)
+        if op.name == "stablehlo.custom_call" and "jaxext" in (target := str(op.attributes["call_target_name"]))
+    }
+
+
+def conv_bias_act(x, w, *added, **how):
+    groups = x.shape[-1] // w.shape[-2]
+    static = dict(dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups, implementation="cuda")
+    return jaxext.conv_bias_act(x, w, added[0] if added else None, (1, 1), "VALID", residual=added[1] if added else None, **static, **how)
+
+
+def linear(x, w, *added, **how):
+    return jaxext.linear(x, w, *added[:1], residual=added[1] if added else None, implementation="cuda", **how)
+
+
+FUSED = {  # the function, its operands, bias and residual
+    "linear": (linear, *CALLS["matmul"][1], struct(512), struct(128, 512)),
+    "conv2d_bias_act": (conv_bias_act, *CALLS["conv2d"][1], struct(24), struct(2, 6, 8, 24)),
+    "depthwise2d_bias_act": (conv_bias_act, *CALLS["depthwise2d"][1], struct(16), struct(2, 6, 8, 16)),
+}
+
+
+@pytest.mark.parametrize("saves", [False, True], ids=["", "saves"])
+@pytest.mark.parametrize("name", FUSED)
+def test_epilogues_are_called_with_their_arrays(name, saves):
+    """Bias, residual, and what the backward pass needs of the sum."""
+    function, *operands = FUSED[name]
+    run = lambda *args: function(*args, activation="silu")
+    wanted = jax.jit((lambda *args: jax.vjp(run, *args)[0]) if not saves else lambda *args: jax.vjp(run, *args))
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        lowered = wanted.trace(*operands).lower(lowering_platforms=("cuda",))
+    found = calls(lowered)
+    x, w, y = SHAPES["matmul" if name == "linear" else name.removesuffix("_bias_act")].values()
+    bias = (1, *y[2:]) if name == "linear" else (1, *y[-2:])
+    assert found == {f"jaxext_{name}_v1": [x, w, bias, y, y, *([y] if saves else [])]}
+    for attribute, value in dict(activation=5, bias=1, residual=1, saves=int(saves)).items():
+        assert f"{attribute} = {value} : i64" in lowered.as_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (dict(bias=struct(512, dtype=jnp.int8)), "bias is i8, want fp32, bf16 or fp16"),
+        (dict(residual=struct(128, 512, dtype=jnp.float16)), "residual is fp16, want bf16, as the result"),
+        (dict(activation=jnp.sin), "activation is 'sin', want one of"),
+    ],
+)
+def test_epilogues_that_no_kernel_fuses(how, said):
+    x, w = CALLS["matmul"][1]
+    arrays = {name: value for name, value in how.items() if name != "activation"}
+    rest = {name: value for name, value in how.items() if name == "activation"}
+    function = lambda x, w, *more: jaxext.linear(x, w, **dict(zip(arrays, more, strict=True)), **rest)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(function, x, w, *arrays.values(), platform="cuda").rows
+    assert row.refused["cuda"].startswith(said)
+
+
+def test_no_cuda_kernel_has_a_gate():
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(jaxext.gated_linear_unit, struct(128, 256), struct(256, 2, 512), platform="cuda").rows
+    assert row.refused["cuda"] == "a gated epilogue, want one without a gate"
 
 
 ASKED = {  # of each form's first role, what the module is asked
@@ -97,5 +163,5 @@ def test_what_the_module_refuses_is_refused(module, monkeypatch, form):
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         (row,) = jaxext.explain(function, *operands, platform="cuda").rows
     assert row.refused["cuda"] == "says the test"
-    window = {} if form == "matmul" else WINDOW
+    window = {"fused": False} if form == "matmul" else WINDOW
     assert asked == sizes | window | {"dtypes": ("bf16",) * 3, "arch": 90}

@@ -18,10 +18,11 @@ import pytest
 from jaxext.backends.cuda import cuda_binding
 
 CUSTOM_CALLS = (*cuda_binding.CudaMatmul.custom_calls, *cuda_binding.CudaConv.custom_calls)
+FUSED = [target for target in CUSTOM_CALLS if "linear" in target or "bias_act" in target]
 ROOT = pathlib.Path(__file__).parents[3]
 DTYPES = {"float32": 11, "bfloat16": 16, "float16": 10, "float8_e4m3fn": 20}  # XLA_FFI_DataType
 INVALID, INTERNAL = 3, 13  # XLA_FFI_Error_Code
-ADDRESSES = [1 << 20, 2 << 20, 3 << 20]  # of both operands and the result
+ADDRESSES = [i << 20 for i in range(1, 7)]  # of both operands, the result, bias, residual and what is saved
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # both operands and the result
 PROBLEM = {
     **{"B": 2, "N": 3, "G": 5, "C": 7, "K": 11, "input": (13, 17, 19), "filter": (23, 29, 31), "output": (37, 41, 43)},
@@ -61,14 +62,15 @@ def library(tmp_path_factory):
 
 
 def call(library, target, dtypes, shapes, attributes):
-    """The code and the message of a handler's answer."""
+    """The code and the message of a handler's answer.  Arrays are both operands, the result, and those of the epilogue."""
     sizes = [np.array(shape, np.int64) for shape in shapes]
-    arrays = zip(dtypes, ADDRESSES, sizes, strict=True)
+    arrays = zip(dtypes, ADDRESSES, sizes, strict=False)
     buffers = [Buffer(DTYPES[dtype], address, len(size), size.ctypes.data) for dtype, address, size in arrays]
     values = {name: np.array(value, np.int64) for name, value in sorted(attributes.items())}
     described = [Attribute(name.encode(), 5, v.size if v.ndim else -1, v.ctypes.data) for name, v in values.items()]
     message = ctypes.create_string_buffer(4096)
-    groups = ((Buffer, buffers[:2]), (Buffer, buffers[2:]), (Attribute, described))
+    operands = 3 + attributes.get("bias", 0) + attributes.get("residual", 0)
+    groups = ((Buffer, [*buffers[:2], *buffers[3:operands]]), (Buffer, [buffers[2], *buffers[operands:]]), (Attribute, described))
     counted = [x for kind, items in groups for x in (ctypes.c_int64(len(items)), (kind * len(items))(*items))]
     handler = ctypes.c_void_p(library.HandlerOf(target.encode()))
     assert handler.value, f"there is no handler {target}"
@@ -76,9 +78,15 @@ def call(library, target, dtypes, shapes, attributes):
     return code, message.value.decode()
 
 
+def role_of(target) -> tuple[str, str]:
+    """Of the product that a target launches: its form and its role."""
+    form, _, name = target.removeprefix("jaxext_").removesuffix("_v1").partition("_")
+    return {"linear": ("matmul", "nn")}.get(form, (form, "fprop" if name == "bias_act" else name))
+
+
 def right(target, splits):
     """The launcher that a target calls; dtypes, shapes and attributes of a right call."""
-    _, form, role, _ = target.split("_")
+    form, role = role_of(target)
     family = next(name for name in CONFIGS if form.startswith(name))
     config = dict(zip(CONFIGS[family], itertools.count(103), strict=False)) | {"splits": splits}
     if family == "matmul":
@@ -93,19 +101,61 @@ def right(target, splits):
     return launcher, ["bfloat16", "bfloat16", "float32"], [first, second, (*parts, *result)], problem, config
 
 
-@pytest.mark.parametrize("target", CUSTOM_CALLS)
+@pytest.mark.parametrize("target", [target for target in CUSTOM_CALLS if target not in FUSED])
 def test_a_call_reaches_the_launcher_of_its_role(library, target):
     for splits in (1, 4):
         launcher, dtypes, shapes, problem, config = right(target, splits)
         numbers = " ".join(str(n) for value in problem.values() for n in np.ravel(value))
-        said = f"{launcher}: {numbers}; {' '.join(map(str, config.values()))}; bfloat16 float32; {' '.join(map(str, ADDRESSES))}"
+        said = f"{launcher}: {numbers}; {' '.join(map(str, config.values()))}; bfloat16 float32; {' '.join(map(str, ADDRESSES[:3]))}"
         assert call(library, target, dtypes, shapes, problem | config) == (INTERNAL, said)
+
+
+def with_epilogue(target, bias, residual, saves, activation=7):
+    """As `right`, with these of an epilogue's arrays."""
+    launcher, dtypes, shapes, problem, config = right(target, 1)
+    (first, *_), second, result = shapes
+    columns = (first, shapes[1][-1]) if "linear" in target else second[:3]
+    arrays = [("float32", columns)] * bias + [(dtypes[2], result)] * (residual + saves)
+    dtypes, shapes = (
+        [*known, *more] for known, more in zip((dtypes, shapes), zip(*arrays, strict=True) if arrays else ((), ()), strict=True)
+    )
+    return launcher, dtypes, shapes, problem, config, dict(activation=activation, bias=bias, residual=residual, saves=saves)
+
+
+@pytest.mark.parametrize("target", FUSED)
+def test_an_epilogue_reaches_the_launcher(library, target):
+    for exist in itertools.product((0, 1), repeat=3):
+        launcher, dtypes, shapes, problem, config, epilogue = with_epilogue(target, *exist)
+        numbers = " ".join(str(n) for value in problem.values() for n in np.ravel(value))
+        addresses = iter(ADDRESSES[3:])
+        told = " ".join(str(next(addresses) if each else 0) for each in exist)
+        said = (
+            f"{launcher}: {numbers}; {' '.join(map(str, config.values()))}; bfloat16 float32; {' '.join(map(str, ADDRESSES[:3]))}; 7 {told}"
+        )
+        assert call(library, target, dtypes, shapes, problem | config | epilogue) == (INTERNAL, said)
+
+
+@pytest.mark.parametrize("target", FUSED)
+def test_an_epilogue_that_does_not_fit_is_refused(library, target):
+    _, dtypes, shapes, problem, config, epilogue = with_epilogue(target, 1, 1, 1)
+    attributes = problem | config | epilogue
+    for name, value in (("activation", 10), ("activation", -1), ("bias", 2), ("saves", -1)):
+        code, message = call(library, target, dtypes, shapes, attributes | {name: value})
+        assert code == INVALID and message.startswith(f"{name} is {value}, want 0 ")
+    for i, (name, dtype) in enumerate({"bias": "bfloat16", "residual": "bfloat16", "saved": "float16"}.items(), 3):
+        code, message = call(library, target, [*dtypes[:i], dtype, *dtypes[i + 1 :]], shapes, attributes)
+        assert (code, message) == (INVALID, f"{name} is {dtype}, want float32")
+        code, message = call(library, target, dtypes, [*shapes[:i], shapes[i][1:], *shapes[i + 1 :]], attributes)
+        assert code == INVALID and message.startswith(f"{name} has the shape (")
+    code, message = call(library, target, dtypes[:-1], shapes[:-1], attributes)
+    assert (code, message) == (INVALID, "2 operands and 0 results beside those of the product, want 2 and 1")
 
 
 @pytest.mark.parametrize("target", CUSTOM_CALLS)
 def test_arrays_that_do_not_fit_are_refused(library, target):
     _, dtypes, shapes, problem, config = right(target, 4)
-    for i, slot in enumerate(SLOTS[target.split("_")[2]]):
+    config |= dict(activation=0, bias=0, residual=0, saves=0) if target in FUSED else {}
+    for i, slot in enumerate(SLOTS[role_of(target)[1]]):
         for wrong in (shapes[i][::-1], shapes[i][1:], (math.prod(shapes[i]),)):
             code, message = call(library, target, dtypes, [*shapes[:i], wrong, *shapes[i + 1 :]], problem | config)
             assert code == INVALID and f"{slot} has the shape ({', '.join(map(str, wrong))}), want" in message
