@@ -1,6 +1,6 @@
 """Rules for `jax.experimental.roofline`, with the same counts as for lax's products, but from the labels.
 
-    operations = 2 · Π (sizes of the labels except the window's) · Π (pairs of an output and a tap that meet an input, per spatial axis)
+    operations = 2 · Π (sizes of the labels except the window's and `chosen`) · Π (pairs of an output and a tap that meet, per spatial axis)
 
 The rules are registered after the user has imported roofline.  jaxext does not import it: that is slow, and needs absl on some versions.
 """
@@ -36,7 +36,8 @@ def _count(form, open, ctx, *operands, **params):
     window, ranks, sizes = params["window"], params["ranks"], {}
     for slot, operand in zip(form.operands(open), operands, strict=True):
         sizes |= zip(form.axes(slot, ranks), operand.shape, strict=True)
-    flops = 2 * math.prod(n for axis, n in sizes.items() if axis not in form.window)
+    chosen = {f"{label}0" for label in form.chosen}
+    flops = 2 * math.prod(n for axis, n in sizes.items() if axis not in form.window and axis not in chosen)
     result = RooflineShape.total_bytes(ctx.avals_out)
     if window is not None:  # lax's rule for convolutions does not count fused programs, nor on-chip memory
         flops *= math.prod(meetings(window, axis) for axis in range(window.rank))

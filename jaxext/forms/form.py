@@ -101,6 +101,11 @@ class Form(Labelled):
         """The labels of each slot and companion."""
         return {**self.slots, **{name: companion.labels for name, companion in self.companions.items()}}
 
+    @functools.cached_property
+    def chosen(self) -> tuple[str, ...]:
+        """The labels of one slot alone that companions tie: each product of two numbers meets one element of them."""
+        return tuple(label for label in self.tied if sum(label in labels for labels in self.slots.values()) == 1)
+
     def shared(self, *slots: str) -> str:
         """The first label that is in exactly these slots."""
         return next(label for label in self.free if {s for s in self.slots if label in self.slots[s]} == set(slots))

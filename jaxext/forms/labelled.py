@@ -45,6 +45,11 @@ class Labelled(abc.ABC):
     def operands(self, open: str) -> tuple[str, ...]:
         """The operands of that primitive."""
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The labels of one slot alone, of which each product of two numbers meets one element: they do not count as work."""
+        return ()
+
     @abc.abstractmethod
     def factors(self, open: str) -> tuple[str, ...]:
         """Those in which it is bilinear; they are the large ones."""

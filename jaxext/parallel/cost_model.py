@@ -192,6 +192,7 @@ class _Split:
         kept = {slot: self.copies(slot) if slot in self.scattered else 1 for slot in self.form.labels}
         held = {slot: self.bytes(slot, whole if slot == open else ()) // kept[slot] for slot in (*operands, open)}
         pairs = math.prod(self.sizes[label] // self.parts(label) for label in self.form.free)
+        pairs = pairs / math.prod(self.sizes[label] for label in self.form.chosen) if self.form.chosen else pairs
         pairs *= math.prod(meetings(self.window, axis) for axis in range(len(self.axes)))
         computed_apart = math.prod(1 if self.gathers else self.parts(label) for label, _, _ in self.axes)
         collectives = [collective for slot in operands for collective in (*self.assemble(slot), *self.exchange(slot))]

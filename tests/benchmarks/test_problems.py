@@ -13,7 +13,7 @@ import pytest
 import jaxext
 from jaxext.backends.cuda import cuda_binding
 from jaxext.benchmarks.case import DTYPES, PLAIN
-from jaxext.benchmarks.kinds import Conv, Matmul, Mlp
+from jaxext.benchmarks.kinds import Conv, Fused, Matmul, Mlp
 from jaxext.benchmarks.problems import DEFAULT, PROBLEMS, declared, reduced, select, twins
 from jaxext.benchmarks.targets import OF_CPUS, OF_GPUS, targets
 
@@ -245,7 +245,12 @@ def test_cases_with_targets_are_calls_of_kernels(problem):
             continue
         text = jaxext.lower_for(case.build("cuda"), *structs(case), arch="sm_90a").as_text()
         (target,) = re.findall(r"jaxext_\w+_v1", text)
-        form, called = target.removeprefix("jaxext_").removesuffix("_v1").split("_")
-        assert called == case.role and form.startswith("matmul" if isinstance(problem, Matmul) else problem.kernel)
         (operands,) = re.findall(rf"@{target}\(.*: \((.*)\) ->", text)
-        assert [sizes.count("x") for sizes in re.findall(r"tensor<(\S+)>", operands)] == 2 * [3 if form == "matmul" else 7]
+        ranks = [sizes.count("x") for sizes in re.findall(r"tensor<(\S+)>", operands)]
+        if isinstance(problem, Fused):
+            assert target == f"jaxext_{problem.operation}_v1" and case.role == "forward"
+            assert ranks == [3, 3, 2, 3]  # with bias and residual
+        else:
+            form, called = target.removeprefix("jaxext_").removesuffix("_v1").split("_")
+            assert called == case.role and form.startswith("matmul" if isinstance(problem, Matmul) else problem.kernel)
+            assert ranks == 2 * [3 if form == "matmul" else 7]

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import testing
+from jaxext.backends.xla.xla_ragged import Ways, XlaRagged
 from jaxext.forms.form import owner
 
 M, K, N, G = 12, 3, 4, 4
@@ -140,6 +141,58 @@ def test_sizes_of_axes(shape):
     np.testing.assert_array_equal(got, of_rows(x, w, sizes))
     for of, ct in zip((x, w), pull(y), strict=True):
         assert ct.shape == of.shape and np.isfinite(ct).all()
+
+
+WAYS = [Ways("groups", 2, 4), Ways("groups", 5), Ways("listed", 4), Ways("listed", 1), Ways("listed", M), Ways("dense"), Ways("expanded")]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_way_to_compute(way, dtype, monkeypatch):
+    """Each implementation of `xla`, also those that it takes on GPUs, with a batch, rows of other groups and rows of the same."""
+    monkeypatch.setattr(XlaRagged, "candidates", lambda self, call: (way,))
+    x, w, y = (
+        random(shape, jnp.dtype(dtype), seed, integers=True) for seed, shape in enumerate([(2, 3, 2, M, K), (2, G, K, N), (2, 3, 2, M, N)])
+    )
+    sizes = np.random.default_rng(0).integers(0, M // G + 2, (2, 3, G)).astype(np.int32)
+    sizes[0, 1], sizes[1, 2] = 0, [0, M, 0, 0]
+    tail = np.array([[owners(s, M) < 0 for s in of] for of in sizes])[:, :, None, :, None]
+    x, y = (np.where(tail, np.array(np.nan, a.dtype), a) for a in (x, y))
+    over = jax.vmap(jax.vmap(jaxext.ragged_dot, (0, None, 0)), (0, 0, 0))
+    product = lambda x, w: jax.vmap(over, (2, None, None), 2)(x, w, sizes)
+    got, pull = jax.vjp(product, x, w)
+    dx, dw = pull(y)
+    for b, p, r in itertools.product(range(2), range(3), range(2)):
+        np.testing.assert_array_equal(got[b, p, r], of_rows(x[b, p, r], w[b], sizes[b, p]))
+        np.testing.assert_array_equal(dx[b, p, r], of_rows(y[b, p, r], w[b].swapaxes(1, 2), sizes[b, p]))
+    want = [sum(of_groups(x[b, p, r], y[b, p, r], sizes[b, p]) for p in range(3) for r in range(2)) for b in range(2)]
+    np.testing.assert_allclose(dw.astype(np.float64), want, rtol=0 if dtype == "float32" else 2**-8)
+
+
+def test_a_filter_of_another_group_is_not_met():
+    """Nor are infinities in it, or in the rows of another group."""
+    x, w, y = operands()
+    sizes = ints(4, 0, 5, 0)
+    w[[1, 3]], x[:4], y[:4] = np.inf, np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        rows, sums = of_rows(x, w, sizes)[4:], of_groups(x, y, sizes)[1:]
+    np.testing.assert_array_equal(jaxext.ragged_dot(x, w, sizes)[4:], rows)
+    np.testing.assert_array_equal(jaxext.ragged_dot_general(x, y, sizes, CONTRACTION)[1:], sums)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory(dtype):
+    """Within 1.5 of operands and result, in each role."""
+    if dtype == "bfloat16" and jax.__version_info__ < (0, 11):
+        pytest.skip("XLA of jax 0.10 converts whole arrays to float32")
+    x, w, y = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((512, 64), (8, 64, 64), (512, 64)))
+    sizes = jax.ShapeDtypeStruct((8,), np.int32)
+    nt = lambda y, w, sizes: jax.linear_transpose(lambda x: jaxext.ragged_dot(x, w, sizes), x)(y)
+    tn = lambda x, y, sizes: jaxext.ragged_dot_general(x, y, sizes, CONTRACTION)
+    for role, args in ((jaxext.ragged_dot, (x, w, sizes)), (nt, (y, w, sizes)), (tn, (x, y, sizes))):
+        used = jax.jit(role).lower(*args).compile().memory_analysis()
+        arrays = used.argument_size_in_bytes + used.output_size_in_bytes
+        assert arrays + used.temp_size_in_bytes <= 1.5 * arrays
 
 
 # lax's dimension numbers, with axes in every order: shapes of lhs, rhs and sizes

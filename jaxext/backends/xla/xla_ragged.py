@@ -1,12 +1,15 @@
-"""The `xla` implementation of ragged products: a loop over blocks of rows, each times the filter of its group.
+"""The `xla` implementation of ragged products: blocks of rows, each times the filter of its group.
 
-A group of s rows is ⌈s / T⌉ *visits* of T rows each.  The last one also meets rows of other groups, whose results are not kept.  A visit
-slices its rows and its filter out of the arrays, so nothing is expanded to all groups, and at most M / T + G visits are made.
+A loop slices a block of rows and the filter of its group out of the arrays, so nothing is expanded to all groups.  On a CPU it runs over
+the groups that have rows, then over the blocks of each: large ones that the group fills, then small ones, whose last also meets rows of
+other groups.  Elsewhere the host must know how often a loop runs, or waits for the device each time.  There the blocks of all groups are
+listed, and it runs as often as there can be blocks: M / T + G times.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -21,10 +24,18 @@ from jaxext.forms.implementation import Implementation, folder_of, hash_of
 
 @dataclasses.dataclass(frozen=True)
 class Ways:
-    """How a ragged product is computed: by "blocks" of so many rows, "dense", which is all rows times each filter, or as one "group"."""
+    """How a ragged product is computed.
+
+    Attributes:
+      algorithm: "groups", a loop over the groups and one over the blocks of each; "listed", a loop over the blocks of all groups; "dense",
+        which multiplies all rows by each filter and selects; or "expanded", in which the sum runs over the groups too, as in lax.
+      rows: of a block.
+      more: of a block that a group fills, for "groups"; 0 if there are none.
+    """
 
     algorithm: str
     rows: int = 0
+    more: int = 0
 
 
 class XlaRagged(Implementation):
@@ -43,32 +54,64 @@ class XlaRagged(Implementation):
         return None
 
     def candidates(self, call: Call) -> Sequence[Ways]:
+        # XLA's partitioner would gather what a loop slices, and splits a sum well.
         if symbolic_size(call) or call.splitter is _compat.Splitter.XLA:
+            return (Ways("expanded"),)
+        if call.empty:
             return (Ways("dense"),)
-        return (Ways("blocks", min(call.sizes["M"], 128)),)
+        if call.platform == "cpu":
+            # Smaller blocks multiply more slowly, and larger ones have more rows that do not count.
+            rows = min(max(_power_of_two(call.sizes["M"] / call.sizes["G"]) // 2, 4), 32, call.sizes["M"])
+            more = 256 if call.open == "w" and call.sizes["M"] >= 256 else 128  # a sum is read and written for each block
+            blocks = Ways("groups", rows, more if call.sizes["M"] >= more else 0)
+        else:
+            rows = min(max(_power_of_two(call.sizes["M"] / call.sizes["G"]), 64), 512, call.sizes["M"])
+            blocks = Ways("listed", rows)
+        return (Ways("dense"), blocks) if _small(call) else (blocks,)
+
+    def describe(self, call: Call, config: Ways) -> str:
+        return config.algorithm + "".join(f" {rows}" for rows in (config.more, config.rows) if rows)
 
     def run(self, call: Call, config: Ways, operands: Mapping[str, jax.Array]) -> jax.Array:
         if call.empty:
             return jnp.zeros(call.shape, call.dtype)
-        compute = {"blocks": _sum if call.open == "w" else _rows, "dense": _dense}[config.algorithm]
-        return compute(call, call.flatten(operands), config.rows).reshape(call.shape)
+        ways = {
+            "groups": _sum_by_group if call.open == "w" else _rows_by_group,
+            "listed": _sum if call.open == "w" else _rows,
+            "dense": _dense,
+            "expanded": _expanded,
+        }
+        y = ways[config.algorithm](call, call.flatten(operands), config)
+        return y.reshape(call.shape)
+
+
+def _power_of_two(size: float) -> int:
+    """The largest that is not more, at least 1."""
+    return 1 << int(math.log2(max(size, 1)))
+
+
+def _small(call: Call) -> bool:
+    """Whether the dense way is as fast: there is one group, a block would be all rows, or the loop takes longer than what it computes."""
+    groups, rows, columns, summed = (call.sizes[label] for label in "GMNK")
+    if call.open == "w":
+        return rows <= 16 and min(columns, summed) > 1  # the dense way writes no filter twice
+    return groups == 1 or groups * rows * columns * summed * call.sizes["B"] * call.sizes["P"] * call.sizes["R"] <= 1 << 17
 
 
 # --- blocks
 
 
 @dataclasses.dataclass(frozen=True)
-class _Visits:
-    """All visits, ordered by B, P and G as in `sizes`: arrays with an element for each.  `upto`: the number up to the end of each group."""
+class _Blocks:
+    """The blocks of all groups, ordered by B, P and G as in `sizes`: the group, the first row and the one after the last of each."""
 
     sizes: Mapping[str, int]
     group: jax.Array
     first: jax.Array
     last: jax.Array
-    upto: jax.Array
 
     @classmethod
-    def of(cls, call: Call, flat: Mapping[str, jax.Array], rows: int, axes: str) -> _Visits:
+    def of(cls, call: Call, flat: Mapping[str, jax.Array], rows: int, axes: str) -> _Blocks:
         begin, end = (jnp.transpose(flat[name], ["BPG".index(axis) for axis in axes]).reshape(-1) for name in ("begin", "end"))
         each = (end - begin + (rows - 1)) // rows
         upto = jnp.cumsum(each, dtype=jnp.int32)
@@ -77,11 +120,12 @@ class _Visits:
         group = jnp.minimum(jnp.searchsorted(upto, visit, side="right").astype(jnp.int32), upto.size - 1)
         first = begin[group] + (visit - (upto - each)[group]) * rows
         last = jnp.where(visit < upto[-1], jnp.minimum(first + rows, end[group]), first)
-        return cls(sizes, group, first, last, upto)
+        return cls(sizes, group, first, last)
 
-    def number(self, call: Call):
-        """How many are made: on a CPU as many as there are, elsewhere as many as there can be, since the host knows that."""
-        return self.upto[-1] if call.platform == "cpu" else jnp.int32(self.group.size)
+    @property
+    def number(self) -> jax.Array:
+        """As many as there can be.  Those that are not needed change nothing."""
+        return jnp.int32(self.group.size)
 
     def at(self, v) -> dict[str, jax.Array]:
         """The index along each axis."""
@@ -90,57 +134,161 @@ class _Visits:
             found[axis], i = i % size, i // size
         return found
 
-    def block(self, v, rows: int, of: int) -> tuple[jax.Array, jax.Array]:
-        """The first of `rows` of all rows that holds those of a visit, and which of them count (rows, 1)."""
-        start = jnp.minimum(self.first[v], of - rows)
-        row = start + lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
-        return start, (row >= self.first[v]) & (row < self.last[v])
-
 
 def _block(x: jax.Array, at: Mapping[str, jax.Array], start, rows: int) -> jax.Array:
     """Rows of x (B, P, R, M, K) from `start` on: (R, rows, K)."""
     zero = jnp.int32(0)
-    return lax.dynamic_slice(x, (at["B"], at["P"], zero, start, zero), (1, 1, x.shape[2], rows, x.shape[4]))[0, 0]
+    return _sliced(lax.dynamic_slice(x, (at["B"], at["P"], zero, start, zero), (1, 1, x.shape[2], rows, x.shape[4]))[0, 0])
 
 
-def _loop(visits, body, initial: jax.Array, like: jax.Array, begin=0):
-    """`fori_loop` whose result varies over as many mesh axes as `like`."""
-    initial, _ = _compat.align_varying(initial, like)
-    return lax.fori_loop(jnp.int32(begin), visits, body, initial)
+def _sliced(x: jax.Array) -> jax.Array:
+    """A slice that stays one: on CPUs XLA multiplies 16-bit numbers as float32, and would convert the whole array before the loop."""
+    return lax.optimization_barrier(x) if x.dtype.itemsize == 2 else x
 
 
-def _rows(call: Call, flat, rows: int) -> jax.Array:
-    a, summed = (flat["x"], 2) if call.open == "y" else (flat["y"], 3)
-    w = flat["w"]
-    visits, zero = _Visits.of(call, flat, rows, "BPG"), jnp.int32(0)
-
-    def visit(v, y):
-        at, (start, kept) = visits.at(v), visits.block(v, rows, a.shape[3])
-        of_group = lax.dynamic_slice(w, (at["B"], at["G"], zero, zero), (1, 1, *w.shape[2:]))[0, 0]
-        new = product(_block(a, at, start, rows), of_group, (((2,), (summed - 2,)), ((), ())), call.precision, call.dtype)
-        new = jnp.where(jnp.broadcast_to(kept, new.shape), new, _block(y, at, start, rows))
-        return lax.dynamic_update_slice(y, new[None, None], (at["B"], at["P"], zero, start, zero))
-
-    return _loop(visits.number(call), visit, jnp.zeros((*a.shape[:4], w.shape[5 - summed]), call.dtype), a)
+def _loop(number, body, initial, like: jax.Array):
+    """`fori_loop` whose results vary over as many mesh axes as `like`."""
+    initial = jax.tree.map(lambda x: _compat.align_varying(x, like)[0], initial)
+    return lax.fori_loop(jnp.int32(0), number, body, initial)
 
 
-def _sum(call: Call, flat, rows: int) -> jax.Array:
+def _filter(w: jax.Array, at: Mapping[str, jax.Array]) -> jax.Array:
+    zero = jnp.int32(0)
+    return _sliced(lax.dynamic_slice(w, (at["B"], at["G"], zero, zero), (1, 1, *w.shape[2:]))[0, 0])
+
+
+def _put(y: jax.Array, new: jax.Array, at: Mapping[str, jax.Array], start) -> jax.Array:
+    return lax.dynamic_update_slice(y, new[None, None], (at["B"], at["P"], jnp.int32(0), start, jnp.int32(0)))
+
+
+def _rows(call: Call, flat, config: Ways) -> jax.Array:
+    rows = config.rows
+    a, w, summed = _factors(call, flat)
+    blocks = _Blocks.of(call, flat, rows, "BPG")
+
+    def one(v, y):
+        at, (start, kept) = blocks.at(v), _clamped(blocks.first[v], blocks.last[v], rows, a.shape[3])
+        new = _times(call, _block(a, at, start, rows), _filter(w, at), summed)
+        return _put(y, jnp.where(jnp.broadcast_to(kept, new.shape), new, _block(y, at, start, rows)), at, start)
+
+    return _loop(blocks.number, one, jnp.zeros((*a.shape[:4], w.shape[5 - summed]), call.dtype), a)
+
+
+def _factors(call: Call, flat):
+    """The factor of rows, the filters, and the axis of the filters along which the sum runs."""
+    return (flat["x"], flat["w"], 2) if call.open == "y" else (flat["y"], flat["w"], 3)
+
+
+def _times(call: Call, rows: jax.Array, of_group: jax.Array, summed: int) -> jax.Array:
+    return product(rows, of_group, (((2,), (summed - 2,)), ((), ())), call.precision, call.dtype)
+
+
+def _sum(call: Call, flat, config: Ways) -> jax.Array:
+    rows = config.rows
     x, y = flat["x"], flat["y"]
-    visits = _Visits.of(call, flat, rows, "BGP")
-    wide = jnp.dtype(jnp.float32) if jnp.issubdtype(call.dtype, jnp.floating) and call.dtype.itemsize < 4 else call.dtype
-    upto = visits.upto.reshape(-1, call.sizes["P"])[:, -1]
+    blocks = _Blocks.of(call, flat, rows, "BGP")
+    wide = _wide(call.dtype)
 
-    def of_group(i, w):
-        def visit(v, total):
-            at, (start, kept) = visits.at(v), visits.block(v, rows, x.shape[3])
-            left, right = (_selected(kept, _block(of, at, start, rows)) for of in (x, y))
-            return total + product(left, right, (((0, 1), (0, 1)), ((), ())), call.precision, wide)
+    def one(v, both):
+        w, total = both
+        at, (start, kept) = blocks.at(v), _clamped(blocks.first[v], blocks.last[v], rows, x.shape[3])
+        new = _total(call, [_selected(kept, _block(of, at, start, rows)) for of in (x, y)], wide)
+        into = at["B"] * call.sizes["G"] + at["G"]
+        same = (v > 0) & (into == blocks.group[jnp.maximum(v - 1, 0)] // call.sizes["P"])
+        total = jnp.where(same, total, 0) + new
+        return lax.dynamic_update_index_in_dim(w, total.astype(call.dtype), into, 0), total
 
-        total = _loop(upto[i], visit, jnp.zeros(w.shape[1:], wide), x, jnp.where(i == 0, 0, upto[i - 1]))
-        return lax.dynamic_update_index_in_dim(w, total.astype(w.dtype), i, 0)
+    shape = x.shape[4], y.shape[4]
+    w = jnp.zeros((call.sizes["B"] * call.sizes["G"], *shape), call.dtype)
+    return _loop(blocks.number, one, (w, jnp.zeros(shape, wide)), x)[0]
 
-    groups = call.sizes["B"] * call.sizes["G"]
-    return _loop(jnp.int32(groups), of_group, jnp.zeros((groups, x.shape[4], y.shape[4]), call.dtype), x)
+
+def _wide(dtype):
+    """The dtype of sums of sums."""
+    return jnp.dtype(jnp.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
+
+
+def _total(call: Call, both, dtype) -> jax.Array:
+    return product(*both, (((0, 1), (0, 1)), ((), ())), call.precision, dtype)
+
+
+def _groups(call: Call, flat, axes: str):
+    """The groups that have rows, in the order of `axes`: how many there are, and `group(i)`: its indices, first row and end."""
+    begin, end = (jnp.transpose(flat[name], ["BPG".index(axis) for axis in axes]).reshape(-1) for name in ("begin", "end"))
+    most = min(begin.size, call.sizes["B"] * call.sizes["P"] * call.sizes["M"])
+    (having,) = jnp.nonzero(end > begin, size=most, fill_value=0)
+    having = having.astype(jnp.int32)
+
+    def group(i):
+        at, q = {}, having[i]
+        for axis in reversed(axes):
+            at[axis], q = q % call.sizes[axis], q // call.sizes[axis]
+        return at, begin[having[i]], end[having[i]]
+
+    return jnp.sum(end > begin, dtype=jnp.int32), group
+
+
+def _rows_by_group(call: Call, flat, config: Ways) -> jax.Array:
+    rows, more = config.rows, config.more
+    a, filters, summed = _factors(call, flat)
+    number, group = _groups(call, flat, "BPG")
+
+    def one(i, y):
+        at, begin, end = group(i)
+        w = _filter(filters, at)
+
+        def filled(v, y):
+            start = begin + v * more
+            return _put(y, _times(call, _block(a, at, start, more), w, summed), at, start)
+
+        def rest(v, y):
+            start, kept = _clamped(begin + v * rows, end, rows, a.shape[3])
+            new = _times(call, _block(a, at, start, rows), w, summed)
+            return _put(y, jnp.where(jnp.broadcast_to(kept, new.shape), new, _block(y, at, start, rows)), at, start)
+
+        if more:
+            y, begin = _loop((end - begin) // more, filled, y, a), begin + (end - begin) // more * more
+        return _loop((end - begin + (rows - 1)) // rows, rest, y, a)
+
+    return _loop(number, one, jnp.zeros((*a.shape[:4], filters.shape[5 - summed]), call.dtype), a)
+
+
+def _clamped(start, end, rows: int, of: int) -> tuple[jax.Array, jax.Array]:
+    """The first of `rows` of all rows that hold those from `start` on, and which of them are these, and before `end` (rows, 1)."""
+    first = jnp.minimum(start, of - rows)
+    row = first + lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
+    return first, (row >= start) & (row < end)
+
+
+def _sum_by_group(call: Call, flat, config: Ways) -> jax.Array:
+    rows, more = config.rows, config.more
+    x, y = flat["x"], flat["y"]
+    number, group = _groups(call, flat, "BGP")
+    wide = _wide(call.dtype)
+
+    def one(i, both):
+        w, total = both
+        at, begin, end = group(i)
+        into = at["B"] * call.sizes["G"] + at["G"]
+        before = group(jnp.maximum(i - 1, 0))[0]
+        same = (i > 0) & (into == before["B"] * call.sizes["G"] + before["G"])
+        total = jnp.where(same, total, 0) if call.sizes["P"] > 1 else jnp.zeros_like(total)
+
+        def filled(v, total):
+            return total + _total(call, [_block(of, at, begin + v * more, more) for of in (x, y)], wide)
+
+        def rest(v, total):
+            start, kept = _clamped(begin + v * rows, end, rows, x.shape[3])
+            return total + _total(call, [_selected(kept, _block(of, at, start, rows)) for of in (x, y)], wide)
+
+        if more:
+            total, begin = _loop((end - begin) // more, filled, total, x), begin + (end - begin) // more * more
+        total = _loop((end - begin + (rows - 1)) // rows, rest, total, x)
+        return lax.dynamic_update_index_in_dim(w, total.astype(call.dtype), into, 0), total
+
+    shape = x.shape[4], y.shape[4]
+    w = jnp.zeros((call.sizes["B"] * call.sizes["G"], *shape), call.dtype)
+    return _loop(number, one, (w, jnp.zeros(shape, wide)), x)[0]
 
 
 def _selected(mask: jax.Array, x: jax.Array) -> jax.Array:
@@ -152,19 +300,31 @@ def _selected(mask: jax.Array, x: jax.Array) -> jax.Array:
 # --- dense
 
 
-def _dense(call: Call, flat, rows: int) -> jax.Array:
-    """All rows times each filter.  XLA's partitioner splits this well, and would gather what a loop slices; and sizes may be symbolic."""
-    del rows
+def _inside(call: Call, flat) -> jax.Array:
+    """Which rows each group has: (B, P, 1, M, G)."""
     begin, end = (flat[name][:, :, None, None, :] for name in ("begin", "end"))
     row = lax.broadcasted_iota(jnp.int32, (1, 1, 1, call.sizes["M"], 1), 3)
-    inside = (begin <= row) & (row < end)  # (B, P, 1, M, G)
-    any_group = inside.any(-1, keepdims=True)
+    return (begin <= row) & (row < end)
+
+
+def _dense(call: Call, flat, config: Ways) -> jax.Array:
+    """All rows times each filter, of which those of the group are selected; or the rows of each group, and zero for the others."""
+    inside = _inside(call, flat)  # (B, P, 1, M, G)
     if call.open == "w":
-        x = _selected(
-            inside[..., None], jnp.broadcast_to(flat["x"][..., None, :], (*flat["x"].shape[:4], call.sizes["G"], flat["x"].shape[4]))
-        )
-        return product(x, _selected(any_group, flat["y"]), (((1, 2, 3), (1, 2, 3)), ((0,), (0,))), call.precision, call.dtype)
-    a, summed = (flat["x"], 2) if call.open == "y" else (flat["y"], 3)
-    a = _selected(inside[..., None], jnp.broadcast_to(a[..., None, :], (*a.shape[:4], call.sizes["G"], a.shape[4])))
-    y = product(a, flat["w"], (((4, 5), (1, summed)), ((0,), (0,))), call.precision, call.dtype)
-    return _selected(any_group, y)
+        of_group = jnp.moveaxis(inside, 4, 1)[..., None]  # (B, G, P, 1, M, 1)
+        x, y = (_selected(of_group, jnp.broadcast_to(x[:, None], (*of_group.shape[:2], *x.shape[1:]))) for x in (flat["x"], flat["y"]))
+        return product(x, y, (((2, 3, 4), (2, 3, 4)), ((0, 1), (0, 1))), call.precision, call.dtype)
+    a, w, summed = _factors(call, flat)
+    y = product(a, w, (((4,), (summed,)), ((0,), (0,))), call.precision, call.dtype)  # (B, P, R, M, G, N)
+    return _selected(inside[..., None], y).sum(4, dtype=y.dtype)
+
+
+def _expanded(call: Call, flat, config: Ways) -> jax.Array:
+    """The rows of each group with zeros for the others times all filters, in one sum.  Sizes may be symbolic."""
+    if call.open == "w":
+        return _dense(call, flat, config)
+    inside = _inside(call, flat)
+    a, w, summed = _factors(call, flat)
+    of_groups = _selected(inside[..., None], jnp.broadcast_to(a[..., None, :], (*a.shape[:4], call.sizes["G"], a.shape[4])))
+    y = product(of_groups, w, (((4, 5), (1, summed)), ((0,), (0,))), call.precision, call.dtype)
+    return _selected(inside.any(-1, keepdims=True), y)
