@@ -185,7 +185,7 @@ def test_memory(dtype):
     """Within 1.5 of operands and result, in each role."""
     if dtype == "bfloat16" and jax.__version_info__ < (0, 11):
         pytest.skip("XLA of jax 0.10 converts whole arrays to float32")
-    x, w, y = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((512, 64), (8, 64, 64), (512, 64)))
+    x, w, y = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((2048, 64), (8, 64, 64), (2048, 64)))
     sizes = jax.ShapeDtypeStruct((8,), np.int32)
     nt = lambda y, w, sizes: jax.linear_transpose(lambda x: jaxext.ragged_dot(x, w, sizes), x)(y)
     tn = lambda x, y, sizes: jaxext.ragged_dot_general(x, y, sizes, CONTRACTION)
@@ -331,8 +331,8 @@ def test_vmap_over_any_operands(mapped):
         want = of_rows(x, w, sizes), of_rows(cotangents[i], w.swapaxes(1, 2), sizes), of_groups(x, cotangents[i], sizes)
         for one, other in zip(got, want, strict=True):
             np.testing.assert_array_equal(one[:, i], other)
-    text = str(jax.make_jaxpr(over)(*args, cotangents))
-    assert "while[" not in text and "scan[" not in text and text.count(" ragged_") == 3
+    names = [e.primitive.name for e in _equations(jax.make_jaxpr(over)(*args, cotangents))]
+    assert "while" not in names and "scan" not in names and sum(name.startswith("ragged_") for name in names) == 3
 
 
 def test_sizes_alone_do_not_copy_the_filters():
