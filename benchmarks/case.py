@@ -92,7 +92,7 @@ class Case:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]  # of the same arrays
     flops: float  # products and additions; none with the zeros that a dilation inserts
-    operation: str  # "dot_general" or "conv_general_dilated"
+    operation: str  # of lax's and jaxext's, such as "dot_general"
     static: Mapping[str, Any]  # its arguments that say what is computed
     how: Mapping[str, Any]  # its arguments that say in which numbers
     function: Callable[[Callable], Callable]  # of the operation with those arguments -> of the arrays
@@ -256,6 +256,23 @@ def product(role: str, batched: bool) -> tuple[Mapping[str, Any], Callable]:
         (left,), (right,) = contracted
         static = {"dimension_numbers": (((left + 1,), (right + 1,)), ((0,), (0,)))}
     return static, _step if role == "step" else lambda dot: dot
+
+
+def ragged(role: str, sizes: Sequence[int]) -> tuple[Mapping[str, Any], Callable]:
+    """The static arguments and the function of a ragged product of rows and matrices, of its gradients as for `product`, or of all.
+
+    The compiler must not know the sizes, which depend on data.
+    """
+    contracted = {"nn": ((1,), (1,)), "nt": ((1,), (2,)), "tn": ((0,), (0,)), "step": ((1,), (1,))}[role]
+    numbers = lax.RaggedDotDimensionNumbers((contracted, ((), ())), [0], [] if role == "tn" else [0])
+
+    def function(op):
+        def of_sizes(first, second):
+            return op(first, second, group_sizes=lax.optimization_barrier(jnp.asarray(sizes, jnp.int32)))
+
+        return _step(of_sizes) if role == "step" else of_sizes
+
+    return {"ragged_dot_dimension_numbers": numbers}, function
 
 
 def bilinear(form: Form, role: str, shapes: Mapping[str, Sequence[int]]) -> Callable:

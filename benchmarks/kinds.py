@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from jaxext.forms.form import Form
 
-from .case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, epilogue, network, product
+from .case import LAYOUTS, NUMBERS, STEP, Problem, bilinear, convolution, epilogue, network, product, ragged
 
 FPROP, DGRAD, WGRAD = "fprop", "dgrad", "wgrad"
 NN, NT, TN = "nn", "nt", "tn"
@@ -73,6 +73,47 @@ class Matmul(Problem):
             return dataclasses.replace(self, B=B)
         M, N, K = _halved((self.M, self.N, self.K), (16, 16, 16))
         return dataclasses.replace(self, M=M, N=N, K=K)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ragged(Problem):
+    """Rows of (M, K) in groups of such sizes, each times its matrix of (G, K, N), and its gradients."""
+
+    sizes: tuple[int, ...]
+    N: int
+    K: int
+    roles: tuple[str, ...] = (*MATMUL_ROLES, STEP)
+
+    stages: ClassVar = ("rows", "matrices")
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        return ()  # no kernel of the tables computes them
+
+    @property
+    def size(self) -> str:
+        return f"{len(self.sizes)} groups, {_by((sum(self.sizes), self.K, self.N))}"
+
+    def flops(self, role: str) -> float:
+        return 2.0 * sum(self.sizes) * self.N * self.K * (3 if role == STEP else 1)
+
+    def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
+        rows = sum(self.sizes)
+        x, w, y = (rows, self.K), (len(self.sizes), self.K, self.N), (rows, self.N)
+        return {NN: (x, w), NT: (y, w), TN: (x, y), STEP: (x, w, y)}[role]
+
+    def _writable(self, role: str, numbers: str) -> bool:
+        return len(set(NUMBERS[numbers][0])) == 1
+
+    def _function(self, role: str) -> tuple[str, Any, Any]:
+        return "ragged_dot_general", *ragged(role, self.sizes)
+
+    def halved(self, stage: str) -> Self:
+        """Groups stay, and those that are empty stay so."""
+        if stage == "rows":
+            return dataclasses.replace(self, sizes=tuple((size + 1) // 2 for size in self.sizes))
+        N, K = _halved((self.N, self.K), (16, 16))
+        return dataclasses.replace(self, N=N, K=K)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The suite: real problems, named and tagged, that benchmarks, tuning, compile sweeps and tests share.
 
-Tags are the kind ("matmul", "skinny", "batched", "mlp", "fused", "gated"; "one-axis", "two-axes", "three-axes", "dense", "pointwise",
-"stem", "grouped", "depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network that a problem
-is from ("llama", "resnet50", "wrn", ...), and
+Tags are the kind ("matmul", "skinny", "batched", "ragged", "mlp", "fused", "gated"; "one-axis", "two-axes", "three-axes", "dense",
+"pointwise", "stem", "grouped", "depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network
+that a problem is from ("llama", "resnet50", "wrn", ...), and
 
     target      `targets` expects something of it on a GPU: by kind, or as one that is "large", "thin", "long" or "short" in the contracted
                 axis, in "waves", or of "few-images" or "many-images"
@@ -17,6 +17,7 @@ It must not know devices or clocks.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -25,7 +26,7 @@ from jaxext.forms.family import families
 from jaxext.forms.form import Form, owner
 
 from .case import Problem
-from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Fused, Labelled, Matmul, Mlp
+from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Fused, Labelled, Matmul, Mlp, Ragged
 
 DEFAULT = 1e8  # operations of a twin for a CPU, per role
 ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
@@ -47,6 +48,16 @@ def _mlp(name: str, *widths: int, batch: int) -> Mlp:
 
 def _fused(operation: str, name: str, M: int, K: int, N: int, tags: str, **more) -> Fused:
     return _named(Fused(name=name, operation=operation, activation=name.split()[1], M=M, K=K, N=N, **more), f"fused {tags}")
+
+
+def _ragged(name: str, sizes: Iterable[int], K: int, N: int, tags: str = "", **more) -> Ragged:
+    return _named(Ragged(name=name, sizes=tuple(sizes), K=K, N=N, **more), f"ragged {tags}")
+
+
+def _skewed(rows: int, groups: int) -> tuple[int, ...]:
+    """Sizes that fall as 1 / (1 + g), as the popularity of experts does without a loss that balances them."""
+    ends = [round(rows * sum(1 / (1 + g) for g in range(upto)) / sum(1 / (1 + g) for g in range(groups))) for upto in range(groups + 1)]
+    return tuple(end - begin for begin, end in itertools.pairwise(ends))
 
 
 def _named(problem: Any, tags: str) -> Any:
@@ -218,8 +229,28 @@ FUSED = [
     _fused("gated_linear_unit", "gated silu", 8192, 768, 2048, "target short gated"),
 ]
 
+RAGGED = [
+    _ragged("deepseek experts up", (4096,) * 8, 7168, 4096, "deepseek target"),
+    _ragged("deepseek experts up, skewed", _skewed(32768, 8), 7168, 4096, "deepseek"),
+    _ragged("deepseek experts down", (4096,) * 8, 2048, 7168, "deepseek"),
+    _ragged("deepseek experts up, most empty", (16, 0, 0, 0) * 64, 7168, 4096, "deepseek", roles=(NN, NT)),
+    _ragged("mixtral experts up", (1024,) * 8, 4096, 14336, "mixtral target"),
+    _ragged("mixtral experts down, skewed", _skewed(8192, 8), 14336, 4096, "mixtral"),
+    _ragged("mixtral experts up, decoding", (2,) * 8, 4096, 14336, "mixtral", roles=(NN,)),
+    _ragged("gpt-oss experts up", (512,) * 32, 2880, 5760, "gpt-oss target"),
+    _ragged("gpt-oss experts up, skewed", _skewed(16384, 32), 2880, 5760, "gpt-oss"),
+    _ragged("gpt-oss experts down, half empty", (512, 0) * 16, 2880, 2880, "gpt-oss"),
+    _ragged("experts", (256,) * 8, 512, 512, "cpu", **FLOAT),
+    _ragged("experts, skewed", _skewed(2048, 32), 512, 512, "cpu", **FLOAT),
+    _ragged("experts, half empty", (128, 0) * 16, 512, 512, "cpu", **FLOAT),
+    _ragged("experts, all in one", (0, 0, 0, 2048, 0, 0, 0, 0), 256, 512, "cpu", **FLOAT),
+    _ragged("experts, small", (16,) * 8, 64, 64, "cpu", **FLOAT),
+    _ragged("experts, decoding", (1, 0, 2, 1) * 4, 256, 512, "cpu", **FLOAT),
+    _ragged("one group", (1024,), 256, 256, "cpu", **FLOAT),
+]
+
 PRODUCTS: tuple[Matmul | Conv, ...] = (*MATMULS, *IMAGES, *VOLUMES, *SEQUENCES, *BATCHES)  # what kernels are compiled for
-PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *ON_CPU)
+PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *RAGGED, *ON_CPU)
 
 
 def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Problem]:

@@ -25,8 +25,8 @@ THEIRS = ("lax", "cublas")  # the libraries that are none of jaxext's implementa
 RATIOS = ("lax", "xla", "best")
 TARGETS = (*RATIOS, "copy", "tflops")
 # Tags, special before general: a row is of the first that is among its own.
-KINDS = ("mlp", "fused", "per-example", "batched-filters", "transposed", "causal", "depthwise", "grouped", "three-axes", "one-axis", "stem")
-KINDS += ("strided", "pointwise", "dense", "batched", "skinny", "matmul")
+KINDS = ("mlp", "fused", "ragged", "per-example", "batched-filters", "transposed", "causal", "depthwise", "grouped", "three-axes")
+KINDS += ("one-axis", "stem", "strided", "pointwise", "dense", "batched", "skinny", "matmul")
 PRECISION, OTHER = "precision", "other"  # kinds of rows whose numbers are not those of one of DTYPES, and of rows without such a tag
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 NOT_FINITE = ("nan", "inf", "-inf")  # numbers that JSON does not have, as texts

@@ -11,8 +11,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Mapping
 
-from .case import Case
-from .kinds import CONV_ROLES, DGRAD, FPROP, MATMUL_ROLES, NN, WGRAD
+from .case import STEP, Case
+from .kinds import CONV_ROLES, DGRAD, FPROP, MATMUL_ROLES, NN, NT, TN, WGRAD
 
 Targets = Mapping[str, Mapping[str, float]]  # implementation -> what is compared -> the least
 
@@ -22,6 +22,8 @@ FUSED_LONG: Targets = {"triton": {"best": 1.05}, "cuda": {"best": 1.1}}
 FUSED_SHORT: Targets = {"triton": {"best": 1.3}, "cuda": {"best": 1.3}}  # there the passes that are saved take long
 GATED_LONG: Targets = {"triton": {"best": 1.05}}
 GATED_SHORT: Targets = {"triton": {"best": 1.3}}
+RAGGED: Targets = {"triton": {"lax": 5.0}}
+RAGGED_SUM: Targets = {"triton": {"lax": 3.0}}
 WAVES: Targets = {"cuda": {"best": 1.03}}  # the last round of tiles leaves multiprocessors idle, or the depth is short
 THIN: Targets = {"cuda": {"copy": 0.8}}
 ONE_AXIS: Targets = {"cuda": {"best": 1.5}}
@@ -52,6 +54,7 @@ OF_GPUS: tuple[tuple[frozenset[str], Mapping[str, Targets]], ...] = tuple(
         ("fused gated short", {"forward": GATED_SHORT}),
         ("fused long", {"forward": FUSED_LONG}),
         ("fused short", {"forward": FUSED_SHORT}),
+        ("ragged", {NN: RAGGED, NT: RAGGED, TN: RAGGED_SUM}),
         ("large", dict.fromkeys(MATMUL_ROLES, LARGE)),
         ("waves", {NN: WAVES}),
         ("thin", {NN: THIN}),
@@ -69,6 +72,7 @@ OF_GPUS: tuple[tuple[frozenset[str], Mapping[str, Targets]], ...] = tuple(
     )
 )
 
+NO_SLOWER = dict.fromkeys((*MATMUL_ROLES, STEP), 0.95)
 DENSE = dict.fromkeys(CONV_ROLES, 0.95)  # no slower, as far as can be told
 # Name -> role -> the least time of lax over that of xla.
 OF_CPUS: Mapping[str, Mapping[str, float]] = {
@@ -85,13 +89,20 @@ OF_CPUS: Mapping[str, Mapping[str, float]] = {
     "dense 7x7, 2x56x56x16": DENSE,
     "dense 1-D k=5, 8x512x64": DENSE,
     "dense 3-D 3x3x3, 2x12x12x12x16": DENSE,
+    "experts, 8 groups, 2048x512x512": {NN: 6, NT: 5, TN: 5, STEP: 5},  # lax does 8 times the work, at full speed
+    "experts, skewed, 32 groups, 2048x512x512": {NN: 8, NT: 5, TN: 5, STEP: 5},
+    "experts, half empty, 32 groups, 2048x512x512": {NN: 8, NT: 5, TN: 5, STEP: 5},
+    "experts, all in one, 8 groups, 2048x256x512": NO_SLOWER,
+    "experts, small, 8 groups, 128x64x64": NO_SLOWER,
+    "experts, decoding, 16 groups, 16x256x512": NO_SLOWER,
+    "one group, 1 groups, 1024x256x256": NO_SLOWER,
     **{f"cube, {n}x{n}x{n}": {NN: 0.95} for n in (256, 512, 1024, 2048)},
 }
 
 
 # Kinds in the order in which a GPU measures them, those of which most is expected first: a run may end early.
 FIRST = ("causal", "depthwise", "batched-filters", "per-example", "transposed", "grouped", "one-axis", "three-axes", "dense")
-FIRST += ("fused", "large", "waves", "thin")
+FIRST += ("ragged", "fused", "large", "waves", "thin")
 
 
 def targets(case: Case, platform: str) -> Targets:

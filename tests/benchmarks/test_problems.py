@@ -13,18 +13,18 @@ import pytest
 import jaxext
 from jaxext.backends.cuda import cuda_binding
 from jaxext.benchmarks.case import DTYPES, PLAIN
-from jaxext.benchmarks.kinds import Conv, Fused, Matmul, Mlp
+from jaxext.benchmarks.kinds import Conv, Fused, Matmul, Mlp, Ragged
 from jaxext.benchmarks.problems import DEFAULT, PROBLEMS, declared, reduced, select, twins
 from jaxext.benchmarks.targets import OF_CPUS, OF_GPUS, targets
 
 SMALL = 2e6
 NETWORKS = {
     "llama", "deepseek", "mlp", "resnet50", "resnext", "convnext", "mobilenet", "efficientnet", "unet", "vae", "video", "wavenet", "mamba",
-    "hyena", "wav2vec2", "whisper", "encodec", "wrn", "ensemble", "hypernetwork",
+    "hyena", "wav2vec2", "whisper", "encodec", "wrn", "ensemble", "hypernetwork", "mixtral", "gpt-oss",
 }  # fmt: skip
 KINDS = {
     "matmul", "skinny", "batched", "mlp", "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped", "depthwise",
-    "strided", "dilated", "transposed", "causal", "batched-filters", "per-example", "fused", "gated",
+    "strided", "dilated", "transposed", "causal", "batched-filters", "per-example", "fused", "gated", "ragged",
 }  # fmt: skip
 MARKS = {"target", "sweep", "precision", "cpu", "large", "long", "short", "waves", "thin", "few-images", "many-images", "clocks"}
 
@@ -88,6 +88,7 @@ ODD = Conv(name="odd", x=(2, 7, 6, 6), w=(3, 2, 2, 9), groups=3, stride=2, dilat
 PROBES = [
     Matmul(name="matmul", M=3, N=4, K=5),
     Matmul(name="batched", M=3, N=4, K=5, B=2),
+    Ragged(name="ragged", sizes=(3, 0, 2), N=4, K=5),
     ODD,
     Conv(name="batched filters", x=(2, 6, 3), w=(3, 3, 4), batch=2, padding=((0, 0),)),
 ]
@@ -131,7 +132,8 @@ def test_operations_of_a_network_are_those_that_are_left(role):
 
 def test_gradients_are_those_of_the_step():
     """Per-example ones too, whose filter is one."""
-    for problem in (Conv(name="", x=(2, 5, 3), w=(2, 3, 4), batch=3, per_example=True), Matmul(name="", M=3, N=4, K=5, B=2)):
+    per_example = Conv(name="", x=(2, 5, 3), w=(2, 3, 4), batch=3, per_example=True)
+    for problem in (per_example, Matmul(name="", M=3, N=4, K=5, B=2), Ragged(name="", sizes=(3, 0, 2), N=4, K=5)):
         rng = np.random.default_rng(0)
         step = problem.case("step", "float32")
         a, b, c = (rng.standard_normal(shape) for shape in step.shapes)

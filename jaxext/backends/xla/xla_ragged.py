@@ -270,17 +270,22 @@ def _sum_by_group(call: Call, flat, config: Ways) -> jax.Array:
         w, total = both
         at, begin, end = group(i)
         into = at["B"] * call.sizes["G"] + at["G"]
-        before = group(jnp.maximum(i - 1, 0))[0]
-        same = (i > 0) & (into == before["B"] * call.sizes["G"] + before["G"])
-        total = jnp.where(same, total, 0) if call.sizes["P"] > 1 else jnp.zeros_like(total)
 
         def filled(v, total):
             return total + _total(call, [_block(of, at, begin + v * more, more) for of in (x, y)], wide)
 
-        def rest(v, total):
+        def rest(v, total=None):
             start, kept = _clamped(begin + v * rows, end, rows, x.shape[3])
-            return total + _total(call, [_selected(kept, _block(of, at, start, rows)) for of in (x, y)], wide)
+            new = _total(call, [_selected(kept, _block(of, at, start, rows)) for of in (x, y)], wide)
+            return new if total is None else total + new
 
+        if call.sizes["P"] > 1:
+            before = group(jnp.maximum(i - 1, 0))[0]
+            same = (i > 0) & (into == before["B"] * call.sizes["G"] + before["G"])
+            total = rest(0, jnp.where(same, total, 0))
+        else:
+            total = rest(0)
+        begin = jnp.minimum(begin + rows, end)
         if more:
             total, begin = _loop((end - begin) // more, filled, total, x), begin + (end - begin) // more * more
         total = _loop((end - begin + (rows - 1)) // rows, rest, total, x)
