@@ -94,7 +94,7 @@ def _small(call: Call) -> bool:
     """Whether the dense way is as fast: there is one group, a block would be all rows, or the loop takes longer than what it computes."""
     groups, rows, columns, summed = (call.sizes[label] for label in "GMNK")
     if call.open == "w":
-        return rows <= 16 and min(columns, summed) > 1  # the dense way writes no filter twice
+        return groups == 1 or rows <= 16 and min(columns, summed) > 1  # the dense way writes no filter twice
     return groups == 1 or groups * rows * columns * summed * call.sizes["B"] * call.sizes["P"] * call.sizes["R"] <= 1 << 17
 
 
