@@ -156,7 +156,7 @@ def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, p
     return dict(dtype=result.dtype, precision=params["precision"])
 
 
-def as_lax_says(product: Callable, *operands: jax.Array) -> tuple[dict[str, Any], Any]:
+def as_lax_says(product: Callable, *operands: jax.Array | jax.ShapeDtypeStruct) -> tuple[dict[str, Any], Any]:
     """The parameters of a product of lax, and the type of its result, from its equation for operands without shardings."""
     with replacing_lax(False):
         (eqn,) = jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)).eqns

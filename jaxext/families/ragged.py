@@ -50,7 +50,8 @@ def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = 
     if offset is None:
         return begin, end
     if sizes.shape[-1] == 0:
-        return (jnp.zeros((*sizes.shape[:-1], groups), jnp.int32),) * 2
+        none = jnp.zeros((*sizes.shape[:-1], groups), jnp.int32)
+        return none, none
     at = _clipped(offset, sizes.shape[-1], -groups) + jnp.arange(groups, dtype=jnp.int32)
     exists = jnp.broadcast_to((at >= 0) & (at < sizes.shape[-1]), (*sizes.shape[:-1], groups))
     begin, end = (jnp.take(of, jnp.clip(at, 0, sizes.shape[-1] - 1), axis=-1) for of in (begin, end))
@@ -177,12 +178,12 @@ def product(name: str, arrays: Mapping[str, Any], numbers, *, implementation, **
         if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
             raise TypeError(f"{name}: {argument} is {x!r}, want an array")
     given = tuple(jnp.asarray(x) for x in arrays.values())
-    return compiled(_product, (name, tuple(arrays), numbers), FAMILY, implementation, given, static, name=name)
+    return compiled(_product, (name, numbers), FAMILY, implementation, given, static, name=name)
 
 
-def _product(name, names, numbers, *given, out_sharding, implementation, **static) -> jax.Array:
-    arrays = dict(zip(names, given, strict=True))
-    lhs, rhs, sizes, offset = (arrays.get(argument) for argument in ("lhs", "rhs", "group_sizes", "group_offset"))
+def _product(name, numbers, *given, out_sharding, implementation, **static) -> jax.Array:
+    lhs, rhs, sizes, *more = given
+    (offset,) = more or (None,)
     namesake = functools.partial(lax.ragged_dot, **static)
     if numbers is not None:
         namesake = functools.partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=numbers, **static)

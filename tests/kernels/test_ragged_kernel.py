@@ -50,14 +50,14 @@ def true(problem, operands, begin, end) -> np.ndarray:
     result = np.zeros(problem.shapes[ROLES[problem.role]])
     for b, p, g in itertools.product(range(problem.B), range(problem.P), range(problem.G)):
         rows = slice(int(begin[b, p, g]), int(end[b, p, g]))
-        x, y = (operands[slot][b, p, :, rows].astype(np.float64) if slot in operands else None for slot in "xy")
-        w = operands["w"][b, g].astype(np.float64) if "w" in operands else None
+        part = {slot: of[b, g] if slot == "w" else of[b, p, :, rows] for slot, of in operands.items()}
+        part = {slot: of.astype(np.float64) for slot, of in part.items()}
         if problem.role == "nn":
-            result[b, p, :, rows] = x @ w
+            result[b, p, :, rows] = part["x"] @ part["w"]
         elif problem.role == "nt":
-            result[b, p, :, rows] = y @ w.T
+            result[b, p, :, rows] = part["y"] @ part["w"].T
         else:
-            result[b, g] += np.einsum("rmk,rmn->kn", x, y)
+            result[b, g] += np.einsum("rmk,rmn->kn", part["x"], part["y"])
     return result
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ def owners(sizes, rows):
     return np.array([*each, *[-1] * (rows - len(each))], int)
 
 
-def of_rows(x, w, sizes):
+def of_rows(x, w, sizes) -> Any:
     """y in float64, row by row."""
     y = np.zeros((x.shape[0], w.shape[2]), np.result_type(x, w, np.float64))
     for m, g in enumerate(owners(sizes, len(x))):
@@ -54,20 +55,20 @@ def of_rows(x, w, sizes):
     return y
 
 
-def of_groups(x, y, sizes):
+def of_groups(x, y, sizes) -> Any:
     """w in float64, group by group."""
     of = owners(sizes, len(x))
     return np.stack([x[of == g].astype(np.float64).T @ y[of == g].astype(np.float64) for g in range(len(sizes))])
 
 
-def operands(dtype=np.float32, rows=M, groups=G, k=K, n=N):
+def operands(dtype: Any = np.float32, rows=M, groups=G, k=K, n=N) -> list[Any]:
     return [random(shape, dtype, seed, integers=True) for seed, shape in enumerate([(rows, k), (groups, k, n), (rows, n)])]
 
 
 X, W, Y = operands()
 
 
-def ints(*sizes):
+def ints(*sizes) -> Any:
     return np.array(sizes, np.int32)
 
 
@@ -76,7 +77,7 @@ def test_every_role(sizes):
     """The gradients are the other two roles.  Rows in no group hold NaN, and so do their cotangents."""
     sizes = ints(*sizes)
     tail = owners(sizes, M)[:, None] < 0
-    x, y = np.where(tail, np.nan, X).astype(np.float32), np.where(tail, np.nan, Y).astype(np.float32)
+    x, y = (jnp.where(tail, jnp.nan, of) for of in (X, Y))
     got, pull = jax.vjp(lambda x, w: jaxext.ragged_dot(x, w, sizes), x, W)
     dx, dw = pull(y)
     np.testing.assert_array_equal(got, of_rows(X, W, sizes))
@@ -105,7 +106,7 @@ def test_dtypes(dtype):
 def test_sizes_of_any_integer(dtype):
     """Of 300 rows, which no 8-bit integer can count."""
     x, w, _ = operands(rows=300)
-    sizes = np.array([100, 0, 120, 77], dtype)
+    sizes: Any = np.array([100, 0, 120, 77], dtype)
     np.testing.assert_array_equal(jaxext.ragged_dot(x, w, sizes), of_rows(x, w, sizes))
     np.testing.assert_array_equal(lax.ragged_dot(x, w, sizes.astype(np.int32)), of_rows(x, w, sizes))
 
@@ -136,7 +137,7 @@ def test_a_part_of_the_groups():
 def test_sizes_of_axes(shape):
     m, k, n, g = shape
     x, w, y = operands(rows=m, groups=g, k=k, n=n)
-    sizes = np.full(g, 2, np.int32)
+    sizes: Any = np.full(g, 2, np.int32)
     got, pull = jax.vjp(lambda x, w: jaxext.ragged_dot(x, w, sizes), x, w)
     np.testing.assert_array_equal(got, of_rows(x, w, sizes))
     for of, ct in zip((x, w), pull(y), strict=True):
@@ -154,7 +155,7 @@ def test_every_way_to_compute(way, dtype, monkeypatch):
     x, w, y = (
         random(shape, jnp.dtype(dtype), seed, integers=True) for seed, shape in enumerate([(2, 3, 2, M, K), (2, G, K, N), (2, 3, 2, M, N)])
     )
-    sizes = np.random.default_rng(0).integers(0, M // G + 2, (2, 3, G)).astype(np.int32)
+    sizes: Any = np.random.default_rng(0).integers(0, M // G + 2, (2, 3, G)).astype(np.int32)
     sizes[0, 1], sizes[1, 2] = 0, [0, M, 0, 0]
     tail = np.array([[owners(s, M) < 0 for s in of] for of in sizes])[:, :, None, :, None]
     x, y = (np.where(tail, np.array(np.nan, a.dtype), a) for a in (x, y))
@@ -165,7 +166,8 @@ def test_every_way_to_compute(way, dtype, monkeypatch):
     for b, p, r in itertools.product(range(2), range(3), range(2)):
         np.testing.assert_array_equal(got[b, p, r], of_rows(x[b, p, r], w[b], sizes[b, p]))
         np.testing.assert_array_equal(dx[b, p, r], of_rows(y[b, p, r], w[b].swapaxes(1, 2), sizes[b, p]))
-    want = [sum(of_groups(x[b, p, r], y[b, p, r], sizes[b, p]) for p in range(3) for r in range(2)) for b in range(2)]
+    of_parts = [[of_groups(x[b, p, r], y[b, p, r], sizes[b, p]) for p in range(3) for r in range(2)] for b in range(2)]
+    want = np.sum(of_parts, 1)
     np.testing.assert_allclose(dw.astype(np.float64), want, rtol=0 if dtype == "float32" else 2**-8)
 
 
@@ -190,7 +192,7 @@ def test_memory(dtype):
     nt = lambda y, w, sizes: jax.linear_transpose(lambda x: jaxext.ragged_dot(x, w, sizes), x)(y)
     tn = lambda x, y, sizes: jaxext.ragged_dot_general(x, y, sizes, CONTRACTION)
     for role, args in ((jaxext.ragged_dot, (x, w, sizes)), (nt, (y, w, sizes)), (tn, (x, y, sizes))):
-        used = jax.jit(role).lower(*args).compile().memory_analysis()
+        used: Any = jax.jit(role).lower(*args).compile().memory_analysis()
         arrays = used.argument_size_in_bytes + used.output_size_in_bytes
         assert arrays + used.temp_size_in_bytes <= 1.5 * arrays
 
@@ -284,7 +286,8 @@ def test_errors(change, error, message):
 
 def test_errors_of_dimension_numbers():
     with pytest.raises(TypeError, match="ragged_dot_general: ragged_dot_dimension_numbers is .*, want a jax.lax.RaggedDotDimensionNumbers"):
-        jaxext.ragged_dot_general(X, W, ints(3, 3, 3, 3), (((1,), (1,)), ((), ())))
+        pair: Any = (((1,), (1,)), ((), ()))
+        jaxext.ragged_dot_general(X, W, ints(3, 3, 3, 3), pair)
     with pytest.raises(TypeError, match="exactly one lhs ragged dimension"):
         dims = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), [], [0])
         jaxext.ragged_dot_general(X, W, ints(3, 3, 3, 3), dims)
@@ -317,14 +320,14 @@ def test_every_transformation():
 def test_vmap_over_any_operands(mapped):
     """Without a loop over what is mapped: one product with another axis, for each role."""
     args = [np.stack([a, np.roll(a, 1, 0), np.flip(a, 0)], 1) if m else a for a, m in zip((X, W, SHORT), mapped, strict=True)]
-    axes = [1 if m else None for m in mapped]
+    axes: Any = *(1 if m else None for m in mapped), 0
     cotangents = np.stack([Y, 2 * Y, -Y])
 
     def products(x, w, sizes, ct):
         y, pull = jax.vjp(lambda x, w: jaxext.ragged_dot(x, w, sizes), x, w)
         return y, *pull(ct)
 
-    over = jax.vmap(products, (*axes, 0), 1)
+    over: Any = jax.vmap(products, axes, 1)
     got = over(*args, cotangents)
     for i in range(3):
         x, w, sizes = (a[:, i] if m else a for a, m in zip(args, mapped, strict=True))
@@ -426,7 +429,7 @@ def test_devices(name, kind):
         xs, ws = jax.device_put(x, NamedSharding(mesh, px)), jax.device_put(w, NamedSharding(mesh, pw))
         columns = P(*(px[:1] or (None,)), *pw[2:])
         ys = jax.device_put(y, NamedSharding(mesh, columns))
-        static = dict(out_sharding=columns) if kind is AxisType.Explicit and name == "contraction" else {}
+        static: Any = dict(out_sharding=columns) if kind is AxisType.Explicit and name == "contraction" else {}
         product = jax.jit(functools.partial(jaxext.ragged_dot, **static))
         np.testing.assert_array_equal(product(xs, ws, sizes), of_rows(x, w, sizes))
         assert dict(collectives(product.lower(xs, ws, sizes).compile())) == forward

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +130,7 @@ class _Blocks:
     def at(self, v) -> dict[str, jax.Array]:
         """The index along each axis."""
         found, i = {}, self.group[v]
-        for axis, size in reversed(self.sizes.items()):
+        for axis, size in reversed(list(self.sizes.items())):
             found[axis], i = i % size, i // size
         return found
 
@@ -208,8 +208,9 @@ def _wide(dtype):
     return jnp.dtype(jnp.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
 
 
-def _total(call: Call, both, dtype) -> jax.Array:
-    return product(*both, (((0, 1), (0, 1)), ((), ())), call.precision, dtype)
+def _total(call: Call, both: Iterable[jax.Array], dtype) -> jax.Array:
+    x, y = both
+    return product(x, y, (((0, 1), (0, 1)), ((), ())), call.precision, dtype)
 
 
 def _groups(call: Call, flat, axes: str):
