@@ -40,7 +40,7 @@ _RESOURCES = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) L
 _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.DOTALL)
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
 _NAME = re.compile(
-    r"jaxext::(?:sm90|depthwise)::(Matmul|Convolution|GatherLine|GatherPlane|Wgrad)<([^<>]*)"
+    r"jaxext::(?:sm90|depthwise)::(Matmul|RaggedProduct|Convolution|GatherLine|GatherPlane|Wgrad)<([^<>]*)"
 )  # up to a template among the arguments
 
 
@@ -136,6 +136,14 @@ def describe(name: str) -> dict:
             "config": f"{m}x{n}x{k}, {'ping-pong' if schedule else 'cooperative'}, cluster {cluster}" + (", epilogue" if fused else ""),
             **{"tile_m": m, "tile_n": n, "tile_k": k, "cluster_m": cluster, "pingpong": schedule},
         }
+    if template == "RaggedProduct":
+        role, m, n, cluster = (int(arguments[i]) for i in (0, 2, 3, 4))
+        return {
+            "kernel": f"ragged_{MATMUL_ROLES[role]}",
+            "operands": ELEMENTS[arguments[1]],
+            "config": f"{m}x{n}, cluster {cluster}",
+            **{"tile_m": m, "tile_n": n, "cluster_n": cluster},
+        }
     if template == "Convolution":
         role, rank, m, n, cluster = (int(arguments[i]) for i in (0, 1, 3, 4, 5))
         return {
@@ -158,9 +166,13 @@ def describe(name: str) -> dict:
 
 def identity(row: dict) -> tuple:
     """What tells one row of the module's tables, or of this one, from the others."""
-    kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else f"matmul_{row['role']}")
-    names = ("operands", "tile_m", "tile_n", "tile_k", "cluster_m", "pingpong", "result", "fused")
-    return kernel, *(row.get(name) for name in (names if kernel.startswith("matmul") else (*names[:3], names[4])))
+    family = "conv" if "rank" in row else "ragged" if "cluster_n" in row else "matmul"
+    kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else f"{family}_{row['role']}")
+    names = {
+        "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
+        "ragged": ("cluster_n",),
+    }.get(kernel.partition("_")[0], ("cluster_m",))
+    return kernel, *(row.get(name) for name in ("operands", "tile_m", "tile_n", *names))
 
 
 def demangled(function: str) -> str:
@@ -179,6 +191,10 @@ def vectorised(row: dict) -> bool:
     return row.get("vector", 1) > 1
 
 
+def stores_lines(row: dict) -> bool:
+    return row["kernel"].startswith("ragged") or vectorised(row) and "wgrad" not in row["kernel"]
+
+
 # What no kernel may do -> whether a row does it.
 LAWS: dict[str, Callable[[dict], bool]] = {
     # registers that do not suffice cost more than what the kernel saves
@@ -191,11 +207,11 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     "not on the tensor cores": lambda row: hopper(row) and row["wgmma"] == 0,
     "operands not loaded by TMA": lambda row: hopper(row) and row["tma"] == 0,
     "pixels not gathered by TMA": lambda row: row["kernel"].startswith("conv") and row["im2col"] == 0,
-    "nothing shared in a cluster": lambda row: row.get("cluster_m", 1) > 1 and row["multicast"] == 0,
+    "nothing shared in a cluster": lambda row: max(row.get("cluster_m", 1), row.get("cluster_n", 1)) > 1 and row["multicast"] == 0,
     "results not stored by TMA": lambda row: row["kernel"].startswith("matmul") and row["tma_stores"] == 0,
     # a memory-bound kernel: of fprop and dgrad only the filter, which is small, goes element by element, of wgrad only the result
     "narrow loads": lambda row: vectorised(row) and ("16" not in row["loads"] or "wgrad" in row["kernel"] and set(row["loads"]) != {"16"}),
-    "narrow stores": lambda row: vectorised(row) and "wgrad" not in row["kernel"] and set(row["stores"]) != {"16"},
+    "narrow stores": lambda row: stores_lines(row) and set(row["stores"]) != {"16"},
     # profiles show it, and this table reads it
     "named after nothing in csrc": lambda row: row["kernel"] == "unknown",
     "not in the module's table": lambda row: hopper(row) and not row["told"],
@@ -254,7 +270,12 @@ def load(path: pathlib.Path) -> Any:
     return module
 
 
+def tables(module: Any) -> list[dict]:
+    """A row for each kernel of Hopper that the module tells of."""
+    return [*module.matmul_kernels(), *module.ragged_kernels(), *module.conv_kernels()]
+
+
 def collect(path: pathlib.Path, module: Any, archs: Collection[int] = ()) -> list[dict]:
     """The rows for these architectures, or for all."""
-    rows = rows_of(path, [*module.matmul_kernels(), *module.conv_kernels()], archs)
+    rows = rows_of(path, tables(module), archs)
     return sorted(rows, key=lambda row: (row["kernel"], row["arch"], row["source"], row.get("operands", ""), row["config"]))

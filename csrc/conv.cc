@@ -21,8 +21,6 @@ const ConvKernel* Find(ConvRole role, int rank, const ConvConfig& config, Dtype 
 }
 
 // TMA reads 16 bytes at once.
-bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 }  // namespace
 
 const std::vector<ConvKernel>& ConvKernels() {
@@ -57,7 +55,7 @@ Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfi
   const Epilogue none, &added = epilogue != nullptr ? *epilogue : none;
   for (const void* array : {first, second, static_cast<const void*>(out), static_cast<const void*>(added.bias), added.residual,
                             static_cast<const void*>(added.saved)}) {
-    if (!IsAligned(array)) return Invalid("conv: an operand or a result does not begin at a multiple of 16 bytes");
+    if (!Aligned(array)) return Invalid("conv: an operand or a result does not begin at a multiple of 16 bytes");
   }
   return kernel->launch(problem, parts, result, first, second, out, epilogue, stream);
 }

@@ -50,25 +50,37 @@ inline std::optional<Dtype> DtypeOf(ffi::DataType type) {
   }
 }
 
-// Whether `buffer`, which is called `name`, has this shape and a dtype that kernels know: it goes to `dtype`.
-inline Status Check(const std::string& name, const ffi::AnyBuffer& buffer, const std::vector<int64_t>& shape, Dtype* dtype) {
+// Whether `buffer`, which is called `name`, has this shape.
+inline Status CheckShape(const std::string& name, const ffi::AnyBuffer& buffer, const std::vector<int64_t>& shape) {
   const auto text = [](const auto& sizes) {
     std::string joined;
     for (int64_t size : sizes) joined += (joined.empty() ? "" : ", ") + std::to_string(size);
     return "(" + joined + ")";
   };
   const std::vector<int64_t> sizes(buffer.dimensions().begin(), buffer.dimensions().end());
-  if (sizes != shape) {
-    return Invalid(name + " has the shape " + text(sizes) + ", want " + text(shape));
-  }
+  if (sizes == shape) return {};
+  return Invalid(name + " has the shape " + text(sizes) + ", want " + text(shape));
+}
+
+inline Status WrongDtype(const std::string& name, const ffi::AnyBuffer& buffer, const std::string& want) {
+  std::ostringstream got;
+  got << buffer.element_type();
+  return Invalid(name + " is " + got.str() + ", want " + want);
+}
+
+// And a dtype that kernels know: it goes to `dtype`.
+inline Status Check(const std::string& name, const ffi::AnyBuffer& buffer, const std::vector<int64_t>& shape, Dtype* dtype) {
+  if (Status s = CheckShape(name, buffer, shape); !s.ok()) return s;
   const std::optional<Dtype> known = DtypeOf(buffer.element_type());
-  if (!known) {
-    std::ostringstream got;
-    got << buffer.element_type();
-    return Invalid(name + " is " + got.str() + ", want float32, bfloat16, float16 or float8_e4m3fn");
-  }
+  if (!known) return WrongDtype(name, buffer, "float32, bfloat16, float16 or float8_e4m3fn");
   *dtype = *known;
   return {};
+}
+
+// And is of int32.
+inline Status CheckIntegers(const std::string& name, const ffi::AnyBuffer& buffer, const std::vector<int64_t>& shape) {
+  if (Status s = CheckShape(name, buffer, shape); !s.ok()) return s;
+  return buffer.element_type() == ffi::S32 ? Status{} : WrongDtype(name, buffer, "S32");
 }
 
 // Both operands have one dtype in all kernels.

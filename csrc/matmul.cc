@@ -11,9 +11,7 @@
 namespace jaxext {
 namespace {
 
-constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 16);  // of an axis, and of tiles: CUTLASS rounds up, with 32 bits
-constexpr int64_t kMostElements = (int64_t{1} << 38) - 1;           // of an array; TMA's strides have 40 bits, in bytes
-constexpr int64_t kMostSplits = 32;                                 // of the candidates in jaxext/backends/cuda/cuda_matmul.py
+constexpr int64_t kMostSplits = 32;  // of the candidates in jaxext/backends/cuda/cuda_matmul.py
 
 std::string Text(const MatmulProblem& p) {
   return "B=" + std::to_string(p.B) + " M=" + std::to_string(p.M) + " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K);
@@ -47,7 +45,7 @@ std::string Joined(const std::set<std::string>& names) {
 // Whether CUTLASS can number the tiles with 32 bits, in a grid that it rounds up to pairs of blocks and bands of eight.
 bool FewTiles(const Gemm& gemm, const MatmulConfig& config, int64_t batch) {
   const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile + 15; };
-  return Product({tiles(gemm.m, config.tile_m), tiles(gemm.n, config.tile_n), batch}) <= kMost;
+  return Product({tiles(gemm.m, config.tile_m), tiles(gemm.n, config.tile_n), batch}) <= kMostOfAxis;
 }
 
 std::string ManyTiles(const MatmulProblem& p) { return Text(p) + " make 2^31 tiles or more, want fewer"; }
@@ -82,7 +80,7 @@ Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtype
   }
   if (p.B == 0 || p.M == 0 || p.N == 0 || p.K == 0) return {};
   for (int64_t size : {p.B, p.M, p.N, p.K}) {
-    if (size > kMost) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMost) + " at most";
+    if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
   }
   const Gemm gemm = GemmOf(role, p, 1, nullptr, nullptr, nullptr);
   const struct {
@@ -101,8 +99,6 @@ Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtype
   }
   return {};
 }
-
-bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 }  // namespace
 

@@ -11,6 +11,9 @@
 
 namespace jaxext {
 
+constexpr int64_t kMostOfAxis = (int64_t{1} << 31) - (int64_t{1} << 16);  // and of tiles, which CUTLASS rounds up, with 32 bits
+constexpr int64_t kMostElements = (int64_t{1} << 38) - 1;                 // of an array; TMA's strides have 40 bits, in bytes
+
 // How a product is computed; exported programs carry it, so a tile that was released goes only with a new version of the targets.  The
 // fields of `jaxext.backends.cuda.cuda_matmul.MatmulConfig`.
 struct MatmulConfig {

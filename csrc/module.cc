@@ -8,6 +8,7 @@
 
 #include "conv.h"
 #include "matmul.h"
+#include "ragged.h"
 #include "refusals.h"
 #include "targets.h"
 
@@ -19,20 +20,31 @@ namespace {
 
 py::dict Handlers() {
   py::dict handlers;
-  for (const auto& targets : {MatmulTargets(), ConvTargets(), DepthwiseTargets()}) {
+  for (const auto& targets : {MatmulTargets(), RaggedTargets(), ConvTargets(), DepthwiseTargets()}) {
     for (const Target& target : targets) handlers[py::str(target.name)] = py::capsule(reinterpret_cast<void*>(target.handler));
   }
   return handlers;
 }
 
+const char* NameOf(MatmulRole role) { return role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn"; }
+
 py::list MatmulTable() {
   py::list rows;
   for (const MatmulKernel& k : MatmulKernels()) {
-    const char* role = k.role == MatmulRole::kNN ? "nn" : k.role == MatmulRole::kNT ? "nt" : "tn";
-    rows.append(py::dict("role"_a = role, "operands"_a = Name(k.operands), "result"_a = Name(k.result), "fused"_a = k.fused,
+    rows.append(py::dict("role"_a = NameOf(k.role), "operands"_a = Name(k.operands), "result"_a = Name(k.result), "fused"_a = k.fused,
                          "tile_m"_a = k.config.tile_m, "tile_n"_a = k.config.tile_n, "tile_k"_a = k.config.tile_k,
                          "cluster_m"_a = k.config.cluster_m, "pingpong"_a = k.config.pingpong, "stages"_a = k.stages,
                          "shared"_a = k.shared_bytes));
+  }
+  return rows;
+}
+
+py::list RaggedTable() {
+  py::list rows;
+  for (const RaggedKernel& k : RaggedKernels()) {
+    rows.append(py::dict("role"_a = NameOf(k.role), "operands"_a = Name(k.dtype), "result"_a = Name(k.dtype), "tile_m"_a = k.config.tile_m,
+                         "tile_n"_a = k.config.tile_n, "tile_k"_a = k.config.tile_k, "cluster_n"_a = k.config.cluster_n,
+                         "stages"_a = k.stages, "shared"_a = k.shared_bytes));
   }
   return rows;
 }
@@ -76,6 +88,13 @@ Reason AskMatmul(const std::string& role, const py::object& B, const py::object&
                        {dtypes[0], dtypes[1], dtypes[2]}, fused, arch);
 }
 
+Reason AskRagged(const std::string& role, const py::object& B, const py::object& P, const py::object& R, const py::object& M,
+                 const py::object& N, const py::object& K, const py::object& G, const Names& dtypes, int arch) {
+  return RaggedRefuses(RoleOf<MatmulRole>(role, {"nn", "nt", "tn"}),
+                       {Number(B), Number(P), Number(R), Number(M), Number(N), Number(K), Number(G)}, {dtypes[0], dtypes[1], dtypes[2]},
+                       arch);
+}
+
 template <auto kRefuses>
 Reason AskConv(const std::string& role, int rank, const py::object& B, const py::object& N, const py::object& G, const py::object& C,
                const py::object& K, const Three& input, const Three& filter, const Three& output, const Three& stride, const Three& low,
@@ -111,6 +130,9 @@ PYBIND11_MODULE(_cuda_module, module) {
   module.def("conv_kernels", &jaxext::ConvTable, "The kernels of dense convolutions, a dict for each.");
   module.def("matmul_refuses", &jaxext::AskMatmul, "Why no kernel takes this matrix product, or None.", py::kw_only(), "role"_a, "B"_a,
              "M"_a, "N"_a, "K"_a, "dtypes"_a, "fused"_a, "arch"_a);
+  module.def("ragged_kernels", &jaxext::RaggedTable, "The kernels of ragged products, a dict for each.");
+  module.def("ragged_refuses", &jaxext::AskRagged, "Why no kernel takes this ragged product, or None.", py::kw_only(), "role"_a, "B"_a,
+             "P"_a, "R"_a, "M"_a, "N"_a, "K"_a, "G"_a, "dtypes"_a, "arch"_a);
   jaxext::DefineConv<&jaxext::ConvRefuses>(module, "conv_refuses", "Why no kernel takes this dense convolution, or None.");
   jaxext::DefineConv<&jaxext::DepthwiseRefuses>(module, "depthwise_refuses", "Why no kernel takes this depthwise convolution, or None.");
   module.def(

@@ -35,6 +35,11 @@ struct MatmulProblem {
   int64_t B, M, N, K;
 };
 
+// x[B,P,R,M,K], w[B,G,K,N], y[B,P,R,M,N]: rows in G groups, and a matrix for each.
+struct RaggedProblem {
+  int64_t B, P, R, M, N, K, G;
+};
+
 struct ConvProblem {
   int64_t B, N, G, C, K;
   std::array<int64_t, 3> input, filter, output, stride, low, input_dilation, filter_dilation;

@@ -41,10 +41,14 @@ constexpr const char* ShortName(Dtype dtype) {
 // No kernel is launched for a problem with a size of 0: products and dense convolutions with one are taken, whatever the other sizes.
 // Every number of 64 bits may be asked about.
 Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, bool fused, std::optional<int> arch = {});
+Reason RaggedRefuses(MatmulRole role, const RaggedProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // For the functions above.
+
+// Where TMA can read.
+inline bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // 90 -> "9.0"
 inline std::string CapabilityText(int arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }

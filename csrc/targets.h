@@ -15,6 +15,7 @@ struct Target {
 };
 
 std::vector<Target> MatmulTargets();
+std::vector<Target> RaggedTargets();
 std::vector<Target> ConvTargets();
 std::vector<Target> DepthwiseTargets();
 

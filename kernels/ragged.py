@@ -1,54 +1,24 @@
-"""Ragged products: rows in groups, and a matrix for each group.
-
-    role  result              product                        row  column  contracted
-    nn    y[B,P,R,M,N]        x[M,K] w[g,K,N] of row m's g   m    n       k
-    nt    x[B,P,R,M,K]        y[M,N] w[g,K,N]ᵀ               m    k       n
-    tn    w[B,G,K,N]          xᵀ y over the rows of g        k    n       p, r, m in g
-
-A group's rows are those from begin[B,P,G] up to end[B,P,G]: ranges that lie in order and do not overlap.  A row in none of them is never
-read, and its result is zero.
-
-nn and nt go through *visits*: a tile of rows, and one of the groups that have rows in it.  There are at most ⌈M / tile⌉ + G - 1, whatever
-the ranges say, so the grid is known to the host, and `visits` finds on the device what each of them is.  In tn the programs of a group
-walk through its rows, always in the same order.
-"""
+"""Ragged products in Triton: one kernel for nn and nt, a program for each visit, and one for tn; _ragged.py says what these are."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import triton
 import triton.language as tl
 
 from . import matmul
 from ._launch import BITS, MOST_PROGRAMS, Launch, cdiv, kernel_name
+from ._ragged import NUMBERS_OF_VISIT, SLOTS, RaggedProblem
 from ._roofline import START, machine
 from .matmul import Config, _inside, _multiply_add, _place
 
-SLOTS = {"nn": ("x", "w"), "nt": ("y", "w"), "tn": ("x", "y")}  # left, right
-OF_VISIT = tl.constexpr(5)  # group; the rows that are multiplied, first and last; those that are written
+OF_VISIT = tl.constexpr(NUMBERS_OF_VISIT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Problem(matmul.Problem):
-    """The sizes of one matrix as those of a product, which do not know the groups, and how many there are."""
-
-    P: int
-    R: int
-    G: int
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each slot."""
-        rows = (self.B, self.P, self.R, self.M)
-        ranges = (self.B, self.P, self.G)
-        return {"x": (*rows, self.K), "w": (self.B, self.G, self.K, self.N), "y": (*rows, self.N), "begin": ranges, "end": ranges}
-
-    @property
-    def batches(self) -> int:
-        """Matrices of rows, or of groups."""
-        return self.B * (self.G if self.role == "tn" else self.P * self.R)
+class Problem(RaggedProblem, matmul.Problem):
+    """What Triton's tiles must know besides the sizes."""
 
 
 def supports(problem: Problem) -> str | None:
@@ -75,59 +45,16 @@ def pick(problem: Problem) -> Config:
 
 def clocks(problem: Problem, config: Config) -> float:
     """The programs that one multiprocessor runs, if half of the groups end within a tile of rows."""
-    gpu, of_tn = machine(problem.arch), problem.role == "tn"
-    depth = problem.P * problem.R * cdiv(problem.M, max(1, problem.G)) if of_tn else problem.depth
+    gpu = machine(problem.arch)
     lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
     loaded = config.tile_m * lhs + config.tile_n * rhs
-    rows = cdiv(problem.rows, config.tile_m) + (0 if of_tn else problem.G // 2)
-    programs = problem.batches * rows * cdiv(problem.cols, config.tile_n)
+    programs = problem.batches * problem.expected_tiles_down(config.tile_m) * cdiv(problem.cols, config.tile_n)
     tile = gpu.tile(config.tile_m * config.tile_n, gpu.rate(problem.bits, problem.method), loaded)
-    return gpu.rounds(programs) * (START + cdiv(depth, config.tile_k) * config.tile_k * tile)
-
-
-def visits_of(problem: Problem, config: Config) -> int:
-    """Of the rows of one matrix, at most."""
-    return cdiv(problem.M, config.tile_m) + max(1, problem.G) - 1
+    return gpu.rounds(programs) * (START + cdiv(problem.expected_depth, config.tile_k) * config.tile_k * tile)
 
 
 def grid(problem: Problem, config: Config) -> int:
-    rows = cdiv(problem.rows, config.tile_m) if problem.role == "tn" else visits_of(problem, config)
-    return problem.batches * rows * cdiv(problem.cols, config.tile_n)
-
-
-def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
-    """What the visits are, int32 [B,P,visits,5], from ranges [B,P,G], by numpy or what has its functions.  `OF_VISIT` says what five.
-
-    A row is written by the visit of its own group, or else by that before it in the tile, or by the first one.  Tiles without a group
-    have a visit that writes zeros, and what is left over writes nothing.
-    """
-    groups = begin.shape[-1]
-    count = cdiv(rows, tile) + groups - 1
-    exists, number = end > begin, numpy.arange(groups, dtype=begin.dtype)
-    earlier = (number[:, None] > number[None])[None, None]
-    before = numpy.max(numpy.where(earlier & exists[..., None, :], end[..., None, :], 0), -1)  # the end of the group before it
-    first_tile, last_tile = begin // tile, (end - 1) // tile
-    shares = exists & (before > first_tile * tile)  # its first tile with the group before it
-    more = numpy.cumsum(shares, -1).astype(begin.dtype)  # visits than tiles, up to this group
-    visit = numpy.arange(count, dtype=begin.dtype)[None, None]
-    here = exists[..., None, :] & ((first_tile + more)[..., None, :] <= visit[..., None])  # [B,P,visits,G]
-    group = numpy.max(numpy.where(here, number[None, None, None], -1), -1)
-
-    def of_group(values, otherwise=0):
-        found = numpy.take_along_axis(values, numpy.maximum(group, 0), -1)
-        return numpy.where(group >= 0, found, otherwise)
-
-    at = visit - of_group(more)  # the tile
-    inside, start, stop = at * tile < rows, at * tile, numpy.minimum((at + 1) * tile, rows)
-    multiplies = inside & (at <= of_group(last_tile, -1))
-    first = numpy.where(multiplies, numpy.maximum(of_group(begin), start), start)
-    last = numpy.where(multiplies, numpy.minimum(of_group(end), stop), start)
-    shared = multiplies & of_group(shares, False) & (at == of_group(first_tile))
-    following = numpy.concatenate([at[..., 1:], numpy.full_like(at[..., :1], count)], -1)
-    low = numpy.where(shared, of_group(before), start)
-    high = numpy.where(following == at, last, stop)
-    low, high = numpy.where(inside, low, 0), numpy.where(inside, high, 0)
-    return numpy.stack([group, first, last, low, high], -1).astype("int32")
+    return problem.batches * problem.tiles_down(config.tile_m) * cdiv(problem.cols, config.tile_n)
 
 
 def launch(problem: Problem, config: Config) -> Launch:
@@ -138,8 +65,8 @@ def launch(problem: Problem, config: Config) -> Launch:
     if config.splits != 1:
         raise ValueError(f"{problem.name}: splits is {config.splits} (want 1)")
     of_tn = problem.role == "tn"
-    rows = cdiv(problem.rows, config.tile_m) if of_tn else visits_of(problem, config)
-    constants = {"PROBLEM": problem, "CONFIG": config, "TILE_ROWS": rows, "TILE_COLS": cdiv(problem.cols, config.tile_n)}
+    tiles = {"TILE_ROWS": problem.tiles_down(config.tile_m), "TILE_COLS": cdiv(problem.cols, config.tile_n)}
+    constants = {"PROBLEM": problem, "CONFIG": config, **tiles}
     return dataclasses.replace(
         plain,
         kernel=ragged_sum if of_tn else ragged_rows,

@@ -32,15 +32,19 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2}
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
 SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
+RAGGED_SLOTS = {"nn": "xwy", "nt": "wyx", "tn": "xyw"}
+RAGGED_SHAPES = {"x": "BPRMK", "w": "BGKN", "y": "BPRMN"}
 # Of both operands, the result, and an epilogue's arrays: aligned to no more than TMA wants.
 ADDRESSES = [(i << 44) + 16 for i in (1, 2, 3)]
 ADDED = {slot: (i << 44) + 16 for i, slot in enumerate(("bias", "residual", "saved"), 4)}
+PLACES = (7 << 44) + 4  # of a ragged product
 STREAM = 77
 ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
 
 # What can be called, a row for each compiled kernel.
 MATMULS = _cuda_module.matmul_kernels()
+RAGGEDS = _cuda_module.ragged_kernels()
 CONVS = [row | {"family": 1} for row in _cuda_module.conv_kernels()]
 DEPTHWISE = [
     dict(family=2, rank=rank, role=role, operands=dtype)
@@ -65,7 +69,7 @@ def runtime(*more: str | pathlib.Path) -> ctypes.CDLL:
 
 def ask(case, device=0, failing=""):
     """(status, what was asked of CUDA, or the message).  A case may have an epilogue: the activation's number, and whose arrays exist."""
-    numbers = [(ctypes.c_int64 * len(values))(*values) for values in (case["problem"], case["config"], [*ADDRESSES, STREAM])]
+    numbers = [(ctypes.c_int64 * len(values))(*values) for values in (case["problem"], case["config"], [*ADDRESSES, STREAM, PLACES])]
     epilogue = None
     if "epilogue" in case:
         activation, slots = case["epilogue"]
@@ -91,6 +95,16 @@ def matmul(row, B, M, N, K, splits=1):
     if not row["fused"]:
         return case
     return case | dict(epilogue=(3, list(ADDED)), bytes=[*case["bytes"], 4 * B * N, case["bytes"][2], case["bytes"][2]])
+
+
+def ragged(row, B, P, R, M, N, K, G):
+    sizes = dict(zip("BPRMNKG", (B, P, R, M, N, K, G), strict=True))
+    count = lambda slot: math.prod(sizes[label] for label in RAGGED_SHAPES[slot])
+    case = {name: row[name] for name in ("role", "operands", "result")}
+    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_n")]
+    return case | dict(
+        family=3, rank=0, problem=[*sizes.values()], config=config, bytes=[2 * count(slot) for slot in RAGGED_SLOTS[row["role"]]]
+    )
 
 
 def conv(row, p, config):

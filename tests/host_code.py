@@ -15,7 +15,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul
+from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged
 from jaxext.backends.cuda.cuda_conv import ConvConfig
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
@@ -51,7 +51,7 @@ def _library() -> ctypes.CDLL:
     if shutil.which("g++") is None:
         pytest.skip("no g++ found")
     csrc, tests = ROOT / "csrc", ROOT / "tests/csrc"
-    units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in ("matmul", "conv_plan", "depthwise_plan"))]
+    units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in ("matmul", "ragged", "conv_plan", "depthwise_plan"))]
     with tempfile.TemporaryDirectory() as folder:
         objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in units]
         compile = ["g++", *FLAGS, f"-I{csrc}", f"-I{tests / 'cuda'}", "-c"]
@@ -72,7 +72,7 @@ def _numbers(problem: MatmulProblem | ConvProblem):
 
 def refuses(problem: MatmulProblem | ConvProblem, family=cuda_matmul) -> str | None:
     """Why the kernels of the family, which has the module, do not take the problem, or None."""
-    name = {cuda_matmul: "matmul", cuda_conv: "conv", cuda_depthwise: "depthwise"}[family]
+    name = {cuda_matmul: "matmul", cuda_ragged: "ragged", cuda_conv: "conv", cuda_depthwise: "depthwise"}[family]
     rank = cuda_conv.rank(problem) if isinstance(problem, ConvProblem) else 0
     dtypes = (ctypes.c_char_p * 3)(*(dtype.encode() for dtype in problem.dtypes))
     text = ctypes.create_string_buffer(1000)

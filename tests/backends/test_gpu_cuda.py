@@ -186,7 +186,7 @@ def test_matmul_kernel(name, role, dtype, result):
     problem = MatmulProblem(
         name=f"matmul_{role}", role=role, **sizes, dtypes=(dtype, dtype, result), precision="tf32", arch=90
     )  # fmt: skip
-    table = cuda_binding._matmul_kernels()
+    table = cuda_binding._compiled("matmul_kernels")
     assert cuda_binding.refused(problem, cuda_matmul) is None
     B, M, N, K = sizes.values()
     shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}

@@ -14,6 +14,7 @@
 #include "conv.h"
 #include "depthwise.h"
 #include "matmul.h"
+#include "ragged.h"
 
 namespace {
 
@@ -194,7 +195,8 @@ const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorNot
 void Begin(int32_t on_device, const char* fail) { device = on_device, failing = fail, asked.clear(), descriptors = 0; }
 void Told(char* answer, int64_t room) { std::strncpy(answer, ("[" + asked + "]").c_str(), room - 1); }
 
-// Problems and configs are the fields of their structs, in order, and `epilogue` is too, or null; the answer is the status, its message or,
+// Problems and configs are the fields of their structs, in order, and `epilogue` is too, or null.  Addresses are those of both operands and
+// the result, the stream, and the places of a ragged product.  The answer is the status, its message or,
 // if there is none, what was asked of CUDA.
 int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, const char* fail, int32_t operands, int32_t result,
              const int64_t* problem, const int64_t* config, const int64_t* addresses, const int64_t* epilogue, char* answer, int64_t room) {
@@ -218,6 +220,10 @@ int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, cons
   } else if (family == 1) {
     status = Conv(static_cast<ConvRole>(role), rank, *reinterpret_cast<const ConvProblem*>(problem),
                   *reinterpret_cast<const ConvConfig*>(config), dtype, of_result, first, second, out, added, stream);
+  } else if (family == 3) {
+    status = Ragged(static_cast<MatmulRole>(role), *reinterpret_cast<const RaggedProblem*>(problem),
+                    *reinterpret_cast<const RaggedConfig*>(config), dtype, of_result, first, second,
+                    reinterpret_cast<const int32_t*>(addresses[4]), out, stream);
   } else {
     status = Depthwise(static_cast<ConvRole>(role), *reinterpret_cast<const ConvProblem*>(problem),
                        *reinterpret_cast<const DepthwiseConfig*>(config), dtype, of_result, first, second, out, added, stream);

@@ -4,6 +4,7 @@
 
 #include "conv_plan.h"
 #include "matmul.h"
+#include "ragged.h"
 #include "refusals.h"
 
 namespace jaxext {
@@ -36,6 +37,10 @@ NONE(MatmulTNSkinny)
 NONE(MatmulTNPingpong)
 NONE(MatmulNNFused)
 
+std::vector<RaggedKernel> RaggedNN() { return {{MatmulRole::kNN, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
+std::vector<RaggedKernel> RaggedNT() { return {{MatmulRole::kNT, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
+std::vector<RaggedKernel> RaggedTN() { return {{MatmulRole::kTN, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
+
 }  // namespace jaxext
 
 using namespace jaxext;
@@ -46,6 +51,8 @@ extern "C" int Refuses(const char* family, int role, int rank, const int64_t* pr
   Reason reason;
   if (!std::strcmp(family, "matmul")) {
     reason = MatmulRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, /*fused=*/false, arch);
+  } else if (!std::strcmp(family, "ragged")) {
+    reason = RaggedRefuses(MatmulRole(role), *reinterpret_cast<const RaggedProblem*>(problem), names, arch);
   } else {
     const auto refuses = !std::strcmp(family, "conv") ? &ConvRefuses : &DepthwiseRefuses;
     reason = refuses(ConvRole(role), rank, *reinterpret_cast<const ConvProblem*>(problem), names, arch);

@@ -7,6 +7,7 @@
 #include "conv.h"
 #include "depthwise.h"
 #include "matmul.h"
+#include "ragged.h"
 #include "targets.h"
 
 namespace jaxext {
@@ -63,11 +64,18 @@ Status Matmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dt
              operands, result, {first, second, out}, epilogue);
 }
 
+Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, Dtype operands, Dtype result, const void* first,
+              const void* second, const int32_t* places, void* out, cudaStream_t) {
+  const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
+  return Say(std::string("ragged ") + name, {p.B, p.P, p.R, p.M, p.N, p.K, p.G}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_n}, operands,
+             result, {first, second, places, out}, /*epilogue=*/nullptr);
+}
+
 }  // namespace jaxext
 
 // The handler of that name, or null.
 extern "C" void* HandlerOf(const char* name) {
-  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::ConvTargets(), jaxext::DepthwiseTargets()}) {
+  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ConvTargets(), jaxext::DepthwiseTargets()}) {
     for (const jaxext::Target& target : targets) {
       if (target.name == name) return reinterpret_cast<void*>(target.handler);
     }

@@ -13,6 +13,7 @@ from cases import random
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import ragged
 from jaxext.kernels._launch import MOST_PROGRAMS
+from jaxext.kernels._ragged import visits
 from jaxext.kernels.matmul import Config
 
 ROLES = {"nn": "y", "nt": "x", "tn": "w"}
@@ -62,7 +63,7 @@ def true(problem, operands, begin, end) -> np.ndarray:
 
 
 def compute(problem, operands, begin, end, config=CONFIG) -> np.ndarray:
-    given = operands | dict(begin=begin, end=end, visits=ragged.visits(np, begin, end, problem.M, config.tile_m))
+    given = operands | dict(begin=begin, end=end, visits=visits(np, begin, end, problem.M, config.tile_m))
     return harness.run(ragged.launch(problem, config), given, problem.shapes[ROLES[problem.role]], problem.dtypes[2])
 
 
@@ -130,7 +131,7 @@ def test_visits(seed):
     cuts = np.sort(rng.integers(0, rows + 1, (2, 1, groups + 1)), -1).astype(np.int32)
     begin, end = cuts[..., :-1], cuts[..., 1:].copy()
     end -= np.where(rng.random(end.shape) < 0.3, (end - begin) // 2, 0).astype(np.int32)  # rows between groups
-    found = ragged.visits(np, begin, end, rows, tile)
+    found = visits(np, begin, end, rows, tile)
     assert found.shape == (2, 1, -(-rows // tile) + groups - 1, 5) and found.dtype == np.int32
     for b in range(2):
         written, multiplied = np.zeros(rows, int), np.full(rows, -1)

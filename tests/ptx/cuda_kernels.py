@@ -18,13 +18,31 @@ import pytest
 import test_cuda_conv
 import test_depthwise
 import test_epilogues
+import test_ragged_kernel
 import triton
-from cuda_launches import ADDED, ADDRESSES, ELEMENTS, LIBRARY, OK, SHAPES, SLOTS, ask, conv, matmul, runtime
+from cuda_launches import (
+    ADDED,
+    ADDRESSES,
+    ELEMENTS,
+    LIBRARY,
+    OK,
+    PLACES,
+    SHAPES,
+    SLOTS,
+    ask,
+    conv,
+    matmul,
+    ragged,
+    runtime,
+)
 from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
 from opcodes import untested
 
+from jaxext.backends import kernel
+from jaxext.backends.cuda import cuda_binding
 from jaxext.kernels._epilogue import ACTIVATIONS
+from jaxext.kernels._ragged import visits
 
 DTYPES = {
     "float32": np.float32,
@@ -74,6 +92,7 @@ class Call:
     shape: tuple[int, ...]  # of the result
     truth: Callable[[Mapping[str, np.ndarray]], np.ndarray]
     integers: bool
+    places: np.ndarray | None = None  # of a ragged product
 
     def check(self, **where) -> None:
         """The result is right, up to rounding if operands are no integers; asynchronous work that is late or early gives the same bits."""
@@ -92,12 +111,13 @@ class Call:
         status, asked = ask(self.case, device)
         assert status == OK, asked
         result = Output(np.full(self.case["bytes"][2], 0xFF, np.uint8).view(DTYPES[self.case["result"]]), ADDRESSES[2])
-        arrays = [*(Input(values, address) for values, address in zip(self.operands.values(), ADDRESSES, strict=False)), result]
-        assert [array.values.nbytes for array in arrays] == self.case["bytes"]
-        before = [values.tobytes() for values in self.operands.values()]
-        launch(asked, kernels, arrays, late)
+        inputs = [Input(values, address) for values, address in zip(self.operands.values(), ADDRESSES, strict=False)]
+        assert [array.values.nbytes for array in (*inputs, result)] == self.case["bytes"]
+        inputs += [] if self.places is None else [Input(self.places, PLACES)]
+        before = [array.values.tobytes() for array in inputs]
+        launch(asked, kernels, [*inputs, result], late)
         assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
-        assert [array.values.tobytes() for array in arrays[:2]] == before
+        assert [array.values.tobytes() for array in inputs] == before
         return result.values.reshape(-1, *self.shape)
 
 
@@ -161,6 +181,21 @@ def matmul_call(row, B, rows, columns, depth, splits=1, integers=True) -> Call:
         return np.einsum(f"{','.join(SHAPES[slot] for slot in operands)}->{SHAPES[open_slot]}", *operands.values())
 
     return Call(case, _operands(row, shapes, integers), shapes[open_slot], product, integers)
+
+
+def ragged_call(row, sizes, rows, integers=True, offset=0, B=1, P=1, R=1, **columns) -> Call:
+    """`sizes`: of groups, `columns`: K and N.  Ranges and operands are those of test_ragged_kernel: rows of no group are NaN."""
+    begin, end = test_ragged_kernel.ranges_of(sizes, B, P, offset)
+    dtypes = (kernel.DTYPES[row["operands"]],) * 3
+    problem = test_ragged_kernel.a_problem(row["role"], (begin, end), rows, B, P, R, **columns, dtypes=dtypes)
+    return Call(
+        ragged(row, **cuda_binding.fields(problem)),
+        test_ragged_kernel.some_operands(problem, begin, end, integers),
+        problem.shapes[test_ragged_kernel.ROLES[row["role"]]],
+        lambda operands: test_ragged_kernel.true(problem, operands, begin, end),
+        integers,
+        np.stack([begin, end], -1) if row["role"] == "tn" else visits(np, begin, end, rows, row["tile_m"]),
+    )
 
 
 def conv_call(row, problem, config, integers=True) -> Call:

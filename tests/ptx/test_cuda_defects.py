@@ -9,8 +9,8 @@ import test_cuda_conv
 import test_depthwise
 import test_simt
 import test_small_kernels
-from cuda_kernels import conv_call, matmul_call, modules
-from cuda_launches import CONVS, DEPTHWISE, MATMULS, ask
+from cuda_kernels import conv_call, matmul_call, modules, ragged_call
+from cuda_launches import CONVS, DEPTHWISE, MATMULS, RAGGEDS, ask
 from defects import TWICE, WRONG, planted, said
 from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS
@@ -30,6 +30,12 @@ def product():
     return matmul_call(row, 1, *sizes), {"device": TWO_MULTIPROCESSORS}
 
 
+def ragged(role):
+    """A group ends within a tile, and within a step of the contraction over its rows."""
+    row = row_of(RAGGEDS, role=role, operands="bfloat16", tile_m=128)
+    return ragged_call(row, (150, 0, 75), 230, K=(row["stages"] + 1) * row["tile_k"] + 8, N=264), {"device": TWO_MULTIPROCESSORS}
+
+
 def convolution(name, **changes):
     problem = dataclasses.replace(test_cuda_conv.CASES[name], **changes)
     row = row_of(CONVS, rank=int(problem.name[4]), role=problem.role, operands="bfloat16")
@@ -46,6 +52,8 @@ def depthwise(name, role, dtype, **changes):
 
 CALLS = {
     "product": product,
+    "ragged": functools.partial(ragged, "nn"),
+    "ragged sum": functools.partial(ragged, "tn"),
     "fprop": functools.partial(convolution, "strided, padded unevenly", C=520, K=72),
     "wgrad": functools.partial(convolution, "wgrad", N=12, C=136, K=72),
     "causal": functools.partial(depthwise, "causal k3, several chunks", "fprop", "float32", G=240),
@@ -90,6 +98,13 @@ DEFECTS = {
     "a part that is not stored": ("product", r"stmatrix\S* \[%r\d+\], \{[^}]*\};", "", 5, WRONG),
     "swapped registers": ("product", r"(stmatrix\S* \[%r\d+\], \{)(%r\d+), (%r\d+)", r"\1\3, \2", 5, WRONG),
     "swapped factors": ("product", r"(wgmma\.mma_async\S* \{[^}]*\}, )(%rd\d+), (%rd\d+)", r"\1\3, \2", 0, WRONG),
+    "ragged: stages reused early": ("ragged", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
+    "ragged: sums are read early": ("ragged", r"wgmma\.wait_group\.sync\.aligned 0;", "", None, "which a wgmma under way writes"),
+    "ragged: a stage is not given back": ("ragged", REMOTE_ARRIVE, "", None, "deadlock"),
+    "ragged: a store is shifted": ("ragged", r"(st\.global\.v4\.u32 \[%rd\d+)\]", r"\1+16]", None, f"{TWICE}|outside of all arrays"),
+    "ragged sum: rows of others are not cleared": ("ragged sum", r"st\.v4\.u32[^;]*;", "", None, WRONG),
+    "ragged sum: no fence after clearing": ("ragged sum", r"fence\.proxy\.async\.shared::cta;", "", None, "no fence.proxy.async follows"),
+    "ragged sum: no barrier after clearing": ("ragged sum", r"bar\.sync\s+%r\d+, %r\d+;", "", None, "under way still reads|race"),
     "im2col: stages reused early": ("fprop", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
     "im2col: swapped corners": ("fprop", r"(im2col\S* \[%r\d+\], \[%rd\d+, \{%r\d+, )(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
     "im2col: too few bytes expected": ("fprop", EXPECT, r"\1, 16384", None, "bytes more than they expect"),

@@ -12,8 +12,8 @@ import pytest
 import test_cuda_conv
 import test_depthwise
 import test_simt
-from cuda_kernels import FusedCall, conv_call, matmul_call, modules
-from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, conv, matmul
+from cuda_kernels import FusedCall, conv_call, matmul_call, modules, ragged_call
+from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, RAGGEDS, conv, matmul
 
 from jaxext.backends import kernel
 from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise
@@ -37,6 +37,17 @@ def test_matmul(row):
     matmul_call(row, 1, 3 * m + step, 2 * n + step, k + step).check(device=TWO_MULTIPROCESSORS)
     if row["result"] == "float32":
         matmul_call(row, 1, m + step, step, 4 * k, splits=2).check()
+
+
+@pytest.mark.parametrize("row", RAGGEDS, ids=id_of)
+def test_ragged(row):
+    m, n, sizes = row["tile_m"], row["tile_n"], dict(K=row["tile_m"] + 72, N=row["tile_n"] + 40)
+    ragged_call(row, (5, 0, m - 3, 9, 0, 20), m + 50, **sizes).check(device=TWO_MULTIPROCESSORS)  # the last rows are nobody's
+    ragged_call(row, (3, 0, 70, 66), m + 40, K=8, N=8, offset=29, integers=False).check()
+    ragged_call(row, (0, 0), 3, K=16, N=24).check()
+    if row["operands"] == "bfloat16":  # what depends on the dtype is little
+        ragged_call(row, (7, 65), 90, K=24, N=2 * n + 16, B=2, P=2, R=2, integers=False).check(device=TWO_MULTIPROCESSORS)
+        ragged_call(row, (1,) * 9, 9, K=5 * 64 + 8, N=16).check()
 
 
 def larger(problem):
@@ -152,6 +163,7 @@ def test_depthwise_convolution_with_an_epilogue(dtype):
 
 def test_each_kernel_of_the_library_has_a_row():
     kernels = list(modules())
-    assert sum("cutlass13device_kernel" in name for name in kernels) == len(MATMULS)
+    assert sum("RaggedProduct" in name for name in kernels) == len(RAGGEDS)
+    assert sum("cutlass13device_kernel" in name for name in kernels) == len(MATMULS) + len(RAGGEDS)
     assert sum("ConvKernelOf" in name for name in kernels) == len(CONVS)
-    assert len(kernels) == len(MATMULS) + len(CONVS) + sum("depthwise" in name for name in kernels)
+    assert len(kernels) == len(MATMULS) + len(RAGGEDS) + len(CONVS) + sum("depthwise" in name for name in kernels)

@@ -19,7 +19,7 @@ from interpreter import EARLY, LATE, Input, Module, Output
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.benchmarks import compiled
-from jaxext.kernels import ragged
+from jaxext.kernels._ragged import visits
 
 # kernel -> the shape of a slot, random operands, and the result by definition
 DEFINITIONS = {
@@ -132,7 +132,7 @@ class RaggedCall(Call):
 
     def operands(self, integers: bool):
         begin, end = self.ranges
-        found = ragged.visits(np, begin, end, self.problem.M, self.config.tile_m)
+        found = visits(np, begin, end, self.problem.M, self.config.tile_m)
         return test_ragged_kernel.some_operands(self.problem, begin, end, integers) | dict(begin=begin, end=end, visits=found)
 
     def check(self, got, operands, integers: bool) -> None:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
-from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_matmul
+from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged
 from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart, conv_problem, matmul_problem
 from jaxext.backends.preference import preference
 from jaxext.forms.call import Call, no_kernel
@@ -29,6 +29,7 @@ from jaxext.forms.implementation import folder_of, hash_of
 from jaxext.kernels._epilogue import ACTIVATIONS
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels._ragged import RaggedProblem, visits
 
 GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
 
@@ -62,10 +63,36 @@ class CudaMatmul(_Cuda):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
 
     def configs(self, problem):
-        return cuda_matmul.candidates(problem, _matmul_kernels())
+        return cuda_matmul.candidates(problem, _compiled("matmul_kernels"))
 
     def launch(self, call, problem, config):
         return _launch(call, problem, call.op, config)
+
+
+class CudaRagged(_Cuda):
+    custom_calls = tuple(f"jaxext_ragged_{role}_v1" for role in ("nn", "nt", "tn"))
+    epilogues = False
+
+    def problem(self, call):
+        return matmul_problem(call, RaggedProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem, cuda_ragged)
+
+    def slower(self, call):
+        return None  # XLA multiplies the rows by every group's matrix, or block by block in a loop
+
+    def configs(self, problem):
+        return cuda_ragged.candidates(problem, _compiled("ragged_kernels"))
+
+    def launch(self, call, problem, config):
+        plain = _launch(call, problem, call.op, config, "places")
+
+        def with_places(result, first, second, begin, end):
+            places = jnp.stack([begin, end], -1) if problem.role == "tn" else visits(jnp, begin, end, problem.M, config.tile_m)
+            return plain.call(result, first, second, places)
+
+        return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=with_places)
 
 
 class CudaConv(_Cuda):
@@ -112,6 +139,8 @@ def refused(problem: MatmulProblem | ConvProblem, family: Any) -> str | None:
     if reason := _refused_epilogue(problem):
         return reason
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
+    if isinstance(problem, RaggedProblem):
+        return _cuda_module.ragged_refuses(**asked)
     if isinstance(problem, MatmulProblem):
         return _cuda_module.matmul_refuses(**asked, fused=problem.epilogue is not None)
     ask = _cuda_module.depthwise_refuses if family is cuda_depthwise else _cuda_module.conv_refuses
@@ -134,42 +163,45 @@ def _refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
 
 def fields(problem: MatmulProblem | ConvProblem) -> dict[str, Any]:
     """Sizes and geometry, by the names that csrc/problem.h has for them."""
-    names = "BMNK" if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
+    of_products = "BPRMNKG" if isinstance(problem, RaggedProblem) else "BMNK"
+    names = of_products if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
     return {name: getattr(problem, name) for name in names}
 
 
-def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, config: Any) -> KernelCall:
-    attributes = fields(problem) | dataclasses.asdict(config)
-    slots, shapes, epilogue = list(call.factors), [problem.shapes[slot] for slot in (*call.factors, call.open)], problem.epilogue
+def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, config: Any, *more: str) -> KernelCall:
+    """`more`: operands beside the factors."""
+    attributes, slots, epilogue = fields(problem) | dataclasses.asdict(config), [*call.factors, *more], problem.epilogue
     if epilogue is not None:
         added = [slot for slot in ("bias", "residual") if getattr(epilogue, slot)]
         attributes |= {slot: int(slot in added) for slot in ("bias", "residual")} | {"saves": int(epilogue.saves)}
         attributes["activation"] = 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)
         slots += added
+    shapes = {slot: problem.shapes[slot] for slot in call.factors}
+    shapes |= dict.fromkeys(("residual", "result"), problem.shapes[call.open])
     kernel = stem if epilogue is not None else stem.rpartition("_")[0]
+    splits = attributes.get("splits", 1)
     return KernelCall(
-        describe=kernel + (f" in {config.splits} parts" if config.splits > 1 else ""),
+        describe=kernel + (f" in {splits} parts" if splits > 1 else ""),
         slots=tuple(slots),
-        splits=config.splits,
+        splits=splits,
         call=functools.partial(_called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes),
     )
 
 
-def _called(target: str, attributes: Mapping[str, Any], slots: Sequence[str], shapes: Sequence[tuple[int, ...]], result, *operands) -> Any:
+def _called(target: str, attributes: Mapping[str, Any], slots: Sequence[str], shapes: Mapping[str, tuple[int, ...]], result, *operands):
     """The call of a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer.
 
     `result` is a tuple if there are several, which have one shape, and so is what is returned.
     """
     register()
-    first, second, of_result = shapes
-    parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
+    parts = (attributes["splits"],) if attributes.get("splits", 1) > 1 else ()
     typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
     placed = (lambda x: x) if target.startswith("jaxext_depthwise") else apart  # depthwise kernels take any address, TMA does not
     given = [
-        placed(x.astype(jnp.float32) if slot == "bias" else x.reshape({slots[0]: first, slots[1]: second}.get(slot, of_result)))
+        placed(x.astype(jnp.float32) if slot == "bias" else x.reshape(shapes.get(slot, x.shape)))
         for slot, x in zip(slots, operands, strict=True)
     ]
-    results = jax.tree.map(lambda each: jax.ShapeDtypeStruct((*parts, *of_result), each.dtype), result)
+    results = jax.tree.map(lambda each: jax.ShapeDtypeStruct((*parts, *shapes["result"]), each.dtype), result)
     made = jax.ffi.ffi_call(target, results)(*given, **typed)
     return jax.tree.map(lambda y, each: placed(y).reshape(each.shape), made, result)
 
@@ -252,11 +284,11 @@ def _not_compiled_for(arch: int) -> str | None:
 
 
 @functools.cache
-def _matmul_kernels() -> Sequence[Mapping[str, Any]]:
-    """The kernels that were compiled, with dtypes by their short names."""
+def _compiled(table: str) -> Sequence[Mapping[str, Any]]:
+    """The kernels that were compiled, with dtypes by their short names; the module has the table."""
     from jaxext import _cuda_module
 
-    return [row | {slot: DTYPES[row[slot]] for slot in ("operands", "result")} for row in _cuda_module.matmul_kernels()]
+    return [row | {slot: DTYPES[row[slot]] for slot in ("operands", "result")} for row in getattr(_cuda_module, table)()]
 
 
 def _csrc() -> bytes:

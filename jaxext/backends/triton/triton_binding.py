@@ -27,6 +27,7 @@ from jaxext.backends.preference import preference
 from jaxext.forms.call import Call, Splitter, no_kernel
 from jaxext.forms.implementation import Plan
 from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels._ragged import visits
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 _INTERPRETED_CAPABILITY = 90
@@ -106,8 +107,7 @@ class TritonRagged(TritonKernels):
             return plain
 
         def after_visits(result, left, right, begin, end):
-            found = self.kernels(problem).visits(jnp, begin, end, problem.M, config.tile_m)
-            return plain.call(result, left, right, found)
+            return plain.call(result, left, right, visits(jnp, begin, end, problem.M, config.tile_m))
 
         return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=after_visits)
 

@@ -46,12 +46,14 @@ MATMUL = {
     "told": True,
 }
 CONV = MATMUL | {"kernel": "conv2d_fprop", "im2col": 1, "tma_stores": 0, "stores": {"8": 64}}
+RAGGED = MATMUL | {"kernel": "ragged_nn", "cluster_m": 1, "cluster_n": 2, "tma_stores": 0, "stores": {"16": 16}}
 PORTABLE = {"arch": "80", "cluster_m": 1, "vector": 8, "wgmma": 0, "tma": 0, "multicast": 0, "tma_stores": 0, "shared": 0, "told": False}
 GATHER = MATMUL | PORTABLE | {"kernel": "depthwise_gather", "loads": {"16": 6, "2": 7}, "stores": {"16": 4}}
 WGRAD = MATMUL | PORTABLE | {"kernel": "depthwise_wgrad", "loads": {"16": 14}, "stores": {"4": 3, "2": 3}}
 GOOD = {
     "matmul": MATMUL,
     "conv": CONV,
+    "ragged": RAGGED,
     "gather": GATHER,
     "wgrad": WGRAD,
     "one channel": GATHER | {"vector": 1, "loads": {"2": 9}, "stores": {"2": 8}},
@@ -69,10 +71,12 @@ BROKEN = [
     ("operands not loaded by TMA", MATMUL | {"tma": 0}),
     ("pixels not gathered by TMA", CONV | {"im2col": 0}),
     ("nothing shared in a cluster", MATMUL | {"multicast": 0}),
+    ("nothing shared in a cluster", RAGGED | {"multicast": 0}),
     ("results not stored by TMA", MATMUL | {"tma_stores": 0}),
     ("narrow loads", GATHER | {"loads": {"4": 24, "2": 7}}),
     ("narrow loads", WGRAD | {"loads": {"16": 13, "4": 4}}),
     ("narrow stores", GATHER | {"stores": {"16": 2, "4": 8}}),
+    ("narrow stores", RAGGED | {"stores": {"4": 64}}),
     ("named after nothing in csrc", GATHER | {"kernel": "unknown"}),
     ("not in the module's table", CONV | {"told": False}),
 ]
@@ -156,7 +160,7 @@ def test_every_kernel_is_well_compiled(rows):
 
 
 def test_every_kernel_of_the_tables_is_there_once(module, rows):
-    tables = [*module.matmul_kernels(), *module.conv_kernels()]
+    tables = compiled_cuda.tables(module)
     assert collections.Counter(map(compiled_cuda.identity, tables)) == collections.Counter(
         compiled_cuda.identity(row) for row in rows if row["arch"] == "90a"
     )

@@ -37,6 +37,7 @@ PLAIN = [name for name in HANDLERS if name not in FUSED]
 MATMUL = [name for name in PLAIN if "matmul" in name]
 CONV = [name for name in PLAIN if "_conv" in name]
 DEPTHWISE = [name for name in PLAIN if "depthwise" in name]
+RAGGED = [name for name in PLAIN if "ragged" in name]  # test_cuda_ragged_launches.py calls these
 ALL = [*MATMUL, *CONV, *DEPTHWISE]
 ROLES = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # both operands and the result
 PARTS = ("bfloat16", "float32")  # dtypes of a call whose result has parts
@@ -216,7 +217,7 @@ def device():
 # What is right.
 
 
-@pytest.mark.parametrize("target", [*ALL, *FUSED])
+@pytest.mark.parametrize("target", HANDLERS)
 def test_metadata(library, target):
     """XLA asks a handler for its version, and whether its launches can be recorded."""
     major, minor, traits = ctypes.c_int32(), ctypes.c_int32(), ctypes.c_uint32()
@@ -230,7 +231,7 @@ def test_metadata(library, target):
 
 def test_targets():
     conv = {f"jaxext_{form}_{role}_v1" for form in ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d") for role in list(ROLES)[3:]}
-    assert set(PLAIN) == conv | {f"jaxext_matmul_{role}_v1" for role in list(ROLES)[:3]}
+    assert set(PLAIN) == conv | {f"jaxext_{form}_{role}_v1" for form in ("matmul", "ragged") for role in list(ROLES)[:3]}
     forms = ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d")
     assert set(FUSED) == {"jaxext_linear_v1"} | {f"jaxext_{form}_bias_act_v1" for form in forms}
 

@@ -20,12 +20,14 @@ from cuda_launches import (
     LIBRARY,
     MATMULS,
     OK,
+    RAGGEDS,
     SLOTS,
     STREAM,
     SWIZZLE,
     ask,
     conv,
     matmul,
+    ragged,
     runtime,
 )
 
@@ -36,7 +38,7 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = ("matmul", "conv", "depthwise")  # of the families of kernels
+NAMES = ("matmul", "conv", "depthwise", "ragged")  # of the families of kernels
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
 TMA = (
     "cudaGetDevice",
@@ -64,6 +66,17 @@ def some_matmuls(row, count):
         yield matmul(row, batch, m, n, k, splits)
     yield matmul(row, 1, 2**31 - 2**16, step, step)
     yield matmul(row, 9, 2**16 + 8 * step, 2**16, 2**16)
+
+
+def some_raggeds(row, count):
+    """Then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    pick = random.Random(str(row))
+    for _ in range(count):
+        B, P, R = pick.choice([(1, 1, 1), (2, 3, 1), (3, 2, 5)])
+        n, k = (8 * pick.choice([1, 2, pick.randint(1, 90)]) for _ in "nk")
+        yield ragged(row, B, P, R, pick.choice([1, 63, pick.randint(1, 900)]), n, k, pick.choice([1, 7, 300]))
+    yield ragged(row, 1, 1, 1, 2**31 - 2**16, 8, 8, 1)
+    yield ragged(row, 1, 1, 1, 2**19, 2**12, 2**13, 256)
 
 
 def convs(row, count):
@@ -101,6 +114,7 @@ def convs(row, count):
 
 def cases(matmuls, of_conv):
     yield from (case for row in MATMULS for case in some_matmuls(row, matmuls))
+    yield from (case for row in RAGGEDS for case in some_raggeds(row, matmuls))
     yield from (case for row in CONVS + DEPTHWISE for case in convs(row, of_conv))
 
 
@@ -118,6 +132,8 @@ def check_launch(launch, multiprocessors, case):
     assert launch["shared"] <= max(48 << 10, launch["allowed"]), "more shared memory than was asked for on this device"
     if case["family"] == 0:
         assert math.prod(grid) <= multiprocessors, "blocks stay, one on each multiprocessor of the device at most"
+    if case["family"] == 3:
+        assert math.prod(grid) * launch["shared"] <= multiprocessors * SHARED_MEMORY[90], "blocks stay, as many as there is memory for"
 
 
 def check_descriptor(d, case):
@@ -158,7 +174,7 @@ def test_what_is_asked_is_what_cuda_takes(device):
         assert "kernel" in asked[-1], "descriptors are made before the launch that takes them"
         seen |= {launch["kernel"] for launch in launches}
     assert not runtime().CapturesRelaxed(), "each launch leaves the mode of capturing as it was"
-    assert len(seen) >= len(MATMULS) + len(CONVS) + len(DEPTHWISE) // 2
+    assert len(seen) >= len(MATMULS) + len(RAGGEDS) + len(CONVS) + len(DEPTHWISE) // 2
 
 
 @pytest.mark.parametrize(
@@ -177,6 +193,21 @@ def test_descriptors_of_products_are_the_arrays(row):
         element = BYTES[row["result"] if array == 2 else row["operands"]]
         outer, inner = sizes[SLOTS[row["role"]][array]]
         assert (entry["sizes"], entry["strides"]) == ([inner, outer, B], [inner * element, outer * inner * element])
+
+
+@pytest.mark.parametrize("row", RAGGEDS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "tile_n")))
+def test_descriptors_of_ragged_products_are_the_operands(row):
+    """All matrices of an array, one behind the other."""
+    B, P, R, M, N, K, G = 2, 3, 5, 160, 224, 288, 7
+    status, (*descriptors, _) = ask(ragged(row, B, P, R, M, N, K, G))
+    assert status == OK
+    arrays = {"x": (M, K, B * P * R), "w": (K, N, B * G), "y": (M, N, B * P * R)}
+    found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
+    want = {}
+    for address, slot in zip(ADDRESSES, {"nn": "xw", "nt": "wy", "tn": "xy"}[row["role"]], strict=False):
+        outer, inner, matrices = arrays[slot]
+        want[address] = ([inner, outer, matrices], [inner * 2, outer * inner * 2])
+    assert found == want
 
 
 @pytest.mark.parametrize(
@@ -212,10 +243,10 @@ def test_bands_cost_few_rounds():
 
 
 def one_of_each():
-    return [next(some_matmuls(MATMULS[0], 1)), next(convs(CONVS[0], 1)), next(convs(DEPTHWISE[0], 1))]
+    return [next(some_matmuls(MATMULS[0], 1)), next(convs(CONVS[0], 1)), next(convs(DEPTHWISE[0], 1)), next(some_raggeds(RAGGEDS[0], 1))]
 
 
-CALLED = [(family, function) for family, functions in enumerate((TMA[:-1], TMA, TMA[3:4])) for function in functions]
+CALLED = [(family, function) for family, functions in enumerate((TMA[:-1], TMA, TMA[3:4], TMA[:-1])) for function in functions]
 
 
 @pytest.mark.parametrize("family, function", CALLED)
@@ -228,12 +259,14 @@ def test_errors_say_what_failed(capfd, family, function):
     else:
         assert message == f"{NAMES[family]}: {'the launch failed' if family == 2 else function}: not permitted, says the test"
     assert not runtime().Remembers()
-    assert [ask(case)[0] for case in one_of_each()] == [OK] * 3
+    assert [ask(case)[0] for case in one_of_each()] == [OK] * 4
 
 
 def test_kernels_of_hopper_want_hopper():
     """The device's own word counts, not that for which the program was compiled."""
-    for case, name in zip(one_of_each()[:2], NAMES, strict=False):
+    for case, name in zip(one_of_each(), NAMES, strict=True):
+        if name == "depthwise":
+            continue
         assert ask(case, device=2) == (INVALID, f"{name}: compute capability of the device is 8.0, want 9.0")
 
 

@@ -25,13 +25,13 @@ if reason := cuda_binding.missing():
 from jaxext import _cuda_module  # noqa: E402
 
 FILE = pathlib.Path(_cuda_module.__file__)
-TABLES = [*_cuda_module.matmul_kernels(), *_cuda_module.conv_kernels()]
+TABLES = compiled_cuda.tables(_cuda_module)
 ALONE = f"""
 import importlib.util
 spec = importlib.util.spec_from_file_location("_cuda_module", {str(FILE)!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.handlers(), module.matmul_kernels(), module.conv_kernels()
+module.handlers(), module.matmul_kernels(), module.ragged_kernels(), module.conv_kernels()
 print([line for line in open("/proc/self/maps") if "libcuda" in line])
 """
 
@@ -76,7 +76,7 @@ def test_rows_are_told_apart():
     rows = [compiled_cuda.identity(row) for row in TABLES]
     assert len(set(rows)) == len(rows) > 0
     kernels = {name for name, *_ in rows}
-    assert kernels == {f"matmul_{role}" for role in ("nn", "nt", "tn")} | {
+    assert kernels == {f"{family}_{role}" for family in ("matmul", "ragged") for role in ("nn", "nt", "tn")} | {
         f"conv{rank}d_{role}" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")
     }
 
@@ -86,7 +86,7 @@ def test_rows_make_sense(row):
     assert 0 < row["shared"] <= SHARED_MEMORY[90]
     assert row["stages"] >= 2, "nothing is loaded while it multiplies"
     assert row["tile_m"] % 64 == row["tile_n"] % 8 == 0, "wgmma's tiles"
-    assert row["cluster_m"] in (1, 2, 4)
+    assert row.get("cluster_m", row.get("cluster_n")) in (1, 2, 4)
 
 
 def test_facts_of_the_build():

@@ -20,14 +20,15 @@ ROWS.append({**ROWS[0], "fused": True})
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "conv", "depthwise")}
-    module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", matmul_kernels=lambda: ROWS, **families)
+    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "conv", "depthwise")}
+    tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
+    module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
         monkeypatch.setattr(cuda_binding, name, lambda: None)
-    cuda_binding._matmul_kernels.cache_clear()
+    cuda_binding._compiled.cache_clear()
     yield module
-    cuda_binding._matmul_kernels.cache_clear()
+    cuda_binding._compiled.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,32 @@ def calls(lowered):
         for op in operations(lowered)
         if op.name == "stablehlo.custom_call" and "jaxext" in (target := str(op.attributes["call_target_name"]))
     }
+
+
+def test_ragged_kernels_are_called_with_places():
+    """In nn and nt visits, in tn the ranges of the groups."""
+
+    def gradients(x, w, sizes):
+        product = lambda x, w: jaxext.ragged_dot(x, w, sizes, implementation="cuda")
+        return jax.value_and_grad(lambda *args: jnp.sum(product(*args).astype(jnp.float32) ** 2), (0, 1))(x, w)
+
+    operands = struct(300, 256), struct(6, 256, 512), struct(6, dtype=jnp.int32)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        lowered = jax.jit(gradients).trace(*operands).lower(lowering_platforms=("cuda",))
+    x, w, y, visits = (1, 1, 1, 300, 256), (1, 6, 256, 512), (1, 1, 1, 300, 512), (1, 1, 3 + 6 - 1, 5)
+    assert calls(lowered) == {
+        "jaxext_ragged_nn_v1": [x, w, visits, y],
+        "jaxext_ragged_nt_v1": [w, y, visits, x],
+        "jaxext_ragged_tn_v1": [x, y, (1, 1, 6, 2), w],
+    }
+
+
+def test_ragged_products_are_expected_to_gain():
+    product = lambda x, w, sizes: jaxext.ragged_dot(x, w, sizes)
+    operands = struct(300, 256), struct(6, 256, 512), struct(6, dtype=jnp.int32)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(product, *operands, platform="cuda").rows
+    assert row.chosen == "cuda"
 
 
 def conv_bias_act(x, w, *added, **how):

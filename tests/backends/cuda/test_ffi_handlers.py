@@ -20,7 +20,7 @@ from jaxext.backends.cuda import cuda_binding
 CUSTOM_CALLS = (*cuda_binding.CudaMatmul.custom_calls, *cuda_binding.CudaConv.custom_calls)
 FUSED = [target for target in CUSTOM_CALLS if "linear" in target or "bias_act" in target]
 ROOT = pathlib.Path(__file__).parents[3]
-DTYPES = {"float32": 11, "bfloat16": 16, "float16": 10, "float8_e4m3fn": 20}  # XLA_FFI_DataType
+DTYPES = {"float32": 11, "bfloat16": 16, "float16": 10, "float8_e4m3fn": 20, "int32": 4, "int64": 5}  # XLA_FFI_DataType
 INVALID, INTERNAL = 3, 13  # XLA_FFI_Error_Code
 ADDRESSES = [i << 20 for i in range(1, 7)]  # of both operands, the result, bias, residual and what is saved
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # both operands and the result
@@ -61,15 +61,16 @@ def library(tmp_path_factory):
     return library
 
 
-def call(library, target, dtypes, shapes, attributes):
-    """The code and the message of a handler's answer.  Arrays are both operands, the result, and those of the epilogue."""
+def call(library, target, dtypes, shapes, attributes, given=0):
+    """The code and the message of a handler's answer.  Arrays are both operands, the result, `given` more operands, and those of the
+    epilogue."""
     sizes = [np.array(shape, np.int64) for shape in shapes]
     arrays = zip(dtypes, ADDRESSES, sizes, strict=False)
     buffers = [Buffer(DTYPES[dtype], address, len(size), size.ctypes.data) for dtype, address, size in arrays]
     values = {name: np.array(value, np.int64) for name, value in sorted(attributes.items())}
     described = [Attribute(name.encode(), 5, v.size if v.ndim else -1, v.ctypes.data) for name, v in values.items()]
     message = ctypes.create_string_buffer(4096)
-    operands = 3 + attributes.get("bias", 0) + attributes.get("residual", 0)
+    operands = 3 + given + attributes.get("bias", 0) + attributes.get("residual", 0)
     groups = ((Buffer, [*buffers[:2], *buffers[3:operands]]), (Buffer, [buffers[2], *buffers[operands:]]), (Attribute, described))
     counted = [x for kind, items in groups for x in (ctypes.c_int64(len(items)), (kind * len(items))(*items))]
     handler = ctypes.c_void_p(library.HandlerOf(target.encode()))
@@ -120,6 +121,50 @@ def with_epilogue(target, bias, residual, saves, activation=7):
         [*known, *more] for known, more in zip((dtypes, shapes), zip(*arrays, strict=True) if arrays else ((), ()), strict=True)
     )
     return launcher, dtypes, shapes, problem, config, dict(activation=activation, bias=bias, residual=residual, saves=saves)
+
+
+RAGGED = {"nn": "xwy", "nt": "wyx", "tn": "xyw"}  # both operands and the result
+
+
+def of_ragged(role):
+    """Dtypes, shapes and attributes of a right call, whose places come third."""
+    problem = {"B": 2, "P": 3, "R": 5, "M": 70, "N": 11, "K": 13, "G": 17}
+    shapes = {"x": (2, 3, 5, 70, 13), "w": (2, 17, 13, 11), "y": (2, 3, 5, 70, 11)}
+    config = {"tile_m": 32, "tile_n": 103, "tile_k": 107, "cluster_n": 109}
+    places = (2, 3, 17, 2) if role == "tn" else (2, 3, 3 + 17 - 1, 5)
+    first, second, result = (shapes[slot] for slot in RAGGED[role])
+    return ["bfloat16", "bfloat16", "float32", "int32"], [first, second, result, places], problem, config
+
+
+@pytest.mark.parametrize("role", RAGGED)
+def test_a_ragged_call_reaches_its_launcher(library, role):
+    dtypes, shapes, problem, config = of_ragged(role)
+    numbers = "; ".join(" ".join(map(str, each.values())) for each in (problem, config))
+    first, second, result, places = ADDRESSES[:4]
+    said = f"ragged {role}: {numbers}; bfloat16 float32; {first} {second} {places} {result}"
+    assert call(library, f"jaxext_ragged_{role}_v1", dtypes, shapes, problem | config, given=1) == (INTERNAL, said)
+
+
+@pytest.mark.parametrize("role", RAGGED)
+def test_ragged_arrays_that_do_not_fit_are_refused(library, role):
+    dtypes, shapes, problem, config = of_ragged(role)
+
+    def refused(dtypes=dtypes, shapes=shapes, **attributes):
+        code, message = call(library, f"jaxext_ragged_{role}_v1", dtypes, shapes, problem | config | attributes, given=1)
+        assert code == INVALID
+        return message
+
+    name = "ranges" if role == "tn" else "visits"
+    for i, slot in enumerate([*RAGGED[role], name]):
+        for wrong in (shapes[i][::-1], shapes[i][1:], (math.prod(shapes[i]),)):
+            text = f"{slot} has the shape ({', '.join(map(str, wrong))}), want"
+            assert text in refused(shapes=[*shapes[:i], wrong, *shapes[i + 1 :]])
+    assert refused(dtypes=[*dtypes[:3], "int64"]).endswith(f"{name} is S64, want S32")
+    assert refused(dtypes=["bfloat16", "float16", *dtypes[2:]]).endswith("the operands are bfloat16 and float16, want one dtype")
+    assert refused(tile_m=0).endswith("tile_m is 0, want 1 or more")
+    if role != "tn":  # where a visit is of a tile
+        for wrong in (16, 2**62):
+            assert f"{name} has the shape" in refused(tile_m=wrong)
 
 
 @pytest.mark.parametrize("target", FUSED)

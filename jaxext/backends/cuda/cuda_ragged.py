@@ -1,0 +1,60 @@
+"""How a ragged product is launched on Hopper (csrc/ragged.h): which kernel is expected to be fastest.
+
+`table` is the list of kernels that were compiled, which the module tells.  A tile is judged by a small model, in clocks of one
+multiprocessor: the longer of multiplying and loading for each element of depth, and the rounds of tiles, if groups are alike and half of
+them end within a tile of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxext.kernels._geometry import MOST_POSITIONS
+from jaxext.kernels._launch import BITS, cdiv
+from jaxext.kernels._ragged import RaggedProblem
+from jaxext.kernels._roofline import REACHED, START, STORED, machine
+
+_RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedConfig:
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    cluster_n: int  # blocks, side by side, that share what they load of the left operand
+
+
+def candidates(problem: RaggedProblem, table: Sequence[Mapping[str, Any]]) -> list[RaggedConfig]:
+    """Every tile of the dtype.  The one that is expected to take the fewest clocks is first."""
+    configs = [
+        RaggedConfig(**{field.name: row[field.name] for field in dataclasses.fields(RaggedConfig)})
+        for row in table
+        if (row["role"], row["operands"]) == (problem.role, problem.dtypes[0])
+    ]
+    fit = [config for config in configs if _tiles(problem, config, problem.tiles_down(config.tile_m)) <= MOST_POSITIONS]
+    return sorted(fit, key=lambda config: clocks(problem, config))
+
+
+def pick(problem: RaggedProblem, table: Sequence[Mapping[str, Any]]) -> RaggedConfig:
+    return candidates(problem, table)[0]
+
+
+def clocks(problem: RaggedProblem, config: RaggedConfig) -> float:
+    """Expected time, in clocks.  Blocks that share a multiprocessor multiply in turns and hide one another's stores."""
+    gpu, bits = machine(problem.arch), BITS[problem.dtypes[0]]
+    tiles = _tiles(problem, config, problem.expected_tiles_down(config.tile_m))
+    resident = max(1, min(_RESIDENT[config.tile_m], gpu.rounds(tiles)))
+    elements = config.tile_m * config.tile_n
+    loaded = (config.tile_m / config.cluster_n + config.tile_n) * bits / 8
+    depth = cdiv(problem.expected_depth, config.tile_k) * config.tile_k
+    product = depth * gpu.tile(elements, gpu.rate(bits) * REACHED[config.tile_m], loaded)
+    store = elements * bits / 8 / STORED
+    return START + gpu.rounds(tiles, resident) * (resident * product + store)
+
+
+def _tiles(problem: RaggedProblem, config: RaggedConfig, down: int) -> int:
+    """Of the result, with those that fill up a cluster."""
+    return problem.batches * down * cdiv(problem.cols, config.tile_n * config.cluster_n) * config.cluster_n

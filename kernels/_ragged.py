@@ -1,0 +1,94 @@
+"""A role of a ragged product as its kernels see it: rows in groups, and a matrix for each group.
+
+    role  result              product                        row  column  contracted
+    nn    y[B,P,R,M,N]        x[M,K] w[g,K,N] of row m's g   m    n       k
+    nt    x[B,P,R,M,K]        y[M,N] w[g,K,N]ᵀ               m    k       n
+    tn    w[B,G,K,N]          xᵀ y over the rows of g        k    n       p, r, m in g
+
+A group's rows are those from begin[B,P,G] up to end[B,P,G]: ranges that lie in order and do not overlap.  A row in none of them is never
+read, and its result is zero.
+
+nn and nt go through *visits*: a tile of rows, and one of the groups that have rows in it.  There are at most ⌈M / tile⌉ + G - 1, whatever
+the ranges say, so the grid is known to the host, and `visits` finds on the device what each of them is.  In tn the programs of a group
+walk through its rows, always in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ._gemm import MatmulProblem
+from ._launch import cdiv
+
+SLOTS = {"nn": ("x", "w"), "nt": ("y", "w"), "tn": ("x", "y")}  # left, right
+NUMBERS_OF_VISIT = 5  # group; the rows that are multiplied, first and last; those that are written
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedProblem(MatmulProblem):
+    """The sizes of one matrix as those of a product, which do not know the groups, and how many there are."""
+
+    P: int
+    R: int
+    G: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each slot."""
+        rows = (self.B, self.P, self.R, self.M)
+        ranges = (self.B, self.P, self.G)
+        return {"x": (*rows, self.K), "w": (self.B, self.G, self.K, self.N), "y": (*rows, self.N), "begin": ranges, "end": ranges}
+
+    @property
+    def batches(self) -> int:
+        """Matrices of rows, or of groups."""
+        return self.B * (self.G if self.role == "tn" else self.P * self.R)
+
+    def tiles_down(self, tile_m: int) -> int:
+        """Of one matrix: visits, at most, or in tn tiles of rows."""
+        return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else max(1, self.G) - 1)
+
+    @property
+    def expected_depth(self) -> int:
+        """Of a sum, if groups are alike."""
+        return self.P * self.R * cdiv(self.M, max(1, self.G)) if self.role == "tn" else self.depth
+
+    def expected_tiles_down(self, tile_m: int) -> int:
+        """If half of the groups end within a tile of rows."""
+        return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else self.G // 2)
+
+
+def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
+    """What the visits are, int32 [B,P,visits,5], from ranges [B,P,G], by numpy or a module like it.  `NUMBERS_OF_VISIT` names the five.
+
+    A row is written by the visit of its own group, or else by that before it in the tile, or by the first one.  Tiles without a group
+    have a visit that writes zeros, and what is left over writes nothing.
+    """
+    groups = begin.shape[-1]
+    count = cdiv(rows, tile) + groups - 1
+    exists, number = end > begin, numpy.arange(groups, dtype=begin.dtype)
+    earlier = (number[:, None] > number[None])[None, None]
+    before = numpy.max(numpy.where(earlier & exists[..., None, :], end[..., None, :], 0), -1)  # the end of the group before it
+    first_tile, last_tile = begin // tile, (end - 1) // tile
+    shares = exists & (before > first_tile * tile)  # its first tile with the group before it
+    more = numpy.cumsum(shares, -1).astype(begin.dtype)  # visits than tiles, up to this group
+    visit = numpy.arange(count, dtype=begin.dtype)[None, None]
+    here = exists[..., None, :] & ((first_tile + more)[..., None, :] <= visit[..., None])  # [B,P,visits,G]
+    group = numpy.max(numpy.where(here, number[None, None, None], -1), -1)
+
+    def of_group(values, otherwise=0):
+        found = numpy.take_along_axis(values, numpy.maximum(group, 0), -1)
+        return numpy.where(group >= 0, found, otherwise)
+
+    at = visit - of_group(more)  # the tile
+    inside, start, stop = at * tile < rows, at * tile, numpy.minimum((at + 1) * tile, rows)
+    multiplies = inside & (at <= of_group(last_tile, -1))
+    first = numpy.where(multiplies, numpy.maximum(of_group(begin), start), start)
+    last = numpy.where(multiplies, numpy.minimum(of_group(end), stop), start)
+    shared = multiplies & of_group(shares, False) & (at == of_group(first_tile))
+    following = numpy.concatenate([at[..., 1:], numpy.full_like(at[..., :1], count)], -1)
+    low = numpy.where(shared, of_group(before), start)
+    high = numpy.where(following == at, last, stop)
+    low, high = numpy.where(inside, low, 0), numpy.where(inside, high, 0)
+    return numpy.stack([group, first, last, low, high], -1).astype("int32")
