@@ -34,7 +34,7 @@ MAY = {
     "extend": {"ops", "families", "forms", "backends.xla"},
     "checkpoint_policies": {"forms", "_compat"},
     "tuning": {"forms", "tables", "_compat", "_target"},
-    "parallel": {"ops", "forms", "_compat"},
+    "parallel": {"ops", "families", "forms", "_compat"},
     "testing": set(),  # it tests any function
     "cli": {"__init__", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", *BUILT},
     "__init__": {

@@ -1,0 +1,211 @@
+"""Experts split over devices: rows go to the devices of their experts, are computed there, and come back.
+
+With n devices and a capacity of c rows, every device has room for n blocks of c rows, one from each device.  Then
+
+    send        rows of the experts of device j  ->  block i of device j, i being this device
+    arrange     the blocks' rows by expert, since block i has rows of every expert
+    experts     of one device, as without any other
+    arrange     back into blocks
+    send        block i  ->  the rows of device i that it was made of
+
+Blocks have the same places whatever the platform: an all-to-all sends them whole, a ragged all-to-all their rows alone.  CPUs have no
+ragged one.  The platform is known only at lowering: `parallel/by_platform` keeps both until then.  Every step is linear in the rows, and
+its transpose is JAX's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from jaxext._compat import align_varying
+from jaxext.families.ragged import ranges
+from jaxext.parallel import by_platform
+from jaxext.parallel.axes import devices_along
+
+
+def expert_parallel(
+    experts: Callable[[jax.Array, Any, jax.Array], jax.Array],
+    x: ArrayLike,
+    weights: Any,
+    group_sizes: ArrayLike,
+    axis_name,
+    *,
+    capacity: int | None = None,
+) -> jax.Array:
+    """Apply a mixture's experts, which are split over `axis_name`, to the rows of this device.
+
+    Equals `experts(x, all_weights, group_sizes)` with the weights of all devices.  Call it inside `jax.shard_map` or `jax.pmap`.  Each row
+    is sent to the device of its expert and its result back: what lies between, such as two products and an activation, needs no more
+    communication.
+
+    Args:
+      experts: `experts(x, weights, group_sizes)` gives a row for each row of x, in any shape after the first axis.  Rows are sorted by
+        expert, and `group_sizes` counts those of each, as for `jaxext.ragged_dot`, of which it is usually made.  Rows after the last
+        group are zero.  It is called with the experts of one device.
+      x: shape (M, ...), this device's rows, sorted by expert, over all experts.
+      weights: a pytree of arrays of shape (E/n, ...), those of this device's experts.  Device i has experts i E/n up to (i + 1) E/n.
+      group_sizes: shape (E,), integers: how many rows of x each of all experts has.
+      axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
+      capacity: how many rows, at most, a device sends to another one.  Rows beyond it are dropped, those of the last experts first: their
+        results and gradients are zero.  None stands for M, which drops none.  A device has memory for n times as many rows.
+
+    Returns:
+      shape (M, ...), the results in the places of their rows.  Rows after the last group are zero and not read.  It varies over
+      `axis_name`.
+
+    On CPUs all blocks are sent whole, by an all-to-all.  Elsewhere a ragged all-to-all sends no more than the rows.  All transformations of
+    `experts` and of these collectives are supported, including forward and reverse derivatives of any order.
+
+    Examples:
+      >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+      >>> by_expert = jax.P("x")
+      >>> double = lambda x, w, sizes: ragged_dot(x, w, sizes)
+      >>> f = lambda x, w, sizes: expert_parallel(double, x, w, sizes, "x")
+      >>> f = jax.shard_map(f, mesh=mesh, in_specs=(by_expert, by_expert, jax.P()), out_specs=by_expert)
+      >>> x, w = jnp.ones((16, 2)), jnp.stack([2 * jnp.eye(2)] * 8)
+      >>> jax.jit(f)(x, w, jnp.array([1, 0, 1, 0, 0, 0, 0, 0]))[:4, 0].tolist()
+      [2.0, 2.0, 2.0, 2.0]
+
+    Raises:
+      NameError: no `shard_map` or `pmap` around the call binds the axis.
+      TypeError: `group_sizes` is not of one axis of integers; `x`, or a leaf of the weights, has no axes; `axis_name` is a list.
+      ValueError: n does not divide the number of experts; a leaf of the weights has other than E/n of them; the capacity is negative;
+        `experts` gives another number of rows.
+    """
+    name = "expert_parallel"
+    n = devices_along(axis_name, f"{name}: axis_name")
+    x, sizes = jnp.asarray(x), jnp.asarray(group_sizes)
+    if x.ndim == 0:
+        raise TypeError(f"{name}: x has shape (), want rows")
+    if sizes.ndim != 1 or not jnp.issubdtype(sizes.dtype, jnp.integer):
+        raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want one axis of integers")
+    if len(sizes) % n:
+        raise ValueError(f"{name}: group_sizes has {len(sizes)} experts, want a multiple of the {n} devices")
+    for path, leaf in jax.tree.leaves_with_path(weights):
+        if jnp.ndim(leaf) == 0:
+            raise TypeError(f"{name}: weights{jax.tree_util.keystr(path)} has shape (), want an axis of experts")
+        if len(leaf) != len(sizes) // n:
+            of = f"{len(sizes)} experts on {n} devices"
+            raise ValueError(f"{name}: weights{jax.tree_util.keystr(path)} has {len(leaf)} experts, want {len(sizes) // n} of {of}")
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"{name}: capacity is {capacity}, want 0 or more")
+
+    x, sizes, _ = align_varying(x, sizes, lax.axis_index(axis_name))
+    exchange = _Exchange(axis_name, n, len(x), len(x) if capacity is None else min(capacity, len(x)))
+    begin, end = (of.reshape(n, -1) for of in ranges(sizes, len(x), len(sizes)))
+    own = begin[:, 0]  # the first row for each device
+    end = jnp.minimum(end, (own + exchange.capacity)[:, None])  # rows beyond the capacity are of no group
+    sent = jnp.maximum(end - begin, 0)  # [device, expert of it]
+    arrived = lax.all_to_all(sent, axis_name, 0, 0, tiled=True)  # [device, own expert]
+    order = _Order(arrived, exchange.capacity)
+
+    there = exchange.go(x, own, sent.sum(1, dtype=jnp.int32), arrived.sum(1, dtype=jnp.int32))
+    y = experts(order.by_expert(there), weights, arrived.sum(0, dtype=jnp.int32))
+    if y.ndim == 0 or len(y) != len(there):
+        raise ValueError(f"{name}: experts gives the shape {y.shape}, want {len(there)} rows, as many as it is given")
+    return exchange.come_back(order.by_device(y), own, sent.sum(1, dtype=jnp.int32), arrived.sum(1, dtype=jnp.int32))
+
+
+def _taken(x, at, exists):
+    """Rows of x, or zeros."""
+    if len(x) == 0:
+        return jnp.zeros((*at.shape, *x.shape[1:]), x.dtype)
+    return jnp.take(x, jnp.where(exists, at, len(x)), axis=0, mode="fill", fill_value=0)
+
+
+def _starts(sizes):
+    """Where parts begin that lie one behind the other."""
+    return jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+
+
+def _parts(starts, rows):
+    """Of each row, the last of the parts that begin at or before it, and how far behind that beginning it is.  The first starts at 0."""
+    part = jnp.cumsum(jnp.zeros(rows, jnp.int32).at[starts].add(1, mode="drop"), dtype=jnp.int32) - 1  # jnp.searchsorted is a loop
+    return part, jnp.arange(rows, dtype=jnp.int32) - starts[part]
+
+
+class _Order:
+    """Rows in blocks, a block for each device, and the same rows by expert.  `sizes`: of each device's rows for each expert."""
+
+    def __init__(self, sizes, capacity):
+        devices, experts = sizes.shape
+        in_blocks = capacity * jnp.arange(devices, dtype=jnp.int32)[:, None] + jax.vmap(_starts)(sizes)
+        self.sizes, self.in_blocks = sizes, in_blocks
+        self.in_order = _starts(sizes.T.ravel()).reshape(experts, devices).T
+        self.rows = devices * capacity
+
+    def by_expert(self, x):
+        return self._moved(x, self.in_blocks.T.ravel(), self.in_order.T.ravel(), self.sizes.T.ravel())
+
+    def by_device(self, x):
+        return self._moved(x, self.in_order.ravel(), self.in_blocks.ravel(), self.sizes.ravel())
+
+    def _moved(self, x, here, there, sizes):
+        """Parts of these sizes, which begin `here` and shall begin `there`, where they are in order."""
+        part, within = _parts(there, self.rows)
+        return _taken(x, here[part] + within, within < sizes[part])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exchange:
+    """`rows` of each of n devices, and n blocks of `capacity` rows on each.
+
+    `own`: the first row of each device's; `sent` and `arrived`: how many rows go to each device, and how many came from it.
+    """
+
+    axis_name: Hashable
+    n: int
+    rows: int
+    capacity: int
+
+    def go(self, x, own, sent, arrived):
+        """Rows (rows, ...) into blocks (n * capacity, ...)."""
+        (blocks,) = by_platform.choose(_Step(self, "blocks_go"), _Step(self, "rows_go"), x, own, sent, arrived)
+        return blocks
+
+    def come_back(self, blocks, own, sent, arrived):
+        """Blocks into rows."""
+        (x,) = by_platform.choose(_Step(self, "blocks_come_back"), _Step(self, "rows_come_back"), blocks, own, sent, arrived)
+        return x
+
+    def blocks_go(self, x, own, sent, arrived):
+        row = jnp.arange(self.capacity, dtype=jnp.int32)[None]
+        blocks = _taken(x, own[:, None] + row, row < sent[:, None])
+        return lax.all_to_all(blocks, self.axis_name, 0, 0, tiled=True).reshape(self.n * self.capacity, *x.shape[1:])
+
+    def blocks_come_back(self, blocks, own, sent, arrived):
+        each = blocks.reshape(self.n, self.capacity, *blocks.shape[1:])
+        blocks = lax.all_to_all(each, self.axis_name, 0, 0, tiled=True).reshape(blocks.shape)
+        device, within = _parts(own, self.rows)
+        return _taken(blocks, self.capacity * device + within, within < sent[device])
+
+    def rows_go(self, x, own, sent, arrived):
+        room = jnp.zeros((self.n * self.capacity, *x.shape[1:]), x.dtype)
+        place = jnp.full(self.n, self.capacity, jnp.int32) * lax.axis_index(self.axis_name).astype(jnp.int32)
+        return self._ragged(x, room, own, sent, place, arrived)
+
+    def rows_come_back(self, blocks, own, sent, arrived):
+        room = jnp.zeros((self.rows, *blocks.shape[1:]), blocks.dtype)
+        place = lax.all_to_all(own, self.axis_name, 0, 0, tiled=True)  # of this device's block on each
+        return self._ragged(blocks, room, self.capacity * jnp.arange(self.n, dtype=jnp.int32), arrived, place, sent)
+
+    def _ragged(self, x, room, *places):
+        return lax.ragged_all_to_all(*align_varying(x, room, *places), axis_name=self.axis_name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A method of an exchange.  It compares equal to that of an equal one."""
+
+    exchange: _Exchange
+    name: str
+
+    def __call__(self, *args):
+        return (getattr(self.exchange, self.name)(*args),)
