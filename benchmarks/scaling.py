@@ -59,6 +59,11 @@ def in_nodes(label: str, *inner: str) -> Callable[[int], tuple[Mapping[str, int]
     return lambda n: tuple({other: NODE, label: n // NODE} for other in inner)
 
 
+def experts(n: int) -> tuple[Mapping[str, int], ...]:
+    """All 256, and beyond these the columns between both products."""
+    return tuple({"B": min(n, 256), inner: n // min(n, 256)} for inner in ("N", "K"))
+
+
 def slabs(n: int) -> tuple[Mapping[str, int], ...]:
     return ({"D": min(n, 64), "H": n // min(n, 64)},)
 
@@ -67,6 +72,7 @@ def blocks(n: int) -> tuple[Mapping[str, int], ...]:
     return ({8: dict(W=2, H=2, D=2), 64: dict(W=4, H=4, D=4), 1024: dict(W=8, H=8, D=16)}[n],)
 
 
+SENT = ({"sent": {"a": ("M", "B")}}, {"sent": {"c": ("M", "B")}})  # to the experts of a mixture, and back
 LAYERS = (
     Layer(
         "MLP",
@@ -77,6 +83,15 @@ LAYERS = (
             Plan("data, parameters scattered: M, b along K", data("M", 2), ({"scattered": {"b": "K"}},) * 2),
             Plan("tensor in a node: N, then K; data: M", in_nodes("M", "N", "K"), ({}, {})),
             Plan("the same, a, then c, scattered along M", in_nodes("M", "N", "K"), ({"scattered": {"a": "M"}}, {"scattered": {"c": "M"}})),
+        ),
+    ),
+    Layer(
+        "Mixture",
+        "matmul",
+        (dict(B=256, M=2**17, K=7168, N=2048), dict(B=256, M=2**17, K=2048, N=7168)),
+        (
+            Plan("experts: B, rows sent", experts, SENT),
+            Plan("data: M", data("M", 2), ({}, {})),
         ),
     ),
     Layer(
@@ -110,6 +125,7 @@ LAYERS = (
 
 SHARDINGS: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (
     ("matmul", "B", "batch of matrices, experts", {}),
+    ("matmul", "B", "`expert_parallel`", {"sent": {"a": ("M", "B"), "c": ("M", "B")}}),
     ("matmul", "M", "rows: data", {}),
     ("matmul", "M", "data, parameters scattered", {"scattered": {"b": "K"}}),
     ("matmul", "N", "columns: tensor", {}),

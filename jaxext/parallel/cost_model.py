@@ -6,12 +6,14 @@ A label split into n parts splits every slot that has it.  A slot that lacks a s
     a split label that the result lacks       is contracted: an all-reduce adds the n partial results
     a slot that is scattered                  each replica keeps one n-th: an all-gather assembles an operand, and a reduce-scatter
                                               replaces the all-reduce of a result
+    a slot that is sent                       outside of the product another of its labels is split: an all-to-all
     a split spatial axis                      collective-permutes move its halo to the neighbours, or an all-gather moves the whole axis
 
 A spatial axis has one label, that of the input, for both input and output; the filter is whole.  For a result of b bytes per device, each
 of n devices in a ring sends
 
-    all-gather  (n-1)/n·b      reduce-scatter  (n-1)·b      all-reduce, a reduce-scatter and an all-gather of its result,  2(n-1)/n·b
+    all-gather, all-to-all  (n-1)/n·b      reduce-scatter  (n-1)·b
+    all-reduce, a reduce-scatter and an all-gather of its result,  2(n-1)/n·b
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from jaxext.parallel.shards import halo
 # Bytes that each of n devices in a ring sends, divided by the bytes of its result.
 _RING: Mapping[str, Callable[[int], float]] = {
     "all-gather": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
     "reduce-scatter": lambda n: n - 1,
     "all-reduce": lambda n: 2 * (n - 1) / n,
     "collective-permute": lambda n: 1,
@@ -83,6 +86,7 @@ def cost(
     rhs_dilation: Sequence[int] | None = None,
     spatial: str = "halo",
     scattered: Mapping[str, str] | None = None,
+    sent: Mapping[str, tuple[str, str]] | None = None,
 ) -> dict[str, Cost]:
     """Predict the cost per device of each role of a form whose labels are split over devices.
 
@@ -105,6 +109,9 @@ def cost(
       scattered: slot -> the label along which its replicas are scattered.  {"a": "M"} with N split is `all_gather_matmul`, {"c": "M"} with
         K split is `matmul_reduce_scatter`, and {"b": "K"} with M split is data parallelism with scattered parameters ("FSDP", "ZeRO").  The
         two collective matmuls send the same bytes in n-1 collective-permutes.  Under `jit` XLA decides what to gather, and may send more.
+      sent: slot -> (label, split label): outside of the product the devices that split the one label of the slot split the other one.  With
+        B, the experts, split, {"a": ("M", "B"), "c": ("M", "B")} sends rows to their experts and results back, as
+        `jaxext.parallel.expert_parallel` does where every expert has as many rows, and as many of each device.
 
     Returns:
       role -> its `Cost`: `flops`, bytes `held` of each slot, `collectives` with their kind, group and bytes, and bytes on the `wire`.
@@ -117,7 +124,7 @@ def cost(
 
     Raises:
       ValueError: a form, label, slot or option is unknown; a size is missing or not divisible by its parts; a halo exceeds a part; a
-        scattered slot is not replicated; or jax.lax does not know the padding.
+        scattered slot is not replicated; a sent slot lacks a label; or jax.lax does not know the padding.
     """
     known = forms()
     if form not in known:
@@ -137,6 +144,7 @@ def cost(
         sizes=sizes | window.sizes,
         devices={label: _positive(f"sharding of {label}", n) for label, n in sharding.items() if n != 1},
         scattered=dict(scattered or {}),
+        sent=dict(sent or {}),
         gathers=spatial == "gather",
         itemsize=jnp.dtype(dtype).itemsize,
     )
@@ -158,6 +166,7 @@ class _Split:
     sizes: Mapping[str, int]
     devices: Mapping[str, int]  # split label -> number of parts
     scattered: Mapping[str, str]
+    sent: Mapping[str, tuple[str, str]]
     gathers: bool  # spatial axes are computed whole
     itemsize: int
 
@@ -196,16 +205,23 @@ class _Split:
         pairs *= math.prod(meetings(self.window, axis) for axis in range(len(self.axes)))
         computed_apart = math.prod(1 if self.gathers else self.parts(label) for label, _, _ in self.axes)
         collectives = [collective for slot in operands for collective in (*self.assemble(slot), *self.exchange(slot))]
-        collectives += [*reversed(self.exchange(open)), *self.add(open, whole)]
+        collectives += [*reversed(self.exchange(open)), *self.add(open, whole), *self.send(open)]
         return Cost(role, 2 * pairs / computed_apart, held, tuple(collectives))
 
     def assemble(self, slot: str) -> Iterator[Collective]:
-        """All-gathers of an operand that is scattered, or whose spatial axes are computed whole."""
+        """What an operand needs that is sent, or scattered, or whose spatial axes are computed whole."""
+        yield from self.send(slot)
         if slot in self.scattered:
             yield Collective("all-gather", slot, self.missing(slot), self.copies(slot), self.bytes(slot))
         split = [label for label in self.form.labels[slot] if self.gathers and label in self.form.window and self.parts(label) > 1]
         for i in reversed(range(len(split))):
             yield Collective("all-gather", slot, (self.inputs.get(split[i], split[i]),), self.parts(split[i]), self.bytes(slot, split[i:]))
+
+    def send(self, slot: str) -> Iterator[Collective]:
+        """The all-to-all of a slot that is split another way outside of the product."""
+        _, label = self.sent.get(slot, ("", ""))
+        if self.parts(label) > 1:
+            yield Collective("all-to-all", slot, (label,), self.parts(label), self.bytes(slot))
 
     def exchange(self, slot: str) -> list[Collective]:
         """The halo exchange of the input, axis by axis so that corners are included.  Its gradient's halo takes the reverse way."""
@@ -240,6 +256,15 @@ class _Split:
             if self.sizes[label] % (self.parts(label) * self.copies(slot)):
                 many = f"{self.parts(label)} parts and {self.copies(slot)} copies"
                 raise ValueError(f"cost: scattered {slot!r} has {label}={self.sizes[label]} in {many}, want their product to divide it")
+        for slot, (outside, label) in self.sent.items():
+            of_slot = self.form.labels.get(slot, ())
+            if not {outside, label} <= {*of_slot} or self.parts(outside) > 1:
+                slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
+                got = f"{(outside, label)!r} of {slot!r}"
+                raise ValueError(f"cost: sent is {got}, want two labels of a slot, of which the first is not split ({slots})")
+            if self.sizes[outside] % self.parts(label):
+                want = f"want {self.parts(label)} parts of {outside}={self.sizes[outside]}"
+                raise ValueError(f"cost: sent splits {slot!r} along {outside}, {want}")
         for axis, (label, _, _) in enumerate(self.axes):
             rows, part = max(halo(self.window, axis, self.parts(label))), self.sizes[label] // self.parts(label)
             if rows > part and not self.gathers:

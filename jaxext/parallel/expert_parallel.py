@@ -81,8 +81,8 @@ def expert_parallel(
     """
     name = "expert_parallel"
     n = devices_along(axis_name, f"{name}: axis_name")
-    x, sizes = jnp.asarray(x), jnp.asarray(group_sizes)
-    if x.ndim == 0:
+    rows, sizes = jnp.asarray(x), jnp.asarray(group_sizes)
+    if rows.ndim == 0:
         raise TypeError(f"{name}: x has shape (), want rows")
     if sizes.ndim != 1 or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want one axis of integers")
@@ -91,26 +91,27 @@ def expert_parallel(
     for path, leaf in jax.tree.leaves_with_path(weights):
         if jnp.ndim(leaf) == 0:
             raise TypeError(f"{name}: weights{jax.tree_util.keystr(path)} has shape (), want an axis of experts")
-        if len(leaf) != len(sizes) // n:
+        if leaf.shape[0] != len(sizes) // n:
             of = f"{len(sizes)} experts on {n} devices"
-            raise ValueError(f"{name}: weights{jax.tree_util.keystr(path)} has {len(leaf)} experts, want {len(sizes) // n} of {of}")
+            raise ValueError(f"{name}: weights{jax.tree_util.keystr(path)} has {leaf.shape[0]} experts, want {len(sizes) // n} of {of}")
     if capacity is not None and capacity < 0:
         raise ValueError(f"{name}: capacity is {capacity}, want 0 or more")
 
-    x, sizes, _ = align_varying(x, sizes, lax.axis_index(axis_name))
-    exchange = _Exchange(axis_name, n, len(x), len(x) if capacity is None else min(capacity, len(x)))
-    begin, end = (of.reshape(n, -1) for of in ranges(sizes, len(x), len(sizes)))
+    rows, sizes, _ = align_varying(rows, sizes, lax.axis_index(axis_name))
+    exchange = _Exchange(axis_name, n, len(rows), len(rows) if capacity is None else min(capacity, len(rows)))
+    begin, end = (of.reshape(n, -1) for of in ranges(sizes, len(rows), len(sizes)))
     own = begin[:, 0]  # the first row for each device
     end = jnp.minimum(end, (own + exchange.capacity)[:, None])  # rows beyond the capacity are of no group
     sent = jnp.maximum(end - begin, 0)  # [device, expert of it]
     arrived = lax.all_to_all(sent, axis_name, 0, 0, tiled=True)  # [device, own expert]
     order = _Order(arrived, exchange.capacity)
 
-    there = exchange.go(x, own, sent.sum(1, dtype=jnp.int32), arrived.sum(1, dtype=jnp.int32))
+    between = own, sent.sum(1, dtype=jnp.int32), arrived.sum(1, dtype=jnp.int32)
+    there = exchange.go(rows, *between)
     y = experts(order.by_expert(there), weights, arrived.sum(0, dtype=jnp.int32))
     if y.ndim == 0 or len(y) != len(there):
         raise ValueError(f"{name}: experts gives the shape {y.shape}, want {len(there)} rows, as many as it is given")
-    return exchange.come_back(order.by_device(y), own, sent.sum(1, dtype=jnp.int32), arrived.sum(1, dtype=jnp.int32))
+    return exchange.come_back(order.by_device(y), *between)
 
 
 def _taken(x, at, exists):

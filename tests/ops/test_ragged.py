@@ -257,6 +257,34 @@ def test_in_place_of_lax():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_a_layer_as_maxtext_writes_it():
+    """Tokens sorted by expert, padded to tiles of rows, three products with lax's keywords, and back, in bfloat16."""
+    tokens, experts, top, tile = 10, 4, 2, 16
+
+    def layer(x, gate, up, down, router):
+        weight, chosen = lax.top_k(jax.nn.softmax(x @ router), top)
+        order = jnp.argsort(chosen.ravel())
+        sizes = jnp.bincount(chosen.ravel(), length=experts)
+        rows = jnp.pad(jnp.take(x, order // top, axis=0), ((0, -(tokens * top) % tile), (0, 0)))
+        product = functools.partial(lax.ragged_dot, preferred_element_type=x.dtype)
+        hidden = jax.nn.silu(product(lhs=rows, rhs=gate, group_sizes=sizes)) * product(lhs=rows, rhs=up, group_sizes=sizes)
+        y = product(lhs=hidden, rhs=down, group_sizes=sizes)[: tokens * top]
+        y = jnp.take(y, jnp.argsort(order), axis=0).reshape(tokens, top, -1)
+        return jnp.einsum("tke,tk->te", y.astype(jnp.float32), weight.astype(jnp.float32))
+
+    shapes = ((tokens, 8), (experts, 8, 16), (experts, 8, 16), (experts, 16, 8), (8, experts))
+    args = [jnp.asarray(random(shape, np.float32, i), jnp.bfloat16) for i, shape in enumerate(shapes)]
+    loss = lambda *args: (layer(*args) ** 2).mean()
+    want = jax.value_and_grad(loss, (0, 1, 2, 3, 4))(*args)
+    with jaxext.in_place_of_lax():
+        got = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4)))(*args)
+        names = {row.op for row in jaxext.explain(jax.grad(loss, (0, 1, 2, 3)), *args).rows}
+    assert {"ragged_nn", "ragged_nt", "ragged_tn"} <= names
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        scale = float(jnp.abs(other).max())
+        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), atol=0.02 * scale, rtol=0.05)
+
+
 # --- errors
 
 

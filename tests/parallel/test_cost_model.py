@@ -22,6 +22,7 @@ from jaxext.benchmarks import scaling
 from jaxext.forms.window import Window
 from jaxext.ops import matmul
 from jaxext.parallel.cost_model import forms
+from jaxext.ragged_products import ragged_dot
 
 COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\((.*)")
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs/scaling.md"
@@ -46,11 +47,12 @@ def compiled(function, mesh, shapes, specs):
 
 
 def in_hlo(program):
-    """(kind, devices of a group, bytes of its result on one of them) of each collective."""
+    """(kind, devices of a group, bytes of its result on one of them) of each collective of real numbers."""
     found = []
     for result, kind, attributes in COLLECTIVE.findall(program.as_text()):
-        (shape,) = re.findall(r"f32\[([\d,]*)\]", result)
-        found.append((kind, group(kind, attributes), 4 * math.prod(int(n) for n in shape.split(",") if n)))
+        shapes = re.findall(r"f32\[([\d,]*)\]", result)  # an all-to-all has one for each device
+        if shapes:
+            found.append((kind, group(kind, attributes), sum(4 * math.prod(int(n) for n in shape.split(",") if n) for shape in shapes)))
     return sorted(found)
 
 
@@ -205,6 +207,21 @@ def test_every_role_with_a_scattered_slot(split, scattered, function):
         assert held(program) == sum(role.held.values())
 
 
+def test_rows_that_are_sent_to_experts():
+    """By `expert_parallel`, each expert with 8 rows of each device."""
+    n, rows, K, N = 8, 64, 32, 24
+    costs = parallel.cost("matmul", {"B": n}, sizes=dict(B=n, M=rows, K=K, N=N), sent={"a": ("M", "B"), "c": ("M", "B")})
+    sizes, mesh = jnp.full(n, rows // n, jnp.int32), mesh_of({"B": n})
+    product = lambda a, b: parallel.expert_parallel(ragged_dot, a, b, sizes, "B", capacity=rows // n)
+    nn = jax.shard_map(product, mesh=mesh, in_specs=P("B"), out_specs=P("B"))
+    shapes = {"a": (n * rows, K), "b": (n, K, N), "c": (n * rows, N)}
+    for open, function in roles_of(forms()["matmul"], nn, shapes).items():
+        slots, role = forms()["matmul"].operands(open), costs[forms()["matmul"].roles[open]]
+        program = compiled(function, mesh, [shapes[slot] for slot in slots], [P("B")] * 2)
+        assert in_hlo(program) == predicted(role)
+        assert held(program) == sum(role.held.values())
+
+
 def test_dtype_is_that_of_every_byte():
     wide, narrow = (parallel.cost("conv2d", {"N": 2, "H": 4}, sizes=CONV2D, dtype=dtype) for dtype in ("float32", jnp.bfloat16))
     for role in wide:
@@ -239,6 +256,9 @@ REFUSED = (
     ("conv2d", {"H": 2}, CONV2D, {"spatial": "halos"}, "spatial is 'halos', want 'halo' or 'gather'"),
     ("matmul", {"M": 8}, MATMUL, {"scattered": {"b": "M"}}, "scattered is 'M' of 'b', want a slot and one of its labels"),
     ("matmul", {"M": 8}, MATMUL, {"scattered": {"a": "K"}}, "scattered has 'a', of which there is one copy"),
+    ("matmul", {"B": 8}, MATMUL, {"sent": {"a": ("N", "B")}}, r"sent is \('N', 'B'\) of 'a', want two labels of a slot, .*a: B M K"),
+    ("matmul", {"M": 8}, MATMUL, {"sent": {"a": ("M", "B")}}, "want two labels of a slot, of which the first is not split"),
+    ("matmul", {"B": 8}, MATMUL | {"M": 12}, {"sent": {"a": ("M", "B")}}, "sent splits 'a' along M, want 8 parts of M=12"),
     ("matmul", {"M": 16}, MATMUL, {"scattered": {"b": "N"}}, "'b' has N=24 in 1 parts and 16 copies, want their product to divide it"),
 )
 

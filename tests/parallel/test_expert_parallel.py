@@ -60,7 +60,7 @@ def experts(x, weights, sizes):
     return jaxext.ragged_dot(hidden, weights["down"], sizes)
 
 
-def some(n, sizes, seed=0, dtype=np.float64):
+def some(n, sizes, seed=0, dtype: type = np.float64):
     """Rows of all devices, weights, and sizes [device, expert]; rows of no expert are NaN."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n, M, K)).astype(dtype)
@@ -140,7 +140,7 @@ def test_vmap_outside():
 def test_pmap():
     x, weights, sizes = some(4, random_sizes(4, 11))
     parts = jax.tree.map(lambda w: w.reshape(4, E // 4, *w.shape[1:]), weights)
-    close(jax.pmap(lambda *args: expert_parallel(experts, *args, "x"), "x")(x, parts, sizes), whole(x, weights, sizes))
+    close(jax.pmap(lambda x, w, s: expert_parallel(experts, x, w, s, "x"), "x")(x, parts, sizes), whole(x, weights, sizes))
 
 
 def test_sizes_that_all_devices_share():

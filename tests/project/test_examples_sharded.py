@@ -6,6 +6,7 @@ import re
 import image_convolution
 import jax
 import jax.numpy as jnp
+import mixture_of_experts
 import numpy as np
 import pytest
 import scipy.signal
@@ -241,3 +242,41 @@ def test_what_is_offered_to_the_cuda_kernels_they_take():
             assert {row.chosen for row in jaxext.explain(function, *args, platform="cuda").rows} <= {"cuda", "xla"}
         blurs = jaxext.explain(functools.partial(image_convolution.deblur, sigma=3, steps=2), image, platform="cuda")
     assert {row.chosen for row in blurs.rows} == {"cuda"}
+
+
+# --- mixture_of_experts
+
+
+def test_a_mixture_of_experts_on_eight_devices(capsys):
+    assert mixture_of_experts.main(["--steps", "40"]) == 0
+    printed = capsys.readouterr().out
+    assert "16 experts, 2 for each row, on 8 x cpu: 2 on each" in printed and printed.endswith("one device trains: True\n")
+    rows = np.array([line.replace("%", "").split() for line in re.findall(r"^ +\d+ .*$", printed, re.MULTILINE)], float)
+    np.testing.assert_allclose(rows[:, 1], rows[:, 2], rtol=1e-5)
+    assert rows[0, 1] > 2 and rows[-1, 1] < 1.4 and rows[-1, 3] > 80
+
+
+def test_the_mixture_is_that_of_its_formula():
+    params, (images, _) = mixture_of_experts.init(), mixture_of_experts.load()
+    x, up, down = (each.astype(np.float64) for each in (images[:50], params["up"], params["down"]))
+    scores = np.exp(x @ params["router"])
+    probabilities = scores / scores.sum(1, keepdims=True)
+    kept = np.where(probabilities >= np.sort(probabilities)[:, [-mixture_of_experts.TOP]], probabilities, 0)
+    of_all = np.einsum("neh,ehk->nek", np.maximum(np.einsum("nk,ekh->neh", x, up), 0), down)
+    got = mixture_of_experts.mixture(mixture_of_experts.experts, params, images[:50])
+    np.testing.assert_allclose(got, x + np.einsum("ne,nek->nk", kept, of_all), rtol=1e-4, atol=1e-5)
+
+
+def test_experts_that_lose_rows_are_a_failure(capsys, monkeypatch):
+    whole = jaxext.parallel.expert_parallel
+    monkeypatch.setattr(jaxext.parallel, "expert_parallel", functools.partial(whole, capacity=2))
+    assert mixture_of_experts.main(["--steps", "2"]) == 1
+    assert capsys.readouterr().out.endswith("one device trains: False\n")
+
+
+def test_the_products_of_the_mixture_are_ragged():
+    def gradient(params, images, labels):
+        return jax.grad(lambda params: mixture_of_experts.on_one_device(params, images, labels)[0].mean())(params)
+
+    rows = jaxext.explain(gradient, mixture_of_experts.init(), *(of[:8] for of in mixture_of_experts.load())).rows
+    assert [row.op for row in rows].count("ragged_nn") == 2 and {"ragged_nt", "ragged_tn"} <= {row.op for row in rows}

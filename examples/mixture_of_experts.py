@@ -1,0 +1,148 @@
+"""A mixture of experts on handwritten digits: on one device, and with the experts split over all devices, with the same losses.
+
+    router:   p = softmax(x R);  each row goes to the TOP experts with the largest p
+    layer:    y = x + Σ_e p_e down_e(relu(up_e(x)))  over these experts
+
+    python examples/mixture_of_experts.py
+
+What to see: the rows are sorted by expert, and `jaxext.ragged_dot` multiplies those of each expert by its matrix, however many there are.
+With `jaxext.parallel.expert_parallel` each device has some of the experts and a part of the batch: rows travel to their experts and back.
+The column "all - one" is the difference between the parameters that one device finds and those of all of them.
+"""
+
+import os
+
+# A computer without GPUs shows JAX one CPU device; this splits it into eight, so that there are devices for the experts.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import argparse
+import functools
+import math
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from sklearn.datasets import load_digits
+
+import jaxext
+
+WIDTH, HIDDEN, EXPERTS, TOP = 64, 32, 16, 2
+BATCH = 128
+RATE = 0.2
+ROUNDING = 1e-5  # what orders of summation may differ by, in steps of training that add it up
+SHARDINGS = {"router": P(), "up": P("devices"), "down": P("devices"), "out": P()}
+
+
+def load():
+    """Images as rows of 64 values from 0 to 1, and labels, shuffled once and for all."""
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    return (images[order] / 16).astype(np.float32), labels[order].astype(np.int32)
+
+
+def init(seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = {"router": (WIDTH, EXPERTS), "up": (EXPERTS, WIDTH, HIDDEN), "down": (EXPERTS, HIDDEN, WIDTH), "out": (WIDTH, 10)}
+    return {name: (rng.normal(size=shape) / math.sqrt(shape[-2])).astype(np.float32) for name, shape in shapes.items()}
+
+
+def experts(x, weights, sizes):
+    """Of rows sorted by expert, of which `sizes` counts those of each."""
+    up, down = weights
+    return jaxext.ragged_dot(jax.nn.relu(jaxext.ragged_dot(x, up, sizes)), down, sizes)
+
+
+def mixture(apply, params, x):
+    """The layer; `apply` is `experts`, or what sends rows to them."""
+    probabilities = jax.nn.softmax(jaxext.matmul(x, params["router"]))
+    share, chosen = lax.top_k(probabilities, TOP)  # of each row
+    order = jnp.argsort(chosen.ravel())  # by expert
+    sizes = jnp.bincount(chosen.ravel(), length=EXPERTS)
+    computed = apply(x[order // TOP], (params["up"], params["down"]), sizes)
+    of_row = jnp.zeros_like(computed).at[order].set(computed).reshape(len(x), TOP, WIDTH)
+    return x + (of_row * share[..., None]).sum(1)
+
+
+def losses(apply, params, images, labels):
+    """Cross-entropy of each image, and whether it is recognised."""
+    scores = jaxext.matmul(mixture(apply, params, images), params["out"])
+    logp = jax.nn.log_softmax(scores)
+    return -jnp.take_along_axis(logp, labels[:, None], axis=1)[:, 0], scores.argmax(1) == labels
+
+
+def on_one_device(params, images, labels):
+    return losses(experts, params, images, labels)
+
+
+def on_all_devices(mesh):
+    """Images and experts are split over the devices, router and output matrix are on each."""
+
+    def sent(x, weights, sizes):
+        return jaxext.parallel.expert_parallel(experts, x, weights, sizes, "devices")
+
+    split = P("devices")
+    return jax.shard_map(functools.partial(losses, sent), mesh=mesh, in_specs=(SHARDINGS, split, split), out_specs=split)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def update(losses_of, params, images, labels):
+    """One step of gradient descent: (parameters, loss)."""
+    loss, grads = jax.value_and_grad(lambda params: losses_of(params, images, labels)[0].mean())(params)
+    return jax.tree.map(lambda p, g: p - RATE * g, params, grads), loss
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def accuracy(losses_of, params, images, labels):
+    return losses_of(params, images, labels)[1].mean()
+
+
+def train(steps, mesh):
+    """Train on one device and on all of them on the same batches; yields the rows of the table, every ten steps."""
+    images, labels = load()
+    size, tested = (n // mesh.size * mesh.size for n in (BATCH, len(images)))
+    spread = on_all_devices(mesh)
+    one = init()
+    many = {name: jax.device_put(p, jax.NamedSharding(mesh, SHARDINGS[name])) for name, p in init().items()}
+    for step in range(1, steps + 1):
+        batch = np.arange(step * size, (step + 1) * size) % len(images)
+        one, loss_of_one = update(on_one_device, one, images[batch], labels[batch])
+        many, loss = update(spread, many, images[batch], labels[batch])
+        if step == 1 or step % 10 == 0 or step == steps:
+            apart = max(float(np.abs(np.asarray(one[name]) - np.asarray(many[name])).max()) for name in one)
+            yield step, loss, loss_of_one, accuracy(spread, many, images[:tested], labels[:tested]), apart
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--implementation",
+        choices=["triton", "xla"],
+        help="of every product (default: what jaxext prefers); the CUDA kernels take 16-bit operands, these have 32",
+    )
+    parser.add_argument("--steps", type=int, default=100, help="of training (%(default)s)")
+    args = parser.parse_args(argv)
+    if args.steps < 1:
+        parser.error(f"argument --steps: it is {args.steps}, want at least 1")
+
+    devices = jax.devices()
+    count = math.gcd(EXPERTS, len(devices))
+    mesh = jax.make_mesh((count,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices[:count])
+    print(f"{EXPERTS} experts, {TOP} for each row, on {count} x {devices[0].platform}: {EXPERTS // count} on each\n")
+    print("step   loss on all   loss on one   recognised   all - one")
+    rows = []
+    # GPUs round float32 operands to TF32 unless told otherwise, by which one device and many would differ more than by order of summation.
+    with jax.default_matmul_precision("highest"), jaxext.use_implementation(args.implementation):
+        for row in train(args.steps, mesh):
+            rows.append([float(value) for value in row])
+            print("{:4.0f}   {:11.6f}   {:11.6f}   {:10.1%}   {:9.1e}".format(*rows[-1]))
+
+    equal = max(row[-1] for row in rows) < ROUNDING
+    print(f"\n{count} devices with {EXPERTS // count} experts each train the network that one device trains: {equal}")
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
