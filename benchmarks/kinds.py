@@ -84,15 +84,29 @@ class Ragged(Problem):
     K: int
     roles: tuple[str, ...] = (*MATMUL_ROLES, STEP)
 
+    kernel: ClassVar = "ragged"
     stages: ClassVar = ("rows", "matrices")
-
-    @property
-    def products(self) -> tuple[str, ...]:
-        return ()  # no kernel of the tables computes them
 
     @property
     def size(self) -> str:
         return f"{len(self.sizes)} groups, {_by((sum(self.sizes), self.K, self.N))}"
+
+    def problem(self, role: str, numbers: str, arch: int) -> Any:
+        dtypes, precision = NUMBERS[numbers]
+        return importlib.import_module("jaxext.kernels.ragged").Problem(
+            name=f"ragged_{role}",
+            role=role,
+            B=1,
+            P=1,
+            R=1,
+            M=sum(self.sizes),
+            N=self.N,
+            K=self.K,
+            G=len(self.sizes),
+            dtypes=dtypes,
+            precision=precision,
+            arch=arch,
+        )
 
     def flops(self, role: str) -> float:
         return 2.0 * sum(self.sizes) * self.N * self.K * (3 if role == STEP else 1)

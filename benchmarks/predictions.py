@@ -18,24 +18,29 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import CudaConv, CudaMatmul, missing
-from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul
+from jaxext.backends.cuda.cuda_binding import CudaConv, CudaMatmul, CudaRagged, missing
+from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, TritonRagged
 from jaxext.kernels._launch import BITS
 from jaxext.kernels._roofline import machine
 
-from .problems import PRODUCTS
+from .problems import PRODUCTS, RAGGED
 from .report import Measured, read
 
 ARCH = 90
 HERTZ = 1.75e9  # of an H200 that multiplies
-KERNELS: dict[str, Any] = {"matmul": (TritonMatmul, CudaMatmul), "conv": (TritonConv, CudaConv), "depthwise": (TritonConv, CudaConv)}
+KERNELS: dict[str, Any] = {
+    "matmul": (TritonMatmul, CudaMatmul),
+    "ragged": (TritonRagged, CudaRagged),
+    "conv": (TritonConv, CudaConv),
+    "depthwise": (TritonConv, CudaConv),
+}
 
-OPEN = {"nn": "c", "nt": "a", "tn": "b", "fprop": "y", "dgrad": "x", "wgrad": "w"}
+OPEN = {"nn": 2, "nt": 0, "tn": 1, "fprop": 2, "dgrad": 0, "wgrad": 1}  # the result's place among the slots
 
 
 def predictions(tag: str = "") -> Iterator[tuple[str, str, dict[str, float]]]:
     """The name of each row of the benchmark (of problems so tagged), its family, and its microseconds by each library that takes it."""
-    for problem in PRODUCTS:
+    for problem in (*PRODUCTS, *RAGGED):
         for case in problem.cases(problem.products) if not tag or tag in problem.tags else ():
             asked = problem.problem(case.role, case.numbers, ARCH)
             took = {kind.name: _microseconds(asked, kind()) for kind in KERNELS[problem.kernel] if _takes(kind, asked)}
@@ -49,8 +54,8 @@ def _takes(kind, asked) -> bool:
 def _microseconds(asked, implementation) -> float:
     config = implementation.configs(asked)[0]
     model = importlib.import_module(type(config).__module__)
-    result = OPEN[asked.role]
-    slots = [*(slot for slot in asked.shapes if slot != result), result]
+    slots = list("abc" if asked.name.startswith("matmul") else "xwy")
+    slots.append(slots.pop(OPEN[asked.role]))
     moved = sum(math.prod(asked.shapes[slot]) * BITS[dtype] // 8 for slot, dtype in zip(slots, asked.dtypes, strict=True))
     return max(model.clocks(asked, config), machine(ARCH).moving(moved)) / HERTZ * 1e6
 

@@ -22,8 +22,9 @@ FUSED_LONG: Targets = {"triton": {"best": 1.05}, "cuda": {"best": 1.1}}
 FUSED_SHORT: Targets = {"triton": {"best": 1.3}, "cuda": {"best": 1.3}}  # there the passes that are saved take long
 GATED_LONG: Targets = {"triton": {"best": 1.05}}
 GATED_SHORT: Targets = {"triton": {"best": 1.3}}
-RAGGED: Targets = {"triton": {"lax": 5.0}}
-RAGGED_SUM: Targets = {"triton": {"lax": 3.0}}
+RAGGED: Targets = {"triton": {"lax": 5.0}, "cuda": {"lax": 5.0}}
+RAGGED_LONG: Targets = {"triton": {"lax": 5.0}, "cuda": {"lax": 5.0, "tflops": 600}}
+RAGGED_SUM: Targets = {"triton": {"lax": 3.0}, "cuda": {"lax": 3.0}}
 WAVES: Targets = {"cuda": {"best": 1.03}}  # the last round of tiles leaves multiprocessors idle, or the depth is short
 THIN: Targets = {"cuda": {"copy": 0.8}}
 ONE_AXIS: Targets = {"cuda": {"best": 1.5}}
@@ -54,6 +55,7 @@ OF_GPUS: tuple[tuple[frozenset[str], Mapping[str, Targets]], ...] = tuple(
         ("fused gated short", {"forward": GATED_SHORT}),
         ("fused long", {"forward": FUSED_LONG}),
         ("fused short", {"forward": FUSED_SHORT}),
+        ("ragged deepseek", {NN: RAGGED_LONG, NT: RAGGED_LONG, TN: RAGGED_SUM}),
         ("ragged", {NN: RAGGED, NT: RAGGED, TN: RAGGED_SUM}),
         ("large", dict.fromkeys(MATMUL_ROLES, LARGE)),
         ("waves", {NN: WAVES}),
