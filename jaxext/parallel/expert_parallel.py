@@ -86,7 +86,7 @@ def expert_parallel(
         raise TypeError(f"{name}: x has shape (), want rows")
     if sizes.ndim != 1 or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want one axis of integers")
-    if len(sizes) % n:
+    if len(sizes) % n or not len(sizes):
         raise ValueError(f"{name}: group_sizes has {len(sizes)} experts, want a multiple of the {n} devices")
     for path, leaf in jax.tree.leaves_with_path(weights):
         if jnp.ndim(leaf) == 0:

@@ -211,6 +211,18 @@ def test_few_rows_are_sent_under_a_capacity(how):
         assert [shape for shape in sent if len(shape) == 3] == [[4, 2, K], [4, 2, K]]
 
 
+def test_rows_alone_are_sent_elsewhere(how):
+    """By lax's own ragged all-to-all, forward and backward, which no CPU runs."""
+    if how == "rows":
+        pytest.skip("lax's is replaced")
+    x, weights, sizes = some(4, random_sizes(4, 2))
+    gradient = jax.jit(jax.grad(lambda *args: jnp.sum(split(4)(*args) ** 2), (0, 1)))
+    lowered = gradient.trace(x, weights, sizes).lower(lowering_platforms=("cuda",))
+    called = [str(op.attributes["call_target_name"]) for op in operations(lowered) if op.name == "stablehlo.custom_call"]
+    assert sum("ragged_all_to_all" in name for name in called) == 4
+    assert not any("4x12x6" in str(op.operands[0].type) for op in operations(lowered) if op.name == "stablehlo.all_to_all")
+
+
 def inside(call, n=4):
     """Traces a call within the axis."""
     return jax.eval_shape(jax.shard_map(lambda: call() * 0.0, mesh=mesh_of(n), in_specs=(), out_specs=P("x")))
@@ -223,6 +235,7 @@ WRONG = {
     "sizes of two axes": (dict(group_sizes=S[None]), TypeError, r"group_sizes is int32\[1, 8\], want one axis of integers"),
     "real sizes": (dict(group_sizes=S.astype(jnp.float32)), TypeError, r"group_sizes is float\d+\[8\], want one axis of integers"),
     "too few experts": (dict(group_sizes=S[:6]), ValueError, "group_sizes has 6 experts, want a multiple of the 4 devices"),
+    "no experts": (dict(group_sizes=S[:0]), ValueError, "group_sizes has 0 experts, want a multiple of the 4 devices"),
     "weights of another number": (
         dict(weights={"a": W[:1]}),
         ValueError,
