@@ -196,14 +196,14 @@ gpu_tests() {
 # the barriers by which Hopper's copy engine hands over, so CUTLASS's kernels are for memcheck alone.
 sanitizer() {
   local cuda=(tests/backends/test_gpu_cuda.py -k test_depthwise_kernel) only=(--kernel-name kernel_substring=depthwise)
-  sanitize memcheck-cuda memcheck "" tests/backends/test_gpu_cuda.py -k "test_depthwise_kernel or test_conv_kernel or test_matmul_kernel"
+  sanitize memcheck-cuda memcheck "" tests/backends/test_gpu_cuda.py -k "test_depthwise_kernel or test_conv_kernel or test_matmul_kernel or test_ragged_kernel"
   sanitize racecheck-cuda racecheck "${only[*]}" "${cuda[@]}"
   sanitize initcheck-cuda initcheck "${only[*]}" "${cuda[@]}"
   sanitize memcheck-triton memcheck "" tests/kernels
 }
 
 memcheck() {
-  sanitize memcheck memcheck "" tests/backends/test_gpu_cuda.py -k "test_conv_kernel or test_matmul_kernel"
+  sanitize memcheck memcheck "" tests/backends/test_gpu_cuda.py -k "test_conv_kernel or test_matmul_kernel or test_ragged_kernel"
 }
 
 # sanitize <name> <tool> <options> <tests...>: without the pools of PyTorch and XLA each array is an allocation of its own, so that what

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import test_conv as dense
 import test_depthwise as depthwise
+import test_ragged_kernel as ragged
 from cases import CASES, ConvCase, DotCase, named, random
 from harness import check
 from jax import lax
@@ -26,9 +27,10 @@ from test_simt import CASES as DEPTHWISE
 
 import jaxext
 from jaxext._target import compute_capability
-from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul
+from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._ragged import visits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")]
 hopper = pytest.mark.skipif(compute_capability("cuda") != 90, reason="the kernels of matmul and dense convolution are for sm_90a alone")
@@ -48,8 +50,8 @@ def cuda():
 def call(target, problem, config, result, fields=CONV_FIELDS, **changes):
     """A function of the operands: what the kernel writes, as a `result`."""
     attributes = {name: getattr(problem, name) for name in fields} | dataclasses.asdict(config) | changes
-    return lambda first, second: jax.ffi.ffi_call(f"jaxext_{target}_v1", result)(
-        first, second, **{name: np.array(value, np.int64)[()] for name, value in attributes.items() if value is not None}
+    return lambda *operands: jax.ffi.ffi_call(f"jaxext_{target}_v1", result)(
+        *operands, **{name: np.array(value, np.int64)[()] for name, value in attributes.items() if value is not None}
     )
 
 
@@ -61,21 +63,22 @@ def alone(target, problem, config, shape, operands, fields=CONV_FIELDS) -> np.nd
     """
     cuda_binding.register()
     dtype = np.dtype(DTYPES[problem.dtypes[2]])
-    result = jax.ShapeDtypeStruct((config.splits, *shape), np.float32) if config.splits > 1 else jax.ShapeDtypeStruct(shape, dtype)
+    splits = getattr(config, "splits", 1)
+    result = jax.ShapeDtypeStruct((splits, *shape), np.float32) if splits > 1 else jax.ShapeDtypeStruct(shape, dtype)
     kernel = call(target, problem, config, result, fields)
-    program = jax.jit(lambda first, second, memory: kernel(first, second), donate_argnums=2, keep_unused=True)
-    first, second = map(jax.device_put, operands)
-    compiled = program.lower(first, second, result).compile()
+    program = jax.jit(lambda memory, *operands: kernel(*operands), donate_argnums=0, keep_unused=True)
+    operands = [jax.device_put(operand) for operand in operands]
+    compiled = program.lower(result, *operands).compile()
     assert " copy(" not in str(compiled.as_text()), "the result is computed elsewhere, and copied"
     written = []
     for _ in range(2):
         memory = jax.block_until_ready(jax.device_put(np.full(result.shape, np.nan, result.dtype)))
         where = memory.unsafe_buffer_pointer()
-        y = compiled(first, second, memory)
+        y = compiled(memory, *operands)
         assert y.unsafe_buffer_pointer() == where, "the result is not where the NaN was"
         written.append(np.asarray(y))
     assert written[0].tobytes() == written[1].tobytes()
-    return written[0].sum(axis=0, dtype=np.float32).astype(dtype) if config.splits > 1 else written[0]
+    return written[0].sum(axis=0, dtype=np.float32).astype(dtype) if splits > 1 else written[0]
 
 
 def some(configs):
@@ -196,6 +199,33 @@ def test_matmul_kernel(name, role, dtype, result):
     truth = np.einsum(equation, *(x.astype(np.float64) for x in operands.values()), optimize=True)
     for config in some(cuda_matmul.candidates(problem, table)):
         check(alone(problem.name, problem, config, shapes[open], list(operands.values()), tuple("BMNK")), truth)
+
+
+# The sizes of groups, rows of which the last may be nobody's, and the rest of the problem.
+RAGGED = {
+    "edges beside tiles": ((129, 0, 130, 127, 64, 1, 69, 0), 560, dict(K=136, N=264)),
+    "all in one": ((0, 700, 0), 700, dict(K=72, N=520)),
+    "none": ((0, 0), 3, dict(K=16, N=24)),
+    "one row each": ((1,) * 40, 40, dict(K=328, N=16)),
+    "batches": ((7, 65, 0, 33), 130, dict(K=24, N=272, B=2, P=2, R=2)),
+    "many": (tuple(i % 17 for i in range(300)), 2500, dict(K=64, N=136)),
+}
+
+
+@hopper
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("role", ragged.ROLES)
+@pytest.mark.parametrize("name", RAGGED)
+def test_ragged_kernel(name, role, dtype):
+    sizes, rows, more = RAGGED[name]
+    begin, end = ragged.ranges_of(sizes, more.get("B", 1), more.get("P", 1))
+    problem = ragged.a_problem(role, (begin, end), rows, **more, dtypes=(dtype,) * 3)
+    assert cuda_binding.refused(problem, cuda_ragged) is None
+    operands = ragged.some_operands(problem, begin, end)
+    truth = ragged.true(problem, operands, begin, end)
+    for config in cuda_ragged.candidates(problem, cuda_binding._compiled("ragged_kernels")):
+        places = np.stack([begin, end], -1) if role == "tn" else visits(np, begin, end, problem.M, config.tile_m)
+        check(alone(problem.name, problem, config, truth.shape, [*operands.values(), places], tuple("BPRMNKG")), truth)
 
 
 # The public operations
