@@ -128,7 +128,8 @@ def _starts(sizes):
 
 def _parts(starts, rows):
     """Of each row, the last of the parts that begin at or before it, and how far behind that beginning it is.  The first starts at 0."""
-    part = jnp.cumsum(jnp.zeros(rows, jnp.int32).at[starts].add(1, mode="drop"), dtype=jnp.int32) - 1  # jnp.searchsorted is a loop
+    # As jnp.searchsorted, which cannot stand in `by_platform` from jax 0.12 on.
+    part = jnp.cumsum(jnp.zeros(rows, jnp.int32).at[starts].add(1, mode="drop"), dtype=jnp.int32) - 1
     return part, jnp.arange(rows, dtype=jnp.int32) - starts[part]
 
 
