@@ -22,7 +22,8 @@ import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
 
-CUSTOM_CALLS = (*cuda_binding.CudaMatmul.custom_calls, *cuda_binding.CudaConv.custom_calls)
+FAMILIES = (cuda_binding.CudaMatmul, cuda_binding.CudaRagged, cuda_binding.CudaConv)
+CUSTOM_CALLS = [name for family in FAMILIES for name in family.custom_calls]
 built = pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")
 
 
