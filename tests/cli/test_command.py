@@ -448,7 +448,7 @@ def test_cache_refuses(capsys, cache, tmp_path):
 def stand_ins(monkeypatch):
     """Kernels that nobody compiled."""
     triton = [{"kernel": "matmul", "problem": name, "good": name == "good"} for name in ("good", "bad")]
-    cuda = [{"kernel": kernel, "good": True} for kernel in ("matmul_nn", "conv2d_fprop")]
+    cuda = [{"kernel": kernel, "good": True} for kernel in ("matmul_nn", "ragged_tn", "conv2d_fprop")]
     for table in (compiled, compiled_cuda):
         monkeypatch.setattr(table, "missing", lambda *_: None)
         monkeypatch.setattr(table, "offences", lambda row: [] if row["good"] else ["spills"])
@@ -466,9 +466,9 @@ def test_kernels(capsys, stand_ins, tmp_path):
     document = json.loads(said(capsys, "kernels", "--json"))
     assert document["triton"]["version"] == "3.9.0" and document["cuda"]["nvcc"] == "13.0"
     assert [row["problem"] for row in document["triton"]["rows"]] == ["good", "bad"]
-    assert [row["kernel"] for row in document["cuda"]["rows"]] == ["matmul_nn", "conv2d_fprop"]
+    assert [row["kernel"] for row in document["cuda"]["rows"]] == ["matmul_nn", "ragged_tn", "conv2d_fprop"]
     lines = said(capsys, "kernels", "--json", tmp_path / "k.json").splitlines()
-    assert "2 kernels, 1 bad" in lines and "2 kernels, 0 bad" in lines and lines.count("matmul !! spills") == 2
+    assert "2 kernels, 1 bad" in lines and "3 kernels, 0 bad" in lines and lines.count("matmul !! spills") == 2
     assert json.loads((tmp_path / "k.json").read_text()) == document
 
 
@@ -481,13 +481,15 @@ def test_kernels(capsys, stand_ins, tmp_path):
         (["--problem", "good", "--check"], {"triton"}, 0),
         (["--others", "none"], {"triton"}, 0),
         (["--module", "m.so", "--kernel", "conv"], {"cuda"}, 0),
+        (["--kernel", "ragged"], {"cuda"}, 0),
     ],
 )
 def test_kernels_asked_for(arguments, kinds, status, capsys, stand_ins):
     document = json.loads(said(capsys, "kernels", *arguments, "--json", status=status))
     assert document.keys() - {"environment"} == kinds
     if "--kernel" in arguments:
-        assert [row["kernel"] for row in document["cuda"]["rows"]] == ["conv2d_fprop"]
+        (row,) = document["cuda"]["rows"]
+        assert row["kernel"] == {"conv": "conv2d_fprop", "ragged": "ragged_tn"}[arguments[-1]]
 
 
 def test_kernels_that_are_not_here(capsys, stand_ins, monkeypatch):
@@ -513,6 +515,7 @@ def test_why_kernels_are_not_here(monkeypatch, tmp_path):
 
 def test_kernels_refuses(capsys, stand_ins):
     assert "ask for one of them" in refused(capsys, "kernels", "--of", "cuda", "--problem", "good")
+    assert "ask for one of them" in refused(capsys, "kernels", "--of", "triton", "--kernel", "ragged")
     assert refused(capsys, "kernels", "--problem", "nonsense") == "no problem has such a name, kernel and GPU"
     assert "'ninety' is no list of GPUs" in refused(capsys, "kernels", "--arch", "ninety")
     assert command.parser().parse_args(["kernels", "--arch", "80,sm_90a"]).arch == (80, 90)

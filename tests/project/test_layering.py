@@ -57,7 +57,7 @@ MAY = {
 ELSEWHERE = {"kernels", "benchmarks"}
 WITHOUT_JAX = {
     *("forms.window", "parallel.shards", "tables.table_file", "tables.table_format"),
-    *(f"backends.cuda.cuda_{family}" for family in ("matmul", "conv", "depthwise")),
+    *(f"backends.cuda.cuda_{family}" for family in ("matmul", "ragged", "conv", "depthwise")),
 }
 SEES_INTERNALS = {"_compat"}
 THIRD_PARTIES = {"jax", "numpy"}
