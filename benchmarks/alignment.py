@@ -18,7 +18,7 @@ def dtypes_of(problem, launch) -> list[str]:
     """The dtypes of the kernel's pointers: of operands and results."""
     of_slot = dict.fromkeys(RANGES, "i32") | dict(zip(sorted(launch.operands[:2], key=SLOTS.index), problem.dtypes, strict=False))
     if problem.epilogue is not None:
-        of_slot |= {"bias": problem.epilogue.bias, "residual": problem.epilogue.residual}
+        of_slot |= {slot: getattr(problem.epilogue, slot) for slot in ("bias", "residual", "scale")}
     partial = "i32" if problem.dtypes[2] == "i32" else "fp32"
     results = [partial if launch.splits > 1 else problem.dtypes[2]] * launch.results
     return [*(of_slot[slot] for slot in launch.operands), *results]
@@ -53,7 +53,7 @@ def widest(problem, launch) -> list[int]:
         taps = math.prod(problem.filter) if config.packed and problem.role != "dgrad" else 1  # in one row of a tile
         rows = {"x": problem.C * config.groups, "w": taps * problem.C, "y": problem.K * config.groups}
     (result,) = rows.keys() - {*launch.operands}
-    rows |= dict.fromkeys(("bias", "residual"), rows[result]) | dict.fromkeys(RANGES, 1)
+    rows |= dict.fromkeys(("bias", "residual"), rows[result]) | dict.fromkeys((*RANGES, "scale"), 1)
     slots = (*launch.operands, *[result] * launch.results)
     starts = (rows[slot] * BITS[dtype] // 8 for slot, dtype in zip(slots, dtypes_of(problem, launch), strict=True))
     *loaded, stored = (math.gcd(16, start) for start in itertools.islice(starts, len(launch.operands) + 1))

@@ -26,7 +26,7 @@ from jaxext.ops import (
     dot_general,
     matmul,
 )
-from jaxext.ragged_products import ragged_dot, ragged_dot_general
+from jaxext.ragged_products import ragged_dot, ragged_dot_general, ragged_gated_linear_unit, ragged_linear
 
 if TYPE_CHECKING:
     from jaxext import parallel
@@ -58,6 +58,8 @@ __all__ = [
     "parallel",
     "ragged_dot",
     "ragged_dot_general",
+    "ragged_gated_linear_unit",
+    "ragged_linear",
     "register_cuda_kernels",
     "tune",
     "use_implementation",

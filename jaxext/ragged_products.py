@@ -6,12 +6,14 @@ order.  The sizes are not known when a program is compiled.  The work does not g
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
-from jaxext.families import ragged
+from jaxext.families import fuse, ragged
 
-__all__ = ["ragged_dot", "ragged_dot_general"]
+__all__ = ["ragged_dot", "ragged_dot_general", "ragged_gated_linear_unit", "ragged_linear"]
 
 
 def ragged_dot(
@@ -126,3 +128,104 @@ def ragged_dot_general(
         out_sharding=out_sharding,
         implementation=implementation,
     )
+
+
+def ragged_linear(
+    x: ArrayLike,
+    w: ArrayLike,
+    group_sizes: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    row_scale: ArrayLike | None = None,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Ragged product with a fused epilogue: y[m, n] = row_scale[m] activation(Σ_k x[m, k] w[g, k, n] + bias[g, n]), g the group of row m.
+
+    In a mixture of experts `row_scale` is the router's weight of each row.  Rows after the last group are zero, as in `ragged_dot`, and
+    neither they nor their scales are read.
+
+    Args:
+      x: shape (M, K), rows sorted by group.
+      w: shape (G, K, N).
+      group_sizes: shape (G,), integers, as in `ragged_dot`.
+      bias: shape (G, N), or None.
+      activation: as in `linear`.
+      row_scale: shape (M,), or None.
+      precision, out_sharding: as in `ragged_dot`.
+      preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and row_scale does not count.
+      implementation: as in `linear`.
+
+    Returns:
+      shape (M, N).
+
+    Examples:
+      >>> x, w, bias = jnp.ones((4, 2)), jnp.ones((2, 2, 1)), jnp.array([[-3.0], [1.0]])
+      >>> ragged_linear(x, w, jnp.array([1, 2]), bias, activation="relu", row_scale=jnp.array([1.0, 1.0, 0.5, 1.0])).tolist()
+      [[0.0], [3.0], [1.5], [0.0]]
+
+    Raises:
+      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function, or is given
+        for a result of integers.
+      ValueError: `activation` or `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    return _fused(
+        "ragged_linear",
+        {"x": x, "w": w, "group_sizes": group_sizes},
+        {"bias": bias, "row_scale": row_scale},
+        activation,
+        gated=False,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def ragged_gated_linear_unit(
+    x: ArrayLike,
+    weights: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    row_scale: ArrayLike | None = None,
+    precision=None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Gated linear unit of each group: y[m, n] = row_scale[m] activation(Σ_k x[m, k] weights[g, k, 0, n]) Σ_k x[m, k] weights[g, k, 1, n].
+
+    Args:
+      weights: shape (G, K, 2, N): gate and linear part of each group.
+      x, group_sizes, ...: as in `ragged_linear`.
+
+    Returns:
+      shape (M, N).
+
+    Examples:
+      >>> ragged_gated_linear_unit(jnp.ones((5, 3)), jnp.ones((2, 3, 2, 4)), jnp.array([2, 3]), activation="silu").shape
+      (5, 4)
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as `ragged_linear`.
+    """
+    return _fused(
+        "ragged_gated_linear_unit",
+        {"x": x, "weights": weights, "group_sizes": group_sizes},
+        {"row_scale": row_scale},
+        activation,
+        gated=True,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def _fused(name, arrays, added, activation, **static):
+    return fuse.ragged(name, arrays | {argument: x for argument, x in added.items() if x is not None}, activation, **static)

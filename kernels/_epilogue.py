@@ -3,6 +3,7 @@
 z = sum + bias             (kept in float32)
 y = activation(z) + residual, rounded once to the result's dtype
 gated:  y = activation(z of the first half of the columns) z of the second
+scale:  y times a number for each row
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Epilogue:
 
     activation: str | None = None  # one of ACTIVATIONS
     bias: str | None = None  # its dtype; it has an element for each column of the result (for each batch element and group)
+    scale: str | None = None  # of ragged products alone: its dtype; it has an element for each row of the result
     residual: str | None = None  # its dtype; it has the shape of the result
-    gated: bool = False  # of matmul alone: the right operand is b[B,K,2,N], gate and linear part
+    gated: bool = False  # of matrix products alone: the right operand is b[B,K,2,N], gate and linear part
     saves: bool = False  # a second result: z, rounded to the result's dtype; b's columns, [B,M,2,N], if gated

@@ -39,8 +39,9 @@ def launch(plain: Launch, kernel: Any, epilogue: Epilogue) -> Launch:
     )
 
 
-def refused(epilogue: Epilogue | None, role: str, wanted: str, result: str, gates: bool = False) -> str | None:
-    """Why kernels have no such epilogue, or None.  Those of one role have any, and only matrix products are gated."""
+def refused(epilogue: Epilogue | None, role: str, wanted: str, result: str, gates: bool = False, ragged: bool = False) -> str | None:
+    """Why kernels have no such epilogue, or None.  Those of one role have any, only matrix products are gated, and only ragged ones scale
+    rows."""
     if epilogue is None:
         return None
     if role != wanted:
@@ -49,6 +50,10 @@ def refused(epilogue: Epilogue | None, role: str, wanted: str, result: str, gate
         return f"activation {epilogue.activation!r}, want one of {', '.join(ACTIVATIONS)}"
     if result not in (*FLOATS, "i32"):
         return f"an epilogue into {result}, want one of {', '.join((*FLOATS, 'i32'))}"
+    if ragged and epilogue.residual:
+        return "an epilogue with a residual, want one of other products"
+    if epilogue.scale and not ragged:
+        return "an epilogue with a scale for each row, want one of a ragged product"
     integers = result == "i32"
     if epilogue.gated and not gates:
         return "a gated epilogue, want one of a matrix product"
@@ -56,7 +61,7 @@ def refused(epilogue: Epilogue | None, role: str, wanted: str, result: str, gate
         return f"a gated epilogue of {result} with bias {epilogue.bias} and residual {epilogue.residual}, want floats, and neither of them"
     if integers and epilogue.activation:
         return f"activation {epilogue.activation!r} of i32, want none"
-    for name, dtype in (("bias", epilogue.bias), ("residual", epilogue.residual)):
+    for name, dtype in (("bias", epilogue.bias), ("residual", epilogue.residual), ("scale", epilogue.scale)):
         if dtype not in (None, *(("i32",) if integers else FLOATS)):
             return f"{name} is {dtype}, want {'i32' if integers else 'one of ' + ', '.join(FLOATS)} beside a result of {result}"
     return None
@@ -65,13 +70,13 @@ def refused(epilogue: Epilogue | None, role: str, wanted: str, result: str, gate
 @triton.jit
 def finish(
     sums, linear, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM: tl.constexpr, COLUMNS: tl.constexpr,
-    WHOLE: tl.constexpr, WARPS: tl.constexpr,
+    WHOLE: tl.constexpr, WARPS: tl.constexpr, scale=None, present=None,
 ):  # fmt: skip
     """Stores what the epilogue makes of a tile of sums, and of a linear part beside a gate.
 
     `row` is where the tile's rows begin in the result, `column` the first of its columns.  All of these exist if WHOLE, or those below
     COLUMNS.  A wide tile is finished in parts: the registers do not hold what an epilogue makes of all of it at once.  The residuals of a
-    few parts are under way at any time.
+    few parts are under way at any time.  `scale` is of each row.  Rows that are not `present` become zero.
     """
     sums = _parts(sums, WARPS)
     if PROBLEM.epilogue.gated:
@@ -92,7 +97,7 @@ def finish(
                 at = saved_ptr + (2 * row + col)
                 tl.store(at, sums[i].to(saved_ptr.dtype.element_ty), mask=mask)
                 tl.store(at + COLUMNS, linear[i].to(saved_ptr.dtype.element_ty), mask=mask)
-            y = activate(sums[i], PROBLEM) * linear[i]
+            y = _of_rows(activate(sums[i], PROBLEM) * linear[i], scale, present)
             tl.store(result_ptr + (row + col), y.to(result_ptr.dtype.element_ty), mask=mask)
         else:
             if PROBLEM.epilogue.residual is not None:
@@ -102,7 +107,7 @@ def finish(
             else:
                 residual = 0
             bias = load_bias(bias_ptr, col, col_in, PROBLEM)
-            store(sums[i], bias, residual, result_ptr, saved_ptr, row + col, mask, PROBLEM)
+            store(sums[i], bias, residual, result_ptr, saved_ptr, row + col, mask, PROBLEM, scale, present)
 
 
 @triton.jit
@@ -133,14 +138,23 @@ def _residual(residual_ptr, row, row_in, col, COLUMNS: tl.constexpr, WHOLE: tl.c
 
 
 @triton.jit
-def store(sums, bias, residual, result_ptr, saved_ptr, at, mask, PROBLEM: tl.constexpr):
+def _of_rows(y, scale, present):
+    if scale is not None:
+        y *= scale
+    if present is not None:
+        y = tl.where(present, y, 0.0)
+    return y
+
+
+@triton.jit
+def store(sums, bias, residual, result_ptr, saved_ptr, at, mask, PROBLEM: tl.constexpr, scale=None, present=None):
     """Without a gate; `at` and `mask` are of the result and of the saved z."""
     z = sums
     if PROBLEM.epilogue.bias is not None:
-        z += bias
+        z = _of_rows(z + bias, None, present)
     if PROBLEM.epilogue.saves:
         tl.store(saved_ptr + at, z.to(saved_ptr.dtype.element_ty), mask=mask)
-    y = activate(z, PROBLEM)
+    y = _of_rows(activate(z, PROBLEM), scale, present)
     if PROBLEM.epilogue.residual is not None:
         y += residual.to(y.dtype)
     tl.store(result_ptr + at, y.to(result_ptr.dtype.element_ty), mask=mask)

@@ -9,6 +9,7 @@ tn    b[K,N]    aᵀ[K,M]  c[M,N]   k    n       m
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from ._epilogue import Epilogue
 
@@ -29,6 +30,7 @@ class MatmulProblem:
     precision: str  # of float32 products: tf32, tf32x3, bf16x3, bf16x6 or ieee
     arch: int  # compute capability times 10, such as 90
     epilogue: Epilogue | None = None  # of the role nn
+    ragged: ClassVar[bool] = False
 
     @property
     def gated(self) -> bool:

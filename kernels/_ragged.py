@@ -16,7 +16,7 @@ walk through its rows, always in the same order.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from ._gemm import MatmulProblem
 from ._launch import cdiv
@@ -32,13 +32,15 @@ class RaggedProblem(MatmulProblem):
     P: int
     R: int
     G: int
+    ragged: ClassVar[bool] = True
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of each slot."""
         rows = (self.B, self.P, self.R, self.M)
         ranges = (self.B, self.P, self.G)
-        return {"x": (*rows, self.K), "w": (self.B, self.G, self.K, self.N), "y": (*rows, self.N), "begin": ranges, "end": ranges}
+        columns = (2, self.N) if self.gated else (self.N,)
+        return {"x": (*rows, self.K), "w": (self.B, self.G, self.K, *columns), "y": (*rows, self.N), "begin": ranges, "end": ranges}
 
     @property
     def batches(self) -> int:

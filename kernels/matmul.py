@@ -152,7 +152,8 @@ class Config:
 
 def supports(problem: Problem) -> str | None:
     """None, or why no config fits the problem."""
-    if reason := _refused_numbers(problem) or _fused.refused(problem.epilogue, problem.role, "nn", problem.dtypes[2], gates=True):
+    epilogue = _fused.refused(problem.epilogue, problem.role, "nn", problem.dtypes[2], gates=True, ragged=problem.ragged)
+    if reason := _refused_numbers(problem) or epilogue:
         return reason
     if problem.epilogue and problem.integers and not candidates(problem):
         return f"sums of {problem.depth} products of int8 are split, and no epilogue can follow their parts"

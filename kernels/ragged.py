@@ -7,11 +7,11 @@ import dataclasses
 import triton
 import triton.language as tl
 
-from . import matmul
+from . import _fused, matmul
 from ._launch import BITS, MOST_PROGRAMS, Launch, cdiv, kernel_name
 from ._ragged import NUMBERS_OF_VISIT, SLOTS, RaggedProblem
 from ._roofline import START, machine
-from .matmul import Config, _inside, _multiply_add, _place
+from .matmul import Config, _gate_and_linear, _inside, _multiply_add, _place
 
 OF_VISIT = tl.constexpr(NUMBERS_OF_VISIT)
 
@@ -64,21 +64,42 @@ def launch(problem: Problem, config: Config) -> Launch:
         raise ValueError(f"{problem.name}: {reason}")
     if config.splits != 1:
         raise ValueError(f"{problem.name}: splits is {config.splits} (want 1)")
-    of_tn = problem.role == "tn"
+    of_tn, epilogue = problem.role == "tn", problem.epilogue
     tiles = {"TILE_ROWS": problem.tiles_down(config.tile_m), "TILE_COLS": cdiv(problem.cols, config.tile_n)}
-    constants = {"PROBLEM": problem, "CONFIG": config, **tiles}
-    return dataclasses.replace(
-        plain,
-        kernel=ragged_sum if of_tn else ragged_rows,
-        operands=(*SLOTS[problem.role], *(("begin", "end") if of_tn else ("visits",))),
-        grid=(grid(problem, config),),
-        constants=constants if of_tn else {**constants, "STEPS": cdiv(problem.depth, config.tile_k)},
-    )
+    constants = {**plain.constants, "PROBLEM": problem, "CONFIG": config, **tiles}
+    first, second = SLOTS[problem.role]
+    if epilogue:
+        kernel, operands = (
+            ragged_rows_fused,
+            (first, second, "bias" if epilogue.bias else first, "scale" if epilogue.scale else first, "visits"),
+        )
+    elif of_tn:
+        kernel, operands = ragged_sum, (first, second, "begin", "end")
+        constants.pop("STEPS")
+    else:
+        kernel, operands = ragged_rows, (first, second, "visits")
+    return dataclasses.replace(plain, kernel=kernel, operands=operands, grid=(grid(problem, config),), constants=constants)
 
 
 @triton.jit(repr=kernel_name)
 def ragged_rows(
     lhs_ptr, rhs_ptr, visits_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    _ragged_rows(lhs_ptr, rhs_ptr, None, None, visits_ptr, result_ptr, None, PROBLEM, CONFIG, TILE_ROWS, TILE_COLS, STEPS)
+
+
+@triton.jit(repr=kernel_name)
+def ragged_rows_fused(
+    lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, visits_ptr, result_ptr, saved_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    _ragged_rows(lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, visits_ptr, result_ptr, saved_ptr, PROBLEM, CONFIG, TILE_ROWS, TILE_COLS, STEPS)
+
+
+@triton.jit
+def _ragged_rows(
+    lhs_ptr, rhs_ptr, bias_ptr, scale_ptr, visits_ptr, result_ptr, saved_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """nn and nt: a visit and a tile of columns."""
@@ -98,10 +119,13 @@ def ragged_rows(
     depth = tl.arange(0, BLOCK_DEPTH).to(PROBLEM.index)
     row_in = (row >= first) & (row < last)
     col_in = _inside(col, COLS, TILE_COLS * BLOCK_COLS)
+    if PROBLEM.gated:
+        col, col_in = _gate_and_linear(tile_col, PROBLEM.N, TILE_COLS, BLOCK_COLS)
     lhs_at = row[:, None] * PROBLEM.lhs_strides[0] + depth[None, :] * PROBLEM.lhs_strides[1]
     rhs_at = depth[:, None] * PROBLEM.rhs_strides[0] + col[None, :] * PROBLEM.rhs_strides[1]
     lhs_ptr += batch * (PROBLEM.M * DEPTH)
-    rhs_ptr += (batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + group) * (DEPTH * COLS)
+    matrix = batch // (PROBLEM.P * PROBLEM.R) * PROBLEM.G + group
+    rhs_ptr += matrix * (DEPTH * COLS)
 
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for _ in range(tl.where(first < last, STEPS, 0)):
@@ -115,9 +139,35 @@ def ragged_rows(
 
     written = (row >= low) & (row < high)
     # A row of no group is a product with zeros, which an infinity in the group's matrix makes NaN.
-    result = tl.where(row_in[:, None], total, 0.0).to(result_ptr.dtype.element_ty)
-    result_ptr += batch * (PROBLEM.M * COLS)
-    tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=written[:, None] & col_in[None, :])
+    total = tl.where(row_in[:, None], total, 0.0)
+    if PROBLEM.epilogue is None:
+        result = total.to(result_ptr.dtype.element_ty)
+        result_ptr += batch * (PROBLEM.M * COLS)
+        tl.store(result_ptr + row[:, None] * COLS + col[None, :], result, mask=written[:, None] & col_in[None, :])
+    else:
+        if PROBLEM.epilogue.saves:
+            saved_ptr += batch * (PROBLEM.M * COLS)
+        scale = None
+        if PROBLEM.epilogue.scale is not None:
+            scale = tl.load(scale_ptr + batch * PROBLEM.M + row, mask=row_in, other=0).to(tl.float32)[:, None]
+        sums, linear = _fused.halves(total) if PROBLEM.gated else (total, None)
+        _fused.finish(
+            sums,
+            linear,
+            bias_ptr + matrix * PROBLEM.N,
+            None,
+            result_ptr + batch * (PROBLEM.M * PROBLEM.N),
+            saved_ptr,
+            row[:, None] * PROBLEM.N,
+            written[:, None],
+            tile_col * sums.shape[1],
+            PROBLEM,
+            PROBLEM.N,
+            TILE_COLS * BLOCK_COLS == COLS,
+            CONFIG.num_warps,
+            scale,
+            row_in[:, None],
+        )
 
 
 @triton.jit(repr=kernel_name)

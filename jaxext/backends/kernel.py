@@ -226,7 +226,7 @@ def _epilogue(call: Call) -> Epilogue | None | str:
     if activation is not None and not isinstance(activation, str):
         return f"activation is {getattr(activation, '__name__', activation)!r}, want one of {list(ACTIVATIONS)}, which kernels fuse"
     added = {}
-    for slot in ("bias", "residual"):
+    for slot in ("bias", "residual", "scale"):
         if slot in call.dtypes:
             name = call.dtypes[slot].name
             if name not in DTYPES:

@@ -15,6 +15,7 @@ from jaxext.families import activation as _activation
 from jaxext.families import epilogues
 from jaxext.families.conv import Arrangement, arranged
 from jaxext.families.dispatch import as_dot_general_says, as_lax_says, compiled, sharding_in_types
+from jaxext.families.ragged import ranges
 from jaxext.forms.operation import Operation
 
 
@@ -87,6 +88,53 @@ def _linear(operation: Operation, name, activation, *arrays, precision, preferre
     )
 
 
+def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
+    """`arrays`: x, w or weights, and group_sizes, and bias and row_scale if they are given."""
+    _refuse(name, arrays)
+    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    x, w, sizes = list(arrays.values())[:3]
+    second = list(arrays)[1]
+    if x.ndim != 2:
+        raise TypeError(f"{name}: x has the shape {x.shape}, want (M, K)")
+    if w.ndim != (4 if gated else 3) or w.shape[1] != x.shape[1] or gated and w.shape[2] != 2:
+        wanted = f"(G, {x.shape[1]}, 2, N): gate and up" if gated else f"(G, {x.shape[1]}, N)"
+        raise TypeError(f"{name}: {second} has the shape {w.shape}, want {wanted}, since x has the shape {x.shape}")
+    if sizes.shape != w.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
+        raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want an integer for each of the {w.shape[0]} groups")
+    if "bias" in arrays:
+        _refuse_shape(name, "bias", arrays["bias"], (w.shape[0], w.shape[-1]), "an element for each group and column of w")
+    if "row_scale" in arrays:
+        _refuse_shape(name, "row_scale", arrays["row_scale"], x.shape[:1], "an element for each row of x")
+    activation = _activation.named(name, activation)
+    with_scale = "row_scale" in arrays
+    operation = epilogues.ragged_gated_linear_unit(with_scale) if gated else epilogues.ragged_linear("bias" in arrays, with_scale)
+    keywords = dict(static, preferred_element_type=preferred_element_type)
+    return compiled(_ragged, (operation, name, activation), operation.family, implementation, tuple(arrays.values()), keywords, name=name)
+
+
+def _ragged(operation: Operation, name, activation, x, w, sizes, *added, precision, preferred_element_type, out_sharding, implementation):
+    begin, end = ranges(sizes, x.shape[0], w.shape[0])
+    operands = dict(zip(operation.inputs, (x, w, *added, begin, end), strict=True))
+    if preferred_element_type is None:
+        operands |= _promoted(operands, "xw")
+    said = as_dot_general_says([operands[slot] for slot in "xw"], (((1,), (1,)), ((), ())), precision, preferred_element_type)
+    dtype = said.pop("dtype")
+    public = {"bias": "bias", "scale": "row_scale"}
+    _refuse_dtypes(name, activation, dtype, {public[slot]: operands[slot] for slot in operands if slot in public})
+    ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1, T=1)
+    return _bound(
+        operation,
+        operands,
+        ranks=tuple(ranks[label] for label in operation.free),
+        window=None,
+        dtype=dtype,
+        activation=activation,
+        implementation=implementation,
+        out_sharding=sharding_in_types(name, out_sharding, 2),
+        **said,
+    )
+
+
 def _promoted(operands: Mapping[str, jax.Array], slots: str) -> dict[str, jax.Array]:
     """These operands with the dtype that jnp gives to both."""
     dtype = jnp.result_type(*(operands[slot] for slot in slots))
@@ -96,7 +144,7 @@ def _promoted(operands: Mapping[str, jax.Array], slots: str) -> dict[str, jax.Ar
 def _bound(operation: Operation, operands, *, dtype, activation, **params) -> jax.Array:
     assert operation.product is not None
     form, open = operation.product
-    if activation is None and operation.inputs.keys() == {*form.factors(open)} and not operation.whole:  # nothing to fuse
+    if activation is None and operation.inputs.keys() == {*form.operands(open)} and not operation.whole:  # nothing to fuse
         return form.bind(open, operands, dtype=dtype, **params)
     dtypes, static = (dtype,) * len(operation.results), epilogues.Static(activation)
     return operation.bind(operands, wanted=(open,), dtypes=dtypes, static=static, **params)[open]

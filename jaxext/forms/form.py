@@ -118,12 +118,19 @@ class Form(Labelled):
         having = {label: {name for name, labels in self.labels.items() if label in labels} for label in self.free if label not in self.tied}
         return min((label for label in having if having[label] >= {*mapped, open}), key=lambda label: len(having[label]))
 
-    def split(self, open: str, ranks: Sequence[int]) -> partition.Names:
-        """The axes of operands and result as devices may split them.  Tied labels of companions are axes of their own, which stay whole."""
-        whole = {f"{label}0": f"{label}whole" for label in self.tied}
-        companions = [tuple(whole.get(axis, axis) for axis in self.axes(name, ranks)) for name in self.companions]
-        operands = [self.axes(slot, ranks) for slot in self.factors(open)] + companions
-        return partition.Names(tuple(operands), (self.axes(open, ranks),), (*self.window, *whole.values()))
+    @functools.cached_property
+    def uncut(self) -> dict[str, str]:
+        """The axes of tied labels, as those of companions are called, which no device has a part of."""
+        return {f"{label}0": f"{label}whole" for label in self.tied}
+
+    def axes_to_split(self, name: str, axes: Sequence[str]) -> tuple[str, ...]:
+        """The axes of an operand as devices may split them."""
+        return tuple(self.uncut.get(axis, axis) for axis in axes) if name in self.companions else tuple(axes)
+
+    @functools.cached_property
+    def gathered(self) -> set[tuple[str, str]]:
+        """The companions with their tied axes, whose sharding does not matter."""
+        return {(name, axis) for name in self.companions for axis in self.uncut}
 
     def call(self, open, avals, *, platform, arch, splitter, ranks, window, dtype, precision, **_) -> Call:
         names = self.operands(open)
@@ -190,8 +197,7 @@ def _dtype_rule(*_, dtype, **__):
 
 def _sharding_rule(form, open, *avals, ranks, out_sharding, **_):
     """Called only on explicit meshes."""
-    gathered = {(name, f"{label}0") for name in form.companions for label in form.tied}
-    return form.sharding(open, avals, ranks, out_sharding, form.window, gathered)
+    return form.sharding(open, avals, ranks, out_sharding, form.window, form.gathered)
 
 
 def _tangent(form, open, name, dot, *args, **params):
@@ -241,13 +247,17 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
     table = in_force.current()  # read now: XLA may call `local` later, outside this context
 
     def local(splitter, summed, part, *args):
-        args = _compat.align_varying(*_cut(form, args, part, slots, sizes))  # explicit: a shard_map, in which not all operands vary
+        args = _compat.align_varying(*cut(form, slots, args, part, sizes))  # explicit: a shard_map, in which not all operands vary
         call = form.call(open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
         y = run(call, form.family.implementations, implementation, table, dict(zip(slots, args, strict=True)))
         return (y if summed is None else summed(y, form.axes(open, ranks)),)
 
     params_of_all = dict(params, ranks=ranks, implementation=implementation, out_sharding=out_sharding)
-    names = form.split(open, ranks)
+    names = partition.Names(
+        operands=tuple(form.axes_to_split(name, form.axes(name, ranks)) for name in slots),
+        results=(form.axes(open, ranks),),
+        whole=(*form.window, *form.uncut.values()),
+    )
     known_as = known(splitter, platform, form.primitives[open], params_of_all, form.family, table)
     (y,) = partition.lower(
         lambda *args: (form.primitives[open].bind(*args, **params_of_all),), known_as, local, names, splitter, platform, out_sharding, *args
@@ -255,13 +265,14 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
     return y
 
 
-def _cut(form, args, part, slots, sizes):
+def cut(form: Form, names: Sequence[str], args: Sequence[jax.Array], part: Callable, sizes: Mapping[str, int]) -> tuple[jax.Array, ...]:
     """The operands of one device, whose companions are cut to the part that it has of each tied label."""
-    companions = {name: x for name, x in zip(slots, args, strict=True) if name in form.companions}
+    companions = {name: x for name, x in zip(names, args, strict=True) if name in form.companions}
     for label in form.tied:
         if (has := part(f"{label}0", sizes[f"{label}0"])) is not None:
+            assert form.cut is not None
             companions = form.cut(companions, label, *has)
-    return tuple(companions.get(name, x) for name, x in zip(slots, args, strict=True))
+    return tuple(companions.get(name, x) for name, x in zip(names, args, strict=True))
 
 
 def known(splitter, platform, primitive, params, family, table) -> dict[str, str]:

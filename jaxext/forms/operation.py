@@ -3,7 +3,8 @@
 Its meaning is its *composition*: forms and jnp.  An implementation may fuse it into one kernel.  Its labels are of three kinds.  It works
 on each element of an *independent* label by itself, so vmap and shardings may use it.  A *summed* label is missing in a result; if devices
 split it, parts of that result are added over them.  If that has to happen before the epilogue, the operation falls apart into the
-composition there.  A label in `whole` is neither mapped nor split.
+composition there.  A label in `whole` is neither mapped nor split.  The companions of the product inside are the operation's, too: a label
+that they tie is split, but not mapped.
 
 The derivative is a composition, too.  What it needs of the operation's inside, such as the input of an activation, is a further result of
 the same primitive.  Dead-code elimination drops it where no derivative is taken.
@@ -32,7 +33,7 @@ from jaxext.forms import flops, partition
 from jaxext.forms.call import Call
 from jaxext.forms.choose import replacing_lax, run
 from jaxext.forms.family import Family
-from jaxext.forms.form import Form, known, owner
+from jaxext.forms.form import Form, cut, known, owner
 from jaxext.forms.implementation import Algorithm, Implementation
 from jaxext.forms.labelled import Labelled
 from jaxext.tables import in_force
@@ -81,6 +82,15 @@ class Operation(Labelled):
 
     def factors(self, open: str) -> tuple[str, ...]:
         return tuple(self.inputs)[:2] if self.product else ()
+
+    @property
+    def form(self) -> Form | None:
+        """Of the product inside."""
+        return self.product[0] if self.product else None
+
+    @functools.cached_property
+    def chosen(self) -> tuple[str, ...]:
+        return self.form.chosen if self.form else ()
 
     @functools.cached_property
     def primitive(self):
@@ -148,7 +158,8 @@ def _sharding_rule(operation, *avals, result, ranks, out_sharding, **_):
     """Called only on explicit meshes.  `out_sharding` is that of the first result; an axis of another result is sharded likewise."""
     if out_sharding is not None:
         return partition.renamed(out_sharding, operation.axes(operation.open, ranks), operation.axes(result, ranks))
-    return operation.sharding(result, avals, ranks, None, whole=operation.split_whole(ranks))
+    gathered = operation.form.gathered if operation.form else ()
+    return operation.sharding(result, avals, ranks, None, operation.split_whole(ranks), gathered)
 
 
 def _jvp_rule(operation, primals, tangents, *, wanted, **params):
@@ -194,7 +205,8 @@ def _label_to_map(operation, mapped):
         return [name for name, labels in operation.inputs.items() if label in labels and name not in mapped]
 
     everywhere = [*operation.results.values(), *(operation.inputs[name] for name in mapped)]
-    independent = [label for label in operation.free if label not in operation.whole and all(label in labels for labels in everywhere)]
+    unmapped = (*operation.whole, *(operation.form.tied if operation.form else ()))
+    independent = [label for label in operation.free if label not in unmapped and all(label in labels for labels in everywhere)]
     cheap = [label for label in independent if not {*repeated(label)} & {*operation.factors(operation.open)}]
     return min(cheap, key=lambda label: len(repeated(label)), default=None)
 
@@ -202,10 +214,12 @@ def _label_to_map(operation, mapped):
 def _lower(operation, platform, arch, splitter, *args, implementation, out_sharding, **params):
     """Lower to the chosen implementation on one device's part of the operands, inside a program that splits them over devices."""
     table = in_force.current()  # read now: XLA may call `local` later, outside this context
-    wanted, ranks = params["wanted"], params["ranks"]
+    wanted, ranks, form = params["wanted"], params["ranks"], operation.form
+    sizes = operation.sizes(operation.open, [x.shape for x in args], ranks, params["window"])
 
     def local(splitter, summed, part, *args):
-        del part
+        if form is not None:
+            args = cut(form, tuple(operation.inputs), args, part, sizes)
         if summed is None or not operation.product:  # else the sum varies over fewer axes than its factors, as what is added to it may
             args = _compat.align_varying(*args)
         operands = dict(zip(operation.inputs, args, strict=True))
@@ -222,10 +236,11 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
         return tuple(summed(y, operation.axes(name, ranks)) for name, y in zip(wanted, results, strict=True))
 
     everything = dict(params, implementation=implementation, out_sharding=out_sharding)
+    operands = {name: operation.axes(name, ranks) for name in operation.inputs}
     names = partition.Names(
-        operands=tuple(operation.axes(name, ranks) for name in operation.inputs),
+        operands=tuple(axes if form is None else form.axes_to_split(name, axes) for name, axes in operands.items()),
         results=tuple(operation.axes(name, ranks) for name in wanted),
-        whole=operation.split_whole(ranks),
+        whole=(*operation.split_whole(ranks), *(form.uncut.values() if form else ())),
     )
     known_as = known(splitter, platform, operation.primitive, everything, operation.family, table)
     return partition.lower(
@@ -236,8 +251,9 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
 def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:
     """The result of a call, or a tuple of several, by the composition, on one device.
 
-    Its product is computed by the implementation that is `named`, and its partial sums are added over devices by `summed`.
+    Its products are computed by the implementation that is `named`, and their partial sums are added over devices by `summed`.
     """
+    all_axes = {axis for axes in call.axes.values() for axis in axes}
 
     def product(form, open, operands, *, implementation, out_sharding, **params):
         del implementation, out_sharding  # `named` says it, and this is one device
@@ -246,7 +262,10 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
         device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
         inner = form.call(open, list(operands.values()), **device, **params)
         y = run(inner, form.family.implementations, named, in_force.current(), operands)
-        return y if summed is None else summed(y, call.axes[call.open])
+        if summed is None:
+            return y
+        contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}
+        return summed(y, all_axes - contracted)
 
     # XLA writes a product to memory before what follows it: on GPUs, where that takes the time, no wider than the result.
     narrow = call.platform != "cpu" and summed is None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import epilogues
 import harness
 import numpy as np
 import pytest
+import test_matmul
 from cases import random
 
 from jaxext.backends.triton.interpreter import DTYPES
-from jaxext.kernels import ragged
+from jaxext.kernels import matmul, ragged
 from jaxext.kernels._launch import MOST_PROGRAMS
 from jaxext.kernels._ragged import visits
 from jaxext.kernels.matmul import Config
@@ -154,3 +156,74 @@ def test_what_is_refused():
     assert ragged.supports(huge).endswith(f"more tiles than a grid has programs, {MOST_PROGRAMS}")
     with pytest.raises(ValueError, match=r"ragged_nn: splits is 2 \(want 1\)"):
         ragged.launch(a_problem("nn", (begin, end)), dataclasses.replace(CONFIG, splits=2))
+
+
+# Epilogues.
+
+
+def check_fused(problem, sizes, config=CONFIG, product=1) -> None:
+    """y, and z if it is saved; neither a row of no group nor its scale is read."""
+    (begin, end), epilogue = ranges_of(sizes), problem.epilogue
+    operands = some_operands(dataclasses.replace(problem, epilogue=None, N=problem.cols), begin, end, integers=False)
+    gates = (2, problem.N) if epilogue.gated else (problem.N,)
+    beside = {"bias": (epilogue.bias, (1, problem.G, problem.N)), "scale": (epilogue.scale, (1, 1, 1, problem.M))}
+    for seed, (slot, (dtype, shape)) in enumerate(beside.items()):
+        if dtype:
+            operands[slot] = random(shape, DTYPES[dtype], seed)
+    row = np.arange(problem.M)
+    present = ((begin[..., None] <= row) & (row < end[..., None])).any(2)[0, 0]
+    group = np.searchsorted(end[0, 0], row, side="right").clip(max=problem.G - 1)
+    if "scale" in operands:
+        operands["scale"][..., ~present] = np.nan
+
+    def results(of, function, slope):
+        plain = dataclasses.replace(problem, epilogue=None, N=problem.cols)
+        z = true(plain, {slot: of[slot] for slot in ("x", "w")}, begin, end)[0, 0, 0]
+        z = np.where(present[:, None], z + (of["bias"][0].astype(np.float64)[group] if epilogue.bias else 0), 0)
+        gate, up = np.split(z, 2, -1) if epilogue.gated else (z, None)
+        y = function(gate) if up is None else function(gate) * (up + slope)
+        y = y * of["scale"][0, 0, 0].astype(np.float64)[:, None] if epilogue.scale else y
+        return [np.where(present[:, None], y, 0), z]
+
+    wanted = results(operands, epilogues.FUNCTIONS[epilogue.activation], 0)
+    allowed = results({slot: np.abs(of.astype(np.float64)) for slot, of in operands.items()}, lambda z: 1.2 * z + 1, 1)
+    launch = ragged.launch(dataclasses.replace(problem, epilogue=epilogue), config)
+    shapes = [(1, 1, 1, problem.M, problem.N), (1, 1, 1, problem.M, *gates)][: launch.results]
+    operands["w"] = operands["w"].reshape(1, problem.G, problem.K, *gates)
+    given = operands | {"visits": visits(np, begin, end, problem.M, config.tile_m)}
+    got = harness.run_all(launch, given, shapes, problem.dtypes[2])
+    for values, want, scale in zip(got, wanted, allowed, strict=False):
+        harness.check(values.reshape(want.shape), want, scale * product)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_epilogue_of_ranges(sizes):
+    problem = a_problem("nn", ranges_of(sizes))
+    check_fused(epilogues.with_epilogue(problem, activation="silu", bias="fp32", scale="fp32", saves=True), sizes)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+@pytest.mark.parametrize("saves", [False, True], ids=["", "saves"])
+@pytest.mark.parametrize("scale", [None, "bf16"], ids=str)
+@pytest.mark.parametrize("bias", [None, "fp16"], ids=str)
+def test_parts_of_an_epilogue(bias, scale, saves, gated):
+    """What is absent is not read; "sigmoid" is not zero at zero, a row of no group is."""
+    sizes = (13, 0, 22, 5)
+    problem = a_problem("nn", ranges_of(sizes), dtypes=("bf16", "bf16", "fp32"))
+    problem = epilogues.with_epilogue(problem, activation="sigmoid", bias=bias, scale=scale, saves=saves, gated=gated)
+    if gated and bias:
+        assert "gated" in (ragged.supports(problem) or "")
+    else:
+        check_fused(problem, sizes)
+
+
+def test_epilogue_of_a_wide_tile():
+    problem = a_problem("nn", ranges_of((13, 0, 22, 5)), N=150)
+    config = Config(tile_m=32, tile_n=128, tile_k=16, num_warps=2)
+    check_fused(epilogues.with_epilogue(problem, activation="relu", bias="fp32", scale="fp32", saves=True), (13, 0, 22, 5), config)
+
+
+def test_epilogues_that_there_are_not():
+    problem = a_problem("nn", ranges_of((13, 0, 22, 5)))
+    assert ragged.supports(epilogues.with_epilogue(problem, residual="fp32")) == "an epilogue with a residual, want one of other products"
+    assert "scale" in (matmul.supports(epilogues.with_epilogue(test_matmul.a_problem("nn", (1, 2, 3, 4)), scale="fp32")) or "")

@@ -106,10 +106,11 @@ class TritonRagged(TritonKernels):
         if "visits" not in plain.slots:
             return plain
 
-        def after_visits(result, left, right, begin, end):
-            return plain.call(result, left, right, visits(jnp, begin, end, problem.M, config.tile_m))
+        def after_visits(result, *operands):
+            *given, begin, end = operands
+            return plain.call(result, *given, visits(jnp, begin, end, problem.M, config.tile_m))
 
-        return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=after_visits)
+        return dataclasses.replace(plain, slots=(*plain.slots[:-1], "begin", "end"), call=after_visits)
 
 
 class TritonConv(TritonKernels):
