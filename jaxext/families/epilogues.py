@@ -30,7 +30,7 @@ from jaxext.families.conv import FAMILY as CONV
 from jaxext.families.conv import conv_form
 from jaxext.families.matmul import MATMUL
 from jaxext.families.ragged import FAMILY as RAGGED_FAMILY
-from jaxext.families.ragged import RAGGED
+from jaxext.families.ragged import RAGGED, in_groups
 from jaxext.forms import partition
 from jaxext.forms.family import Family, declare
 from jaxext.forms.form import Form
@@ -114,10 +114,14 @@ def _in_groups(operation: Operation, product, operands, y: jax.Array, static: St
     activation = static.activation
     if not _ragged(operation) or "scale" not in operands and isinstance(activation, str | None) and activation != "sigmoid":
         return y  # zero there already
-    number = dict(zip(operation.free, ranks, strict=True))["B"] + 1
-    ones = jnp.ones(operands["w"].shape[:number], y.dtype)
-    inside = _of_groups(operation, product, operands, ones, y, operation.open, ranks, **params) != 0
-    return jnp.where(lax.expand_dims(inside, range(inside.ndim, y.ndim)), y, jnp.zeros((), y.dtype))
+    lead = operation.position(operation.open, "M", ranks) + 1
+    rank = dict(zip(operation.free, ranks, strict=True))
+    if product is Form.bind:
+        inside = in_groups(operands["begin"], operands["end"], y.sum(tuple(range(lead, y.ndim))), rank["R"])
+    else:  # a device may have a part of the groups, and the product is a sum over devices
+        ones = jnp.ones(operands["w"].shape[: rank["B"] + 1], y.dtype)
+        inside = _of_groups(operation, product, operands, ones, y, operation.open, ranks, **params) != 0
+    return jnp.where(lax.expand_dims(inside, range(lead, y.ndim)), y, jnp.zeros((), y.dtype))
 
 
 def _activated(operation: Operation, z: jax.Array, ranks: Sequence[int], static: Static) -> jax.Array:

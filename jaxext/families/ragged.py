@@ -31,6 +31,7 @@ from jaxext.backends.xla.xla_ragged import XlaRagged
 from jaxext.families.dispatch import as_lax_says, compiled, sharding_in_types
 from jaxext.families.matmul import read as read_dot_general
 from jaxext.families.substitute import transpose
+from jaxext.forms import partition
 from jaxext.forms.family import Family, declare
 from jaxext.forms.form import Companion, Form, define, dimension_numbers
 
@@ -57,6 +58,14 @@ def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = 
     exists = jnp.broadcast_to((at >= 0) & (at < sizes.shape[-1]), (*sizes.shape[:-1], groups))
     begin, end = (jnp.take(of, jnp.clip(at, 0, sizes.shape[-1] - 1), axis=-1) for of in (begin, end))
     return jnp.where(exists, begin, 0), jnp.where(exists, end, 0)
+
+
+def in_groups(begin: jax.Array, end: jax.Array, like: jax.Array, same: int) -> jax.Array:
+    """Which rows are in a group, with the shape and sharding of `like`, (..., rows), of which `same` axes before the last share ranges."""
+    axis = like.ndim - 1
+    row = lax.broadcasted_iota(jnp.int32, like.shape, axis, out_sharding=partition.explicit(jax.typeof(like)))[..., None]
+    begin, end = (lax.expand_dims(of, range(axis - same, axis + 1)) for of in (begin, end))
+    return ((begin <= row) & (row < end)).any(-1)
 
 
 def _clipped(x: jax.Array, high: int, low: int = 0) -> jax.Array:

@@ -69,6 +69,29 @@ def test_vmap(mapped):
         same(jax.jit(jax.vmap(of(jaxext.ragged_dot), mapped))(*args), jax.vmap(of(plain), mapped)(*args))
 
 
+def test_a_layer_with_epilogues():
+    """Two launches forward: a gate, and what the router's weight of each row scales."""
+    gates, down, scale = random((4, 9, 2, 6), np.float32, 2), random((4, 6, 7), np.float32, 3), random((40,), np.float32, 4)
+    bias = random((4, 7), np.float32, 5)
+
+    def layer(x, gates, down, bias, scale):
+        hidden = jaxext.ragged_gated_linear_unit(x, gates, SIZES, activation="silu", precision="highest")
+        return jaxext.ragged_linear(hidden, down, SIZES, bias, row_scale=scale, precision="highest")
+
+    def by_jnp(x, gates, down, bias, scale):
+        gate, up = (plain(x, gates[:, :, i], SIZES) for i in range(2))
+        ones = np.ones((40, 1), np.float32)
+        return (plain(jax.nn.silu(gate) * up, down, SIZES) + plain(ones, bias[:, None], SIZES)) * scale[:, None]
+
+    args = X, gates, down, bias, scale
+    assert [row.op for row in jaxext.explain(layer, *args).rows] == ["ragged_gated_linear_unit", "ragged_linear"]
+    assert {row.chosen for row in jaxext.explain(layer, *args).rows} == {"triton"}
+    np.testing.assert_allclose(jax.jit(layer)(*args), by_jnp(*args), rtol=1e-4, atol=1e-4)
+    loss = lambda f: jax.grad(lambda *args: jnp.sum(jnp.sin(f(*args))), (0, 1, 2, 3, 4))
+    for one, other in zip(jax.jit(loss(layer))(*args), loss(by_jnp)(*args), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3 * np.abs(other).max())
+
+
 def test_shard_map_over_columns():
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     columns = jax.shard_map(
