@@ -6,6 +6,7 @@
     python examples/mixture_of_experts.py
 
 What to see: the rows are sorted by expert, and `jaxext.ragged_dot` multiplies those of each expert by its matrix, however many there are.
+`jaxext.ragged_linear` also applies the activation.
 With `jaxext.parallel.expert_parallel` each device has some of the experts and a part of the batch: rows travel to their experts and back.
 The column "all - one" is the difference between the parameters that one device finds and those of all of them.
 """
@@ -52,7 +53,7 @@ def init(seed=0):
 def experts(x, weights, sizes):
     """Of rows sorted by expert, of which `sizes` counts those of each."""
     up, down = weights
-    return jaxext.ragged_dot(jax.nn.relu(jaxext.ragged_dot(x, up, sizes)), down, sizes)
+    return jaxext.ragged_dot(jaxext.ragged_linear(x, up, sizes, activation="relu"), down, sizes)
 
 
 def mixture(apply, params, x):

@@ -68,6 +68,26 @@ def test_values_and_gradients(implementation, dtype, sizes):
     exact(program(*args), want, dtype)
 
 
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("triton", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_epilogues(implementation, sizes):
+    """A rectifier, a bias for each group and a scale for each row keep small integers exact; "nobody's" bias and scale are not read."""
+    (x, w, _, given), (sums, _, _) = some(sizes, jnp.bfloat16)
+    bias, scale = random((len(sizes), N), np.float64, 3, True), random((M,), np.float64, 4, True)
+    group = np.searchsorted(np.cumsum(sizes), np.arange(M), side="right")
+    present = group < len(sizes)
+    z = np.where(present[:, None], sums + bias[np.minimum(group, len(sizes) - 1)], 0)
+    scales = jnp.asarray(np.where(present, scale, np.nan), jnp.float32)
+
+    def fused(x, w, sizes, bias, scale):
+        return jaxext.ragged_linear(
+            x, w, sizes, bias, activation="relu", row_scale=scale, preferred_element_type=jnp.float32, implementation=implementation
+        )
+
+    got = jax.jit(fused)(x, w, given, jnp.asarray(bias, jnp.float32), scales)
+    exact((got,), (np.where(present[:, None], np.maximum(z, 0) * scale[:, None], 0),), jnp.float32)
+
+
 @BY_EACH
 def test_sizes_that_change(implementation):
     """One program for all sizes, also as a step of a scan."""

@@ -161,39 +161,64 @@ def test_what_is_refused():
 # Epilogues.
 
 
-def check_fused(problem, sizes, config=CONFIG, product=1) -> None:
-    """y, and z if it is saved; neither a row of no group nor its scale is read."""
-    (begin, end), epilogue = ranges_of(sizes), problem.epilogue
-    operands = some_operands(dataclasses.replace(problem, epilogue=None, N=problem.cols), begin, end, integers=False)
-    gates = (2, problem.N) if epilogue.gated else (problem.N,)
-    beside = {"bias": (epilogue.bias, (1, problem.G, problem.N)), "scale": (epilogue.scale, (1, 1, 1, problem.M))}
-    for seed, (slot, (dtype, shape)) in enumerate(beside.items()):
-        if dtype:
-            operands[slot] = random(shape, DTYPES[dtype], seed)
+def plain(problem):
+    return dataclasses.replace(problem, epilogue=None, N=problem.cols)
+
+
+def rows_of(problem, begin, end) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows have a group, and which group (any, for those that have none): [B,P,1,M]."""
     row = np.arange(problem.M)
-    present = ((begin[..., None] <= row) & (row < end[..., None])).any(2)[0, 0]
-    group = np.searchsorted(end[0, 0], row, side="right").clip(max=problem.G - 1)
-    if "scale" in operands:
-        operands["scale"][..., ~present] = np.nan
+    inside = (begin[..., None] <= row) & (row < end[..., None])  # [B,P,G,M]
+    return inside.any(2)[:, :, None], inside.argmax(2)[:, :, None]
+
+
+def some_fused_operands(problem, begin, end, integers=True) -> dict[str, np.ndarray]:
+    """The scales of rows of no group are NaN."""
+    operands, epilogue = some_operands(plain(problem), begin, end, integers), problem.epilogue
+    operands["w"] = operands["w"].reshape(problem.shapes["w"])
+    if epilogue.bias:
+        operands["bias"] = random((problem.B, problem.G, problem.N), DTYPES[epilogue.bias], 2, integers)
+    if epilogue.scale:
+        operands["scale"] = random(problem.shapes["y"][:-1], DTYPES[epilogue.scale], 3, integers)
+        present, _ = rows_of(problem, begin, end)
+        operands["scale"][~np.broadcast_to(present, operands["scale"].shape)] = np.nan
+    return operands
+
+
+def fused_results(problem) -> tuple[tuple[int, ...], ...]:
+    """Their shapes."""
+    y, gates = problem.shapes["y"], (2,) if problem.epilogue.gated else ()
+    return (y, (*y[:-1], *gates, y[-1])) if problem.epilogue.saves else (y,)
+
+
+def fused(problem, operands, begin, end) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The results, and what they may stray in proportion to."""
+    epilogue, (present, group) = problem.epilogue, rows_of(problem, begin, end)
 
     def results(of, function, slope):
-        plain = dataclasses.replace(problem, epilogue=None, N=problem.cols)
-        z = true(plain, {slot: of[slot] for slot in ("x", "w")}, begin, end)[0, 0, 0]
-        z = np.where(present[:, None], z + (of["bias"][0].astype(np.float64)[group] if epilogue.bias else 0), 0)
+        factors = {"x": of["x"], "w": of["w"].reshape(*of["w"].shape[:3], -1)}
+        z = true(plain(problem), factors, begin, end)
+        if epilogue.bias:
+            bias = np.stack([np.stack([of["bias"][b][each] for each in group[b]]) for b in range(problem.B)])
+            z = np.where(present[..., None], z + bias.astype(np.float64), 0)
         gate, up = np.split(z, 2, -1) if epilogue.gated else (z, None)
         y = function(gate) if up is None else function(gate) * (up + slope)
-        y = y * of["scale"][0, 0, 0].astype(np.float64)[:, None] if epilogue.scale else y
-        return [np.where(present[:, None], y, 0), z]
+        y = y * of["scale"].astype(np.float64)[..., None] if epilogue.scale else y
+        return [np.where(present[..., None], y, 0), z.reshape(fused_results(problem)[-1]) if epilogue.saves else z]
 
     wanted = results(operands, epilogues.FUNCTIONS[epilogue.activation], 0)
-    allowed = results({slot: np.abs(of.astype(np.float64)) for slot, of in operands.items()}, lambda z: 1.2 * z + 1, 1)
-    launch = ragged.launch(dataclasses.replace(problem, epilogue=epilogue), config)
-    shapes = [(1, 1, 1, problem.M, problem.N), (1, 1, 1, problem.M, *gates)][: launch.results]
-    operands["w"] = operands["w"].reshape(1, problem.G, problem.K, *gates)
+    absolute = {slot: np.abs(of.astype(np.float64)) for slot, of in operands.items()}
+    return wanted, results(absolute, lambda z: 1.2 * z + 1, 1)
+
+
+def check_fused(problem, sizes, config=CONFIG) -> None:
+    """y, and z if it is saved; neither a row of no group nor its scale is read."""
+    begin, end = ranges_of(sizes)
+    operands = some_fused_operands(problem, begin, end, integers=False)
     given = operands | {"visits": visits(np, begin, end, problem.M, config.tile_m)}
-    got = harness.run_all(launch, given, shapes, problem.dtypes[2])
-    for values, want, scale in zip(got, wanted, allowed, strict=False):
-        harness.check(values.reshape(want.shape), want, scale * product)
+    got = harness.run_all(ragged.launch(problem, config), given, fused_results(problem), problem.dtypes[2])
+    for values, want, scale in zip(got, *fused(problem, operands, begin, end), strict=False):
+        harness.check(values, want, scale)
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

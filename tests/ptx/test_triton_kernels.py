@@ -16,7 +16,7 @@ import test_matmul
 import test_ragged_kernel
 from interpreter import LATE, Fault, Module
 from opcodes import untested
-from triton_kernels import OLD, Call, FusedCall, RaggedCall, call, kernel_module, skip_without_compiler, with_fences
+from triton_kernels import OLD, Call, FusedCall, FusedRaggedCall, RaggedCall, call, kernel_module, skip_without_compiler, with_fences
 
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
@@ -198,3 +198,17 @@ def test_ragged(arch, role, numbers):
         role, RANGES, rows=310, B=2, R=2 if role == "tn" else 1, K=72, N=136, dtypes=(numbers,) * 3, precision="tf32", arch=arch
     )
     run(RaggedCall("ragged", problem, ragged.pick(problem), ranges=RANGES))
+
+
+OF_RAGGED = {
+    "rectified": dict(activation="relu", bias="fp32", scale="bf16", saves=True),
+    "gated": dict(activation="silu", scale="fp32", gated=True, saves=True),
+}
+
+
+@pytest.mark.parametrize("epilogue", OF_RAGGED.values(), ids=OF_RAGGED)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_ragged_with_epilogue(arch, epilogue):
+    problem = test_ragged_kernel.a_problem("nn", RANGES, rows=310, B=2, K=72, N=136, dtypes=("bf16",) * 3, precision="tf32", arch=arch)
+    problem = dataclasses.replace(problem, epilogue=Epilogue(**epilogue))
+    run(FusedRaggedCall("ragged", problem, ragged.pick(problem), ranges=RANGES))

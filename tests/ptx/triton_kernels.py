@@ -165,6 +165,28 @@ class FusedCall(Call):
             test_epilogues.check_results(self.kernel, self.problem, operands, late, exact, self.product_error)
 
 
+class FusedRaggedCall(RaggedCall):
+    """Of both."""
+
+    @property
+    def shapes(self):
+        return test_ragged_kernel.fused_results(self.problem)
+
+    def operands(self, integers: bool):
+        begin, end = self.ranges
+        found = visits(np, begin, end, self.problem.M, self.config.tile_m)
+        return test_ragged_kernel.some_fused_operands(self.problem, begin, end, integers) | dict(visits=found)
+
+    def execute_and_check(self, module: Module | None = None) -> None:
+        for integers in (True, False):
+            operands = self.operands(integers)
+            late, early = (self.execute_all(operands, when, module) for when in (LATE, EARLY))
+            exact = integers and self.problem.epilogue.activation in (None, "relu")
+            for one, other, want, scale in zip(late, early, *test_ragged_kernel.fused(self.problem, operands, *self.ranges), strict=False):
+                np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+                check(one, want, None if exact else self.product_error * scale)
+
+
 def call(kernel: str, problem: Any) -> Call:
     """With the configuration that the kernel picks for the problem."""
     return (FusedCall if problem.epilogue else Call)(kernel, problem, kernel_module(kernel).pick(problem))
