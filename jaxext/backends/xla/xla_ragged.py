@@ -27,8 +27,9 @@ class Ways:
     """How a ragged product is computed.
 
     Attributes:
-      algorithm: "groups", a loop over the groups and one over the blocks of each; "listed", a loop over the blocks of all groups; "dense",
-        which multiplies all rows by each filter and selects; or "expanded", in which the sum runs over the groups too, as in lax.
+      algorithm: "groups", a loop over the groups and one over the blocks of each; "listed", a loop over the blocks of all groups;
+        "gathered", which takes a filter for each row, where a sum has one term; "dense", which multiplies all rows by each filter and
+        selects; or "expanded", in which the sum runs over the groups too, as in lax.
       rows: of a block.
       more: of a block that a group fills, for "groups"; 0 if there are none.
     """
@@ -59,6 +60,8 @@ class XlaRagged(Implementation):
             return (Ways("expanded"),)
         if call.empty:
             return (Ways("dense"),)
+        if call.open != "w" and call.sizes["K" if call.open == "y" else "N"] == 1:
+            return (Ways("gathered"),)
         if call.platform == "cpu":
             # Smaller blocks multiply more slowly, and larger ones have more rows that do not count.
             rows = min(max(_power_of_two(call.sizes["M"] / call.sizes["G"]) // 2, 4), 32, call.sizes["M"])
@@ -78,6 +81,7 @@ class XlaRagged(Implementation):
         ways = {
             "groups": _sum_by_group if call.open == "w" else _rows_by_group,
             "listed": _sum if call.open == "w" else _rows,
+            "gathered": _gathered,
             "dense": _dense,
             "expanded": _expanded,
         }
@@ -303,7 +307,7 @@ def _selected(mask: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(jnp.broadcast_to(mask, x.shape), x, jnp.zeros((), x.dtype))
 
 
-# --- dense
+# --- without blocks
 
 
 def _inside(call: Call, flat) -> jax.Array:
@@ -311,6 +315,16 @@ def _inside(call: Call, flat) -> jax.Array:
     begin, end = (flat[name][:, :, None, None, :] for name in ("begin", "end"))
     row = lax.broadcasted_iota(jnp.int32, (1, 1, 1, call.sizes["M"], 1), 3)
     return (begin <= row) & (row < end)
+
+
+def _gathered(call: Call, flat, config: Ways) -> jax.Array:
+    """The filter of each row, a row itself, times the number of the row."""
+    inside = _inside(call, flat)[:, :, 0]  # (B, P, M, G)
+    a, w, summed = _factors(call, flat)
+    of_row = jax.vmap(lambda filters, group: filters[group])(lax.squeeze(w, [summed]), inside.argmax(-1))  # (B, P, M, N)
+    wide = _wide(call.dtype)
+    y = (a.astype(wide) * of_row[:, :, None].astype(wide)).astype(call.dtype)
+    return _selected(inside.any(-1)[:, :, None, :, None], y)
 
 
 def _dense(call: Call, flat, config: Ways) -> jax.Array:
