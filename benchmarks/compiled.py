@@ -30,7 +30,7 @@ from .alignment import aligned, dtypes_of, widest
 from .machine_code import access_bytes, instructions, tool
 from .problems import PRODUCTS
 
-KERNELS = ("matmul", "conv", "depthwise")
+KERNELS = ("matmul", "conv", "depthwise", "ragged")
 ARCHS = (80, 90, 100)
 RESTING = 16  # bytes per thread that may rest in local memory while a loop runs: so the assembler fits one more program on a multiprocessor
 

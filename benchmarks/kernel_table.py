@@ -24,7 +24,7 @@ TABLES: dict[str, Any] = {"triton": compiled, "cuda": compiled_cuda}
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--of", choices=tuple(TABLES), help="only these (default: all that can be read here)")
-    command.add_argument("--kernel", choices=(*compiled.KERNELS, "ragged"), help="only kernels of this family; ragged: CUDA's")
+    command.add_argument("--kernel", choices=compiled.KERNELS, help="only kernels of this family")
     command.add_argument("--arch", type=_archs, default=(), metavar="SM,SM", help="only for these GPUs, such as 80,90")
     command.add_argument("--problem", metavar="SUBSTRING", help="Triton's: only problems whose names contain this")
     command.add_argument("--others", choices=("none", "picks", "every"), help="Triton's: of problems not tagged sweep")
@@ -53,9 +53,9 @@ def _asked_for(options) -> list[str]:
     """An option that only one of them has asks for that one."""
     asked = {options.of} - {None}
     asked |= {"triton"} if options.problem is not None or options.others is not None else set()
-    asked |= {"cuda"} if options.module is not None or options.kernel == "ragged" else set()
+    asked |= {"cuda"} if options.module is not None else set()
     if len(asked) > 1:
-        raise UsageError("--problem and --others are of Triton kernels, --module and --kernel ragged of CUDA kernels: ask for one of them")
+        raise UsageError("--problem and --others are of Triton kernels, --module of CUDA kernels: ask for one of them")
     return [*asked] or [*TABLES]
 
 

@@ -23,7 +23,7 @@ from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, Trit
 from jaxext.kernels._launch import BITS
 from jaxext.kernels._roofline import machine
 
-from .problems import PRODUCTS, RAGGED
+from .problems import PRODUCTS
 from .report import Measured, read
 
 ARCH = 90
@@ -40,7 +40,7 @@ OPEN = {"nn": 2, "nt": 0, "tn": 1, "fprop": 2, "dgrad": 0, "wgrad": 1}  # the re
 
 def predictions(tag: str = "") -> Iterator[tuple[str, str, dict[str, float]]]:
     """The name of each row of the benchmark (of problems so tagged), its family, and its microseconds by each library that takes it."""
-    for problem in (*PRODUCTS, *RAGGED):
+    for problem in PRODUCTS:
         for case in problem.cases(problem.products) if not tag or tag in problem.tags else ():
             asked = problem.problem(case.role, case.numbers, ARCH)
             took = {kind.name: _microseconds(asked, kind()) for kind in KERNELS[problem.kernel] if _takes(kind, asked)}

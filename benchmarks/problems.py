@@ -218,6 +218,13 @@ ON_CPU = [
     *(_fused("linear", "linear gelu", *sizes, "cpu", numbers=BOTH) for sizes in ((1024, 256, 1024), (64, 512, 512), (4096, 64, 256))),
     _fused("linear", "linear silu", 256, 784, 1024, "cpu", numbers=BOTH),
     _fused("gated_linear_unit", "gated silu", 512, 256, 512, "cpu gated", numbers=BOTH),
+    _ragged("experts", (256,) * 8, 512, 512, "cpu", **FLOAT),
+    _ragged("experts, skewed", _skewed(2048, 32), 512, 512, "cpu", **FLOAT),
+    _ragged("experts, half empty", (128, 0) * 16, 512, 512, "cpu", **FLOAT),
+    _ragged("experts, all in one", (0, 0, 0, 2048, 0, 0, 0, 0), 256, 512, "cpu", **FLOAT),
+    _ragged("experts, small", (16,) * 8, 64, 64, "cpu", **FLOAT),
+    _ragged("experts, decoding", (1, 0, 2, 1) * 4, 256, 512, "cpu", **FLOAT),
+    _ragged("one group", (1024,), 256, 256, "cpu", **FLOAT),
 ]
 
 FUSED = [
@@ -229,7 +236,7 @@ FUSED = [
     _fused("gated_linear_unit", "gated silu", 8192, 768, 2048, "target short gated"),
 ]
 
-RAGGED = [
+EXPERTS = [
     _ragged("deepseek experts up", (4096,) * 8, 7168, 4096, "deepseek target"),
     _ragged("deepseek experts up, skewed", _skewed(32768, 8), 7168, 4096, "deepseek"),
     _ragged("deepseek experts down", (4096,) * 8, 2048, 7168, "deepseek"),
@@ -237,20 +244,14 @@ RAGGED = [
     _ragged("mixtral experts up", (1024,) * 8, 4096, 14336, "mixtral target"),
     _ragged("mixtral experts down, skewed", _skewed(8192, 8), 14336, 4096, "mixtral"),
     _ragged("mixtral experts up, decoding", (2,) * 8, 4096, 14336, "mixtral", roles=(NN,)),
-    _ragged("gpt-oss experts up", (512,) * 32, 2880, 5760, "gpt-oss target"),
+    _ragged("gpt-oss experts up", (512,) * 32, 2880, 5760, "gpt-oss target sweep"),
     _ragged("gpt-oss experts up, skewed", _skewed(16384, 32), 2880, 5760, "gpt-oss"),
     _ragged("gpt-oss experts down, half empty", (512, 0) * 16, 2880, 2880, "gpt-oss"),
-    _ragged("experts", (256,) * 8, 512, 512, "cpu", **FLOAT),
-    _ragged("experts, skewed", _skewed(2048, 32), 512, 512, "cpu", **FLOAT),
-    _ragged("experts, half empty", (128, 0) * 16, 512, 512, "cpu", **FLOAT),
-    _ragged("experts, all in one", (0, 0, 0, 2048, 0, 0, 0, 0), 256, 512, "cpu", **FLOAT),
-    _ragged("experts, small", (16,) * 8, 64, 64, "cpu", **FLOAT),
-    _ragged("experts, decoding", (1, 0, 2, 1) * 4, 256, 512, "cpu", **FLOAT),
-    _ragged("one group", (1024,), 256, 256, "cpu", **FLOAT),
 ]
 
-PRODUCTS: tuple[Matmul | Conv, ...] = (*MATMULS, *IMAGES, *VOLUMES, *SEQUENCES, *BATCHES)  # what kernels are compiled for
-PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *RAGGED, *ON_CPU)
+# what kernels are compiled for
+PRODUCTS: tuple[Matmul | Conv | Ragged, ...] = (*MATMULS, *IMAGES, *VOLUMES, *SEQUENCES, *BATCHES, *EXPERTS)
+PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *ON_CPU)
 
 
 def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Problem]:

@@ -35,7 +35,7 @@ def supports(problem: Problem) -> str | None:
 def candidates(problem: Problem) -> list[Config]:
     """The tiles of matrix products that are not split.  The one that takes the fewest clocks, by a rough model, is first."""
     configs = {dataclasses.replace(config, splits=1) for config in matmul.candidates(problem)}
-    fit = [config for config in configs if grid(problem, config) <= MOST_PROGRAMS]
+    fit = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
     return sorted(fit, key=lambda config: (clocks(problem, config), dataclasses.astuple(config)))
 
 
@@ -53,8 +53,8 @@ def clocks(problem: Problem, config: Config) -> float:
     return gpu.rounds(programs) * (START + cdiv(problem.expected_depth, config.tile_k) * config.tile_k * tile)
 
 
-def grid(problem: Problem, config: Config) -> int:
-    return problem.batches * problem.tiles_down(config.tile_m) * cdiv(problem.cols, config.tile_n)
+def grid(problem: Problem, config: Config) -> tuple[int]:
+    return (problem.batches * problem.tiles_down(config.tile_m) * cdiv(problem.cols, config.tile_n),)
 
 
 def launch(problem: Problem, config: Config) -> Launch:
@@ -78,7 +78,7 @@ def launch(problem: Problem, config: Config) -> Launch:
         constants.pop("STEPS")
     else:
         kernel, operands = ragged_rows, (first, second, "visits")
-    return dataclasses.replace(plain, kernel=kernel, operands=operands, grid=(grid(problem, config),), constants=constants)
+    return dataclasses.replace(plain, kernel=kernel, operands=operands, grid=grid(problem, config), constants=constants)
 
 
 @triton.jit(repr=kernel_name)

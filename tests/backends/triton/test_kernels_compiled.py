@@ -33,7 +33,7 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 ROOT = pathlib.Path(__file__).parents[3]
-SMALL = ("4096 cubed,", "resnet50 3x3, 32x56", "mamba k=4, ")  # one problem of each kernel
+SMALL = ("4096 cubed,", "resnet50 3x3, 32x56", "mamba k=4, ", "gpt-oss experts up, 32")  # one problem of each kernel
 
 
 TABLES = sorted((ROOT / "benchmarks" / "results").glob("kernels_triton_*.json"))
@@ -251,7 +251,7 @@ def fused():
     of_roles = [case for case in PRODUCTS if case.name.startswith(SMALL) and {"nn", "fprop"} & {*case.products}]
     for case, (n, name) in itertools.product(of_roles, enumerate(EPILOGUES)):
         for arch, numbers in itertools.product(compiled.ARCHS, case.numbers):
-            problem = case.problem("nn" if case.kernel == "matmul" else "fprop", numbers, arch)
+            problem = case.problem("nn" if "nn" in case.products else "fprop", numbers, arch)
             problem = dataclasses.replace(problem, epilogue=Epilogue(**EPILOGUES[name]))
             module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
             if module.supports(problem) is None:
