@@ -171,9 +171,8 @@ def tangents(operation, operands, results, dots, *, ranks, window, dtypes, preci
         parts.append(jnp.broadcast_to(bias, z.shape).astype(dtypes[0]))
     of_y, moved = [], {}
     if parts:
-        moved[PREACTIVATION] = functools.reduce(jnp.add, parts)
-        if len(parts) > 1:  # else XLA would keep the cotangent in float32 for the sum, and write it twice
-            moved[PREACTIVATION] = lax.optimization_barrier(moved[PREACTIVATION])
+        # Written once.  Else XLA would keep the cotangent in float32 for the sum, write it twice, or compute it for each tap of a convolution.
+        moved[PREACTIVATION] = lax.optimization_barrier(functools.reduce(jnp.add, parts))
         dot = moved[PREACTIVATION].astype(wide)
         if PREACTIVATION in results:
             activated = functools.partial(_activated, operation, ranks=ranks, static=static)
