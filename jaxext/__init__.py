@@ -27,6 +27,7 @@ from jaxext.ops import (
     matmul,
 )
 from jaxext.ragged_products import ragged_dot, ragged_dot_general, ragged_gated_linear_unit, ragged_linear
+from jaxext.sequences import causal_conv1d, causal_conv1d_update
 
 if TYPE_CHECKING:
     from jaxext import parallel
@@ -40,6 +41,8 @@ _compat.hide_frames()
 __all__ = [
     "Explanation",
     "Tuned",
+    "causal_conv1d",
+    "causal_conv1d_update",
     "checkpoint_policies",
     "conv",
     "conv_bias_act",

@@ -35,7 +35,8 @@ def supports(problem: Problem) -> str | None:
 def candidates(problem: Problem) -> list[Config]:
     """The tiles of matrix products that are not split.  The one that takes the fewest clocks, by a rough model, is first."""
     configs = {dataclasses.replace(config, splits=1) for config in matmul.candidates(problem)}
-    if problem.arch < 90 and (problem.role == "nt" or problem.epilogue):  # beside 128 sums, a thread has no registers for what tells rows of a group from others
+    if problem.arch < 90 and (problem.role == "nt" or problem.epilogue):
+        # Beside 128 sums, a thread has no registers for what tells rows of a group from others.
         configs = {config for config in configs if config.tile_m * config.tile_n < 128 * 32 * config.num_warps}
     fit = [config for config in configs if grid(problem, config)[0] <= MOST_PROGRAMS]
     return sorted(fit, key=lambda config: (clocks(problem, config), dataclasses.astuple(config)))

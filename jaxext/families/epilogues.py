@@ -171,7 +171,7 @@ def tangents(operation, operands, results, dots, *, ranks, window, dtypes, preci
         parts.append(jnp.broadcast_to(bias, z.shape).astype(dtypes[0]))
     of_y, moved = [], {}
     if parts:
-        # Written once.  Else XLA would keep the cotangent in float32 for the sum, write it twice, or compute it for each tap of a convolution.
+        # Written once.  Else XLA would keep the cotangent in float32 for the sum, write it twice, or compute it anew for each tap.
         moved[PREACTIVATION] = lax.optimization_barrier(functools.reduce(jnp.add, parts))
         dot = moved[PREACTIVATION].astype(wide)
         if PREACTIVATION in results:

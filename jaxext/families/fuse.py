@@ -19,13 +19,13 @@ from jaxext.families.ragged import ranges
 from jaxext.forms.operation import Operation
 
 
-def _refuse(name: str, arrays: Mapping[str, Any]) -> None:
+def refuse(name: str, arrays: Mapping[str, Any]) -> None:
     for argument, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
             raise TypeError(f"{name}: {argument} is {x!r}, want an array")
 
 
-def _refuse_shape(name: str, argument: str, x, wanted: tuple, labels: str) -> None:
+def refuse_shape(name: str, argument: str, x, wanted: tuple, labels: str) -> None:
     if x.shape != wanted:
         raise TypeError(f"{name}: {argument} has the shape {x.shape}, want {wanted}: {labels}")
 
@@ -45,7 +45,7 @@ def _kind(dtype) -> int:
 
 def linear(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
     """`arrays`: x, w or weights, and bias and residual if they are given."""
-    _refuse(name, arrays)
+    refuse(name, arrays)
     arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
     x, w = list(arrays.values())[:2]
     second = list(arrays)[1]
@@ -56,9 +56,9 @@ def linear(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
         raise TypeError(f"{name}: {second} has the shape {w.shape}, want {wanted}, since x has the shape {x.shape}")
     columns = w.shape[-1]
     if "bias" in arrays:
-        _refuse_shape(name, "bias", arrays["bias"], (columns,), "an element for each column of w")
+        refuse_shape(name, "bias", arrays["bias"], (columns,), "an element for each column of w")
     if "residual" in arrays:
-        _refuse_shape(name, "residual", arrays["residual"], (*x.shape[:-1], columns), "that of the result")
+        refuse_shape(name, "residual", arrays["residual"], (*x.shape[:-1], columns), "that of the result")
     activation = _activation.named(name, activation)
     operation = epilogues.gated_linear_unit() if gated else epilogues.linear("bias" in arrays, "residual" in arrays)
     keywords = dict(static, preferred_element_type=preferred_element_type)
@@ -69,7 +69,7 @@ def linear(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
 def _linear(operation: Operation, name, activation, *arrays, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
     operands = dict(zip(operation.inputs, arrays, strict=True))
     if preferred_element_type is None:
-        operands |= _promoted(operands, "ab")
+        operands |= promoted(operands, "ab")
     contracted = (((operands["a"].ndim - 1,), (0,)), ((), ()))
     said = as_dot_general_says([operands[slot] for slot in "ab"], contracted, precision, preferred_element_type)
     dtype = said.pop("dtype")
@@ -90,7 +90,7 @@ def _linear(operation: Operation, name, activation, *arrays, precision, preferre
 
 def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
     """`arrays`: x, w or weights, and group_sizes, and bias and row_scale if they are given."""
-    _refuse(name, arrays)
+    refuse(name, arrays)
     arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
     x, w, sizes = list(arrays.values())[:3]
     second = list(arrays)[1]
@@ -102,9 +102,9 @@ def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
     if sizes.shape != w.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(f"{name}: group_sizes is {sizes.dtype}{list(sizes.shape)}, want an integer for each of the {w.shape[0]} groups")
     if "bias" in arrays:
-        _refuse_shape(name, "bias", arrays["bias"], (w.shape[0], w.shape[-1]), "an element for each group and column of w")
+        refuse_shape(name, "bias", arrays["bias"], (w.shape[0], w.shape[-1]), "an element for each group and column of w")
     if "row_scale" in arrays:
-        _refuse_shape(name, "row_scale", arrays["row_scale"], x.shape[:1], "an element for each row of x")
+        refuse_shape(name, "row_scale", arrays["row_scale"], x.shape[:1], "an element for each row of x")
     activation = _activation.named(name, activation)
     with_scale = "row_scale" in arrays
     operation = epilogues.ragged_gated_linear_unit(with_scale) if gated else epilogues.ragged_linear("bias" in arrays, with_scale)
@@ -116,7 +116,7 @@ def _ragged(operation: Operation, name, activation, x, w, sizes, *added, precisi
     begin, end = ranges(sizes, x.shape[0], w.shape[0])
     operands = dict(zip(operation.inputs, (x, w, *added, begin, end), strict=True))
     if preferred_element_type is None:
-        operands |= _promoted(operands, "xw")
+        operands |= promoted(operands, "xw")
     said = as_dot_general_says([operands[slot] for slot in "xw"], (((1,), (1,)), ((), ())), precision, preferred_element_type)
     dtype = said.pop("dtype")
     public = {"bias": "bias", "scale": "row_scale"}
@@ -135,7 +135,7 @@ def _ragged(operation: Operation, name, activation, x, w, sizes, *added, precisi
     )
 
 
-def _promoted(operands: Mapping[str, jax.Array], slots: str) -> dict[str, jax.Array]:
+def promoted(operands: Mapping[str, jax.Array], slots: str) -> dict[str, jax.Array]:
     """These operands with the dtype that jnp gives to both."""
     dtype = jnp.result_type(*(operands[slot] for slot in slots))
     return {slot: operands[slot].astype(dtype) for slot in slots}
@@ -153,7 +153,7 @@ def _bound(operation: Operation, operands, *, dtype, activation, **params) -> ja
 def conv_bias_act(arrays: Mapping[str, Any], activation, *, implementation, **static) -> jax.Array:
     """`arrays`: lhs, rhs, and bias and residual if they are given; `static`: the keywords of lax's convolution."""
     name = "conv_bias_act"
-    _refuse(name, arrays)
+    refuse(name, arrays)
     arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
     activation = _activation.named(name, activation)
     key = (tuple(arrays), activation)
@@ -168,9 +168,9 @@ def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_shard
     params, result = as_lax_says(convolution, lhs, rhs)
     features = rhs.shape[params["dimension_numbers"].rhs_spec[0]]
     if "bias" in given:
-        _refuse_shape(name, "bias", given["bias"], (features,), "an element for each output channel")
+        refuse_shape(name, "bias", given["bias"], (features,), "an element for each output channel")
     if "residual" in given:
-        _refuse_shape(name, "residual", given["residual"], result.shape, "that of the result")
+        refuse_shape(name, "residual", given["residual"], result.shape, "that of the result")
     _refuse_dtypes(name, activation, result.dtype, given)
     params["out_sharding"] = sharding_in_types(name, out_sharding, lhs.ndim)
     form, operands, params, arrangement = arranged(lhs, rhs, implementation=implementation, **params)

@@ -1,12 +1,23 @@
 """Distributed products for use inside `jax.shard_map`, and a cost model for shardings.
 
 `jit` splits jaxext's operations over devices by itself.  This package is for explicit control: matmuls that overlap an all-gather or a
-reduce-scatter, experts that are split over devices, convolutions with halo exchange, and the bytes that each sharding sends.
+reduce-scatter, experts that are split over devices, convolutions with halo exchange, also along time, and the bytes that each sharding
+sends.
 """
 
+from jaxext.parallel.causal_split import causal_conv1d
 from jaxext.parallel.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from jaxext.parallel.cost_model import Collective, Cost, cost
 from jaxext.parallel.expert_parallel import expert_parallel
 from jaxext.parallel.halo import conv_general_dilated
 
-__all__ = ["Collective", "Cost", "all_gather_matmul", "conv_general_dilated", "cost", "expert_parallel", "matmul_reduce_scatter"]
+__all__ = [
+    "Collective",
+    "Cost",
+    "all_gather_matmul",
+    "causal_conv1d",
+    "conv_general_dilated",
+    "cost",
+    "expert_parallel",
+    "matmul_reduce_scatter",
+]

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from jaxext import _compat
+from jaxext.backends.xla import conv_line
 from jaxext.backends.xla import conv_rewrites as rewrites
 from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window
@@ -197,7 +198,7 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
         terms = a.shape[-1] * math.prod(window.filter)
         return rewrites.shifts_fprop(a, b, window, acc=acc, fold=terms <= (FOLDED_ON_CPU if platform == "cpu" else FOLDED_ON_GPU))
     if name == "rows":
-        return rewrites.rows_wgrad(a, b, window, acc=acc)
+        return (conv_line.wgrad if conv_line.fits(a, b, window) else rewrites.rows_wgrad)(a, b, window, acc=acc)
     if name == "dots":
         return getattr(rewrites, f"dots_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
 

@@ -147,12 +147,12 @@ def loop_fprop(x, w, window: Window, *, precision, preferred):
     x, w = x.reshape(x.shape[:-2] + (-1,)), _outputs_last(w)
 
     def step(i, y):
-        b, g = _pair(i, B, G)
+        b, g = pair(i, B, G)
         part = _dense(_part(x, b, g, C), _part(w, b, g, K), window, precision, preferred)
         return lax.dynamic_update_slice(y, part[None], _starts(y, b, g, K), allow_negative_indices=False)
 
     y = zeros((B, x.shape[1]) + window.output + (G * K,), preferred or x.dtype, x, w)
-    return _repeat(B * G, step, y).reshape(y.shape[:-1] + (G, K))
+    return repeat(B * G, step, y).reshape(y.shape[:-1] + (G, K))
 
 
 def loop_wgrad(x, y, window: Window, *, precision, preferred):
@@ -164,21 +164,21 @@ def loop_wgrad(x, y, window: Window, *, precision, preferred):
     window = dataclasses.replace(window, stride=window.filter_dilation, filter_dilation=window.stride, padding=window.read)
 
     def step(i, w):
-        b, g = _pair(i, B, G)
+        b, g = pair(i, B, G)
         images, filters = jnp.moveaxis(_part(x, b, g, C), (0, -1), (-1, 0)), jnp.moveaxis(_part(y, b, g, K), 0, -2)
         part = jnp.moveaxis(_dense(images, filters, window, precision, preferred), 0, -2)
         return lax.dynamic_update_slice(w, part[None], _starts(w, b, g, K), allow_negative_indices=False)
 
-    w = _repeat(B * G, step, zeros((B,) + taps + (C, G * K), preferred or x.dtype, x, y))
-    return _outputs_first(w, G)
+    w = repeat(B * G, step, zeros((B,) + taps + (C, G * K), preferred or x.dtype, x, y))
+    return outputs_first(w, G)
 
 
-def _repeat(count, step, total):
+def repeat(count, step, total):
     """Runs `total = step(i, total)` for i < count.  i is an int32 even under x64."""
     return lax.fori_loop(0, count, lambda i, total: step(lax.convert_element_type(i, np.int32), total), total)
 
 
-def _pair(i, B, G):
+def pair(i, B, G):
     """b and g of step i."""
     zero = np.int32(0)
     return (i, zero) if G == 1 else (zero, i) if B == 1 else (lax.div(i, np.int32(G)), lax.rem(i, np.int32(G)))
@@ -204,7 +204,7 @@ def _outputs_last(w):
     return jnp.moveaxis(w.reshape((B, -1) + inner), 1, -1)
 
 
-def _outputs_first(w, G):
+def outputs_first(w, G):
     """The inverse of `_outputs_last`."""
     B, inner = w.shape[0], w.shape[1:-1]
     w = jnp.moveaxis(w[0], -1, 0) if B == 1 else jnp.moveaxis(w, -1, 1)
@@ -241,7 +241,7 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
             of_row = lax.dynamic_index_in_dim(w, r, 1, keepdims=False, allow_negative_indices=False)
             return lax.add(y, _shifted(x, of_row, window, [(r, *tap) for tap in rest], see, K, acc))
 
-        return _repeat(rows, step, zeros(x.shape[:2] + window.output + (G * K,), acc, x, w))
+        return repeat(rows, step, zeros(x.shape[:2] + window.output + (G * K,), acc, x, w))
 
     if fold:
         y = images(x, w, view)
@@ -296,7 +296,7 @@ def rows_wgrad(x, y, window: Window, *, acc):
     (low, _), s, di, dr = window.padding[0], window.stride[0], window.input_dilation[0], window.filter_dilation[0]
 
     def step(i, total, x, y):
-        n, j = _pair(i, N, blocks)
+        n, j = pair(i, N, blocks)
         p = j * np.int32(block) + np.arange(block, dtype=np.int32)
         x, y = (lax.dynamic_index_in_dim(a, n, 0, keepdims=False, allow_negative_indices=False) for a in (x, y))
         y = _rows(y, p).astype(acc)  # (block, *output[1:], G·K)
@@ -314,20 +314,20 @@ def rows_wgrad(x, y, window: Window, *, acc):
                 # y is masked too: infinity times a zero of the padding would be NaN.
                 return view_of_padded(of_c[i], rest, tap, lead=1) * jnp.where(met[i], y, 0)
 
-            new = _sums([product(i, tap, of_c) for i in range(at_once) for tap in taps_of(rest) for of_c in lanes], window.rank)
+            new = sums([product(i, tap, of_c) for i in range(at_once) for tap in taps_of(rest) for of_c in lanes], window.rank)
             total_of_j = lax.dynamic_index_in_dim(total, j, 0, keepdims=False, allow_negative_indices=False)
             return lax.dynamic_update_index_in_dim(total, total_of_j + new, j, 0, allow_negative_indices=False)
 
-        return some(0, total) if at_once == window.filter[0] else _repeat(window.filter[0] // at_once, some, total)
+        return some(0, total) if at_once == window.filter[0] else repeat(window.filter[0] // at_once, some, total)
 
     def one(xy):
         total = zeros((window.filter[0] // at_once, at_once * taps * C, G * K), acc, *xy)
-        return _repeat(N * blocks, lambda i, total: step(i, total, *xy), total)
+        return repeat(N * blocks, lambda i, total: step(i, total, *xy), total)
 
     # G·C and G·K in one axis each: the loop would copy an array whose last axis has size 1.
     x, y = x.reshape((B, N) + window.input + (G * C,)), y.reshape((B, N) + window.output + (G * K,))
     w = one((x[0], y[0]))[None] if B == 1 else lax.map(one, (x, y))
-    return _outputs_first(w.reshape((B,) + window.filter + (C, G * K)), G)
+    return outputs_first(w.reshape((B,) + window.filter + (C, G * K)), G)
 
 
 # The most sums in one reduction.
@@ -338,7 +338,7 @@ POSITIONS = 64
 BLOCK = 20_000
 
 
-def _sums(terms, axes):
+def sums(terms, axes):
     """The sum of each array over its first `axes` axes, stacked.
 
     One reduction computes up to MOST_SUMS.  It compiles as fast as that of a single array, and reads data shared by its terms only once.

@@ -1,0 +1,85 @@
+"""The gradient of a depthwise filter along one axis, in plain XLA ops: a loop over blocks of positions whose products are written out.
+
+    w[b,g,r] = Σ_{n,p} x[b,n,stride·p + filter_dilation·r - low,g] · y[b,n,p,g]
+
+Where all taps meet x nothing is masked: a step of the loop is one fusion, which reads its rows of x and y once, with the sums in registers.
+What is left, at the borders, are a few positions.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from jax import lax
+
+from jaxext.backends.xla import conv_rewrites as rewrites
+from jaxext.forms.window import Window
+
+MOST_PRODUCTS = 256  # of a step
+BLOCKS = (16, 8, 4)  # positions of a step
+
+
+def fits(x, y, window: Window) -> bool:
+    depthwise = x.shape[-1] == y.shape[-1] == 1
+    return depthwise and window.rank == 1 and window.input_dilation == (1,) and _block(window) > 0
+
+
+def _inner(window: Window) -> range:
+    """The positions of which every tap meets x."""
+    (low, _), (stride,), (dilation,) = window.padding[0], window.stride, window.filter_dilation
+    last = window.input[0] - 1 + low - dilation * (window.filter[0] - 1)
+    return range(max(0, -(-low // stride)), min(window.output[0], last // stride + 1))
+
+
+def _block(window: Window) -> int:
+    """The positions of a step, 0 if there are not as many."""
+    fit = (block for block in BLOCKS if block * window.filter[0] <= MOST_PRODUCTS and block <= len(_inner(window)))
+    return next(fit, 0)
+
+
+def wgrad(x, y, window: Window, *, acc):
+    B, N, G, taps = *x.shape[:2], x.shape[-2], window.filter[0]
+    inner, block = _inner(window), _block(window)
+    blocks, (low, _), (stride,), (dilation,) = len(inner) // block, window.padding[0], window.stride, window.filter_dilation
+    done = inner.start + blocks * block
+    rows = stride * (block - 1) + dilation * (taps - 1) + 1  # of x in a step
+
+    def step(i, totals, x, y):
+        n, j = rewrites.pair(i, N, blocks)
+        p = j * np.int32(block) + np.int32(inner.start)
+        seen = _from(x, n, np.int32(stride) * p - np.int32(low), rows).astype(acc)
+        given = _from(y, n, p, block).astype(acc)
+
+        def more(total, r):
+            return functools.reduce(lax.add, [seen[stride * u + dilation * r] * given[u] for u in range(block)], total)
+
+        return tuple(more(total, r) for r, total in enumerate(totals))
+
+    def one(xy):
+        x, y = xy
+        totals = rewrites.repeat(N * blocks, lambda i, totals: step(i, totals, x, y), (rewrites.zeros((G,), acc, x, y),) * taps)
+        parts = [lax.concatenate([total[None] for total in totals], 0)]
+        parts += [_border(x, y, window, part, acc) for part in (range(inner.start), range(done, window.output[0])) if part]
+        return functools.reduce(lax.add, parts)
+
+    x, y = x.reshape(B, N, -1, G), y.reshape(B, N, -1, G)
+    w = one((x[0], y[0]))[None] if B == 1 else lax.map(one, (x, y))
+    return rewrites.outputs_first(w.reshape(B, taps, 1, G), G)
+
+
+def _from(x, n, start, size):
+    return lax.dynamic_slice(x, (n, start, np.int32(0)), (1, size, x.shape[2]), allow_negative_indices=False)[0]
+
+
+def _border(x, y, window: Window, positions: range, acc):
+    """The sums over these positions.  y is masked, not x alone: infinity times a zero of the padding would be NaN."""
+    (low, _), (stride,), (dilation,), (size,) = window.padding[0], window.stride, window.filter_dilation, window.input
+    y = lax.slice_in_dim(y, positions.start, positions.stop, axis=1).astype(acc)
+    terms = []
+    for r in range(window.filter[0]):
+        met = stride * np.array(positions) + dilation * r - low
+        seen = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), (-int(met[0]), int(met[-1]) + 1 - size, 0), (0, 0, 0)])
+        inside = np.broadcast_to(((met >= 0) & (met < size))[None, :, None], y.shape)
+        terms.append(lax.slice_in_dim(seen, 0, None, stride, 1).astype(acc) * lax.select(inside, y, lax.full_like(y, 0)))
+    return rewrites.sums(terms, 2)

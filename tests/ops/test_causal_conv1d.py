@@ -1,0 +1,270 @@
+"""Causal convolutions: whole, in pieces, packed and step by step, against a sum in float64, and under every transformation.
+
+The cases of shapes are those of the tests of the package causal-conv1d, of its widths, lengths, states and dtypes, in smaller sizes.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import random
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from scipy import special
+
+import jaxext
+from jaxext import testing
+
+SILU = {None: lambda z: z, "silu": lambda z: z * special.expit(z)}
+
+
+def true(x, weight, bias=None, seq_idx=None, state=None, activation=None):
+    """In float64, step by step."""
+    x, weight = np.asarray(x, np.float64), np.asarray(weight, np.float64)
+    taps, steps = len(weight), x.shape[-2]
+    z = np.zeros_like(x)
+    for t, i in itertools.product(range(steps), range(taps)):
+        at = t - (taps - 1) + i
+        if at >= 0:
+            read = x[..., at, :]
+            same = 1 if seq_idx is None else (np.asarray(seq_idx)[..., at] == np.asarray(seq_idx)[..., t])[..., None]
+            z[..., t, :] += weight[i] * np.where(same, read, 0)
+        elif state is not None:
+            z[..., t, :] += weight[i] * np.asarray(state, np.float64)[..., taps - 1 + at, :]
+    return SILU[activation](z if bias is None else z + np.asarray(bias, np.float64))
+
+
+def some(dtype, taps=4, steps=13, channels=8, batch=(2,)):
+    shapes = (*batch, steps, channels), (taps, channels), (channels,), (*batch, taps - 1, channels)
+    return [jnp.asarray(random(shape, np.float32, seed), dtype) for seed, shape in enumerate(shapes)]
+
+
+def near(got, want, *, dtype=jnp.float32, units=8):
+    assert got.dtype == dtype and got.shape == want.shape
+    eps = float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=units * eps, atol=units * eps * np.abs(want).max(initial=1))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("steps", [1, 2, 8, 16, 151])
+@pytest.mark.parametrize("taps", [1, 2, 3, 4, 31])
+@pytest.mark.parametrize(("bias", "state", "activation"), [(True, True, "silu"), (False, True, None), (True, False, "silu")], ids=str)
+def test_values_and_final_states(taps, steps, dtype, bias, state, activation):
+    x, weight, b, before = some(dtype, taps, steps)
+    given = dict(bias=b if bias else None, initial_states=before if state else None)
+    y, last = jaxext.causal_conv1d(x, weight, **given, return_final_states=True, activation=activation)
+    near(y, true(x, weight, given["bias"], None, given["initial_states"], activation), dtype=dtype, units=2 * taps)
+    inputs = np.concatenate([before if state else np.zeros_like(before), x], -2)
+    np.testing.assert_array_equal(last, inputs[:, inputs.shape[1] - (taps - 1) :])
+
+
+LENGTHS = [(13,), (1, 1, 11), (4, 9), (3, 0, 5, 5), (2,) * 6 + (1,)]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("taps", [1, 2, 4, 7])
+def test_packed_sequences_are_separate_ones(taps, lengths, dtype):
+    """Up to the last bits: XLA decides where it fuses a product and a sum, which rounds once."""
+    x, weight, bias, _ = some(dtype, taps)
+    seq_idx = np.broadcast_to(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), x.shape[:-1])
+    convolve = functools.partial(jaxext.causal_conv1d, weight=weight, bias=bias, activation="silu")
+    separate = [convolve(part) for part in jnp.split(x, np.cumsum(lengths)[:-1], 1)]
+    y = convolve(x, seq_idx=seq_idx)
+    near(y, true(x, weight, bias, seq_idx, None, "silu"), dtype=dtype, units=2 * taps)
+    near(y, np.asarray(jnp.concatenate(separate, 1), np.float64), dtype=dtype, units=4)
+
+
+@pytest.mark.parametrize("taps", [2, 4, 9])
+@pytest.mark.parametrize("cuts", [(5,), (1, 2, 3), (6, 12)], ids=str)
+def test_pieces_are_the_whole(taps, cuts):
+    """With the state of each piece for the next, also where a piece is shorter than the state."""
+    x, weight, bias, state = some(jnp.float32, taps)
+    convolve = functools.partial(jaxext.causal_conv1d, weight=weight, bias=bias, activation="silu", return_final_states=True)
+    whole, last = convolve(x, initial_states=state)
+    results = []
+    for part in jnp.split(x, cuts, 1):
+        y, state = convolve(part, initial_states=state)
+        results.append(y)
+    near(jnp.concatenate(results, 1), np.asarray(whole, np.float64), units=4)
+    np.testing.assert_array_equal(state, last)
+
+
+def plain(x, weight, bias, state, activation=jax.nn.silu):
+    """In jnp."""
+    taps, steps = weight.shape[0], x.shape[-2]
+    read = jnp.concatenate([state, x], -2)
+    z = sum(read[..., i : i + steps, :] * jnp.broadcast_to(weight[i], x.shape) for i in range(taps))
+    return activation(z + jnp.broadcast_to(bias, x.shape))
+
+
+def ours(x, weight, bias, state):
+    return jaxext.causal_conv1d(x, weight, bias, initial_states=state, activation="silu")
+
+
+def test_every_transformation():
+    x, weight, bias, state = some(jnp.float32, 3, 6, 4, (8,))
+    split = testing.Split((P("x"), P(), P(), P("x")), P("x"))
+    report = testing.check_op(ours, plain, (x, weight, bias, state), splits=[split], show=False)
+    report.raise_if_failed()
+
+
+def test_every_transformation_of_packed_ones():
+    x, weight, bias, _ = some(jnp.float32, 3, 6, 4)
+    seq_idx = np.array([[0, 0, 1, 1, 1, 2], [3, 3, 3, 3, 4, 4]], np.int32)
+
+    def by_mask(x, weight, bias, seq_idx):
+        back = np.arange(6)[:, None] - np.arange(6)[None]
+        same = (seq_idx[:, :, None] == seq_idx[:, None, :]) & np.broadcast_to((back >= 0) & (back < 3), (2, 6, 6))
+        z = jnp.einsum("nts,tsc,nsc->ntc", same.astype(x.dtype), weight[2 - np.clip(back, 0, 2)], x)
+        return jnp.tanh(z + jnp.broadcast_to(bias, z.shape))
+
+    packed = lambda x, weight, bias, seq_idx: jaxext.causal_conv1d(x, weight, bias, seq_idx=seq_idx, activation="tanh")
+    testing.check_op(packed, by_mask, (x, weight, bias, seq_idx), show=False).raise_if_failed()
+
+
+def test_derivatives_of_any_order():
+    x, weight, bias, state = some(jnp.float64, 3, 4, 2, ())
+    for derivative in (jax.hessian, lambda f, n: jax.jacrev(jax.jacrev(f, n), n)):
+        one, other = (derivative(lambda *args, f=f: jnp.sin(f(*args)).sum(), (0, 1, 2, 3))(x, weight, bias, state) for f in (ours, plain))
+        for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_devices(kind):
+    """Batch and channels split; the gradients have the shardings of their values."""
+    x, weight, bias, state = some(jnp.float32, batch=(4,))
+    mesh = jax.make_mesh((2, 4), ("n", "c"), axis_types=(kind,) * 2)
+    specs = P("n", None, "c"), P(None, "c"), P("c"), P("n", None, "c")
+    with jax.set_mesh(mesh):
+        args = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip((x, weight, bias, state), specs, strict=True)]
+        got = jax.jit(ours)(*args)
+        gradients = jax.jit(jax.grad(lambda *args: jnp.sum(jnp.sin(ours(*args))), (0, 1, 2, 3)))(*args)
+    near(got, true(x, weight, bias, None, state, "silu"))
+    want = jax.grad(lambda *args: jnp.sum(jnp.sin(plain(*args))), (0, 1, 2, 3))(x, weight, bias, state)
+    for one, other in zip(gradients, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_export_and_scan():
+    x, weight, bias, state = some(jnp.float32)
+    exported = jax.export.export(jax.jit(ours), platforms=("cpu", "cuda"))(x, weight, bias, state)
+    near(exported.call(x, weight, bias, state), true(x, weight, bias, None, state, "silu"))
+
+    def step(state, x):
+        y, state = jaxext.causal_conv1d_update(x, state, weight, bias, activation="silu")
+        return state, y
+
+    _, y = jax.jit(lambda x, state: jax.lax.scan(step, state, x.swapaxes(0, 1)))(x, state)
+    near(y.swapaxes(0, 1), true(x, weight, bias, None, state, "silu"))
+
+
+# Step by step.
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("circle", [False, True], ids=["in order", "circle"])
+@pytest.mark.parametrize("steps", [None, 1, 3, 6])
+@pytest.mark.parametrize(("taps", "size"), [(1, 1), (2, 1), (4, 3), (4, 4), (4, 5)])
+def test_updates(taps, size, steps, circle, dtype):
+    """Several in turn are the whole sequence; in a circle from any step on."""
+    x, weight, bias, _ = some(dtype, taps, 12)
+    state = jnp.zeros((2, size, 8), dtype)
+    lengths = jnp.array([0, 0], jnp.int32)
+    results = []
+    for begin in range(0, 12, steps or 1):
+        part = x[:, begin] if steps is None else x[:, begin : begin + steps]
+        seen = lengths if circle else None
+        y, state = jaxext.causal_conv1d_update(part, state, weight, bias, activation="silu", cache_seqlens=seen)
+        assert y.shape == part.shape and y.dtype == dtype
+        lengths = lengths + (steps or 1)
+        results.append(y[:, None] if steps is None else y)
+    near(jnp.concatenate(results, 1), true(x, weight, bias, None, None, "silu"), dtype=dtype, units=2 * taps)
+    order = np.arange(12 - size, 12)
+    np.testing.assert_array_equal(state[:, order % size] if circle else state, x[:, order])
+
+
+def test_sequences_of_a_circle_are_of_different_lengths():
+    x, weight, bias, _ = some(jnp.float32, 3, 9)
+    lengths, states = (5, 2), []
+    for part, length in zip(x, lengths, strict=True):
+        state = jnp.zeros((4, 8), jnp.float32)
+        states.append(jaxext.causal_conv1d_update(part[:length], state, weight, bias, cache_seqlens=jnp.int32(0))[1])
+    parts = jnp.stack([part[length : length + 3] for part, length in zip(x, lengths, strict=True)])
+    y, _ = jaxext.causal_conv1d_update(parts, jnp.stack(states), weight, bias, cache_seqlens=jnp.array(lengths, jnp.int32))
+    for n, length in enumerate(lengths):
+        near(y[n], true(x[n, : length + 3], weight, bias)[length:])
+
+
+def test_states_of_a_larger_buffer():
+    """A sequence without a state gives zeros and changes none."""
+    x, weight, bias, _ = some(jnp.float32, 3, 4, batch=(3,))
+    buffer = jnp.asarray(random((6, 2, 8), np.float32, 9))
+    rows = np.array([4, -1, 0], np.int32)
+    y, new = jax.jit(functools.partial(jaxext.causal_conv1d_update, conv_state_indices=rows))(x, buffer, weight, bias)
+    for n in (0, 2):
+        near(y[n], true(x[n], weight, bias, None, buffer[rows[n]]))
+        np.testing.assert_array_equal(new[rows[n]], x[n, -2:])
+    np.testing.assert_array_equal(y[1], 0)
+    for row in (1, 2, 3, 5):
+        np.testing.assert_array_equal(new[row], buffer[row])
+
+
+def test_a_donated_state_is_updated_in_place():
+    x, weight, bias, _ = some(jnp.float32, batch=(3,))
+    update = jax.jit(jaxext.causal_conv1d_update, donate_argnums=1)
+    state = jnp.zeros((3, 3, 8))
+    compiled = update.lower(x[:, 0], state, weight, bias).compile()
+    assert compiled.memory_analysis().alias_size_in_bytes == state.nbytes
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(x=[[1.0]]), TypeError, "causal_conv1d: x is .*, want an array"),
+        (dict(x=jnp.ones(8)), TypeError, r"x has the shape \(8,\), want \(..., T, C\)"),
+        (dict(x=jnp.ones((2, 13, 8), jnp.int32)), TypeError, "x is int32, want floating-point numbers"),
+        (dict(weight=jnp.ones((4, 1, 8))), TypeError, r"weight has the shape \(4, 1, 8\), want \(k, 8\) with at least one tap"),
+        (dict(weight=jnp.ones((0, 8))), TypeError, r"weight has the shape \(0, 8\), want \(k, 8\) with at least one tap"),
+        (dict(bias=jnp.ones(4)), TypeError, r"bias has the shape \(4,\), want \(8,\): an element for each channel"),
+        (dict(initial_states=jnp.ones((2, 4, 8))), TypeError, r"initial_states has the shape \(2, 4, 8\), want \(2, 3, 8\)"),
+        (dict(seq_idx=np.zeros((2, 12), np.int32)), TypeError, r"seq_idx has the shape \(2, 12\), want \(2, 13\)"),
+        (dict(seq_idx=np.zeros((2, 13))), TypeError, "seq_idx is float.*, want integers"),
+        (dict(seq_idx=np.zeros((2, 13), np.int32), return_final_states=True), ValueError, "return_final_states is given beside seq_idx"),
+        (
+            dict(seq_idx=np.zeros((2, 13), np.int32), initial_states=jnp.ones((2, 3, 8))),
+            ValueError,
+            "initial_states is given beside seq_idx",
+        ),
+        (dict(seq_idx=np.zeros((2, 13), np.int32), implementation="triton"), NotImplementedError, "does not support seq_idx"),
+        (dict(activation="swoosh"), ValueError, "causal_conv1d: activation is 'swoosh', want one of"),
+        (dict(implementation="none"), ValueError, "causal_conv1d: implementation is 'none', want one of"),
+        (dict(implementation="cuda"), NotImplementedError, "implementation 'cuda' does not support this call"),
+    ],
+)
+def test_errors(change, error, message):
+    x, weight, bias, _ = some(jnp.float32)
+    with pytest.raises(error, match=message):
+        jaxext.causal_conv1d(**(dict(x=x, weight=weight, bias=bias) | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(conv_state=jnp.ones((2, 2, 8))), ValueError, "conv_state has 2 steps, want 3 at least, one less than weight has taps"),
+        (dict(conv_state=jnp.ones((2, 3, 4))), TypeError, r"conv_state has the shape \(2, 3, 4\), want \(..., steps, C\)"),
+        (dict(conv_state=jnp.ones((3, 3, 8))), TypeError, r"conv_state has the shape \(3, 3, 8\), want \(2, 3, 8\)"),
+        (dict(cache_seqlens=np.ones(3, np.int32)), TypeError, r"cache_seqlens has the shape \(3,\), want \(2,\)"),
+        (dict(cache_seqlens=np.ones(2)), TypeError, "cache_seqlens is float.*, want integers"),
+        (dict(conv_state_indices=np.ones(3, np.int32)), TypeError, r"conv_state_indices has the shape \(3,\), want \(2,\)"),
+        (dict(x=jnp.ones((5, 2, 1, 8))), TypeError, r"x has the shape \(5, 2, 1, 8\), want \(..., C\) or \(..., T, C\)"),
+    ],
+)
+def test_errors_of_updates(change, error, message):
+    x, weight, bias, state = some(jnp.float32)
+    with pytest.raises(error, match=message):
+        jaxext.causal_conv1d_update(**(dict(x=x[:, 0], conv_state=state, weight=weight, bias=bias) | change))

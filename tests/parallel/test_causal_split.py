@@ -1,0 +1,83 @@
+"""Causal convolution split along time: on eight devices what one computes, with its gradients, by one message to the next device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import random
+from collectives import collectives
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+
+SPLIT = P(None, "t")
+
+
+def some(taps=4, steps=32):
+    shapes = (2, steps, 6), (taps, 6), (6,), (2, taps - 1, 6)
+    return [random(shape, np.float32, seed) for seed, shape in enumerate(shapes)]
+
+
+def mesh():
+    return jax.make_mesh((8,), ("t",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def split(*specs, **static):
+    """Over time, of x and what else is given by position: weight, bias, and what `static` names."""
+    names = static.pop("names", ())
+
+    def f(x, weight, bias, *more):
+        given = dict(zip(names, more, strict=True))
+        return jaxext.parallel.causal_conv1d(x, weight, bias, axis_name="t", activation="silu", **given, **static)
+
+    return jax.jit(jax.shard_map(f, mesh=mesh(), in_specs=(SPLIT, P(), P(), *specs), out_specs=SPLIT))
+
+
+def near(got, want):
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def check(ours, whole, *args, which):
+    near(ours(*args), whole(*args))
+    total = lambda f: jax.grad(lambda *args: jnp.sum(jnp.sin(f(*args))), which)
+    near(jax.jit(total(ours))(*args), total(whole)(*args))
+
+
+@pytest.mark.parametrize("taps", [1, 2, 4, 5])
+def test_values_and_gradients(taps):
+    x, weight, bias, state = some(taps)
+    convolve = functools.partial(jaxext.causal_conv1d, activation="silu")
+    check(split(), convolve, x, weight, bias, which=(0, 1, 2))
+    with_state = lambda x, weight, bias, state: convolve(x, weight, bias, initial_states=state)
+    check(split(P(), names=("initial_states",)), with_state, x, weight, bias, state, which=(0, 1, 2, 3))
+
+
+def test_packed_sequences():
+    """Edges of sequences on edges of devices, beside them, and far from them."""
+    x, weight, bias, _ = some()
+    numbers = np.stack([np.repeat(np.arange(5), (4, 7, 1, 12, 8)), np.repeat(np.arange(3), (0, 30, 2))]).astype(np.int32)
+    whole = lambda x, weight, bias: jaxext.causal_conv1d(x, weight, bias, seq_idx=numbers, activation="silu")
+    ours = split(SPLIT, names=("seq_idx",))
+    check(lambda *args: ours(*args, numbers), whole, x, weight, bias, which=(0, 1, 2))
+
+
+def test_one_message():
+    x, weight, bias, _ = some()
+    assert dict(collectives(split().lower(x, weight, bias).compile())) == {"collective-permute": 1}
+
+
+def test_errors():
+    x, weight, bias, state = some()
+    with pytest.raises(
+        ValueError, match="causal_conv1d: x has 2 steps on each of 8 devices, want 3 at least, one less than weight has taps"
+    ):
+        split()(x[:, :16], weight, bias)
+    with pytest.raises(TypeError, match=r"causal_conv1d: weight has the shape \(6,\), want \(k, 6\)"):
+        split()(x, weight[0], bias)
+    with pytest.raises(ValueError, match="initial_states is given beside seq_idx"):
+        split(P(), SPLIT, names=("initial_states", "seq_idx"))(x, weight, bias, state, np.zeros((2, 32), np.int32))
+    with pytest.raises(NameError, match="axis_name is 'nowhere', want an axis of a shard_map"):
+        jaxext.parallel.causal_conv1d(x, weight, bias, axis_name="nowhere")
