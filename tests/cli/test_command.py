@@ -481,7 +481,7 @@ def test_kernels(capsys, stand_ins, tmp_path):
         (["--problem", "good", "--check"], {"triton"}, 0),
         (["--others", "none"], {"triton"}, 0),
         (["--module", "m.so", "--kernel", "conv"], {"cuda"}, 0),
-        (["--kernel", "ragged"], {"cuda"}, 0),
+        (["--of", "cuda", "--kernel", "ragged"], {"cuda"}, 0),
     ],
 )
 def test_kernels_asked_for(arguments, kinds, status, capsys, stand_ins):
@@ -515,7 +515,7 @@ def test_why_kernels_are_not_here(monkeypatch, tmp_path):
 
 def test_kernels_refuses(capsys, stand_ins):
     assert "ask for one of them" in refused(capsys, "kernels", "--of", "cuda", "--problem", "good")
-    assert "ask for one of them" in refused(capsys, "kernels", "--of", "triton", "--kernel", "ragged")
+    assert "ask for one of them" in refused(capsys, "kernels", "--of", "triton", "--module", "m.so")
     assert refused(capsys, "kernels", "--problem", "nonsense") == "no problem has such a name, kernel and GPU"
     assert "'ninety' is no list of GPUs" in refused(capsys, "kernels", "--arch", "ninety")
     assert command.parser().parse_args(["kernels", "--arch", "80,sm_90a"]).arch == (80, 90)

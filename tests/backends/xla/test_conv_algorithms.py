@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext.backends.xla import conv_algorithms, conv_rewrites
+from jaxext.backends.xla import conv_algorithms, conv_line, conv_rewrites
 from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window, dilate
 
@@ -217,6 +217,42 @@ ALGORITHMS_AND_ROLES = list({(plan[0], plan[1] == "w"): plan for plan in PLANS}.
 def test_each_plan_is_chosen_and_exact(name, open, sizes, window, partitioned):
     assert conv_algorithms.plan(open, sizes, window, dtype=jnp.float32, splitter=SPLITTER[partitioned]) == name
     check(sizes, window, open, (partitioned,))
+
+
+LINES = {
+    "causal": window((40,), (4,), padding=((3, 0),)),
+    "same": window((40,), (5,), padding=((2, 2),)),
+    "cropped": window((40,), (3,), padding=((-2, -3),)),
+    "cropped and padded": window((40,), (3,), padding=((-2, 4),)),
+    "dilated": window((60,), (4,), filter_dilation=(3,), padding=((9, 1),)),
+    "strided": window((90,), (3,), stride=(2,), padding=((1, 1),)),
+    "strided beyond the filter": window((90,), (2,), stride=(5,), filter_dilation=(2,), padding=((3, 6),)),
+    "all beyond": window((40,), (3,), padding=((6, 7),)),
+    "long": window((70,), (31,), padding=((30, 0),)),
+    "whole blocks": window((32,), (1,)),
+}
+
+
+@pytest.mark.parametrize("window", LINES.values(), ids=LINES)
+@pytest.mark.parametrize("sizes", [labels(G=16, N=3), labels(G=16, B=2)], ids=["", "batched"])
+def test_lines_are_exact(window, sizes):
+    """The rows of a depthwise filter along one axis: a loop over the positions that need no mask, and the others."""
+    x, y = (jnp.zeros(shapes_of(sizes, window)[slot]) for slot in "xy")
+    assert conv_line.fits(*conv_algorithms.cropped(x, window)[:1], y, conv_algorithms.cropped(x, window)[1])
+    assert conv_algorithms.plan("w", sizes, window, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
+    check(sizes, window, "w", (False,))
+
+
+def test_lines_that_do_not_fit():
+    """Too few positions, taps or channels of other kinds: the loop with masks."""
+    for sizes, of in (
+        (labels(G=16), window((5,), (3,))),
+        (labels(G=16), window((200,), (128,))),
+        (labels(G=16, C=2), LINES["same"]),
+        (labels(G=16, K=2), LINES["same"]),
+        (labels(G=16), window((40,), (3,), input_dilation=(2,))),
+    ):
+        assert not conv_line.fits(*(jnp.zeros(shapes_of(sizes, of)[slot]) for slot in "xy"), of)
 
 
 def test_transposed_convolutions_of_64_bits_are_phases():
@@ -449,6 +485,16 @@ def test_a_traced_batch_size_goes_to_lax():
     plan = functools.partial(conv_algorithms.plan, dtype=jnp.float32, splitter=Splitter.NOBODY)
     assert plan("y", labels(N=n, G=3), SAME) == "lax"
     assert plan("w", labels(N=n, G=3), SAME) == "lax"
+
+
+def test_an_infinity_beside_a_line():
+    """The same of the loop without masks."""
+    sizes, same = labels(G=16), window((40,), (3,), padding=((1, 1),))
+    x, y = (jnp.ones(shapes_of(sizes, same)[slot], jnp.float32) for slot in "xy")
+    for row, met in ((0, [False, True, True]), (-1, [True, True, False])):
+        operands = {"x": x, "y": y.at[:, :, row].set(jnp.inf)}
+        w = conv_algorithms.conv("w", operands, same, algorithm="rows", dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY)
+        np.testing.assert_array_equal(~np.isfinite(w).all((0, 1, 2, 4)), met)
 
 
 def test_an_infinity_beside_the_image_reaches_no_tap_of_the_rows_beyond():
