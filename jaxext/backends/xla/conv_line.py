@@ -51,10 +51,10 @@ def wgrad(x, y, window: Window, *, acc):
         seen = _from(x, n, np.int32(stride) * p - np.int32(low), rows).astype(acc)
         given = _from(y, n, p, block).astype(acc)
 
-        def more(total, r):
-            return functools.reduce(lax.add, [seen[stride * u + dilation * r] * given[u] for u in range(block)], total)
+        def of_tap(r):  # a sum of its own: one long chain of sums would lose bits
+            return functools.reduce(lax.add, [seen[stride * u + dilation * r] * given[u] for u in range(block)])
 
-        return tuple(more(total, r) for r, total in enumerate(totals))
+        return tuple(total + of_tap(r) for r, total in enumerate(totals))
 
     def one(xy):
         x, y = xy
