@@ -6,6 +6,7 @@ They support all of JAX, as those of `ops` do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, overload
 
 import jax
 from jax.typing import ArrayLike
@@ -15,6 +16,7 @@ from jaxext.families import causal
 __all__ = ["causal_conv1d", "causal_conv1d_update"]
 
 
+@overload
 def causal_conv1d(
     x: ArrayLike,
     weight: ArrayLike,
@@ -22,10 +24,29 @@ def causal_conv1d(
     *,
     seq_idx: ArrayLike | None = None,
     initial_states: ArrayLike | None = None,
-    return_final_states: bool = False,
+    return_final_states: Literal[False] = False,
     activation: str | Callable[[jax.Array], jax.Array] | None = None,
     implementation: str | None = None,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array: ...
+
+
+@overload
+def causal_conv1d(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    seq_idx: ArrayLike | None = None,
+    initial_states: ArrayLike | None = None,
+    return_final_states: Literal[True],
+    activation: str | Callable[[jax.Array], jax.Array] | None = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def causal_conv1d(
+    x, weight, bias=None, *, seq_idx=None, initial_states=None, return_final_states=False, activation=None, implementation=None
+):
     """Causal depthwise convolution: y[..., t, c] = activation(Σ_i weight[i, c] x[..., t - (k - 1) + i, c] + bias[c]).
 
     It means what the function of this name in the package causal-conv1d does, with the channels last.  Before the first step are zeros,

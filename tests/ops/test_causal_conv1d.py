@@ -5,6 +5,7 @@ The cases of shapes are those of the tests of the package causal-conv1d, of its 
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -219,7 +220,8 @@ def test_a_donated_state_is_updated_in_place():
     update = jax.jit(jaxext.causal_conv1d_update, donate_argnums=1)
     state = jnp.zeros((3, 3, 8))
     compiled = update.lower(x[:, 0], state, weight, bias).compile()
-    assert compiled.memory_analysis().alias_size_in_bytes == state.nbytes
+    memory: Any = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == state.nbytes
 
 
 @pytest.mark.parametrize(
