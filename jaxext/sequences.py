@@ -6,7 +6,7 @@ They support all of JAX, as those of `ops` do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 from jax.typing import ArrayLike
@@ -46,7 +46,7 @@ def causal_conv1d(
 
 def causal_conv1d(
     x, weight, bias=None, *, seq_idx=None, initial_states=None, return_final_states=False, activation=None, implementation=None
-):
+) -> Any:
     """Causal depthwise convolution: y[..., t, c] = activation(Σ_i weight[i, c] x[..., t - (k - 1) + i, c] + bias[c]).
 
     It means what the function of this name in the package causal-conv1d does, with the channels last.  Before the first step are zeros,

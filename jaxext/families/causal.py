@@ -117,12 +117,13 @@ def _packed(x, weight, bias, seq_idx, idx_of_states, state, activation) -> jax.A
         x, seq_idx = jnp.concatenate([state.astype(x.dtype), x], -2), jnp.concatenate([idx_of_states, seq_idx], -1)
         return _packed(x, weight, bias, seq_idx, None, None, activation)[..., idx_of_states.shape[-1] :, :]
     wide, taps, axis = accumulated(x.dtype), weight.shape[0], x.ndim - 2
-    z = None
-    for i in range(taps):
+
+    def term(i):
         back = taps - 1 - i
         read = jnp.where(_same(seq_idx, back)[..., None], _delayed(x, back, axis), jnp.zeros((), x.dtype))
-        term = read.astype(wide) * _along(weight[i].astype(wide), x)
-        z = term if z is None else z + term
+        return read.astype(wide) * _along(weight[i].astype(wide), x)
+
+    z = functools.reduce(jnp.add, map(term, range(taps)))
     z = z if bias is None else z + _along(bias.astype(wide), x)
     return _activation.apply(activation, z).astype(x.dtype)
 
@@ -158,7 +159,7 @@ def _last(state: jax.Array | None, x: jax.Array, steps: int) -> jax.Array:
     return jnp.concatenate([before, x], -2)
 
 
-def update(name: str, arrays: Mapping[str, Any], activation):
+def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
     """`arrays`: x, conv_state and weight, and bias, cache_seqlens and conv_state_indices if they are given."""
     fuse.refuse(name, arrays)
     arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}

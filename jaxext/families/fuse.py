@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -135,7 +135,7 @@ def _ragged(operation: Operation, name, activation, x, w, sizes, *added, precisi
     )
 
 
-def promoted(operands: Mapping[str, jax.Array], slots: str) -> dict[str, jax.Array]:
+def promoted(operands: Mapping[str, jax.Array], slots: Iterable[str]) -> dict[str, jax.Array]:
     """These operands with the dtype that jnp gives to both."""
     dtype = jnp.result_type(*(operands[slot] for slot in slots))
     return {slot: operands[slot].astype(dtype) for slot in slots}

@@ -55,7 +55,7 @@ def near(got, want, *, dtype=jnp.float32, units=8):
 @pytest.mark.parametrize(("bias", "state", "activation"), [(True, True, "silu"), (False, True, None), (True, False, "silu")], ids=str)
 def test_values_and_final_states(taps, steps, dtype, bias, state, activation):
     x, weight, b, before = some(dtype, taps, steps)
-    given = dict(bias=b if bias else None, initial_states=before if state else None)
+    given: Any = dict(bias=b if bias else None, initial_states=before if state else None)
     y, last = jaxext.causal_conv1d(x, weight, **given, return_final_states=True, activation=activation)
     near(y, true(x, weight, given["bias"], None, given["initial_states"], activation), dtype=dtype, units=2 * taps)
     inputs = np.concatenate([before if state else np.zeros_like(before), x], -2)

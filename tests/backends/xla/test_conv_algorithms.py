@@ -252,7 +252,8 @@ def test_lines_that_do_not_fit():
         (labels(G=16, K=2), LINES["same"]),
         (labels(G=16), window((40,), (3,), input_dilation=(2,))),
     ):
-        assert not conv_line.fits(*(jnp.zeros(shapes_of(sizes, of)[slot]) for slot in "xy"), of)
+        x, y = (jnp.zeros(shapes_of(sizes, of)[slot]) for slot in "xy")
+        assert not conv_line.fits(x, y, of)
 
 
 def test_transposed_convolutions_of_64_bits_are_phases():
