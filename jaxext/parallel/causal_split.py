@@ -60,7 +60,8 @@ def causal_conv1d(
     def of_part(**states):
         return causal.convolution(name, arrays | states, activation, return_final_states=False, implementation=implementation)
 
-    jax.eval_shape(lambda: of_part(**({} if initial_states is None else {"initial_states": initial_states})))  # refuses what it refuses
+    # Traced for what it refuses, before shapes are relied on.
+    jax.eval_shape(lambda: of_part(**({} if initial_states is None else {"initial_states": initial_states})))
     steps, part = jnp.shape(weight)[0] - 1, jnp.asarray(x)
     if part.shape[-2] < steps:
         raise ValueError(

@@ -6,6 +6,7 @@ import autodiff
 import jax
 import jax.numpy as jnp
 import linear_layer
+import mamba
 import numpy as np
 import pmap_mlp
 import pytest
@@ -18,7 +19,7 @@ import jaxext
 
 @pytest.fixture(autouse=True)
 def as_users_run_it():
-    with jax.enable_x64(False):
+    with jax.enable_x64(False), jax.numpy_rank_promotion("allow"):
         yield
 
 
@@ -147,3 +148,25 @@ def test_arguments_that_are_refused(example, args, message, capsys):
 def test_the_named_implementation_is_asked(example):
     with pytest.raises(NotImplementedError, match="implementation 'triton' does not support this call: platform is 'cpu'"):
         example.main(["--implementation", "triton"])
+
+
+def test_mamba(capsys, tmp_path):
+    out = said(capsys, mamba, "--epochs", "8", "--plot", str(tmp_path / "plot.png"))
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", out)]
+    assert len(losses) == 8 and losses[0] > 1.5 and losses[-1] < 0.2
+    assert "Step by step the same scores: True" in out and (tmp_path / "plot.png").stat().st_size > 10_000
+    _, (sequences, _) = mamba.load()
+    rows = jaxext.explain(jax.grad(mamba.mean_loss), mamba.init(), sequences[:4], np.zeros(4, np.int32)).rows
+    assert {"conv1d_bias_act", "conv1d_wgrad"} <= {row.op for row in rows}
+
+
+def test_mamba_notices_a_step_that_is_not_the_sequence_s(capsys, tmp_path, monkeypatch):
+    whole = jaxext.causal_conv1d_update
+
+    def forgetful(x, state, *args, **keywords):
+        y, _ = whole(x, state, *args, **keywords)
+        return y, jnp.zeros_like(state)
+
+    monkeypatch.setattr(jaxext, "causal_conv1d_update", forgetful)
+    assert mamba.main(["--epochs", "1", "--plot", str(tmp_path / "plot.png")]) == 1
+    assert "Step by step the same scores: False" in capsys.readouterr().out
