@@ -46,8 +46,8 @@ def test_a_layer_with_epilogues_is_two_launches():
     args = X, gates, down, bias, scale, SIZES
     total = lambda *args: layer(*args).astype(jnp.float32).sum()
     with jaxext.use_table(None):
-        program = jaxext.lower_for(layer, *args, arch="sm_90a")
-        step = jaxext.lower_for(jax.grad(total, (0, 1, 2)), *args, arch="sm_90a")
+        program = jaxext.lower_for(layer, *args, arch="sm_80")  # where there are no CUDA kernels for the gradients
+        step = jaxext.lower_for(jax.grad(total, (0, 1, 2)), *args, arch="sm_80")
     assert kernels(program) == {"ragged_gated_linear_unit": 1, "ragged_linear": 1}
     results = [[result.type.shape for result in op.results] for op, _ in calls(program)]
     assert results == [[[1, 1, 1, 512, 264]], [[1, 1, 1, 512, 136]]]
