@@ -63,8 +63,9 @@ class XlaRagged(Implementation):
         if call.open != "w" and call.sizes["K" if call.open == "y" else "N"] == 1:
             return (Ways("gathered"),)
         if call.platform == "cpu":
-            # Smaller blocks multiply more slowly, and larger ones have more rows that do not count.
-            rows = min(max(_power_of_two(call.sizes["M"] / call.sizes["G"]) // 2, 4), 32, call.sizes["M"])
+            # Smaller blocks multiply more slowly, and larger ones have more rows that do not count: in a sum those cost less.
+            of_group = _power_of_two(call.sizes["M"] / call.sizes["G"])
+            rows = min(max(of_group, 8) if call.open == "w" else max(of_group // 2, 4), 32, call.sizes["M"])
             more = 256 if call.open == "w" and call.sizes["M"] >= 256 else 128  # a sum is read and written for each block
             blocks = Ways("groups", rows, more if call.sizes["M"] >= more else 0)
         else:
@@ -98,7 +99,8 @@ def _small(call: Call) -> bool:
     """Whether the dense way is as fast: there is one group, a block would be all rows, or the loop takes longer than what it computes."""
     groups, rows, columns, summed = (call.sizes[label] for label in "GMNK")
     if call.open == "w":
-        return groups == 1 or rows <= 16 and min(columns, summed) > 1  # the dense way writes no filter twice
+        few = 64 if call.dtype.itemsize == 2 else 32
+        return groups == 1 or rows <= few and min(columns, summed) > 1  # the dense way writes no filter twice
     return groups == 1 or groups * rows * columns * summed * call.sizes["B"] * call.sizes["P"] * call.sizes["R"] <= 1 << 17
 
 
@@ -275,12 +277,13 @@ def _sum_by_group(call: Call, flat, config: Ways) -> jax.Array:
         w, total = both
         at, begin, end = group(i)
         into = at["B"] * call.sizes["G"] + at["G"]
+        middle = begin + (end - begin) % more if more else end  # from here on it is filled
 
         def filled(v, total):
-            return total + _total(call, [_block(of, at, begin + v * more, more) for of in (x, y)], wide)
+            return total + _total(call, [_block(of, at, middle + v * more, more) for of in (x, y)], wide)
 
         def rest(v, total=None):
-            start, kept = _clamped(begin + v * rows, end, rows, x.shape[3])
+            start, kept = _clamped(begin + v * rows, middle, rows, x.shape[3])
             new = _total(call, [_selected(kept, _block(of, at, start, rows)) for of in (x, y)], wide)
             return new if total is None else total + new
 
@@ -290,10 +293,10 @@ def _sum_by_group(call: Call, flat, config: Ways) -> jax.Array:
             total = rest(0, jnp.where(same, total, 0))
         else:
             total = rest(0)
-        begin = jnp.minimum(begin + rows, end)
+        begin = jnp.minimum(begin + rows, middle)
+        total = _loop((middle - begin + (rows - 1)) // rows, rest, total, x)
         if more:
-            total, begin = _loop((end - begin) // more, filled, total, x), begin + (end - begin) // more * more
-        total = _loop((end - begin + (rows - 1)) // rows, rest, total, x)
+            total = _loop((end - middle) // more, filled, total, x)
         return lax.dynamic_update_index_in_dim(w, total.astype(call.dtype), into, 0), total
 
     shape = x.shape[4], y.shape[4]
