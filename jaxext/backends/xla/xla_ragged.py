@@ -98,10 +98,15 @@ def _power_of_two(size: float) -> int:
 def _small(call: Call) -> bool:
     """Whether the dense way is as fast: there is one group, a block would be all rows, or the loop takes longer than what it computes."""
     groups, rows, columns, summed = (call.sizes[label] for label in "GMNK")
+    halves = call.dtype.itemsize == 2  # of which a loop converts each slice to float32
     if call.open == "w":
-        few = 64 if call.dtype.itemsize == 2 else 32
-        return groups == 1 or rows <= few and min(columns, summed) > 1  # the dense way writes no filter twice
-    return groups == 1 or groups * rows * columns * summed * call.sizes["B"] * call.sizes["P"] * call.sizes["R"] <= 1 << 17
+        return groups == 1 or rows <= (64 if halves else 32) and min(columns, summed) > 1  # the dense way writes no filter twice
+    return (
+        groups == 1
+        or halves
+        and max(rows, groups) <= 16
+        or groups * rows * columns * summed * call.sizes["B"] * call.sizes["P"] * call.sizes["R"] <= 1 << 17
+    )
 
 
 # --- blocks
