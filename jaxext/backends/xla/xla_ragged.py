@@ -101,12 +101,8 @@ def _small(call: Call) -> bool:
     halves = call.dtype.itemsize == 2  # of which a loop converts each slice to float32
     if call.open == "w":
         return groups == 1 or rows <= (64 if halves else 32) and min(columns, summed) > 1  # the dense way writes no filter twice
-    return (
-        groups == 1
-        or halves
-        and max(rows, groups) <= 16
-        or groups * rows * columns * summed * call.sizes["B"] * call.sizes["P"] * call.sizes["R"] <= 1 << 17
-    )
+    products = math.prod(call.sizes[label] for label in "BPRMGNK")
+    return groups == 1 or products <= 1 << 17 or halves and max(rows, groups) <= 16
 
 
 # --- blocks
