@@ -203,6 +203,36 @@ def activate(z, PROBLEM: tl.constexpr):
 
 
 @triton.jit
+def derivative(z, PROBLEM: tl.constexpr):
+    """Of the activation; at its kinks, what jax.nn has."""
+    NAME: tl.constexpr = PROBLEM.epilogue.activation
+    if NAME == "relu":
+        return tl.where(z > 0, 1.0, 0.0 * z)
+    elif NAME == "relu6":
+        return tl.where((z > 0) & (z < 6), 1.0, tl.where((z == 0) | (z == 6), 0.5, 0.0))
+    elif NAME == "squared_relu":
+        return 2 * _relu(z)
+    elif NAME == "leaky_relu":
+        return tl.where(z < 0, 0.01, 1.0)
+    elif NAME == "sigmoid":
+        return _sigmoid(z, tl.abs(z)) * _sigmoid(-z, tl.abs(z))
+    elif NAME == "silu":
+        s = _sigmoid(z, tl.abs(z))
+        return tl.fma(s, z * _sigmoid(-z, tl.abs(z)), s)
+    elif NAME == "gelu_tanh":
+        a, zz = tl.abs(z), z * z
+        twice = a * (1.5957691216057308 + 0.07135481627260025 * zz)
+        s = _sigmoid(z, twice)
+        return tl.fma(s, z * _sigmoid(-z, twice) * (1.5957691216057308 + 0.21406444881780075 * zz), s)
+    elif NAME == "gelu":
+        return _normal(z) + 0.3989422804014327 * z * _exp(-0.5 * _least(z * z, 300.0), 0.0)
+    elif NAME == "tanh":
+        return 4 * _sigmoid(2 * z, 2 * tl.abs(z)) * _sigmoid(-2 * z, 2 * tl.abs(z))
+    else:
+        return tl.full(z.shape, 1.0, tl.float32)
+
+
+@triton.jit
 def _relu(z):
     return tl.where(z < 0, 0.0, z)  # NaN stays NaN
 

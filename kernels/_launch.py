@@ -31,7 +31,7 @@ BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8e4nv": 8, "fp8e5": 8, "i32": 32,
 class Launch:
     """One launch: `kernel[grid](*operands, *results, **constants)`.
 
-    With `splits` > 1 the result has a further axis in front: that many partial results, float32 (int32 for integers), which add up to it.
+    With `splits` > 1 a result has a further axis in front: that many partial results, float32 (int32 for integers), which add up to it.
     The kernel goes by the name `name`, that of the primitive, in profiles.
     """
 
@@ -44,6 +44,7 @@ class Launch:
     num_stages: int
     splits: int = 1
     results: int = 1  # 2: y, and the z of an epilogue that saves it
+    whole: tuple[int, ...] = ()  # the results, by number, that have no partial results for all that
 
 
 def kernel_name(specialization) -> str:

@@ -21,6 +21,7 @@ from jax import lax
 from jaxext.forms.call import EXPORTED, Call, Splitter, symbolic_size
 from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
 from jaxext.forms.operation import composed
+from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
@@ -200,6 +201,40 @@ def conv_problem(call: Call, arch: int) -> ConvProblem | str:
     )
 
 
+def causal_problem(call: Call, arch: int) -> CausalProblem | str:
+    """A call of `causal_conv1d`, or of its backward, as a problem, or the reason why it is not one."""
+    for name in ("seq_idx", "idx_of_states"):
+        if name in call.dtypes and call.dtypes[name] != np.int32:
+            return f"{name} is {call.dtypes[name].name}, want int32"
+    dtypes = {}
+    for name in ("x", "weight", "bias", "initial_states"):
+        if name in call.dtypes:
+            if call.dtypes[name].name not in DTYPES:
+                return f"{name} is {call.dtypes[name].name}, want one of {sorted(DTYPES)}"
+            dtypes[name] = DTYPES[call.dtypes[name].name]
+    activation = dict(call.static.items)["activation"]
+    if reason := _not_fused(activation):
+        return reason
+    return CausalProblem(
+        name=call.op,
+        role="backward" if call.op.endswith("_backward") else "forward",
+        **{label: call.sizes[label] for label in "BTCJ"},
+        dtypes=(dtypes["x"], dtypes["weight"], dtypes["x"]),
+        epilogue=Epilogue(activation=activation, bias=dtypes.get("bias")),
+        state=dtypes.get("initial_states"),
+        idx="seq_idx" in call.dtypes,
+        idx_of_states="idx_of_states" in call.dtypes,
+        arch=arch,
+    )
+
+
+def _not_fused(activation: Any) -> str | None:
+    """Why no kernel fuses an activation, or None."""
+    if activation is None or isinstance(activation, str):
+        return None
+    return f"activation is {getattr(activation, '__name__', activation)!r}, want one of {list(ACTIVATIONS)}, which kernels fuse"
+
+
 def _common(call: Call, arch: int) -> dict[str, Any] | str:
     """The part of a problem that is the same for all kernels."""
     dtypes = []
@@ -223,8 +258,8 @@ def _epilogue(call: Call) -> Epilogue | None | str:
     if call.operation is None:
         return None
     activation = call.static.activation
-    if activation is not None and not isinstance(activation, str):
-        return f"activation is {getattr(activation, '__name__', activation)!r}, want one of {list(ACTIVATIONS)}, which kernels fuse"
+    if reason := _not_fused(activation):
+        return reason
     added = {}
     for slot in ("bias", "residual", "scale"):
         if slot in call.dtypes:

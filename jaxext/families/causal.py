@@ -9,6 +9,7 @@ each other, each tap reads what belongs to the same sequence as its result: a su
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -17,12 +18,27 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext.backends.triton.triton_binding import TritonCausal
 from jaxext.families import activation as _activation
 from jaxext.families import fuse
 from jaxext.families.dispatch import compiled
-from jaxext.families.epilogues import CONV_BIAS_ACT, accumulated
+from jaxext.families.epilogues import accumulated
+from jaxext.forms.by_reference import Declaration, Keywords, Reference
+from jaxext.forms.family import Family, declare
+from jaxext.forms.operation import composed
 
 LAYOUT = ("NWC", "WIO", "NWC")
+
+# Of the operands, in their order.  B: the sequences, J: the taps, S: the steps of a state.
+LABELS = {
+    "x": ("B", "T", "C"),
+    "weight": ("J", "C"),
+    "bias": ("C",),
+    "initial_states": ("B", "S", "C"),
+    "seq_idx": ("B", "T"),
+    "idx_of_states": ("B", "S"),
+}
+NUMBERS = ("seq_idx", "idx_of_states")
 
 
 def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_final_states: bool, implementation: str | None):
@@ -44,7 +60,7 @@ def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_fina
         fuse.refuse_shape(name, "initial_states", arrays["initial_states"], state, "the inputs before the first step")
     activation = _named(name, activation)
     key = (tuple(arrays), activation, return_final_states)
-    return compiled(_convolution, key, CONV_BIAS_ACT, implementation, tuple(arrays.values()), {}, name=name)
+    return compiled(_convolution, key, FAMILY, implementation, tuple(arrays.values()), {}, name=name)
 
 
 def _refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wanted: str) -> None:
@@ -66,33 +82,82 @@ def _named(name: str, activation):
 
 def _convolution(names, activation, return_final_states, *arrays, implementation):
     given = dict(zip(names, arrays, strict=True))
+    x, taps = given["x"], given["weight"].shape[0]
+    operands = {name: given[name] for name in LABELS if name in given}
+    operation = _declaration(tuple(operands)).operation
+    rank = {"B": x.ndim - 2}
+    (y,) = operation.bind(
+        operands,
+        wanted=(operation.open,),
+        ranks=tuple(rank.get(label, 1) for label in operation.free),
+        window=None,
+        dtypes=(x.dtype,),
+        precision=None,
+        static=Keywords((("activation", activation), ("implementation", implementation))),
+        implementation=implementation,
+        out_sharding=None,
+    ).values()
+    return (y, _last(given.get("initial_states"), x, taps - 1)) if return_final_states else y
+
+
+@functools.cache
+def _declaration(names: tuple[str, ...]) -> Declaration:
+    """Of the operation with these operands."""
+    inputs = {name: LABELS[name] for name in names}
+    declared = Declaration(
+        name=FAMILY.name,
+        reference=functools.partial(_composed, names),
+        inputs=inputs,
+        results={"y": LABELS["x"]},
+        whole=("J", "T", "S") if any("S" in of for of in inputs.values()) else ("J", "T"),
+        constant=tuple(name for name in NUMBERS if name in names),
+    )
+    _ = declared.backward  # for which there are kernels
+    return declared
+
+
+def _composed(names, *arrays, activation, implementation) -> tuple[jax.Array]:
+    """The definition: by convolutions with an epilogue, and by jnp where sequences are packed."""
+    given = dict(zip(names, arrays, strict=True))
     x, weight = fuse.promoted(given, ("x", "weight")).values()
     bias, state, dtype = given.get("bias"), given.get("initial_states"), given["x"].dtype
     if "seq_idx" in given:
-        if implementation not in (None, "xla"):
-            raise NotImplementedError(f"causal_conv1d: implementation {implementation!r} does not support seq_idx, want 'xla' or None")
-        return _packed(x, weight, bias, given["seq_idx"], given.get("idx_of_states"), state, activation).astype(dtype)
+        return (_packed(x, weight, bias, given["seq_idx"], given.get("idx_of_states"), state, activation).astype(dtype),)
     taps, steps = weight.shape[0], x.shape[-2]
 
     def convolved(x, low):
-        return _by_kernel(x, weight, bias, activation, low, implementation)
+        return _convolved(x, weight, bias, activation, low, implementation)
 
     y = convolved(x, taps - 1)
     if state is not None and taps > 1 and steps:
         head = convolved(jnp.concatenate([state.astype(x.dtype), x[..., : taps - 1, :]], -2), 0)
         y = lax.dynamic_update_slice(y, head, (0,) * y.ndim)
-    y = y.astype(dtype)
-    if not return_final_states:
-        return y
-    return y, _last(given.get("initial_states"), given["x"], taps - 1)
+    return (y.astype(dtype),)
 
 
-def _by_kernel(x, weight, bias, activation, low, implementation):
+class _ByCuda(Reference):
+    """The definition, by CUDA's kernels of convolutions."""
+
+    name = "cuda"
+
+    def supports(self, call):
+        return "its kernels have no boundaries of sequences" if "seq_idx" in call.labels else None
+
+    def gains(self, call):
+        return "it takes several kernels"
+
+    def run(self, call, config, operands):
+        return composed(dataclasses.replace(call, params={**call.params, "implementation": None}), operands, self.name)
+
+
+FAMILY, _ = (
+    declare(Family(name, twin=None, names=name), TritonCausal(), _ByCuda(), Reference())
+    for name in ("causal_conv1d", "causal_conv1d_backward")
+)
+
+
+def _convolved(x, weight, bias, activation, low, implementation):
     """The results that a state has not changed: as many as there are inputs, or k - 1 fewer without a `low` padding."""
-    if x.ndim == 2:
-        return _by_kernel(x[None], weight, bias, activation, low, implementation)[0]
-    if x.ndim > 3:
-        return jax.vmap(lambda x: _by_kernel(x, weight, bias, activation, low, implementation))(x)
     arrays = {"lhs": x, "rhs": weight[:, None]} | ({} if bias is None else {"bias": bias})
     return fuse.conv_bias_act(
         arrays,
@@ -181,7 +246,7 @@ def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
             if not jnp.issubdtype(arrays[argument].dtype, jnp.integer):
                 raise TypeError(f"{name}: {argument} is {arrays[argument].dtype}, want integers")
     key = (tuple(arrays), _named(name, activation))
-    return compiled(_update, key, CONV_BIAS_ACT, None, tuple(arrays.values()), {}, name=name)
+    return compiled(_update, key, FAMILY, None, tuple(arrays.values()), {}, name=name)
 
 
 def _update(names, activation, *arrays, implementation):

@@ -18,7 +18,7 @@ from jax.interpreters import ad
 
 from jaxext.forms import partition
 from jaxext.forms.call import Call
-from jaxext.forms.family import Family, declare
+from jaxext.forms.family import Family, declare, families
 from jaxext.forms.implementation import Algorithm, Implementation
 from jaxext.forms.operation import Operation, composed, sharded_as
 
@@ -142,7 +142,7 @@ class Declaration:
                 raise NotImplementedError(f"{name}: implementation {implementation!r} does not support this call: {reason}")
             return function(operands, ranks, static)
 
-        family = declare(Family(name, twin=None, names=name), reference)
+        family = families.get(name) or declare(Family(name, twin=None, names=name), reference)
         return Operation(
             name=name,
             inputs=inputs,

@@ -38,24 +38,30 @@ def run(launch: Launch, operands: Mapping[str, np.ndarray], shape: tuple[int, ..
     return result
 
 
-def run_all(launch: Launch, operands: Mapping[str, np.ndarray], shapes: Sequence[tuple[int, ...]], dtype_name: str) -> list[np.ndarray]:
-    """All results of a launch, which have these shapes."""
-    dtype = DTYPES[dtype_name]
+def run_all(
+    launch: Launch, operands: Mapping[str, np.ndarray], shapes: Sequence[tuple[int, ...]], dtype_names: str | Sequence[str]
+) -> list[np.ndarray]:
+    """All results of a launch, which have these shapes, and one dtype or these."""
+    dtypes = [DTYPES[name] for name in ([dtype_names] * len(shapes) if isinstance(dtype_names, str) else dtype_names)]
     assert launch.results == len(shapes)
     inputs = {slot: _Guarded.operand(operands[slot]) for slot in dict.fromkeys(launch.operands)}
-    if launch.splits > 1:
-        partial = np.dtype(np.int32 if _is_integer(dtype) else np.float32)
-        results = [_Guarded.result((launch.splits, *shape), partial) for shape in shapes]
-    else:
-        results = [_Guarded.result(shape, dtype) for shape in shapes]
+    parts = [launch.splits > 1 and i not in launch.whole for i in range(len(shapes))]
+    results = [
+        _Guarded.result((launch.splits, *shape), np.dtype(np.int32 if _is_integer(dtype) else np.float32))
+        if partial
+        else _Guarded.result(shape, dtype)
+        for shape, dtype, partial in zip(shapes, dtypes, parts, strict=True)
+    ]
     if all(launch.grid):
         (_in_interpreter if interpreting() else _on_gpu)(launch, *(inputs[slot] for slot in launch.operands), *results)
     for what, guarded in (*inputs.items(), *(("the result", result) for result in results)):
         assert guarded.intact(), f"{launch.name}: written beside {what}"
     for slot, guarded in inputs.items():
         assert guarded.array.tobytes() == operands[slot].tobytes(), f"{launch.name}: operand {slot} was changed"
-    arrays = [result.array for result in results]
-    return [array.sum(axis=0, dtype=array.dtype).astype(dtype) for array in arrays] if launch.splits > 1 else arrays
+    return [
+        result.array.sum(axis=0, dtype=result.array.dtype).astype(dtype) if partial else result.array
+        for result, dtype, partial in zip(results, dtypes, parts, strict=True)
+    ]
 
 
 def _in_interpreter(launch: Launch, *arrays: _Guarded) -> None:

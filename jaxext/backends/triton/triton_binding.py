@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation, apart, conv_problem, matmul_problem
+from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation, apart, causal_problem, conv_problem, matmul_problem
 from jaxext.backends.preference import preference
 from jaxext.forms.call import Call, Splitter, no_kernel
 from jaxext.forms.implementation import Plan
@@ -127,6 +127,41 @@ class TritonConv(TritonKernels):
     def slower(self, call):
         row = preference(call)
         return None if row.kernel else row.reason
+
+
+class TritonCausal(TritonKernels):
+    """`causal_conv1d`, and its backward as one kernel, which computes all cotangents."""
+
+    def problem(self, call):
+        return causal_problem(call, call.arch or _INTERPRETED_CAPABILITY)
+
+    def kernels(self, problem):
+        from jaxext.kernels import causal
+
+        return causal
+
+    def slower(self, call):
+        return None  # others take several kernels
+
+    def launch(self, call, problem, config):
+        plain = super().launch(call, problem, config)
+        if problem.role == "forward":
+            return plain
+        of = {f"d_{name}": name for name in ("x", "weight", "bias", "initial_states") if name in call.dtypes}
+        added = () if plain.splits == 1 else ("d_weight", "d_bias")
+        results = []
+        for name, operand in of.items():
+            shape = tuple(call.sizes[label] for label in call.labels[operand])
+            partial = jax.ShapeDtypeStruct((plain.splits, *shape), jnp.float32)
+            results.append(partial if name in added else jax.ShapeDtypeStruct(shape, call.dtypes[operand]))
+
+        def cotangents(_, *operands):
+            arrays = dict(zip(of, plain.call(tuple(results), *operands), strict=True))
+            for name in arrays.keys() & added:
+                arrays[name] = jnp.sum(arrays[name], axis=0).astype(call.dtypes[of[name]])
+            return tuple(arrays[name] for name in call.results) if call.further else arrays[call.open]
+
+        return dataclasses.replace(plain, splits=1, call=cotangents)
 
 
 def _unavailable(call: Call) -> str | None:

@@ -1,0 +1,38 @@
+"""A causal convolution as its kernels see it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ._epilogue import Epilogue
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CausalProblem:
+    name: str
+    role: str  # "forward" or "backward"
+    B: int
+    T: int
+    C: int
+    J: int  # taps
+    dtypes: tuple[str, str, str]  # of x, w and y
+    epilogue: Epilogue  # its activation and its bias
+    state: str | None = None  # its dtype, [B,J-1,C]
+    idx: bool = False  # whether there are numbers of sequences, [B,T]
+    idx_of_states: bool = False  # and those of the state, [B,J-1]
+    arch: int
+
+    @property
+    def reads_z(self) -> bool:
+        """Whether z is computed: not for the derivative of the identity."""
+        return self.role == "forward" or self.epilogue.activation is not None
+
+    @property
+    def before(self) -> int:
+        """Inputs before a strip, which its results and cotangents read."""
+        return self.J - 1
+
+    @property
+    def after(self) -> int:
+        """Cotangents behind a strip, which its inputs' cotangents read."""
+        return self.J - 1 if self.role == "backward" else 0
