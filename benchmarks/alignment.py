@@ -16,6 +16,8 @@ RANGES = ("begin", "end", "visits")  # of ragged products: whole numbers, read o
 
 def dtypes_of(problem, launch) -> list[str]:
     """The dtypes of the kernel's pointers: of operands and results."""
+    if hasattr(problem, "J"):
+        return _of_causal(problem, launch)
     of_slot = dict.fromkeys(RANGES, "i32") | dict(zip(sorted(launch.operands[:2], key=SLOTS.index), problem.dtypes, strict=False))
     if problem.epilogue is not None:
         of_slot |= {slot: getattr(problem.epilogue, slot) for slot in ("bias", "residual", "scale")}
@@ -29,6 +31,8 @@ def aligned(problem, launch) -> bool:
 
     A depthwise filter's runs are its taps: they are few, and not counted.  Nor is what an epilogue reads, once.
     """
+    if hasattr(problem, "J"):
+        return _vector(launch) * BITS[problem.dtypes[0]] >= 128 and problem.C * BITS[problem.dtypes[0]] % 128 == 0
     if hasattr(problem, "M"):
         runs = _rows(problem)
     elif problem.C == 1 and problem.G > 1:
@@ -45,6 +49,8 @@ def widest(problem, launch) -> list[int]:
     Which load is of which operand cannot be told, so loads may have what one of them allows.
     """
     config = launch.constants["CONFIG"]
+    if hasattr(problem, "J"):
+        return [math.gcd(16, problem.C * BITS[dtype] // 8) for dtype in (problem.dtypes[0], problem.dtypes[2])]
     if hasattr(problem, "M"):
         rows = _rows(problem)
     elif launch.kernel.__name__.startswith("depthwise"):
@@ -64,3 +70,21 @@ def _rows(problem) -> dict[str, int]:
     """The elements of a row of each slot of a product of matrices, ragged or not."""
     slots = "xwy" if hasattr(problem, "G") else "abc"
     return dict(zip(slots, (problem.K, problem.N, problem.N), strict=True))
+
+
+def _of_causal(problem, launch) -> list[str]:
+    x, w, y = problem.dtypes
+    of_slot = {"x": x, "weight": w, "bias": problem.epilogue.bias, "initial_states": problem.state, "d_y": y}
+    of_slot |= {"seq_idx": "i32", "idx_of_states": "i32"}
+    results = [y] if problem.role == "forward" else [x, w, *filter(None, (problem.epilogue.bias, problem.state))]
+    partial = launch.splits > 1
+    return [
+        *(of_slot[slot] for slot in launch.operands),
+        *("fp32" if partial and i not in launch.whole else dtype for i, dtype in enumerate(results)),
+    ]
+
+
+def _vector(launch) -> int:
+    """The channels of a thread of a causal convolution: a narrower one is a choice."""
+    config = launch.constants["CONFIG"]
+    return config.tile_c * config.strips // (32 * launch.num_warps)

@@ -24,13 +24,15 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from unittest import mock
 
+from jaxext.kernels._causal import CausalProblem
+from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 
 from .alignment import aligned, dtypes_of, widest
 from .machine_code import access_bytes, instructions, tool
 from .problems import PRODUCTS
 
-KERNELS = ("matmul", "conv", "depthwise", "ragged")
+KERNELS = ("matmul", "conv", "depthwise", "ragged", "causal")
 ARCHS = (80, 90, 100)
 RESTING = 16  # bytes per thread that may rest in local memory while a loop runs: so the assembler fits one more program on a multiprocessor
 
@@ -43,6 +45,46 @@ MATH = {
 }
 _RESOURCES = re.compile(r"entry function '(\w+)'.* (\d+) bytes stack frame, (\d+) bytes spill stores.* Used (\d+) registers", re.DOTALL)
 _DOT = re.compile(r"tt\.dot (?:.*inputPrecision = (\w+))?.*?: tensor<(?:1x)?(\d+)x(\d+)x(\w+)> \* tensor<(?:1x)?(\d+)x(\d+)x(\w+)>")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Causal:
+    """A causal convolution with bias and SiLU, of `benchmarks.causal`, which has roles of its own."""
+
+    name: str
+    B: int
+    T: int
+    C: int
+    J: int = 4
+    state: bool = False
+    idx: bool = False
+    tags: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ("bf16", "fp32")
+    kernel: str = "causal"
+    products: tuple[str, ...] = ("forward", "backward")
+
+    def problem(self, role: str, numbers: str, arch: int) -> CausalProblem:
+        return CausalProblem(
+            name=f"causal_conv1d{'_backward' if role == 'backward' else ''}",
+            role=role,
+            **{label: getattr(self, label) for label in "BTCJ"},
+            dtypes=(numbers,) * 3,
+            epilogue=Epilogue(activation="silu", bias=numbers),
+            state=numbers if self.state else None,
+            idx=self.idx,
+            arch=arch,
+        )
+
+
+COMPILED = (
+    *PRODUCTS,
+    Causal(name="causal k=4, 8x2048x5376", B=8, T=2048, C=5376, tags=("sweep",)),
+    Causal(name="causal k=4, 1x16384x12288", B=1, T=16384, C=12288),
+    Causal(name="causal k=4 with a state", B=8, T=2048, C=5376, state=True),
+    Causal(name="causal k=4, packed", B=1, T=16384, C=5376, idx=True),
+    Causal(name="causal k=2, 4x1024x2048", B=4, T=1024, C=2048, J=2),
+    Causal(name="causal k=8, 4x1024x2048", B=4, T=1024, C=2048, J=8),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +101,7 @@ class Program:
 
 def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (), others: str = "picks") -> Iterator[Program]:
     """What is to be compiled; problems that the kernel refuses are left out."""
-    for case in PRODUCTS:
+    for case in COMPILED:
         if kernel not in ("", case.kernel) or substring not in case.name:
             continue
         module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
@@ -248,7 +290,7 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     "tensor memory over the limit": lambda row: row["tensor_memory"] > TENSOR_MEMORY,
     "not named after its primitive": lambda row: row["function"] != row["name"],
     "not on the tensor cores that it could use": misses_tensor_cores,
-    "no products of tiles": lambda row: row["kernel"] != "depthwise" and not row["dots"],
+    "no products of tiles": lambda row: row["kernel"] not in ("depthwise", "causal") and not row["dots"],
     "narrow loads": loads_narrowly,
     "misaligned accesses": reaches_too_wide,
 }
@@ -261,12 +303,12 @@ def offences(row: dict) -> list[str]:
 
 
 COLUMNS = {"registers": 10, "local": 6, "spills": 7, "shared": 7, "tensor_memory": 14, "wgmma": 6, "tcgen05": 8, "mma": 4, "fma": 5}
-NAME = max(len(case.name) for case in PRODUCTS) + 1
-HEADER = f"{'':{NAME + 26}}{'sm':>4}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()) + "  loads"
+NAME = max(len(case.name) for case in COMPILED) + 1
+HEADER = f"{'':{NAME + 29}}{'sm':>4}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()) + "  loads"
 
 
 def line(row: dict) -> str:
-    where = f"{row['kernel']:10}{row['role']:6}{row['problem']:{NAME}}{row['numbers']:10}{row['arch']:>4}"
+    where = f"{row['kernel']:10}{row['role']:9}{row['problem']:{NAME}}{row['numbers']:10}{row['arch']:>4}"
     config = f"  {'*' if row['picked'] else ' '} {row['config']}"
     if "error" in row:
         return f"{where}  {row['error']}{config}"

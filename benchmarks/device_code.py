@@ -10,7 +10,10 @@ import pathlib
 
 import jaxext.kernels as kernels
 
-FILES = ("_epilogue.py", "_fused.py", "_gemm.py", "_geometry.py", "_products.py", "conv.py", "depthwise.py", "matmul.py")
+FILES = (
+    *("_causal.py", "_epilogue.py", "_fused.py", "_gemm.py", "_geometry.py", "_products.py", "_ragged.py"),
+    *("causal.py", "conv.py", "depthwise.py", "matmul.py", "ragged.py"),
+)
 
 
 def digest() -> str:

@@ -30,7 +30,7 @@ Problem = CausalProblem
 
 DTYPES = ("fp32", "bf16", "fp16")
 MOST_TAPS = {"forward": 31, "backward": 8}  # of more, the derivative does not fit the registers, and takes minutes to compile
-VECTOR_BITS = (128, 64, 32, 16)  # of a thread's channels
+VECTOR_BITS = (128, 64, 32)  # of a thread's channels
 STRIPS = (16, 8, 4, 2)
 NUM_WARPS = 4
 REGISTERS = 168  # of a thread, by the count of `registers`: three programs then fit a multiprocessor

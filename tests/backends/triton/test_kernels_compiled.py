@@ -33,7 +33,7 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 ROOT = pathlib.Path(__file__).parents[3]
-SMALL = ("4096 cubed,", "resnet50 3x3, 32x56", "mamba k=4, ", "gpt-oss experts up, 32")  # one problem of each kernel
+SMALL = ("4096 cubed,", "resnet50 3x3, 32x56", "mamba k=4, ", "gpt-oss experts up, 32", "causal k=4, 8x")  # one problem of each kernel
 
 
 TABLES = sorted((ROOT / "benchmarks" / "results").glob("kernels_triton_*.json"))
@@ -106,7 +106,7 @@ def test_every_kernel_is_well_compiled(kernel, tmp_path):
     assert [compiled.line(row) for row in rows if compiled.offences(row)] == []
 
 
-@pytest.mark.parametrize("case", PRODUCTS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", compiled.COMPILED, ids=lambda case: case.name)
 def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
     module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
     for role in case.products:
@@ -167,8 +167,8 @@ def test_a_convolution_of_the_table_is_one_of_lax(case):
 
 
 def test_names_are_told_apart():
-    assert len({case.name for case in PRODUCTS}) == len(PRODUCTS)
-    assert {case.kernel for case in PRODUCTS} == set(compiled.KERNELS)
+    assert len({case.name for case in compiled.COMPILED}) == len(compiled.COMPILED)
+    assert {case.kernel for case in compiled.COMPILED} == set(compiled.KERNELS)
 
 
 PRODUCT = {"rows": 128, "columns": 256, "depth": 64, "dtype": "bf16", "precision": "tf32"}
