@@ -104,8 +104,9 @@ def strips(problem: Problem, config: Config) -> int:
 
 
 def registers(problem: Problem, config: Config) -> int:
-    """About what a thread needs: taps, sums and cotangents in float32, inputs as they were loaded, which steps are of one sequence, addresses.
+    """About what a thread needs.
 
+    Taps, sums and cotangents are in float32, inputs as they were loaded; beside them is which steps are of one sequence, and addresses.
     The derivative needs a third more, for what is under way.
     """
     vector = cdiv(config.strips * config.tile_c, 32 * config.num_warps)

@@ -2,9 +2,12 @@
 
     z[t, c] = Σ_i w[i, c] x[t - (k - 1) + i, c] + bias[c]        y = activation(z)
 
-The k - 1 inputs before the first are the *state*.  A sequence without one is a convolution with an epilogue (`fuse`), in one kernel.  A
-state changes the first k - 1 results alone, which are such a convolution of the state and the first inputs.  Where sequences lie behind
-each other, each tap reads what belongs to the same sequence as its result: a sum of masked products, which XLA computes in one pass.
+The k - 1 inputs before the first are the *state*.  Where sequences lie behind each other, each tap reads what belongs to the same sequence
+as its result.  The operation is declared by a reference (`forms.by_reference`), and it and its backward have kernels.
+
+The reference composes it.  Without a state it is a convolution with an epilogue (`fuse`).  A state changes the first k - 1 results alone,
+which are such a convolution of the state and the first inputs.  Of packed sequences it is a sum of masked products, which XLA computes in one
+pass.
 """
 
 from __future__ import annotations
@@ -83,6 +86,7 @@ def _named(name: str, activation):
 def _convolution(names, activation, return_final_states, *arrays, implementation):
     given = dict(zip(names, arrays, strict=True))
     x, taps = given["x"], given["weight"].shape[0]
+    fuse.promoted(given, ("x", "weight"))  # raises where the user wants no promotion
     operands = {name: given[name] for name in LABELS if name in given}
     operation = _declaration(tuple(operands)).operation
     rank = {"B": x.ndim - 2}
@@ -119,7 +123,8 @@ def _declaration(names: tuple[str, ...]) -> Declaration:
 def _composed(names, *arrays, activation, implementation) -> tuple[jax.Array]:
     """The definition: by convolutions with an epilogue, and by jnp where sequences are packed."""
     given = dict(zip(names, arrays, strict=True))
-    x, weight = fuse.promoted(given, ("x", "weight")).values()
+    with jax.numpy_dtype_promotion("standard"):  # whether they may be promoted was asked by the call
+        x, weight = fuse.promoted(given, ("x", "weight")).values()
     bias, state, dtype = given.get("bias"), given.get("initial_states"), given["x"].dtype
     if "seq_idx" in given:
         return (_packed(x, weight, bias, given["seq_idx"], given.get("idx_of_states"), state, activation).astype(dtype),)

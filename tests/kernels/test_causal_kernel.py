@@ -83,14 +83,16 @@ def true(problem, operands) -> list[np.ndarray]:
     return [*results, dx[:, :before]] if problem.state else results
 
 
+def near(problem, got, operands):
+    eps = float(harness.ml_dtypes.finfo(DTYPES[problem.dtypes[0]]).eps)
+    for one, want in zip(got, true(problem, operands), strict=True):
+        np.testing.assert_allclose(one.astype(np.float64), want, rtol=8 * eps, atol=16 * eps * np.abs(want).max(initial=1))
+
+
 def check(problem, config=CONFIG, operands=None):
     operands = operands or operands_of(problem)
-    launch = causal.launch(problem, config)
-    wanted = true(problem, operands)
-    got = harness.run_all(launch, operands, [of.shape for of in wanted], problem.dtypes[0])
-    eps = np.finfo(np.float32).eps if problem.dtypes[0] == "fp32" else float(harness.ml_dtypes.finfo(DTYPES[problem.dtypes[0]]).eps)
-    for one, want in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(one.astype(np.float64), want, rtol=8 * eps, atol=16 * eps * np.abs(want).max(initial=1))
+    shapes = [of.shape for of in true(problem, operands)]
+    near(problem, harness.run_all(causal.launch(problem, config), operands, shapes, problem.dtypes[0]), operands)
 
 
 def with_splits(problem, config=CONFIG):

@@ -10,17 +10,29 @@ import math
 from typing import Any
 
 import pytest
+import test_causal_kernel
 import test_conv
 import test_depthwise
 import test_matmul
 import test_ragged_kernel
 from interpreter import LATE, Fault, Module
 from opcodes import untested
-from triton_kernels import OLD, Call, FusedCall, FusedRaggedCall, RaggedCall, call, kernel_module, skip_without_compiler, with_fences
+from triton_kernels import (
+    OLD,
+    Call,
+    CausalCall,
+    FusedCall,
+    FusedRaggedCall,
+    RaggedCall,
+    call,
+    kernel_module,
+    skip_without_compiler,
+    with_fences,
+)
 
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
-from jaxext.kernels import ragged
+from jaxext.kernels import causal, ragged
 from jaxext.kernels._epilogue import Epilogue
 
 ARCHS = (80, 90)
@@ -212,3 +224,15 @@ def test_ragged_with_epilogue(arch, epilogue):
     problem = test_ragged_kernel.a_problem("nn", RANGES, rows=310, B=2, K=72, N=136, dtypes=("bf16",) * 3, precision="tf32", arch=arch)
     problem = dataclasses.replace(problem, epilogue=Epilogue(**epilogue))
     run(FusedRaggedCall("ragged", problem, ragged.pick(problem), ranges=RANGES))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, pytest.param(dict(state=True), marks=pytest.mark.slow), dict(idx=True, state=True, idx_of_states=True)], ids=str
+)
+@pytest.mark.parametrize("role", ["forward", "backward"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_causal(arch, role, given):
+    """Several tiles to a program of the derivative; channels that fill no tile."""
+    problem = dataclasses.replace(test_causal_kernel.a_problem(role, T=300, C=72, dtype="bf16", **given), arch=arch)
+    config = causal.pick(problem)
+    run(CausalCall("causal", problem, dataclasses.replace(config, splits=min(config.splits, 2))))

@@ -8,6 +8,7 @@ from typing import Any
 import epilogues
 import numpy as np
 import pytest
+import test_causal_kernel
 import test_conv
 import test_depthwise
 import test_epilogues
@@ -91,9 +92,13 @@ class Call:
     def execute_all(self, operands, late: bool, module: Module | None = None) -> list[np.ndarray]:
         """All results.  Each element is written once, the operands stay as they were."""
         module = module or self.module
-        partial, dtype = self.launch.splits > 1, DTYPES[self.problem.dtypes[2]]
-        made = np.dtype((np.int32 if dtype.kind == "i" else np.float32) if partial else dtype)
-        results = [Output(np.zeros((self.launch.splits, *shape) if partial else shape, made)) for shape in self.shapes]
+        dtype, splits = DTYPES[self.problem.dtypes[2]], self.launch.splits
+        parts = [splits > 1 and i not in self.launch.whole for i in range(len(self.shapes))]
+        made = np.dtype(np.int32 if dtype.kind == "i" else np.float32)
+        results = [
+            Output(np.zeros((splits, *shape), made) if partial else np.zeros(shape, dtype))
+            for shape, partial in zip(self.shapes, parts, strict=True)
+        ]
         inputs = {slot: Input(operands[slot]) for slot in self.launch.operands}
         arguments: list[Any] = [*(inputs[slot] for slot in self.launch.operands), *results]
         (name,) = module.kernels
@@ -102,7 +107,10 @@ class Call:
         module.run(name, self.launch.grid, block, [*arguments, *more], shared=self.compiled.metadata.shared, late=late)
         for result in results:
             assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
-        return [result.values.sum(axis=0, dtype=made).astype(dtype) if partial else result.values for result in results]
+        return [
+            result.values.sum(axis=0, dtype=made).astype(dtype) if partial else result.values
+            for result, partial in zip(results, parts, strict=True)
+        ]
 
     def check(self, got, operands, integers: bool) -> None:
         truth = DEFINITIONS[self.kernel][2]
@@ -185,6 +193,24 @@ class FusedRaggedCall(RaggedCall):
             for one, other, want, scale in zip(late, early, *test_ragged_kernel.fused(self.problem, operands, *self.ranges), strict=False):
                 np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
                 check(one, want, None if exact else self.product_error * scale)
+
+
+class CausalCall(Call):
+    """Of a causal convolution or its derivative."""
+
+    @property
+    def shapes(self):
+        return tuple(of.shape for of in test_causal_kernel.true(self.problem, self.operands(False)))
+
+    def operands(self, integers: bool):
+        return test_causal_kernel.operands_of(self.problem)
+
+    def execute_and_check(self, module: Module | None = None) -> None:
+        operands = self.operands(False)
+        late, early = (self.execute_all(operands, when, module) for when in (LATE, EARLY))
+        for one, other in zip(late, early, strict=True):
+            np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+        test_causal_kernel.near(self.problem, late, operands)
 
 
 def call(kernel: str, problem: Any) -> Call:

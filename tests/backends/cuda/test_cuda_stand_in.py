@@ -148,6 +148,22 @@ def test_epilogues_are_called_with_their_arrays(name, saves):
         assert f"{attribute} = {value} : i64" in lowered.as_text()
 
 
+def test_causal_convolutions_are_composed_of_its_kernels():
+    """With a state, a second one computes the first results; packed sequences are refused."""
+
+    def gradients(x, w, b, state):
+        run = lambda *args: jaxext.causal_conv1d(*args, initial_states=state, activation="silu", implementation="cuda")
+        return jax.grad(lambda *args: jnp.sum(run(*args).astype(jnp.float32) ** 2), (0, 1, 2))(x, w, b)
+
+    operands = struct(2, 40, 16), struct(4, 16), struct(16), struct(2, 3, 16)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        lowered = jax.jit(gradients).trace(*operands).lower(lowering_platforms=("cuda",))
+        packed = lambda x, w, idx: jaxext.causal_conv1d(x, w, seq_idx=idx)
+        (row,) = jaxext.explain(packed, *operands[:2], struct(2, 40, dtype=jnp.int32), platform="cuda").rows
+    assert {*calls(lowered)} == {f"jaxext_depthwise1d{role}_v1" for role in ("_bias_act", "_dgrad", "_wgrad")}
+    assert row.refused["cuda"] == "its kernels have no boundaries of sequences"
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
