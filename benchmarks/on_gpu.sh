@@ -4,7 +4,7 @@
 #     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench] [profile]       these six without arguments; installs first
 #     benchmarks/on_gpu.sh [smoke=90] [memcheck=120] [tune] [walls] ...                   four more; any part with the seconds it may take
 #
-# tests      pytest -m gpu: the whole path and the CUDA kernels (tests/test_gpu*.py, without the suite's), then the Triton kernels alone
+# tests      pytest -m gpu: the whole path and the CUDA kernels (tests/backends/test_gpu*.py, without the suite's), then the Triton kernels alone
 #            (tests/kernels), or the files in TESTS; of these, and of the suite's, those that fit pytest's -k ONLY
 # suite      the problems of the benchmarks, made smaller, by every implementation
 # examples   the programs in examples/, by what jaxext prefers and by each implementation that they offer, whose refusals are told; what
@@ -35,7 +35,9 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} within=${WITHIN:-1000000} step=${STEP:-25} trial=${TRIAL:-}
 site=$PWD/build/site
 # shellcheck disable=SC2206
-files=(${TESTS:-tests/backends/test_gpu.py tests/backends/test_gpu_cuda.py tests/kernels/test_*.py})
+paths=(tests/backends/test_gpu.py tests/backends/test_gpu_{cuda,fused,ragged,causal}.py tests/kernels/test_*.py)
+# shellcheck disable=SC2206
+files=(${TESTS:-${paths[@]}})
 report=() failed=() logs=() until=0 missing=""
 
 export PYTHONUNBUFFERED=1

@@ -6,8 +6,8 @@ The k - 1 inputs before the first are the *state*.  Where sequences lie behind e
 as its result.  The operation is declared by a reference (`forms.by_reference`), and it and its backward have kernels.
 
 The reference composes it.  Without a state it is a convolution with an epilogue (`fuse`).  A state changes the first k - 1 results alone,
-which are such a convolution of the state and the first inputs.  Of packed sequences it is a sum of masked products, which XLA computes in one
-pass.
+which are such a convolution of the state and the first inputs.  Of packed sequences it is a sum of masked products, which XLA computes in
+one pass.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
     operands = {name: given[name] for name in LABELS if name in given}
     operation = _declaration(tuple(operands)).operation
     rank = {"B": x.ndim - 2}
+    # The implementation is also the keyword of the reference, which forward mode takes.
     (y,) = operation.bind(
         operands,
         wanted=(operation.open,),
@@ -97,7 +98,7 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
         window=None,
         dtypes=(x.dtype,),
         precision=None,
-        static=Keywords((("activation", activation), ("implementation", implementation))),
+        static=Keywords((("activation", activation), *([("implementation", implementation)] if implementation else []))),
         implementation=implementation,
         out_sharding=None,
     ).values()
@@ -120,7 +121,7 @@ def _declaration(names: tuple[str, ...]) -> Declaration:
     return declared
 
 
-def _composed(names, *arrays, activation, implementation) -> tuple[jax.Array]:
+def _composed(names, *arrays, activation, implementation=None) -> tuple[jax.Array]:
     """The definition: by convolutions with an epilogue, and by jnp where sequences are packed."""
     given = dict(zip(names, arrays, strict=True))
     with jax.numpy_dtype_promotion("standard"):  # whether they may be promoted was asked by the call

@@ -1,6 +1,7 @@
 """Causal convolutions on a GPU, by each implementation, against float64; `xla` on CPUs too."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,12 +43,11 @@ def test_values_and_gradients(implementation, dtype, kind, taps):
     if kind == "packed":
         numbers = np.sort(np.random.default_rng(0).integers(1, 9, (N, T)), -1).astype(np.int32)
         state = jnp.zeros_like(state)
-    more = {"seq_idx": numbers} if kind == "packed" else {}
 
     @jax.jit
     def both(x, weight, bias, state, ct):
         def convolve(x, weight, bias, state):
-            given = more or {"initial_states": state}
+            given: Any = {"seq_idx": numbers} if kind == "packed" else {"initial_states": state}
             return jaxext.causal_conv1d(x, weight, bias, **given, activation="silu", implementation=implementation)
 
         y, pullback = jax.vjp(convolve, x, weight, bias, state)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -144,10 +145,18 @@ def script(name):
     return (SCRIPT.parent / name).read_text()
 
 
-@pytest.mark.parametrize("path", ["tests/backends/test_gpu.py", "tests/backends/test_gpu_cuda.py", "tests/backends/test_gpu_suite.py"])
+OF_GPUS = sorted(path for path in (SCRIPT.parents[1] / "tests/backends").glob("test_gpu*.py") if "pytest.mark.gpu" in path.read_text())
+
+
+def test_every_file_of_gpu_tests_is_run():
+    names = [path.stem.removeprefix("test_gpu") for path in OF_GPUS if path.stem not in ("test_gpu", "test_gpu_suite")]
+    (braces,) = re.findall(r"tests/backends/test_gpu_\{(.*?)\}", script("on_gpu.sh"))
+    assert {f"_{name}" for name in braces.split(",")} == {*names} and "tests/backends/test_gpu_suite.py" in script("on_gpu.sh")
+
+
+@pytest.mark.parametrize("path", OF_GPUS, ids=lambda path: path.stem)
 def test_a_file_of_gpu_tests_is_collected_by_itself(path):
     """A GPU runs it in a process of its own, and another file, collected before, may have given it what it imports."""
-    assert path in script("on_gpu.sh")
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu", path]
     done = subprocess.run(command, cwd=SCRIPT.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

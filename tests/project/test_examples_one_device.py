@@ -157,7 +157,7 @@ def test_mamba(capsys, tmp_path):
     assert "Step by step the same scores: True" in out and (tmp_path / "plot.png").stat().st_size > 10_000
     _, (sequences, _) = mamba.load()
     rows = jaxext.explain(jax.grad(mamba.mean_loss), mamba.init(), sequences[:4], np.zeros(4, np.int32)).rows
-    assert {"conv1d_bias_act", "conv1d_wgrad"} <= {row.op for row in rows}
+    assert {"causal_conv1d", "causal_conv1d_backward"} <= {row.op for row in rows}
 
 
 def test_mamba_notices_a_step_that_is_not_the_sequence_s(capsys, tmp_path, monkeypatch):
