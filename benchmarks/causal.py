@@ -1,15 +1,18 @@
-"""Causal convolutions on a CPU: jaxext's against lax's and against the best form in plain jnp, interleaved.
+"""Causal convolutions: jaxext's against lax's and against the best form in plain jnp, interleaved, with errors against float64.
 
     python -m jaxext.benchmarks.causal --json causal_cpu.json
 
 The plain form is a sum of padded inputs times weights, which XLA computes in one pass; of the two ways to write it (`sum_of_padded`,
-`padded_once`), and of lax's, each row shows all.  float32, with bias and SiLU; times are medians in ms.
+`padded_once`), and of lax's, each row shows all.  With bias and SiLU; times are medians in ms.  Errors are those of the norm.  On a CPU
+numbers are float32.  On a GPU they are bfloat16; each implementation has a column, and `copy` moves the bytes that must be moved.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import pathlib
 import statistics
 from collections.abc import Callable, Iterator
@@ -21,13 +24,15 @@ from jax import lax
 
 import jaxext
 from jaxext.tables.environment import report
-from jaxext.tuning.timing import Wall, compile
+from jaxext.tuning import timing
 
 SHAPES = (  # N, T, C, k
     *((4, 2048, 512, 4), (1, 4096, 256, 4), (8, 512, 256, 4), (2, 1024, 1024, 2), (2, 1024, 512, 3), (1, 128, 64, 4)),
     *((16, 64, 128, 4), (1, 8192, 128, 8), (4, 512, 768, 7), (1, 2048, 2048, 4), (32, 16, 256, 4), (2, 2048, 384, 31)),
 )
+ON_GPU = ((8, 2048, 5376, 4), (1, 16384, 12288, 4), (8, 2048, 5376, 2), (4, 2048, 4096, 8), (64, 16, 5376, 4), (4, 2048, 512, 4))
 STEP = (64, 512, 4)  # N, C, k
+TARGETS = {"forward": 0.9, "backward": 0.8}  # of the bandwidth of `copy`, for the first two shapes on a GPU
 
 
 def ours(x, w, b):
@@ -69,48 +74,76 @@ def step(x, state, w, b):
 FORMS = {"jaxext": ours, "lax": by_lax, "sum_of_padded": sum_of_padded, "padded_once": padded_once}
 
 
-def race(functions: dict[str, Callable], arguments, rounds: int) -> dict[str, float]:
-    samplers = {name: Wall().sampler(compile(function, arguments)) for name, function in functions.items()}
-    samples = {name: [] for name in samplers}
-    for _ in range(rounds):
-        for name, sample in samplers.items():
-            samples[name].append(sample())
-    return {name: statistics.median(took) for name, took in samples.items()}
+def on_gpu() -> dict[str, Callable]:
+    named = {name: functools.partial(jaxext.causal_conv1d, activation="silu", implementation=name) for name in ("triton", "cuda", "xla")}
+    return FORMS | named
+
+
+def race(functions: dict[str, Callable], arguments, clock, rounds: int, definition: Callable) -> dict:
+    """Times and errors by name, and why a function has none.  `copy` has no error: it computes something else."""
+    truth = timing.truth(lambda dtype, _: definition(*(x.astype(dtype) for x in arguments)))
+    samplers, errors, failed = {}, {}, {}
+    for name, function in functions.items():
+        try:
+            program = timing.compile(function, arguments)
+            if name != "copy":
+                errors[name] = timing.relative_error(program(), truth)[0]
+            samplers[name] = clock.sampler(program)
+        except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
+            failed[name] = str(error).splitlines()[0]
+    samples = timing.take(samplers, rounds, patience_s=600)
+    return {"ms": {name: statistics.median(took) for name, took in samples.items()}, "error": errors, "failed": failed}
 
 
 def rows(shapes, rounds: int) -> Iterator[dict]:
-    def some(*shape):
-        return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    gpu, (clock, _) = jax.default_backend() == "gpu", timing.timer()
+    dtype = jnp.bfloat16 if gpu else jnp.float32
 
-    for N, T, C, k in shapes:
-        arguments = some(N, T, C), some(k, C), some(C)
-        backward = {name: lambda x, w, b, ct, f=f: jax.vjp(f, x, w, b)[1](ct) for name, f in FORMS.items()}
-        yield {"row": "forward", "shape": [N, T, C, k], "ms": race(FORMS, arguments, rounds)}
-        yield {"row": "backward", "shape": [N, T, C, k], "ms": race(backward, (*arguments, some(N, T, C)), rounds)}
+    def some(*shape):
+        return jax.random.normal(jax.random.key(math.prod(shape)), shape, dtype)
+
+    def derivative(f):
+        return lambda x, w, b, ct: jax.vjp(f, x, w, b)[1](ct)
+
+    for n, (N, T, C, k) in enumerate(shapes):
+        target = {kind: {"target": share} if gpu and n < 2 else {} for kind, share in TARGETS.items()}
+        arguments, forms = (some(N, T, C), some(k, C), some(C)), on_gpu() if gpu else FORMS
+        backward = {name: derivative(f) for name, f in forms.items()}
+        if gpu:
+            forms, backward = forms | {"copy": lambda x, *_: -x}, backward | {"copy": lambda x, w, b, ct: x - ct}
+        yield {"row": "forward", "shape": [N, T, C, k]} | target["forward"] | race(forms, arguments, clock, rounds, sum_of_padded)
+        arguments += (some(N, T, C),)
+        yield (
+            {"row": "backward", "shape": [N, T, C, k]}
+            | target["backward"]
+            | race(backward, arguments, clock, rounds, derivative(sum_of_padded))
+        )
     N, C, k = STEP
     arguments = some(N, C), some(N, k - 1, C), some(k, C), some(C)
-    yield {"row": "step", "shape": [N, C, k], "ms": race({"jaxext": our_step, "jnp": step}, arguments, rounds)}
+    yield {"row": "step", "shape": [N, C, k]} | race({"jaxext": our_step, "jnp": step}, arguments, clock, rounds, step)
 
 
 def line(row: dict) -> str:
     ms = row["ms"]
     others = {name: took / ms["jaxext"] for name, took in ms.items() if name != "jaxext"}
     shape = "x".join(map(str, row["shape"]))
-    return f"{row['row']:9} {shape:16} {ms['jaxext']:8.3f} ms " + "".join(f" {name} {ratio:6.2f}" for name, ratio in others.items())
+    told = f"{row['row']:9} {shape:16} {ms['jaxext']:8.3f} ms  error {row['error']['jaxext']:.1e} "
+    told += "".join(f" {name} {ratio:6.2f}" for name, ratio in others.items())
+    return told + (f"  target copy {row['target']}" if "target" in row else "")
 
 
 def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
     parser.add_argument("--rounds", type=int, default=7, help="of each row (default: 7)")
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes (default: all)")
+    parser.add_argument("--shapes", type=int, help="how many of the shapes (default: all)")
     options = parser.parse_args(arguments)
     told = []
-    for row in rows(SHAPES[: options.shapes], options.rounds):
+    for row in rows((ON_GPU if jax.default_backend() == "gpu" else SHAPES)[: options.shapes], options.rounds):
         print(line(row), flush=True)
         told.append(row)
-    if options.json:
-        options.json.write_text(json.dumps({"environment": report(), "rows": told}, indent=1) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps({"environment": report(), "clock": timing.timer()[0].name, "rows": told}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import numpy as np
 from cases import random
 
 from jaxext.benchmarks import causal
+from jaxext.tuning import timing
 
 
 def test_all_forms_are_the_same_convolution():
@@ -26,4 +27,13 @@ def test_what_it_tells(tmp_path, monkeypatch, capsys):
     document = json.loads((tmp_path / "rows.json").read_text())
     assert [row["row"] for row in document["rows"]] == ["forward", "backward", "step"]
     assert all(took > 0 for row in document["rows"] for took in row["ms"].values())
+    assert all(error < 1e-5 for row in document["rows"] for error in row["error"].values())
     assert document["environment"]["cores"] and len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_what_cannot_be_measured_says_why():
+    """By the columns of a GPU: on a CPU no kernel runs."""
+    args = [jax.numpy.asarray(random(shape, np.float32, seed)) for seed, shape in enumerate([(2, 9, 4), (3, 4), (4,)])]
+    row = causal.race(causal.on_gpu() | {"copy": lambda x, *_: -x}, args, timing.Wall(), 1, causal.sum_of_padded)
+    assert row["ms"].keys() == {*causal.FORMS, "xla", "copy"} and row["error"].keys() == {*causal.FORMS, "xla"}
+    assert all("does not support this call" in row["failed"][name] for name in ("triton", "cuda"))
