@@ -87,7 +87,8 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
     given = dict(zip(names, arrays, strict=True))
     x, taps = given["x"], given["weight"].shape[0]
     fuse.promoted(given, ("x", "weight"))  # raises where the user wants no promotion
-    operands = {name: given[name] for name in LABELS if name in given}
+    empty = () if taps > 1 else ("initial_states", "idx_of_states")  # XLA 0.11.2 crashes where devices add up cotangents without elements
+    operands = {name: given[name] for name in LABELS if name in given and name not in empty}
     operation = _declaration(tuple(operands)).operation
     rank = {"B": x.ndim - 2}
     # The implementation is also the keyword of the reference, which forward mode takes.
@@ -116,6 +117,7 @@ def _declaration(names: tuple[str, ...]) -> Declaration:
         results={"y": LABELS["x"]},
         whole=("J", "T", "S") if any("S" in of for of in inputs.values()) else ("J", "T"),
         constant=tuple(name for name in NUMBERS if name in names),
+        dropped=("y",),
     )
     _ = declared.backward  # for which there are kernels
     return declared
@@ -135,7 +137,7 @@ def _composed(names, *arrays, activation, implementation=None) -> tuple[jax.Arra
         return _convolved(x, weight, bias, activation, low, implementation)
 
     y = convolved(x, taps - 1)
-    if state is not None and taps > 1 and steps:
+    if state is not None and steps:
         head = convolved(jnp.concatenate([state.astype(x.dtype), x[..., : taps - 1, :]], -2), 0)
         y = lax.dynamic_update_slice(y, head, (0,) * y.ndim)
     return (y.astype(dtype),)

@@ -65,6 +65,7 @@ class Declaration:
       whole: the labels in whose elements the reference is not independent.
       constant: the operands and results that are not differentiable.
       unread: the operands that the reference does not read.  Only a `backward` has any: the results, which are for its kernels.
+      dropped: the results that no kernel of `backward` reads, and that are not saved for it.  Only a single result can be.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Declaration:
     whole: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def differentiable(self) -> list[str]:
@@ -86,6 +88,11 @@ class Declaration:
         """The results that have a derivative: not those that are saved for it."""
         return [name for name in self.results if name not in (*self.saved, *self.constant)]
 
+    @property
+    def kept(self) -> dict[str, tuple[str, ...]]:
+        """The results that are operands of `backward`."""
+        return {name: labels for name, labels in self.results.items() if name not in self.dropped}
+
     @functools.cached_property
     def operation(self) -> Operation:
         return self._operation(self.name, self.inputs, self.results, self._results)
@@ -96,7 +103,7 @@ class Declaration:
         given, differentiable = self.given, self.differentiable
 
         def reference(*args, **keywords):
-            operands, cotangents = args[: len(self.inputs)], args[len(self.inputs) + len(self.results) :]
+            operands, cotangents = args[: len(self.inputs)], args[len(self.inputs) + len(self.kept) :]
             values = dict(zip(self.inputs, operands, strict=True))
 
             def of(*moved):
@@ -110,11 +117,11 @@ class Declaration:
         return Declaration(
             name=f"{self.name}_backward",
             reference=reference,
-            inputs={**self.inputs, **self.results, **{f"d_{name}": self.results[name] for name in given}},
+            inputs={**self.inputs, **self.kept, **{f"d_{name}": self.results[name] for name in given}},
             results={f"d_{name}": self.inputs[name] for name in differentiable},
             whole=self.whole,
             constant=tuple(name for name in self.constant if name in self.inputs),
-            unread=tuple(self.results),
+            unread=tuple(self.kept),
         )
 
     @functools.cached_property
@@ -127,7 +134,7 @@ class Declaration:
             moved = {name: operands[f"d_{name}"] for name in differentiable}
             return {f"d_{name}": y for name, y in self._derivative(operands, moved, ranks, static).items() if name in given}
 
-        inputs = {**self.inputs, **self.results, **dots}
+        inputs = {**self.inputs, **self.kept, **dots}
         operation = self._operation(f"{self.name}_tangent", inputs, {f"d_{name}": self.results[name] for name in given}, results)
         ad.primitive_transposes[operation.primitive] = functools.partial(self._transpose, operation)
         return operation
@@ -150,7 +157,7 @@ class Declaration:
             composition=composition,
             tangents=self._tangents if name == self.name else functools.partial(_tangents_of, function),
             family=family,
-            saved=lambda static: tuple(self.results) if name == self.name and self.has_backward else (),
+            saved=lambda static: tuple(self.kept) if name == self.name and self.has_backward else (),
             whole=self.whole,
         )
 

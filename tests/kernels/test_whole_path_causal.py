@@ -30,6 +30,9 @@ def by(implementation, *args, **more):
     return jaxext.causal_conv1d(*args, **more, activation="silu", implementation=implementation)
 
 
+by_triton = functools.partial(by, "triton")
+
+
 def near(got, want):
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert one.dtype == other.dtype
@@ -53,8 +56,16 @@ def test_values_and_gradients(kind):
     assert [(row.op, row.chosen) for row in rows] == [("causal_conv1d", "triton"), ("causal_conv1d_backward", "triton")]
 
 
+def test_partial_sums():
+    """Those of weight and bias, by several programs, are added; of other results there are none."""
+    x, ct = (random((2, 200, 6), np.float32, seed) for seed in (5, 6))
+    rows = jaxext.explain(lambda x: jax.vjp(by_triton, x, WEIGHT, BIAS)[1](ct), x).rows
+    assert [row.how for row in rows] == ["causal", "causal in 4 parts"]
+    near(*(jax.vjp(functools.partial(by, name), x, WEIGHT, BIAS)[1](ct) for name in ("triton", "xla")))
+
+
 def test_pieces_and_packed_sequences_are_the_whole_bit_for_bit():
-    convolve = functools.partial(by, "triton")
+    convolve = by_triton
     whole, last = convolve(X, WEIGHT, BIAS, return_final_states=True)
     first, state = convolve(X[:, :5], WEIGHT, BIAS, return_final_states=True)
     second, end = convolve(X[:, 5:], WEIGHT, BIAS, initial_states=state, return_final_states=True)

@@ -127,6 +127,13 @@ def test_every_transformation_of_packed_ones():
     testing.check_op(packed, by_mask, (x, weight, bias, seq_idx), show=False).raise_if_failed()
 
 
+def test_only_operands_are_kept_for_the_derivative():
+    """Neither the result nor the input of the activation."""
+    x, weight, bias, _ = some(jnp.float32)
+    pullback = jax.vjp(functools.partial(jaxext.causal_conv1d, activation="silu"), x, weight, bias)[1]
+    assert sorted(of.shape for of in jax.tree.leaves(pullback)) == sorted(of.shape for of in (x, weight, bias))
+
+
 def test_derivatives_of_any_order():
     x, weight, bias, state = some(jnp.float64, 3, 4, 2, ())
     for derivative in (jax.hessian, lambda f, n: jax.jacrev(jax.jacrev(f, n), n)):
