@@ -26,6 +26,7 @@ from jaxext.ops import (
     dot_general,
     matmul,
 )
+from jaxext.quantized import Quantized, pack_int4, quantize, quantized_matmul, scaled_dot, unpack_int4
 from jaxext.ragged_products import ragged_dot, ragged_dot_general, ragged_gated_linear_unit, ragged_linear
 from jaxext.sequences import causal_conv1d, causal_conv1d_update
 
@@ -40,6 +41,7 @@ _compat.hide_frames()
 
 __all__ = [
     "Explanation",
+    "Quantized",
     "Tuned",
     "causal_conv1d",
     "causal_conv1d_update",
@@ -58,13 +60,18 @@ __all__ = [
     "linear",
     "lower_for",
     "matmul",
+    "pack_int4",
     "parallel",
+    "quantize",
+    "quantized_matmul",
     "ragged_dot",
     "ragged_dot_general",
     "ragged_gated_linear_unit",
     "ragged_linear",
     "register_cuda_kernels",
+    "scaled_dot",
     "tune",
+    "unpack_int4",
     "use_implementation",
     "use_table",
     "use_target",

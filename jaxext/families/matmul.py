@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jax import lax
 
 from jaxext.backends.cuda.cuda_binding import CudaMatmul
@@ -26,9 +28,9 @@ def read(lhs, rhs, *, dimension_numbers, precision, out_sharding, dtype, impleme
     batch, summed = len(lb), len(lc)
     lhs_free, rhs_free = lhs.ndim - batch - summed, rhs.ndim - batch - summed
     order = sorted(range(summed), key=lambda i: lc[i])  # the order of the contracted axes in lhs
-    lhs, k_first = _arrange(lhs, lb, [lc[i] for i in order])
-    rhs, n_last = _arrange(rhs, rb, [rc[i] for i in order])
-    n_last = n_last or rhs_free == 0
+    left, k_first = arrangement(lhs.ndim, lb, [lc[i] for i in order])
+    right, n_last = arrangement(rhs.ndim, rb, [rc[i] for i in order])
+    lhs, rhs, n_last = transpose(lhs, left), transpose(rhs, right), n_last or rhs_free == 0
     if k_first and not n_last:
         lhs, k_first = transpose(lhs, [*range(batch), *range(batch + summed, lhs.ndim), *range(batch, batch + summed)]), False
     if k_first:
@@ -49,12 +51,12 @@ def read(lhs, rhs, *, dimension_numbers, precision, out_sharding, dtype, impleme
     )
 
 
-def _arrange(x, batch, contract):
-    """An operand as (batch, contracted, free) if that is its layout, else (batch, free, contracted), and whether contracted axes lead."""
-    free = [axis for axis in range(x.ndim) if axis not in batch and axis not in contract]
-    if [*batch, *contract, *free] == list(range(x.ndim)) and free:
-        return x, True
-    return transpose(x, [*batch, *free, *contract]), False
+def arrangement(ndim: int, batch: Sequence[int], contract: Sequence[int]) -> tuple[list[int], bool]:
+    """The axes of an operand as (batch, contracted, free) if they lie so, else as (batch, free, contracted), and which it is."""
+    free = [axis for axis in range(ndim) if axis not in batch and axis not in contract]
+    if [*batch, *contract, *free] == list(range(ndim)) and free:
+        return [*range(ndim)], True
+    return [*batch, *free, *contract], False
 
 
 FAMILY = declare(

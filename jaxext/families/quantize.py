@@ -1,0 +1,193 @@
+"""Quantised arrays, and products with them: a matrix of small numbers with a scale, and perhaps a zero point, for each block.
+
+    value = (qvalue - zero_point) scale
+
+The product with such a matrix is one of scaled numbers (`scaled`).  A zero point is taken from it afterwards: what it adds to a block of
+the sum is the sum of the other factor over that block, times the zero point and the scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from jaxext.backends.xla.xla_scaled import summed
+from jaxext.families import fuse, scaled
+from jaxext.families.dispatch import compiled
+
+_DTYPES = {8: jnp.int8, 4: jnp.int4}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """An array of small numbers with scales: (qvalue - zero_point) scale.  A pytree, so vmap, jit and shardings apply to its arrays.
+
+    Attributes:
+      qvalue: integers of 4 or 8 bits, or 8-bit floats.  `unpack_int4` makes int4 of two packed in a byte.
+      scale: floating-point, with as many axes.  Each size divides that of `qvalue`, and an element belongs to a block of equal size.
+      zero_point: None, or numbers of the shape of `scale`.
+    """
+
+    qvalue: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.qvalue.shape
+
+    def dequantize(self) -> jax.Array:
+        """The values, with the dtype of the scale, but float32 for scales of fewer bits."""
+        wide = summed(self.scale.dtype)
+        value, scale = self.qvalue.astype(wide), scaled.spread(self.scale.astype(wide), self.qvalue.shape)
+        if self.zero_point is not None:
+            value = value - scaled.spread(self.zero_point.astype(wide), self.qvalue.shape)
+        return value * scale
+
+
+def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, symmetric: bool) -> Quantized:
+    """`w` in numbers of this dtype, which lie in blocks of `group` along an axis."""
+    fuse.refuse(name, {"w": w})
+    w = jnp.asarray(w)
+    if not jnp.issubdtype(w.dtype, jnp.floating):
+        raise TypeError(f"{name}: w is {w.dtype}, want floating-point numbers")
+    parts, over = _blocks(name, w.shape, group, axis)
+    blocks = scaled.divided(w.astype(summed(w.dtype)), parts)
+    low, high = limits(dtype)
+    if symmetric:
+        scale, zero = _positive(jnp.max(jnp.abs(blocks), over, keepdims=True, initial=0) / high), None
+        q = _rounded(blocks / scale, dtype, max(low, -high))
+    else:
+        least, most = (of(blocks, over, keepdims=True, initial=0) for of in (jnp.min, jnp.max))
+        scale = _positive((most - least) / (high - low))
+        zero = jnp.clip(jnp.round(low - least / scale), low, high)
+        q = _rounded(blocks / scale + zero, dtype, low)
+    dropped = () if axis is None else over
+    zero_point = None if zero is None else lax.squeeze(zero.astype(dtype), dropped)
+    return Quantized(scaled.joined(q, parts), lax.squeeze(scale, dropped), zero_point)
+
+
+def _blocks(name: str, shape: tuple[int, ...], group: int | None, axis: int | None) -> tuple[list[list[int]], tuple[int, ...]]:
+    """What becomes of each axis, and the axes over which numbers share a scale then."""
+    parts = [[n] for n in shape]
+    if axis is None:
+        if group is not None:
+            raise ValueError(f"{name}: group is {group} without an axis, want None: one scale for all of w")
+        return parts, tuple(range(len(shape)))
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"{name}: axis is {axis}, want one of the {len(shape)} axes of w, or None")
+    axis %= len(shape)
+    length = shape[axis]
+    size = length if group is None else group
+    if group is not None and (group < 1 or length % group):
+        raise ValueError(f"{name}: group is {group}, want one that divides {length}, the size of axis {axis} of w")
+    parts[axis] = [length // size if size else 1, size]
+    return parts, (axis + 1,)
+
+
+def limits(dtype) -> tuple[float, float]:
+    """The least and the largest finite number of a dtype of at most 8 bits."""
+    info: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+    return float(info.min), float(info.max)
+
+
+def _positive(scale: jax.Array) -> jax.Array:
+    """One where all numbers of a block are zero."""
+    return jnp.where(scale > 0, scale, jnp.ones((), scale.dtype))
+
+
+def _rounded(x: jax.Array, dtype, low: float) -> jax.Array:
+    """The nearest numbers of a dtype: saturated, ties to even."""
+    x = jnp.clip(x, low, limits(dtype)[1])
+    return (x if jnp.issubdtype(dtype, jnp.floating) else jnp.round(x)).astype(dtype)
+
+
+def dtype_of(name: str, bits: int, dtype) -> np.dtype:
+    """What `quantize` is told to make."""
+    if dtype is None:
+        if bits not in _DTYPES:
+            raise ValueError(f"{name}: bits is {bits!r}, want one of {sorted(_DTYPES)}")
+        return jnp.dtype(_DTYPES[bits])
+    dtype = jnp.dtype(dtype)
+    if dtype.itemsize > 1 or not jnp.issubdtype(dtype, jnp.number):
+        raise TypeError(f"{name}: dtype is {dtype}, want numbers of at most 8 bits")
+    return dtype
+
+
+def matmul(name: str, x: Any, weight: Any, *, preferred_element_type, out_sharding, implementation) -> jax.Array:
+    """`weight` has the attributes of `Quantized`."""
+    missing = [field for field in ("qvalue", "scale") if not hasattr(weight, field)]
+    if missing:
+        raise TypeError(f"{name}: weight is {weight!r}, want a Quantized, or what has its attributes; it has no {missing[0]}")
+    arrays = {"x": x, "weight.qvalue": weight.qvalue, "weight.scale": weight.scale}
+    if (zero := getattr(weight, "zero_point", None)) is not None:
+        arrays["weight.zero_point"] = zero
+    fuse.refuse(name, arrays)
+    x, q, scale, *zeros = (jnp.asarray(array) for array in arrays.values())
+    if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name}: x is {x.dtype}{list(x.shape)}, want floating-point numbers of the shape (..., K)")
+    if q.ndim != 2 or q.shape[0] != x.shape[-1]:
+        raise TypeError(f"{name}: weight.qvalue has the shape {q.shape}, want ({x.shape[-1]}, N), since x has the shape {x.shape}")
+    scaled.refuse_dtype(name, "weight.qvalue", q.dtype, integers=True)
+    scaled.refuse_dtype(name, "weight.scale", scale.dtype)
+    scaled.refuse_blocks(name, "weight.scale", scale.shape, "weight.qvalue", q.shape)
+    if zeros:
+        _refuse_zeros(name, zeros[0], scale.shape, q.dtype)
+    static = dict(preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    return compiled(_matmul, (name,), scaled.FAMILY, implementation, (x, q, scale, *zeros), static, name=name)
+
+
+def _refuse_zeros(name: str, zero: jax.Array, wanted: tuple[int, ...], dtype) -> None:
+    if zero.shape != wanted:
+        raise TypeError(f"{name}: weight.zero_point has the shape {zero.shape}, want {wanted}, that of the scale")
+    if jnp.issubdtype(dtype, jnp.integer) and not isinstance(zero, Tracer) and zero.dtype != dtype and zero.size:
+        (low, high), values = limits(dtype), np.asarray(zero, np.float64)
+        if not (low <= values.min() and values.max() <= high):
+            got = f"{values.min():g} to {values.max():g}"
+            raise ValueError(f"{name}: weight.zero_point is from {got}, want {low:g} to {high:g}, as {dtype} can be")
+
+
+def _matmul(name, x, q, scale, *zeros, preferred_element_type, out_sharding, implementation) -> jax.Array:
+    dtype = x.dtype if preferred_element_type is None else jnp.dtype(preferred_element_type)
+    sums = summed(dtype) if zeros else dtype
+    common = dict(out_sharding=out_sharding, implementation=implementation)
+    dims = (((x.ndim - 1,), (0,)), ((), ()))
+    y = scaled.computed(name, ("lhs", "rhs", "rhs_scale"), dims, sums, x, q, scale, **common)
+    if not zeros:
+        return y
+    scale = scale.reshape(scale.shape or (1, 1))
+    per_block = scaled.divided(x, [*([n] for n in x.shape[:-1]), [scale.shape[0], x.shape[-1] // max(1, scale.shape[0])]])
+    added = zeros[0].reshape(scale.shape).astype(sums) * scale.astype(sums)
+    y_of_zeros = scaled.computed(name, ("lhs", "rhs"), dims, sums, per_block.astype(sums).sum(-1), added, **common)
+    return (y - scaled.spread(y_of_zeros, y.shape)).astype(dtype)
+
+
+def packed(name: str, q: Any) -> jax.Array:
+    """int4 (..., N) as bytes (..., N / 2), the first of two numbers in the low half."""
+    fuse.refuse(name, {"q": q})
+    q = jnp.asarray(q)
+    if q.dtype not in (jnp.int4, jnp.uint4):
+        raise TypeError(f"{name}: q is {q.dtype}, want int4 or uint4")
+    if q.ndim < 1 or q.shape[-1] % 2:
+        raise ValueError(f"{name}: q has the shape {q.shape}, want a last axis of an even size")
+    pairs = scaled.divided(q, [*([n] for n in q.shape[:-1]), [q.shape[-1] // 2, 2]])
+    return lax.bitcast_convert_type(pairs, jnp.uint8)
+
+
+def unpacked(name: str, packed: Any, dtype) -> jax.Array:
+    """The inverse of `packed`."""
+    fuse.refuse(name, {"packed": packed})
+    packed = jnp.asarray(packed)
+    if packed.dtype not in (jnp.int8, jnp.uint8) or packed.ndim < 1:
+        raise TypeError(f"{name}: packed is {packed.dtype}{list(packed.shape)}, want bytes with an axis or more")
+    if jnp.dtype(dtype) not in (jnp.int4, jnp.uint4):
+        raise TypeError(f"{name}: dtype is {jnp.dtype(dtype)}, want int4 or uint4")
+    pairs = lax.bitcast_convert_type(packed, dtype)
+    return scaled.joined(pairs, [*([n] for n in packed.shape[:-1]), [packed.shape[-1], 2]])

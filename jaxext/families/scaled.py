@@ -1,0 +1,273 @@
+"""Products of scaled numbers: labels, roles, implementations, and the translation of `lax.scaled_dot`'s arguments.
+
+    y[b,i,m,j,n] = Σ_s,k (x_scale[b,i,s] x[b,i,m,s,k]) (w_scale[b,s,j] w[b,s,k,j,n])
+
+The axes of matrices are cut into blocks: rows into I blocks of M, columns into J of N, what is contracted into S of K.  A scale has an
+element for each block of its array.  Where an axis has one scale for all of it, the label of its blocks has no axis.  Where each element
+has its own, the label inside has none.  So one form serves a scale for a tensor, for each row or column, for blocks along K, for squares.
+
+Scales are companions: for any fixed scales the form is trilinear, and the roles are those of a matrix product.  The form is linear in each
+scale as well.  So the tangent for that of a scale is a product again, in which the array is multiplied by it instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxext.backends.xla.xla_scaled import XlaScaled, summed
+from jaxext.families import fuse
+from jaxext.families.dispatch import compiled, sharding_in_types
+from jaxext.families.matmul import MATMUL, arrangement
+from jaxext.families.substitute import transpose
+from jaxext.forms import partition
+from jaxext.forms.family import Family, declare
+from jaxext.forms.form import Companion, Form, define
+
+SLOTS = {"x": ("B", "I", "M", "S", "K"), "w": ("B", "S", "K", "J", "N"), "y": ("B", "I", "M", "J", "N")}
+SCALES = {"x": ("B", "I", "S"), "w": ("B", "S", "J"), "y": ("B", "I", "J")}
+_OF_MATMUL = {"x": "a", "w": "b", "y": "c"}
+
+FAMILY = declare(Family("scaled_dot", twin=lax.dot_general_p, names=r"scaled_dot_[wxy]+"), XlaScaled())
+
+
+@functools.cache
+def form(scaled: tuple[str, ...]) -> Form:
+    """The form in which these slots have scales."""
+    return define(
+        Form(
+            name=f"scaled_dot_{''.join(scaled)}",
+            slots=SLOTS,
+            roles={"y": "nn", "x": "nt", "w": "tn"},
+            window=(),
+            family=FAMILY,
+            companions={f"{slot}_scale": Companion(SCALES[slot], functools.partial(_tangent, slot)) for slot in scaled},
+        )
+    )
+
+
+def bind(open: str, operands: Mapping[str, jax.Array], *, ranks: Mapping[str, int], **params) -> jax.Array:
+    """The product of two slots, with the scales `x_scale`, `w_scale` and `y_scale` that there are."""
+    scaled = tuple(slot for slot in SLOTS if f"{slot}_scale" in operands)
+    if scaled:
+        return form(scaled).bind(open, operands, ranks=tuple(ranks[label] for label in form(scaled).free), **params)
+    plain = dict(B=ranks["B"], M=ranks["I"] + ranks["M"], K=ranks["S"] + ranks["K"], N=ranks["J"] + ranks["N"])
+    operands = {_OF_MATMUL[slot]: x for slot, x in operands.items()}
+    return MATMUL.bind(_OF_MATMUL[open], operands, ranks=tuple(plain[label] for label in MATMUL.free), **params)
+
+
+def _tangent(slot: str, form: Form, open: str, operands: Mapping[str, jax.Array], dot: jax.Array, *, ranks, dtype, **params) -> jax.Array:
+    """For the tangent `dot` of a slot's scale."""
+    scale = f"{slot}_scale"
+    if dot.dtype == jnp.float8_e8m0fnu:
+        raise TypeError(f"{form.op(open)}: {scale} is {dot.dtype}, which has no negative tangents, want it constant: jax.lax.stop_gradient")
+    rest = {name: x for name, x in operands.items() if name != scale}
+    axes = form.axes(slot, ranks)
+    at = [axes.index(axis) for axis in form.axes(scale, ranks)]
+
+    def times(x):
+        wide = summed(dot.dtype)
+        return x.astype(wide) * lax.broadcast_in_dim(dot.astype(wide), x.shape, at)
+
+    by_label = dict(zip(form.free, ranks, strict=True))
+    if slot != open:
+        return bind(open, rest | {slot: times(operands[slot])}, ranks=by_label, dtype=dtype, **params)
+    return times(bind(open, rest, ranks=by_label, dtype=summed(dtype), **params)).astype(dtype)
+
+
+def product(name: str, arrays: Mapping[str, Any], dimension_numbers, dtype, *, implementation: str | None, **static) -> jax.Array:
+    """`arrays`: lhs and rhs, and lhs_scale and rhs_scale if they are given."""
+    fuse.refuse(name, arrays)
+    given = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    dims = _dimension_numbers(name, given["lhs"], given["rhs"], dimension_numbers)
+    dtype = jnp.dtype(jnp.bfloat16 if dtype is None else jax.dtypes.canonicalize_dtype(dtype))
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{name}: preferred_element_type is {dtype}, want a floating-point dtype")
+    for side in ("lhs", "rhs"):
+        refuse_dtype(name, side, given[side].dtype, integers=True)
+        if (scale := f"{side}_scale") in given:
+            refuse_dtype(name, scale, given[scale].dtype)
+            refuse_blocks(name, scale, given[scale].shape, side, given[side].shape)
+    return compiled(computed, (name, tuple(given), dims, dtype), FAMILY, implementation, tuple(given.values()), static, name=name)
+
+
+def refuse_dtype(name: str, argument: str, dtype, *, integers: bool = False) -> None:
+    if not jnp.issubdtype(dtype, jnp.floating) and not (integers and jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 1):
+        want = "floating-point numbers" + (", or integers of at most 8 bits" if integers else "")
+        raise TypeError(f"{name}: {argument} is {dtype}, want {want}")
+
+
+def refuse_blocks(name: str, argument: str, counts: Sequence[int], of: str, shape: Sequence[int]) -> None:
+    if counts and (len(counts) != len(shape) or not all(n and size % n == 0 or n == size for n, size in zip(counts, shape, strict=True))):
+        want = f"as many axes as {of}, which has the shape {tuple(shape)}, of sizes that divide its sizes"
+        raise TypeError(f"{name}: {argument} has the shape {tuple(counts)}, want {want}")
+
+
+def _dimension_numbers(name: str, lhs, rhs, numbers) -> Any:
+    """As `lax.scaled_dot` takes them: by default the last axis of lhs with the one before the last of rhs, and equal axes in front."""
+    if numbers is None:
+        if min(lhs.ndim, rhs.ndim) < 2 or lhs.ndim != rhs.ndim:
+            raise TypeError(f"{name}: lhs and rhs have the shapes {lhs.shape} and {rhs.shape}, want as many axes in both, at least two")
+        batch = tuple(range(lhs.ndim - 2))
+        numbers = (((lhs.ndim - 1,), (rhs.ndim - 2,)), (batch, batch))
+    (lc, rc), (lb, rb) = numbers
+    numbers = ((tuple(map(int, lc)), tuple(map(int, rc))), (tuple(map(int, lb)), tuple(map(int, rb))))
+    bare = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (lhs, rhs)]
+    jax.eval_shape(lambda lhs, rhs: lax.dot_general(lhs, rhs, numbers), *bare)  # raises what lax raises
+    return numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """Neighbouring axes in blocks.  Axes before the last one that has several scales have one for each element."""
+
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]  # of the scales along each axis
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], *scales: Sequence[int]) -> _Cut:
+        """`scales`: how many there are along each axis, one for each array that has these axes."""
+        counts = [math.lcm(*along) for along in zip(*scales, strict=True)]
+        last = max((i for i, count in enumerate(counts) if count != 1), default=0)
+        return cls(tuple(sizes), (*sizes[:last], *counts[last:]))
+
+    @property
+    def scaled(self) -> list[bool]:
+        """Which axes have blocks."""
+        last = max((i for i, count in enumerate(self.counts) if count != 1), default=-1)
+        return [i <= last for i in range(len(self.sizes))]
+
+    @property
+    def parts(self) -> list[list[int]]:
+        """The sizes that become of each axis: how many blocks, if it has any, and their size, if that is not one."""
+        return [
+            [size] if not scaled else [count] if count == size else [count, size // count]
+            for size, count, scaled in zip(self.sizes, self.counts, self.scaled, strict=True)
+        ]
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """How many axes are of blocks, and how many inside."""
+        return sum(self.scaled), sum(map(len, self.parts)) - sum(self.scaled)
+
+
+@dataclasses.dataclass
+class _Side:
+    """An operand with its scale, whose axes are batch, free and contracted."""
+
+    x: jax.Array
+    scale: jax.Array | None
+    batch: Sequence[int]
+    contract: Sequence[int]
+
+    def __post_init__(self):
+        self.counts = (1,) * self.x.ndim if self.scale is None else self.scale.shape or (1,) * self.x.ndim
+        self.free = [axis for axis in range(self.x.ndim) if axis not in (*self.batch, *self.contract)]
+        _, self.contract_first = arrangement(self.x.ndim, self.batch, self.contract)
+
+    def sizes(self, axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.x.shape[axis] for axis in axes)
+
+    def scales(self, axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.counts[axis] for axis in axes)
+
+    def arrays(self, slot: str, free: _Cut, cut: _Cut) -> dict[str, jax.Array]:
+        """The operand with its axes in blocks, and its scale with an element for each."""
+        groups = [(self.contract, cut), (self.free, free)] if self.contract_first else [(self.free, free), (self.contract, cut)]
+        order = [*self.batch, *(axis for axes, _ in groups for axis in axes)]
+        batch = self.sizes(self.batch)
+        x = divided(transpose(self.x, order), [*([n] for n in batch), *(part for _, of in groups for part in of.parts)])
+        if self.scale is None:
+            return {slot: x}
+        wanted = [*batch, *(size for _, of in groups for size in of.counts)]
+        scale = spread(transpose(self.scale.reshape(self.counts), order), wanted)
+        dropped = [len(batch) + i for i, kept in enumerate(kept for _, of in groups for kept in of.scaled) if not kept]
+        return {slot: x, f"{slot}_scale": lax.squeeze(scale, dropped)}
+
+
+def divided(x: jax.Array, parts: Sequence[Sequence[int]]) -> jax.Array:
+    """Each axis as several.  If it is sharded in the type, the first of them is, where devices divide it."""
+    sizes, sharding = [size for part in parts for size in part], partition.explicit(jax.typeof(x))
+    if sharding is None or sizes == [*x.shape]:
+        return x.reshape(sizes)
+    kept = _kept(sharding, parts)
+    x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, P(*kept)))
+    return lax.reshape(x, sizes, out_sharding=NamedSharding(sharding.mesh, _of_parts(kept, parts)))
+
+
+def joined(x: jax.Array, parts: Sequence[Sequence[int]]) -> jax.Array:
+    """The inverse of `divided`."""
+    sizes, sharding = [math.prod(part) for part in parts], partition.explicit(jax.typeof(x))
+    if sharding is None or sizes == [*x.shape]:
+        return x.reshape(sizes)
+    specs = iter(sharding.spec)
+    firsts = [[next(specs) for _ in part][0] for part in parts]
+    x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, _of_parts(firsts, parts)))
+    return lax.reshape(x, sizes, out_sharding=NamedSharding(sharding.mesh, P(*firsts)))
+
+
+def _of_parts(specs: Sequence, parts: Sequence[Sequence[int]]) -> P:
+    return P(*(spec if i == 0 else None for spec, part in zip(specs, parts, strict=True) for i in range(len(part))))
+
+
+def _kept(sharding: NamedSharding, parts: Sequence[Sequence[int]]) -> list:
+    """The specs of axes whose first part is split evenly."""
+
+    def devices(spec) -> int:
+        return math.prod(sharding.mesh.shape[name] for name in (spec if isinstance(spec, tuple) else (spec,)) if name is not None)
+
+    return [None if part[0] % devices(spec) else spec for spec, part in zip(sharding.spec, parts, strict=True)]
+
+
+def spread(scale: jax.Array, wanted: Sequence[int]) -> jax.Array:
+    """Each element of the scale as often as it takes for these sizes."""
+    for axis, size in enumerate(wanted):
+        if (n := scale.shape[axis]) != size:
+            parts = [[n] for n in scale.shape]
+            parts[axis] = [n, size // n]
+            repeated = jnp.broadcast_to(lax.expand_dims(scale, [axis + 1]), [n for part in parts for n in part])
+            scale = joined(repeated, parts)
+    return scale
+
+
+def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) -> jax.Array:
+    given = dict(zip(names, arrays, strict=True))
+    (lc, rc), (lb, rb) = dims
+    pairs = sorted(zip(lc, rc, strict=True))  # in the order of the axes of lhs
+    left = _Side(given["lhs"], given.get("lhs_scale"), lb, [axis for axis, _ in pairs])
+    right = _Side(given["rhs"], given.get("rhs_scale"), rb, [axis for _, axis in pairs])
+    n_last = right.contract_first or not right.free
+    right.contract_first = n_last
+    left.contract_first &= n_last
+    summed = _Cut.of(left.sizes(left.contract), left.scales(left.contract), right.scales(right.contract))
+    rows, cols = (_Cut.of(side.sizes(side.free), side.scales(side.free)) for side in (left, right))
+    if left.contract_first:
+        open, first, second, m, k, n = "w", "x", "y", summed, rows, cols
+    elif n_last:
+        open, first, second, m, k, n = "y", "x", "w", rows, summed, cols
+    else:
+        open, first, second, m, k, n = "x", "y", "w", rows, cols, summed
+    (i, m), (s, k), (j, n) = m.ranks, k.ranks, n.ranks
+    parts = [*([size] for size in left.sizes(lb)), *rows.parts, *cols.parts]
+    sharding = sharding_in_types(name, out_sharding, len(parts))
+    y = bind(
+        open,
+        left.arrays(first, rows, summed) | right.arrays(second, cols, summed),
+        ranks=dict(B=len(lb), I=i, M=m, S=s, K=k, J=j, N=n),
+        window=None,
+        dtype=dtype,
+        precision=None,
+        implementation=implementation,
+        out_sharding=sharding and NamedSharding(sharding.mesh, _of_parts(_kept(sharding, parts), parts)),
+    )
+    y = joined(y, parts)
+    return y if sharding is None else jax.sharding.reshard(y, sharding)

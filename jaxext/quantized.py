@@ -1,0 +1,178 @@
+"""The public operations on scaled and quantised numbers.
+
+They support all of JAX, as those of `ops` do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxext.families import quantize as _quantize
+from jaxext.families import scaled
+from jaxext.families.quantize import Quantized
+
+__all__ = ["Quantized", "pack_int4", "quantize", "quantized_matmul", "scaled_dot", "unpack_int4"]
+
+
+def scaled_dot(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    *,
+    lhs_scale: ArrayLike | None = None,
+    rhs_scale: ArrayLike | None = None,
+    dimension_numbers: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: NamedSharding | P | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """The product of two arrays of scaled numbers: `dot_general(lhs * lhs_scale, rhs * rhs_scale)`.
+
+    Its namesake is `lax.scaled_dot` of jax 0.12, whose arguments it takes, also with older versions of jax.  It adds derivatives of any
+    order, shardings, and scales of any blocks.  lax multiplies the scaled numbers after rounding them to bfloat16; this does so on GPUs
+    only, and only where a scale changes along the sum.
+
+    Args:
+      lhs, rhs: floating-point numbers, or integers of at most 8 bits, such as float8_e4m3fn, int8 or int4.
+      lhs_scale, rhs_scale: floating-point, with as many axes as the operand, or none.  Each size divides that of the operand, whose axis is
+        cut into as many blocks of equal size: (1, 1) is a scale for all of a matrix, (M, 1) one for each row, (M, K // 32) one for 32
+        neighbours of a row, (K // 128, N // 128) one for a square.  None: one.
+      dimension_numbers: as in `lax.dot_general`.  None: the last axis of lhs with the one before the last of rhs; axes before these are
+        batches.
+      preferred_element_type: dtype of the result, floating-point.  None: bfloat16.  Sums are kept in float32, or more.
+      out_sharding: of the result, on explicit meshes.
+      implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
+
+    Returns:
+      the product, with batch axes, those of lhs, and those of rhs.
+
+    The gradient of an operand has its dtype, as JAX wants it, and is that with respect to the number before it is scaled.  Numbers of 8
+    bits hold gradients badly: `fp8_matmul` takes and gives wide ones.  Scales have gradients too, but for float8_e8m0fnu.
+
+    Examples:
+      >>> x, w = jnp.ones((2, 64), jnp.float8_e4m3fn), jnp.ones((64, 3), jnp.float8_e4m3fn)
+      >>> y = scaled_dot(x, w, lhs_scale=jnp.array([[1.0, 2.0], [0.0, 0.5]]), preferred_element_type=jnp.float32)
+      >>> y[:, 0].tolist()
+      [96.0, 16.0]
+
+    Raises:
+      TypeError: an argument is not an array; its dtype or its shape does not fit; a scale of float8_e8m0fnu is differentiated.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    arrays = {"lhs": lhs, "rhs": rhs, "lhs_scale": lhs_scale, "rhs_scale": rhs_scale}
+    return scaled.product(
+        "scaled_dot",
+        {name: x for name, x in arrays.items() if x is not None or name in ("lhs", "rhs")},
+        dimension_numbers,
+        preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def quantized_matmul(
+    x: ArrayLike,
+    weight: Any,
+    *,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: NamedSharding | P | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """The product with a quantised matrix: x @ ((weight.qvalue - weight.zero_point) * weight.scale).
+
+    Args:
+      x: shape (..., K), floating-point.
+      weight: a `Quantized` of shape (K, N), or an object with the attributes `qvalue`, `scale` and perhaps `zero_point`, as qwix's QArray.
+      preferred_element_type: dtype of the result.  None: that of x.  Sums are kept in float32, or more.
+      out_sharding: of the result, on explicit meshes.
+      implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
+
+    Returns:
+      shape (..., N).
+
+    It is differentiable in x and in the scale, to any order.  Integers have no gradient.
+
+    Examples:
+      >>> w = jnp.array([[0.5, -1.0], [1.0, 4.0]])
+      >>> quantized_matmul(jnp.ones((3, 2)), quantize(w, bits=8))[0].round(2).tolist()
+      [1.5, 2.99]
+
+    Raises:
+      TypeError: an argument has the wrong type, or its shape or dtype does not fit.
+      ValueError: a zero point is not one of the numbers of `qvalue`, where its value is known; `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    return _quantize.matmul(
+        "quantized_matmul",
+        x,
+        weight,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )
+
+
+def quantize(
+    w: ArrayLike,
+    bits: int = 8,
+    group: int | None = None,
+    axis: int | None = 0,
+    *,
+    symmetric: bool = True,
+    dtype: DTypeLike | None = None,
+) -> Quantized:
+    """The nearest `Quantized` array whose largest number in each block is that of w: rounded, ties to even, and saturated.
+
+    Args:
+      w: floating-point and finite.
+      bits: 8 for int8, 4 for int4.
+      group: how many neighbours along `axis` share a scale; it divides the size.  None: all.
+      axis: the axis along which numbers share a scale, that of the sum in `quantized_matmul`.  None: one scale for all of w.
+      symmetric: whether zero is zero, and the largest number is ±127 or ±7.  If not, a block's range, with zero in it, is all of the
+        dtype's, and `zero_point` is its zero.
+      dtype: the dtype of `qvalue` instead of `bits`: an integer one, or float8_e4m3fn and others.
+
+    Returns:
+      a `Quantized`, with scales in float32, or float64 for such a w.  Blocks of zeros have the scale one.
+
+    Examples:
+      >>> q = quantize(jnp.array([[0.5, -1.0], [1.0, 4.0]]), bits=4)
+      >>> q.qvalue.tolist(), q.scale.shape
+      ([[4, -2], [7, 7]], (1, 2))
+
+    Raises:
+      TypeError: w is not an array of floating-point numbers, or `dtype` has more than 8 bits.
+      ValueError: `bits`, `group` or `axis` is not one that there is.
+    """
+    return _quantize.quantized("quantize", w, _quantize.dtype_of("quantize", bits, dtype), group, axis, symmetric)
+
+
+def pack_int4(q: ArrayLike) -> jax.Array:
+    """int4 or uint4 numbers (..., N) as bytes, uint8 (..., N / 2).  The first of two numbers is in the low half of a byte.
+
+    Examples:
+      >>> pack_int4(jnp.array([1, -1, 3, 2], jnp.int4)).tolist()
+      [241, 35]
+
+    Raises:
+      TypeError: q is not an array of int4 or uint4.
+      ValueError: the size of its last axis is odd.
+    """
+    return _quantize.packed("pack_int4", q)
+
+
+def unpack_int4(packed: ArrayLike, dtype: DTypeLike = jnp.int4) -> jax.Array:
+    """The numbers (..., N) in bytes (..., N / 2), which are packed as `pack_int4` does.
+
+    XLA makes no copy for it where it keeps int4 packed, as it does on GPUs: weights may be kept as bytes, and unpacked in the program.
+
+    Raises:
+      TypeError: `packed` is not an array of bytes, or `dtype` is neither int4 nor uint4.
+    """
+    return _quantize.unpacked("unpack_int4", packed, dtype)

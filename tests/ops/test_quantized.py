@@ -1,0 +1,338 @@
+"""Products of scaled and of quantised numbers: values against float64 and exact integers, every transformation, and every wrong call."""
+
+import functools
+import itertools
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from cases import random
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext import testing
+from jaxext.backends.xla import xla_scaled
+
+M, K, N = 6, 8, 10
+FLOAT8 = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+SCALES = {  # of lhs and of rhs, and None
+    "tensors": ((1, 1), (1, 1)),
+    "numbers": ((), ()),
+    "rows and columns": ((M, 1), (1, N)),
+    "blocks of K": ((M, 4), (2, N)),
+    "squares": ((3, 2), (4, 5)),
+    "blocks of rows, blocks of K": ((2, 1), (4, 1)),
+    "each element": ((M, K), (K, N)),
+    "lhs": ((1, 2), None),
+    "rhs": (None, (4, 5)),
+    "none": (None, None),
+}
+
+
+def small(shape, dtype, seed, low=-3, high=3):
+    """Integers whose products and sums are exact in float32."""
+    return jnp.asarray(np.random.default_rng(seed).integers(low, high + 1, shape)).astype(dtype)
+
+
+def powers(shape, seed, dtype: Any = jnp.float32) -> Any:
+    """Scales whose products are exact."""
+    return None if shape is None else jnp.exp2(small(shape, jnp.float32, seed, -2, 2)).astype(dtype)
+
+
+def wide(x, scale=None):
+    """In float64, scaled."""
+    x = np.asarray(x).astype(np.float64)
+    scale = np.ones((1,) * x.ndim) if scale is None else np.asarray(scale).astype(np.float64).reshape(scale.shape or (1,) * x.ndim)
+    for axis, (size, count) in enumerate(zip(x.shape, scale.shape, strict=True)):
+        scale = np.repeat(scale, size // count, axis)
+    return x * scale
+
+
+float32 = functools.partial(jaxext.scaled_dot, preferred_element_type=jnp.float32)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("scales", SCALES)
+def test_scales_and_layouts(scales, layout):
+    """Exactly, in each layout of the operands, with scales of three dtypes."""
+    for dtypes, of_scale in itertools.product([("float8_e4m3fn", "float8_e5m2"), ("int8", "bfloat16")], ("float32", "float8_e8m0fnu")):
+        x, w = small((M, K), dtypes[0], 0), small((K, N), dtypes[1], 1)
+        s, t = (powers(shape, i, of_scale) for i, shape in enumerate(SCALES[scales]))
+        want = wide(x, s) @ wide(w, t)
+        turned = lambda of: of if of is None else of.T
+        left = (x, s) if layout[0] == "n" else (x.T, turned(s))
+        right = (w, t) if layout[1] == "n" else (w.T, turned(t))
+        numbers = (((int(layout[0] == "n"),), (int(layout[1] == "t"),)), ((), ()))
+        y = float32(left[0], right[0], lhs_scale=left[1], rhs_scale=right[1], dimension_numbers=numbers)
+        np.testing.assert_array_equal(y, want)
+
+
+def test_several_axes():
+    """Batches, free and contracted axes in any order, with scales along some of each."""
+    x, w = small((2, 4, 3, 6, 5), jnp.int8, 0), small((6, 7, 3, 4), jnp.int8, 1)
+    numbers = (((3, 1), (0, 3)), ((2,), (2,)))
+    for ls, rs in [((1, 2, 3, 6, 5), (3, 7, 1, 4)), ((2, 1, 1, 3, 1), (6, 1, 3, 2)), ((2, 4, 3, 1, 1), (1, 1, 1, 1))]:
+        s, t = powers(ls, 2), powers(rs, 3)
+        y = float32(x, w, lhs_scale=s, rhs_scale=t, dimension_numbers=numbers)
+        np.testing.assert_array_equal(y, np.einsum("npbkd,kebp->bnde", wide(x, s), wide(w, t)))
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 3), (2, 0, 3), (2, 8, 0)], ids=str)
+def test_empty_ones(shape):
+    m, k, n = shape
+    x, w = jnp.ones((m, k), jnp.int8), jnp.ones((k, n), jnp.int8)
+    y = float32(x, w, lhs_scale=jnp.ones((m, 1)), rhs_scale=jnp.ones((k, n)))
+    np.testing.assert_array_equal(y, np.zeros((m, n)))
+
+
+@pytest.mark.skipif(not hasattr(lax, "scaled_dot"), reason="jax before 0.12 has no lax.scaled_dot")
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_as_lax_says(batch):
+    x, w = small((*batch, 4, 64), jnp.float8_e4m3fn, 0), small((*batch, 64, 6), jnp.float8_e5m2, 1)
+    scales = dict(lhs_scale=powers((*batch, 4, 2), 2, jnp.float8_e8m0fnu), rhs_scale=powers((*batch, 2, 6), 3, jnp.float8_e8m0fnu))
+    for dtype, given in itertools.product([None, jnp.float32], [scales, {}]):
+        ours, theirs = (of(x, w, **given, preferred_element_type=dtype) for of in (jaxext.scaled_dot, lax.scaled_dot))
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=lambda dtype: dtype.__name__)
+def test_every_number_of_8_bits(dtype):
+    """NaN and infinities, too, as the formats say."""
+    x = np.arange(256, dtype=np.uint8).view(dtype)[:, None]
+    y = float32(x, np.ones((1, 1), dtype), lhs_scale=jnp.full((1, 1), 0.5))
+    np.testing.assert_array_equal(y, x.astype(np.float32) / 2)
+
+
+def plain(x, w, s, t):
+    """In jnp."""
+
+    def scaled(x, scale):
+        for axis, size in enumerate(x.shape):
+            scale = jnp.repeat(scale, size // scale.shape[axis], axis)
+        return x * scale
+
+    return jnp.matmul(scaled(x, s), scaled(w, t), precision="highest")
+
+
+def ours(x, w, s, t):
+    spec = jax.typeof(x).sharding
+    explicit = not spec.mesh.empty and AxisType.Explicit in spec.mesh.axis_types
+    out = P() if explicit and spec.spec[-1] is not None else None  # the sum is split
+    return float32(x, w, lhs_scale=s, rhs_scale=t, out_sharding=out)
+
+
+SPLITS = {
+    "blocks": ((8, 4), (4, 6), (8, 2), (2, 3), testing.Split((P("x"), P(), P("x"), P()), P("x"))),
+    "columns": ((2, 4), (4, 8), (2, 1), (1, 8), testing.Split((P(), P(None, "x"), P(), P(None, "x")), P(None, "x"))),
+    "sum": ((2, 16), (16, 2), (2, 8), (8, 1), testing.Split((P(None, "x"), P("x"), P(None, "x"), P("x")), P(), ("all-reduce",))),
+}
+
+
+@pytest.mark.parametrize("case", ["blocks", *(pytest.param(name, marks=pytest.mark.slow) for name in SPLITS if name != "blocks")])
+def test_every_transformation(case):
+    *shapes, split = SPLITS[case]
+    args = [random(shape, np.float32, seed) for seed, shape in enumerate(shapes)]
+    testing.check_op(ours, plain, args, splits=[split], show=False).raise_if_failed()
+
+
+def test_derivatives_of_any_order():
+    args = [jnp.asarray(random(shape, np.float64, seed)) for seed, shape in enumerate([(2, 4), (4, 2), (2, 2), (1, 2)])]
+    double = functools.partial(jaxext.scaled_dot, preferred_element_type=jnp.float64)
+    both = (lambda x, w, s, t: double(x, w, lhs_scale=s, rhs_scale=t)), plain
+    for derivative in (jax.hessian, lambda f, n: jax.jacrev(jax.jacrev(f, n), n)):
+        one, other = (derivative(lambda *args, f=f: jnp.sin(f(*args)).sum(), (0, 1, 2, 3))(*args) for f in both)
+        for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_have_the_dtypes_of_operands():
+    x, w, s = small((2, 4), jnp.float8_e4m3fn, 0), small((4, 2), jnp.float8_e5m2, 1), powers((2, 2), 2, jnp.bfloat16)
+    dx, dw, ds = jax.grad(lambda x, w, s: float32(x, w, lhs_scale=s).sum(), (0, 1, 2))(x, w, s)
+    assert (dx.dtype, dw.dtype, ds.dtype) == (x.dtype, w.dtype, s.dtype)
+    np.testing.assert_array_equal(dx, jnp.asarray(wide(wide(w).sum(1) * np.ones((2, 1)), s)).astype(x.dtype))
+    np.testing.assert_array_equal(dw, jnp.asarray(wide(x, s).T @ np.ones((2, 2))).astype(w.dtype))
+    np.testing.assert_array_equal(np.asarray(ds, np.float64), (wide(x) * wide(w).sum(1)).reshape(2, 2, 2).sum(-1))
+
+
+def test_only_given_arrays_are_kept_for_the_derivative():
+    """No wide copy of an operand."""
+    x, w, s = small((M, K), jnp.float8_e4m3fn, 0), small((K, N), jnp.float8_e4m3fn, 1), powers((M, 2), 2)
+    pullback = jax.vjp(lambda x, w: float32(x, w, lhs_scale=s), x, w)[1]
+    assert sum(of.nbytes for of in jax.tree.leaves(pullback)) == x.nbytes + w.nbytes + s.nbytes
+
+
+@pytest.mark.parametrize("most", [7, 40, 160])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_by_parts(layout, most, monkeypatch):
+    """Of the sum, of a kept axis, and of a batch; with a part that is smaller than the others."""
+    monkeypatch.setattr(xla_scaled, "MOST_AT_ONCE", most)
+    shapes = {"nn": ((3, 2, 8), (3, 8, 9)), "nt": ((3, 2, 8), (3, 9, 8)), "tn": ((3, 8, 2), (3, 8, 9))}[layout]
+    x, w = small(shapes[0], jnp.int8, 0), small(shapes[1], jnp.int8, 1)
+    numbers = {"nn": ((2,), (1,)), "nt": ((2,), (2,)), "tn": ((1,), (1,))}[layout]
+    t = powers(tuple(3 if n == 3 else 4 if n == 8 else 3 for n in w.shape), 2)
+    y = jax.jit(lambda *args: float32(*args[:2], rhs_scale=args[2], dimension_numbers=(numbers, ((0,), (0,)))))(x, w, t)
+    equation = {"nn": "bmk,bkn->bmn", "nt": "bmk,bnk->bmn", "tn": "bkm,bkn->bmn"}[layout]
+    np.testing.assert_array_equal(y, np.einsum(equation, wide(x), wide(w, t)))
+
+
+def weights(bits, group, symmetric, shape=(32, 6)):
+    return jaxext.quantize(random(shape, np.float32, 5), bits, group, symmetric=symmetric)
+
+
+def value(q) -> np.ndarray:
+    zero = 0 if q.zero_point is None else wide(np.ones(q.shape), q.zero_point)
+    return (wide(q.qvalue) - zero) * wide(np.ones(q.shape), q.scale)
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with zero points"])
+@pytest.mark.parametrize("group", [None, 8, 32])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantize(bits, group, symmetric):
+    w = random((32, 6), np.float32, 5)
+    q = jaxext.quantize(w, bits, group, symmetric=symmetric)
+    assert q.qvalue.dtype == {4: jnp.int4, 8: jnp.int8}[bits] and q.scale.shape == (32 // (group or 32), 6)
+    step = wide(np.ones(w.shape), q.scale)
+    assert (np.abs(value(q) - w) <= step * (0.5 if symmetric else 1) * (1 + 1e-5)).all()
+    np.testing.assert_allclose(q.dequantize(), value(q), rtol=1e-6)
+    if symmetric:  # the largest number of each block keeps its value
+        blocks = np.abs(w).reshape(-1, group or 32, 6)
+        np.testing.assert_allclose(np.abs(value(q)).reshape(blocks.shape).max(1), blocks.max(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, None])
+def test_quantize_along_an_axis(axis):
+    w = random((4, 6), np.float32, 5)
+    q = jaxext.quantize(w, axis=axis)
+    assert q.scale.shape == {0: (1, 6), 1: (4, 1), -1: (4, 1), None: (1, 1)}[axis]
+    np.testing.assert_allclose(value(q), w, atol=np.abs(w).max() / 250)
+
+
+@pytest.mark.parametrize("dtype", [*FLOAT8, np.int8, ml_dtypes.int4, ml_dtypes.uint4, np.uint8], ids=lambda dtype: dtype.__name__)
+def test_quantize_saturates(dtype):
+    """Also where a division rounds up, and a block of zeros stays zero."""
+    w = np.array([[3e38, 1e-38, 0.0], [-3e38, -1e-38, 0.0]], np.float32)
+    signed = dtype not in (ml_dtypes.uint4, np.uint8)
+    q = jaxext.quantize(w if signed else np.abs(w), dtype=dtype, symmetric=True)
+    assert q.qvalue.dtype == dtype and (np.asarray(q.scale)[0, 2], *np.asarray(q.qvalue)[:, 2].astype(float)) == (1, 0, 0)
+    largest = float(jnp.finfo(dtype).max if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max)
+    np.testing.assert_array_equal(np.abs(np.asarray(q.qvalue, np.float32))[:, 0], largest)
+
+
+def test_every_pair_of_int4():
+    """All 65,536 pairs of bytes."""
+    pairs = np.arange(1 << 16, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
+    numbers = jax.jit(jaxext.unpack_int4)(pairs)
+    halves = np.stack([pairs & 15, pairs >> 4], -1).reshape(-1, 4).astype(np.int8)
+    np.testing.assert_array_equal(np.asarray(numbers).astype(np.int8), np.where(halves > 7, halves - 16, halves))
+    np.testing.assert_array_equal(jax.jit(jaxext.pack_int4)(numbers), pairs)
+    unsigned = jaxext.unpack_int4(pairs, jnp.uint4)
+    np.testing.assert_array_equal(np.asarray(unsigned).astype(np.int8), halves)
+    y = jaxext.quantized_matmul(np.array([[0.0, 1], [1, 0]], np.float32), jaxext.Quantized(numbers[:2], jnp.ones((1, 1))))
+    np.testing.assert_array_equal(y, np.asarray(numbers)[1::-1].astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with zero points"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_matmul(bits, symmetric, dtype):
+    q, x = weights(bits, 8, symmetric), random((2, 3, 32), dtype, 0)
+    y = jaxext.quantized_matmul(x, q)
+    want = np.asarray(x, np.float64) @ value(q)
+    assert y.dtype == dtype
+    np.testing.assert_allclose(np.asarray(y, np.float64), want, atol=8 * float(jnp.finfo(dtype).eps) * np.abs(want).max())
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with zero points"])
+def test_gradients_of_quantized_matmul(symmetric):
+    """In x and in the scale; and mapped over both, as over experts."""
+    q, x = weights(8, 8, symmetric), jnp.asarray(random((3, 32), np.float32, 0))
+    loss = lambda f: lambda x, s: jnp.sin(f(x, jaxext.Quantized(q.qvalue, s, q.zero_point))).sum()
+    by_value = lambda x, q: jnp.matmul(x, q.dequantize(), precision="highest")
+    for transform in (lambda f: jax.grad(f, (0, 1)), lambda f: jax.hessian(f, (0,)), lambda f: jax.jacfwd(jax.grad(f, 1), 0)):
+        one, other = (transform(loss(f))(x, q.scale) for f in (jaxext.quantized_matmul, by_value))
+        for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+    several = jax.tree.map(lambda of: jnp.stack([of, of[::-1]]), q)
+    y = jax.vmap(jaxext.quantized_matmul, (None, 0))(x, several)
+    np.testing.assert_allclose(y[1], by_value(x, jax.tree.map(lambda of: of[1], several)), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("specs", [(P("n"), P(None, "k")), (P("n", "k"), P("k"))], ids=["N", "K"])
+def test_weights_on_devices(specs, kind):
+    """The scales lie where their blocks do; where K is split one sum is sent, and no weight ever is."""
+    q, x = weights(4, 8, True, (64, 8)), jnp.asarray(random((4, 64), np.float32, 0))
+    mesh = jax.make_mesh((2, 4), ("n", "k"), axis_types=(kind,) * 2)
+    put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+    split = jax.tree.map(lambda of: put(of, specs[1]), q)
+    with jax.set_mesh(mesh):
+        out = P("n") if kind is AxisType.Explicit and specs[1] == P("k") else None
+        f = jax.jit(lambda x, q: jaxext.quantized_matmul(x, q, out_sharding=out))
+        y = f(put(x, specs[0]), split)
+        text = f.lower(put(x, specs[0]), split).compile().as_text() or ""
+    np.testing.assert_allclose(np.asarray(y), np.asarray(x, np.float64) @ value(q), atol=1e-5)
+    sent = [name for name in ("all-gather(", "all-reduce(", "all-to-all(", "collective-permute(") for _ in range(text.count(f" {name}"))]
+    assert sent == (["all-reduce("] if specs[1] == P("k") else [])
+
+
+def test_qwix_arrays_are_taken():
+    """By their attributes."""
+    q = weights(8, None, True)
+    x = random((3, 32), np.float32, 0)
+    other = types.SimpleNamespace(qvalue=q.qvalue, scale=q.scale, zero_point=None, qtype="int8")
+    np.testing.assert_array_equal(jaxext.quantized_matmul(x, other), jaxext.quantized_matmul(x, q))
+
+
+LIST: Any = [1.0]
+X, W, S = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32), np.ones((1, 4), np.float32)
+INT = np.ones((8, 4), np.int8)
+WRONG = {
+    "rank": (TypeError, "as many axes", lambda: jaxext.scaled_dot(X, W[0])),
+    "lists": (TypeError, "lhs is", lambda: jaxext.scaled_dot(LIST, W)),
+    "contraction": (TypeError, "contracting dimensions", lambda: jaxext.scaled_dot(X, W[:4])),
+    "integers": (TypeError, "lhs is int32", lambda: jaxext.scaled_dot(X.astype(np.int32), W)),
+    "integer scales": (TypeError, "rhs_scale is int8", lambda: jaxext.scaled_dot(X, W, rhs_scale=INT[:1])),
+    "blocks": (TypeError, r"lhs_scale has the shape \(2, 3\)", lambda: jaxext.scaled_dot(X, W, lhs_scale=np.ones((2, 3), np.float32))),
+    "axes of a scale": (TypeError, r"lhs_scale has the shape \(2,\)", lambda: jaxext.scaled_dot(X, W, lhs_scale=np.ones(2, np.float32))),
+    "result": (TypeError, "preferred_element_type is int32", lambda: jaxext.scaled_dot(X, W, preferred_element_type=jnp.int32)),
+    "implementation": (ValueError, "implementation is 'cudnn'", lambda: jaxext.scaled_dot(X, W, implementation="cudnn")),
+    "e8m0": (
+        TypeError,
+        "stop_gradient",
+        lambda: jax.grad(lambda s: jaxext.scaled_dot(X, W, lhs_scale=s).astype(jnp.float32).sum())(jnp.ones((2, 1), jnp.float8_e8m0fnu)),
+    ),
+    "no weight": (TypeError, "has no qvalue", lambda: jaxext.quantized_matmul(X, W)),
+    "weight of another K": (TypeError, r"weight.qvalue has the shape \(4, 4\)", lambda: jaxext.quantized_matmul(X, q(INT[:4], S))),
+    "wide weight": (TypeError, "weight.qvalue is int32", lambda: jaxext.quantized_matmul(X, q(INT.astype(np.int32), S))),
+    "integer x": (TypeError, "x is int8", lambda: jaxext.quantized_matmul(INT, q(INT, S))),
+    "blocks of a weight": (TypeError, r"weight.scale has the shape \(3, 4\)", lambda: jaxext.quantized_matmul(X, q(INT, np.ones((3, 4))))),
+    "zeros of another shape": (TypeError, "weight.zero_point has", lambda: jaxext.quantized_matmul(X, q(INT, S, np.ones(4, np.int8)))),
+    "zeros out of range": (ValueError, "from 200 to 200", lambda: jaxext.quantized_matmul(X, q(INT, S, np.full((1, 4), 200)))),
+    "bits": (ValueError, "bits is 3", lambda: jaxext.quantize(W, 3)),
+    "dtype": (TypeError, "dtype is int16", lambda: jaxext.quantize(W, dtype=jnp.int16)),
+    "group": (ValueError, "group is 3", lambda: jaxext.quantize(W, group=3)),
+    "group without an axis": (ValueError, "group is 4 without", lambda: jaxext.quantize(W, group=4, axis=None)),
+    "axis": (ValueError, "axis is 2", lambda: jaxext.quantize(W, axis=2)),
+    "integers to quantize": (TypeError, "w is int8", lambda: jaxext.quantize(INT)),
+    "odd int4": (ValueError, "even size", lambda: jaxext.pack_int4(np.ones((2, 3), ml_dtypes.int4))),
+    "int8 to pack": (TypeError, "q is int8", lambda: jaxext.pack_int4(INT)),
+    "floats to unpack": (TypeError, "packed is float32", lambda: jaxext.unpack_int4(W)),
+}
+
+
+def q(*arrays):
+    return jaxext.Quantized(*arrays)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_calls(case):
+    error, words, call = WRONG[case]
+    with pytest.raises(error, match=words):
+        call()
