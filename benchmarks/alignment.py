@@ -12,13 +12,18 @@ from jaxext.kernels._launch import BITS
 
 SLOTS = "abcxwy"  # of all forms, in their order
 RANGES = ("begin", "end", "visits")  # of ragged products: whole numbers, read one by one
+SCALES = ("x_scale", "w_scale", "y_scale")  # of products of scaled numbers
 
 
 def dtypes_of(problem, launch) -> list[str]:
     """The dtypes of the kernel's pointers: of operands and results."""
-    if hasattr(problem, "J"):
+    if hasattr(problem, "T"):
         return _of_causal(problem, launch)
-    of_slot = dict.fromkeys(RANGES, "i32") | dict(zip(sorted(launch.operands[:2], key=SLOTS.index), problem.dtypes, strict=False))
+    of_slot = (
+        dict.fromkeys(RANGES, "i32")
+        | dict.fromkeys(SCALES, "fp32")
+        | dict(zip(sorted(launch.operands[:2], key=SLOTS.index), problem.dtypes, strict=False))
+    )
     if problem.epilogue is not None:
         of_slot |= {slot: getattr(problem.epilogue, slot) for slot in ("bias", "residual", "scale")}
     partial = "i32" if problem.dtypes[2] == "i32" else "fp32"
@@ -31,7 +36,7 @@ def aligned(problem, launch) -> bool:
 
     A depthwise filter's runs are its taps: they are few, and not counted.  Nor is what an epilogue reads, once.
     """
-    if hasattr(problem, "J"):
+    if hasattr(problem, "T"):
         return _vector(launch) * BITS[problem.dtypes[0]] >= 128 and problem.C * BITS[problem.dtypes[0]] % 128 == 0
     if hasattr(problem, "M"):
         runs = _rows(problem)
@@ -49,7 +54,7 @@ def widest(problem, launch) -> list[int]:
     Which load is of which operand cannot be told, so loads may have what one of them allows.
     """
     config = launch.constants["CONFIG"]
-    if hasattr(problem, "J"):
+    if hasattr(problem, "T"):
         return [math.gcd(16, problem.C * BITS[dtype] // 8) for dtype in (problem.dtypes[0], problem.dtypes[2])]
     if hasattr(problem, "M"):
         rows = _rows(problem)

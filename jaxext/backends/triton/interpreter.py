@@ -1,8 +1,9 @@
 """Runs a kernel launch in Triton's interpreter, on a CPU: for tests, and to debug a kernel with `print`.
 
 TRITON_INTERPRET=1 must be set before Triton is imported.  There is one interpreter per process, and it is slow (milliseconds per operation
-on a tile).  Its `tl.dot` multiplies the bits of bfloat16, and its casts do not round to nearest; both are fixed here, with the dtypes of
-ml_dtypes, and so is `tl.fma`, which rounds twice.  It supports fewer precisions than GPUs; here all of them multiply exactly.
+on a tile).  Its `tl.dot` multiplies the bits of bfloat16, its casts do not round to nearest, and those of integers take them for such bits;
+`tl.fma` rounds twice.  All that is fixed here, with the dtypes of ml_dtypes.  It supports fewer precisions than GPUs; here all of them
+multiply exactly.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def interpret(launch: Launch, *arrays: np.ndarray) -> None:
             mock.patch.object(builder, "options", options),
             mock.patch.object(builder, "create_dot", _dot),
             mock.patch.object(builder, "create_fma", _fma),
+            mock.patch.object(builder, "create_si_to_fp", _float_of_integer),
             mock.patch.object(interpreter, "_convert_float", _convert),
             mock.patch.object(interpreter, "_patch_lang", _once(interpreter._patch_lang)),
         ):
@@ -117,6 +119,12 @@ def _fma(x, y, z):
     """Of float32 numbers.  Triton 3.6 rounds the product too."""
     product = np.multiply(x.data, y.data, dtype=np.float64)
     return interpreter.TensorHandle((product + z.data).astype(z.data.dtype), z.dtype.scalar)
+
+
+def _float_of_integer(x, dtype):
+    """A cast of integers.  The interpreter takes them for the bits of bfloat16."""
+    values = x.data.astype(DTYPES[dtype.scalar.name])
+    return interpreter.TensorHandle(values.view(interpreter._get_np_dtype(dtype)), dtype.scalar)
 
 
 def _convert(bits, source, target, rounding_mode):

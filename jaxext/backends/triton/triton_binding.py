@@ -21,8 +21,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation, apart, causal_problem, conv_problem, matmul_problem
+from jaxext.backends.kernel import (
+    KERNELS,
+    KernelCall,
+    KernelImplementation,
+    apart,
+    causal_problem,
+    conv_problem,
+    matmul_problem,
+    scaled_problem,
+)
 from jaxext.backends.preference import preference
 from jaxext.forms.call import Call, Splitter, no_kernel
 from jaxext.forms.implementation import Plan
@@ -111,6 +121,39 @@ class TritonRagged(TritonKernels):
             return plain.call(result, *given, visits(jnp, begin, end, problem.M, config.tile_m))
 
         return dataclasses.replace(plain, slots=(*plain.slots[:-1], "begin", "end"), call=after_visits)
+
+
+class TritonScaled(TritonKernels):
+    def problem(self, call):
+        from jaxext.kernels import scaled
+
+        return scaled_problem(call, scaled.Problem, call.arch or _INTERPRETED_CAPABILITY)
+
+    def kernels(self, problem):
+        from jaxext.kernels import scaled
+
+        return scaled
+
+    def slower(self, call):
+        return "XLA converts and scales operands inside of its products, and no GPU has shown that to be slower"
+
+    def launch(self, call, problem, config):
+        plain = super().launch(call, problem, config)
+
+        def converted(result, *operands):
+            """Scales are float32 to the kernel, two int4 a byte, and a result of 8 bits float32."""
+            given = [
+                x.astype(jnp.float32)
+                if name.endswith("_scale")
+                else lax.bitcast_convert_type(x.reshape(-1, 2), jnp.int8)
+                if x.dtype == jnp.int4
+                else x
+                for name, x in zip(plain.slots, operands, strict=True)
+            ]
+            wide = result if result.dtype.itemsize > 1 else jax.ShapeDtypeStruct(result.shape, jnp.float32)
+            return plain.call(wide, *given).astype(result.dtype)
+
+        return dataclasses.replace(plain, call=converted)
 
 
 class TritonConv(TritonKernels):
