@@ -31,6 +31,7 @@ from jaxext.tuning import timing
 
 from . import cells, findings, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
+from .heap import keep_freed_memory
 from .targets import in_order, targets
 
 ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "step")
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
     if options.read:
         return _conclude(options, _stored(options.read, "--read"), console)
-    kept = timing.keep_freed_memory()  # before anything asks jax for a device
+    kept = keep_freed_memory()  # before anything asks jax for a device
     chosen = cases(options)
     if options.list:
         names = [case.name for case in chosen]

@@ -195,10 +195,11 @@ def _facts(program: Program | cublas.Product, clock: Clock) -> dict[str, Any]:
     kernels_ms = clock.kernels_ms(program) if isinstance(clock, Cupti) else None
     if isinstance(program, cublas.Product):
         return {"kernels_ms": kernels_ms, "trace_ms": 0.0, "compile_ms": 0.0}
+    memory = program.compiled.memory_analysis()
     return {
         "kernels_ms": kernels_ms,
         "hlo": strays(program.compiled.as_text()),
-        "temporaries_bytes": program.temporaries_bytes,
+        "temporaries_bytes": None if memory is None else memory.temp_size_in_bytes,
         "trace_ms": program.trace_ms,
         "compile_ms": program.compile_ms,
     }

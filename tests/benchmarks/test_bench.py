@@ -33,7 +33,7 @@ on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is about 
 @pytest.fixture(autouse=True)
 def few_problems(monkeypatch):
     monkeypatch.setattr(problems, "PROBLEMS", (MATMUL, CONV))
-    monkeypatch.setattr(timing, "keep_freed_memory", lambda: True)  # the rest of the tests would be kept too
+    monkeypatch.setattr(bench, "keep_freed_memory", lambda: True)  # the rest of the tests would be kept too
 
 
 def options(*arguments):
