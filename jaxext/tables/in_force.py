@@ -66,15 +66,16 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
       ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
     """
     if table is None:
-        return Scope("use_table", _used, _File("no table", ()))
-    if isinstance(table, Table):
-        return Scope("use_table", _used, _File(table.source, (Entry.of(table.context, datetime.date.today(), table.rows),)))
-    path = os.fspath(table)
-    if not os.path.exists(path):
+        file = _File("no table", ())
+    elif isinstance(table, Table):  # of benchmarks
+        file = _File(table.source, (Entry.of(table.context, datetime.date.today(), table.rows),))
+    elif os.path.exists(path := os.fspath(table)):
+        entries, ignored = table_file.try_load(path)
+        _warn(path, ignored)
+        file = _File(path, entries)
+    else:
         raise FileNotFoundError(f"use_table: there is no file {path}")
-    entries, ignored = table_file.try_load(path)
-    _warn(path, ignored)
-    return Scope("use_table", _used, _File(path, entries))
+    return Scope("use_table", _used, file)
 
 
 def _warn(source: str, ignored: str | None) -> None:
@@ -172,10 +173,10 @@ def _read(used, platform: str) -> Table:
             return dataclasses.replace(table, ignored=f"it is of {', '.join(sorted(devices))}, this is {here.device}")
         return table
     path = str(table_file.default_path())
-    files = [table_file.try_load(file) for file in (*sorted(_SHIPPED.glob("*.json")), path)]
+    own, why = table_file.try_load(path)
+    shipped = [entry for file in sorted(_SHIPPED.glob("*.json")) for entry in table_file.load(file)]
     # Warn of invalid measurements in the user's own table only: the user cannot change a table of the package.
-    ignored = next((why for _, why in files if why), None) or select(files[-1][0], here, path).ignored
-    return dataclasses.replace(select([entry for entries, _ in files for entry in entries], here, path), ignored=ignored)
+    return dataclasses.replace(select([*shipped, *own], here, path), ignored=why or select(own, here, path).ignored)
 
 
 def _agree(role: str, table: Table) -> None:
