@@ -66,26 +66,12 @@ def linear(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
     return compiled(_linear, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
 
 
-def _linear(operation: Operation, name, activation, *arrays, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
+def _linear(operation: Operation, name, activation, *arrays, **keywords) -> jax.Array:
     operands = dict(zip(operation.inputs, arrays, strict=True))
-    if preferred_element_type is None:
-        operands |= promoted(operands, "ab")
-    contracted = (((operands["a"].ndim - 1,), (0,)), ((), ()))
-    said = as_dot_general_says([operands[slot] for slot in "ab"], contracted, precision, preferred_element_type)
-    dtype = said.pop("dtype")
-    _refuse_dtypes(name, activation, dtype, {argument: operands[argument] for argument in list(operands)[2:]})
-    ranks = dict(B=0, M=operands["a"].ndim - 1, K=1, N=1, T=1)
-    return _bound(
-        operation,
-        operands,
-        ranks=tuple(ranks[label] for label in operation.free),
-        window=None,
-        dtype=dtype,
-        activation=activation,
-        implementation=implementation,
-        out_sharding=sharding_in_types(name, out_sharding, operands["a"].ndim),
-        **said,
-    )
+    added = {argument: argument for argument in list(operands)[2:]}
+    ndim = operands["a"].ndim
+    ranks = dict(B=0, M=ndim - 1, K=1, N=1, T=1)
+    return _product(operation, name, activation, operands, "ab", (((ndim - 1,), (0,)), ((), ())), ranks, added, **keywords)
 
 
 def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
@@ -112,16 +98,35 @@ def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
     return compiled(_ragged, (operation, name, activation), operation.family, implementation, tuple(arrays.values()), keywords, name=name)
 
 
-def _ragged(operation: Operation, name, activation, x, w, sizes, *added, precision, preferred_element_type, out_sharding, implementation):
+def _ragged(operation: Operation, name, activation, x, w, sizes, *added, **keywords) -> jax.Array:
     begin, end = ranges(sizes, x.shape[0], w.shape[0])
     operands = dict(zip(operation.inputs, (x, w, *added, begin, end), strict=True))
-    if preferred_element_type is None:
-        operands |= promoted(operands, "xw")
-    said = as_dot_general_says([operands[slot] for slot in "xw"], (((1,), (1,)), ((), ())), precision, preferred_element_type)
-    dtype = said.pop("dtype")
-    public = {"bias": "bias", "scale": "row_scale"}
-    _refuse_dtypes(name, activation, dtype, {public[slot]: operands[slot] for slot in operands if slot in public})
+    public = {slot: argument for slot, argument in (("bias", "bias"), ("scale", "row_scale")) if slot in operands}
     ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1, T=1)
+    return _product(operation, name, activation, operands, "xw", (((1,), (1,)), ((), ())), ranks, public, **keywords)
+
+
+def _product(
+    operation: Operation,
+    name: str,
+    activation,
+    operands: dict[str, jax.Array],
+    factors: str,
+    contracted,
+    ranks: Mapping[str, int],
+    added: Mapping[str, str],
+    *,
+    precision,
+    preferred_element_type,
+    out_sharding,
+    implementation,
+) -> jax.Array:
+    """`factors`: the slots of x and w, which are multiplied by lax's rules; `added`: slot -> argument, of what the epilogue adds."""
+    if preferred_element_type is None:
+        operands = operands | promoted(operands, factors)
+    said = as_dot_general_says([operands[slot] for slot in factors], contracted, precision, preferred_element_type)
+    dtype = said.pop("dtype")
+    _refuse_dtypes(name, activation, dtype, {argument: operands[slot] for slot, argument in added.items()})
     return _bound(
         operation,
         operands,
@@ -130,7 +135,7 @@ def _ragged(operation: Operation, name, activation, x, w, sizes, *added, precisi
         dtype=dtype,
         activation=activation,
         implementation=implementation,
-        out_sharding=sharding_in_types(name, out_sharding, 2),
+        out_sharding=sharding_in_types(name, out_sharding, operands[factors[0]].ndim),
         **said,
     )
 

@@ -174,7 +174,7 @@ def _read(used, platform: str) -> Table:
         return table
     path = str(table_file.default_path())
     own, why = table_file.try_load(path)
-    shipped = [entry for file in sorted(_SHIPPED.glob("*.json")) for entry in table_file.load(file)]
+    shipped = [entry for file in sorted(_SHIPPED.glob("*.json")) for entry in table_file.try_load(file)[0]]
     # Warn of invalid measurements in the user's own table only: the user cannot change a table of the package.
     return dataclasses.replace(select([*shipped, *own], here, path), ignored=why or select(own, here, path).ignored)
 
