@@ -66,16 +66,15 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
       ...     print(jaxext.explain(jaxext.matmul, jnp.ones((64, 32)), jnp.ones((32, 16))))
     """
     if table is None:
-        file = _File("no table", ())
-    elif isinstance(table, Table):  # of benchmarks
-        file = _File(table.source, (Entry.of(table.context, datetime.date.today(), table.rows),))
-    elif os.path.exists(path := os.fspath(table)):
-        entries, ignored = table_file.try_load(path)
-        _warn(path, ignored)
-        file = _File(path, entries)
-    else:
+        return Scope("use_table", _used, _File("no table", ()))
+    if isinstance(table, Table):  # of benchmarks
+        return Scope("use_table", _used, _File(table.source, (Entry.of(table.context, datetime.date.today(), table.rows),)))
+    path = os.fspath(table)
+    if not os.path.exists(path):
         raise FileNotFoundError(f"use_table: there is no file {path}")
-    return Scope("use_table", _used, file)
+    entries, ignored = table_file.try_load(path)
+    _warn(path, ignored)
+    return Scope("use_table", _used, _File(path, entries))
 
 
 def _warn(source: str, ignored: str | None) -> None:
