@@ -92,10 +92,10 @@ def run(options: argparse.Namespace) -> int:
         console.width = UNFOLDED
     make_folders(options)
     if options.resume and options.json in (None, "-"):
-        raise UsageError("--resume: it goes on with the file of --json, and there is none")
+        raise UsageError("--resume: name the report to continue with --json")
     if options.compare:
         if options.plot or options.markdown:
-            raise UsageError("--compare: what changed has neither pictures nor Markdown")
+            raise UsageError("--compare: takes neither --plot nor --markdown")
         return _compare(options, console)
     if options.plot and not importlib.util.find_spec("matplotlib"):
         raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")

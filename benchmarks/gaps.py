@@ -80,7 +80,7 @@ def again(gap: Gap, report: Report) -> Case:
     vars(options).update(quick=report.trial, reduced=report.reduced, full=not report.reduced)
     found = [case for case in bench.cases(options) if case.name == gap.row.name]
     if not found:
-        raise UsageError(f"{gap.row.name} is no case of the suite any more")
+        raise UsageError(f"{gap.row.name} is not in the suite any more")
     return found[0]
 
 

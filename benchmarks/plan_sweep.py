@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     worker = Worker()
     try:
         if options.resume and not options.json:
-            raise UsageError("--resume: it goes on with the file of --json, and there is none")
+            raise UsageError("--resume: name the report to continue with --json")
         if options.compare:
             print(sweep_report.compared(*map(sweep_report.read, options.compare)))
             return 0

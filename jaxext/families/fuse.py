@@ -31,12 +31,12 @@ def refuse_shape(name: str, argument: str, x, wanted: tuple, labels: str) -> Non
 
 
 def _refuse_dtypes(name: str, activation, dtype, added: Mapping[str, Any]) -> None:
-    """An activation of integers, and whatever the result's kind of numbers does not hold."""
+    """Raise TypeError for an activation of integers, and for an operand that the result's kind of numbers cannot hold."""
     if activation is not None and not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"{name}: the result is {dtype}, and activation is {activation!r}, want None unless it is inexact")
+        raise TypeError(f"{name}: the result is {dtype} and activation is {activation!r}, want None for a result of integers")
     for argument, x in added.items():
         if _kind(x.dtype) > _kind(dtype):
-            raise TypeError(f"{name}: {argument} is {x.dtype}, want a dtype whose numbers {dtype}, that of the result, can hold")
+            raise TypeError(f"{name}: {argument} is {x.dtype}, want a dtype that converts to {dtype}, the dtype of the result")
 
 
 def _kind(dtype) -> int:
