@@ -142,8 +142,9 @@ def with_gradient(fun) -> Callable:
 
     def both(*args, **kwargs):
         y, pullback = jax.vjp(lambda args, kwargs: fun(*args, **kwargs), args, kwargs)
-        zeros = jax.dtypes.float0
-        return y, pullback(jax.tree.map(lambda y: y if jnp.issubdtype(y.dtype, jnp.inexact) else np.zeros(y.shape, zeros), y))
+        none = jax.dtypes.float0  # the dtype of cotangents of integers
+        cotangents = jax.tree.map(lambda y: y if jnp.issubdtype(y.dtype, jnp.inexact) else np.zeros(y.shape, none), y)
+        return y, [x for x in jax.tree.leaves(pullback(cotangents)) if x.dtype != none]
 
     return both
 
