@@ -19,6 +19,11 @@ from jaxext.families.ragged import ranges
 from jaxext.forms.operation import Operation
 
 
+def given(**optional: Any) -> dict[str, Any]:
+    """The arguments that are not None."""
+    return {argument: x for argument, x in optional.items() if x is not None}
+
+
 def refuse(name: str, arrays: Mapping[str, Any]) -> None:
     for argument, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
@@ -167,20 +172,20 @@ def conv_bias_act(arrays: Mapping[str, Any], activation, *, implementation, **st
 
 def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_sharding, **static) -> jax.Array:
     name = "conv_bias_act"
-    given = dict(zip(names, arrays, strict=True))
-    lhs, rhs = given.pop("lhs"), given.pop("rhs")
+    added = dict(zip(names, arrays, strict=True))
+    lhs, rhs = added.pop("lhs"), added.pop("rhs")
     convolution = functools.partial(lax.conv_general_dilated, **static)
     params, result = as_lax_says(convolution, lhs, rhs)
     features = rhs.shape[params["dimension_numbers"].rhs_spec[0]]
-    if "bias" in given:
-        refuse_shape(name, "bias", given["bias"], (features,), "an element for each output channel")
-    if "residual" in given:
-        refuse_shape(name, "residual", given["residual"], result.shape, "that of the result")
-    _refuse_dtypes(name, activation, result.dtype, given)
+    if "bias" in added:
+        refuse_shape(name, "bias", added["bias"], (features,), "an element for each output channel")
+    if "residual" in added:
+        refuse_shape(name, "residual", added["residual"], result.shape, "that of the result")
+    _refuse_dtypes(name, activation, result.dtype, added)
     params["out_sharding"] = sharding_in_types(name, out_sharding, lhs.ndim)
     form, operands, params, arrangement = arranged(lhs, rhs, implementation=implementation, **params)
-    operation = epilogues.conv_bias_act(len(form.window) // 3, "bias" in given, "residual" in given)
+    operation = epilogues.conv_bias_act(len(form.window) // 3, "bias" in added, "residual" in added)
     arrange = {"bias": Arrangement.bias_from_lax, "residual": Arrangement.from_lax}
-    operands |= {argument: arrange[argument](arrangement, x) for argument, x in given.items()}
+    operands |= {argument: arrange[argument](arrangement, x) for argument, x in added.items()}
     y = arrangement.to_lax(_bound(operation, operands, dtype=result.dtype, activation=activation, **params))
     return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
