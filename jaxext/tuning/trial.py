@@ -129,10 +129,11 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     except RuntimeError as error:  # of the device or of CUPTI
         return dataclasses.replace(row, candidates=tuple(found), skipped=_short(error))
     name = taken(found)
-    (won,) = (c.measurement for c in found if c.name == name)
+    winner = next(c for c in found if c.name == name)
+    won = winner.measurement
     ties = {c.name for c in found if (m := c.measurement) and won and c.name != name and not faster(m, won) and not faster(won, m)}
-    candidates = tuple(dataclasses.replace(c, ties=c.name in ties) for c in found)
-    return dataclasses.replace(row, candidates=candidates, winner=next(c for c in candidates if c.name == name))
+    candidates = tuple(dataclasses.replace(c, ties=True) if c.name in ties else c for c in found)
+    return dataclasses.replace(row, candidates=candidates, winner=winner)
 
 
 def _tried(plan: Plan, config: Any, operands, truth, clock, of_xla) -> tuple[Candidate, tuple[timing.Program, timing.Sampler] | None]:
