@@ -1,7 +1,4 @@
-"""How wide the accesses of a Triton kernel can be, by the addresses at which the rows of its operands and of its result start.
-
-It must not know JAX, nor what a compiler made of the kernel.
-"""
+"""The widest loads and stores that a Triton kernel can use, from the addresses at which the rows of its arrays start."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ def dtypes_of(problem, launch) -> list[str]:
 def aligned(problem, launch) -> bool:
     """Whether every run of consecutive elements that a kernel reads starts and ends at a multiple of 16 bytes.
 
-    A depthwise filter's runs are its taps: they are few, and not counted.  Nor is what an epilogue reads, once.
+    The taps of a depthwise filter are not counted, since they are few, nor are an epilogue's operands, which are read once.
     """
     if hasattr(problem, "T"):
         return _vector(launch) * BITS[problem.dtypes[0]] >= 128 and problem.C * BITS[problem.dtypes[0]] % 128 == 0
@@ -49,9 +46,9 @@ def aligned(problem, launch) -> bool:
 
 
 def widest(problem, launch) -> list[int]:
-    """The bytes that one load and one store may have, 16 at most: as many as divide all addresses at which a row of a tile can start.
+    """The most bytes, up to 16, of one load and of one store: they divide each address at which a row of a tile can start.
 
-    Which load is of which operand cannot be told, so loads may have what one of them allows.
+    The operand of a load is unknown, so any load may be as wide as the widest operand allows.
     """
     config = launch.constants["CONFIG"]
     if hasattr(problem, "T"):

@@ -1,7 +1,7 @@
-"""The harness: which cases of the suite are measured, in what order they are told, and what stays when it is interrupted.
+"""The benchmark harness: chooses cases of the suite, measures them in order, and keeps the rows if it is interrupted.
 
-A row of the report is one case by every library, see cells.py.  No table of measurements counts meanwhile: a report is about the code, and
-to have tuned in between is no change of it.  It must not know how anything is measured, nor how a report is written.
+A row of the report is one case by every library (cells.py).  Tables of measurements are not used: a report is about the code, and must not
+change if the user tunes between two reports.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from jaxext.tuning import timing
 
 from . import cells, findings, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
+from .heap import keep_freed_memory
 from .targets import in_order, targets
 
 ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "step")
@@ -79,11 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 1 if a result was wrong, an implementation failed where lax did not, or one got slower; 130 if it was
-    interrupted, or the device was lost.
+    """Run the command; returns the exit status: 1 if a result is wrong, an implementation failed where lax did not, or one got slower;
+    130 if it was interrupted or the device was lost.
 
     Raises:
-      UsageError: what is asked for is not there.
+      UsageError: an option asks for something that does not exist.
     """
     # JSON on stdout is for programs: what people read goes beside it.
     console = Console(stderr=options.json == "-", highlight=False)
@@ -91,16 +92,16 @@ def run(options: argparse.Namespace) -> int:
         console.width = UNFOLDED
     make_folders(options)
     if options.resume and options.json in (None, "-"):
-        raise UsageError("--resume: it goes on with the file of --json, and there is none")
+        raise UsageError("--resume: name the report to continue with --json")
     if options.compare:
         if options.plot or options.markdown:
-            raise UsageError("--compare: what changed has neither pictures nor Markdown")
+            raise UsageError("--compare: takes neither --plot nor --markdown")
         return _compare(options, console)
     if options.plot and not importlib.util.find_spec("matplotlib"):
         raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
     if options.read:
         return _conclude(options, _stored(options.read, "--read"), console)
-    kept = timing.keep_freed_memory()  # before anything asks jax for a device
+    kept = keep_freed_memory()  # before anything asks jax for a device
     chosen = cases(options)
     if options.list:
         names = [case.name for case in chosen]
@@ -119,7 +120,7 @@ def _stored(path: str, option: str) -> report.Report:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """Those that the options ask for, the most wanted first."""
+    """The cases that the options ask for, the most important first."""
     for name in options.modules:
         module(name)
     gpu = jax.default_backend() == "gpu"
@@ -140,7 +141,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 
 def _in(problem: Problem, numbers: Sequence[str]) -> Problem:
-    """The problem in these numbers, as far as it is about them: one in plain numbers may be asked in any plain ones."""
+    """The problem in those of these numbers that it supports.  A problem in plain numbers supports all plain ones."""
     if not numbers:
         return problem
     plain = not PLAIN.keys().isdisjoint(problem.numbers)
@@ -179,7 +180,7 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Cons
 
 
 def _before(options: argparse.Namespace, world: Mapping[str, Any]) -> report.Report | None:
-    """The report to go on with, if there is one: of the same device, versions and code, whatever else another commit changed."""
+    """The report to resume, if there is one: of the same device, versions and code, but maybe of another commit."""
     if not options.resume or not pathlib.Path(options.json).exists():
         return None
     before = _stored(options.json, "--resume")
@@ -193,7 +194,7 @@ def _before(options: argparse.Namespace, world: Mapping[str, Any]) -> report.Rep
 def _with_rows(
     options: argparse.Namespace, whole: report.Report, chosen: Sequence[Case], how: cells.Bench, console: Console, until: float
 ) -> report.Report:
-    """The report with the rows that it lacks, each written as it comes; those in which a run died before come last."""
+    """The report with its missing rows, each written at once; those in which an earlier run died come last."""
     shown = [library for library in how.libraries if library != "jaxext"]
     console.print(tables.head(shown), soft_wrap=True)
     there = {row.name for row in whole.rows}
@@ -227,7 +228,7 @@ def _row(case: Case, how: cells.Bench) -> report.Measured:
 
 @contextlib.contextmanager
 def _ended_if_stuck() -> Iterator[None]:
-    """The process is, with a traceback, from a thread that needs nothing of Python's."""
+    """End the process with a traceback if a row takes too long, from a thread that does not need Python's lock."""
     faulthandler.dump_traceback_later(STUCK_S, exit=True, file=2)
     try:
         yield
@@ -243,7 +244,7 @@ def _introduce(whole: report.Report, console: Console) -> None:
 
 
 def _with_progress(chosen: Sequence[Case], console: Console) -> Iterator[Case]:
-    """The cases, and on a terminal a bar under the table that says which is being measured and when all will be done."""
+    """The cases; on a terminal, a progress bar shows the case that is measured and the time left."""
     terminal = console if console.is_terminal else Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=terminal, transient=True, redirect_stdout=False, disable=not terminal.is_terminal) as progress:

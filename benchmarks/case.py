@@ -1,7 +1,7 @@
-"""What is measured of a problem: functions of arrays, made with lax's operation or with ours.
+"""The functions that are measured for a problem, made with lax's operation or with ours.
 
-A gradient is a pullback with the cotangent as an argument, so that no more than the one role is computed; a step is all roles in one
-program, as training runs them.  It must not know clocks, nor any particular problem.
+A gradient is a pullback with the cotangent as an argument, so that only one role is computed.  A step is all roles in one program, as in
+training.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PLAIN = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32"}  # kinds that
 
 
 def kind(dtype: str) -> str:
-    """The kind of numbers of that name, or of that dtype."""
+    """The kind of numbers with that name or dtype."""
     numbers = {plain: numbers for numbers, plain in PLAIN.items()}.get(dtype, dtype)
     if numbers not in NUMBERS:
         raise ValueError(f"dtype is {dtype!r}, want one of {', '.join([*PLAIN.values(), *NUMBERS])}")
@@ -70,7 +70,7 @@ def kind(dtype: str) -> str:
 
 
 def how(numbers: str) -> dict[str, Any]:
-    """The arguments of lax's operations that say so."""
+    """The arguments of lax's operations for this kind of numbers."""
     first, second, result = DTYPES[numbers]
     preferred = {} if first == second == result else {"preferred_element_type": result}
     return {"precision": _PRECISIONS[NUMBERS[numbers][1]]} | preferred
@@ -81,7 +81,7 @@ class Case:
     """One role of a problem in one kind of numbers.
 
     `build(library)` is the function to measure, of arrays of those shapes and dtypes, by "lax", by "jaxext" as it comes, or by the
-    implementation of jaxext's that is so named; `truth` is what it ought to give, a function of the same numbers in float64 (or int64).
+    jaxext implementation of that name.  `truth` is a function of the same numbers in float64 (or int64) that gives the right result.
     """
 
     name: str
@@ -171,7 +171,7 @@ def epilogue(role: str, depth: int) -> Callable:
 
 
 def _of_wider(operation: Callable, a, b, *, preferred_element_type=None, **static):
-    """XLA gives operands of 8-bit floats to cuBLASLt where the program widens them first: that is how to ask lax for their product."""
+    """lax's product of 8-bit floats: XLA passes the operands to cuBLASLt if the program widens them first."""
     if preferred_element_type is not None and jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize == 1:
         return operation(a.astype(preferred_element_type), b.astype(preferred_element_type), **static)
     return operation(a, b, preferred_element_type=preferred_element_type, **static)
@@ -179,7 +179,7 @@ def _of_wider(operation: Callable, a, b, *, preferred_element_type=None, **stati
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is asked by sizes, in some roles and kinds of numbers: what all kinds of problems have in common."""
+    """A problem, given by sizes, in some roles and kinds of numbers.  The base class of all kinds of problems."""
 
     name: str
     roles: tuple[str, ...]
@@ -190,11 +190,11 @@ class Problem:
 
     @property
     def products(self) -> tuple[str, ...]:
-        """The roles that are one product each, such as a kernel computes."""
+        """The roles that are a single product."""
         return tuple(role for role in self.roles if role != STEP)
 
     def cases(self, roles: Sequence[str] = ()) -> list[Case]:
-        """All roles, or those named, in all of its numbers, as far as they are what someone would write."""
+        """All roles, or those named, in all of its numbers, except combinations that nobody would write."""
         asked = itertools.product(self.numbers, [role for role in self.roles if not roles or role in roles])
         return [self.case(role, numbers) for numbers, role in asked if self._writable(role, numbers)]
 
@@ -223,13 +223,13 @@ class Problem:
         )
 
     def _writable(self, role: str, numbers: str) -> bool:
-        """Gradients of products of other dtypes than their result's are of mixed dtypes: no operation of lax's takes them directly."""
+        """Whether lax supports it: a gradient has mixed dtypes if the product's result has another dtype than its operands."""
         first, second, result = NUMBERS[numbers][0]
         return first == second == result or first == second and role == "fprop"
 
     @property
     def size(self) -> str:
-        """What to tell it by from others of its name."""
+        """The sizes, which distinguish it from others of the same name."""
         raise NotImplementedError
 
     def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:
@@ -243,12 +243,12 @@ class Problem:
         raise NotImplementedError
 
     def halved(self, stage: str) -> Self:
-        """With the largest size of that stage halved, if it may be any smaller."""
+        """The problem with the largest size of that stage halved, if it can be halved."""
         raise NotImplementedError
 
 
 def product(role: str, batched: bool) -> tuple[Mapping[str, Any], Callable]:
-    """The static arguments and the function of a matrix product a b, of its gradients c bᵀ and aᵀ c on matrices as they lie, or of all."""
+    """The static arguments and the function of a matrix product a b, of one of its gradients c bᵀ and aᵀ c, or of all three."""
     contracted = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "step": ((1,), (0,))}[role]
     if not batched:
         static = {"dimension_numbers": (contracted, ((), ()))}
@@ -295,7 +295,7 @@ def bilinear(form: Form, role: str, shapes: Mapping[str, Sequence[int]]) -> Call
 
 
 def convolution(role: str, x: Sequence[int], w: Sequence[int], mapped: Sequence[int | None] | None) -> Callable:
-    """The function of a convolution of such shapes, of a gradient or of all; its arguments have an axis more where they are `mapped`."""
+    """The function of a convolution of such shapes, of a gradient, or of all three; `mapped` arguments have one more axis."""
 
     def function(op):
         f = {
@@ -321,9 +321,9 @@ def network(role: str) -> Callable:
     """The function of a network of matrix products with GELUs between them, of its gradient in the input or in the weights, or of a step of
     training: mean squared error and gradient descent.
 
-    Weights are normal numbers of variance one, as benchmarks draw them: their usual scale stands behind the product instead.  The slope of
-    a ReLU would jump, so that gradients in 16 bits would differ by several percent for whoever rounds otherwise; and what is computed
-    between products is so in float32, as it costs nothing there.
+    Weights are normal numbers of variance one, as benchmarks draw them, so their usual scale is applied after the product.  GELU is used
+    because the slope of a ReLU jumps: gradients in 16 bits would differ by several percent with the rounding.  Elementwise operations are
+    in float32, which costs nothing.
     """
 
     def function(dot):

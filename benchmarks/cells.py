@@ -1,7 +1,6 @@
 """A row of the report: one case by every library, side by side in this process, on the same operands.
 
-Every library's result is compared with the truth before any is timed; what a library refuses or fails at is its result in words.  It must
-not know which cases are asked for, nor what becomes of the report.
+Every library's result is compared with the truth before any is timed.  If a library refuses or fails, its result is the reason.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ STATE = ("name", "driver_version", "pstate", "clocks.sm", "clocks.mem", "clocks.
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """How rows are measured: by which libraries, with which clock, how often, what the machine could do at most, and whether a GPU's times
-    are those of kernels with a cold L2 alone."""
+    """How rows are measured: the libraries, the clock, the number of samples, the machine's peak rates, and whether (`brief`) only times
+    with a cold L2 cache are taken on a GPU."""
 
     libraries: Sequence[str]
     clock: Clock
@@ -57,8 +56,8 @@ class Bench:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a case asks of a machine: the operations, the bytes that it has to read or write, and how long it takes to copy as many; at
-    least `floor_ms`, where it is known how fast the machine multiplies."""
+    """The work of a case: operations, bytes read and written, the time to copy as many bytes, and the least possible time (`floor_ms`) if
+    the machine's peak rate is known."""
 
     flops: float
     bytes: int
@@ -66,13 +65,13 @@ class Work:
     floor_ms: float | None
 
     def rates(self, ms: float) -> dict[str, float | None]:
-        """By field of a `Result`, for one that takes so long."""
+        """The fields of a `Result` that takes `ms` milliseconds."""
         share = None if self.floor_ms is None else self.floor_ms / ms
         return {"roofline": share, "copy": self.copied_ms / ms, "tflops": self.flops / ms / 1e9, "gbps": self.bytes / ms / 1e6}
 
 
 def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench) -> Measured:
-    """The row of a case: all that the report has of it."""
+    """The row of a case in the report."""
     arguments = random_operands.normal(case.shapes, case.dtypes)
     default = _default(case, arguments)
     mixed = len({product.implementation for product in default}) > 1
@@ -107,7 +106,7 @@ def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench
 
 
 def _attempt(library: str, results: dict, do: Callable[[], Any]) -> Any:
-    """What `do` gives, or None: then why not is the library's result."""
+    """The value of `do()`; if it raises, None, and the reason becomes the library's result."""
     try:
         return do()
     except Exception as error:  # of XLA, of Triton's compiler, of the GPU: the row goes on without it
@@ -119,7 +118,7 @@ def _attempt(library: str, results: dict, do: Callable[[], Any]) -> Any:
 
 
 def _program(case: Case, library: str, arguments: Sequence[jax.Array]) -> Program | cublas.Product:
-    """Compiled, and run once."""
+    """The program, compiled and run once."""
     if library == "cublas":
         if reason := cublas.refusal(case):
             raise NotImplementedError(REFUSED + reason)
@@ -131,7 +130,7 @@ def _program(case: Case, library: str, arguments: Sequence[jax.Array]) -> Progra
 
 
 def _default(case: Case, arguments: Sequence[jax.Array]) -> tuple[Default, ...]:
-    """What jaxext takes where nobody names an implementation, by product."""
+    """For each product, the implementation that jaxext takes if none is named."""
     rows = jaxext.explain(case.build("jaxext"), *arguments).rows
     return tuple(Default(row.chosen, row.how) for row in rows if row.chosen)
 
@@ -145,7 +144,7 @@ def _work(case: Case, arguments: Sequence[jax.Array], ceilings: Mapping[str, flo
 
 
 def _errors(case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, Any], results: dict) -> dict[str, dict]:
-    """By library, those fields of its `Result`; texts where there is no truth."""
+    """Library -> the error fields of its `Result`; texts if there is no truth."""
 
     def exactly(real, precision):
         with jax.default_matmul_precision(precision and precision.name.lower()):
@@ -170,8 +169,8 @@ def _errors(case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, A
 
 
 def _samples(clock: Callable, programs: Mapping[str, Any], results: dict, repeats: int, field: str) -> dict[str, list[float]]:
-    """Milliseconds by library, taken in turn; what fails meanwhile is out of it from then on.  Without "ms" a library has failed; any other
-    field is None then, and what was measured before stays."""
+    """Milliseconds by library, sampled in turn.  A library that fails is not sampled again: if the field is "ms", it has failed; otherwise
+    the field is None, and earlier measurements stay."""
     failed = results if field == "ms" else dict(results)
 
     def guarded(library, sampler):
@@ -191,21 +190,22 @@ def _samples(clock: Callable, programs: Mapping[str, Any], results: dict, repeat
 
 
 def _facts(program: Program | cublas.Product, clock: Clock) -> dict[str, Any]:
-    """Those fields of a `Result` that say why it takes so long."""
+    """The fields of a `Result` that explain its time."""
     kernels_ms = clock.kernels_ms(program) if isinstance(clock, Cupti) else None
     if isinstance(program, cublas.Product):
         return {"kernels_ms": kernels_ms, "trace_ms": 0.0, "compile_ms": 0.0}
+    memory = program.compiled.memory_analysis()
     return {
         "kernels_ms": kernels_ms,
         "hlo": strays(program.compiled.as_text()),
-        "temporaries_bytes": program.temporaries_bytes,
+        "temporaries_bytes": None if memory is None else memory.temp_size_in_bytes,
         "trace_ms": program.trace_ms,
         "compile_ms": program.compile_ms,
     }
 
 
 def strays(text: str) -> dict[str, int]:
-    """How many instructions of a compiled program, those in fusions too, move what a product should take as it lies."""
+    """The number of instructions in a compiled program, including fusions, that only move data."""
     opcodes = INSTRUCTION.findall(text)
     if not opcodes:
         raise ValueError(f"strays: no instruction of XLA is found in {text[:200]!r}")
@@ -213,8 +213,8 @@ def strays(text: str) -> dict[str, int]:
 
 
 def ceilings(dtypes: Sequence[str], clock: Clock, quick: bool, known: Mapping[str, float]) -> dict[str, float]:
-    """Bytes per second of a large copy ("copy"), read and written, and by dtype operations per second of a large product of matrices, each
-    at its fastest; dtypes whose product cannot be had are left out.  What is known is not measured again."""
+    """Peak rates: bytes per second of a large copy ("copy"), counting reads and writes, and operations per second of a large matrix product
+    by dtype.  Dtypes without a product are left out.  Rates in `known` are not measured again."""
     gpu = jax.default_backend() == "gpu"
     size, n = (1 << 20, 128) if quick else (2 << 30, 8192) if gpu else (64 << 20, 1024)
 
@@ -237,7 +237,7 @@ def ceilings(dtypes: Sequence[str], clock: Clock, quick: bool, known: Mapping[st
 
 
 def lost() -> str | None:
-    """Why the device computes no more, or None: after an illegal access nothing in this process does, of whatever library."""
+    """The reason if the device has stopped working, or None: after an illegal access every later program of the process fails."""
     try:
         np.asarray(jnp.arange(2) + 1)
     except Exception as error:
@@ -245,11 +245,11 @@ def lost() -> str | None:
 
 
 def state() -> dict[str, str]:
-    """Of the GPU, right now; of a CPU nothing is known."""
+    """The state of the GPU now, from nvidia-smi; empty on a CPU."""
     if jax.default_backend() != "gpu":
         return {}
-    # A UUID is the same GPU to both.  A number is where all GPUs are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID: else CUDA's first is
-    # the fastest.
+    # A UUID means the same GPU to CUDA and to nvidia-smi.  A number does if all GPUs are of one kind or CUDA_DEVICE_ORDER is PCI_BUS_ID;
+    # otherwise CUDA numbers the fastest GPU first.
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
     query = ["nvidia-smi", "-i", device, f"--query-gpu={','.join(STATE)}", "--format=csv,noheader"]
     try:

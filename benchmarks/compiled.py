@@ -1,8 +1,8 @@
-"""What the compiler makes of every Triton kernel, told without a GPU: registers, spills, shared memory, and the instructions that matter.
+"""Compiles every Triton kernel without a GPU and reports registers, spills, shared memory, and the important instructions.
 
-Each problem of the suite tagged "sweep" is compiled, in its roles and kinds of numbers, with every candidate configuration for every
-architecture; the others with what the kernel picks on sm_90, or not at all, or like those.  A row tells one compilation; `LAWS` say what is
-wrong with a row: a few bytes that are put down outside all loops are not.  Speed is not told: that takes a device.  It must not know JAX.
+Each problem of the suite tagged "sweep" is compiled in its roles and kinds of numbers, with every candidate config, for every architecture.
+The `others` are compiled with the config picked on sm_90, in the same way, or not at all.  A row describes one compilation.  `LAWS` say
+what is wrong with a row; a few bytes spilled outside of all loops are allowed.  Speed needs a device and is not reported.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Program:
 
 
 def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (), others: str = "picks") -> Iterator[Program]:
-    """What is to be compiled; problems that the kernel refuses are left out."""
+    """The programs to compile, without problems that the kernel refuses."""
     for case in COMPILED:
         if kernel not in ("", case.kernel) or substring not in case.name:
             continue
@@ -117,7 +117,7 @@ def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (),
 
 
 def compile_row(program: Program) -> dict:
-    """Compile one program and tell what came out of it."""
+    """Compile one program and return its row."""
     problem, row = program.problem, described(program)
     start = time.perf_counter()
     try:
@@ -148,7 +148,7 @@ def described(program: Program) -> dict:
 
 
 def facts(problem, launch) -> dict:
-    """What is known without compiling."""
+    """The facts of a row that need no compiler."""
     return {
         "name": launch.name,
         "warps": launch.num_warps,
@@ -161,14 +161,14 @@ def facts(problem, launch) -> dict:
 
 
 def innermost(error: BaseException) -> str:
-    """The cause of the cause, and of Triton's quotation of the source only its last line."""
+    """The innermost cause of an error, with only the last line of Triton's quotation of the source."""
     while error.__cause__:
         error = error.__cause__
     return f"{type(error).__name__}: {''.join(str(error).strip().splitlines()[-1:])}"
 
 
 def compile_launch(launch, problem) -> Any:
-    """As jax-triton would, up to PTX: pointers are aligned to 16 bytes, all else is constant."""
+    """Compile as jax-triton does, up to PTX: pointers are aligned to 16 bytes, everything else is constant."""
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
@@ -198,7 +198,7 @@ def without_cubin(backend=None, stages=None, *_) -> tuple[str, str]:
 
 
 def dots(ttir: str) -> list[dict]:
-    """The products of tiles that the kernel asks for."""
+    """The tile products in the kernel's code."""
     return [
         {"rows": int(m), "columns": int(n), "depth": int(k), "dtype": dtype, "precision": precision or "ieee"}
         for precision, m, k, dtype, _, n, _ in sorted(set(_DOT.findall(ttir)))
@@ -206,7 +206,7 @@ def dots(ttir: str) -> list[dict]:
 
 
 def assembled(ptx: str) -> dict:
-    """Resources of the machine code, and its instructions counted: loads by their bytes, tensor cores by their generation."""
+    """The resources of the machine code and its instruction counts: loads by width, tensor core instructions by generation."""
     target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
     assert target
     with tempfile.TemporaryDirectory() as folder:
@@ -244,9 +244,9 @@ def assembled(ptx: str) -> dict:
 def loads_narrowly(row: dict) -> bool:
     """Whether operands that could be read 16 bytes at a time are not.
 
-    A tile must have that much for every thread.  Only tiles of half precision go into shared memory as they lie: others are turned on their
-    way where the tensor cores read them along the depth alone, in pieces of 4 or 8 bytes, so of those one wide load is all that is asked;
-    and of what has an epilogue, whose bias is a single row.
+    A tile must have 16 bytes for every thread.  Only tiles of half precision are copied to shared memory unchanged.  Others are transposed
+    on the way, in pieces of 4 or 8 bytes, if the tensor cores need the depth contiguous.  For these, and for kernels with an epilogue,
+    whose bias is a single row, one wide load suffices.
     """
     sizes = [BITS[dtype] // 8 for dtype in row["dtypes"][:2]]
     least = 16 * 32 * row["warps"] // min(sizes)
@@ -258,15 +258,15 @@ def loads_narrowly(row: dict) -> bool:
 
 
 def reaches_too_wide(row: dict) -> bool:
-    """Whether an access is wider than the addresses of odd rows allow: a fault on a GPU, which the interpreter never sees."""
+    """Whether an access is wider than the alignment of odd rows allows: a fault on a GPU that the interpreter cannot find."""
     return any(int(width) > most for kind, most in zip(("loads", "stores"), row["widest"], strict=True) for width in row[kind])
 
 
 def misses_tensor_cores(row: dict) -> bool:
-    """Whether a product of tiles is not made by the tensor cores that Triton has for it; float32's own products have none.
+    """Whether a tile product does not use the tensor core instruction that Triton has for it.  Exact float32 products have none.
 
-    Hopper's wgmma takes 64 rows per warp group, so a tile needs that many, and warps in fours; Blackwell's tcgen05 likewise, and 16
-    columns.  All else goes to mma, as on Ampere; and so may what is not of half precision, of which some must be there.
+    Hopper's wgmma takes 64 rows per warp group, so a tile needs 64 rows and a multiple of four warps; Blackwell's tcgen05 also needs 16
+    columns.  Other tiles use mma, as on Ampere.  Products that are not of half precision may use either, but must use one.
     """
     newest, columns = {90: ("wgmma", 8), 100: ("tcgen05", 16)}.get(row["arch"], ("mma", 1))
 
@@ -318,7 +318,7 @@ def line(row: dict) -> str:
 
 
 def missing() -> str | None:
-    """Why nothing can be compiled here, or None."""
+    """The reason if nothing can be compiled here, or None."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1":

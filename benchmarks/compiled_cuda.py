@@ -1,7 +1,7 @@
-"""What the compiler made of every CUDA kernel in the compiled module, told without a GPU: resources, and the instructions that matter.
+"""Reads the resources and the important instructions of every CUDA kernel in the compiled module, without a GPU.
 
-A row tells one kernel for one architecture.  Those that are in the module as PTX, for GPUs to come, are assembled here for the ones that
-are known: there a driver's assembler decides in the end.  `LAWS` say what is wrong with a row.  Speed is not told: that takes a device.
+A row describes one kernel for one architecture.  Kernels that the module holds as PTX, for future GPUs, are assembled here for the known
+architectures; on a GPU the driver's assembler decides.  `LAWS` say what is wrong with a row.  Speed needs a device and is not reported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAME = re.compile(
 
 
 def rows_of(module: pathlib.Path, tables: Iterable[dict], archs: Collection[int]) -> Iterator[dict]:
-    """The kernels in a compiled module, and what its tables tell of them."""
+    """The rows of the kernels in a compiled module, with the facts from its tables."""
     told = {identity(row): row for row in tables}
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         found = images(module, pathlib.Path(folder), archs)
@@ -97,7 +97,7 @@ def kernels_in(image: Image) -> list[dict]:
 
 
 def count(code: str) -> dict:
-    """The instructions that matter, in a function's disassembly; accesses to global memory by their bytes."""
+    """The counts of the important instructions in a function's disassembly; accesses to global memory by width."""
     counted, loads, stores, end = collections.Counter(), collections.Counter(), collections.Counter(), 0
     for place, name, modifiers, _ in instructions(code):
         end = place + 16  # bytes of an instruction
@@ -165,7 +165,7 @@ def describe(name: str) -> dict:
 
 
 def identity(row: dict) -> tuple:
-    """What tells one row of the module's tables, or of this one, from the others."""
+    """The fields that identify a row."""
     family = "conv" if "rank" in row else "ragged" if "cluster_n" in row else "matmul"
     kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else f"{family}_{row['role']}")
     names = {
@@ -176,7 +176,7 @@ def identity(row: dict) -> tuple:
 
 
 def demangled(function: str) -> str:
-    """By the C++ library, which the module needs anyway."""
+    """The names, demangled by the C++ library, which the module needs anyway."""
     demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
     demangle.restype = ctypes.c_void_p
     text = demangle(function.encode(), None, None, None)
@@ -246,7 +246,7 @@ def line(row: dict) -> str:
 
 
 def missing(path: pathlib.Path | None = None) -> str | None:
-    """Why no module can be read, this one or jaxext's own, or None."""
+    """The reason if the module, this one or jaxext's own, cannot be read, or None."""
     if path is None and not own():
         return f"no CUDA kernels: {cuda_binding.missing()}"
     try:
@@ -257,7 +257,7 @@ def missing(path: pathlib.Path | None = None) -> str | None:
 
 
 def own() -> pathlib.Path | None:
-    """The module that was compiled when jaxext was installed: it is read, so it need not fit this jaxlib."""
+    """The module compiled with jaxext.  It is read but not loaded, so it need not fit this jaxlib."""
     spec = importlib.util.find_spec("jaxext._cuda_module")
     return pathlib.Path(spec.origin) if spec and spec.origin else None
 
@@ -271,7 +271,7 @@ def load(path: pathlib.Path) -> Any:
 
 
 def tables(module: Any) -> list[dict]:
-    """A row for each kernel of Hopper that the module tells of."""
+    """A row for each Hopper kernel in the module's tables."""
     return [*module.matmul_kernels(), *module.ragged_kernels(), *module.conv_kernels()]
 
 

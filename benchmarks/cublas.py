@@ -1,6 +1,6 @@
-"""cuBLAS by itself, as CuPy gives it: what a matrix product takes that no compiler chose an algorithm for.
+"""Matrix products by cuBLAS through CuPy, with cuBLAS's own choice of the algorithm.
 
-Arrays go there and back by DLPack, as integers of their width, since CuPy has no bfloat16.  It must not know clocks.
+Arrays are exchanged by DLPack, as integers of the same width, since CuPy has no bfloat16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS = {2: jnp.uint16, 4: jnp.uint32}
 
 
 def refusal(case: Case) -> str | None:
-    """Why this is no case for it, or None; the reasons of a machine come after those of the case."""
+    """The reason if cuBLAS does not measure this case, or None; reasons of the case come before those of the machine."""
     if case.role not in ("nn", "nt", "tn") or len(case.shapes[0]) != 2:
         return "cuBLAS is called for single products of matrices"
     if set(case.dtypes) - TYPES.keys() or len(set(case.dtypes)) > 1 or any(case.how.values()):
@@ -37,7 +37,7 @@ def refusal(case: Case) -> str | None:
 
 
 class Product:
-    """A call gives the product of the case's matrices once it is there."""
+    """A call computes the product of the case's matrices and waits for it."""
 
     def __init__(self, case: Case, arguments: Sequence[jax.Array]):
         import cupy
@@ -67,5 +67,5 @@ class Product:
         self._cupy.cuda.get_current_stream().synchronize()
 
     def result(self) -> jax.Array:
-        """Of the last call."""
+        """The result of the last call."""
         return lax.bitcast_convert_type(jax.dlpack.from_dlpack(self._result), self._dtype)

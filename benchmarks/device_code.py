@@ -1,7 +1,7 @@
-"""A hash of the Triton kernels as the compiler reads them: whether a table of `python -m jaxext kernels` is of the present kernels.
+"""A hash of the Triton kernels as the compiler reads them, which tells whether a table of `python -m jaxext kernels` is up to date.
 
-It covers the functions under `triton.jit`, the classes of their constants, and the constants of the modules.  It leaves out comments,
-docstrings, and the functions that launch kernels.  This file must not know Triton.
+It covers the functions under `triton.jit`, the classes of their constants, and the constants of the modules, without comments, docstrings,
+and the functions that launch kernels.
 """
 
 import ast

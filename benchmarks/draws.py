@@ -1,7 +1,7 @@
 """Random geometries of convolutions, of every kind that people use, and those that once were slow.
 
-A draw is a function of a seed and a number, so a sweep can go on where it ended.  First come the channels, the filter and the steps; then
-the images are made as large as the work asks for, which is log-uniform with fewer at the top.  It must not know what is measured.
+A draw is a function of a seed and a number, so a sweep can resume.  First the channels, the filter and the strides are drawn.  Then the
+images get the size for the wanted work, which is log-uniform with fewer at the top.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROLES = ("fprop", "dgrad", "wgrad")
 
 @dataclasses.dataclass
 class Draw:
-    """What is known before the images have sizes; C and K are per group."""
+    """A geometry before its images have sizes; C and K are per group."""
 
     rank: int
     C: int
@@ -51,7 +51,7 @@ class Draw:
 
 
 def draw(seed: int, number: int, kinds: tuple[str, ...] = ()) -> tuple[str, Geometry]:
-    """The kind and the geometry of that number; kinds (all if none are named) take turns."""
+    """The kind and the geometry with that number; the named kinds, or all, take turns."""
     kinds = kinds or tuple(KINDS)
     kind, attempt = kinds[number % len(kinds)], 0
     while True:
@@ -64,7 +64,7 @@ def draw(seed: int, number: int, kinds: tuple[str, ...] = ()) -> tuple[str, Geom
 
 
 def _sized(rng: random.Random, d: Draw, wanted: float) -> Geometry | None:
-    """With images of about as much work as is wanted; None if there is nothing, or far too much, of them."""
+    """The geometry with images of about the wanted work; None if they would be empty or far too large."""
     each = d.batch * d.C * d.K * d.groups * math.prod(d.taps) / math.prod(d.input_dilation)
     positions = wanted / each  # of all images
     if positions < 1 / 2:
@@ -100,7 +100,7 @@ def _sized(rng: random.Random, d: Draw, wanted: float) -> Geometry | None:
 
 
 def _padding(rng: random.Random, style: str, size: int, span: int, stride: int) -> tuple[int, int]:
-    """`span` is the dilated filter's."""
+    """Random padding; `span` is the size of the dilated filter."""
     if style == "any":
         style = rng.choices(("SAME", "VALID", "full", "causal", "uneven", "cropped"), (60, 20, 4, 4, 8, 4))[0]
     if style in ("SAME", "VALID"):
@@ -111,7 +111,7 @@ def _padding(rng: random.Random, style: str, size: int, span: int, stride: int) 
 
 
 def _size(rng: random.Random, least: float, most: float, round_to: int = 8) -> int:
-    """Log-uniform; half of those that are large enough are a multiple of `round_to`."""
+    """A log-uniform size; half of the sizes that are large enough are multiples of `round_to`."""
     n = round(math.exp(rng.uniform(math.log(least), math.log(most))))
     if n > round_to and rng.random() < 0.5:
         n = max(round_to, n // round_to * round_to)
@@ -119,7 +119,7 @@ def _size(rng: random.Random, least: float, most: float, round_to: int = 8) -> i
 
 
 def _taps(rng: random.Random, rank: int, least: int = 1, most: int = 7, total: int = 200) -> tuple[int, ...]:
-    """Mostly the same along all axes, and mostly odd; fewer with more axes, so that there are no more than `total`."""
+    """A filter, mostly of equal and odd sizes; smaller with more axes, with at most `total` taps."""
     most = max(least, min(most, int(total ** (1 / max(rank, 1)))))
     n = min(most, rng.randint(least, most) | 1) if rng.random() < 0.8 else rng.randint(least, most)
     return (n,) * rank if rng.random() < 0.8 else tuple(rng.randint(least, most) for _ in range(rank))
@@ -271,7 +271,7 @@ def _long(rng):
 
 
 def _mixed(rng):
-    """Steps of all three kinds at once, any groups."""
+    """Stride and both dilations at once, with any groups."""
     rank = _rank(rng, 0, 3, 5, 3)
     depthwise = rng.random() < 0.3
     C, K = (1, rng.choice((1, 1, 2))) if depthwise else (_size(rng, 1, 64), _size(rng, 1, 64))

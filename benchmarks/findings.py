@@ -1,7 +1,7 @@
-"""What follows from a report: ratios, targets that are reached or missed, faults, means, and what changed from one report to another.
+"""Conclusions from a report: ratios, targets reached or missed, faults, means, and changes from one report to another.
 
-A difference counts if it is beyond the noise: the quartiles of the two lie apart, and the medians differ by more than LEAST and by more
-than the two spreads together.  It must not know jax, nor how findings are shown.
+A difference counts if it is beyond the noise: the quartile ranges do not overlap, and the medians differ by more than LEAST and by more
+than the two spreads together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_ROW = "no such row"  # why a time is missing, or new
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """A target, and what was got; None where there is no time, or the result is wrong."""
+    """A target and the value reached; None if there is no time or the result is wrong."""
 
     ours: str
     kind: str
@@ -40,7 +40,7 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """Of the ratios of a group of rows: `least` with the row that has it; `losers` are below 1 beyond the noise."""
+    """The mean ratio of a group of rows, the least ratio with its row, and the number of `losers`: below 1 beyond the noise."""
 
     group: Hashable
     ours: str
@@ -54,7 +54,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Of one library on one row; a time is None where there is none, and `why` then says why, if that is known."""
+    """The change of one library on one row.  A time may be None; `why` gives the reason if it is known."""
 
     name: str
     library: str
@@ -66,14 +66,14 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """`warnings` say what else than the code may have changed."""
+    """The changes between two reports.  `warnings` name other changes than those of the code."""
 
     warnings: tuple[str, ...]
     changes: tuple[Change, ...]
 
     @property
     def regressions(self) -> tuple[Change, ...]:
-        """What got slower, of jaxext's own."""
+        """The implementations of jaxext that got slower."""
         return tuple(change for change in self.changes if change.verdict == SLOWER and change.library not in THEIRS)
 
 
@@ -82,11 +82,11 @@ def ratio(row: Measured, ours: str, other: str) -> float | None:
 
     Args:
       row: of a report.
-      ours: a library, or "default": what jaxext takes where nobody names an implementation.
+      ours: a library, or "default": the implementation that jaxext takes if none is named.
       other: a library, or "best": the faster of lax and `xla`; lax alone if `ours` is `xla`.
 
     Returns:
-      the ratio of the medians, above 1 where `ours` is faster; None where one has no time, or the result of `ours` is wrong.
+      the ratio of the medians, above 1 if `ours` is faster; None if one has no time or the result of `ours` is wrong.
 
     Example:
       >>> ratio(row, "cuda", "best")
@@ -96,7 +96,7 @@ def ratio(row: Measured, ours: str, other: str) -> float | None:
 
 
 def standing(row: Measured, ours: str, other: str) -> str | None:
-    """Whether `ours` is "faster" than `other`, "slower", or "within the noise", of those of `ratio`; None where one has no time."""
+    """Whether `ours` is "faster" than `other`, "slower", or "within the noise" (arguments as of `ratio`); None if one has no time."""
     pair = _pair(row, ours, other)
     return compared(pair[1], pair[0]) if pair else None
 
@@ -122,7 +122,7 @@ def compared(before: Quartiles, after: Quartiles) -> str:
 
 
 def verdicts(row: Measured) -> list[Verdict]:
-    """Every target of the row, with what was got."""
+    """Every target of the row, with the value reached."""
 
     def got(ours: str, kind: str) -> float | None:
         if kind in RATIOS:
@@ -133,12 +133,12 @@ def verdicts(row: Measured) -> list[Verdict]:
 
 
 def missed(row: Measured) -> list[str]:
-    """The targets that the row does not reach; all those of an implementation that has no time."""
+    """The targets that the row misses, including all targets of an implementation without a time."""
     return [str(verdict) for verdict in verdicts(row) if not verdict.reached]
 
 
 def faults(row: Measured) -> list[str]:
-    """What must not be: failures of ours where lax has none, and results that are not right."""
+    """Faults: failures of ours if lax has none, and wrong results."""
     found = []
     for library in (library for library in row.results if library not in THEIRS):
         result = row.results[library]
@@ -151,13 +151,13 @@ def faults(row: Measured) -> list[str]:
 
 
 def wrong(row: Measured, library: str) -> bool:
-    """Whether a result is beyond the law of errors, NaN too."""
+    """Whether the error of a result is over the limit, or NaN."""
     result = row.timed.get(library)
     return result is not None and isinstance(result.error, float) and not result.error <= row.law
 
 
 def notes(rows: Iterable[Measured]) -> list[str]:
-    """Every reason of a refusal, a failure or a result that nothing was compared with, once, with the first row that had it."""
+    """The reason of each refusal, failure or unchecked result, once, with its first row."""
     found: dict[str, str] = {}
     for row in rows:
         for library, result in row.results.items():
@@ -180,7 +180,7 @@ def summary(rows: Iterable[Measured], by: Callable[[Measured], Hashable] = lambd
       by: the group of a row; its kind and role.
 
     Returns:
-      by group in the order of the rows, and by implementation: `xla` over lax, those made of kernels over the best of both.
+      for each group, in the order of the rows, and each implementation: `xla` over lax, kernels over the best of both.
 
     Example:
       >>> summary(report.rows, by=lambda row: row.kind)
@@ -193,7 +193,7 @@ def summary(rows: Iterable[Measured], by: Callable[[Measured], Hashable] = lambd
 
 
 def mean(group: Hashable, rows: Iterable[Measured], ours: str, other: str = "best") -> Mean | None:
-    """Of the `ratio`s of the rows on which both have a time; None if there are none."""
+    """The mean `ratio` of the rows on which both have a time; None if there are none."""
     found = {row.name: (ratio(row, ours, other), standing(row, ours, other)) for row in rows}
     ratios = {name: ratio for name, (ratio, _) in found.items() if ratio is not None}
     if not ratios:
@@ -205,13 +205,13 @@ def mean(group: Hashable, rows: Iterable[Measured], ours: str, other: str = "bes
 
 
 def compare(before: Report, after: Report) -> Comparison:
-    """What changed from one report to another beyond the noise, for each library on each row, in the order of the rows.
+    """The changes from one report to another, for each library on each row, in the order of the rows.
 
     Args:
       before, after: the reports.
 
     Returns:
-      every change, those within the noise too; rows of one name but other shapes are not compared, and a warning says so.
+      every change, also those within the noise.  Rows of one name but other shapes are not compared, with a warning.
 
     Example:
       >>> compare(read("a.json"), read("b.json")).regressions
@@ -238,7 +238,7 @@ def _change(name: str, library: str, old: Measured | None, new: Measured | None)
 
 
 def _why(row: Measured | None, library: str) -> str:
-    """Why there is no time."""
+    """The reason why there is no time."""
     if row is None:
         return NO_ROW
     result = row.results.get(library)
@@ -246,7 +246,7 @@ def _why(row: Measured | None, library: str) -> str:
 
 
 def _differences(before: Report, after: Report) -> list[str]:
-    """Between the worlds in which two reports were made."""
+    """The differences between the environments of two reports."""
     worlds = [before.environment, after.environment]
     versions = [world["versions"] for world in worlds]
     pairs = [(what, *(world.get(what) for world in worlds)) for what in ("device", "processor", "cores")]
@@ -259,7 +259,7 @@ def _differences(before: Report, after: Report) -> list[str]:
 
 
 def _drift(changes: Sequence[Change]) -> list[str]:
-    """lax is the same code in both, if the versions are: where its times moved, the machine did."""
+    """The change of the machine: lax is the same code in both reports if the versions are, so its times should not change."""
     moved = [change.after[1] / change.before[1] for change in changes if change.library == "lax" and change.before and change.after]
     drift = statistics.geometric_mean(moved) if moved else 1.0
     return [f"lax itself takes {drift:.2f} times as long as before, in the geometric mean"] if abs(math.log(drift)) > LEAST else []

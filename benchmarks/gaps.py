@@ -1,9 +1,9 @@
-"""The largest gaps between a report of the benchmark and what was aimed at; each can be run again by itself, for a profiler.
+"""The largest gaps between a report of the benchmark and its aims; each can be run again by itself, for a profiler.
 
     python -m jaxext.benchmarks.gaps gpu.json
     ncu --set full --profile-from-start off python -m jaxext.benchmarks.gaps gpu.json --run 1
 
-What is aimed at are the targets of a row (targets.py) or, in a report without any, the roofline.  It must not know how time is taken.
+The aims are the targets of a row (targets.py) or, in a report without any, the roofline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .report import THEIRS, Measured, Report, read
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
-    """A library takes `factor` times as long for a row as was aimed at; `aim` says what that was."""
+    """A library that takes `factor` times as long for a row as its aim."""
 
     row: Measured
     library: str
@@ -39,13 +39,13 @@ class Gap:
 
 
 def gaps(report: Report) -> list[Gap]:
-    """One of each library and row that is slower than it should be, the largest first.
+    """One gap for each library and row that is slower than its aim, the largest first.
 
     Args:
       report: of the benchmark.
 
     Returns:
-      the gaps; none of a library that has no time for a row, or a wrong result.
+      the gaps, without those of libraries that have no time for a row or a wrong result.
 
     Example:
       >>> print(*gaps(read("gpu.json"))[:10], sep="\\n")
@@ -59,7 +59,7 @@ def gaps(report: Report) -> list[Gap]:
 
 
 def _missed(row: Measured) -> list[Gap]:
-    """Every kind of target is so much over the time, so time is to shrink as what was got is to grow."""
+    """The factor by which a target is missed.  Every kind of target is inversely proportional to the time."""
     missed = [verdict for verdict in findings.verdicts(row) if verdict.got and not verdict.reached]
     return [Gap(row, verdict.ours, verdict.target / verdict.got, _aim(verdict.kind, verdict.target)) for verdict in missed if verdict.got]
 
@@ -75,21 +75,21 @@ def _below_the_roofline(row: Measured) -> list[Gap]:
 
 
 def again(gap: Gap, report: Report) -> Case:
-    """The case that a gap is of."""
+    """The case of a gap."""
     options = argparse.Namespace(modules=[], tags=[], only=[gap.row.name], roles=[gap.row.role], dtype=[gap.row.numbers])
     vars(options).update(quick=report.trial, reduced=report.reduced, full=not report.reduced)
     found = [case for case in bench.cases(options) if case.name == gap.row.name]
     if not found:
-        raise UsageError(f"{gap.row.name} is no case of the suite any more")
+        raise UsageError(f"{gap.row.name} is not in the suite any more")
     return found[0]
 
 
 def run(gap: Gap, report: Report) -> None:
-    """Compiles, runs once, and then runs what a profiler is to see.
+    """Compile the case, run it once, and then run it under the profiler.
 
     Raises:
       UsageError: the suite has no such case.
-      RuntimeError: the profiler is not told.
+      RuntimeError: the profiler cannot be started.
     """
     case = again(gap, report)
     program = timing.compile(case.build(gap.library), random_operands.normal(case.shapes, case.dtypes))
@@ -102,7 +102,7 @@ def run(gap: Gap, report: Report) -> None:
 
 
 def _profiler(function: str) -> None:
-    """The driver wants a context of this thread: that of the device which jax, and everyone else in this process, has."""
+    """Start the profiler.  The driver needs a context in this thread: the device's primary one, which jax uses too."""
     driver = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
     for name, *arguments in (("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0), ("cuCtxSetCurrent", context), (function,)):

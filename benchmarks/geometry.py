@@ -1,9 +1,8 @@
-"""One convolution of any geometry, in one role, and the line of text that says it.
+"""One convolution of any geometry, in one role, and the line of text that specifies it.
 
     wgrad float32 x=1,1000,2 w=128,1,2 padding=64:63 groups=2
 
-`x` is (N, *space, C) and `w` is (*filter, C/groups, K), channels last, as lax takes them.  It must not know clocks or how geometries are
-chosen.
+`x` is (N, *space, C) and `w` is (*filter, C/groups, K), channels last, as lax takes them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAPPED = ("", "xw", "x", "w")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """A convolution, what is computed of it, and in which dtype.
+    """A convolution, its role and its dtype.
 
     Attributes:
       role: "fprop", "dgrad" or "wgrad": the output, or the gradient of the input or the filter, which is the pullback alone with the
@@ -109,14 +108,14 @@ class Geometry:
 
     @property
     def work(self) -> int:
-        """Multiply-adds of elements, none with a zero of padding or dilation."""
+        """The number of multiply-adds, without those with zeros of padding or dilation."""
         pairs = math.prod(meetings(self.window, axis) for axis in range(self.rank))
         products = 3 if self.role == STEP else 1
         return self.batch * self.y[0] * pairs * self.w[-2] * self.w[-1] * products * self.layers
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the arguments."""
+        """The shapes of the arguments."""
         if self.layers > 1:
             return (self.x, *(self.w,) * self.layers)
         slots = {"x": self.x, "w": self.w, "y": self.y}
@@ -124,7 +123,7 @@ class Geometry:
 
     @property
     def _axes(self) -> tuple[int | None, ...]:
-        """Where each argument has the mapped axis."""
+        """The position of the mapped axis in each argument."""
         return tuple(0 if self.mapped and slot in self.mapped + "y" else None for slot in SLOTS[self.role])
 
     def build(self, library: str) -> Callable:
@@ -147,7 +146,7 @@ class Geometry:
         return convolution(self.role, self.x, self.w, self._axes if self.mapped else None)(op)
 
     def __str__(self) -> str:
-        """What `parse` takes; what is as usual is left out."""
+        """The line that `parse` takes, without fields that have their default."""
         words = [self.role, self.dtype]
         for field in dataclasses.fields(self)[2:]:
             value = getattr(self, field.name)
@@ -158,12 +157,12 @@ class Geometry:
 
 
 def parse(text: str) -> Geometry:
-    """The geometry of a line: the role, perhaps a dtype, then NAME=VALUE for each field that is not as usual, in any order.
+    """The geometry of a line: the role, optionally a dtype, then NAME=VALUE for each field without its default, in any order.
 
     Sizes are separated by commas; a single stride or dilation stands for all axes.  Padding is LOW:HIGH for each axis, SAME or VALID.
 
     Raises:
-      ValueError: says which word cannot be understood, or which field does not fit.
+      ValueError: a word is not understood, or a field does not fit; the message names it.
 
     >>> parse("wgrad x=8,56,56,64 w=3,3,1,64 stride=2 padding=SAME groups=64")
     """
@@ -210,7 +209,7 @@ def _text(value) -> str:
 
 
 def _network(op: Callable) -> Callable:
-    """The gradients of a chain of layers in the input and all filters."""
+    """The gradients of a chain of layers, in the input and all filters."""
 
     def loss(x, *filters):
         for w in filters:

@@ -1,7 +1,4 @@
-"""The command `kernels`: what the compilers make of the Triton kernels, and made of the CUDA kernels, as a line each, held against laws.
-
-It must not know any kernel, nor any law.
-"""
+"""The command `kernels`: a line for each compiled Triton or CUDA kernel, with the laws that it breaks."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _asked_for(options) -> list[str]:
-    """An option that only one of them has asks for that one."""
+    """Which kernels are asked for: an option that only one kind has selects that kind."""
     asked = {options.of} - {None}
     asked |= {"triton"} if options.problem is not None or options.others is not None else set()
     asked |= {"cuda"} if options.module is not None else set()
@@ -76,7 +73,7 @@ def _of_cuda(options) -> tuple[dict, Iterable[dict]]:
 
 
 def _told(table, rows: Iterable[dict], quietly: bool) -> list[dict]:
-    """The rows, each told as soon as it is there."""
+    """The rows, each printed at once."""
     told, bad = [], []
     if not quietly:
         print(table.HEADER)

@@ -1,7 +1,7 @@
-"""The kinds of problems: what is asked, by sizes, as its users would say it.
+"""The kinds of problems, given by sizes in the terms of users.
 
-`problem` says it again as the kernels' own `Problem`, and `case` as a function of arrays, for one role and kind of numbers; `halved` makes
-the steps to a smaller twin.  It must not know devices or clocks.
+`problem` gives the kernels' own `Problem`, and `case` a function of arrays, each for one role and kind of numbers; `halved` makes a smaller
+twin step by step.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Matmul(Problem):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ragged(Problem):
-    """Rows of (M, K) in groups of such sizes, each times its matrix of (G, K, N), and its gradients."""
+    """Rows of (M, K) in groups of these sizes, each multiplied by its group's matrix of (G, K, N), and the gradients."""
 
     sizes: tuple[int, ...]
     N: int
@@ -123,7 +123,7 @@ class Ragged(Problem):
         return "ragged_dot_general", *ragged(role, self.sizes)
 
     def halved(self, stage: str) -> Self:
-        """Groups stay, and those that are empty stay so."""
+        """As in `Problem`.  The number of groups stays, and empty groups stay empty."""
         if stage == "rows":
             return dataclasses.replace(self, sizes=tuple((size + 1) // 2 for size in self.sizes))
         N, K = _halved((self.N, self.K), (16, 16))
@@ -132,8 +132,9 @@ class Ragged(Problem):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conv(Problem):
-    """A convolution of x (N, *space, C) with w (*filter, C/groups, K), and its gradients; `batch` of them where x is one of a batch and the
-    filters differ too, or, if `per_example`, the gradients in the one filter do.
+    """A convolution of x (N, *space, C) with w (*filter, C/groups, K), and its gradients.
+
+    With a `batch` there are that many, each with its own x and filter, or with one filter and a gradient for each x (`per_example`).
 
     `padding` is (low, high) per axis, or None for lax's SAME; stride and dilations are the same on all axes.
     """
@@ -239,7 +240,7 @@ class Conv(Problem):
         return tuple(shape if axis is None else (self.batch, *shape) for shape, axis in zip(shapes, mapped, strict=True))
 
     def _mapped(self, role: str) -> tuple[int | None, ...] | None:
-        """Which operands have an axis for the batch, in front."""
+        """The operands that have a batch axis, in front."""
         return None if self.batch == 1 else tuple(None if slot == "w" and self.per_example else 0 for slot in _SLOTS[role])
 
     def _function(self, role: str) -> tuple[str, Any, Any]:
@@ -254,7 +255,7 @@ class Conv(Problem):
         return "conv_general_dilated", static, convolution(role, self.x, self.w, self._mapped(role))
 
     def halved(self, stage: str) -> Self:
-        """The filter and what goes with it stay; each axis keeps room for it, and more than one place to put it."""
+        """As in `Problem`.  Filter, stride, padding and dilations stay, and each axis keeps more than one output."""
         n, *space, channels = self.x
         if stage == "batch":
             batch, n = _halved((self.batch, n), (2, 2))
@@ -289,7 +290,7 @@ class Mlp(Problem):
         return f"batch {self.batch}, {'-'.join(map(str, self.widths))}"
 
     def flops(self, role: str) -> float:
-        """What a role needs: no last product for gradients, which do not depend on it, and none in the input that nobody asked for."""
+        """The operations of a role.  Gradients do not need the last product, and the gradient in the weights not that in the input."""
         first, *between, last = (2.0 * self.batch * m * n for m, n in itertools.pairwise(self.widths))
         middle = sum(between)
         return {
@@ -371,7 +372,7 @@ class Labelled(Problem):
 
     @classmethod
     def of(cls, form: Form, flops: float) -> Self:
-        """With labels of one size, and about that many operations for each role."""
+        """A problem with labels of one size, and about that many operations for each role."""
         each = max(2, round((flops / 2) ** (1 / len(form.free))))
         sizes = (each,) * len(form.free)
         roles, tags = tuple(form.roles.values()), frozenset({form.name})
@@ -408,7 +409,7 @@ def _by(sizes: Sequence[int]) -> str:
 
 
 def _halved(sizes: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:
-    """With the largest of them halved that may be, if any: odd ones stay odd, even ones even."""
+    """The sizes with the largest one halved that can be, if any.  Odd sizes stay odd, even sizes even."""
     halves = [size // 2 | 1 if size % 2 else (size + 2) // 4 * 2 for size in sizes]
     may = [i for i, half in enumerate(halves) if least[i] <= half < sizes[i]]
     largest = max(may, key=lambda i: sizes[i], default=None)

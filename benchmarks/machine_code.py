@@ -1,6 +1,6 @@
-"""Reading what NVIDIA's assembler made, without a GPU: its tools, and the instructions in a disassembly.
+"""Reads machine code by NVIDIA's tools, without a GPU: the instructions in a disassembly.
 
-The tools are those in Triton's wheel, or else those of a CUDA toolkit on the PATH.  It must not know any kernel.
+The tools are those in Triton's wheel, or else those of a CUDA toolkit on the PATH.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\w[\w.]
 
 
 def tool(name: str, *arguments, cwd=None) -> str:
-    """What one of the CUDA tools says."""
+    """The output of one of the CUDA tools."""
     done = subprocess.run([find(name), *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stdout}")
@@ -34,13 +34,13 @@ def find(name: str) -> str:
 
 
 def instructions(code: str) -> Iterator[tuple[int, str, list[str], str]]:
-    """Place, name, modifiers and operands of each instruction that a disassembly lists."""
+    """Address, name, modifiers and operands of each instruction in a disassembly."""
     for place, instruction, operands in _INSTRUCTION.findall(code):
         name, *modifiers = instruction.split(".")
         yield int(place, 16), name, modifiers, operands
 
 
 def access_bytes(modifiers: list[str]) -> int:
-    """The width of one access to memory: `.128` and the like in bits, `.U16` or `.S8` of a short one, else a word."""
+    """The bytes of one memory access: `.128` and the like give bits, `.U16` or `.S8` a short one; the default is a word."""
     widths = [int(m) // 8 for m in (modifier.lstrip("US") for modifier in modifiers) if m in ("8", "16", "32", "64", "128", "256")]
     return widths[-1] if widths else 4

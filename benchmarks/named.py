@@ -1,7 +1,4 @@
-"""Geometries by name: layers that people train, and those that `xla` once computed more slowly than lax, or in more memory.
-
-It must not know what is measured.
-"""
+"""Geometries by name: layers that people train, and those that `xla` once computed more slowly than lax, or in more memory."""
 
 from __future__ import annotations
 
@@ -63,5 +60,5 @@ _NAMED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def named() -> list[tuple[str, Geometry]]:
-    """Each name and geometry, role by role."""
+    """Each name and geometry, for each role."""
     return [(name, parse(f"{role} {text}")) for name, (roles, text) in _NAMED.items() for role in roles]

@@ -1,7 +1,7 @@
-"""Pictures of a report: by how much jaxext is faster than lax, and how near both come to the roofline.
+"""Pictures of a report: the speedup of jaxext over lax, and how near both come to the roofline.
 
-Colours are Okabe and Ito's, which the colour-blind tell apart.  A report makes the same SVG every time.  It must not know jax, nor how
-findings are made; matplotlib is imported when a picture is made.
+Colours are Okabe and Ito's, which the colour-blind can distinguish.  A report gives the same SVG every time.  matplotlib is imported when a
+picture is drawn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STYLE: Any = {
 
 
 def ratios(report: Report, path: str | os.PathLike) -> None:
-    """Draws the time of lax over that of what jaxext takes where nobody names an implementation: a mark for each row, by kind of problem.
+    """Draw the speedup over lax of the implementation that jaxext takes if none is named: a mark for each row, by kind of problem.
 
     Args:
       report: what was measured.
@@ -77,10 +77,10 @@ def ratios(report: Report, path: str | os.PathLike) -> None:
 
 
 def roofline(report: Report, path: str | os.PathLike) -> None:
-    """Draws operations per second over operations per byte: two marks for each row, lax's and ours, under the ceilings of the same run.
+    """Draw operations per second over operations per byte: two marks for each row, lax's and ours, under the ceilings of the same run.
 
     Args:
-      report: what was measured; roofs are drawn as far as its ceilings are known.
+      report: the measurements; roofs are drawn for the ceilings that it has.
       path: of the picture, whose suffix is .png or .svg; its folder is made.
 
     Raises:
@@ -117,7 +117,7 @@ def _marks(axes, y: float, rows: list[Measured]) -> None:
 
 
 def _ratio_axis(axes) -> None:
-    """Logarithmic, with 1, 2, 5, 10 and so on written out, and room for a half and for two."""
+    """A logarithmic axis with ticks at 1, 2, 5, 10 and so on, that shows at least a half to two."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
@@ -132,7 +132,7 @@ def _ratio_axis(axes) -> None:
 
 
 def _ratio_legend(rows: list[Measured]) -> tuple[list, list[str]]:
-    """The colours of standings and the marks of roles that there are."""
+    """A legend of the colours of standings and the marks of roles in the picture."""
     from matplotlib.lines import Line2D
 
     standings = {findings.standing(row, findings.DEFAULT, "lax") for row in rows}
@@ -144,7 +144,7 @@ def _ratio_legend(rows: list[Measured]) -> tuple[list, list[str]]:
 
 
 def _pair(axes, row: Measured, mark: str, size: float) -> None:
-    """lax's mark is hollow, ours is full; a line joins the two."""
+    """lax's hollow mark and our full one, joined by a line."""
     lax, ours = row.timed.get("lax"), row.timed.get(row.ours or "")
     intensity, rates = row.flops / row.bytes, [result.tflops * 1e12 for result in (lax, ours) if result]
     axes.plot([intensity] * len(rates), rates, color=GREY, linewidth=0.6, zorder=2)
@@ -155,7 +155,7 @@ def _pair(axes, row: Measured, mark: str, size: float) -> None:
 
 
 def _roofs(axes, report: Report, dtypes: Iterable[str]) -> None:
-    """The bandwidth's slope up to the ceilings of the dtypes that are drawn, whose names stand to the right."""
+    """The slope of the bandwidth up to the ceilings of the dtypes in the picture, named to the right."""
     copy = report.ceilings.get("copy")
     flat = sorted((report.ceilings[dtype], dtype) for dtype in dtypes if dtype in report.ceilings)
     ridges = [rate / copy for rate, _ in flat] if copy else []
@@ -179,7 +179,7 @@ def _roofs(axes, report: Report, dtypes: Iterable[str]) -> None:
 
 
 def _whole_powers(axis) -> None:
-    """Ticks at the powers of ten, of which at least one is seen."""
+    """Ticks at the powers of ten, at least one of them visible."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
@@ -203,7 +203,7 @@ def _legend(axes, handles: list, labels: list[str]) -> None:
 
 
 def _save(path: str | os.PathLike, report: Report, title: str, draw: Callable, height: float) -> None:
-    """A picture of one plot, under a title that says where, when and with what it was measured."""
+    """Save a plot, with a title that gives the device, the date and the versions."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -228,6 +228,6 @@ def _where(report: Report) -> str:
 
 
 def _rate(rate: float) -> str:
-    """With a prefix for its thousands."""
+    """A rate with a metric prefix."""
     power = max(0, min(5, math.floor(math.log10(rate) / 3 + 1e-9)))
     return f"{rate / 1000**power:.3g}{('', ' k', ' M', ' G', ' T', ' P')[power]}"

@@ -1,7 +1,4 @@
-"""A row of the sweep: one geometry by lax and by jaxext's `xla`, its time, memory and time to compile, and the goals that it breaks.
-
-It must not know which geometries are asked for, nor how rows are told.
-"""
+"""A row of the sweep: one geometry by lax and by jaxext's `xla`: time, memory, time to compile, and the goals that it breaks."""
 
 from __future__ import annotations
 
@@ -24,6 +21,7 @@ from jaxext.tuning import random_operands, timing
 from jaxext.tuning.timing import Program
 
 from .geometry import Geometry
+from .heap import keep_freed_memory
 
 # The goals, for ours over lax's.
 MOST_TIME = 1.15
@@ -43,14 +41,14 @@ DIFFERENT = 4  # times what rounding may do: the results of two ways to compute 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """What one library takes.
+    """The costs of one library.
 
     Attributes:
       ms: per call: first quartile, median, third quartile.
       least_ms: the least sample.
       bytes: arguments, result and temporaries, as XLA says.
-      lower_ms, compile_ms: from the function to XLA's program, and from there to one that runs: the least of what was measured, and of the
-        time of the wall and of the processor.
+      lower_ms, compile_ms: from the function to XLA's program, and from there to one that runs.  The least measurement counts, of wall time
+        and of processor time.
     """
 
     ms: tuple[float, float, float]
@@ -73,7 +71,7 @@ class Pair:
 
     @property
     def time(self) -> float:
-        """Ours over lax's: by the median, a quartile or the least, whichever says that they differ least.  The others may be noise."""
+        """Ours over lax's, by the median, a quartile or the least sample: the ratio nearest to 1, since the others may be noise."""
         pairs = zip((*self.ours.ms, self.ours.least_ms), (*self.lax.ms, self.lax.least_ms), strict=True)
         return min((ours / lax for ours, lax in pairs), key=lambda ratio: abs(math.log(ratio)))
 
@@ -83,12 +81,12 @@ class Pair:
 
     @property
     def build_over(self) -> float:
-        """Ours over what the goal allows."""
+        """Our time to build over the goal's limit."""
         return self.ours.build_ms / (MOST_BUILD * self.lax.build_ms + FREE_BUILD_MS)
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The goals of `GOALS` but for that of the result."""
+        """The goals that are broken, except the one for the result."""
         most_bytes = MOST_BYTES_IF_FAST if self.time <= FAST else MOST_BYTES
         over = {"time": self.time > MOST_TIME, "memory": self.memory > most_bytes, "build": self.build_over > 1}
         return tuple(goal for goal, broken in over.items() if broken)
@@ -96,16 +94,16 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """What was measured of a geometry.
+    """The measurements of a geometry.
 
     Attributes:
       geometry: as `geometry.parse` takes it.
-      kind: for what it was drawn.
-      work: multiply-adds of elements, none with a zero of padding or dilation.
-      algorithms: what `xla` took, by product.
-      first, again: what was measured, and what was measured again with more samples where the first seems to break a goal.
-      difference: of the results, relative and in the norm, and how much of it rounding may make.
-      failed: why there is no measurement.
+      kind: the kind for which it was drawn.
+      work: the number of multiply-adds, without those with zeros of padding or dilation.
+      algorithms: for each product, the algorithm that `xla` took.
+      first, again: the measurement, and a second one with more samples if the first seems to break a goal.
+      difference: of the results, relative and in the norm, and the part of it that rounding explains.
+      failed: the reason if there is no measurement.
     """
 
     geometry: str
@@ -124,7 +122,7 @@ class PlanRow:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The goals that all measurements break; where ours failed or took too long, and lax did not, that of the stage."""
+        """The goals that all measurements break; if ours failed or took too long and lax did not, the goal of that stage."""
         if self.failed is not None:
             library, stage, why = (self.failed + ": : ").split(": ")[:3]
             slow = {"running": "time", "timing": "time", "compiling": "build"}
@@ -135,7 +133,7 @@ class PlanRow:
 
 
 def measure(geometry: Geometry, kind: str, tell: Callable[[str], None] = lambda stage: None) -> PlanRow:
-    """The row of a geometry; `tell` is called with each stage, as "lax: compiling", before it begins, for whoever waits too long."""
+    """The row of a geometry.  `tell` is called before each stage with its name, such as "lax: compiling"."""
     row = PlanRow(geometry=str(geometry), kind=kind, work=geometry.work)
     try:
         arguments = random_operands.normal(geometry.shapes, geometry.dtype)
@@ -165,7 +163,7 @@ def _compiled(geometry: Geometry, library: str, arguments: Sequence[jax.Array], 
 
 
 def _built(geometry: Geometry, library: str, arguments: Sequence[jax.Array]) -> Program:
-    """As `timing.compile`, but the time is that of the wall or of the processor, whichever is less: what else runs here is in neither."""
+    """As `timing.compile`, with wall time or processor time, whichever is less, to exclude other load of the machine."""
     function, ends = geometry.build(library), [_now()]
     lowered = jax.jit(lambda *arguments: function(*arguments)).lower(*arguments)
     ends.append(_now())
@@ -180,7 +178,7 @@ def _now() -> tuple[float, float]:
 
 
 def _sampler(program: Program) -> timing.Sampler:
-    """As `timing.Wall`, but samples are short, so that some of them are without what else runs here."""
+    """As `timing.Wall`, with short samples, so that some are free of other load of the machine."""
 
     def sample(calls: int) -> float:
         start = time.perf_counter()
@@ -211,8 +209,8 @@ def _named(library: str) -> Iterator[None]:
 
 
 def _again(geometry: Geometry, programs: Mapping[str, Program], results, first: Pair, tell) -> Pair:
-    """What seems to break its goal anew: times with more samples, and unless it is far over its goal the time to compile, with nothing of
-    either program left in jax's caches."""
+    """A second measurement of what seems to break a goal: times with more samples, and the time to compile, with empty caches of jax,
+    unless it is far over its goal."""
     if "build" in first.broken and first.build_over < CLEARLY:
         jax.clear_caches()
         fresh = {library: _compiled(geometry, library, programs[library].arguments, tell) for library in ("jaxext", "lax")}
@@ -246,7 +244,7 @@ def _side(program: Program, ms: Sequence[float]) -> Side:
 
 
 def _difference(ours: Any, theirs: Any, dtype: str) -> tuple[float, float]:
-    """Of ours from lax's results, relative and in the norm, and how much is right."""
+    """The difference of our results from lax's, relative and in the norm, and the difference that is allowed."""
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
     found = 0.0
     for ours, theirs in pairs:
@@ -257,8 +255,8 @@ def _difference(ours: Any, theirs: Any, dtype: str) -> tuple[float, float]:
 
 
 def alternatives(geometry: Geometry, samples: int = SAMPLES, tell: Callable[[str], None] = lambda stage: None) -> dict[str, Side | str]:
-    """lax (`THEIRS`), and every algorithm that `xla` has for the geometry's product, the plan's first: what each takes, or why it is not
-    timed."""
+    """The costs of lax (`THEIRS`) and of every algorithm that `xla` has for the geometry's product, the plan's choice first; or the reason
+    why one is not timed."""
     arguments = random_operands.normal(geometry.shapes, geometry.dtype)
     programs = {THEIRS: _compiled(geometry, "lax", arguments, tell)}
     results = {THEIRS: _first(THEIRS, programs[THEIRS], tell)}
@@ -281,14 +279,14 @@ def alternatives(geometry: Geometry, samples: int = SAMPLES, tell: Callable[[str
 
 
 def _table_of(calls: Sequence[Any], algorithm: str) -> Table:
-    """A table that says this algorithm is the fastest for these calls."""
+    """A table in which this algorithm is the fastest for these calls."""
     measurement = Measurement(implementation="xla", config={"algorithm": algorithm}, ms=(1.0, 1.0, 1.0), error=0.0)
     return Table(in_force.context(environment.default_platform()), {call.problem: (measurement,) for call in calls}, "the sweep")
 
 
 def serve(connection) -> None:
-    """A process that measures what it is asked for, until nobody asks any more: (what, arguments) -> ("done", result)."""
-    timing.keep_freed_memory()
+    """Serve measurements until the connection is closed: (what, arguments) -> ("done", result)."""
+    keep_freed_memory()
     jax.config.update("jax_enable_compilation_cache", False)
     measure(Geometry(role="step", x=(1, 2, 2), w=(1, 2, 2)), "")  # the first program of a process takes longer to make
     asked = {"row": measure, "alternatives": alternatives}
@@ -299,7 +297,7 @@ def serve(connection) -> None:
 
 
 def _algorithms(call) -> list[str]:
-    """Those of `xla`, the one that it prefers first."""
+    """The algorithms of `xla`, the preferred one first."""
     plan = XlaConv().plan(call)
     assert not isinstance(plan, str)
     return [config.algorithm for config in plan.configs]

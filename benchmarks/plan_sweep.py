@@ -35,13 +35,13 @@ WRITTEN_EVERY_S = 10.0
 
 
 class Worker:
-    """A process that measures rows, made anew where it died, was too slow or did enough."""
+    """A process that measures rows.  It is replaced if it dies or is too slow, and after a number of rows."""
 
     def __init__(self):
         self._process, self._connection, self._asked = None, None, 0
 
     def ask(self, what: str, *arguments, patience_s: float = PATIENCE_S) -> Any:
-        """What `plan_rows.serve` answers, which may be silent for so long.
+        """The answer of `plan_rows.serve`; it may be silent for `patience_s` seconds.
 
         Raises:
           RuntimeError: the process died, or took longer; says in which stage.
@@ -83,13 +83,13 @@ class Worker:
 
 
 def _comes(connection: Any, patience_s: float) -> bool:
-    """Whether there is a message within so many seconds, without those in which this process was stopped."""
+    """Whether a message arrives within so many seconds, not counting time in which this process was stopped."""
     steps = max(1, math.ceil(patience_s))
     return any(connection.poll(patience_s / steps) for _ in range(steps))
 
 
 def wanted(options: argparse.Namespace) -> Iterator[tuple[str, Geometry]]:
-    """Kind or name, and geometry, of each row that is asked for."""
+    """The kind or name, and the geometry, of each row that the options ask for."""
     if options.named:
         yield from ((name, geometry) for name, geometry in named() if not options.only or any(part in name for part in options.only))
     else:
@@ -100,7 +100,7 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[str, Geometry]]:
 
 
 def sweep(options: argparse.Namespace, worker: Worker) -> Report:
-    """All rows, those of before left as they are; written now and then."""
+    """All rows, with earlier ones unchanged; the report is written from time to time."""
     start = written = time.monotonic()
     report = _begun(options)
     there, rows = {row.geometry for row in report.rows}, list(report.rows)
@@ -172,13 +172,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 1 if a goal is broken, 2 if what is asked for is not there."""
+    """Run the command; returns the exit status: 1 if a goal is broken, 2 if an option asks for something that does not exist."""
     parser = _parser()
     options = parser.parse_args(arguments)
     worker = Worker()
     try:
         if options.resume and not options.json:
-            raise UsageError("--resume: it goes on with the file of --json, and there is none")
+            raise UsageError("--resume: name the report to continue with --json")
         if options.compare:
             print(sweep_report.compared(*map(sweep_report.read, options.compare)))
             return 0

@@ -1,10 +1,10 @@
-"""What the models expect of the kernels on an H200, as a table; with a report of the benchmark also how much longer they took.
+"""The kernels' times on an H200 according to their models, as a table; with a report of the benchmark, also the measured times.
 
     python -m jaxext.benchmarks.predictions --tag target
     python -m jaxext.benchmarks.predictions gpu.json
 
-The time of a pick is that of its model (`clocks`), or that of moving the arrays where this is longer.  docs/performance-log.md says what to
-make of the quotients.  This file must not know any model.
+The time of a pick is that of its model (`clocks`), or that of moving the arrays if this is longer.  docs/performance-log.md explains the
+quotients.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPEN = {"nn": 2, "nt": 0, "tn": 1, "fprop": 2, "dgrad": 0, "wgrad": 1}  # the re
 
 
 def predictions(tag: str = "") -> Iterator[tuple[str, str, dict[str, float]]]:
-    """The name of each row of the benchmark (of problems so tagged), its family, and its microseconds by each library that takes it."""
+    """For each row of the benchmark (of problems with the tag): its name, its family, and library -> expected microseconds."""
     for problem in PRODUCTS:
         for case in problem.cases(problem.products) if not tag or tag in problem.tags else ():
             asked = problem.problem(case.role, case.numbers, ARCH)

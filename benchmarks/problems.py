@@ -4,14 +4,12 @@ Tags are the kind ("matmul", "skinny", "batched", "ragged", "mlp", "fused", "gat
 "pointwise", "stem", "grouped", "depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network
 that a problem is from ("llama", "resnet50", "wrn", ...), and
 
-    target      `targets` expects something of it on a GPU: by kind, or as one that is "large", "thin", "long" or "short" in the contracted
-                axis, in "waves", or of "few-images" or "many-images"
-    sweep       compiled with every candidate configuration, not only with the one that `pick` takes
+    target      has targets on a GPU: by kind, or because it is "large", "thin", "long" or "short" in the contracted axis, in "waves", or of
+                "few-images" or "many-images"
+    sweep       compiled with every candidate config, not only with the one that is picked
     precision   float32 by other means than TF32, or 8-bit numbers
-    cpu         small enough for a CPU as it is, in float32
-    reduced     a smaller twin, of which nothing is expected
-
-It must not know devices or clocks.
+    cpu         small enough for a CPU without reduction, in float32
+    reduced     a smaller twin, without targets
 """
 
 from __future__ import annotations
@@ -55,13 +53,13 @@ def _ragged(name: str, sizes: Iterable[int], K: int, N: int, tags: str = "", **m
 
 
 def _skewed(rows: int, groups: int) -> tuple[int, ...]:
-    """Sizes that fall as 1 / (1 + g), as the popularity of experts does without a loss that balances them."""
+    """Group sizes proportional to 1 / (1 + g), like the popularity of experts that are trained without a balancing loss."""
     ends = [round(rows * sum(1 / (1 + g) for g in range(upto)) / sum(1 / (1 + g) for g in range(groups))) for upto in range(groups + 1)]
     return tuple(end - begin for begin, end in itertools.pairwise(ends))
 
 
 def _named(problem: Any, tags: str) -> Any:
-    """After its sizes too."""
+    """The problem with its sizes in its name."""
     return dataclasses.replace(problem, name=f"{problem.name}, {problem.size}", tags=frozenset(tags.split()))
 
 
@@ -255,7 +253,7 @@ PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *ON_CPU)
 
 
 def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Problem]:
-    """The problems that have one of the tags and one of these in their names; those with targets first, for a run may end early.
+    """The problems with one of the tags and one of these parts in their names; those with targets first, as a run may end early.
 
     ValueError for a tag that no problem has.
     """
@@ -269,7 +267,7 @@ def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Prob
 
 
 def declared() -> list[Labelled]:
-    """One problem for each form that a user declared, tagged with its name; jaxext's own forms are asked by the operations of lax."""
+    """One problem for each form that a user declared, tagged with its name.  jaxext's own forms are measured by lax's operations."""
     forms = (form for form, _ in owner.values() if isinstance(form, Form))
     declared = (form for form in forms if families.get(form.family.name) is form.family)
     of_users = dict.fromkeys(form for form in declared if form.family.read is None and not form.companions)
@@ -290,7 +288,7 @@ def reduced(problem: Problem, flops: float = DEFAULT) -> Problem:
 
 
 def twins(problems: Iterable[Problem], flops: float = DEFAULT) -> list[Problem]:
-    """What a CPU can bear of them: those tagged "cpu" as they are, and of twins that coincide only the first that has most roles."""
+    """The problems for a CPU: those tagged "cpu" unchanged, and twins of the others; of equal twins only the one with the most roles."""
     found: dict[Problem, Problem] = {}
     for problem in problems:
         twin = problem if "cpu" in problem.tags and flops >= DEFAULT else reduced(problem, flops)
@@ -300,7 +298,7 @@ def twins(problems: Iterable[Problem], flops: float = DEFAULT) -> list[Problem]:
 
 
 def _work(problem: Problem) -> float:
-    """Operations of one role, or as many as take a CPU as long as its arrays do."""
+    """The operations of one role, or as many as take a CPU as long as moving its arrays."""
     role = problem.roles[0]
     elements = sum(math.prod(shape) for shape in problem.shapes(role))
     return max(problem.flops(role), ELEMENT * elements)

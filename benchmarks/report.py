@@ -1,7 +1,6 @@
-"""The benchmark's report: what is measured, and the JSON file that holds it.
+"""The benchmark's report: its records, and the JSON file that holds them.
 
-The classes are the schema: a file is checked against their annotations when it is read.  What follows from a report is in findings.py.
-This module must not know jax, nor how anything is measured.
+The classes are the schema: a file is checked against their annotations when it is read.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Result(_Record, frozen=True, kw_only=True):
-    """What a library takes for a row.
+    """The measurements of a library for a row.
 
     Attributes:
       ms: on a GPU the time of all its kernels with a cold L2 cache, on a CPU wall time.
       warm_ms: on a GPU, the same with a warm L2.
       wall_ms: on a GPU, wall time in a captured loop.
-      roofline: the share of the roofline, where the ceilings of the dtype are known.
+      roofline: the share of the roofline, if the ceilings of the dtype are known.
       copy: the share of the bandwidth of a large copy.
-      error, worst: of the result against float64, relative: in the norm, and of the worst element to the largest of the truth; NaN if the
-        result is; a text says why there is no truth.
-      hlo: how many instructions of a kind XLA put around the product: "transpose", "copy", "pad".
+      error, worst: relative errors against float64: in the norm, and of the worst element over the largest of the truth; NaN if the result
+        is NaN; a text if there is no truth.
+      hlo: the number of instructions of each kind that XLA put around the product: "transpose", "copy", "pad".
       kernels_ms: on a GPU, by kernel.
     """
 
@@ -83,19 +82,19 @@ class Result(_Record, frozen=True, kw_only=True):
 
 
 class Refusal(_Record, frozen=True):
-    """A library that does not take the row's problem here, and why."""
+    """A library that does not support the row's problem here, with the reason."""
 
     refused: str
 
 
 class Failure(_Record, frozen=True):
-    """A library that took the row's problem and broke down."""
+    """A library that failed on the row's problem."""
 
     failed: str
 
 
 class Results(dict[str, Result | Refusal | Failure]):
-    """By library.  The file does not name the class, but only a refusal has "refused" and only a failure has "failed"."""
+    """Library -> result.  The file does not name the class: only a refusal has "refused", and only a failure has "failed"."""
 
     @classmethod
     def of(cls, data: Any) -> Results:
@@ -111,7 +110,7 @@ class Results(dict[str, Result | Refusal | Failure]):
 
 
 class Default(_Record, frozen=True):
-    """What computes one product where nobody names an implementation."""
+    """The implementation of one product if none is named."""
 
     implementation: str
     how: str
@@ -124,7 +123,7 @@ class Measured(_Record, frozen=True, kw_only=True):
       name: unique in the report: of the problem, the role and the kind of numbers, one after the other.
       problem: the name of the problem, which its rows of other roles and numbers share.
       dtype: of the first array.
-      floor_ms: the least time that the ceilings allow, where those of the dtype are known.
+      floor_ms: the least time that the ceilings allow, if those of the dtype are known.
       default: by product; none where jaxext refuses.
       targets: implementation -> kind -> least value; kinds are the ratios "lax", "xla" and "best", "copy" (a share) and "tflops".
       state: of the GPU, as nvidia-smi says.
@@ -156,12 +155,12 @@ class Measured(_Record, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> str:
-        """The kind of numbers: a dtype, or more than that."""
+        """The kind of numbers: a dtype, or one with a precision."""
         return self.name.removeprefix(f"{self.problem} {self.role} ")
 
     @property
     def law(self) -> float:
-        """The largest error that is not wrong: a GPU's, of a result that is no finer than the first array, or float32."""
+        """The largest error that counts as rounding, on a GPU, for a result as coarse as the first array, or in float32."""
         return law([self.dtype], self.numbers, "cuda")
 
     @property
@@ -170,7 +169,7 @@ class Measured(_Record, frozen=True, kw_only=True):
 
     @property
     def ours(self) -> str | None:
-        """The library that is what jaxext takes where nobody names one; None where that was not measured."""
+        """The library that jaxext takes if none is named; None if it was not measured."""
         taken = {default.implementation for default in self.default}
         library = next(iter(taken)) if len(taken) == 1 else "jaxext"
         return library if library in self.timed else None
@@ -181,12 +180,12 @@ class Report(_Record, frozen=True, kw_only=True):
 
     Attributes:
       environment: of `jaxext.tables.environment.report()`; "device", "date" and "versions" are among it.
-      timer, not_cupti: how time was taken, and why not by CUPTI.
+      timer, not_cupti: how time was measured, and the reason if not by CUPTI.
       reduced: whether the problems are small twins of those in the suite.
-      trial: whether the harness was tried, on tiny twins with one sample, so that times say nothing.
+      trial: whether this was a trial of the harness, on tiny twins with one sample, so that times mean nothing.
       ceilings: bytes per second of a large copy ("copy"), and operations per second of a large product, by dtype.
       state: of the GPU before the first row.
-      interrupted: whether it did not come to its end: it was killed, or the device was lost.
+      interrupted: whether the run did not finish: it was interrupted or killed, or the device was lost.
       begun: names of the rows that were begun and not ended.
       left_out: names of the rows for which there was no time.
     """
@@ -212,17 +211,17 @@ class Report(_Record, frozen=True, kw_only=True):
 
 
 def read(path: str | os.PathLike) -> Report:
-    """The report in a file.
+    """Read a report.
 
     Args:
       path: of a JSON file that `write` wrote.
 
     Returns:
-      the report; it is as `write` was given it, sequences as tuples.
+      the report as it was given to `write`, with sequences as tuples.
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it is not a report of this schema; the text names the file, the row by its place, and the field.
+      ValueError: it is not a report of this schema; the message names the file, the number of the row, and the field.
 
     Example:
       >>> [row.name for row in read("benchmarks/results/cpu.json").rows]
@@ -235,15 +234,15 @@ def read(path: str | os.PathLike) -> Report:
 
 
 def write(path: str | os.PathLike, report: Report) -> None:
-    """Puts the report in a file, whole or not at all, and makes its folder.
+    """Write the report to a file, whole or not at all, and make its folder.
 
     Args:
-      path: of the file; what is there is replaced.
+      path: the file, which is replaced if it exists.
       report: what to write; NaN and infinite errors become the texts "nan" and "inf".
 
     Raises:
       OSError: it cannot be written.
-      ValueError: `read` would not take it.
+      ValueError: `read` would refuse it.
 
     Example:
       >>> write("gpu.json", report)
@@ -264,18 +263,18 @@ def write(path: str | os.PathLike, report: Report) -> None:
 
 
 def data(report: Report) -> dict[str, Any]:
-    """What the file of a report holds."""
+    """The content of a report's file."""
     return terminal.plain({"schema": SCHEMA, **msgspec.to_builtins(report, enc_hook=float)})  # numpy's floats are no floats to msgspec
 
 
 def ours(rows: Iterable[Measured] = ()) -> tuple[str, ...]:
-    """The implementations that there are, and "jaxext", which is what it takes where nobody names one; then what else is in the rows."""
+    """The implementations, and "jaxext" (a mixture of them, taken if none is named); then other libraries in the rows."""
     found = dict.fromkeys((*names_of_implementations(), "jaxext", *(library for row in rows for library in row.results)))
     return tuple(library for library in found if library not in THEIRS)
 
 
 def libraries(rows: Iterable[Measured] = ()) -> tuple[str, ...]:
-    """All that a row may have, in the order in which they are told."""
+    """All libraries of the rows, in the order of output."""
     return ("lax", *ours(rows), "cublas")
 
 

@@ -1,9 +1,9 @@
-"""What larger machines would make of layers that people train, on paper: the tables of docs/scaling.md.
+"""Predictions for layers that people train, on machines with many GPUs: the tables of docs/scaling.md.
 
     python -m jaxext.benchmarks.scaling
 
-`jaxext.parallel.cost` says what each device computes, holds and sends; here that is divided by what a vendor's data sheets say of a GPU and
-its links.  Nothing was measured.  It must not know devices or clocks.
+`jaxext.parallel.cost` counts what each device computes, holds and sends.  Here the counts are divided by the rates of a GPU and of its
+links, from the vendor's data sheets.  Nothing was measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BYTES = 2  # of a bfloat16
 class Plan:
     """A way to split a layer over n GPUs: for each of its products the labels with their parts, and further arguments of `cost`.
 
-    Neighbours come first: the first label stays within nodes.
+    The first label is split within nodes.
     """
 
     name: str
@@ -55,7 +55,7 @@ def data(label: str, times: int = 1) -> Callable[[int], tuple[Mapping[str, int],
 
 
 def in_nodes(label: str, *inner: str) -> Callable[[int], tuple[Mapping[str, int], ...]]:
-    """For each product a label over the GPUs of each node, and one over the nodes."""
+    """For each product, one label is split over the GPUs of a node, another over the nodes."""
     return lambda n: tuple({other: NODE, label: n // NODE} for other in inner)
 
 
@@ -143,7 +143,7 @@ SHARDINGS: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (
 
 
 def computing(role: Cost) -> float:
-    """Seconds: of the operations, or of going once over operands and result in memory, whichever takes longer."""
+    """Seconds for the operations, or for moving operands and result through memory once, whichever is longer."""
     passed = dict(role.held)
     for collective in role.collectives:  # an operand once it is gathered, and a result before it is scattered
         if collective.kind in ("all-gather", "reduce-scatter"):
@@ -152,9 +152,9 @@ def computing(role: Cost) -> float:
 
 
 def communicating(collective: Collective, split: Mapping[str, int]) -> float:
-    """Seconds, between GPUs of one node or of several.
+    """Seconds of communication between GPUs of one node or of several.
 
-    m GPUs of each node form as many rings over the nodes, each of which leaves a node by the link of another GPU.  A halo has one way.
+    m GPUs of each node form m rings over the nodes; each ring leaves a node by the link of another GPU.  A halo goes one way.
     """
     room, together = NODE, 1
     for label, n in split.items():
@@ -167,7 +167,7 @@ def communicating(collective: Collective, split: Mapping[str, int]) -> float:
 
 
 def predicted(layer: Layer, plan: Plan, gpus: int) -> tuple[float, float, float]:
-    """Bytes that a GPU sends in the three roles of each product, seconds of sending, and seconds of computing."""
+    """The bytes that a GPU sends in the three roles of each product, the seconds of sending, and the seconds of computing."""
     sent = sending = computed = 0.0
     for sizes, split, how in zip(layer.products, plan.split(gpus), plan.how, strict=True):
         for role in cost(layer.form, split, sizes=sizes, dtype="bfloat16", **how).values():
@@ -183,7 +183,7 @@ def bound_data(n: int, bandwidth: float, scattered: bool = False) -> float:
 
 
 def bound_columns(n: int, bandwidth: float) -> float:
-    """Columns in all below which a product split by columns waits for the gradient of its input: (n-1) · bytes·F / 3β."""
+    """Total columns below which a product split by columns waits for the gradient of its input: (n-1) · bytes·F / 3β."""
     return (n - 1) * BYTES * FLOPS / (3 * bandwidth)
 
 
@@ -193,12 +193,12 @@ def bound_rows(halo: int, pairs: int, bandwidth: float) -> float:
 
 
 def bound_rows_in_memory(halo: int, bandwidth: float) -> float:
-    """The same of a convolution that waits for its memory, of as many channels in as out: halo · HBM / 2β."""
+    """The same for a memory-bound convolution with equal numbers of input and output channels: halo · HBM / 2β."""
     return halo * HBM / (2 * bandwidth)
 
 
 def shardings() -> Iterator[list[str]]:
-    """Which collective each split label of a form asks for, in each role."""
+    """The collective that each split label of a form needs, in each role."""
     small = {"matmul": dict(B=2, M=4, K=4, N=4), "conv2d": dict(N=4, H=4, W=4, G=4, C=4, K=4, R=3, S=3)}
     for form, label, name, how in SHARDINGS:
         roles = cost(form, {label: 2}, sizes=small[form], **how).values()
@@ -206,7 +206,7 @@ def shardings() -> Iterator[list[str]]:
 
 
 def tables() -> dict[str, str]:
-    """By name, in Markdown."""
+    """The tables by name, in Markdown."""
     split = ("form", "split", "which is", "nn / fprop", "nt / dgrad", "tn / wgrad")
     found = {"shardings": _markdown(split, shardings())}
     for layer in LAYERS:
@@ -232,7 +232,7 @@ def _bounds() -> Iterator[list[str]]:
 
 
 def _three(x: float) -> str:
-    """With three digits that count, and no exponent."""
+    """Three significant digits, without an exponent."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}" if x >= 1e-3 or x == 0 else "< 0.001"
 
 

@@ -1,7 +1,4 @@
-"""The report of the sweep: the JSON file that holds its rows, and what is said of them in text.
-
-It must not know how anything is measured.
-"""
+"""The report of the sweep: the JSON file that holds its rows, and its summary in text."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ def read(path: str | os.PathLike) -> Report:
 
     Raises:
       OSError: it cannot be read.
-      ValueError: it is none; says where.
+      ValueError: it is not a report; the message says where.
     """
     fields = msgspec.json.decode(pathlib.Path(path).read_bytes())
     if not isinstance(fields, dict) or fields.pop("schema", None) != SCHEMA:
@@ -49,7 +46,7 @@ def read(path: str | os.PathLike) -> Report:
 
 
 def write(path: str | os.PathLike, report: Report) -> None:
-    """Whole, or not at all."""
+    """Write the report whole, or not at all."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.{os.getpid()}")
@@ -61,7 +58,7 @@ def write(path: str | os.PathLike, report: Report) -> None:
 
 
 def line(row: PlanRow) -> str:
-    """One row: what breaks, ours over lax's, and the geometry, which --row takes."""
+    """One row: the broken goals, ours over lax's, and the geometry as --row takes it."""
     broken = ",".join(row.broken) or "-"
     if row.last is None:
         return f"{broken:12} {row.failed} | {row.kind} | {row.geometry}"
@@ -77,13 +74,13 @@ def _ratios(pair: Pair) -> str:
 
 
 def worst(rows: Sequence[PlanRow], goal: str | None = None) -> list[PlanRow]:
-    """The rows that break the goal, or any, the worst first."""
+    """The rows that break this goal, or any goal, the worst first."""
     found = [row for row in rows if (goal in row.broken if goal else row.broken)]
     return sorted(found, key=lambda row: _badness(row, goal), reverse=True)
 
 
 def _badness(row: PlanRow, goal: str | None) -> float:
-    """How far the row is over the goal, or over the goal that it is farthest over."""
+    """How far the row is over this goal, or the most over any goal."""
     pair = row.last
     if pair is None or "result" in row.broken:
         return math.inf
@@ -120,7 +117,7 @@ def _histogram(times: Sequence[float]) -> Iterator[str]:
 
 
 def compared(before: Report, after: Report) -> str:
-    """Of the rows that both have: how many break each goal, the worst of them, and the wins that got smaller by more than a tenth."""
+    """A comparison of the rows in both reports: how many break each goal, the worst, and wins that shrank by more than a tenth."""
     return "\n".join(_compared(before, after))
 
 
@@ -149,8 +146,7 @@ def _grown(before: PlanRow, after: PlanRow) -> float:
 
 
 def algorithms(sides: Mapping[str, Side | str]) -> list[str]:
-    """A line for each algorithm, against lax, the fastest first: `P` marks what the plan takes, `*` the fastest that keeps all goals, or
-    the fastest if none does."""
+    """A line for each algorithm, relative to lax, the fastest first.  `P` marks the plan's choice, `*` the result of `best_of`."""
     theirs = sides[THEIRS]
     assert isinstance(theirs, Side)
     ours = {name: Pair(lax=theirs, ours=side) for name, side in sides.items() if name != THEIRS and isinstance(side, Side)}

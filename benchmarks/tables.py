@@ -1,7 +1,4 @@
-"""A report in words: lines for a terminal as rows are measured, what follows from them, what changed, and Markdown for the documentation.
-
-It must not know jax, nor how findings are made.
-"""
+"""A report as text: lines for a terminal as rows are measured, findings, changes, and Markdown for the documentation."""
 
 from __future__ import annotations
 
@@ -29,15 +26,15 @@ CAPTION = (
 
 
 def head(shown: Sequence[str] = ()) -> Text:
-    """The heading of what `line` makes: times with half the spread of their quartiles, the time of lax over that of what jaxext takes where
-    nobody names an implementation, and of that its share of the roofline, error, and transposes, copies and pads."""
+    """The heading of `line`: times with half the spread of their quartiles, and for the implementation that jaxext takes if none is named,
+    its speedup over lax, its share of the roofline, its error, and its transposes, copies and pads."""
     times = [(f"{library} ms", TIME) for library in shown or libraries()]
     cells = [("", NAME), *times, ("lax/jaxext", RATIO), ("roof", SHARE), ("error", ERROR)]
     return Text("".join(f"{text:>{width}}" for text, width in (*cells, ("strays", STRAYS))) + "  targets", "bold")
 
 
 def line(row: Measured, shown: Sequence[str] = ()) -> Text:
-    """One row, under `head` of the same libraries."""
+    """One row, aligned with `head` of the same libraries."""
     text = Text(f"{row.name:{NAME}.{NAME - 1}}")
     for library in shown or libraries():
         text.append(f"{_time(row.results.get(library)):>{TIME}}", "bold red" if isinstance(row.results.get(library), Failure) else "")
@@ -58,7 +55,7 @@ def line(row: Measured, shown: Sequence[str] = ()) -> Text:
 
 
 def print_findings(report: Report, console: Console) -> None:
-    """The means of a report's rows, every reason for which a library has no time, missed targets, and faults."""
+    """Print the means of a report's rows, the reasons why libraries have no time, missed targets, and faults."""
     table = Table("kind", "role", "of", "over", "rows", "geometric mean", "least", "slower", "the row with the least")
     for mean in findings.summary(report.rows):
         kind, role = mean.group  # type: ignore[misc]
@@ -80,7 +77,7 @@ def print_findings(report: Report, console: Console) -> None:
 
 
 def print_comparison(comparison: findings.Comparison, console: Console) -> None:
-    """What is not within the noise, and how often each verdict was given."""
+    """Print the changes beyond the noise, and the number of each verdict."""
     for warning in comparison.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     table = Table("row", "library", "before ms", "after ms", "takes", "verdict")
@@ -102,7 +99,7 @@ def print_comparison(comparison: findings.Comparison, console: Console) -> None:
 
 
 def markdown(report: Report) -> str:
-    """The tables of a report, for the documentation: the same report makes the same text.
+    """The tables of a report, for the documentation.  The same report gives the same text.
 
     Args:
       report: what was measured.
@@ -185,7 +182,7 @@ def _quartiles(ms: Sequence[float]) -> str:
 
 
 def _digits(ms: float) -> str:
-    """Three digits that count, never an exponent."""
+    """Three significant digits, without an exponent."""
     return f"{ms:.{max(0, 2 - math.floor(math.log10(ms)))}f}"
 
 

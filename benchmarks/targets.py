@@ -1,9 +1,9 @@
-"""What is expected of the implementations: kept apart from the problems, which are what they are.
+"""The targets of the implementations.
 
-A target is the time of another library over that of the implementation ("lax", "xla", or "best", the better of the two), the share of the
-bandwidth of a large copy ("copy"), or 10^12 operations per second ("tflops"): the least value that will do.  Expected of GPUs is what is
-possible on an H200, by kind, for bfloat16; of CPUs what rewrites in XLA's own operations gain over lax of jax 0.10.2, by name, for float32.
-It must not know what was measured.
+A target is a least value: of the time of another library over that of the implementation ("lax", "xla", or "best", the faster of the two),
+of the share of the bandwidth of a large copy ("copy"), or of 10^12 operations per second ("tflops").  Targets of GPUs are what is possible
+on an H200 in bfloat16, by kind.  Targets of CPUs are the gains of rewrites in XLA's own operations over lax of jax 0.10.2 in float32, by
+name.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ FIRST += ("ragged", "fused", "large", "waves", "thin")
 
 
 def targets(case: Case, platform: str) -> Targets:
-    """What is expected of the implementations on `platform` ("cpu", "gpu" or "cuda"; nothing of others): {"cuda": {"best": 0.97}}.
+    """The targets of the implementations on `platform` ("cpu", "gpu" or "cuda"; others have none), such as {"cuda": {"best": 0.97}}.
 
-    Nothing is expected of a reduced problem, or of a case in other numbers.
+    A reduced problem, or a case in other numbers, has none.
     """
     if platform == "cpu":
         least = OF_CPUS.get(case.problem, {}).get(case.role)
@@ -121,7 +121,7 @@ def targets(case: Case, platform: str) -> Targets:
 
 
 def in_order(cases: Iterable[Case], platform: str) -> list[Case]:
-    """The cases of a run that may end early: on a GPU one of each kind and role before a second of any, of what is expected most first."""
+    """The cases, ordered for a run that may end early: on a GPU one of each kind and role before a second of any, targets first."""
     if platform == "cpu":
         return list(cases)
 

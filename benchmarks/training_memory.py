@@ -1,4 +1,4 @@
-"""What a step of training keeps: the bytes of temporaries in the compiled program, of blocks by jaxext's fused operations and by plain jnp.
+"""The memory of a training step: bytes of temporaries in the compiled program, for blocks by jaxext's fused operations and by plain jnp.
 
     python -m jaxext.benchmarks.training_memory [--blocks N]
 

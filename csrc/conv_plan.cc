@@ -90,7 +90,7 @@ Reason CheckSizes(ConvRole role, int rank, const ConvProblem& p) {
   return {};
 }
 
-// The pieces of the sum that a split wgrad adds up apart: images, or if there are more pieces than images, rows of one image.
+// The parts of the sum of a split wgrad: images, or rows of an image if there are more parts than images.
 Status CheckSplits(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& config) {
   if (config.splits < 1 || Product({p.B, p.G, config.splits}) > kMostParts) {
     return Invalid("conv: B=" + std::to_string(p.B) + " G=" + std::to_string(p.G) + " splits=" + std::to_string(config.splits) +
@@ -105,7 +105,7 @@ Status CheckSplits(ConvRole role, int rank, const ConvProblem& p, const ConvConf
   return {};
 }
 
-// Cuts the box of an axis to what is read of x, whose pixels from `begin` on remain.
+// Cut the box of an axis to the pixels of x that are read, those from `begin` on.
 Reason Crop(const ConvProblem& p, int i, int64_t first_row, int64_t rows, ConvPart* part, int64_t* begin) {
   const int64_t first = first_row * p.stride[i] - p.low[i];
   const int64_t last = first + (rows - 1) * p.stride[i] + (p.filter[i] - 1) * p.filter_dilation[i];
@@ -119,7 +119,7 @@ Reason Crop(const ConvProblem& p, int i, int64_t first_row, int64_t rows, ConvPa
   return {};
 }
 
-// TMA keeps corners in 16 bits that the axes share, and so the offsets of taps; CUTLASS wants padding to be in bounds too.
+// TMA stores the corners of all axes in 16 bits together, and the offsets of taps likewise; CUTLASS also wants padding within these bounds.
 Reason CheckBox(ConvRole role, int rank, const ConvProblem& p, const ConvPart& part, int i) {
   const int64_t corner = int64_t{1} << (16 / rank - 1);
   const int64_t most_reach = (int64_t{1} << (16 / rank)) - 2;

@@ -6,9 +6,9 @@
 //     dgrad   y[NDHW, TRSK]  w[TRSK, C]     x[NDHW, C]     y through the box
 //     wgrad   y[K, NOPQ]     x[NOPQ, TRSC]  w[K, TRSC]     x through the box
 //
-// CUTLASS has one schedule for convolutions, of one block per tile.  It knows neither groups nor splits: here the blocks of one launch take
-// their arguments, strides and boxes from one of several *parts* (conv_plan.h), told by blockIdx.z, which CUTLASS does not use for
-// convolutions.  The epilogue is ours: a result is always a matrix, and CUTLASS's, for any layout, took most of the time to compile.
+// CUTLASS has one schedule for convolutions, with one block per tile, and supports neither groups nor splits.  Here the blocks of a launch
+// take their arguments, strides and boxes from one of several *parts* (conv_plan.h), selected by blockIdx.z, which CUTLASS does not use for
+// convolutions.  The epilogue is ours: a result is always a matrix, and CUTLASS's epilogue for any layout took most of the time to compile.
 // It must not know XLA or Python.
 #pragma once
 
@@ -151,7 +151,8 @@ struct Convolution {
   static constexpr bool kWgrad = kRole == ConvRole::kWgrad;
   static constexpr bool kFuses = kRole == ConvRole::kFprop;
   static constexpr int kTileK = 64;  // 128 bytes, the widest swizzle
-  // Parts of a launch.  A split wgrad has many; others have several only with groups or a batch label, and else copy the space in vain.
+  // Parts of a launch.  A split wgrad has many.  Others have several only with groups or a batch label; otherwise the space is copied
+  // unused.
   static constexpr int kParts = kWgrad ? 30 : 8;
 
   static constexpr auto kOperator = kRole == ConvRole::kFprop   ? cutlass::conv::Operator::kFprop
@@ -234,8 +235,8 @@ struct Convolution {
     return arguments;
   }
 
-  // CUTLASS checks what it can, but of wgrad more than it needs: it goes through the pixels of y with one stride, which it takes from the
-  // last axis, and asks for that of an array without groups and of whole images.
+  // CUTLASS's checks of wgrad are too strict: it goes through the pixels of y with one stride, that of the last axis, but requires the
+  // strides of an array of whole images without groups.
   static bool CanImplement(typename Kernel::Arguments arguments) {
     Shape& shape = arguments.problem_shape;
     if constexpr (kWgrad) shape.stride_A = Shape::packed_stride_right_major(shape.shape_A);
@@ -281,9 +282,9 @@ struct Convolution {
 
 // The kernels of one compile unit: each tile for both 16-bit dtypes.
 //
-// A tile of 128 x 128 keeps 128 accumulators per thread, so that one block has a multiprocessor to itself, with as many stages as help.
-// One of 128 x 64, for few channels, lets two blocks run beside each other: one multiplies while the other begins or ends, which this
-// schedule does not do by itself.  Pairs of blocks load the filter together; in wgrad too few tiles stand one above the other to be paired.
+// A tile of 128 x 128 keeps 128 accumulators per thread, so one block occupies a multiprocessor, with as many stages as help.  With tiles
+// of 128 x 64, for few channels, two blocks fit a multiprocessor: one multiplies while the other begins or ends, an overlap that this
+// schedule lacks within a block.  Pairs of blocks load the filter together; in wgrad there are too few tiles above each other for pairs.
 template <ConvRole kRole, int kRank>
 std::vector<ConvKernel> ConvKernelsOf() {
   constexpr int kPair = kRole == ConvRole::kWgrad ? 1 : 2;

@@ -1,14 +1,14 @@
 // The depthwise kernels: fprop and dgrad are one kernel that gathers, wgrad another (depthwise.h has the equations, depthwise_plan.h the
 // geometry and the numbers that kernels are given).
 //
-// There is nothing to contract for a tensor core, only bytes to move.  A thread works on a vector of channels, which are neighbours in
-// memory, and walks along a strip of targets on the width axis in chunks: the sources of a chunk serve all taps of a filter row from
-// registers.  Rows are used again through the L1 cache: the threads of a block that stand below each other in `threadIdx.y` have strips
-// on neighbouring lines, and walk side by side.  Sums of several lines in registers would save loads that hit, and cost a filter of
-// seven rows more registers than there are.
+// There is no contraction for tensor cores, only bytes to move.  A thread works on a vector of channels, which are contiguous in memory,
+// and goes through a strip of targets along the width axis in chunks: the sources of a chunk serve all taps of a filter row from registers.
+// Rows are reused through the L1 cache: threads with neighbouring `threadIdx.y` have strips on neighbouring lines and proceed side by side.
+// Keeping the sums of several lines in registers would only save loads that hit the cache, and a filter of seven rows would need more
+// registers than there are.
 //
-// All threads of a block stay to its last barrier; those without a strip of their own have an empty one, and load nothing.  It must not
-// know how it is launched.
+// All threads of a block reach its last barrier; threads without a strip have an empty one and load nothing.  This file must not know how
+// it is launched.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -90,7 +90,7 @@ __device__ inline Pack<T, kVector> Load(const T* at, bool inside) {
   return pack;
 }
 
-// CUDA's own function keeps a vector in one piece; of plain assignments the compiler makes four stores each, here and there.
+// CUDA's own function stores a vector at once; the compiler sometimes turns a plain assignment into four stores.
 template <typename T, int kVector>
 __device__ inline void Store(const Pack<T, kVector>& pack, T* at) {
   if constexpr (sizeof pack == sizeof(uint4)) {
@@ -108,7 +108,7 @@ __device__ inline int Least(const Congruence& c, unsigned given) {
   return e % c.gcd != 0 ? kNone : static_cast<int>(c.inverse * (e / c.gcd) % (c.d / c.gcd));
 }
 
-// The targets of one phase and the taps that they see: the target j at the tap number u meets the source
+// The targets of one phase and the taps that they meet: the target j at the tap number u meets the source
 // origin + target_stride·j + tap_stride·u.
 struct Phase {
   int targets;
@@ -247,7 +247,7 @@ __device__ inline void Row(const Line<T>& line, int place, int hop, int count, c
   }
 }
 
-// What becomes of a vector of sums of fprop, at the element `at` of the result and of the bias's `column`.
+// The epilogue for a vector of sums of fprop, at the element `at` of the result and the `column` of the bias.
 template <typename T>
 struct Unchanged {
   template <int kVector>
@@ -423,8 +423,8 @@ __device__ inline void Outer(const Pack<T, kVector> (&sources)[kWidth + kTaps - 
   }
 }
 
-// Adds what a strip's targets, on the line `y`, contribute to the sums of kTaps taps; the first tap of target i meets place + hop·i of `x`.
-// Targets beyond the strip must not be touched, not even multiplied by zero, so the last ones go one by one.
+// Add the contributions of a strip's targets, on the line `y`, to the sums of kTaps taps; the first tap of target i meets place + hop·i of
+// `x`. Targets beyond the strip must not be read, not even multiplied by zero, so the last ones are handled one by one.
 template <typename T, int kVector, int kTaps, bool kWindow>
 __device__ inline void Contract(const Line<T>& x, int x_place, int hop, const Line<T>& y, int y_place, int count,
                                 float (&sums)[kTaps][kVector]) {

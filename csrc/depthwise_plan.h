@@ -1,8 +1,8 @@
-// What a depthwise launch computes on the host: whether a problem can be done, which kernel does it, on which grid, with which numbers.
+// The host's part of a depthwise launch: whether a problem is supported, the kernel, its grid and its arguments.
 //
 // Every role gathers: on each axis the target t takes, at the tap r, the source s for which  a·t + b·r + offset = d·s  (none where d does
-// not divide or s lies outside).  With d > 1 the targets of one phase, t mod `period`, see the taps first, first + step, ...; there s is
-// linear in t and r.  kernels/_geometry.py has a, b, offset and d by role.  Plain C++: it must not know CUDA.
+// not divide or s lies outside).  With d > 1 the targets of one phase, t mod `period`, meet the taps first, first + step, ...; within a
+// phase s is linear in t and r.  kernels/_geometry.py has a, b, offset and d by role.  Plain C++: it must not know CUDA.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ namespace jaxext::depthwise {
 
 constexpr int kThreads = 128;           // of a block
 constexpr int kVectorBytes = 16;        // the widest access
-constexpr int kWgradTaps = 7;           // of a filter row whose sums a thread of wgrad holds, at most
-constexpr int kNarrowWgradTaps = 4;     // the same, where it keeps no window of sources
-constexpr int kSharedBytes = 48 << 10;  // what every device grants a block without being asked
+constexpr int kWgradTaps = 7;           // the most taps of a filter row whose sums a thread of wgrad holds
+constexpr int kNarrowWgradTaps = 4;     // the same for a thread without a window of sources
+constexpr int kSharedBytes = 48 << 10;  // the shared memory of a block without opting in for more, on every device
 
 // Limits, which the messages name in figures.
 constexpr int kMostTaps = 31;            // of an axis
 constexpr int64_t kMostStep = 65535;     // stride or input dilation: products of two fit into 32 bits
 constexpr int64_t kMostIndex = 1 << 30;  // of places on an axis, so that sums of two fit into 32 bits
-constexpr int64_t kMostApart = 1 << 25;  // neighbours in a strip or a row of taps: kernels look up to 31 of them beyond the last
+constexpr int64_t kMostApart = 1 << 25;  // distance of neighbours in a strip or a row of taps: kernels read up to 31 places beyond the last
 constexpr int64_t kMostPositions = (int64_t{1} << 31) - (1 << 16);  // numbered with 32 bits, and blocks overhang
 constexpr int64_t kMostGridX = (int64_t{1} << 31) - 1;
 constexpr int64_t kMostGridYZ = 65535;
@@ -32,7 +32,7 @@ constexpr int64_t kMostGridYZ = 65535;
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The least r >= 0 with  wanted·r + given·f + offset = 0 (mod d), as a function of f:  inverse · (e / gcd) mod (d / gcd)  where
-// e = -(given·f + offset) mod d  is a multiple of gcd = gcd(wanted, d); elsewhere there is none.
+// e = -(given·f + offset) mod d  is a multiple of gcd = gcd(wanted, d); otherwise there is none.
 struct Congruence {
   unsigned d, minus_given, minus_offset, gcd, inverse;
 };
@@ -40,17 +40,17 @@ struct Congruence {
 struct Axis {
   int T, R, S;  // targets, taps and sources
   int a, b, offset, d;
-  int period, phases, targets;         // of targets: phases that have one, and targets of a phase at most
+  int period, phases, targets;         // of targets; `phases` have a target, and a phase has at most `targets`
   int step, taps;                      // taps of a phase at most
   int target_stride, tap_stride;       // from one target or tap of a phase to the next, in sources
   Congruence first_tap, first_target;  // of a phase, and of a tap: its phase
 };
 
-// The arguments of a kernel; the operands and the result come beside them.
+// The arguments of a kernel besides the operands and the result.
 struct Params {
   int N, G;
   Axis h, w;
-  // The targets of a strip stand `spacing` apart in their phase, so that dilated taps meet the same sources again: the target u and the
+  // The targets of a strip are `spacing` apart in their phase, so that dilated taps meet the same sources again: the target u and the
   // tap v of a strip meet its source number  hop·u + v.
   int spacing, hop;
   int strip;   // targets of a strip
@@ -69,7 +69,7 @@ struct Plan {
   bool vector;  // 16 bytes of channels per access, or one channel
   bool window;  // neighbouring targets share sources (hop 1)
   bool line;    // a filter of one row, which stays in registers along the whole strip
-  int taps;     // of a filter row, or of a piece of it, where a kernel is made for that number; otherwise 0
+  int taps;     // of a filter row or a piece of it, if a kernel is specialised for this number; otherwise 0
   int lanes;
   int64_t grid[3];
   int shared_bytes;

@@ -1,4 +1,4 @@
-// What a kernel does with a finished sum before it is stored:
+// The epilogue of a kernel, which it applies to a finished sum before storing it:
 //
 //     z = sum + bias                     in float32
 //     y = activation(z) + residual       rounded once, to the result's dtype
@@ -8,7 +8,7 @@
 
 namespace jaxext {
 
-// In the order of `jaxext.kernels._epilogue.ACTIVATIONS`, behind none.
+// None, then the order of `jaxext.kernels._epilogue.ACTIVATIONS`.
 enum class Activation { kNone, kRelu, kRelu6, kGelu, kGeluTanh, kSilu, kSigmoid, kTanh, kLeakyRelu, kSquaredRelu };
 constexpr int kActivations = 10;
 

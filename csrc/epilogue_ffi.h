@@ -1,4 +1,4 @@
-// What the handlers of operations with an epilogue share.  Included by *_ffi.cc alone; it must not know Python or any kernel.
+// Shared by the handlers of operations with an epilogue.  Included by *_ffi.cc alone; it must not know Python or any kernel.
 #pragma once
 
 #include <string>
@@ -9,7 +9,8 @@
 
 namespace jaxext {
 
-// The epilogue's part of a call: after the factors come the bias and the residual, and after the result the saved sum, those that exist.
+// The epilogue's attributes.  Its arrays are the bias and the residual after the factors, and the saved sum after the result, if they
+// exist.
 struct EpilogueAttributes {
   int64_t activation;             // `Activation`
   int64_t bias, residual, saves;  // 1 or 0: whether it exists

@@ -1,4 +1,4 @@
-// What the handlers share: targets, dtypes, shapes and errors.  Included by *_ffi.cc alone; it must not know Python or any kernel.
+// Shared by the handlers: targets, dtypes, shapes and errors.  Included by *_ffi.cc alone; it must not know Python or any kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -50,7 +50,7 @@ inline std::optional<Dtype> DtypeOf(ffi::DataType type) {
   }
 }
 
-// Whether `buffer`, which is called `name`, has this shape.
+// An error unless `buffer`, named `name`, has this shape.
 inline Status CheckShape(const std::string& name, const ffi::AnyBuffer& buffer, const std::vector<int64_t>& shape) {
   const auto text = [](const auto& sizes) {
     std::string joined;
@@ -68,7 +68,7 @@ inline Status WrongDtype(const std::string& name, const ffi::AnyBuffer& buffer, 
   return Invalid(name + " is " + got.str() + ", want " + want);
 }
 
-// And a dtype that kernels know: it goes to `dtype`.
+// The same, and the buffer has a dtype of the kernels, which is stored in `dtype`.
 inline Status Check(const std::string& name, const ffi::AnyBuffer& buffer, const std::vector<int64_t>& shape, Dtype* dtype) {
   if (Status s = CheckShape(name, buffer, shape); !s.ok()) return s;
   const std::optional<Dtype> known = DtypeOf(buffer.element_type());
@@ -77,7 +77,7 @@ inline Status Check(const std::string& name, const ffi::AnyBuffer& buffer, const
   return {};
 }
 
-// And is of int32.
+// The same, and the buffer is of int32.
 inline Status CheckIntegers(const std::string& name, const ffi::AnyBuffer& buffer, const std::vector<int64_t>& shape) {
   if (Status s = CheckShape(name, buffer, shape); !s.ok()) return s;
   return buffer.element_type() == ffi::S32 ? Status{} : WrongDtype(name, buffer, "S32");
@@ -89,7 +89,7 @@ inline Status CheckSame(Dtype first, Dtype second) {
   return Invalid(std::string("the operands are ") + Name(first) + " and " + Name(second) + ", want one dtype");
 }
 
-// The shape of a result of which there are `splits` parts.
+// The shape of a result in `splits` parts.
 inline std::vector<int64_t> InParts(std::vector<int64_t> shape, int64_t splits) {
   if (splits > 1) shape.insert(shape.begin(), splits);
   return shape;
@@ -97,7 +97,7 @@ inline std::vector<int64_t> InParts(std::vector<int64_t> shape, int64_t splits) 
 
 using Three = ffi::Span<const int64_t>;
 
-// A convolution's attributes as XLA hands them over.
+// The attributes of a convolution's call by XLA.
 struct ConvAttributes {
   int64_t B, N, G, C, K;
   Three input, filter, output, stride, low, input_dilation, filter_dilation;
@@ -127,7 +127,7 @@ inline Status ProblemOf(const ConvAttributes& attributes, ConvProblem* problem) 
   return {};
 }
 
-// Whether the buffers are the operands and the result of `role`, in the order of slots (x, w, y without the open one).
+// An error unless the buffers are the operands and the result of `role`, in the order of slots (x, w, y without the open one).
 inline Status CheckConv(ConvRole role, const ConvProblem& p, int64_t splits, const ffi::AnyBuffer& first, const ffi::AnyBuffer& second,
                         const ffi::AnyBuffer& out, Dtype* operands, Dtype* result) {
   const struct Slot {

@@ -70,7 +70,7 @@ std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
   return "the result is " + result + ", " + name + " of " + first + " gives " + Joined(results);
 }
 
-// What no kernel of the role takes, whatever its tile.
+// The reason if no kernel of the role supports the problem, whatever the tile.
 Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, bool fused) {
   const std::vector<MatmulKernel>& kernels = MatmulKernels();
   const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const MatmulKernel& k) { return Computes(k, role, dtypes, fused); });
@@ -115,7 +115,7 @@ const std::vector<MatmulKernel>& MatmulKernels() {
 }
 
 Gemm GemmOf(MatmulRole role, const MatmulProblem& p, int64_t splits, const void* first, const void* second, void* out) {
-  // A part of the contracted axis is a batch of its own: as long a way from the next as it is deep, in units of that axis' stride.
+  // A part of the contracted axis is a batch element: its distance from the next is its depth times the stride of that axis.
   Gemm g = {};
   g.l = p.B * splits;
   g.d = out;

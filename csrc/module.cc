@@ -63,7 +63,7 @@ py::list ConvTable() {
 using Three = std::array<py::object, 3>;
 using Names = std::array<std::string, 3>;  // of dtypes
 
-// Python's integers have no bounds.  Beyond 64 bits every number is refused as the last one is.
+// Python's integers have no bounds.  A number beyond 64 bits is refused like the largest one of 64 bits.
 int64_t Number(const py::object& python) {
   int beyond = 0;
   const py::object integer = py::reinterpret_steal<py::object>(PyNumber_Index(python.ptr()));

@@ -19,7 +19,7 @@ bool Computes(const RaggedKernel& kernel, MatmulRole role, const Dtypes& dtypes)
   return kernel.role == role && dtypes.first == dtype && dtypes.second == dtype && dtypes.result == dtype;
 }
 
-// Tiles of the result, with those that fill up a cluster and its band.
+// Tiles of the result, including the padding of clusters and bands.
 int64_t Tiles(MatmulRole role, const RaggedProblem& p, const RaggedConfig& config) {
   const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
   const int64_t columns = tiles(role == MatmulRole::kNT ? p.K : p.N, config.tile_n * config.cluster_n) * config.cluster_n;
@@ -27,7 +27,7 @@ int64_t Tiles(MatmulRole role, const RaggedProblem& p, const RaggedConfig& confi
   return Product({p.B, p.P, p.R, VisitsOf(p, config.tile_m), columns});
 }
 
-// What no kernel takes, whatever its tile.
+// The reason if no kernel supports the problem, whatever the tile.
 Reason CheckProblem(const RaggedProblem& p) {
   const int64_t sizes[] = {p.B, p.P, p.R, p.M, p.N, p.K, p.G};
   for (int64_t size : sizes) {

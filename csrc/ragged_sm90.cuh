@@ -5,13 +5,13 @@
 //     nt    y[M,N]       w[g,K,N]     x[M,K]
 //     tn    x[M,K]       y[M,N]       w[g,K,N]    contracted over the rows of group g
 //
-// The collective that loads is CUTLASS's, by TMA into a ring of shared memory; one descriptor serves all groups of an array.  What a block
-// computes is told by `places` in memory: in NN and NT a *visit*, a tile of rows and one of the groups in it, in TN the rows of a group.
-// Blocks are persistent.  Those side by side in a cluster have the same rows and load them once.
+// CUTLASS's collective loads by TMA into a ring of shared memory; one descriptor serves all groups of an array.  `places` in memory define
+// the work of a block: in NN and NT a *visit* (a tile of rows and one of the groups in it), in TN the rows of a group.  Blocks are
+// persistent.  Neighbouring blocks of a cluster have the same rows and load them once.
 //
-// A tile of TN may end beyond its group, in rows of another one, which can be infinite or NaN: they become zeros in shared memory, in both
-// operands.  In NN and NT a row is multiplied by its group's matrix alone, and others of the tile are not stored.
-// It must not know XLA or Python.
+// A tile of TN may reach into the rows of another group, which can be infinite or NaN: these are overwritten by zeros in shared memory, in
+// both operands.  In NN and NT the tile is multiplied by the matrix of one group, and only the rows of that group are stored. It must not
+// know XLA or Python.
 #pragma once
 
 #include <algorithm>
@@ -325,8 +325,8 @@ struct RaggedProduct {
 
 // The kernels of one compile unit: each tile for both dtypes.
 //
-// A tile of 128 x 256 has a multiprocessor to itself, and pairs of blocks share their rows.  One of 64 x 128, for groups of few rows, lets
-// two blocks run beside each other: one multiplies while the other stores.
+// A tile of 128 x 256 occupies a multiprocessor alone, and pairs of blocks share their rows.  With tiles of 64 x 128, for groups of few
+// rows, two blocks fit a multiprocessor: one multiplies while the other stores.
 template <MatmulRole kRole, class Element>
 std::vector<RaggedKernel> RaggedKernelsOf(Dtype dtype) {
   constexpr int kStaging = 2 * 8 * 16 * (kPiece + 8);

@@ -1,5 +1,5 @@
-// Which problems the kernels refuse, and why.  Python asks through module.cc, before a program is made; the launchers make the same checks
-// before every launch.  There is no other list of limits.  Plain C++: it must not know CUDA, XLA or Python.
+// The problems that the kernels refuse, with reasons.  Python calls these functions through module.cc when a program is lowered, and the
+// launchers call them before every launch.  There is no other list of limits.  Plain C++: it must not know CUDA, XLA or Python.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace jaxext {
 
 using Reason = std::optional<std::string>;  // for refusing
 
-// Of the operands in the order of slots, and of the result, by the short names of `jaxext.backends.kernel.DTYPES`.  Python has more dtypes
-// than any kernel here.
+// The dtypes of the operands, in the order of slots, and of the result, by the short names of `jaxext.backends.kernel.DTYPES`.  Python has
+// more dtypes than any kernel here.
 struct Dtypes {
   std::string first, second, result;
 };
@@ -34,12 +34,12 @@ constexpr const char* ShortName(Dtype dtype) {
   return "?";
 }
 
-// `arch` is the compute capability times 10.  A launch leaves it out: there the device itself is asked.
+// `arch` is the compute capability times 10.  A launch omits it and asks the device.
 //
 // `fused`: with an epilogue (csrc/epilogue.h).
 //
-// No kernel is launched for a problem with a size of 0: products and dense convolutions with one are taken, whatever the other sizes.
-// Every number of 64 bits may be asked about.
+// No kernel is launched for a problem with a size of 0, so products and dense convolutions with such a size are accepted, whatever the
+// other sizes.  Arguments may be any numbers of 64 bits.
 Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, bool fused, std::optional<int> arch = {});
 Reason RaggedRefuses(MatmulRole role, const RaggedProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
@@ -55,7 +55,7 @@ inline std::string CapabilityText(int arch) { return std::to_string(arch / 10) +
 
 constexpr int64_t kMostInteger = std::numeric_limits<int64_t>::max();
 
-// Of sizes that are not negative, or kMostInteger if it is more.
+// The product of sizes that are not negative, or kMostInteger if it is larger.
 inline int64_t Product(std::initializer_list<int64_t> sizes) {
   int64_t product = 1;
   bool more = false;

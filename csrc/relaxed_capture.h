@@ -5,8 +5,8 @@
 
 namespace jaxext {
 
-// While one lives, the thread may load a kernel, as its first launch does, although XLA is capturing this launch into a CUDA graph: XLA
-// captures without having run the kernels before, in a mode that forbids calls of CUDA that might not be captured.
+// During its lifetime the thread may load a kernel, as the first launch does, although XLA is capturing the launch into a CUDA graph.  XLA
+// captures kernels that have never run, in a mode that forbids such calls of CUDA.
 class RelaxedCapture {
  public:
   RelaxedCapture() { Exchange(); }

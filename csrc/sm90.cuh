@@ -12,7 +12,7 @@
 
 namespace jaxext::sm90 {
 
-// Why the driver made no TMA descriptor, if so, on this thread: CUTLASS goes on without one.
+// The driver's error if it made no TMA descriptor on this thread: CUTLASS ignores it.
 inline thread_local CUresult descriptor_error = CUDA_SUCCESS;
 
 inline CUresult Noted(CUresult result) {
@@ -25,8 +25,8 @@ inline CUresult Noted(CUresult result) {
 
 }  // namespace jaxext::sm90
 
-// Through this CUTLASS calls the driver; it has to stand before the headers that make descriptors, all others of
-// CUTLASS and CuTe.
+// CUTLASS calls the driver through this macro, so it must be defined before all other headers of CUTLASS and CuTe, which make
+// descriptors.
 #undef CUTLASS_CUDA_DRIVER_WRAPPER_CALL
 #define CUTLASS_CUDA_DRIVER_WRAPPER_CALL(func) ([](auto... arguments) { return ::jaxext::sm90::Noted(cutlass::call_##func(arguments...)); })
 
@@ -60,7 +60,7 @@ inline Status CurrentDevice(const std::string& name, Device* device) {
   return Invalid(name + ": compute capability of the device is " + std::to_string(major) + "." + std::to_string(minor) + ", want 9.0");
 }
 
-// Forgets what went wrong before.
+// Clear earlier errors.
 inline void ForgetDescriptors() { descriptor_error = CUDA_SUCCESS; }
 
 // Launches with parameters whose TMA descriptors were made since ForgetDescriptors.  They travel with the parameters, and nothing is
@@ -72,7 +72,7 @@ Status Launch(const std::string& name, void (*kernel)(Params), const Params& par
     return Internal(name + ": the driver refuses a TMA descriptor, CUDA error " + std::to_string(descriptor_error));
   }
   const RelaxedCapture relaxed;
-  // For the current device, of which a process may have several; it costs less than to remember for which it was done.
+  // Set for the current device at each launch: a process may have several devices, and remembering them would cost more.
   if (Status s = Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name + ": cudaFuncSetAttribute");
       !s.ok()) {
     return s;

@@ -321,7 +321,7 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
     family = _family(operation)
     name, taken = getattr(implementation, "name", None), {*_OWN_NAMES, *family.names_of_implementations}
     if not isinstance(name, str) or not name.isidentifier() or name in taken:
-        raise ValueError(f"register: the implementation's name is {name!r}, want an identifier that is not taken, as {sorted(taken)} are")
+        raise ValueError(f"register: the implementation's name is {name!r}, want an identifier, and none of {sorted(taken)}")
     if type(implementation).plan is Implementation.plan:
         for question in ("supports", "run"):
             if getattr(type(implementation), question) is getattr(Implementation, question):

@@ -60,10 +60,9 @@ def linear(
       ValueError: `activation` or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    arrays = {"x": x, "w": w, "bias": bias, "residual": residual}
     return fuse.linear(
         "linear",
-        {name: array for name, array in arrays.items() if array is not None or name in ("x", "w")},
+        {"x": x, "w": w} | fuse.given(bias=bias, residual=residual),
         activation,
         gated=False,
         precision=precision,
@@ -154,9 +153,8 @@ def conv_bias_act(
       Exception: any error that `jax.lax.conv_general_dilated` raises.
       TypeError, ValueError, NotImplementedError: as `linear`.
     """
-    arrays = {"lhs": lhs, "rhs": rhs, "bias": bias, "residual": residual}
     return fuse.conv_bias_act(
-        {name: array for name, array in arrays.items() if array is not None or name in ("lhs", "rhs")},
+        {"lhs": lhs, "rhs": rhs} | fuse.given(bias=bias, residual=residual),
         activation,
         window_strides=window_strides,
         padding=padding,

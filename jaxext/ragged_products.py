@@ -58,7 +58,7 @@ def ragged_dot(
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | ({} if group_offset is None else dict(group_offset=group_offset))
+    arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | fuse.given(group_offset=group_offset)
     return ragged.product(
         "ragged_dot",
         arrays,
@@ -115,7 +115,7 @@ def ragged_dot_general(
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | ({} if group_offset is None else dict(group_offset=group_offset))
+    arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | fuse.given(group_offset=group_offset)
     if not isinstance(ragged_dot_dimension_numbers, jax.lax.RaggedDotDimensionNumbers):
         got = repr(ragged_dot_dimension_numbers)
         raise TypeError(f"ragged_dot_general: ragged_dot_dimension_numbers is {got}, want a jax.lax.RaggedDotDimensionNumbers")
@@ -228,4 +228,4 @@ def ragged_gated_linear_unit(
 
 
 def _fused(name, arrays, added, activation, **static):
-    return fuse.ragged(name, arrays | {argument: x for argument, x in added.items() if x is not None}, activation, **static)
+    return fuse.ragged(name, arrays | fuse.given(**added), activation, **static)

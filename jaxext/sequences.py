@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import jax
 from jax.typing import ArrayLike
 
-from jaxext.families import causal
+from jaxext.families import causal, fuse
 
 __all__ = ["causal_conv1d", "causal_conv1d_update"]
 
@@ -83,10 +83,9 @@ def causal_conv1d(
       ValueError: `seq_idx` beside `initial_states` or `return_final_states`; `activation` or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    arrays = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "initial_states": initial_states}
     return causal.convolution(
         "causal_conv1d",
-        {name: array for name, array in arrays.items() if array is not None or name in ("x", "weight")},
+        {"x": x, "weight": weight} | fuse.given(bias=bias, seq_idx=seq_idx, initial_states=initial_states),
         activation,
         return_final_states=return_final_states,
         implementation=implementation,
@@ -130,10 +129,5 @@ def causal_conv1d_update(
       TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function.
       ValueError: the state has fewer than k - 1 steps; `activation` is unknown.
     """
-    arrays = {"x": x, "conv_state": conv_state, "weight": weight, "bias": bias}
-    arrays |= {"cache_seqlens": cache_seqlens, "conv_state_indices": conv_state_indices}
-    return causal.update(
-        "causal_conv1d_update",
-        {name: array for name, array in arrays.items() if array is not None or name in ("x", "conv_state", "weight")},
-        activation,
-    )
+    optional = fuse.given(bias=bias, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)
+    return causal.update("causal_conv1d_update", {"x": x, "conv_state": conv_state, "weight": weight} | optional, activation)

@@ -1,1 +1,1 @@
-"""Triton kernels, installed as `jaxext.kernels`: imports Triton and the standard library only, relatively; must not know JAX."""
+"""Triton kernels, installed as `jaxext.kernels`.  They import only Triton and the standard library, and each other relatively."""

@@ -1,4 +1,4 @@
-"""A causal convolution as its kernels see it."""
+"""The problem that the kernels of causal convolutions solve."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class CausalProblem:
 
     @property
     def reads_z(self) -> bool:
-        """Whether z is computed: not for the derivative of the identity."""
+        """Whether z is computed.  The derivative of the identity does not need it."""
         return self.role == "forward" or self.epilogue.activation is not None
 
     @property
     def before(self) -> int:
-        """Inputs before a strip, which its results and cotangents read."""
+        """The number of inputs before a strip that its results and cotangents read."""
         return self.J - 1
 
     @property
     def after(self) -> int:
-        """Cotangents behind a strip, which its inputs' cotangents read."""
+        """The number of cotangents after a strip that its inputs' cotangents read."""
         return self.J - 1 if self.role == "backward" else 0

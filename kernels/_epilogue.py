@@ -1,4 +1,4 @@
-"""What a kernel does with a finished sum before it is stored.
+"""The epilogue of a kernel: what it computes of a finished sum before storing it.
 
 z = sum + bias             (kept in float32)
 y = activation(z) + residual, rounded once to the result's dtype

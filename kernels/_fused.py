@@ -1,8 +1,8 @@
-"""The epilogue of Triton's kernels: on a tile of sums, while these are in registers.
+"""The epilogue of Triton's kernels, applied to a tile of sums in registers.
 
-`_epilogue` says what it computes.  All of it is in float32, and as exact as that: each activation is within a few units in the last place
-of its own value, for arguments of any size (that of gelu_tanh, far below zero, within the rounding of tanh's argument).  Nothing cancels,
-nothing overflows, and infinities and NaN become what jax.nn makes of them.
+`_epilogue` defines it.  It is computed in float32.  Each activation is exact to a few units in the last place for arguments of any size
+(gelu_tanh far below zero: to the rounding of tanh's argument).  Nothing cancels or overflows, and infinities and NaN give the same results
+as in jax.nn.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _FAR = tl.constexpr(150.0)  # exp(-150) is zero in float32
 
 
 def launch(plain: Launch, kernel: Any, epilogue: Epilogue) -> Launch:
-    """A launch with the kernel's fused twin.
+    """A launch of the kernel's fused variant.
 
-    An absent operand is the left one again, through which nothing is read, and an absent second result is None.
+    In place of an absent operand the left one is passed again and not read.  An absent second result is None.
     """
     first, second = plain.operands
     return dataclasses.replace(
@@ -40,8 +40,8 @@ def launch(plain: Launch, kernel: Any, epilogue: Epilogue) -> Launch:
 
 
 def refused(epilogue: Epilogue | None, role: str, wanted: str, result: str, gates: bool = False, ragged: bool = False) -> str | None:
-    """Why kernels have no such epilogue, or None.  Those of one role have any, only matrix products are gated, and only ragged ones scale
-    rows."""
+    """The reason if kernels do not support this epilogue, or None.  Only one role has epilogues, only matrix products are gated, and only
+    ragged products scale rows."""
     if epilogue is None:
         return None
     if role != wanted:
@@ -72,11 +72,11 @@ def finish(
     sums, linear, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM: tl.constexpr, COLUMNS: tl.constexpr,
     WHOLE: tl.constexpr, WARPS: tl.constexpr, scale=None, present=None,
 ):  # fmt: skip
-    """Stores what the epilogue makes of a tile of sums, and of a linear part beside a gate.
+    """Apply the epilogue to a tile of sums, and to the linear part of a gated product, and store the result.
 
-    `row` is where the tile's rows begin in the result, `column` the first of its columns.  All of these exist if WHOLE, or those below
-    COLUMNS.  A wide tile is finished in parts: the registers do not hold what an epilogue makes of all of it at once.  The residuals of a
-    few parts are under way at any time.  `scale` is of each row.  Rows that are not `present` become zero.
+    `row` is the offset of each of the tile's rows in the result, `column` the tile's first column.  All columns exist if WHOLE, otherwise
+    those below COLUMNS.  A wide tile is processed in parts, since its intermediate values do not fit the registers.  The residuals of a few
+    parts are loaded ahead.  `scale` has one number for each row.  Rows that are not `present` become zero.
     """
     sums = _parts(sums, WARPS)
     if PROBLEM.epilogue.gated:
@@ -112,7 +112,7 @@ def finish(
 
 @triton.jit
 def _parts(tile, WARPS: tl.constexpr):
-    """The tile's columns from left to right, halved until a part is few sums to a thread, or 16 columns."""
+    """The tile's columns from left to right, halved until a part has few sums per thread or 16 columns."""
     parts = (tile,)
     for _ in tl.static_range(4):
         if parts[0].shape[1] > 16 and parts[0].shape[0] * parts[0].shape[1] > MOST_AT_ONCE * 32 * WARPS:
@@ -148,7 +148,7 @@ def _of_rows(y, scale, present):
 
 @triton.jit
 def store(sums, bias, residual, result_ptr, saved_ptr, at, mask, PROBLEM: tl.constexpr, scale=None, present=None):
-    """Without a gate; `at` and `mask` are of the result and of the saved z."""
+    """Store without a gate; `at` and `mask` belong to the result and to the saved z."""
     z = sums
     if PROBLEM.epilogue.bias is not None:
         z = _of_rows(z + bias, None, present)
@@ -162,7 +162,7 @@ def store(sums, bias, residual, result_ptr, saved_ptr, at, mask, PROBLEM: tl.con
 
 @triton.jit
 def load_bias(bias_ptr, at, mask, PROBLEM: tl.constexpr):
-    """As it is added; zero without a bias."""
+    """The bias in float32; zero if there is none."""
     if PROBLEM.epilogue.bias is None:
         return 0
     else:
@@ -171,7 +171,7 @@ def load_bias(bias_ptr, at, mask, PROBLEM: tl.constexpr):
 
 @triton.jit
 def halves(tile):
-    """The left columns and the right ones, which are registers of the same threads where the tensor cores lay out the tile."""
+    """The left and the right columns.  In the tensor cores' layout both are in registers of the same threads."""
     return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1)))
 
 
@@ -204,7 +204,7 @@ def activate(z, PROBLEM: tl.constexpr):
 
 @triton.jit
 def derivative(z, PROBLEM: tl.constexpr):
-    """Of the activation; at its kinks, what jax.nn has."""
+    """The derivative of the activation; at its kinks, that of jax.nn."""
     NAME: tl.constexpr = PROBLEM.epilogue.activation
     if NAME == "relu":
         return tl.where(z > 0, 1.0, 0.0 * z)
@@ -244,9 +244,9 @@ def _least(a, LIMIT: tl.constexpr):
 
 @triton.jit
 def _exp(x, beside):
-    """exp(x + beside), where the first is not very negative and the second is less than a unit in its last place.
+    """exp(x + beside), for x not very negative and `beside` smaller than a unit in the last place of x.
 
-    exp2 alone would know x·log₂e to a unit in its last place, which is many in that of the power.
+    exp2(x·log₂e) would be inexact: an error of one unit in the last place of the exponent is many units in that of the power.
     """
     power = x * _LOG2E
     rest = tl.fma(x, _LOG2E_LOW, tl.fma(x, _LOG2E, -power))
@@ -256,7 +256,7 @@ def _exp(x, beside):
 
 @triton.jit
 def _sigmoid(z, a):
-    """1 / (1 + exp(-a)), or exp(-a) / (1 + exp(-a)) where z is negative."""
+    """The logistic function of z with a = |z|: 1 / (1 + exp(-a)), or exp(-a) / (1 + exp(-a)) if z is negative."""
     e = _exp(-_least(a, _FAR), 0.0)
     return tl.where(z < 0, e, 1.0) / (1.0 + e)
 
@@ -274,9 +274,9 @@ def _tanh(z):
 
 @triton.jit
 def _normal(z):
-    """The standard normal distribution's part below z.
+    """The cumulative distribution function of the standard normal distribution at z.
 
-    Below -a it is  exp(-a²/2) t p(t),  t = 1 / (1 + 0.3a): p was fitted to a relative error of 3e-9 in 0 ≤ a ≤ 15.
+    At -a it is  exp(-a²/2) t p(t),  t = 1 / (1 + 0.3a): p was fitted to a relative error of 3e-9 in 0 ≤ a ≤ 15.
     """
     a = _least(tl.abs(z), 20.0)
     t = 1.0 / (1.0 + 0.3 * a)

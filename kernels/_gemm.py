@@ -1,4 +1,4 @@
-"""A role of a matrix product as its kernels see it:  result[row, col] = Σ_depth left[row, depth] right[depth, col].
+"""The problem that matmul kernels solve, one role of a product:  result[row, col] = Σ_depth left[row, depth] right[depth, col].
 
 role  result    left     right    row  column  contracted
 nn    c[M,N]    a[M,K]   b[K,N]   m    n       k
@@ -38,7 +38,7 @@ class MatmulProblem:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each slot."""
+        """Slot -> shape."""
         columns = (2, self.N) if self.gated else (self.N,)
         return {"a": (self.B, self.M, self.K), "b": (self.B, self.K, *columns), "c": (self.B, self.M, self.N)}
 
@@ -48,7 +48,7 @@ class MatmulProblem:
 
     @property
     def cols(self) -> int:
-        """Of the product; a gated result has half as many."""
+        """Columns of the product; a gated result has half as many."""
         return self.K if self.role == "nt" else self.N * (2 if self.gated else 1)
 
     @property
@@ -57,12 +57,12 @@ class MatmulProblem:
 
     @property
     def lhs_strides(self) -> tuple[int, int]:
-        """Of a row, of a step in depth."""
+        """Strides of a row and of a step in depth."""
         return (1, self.rows) if self.role == "tn" else (self.depth, 1)
 
     @property
     def rhs_strides(self) -> tuple[int, int]:
-        """Of a step in depth, of a column."""
+        """Strides of a step in depth and of a column."""
         return (1, self.depth) if self.role == "nt" else (self.cols, 1)
 
     @property

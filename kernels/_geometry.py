@@ -1,4 +1,4 @@
-"""The geometry of a convolution as its kernels see it: three spatial axes, each an equation between target, tap and source.
+"""The geometry of a convolution for its kernels: three spatial axes, each an equation between target, tap and source.
 
 Every role gathers.  The position t of the target takes, at the tap r, the position s of the source for which
 
@@ -9,8 +9,8 @@ Every role gathers.  The position t of the target takes, at the tap r, the posit
     dgrad    input i           output  input dilation  -filter dilation  low     stride
     wgrad    (contracted) p    input   as fprop
 
-With d > 1 only some taps meet a source.  They are told by the target's *phase*, t mod `period`: the targets of one phase see the taps
-first, first + step, ...; there s is linear in t and r without any division, and no tap is wasted.
+With d > 1 only some taps meet a source.  They depend on the target's *phase*, t mod `period`: the targets of one phase meet the taps
+first, first + step, ...  Within a phase s is linear in t and r, so no division is needed and no tap is wasted.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ class Axis:
 
     @property
     def phases(self) -> int:
-        """Phases that have a target."""
+        """The number of phases that have a target."""
         return min(self.period, self.T)
 
     @property
     def targets(self) -> int:
-        """Targets of a phase; the last one of some phases lies outside."""
+        """The number of targets of a phase; in some phases the last one lies outside."""
         return cdiv(self.T, self.period)
 
     @property
     def inverse(self) -> int:
-        """Of b / gcd(b, d) modulo `step`, for a closed form of `first`.
+        """The inverse of b / gcd(b, d) modulo `step`, for a closed form of `first`.
 
-        With e = -(a·f + offset) mod d:  first = inverse · (e / gcd(b, d)) mod step, where gcd(b, d) divides e (elsewhere there is none).
+        With e = -(a·f + offset) mod d:  first = inverse · (e / gcd(b, d)) mod step, if gcd(b, d) divides e; otherwise there is no tap.
         """
         return pow(self.b * self.step // self.d, -1, self.step)
 
     @property
     def minus_a(self) -> int:
-        """-a modulo d, so that kernels, whose division truncates, see no negative numbers."""
+        """-a modulo d: kernels must not divide negative numbers, since their division truncates."""
         return -self.a % self.d
 
     @property
@@ -76,18 +76,18 @@ class Axis:
 
     @property
     def inside(self) -> bool:
-        """Whether all sources exist that the equation asks for."""
+        """Whether every source in the equation exists."""
         ends = [self.a * t + self.b * r + self.offset for t in (0, self.T - 1) for r in (0, self.R - 1)]
         return min(ends) >= 0 and max(ends) < self.S * self.d
 
     def largest(self, target: int, tap: int) -> int:
-        """The largest number, without its sign, on the way from the equation's own, and any target and tap up to these, to the source."""
+        """The largest absolute value in computing the source, for any target and tap up to these, the equation's own numbers included."""
         way = self.a * target + abs(self.b) * tap + abs(self.offset)
         return max(way, self.a, abs(self.b), self.d, self.S)
 
     @property
     def swapped(self) -> Axis:
-        """The same equation with taps as targets: its phases are those of a tap, its taps the targets that the tap serves."""
+        """The same equation with taps and targets exchanged: the phase of a tap, and the targets that it meets."""
         return dataclasses.replace(self, T=self.R, R=self.T, a=self.b, b=self.a)
 
     @property
@@ -100,7 +100,7 @@ class Axis:
 
     @property
     def first(self) -> tuple[int, ...]:
-        """Per phase, the first tap that meets a source; R where none does."""
+        """For each phase, the first tap that meets a source; R if none does."""
         return tuple(
             next((r for r in range(min(self.step, self.R)) if (self.a * f + self.b * r + self.offset) % self.d == 0), self.R)
             for f in range(self.period)
@@ -108,7 +108,7 @@ class Axis:
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """Per phase, the source of its first target at its first tap (0 where it has no taps)."""
+        """For each phase, the source of its first target at its first tap (0 if it has no taps)."""
         return tuple(0 if r == self.R else (self.a * f + self.b * r + self.offset) // self.d for f, r in enumerate(self.first))
 
 
@@ -140,7 +140,7 @@ class ConvProblem:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each slot."""
+        """Slot -> shape."""
         return {
             "x": (self.B, self.N, *self.input, self.G, self.C),
             "w": (self.B, self.G, self.K, *self.filter, self.C),

@@ -1,7 +1,7 @@
-"""What a kernel file hands to whoever launches its kernel, and what it must know of the device.
+"""The launch of a kernel, and the limits of devices that kernel files need.
 
-Every kernel takes pointers, those of its operands and results, row-major and aligned to 16 bytes, and static arguments.  It writes every
-element of a result and none beside it.
+Every kernel takes pointers to its operands and results, row-major and aligned to 16 bytes, and static arguments.  It writes every element
+of a result, and nothing else.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8e4nv": 8, "fp8e5": 8, "i32": 32,
 class Launch:
     """One launch: `kernel[grid](*operands, *results, **constants)`.
 
-    With `splits` > 1 a result has a further axis in front: that many partial results, float32 (int32 for integers), which add up to it.
-    The kernel goes by the name `name`, that of the primitive, in profiles.
+    With `splits` > 1 a result has a further axis in front, of that many partial results, in float32 (int32 for integers), to be added up.
+    Profiles show the kernel under `name`, the name of the primitive.
     """
 
     name: str
@@ -48,14 +48,14 @@ class Launch:
 
 
 def kernel_name(specialization) -> str:
-    """For `triton.jit(repr=kernel_name)`: a kernel whose constant PROBLEM has a name goes by that."""
+    """For `triton.jit(repr=kernel_name)`: names a kernel after its constant PROBLEM, if that has a name."""
     return specialization.constants["PROBLEM"].name
 
 
 def tensor_memory(arch: int, rows: int, cols: int, depth: int, parts: str) -> int:
-    """Columns, at most, of the sums and the left factors of a product of tiles, where tcgen05 makes it; `parts` splits float32 factors.
+    """The most columns of tensor memory that a tile product by tcgen05 needs, for sums and left factors; `parts` splits float32 factors.
 
-    Triton 3.6 keeps the sums of all parts of float32 numbers apart; and where they do not fit it compiles an empty kernel, without a word.
+    Triton 3.6 has separate sums for the parts of float32 numbers, and compiles an empty kernel without an error if they do not fit.
     """
     if not 100 <= arch < 120 or rows < 64:
         return 0
@@ -64,7 +64,7 @@ def tensor_memory(arch: int, rows: int, cols: int, depth: int, parts: str) -> in
 
 
 def lacking_memory(arch: int, *, shared: float, tensor: int) -> str | None:
-    """What is needed, in bytes and in columns, and what there is; None where that is enough."""
+    """The reason if the device has too little shared or tensor memory, or None."""
     if shared > SHARED_MEMORY[arch]:
         return f"needs {shared} bytes of shared memory, compute capability {arch / 10} has {SHARED_MEMORY[arch]}"
     if tensor > TENSOR_MEMORY:
@@ -77,6 +77,6 @@ def cdiv(a: int, b: int) -> int:
 
 
 def largest_block(blocks: Sequence[int], size: int, idle: float) -> int:
-    """The largest of those that leave at most this share of their lanes idle, or the least idle one."""
+    """The largest block that leaves at most this share of its lanes idle, or otherwise the block with the fewest idle lanes."""
     shares = {block: 1 - size / max(1, cdiv(size, block) * block) for block in blocks}
     return max((block for block in blocks if shares[block] <= idle), default=min(blocks, key=shares.__getitem__))

@@ -1,4 +1,4 @@
-"""What the kernels that multiply tiles have in common."""
+"""Helpers of the kernels that multiply tiles."""
 
 import triton
 import triton.language as tl
@@ -6,9 +6,9 @@ import triton.language as tl
 
 @triton.jit
 def to_tf32(x):
-    """Drops the bits that tensor cores ignore in TF32.
+    """Drop the bits that tensor cores ignore in TF32.
 
-    Those of Hopper and Blackwell read TF32 tiles from shared memory only with the contraction contiguous, and Triton would copy others
-    there in pieces of 4 bytes.  This takes the tile through registers instead.
+    Hopper's and Blackwell's tensor cores read TF32 tiles from shared memory only if the contraction is contiguous, and Triton would copy
+    other tiles there in pieces of 4 bytes.  This operation makes it load the tile through registers instead.
     """
     return (x.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)

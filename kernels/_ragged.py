@@ -1,16 +1,16 @@
-"""A role of a ragged product as its kernels see it: rows in groups, and a matrix for each group.
+"""The problem that kernels of ragged products solve, one role: rows in groups, and a matrix for each group.
 
     role  result              product                        row  column  contracted
     nn    y[B,P,R,M,N]        x[M,K] w[g,K,N] of row m's g   m    n       k
     nt    x[B,P,R,M,K]        y[M,N] w[g,K,N]ᵀ               m    k       n
     tn    w[B,G,K,N]          xᵀ y over the rows of g        k    n       p, r, m in g
 
-A group's rows are those from begin[B,P,G] up to end[B,P,G]: ranges that lie in order and do not overlap.  A row in none of them is never
-read, and its result is zero.
+A group's rows are those from begin[B,P,G] up to end[B,P,G]; these ranges are in order and do not overlap.  A row outside of all ranges is
+never read, and its result is zero.
 
-nn and nt go through *visits*: a tile of rows, and one of the groups that have rows in it.  There are at most ⌈M / tile⌉ + G - 1, whatever
-the ranges say, so the grid is known to the host, and `visits` finds on the device what each of them is.  In tn the programs of a group
-walk through its rows, always in the same order.
+In nn and nt each program computes a *visit*: a tile of rows, for one of the groups that have rows in it.  There are at most
+⌈M / tile⌉ + G - 1 visits for any ranges, so the host knows the grid, and `visits` computes them on the device.  In tn the programs of a
+group go through its rows, always in the same order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUMBERS_OF_VISIT = 5  # group; the rows that are multiplied, first and last; tho
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RaggedProblem(MatmulProblem):
-    """The sizes of one matrix as those of a product, which do not know the groups, and how many there are."""
+    """The sizes of a product with one of the matrices, and the number of groups."""
 
     P: int
     R: int
@@ -36,7 +36,7 @@ class RaggedProblem(MatmulProblem):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each slot."""
+        """Slot -> shape."""
         rows = (self.B, self.P, self.R, self.M)
         ranges = (self.B, self.P, self.G)
         columns = (2, self.N) if self.gated else (self.N,)
@@ -44,28 +44,28 @@ class RaggedProblem(MatmulProblem):
 
     @property
     def batches(self) -> int:
-        """Matrices of rows, or of groups."""
+        """The number of matrices of rows, or of groups."""
         return self.B * (self.G if self.role == "tn" else self.P * self.R)
 
     def tiles_down(self, tile_m: int) -> int:
-        """Of one matrix: visits, at most, or in tn tiles of rows."""
+        """For one matrix: the most visits, or in tn the tiles of rows."""
         return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else max(1, self.G) - 1)
 
     @property
     def expected_depth(self) -> int:
-        """Of a sum, if groups are alike."""
+        """The depth of a sum if all groups have the same size."""
         return self.P * self.R * cdiv(self.M, max(1, self.G)) if self.role == "tn" else self.depth
 
     def expected_tiles_down(self, tile_m: int) -> int:
-        """If half of the groups end within a tile of rows."""
+        """The number of visits if half of the groups end within a tile of rows."""
         return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else self.G // 2)
 
 
 def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
-    """What the visits are, int32 [B,P,visits,5], from ranges [B,P,G], by numpy or a module like it.  `NUMBERS_OF_VISIT` names the five.
+    """The visits, int32 [B,P,visits,5], from ranges [B,P,G], by numpy or a module like it.  `NUMBERS_OF_VISIT` names the five numbers.
 
-    A row is written by the visit of its own group, or else by that before it in the tile, or by the first one.  Tiles without a group
-    have a visit that writes zeros, and what is left over writes nothing.
+    A row is written by the visit of its group; a row without a group, by the visit before it in the tile, or by the first one.  A tile
+    without a group has a visit that writes zeros.  Surplus visits write nothing.
     """
     groups = begin.shape[-1]
     count = cdiv(rows, tile) + groups - 1

@@ -1,7 +1,7 @@
-"""The rates of GPUs, and the parts of a roofline that the models of all kernels are made of, in clocks of a multiprocessor.
+"""The rates of GPUs, and the parts of the roofline models of all kernels, in clocks of a multiprocessor.
 
-A model says what its kernel multiplies, loads and launches; how fast that goes is said only here.  None of it was measured with these
-kernels.  Models compare configs of one problem, so proportions matter more than sizes.  This file must not know any kernel.
+A kernel's model counts its products, loads and launches; the rates are defined only here.  None was measured with these kernels.  Models
+compare the configs of one problem, so proportions matter more than absolute numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REACHED = {64: 0.7, 128: 0.9}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A GPU.  All but the first are rates of one multiprocessor while all are at work, per clock."""
+    """A GPU.  All fields but the first are rates of one multiprocessor per clock while all are busy."""
 
     multiprocessors: int
     products: int  # of 16-bit numbers on tensor cores, added up in float32
@@ -29,7 +29,7 @@ class Machine:
     memory: int  # bytes read or written
 
     def rate(self, bits: int, precision: str = "tf32") -> float:
-        """Products of numbers of so many bits per clock; those of float32 by the precision."""
+        """Products per clock of numbers of so many bits; for float32 they depend on the precision."""
         if bits < 32:
             return self.products * 16 / bits
         if precision == "ieee":
@@ -37,19 +37,19 @@ class Machine:
         return self.products / (1 if precision.startswith("bf16") else 2) / PRODUCTS_OF_PARTS.get(precision, 1)
 
     def tile(self, multiplied: float, rate: float, loaded: float) -> float:
-        """Clocks of products at a rate, or of bytes from L2, whichever are more."""
+        """The clocks for so many products at this rate, or for so many bytes from the L2 cache, whichever is larger."""
         return max(multiplied / rate, loaded / self.l2)
 
     def rounds(self, programs: int, resident: int = 1) -> int:
-        """In how many rounds programs are dealt out, so many to a multiprocessor."""
+        """The number of waves in which so many programs run."""
         return cdiv(programs, self.multiprocessors * resident)
 
     def moving(self, size: float) -> float:
-        """Clocks in which all multiprocessors together move so many bytes from memory or to it."""
+        """The clocks in which all multiprocessors together move so many bytes from or to memory."""
         return size / (self.memory * self.multiprocessors)
 
     def adding(self, size: float) -> float:
-        """Clocks in which partial results of so many bytes are written, and a kernel of its own reads and adds them."""
+        """The clocks to write partial results of so many bytes, and to read and add them in another kernel."""
         return self.moving(2 * size) + LAUNCH
 
 
@@ -68,10 +68,10 @@ _OTHERS = Machine(multiprocessors=128, products=512, fma=128, l2=13, memory=2)
 
 
 def machine(arch: int) -> Machine:
-    """Of a compute capability times 10."""
+    """The GPU of a compute capability times 10."""
     return _MACHINES.get(arch, _OTHERS)
 
 
 def stored(epilogue: Epilogue | None) -> int:
-    """How many arrays of the result's shape a kernel reads or writes at its end: the result, and those of its epilogue."""
+    """The number of arrays of the result's shape that a kernel reads or writes at its end: the result and those of its epilogue."""
     return 1 if epilogue is None else 1 + (epilogue.residual is not None) + epilogue.saves

@@ -2,7 +2,7 @@
 
     z[b,t,c] = Σ_i w[i,c] x[b,t-(J-1)+i,c] + bias[c]      y = activation(z)
 
-The inputs before t = 0 are the state's, or zero.  With `idx`, a tap reads zero where the number of the sequence is another one than at t.
+The inputs before t = 0 are the state's, or zero.  With `idx`, a tap reads zero at a step of another sequence than t's.
 The derivative is one pass over x and the cotangent dy.  It computes z again:
 
     dz = dy activation'(z)                                db[c] = Σ_{b,t} dz[b,t,c]
@@ -72,10 +72,10 @@ def supports(problem: Problem) -> str | None:
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """Vectors and strips of several widths that fit the registers, the one that takes the fewest clocks first, among equals the widest.
+    """Vectors and strips of several widths that fit the registers: the one with the fewest clocks first, among equals the widest.
 
-    Where none fits, as with many taps, the narrowest.  The derivative shares the strips between 6 programs per multiprocessor at most:
-    more would only write more partial sums.
+    If none fits, as with many taps, the narrowest.  The derivative shares the strips between at most 6 programs per multiprocessor: more
+    would only write more partial sums.
     """
     configs = []
     widest = max(BITS[dtype] for dtype in problem.dtypes)
@@ -104,10 +104,10 @@ def strips(problem: Problem, config: Config) -> int:
 
 
 def registers(problem: Problem, config: Config) -> int:
-    """About what a thread needs.
+    """The approximate number of registers of a thread.
 
-    Taps, sums and cotangents are in float32, inputs as they were loaded; beside them is which steps are of one sequence, and addresses.
-    The derivative needs a third more, for what is under way.
+    Taps, sums and cotangents are in float32, inputs in their own dtype; then come masks of the steps of one sequence, and addresses.  The
+    derivative needs a third more, for values in flight.
     """
     vector = cdiv(config.strips * config.tile_c, 32 * config.num_warps)
     backward = problem.role == "backward"
@@ -202,7 +202,7 @@ def causal_backward(
     x_ptr, w_ptr, bias_ptr, state_ptr, idx_ptr, idx_of_states_ptr, dy_ptr, dx_ptr, dw_ptr, third_ptr, fourth_ptr,
     PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
 ):  # fmt: skip
-    """A share of the strips of some channels, tile by tile.  Further results are those of the bias and of the state that there are."""
+    """A share of the strips of some channels, tile by tile.  Further results: the cotangents of the bias and of the state, if present."""
     BLOCKS: tl.constexpr = (PROBLEM.C + CONFIG.tile_c - 1) // CONFIG.tile_c
     STRIP: tl.constexpr = CONFIG.strip
     TAPS: tl.constexpr = PROBLEM.J
@@ -283,7 +283,7 @@ def _strips(tile, PROBLEM: tl.constexpr, CONFIG: tl.constexpr):
 
 @triton.jit
 def _wide(index, PROBLEM: tl.constexpr):
-    """As a factor of an offset: in 64 bits, if those need them.  Tiles overhang the sequences."""
+    """A factor of an offset, in 64 bits if the offsets need them.  Tiles reach beyond the sequences."""
     return index.to(tl.int64) if (PROBLEM.B + 1024) * (PROBLEM.T + 1024) * PROBLEM.C >= 2**31 else index
 
 
@@ -308,7 +308,7 @@ def _taps(w_ptr, c, real, PROBLEM: tl.constexpr):
 
 @triton.jit
 def _inputs(x_ptr, state_ptr, b, t, c, real, COUNT: tl.constexpr, PROBLEM: tl.constexpr):
-    """Those from J - 1 steps before a strip on, with the state's; zeros outside."""
+    """The inputs of a strip and of the J - 1 steps before it, which may be the state's; zeros outside."""
     BEFORE: tl.constexpr = PROBLEM.J - 1
     place = _place(b, t - BEFORE, c, PROBLEM)
     xs = ()
@@ -326,7 +326,7 @@ def _inputs(x_ptr, state_ptr, b, t, c, real, COUNT: tl.constexpr, PROBLEM: tl.co
 
 @triton.jit
 def _numbers(idx_ptr, idx_of_states_ptr, b, t, COUNT: tl.constexpr, PROBLEM: tl.constexpr):
-    """The numbers of the sequences of these inputs, where there are any."""
+    """The sequence number of each of these inputs, if there are such numbers."""
     BEFORE: tl.constexpr = PROBLEM.J - 1
     idx = ()
     if PROBLEM.idx:
@@ -344,7 +344,7 @@ def _numbers(idx_ptr, idx_of_states_ptr, b, t, COUNT: tl.constexpr, PROBLEM: tl.
 
 @triton.jit
 def _of_same(values, idx, one: tl.constexpr, other: tl.constexpr, PROBLEM: tl.constexpr):
-    """Zeros where the inputs of these numbers are of different sequences."""
+    """The values, or zeros if the two inputs belong to different sequences."""
     if PROBLEM.idx:
         return tl.where((idx[one] == idx[other])[:, None], values, 0.0)
     else:
@@ -353,7 +353,7 @@ def _of_same(values, idx, one: tl.constexpr, other: tl.constexpr, PROBLEM: tl.co
 
 @triton.jit
 def _z(xs, idx, taps, bias, u: tl.constexpr, PROBLEM: tl.constexpr):
-    """Of the step number u of a strip."""
+    """z at step u of a strip."""
     TAPS: tl.constexpr = PROBLEM.J
     z = tl.zeros(xs[0].shape, tl.float32) + bias
     for i in tl.static_range(TAPS):

@@ -6,9 +6,9 @@ fprop and dgrad gather by the same equation (`_geometry`), from x through w into
 
 and wgrad contracts the positions:  w[k, (tap, c)] = Σ_{n, t}  y[(n, t), k] · x[(n, s(t, tap)), c].
 
-*Packed* tiles run over (tap, channel) as one axis; others keep to one tap, which suits many channels.  Where some taps meet no source
-(a stride in dgrad, an input dilation) a program serves one phase of targets (in wgrad: one tap) and visits what meets, nothing else.
-Several small groups make one tile whose filter is block-diagonal: there an infinity or NaN of one group makes the others' sums NaN too.
+*Packed* tiles run over (tap, channel) as one axis; others keep to one tap, which suits many channels.  If some taps meet no source (a
+stride in dgrad, an input dilation), a program computes one phase of targets (in wgrad: one tap) and visits only pairs that meet.  Several
+small groups can share a tile with a block-diagonal filter; then an infinity or NaN of one group makes the others' sums NaN too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Config:
 
 @triton.jit
 def _program(TILES: tl.constexpr):
-    """What this program computes, by the counts of `_tiles`, the first varying fastest: neighbours share their sources."""
+    """The indices of this program's tile, from the counts of `_tiles`.  The first varies fastest, so that neighbours share sources."""
     program = tl.program_id(0)
     column_block = program % TILES[0]
     program = program // TILES[0]
@@ -63,7 +63,7 @@ def _program(TILES: tl.constexpr):
 
 @triton.jit
 def _below(index, SIZE: tl.constexpr, MULTIPLE: tl.constexpr):
-    """index < SIZE, which is known beforehand where SIZE is a whole multiple of the block."""
+    """index < SIZE, a constant if SIZE is a multiple of the block."""
     if SIZE % MULTIPLE == 0:
         return tl.full(index.shape, 1, tl.int1)
     else:
@@ -78,7 +78,7 @@ def _split3(index, H, W):
 
 @triton.jit
 def _lanes(block, lane, taps, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr):
-    """Tap, channel and existence of a block's lanes along the axis (tap, channel); one tap for all, unless packed."""
+    """The tap and the channel of each lane of a block, and whether it exists; unless packed, all lanes have one tap."""
     if PACKED:
         index = block * BLOCK + lane
         return index // CHANNELS, index % CHANNELS, index // CHANNELS < taps
@@ -90,7 +90,7 @@ def _lanes(block, lane, taps, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, PACKE
 
 @triton.jit
 def _first(f, AXIS: tl.constexpr):
-    """The first tap that the targets of phase f see; R where they see none (`Axis.first`, in closed form)."""
+    """The first tap that the targets of phase f meet; R if there is none (`Axis.first`, in closed form)."""
     if AXIS.d == 1:
         return tl.full([], 0, tl.int32)
     else:
@@ -101,7 +101,7 @@ def _first(f, AXIS: tl.constexpr):
 
 @triton.jit
 def _targets(index, fd, fh, fw, N: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
-    """n, the three j of the targets t = f + period·j at a flat index into a phase, and existence."""
+    """n and the three j of the targets t = f + period·j at a flat index into a phase, and whether they exist."""
     nd, h, w = _split3(index, H.targets, W.targets)
     n, d = nd // D.targets, nd % D.targets
     exists = _below(index, N * D.targets * H.targets * W.targets, BLOCK) & _below(fd + D.period * d, D.T, D.period)
@@ -110,7 +110,7 @@ def _targets(index, fd, fh, fw, N: tl.constexpr, BLOCK: tl.constexpr, D: tl.cons
 
 @triton.jit
 def _source(t, r, AXIS: tl.constexpr):
-    """The source of target t at tap r, where d divides."""
+    """The source of target t at tap r, if d divides."""
     return (AXIS.a * t + AXIS.b * r + AXIS.offset) // AXIS.d
 
 
@@ -132,7 +132,7 @@ def _pixel(n, d, h, w, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CHANNE
 
 @triton.jit
 def _filter(k, tap, c, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TAPS: tl.constexpr):
-    """Offset in w of output channel k and input channel c, both counted from the tile's first group, and whether they share a group."""
+    """The offset in w of output channel k and input channel c, counted from the tile's first group, and whether they share a group."""
     if CONFIG.groups == 1:
         return (k * TAPS + tap) * PROBLEM.C + c, tl.full([1, 1], 1, tl.int1)
     else:
@@ -141,7 +141,7 @@ def _filter(k, tap, c, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TAPS: tl.con
 
 @triton.jit
 def _alike(a, b):
-    """Both tiles in the narrowest type that holds either."""
+    """Both tiles in the narrowest dtype that holds both."""
     if a.dtype == b.dtype or (a.dtype.primitive_bitwidth == 8 and b.dtype.primitive_bitwidth == 8):
         return a, b
     elif a.dtype.primitive_bitwidth > b.dtype.primitive_bitwidth:
@@ -154,7 +154,7 @@ def _alike(a, b):
 
 @triton.jit
 def _multiply(a, b, accumulator, PROBLEM: tl.constexpr, TURN_A: tl.constexpr, TURN_B: tl.constexpr):
-    """accumulator + a b; tiles to turn are those whose contraction is not their contiguous axis."""
+    """accumulator + a b; a tile whose contraction is not contiguous is transposed."""
     a, b = _alike(a, b)
     TF32: tl.constexpr = a.dtype == tl.float32 and PROBLEM.precision == "tf32" and PROBLEM.arch >= 90 and PROBLEM.arch < 120
     if TF32 and TURN_A:
@@ -373,9 +373,9 @@ def supports(problem: Problem) -> str | None:
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """The shapes that fit and are filled by half, each with the groups, packing and splits that suit the problem.
+    """The tile shapes that fit and are at least half full, each with suitable groups, packing and splits.
 
-    The one that takes the fewest clocks, by a rough model, is first.
+    The one with the fewest clocks, by a rough model, is first.
     """
     configs = [_complete(problem, shape) for shape in SHAPES]
     fitting = (config for config in configs if _refusal(problem, config) is None and _fills(problem, config))
@@ -408,7 +408,7 @@ def launch(problem: Problem, config: Config) -> Launch:
 
 
 def _refusal(problem: Problem, config: Config) -> str | None:
-    """Why the config does not fit the problem."""
+    """The reason if the config does not fit the problem, or None."""
     if problem.epilogue and config.splits > 1:
         return f"{config} splits sums, an epilogue cannot follow their parts"
     if any(block < 16 or block & (block - 1) for block in (config.tile_m, config.tile_n, config.tile_k)):
@@ -435,9 +435,9 @@ def _refusal(problem: Problem, config: Config) -> str | None:
 
 
 def _fills(problem: Problem, config: Config) -> bool:
-    """Whether blocks of half the size would be more blocks, so that the result is not mostly beside the tile.
+    """Whether the result fills at least half of the tile, so that blocks of half the size would be more blocks.
 
-    Nor are columns cut into narrow blocks beside many rows: each block of columns reads all the sources again.
+    Columns are also not cut into narrow blocks if there are many rows, since each block of columns reads all sources again.
     """
     rows, columns, _ = _extent(problem, config)
     m, n = config.tile_m, config.tile_n
@@ -448,18 +448,18 @@ def _fills(problem: Problem, config: Config) -> bool:
 
 
 def _bits(problem: Problem) -> int:
-    """Of a factor, as it is multiplied."""
+    """Bits of a factor as it is multiplied."""
     first, second, _ = problem.dtypes
     return 32 if {first, second} == HALF else max(BITS[first], BITS[second])
 
 
 def _least_k(problem: Problem) -> int:
-    """Numbers that tensor cores contract at once."""
+    """The depth of one tensor core instruction."""
     return max(16, 256 // _bits(problem))
 
 
 def _in_parts(problem: Problem) -> bool:
-    """Whether float32 numbers are split into parts, which the tensor cores multiply."""
+    """Whether float32 numbers are split into parts for the tensor cores."""
     return _bits(problem) == 32 and problem.precision not in ("tf32", "ieee")
 
 
@@ -468,7 +468,7 @@ def _blocks(taps: int, channels: int, block: int, packed: bool) -> int:
 
 
 def _extent(problem: Problem, config: Config) -> tuple[int, int, int]:
-    """Blocks of rows, of columns and of the contraction, of the phase that has most."""
+    """Blocks of rows, of columns and of the contraction, in the largest phase."""
     c, k = problem.C * config.groups, problem.K * config.groups
     positions = problem.N * math.prod(axis.targets for axis in problem.axes)
     if problem.role == "wgrad":
@@ -480,21 +480,21 @@ def _extent(problem: Problem, config: Config) -> tuple[int, int, int]:
 
 
 def _tiles(problem: Problem, config: Config) -> tuple[int, int, int, int, int, int]:
-    """How many blocks of columns and of groups, phases, blocks of rows, shares and batch elements there are."""
+    """The numbers of blocks of columns, blocks of groups, phases, blocks of rows, splits and batch elements."""
     rows, columns, _ = _extent(problem, config)
     phases = 1 if problem.role == "wgrad" else math.prod(axis.phases for axis in problem.axes)
     return columns, problem.G // config.groups, phases, rows, config.splits, problem.B
 
 
 def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config:
-    """A shape with the warps, depth, groups, packing and splits that suit the problem.
+    """The config of a tile shape: warps, depth, groups, packing and splits that suit the problem.
 
-    Registers would spill without these: where odd numbers of channels are loaded one by one, more warps, then shorter steps, keep it to 16
-    loads a thread; steps are halved where tensor cores read factors of 8 bits, or parts of float32 numbers, from registers; and on tcgen05
-    more than 4 warps load both factors of a wgrad tile of 64 by 128.
-    Groups share a tile while all their channels fit its narrow side, and 64; tiles are packed where that saves a quarter of them; and the
-    contraction is split where there are fewer programs than two for each multiprocessor, into shares of at least 8 steps, and where a sum
-    of integers could exceed int32.
+    Three rules avoid register spills.  If an odd number of channels is loaded one by one, more warps, then shorter steps, limit a thread to
+    16 loads.  Steps are halved if tensor cores read 8-bit factors, or parts of float32 numbers, from registers.  With tcgen05 more than 4
+    warps load both factors of a wgrad tile of 64 by 128.
+    Groups share a tile while all their channels fit its narrow side, and 64.  Tiles are packed if that saves a quarter of them.  The
+    contraction is split, into at least 8 steps each, if there are fewer than two programs per multiprocessor, and if a sum of integers
+    could exceed int32.
     """
     m, n, k_bytes, warps, stages = shape
     vector, k, least = math.gcd(problem.C, problem.K, 128 // _bits(problem)), k_bytes * 8 // _bits(problem), _least_k(problem)
@@ -522,9 +522,9 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
 
 
 def clocks(problem: Problem, config: Config) -> float:
-    """The programs that one multiprocessor runs, and for split sums the sum of partial results.
+    """The time of one multiprocessor's programs, and of adding partial results if sums are split.
 
-    A step takes 50 clocks more, for its addresses and barriers.  Programs on the same multiprocessor hide one another's start.
+    A step takes 50 more clocks for addresses and barriers.  Programs on the same multiprocessor hide one another's start.
     """
     gpu, bits, programs = machine(problem.arch), _bits(problem), grid(problem, config)[0]
     m, n, k = config.tile_m, config.tile_n, config.tile_k

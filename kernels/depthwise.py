@@ -4,10 +4,10 @@
     dgrad   x[n,i,g] = Σ_{r,k} y[n,s(i,r),g,k] w[g,k,r]
     wgrad   w[g,k,r] = Σ_{n,p} y[n,p,g,k] x[n,s(p,r),g]
 
-where s(t, r) is the source that the target t meets at the tap r (`_geometry`).  There is nothing to contract for a tensor core, only bytes
-to move, so a thread keeps in registers whatever it can use again.  It works on vectors of channels, which are neighbours in memory, and on
-*strips* of `strip` targets along the innermost axis: a row of strip + S - 1 sources serves all S taps of a filter row.  A tile is some
-strips, from anywhere, times tile_g channels.  Products and sums are in float32.
+where s(t, r) is the source that the target t meets at the tap r (`_geometry`).  There is no contraction for tensor cores, only bytes
+to move, so a thread keeps in registers everything that it uses again.  It works on vectors of channels, which are contiguous in memory, and
+on *strips* of `strip` targets along the innermost axis: a row of strip + S - 1 sources serves all S taps of a filter row.  A tile is
+some strips, not necessarily neighbours, times tile_g channels.  Products and sums are in float32.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line(Axis):
-    """The innermost axis, its targets cut into strips and its taps into pieces of COLUMNS.
+    """The innermost axis, with its targets cut into strips and its taps into pieces of COLUMNS.
 
-    The targets of a strip stand `spacing` apart (within their phase), so that dilated taps meet the same sources again: the target u and
-    the tap s of a piece meet the source number  hop·u + s  of a row of sources that stand `tap_stride` apart.
+    The targets of a strip are `spacing` apart (within their phase), so that dilated taps meet the same sources again: the target u and
+    the tap s of a piece meet the source number  hop·u + s  of a row of sources that are `tap_stride` apart.
     """
 
     strip: int
 
     @property
     def taps(self) -> int:
-        """Taps of a phase, at most."""
+        """The most taps of a phase."""
         return max(1, cdiv(self.R, self.step))
 
     @property
@@ -78,12 +78,12 @@ class Line(Axis):
 
     @property
     def levels(self) -> int:
-        """Binary digits of a column's number."""
+        """The number of binary digits of a column's number."""
         return (self.COLUMNS - 1).bit_length()
 
     @property
     def tap_stride(self) -> int:
-        """That of the axis; any will do for a single tap, and the target's leaves no holes in the row."""
+        """The axis's own; for a single tap the target's stride, which leaves no gaps in the row."""
         return super().tap_stride if self.taps > 1 else self.target_stride
 
     @property
@@ -96,22 +96,22 @@ class Line(Axis):
 
     @property
     def lowest(self) -> int:
-        """The least hop·u + s."""
+        """The smallest hop·u + s."""
         return min(0, self.hop * (self.strip - 1))
 
     @property
     def sources(self) -> int:
-        """Sources of a row."""
+        """The number of sources of a row."""
         return abs(self.hop) * (self.strip - 1) + self.COLUMNS
 
     @property
     def reach(self) -> int:
-        """Places, at most, between source number 0 and one of its row."""
+        """The largest distance between source number 0 and a source of its row."""
         return self.sources * abs(self.tap_stride)
 
     @property
     def strips(self) -> int:
-        """Strips of a line of targets of one phase."""
+        """The number of strips of a line of targets of one phase."""
         return self.spacing * cdiv(self.targets, self.strip * self.spacing)
 
 
@@ -121,7 +121,7 @@ def axes(problem: Problem, config: Config) -> tuple[Axis, Axis, Line]:
 
 
 def classes(axis: Axis) -> int:
-    """Residues of taps; a phase sees one of them, or none."""
+    """The number of residues of taps; a phase meets one of them, or none."""
     return min(axis.step, axis.R)
 
 
@@ -146,22 +146,21 @@ def supports(problem: Problem) -> str | None:
 
 
 def _farthest(problem: Problem) -> int:
-    """Places from 0, at most, of targets and (before the division by d) of sources, those included where strips and pieces overhang.
+    """The largest distance from 0 of a target or (before the division by d) a source, including those of overhanging strips and pieces.
 
-    A strip is no wider than REGISTERS, for each of its targets takes one.
+    A strip is no wider than REGISTERS, since each of its targets takes one.
     """
     lines = [Line(**dataclasses.asdict(axis), strip=1) for axis in problem.axes]
     return max(line.largest(line.T + line.period * line.spacing * REGISTERS, line.R + line.step * MOST_COLUMNS) for line in lines)
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """Strips of several widths; the rest follows.
+    """Configs for several widths of a strip; the width determines the rest.
 
     A thread has one strip and 16 bytes of channels (of the widest dtype).  The block of channels is the largest power of two, up to eight
-    such vectors, that leaves at most an eighth of the lanes idle.  wgrad gives a tile as many pieces of the filter as it can with at most
-    a quarter of the lanes idle, since they read the same y, and splits its sum until there are 6 programs per multiprocessor, each with
-    at least 4 tiles to sum: more would only write more partial results.  The width that takes the fewest clocks
-    is first, among equals the widest.
+    such vectors, that leaves at most an eighth of the lanes idle.  A wgrad tile has as many pieces of the filter as leave at most a quarter
+    of the lanes idle, since they read the same y.  The sum of wgrad is split until there are 6 programs per multiprocessor, each with at
+    least 4 tiles: more would only write more partial results.  The width with the fewest clocks is first, among equals the widest.
     """
     vector = VECTOR_BITS // max(BITS[dtype] for dtype in problem.dtypes)
     channels = max(1, _target_channels(problem))
@@ -175,7 +174,7 @@ def candidates(problem: Problem) -> list[Config]:
 
 
 def _with_splits(problem: Problem, config: Config) -> Config:
-    """The tile's rows shared between strips and lanes, and the sum between programs."""
+    """The config with the tile's rows divided between strips and lanes, and the sum between programs."""
     rows = config.strips
     lanes = largest_block([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), idle=1 / 4)
     config = dataclasses.replace(config, pieces=lanes, strips=rows // lanes)
@@ -188,10 +187,10 @@ def pick(problem: Problem) -> Config:
 
 
 def clocks(problem: Problem, config: Config) -> float:
-    """The vectors that a multiprocessor loads, from the L2 cache.
+    """The time to load a multiprocessor's vectors from the L2 cache.
 
-    For each tile a thread moves its targets, `strip` vectors, and for each row of the filter a row of sources and a share of the taps.  The
-    programs are dealt out in rounds, so few wide ones may lose to more narrow ones.
+    For each tile a thread moves its targets, `strip` vectors, and for each row of the filter a row of sources and a share of the taps.
+    Programs run in waves, so a few wide ones may be slower than more narrow ones.
     """
     line = axes(problem, config)[2]
     if problem.role == "wgrad":
@@ -204,7 +203,7 @@ def clocks(problem: Problem, config: Config) -> float:
 
 
 def registers(problem: Problem, config: Config) -> int:
-    """About what a thread needs: sums and taps in float32, sources and targets as they were loaded, addresses."""
+    """The approximate number of registers of a thread: sums and taps in float32, sources and targets in their own dtype, addresses."""
     line = axes(problem, config)[2]
     vector = cdiv(config.strips * config.pieces * config.tile_g, 32 * config.num_warps)
     loaded = vector * max(BITS[dtype] for dtype in problem.dtypes) // 32
@@ -214,13 +213,13 @@ def registers(problem: Problem, config: Config) -> int:
 
 
 def strips(problem: Problem, config: Config) -> int:
-    """Strips of one phase."""
+    """The number of strips of one phase."""
     d, h, w = axes(problem, config)
     return problem.N * d.targets * h.targets * w.strips
 
 
 def _target_channels(problem: Problem) -> int:
-    """Channels of the result; x shares them, or sums over K of them."""
+    """The number of channels of the result; x has the same channels, or is a sum over K of them."""
     return problem.G if problem.role == "dgrad" else problem.G * problem.K
 
 
@@ -368,9 +367,9 @@ def _gather(
 
 @triton.jit(repr=kernel_name)
 def depthwise_wgrad(x_ptr, y_ptr, w_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
-    """One tile of filter elements, pieces of rows times channels, and one part of the sum.
+    """One tile of filter elements (pieces of rows times channels), and one part of the sum.
 
-    A row of the tile is a strip and a piece: it meets the targets of the one phase that sees the piece's taps.
+    A row of the tile is a strip and a piece: it meets the targets of the only phase that meets the piece's taps.
     """
     CHANNELS: tl.constexpr = PROBLEM.G * PROBLEM.K
     BLOCKS: tl.constexpr = (CHANNELS + CONFIG.tile_g - 1) // CONFIG.tile_g
@@ -437,7 +436,7 @@ def _first(AXIS: tl.constexpr, phase):
 
 @triton.jit
 def _origin(AXIS: tl.constexpr, phase):
-    """AXIS.origin[phase]; that of the first where there is no such phase."""
+    """AXIS.origin[phase], or that of the first phase if there is no such phase."""
     source = tl.zeros_like(phase) + AXIS.origin[0]
     PERIOD: tl.constexpr = AXIS.period
     for f in tl.static_range(1, PERIOD):
@@ -447,7 +446,7 @@ def _origin(AXIS: tl.constexpr, phase):
 
 @triton.jit
 def _phase_of(AXIS: tl.constexpr, first):
-    """The phase whose first tap it is; AXIS.period where there is none."""
+    """The phase with this first tap, or AXIS.period if there is none."""
     phase = tl.zeros_like(first) + AXIS.period
     PERIOD: tl.constexpr = AXIS.period
     for i in tl.static_range(PERIOD):
@@ -465,14 +464,14 @@ def _strip(strip, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def _piece(lane, H: tl.constexpr, CLASSES: tl.constexpr, W: tl.constexpr):
-    """The taps of a piece of the filter: t, r, the least one of its class along the row, and its number in that class."""
+    """The taps of a piece of the filter: t, r, the first tap of its class along the row, and the piece's number in that class."""
     row = lane // (W.pieces * CLASSES)
     return row // H.R, row % H.R, lane // W.pieces % CLASSES, lane % W.pieces
 
 
 @triton.jit
 def _wide(index, LIMIT: tl.constexpr):
-    """A number as a factor of others below LIMIT: in 64 bits, if those need them."""
+    """A factor of numbers below LIMIT, in 64 bits if they need them."""
     return index.to(tl.int64) if LIMIT >= 2**31 else index
 
 
@@ -480,20 +479,20 @@ def _wide(index, LIMIT: tl.constexpr):
 def _offset(
     image, d, h, w, c, D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, IMAGES: tl.constexpr, REACH: tl.constexpr
 ):  # fmt: skip
-    """Of places times channels, in an array [IMAGES, D, H, W, C]; w may lie REACH places beside it."""
+    """The offset, in places times channels, in an array [IMAGES, D, H, W, C]; w may be up to REACH places outside."""
     image = _wide(image, (IMAGES * D * H * W + REACH) * C)
     return ((((image * D + d) * H + h) * W + w) * C)[:, None] + c[None, :]
 
 
 @triton.jit
 def _column(sd, sh, sw, D: tl.constexpr, H: tl.constexpr):
-    """sw, or far outside where there is no such line: a load then needs a single comparison."""
+    """sw, or a place far outside if the line does not exist, so that a load needs only one comparison."""
     return tl.where((sd >= 0) & (sd < D.S) & (sh >= 0) & (sh < H.S), sw, FAR)
 
 
 @triton.jit
 def _source_row(at, column, real, CHANNELS: tl.constexpr, W: tl.constexpr):
-    """The sources of a strip, from number `lowest` on; `at` points to number 0, which stands in `column`."""
+    """The sources of a strip, from number `lowest` on; `at` points to number 0, which is in `column`."""
     SOURCES: tl.constexpr = W.sources
     row = ()
     for i in tl.static_range(SOURCES):
@@ -505,7 +504,7 @@ def _source_row(at, column, real, CHANNELS: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def _target_row(at, tw, real, CHANNELS: tl.constexpr, W: tl.constexpr):
-    """The targets of a strip; `at` points to the first, which stands in tw."""
+    """The targets of a strip; `at` points to the first, which is at tw."""
     WIDTH: tl.constexpr = W.strip
     row = ()
     for u in tl.static_range(WIDTH):
@@ -518,8 +517,9 @@ def _target_row(at, tw, real, CHANNELS: tl.constexpr, W: tl.constexpr):
 def _begin(piece, first, W: tl.constexpr):
     """The number, within its phase, of a piece's first tap.
 
-    The last piece begins early and ends with the row: a place beyond would be multiplied by zero, and be it infinite, targets that do not
-    meet it would become NaN, in a causal convolution those before it.  Those that meet it can, where taps are read again as zeros.
+    The last piece begins early and ends with the row, and the taps that it reads again count as zero.  If it went beyond the row, sources
+    that a target does not meet would be multiplied by zero, and an infinite one would turn the target into NaN, such as a later input of a
+    causal convolution.
     """
     if W.uneven:
         return tl.minimum(W.COLUMNS * piece, tl.maximum((W.R - first + W.step - 1) // W.step - W.COLUMNS, 0))
@@ -531,7 +531,7 @@ def _begin(piece, first, W: tl.constexpr):
 def _filter_row(w_ptr, row, first, least, real, W: tl.constexpr):
     """COLUMNS taps of a row of the filter for each channel, one vector of channels per tap; zeros before the tap `least`.
 
-    In memory the taps of a channel are neighbours, so it is loaded as a tile and taken apart: even and odd columns, again and again.
+    The taps of a channel are contiguous in memory, so a tile is loaded and split repeatedly into even and odd columns.
     """
     COLUMNS: tl.constexpr = W.COLUMNS
     LEVELS: tl.constexpr = W.levels

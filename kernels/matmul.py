@@ -7,9 +7,9 @@
 
 Every role is  result[row, col] = Σ_depth lhs[row, depth] rhs[depth, col]  over strides that are compile-time constants, so no operand
 is ever transposed or copied in memory: Triton lays each tile out along whichever axis has stride 1, and the tensor cores take either.
-The programs of a grid walk the result in bands of GROUP tile rows, so that those in flight share what is in the L2 cache.  Where the
-result has few tiles, `splits` programs share one, each over a part of the depth, and leave float32 partial results: added up by the
-caller in their order, the sum has the same bits every time.
+The programs of a grid go through the result in bands of GROUP tile rows, so that concurrent programs share data in the L2 cache.  If the
+result has few tiles, `splits` programs share a tile, each with a part of the depth, and write float32 partial results.  The caller adds
+them in order, so the sum always has the same bits.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _FMA_TILES = ((128, 128, 8), (64, 64, 4), (64, 16, 2), (16, 64, 2), (32, 32, 2),
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem(MatmulProblem):
-    """What Triton's tiles must know of a product besides its sizes."""
+    """A product, with the facts that tiles depend on besides its sizes."""
 
     @property
     def pieces(self) -> tuple[int, int]:
-        """Numbers, left and right, that can be copied at once from every row in memory: of 16 bytes at best."""
+        """How many numbers of the left and of the right operand can be copied at once from every row: 16 bytes at best."""
         lengths = max(self.lhs_strides), self.N if self.gated else max(self.rhs_strides)
         lhs, rhs = (math.gcd(length, 128 // BITS[dtype]) for length, dtype in zip(lengths, self.operand_dtypes, strict=True))
         return lhs, rhs
@@ -72,7 +72,7 @@ class Problem(MatmulProblem):
 
     @property
     def common(self) -> tl.dtype | None:
-        """What the operands are converted to, exactly, where they differ; None where the tensor cores take them as they are."""
+        """The dtype to which operands are converted exactly if they differ; None if the tensor cores take them unchanged."""
         dtypes = set(self.operand_dtypes)
         if len(dtypes) == 1 or dtypes <= _EIGHTS:
             return None
@@ -81,7 +81,7 @@ class Problem(MatmulProblem):
 
     @property
     def bits(self) -> int:
-        """Of a factor, as it is multiplied."""
+        """Bits of a factor as it is multiplied."""
         return BITS[self.operand_dtypes[0]] if self.common is None else self.common.primitive_bitwidth
 
     @property
@@ -95,7 +95,7 @@ class Problem(MatmulProblem):
 
     @property
     def method(self) -> str:
-        """How float32 factors are multiplied; those made of 16 bits are exact in TF32."""
+        """How float32 factors are multiplied; factors converted from 16 bits are exact in TF32."""
         return self.precision if "fp32" in self.operand_dtypes else "tf32"
 
     @property
@@ -105,7 +105,7 @@ class Problem(MatmulProblem):
 
     @property
     def in_parts(self) -> bool:
-        """Whether float32 numbers are split into parts that the tensor cores multiply."""
+        """Whether float32 numbers are split into parts for the tensor cores."""
         return self.bits == 32 and self.method in _PARTS
 
     @property
@@ -115,14 +115,14 @@ class Problem(MatmulProblem):
 
     @property
     def tcgen05(self) -> bool:
-        """Whether the tensor cores have a memory of their own, for sums and factors."""
+        """Whether the tensor cores have their own memory for sums and factors (tcgen05)."""
         return 100 <= self.arch < 120 and not self.fma
 
     @property
     def turned(self) -> tuple[bool, bool]:
-        """Whether a tile, left or right, must be turned on its way to the tensor cores.
+        """Whether the left and the right tile must be transposed on the way to the tensor cores.
 
-        These read 32-bit tiles from shared memory only with depth contiguous, and Triton would copy others there in pieces of 4 bytes.
+        These read 32-bit tiles from shared memory only if depth is contiguous, and Triton would copy others there in pieces of 4 bytes.
         """
         tf32 = self.shared_factors and self.bits == 32 and self.method == "tf32"
         lhs, rhs = self.operand_dtypes
@@ -130,7 +130,7 @@ class Problem(MatmulProblem):
 
     @property
     def index(self) -> tl.dtype:
-        """Of an offset inside a matrix, and of a depth, that included which splits cover beyond its end."""
+        """The integer type for offsets in a matrix and for depths, including the depth that splits cover beyond the end."""
         sizes = self.rows * self.depth, self.depth * self.cols, self.rows * self.cols
         return tl.int32 if max(sizes) < 2**31 - BEYOND else tl.int64
 
@@ -151,7 +151,7 @@ class Config:
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or why no config fits the problem."""
+    """None, or the reason if no config fits the problem."""
     epilogue = _fused.refused(problem.epilogue, problem.role, "nn", problem.dtypes[2], gates=True, ragged=problem.ragged)
     if reason := _refused_numbers(problem) or epilogue:
         return reason
@@ -164,7 +164,7 @@ def supports(problem: Problem) -> str | None:
 
 
 def _refused_numbers(problem: Problem) -> str | None:
-    """What the device's products, or Triton's, cannot multiply, or None."""
+    """The reason if the device or Triton cannot multiply these numbers, or None."""
     first, second, result = problem.dtypes
     operands = {first, second}
     if problem.arch not in SHARED_MEMORY:
@@ -181,9 +181,9 @@ def _refused_numbers(problem: Problem) -> str | None:
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """The tiles that fit, each alone and, where the result has fewer of them than a device has multiprocessors, with the depth split.
+    """The tiles that fit; if the result has fewer tiles than the device has multiprocessors, also with the depth split.
 
-    The one that takes the fewest clocks, by a rough model, is first.
+    The one with the fewest clocks, by a rough model, is first.
     """
     configs = []
     for rows, cols, warps in _FMA_TILES if problem.fma else _TILES:
@@ -212,10 +212,10 @@ def candidates(problem: Problem) -> list[Config]:
 
 
 def _depth(problem: Problem, rows: int, cols: int, warps: int) -> int:
-    """A step of 128 bytes, a line of the cache and the widest swizzle of shared memory.
+    """The depth of a step: 128 bytes, a cache line and the widest swizzle of shared memory.
 
-    16 numbers, where a longer one would only hold more registers.  Copies in pieces of less than 16 bytes are many, each with its address
-    in registers: a thread makes no more than 16 of an operand, as far as a step can be that short.
+    16 numbers if a longer step would only take more registers.  Copies of less than 16 bytes are many and hold their addresses in
+    registers, so steps are shortened until a thread makes at most 16 of them per operand, if possible.
     """
     small = rows * cols < 64 * 64
     six_parts_on_tcgen05 = problem.method == "bf16x6" and problem.tcgen05
@@ -227,12 +227,12 @@ def _depth(problem: Problem, rows: int, cols: int, warps: int) -> int:
 
 
 def _least_depth(problem: Problem) -> int:
-    """Numbers that the tensor cores multiply at once."""
+    """The depth of one tensor core instruction."""
     return max(16, 256 // problem.bits)
 
 
 def _stages(problem: Problem, config: Config) -> int | None:
-    """3 or 4, so that two programs share a multiprocessor if they can: one multiplies while the other begins or stores its result."""
+    """3 or 4, so that two programs fit a multiprocessor if possible: one multiplies while the other begins or stores its result."""
     memory = SHARED_MEMORY[problem.arch]
     for share in (memory // 2, memory):
         for stages in (4, 3):
@@ -242,9 +242,9 @@ def _stages(problem: Problem, config: Config) -> int | None:
 
 
 def _shared_memory(problem: Problem, config: Config) -> int:
-    """Bytes of the stages, one less where the tensor cores read from registers, and of right factors made from them.
+    """Bytes of the stages (one less if the tensor cores read from registers) and of right factors made from them.
 
-    To rearrange the result takes less than any device has.
+    Rearranging the result takes less than any device has.
     """
     lhs, rhs = (BITS[dtype] // 8 for dtype in problem.operand_dtypes)
     stage = (config.tile_m * lhs + config.tile_n * rhs) * config.tile_k
@@ -262,8 +262,8 @@ def _tensor_memory(problem: Problem, config: Config) -> int:
 
 
 def _splits(problem: Problem, config: Config) -> int:
-    """As many programs per tile as fill the device once, with at least 4 steps of depth for each, and none without any; more for integers
-    whose sum could exceed int32."""
+    """As many programs per tile as fill the device once, each with at least 4 steps of depth if possible and never with none; more for
+    integers whose sum could exceed int32."""
     rows, cols, steps = tiles(problem, config)
     wanted = machine(problem.arch).multiprocessors // max(1, rows * cols * problem.B)
     if problem.integers:
@@ -280,7 +280,7 @@ def pick(problem: Problem) -> Config:
 
 
 def clocks(problem: Problem, config: Config) -> float:
-    """The programs that one multiprocessor runs, each a start and its depth; and for split depth the sum of partial results."""
+    """The time of one multiprocessor's programs, each a start and its depth, and of adding partial results if the depth is split."""
     gpu, depth = machine(problem.arch), tiles(problem, config)[2] * config.tile_k
     lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
     rate, loaded = gpu.rate(problem.bits, problem.method), config.tile_m * lhs + config.tile_n * rhs
@@ -290,7 +290,7 @@ def clocks(problem: Problem, config: Config) -> float:
 
 
 def tiles(problem: Problem, config: Config) -> tuple[int, int, int]:
-    """Rows and columns of tiles, and the steps in depth of each program."""
+    """The numbers of tile rows and tile columns, and of each program's steps in depth."""
     steps = cdiv(cdiv(problem.depth, config.tile_k), config.splits)
     return cdiv(problem.rows, config.tile_m), cdiv(problem.cols, config.tile_n), steps
 
@@ -301,7 +301,7 @@ def grid(problem: Problem, config: Config) -> tuple[int]:
 
 
 def launch(problem: Problem, config: Config) -> Launch:
-    """Raises ValueError where the device or the kernel lacks what is asked."""
+    """The launch; raises ValueError if the device or the kernel does not support the config."""
     if reason := supports(problem):
         raise ValueError(f"{problem.name}: {reason}")
     least = {"tile_m": 16, "tile_n": 16, "tile_k": _least_depth(problem)}
@@ -413,7 +413,7 @@ def _matmul(
 
 @triton.jit
 def _gate_and_linear(tile_col, N: tl.constexpr, TILE_COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """The columns of a gated product's tile, those of the gate first, and which exist."""
+    """The columns of a gated product's tile, those of the gate first, and whether they exist."""
     HALF: tl.constexpr = BLOCK_COLS // 2
     place = tl.arange(0, BLOCK_COLS)
     col = tile_col * HALF + place % HALF
@@ -422,7 +422,7 @@ def _gate_and_linear(tile_col, N: tl.constexpr, TILE_COLS: tl.constexpr, BLOCK_C
 
 @triton.jit
 def _place(PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLS: tl.constexpr):
-    """This program's batch, split, tile row and tile column; rows change fastest, inside a band of GROUP of them."""
+    """This program's batch, split, tile row and tile column; within a band of GROUP rows, the row varies fastest."""
     program = tl.program_id(0)
     tile = program % (TILE_ROWS * TILE_COLS)
     part = program // (TILE_ROWS * TILE_COLS)
@@ -437,7 +437,7 @@ def _place(PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILE_ROWS: tl.constexpr,
 
 @triton.jit
 def _inside(index, LIMIT: tl.constexpr, COVERED: tl.constexpr):
-    """Which are below LIMIT; a constant, and so no mask at all, where the blocks cover no more than that."""
+    """Whether each index is below LIMIT; a constant, and so no mask, if the blocks cover exactly LIMIT."""
     if LIMIT == COVERED:
         return tl.full(index.shape, True, tl.int1)
     else:

@@ -1,4 +1,4 @@
-"""Ragged products in Triton: one kernel for nn and nt, a program for each visit, and one for tn; _ragged.py says what these are."""
+"""Ragged products in Triton: a kernel for nn and nt, with a program for each visit, and a kernel for tn (both defined in _ragged.py)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OF_VISIT = tl.constexpr(NUMBERS_OF_VISIT)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem(RaggedProblem, matmul.Problem):
-    """What Triton's tiles must know besides the sizes."""
+    """A ragged product, with the facts that tiles depend on besides its sizes."""
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or why no config fits the problem."""
+    """None, or the reason if no config fits the problem."""
     if problem.integers:
         return "integers, want floats"
     if reason := matmul.supports(problem):
@@ -33,7 +33,7 @@ def supports(problem: Problem) -> str | None:
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """The tiles of matrix products that are not split.  The one that takes the fewest clocks, by a rough model, is first."""
+    """The tiles of matrix products, without splits.  The one with the fewest clocks, by a rough model, is first."""
     configs = {dataclasses.replace(config, splits=1) for config in matmul.candidates(problem)}
     if problem.arch < 90 and (problem.role == "nt" or problem.epilogue):
         # Beside 128 sums, a thread has no registers for what tells rows of a group from others.
@@ -47,7 +47,7 @@ def pick(problem: Problem) -> Config:
 
 
 def clocks(problem: Problem, config: Config) -> float:
-    """The programs that one multiprocessor runs, if half of the groups end within a tile of rows."""
+    """The time of one multiprocessor's programs if half of the groups end within a tile of rows."""
     gpu = machine(problem.arch)
     lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
     loaded = config.tile_m * lhs + config.tile_n * rhs
@@ -61,7 +61,7 @@ def grid(problem: Problem, config: Config) -> tuple[int]:
 
 
 def launch(problem: Problem, config: Config) -> Launch:
-    """Raises ValueError where the device or the kernel lacks what is asked."""
+    """The launch; raises ValueError if the device or the kernel does not support the config."""
     plain = matmul.launch(dataclasses.replace(problem, P=1, R=1), dataclasses.replace(config, splits=1))
     if reason := supports(problem):
         raise ValueError(f"{problem.name}: {reason}")

@@ -30,7 +30,6 @@ from jaxext.cli.arguments import arch, function, takes_function
 from jaxext.cli.info import check_device, facts
 from jaxext.cli.terminal import LEAST_WIDTH, Failure, Grid, UsageError, count, failed, make_folders, says_json, tell
 from jaxext.tables import environment, table_file
-from jaxext.tuning import timing
 from jaxext.tuning.tune import NOTHING, with_gradient
 
 INTERRUPTED = 130  # the shells' exit status for SIGINT
@@ -193,7 +192,6 @@ def _tune(options) -> int:
       python -m jaxext tune mynet:loss f32[1000] f32[64,32,32,3]
       python -m jaxext tune --tags resnet50 --table resnet50.json
     """
-    timing.keep_freed_memory()
     rows = []
 
     def progress(row, done: int, of: int) -> None:

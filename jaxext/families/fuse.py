@@ -19,6 +19,11 @@ from jaxext.families.ragged import ranges
 from jaxext.forms.operation import Operation
 
 
+def given(**optional: Any) -> dict[str, Any]:
+    """The arguments that are not None."""
+    return {argument: x for argument, x in optional.items() if x is not None}
+
+
 def refuse(name: str, arrays: Mapping[str, Any]) -> None:
     for argument, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
@@ -31,12 +36,12 @@ def refuse_shape(name: str, argument: str, x, wanted: tuple, labels: str) -> Non
 
 
 def _refuse_dtypes(name: str, activation, dtype, added: Mapping[str, Any]) -> None:
-    """An activation of integers, and whatever the result's kind of numbers does not hold."""
+    """Raise TypeError for an activation of integers, and for an operand that the result's kind of numbers cannot hold."""
     if activation is not None and not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"{name}: the result is {dtype}, and activation is {activation!r}, want None unless it is inexact")
+        raise TypeError(f"{name}: the result is {dtype} and activation is {activation!r}, want None for a result of integers")
     for argument, x in added.items():
         if _kind(x.dtype) > _kind(dtype):
-            raise TypeError(f"{name}: {argument} is {x.dtype}, want a dtype whose numbers {dtype}, that of the result, can hold")
+            raise TypeError(f"{name}: {argument} is {x.dtype}, want a dtype that converts to {dtype}, the dtype of the result")
 
 
 def _kind(dtype) -> int:
@@ -66,26 +71,12 @@ def linear(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
     return compiled(_linear, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
 
 
-def _linear(operation: Operation, name, activation, *arrays, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
+def _linear(operation: Operation, name, activation, *arrays, **keywords) -> jax.Array:
     operands = dict(zip(operation.inputs, arrays, strict=True))
-    if preferred_element_type is None:
-        operands |= promoted(operands, "ab")
-    contracted = (((operands["a"].ndim - 1,), (0,)), ((), ()))
-    said = as_dot_general_says([operands[slot] for slot in "ab"], contracted, precision, preferred_element_type)
-    dtype = said.pop("dtype")
-    _refuse_dtypes(name, activation, dtype, {argument: operands[argument] for argument in list(operands)[2:]})
-    ranks = dict(B=0, M=operands["a"].ndim - 1, K=1, N=1, T=1)
-    return _bound(
-        operation,
-        operands,
-        ranks=tuple(ranks[label] for label in operation.free),
-        window=None,
-        dtype=dtype,
-        activation=activation,
-        implementation=implementation,
-        out_sharding=sharding_in_types(name, out_sharding, operands["a"].ndim),
-        **said,
-    )
+    added = {argument: argument for argument in list(operands)[2:]}
+    ndim = operands["a"].ndim
+    ranks = dict(B=0, M=ndim - 1, K=1, N=1, T=1)
+    return _product(operation, name, activation, operands, "ab", (((ndim - 1,), (0,)), ((), ())), ranks, added, **keywords)
 
 
 def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
@@ -112,16 +103,35 @@ def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
     return compiled(_ragged, (operation, name, activation), operation.family, implementation, tuple(arrays.values()), keywords, name=name)
 
 
-def _ragged(operation: Operation, name, activation, x, w, sizes, *added, precision, preferred_element_type, out_sharding, implementation):
+def _ragged(operation: Operation, name, activation, x, w, sizes, *added, **keywords) -> jax.Array:
     begin, end = ranges(sizes, x.shape[0], w.shape[0])
     operands = dict(zip(operation.inputs, (x, w, *added, begin, end), strict=True))
-    if preferred_element_type is None:
-        operands |= promoted(operands, "xw")
-    said = as_dot_general_says([operands[slot] for slot in "xw"], (((1,), (1,)), ((), ())), precision, preferred_element_type)
-    dtype = said.pop("dtype")
-    public = {"bias": "bias", "scale": "row_scale"}
-    _refuse_dtypes(name, activation, dtype, {public[slot]: operands[slot] for slot in operands if slot in public})
+    public = {slot: argument for slot, argument in (("bias", "bias"), ("scale", "row_scale")) if slot in operands}
     ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1, T=1)
+    return _product(operation, name, activation, operands, "xw", (((1,), (1,)), ((), ())), ranks, public, **keywords)
+
+
+def _product(
+    operation: Operation,
+    name: str,
+    activation,
+    operands: dict[str, jax.Array],
+    factors: str,
+    contracted,
+    ranks: Mapping[str, int],
+    added: Mapping[str, str],
+    *,
+    precision,
+    preferred_element_type,
+    out_sharding,
+    implementation,
+) -> jax.Array:
+    """`factors`: the slots of x and w, which are multiplied by lax's rules; `added`: slot -> argument, of what the epilogue adds."""
+    if preferred_element_type is None:
+        operands = operands | promoted(operands, factors)
+    said = as_dot_general_says([operands[slot] for slot in factors], contracted, precision, preferred_element_type)
+    dtype = said.pop("dtype")
+    _refuse_dtypes(name, activation, dtype, {argument: operands[slot] for slot, argument in added.items()})
     return _bound(
         operation,
         operands,
@@ -130,7 +140,7 @@ def _ragged(operation: Operation, name, activation, x, w, sizes, *added, precisi
         dtype=dtype,
         activation=activation,
         implementation=implementation,
-        out_sharding=sharding_in_types(name, out_sharding, 2),
+        out_sharding=sharding_in_types(name, out_sharding, operands[factors[0]].ndim),
         **said,
     )
 
@@ -162,20 +172,20 @@ def conv_bias_act(arrays: Mapping[str, Any], activation, *, implementation, **st
 
 def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_sharding, **static) -> jax.Array:
     name = "conv_bias_act"
-    given = dict(zip(names, arrays, strict=True))
-    lhs, rhs = given.pop("lhs"), given.pop("rhs")
+    added = dict(zip(names, arrays, strict=True))
+    lhs, rhs = added.pop("lhs"), added.pop("rhs")
     convolution = functools.partial(lax.conv_general_dilated, **static)
     params, result = as_lax_says(convolution, lhs, rhs)
     features = rhs.shape[params["dimension_numbers"].rhs_spec[0]]
-    if "bias" in given:
-        refuse_shape(name, "bias", given["bias"], (features,), "an element for each output channel")
-    if "residual" in given:
-        refuse_shape(name, "residual", given["residual"], result.shape, "that of the result")
-    _refuse_dtypes(name, activation, result.dtype, given)
+    if "bias" in added:
+        refuse_shape(name, "bias", added["bias"], (features,), "an element for each output channel")
+    if "residual" in added:
+        refuse_shape(name, "residual", added["residual"], result.shape, "that of the result")
+    _refuse_dtypes(name, activation, result.dtype, added)
     params["out_sharding"] = sharding_in_types(name, out_sharding, lhs.ndim)
     form, operands, params, arrangement = arranged(lhs, rhs, implementation=implementation, **params)
-    operation = epilogues.conv_bias_act(len(form.window) // 3, "bias" in given, "residual" in given)
+    operation = epilogues.conv_bias_act(len(form.window) // 3, "bias" in added, "residual" in added)
     arrange = {"bias": Arrangement.bias_from_lax, "residual": Arrangement.from_lax}
-    operands |= {argument: arrange[argument](arrangement, x) for argument, x in given.items()}
+    operands |= {argument: arrange[argument](arrangement, x) for argument, x in added.items()}
     y = arrangement.to_lax(_bound(operation, operands, dtype=result.dtype, activation=activation, **params))
     return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)

@@ -19,7 +19,7 @@ from jax.interpreters import ad
 from jaxext.forms import partition
 from jaxext.forms.call import Call
 from jaxext.forms.family import Family, declare, families
-from jaxext.forms.implementation import Algorithm, Implementation
+from jaxext.forms.implementation import Algorithm, Definition
 from jaxext.forms.operation import Operation, composed, sharded_as
 
 
@@ -34,19 +34,13 @@ class Keywords:
         return " ".join(f"{name}={value}" for name, value in self.items)
 
 
-class Reference(Implementation):
+class Reference(Definition):
     """The definition.  It supports every call."""
 
     name = "xla"  # version None: the reference is the user's code
 
     def code(self, platform: str) -> str:
         return "reference"
-
-    def supports(self, call: Call) -> str | None:
-        return None
-
-    def gains(self, call: Call) -> str | None:
-        return None
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         return (Algorithm("reference"),)

@@ -216,7 +216,7 @@ def _transpose_rule(form, open, ct, *args, dtype, out_sharding, **params):
     operands = dict(zip(form.operands(open), args, strict=True))
     (slot,) = (name for name, x in operands.items() if ad.is_undefined_primal(x))
     if slot in form.companions:
-        raise TypeError(f"{form.op(open)}: not linear in {slot}, which no transpose can be taken in")
+        raise TypeError(f"{form.op(open)}: not linear in {slot}, so it has no transpose in {slot}")
     linear = operands.pop(slot).aval
     if type(ct) is ad.Zero:
         return [ad.Zero(linear) if name == slot else None for name in form.operands(open)]

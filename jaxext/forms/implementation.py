@@ -118,6 +118,16 @@ class Implementation:
         return reason
 
 
+class Definition(Implementation):
+    """An implementation that defines the result: it supports every call, and is taken if all before it refuse or gain nothing."""
+
+    def supports(self, call: Call) -> str | None:
+        return None
+
+    def gains(self, call: Call) -> str | None:
+        return None
+
+
 class Plan:
     """How an implementation would compute a call.
 

@@ -34,7 +34,7 @@ from jaxext.forms.call import Call
 from jaxext.forms.choose import replacing_lax, run
 from jaxext.forms.family import Family
 from jaxext.forms.form import Form, cut, known, owner
-from jaxext.forms.implementation import Algorithm, Implementation
+from jaxext.forms.implementation import Algorithm, Definition
 from jaxext.forms.labelled import Labelled
 from jaxext.tables import in_force
 
@@ -275,16 +275,10 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
     return tuple(results[name] for name in call.results) if call.further else results[call.open]
 
 
-class Composition(Implementation):
+class Composition(Definition):
     """The definition of an operation with a product inside.  It supports every call."""
 
     name, version = "xla", "of its call"
-
-    def supports(self, call: Call) -> str | None:
-        return None
-
-    def gains(self, call: Call) -> str | None:
-        return None
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         return (Algorithm("composition"),)

@@ -252,7 +252,7 @@ class _Split:
                 slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
                 raise ValueError(f"cost: scattered is {label!r} of {slot!r}, want a slot and one of its labels ({slots})")
             if self.copies(slot) == 1:
-                raise ValueError(f"cost: scattered has {slot!r}, of which there is one copy; want a slot that lacks a split label")
+                raise ValueError(f"cost: scattered has {slot!r}, which has only one copy; want a slot that lacks a split label")
             if self.sizes[label] % (self.parts(label) * self.copies(slot)):
                 many = f"{self.parts(label)} parts and {self.copies(slot)} copies"
                 raise ValueError(f"cost: scattered {slot!r} has {label}={self.sizes[label]} in {many}, want their product to divide it")

@@ -1,7 +1,4 @@
-"""What a measurement holds for: the device, the versions of what compiles and computes, and hashes of our own part in it.
-
-What is cached cannot change while the process lives.
-"""
+"""The environment of a measurement: the device, the versions of what compiles and computes, and hashes of our own code."""
 
 from __future__ import annotations
 
@@ -60,34 +57,25 @@ def default_platform() -> str:
 
 @functools.cache
 def device_kind(platform: str) -> str:
-    """Such as "NVIDIA H200"; of a CPU, which jax calls just "cpu", the processor and how many of its threads are ours.
-
-    Raises:
-      RuntimeError: this process has no such platform.
-    """
+    """Such as "NVIDIA H200"; for a CPU, the processor and the threads of this process.  Raises RuntimeError if there is no such device."""
     kind = jax.local_devices(backend=platform)[0].device_kind
     return f"{processor()}, {cores()} threads" if platform == "cpu" else kind
 
 
 @functools.cache
 def capability(platform: str) -> int | None:
-    """The compute capability of this process's first CUDA device, times 10, whatever `use_target` says; None on other platforms.
-
-    Raises:
-      RuntimeError: this process has no such platform.
-    """
+    """The compute capability of this process's first CUDA device, times 10; None on other platforms.  Raises as `device_kind` does."""
     device = jax.local_devices(backend=platform)[0]
     return int(device.compute_capability.replace(".", "")) if platform == "cuda" else None
 
 
 def processor() -> str:
-    """Its name and its model in numbers, since virtual machines have names like "AMD EPYC" for many, and ARM has none."""
+    """Its name and its model in numbers: virtual machines call many models "AMD EPYC", and ARM processors have no name."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return machine.processor() or machine.machine()
-    pairs = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
-    facts = dict(reversed(pairs))  # of the first, where there are several
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}  # of the first processor
     numbers = {"family": "cpu family", "model": "model", "implementer": "CPU implementer", "part": "CPU part"}
     told = ", ".join(f"{word} {facts[name]}" for word, name in numbers.items() if facts.get(name))
     name = facts.get("model name") or machine.machine()
@@ -95,20 +83,19 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """The hardware threads on which this process may run, which is what XLA counts for its own."""
+    """The number of hardware threads on which this process may run, as XLA counts them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def add_code(implementation: str, code: Callable[[str], str]) -> None:
-    """There is an implementation, and `code(platform)` is a word that tells its code from any other."""
+    """Register an implementation; `code(platform)` is a word that identifies its code."""
     _codes.setdefault(implementation, []).append(code)
     codes.cache_clear()
 
 
 @functools.cache
 def codes(platform: str) -> dict[str, str]:
-    """Implementation -> a word that tells its code from any other: what was measured with another does not hold.  Empty, so that nothing
-    holds, where sources cannot be read, as in a frozen program."""
+    """Implementation -> a word that identifies its code.  Empty, so that no measurement is valid, if sources cannot be read."""
     try:
         return {name: " ".join(sorted({code(platform) for code in of})) for name, of in _codes.items()}
     except (OSError, ImportError):
@@ -116,8 +103,9 @@ def codes(platform: str) -> dict[str, str]:
 
 
 def report() -> dict:
-    """The environment of a measurement, as data: the device, its host, the versions, our commit, and when and how this was started."""
+    """The environment as data: the device, its host, the versions, our commit, the date and the command."""
     platform = default_platform()
+    program = pathlib.Path(sys.argv[0]).name.replace("__main__.py", "python -m jaxext")  # without its folder
     return {
         "device": device_kind(platform),
         "capability": capability(platform),
@@ -127,25 +115,18 @@ def report() -> dict:
         "sources": codes(platform),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": _command(),
+        "command": " ".join([program, *sys.argv[1:]]),
     }
 
 
-def _command() -> str:
-    """How this process was started, without the folders of what it runs."""
-    program = pathlib.Path(sys.argv[0])
-    named = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
-    return " ".join([named, *sys.argv[1:]])
-
-
 def commit() -> str | None:
-    """Of the checkout that this is part of, with "-dirty" if a file differs from it; else the environment's COMMIT, or None."""
-    git = ["git", "-C", str(_PACKAGE)]
+    """Of the checkout that this is part of, with "-dirty" if a file was changed; otherwise the environment's COMMIT, or None."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", _PACKAGE, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        subprocess.run([*git, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=True)
-        told = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):  # it is installed elsewhere, or there is no git
+        git("ls-files", "--error-unmatch", "__init__.py")  # fails if this is installed inside another checkout
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
         return os.environ.get("COMMIT") or None
-    return told.stdout.strip()

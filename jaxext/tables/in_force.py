@@ -1,8 +1,7 @@
 """The table of measurements that is in force, and its measurements of a call.
 
-`use_table` names the table.  Otherwise it is the user's own, completed by the package's tables; both are read at the first call that asks.
-All processes of a run must decide alike, so they compare their tables before any of them counts.  This module must not know operations,
-nor how anything is measured.
+`use_table` names the table.  Otherwise it is the user's own, completed by the package's tables; both are read when they are first needed.
+All processes of a run must decide alike, so they compare their tables before using them.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ from jaxext._scope import Scope
 from jaxext.tables import environment, table_file
 from jaxext.tables.table_format import Context, Entry, Measurement, Table, select
 
-__all__ = ["add_code", "collecting", "context", "current", "in_force_on", "known_as", "measured", "use_table"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """The entries of a file at the time of `use_table`.  Which of them hold depends on the platform of the call."""
+    """The entries of a file at the time of `use_table`.  Which of them are valid depends on the platform of the call."""
 
     source: str
     entries: tuple[Entry, ...] = dataclasses.field(hash=False, repr=False)
@@ -40,8 +37,8 @@ _used = jax.make_user_context("default")  # a `_File`, or the word "default"; pa
 
 _SHIPPED = pathlib.Path(__file__).parent  # the folder of the package's own tables, if there are any
 _lock = threading.Lock()
-_tables: dict[tuple[Any, str], Table] = {}  # the value of `_used`, platform -> the rows that hold
-_agreed: dict[str, list[str]] = {}  # platform and "default" or "named" -> digests that were compared with other processes, in order
+_tables: dict[tuple[Any, str], Table] = {}  # the value of `_used`, platform -> the valid rows
+_agreed: dict[str, list[str]] = {}  # platform and "default" or "named" -> digests already compared with other processes, in order
 _collectors: dict[int, list] = {}
 
 
@@ -70,7 +67,7 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
     """
     if table is None:
         return Scope("use_table", _used, _File("no table", ()))
-    if isinstance(table, Table):
+    if isinstance(table, Table):  # of benchmarks
         return Scope("use_table", _used, _File(table.source, (Entry.of(table.context, datetime.date.today(), table.rows),)))
     path = os.fspath(table)
     if not os.path.exists(path):
@@ -86,7 +83,7 @@ def _warn(source: str, ignored: str | None) -> None:
 
 
 def current():
-    """The value of `use_table` here.  XLA may ask for a decision later or in another thread, so `measured` takes it as an argument."""
+    """The value of `use_table` here.  XLA may need a decision later or in another thread, so `measured` takes it as an argument."""
     return _used.value
 
 
@@ -96,12 +93,10 @@ def as_in(used):
 
 
 def measured(call, used=None) -> Sequence[Measurement]:
-    """The measurements of the call in the table in force, or in that of `used` (a `current()`); none if it was not measured.
+    """The measurements of the call in the table in force, or in that of `used` (a `current()`).
 
-    There are none for a program that XLA splits later, nor for a device that this process does not have.
-
-    Raises:
-      RuntimeError: another process of this run has another table.
+    There are none for a program that XLA splits later, nor for a device that this process does not have.  Raises RuntimeError if another
+    process of this run has another table.
     """
     for calls in tuple(_collectors.values()):
         calls.append(call)
@@ -113,26 +108,22 @@ def measured(call, used=None) -> Sequence[Measurement]:
 
 
 def known_as(platform: str, implementations: Iterable[str], used=None) -> str:
-    """What tells programs apart that are alike but for the code of these implementations, and the rows of the table in force.
-
-    Raises:
-      RuntimeError: another process of this run has another table.
-    """
+    """A text that differs if the code of these implementations or the rows of the table in force differ.  Raises as `measured` does."""
     codes = environment.codes(platform)
     rows = _in_force(used or current(), platform).digest if _is_here(platform) else ""
     return f"{[codes.get(name) for name in implementations]} {rows}"
 
 
 def add_code(implementation: str, code: Callable[[str], str]) -> None:
-    """There is an implementation, and `code(platform)` tells its code from any other: what was measured with another does not hold."""
+    """Register an implementation; measurements made with another `code(platform)` are not valid."""
     with _lock:
         environment.add_code(implementation, code)
-        _tables.clear()  # rows of it hold from now on
+        _tables.clear()  # its rows are valid from now on
 
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list]:
-    """The list of the calls that any thread looks up in this context: XLA asks for the parts of a program in threads of its own."""
+    """A list of the calls that any thread looks up in this context: XLA lowers the parts of a program in its own threads."""
     calls: list = []
     _collectors[id(calls)] = calls
     try:
@@ -142,32 +133,20 @@ def collecting() -> Iterator[list]:
 
 
 def in_force_on(platform: str) -> Table:
-    """The table in force for the platform's first device, without a warning or a comparison with other processes.
-
-    Raises:
-      RuntimeError: this process has no such platform.
-    """
+    """The table in force for the platform's first device, without warnings and without comparing it with other processes."""
     return _tables.get((current(), platform)) or _read(current(), platform)
 
 
 def context(platform: str) -> Context:
-    """The context of this process's first device of the platform.
-
-    Raises:
-      RuntimeError: this process has no such platform.
-    """
-    return Context(
-        device=environment.device_kind(platform),
-        capability=environment.capability(platform),
-        versions=environment.versions_for(platform),
-        sources=environment.codes(platform),
-    )
+    """The context of this process's first device of the platform.  Raises RuntimeError if there is none."""
+    device, capability = environment.device_kind(platform), environment.capability(platform)
+    return Context(device, capability, environment.versions_for(platform), environment.codes(platform))
 
 
 def _is_here(platform: str) -> bool:
     try:
         environment.capability(platform)
-    except RuntimeError:  # it is compiled for another machine
+    except RuntimeError:  # the program is compiled for another machine
         return False
     return True
 
@@ -183,27 +162,27 @@ def _in_force(used, platform: str) -> Table:
 
 
 def _read(used, platform: str) -> Table:
-    """The rows that hold here.  Lowering must not fail for want of a table, so a file that cannot be read has none."""
+    """The rows that are valid here.  A file that cannot be read has none: lowering must not fail without a table."""
     here = context(platform)
     if used != "default":
         table = select(used.entries, here, used.source)
         devices = {entry.device for entry in used.entries}
-        # The table of a GPU is expected to have nothing for the CPU of the same process.
+        # A GPU's table need not have measurements of the CPU of the same process.
         if devices and here.device not in devices and platform == environment.default_platform():
             return dataclasses.replace(table, ignored=f"it is of {', '.join(sorted(devices))}, this is {here.device}")
         return table
     path = str(table_file.default_path())
-    files = [table_file.try_load(file) for file in (*sorted(_SHIPPED.glob("*.json")), path)]
-    # Measurements that do not hold are told of the user's own table alone: the user can do nothing about a table of the package.
-    ignored = next((why for _, why in files if why), None) or select(files[-1][0], here, path).ignored
-    return dataclasses.replace(select([entry for entries, _ in files for entry in entries], here, path), ignored=ignored)
+    own, why = table_file.try_load(path)
+    shipped = [entry for file in sorted(_SHIPPED.glob("*.json")) for entry in table_file.try_load(file)[0]]
+    # Warn of invalid measurements in the user's own table only: the user cannot change a table of the package.
+    return dataclasses.replace(select([*shipped, *own], here, path), ignored=why or select(own, here, path).ignored)
 
 
 def _agree(role: str, table: Table) -> None:
     """Publish the digest of this process's table; raise if another process has published another.
 
     No process waits, since one may lower a program alone.  Each publishes before it reads, so of two with different tables at least the
-    later one raises.  A process that uses several tables in one role compares its first with the others' first, and so on.
+    later one raises.  The n-th table of a process in one role is compared with the n-th of the others.
     """
     digests = _agreed.setdefault(role, [])
     if table.digest in digests:

@@ -1,8 +1,7 @@
 """The files that hold measurements: read with suspicion, replaced whole, under a lock.
 
-Nothing in a file is executed or names another file, so the worst that a false table can do is to have a slower candidate preferred.
 A file that the user names may lie anywhere, and is left alone if it is not a table.  The user's own table (`default_path`) is read
-unasked, so nobody else may be able to write it; if it is not a table, it is renamed.  This module must not know jax.
+unasked, so nobody else may be able to write it; if it is not a table, it is renamed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import msgspec
 
 from jaxext.tables.table_format import MAX_BYTES, Context, Entry, Rows, decode, encode
 
-CONTEXTS = 8  # of each device, the last to be written, or a file would grow with every version and change of code
+CONTEXTS = 8  # kept for each device, those written last; otherwise a file would grow with every version and change of code
 PATIENCE_S = 60  # for the lock, which others hold while they read and write the file
 
 
@@ -35,9 +34,6 @@ def default_path() -> pathlib.Path:
 
 def _is_own(path: str | os.PathLike) -> bool:
     return os.path.abspath(path) == os.path.abspath(default_path())
-
-
-# ---- reading
 
 
 def load(path: str | os.PathLike) -> tuple[Entry, ...]:
@@ -59,7 +55,7 @@ def load(path: str | os.PathLike) -> tuple[Entry, ...]:
 
 
 def try_load(path: str | os.PathLike) -> tuple[tuple[Entry, ...], str | None]:
-    """What `load` returns, and the error that it would raise, as a text."""
+    """What `load` returns, and the text of the error that it would raise."""
     try:
         return load(path), None
     except (OSError, ValueError) as error:
@@ -67,16 +63,12 @@ def try_load(path: str | os.PathLike) -> tuple[tuple[Entry, ...], str | None]:
 
 
 def _check_hands(path: pathlib.Path) -> None:
-    """Raise PermissionError for a link, and for a file or folder that others can write."""
     status = path.lstat()
     others = hasattr(os, "geteuid") and (status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022)
     if others or stat.S_ISLNK(status.st_mode):
         raise PermissionError(
             f"{path} is a link, belongs to another user or can be written by others: want one of your own, and chmod go-w"
         )
-
-
-# ---- writing
 
 
 def write(path: str | os.PathLike, context: Context, rows: Rows) -> None:
@@ -87,8 +79,7 @@ def write(path: str | os.PathLike, context: Context, rows: Rows) -> None:
 def merge(path: str | os.PathLike, entries: Sequence[Entry]) -> None:
     """Add entries to the file at `path`, which is made if there is none.  A row replaces the one of the same context and problem.
 
-    Several processes may write at once, and any may be killed: the file is always whole, and holds all that any of them finished to
-    write.  A lock file stays beside it, unless the file or the entries are refused.
+    Several processes may write at once, and any may be killed: the file is always whole, and no finished write is lost.
 
     Raises:
       OSError: the file cannot be written, or is the user's own and others can write it.
@@ -122,7 +113,7 @@ def clear(path: str | os.PathLike) -> None:
 
 
 def _target(path: str | os.PathLike) -> pathlib.Path:
-    """The file to replace, if it may be.  Links that the user names are followed."""
+    """The file to replace, if that is allowed.  Links that the user names are followed."""
     path, own = pathlib.Path(path), _is_own(path)
     if own:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -139,7 +130,6 @@ def _target(path: str | os.PathLike) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _locked(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Hold the lock of the file to replace, and yield its path."""
     import filelock
 
     path = _target(path)  # raises before there is a lock file
@@ -149,18 +139,16 @@ def _locked(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 def _joined(entries: Sequence[Entry]) -> list[Entry]:
     """One entry for each context, in the order of writing, and only the last `CONTEXTS` of each device."""
-    joined: dict[Context, Entry] = {}
+    joined: dict[bytes, Entry] = {}
     for entry in entries:
-        before = joined.pop(entry.context, entry)
-        day, rows = max(before.measured, entry.measured), before.rows | entry.rows
-        joined[entry.context] = msgspec.structs.replace(entry, measured=day, rows=rows)
-    places = collections.Counter(entry.place for entry in joined.values())
-    kept = []
-    for entry in joined.values():
+        before = joined.pop(key := msgspec.json.encode(entry.context, order="sorted"), entry)
+        joined[key] = msgspec.structs.replace(entry, measured=max(before.measured, entry.measured), rows=before.rows | entry.rows)
+    kept, places = [], collections.Counter()
+    for entry in reversed(joined.values()):
+        places[entry.place] += 1
         if places[entry.place] <= CONTEXTS:
             kept.append(entry)
-        places[entry.place] -= 1
-    return kept
+    return kept[::-1]
 
 
 def _replace(path: pathlib.Path, text: bytes) -> None:
@@ -168,13 +156,10 @@ def _replace(path: pathlib.Path, text: bytes) -> None:
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)  # left by a writer that was killed
     try:
-        new.touch(0o600 if _is_own(path) else 0o666, exist_ok=False)  # nor is a link that lies there followed
+        new.touch(0o600 if _is_own(path) else 0o666, exist_ok=False)  # does not follow a link
         if path.exists():
             shutil.copymode(path, new)
-        with new.open("wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        new.write_bytes(text)
         new.replace(path)
     except OSError as error:
         error.filename = error.filename or str(path)  # Python does not say which file a full disk concerns

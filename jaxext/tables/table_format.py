@@ -9,7 +9,6 @@ A file is JSON, with an entry for each device and set of versions:
          {"implementation": "xla", "config": {"algorithm": "lax"}, "ms": [0.9, 1.0, 1.1], "error": 1e-7}, ...]}}]}
 
 `decode` checks a file against the annotations of the classes below, and one error refuses all of it.
-This module must not know jax or files, nor what the implementations and their configs are.
 """
 
 from __future__ import annotations
@@ -58,9 +57,6 @@ class Context(_Stored, frozen=True):
     versions: dict[Text, Text]  # of the packages that compile and compute, without ours
     sources: dict[Text, Text]  # implementation -> hash of its code
 
-    def __hash__(self):
-        return hash((*self.place, frozenset(self.versions.items()), frozenset(self.sources.items())))
-
     @property
     def place(self) -> tuple[str, int | None]:
         return self.device, self.capability
@@ -87,22 +83,14 @@ class _File(_Stored, frozen=True):
 
 
 def encode(entries: Sequence[Entry]) -> bytes:
-    """The file of these entries.
-
-    Raises:
-      TypeError, ValueError: `decode` would refuse it.
-    """
+    """The file of these entries; raises TypeError or ValueError if `decode` would refuse it."""
     text = msgspec.json.format(msgspec.json.encode(_File("jaxext table 1", tuple(entries))), indent=1)
     decode(text)
     return text
 
 
 def decode(text: bytes) -> tuple[Entry, ...]:
-    """The entries of a file.
-
-    Raises:
-      ValueError: it is not a table; the message says where.
-    """
+    """The entries of a file; raises ValueError if it is not a table."""
     try:
         if len(text) > MAX_BYTES:
             raise ValueError(f"over {MAX_BYTES >> 20} MiB")
@@ -128,10 +116,10 @@ class Table:
 
 
 def select(entries: Sequence[Entry], here: Context, source: str) -> Table:
-    """The rows that hold in the context `here`.
+    """The rows that are valid in the context `here`.
 
-    Measurements on another device, with other versions or of code that has changed do not hold, and rows without xla's neither.  If
-    several entries have a row, the one that was measured with exactly this code counts, otherwise the last.
+    Measurements on another device, with other versions or of changed code are not valid, nor are rows without xla's.  If several entries
+    have a row, the one measured with exactly this code counts, otherwise the last one.
     """
     of_device = [entry for entry in entries if entry.place == here.place]
     same = sorted((entry for entry in of_device if entry.versions == here.versions), key=lambda entry: entry.sources == here.sources)

@@ -2,18 +2,15 @@
 
 A `Program` is a function compiled for its arguments.  A `Clock` turns it into a sampler; each call of a sampler is one sample, in
 milliseconds per call of the program.  On a GPU that is the time of the program's kernels as reported by CUPTI, including kernels that XLA
-adds around the product.  The L2 cache is cold, as a user's next layer rarely finds its operands there, or warm on request.  CUPTI does not
-count copies and memsets that are not kernels; only the wall time of a `Chain` includes them.  On other platforms the time is wall time.
-Programs that are compared are sampled in turn, so that a machine that slows down slows all of them.
+adds around the product, with a cold L2 cache, as a user's next layer rarely finds its operands there.  CUPTI does not count copies and
+memsets that are not kernels; only the wall time of a `Chain` includes them.  On other platforms the time is wall time.  Programs that are
+compared are sampled in turn, so that a machine that slows down slows all of them.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
-import os
-import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +31,6 @@ LEAST_SAMPLES = 3  # quartiles of fewer are meaningless
 FLUSHED_BYTES = 256 << 20  # several times the L2 cache of any GPU
 # Not every driver reports each kernel of a CUDA graph.
 UNCAPTURED: Any = {"xla_gpu_enable_command_buffer": ""}
-# Parameters of glibc's mallopt: M_MMAP_MAX (large blocks come from the heap too), M_TRIM_THRESHOLD (never), and M_ARENA_MAX.
-KEEPING = {-4: 0, -1: -1, -8: 1}
-NVIDIA = "/dev/nvidiactl"  # exists if a GPU's driver is loaded
 
 Sampler = Callable[[], float]
 
@@ -53,11 +47,6 @@ class Program:
 
     def __call__(self):
         return jax.block_until_ready(self.compiled(*self.arguments))
-
-    @property
-    def temporaries_bytes(self) -> int | None:
-        memory = self.compiled.memory_analysis()
-        return None if memory is None else memory.temp_size_in_bytes
 
 
 def compile(function: Callable, arguments: Sequence[jax.Array]) -> Program:
@@ -81,6 +70,13 @@ class Wall:
         return lambda: _wall_ms(program, calls)
 
 
+def _wall_ms(run: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) * 1e3 / calls
+
+
 class Chain:
     """Wall time of a chain of calls in one program, which a GPU runs as a CUDA graph.  It includes the gaps between kernels.
 
@@ -92,12 +88,15 @@ class Chain:
     name = f"wall time of a chain of {CALLS} calls in one program, warm L2"
 
     def sampler(self, program: Program) -> Sampler:
+        def fed(operand, bit):
+            return lax.dynamic_update_slice(operand.ravel(), bit.astype(operand.dtype), (0,)).reshape(operand.shape)
+
         def chain(operands):
             results = []
             for _ in range(CALLS):
                 results.append(program.function(*operands))
                 zeros = [leaf.ravel()[:1] == 0 for leaf in jax.tree.leaves(results[-1])]
-                operands = [_fed(operand, functools.reduce(jnp.logical_or, zeros)) for operand in operands]
+                operands = [fed(operand, functools.reduce(jnp.logical_or, zeros)) for operand in operands]
             return operands, results
 
         operands = [jnp.array(operand) for operand in program.arguments]  # copies
@@ -110,10 +109,6 @@ class Chain:
 
         wall = Wall().sampler(run)
         return lambda: wall() / CALLS
-
-
-def _fed(operand, bit):
-    return lax.dynamic_update_slice(operand.ravel(), bit.astype(operand.dtype), (0,)).reshape(operand.shape)
 
 
 class Cupti:
@@ -156,28 +151,6 @@ class Cupti:
         return kernels_launched(calls)
 
 
-def _wall_ms(run: Callable[[], object], calls: int) -> float:
-    """Milliseconds per call."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) * 1e3 / calls
-
-
-def keep_freed_memory() -> bool:
-    """Make glibc reuse freed memory instead of returning it to the operating system; returns whether it will.
-
-    Otherwise every page of every result is faulted in anew, which on a CPU takes longer than many products.  Call this before jax looks
-    for devices: XLA's threads start then, each with a heap of its own.  On machines with a GPU it does nothing: results are in GPU memory,
-    and threads that compile would contend for the single heap.
-    """
-    gpu = jax.config.jax_platforms != "cpu" and os.path.exists(NVIDIA)  # type: ignore[attr-defined]
-    if gpu or platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return all(mallopt(parameter, value) == 1 for parameter, value in KEEPING.items())
-
-
 Clock = Wall | Chain | Cupti
 
 
@@ -209,11 +182,7 @@ def quartiles(ms: Sequence[float]) -> tuple[float, float, float]:
 
 
 def truth(of: Callable[[Any, lax.Precision | None], Any]) -> Any:
-    """`of(np.float64, None)`, or if that fails `of(np.float32, lax.Precision.HIGHEST)`: under x64, and exact for small integers.
-
-    Raises:
-      RuntimeError: XLA can compute neither.
-    """
+    """`of(np.float64, None)` under x64, or if XLA cannot compute that, `of(np.float32, lax.Precision.HIGHEST)`."""
     with jax.enable_x64(True):
         try:
             return jax.block_until_ready(of(np.float64, None))
@@ -221,8 +190,8 @@ def truth(of: Callable[[Any, lax.Precision | None], Any]) -> Any:
             return jax.block_until_ready(of(np.float32, lax.Precision.HIGHEST))
 
 
-# Relative errors in the norm that rounding may cause: by dtype; for float32 by precision, as kernels name it; and for float32 otherwise.
-# TF32's error is near 3e-4.  Hopper accumulates products of 8-bit numbers with fewer bits than float32.
+# Relative errors in the norm that rounding may cause, by dtype, and for float32 by precision, as kernels name it.  TF32's error is near
+# 3e-4.  Hopper accumulates products of 8-bit numbers with fewer bits than float32.
 _ROUNDING = {"bfloat16": 1e-2, "float16": 2e-3, "float64": 1e-12, "complex128": 1e-12}
 _OF_PRECISION = {"bf16x3": 2e-4, "bf16x6": 1e-4, "tf32x3": 1e-4} | dict.fromkeys(("bf16x9", "ieee", "highest", "f32_f32_f32"), 1e-5)
 _ROUNDING_8_BITS, _ROUNDING_TF32, _ROUNDING_32_BITS = 1e-2, 2e-3, 1e-5
@@ -231,8 +200,8 @@ _ROUNDING_8_BITS, _ROUNDING_TF32, _ROUNDING_32_BITS = 1e-2, 2e-3, 1e-5
 def law(dtypes: Sequence[Any], precision: Any, platform: str) -> float:
     """The largest relative error, in the norm, that counts as rounding: 0 for integers.
 
-    The operands' part is the error of the finer of their dtypes.  `dtypes` are those of the operands and, last, of the result.
-    `precision` is in lax's canonical form, or by its name in kernels, such as "tf32x3".
+    `dtypes` are those of the operands, of which the finer one counts, and of the result, last.  `precision` is in lax's canonical form, or
+    by its name in kernels, such as "tf32x3".
     """
     named = re.sub("_(tf32|bf16)_f32_x", "x", str(precision).lower())
     rest = _ROUNDING_TF32 if platform == "cuda" else _ROUNDING_32_BITS
@@ -247,14 +216,13 @@ def law(dtypes: Sequence[Any], precision: Any, platform: str) -> float:
 def relative_error(result: Any, truth: Any) -> tuple[float, float]:
     """‖result - truth‖ / ‖truth‖, and the largest element of the difference over that of the truth; NaN stays NaN.
 
-    Both may be trees of arrays; the worst counts.  A truth in float64 must have been computed under `jax.enable_x64`.
+    Both may be trees of arrays; the worst counts.
     """
     with jax.enable_x64(True):
         pairs = zip(jax.tree.leaves(result), jax.tree.leaves(truth), strict=True)
         differences, truths = np.array([_sizes(jnp.asarray(x), jnp.asarray(y)) for x, y in pairs]).swapaxes(0, 1)
     with np.errstate(divide="ignore", invalid="ignore"):  # a truth of zeros, or infinite
-        shares = np.where(differences == 0, 0, differences / truths)
-    in_norm, worst = shares.max(axis=0).tolist()
+        in_norm, worst = np.where(differences == 0, 0, differences / truths).max(axis=0).tolist()
     return in_norm, worst
 
 

@@ -51,10 +51,9 @@ class Candidate:
         return Measurement(implementation=self.implementation, config=self.config, ms=self.ms, error=self.error[0])
 
     def __str__(self) -> str:
-        if self.ms is None or self.error is None:
+        if (m := self.measurement) is None:
             return f"{self.name}: {self.left_out}"
-        low, median, high = self.ms
-        return f"{self.name}: {median:.4g} ms ({low:.4g} to {high:.4g}), error {self.error[0]:.1e}"
+        return f"{self.name}: {m.ms[1]:.4g} ms ({m.ms[0]:.4g} to {m.ms[2]:.4g}), error {m.error:.1e}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +79,13 @@ class Trial:
         return self.candidates[0].ms[1] / self.winner.ms[1]
 
     def __str__(self) -> str:
+        verdict = f"not measured: {self.skipped}"
+        if self.winner is not None:
+            against = "" if self.winner is self.candidates[0] else f": {self.gain:.2f} times as fast as {self.candidates[0].name}"
+            preferred = ", as preferred" if self.winner.name == self.preferred else f" (preferred: {self.preferred})"
+            verdict = f"{self.winner.name}{against}{preferred}"
         candidates = [f"  {'*' if c is self.winner else '=' if c.ties else ' '} {c}" for c in self.candidates]
-        return "\n".join([self.problem, f"  {self._verdict()}", *candidates, *(f"    {name}: {why}" for name, why in self.refused.items())])
-
-    def _verdict(self) -> str:
-        if self.winner is None:
-            return f"not measured: {self.skipped}"
-        of_xla, tied = self.candidates[0], sum(c.ties for c in self.candidates)
-        gain = "as fast as" if of_xla.ties else f"{self.gain:.2f} times as fast as"
-        against = "" if of_xla is self.winner else f": {gain} {of_xla.name}"
-        preferred = ", as preferred" if self.winner.name == self.preferred else f" (preferred: {self.preferred})"
-        return f"{self.winner.name}{against}{preferred}{f'; {tied} tie with it' if tied else ''}"
+        return "\n".join([self.problem, f"  {verdict}", *candidates, *(f"    {name}: {why}" for name, why in self.refused.items())])
 
 
 def _measurements(candidates: Iterable[Candidate]) -> list[Measurement]:
@@ -108,69 +103,55 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
         return described(choice.implementation, dataclasses.asdict(choice.config))
 
     *kernels, xla = implementations
-    plans, refused = [_planned(xla, call)], {}
-    for kernel in kernels:
-        plan = kernel.plan(call)
-        if isinstance(plan, str):
-            refused[kernel.name] = plan
-        elif plan.only_if_named:
-            refused[kernel.name] = plan.only_if_named
-        else:
-            plans.append(plan)
+    plans: dict[str, Any] = {each.name: each.plan(call) for each in (xla, *kernels)}
+    refused = {name: why for name, plan in plans.items() if (why := plan if isinstance(plan, str) else plan.only_if_named)}
     assert call.problem is not None
     row = Trial(call.problem, taken(()), refused)
+    found: list[Candidate] = []
+    runs: dict[str, tuple[timing.Program, timing.Sampler]] = {}
     try:
         operands = random_operands.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
         truth = _truth(call, xla, operands)
     except RuntimeError as error:  # such as too little memory
         return dataclasses.replace(row, skipped=f"there is no truth to compare with: {_short(error)}")
-    trials = [(plan, config) for plan in plans for config in plan.configs[: None if plan is plans[0] else most]]
-    candidates, programs, samplers = [], {}, {}
-    for plan, config in trials:
-        candidate, program, sampler = _tried(plan, config, operands, truth, clock, candidates[0].error if candidates else None)
-        candidates.append(candidate)
-        if candidates[0].left_out:
-            return dataclasses.replace(row, candidates=tuple(candidates), skipped="there is no time of xla to compare with")
-        if not candidate.left_out:
-            programs[candidate.name], samplers[candidate.name] = program, sampler
+    for plan in (plan for name, plan in plans.items() if name not in refused):
+        for config in plan.configs[: None if plan.implementation is xla else most]:
+            candidate, run = _tried(plan, config, operands, truth, clock, found[0].error if found else None)
+            found.append(candidate)
+            if run is not None:
+                runs[candidate.name] = run
+            elif candidate is found[0]:
+                return dataclasses.replace(row, candidates=(candidate,), skipped="there is no time of xla to compare with")
     try:
-        candidates = _timed(candidates, samplers)
+        found = _timed(found, {name: sampler for name, (_, sampler) in runs.items()})
         if isinstance(clock, timing.Cupti):
-            candidates = _confirmed(candidates, programs, taken)
+            found = _confirmed(found, {name: program for name, (program, _) in runs.items()}, taken)
     except RuntimeError as error:  # of the device or of CUPTI
-        return dataclasses.replace(row, candidates=tuple(candidates), skipped=_short(error))
-    won = next(c for c in candidates if c.name == taken(candidates))
-    tied = {c.name for c in candidates if c is not won and _tie(c.measurement, won.measurement)}
-    candidates = tuple(c if c is won else dataclasses.replace(c, ties=c.name in tied) for c in candidates)
-    return dataclasses.replace(row, candidates=candidates, winner=won)
+        return dataclasses.replace(row, candidates=tuple(found), skipped=_short(error))
+    name = taken(found)
+    winner = next(c for c in found if c.name == name)
+    won = winner.measurement
+    ties = {c.name for c in found if (m := c.measurement) and won and c.name != name and not faster(m, won) and not faster(won, m)}
+    candidates = tuple(dataclasses.replace(c, ties=True) if c.name in ties else c for c in found)
+    return dataclasses.replace(row, candidates=candidates, winner=winner)
 
 
-def _tie(one: Measurement | None, other: Measurement | None) -> bool:
-    return one is not None and other is not None and not faster(one, other) and not faster(other, one)
-
-
-def _planned(xla: Implementation, call: Call) -> Plan:
-    plan = xla.plan(call)
-    assert isinstance(plan, Plan)  # it plans every call
-    return plan
-
-
-def _tried(plan, config, operands, truth, clock, of_xla) -> tuple[Candidate, timing.Program | None, timing.Sampler | None]:
+def _tried(plan: Plan, config: Any, operands, truth, clock, of_xla) -> tuple[Candidate, tuple[timing.Program, timing.Sampler] | None]:
     """The candidate with its error, its program and its sampler; or with the reason why it is wrong or cannot be compiled, run or timed."""
-    candidate = Candidate(plan.implementation.name, dataclasses.asdict(config))
+    call, candidate = plan.call, Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
         program = timing.compile(_function(plan, config), operands)
-        for name, dtype in plan.call.results.items():
-            random_operands.soil(jax.ShapeDtypeStruct(plan.call.shape_of(name), dtype))
+        random_operands.soil([jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.results.items()])
         error = timing.relative_error(program(), truth)
-        candidate = _judged(plan.call, dataclasses.replace(candidate, error=error), of_xla or error)
-        if candidate.wrong:
-            return candidate, None, None
+        candidate, limits = dataclasses.replace(candidate, error=error), _allowed(call, of_xla or error)
+        if not all(each <= limit for each, limit in zip(error, limits, strict=True)):  # NaN is not
+            errors, most = (" and ".join(f"{x:.1e}" for x in pair) for pair in (error, limits))
+            return dataclasses.replace(candidate, wrong=True, left_out=f"its errors are {errors}, want at most {most}"), None
         sampler = clock.sampler(program)
         sampler()
-        return candidate, program, sampler
+        return candidate, (program, sampler)
     except Exception as error:  # compilers and launches raise many types
-        return dataclasses.replace(candidate, left_out=_short(error)), None, None
+        return dataclasses.replace(candidate, left_out=_short(error)), None
 
 
 def _function(plan: Plan, config: Any) -> Callable:
@@ -186,25 +167,20 @@ def _short(error: Exception) -> str:
 
 
 def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results computed by xla, as precisely as possible.
-
-    Raises:
-      RuntimeError: XLA cannot compute it in float64, nor in float32 at highest precision.
-    """
+    """The results computed by xla, as precisely as possible.  Integers wrap around, and a sum of booleans is "any"."""
 
     def of(real, precision):
-        def wide(dtype):
-            return np.result_type(real, np.complex64) if jnp.issubdtype(dtype, jnp.complexfloating) else np.dtype(real)
+        def wide(dtypes):
+            complex_ = np.result_type(real, np.complex64)
+            return {name: complex_ if jnp.issubdtype(d, jnp.complexfloating) else np.dtype(real) for name, d in dtypes.items()}
 
-        dtypes = {slot: wide(dtype) for slot, dtype in call.dtypes.items()}
-        further = {name: wide(dtype) for name, dtype in call.further.items()}
+        dtypes, results = wide(call.dtypes), wide(call.results)
+        further = {name: results[name] for name in call.further}
         precisions = precision and (precision,) * 2
-        wider = dataclasses.replace(call, dtypes=dtypes, dtype=wide(call.dtype), further=further, precision=precisions)
+        plan: Any = xla.plan(dataclasses.replace(call, dtypes=dtypes, dtype=results[call.open], further=further, precision=precisions))
         arguments = [x.astype(dtype) for x, dtype in zip(operands, dtypes.values(), strict=True)]
-        plan = _planned(xla, wider)
-        results = jax.tree.leaves(timing.compile(_function(plan, plan.configs[0]), arguments)())
-        # Integers wrap around, and a sum of booleans is "any".
-        return [y if jnp.issubdtype(call.dtype, jnp.inexact) else y.astype(np.int64).astype(call.dtype) for y in results]
+        exact = jax.tree.leaves(timing.compile(_function(plan, plan.configs[0]), arguments)())
+        return exact if jnp.issubdtype(call.dtype, jnp.inexact) else [y.astype(np.int64).astype(call.dtype) for y in exact]
 
     return timing.truth(of)
 
@@ -213,26 +189,19 @@ def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> li
 _AS_XLA, _MOST_OF_XLA = 4, 1 / 64
 
 
-def _judged(call: Call, candidate: Candidate, of_xla: tuple[float, float]) -> Candidate:
-    """The candidate, left out if its error exceeds rounding.  NaN always does."""
+def _allowed(call: Call, of_xla: tuple[float, float]) -> list[float]:
+    """The largest errors that rounding explains."""
     rounding = timing.law((*call.dtypes.values(), call.dtype), call.precision, call.platform)
-    most = max(_MOST_OF_XLA, float(jnp.finfo(call.dtype).eps) if rounding else 0)
-    allowed = [max(rounding, _AS_XLA * min(error, most)) if rounding else 0 for error in of_xla]
-    assert candidate.error is not None
-    if all(error <= limit for error, limit in zip(candidate.error, allowed, strict=True)):
-        return candidate
-    errors, limits = (" and ".join(f"{x:.1e}" for x in pair) for pair in (candidate.error, allowed))
-    return dataclasses.replace(candidate, wrong=True, left_out=f"its errors are {errors}, want at most {limits}")
+    most = max(_MOST_OF_XLA, float(jnp.finfo(call.dtype).eps)) if rounding else 0
+    return [max(rounding, _AS_XLA * min(error, most)) if rounding else 0 for error in of_xla]
 
 
 def _timed(candidates: Sequence[Candidate], samplers: Mapping[str, timing.Sampler]) -> list[Candidate]:
     """The candidates with their times.  A first round keeps those that may win, and the best of each implementation, for calls by name."""
     quick = {name: statistics.median(ms) for name, ms in timing.take(samplers, timing.LEAST_SAMPLES, PATIENCE_S).items()}
-    best: dict[str, str] = {}
-    for candidate in sorted((c for c in candidates if c.name in quick), key=lambda c: quick[c.name]):
-        best.setdefault(candidate.implementation, candidate.name)
+    best = {c.implementation: c.name for c in sorted((c for c in candidates if c.name in quick), key=lambda c: -quick[c.name])}
     limit = HOPELESS * min(quick.values())
-    kept = {name: s for name, s in samplers.items() if quick[name] <= limit or name in {candidates[0].name, *best.values()}}
+    kept = {name: s for name, s in samplers.items() if quick[name] <= limit or name in (candidates[0].name, *best.values())}
     ms = {name: timing.quartiles(samples) for name, samples in timing.take(kept, REPEATS, PATIENCE_S).items()}
     slow = {name: f"{time:.4g} ms in a first round" for name, time in quick.items() if name not in ms}
     return [dataclasses.replace(c, ms=ms.get(c.name), left_out=c.left_out or slow.get(c.name)) for c in candidates]
@@ -248,15 +217,13 @@ def _confirmed(
     found = {candidate.name: candidate for candidate in candidates}
     _, xla = min((c.ms[1], c.name) for c in candidates if c.ms is not None and c.implementation == "xla")
     while (best := found[taken(found.values())]).implementation != "xla":
-        assert best.ms is not None
         try:
             chains = {name: timing.Chain().sampler(programs[name]) for name in (xla, best.name)}
             theirs, ours = map(timing.quartiles, timing.take(chains, REPEATS, PATIENCE_S).values())
-        except Exception as error:  # such as too little memory
-            why = f"no wall time of a chain: {_short(error)}"
-        else:
             if ours[0] <= theirs[2]:
                 break
-            why = f"{best.ms[1]:.4g} ms of kernels, but {ours[1]:.4g} ms of wall time, and {xla} takes {theirs[1]:.4g} ms"
+            why = f"slower than {xla} with copies and memsets: {ours[1]:.4g} ms of wall time, want at most {theirs[1]:.4g} ms"
+        except Exception as error:  # such as too little memory
+            why = f"no wall time of a chain: {_short(error)}"
         found[best.name] = dataclasses.replace(best, ms=None, left_out=why)
     return list(found.values())

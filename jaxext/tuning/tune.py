@@ -1,8 +1,6 @@
 """`tune`: measures the implementations of each product of a function, and stores the correct ones in a table.
 
-The function and its gradient are lowered, and each `Call` that is looked up meanwhile is collected and measured (`trial`).  Wrong results
-raise a warning and are never stored, so no table can prefer them.  Only programs made here are timed: never a user's program, and nothing
-at a first call.
+The function and its gradient are lowered, and each `Call` that is looked up meanwhile is collected and measured (`trial`).
 """
 
 from __future__ import annotations
@@ -122,11 +120,8 @@ def tune(
 
 def _collected(fun, args, kwargs, backward) -> list[Call]:
     """Every call that is looked up while the function and its gradient are lowered."""
-
-    def forward(*args, **kwargs):  # a new function: jit caches programs by function
-        return fun(*args, **kwargs)
-
-    traced = [jax.jit(forward).trace(*args, **kwargs)]
+    # A new function, since jit caches programs by function.
+    traced = [jax.jit(lambda *args, **kwargs: fun(*args, **kwargs)).trace(*args, **kwargs)]
     if backward:
         try:
             traced.append(jax.jit(with_gradient(fun)).trace(*args, **kwargs))
@@ -136,29 +131,20 @@ def _collected(fun, args, kwargs, backward) -> list[Call]:
     with in_force.collecting() as calls:
         for program in traced:
             lowered = program.lower()
-            if "CustomSPMDPartitioning" in lowered.as_text():  # XLA splits the program, and looks up the calls, when it compiles
+            if "CustomSPMDPartitioning" in lowered.as_text():  # then XLA looks up the calls when it compiles
                 with without_stored_programs():  # a cached program would not be compiled
                     lowered.compile()
-    return list(calls)
+    return calls
 
 
 def with_gradient(fun) -> Callable:
-    """The function together with its pullback in every floating-point argument."""
-
-    def cotangent(y):
-        return y if jnp.issubdtype(y.dtype, jnp.inexact) else np.zeros(y.shape, jax.dtypes.float0)
+    """The function together with its pullback, for a cotangent equal to its result."""
 
     def both(*args, **kwargs):
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        inexact = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-
-        def of_inexact(*given):
-            replaced = dict(zip(inexact, given, strict=True))
-            args, kwargs = jax.tree.unflatten(tree, [replaced.get(i, x) for i, x in enumerate(leaves)])
-            return fun(*args, **kwargs)
-
-        y, pullback = jax.vjp(of_inexact, *(leaves[i] for i in inexact))
-        return y, pullback(jax.tree.map(cotangent, y))
+        y, pullback = jax.vjp(lambda args, kwargs: fun(*args, **kwargs), args, kwargs)
+        none = jax.dtypes.float0  # the dtype of cotangents of integers
+        cotangents = jax.tree.map(lambda y: y if jnp.issubdtype(y.dtype, jnp.inexact) else np.zeros(y.shape, none), y)
+        return y, [x for x in jax.tree.leaves(pullback(cotangents)) if x.dtype != none]
 
     return both
 

@@ -4,7 +4,6 @@ import argparse
 import ctypes
 import dataclasses
 import functools
-import io
 import json
 import math
 import sys
@@ -15,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
 
 import jaxext
 from jaxext.benchmarks import bench, cells, cublas, problems, report, tables
@@ -33,7 +31,7 @@ on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is about 
 @pytest.fixture(autouse=True)
 def few_problems(monkeypatch):
     monkeypatch.setattr(problems, "PROBLEMS", (MATMUL, CONV))
-    monkeypatch.setattr(timing, "keep_freed_memory", lambda: True)  # the rest of the tests would be kept too
+    monkeypatch.setattr(bench, "keep_freed_memory", lambda: True)  # the rest of the tests would be kept too
 
 
 def options(*arguments):
@@ -79,9 +77,9 @@ def test_trial_run(tmp_path, capsys):
         (["--dtype", "int8", "--roles", "nn", "fprop"], ["tiny nn int8"]),  # the convolution is not about integers
     ],
 )
-def test_cases(arguments, names, capsys):
-    assert run("--list", *arguments) == 0
-    assert capsys.readouterr().out.splitlines() == names
+def test_cases(arguments, names, capsys, tmp_path):
+    assert run("--list", *arguments, "--json", tmp_path / "made" / "list.json") == 0
+    assert capsys.readouterr().out.splitlines() == json.loads((tmp_path / "made" / "list.json").read_text())["cases"] == names
 
 
 @pytest.mark.parametrize(
@@ -103,14 +101,6 @@ def test_what_there_is_not(arguments, sentence, monkeypatch):
     monkeypatch.setattr(cells, "measure", lambda *_: pytest.fail("it was measured"))
     with pytest.raises(UsageError, match=sentence):
         run(*arguments)
-
-
-def test_folders_are_made(made_up, tmp_path):
-    """For a comparison too."""
-    report_, text, changes = (tmp_path / name / "file" for name in "abc")
-    run("--roles", "nn", "--json", report_.with_suffix(".json"), "--markdown", text)
-    run("--compare", *[report_.with_suffix(".json")] * 2, "--json", changes.with_suffix(".json"))
-    assert "tiny" in text.read_text() and json.loads(changes.with_suffix(".json").read_text())["changes"]
 
 
 def test_no_table_counts(monkeypatch):
@@ -183,12 +173,6 @@ def made_up(monkeypatch):
     return types.SimpleNamespace(asked=asked, outcomes=outcomes)
 
 
-def test_list(capsys, tmp_path):
-    assert run("--list", "--json", tmp_path / "list.json") == run("--list") == 0
-    names = json.loads((tmp_path / "list.json").read_text())["cases"]
-    assert names and capsys.readouterr().out == 2 * ("\n".join(names) + "\n")
-
-
 def test_ctrl_c_keeps_what_was_measured(made_up, tmp_path, capsys):
     made_up.outcomes += [{}, KeyboardInterrupt()]
     path = tmp_path / "report.json"
@@ -221,11 +205,8 @@ def test_targets_are_told_but_no_fault(made_up, monkeypatch, capsys):
     assert "xla lax 1 of 5 MISSED [tiny nn float32]" in capsys.readouterr().out
     ((_, targets, how),) = made_up.asked
     assert targets == {"xla": {"lax": 5.0}} and "cuda" not in how.libraries and how.libraries[0] == "lax"
-
-
-def test_one_implementation_beside_lax(made_up):
     run("--roles", "nn", "--implementation", "xla")
-    assert list(made_up.asked[0][2].libraries) == ["lax", "xla"]
+    assert list(made_up.asked[-1][2].libraries) == ["lax", "xla"]
 
 
 def test_no_time_left(made_up, tmp_path, capsys):
@@ -278,14 +259,6 @@ def test_compare(made_up, tmp_path, capsys, factor, status):
     (change,) = [change for change in json.loads(changes.read_text())["changes"] if change["library"] == "xla"]
     assert change["verdict"] == {1.0: "within the noise", 0.5: "faster", 2.0: "slower"}[factor]
     assert ("slower" in capsys.readouterr().out.splitlines()[-1]) or status == 0
-
-
-def test_the_bar_is_for_terminals():
-    chosen = MATMUL.cases()[:2]
-    drawn, plain = io.StringIO(), io.StringIO()
-    for file, terminal in ((drawn, True), (plain, False)):
-        assert list(bench._with_progress(chosen, Console(file=file, force_terminal=terminal))) == chosen
-    assert "0/2" in drawn.getvalue() and not plain.getvalue()
 
 
 # Cells
@@ -372,7 +345,7 @@ def test_truth_without_float64():
     assert "precision = [HIGHEST, HIGHEST]" in ours
 
 
-@pytest.mark.parametrize("good", [0, 1, 2])
+@pytest.mark.parametrize("good", [0, 2])
 def test_what_breaks_while_it_is_timed(good):
     """Whether at once or after some samples."""
 
@@ -415,11 +388,6 @@ def test_a_row_by_cupti(monkeypatch):
     taken = row.timed["lax"]
     assert taken.ms == (3, 3, 3) and taken.warm_ms == (1, 1, 1) and taken.kernels_ms == {"gemm": 2.0, "pad": 1.0}
     assert taken.wall_ms is not None and taken.wall_ms[0] > 0
-
-
-def test_a_brief_run_takes_cold_times_alone():
-    clock = object.__new__(timing.Cupti)
-    assert cells.Bench((), clock, 1, {}).clocks.keys() == {"ms", "warm_ms", "wall_ms"}
     assert cells.Bench((), clock, 1, {}, brief=True).clocks.keys() == {"ms"}
 
 
@@ -443,16 +411,12 @@ def test_ceilings():
 
 
 def test_state(monkeypatch):
-    assert cells.state() == {}
     monkeypatch.setattr(cells.jax, "default_backend", lambda: "gpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
     answer = types.SimpleNamespace(stdout=", ".join(map(str, range(len(cells.STATE)))) + "\n")
     monkeypatch.setattr(cells.subprocess, "run", lambda command, **_: answer if command[:3] == ["nvidia-smi", "-i", "3"] else None)
     assert cells.state() == {name: str(i) for i, name in enumerate(cells.STATE)}
-    for nothing in ("", "\n", "GPU 1, Ti, 2\n", "no devices were found\n"):
-        monkeypatch.setattr(cells.subprocess, "run", lambda *_, nothing=nothing, **__: types.SimpleNamespace(stdout=nothing))
-        assert cells.state() == {}
-    monkeypatch.setattr(cells.subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError()))
+    answer.stdout = "no devices were found\n"
     assert cells.state() == {}
 
 

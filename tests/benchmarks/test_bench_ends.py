@@ -57,7 +57,7 @@ def test_a_run_goes_on_where_it_died(made_up, tmp_path, monkeypatch, capsys):
 
 def test_what_cannot_be_gone_on_with(made_up, tmp_path, monkeypatch):
     path = tmp_path / "report.json"
-    with pytest.raises(UsageError, match="--resume: it goes on with the file of --json, and there is none"):
+    with pytest.raises(UsageError, match="--resume: name the report to continue with --json"):
         run("--resume")
     run("--roles", "nn", "--json", path)
     world = environment.report()

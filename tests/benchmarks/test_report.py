@@ -91,17 +91,7 @@ WRONGS = {
         "xla: Object missing required field `ms` - at `$.rows[0].results`",
     ),
     "a field is unknown": (lambda d: d["rows"][0].update(speed=1), "unknown field `speed` - at `$.rows[0]`"),
-    "a row is none": (lambda d: d["rows"].append(3), "Expected `object`, got `int` - at `$.rows[2]`"),
-    "rows are none": (lambda d: d.update(rows={}), "Expected `array`, got `object` - at `$.rows`"),
-    "no number": (lambda d: d["rows"][0].update(flops="many"), "Expected `float`, got `str` - at `$.rows[0].flops`"),
     "NaN": (lambda d: d["rows"][0].update(flops=math.nan), "JSON is malformed: invalid character"),
-    "NaN as text": (lambda d: d["rows"][0].update(flops="nan"), "got `str` - at `$.rows[0].flops`"),
-    "Infinity": (lambda d: d["ceilings"].update(copy=math.inf), "JSON is malformed: invalid character"),
-    "beyond numbers": (lambda d: d["rows"][0].update(bytes=10**400), "Number out of range - at `$.rows[0].bytes`"),
-    "no truth value": (lambda d: d.update(reduced=1), "Expected `bool`, got `int` - at `$.reduced`"),
-    "a truth value": (lambda d: d["rows"][0].update(bytes=True), "got `bool` - at `$.rows[0].bytes`"),
-    "no integer": (lambda d: d["rows"][0].update(shapes=[[1.5]]), "Expected `int`, got `float` - at `$.rows[0].shapes[0][0]`"),
-    "no text": (lambda d: d["rows"][0].update(tags=[1]), "Expected `str`, got `int` - at `$.rows[0].tags[0]`"),
     "no quartiles": (lambda d: d["rows"][0]["results"]["lax"].update(ms=[1, 2]), "lax: Expected `array` of length 3, got 2 - at `$.ms`"),
     "their order": (lambda d: d["rows"][0]["results"]["lax"].update(ms=[3, 2, 1]), "ms: got [3.0, 2.0, 1.0], want 0 < first quartile"),
     "no time": (lambda d: d["rows"][0]["results"]["xla"].update(warm_ms=[0, 0, 0]), "warm_ms: got [0.0, 0.0, 0.0], want 0 < first"),
@@ -111,7 +101,6 @@ WRONGS = {
     "a dtype": (lambda d: d["rows"][0].update(dtype="float31"), "dtype: got 'float31', want of bool, int8"),
     "no device": (lambda d: d["environment"].update(device=None), "environment.device: got None, want a str"),
     "no rate": (lambda d: d["ceilings"].update(copy=0), "Expected `float` > 0.0 - at `$.ceilings[...]`"),
-    "no bytes": (lambda d: d["rows"][0].update(bytes=0), "Expected `float` > 0.0 - at `$.rows[0].bytes`"),
     "a name twice": (lambda d: d["rows"].append(d["rows"][0]), "rows: got two of name 'a, 8x56 fprop float32'"),
 }
 
@@ -128,10 +117,10 @@ def test_what_is_wrong_is_said(break_it, said, tmp_path):
     assert str(raised.value).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": ', "[" * 100_000, b"\xff\xfe\x00"], ids=["empty", "list", "cut", "deep", "bytes"])
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"schema": ', b"\xff\xfe\x00"], ids=["empty", "list", "cut", "bytes"])
 def test_what_is_no_report_is_refused(text, tmp_path):
     path = tmp_path / "a.json"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_bytes(text)
     with pytest.raises(ValueError, match=re.escape(str(path))):
         read(path)
 
@@ -294,21 +283,6 @@ def printed(show, *arguments):
     return console.export_text()
 
 
-def test_lines_stand_under_their_heading():
-    measured = row("a, 8x56", lax=2.0, xla=result(1.0, roofline=0.5), triton=REFUSAL, cuda=Failure("x"), targets={"xla": {"lax": 3}})
-    head, line = str(tables.head()), str(tables.line(measured))
-    ends = {word: head.index(word) + len(word) for word in ("lax ms", "triton ms", "cuda ms", "lax/jaxext", "roof", "error", "strays")}
-    shown = {word: line[:end].split("  ")[-1].strip() for word, end in ends.items()}
-    expected = {"lax ms": "2.00 ±1%", "triton ms": "refused", "cuda ms": "FAILED", "lax/jaxext": "xla 2.00x"}
-    assert shown == expected | {"roof": "50%", "error": "1.0e-06", "strays": "2c 1p"}
-    assert line.endswith("  xla lax 2 of 3 MISSED") and line.startswith("a, 8x56 fprop float32 ")
-    assert "cuda" not in str(tables.head(("lax", "xla")))
-
-
-def test_a_line_without_times():
-    assert str(tables.line(row(lax=REFUSAL), ["lax"])).split()[3:] == ["refused", "-"]
-
-
 def test_findings_are_printed():
     more = row("[b]", "step", lax=2.0, xla=1.0), row("[c]", lax=2.0, xla=result(1.0, error=math.nan))
     text = printed(tables.print_findings, structs.replace(WHOLE, rows=WHOLE.rows + more))
@@ -399,14 +373,6 @@ def test_picture_of_the_roofline(tmp_path):
     assert {"copy: 20 GB/s", "100 GFLOP/s", "float32", "bfloat16", "lax", "jaxext"} <= set(shown)
     pictures.roofline(report(row(xla=1.0), ceilings={}), tmp_path / "b.svg")
     assert not any("FLOP/s" in text or "copy" in text for text in texts(tmp_path / "b.svg"))
-
-
-@pytest.mark.parametrize("draw", [pictures.ratios, pictures.roofline])
-def test_pictures_are_the_same_every_time(draw, tmp_path):
-    for name in ("a.svg", "b.svg", "c.png"):
-        draw(WHOLE, tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("draw", [pictures.ratios, pictures.roofline])

@@ -255,7 +255,7 @@ REFUSED = (
     ("conv2d", {}, CONV2D | {"R": 17}, {"padding": "VALID"}, r"has sizes \(0, 6\), want a filter that fits"),
     ("conv2d", {"H": 2}, CONV2D, {"spatial": "halos"}, "spatial is 'halos', want 'halo' or 'gather'"),
     ("matmul", {"M": 8}, MATMUL, {"scattered": {"b": "M"}}, "scattered is 'M' of 'b', want a slot and one of its labels"),
-    ("matmul", {"M": 8}, MATMUL, {"scattered": {"a": "K"}}, "scattered has 'a', of which there is one copy"),
+    ("matmul", {"M": 8}, MATMUL, {"scattered": {"a": "K"}}, "scattered has 'a', which has only one copy"),
     ("matmul", {"B": 8}, MATMUL, {"sent": {"a": ("N", "B")}}, r"sent is \('N', 'B'\) of 'a', want two labels of a slot, .*a: B M K"),
     ("matmul", {"M": 8}, MATMUL, {"sent": {"a": ("M", "B")}}, "want two labels of a slot, of which the first is not split"),
     ("matmul", {"B": 8}, MATMUL | {"M": 12}, {"sent": {"a": ("M", "B")}}, "sent splits 'a' along M, want 8 parts of M=12"),

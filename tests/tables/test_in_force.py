@@ -117,12 +117,6 @@ def test_threads_read_once(monkeypatch):
     assert len(reads) == 1
 
 
-def test_the_tables_of_the_package_are_tables():
-    """Those that are really there: lowering only warns of a wrong one."""
-    for path in (ROOT / "jaxext" / "tables").glob("*.json"):
-        assert table_file.load(path), path
-
-
 # ---- use_table
 
 
@@ -166,10 +160,9 @@ def test_a_table_of_a_gpu_on_its_host(monkeypatch):
         assert times() == []
 
 
-@pytest.mark.parametrize("damaged", ["cache/tables.json", "package/this.json"])
-def test_lowering_does_not_fail_for_want_of_a_table(damaged, tmp_path):
-    (tmp_path / damaged).parent.mkdir(mode=0o700)
-    (tmp_path / damaged).write_text("[" * 100_000)
+def test_lowering_does_not_fail_for_want_of_a_table(fresh):
+    fresh.parent.mkdir(mode=0o700)
+    fresh.write_text("[" * 100_000)
     with pytest.warns(UserWarning, match="jaxext ignores measurements in .*not a table") as caught:
         for rows in (4, 3):
             jax.jit(lambda a, b: jaxext.matmul(a, b)).lower(*matmul(rows))
@@ -248,21 +241,18 @@ def test_calls_are_collected():
 # ---- what it holds for
 
 
-def test_the_context():
+def test_the_context(monkeypatch):
+    """XLA for GPUs is a package of its own, on which measurements of a CPU do not depend."""
     assert HERE.capability is None
     assert HERE.device == f"{environment.processor()}, {environment.cores()} threads"
     assert HERE.versions == {"jax": jax.__version__, "jaxlib": importlib.metadata.version("jaxlib")}
     assert set(HERE.sources) == {"xla", "triton", "cuda"} and len(set(HERE.sources.values())) == 3
     with pytest.raises(RuntimeError):
         in_force.context("cuda")
-
-
-def test_the_versions_of_what_computes(monkeypatch):
-    """XLA for GPUs is a package of its own; that it is there says nothing of the CPU."""
     monkeypatch.setattr(environment.importlib.metadata, "version", lambda package: f"of {package}")
     monkeypatch.setattr(environment, "_installed", environment._installed.__wrapped__)
-    for package in ("jax-cuda12-pjrt", "jax-cuda13-pjrt", "jax-cuda13-plugin", "triton"):
-        assert environment.versions_for("cuda")[package] == f"of {package}"
+    versions = environment.versions_for("cuda")
+    assert all(versions[package] == f"of {package}" for package in ("jax-cuda12-pjrt", "jax-cuda13-pjrt", "jax-cuda13-plugin", "triton"))
     assert environment.versions_for("cpu") == {"jax": "of jax", "jaxlib": "of jaxlib"}
 
 
@@ -326,22 +316,14 @@ def test_processors_are_told_apart(name, cpuinfo, monkeypatch):
     assert environment.processor() == name
 
 
-@pytest.mark.parametrize(("arguments", "want"), [
-    (["/opt/env/site-packages/jaxext/__main__.py", "bench", "--quick"], "python -m jaxext bench --quick"),
-    (["/opt/env/bin/jaxext", "info"], "jaxext info"),
-    (["-c"], "-c"),
-])  # fmt: skip
-def test_a_report_does_not_tell_where_we_are_installed(arguments, want, monkeypatch):
-    monkeypatch.setattr(sys, "argv", arguments)
-    assert environment.report()["command"] == want
-
-
-def test_the_report():
-    """It is data, and says what a reader of results asks."""
-    report = json.loads(json.dumps(environment.report()))
+def test_the_report(monkeypatch):
+    """It is data, says what a reader of results asks, and not where we are installed."""
+    for arguments, want in ((["/opt/jaxext/__main__.py", "bench"], "python -m jaxext bench"), (["/opt/bin/jaxext", "info"], "jaxext info")):
+        monkeypatch.setattr(sys, "argv", arguments)
+        report = json.loads(json.dumps(environment.report()))
+        assert report["command"] == want
     assert report["device"] == HERE.device
     assert {"python", "jax", "jaxlib", "numpy"} <= set(report["versions"])
-    assert report["versions"]["jax"] == jax.__version__
     assert report["commit"] is None or len(report["commit"].removesuffix("-dirty")) == 40
 
 

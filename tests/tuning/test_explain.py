@@ -33,24 +33,17 @@ def table(explanation):
     return {(row.op, *row.operands, row.result): row.times for row in explanation.rows}
 
 
-def test_forward():
-    explanation = jaxext.explain(mlp, PARAMS, X)
-    assert table(explanation) == {
+def test_products_of_a_gradient():
+    """Each product has two more, but the first layer's input, which nobody wants a gradient of."""
+    forward = {
         ("matmul_nn", "a:f32[32,8]", "b:f32[8,16]", "c:f32[32,16]"): 1,
         ("matmul_nn", "a:f32[32,16]", "b:f32[16,16]", "c:f32[32,16]"): 2,
         ("matmul_nn", "a:f32[32,16]", "b:f32[16,4]", "c:f32[32,4]"): 1,
     }
-    assert [row.chosen for row in explanation.rows] == ["xla"] * 3
-    assert explanation.rows[0].refused == NO_GPU
-    assert explanation.platform == jax.default_backend().replace("gpu", "cuda")
-
-
-def test_gradient():
-    """Each product has two more, but the first layer's input, which nobody wants a gradient of."""
-    assert table(jaxext.explain(jax.grad(mlp), PARAMS, X)) == {
-        ("matmul_nn", "a:f32[32,8]", "b:f32[8,16]", "c:f32[32,16]"): 1,
-        ("matmul_nn", "a:f32[32,16]", "b:f32[16,16]", "c:f32[32,16]"): 2,
-        ("matmul_nn", "a:f32[32,16]", "b:f32[16,4]", "c:f32[32,4]"): 1,
+    explanation = jaxext.explain(mlp, PARAMS, X)
+    assert table(explanation) == forward and explanation.platform == jax.default_backend().replace("gpu", "cuda")
+    assert {row.chosen for row in explanation.rows} == {"xla"} and explanation.rows[0].refused == NO_GPU
+    assert table(jaxext.explain(jax.grad(mlp), PARAMS, X)) == forward | {
         ("matmul_tn", "a:f32[32,16]", "c:f32[32,4]", "b:f32[16,4]"): 1,
         ("matmul_nt", "b:f32[16,4]", "c:f32[32,4]", "a:f32[32,16]"): 1,
         ("matmul_tn", "a:f32[32,16]", "c:f32[32,16]", "b:f32[16,16]"): 2,
@@ -95,17 +88,6 @@ def test_scans_and_other_programs_inside():
         ("matmul_nn", "a:f32[1,1]", "b:f32[1,1]", "c:f32[1,1]"): 1,
         ("matmul_nn", "a:f32[1,1]", "b:f32[1,7,2]", "c:f32[1,7,2]"): 1,
     }
-
-
-def test_equal_shapes_of_another_geometry_are_another_row():
-    x, w = struct(1, 8, 8, 2), struct(3, 3, 2, 2)
-
-    def f(x, w):
-        for dilation in (1, 1, 2):
-            x = jaxext.conv_general_dilated(x, w, (1, 1), "SAME", None, (dilation, dilation), NHWC)
-        return x
-
-    assert [row.times for row in jaxext.explain(f, x, w).rows] == [2, 1]
 
 
 def test_per_device_shapes_in_shard_map():
@@ -195,13 +177,14 @@ def test_plain_dilated_and_precise_convolutions_can_be_told_apart():
     x, w = struct(1, 8, 8, 2), struct(3, 3, 2, 2)
 
     def f(x, w):
-        plain = CONV(x, w, (1, 1), "SAME", None, None, NHWC)
+        plain = CONV(CONV(x, w, (1, 1), "SAME", None, None, NHWC), w, (1, 1), "SAME", None, None, NHWC)
         dilated = CONV(x, w, (1, 1), "SAME", None, (2, 2), NHWC)
         return plain, dilated, CONV(x, w, (1, 1), "SAME", None, None, NHWC, precision="highest")
 
-    assert len({*details(jaxext.explain(f, x, w))}) == 3
+    explanation = jaxext.explain(f, x, w)
+    assert len({*details(explanation)}) == 3 and [row.times for row in explanation.rows] == [2, 1, 1]
     with jax.default_matmul_precision("highest"):
-        assert [row.precision for row in jaxext.explain(f, x, w).rows] == ["highest"] * 2  # the first is as the last
+        assert [(row.precision, row.times) for row in jaxext.explain(f, x, w).rows] == [("highest", 3), ("highest", 1)]
 
 
 @pytest.mark.parametrize(("platform", "arch", "dtype", "precision", "told"), [
@@ -251,33 +234,29 @@ def test_equal_products_of_two_layouts_are_one_row():
     assert (row.times, row.layout) == (2, "NCW OIW NCW or NCW OIW NWC")
 
 
-def test_rows_are_120_columns_wide():
-    """A network's, with its gradient; each reason is told once, however many rows have it."""
+def test_lines_are_120_columns_wide(monkeypatch):
+    """A network's, with its gradient; each reason is told once, however many rows have it, and long ones are folded."""
 
     def net(w, x):
         for kernel in w:
             x = CONV(x, kernel, (2, 2), "SAME", None, None, NHWC)
         return x.sum()
 
-    explanation = jaxext.explain(jax.grad(net), [struct(7, 7, 3, 64), struct(3, 3, 64, 512)], struct(256, 224, 224, 3))
-    assert len(explanation.rows) > 3
-    assert max(map(len, str(explanation).splitlines())) <= 120
-    assert all(str(explanation).count(reason) == 1 for reason in (f"cuda: {NO_GPU['cuda']}", f"triton: {NO_GPU['triton']}"))
-
-
-def test_long_reasons_are_folded(monkeypatch):
     never = OnlyCuda()
     monkeypatch.setattr(never, "supports", lambda call: "word " * 60, raising=False)
     monkeypatch.setitem(vars(conv.FAMILY), "implementations", [never, *conv.FAMILY.implementations])
-    text = str(jaxext.explain(convnet, *CONVNET))
-    assert text.count("word") == 60 and max(map(len, text.splitlines())) <= 120
+    explanation = jaxext.explain(jax.grad(net), [struct(7, 7, 3, 64), struct(3, 3, 64, 512)], struct(256, 224, 224, 3))
+    text = str(explanation)
+    assert len(explanation.rows) > 3 and max(map(len, text.splitlines())) <= 120 and text.count("word") == 60
+    assert all(text.count(reason) == 1 for reason in (f"cuda: {NO_GPU['cuda']}", f"triton: {NO_GPU['triton']}"))
 
 
-@pytest.mark.parametrize("fun", [3, None, np.ones((2, 2))])
-def test_what_is_no_function(fun):
-    """Such as its result."""
-    with pytest.raises(TypeError, match="explain: fun is .*, want the function itself, and its arguments after it"):
-        jaxext.explain(fun, np.ones((2, 2)))
+def test_bad_arguments():
+    for fun in (3, None, np.ones((2, 2))):  # such as the function's result
+        with pytest.raises(TypeError, match="explain: fun is .*, want the function itself, and its arguments after it"):
+            jaxext.explain(fun, np.ones((2, 2)))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="explain: platform is 'abacus', want one of "):
+        jaxext.explain(mlp, PARAMS, X, platform="abacus")
 
 
 def test_keyword_arguments_and_concrete_arrays():
@@ -299,8 +278,3 @@ def test_nothing_is_run(monkeypatch):
     assert jaxext.explain(jax.grad(convnet), struct(5, 3, 2, 8), *CONVNET[1:]).rows
     with pytest.raises(AssertionError, match="explain ran something"):  # so it would be noticed
         jax.grad(convnet)(*(np.ones(s.shape, s.dtype) for s in (struct(5, 3, 2, 8), *CONVNET[1:])))
-
-
-def test_unknown_platform():
-    with pytest.raises(ValueError, match="explain: platform is 'abacus', want one of "):
-        jaxext.explain(mlp, PARAMS, X, platform="abacus")

@@ -84,9 +84,7 @@ class TritonKernels(KernelImplementation):
 
 class TritonMatmul(TritonKernels):
     def problem(self, call):
-        from jaxext.kernels import matmul
-
-        return matmul_problem(call, matmul.Problem, call.arch or _INTERPRETED_CAPABILITY)
+        return matmul_problem(call, self.kernels(None).Problem, call.arch or _INTERPRETED_CAPABILITY)
 
     def kernels(self, problem):
         from jaxext.kernels import matmul
@@ -97,12 +95,7 @@ class TritonMatmul(TritonKernels):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
 
 
-class TritonRagged(TritonKernels):
-    def problem(self, call):
-        from jaxext.kernels import ragged
-
-        return matmul_problem(call, ragged.Problem, call.arch or _INTERPRETED_CAPABILITY)
-
+class TritonRagged(TritonMatmul):
     def kernels(self, problem):
         from jaxext.kernels import ragged
 

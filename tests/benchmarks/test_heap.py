@@ -1,0 +1,46 @@
+"""Freed memory is kept on CPUs, and only there."""
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from jaxext.benchmarks import heap
+
+MAPPED = """
+import ctypes, sys
+from jaxext.benchmarks import heap
+if not heap.keep_freed_memory():
+    sys.exit()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def resident():
+    return int(open("/proc/self/statm").read().split()[1])
+block = libc.malloc(1 << 27)
+ctypes.memset(block, 1, 1 << 27)
+used = resident()
+libc.free(block)
+print(resident() / used)
+"""
+
+
+def test_freed_memory_is_not_kept_where_there_is_a_gpu(monkeypatch):
+    """One heap for all of the threads that compile would make each wait for the others."""
+    kept = []
+    monkeypatch.setattr(heap.platform, "libc_ver", lambda: ("glibc", ""))
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: types.SimpleNamespace(mallopt=lambda *what: kept.append(what) or 1))
+    monkeypatch.setattr(heap, "NVIDIA", os.devnull)
+    for platforms, keeps in (("cuda,cpu", False), (None, False), ("cpu", True)):
+        monkeypatch.setattr(heap.jax, "config", types.SimpleNamespace(jax_platforms=platforms))
+        assert (heap.keep_freed_memory(), bool(kept)) == (keeps, keeps)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this is not Linux")
+def test_freed_memory_is_kept():
+    """Pages that were written stay the process's once they are free; otherwise most of its memory would be gone."""
+    done = subprocess.run([sys.executable, "-c", MAPPED], capture_output=True, text=True, check=True)
+    if not done.stdout:
+        pytest.skip("this is not glibc")
+    assert float(done.stdout) > 0.9
