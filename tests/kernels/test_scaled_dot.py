@@ -84,13 +84,16 @@ def true(problem, operands) -> np.ndarray:
     return np.einsum(equation, first, second) * spread(ROLES[problem.role])
 
 
+def magnitude(problem, operands) -> np.ndarray:
+    """Of the products that are added up."""
+    numbers = operands | ({"w": unpack(operands["w"])} if problem.packed else {})
+    return true(dataclasses.replace(problem, packed=False), {name: np.abs(x.astype(np.float64)) for name, x in numbers.items()})
+
+
 def check(problem, config=CONFIG, integers=True) -> None:
     operands = some_operands(problem, integers)
     got = harness.run(scaled.launch(problem, config), operands, shape(problem, ROLES[problem.role]), problem.dtypes[2])
-    numbers = operands | ({"w": unpack(operands["w"])} if problem.packed else {})
-    magnitudes = {name: np.abs(x.astype(np.float64)) for name, x in numbers.items()}
-    scale = None if integers else true(dataclasses.replace(problem, packed=False), magnitudes)
-    harness.check(got, true(problem, operands), scale)
+    harness.check(got, true(problem, operands), None if integers else magnitude(problem, operands))
 
 
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)

@@ -15,6 +15,7 @@ import test_conv
 import test_depthwise
 import test_matmul
 import test_ragged_kernel
+import test_scaled_dot
 from interpreter import LATE, Fault, Module
 from opcodes import untested
 from triton_kernels import (
@@ -24,6 +25,7 @@ from triton_kernels import (
     FusedCall,
     FusedRaggedCall,
     RaggedCall,
+    ScaledCall,
     call,
     kernel_module,
     skip_without_compiler,
@@ -32,7 +34,7 @@ from triton_kernels import (
 
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
-from jaxext.kernels import causal, ragged
+from jaxext.kernels import causal, ragged, scaled
 from jaxext.kernels._epilogue import Epilogue
 
 ARCHS = (80, 90)
@@ -236,3 +238,29 @@ def test_causal(arch, role, given):
     problem = dataclasses.replace(test_causal_kernel.a_problem(role, T=300, C=72, dtype="bf16", **given), arch=arch)
     config = causal.pick(problem)
     run(CausalCall("causal", problem, dataclasses.replace(config, splits=min(config.splits, 2))))
+
+
+SCALED = {  # role, slots with scales, blocks of rows, depth and columns, their sizes, dtypes
+    "rows": ("nn", "xw", (150, 1, 136), (150, 192, 136), ("bf16", "bf16", "bf16")),
+    "weights": ("nn", "w", (1, 3, 136), (24, 192, 136), ("bf16", "i8", "bf16")),
+    "packed": ("nn", "w", (1, 3, 136), (24, 192, 136), ("bf16", "i8", "bf16")),
+    "packed, transposed": ("nt", "w", (1, 3, 136), (72, 192, 136), ("i8", "bf16", "fp32")),
+    "transposed": ("nt", "wx", (1, 192, 2), (72, 192, 136), ("i8", "bf16", "bf16")),
+    "integers": ("nn", "xw", (72, 3, 136), (72, 192, 136), ("i8", "i8", "fp32")),
+    "sum over rows": ("tn", "xyw", (8, 3, 17), (72, 192, 136), ("bf16", "bf16", "fp32")),
+    "fp8": ("nn", "xw", (150, 2, 2), (150, 256, 136), ("fp8e4nv", "fp8e4nv", "bf16")),
+    "fp8, transposed": ("nt", "yw", (150, 2, 2), (150, 256, 136), ("fp8e5", "fp8e4nv", "bf16")),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_scaled(arch, name):
+    role, slots, cuts, sizes, dtypes = SCALED[name]
+    problem = test_scaled_dot.a_problem(role, slots, cuts, sizes, dtypes, packed="packed" in name, arch=arch)
+    problem = dataclasses.replace(problem, precision="tf32")
+    if reason := scaled.supports(problem):
+        assert "8-bit floats" in reason and arch < 89
+        pytest.skip(reason)
+    config = scaled.pick(problem)
+    run(ScaledCall("scaled", problem, dataclasses.replace(config, splits=min(config.splits, 2))))

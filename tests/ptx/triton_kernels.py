@@ -14,6 +14,7 @@ import test_depthwise
 import test_epilogues
 import test_matmul
 import test_ragged_kernel
+import test_scaled_dot
 import triton
 from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output
@@ -211,6 +212,34 @@ class CausalCall(Call):
         for one, other in zip(late, early, strict=True):
             np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
         test_causal_kernel.near(self.problem, late, operands)
+
+
+class ScaledCall(Call):
+    """Of a product of scaled numbers."""
+
+    @property
+    def shapes(self):
+        return (test_scaled_dot.shape(self.problem, test_scaled_dot.ROLES[self.problem.role]),)
+
+    @property
+    def product_error(self) -> float:
+        """Factors that are scaled in registers are rounded."""
+        wide = PRODUCT_ERRORS["tf32"] if self.problem.common is not None and self.problem.bits == 32 else 1
+        return wide if not self.problem.fine or self.problem.bits == 32 else 2**13
+
+    def operands(self, integers: bool):
+        return test_scaled_dot.some_operands(self.problem, integers)
+
+    def check(self, got, operands, integers: bool) -> None:
+        scale = None if integers else self.product_error * test_scaled_dot.magnitude(self.problem, operands)
+        check(got, test_scaled_dot.true(self.problem, operands), scale)
+
+    def execute_and_check(self, module: Module | None = None) -> None:
+        for integers in (True, False):
+            operands = self.operands(integers)
+            late, early = (self.execute(operands, when, module) for when in (LATE, EARLY))
+            np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
+            self.check(late, operands, integers)
 
 
 def call(kernel: str, problem: Any) -> Call:
