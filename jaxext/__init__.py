@@ -26,7 +26,7 @@ from jaxext.ops import (
     dot_general,
     matmul,
 )
-from jaxext.quantized import Quantized, pack_int4, quantize, quantized_matmul, scaled_dot, unpack_int4
+from jaxext.quantized import Quantized, fp8_matmul, pack_int4, quantize, quantized_matmul, scaled_dot, unpack_int4
 from jaxext.ragged_products import ragged_dot, ragged_dot_general, ragged_gated_linear_unit, ragged_linear
 from jaxext.sequences import causal_conv1d, causal_conv1d_update
 
@@ -55,6 +55,7 @@ __all__ = [
     "explain",
     "export_disabled_checks",
     "extend",
+    "fp8_matmul",
     "gated_linear_unit",
     "in_place_of_lax",
     "linear",

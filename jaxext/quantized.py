@@ -13,11 +13,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxext.families import fp8, scaled
 from jaxext.families import quantize as _quantize
-from jaxext.families import scaled
 from jaxext.families.quantize import Quantized
 
-__all__ = ["Quantized", "pack_int4", "quantize", "quantized_matmul", "scaled_dot", "unpack_int4"]
+__all__ = ["Quantized", "fp8_matmul", "pack_int4", "quantize", "quantized_matmul", "scaled_dot", "unpack_int4"]
 
 
 def scaled_dot(
@@ -176,3 +176,55 @@ def unpack_int4(packed: ArrayLike, dtype: DTypeLike = jnp.int4) -> jax.Array:
       TypeError: `packed` is not an array of bytes, or `dtype` is neither int4 nor uint4.
     """
     return _quantize.unpacked("unpack_int4", packed, dtype)
+
+
+def fp8_matmul(
+    x: ArrayLike,
+    w: ArrayLike,
+    *,
+    x_scale: ArrayLike | None = None,
+    w_scale: ArrayLike | None = None,
+    gradient_scale: ArrayLike | None = None,
+    out_sharding: NamedSharding | P | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """x @ w in 8-bit floats, for training: float8_e4m3fn forward, float8_e5m2 for cotangents, with a scale for each array.
+
+    The arrays stay wide.  Each is divided by its scale, rounded and saturated where it enters a product, and the derivative takes rounding
+    for the identity.  What is saved for the gradients has 8 bits.  The gradients are those of the rounded arrays and of the rounded
+    cotangent, and have the dtypes of x and w.  Their products take the cotangent after rounding in the dtype of x.
+
+    Args:
+      x: shape (..., K), floating-point.
+      w: shape (K, N), floating-point.
+      x_scale, w_scale, gradient_scale: shape (), the number that becomes one in 8 bits.  None: what maps the largest number of the array at
+        hand to the largest of the dtype (current scaling).  Give what earlier steps have shown for delayed scaling: the largest number of
+        some steps, over 448 for x and w, and over 57,344 for cotangents.
+      out_sharding: of the result, on explicit meshes.
+      implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
+
+    Returns:
+      shape (..., N), with the dtype of x.
+
+    In a `shard_map` the largest number is that of a device's part, under vmap that of an example.  Forward mode does not round tangents.
+    Derivatives of higher order take the rounded arrays as constants.
+
+    Examples:
+      >>> x, w = jnp.array([[1.0, 2.0]]), jnp.array([[0.25], [1.0]])
+      >>> float(fp8_matmul(x, w)[0, 0])
+      2.25
+
+    Raises:
+      TypeError: an argument is not an array of floating-point numbers, or its shape does not fit.
+      ValueError: `implementation` is unknown.
+      NotImplementedError: the named implementation does not support the call.
+    """
+    scales = {"x_scale": x_scale, "w_scale": w_scale, "gradient_scale": gradient_scale}
+    return fp8.matmul(
+        "fp8_matmul",
+        x,
+        w,
+        {name: scale for name, scale in scales.items() if scale is not None},
+        out_sharding=out_sharding,
+        implementation=implementation,
+    )

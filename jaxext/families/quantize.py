@@ -62,11 +62,11 @@ def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, sym
     blocks = scaled.divided(w.astype(summed(w.dtype)), parts)
     low, high = limits(dtype)
     if symmetric:
-        scale, zero = _positive(jnp.max(jnp.abs(blocks), over, keepdims=True, initial=0) / high), None
+        scale, zero = positive(jnp.max(jnp.abs(blocks), over, keepdims=True, initial=0) / high), None
         q = _rounded(blocks / scale, dtype, max(low, -high))
     else:
         least, most = (of(blocks, over, keepdims=True, initial=0) for of in (jnp.min, jnp.max))
-        scale = _positive((most - least) / (high - low))
+        scale = positive((most - least) / (high - low))
         zero = jnp.clip(jnp.round(low - least / scale), low, high)
         q = _rounded(blocks / scale + zero, dtype, low)
     dropped = () if axis is None else over
@@ -98,7 +98,7 @@ def limits(dtype) -> tuple[float, float]:
     return float(info.min), float(info.max)
 
 
-def _positive(scale: jax.Array) -> jax.Array:
+def positive(scale: jax.Array) -> jax.Array:
     """One where all numbers of a block are zero."""
     return jnp.where(scale > 0, scale, jnp.ones((), scale.dtype))
 

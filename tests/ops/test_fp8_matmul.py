@@ -1,0 +1,129 @@
+"""Training in 8-bit floats: what is rounded, how, and where, against float64 of the rounded numbers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from cases import random
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+
+E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+
+
+def rounded(x, dtype=E4M3, scale=None):
+    """In float64: saturated, nearest, with the largest number at the largest of the dtype."""
+    x, most = np.asarray(x).astype(np.float32), np.float32(ml_dtypes.finfo(dtype).max)
+    scale = (np.abs(x).max() / most or np.float32(1)) if scale is None else np.float32(scale)
+    return np.clip(x / scale, -most, most).astype(dtype).astype(np.float64) * scale
+
+
+def gradients(x, w, ct, **given):
+    """By definition."""
+    left, right = rounded(x, scale=given.get("x_scale")), rounded(w, scale=given.get("w_scale"))
+    ct = rounded(ct, E5M2, given.get("gradient_scale"))
+    return left @ right, ct @ right.T, left.T @ ct
+
+
+def arrays(dtype: type = np.float32):
+    return [jnp.asarray(random(shape, dtype, seed)) for seed, shape in enumerate([(6, 32), (32, 8), (6, 8)])]
+
+
+def near(got, want, units=8.0):
+    eps = float(jnp.finfo(got.dtype).eps)
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=units * eps, atol=units * eps * np.abs(want).max())
+
+
+@pytest.mark.parametrize("given", [{}, dict(x_scale=0.004, w_scale=0.01, gradient_scale=1e-5), dict(gradient_scale=0.5)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=lambda dtype: dtype.__name__)
+def test_values_and_gradients(dtype, given):
+    """With current scales and with given ones, which saturate here."""
+    x, w, ct = arrays(dtype)
+    given = {name: jnp.float32(scale) for name, scale in given.items()}
+    y, pullback = jax.vjp(functools.partial(jaxext.fp8_matmul, **given), x, w)
+    for got, want in zip((y, *pullback(ct)), gradients(x, w, ct, **given), strict=True):
+        assert got.dtype == dtype
+        near(got, want)
+
+
+def test_what_is_kept_has_8_bits():
+    x, w, _ = arrays()
+    kept = jax.tree.leaves(jax.vjp(jaxext.fp8_matmul, x, w)[1])
+    assert sum(of.nbytes for of in kept) == x.size + w.size + 8
+
+
+def test_products_that_nobody_reads_are_not_computed():
+    x, w, _ = arrays()
+    text = str(jax.make_jaxpr(jax.grad(lambda w: jaxext.fp8_matmul(x, w).sum()))(w))
+    assert text.count("= scaled_dot") == 2, text
+
+
+def test_zeros_and_a_single_axis():
+    y, pullback = jax.vjp(jaxext.fp8_matmul, jnp.zeros(4), jnp.ones((4, 2)))
+    np.testing.assert_array_equal(y, 0)
+    np.testing.assert_array_equal(pullback(jnp.zeros(2))[0], 0)
+
+
+def test_forward_mode_is_linear_in_tangents():
+    x, w, _ = arrays()
+    y, dot = jax.jvp(jaxext.fp8_matmul, (x, w), (x, w))
+    near(y, rounded(x) @ rounded(w))
+    near(dot, np.asarray(x, np.float64) @ rounded(w) + rounded(x) @ np.asarray(w, np.float64))
+
+
+@pytest.mark.parametrize("given", [{}, dict(gradient_scale=jnp.linspace(1e-5, 1e-4, 3, dtype=jnp.float32))], ids=["current", "given"])
+def test_vmap_rounds_each_example_by_itself(given):
+    xs, w, ct = (jnp.stack([of, 3 * of, of[::-1]]) if of.shape[0] == 6 else of for of in arrays())
+    grad = lambda x, w, ct, given: jax.vjp(functools.partial(jaxext.fp8_matmul, **given), x, w)[1](ct)
+    dx, dw = jax.jit(jax.vmap(grad, (0, None, 0, 0)))(xs, w, ct, given)
+    for i in range(3):
+        each = {name: scale[i] for name, scale in given.items()}
+        _, of_x, of_w = gradients(xs[i], w, ct[i], **each)
+        near(dx[i], of_x)
+        near(dw[i], of_w)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_devices_round_by_the_largest_number_of_all(kind):
+    x, w, ct = arrays()
+    mesh = jax.make_mesh((2,), ("n",), axis_types=(kind,), devices=jax.devices()[:2])
+    split = lambda x: jax.device_put(x, NamedSharding(mesh, P("n")))
+    with jax.set_mesh(mesh):
+        both = jax.jit(jax.grad(lambda x, w, ct: (jaxext.fp8_matmul(x, w) * ct).sum(), (0, 1)))
+        dx, dw = both(split(x), jax.device_put(w, NamedSharding(mesh, P())), split(ct))
+    _, of_x, of_w = gradients(x, w, ct)
+    near(jax.device_get(dx), of_x)
+    near(jax.device_get(dw), of_w)
+
+
+def test_in_a_shard_map():
+    """The largest number is that of a device's part; the gradient of the weights is a sum over devices."""
+    x, w, ct = arrays()
+    mesh = jax.make_mesh((2,), ("n",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    loss = lambda x, w, ct: jax.lax.psum((jaxext.fp8_matmul(x, w) * ct).sum(), "n")
+    f = jax.shard_map(loss, mesh=mesh, in_specs=(P("n"), P(), P("n")), out_specs=P())
+    dx, dw = jax.jit(jax.grad(f, (0, 1)))(x, w, ct)
+    parts = [gradients(part, w, of) for part, of in zip(np.split(x, 2), np.split(ct, 2), strict=True)]
+    near(dx, np.concatenate([of_x for _, of_x, _ in parts]))
+    near(dw, sum(of_w for *_, of_w in parts))
+
+
+X, W = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32)
+WRONG = {
+    "integers": (TypeError, "x is int32", lambda: jaxext.fp8_matmul(X.astype(np.int32), W)),
+    "shapes": (TypeError, "want", lambda: jaxext.fp8_matmul(X, W[:4])),
+    "scale": (TypeError, r"x_scale has the shape \(2,\)", lambda: jaxext.fp8_matmul(X, W, x_scale=X[:, 0])),
+    "implementation": (ValueError, "'cublas'", lambda: jaxext.fp8_matmul(X, W, implementation="cublas")),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_calls(case):
+    error, words, call = WRONG[case]
+    with pytest.raises(error, match=words):
+        call()
