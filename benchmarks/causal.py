@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import pathlib
-import statistics
 from collections.abc import Callable, Iterator
 
 import jax
@@ -23,8 +21,9 @@ import numpy as np
 from jax import lax
 
 import jaxext
-from jaxext.tables.environment import report
 from jaxext.tuning import timing
+
+from .race import race, tell
 
 SHAPES = (  # N, T, C, k
     *((4, 2048, 512, 4), (1, 4096, 256, 4), (8, 512, 256, 4), (2, 1024, 1024, 2), (2, 1024, 512, 3), (1, 128, 64, 4)),
@@ -79,22 +78,6 @@ def on_gpu() -> dict[str, Callable]:
     return FORMS | named
 
 
-def race(functions: dict[str, Callable], arguments, clock, rounds: int, definition: Callable) -> dict:
-    """Times and errors by name, and why a function has none.  `copy` has no error: it computes something else."""
-    truth = timing.truth(lambda dtype, _: definition(*(x.astype(dtype) for x in arguments)))
-    samplers, errors, failed = {}, {}, {}
-    for name, function in functions.items():
-        try:
-            program = timing.compile(function, arguments)
-            if name != "copy":
-                errors[name] = timing.relative_error(program(), truth)[0]
-            samplers[name] = clock.sampler(program)
-        except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
-            failed[name] = str(error).splitlines()[0]
-    samples = timing.take(samplers, rounds, patience_s=600)
-    return {"ms": {name: statistics.median(took) for name, took in samples.items()}, "error": errors, "failed": failed}
-
-
 def rows(shapes, rounds: int) -> Iterator[dict]:
     gpu, (clock, _) = jax.default_backend() == "gpu", timing.timer()
     dtype = jnp.bfloat16 if gpu else jnp.float32
@@ -138,12 +121,8 @@ def main(arguments=None) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="of each row (default: 7)")
     parser.add_argument("--shapes", type=int, help="how many of the shapes (default: all)")
     options = parser.parse_args(arguments)
-    told = []
-    for row in rows((ON_GPU if jax.default_backend() == "gpu" else SHAPES)[: options.shapes], options.rounds):
-        print(line(row), flush=True)
-        told.append(row)
-        if options.json:
-            options.json.write_text(json.dumps({"environment": report(), "clock": timing.timer()[0].name, "rows": told}, indent=1) + "\n")
+    shapes = (ON_GPU if jax.default_backend() == "gpu" else SHAPES)[: options.shapes]
+    tell(rows(shapes, options.rounds), line, options.json)
 
 
 if __name__ == "__main__":

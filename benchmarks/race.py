@@ -1,0 +1,39 @@
+"""Functions of the same arguments, timed in turn, with errors against float64; and rows of such figures, told and kept."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Iterable
+
+import jax
+
+from jaxext.tables.environment import report
+from jaxext.tuning import timing
+
+
+def race(functions: dict[str, Callable], arguments, clock, rounds: int, definition: Callable) -> dict:
+    """Times and errors by name, and why a function has none.  `copy` has no error: it computes something else."""
+    truth = timing.truth(lambda dtype, _: definition(*(x.astype(dtype) for x in arguments)))
+    samplers, errors, failed = {}, {}, {}
+    for name, function in functions.items():
+        try:
+            program = timing.compile(function, arguments)
+            if name != "copy":
+                errors[name] = timing.relative_error(program(), truth)[0]
+            samplers[name] = clock.sampler(program)
+        except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
+            failed[name] = str(error).splitlines()[0]
+    samples = timing.take(samplers, rounds, patience_s=600)
+    return {"ms": {name: statistics.median(took) for name, took in samples.items()}, "error": errors, "failed": failed}
+
+
+def tell(rows: Iterable[dict], line: Callable[[dict], str], path: pathlib.Path | None) -> None:
+    """A line for each row, as soon as it is known, and all of them in a file."""
+    told = []
+    for row in rows:
+        print(line(row), flush=True)
+        told.append(row)
+        if path:
+            path.write_text(json.dumps({"environment": report(), "clock": timing.timer()[0].name, "rows": told}, indent=1) + "\n")
