@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -60,6 +61,7 @@ __all__ = [
     "refuse_parts",
     "register_lowering",
     "replace_bind",
+    "source_line",
     "trace_context",
     "without_stored_programs",
 ]
@@ -283,6 +285,20 @@ def without_stored_programs() -> Iterator[None]:
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
         compilation_cache.reset_cache()
+
+
+def source_line(eqn) -> str:
+    """The user's line of an equation, such as "mynet.py:12 (loss)": of the innermost function that is in no installed package.
+
+    Removed once `jax.extend.source_info_util`, whose `summarize` names the innermost one outside of jax, can exclude libraries of models.
+    """
+    paths = sysconfig.get_paths()
+    libraries = {*(paths[name] for name in ("stdlib", "purelib", "platlib")), *map(os.path.dirname, (jax.__file__, __file__))}
+    frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
+    for frame in frames:
+        if not frame.file_name.startswith((*(os.path.join(path, "") for path in libraries), "<frozen")):
+            return f"{os.path.relpath(frame.file_name)}:{frame.line_num} ({frame.function_name})"
+    return source_info_util.summarize(eqn.source_info)
 
 
 def hide_frames() -> None:

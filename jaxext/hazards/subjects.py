@@ -1,0 +1,168 @@
+"""What a hazard looks at: an equation of lax in its place (`Equation`), or how jaxext would compute lax's product (`Planned`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from jaxext import _compat
+from jaxext.forms import flops
+from jaxext.forms.call import Call
+from jaxext.forms.choose import Choice
+from jaxext.forms.form import owner
+from jaxext.forms.window import dilate
+from jaxext.hazards.split_axes import Split
+from jaxext.tuning.walk import Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where an equation stands."""
+
+    source: str  # the user's line, such as "mynet.py:12 (loss)"
+    scope: str  # the names of modules around it, such as "CNN/Conv_0", and of jax's transformations
+    backward: bool
+    times: int
+
+
+def place(step: Step) -> Place:
+    stacks = [eqn.source_info.name_stack for eqn in (*step.within, step.eqn)]
+    scope = "/".join(filter(None, map(str, stacks)))
+    return Place(_compat.source_line(step.eqn), scope, "transpose(" in scope, step.times)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Equation:
+    """An equation of lax.  `axes` are the mesh axes, with their sizes, over which XLA still splits the program there."""
+
+    eqn: JaxprEqn
+    splits: Sequence[Split | None]  # of the operands
+    axes: Mapping[str, int]
+    platform: str
+
+    @property
+    def name(self) -> str:
+        return self.eqn.primitive.name
+
+    @property
+    def dtypes(self) -> list[np.dtype]:
+        return [atom.aval.dtype for atom in self.eqn.invars[:2]]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the result."""
+        return self.eqn.outvars[0].aval.dtype
+
+    @property
+    def integers(self) -> bool:
+        return not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in self.dtypes)
+
+    @functools.cached_property
+    def unused(self) -> dict[str, int]:
+        """The axes that split neither operand."""
+        used = {axis for split in self.splits for axes in split or () for axis in axes}
+        return {axis: size for axis, size in self.axes.items() if axis not in used}
+
+    @functools.cached_property
+    def conv(self) -> Conv | None:
+        return Conv(self) if self.name == "conv_general_dilated" else None
+
+    def __str__(self) -> str:
+        operands = " ".join(_typed(atom.aval, split) for atom, split in zip(self.eqn.invars, self.splits, strict=True))
+        return f"{self.name} {operands} -> {_typed(self.eqn.outvars[0].aval, None)}{self.conv or ''}"
+
+    @property
+    def key(self) -> str:
+        return str(self)
+
+
+def _typed(aval, split: Split | None) -> str:
+    """Such as "f32[8@data,32]"."""
+    named = ["".join([str(n), "@" if axes else "", "+".join(axes)]) for n, axes in zip(aval.shape, split or ((),) * aval.ndim, strict=True)]
+    return f"{aval.str_short(short_dtypes=True).partition('[')[0]}[{','.join(named)}]"
+
+
+class Conv:
+    """lax's convolution by its parts."""
+
+    def __init__(self, equation: Equation):
+        self.params, (self._lhs, self._rhs) = equation.eqn.params, equation.splits[:2]
+        self.numbers = self.params["dimension_numbers"]
+        lhs, rhs = (atom.aval.shape for atom in equation.eqn.invars)
+        self.input = [lhs[i] for i in self.numbers.lhs_spec[2:]]
+        self.filter = [rhs[i] for i in self.numbers.rhs_spec[2:]]
+        self.output = [equation.eqn.outvars[0].aval.shape[i] for i in self.numbers.out_spec[2:]]
+        self.groups, self.batch_groups = self.params["feature_group_count"], self.params["batch_group_count"]
+        self.channels = lhs[self.numbers.lhs_spec[1]] // self.groups  # of the input, per group
+        self.strides, self.padding = self.params["window_strides"], self.params["padding"]
+        self.lhs_dilation, self.rhs_dilation = self.params["lhs_dilation"], self.params["rhs_dilation"]
+
+    def split(self, *which: str) -> bool:
+        """Whether a mesh axis splits one of these of the input: "batch", "channels", "space"."""
+        batch, channels, *space = self.numbers.lhs_spec
+        of = {"batch": [batch], "channels": [channels], "space": space}
+        return self._lhs is not None and any(self._lhs[i] for name in which for i in of[name])
+
+    def split_space(self) -> bool:
+        """Whether a spatial axis is split along which the filter is larger than the output: the gradient of a filter has images as filters."""
+        space = zip(self.numbers.lhs_spec[2:], self.filter, self.output, strict=True)
+        return self._lhs is not None and any(self._lhs[i] and f > o for i, f, o in space)
+
+    def crops(self) -> Iterator[tuple[int, int, int]]:
+        """Of each axis: the padding, and what a crop leaves of the input."""
+        for n, d, (low, high) in zip(self.input, self.lhs_dilation, self.padding, strict=True):
+            yield low, high, dilate(n, d) + min(low, 0) + min(high, 0)
+
+    def __str__(self) -> str:
+        told = [
+            *(f"{name} {'x'.join(map(str, n))}" for name, n in (("strides", self.strides),) if {*n} - {1}),
+            *([f"padding {'/'.join(f'{a}:{b}' for a, b in self.padding)}"] if any(a or b for a, b in self.padding) else []),
+            *(f"{name} {'x'.join(map(str, n))}" for name, n in (("lhs_dilation", self.lhs_dilation), ("rhs_dilation", self.rhs_dilation)) if {*n} - {1}),
+            *(f"{name} {n}" for name, n in (("feature_group_count", self.groups), ("batch_group_count", self.batch_groups)) if n > 1),
+        ]  # fmt: skip
+        return "".join(f", {each}" for each in told)
+
+
+# The algorithms of `xla` that are lax's own product, or do not differ in what they compute.
+AS_LAX = ("lax", "dot_general", "expanded", "dense", "zeros")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Planned:
+    """A product of lax as jaxext's product, and what jaxext would choose for it."""
+
+    eqn: JaxprEqn
+    call: Call
+    choice: Choice
+
+    platform = property(lambda self: self.call.platform)
+
+    @property
+    def by(self) -> str:
+        assert self.choice.plan is not None
+        return f"{self.choice.implementation} {self.choice.plan.describe(self.choice.config)}"
+
+    @property
+    def as_lax(self) -> bool:
+        """Whether the choice is lax's own product."""
+        return self.choice.implementation == "xla" and getattr(self.choice.config, "algorithm", None) in AS_LAX
+
+    @property
+    def flops(self) -> float:
+        form, open = owner[self.eqn.primitive]
+        return flops.operations(form, self.call.extents, self.call.window)
+
+    def __str__(self) -> str:
+        form, open = owner[self.eqn.primitive]
+        operands = " ".join(f"{slot}:{_typed(atom.aval, None)}" for slot, atom in zip(form.factors(open), self.eqn.invars, strict=False))
+        return f"{self.call.op} {operands} -> {open}:{_typed(self.eqn.outvars[0].aval, None)}"
+
+    @property
+    def key(self) -> str:
+        return f"{self} {self.call.window} {self.by}"
