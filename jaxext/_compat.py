@@ -287,18 +287,20 @@ def without_stored_programs() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
-def source_line(eqn) -> str:
-    """The user's line of an equation, such as "mynet.py:12 (loss)": of the innermost function that is in no installed package.
+def source_line(eqns: Sequence) -> str:
+    """The user's line of the first of these equations that has one, such as "mynet.py:12 (loss)", or else that of a library of models.
 
-    Removed once `jax.extend.source_info_util`, whose `summarize` names the innermost one outside of jax, can exclude libraries of models.
+    It is that of the innermost function which is in no installed package.  Removed once `jax.extend.source_info_util`, whose `summarize`
+    gives the innermost one outside of jax, can exclude such libraries.
     """
     paths = sysconfig.get_paths()
     libraries = {*(paths[name] for name in ("stdlib", "purelib", "platlib")), *map(os.path.dirname, (jax.__file__, __file__))}
-    frames = eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
-    for frame in frames:
-        if not frame.file_name.startswith((*(os.path.join(path, "") for path in libraries), "<frozen")):
-            return f"{os.path.relpath(frame.file_name)}:{frame.line_num} ({frame.function_name})"
-    return source_info_util.summarize(eqn.source_info)
+    installed = (*(os.path.join(path, "") for path in libraries), "<frozen")
+    for eqn in eqns:
+        for frame in eqn.source_info.traceback.frames if eqn.source_info.traceback else ():
+            if not frame.file_name.startswith(installed):
+                return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return next(filter(None, (source_info_util.summarize(eqn.source_info) for eqn in eqns)), "")
 
 
 def hide_frames() -> None:

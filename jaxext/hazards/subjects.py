@@ -34,7 +34,7 @@ class Place:
 def place(step: Step) -> Place:
     stacks = [eqn.source_info.name_stack for eqn in (*step.within, step.eqn)]
     scope = "/".join(filter(None, map(str, stacks)))
-    return Place(_compat.source_line(step.eqn), scope, "transpose(" in scope, step.times)
+    return Place(_compat.source_line((step.eqn, *reversed(step.within))), scope, "transpose(" in scope, step.times)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
