@@ -107,9 +107,7 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"  - and {len(findings) - len(listed)} more"
 
 
-def doctor(
-    fun: Callable, *args, platform: str | None = None, gradients: bool | None = None, measure: bool = False, **kwargs
-) -> Report:
+def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | None = None, measure: bool = False, **kwargs) -> Report:
     """Name the hazards of lax's own products in `fun(*args, **kwargs)`: where they are wrong, crash or are slow, and the cure.
 
     The function is traced, not run, and nothing is compiled unless `measure` is set.  jaxext's own products are no hazards.  How devices split
@@ -175,7 +173,9 @@ def _is_loss(program: ClosedJaxpr) -> bool:
 def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> Iterator[tuple[Equation, Place]]:
     """lax's equations, with the mesh axes that split their operands."""
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
-    splits = SplitAxes(program.jaxpr, [of_sharding(sharding, aval.ndim) for sharding, aval in zip(shardings, program.in_avals, strict=True)])
+    splits = SplitAxes(
+        program.jaxpr, [of_sharding(sharding, aval.ndim) for sharding, aval in zip(shardings, program.in_avals, strict=True)]
+    )
     meshes = {sharding.mesh.abstract_mesh for sharding in shardings if isinstance(sharding, jax.NamedSharding)}
     if len({(mesh.axis_names, mesh.axis_sizes) for mesh in meshes}) > 1:
         raise ValueError(f"doctor: the arguments are split over the meshes {[*meshes]}, want one")

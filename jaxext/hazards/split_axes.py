@@ -94,7 +94,9 @@ class SplitAxes:
             carried = eqn.params["num_carry"]
             results[carried:] = [split if split is None else ((), *split) for split in results[carried:]]
         if eqn.primitive.name == "shard_map":
-            told = [of_sharding(NamedSharding(eqn.params["mesh"], spec), v.aval.ndim) for spec, v in zip(eqn.params["out_specs"], eqn.outvars)]  # noqa: B905
+            told = [
+                of_sharding(NamedSharding(eqn.params["mesh"], spec), v.aval.ndim) for spec, v in zip(eqn.params["out_specs"], eqn.outvars)
+            ]  # noqa: B905
             results = [_union([split, further]) for split, further in zip(results, told, strict=True)]
         self._known.update(zip(eqn.outvars, results, strict=True))
 
