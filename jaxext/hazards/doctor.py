@@ -44,7 +44,7 @@ class Finding:
       product: operands with their shapes, and the mesh axes that split them, and the result.
       times: how often the program runs it.
       why: the reason, in a sentence or two.
-      since: the versions of jax that have it.
+      since: the versions of jax that have it, and where that was seen.
       cost: what it costs, estimated.
       measured: milliseconds of lax's product and of jaxext's on this machine, if they were asked for.
       cure: what to call instead.
@@ -110,30 +110,28 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
 def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | None = None, measure: bool = False, **kwargs) -> Report:
     """Name the hazards of lax's own products in `fun(*args, **kwargs)`: where they are wrong, crash or are slow, and the cure.
 
-    The function is traced, not run, and nothing is compiled unless `measure` is set.  jaxext's own products are no hazards.  How devices split
-    arrays is followed from the shardings of the arguments; where XLA decides otherwise, the doctor cannot know.
+    XX
+      Args:
+        fun: a function of arrays, or pytrees of them.
+        *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.  A sharding may be on a
+          `jax.sharding.AbstractMesh`, of devices that need not be here.
+        platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
+        gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
+        measure: whether to time lax's product and jaxext's, alone, wherever lax's is slow.
 
-    Args:
-      fun: a function of arrays, or pytrees of them.
-      *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.  A sharding may be on a
-        `jax.sharding.AbstractMesh`, of devices that need not be here.
-      platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
-      gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
-      measure: whether to time lax's product and jaxext's, alone, wherever lax's is slow.
+      Returns:
+        a `Report`: print it, read its `findings`, or assert that it is `ok`.
 
-    Returns:
-      a `Report`: print it, read its `findings`, or assert that it is `ok`.
+      Examples:
+        >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()
+        >>> doctor(loss, jnp.ones((4, 3, 3, 3)), jnp.ones((8, 3, 16, 16)), platform="cpu").ok
+        True
 
-    Examples:
-      >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()
-      >>> doctor(loss, jnp.ones((4, 3, 3, 3)), jnp.ones((8, 3, 16, 16)), platform="cpu").ok
-      True
-
-    Raises:
-      TypeError: `fun` is not callable.
-      ValueError: `platform` is unknown; the arguments are split over several meshes; or `measure` is set for another platform than the
-        one here.
-      Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
+      Raises:
+        TypeError: `fun` is not callable.
+        ValueError: `platform` is unknown; the arguments are split over several meshes; or `measure` is set for another platform than the
+          one here.
+        Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
     """
     if not callable(fun):
         raise TypeError(f"doctor: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
@@ -219,7 +217,7 @@ def _hazards(subject: Equation | Planned) -> Iterator[Hazard]:
 
 def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Finding:
     planned = isinstance(subject, Planned)
-    cost = [f"{subject.flops / 1e9:.3g} GFLOP by {subject.by}" if planned else "", hazard.cost(subject)]
+    cost = [f"{_counted(subject.flops)}, computed by {subject.by} in jaxext" if planned else "", hazard.cost(subject)]
     return Finding(
         hazard=hazard.name,
         what=hazard.what,
@@ -229,9 +227,13 @@ def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Findi
         product=str(subject),
         times=where.times,
         why=hazard.why_on(subject.platform),
-        since=hazard.since,
+        since=hazard.since_on(subject.platform),
         cost="; ".join(filter(None, cost)),
         measured=None,
         cure=hazard.cure,
         page=hazard.page,
     )
+
+
+def _counted(flops: float) -> str:
+    return f"{flops / 1e9:,.2f} GFLOP" if flops >= 1e8 else f"{flops / 1e6:.3g} MFLOP"

@@ -59,11 +59,10 @@ class Hazard:
     def why_on(self, platform: str) -> str:
         return self.why if isinstance(self.why, str) else self.why[platform if platform in self.why else "cuda"]
 
-    @property
-    def since(self) -> str:
+    def since_on(self, platform: str) -> str:
         """On which versions it shows, in words."""
         versions = "every version tested" if self.fixed is None else f"jax before {'.'.join(map(str, self.fixed))}"
-        return versions if self.seen else f"{versions}, as reported"
+        return versions + (", as reported" if not self.seen else "" if platform == "cpu" else ", on CPUs")
 
 
 def _conv(holds: Callable[[Conv, Equation], bool]) -> Callable[[Equation], bool]:
@@ -168,7 +167,7 @@ HAZARDS = (
         what="crash",
         of=Equation,
         holds=_conv(lambda conv, e: any(left <= 0 < n for (*_, left), n in zip(conv.crops(), conv.input, strict=True))),
-        why="If negative padding leaves no row of the input, XLA's CPU convolution reads far outside of the array, which can end the process.",
+        why="If negative padding leaves no row of the input, XLA's CPU convolution reads far outside of the array and can end the process.",
         page="lax-hazards.md#a-crop-that-leaves-nothing",
         platforms=CPU,
     ),
@@ -272,7 +271,7 @@ HAZARDS = (
         of=Planned,
         holds=_planned(lambda call: _in_several_groups(call) and call.sizes["B"] > 1 and call.open == "w"),
         why={
-            "cpu": "lax makes a grouped convolution of a filter's gradient for each example, for which XLA's CPU compiler has no fast code.",
+            "cpu": "lax makes a grouped convolution of the gradients of each example, for which XLA's CPU compiler has no fast code.",
             "cuda": f"lax makes a grouped convolution of a filter's gradient for each example, with images as filters. {NOT_MEASURED}",
         },
         page="doctor.md#batched-filters-and-gradients-of-each-example",

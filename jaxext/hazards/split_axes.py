@@ -94,10 +94,9 @@ class SplitAxes:
             carried = eqn.params["num_carry"]
             results[carried:] = [split if split is None else ((), *split) for split in results[carried:]]
         if eqn.primitive.name == "shard_map":
-            told = [
-                of_sharding(NamedSharding(eqn.params["mesh"], spec), v.aval.ndim) for spec, v in zip(eqn.params["out_specs"], eqn.outvars)
-            ]  # noqa: B905
-            results = [_union([split, further]) for split, further in zip(results, told, strict=True)]
+            specs = zip(eqn.params["out_specs"], eqn.outvars, strict=True)
+            told = [of_sharding(NamedSharding(eqn.params["mesh"], spec), var.aval.ndim) for spec, var in specs]
+            results = [_union(both) for both in zip(results, told, strict=True)]
         self._known.update(zip(eqn.outvars, results, strict=True))
 
     def _result(self, eqn: JaxprEqn, shape: Sequence[int]) -> Split | None:
@@ -118,7 +117,9 @@ class SplitAxes:
             sources = {to: i for i, to in enumerate(params["broadcast_dimensions"]) if eqn.invars[0].aval.shape[i] == shape[to]}
             return tuple(first[sources[i]] if i in sources else () for i in range(len(shape)))
         if first is not None and name == "reshape":
-            return _reshaped(first, eqn.invars[0].aval.shape, shape, self.mesh)
+            order = params.get("dimensions") or range(len(first))
+            before = eqn.invars[0].aval.shape
+            return _reshaped(tuple(first[i] for i in order), [before[i] for i in order], shape, self.mesh)
         if first is not None and name.startswith(REDUCING):
             dropped = params.get("axes", params.get("dimensions", ()))
             return tuple(axes for i, axes in enumerate(first) if i not in dropped)

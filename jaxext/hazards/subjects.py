@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -110,7 +109,7 @@ class Conv:
         return self._lhs is not None and any(self._lhs[i] for name in which for i in of[name])
 
     def split_space(self) -> bool:
-        """Whether a spatial axis is split along which the filter is larger than the output: the gradient of a filter has images as filters."""
+        """Whether a spatial axis is split along which the filter is larger than the output, as the images are in a filter's gradient."""
         space = zip(self.numbers.lhs_spec[2:], self.filter, self.output, strict=True)
         return self._lhs is not None and any(self._lhs[i] and f > o for i, f, o in space)
 
@@ -120,12 +119,11 @@ class Conv:
             yield low, high, dilate(n, d) + min(low, 0) + min(high, 0)
 
     def __str__(self) -> str:
-        told = [
-            *(f"{name} {'x'.join(map(str, n))}" for name, n in (("strides", self.strides),) if {*n} - {1}),
-            *([f"padding {'/'.join(f'{a}:{b}' for a, b in self.padding)}"] if any(a or b for a, b in self.padding) else []),
-            *(f"{name} {'x'.join(map(str, n))}" for name, n in (("lhs_dilation", self.lhs_dilation), ("rhs_dilation", self.rhs_dilation)) if {*n} - {1}),
-            *(f"{name} {n}" for name, n in (("feature_group_count", self.groups), ("batch_group_count", self.batch_groups)) if n > 1),
-        ]  # fmt: skip
+        steps = {"strides": self.strides, "lhs_dilation": self.lhs_dilation, "rhs_dilation": self.rhs_dilation}
+        told = [f"{name} {'x'.join(map(str, n))}" for name, n in steps.items() if {*n} - {1}]
+        told += [f"padding {'/'.join(f'{low}:{high}' for low, high in self.padding)}"] if any(map(any, self.padding)) else []
+        groups = {"feature_group_count": self.groups, "batch_group_count": self.batch_groups}
+        told += [f"{name} {n}" for name, n in groups.items() if n > 1]
         return "".join(f", {each}" for each in told)
 
 

@@ -29,7 +29,7 @@ def conv(x, w, padding="SAME", strides=None, **how):
     return lax.conv_general_dilated(x, w, strides or (1,) * (x.ndim - 2), padding, dimension_numbers=layouts[x.ndim], **how)
 
 
-def struct(*shape, dtype: Any = np.float32, mesh=None, spec=P()):
+def struct(*shape, dtype: Any = np.float32, mesh=None, spec=None):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh and NamedSharding(mesh, spec))
 
 
@@ -96,11 +96,16 @@ def ragged(groups):
     return Program(lax.ragged_dot, (struct(256, 32), struct(groups, 32, 32), struct(groups, dtype=np.int32)), how=dict(platform="cpu"))
 
 
+def halves(*shape):
+    return struct(*shape, dtype=jnp.bfloat16)
+
+
+HOPPER: Any = dict(arch="sm_90a", how=dict(platform="cuda"))
 MAPPED = struct(8, 2, 6, 6, 3, mesh=LINE, spec=P("data")), struct(8, 3, 3, 3, 4, mesh=LINE, spec=P("data"))
 MAPPED_WHOLE = struct(8, 2, 6, 6, 3), struct(8, 3, 3, 3, 4)
 IMAGES, FILTER = struct(4, 32, 32, 16), struct(3, 3, 16, 16)
 PER_EXAMPLE = jax.vmap(jax.grad(lambda w, x: (conv(x[None], w) ** 2).sum()), (None, 0))
-COMPLEX = np.complex64
+WIDE = struct(4, 16, 16, 16, dtype=np.float64), struct(3, 3, 16, 16, dtype=np.float64)
 
 # Hazard -> programs that have it, near misses
 PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
@@ -155,10 +160,10 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
     ),
     "dilated input": (
         [
-            Program(lambda x, w: conv(x, w, lhs_dilation=(2, 2)), (struct(4, 16, 16, 16, dtype=np.float64), struct(3, 3, 16, 16, dtype=np.float64))),
-            loss(lambda x, w: conv(x, w, strides=(2, 2)), IMAGES, FILTER, arch=None, platform="cpu", gradients=False),
-        ][:1],
-        [loss(lambda x, w: conv(x, w, strides=(2, 2)), IMAGES, FILTER)],
+            Program(lambda x, w: conv(x, w, lhs_dilation=(2, 2), padding=[(1, 1)] * 2), WIDE),
+            Program(lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"), (IMAGES, FILTER), **HOPPER),
+        ],
+        [Program(conv, WIDE), loss(lambda x, w: conv(x, w, strides=(2, 2)), IMAGES, FILTER)],
     ),
     "depthwise convolution": (
         [loss(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, struct(3, 3, 1, 16))],
@@ -175,8 +180,8 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
     ),
     "ragged product": ([ragged(8)], [ragged(1)]),
     "another implementation is faster": (
-        [Program(lambda x, w: lax.conv(x, w, (1, 1, 1), "SAME"), (struct(2, 64, 8, 8, 8, dtype=jnp.bfloat16), struct(64, 64, 3, 3, 3, dtype=jnp.bfloat16)), "sm_90a", dict(platform="cuda"))],
-        [Program(lambda x, w: lax.conv(x, w, (1, 1), "SAME"), (struct(2, 64, 8, 8, dtype=jnp.bfloat16), struct(64, 64, 3, 3, dtype=jnp.bfloat16)), "sm_90a", dict(platform="cuda"))],
+        [Program(lambda x, w: lax.conv(x, w, (1, 1, 1), "SAME"), (halves(2, 64, 8, 8, 8), halves(64, 64, 3, 3, 3)), **HOPPER)],
+        [Program(lambda x, w: lax.conv(x, w, (1, 1), "SAME"), (halves(2, 64, 8, 8), halves(64, 64, 3, 3)), **HOPPER)],
     ),
 }  # fmt: skip
 
