@@ -17,7 +17,9 @@ from jaxext.tuning.walk import Step
 
 Split = tuple[tuple[str, ...], ...]  # of each dimension: the mesh axes that split it
 
-REDUCING = ("reduce_", "argm", "squeeze")  # beginnings of names of primitives that drop dimensions
+REDUCING = ("reduce", "argm", "squeeze", "unstack")  # beginnings of names of primitives that drop dimensions
+
+REDUCERS = ("reduce", "scatter", "select_and", "sort")  # of those whose jaxpr takes and gives single elements
 
 
 def of_sharding(sharding: Any, ndim: int) -> Split | None:
@@ -58,7 +60,7 @@ class SplitAxes:
 
     def follow(self, step: Step) -> None:
         eqn = step.eqn
-        if step.inside:
+        if step.inside and not eqn.primitive.name.startswith(REDUCERS):
             (self._leave if step.left else self._enter)(eqn, step.inside)
             return
         for var in eqn.outvars:
@@ -73,7 +75,8 @@ class SplitAxes:
         self._manual.append(manual)
         for inner in inside:
             for var, split in zip(inner.invars, _aligned(self._operands(eqn, inner), len(inner.invars)), strict=True):
-                self._known[var] = None if split is None else tuple(tuple(a for a in axes if a not in manual) for axes in split)
+                known = split if _fits(split, var) else None
+                self._known[var] = known and tuple(tuple(a for a in axes if a not in manual) for axes in known)
 
     def _operands(self, eqn: JaxprEqn, inner: Jaxpr) -> list[Split | None]:
         splits, params, name = [self.of(atom) for atom in eqn.invars], eqn.params, eqn.primitive.name
@@ -88,8 +91,9 @@ class SplitAxes:
 
     def _leave(self, eqn: JaxprEqn, inside: Sequence[Jaxpr]) -> None:
         self._manual.pop()
-        inner = eqn.params["body_jaxpr"].jaxpr if eqn.primitive.name == "while" else inside[0]
-        results = _aligned([self.of(atom) for atom in inner.outvars], len(eqn.outvars))
+        ends = [eqn.params["body_jaxpr"].jaxpr] if eqn.primitive.name == "while" else inside  # each branch of a cond
+        splits = [_aligned([self.of(atom) for atom in inner.outvars], len(eqn.outvars)) for inner in ends]
+        results = [_union(each) for each in zip(*splits, strict=True)]
         if eqn.primitive.name == "scan":
             carried = eqn.params["num_carry"]
             results[carried:] = [split if split is None else ((), *split) for split in results[carried:]]
@@ -97,7 +101,8 @@ class SplitAxes:
             specs = zip(eqn.params["out_specs"], eqn.outvars, strict=True)
             told = [of_sharding(NamedSharding(eqn.params["mesh"], spec), var.aval.ndim) for spec, var in specs]
             results = [_union(both) for both in zip(results, told, strict=True)]
-        self._known.update(zip(eqn.outvars, results, strict=True))
+        for var, split in zip(eqn.outvars, results, strict=True):
+            self._known[var] = split if _fits(split, var) else None
 
     def _result(self, eqn: JaxprEqn, shape: Sequence[int]) -> Split | None:
         splits, params, name = [self.of(atom) for atom in eqn.invars], eqn.params, eqn.primitive.name
@@ -111,6 +116,8 @@ class SplitAxes:
         if not splits or splits[0] is None and len(splits) == 1:
             return None
         first = splits[0]
+        if name == "stack" and (whole := _union(splits)) is not None:
+            return *whole[: params["axis"]], (), *whole[params["axis"] :]
         if first is not None and name == "transpose":
             return tuple(first[i] for i in params["permutation"])
         if first is not None and name == "broadcast_in_dim":
@@ -120,8 +127,8 @@ class SplitAxes:
             order = params.get("dimensions") or range(len(first))
             before = eqn.invars[0].aval.shape
             return _reshaped(tuple(first[i] for i in order), [before[i] for i in order], shape, self.mesh)
-        if first is not None and name.startswith(REDUCING):
-            dropped = params.get("axes", params.get("dimensions", ()))
+        if first is not None and name.startswith(REDUCING) and len(shape) < len(first):
+            dropped = params["axes"] if "axes" in params else params["dimensions"] if "dimensions" in params else (params["axis"],)
             return tuple(axes for i, axes in enumerate(first) if i not in dropped)
         alike = [
             tuple(axes if size == n else () for axes, size, n in zip(split, atom.aval.shape, shape, strict=True))
@@ -134,6 +141,10 @@ class SplitAxes:
 def _aligned(splits: list[Split | None], count: int) -> list[Split | None]:
     """As many splits, the last ones if there are more, and unknown ones first if there are fewer."""
     return [*(None,) * (count - len(splits)), *splits[max(len(splits) - count, 0) :]]
+
+
+def _fits(split: Split | None, var: Any) -> bool:
+    return split is None or len(split) == getattr(var.aval, "ndim", -1)
 
 
 def _union(splits: Iterable[Split | None]) -> Split | None:
