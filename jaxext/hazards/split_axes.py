@@ -84,25 +84,25 @@ class SplitAxes:
             of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
             body = params["body_jaxpr"].jaxpr is inner
             return [*(splits[of_condition : of_condition + of_body] if body else splits[:of_condition]), *splits[of_condition + of_body :]]
-        if name == "scan":
-            whole = params["num_consts"] + params["num_carry"]
-            return [*splits[:whole], *(split and split[1:] for split in splits[whole:])]
+        if name == "scan":  # inside, what it runs over lacks the first axis
+            return [split and split[len(split) - var.aval.ndim :] for split, var in zip(splits, inner.invars, strict=True)]
         return splits
 
     def _leave(self, eqn: JaxprEqn, inside: Sequence[Jaxpr]) -> None:
         self._manual.pop()
         ends = [eqn.params["body_jaxpr"].jaxpr] if eqn.primitive.name == "while" else inside  # each branch of a cond
-        splits = [_aligned([self.of(atom) for atom in inner.outvars], len(eqn.outvars)) for inner in ends]
-        results = [_union(each) for each in zip(*splits, strict=True)]
-        if eqn.primitive.name == "scan":
-            carried = eqn.params["num_carry"]
-            results[carried:] = [split if split is None else ((), *split) for split in results[carried:]]
-        if eqn.primitive.name == "shard_map":
-            specs = zip(eqn.params["out_specs"], eqn.outvars, strict=True)
-            told = [of_sharding(NamedSharding(eqn.params["mesh"], spec), var.aval.ndim) for spec, var in specs]
-            results = [_union(both) for both in zip(results, told, strict=True)]
-        for var, split in zip(eqn.outvars, results, strict=True):
-            self._known[var] = split if _fits(split, var) else None
+        told: list[list[Split | None]] = [[] for _ in eqn.outvars]
+        for inner in ends:
+            for i, (var, split) in enumerate(
+                zip(eqn.outvars, _aligned([self.of(x) for x in inner.outvars], len(eqn.outvars)), strict=True)
+            ):
+                if eqn.primitive.name == "scan" and split is not None:
+                    split = ((),) * (var.aval.ndim - len(split)) + split
+                told[i] += [split] if _fits(split, var) else []
+        for i, var in enumerate(eqn.outvars):
+            if eqn.primitive.name == "shard_map":
+                told[i].append(of_sharding(NamedSharding(eqn.params["mesh"], eqn.params["out_specs"][i]), var.aval.ndim))
+            self._known[var] = _union(told[i])
 
     def _result(self, eqn: JaxprEqn, shape: Sequence[int]) -> Split | None:
         splits, params, name = [self.of(atom) for atom in eqn.invars], eqn.params, eqn.primitive.name

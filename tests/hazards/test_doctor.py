@@ -117,6 +117,15 @@ def test_it_follows_constraints_and_shard_maps():
     assert GROUPED not in {hazard for hazard, *_ in found(functools.partial(by_hand, names={"data"}), W, beside)}
 
 
+def test_explicit_meshes_say_in_types_how_devices_split():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    loss = lambda w, x: (depthwise(x, w) ** 2).mean()
+    with jax.set_mesh(mesh):
+        for spec, wrong in ((P("data"), True), (P(("data", "model")), False)):
+            operands = jnp.ones((3, 3, 1, 8), np.float32), jax.device_put(jnp.ones((8, 16, 16, 8), np.float32), NamedSharding(mesh, spec))
+            assert (GROUPED in {hazard for hazard, *_ in found(loss, *operands)}) == wrong
+
+
 def test_operations_in_between():
     """Those with a jaxpr inside that is no part of the program's flow, and those that drop, add, cut or move axes."""
     ways = {
@@ -134,6 +143,7 @@ def test_operations_in_between():
         "conv": lambda x: depthwise(x, np.ones((3, 3, 1, 8), np.float32)),
         "key": lambda x: x + jax.random.normal(jax.random.key(0), x.shape, x.dtype),
         "vmap": jax.vmap(lambda x: jnp.linalg.norm(x) * x),
+        "solve": lambda x: x + lax.custom_linear_solve(lambda v: 2 * v, x, lambda matvec, b: b / 2, symmetric=True),
         "unknown": lambda x: jnp.fft.fft(x.astype(np.complex64)).real + x,
     }
     for name, way in ways.items():
