@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import reprlib
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,9 +24,9 @@ from jaxext.hazards.compare import Measured, compare
 from jaxext.hazards.known_hazards import HAZARDS, Hazard
 from jaxext.hazards.split_axes import SplitAxes, of_sharding
 from jaxext.hazards.subjects import Equation, Place, Planned, place
-from jaxext.tuning.explain import chosen, known_platform
+from jaxext.tuning.explain import WIDTH, chosen, known_platform
 from jaxext.tuning.tune import with_gradient
-from jaxext.tuning.walk import walk
+from jaxext.tuning.walk import Step, walk
 
 ORDER = ("wrong", "crash", "slow", "note")
 ALIKE = 5  # notes of one kind that are listed
@@ -93,8 +94,9 @@ class Report:
 def _section(findings: Sequence[Finding]) -> Iterator[str]:
     first = findings[0]
     yield f"{first.what.upper()}: {first.hazard} ({first.since})"
-    yield f"  {first.why}"
-    yield f"  Use {first.cure}. See docs/{first.page}"
+    yield textwrap.fill(first.why, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    yield f"  Use {first.cure}."
+    yield f"  See docs/{first.page}"
     listed = findings if first.what != "note" else findings[:ALIKE]
     for each in listed:
         times = f", {each.times} times" if each.times > 1 else ""
@@ -141,15 +143,16 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
     with replacing_lax(False):
         program = jax.make_jaxpr(fun)(*args, **kwargs)
         backward = _is_loss(program) if gradients is None else gradients
-        fun = with_gradient(fun) if backward else fun
-        program = jax.make_jaxpr(fun)(*args, **kwargs) if backward else program
-    found = [*_equations(program, jax.tree.leaves((args, kwargs)), platform)]
+        if backward:
+            fun = with_gradient(fun)
+            program = _traced_gradient(fun, args, kwargs)
     with in_place_of_lax():
         replaced = jax.make_jaxpr(fun)(*args, **kwargs)
     planned = [*_planned(program, replaced, platform)]
     findings: dict[tuple, tuple[Finding, Any]] = {}
-    for subject, where in (*found, *planned):
+    for subject, step in (*_equations(program, jax.tree.leaves((args, kwargs)), platform), *planned):
         for hazard in _hazards(subject):
+            where = place(step)
             key = hazard.name, subject.key, where.source, where.backward
             times = where.times + (findings[key][0].times if key in findings else 0)
             findings[key] = dataclasses.replace(_finding(hazard, subject, where), times=times), subject
@@ -162,13 +165,21 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
     return Report(platform, jax.__version__, read, len(planned), tuple(measured))
 
 
+def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
+    try:
+        return jax.make_jaxpr(fun)(*args, **kwargs)
+    except Exception as error:
+        error.add_note("doctor: this is of the gradient; with gradients=False (--no-backward) the function alone is read")
+        raise
+
+
 def _is_loss(program: ClosedJaxpr) -> bool:
     arguments = any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in program.in_avals)
     results = program.out_avals
     return arguments and len(results) == 1 and results[0].shape == () and jnp.issubdtype(results[0].dtype, jnp.floating)
 
 
-def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> Iterator[tuple[Equation, Place]]:
+def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> Iterator[tuple[Equation, Step]]:
     """lax's equations, with the mesh axes that split their operands."""
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
     splits = SplitAxes(
@@ -182,11 +193,11 @@ def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> It
     for step in walk(program.jaxpr):
         if not step.inside and step.eqn.primitive not in owner:
             operands = [splits.of(atom) for atom in step.eqn.invars]
-            yield Equation(step.eqn, operands, dict(splits.automatic), platform), place(step)
+            yield Equation(step.eqn, operands, splits.automatic, platform), step
         splits.follow(step)
 
 
-def _planned(program: ClosedJaxpr, replaced: ClosedJaxpr, platform: str) -> Iterator[tuple[Planned, Place]]:
+def _planned(program: ClosedJaxpr, replaced: ClosedJaxpr, platform: str) -> Iterator[tuple[Planned, Step]]:
     """The products that `in_place_of_lax` puts in lax's place: those that the program does not have without it."""
     own = collections.Counter(_named(step) for step in _products(program))
     for step in _products(replaced):
@@ -194,7 +205,7 @@ def _planned(program: ClosedJaxpr, replaced: ClosedJaxpr, platform: str) -> Iter
         own[name] -= 1
         if own[name] < 0:
             call, _, choice = chosen(step.eqn, platform)
-            yield Planned(step.eqn, call, choice), place(step)
+            yield Planned(step.eqn, call, choice), step
 
 
 def _products(program: ClosedJaxpr):

@@ -120,11 +120,11 @@ def _zeros(planned: Planned) -> str:
     window = planned.call.window
     assert window is not None
     steps = math.prod(window.input_dilation) * (math.prod(window.stride) if planned.call.open == "x" else 1)
-    return f"up to {steps} times the multiplications" if planned.platform in GPUS else ""
+    return f"up to {steps} times the multiplications in lax" if planned.platform in GPUS else ""
 
 
 def _all_groups(planned: Planned) -> str:
-    return f"{planned.call.sizes['G']} times the multiplications, if lax multiplies all rows by each filter"
+    return f"{planned.call.sizes['G']} times the multiplications in lax"
 
 
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -166,7 +166,9 @@ HAZARDS = (
         name="crop that leaves nothing",
         what="crash",
         of=Equation,
-        holds=_conv(lambda conv, e: any(left <= 0 < n for (*_, left), n in zip(conv.crops(), conv.input, strict=True))),
+        holds=_conv(
+            lambda conv, e: 0 not in conv.output and any(left <= 0 < n for (*_, left), n in zip(conv.crops(), conv.input, strict=True))
+        ),
         why="If negative padding leaves no row of the input, XLA's CPU convolution reads far outside of the array and can end the process.",
         page="lax-hazards.md#a-crop-that-leaves-nothing",
         platforms=CPU,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, Literal
 from jax.sharding import AxisType, NamedSharding
 
 from jaxext.tuning.walk import Step
@@ -59,7 +59,7 @@ class SplitAxes:
         return self._known.get(atom)
 
     def follow(self, step: Step) -> None:
-        eqn = step.eqn
+        eqn: Any = step.eqn
         if step.inside and not eqn.primitive.name.startswith(REDUCERS):
             (self._leave if step.left else self._enter)(eqn, step.inside)
             return
@@ -67,7 +67,7 @@ class SplitAxes:
             shape = getattr(var.aval, "shape", None)
             self._known[var] = None if shape is None else self._result(eqn, shape)
 
-    def _enter(self, eqn: JaxprEqn, inside: Sequence[Jaxpr]) -> None:
+    def _enter(self, eqn: Any, inside: Sequence[Any]) -> None:
         manual = self._manual[-1]
         if eqn.primitive.name == "shard_map":
             self.add_mesh(eqn.params["mesh"])
@@ -78,7 +78,7 @@ class SplitAxes:
                 known = split if _fits(split, var) else None
                 self._known[var] = known and tuple(tuple(a for a in axes if a not in manual) for axes in known)
 
-    def _operands(self, eqn: JaxprEqn, inner: Jaxpr) -> list[Split | None]:
+    def _operands(self, eqn: Any, inner: Any) -> list[Split | None]:
         splits, params, name = [self.of(atom) for atom in eqn.invars], eqn.params, eqn.primitive.name
         if name == "while":
             of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
@@ -88,7 +88,7 @@ class SplitAxes:
             return [split and split[len(split) - var.aval.ndim :] for split, var in zip(splits, inner.invars, strict=True)]
         return splits
 
-    def _leave(self, eqn: JaxprEqn, inside: Sequence[Jaxpr]) -> None:
+    def _leave(self, eqn: Any, inside: Sequence[Any]) -> None:
         self._manual.pop()
         ends = [eqn.params["body_jaxpr"].jaxpr] if eqn.primitive.name == "while" else inside  # each branch of a cond
         told: list[list[Split | None]] = [[] for _ in eqn.outvars]
@@ -104,7 +104,7 @@ class SplitAxes:
                 told[i].append(of_sharding(NamedSharding(eqn.params["mesh"], eqn.params["out_specs"][i]), var.aval.ndim))
             self._known[var] = _union(told[i])
 
-    def _result(self, eqn: JaxprEqn, shape: Sequence[int]) -> Split | None:
+    def _result(self, eqn: Any, shape: Sequence[int]) -> Split | None:
         splits, params, name = [self.of(atom) for atom in eqn.invars], eqn.params, eqn.primitive.name
         if name in ("sharding_constraint", "reshard"):
             sharding = params["sharding"] if "sharding" in params else params["dst_sharding"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +41,7 @@ def place(step: Step) -> Place:
 class Equation:
     """An equation of lax.  `axes` are the mesh axes, with their sizes, over which XLA still splits the program there."""
 
-    eqn: JaxprEqn
+    eqn: Any  # a JaxprEqn
     splits: Sequence[Split | None]  # of the operands
     axes: Mapping[str, int]
     platform: str

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,8 +21,8 @@ GRID = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 DEPTHWISE, GROUPED = "depthwise convolution", "grouped filter gradient on a mesh"
 
 
-def struct(*shape, dtype=np.float32, mesh=None, spec=None):
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh and NamedSharding(mesh, spec))
+def struct(*shape, dtype: Any = np.float32, mesh=None, spec: Any = None):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=None if mesh is None else NamedSharding(mesh, spec))
 
 
 def depthwise(x, w):
@@ -202,7 +203,7 @@ def test_it_agrees_with_explain():
 def test_it_measures():
     report = jaxext.doctor(depthwise, X, W, measure=True)
     (measured,) = (finding.measured for finding in report.findings)
-    assert min(*measured.lax_ms, *measured.jaxext_ms) > 0 and "measured here: lax" in str(report)
+    assert measured is not None and min(*measured.lax_ms, *measured.jaxext_ms) > 0 and "measured here: lax" in str(report)
     ragged = jaxext.doctor(lax.ragged_dot, struct(256, 32), struct(8, 32, 32), struct(8, dtype=np.int32), measure=True)
     assert ragged.findings[0].measured is not None
 
@@ -216,7 +217,7 @@ def test_the_report_lists_few_notes():
 
 def test_bad_input():
     with pytest.raises(TypeError, match="doctor: fun is 3, want the function itself"):
-        jaxext.doctor(3)
+        jaxext.doctor(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="doctor: platform is 'npu', want one of"):
         jaxext.doctor(depthwise, X, W, platform="npu")
     with pytest.raises(ValueError, match="doctor: measure is set and platform is 'tpu', want"):
@@ -226,6 +227,22 @@ def test_bad_input():
         jaxext.doctor(depthwise, SPLIT, struct(3, 3, 1, 8, mesh=line, spec=P()))
     with pytest.raises(ValueError, match="8 // 8 != 3"):
         jaxext.doctor(depthwise, X, struct(3, 3, 3, 8))
+
+
+def test_a_loss_that_has_no_gradient():
+    loss = lambda x: lax.while_loop(lambda c: c < 3, lambda c: c * 2, x.sum())
+    with pytest.raises(ValueError) as error:
+        jaxext.doctor(loss, X)
+    assert "with gradients=False (--no-backward) the function alone is read" in error.value.__notes__[-1]
+    assert jaxext.doctor(loss, X, gradients=False).ok
+
+
+def test_the_default_precision_may_be_set_outside():
+    how: Any = dict(platform="cuda")
+    with jax.default_matmul_precision("highest"):
+        assert jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), **how).findings == ()
+    with jax.default_matmul_precision("high"):  # three products of TF32
+        assert jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), **how).findings == ()
 
 
 class Linen(linen.Module):
@@ -260,7 +277,7 @@ def of_linen(separable):
 
     def loss(params, x, labels):
         logits = model.apply(params, x)
-        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(jnp.asarray(logits)), labels[:, None], 1))
 
     return loss, params, images, labels
 
