@@ -21,7 +21,7 @@ from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
 from jaxext.hazards.compare import Measured, compare
-from jaxext.hazards.known_hazards import HAZARDS, Hazard
+from jaxext.hazards.known_hazards import HAZARDS, PRODUCTS, Hazard
 from jaxext.hazards.split_axes import SplitAxes, of_sharding
 from jaxext.hazards.subjects import Equation, Place, Planned, place
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
@@ -69,13 +69,17 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `doctor` found, the worst first.  `ok` says that nothing is wrong or crashes; `str` gives a text."""
+    """What `doctor` found, the worst first.  `ok` says that nothing is wrong or crashes; `str` gives a text.
+
+    `refusal` is the error of jaxext if the function cannot be traced inside `in_place_of_lax`; then what is slow is not known.
+    """
 
     platform: str
     jax: str  # its version
     read: str  # "forward", or "forward and backward"
     products: int  # of lax, in the program
     findings: tuple[Finding, ...]
+    refusal: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -88,6 +92,7 @@ class Report:
         by_hazard: dict[str, list[Finding]] = {}
         for finding in self.findings:
             by_hazard.setdefault(finding.hazard, []).append(finding)
+        head += f"\nwhat is slow is not known, since in_place_of_lax() ends with {self.refusal}" if self.refusal else ""
         return "\n\n".join([head, *("\n".join(_section(findings)) for findings in by_hazard.values())])
 
 
@@ -146,11 +151,10 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         if backward:
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
-    with in_place_of_lax():
-        replaced = jax.make_jaxpr(fun)(*args, **kwargs)
-    planned = [*_planned(program, replaced, platform)]
+    equations = [*_equations(program, jax.tree.leaves((args, kwargs)), platform)]
+    planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
     findings: dict[tuple, tuple[Finding, Any]] = {}
-    for subject, step in (*_equations(program, jax.tree.leaves((args, kwargs)), platform), *planned):
+    for subject, step in (*equations, *planned):
         for hazard in _hazards(subject):
             where = place(step)
             key = hazard.name, subject.key, where.source, where.backward
@@ -162,7 +166,8 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         for finding, subject in ordered
     ]
     read = "forward and backward" if backward else "forward"
-    return Report(platform, jax.__version__, read, len(planned), tuple(measured))
+    products = sum(equation.name in PRODUCTS for equation, _ in equations)
+    return Report(platform, jax.__version__, read, products, tuple(measured), refusal)
 
 
 def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
@@ -185,16 +190,33 @@ def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> It
     splits = SplitAxes(
         program.jaxpr, [of_sharding(sharding, aval.ndim) for sharding, aval in zip(shardings, program.in_avals, strict=True)]
     )
+    shardings += (of_constants := [getattr(constant, "sharding", None) for constant in program.consts])
+    splits.add_constants(program.jaxpr.constvars, of_constants)
     meshes = {sharding.mesh.abstract_mesh for sharding in shardings if isinstance(sharding, jax.NamedSharding)}
     if len({(mesh.axis_names, mesh.axis_sizes) for mesh in meshes}) > 1:
         raise ValueError(f"doctor: the arguments are split over the meshes {[*meshes]}, want one")
     for mesh in meshes:
         splits.add_mesh(mesh)
     for step in walk(program.jaxpr):
-        if not step.inside and step.eqn.primitive not in owner:
+        if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
             operands = [splits.of(atom) for atom in step.eqn.invars]
             yield Equation(step.eqn, operands, splits.automatic, platform), step
         splits.follow(step)
+
+
+def _in_kernel(step: Step) -> bool:
+    """Whether a Pallas kernel has it, whose products are not XLA's."""
+    return any(eqn.primitive.name == "pallas_call" for eqn in step.within)
+
+
+def _planned_in_place(fun: Callable, args, kwargs, program: ClosedJaxpr, platform: str) -> tuple[list[tuple[Planned, Step]], str | None]:
+    """The products as jaxext's, or why it refuses them: it does so where lax accepts a sharding and is wrong."""
+    try:
+        with in_place_of_lax():
+            replaced = jax.make_jaxpr(fun)(*args, **kwargs)
+    except Exception as error:  # of a form, or of code that interprets lax's products
+        return [], f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return [*_planned(program, replaced, platform)], None
 
 
 def _planned(program: ClosedJaxpr, replaced: ClosedJaxpr, platform: str) -> Iterator[tuple[Planned, Step]]:
@@ -209,7 +231,8 @@ def _planned(program: ClosedJaxpr, replaced: ClosedJaxpr, platform: str) -> Iter
 
 
 def _products(program: ClosedJaxpr):
-    return (step for step in walk(program.jaxpr) if not step.left and isinstance(owner.get(step.eqn.primitive, (None,))[0], Form))
+    steps = (step for step in walk(program.jaxpr) if not step.left and not _in_kernel(step))
+    return (step for step in steps if isinstance(owner.get(step.eqn.primitive, (None,))[0], Form))
 
 
 def _named(step) -> tuple:

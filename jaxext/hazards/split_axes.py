@@ -45,6 +45,10 @@ class SplitAxes:
     def add_mesh(self, mesh: Any) -> None:
         self.mesh.update({axis: size for axis, size in mesh.shape.items() if size > 1})
 
+    def add_constants(self, variables: Sequence[Any], shardings: Sequence[Any]) -> None:
+        """Arrays that the function closes over."""
+        self._known.update({var: of_sharding(sharding, var.aval.ndim) for var, sharding in zip(variables, shardings, strict=True)})
+
     @property
     def automatic(self) -> Mapping[str, int]:
         """The axes over which the program is still to be split here: in a `shard_map` those that it leaves."""
@@ -52,7 +56,7 @@ class SplitAxes:
 
     def of(self, atom: Any) -> Split | None:
         if isinstance(atom, Literal):
-            return None
+            return of_sharding(getattr(atom.val, "sharding", None), atom.aval.ndim)
         if AxisType.Explicit in (mesh := atom.aval.sharding.mesh).axis_types if hasattr(atom.aval, "sharding") else ():
             self.add_mesh(mesh)
             return of_sharding(atom.aval.sharding, atom.aval.ndim)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -116,6 +117,31 @@ def test_it_follows_constraints_and_shard_maps():
     assert GROUPED not in {hazard for hazard, *_ in found(functools.partial(by_hand, names={"data", "model"}), W, X)}
     beside = struct(8, 16, 16, 8, mesh=GRID, spec=P(("data", "model")))
     assert GROUPED not in {hazard for hazard, *_ in found(functools.partial(by_hand, names={"data"}), W, beside)}
+
+
+def test_arrays_that_the_function_closes_over():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    images = jax.device_put(jnp.ones((8, 16, 16, 8), np.float32), NamedSharding(mesh, P("data")))
+    assert GROUPED in {hazard for hazard, *_ in found(lambda w: (depthwise(images, w) ** 2).mean(), W)}
+    assert GROUPED in {hazard for hazard, *_ in found(jax.jit(lambda w: (depthwise(images, w) ** 2).mean()), W)}
+
+
+def test_what_lax_computes_wrongly_and_jaxext_refuses():
+    """An explicit mesh that splits space: what is wrong is found even so."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        images = jax.device_put(jnp.ones((8, 16, 16, 8), np.float32), NamedSharding(mesh, P(None, "data")))
+        report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), jnp.ones((3, 3, 1, 8), np.float32), images, platform="cpu")
+    assert not report.ok and "ShardingTypeError" in str(report.refusal) and "what is slow is not known" in str(report)
+
+
+def test_products_of_a_pallas_kernel_are_not_of_xla():
+    def kernel(x, y, z):
+        z[...] = x[...] @ y[...]
+
+    call = pl.pallas_call(kernel, out_shape=struct(8, 8), interpret=True)
+    report = jaxext.doctor(call, struct(8, 8), struct(8, 8), platform="cuda")
+    assert report.findings == () and report.products == 0
 
 
 def test_explicit_meshes_say_in_types_how_devices_split():
@@ -329,6 +355,7 @@ def test_no_false_alarm_on_models(model, platform):
 
 MODULE = """
 from jax import lax
+from jax.experimental import pallas as pl
 
 def loss(w, x):
     return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=8).sum()
