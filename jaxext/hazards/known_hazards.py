@@ -135,7 +135,7 @@ HAZARDS = (
         name="grouped filter gradient on a mesh",
         what="wrong",
         of=Equation,
-        holds=_conv(lambda conv, e: conv.batch_groups > 1 and conv.split("batch", "channels", "space") and bool(e.unused)),
+        holds=_conv(lambda conv, e: conv.batch_groups > 1 and (conv.split("channels") or conv.split_images()) and bool(e.unused)),
         why="If devices split the images, and another axis of the mesh splits nothing, XLA adds up the gradient of a grouped or depthwise "
         "filter over that axis too.",
         page="lax-hazards.md#gradient-of-a-grouped-filter-on-a-mesh-of-two-axes",
@@ -145,11 +145,31 @@ HAZARDS = (
         name="filter gradient with split space",
         what="wrong",
         of=Equation,
-        holds=_conv(lambda conv, e: conv.batch_groups == 1 and conv.split_space() and bool(e.unused)),
+        holds=_conv(
+            lambda conv, e: conv.batch_groups == 1 and conv.split_images() and not (conv.split("batch") or conv.is_dot) and bool(e.unused)
+        ),
         why="If devices split the images along height or width, and another axis of the mesh splits nothing, XLA adds up the gradient of "
         "the filter over that axis too.",
         page="lax-hazards.md#gradient-of-a-filter-with-images-split-along-space",
         cost=_factor,
+    ),
+    Hazard(
+        name="pointwise groups split over devices",
+        what="wrong",
+        of=Equation,
+        holds=_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split_pointwise),
+        why="If devices split the channels of a grouped convolution with a filter of one tap, as vmap makes it too, XLA multiplies other "
+        "groups, or refuses its own program.",
+        page="lax-hazards.md#groups-of-a-pointwise-convolution-split-over-devices",
+    ),
+    Hazard(
+        name="pointwise depthwise convolution with split channels",
+        what="crash",
+        of=Equation,
+        holds=_conv(lambda conv, e: conv.groups > 1 == conv.channels and conv.split_pointwise and bool(e.unused)),
+        why="If one axis of a mesh splits the channels of a depthwise convolution with a filter of one tap, and another splits nothing, "
+        "XLA ends the process.",
+        page="lax-hazards.md#a-pointwise-depthwise-convolution-with-split-channels",
     ),
     Hazard(
         name="cropped and padded",

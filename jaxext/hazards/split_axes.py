@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax.extend.core import Jaxpr, Literal
 from jax.sharding import AxisType, NamedSharding
 
@@ -56,7 +57,7 @@ class SplitAxes:
 
     def of(self, atom: Any) -> Split | None:
         if isinstance(atom, Literal):
-            return of_sharding(getattr(atom.val, "sharding", None), atom.aval.ndim)
+            return of_sharding(getattr(atom.val, "sharding", None), np.ndim(atom.val))
         if AxisType.Explicit in (mesh := atom.aval.sharding.mesh).axis_types if hasattr(atom.aval, "sharding") else ():
             self.add_mesh(mesh)
             return of_sharding(atom.aval.sharding, atom.aval.ndim)

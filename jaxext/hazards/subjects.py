@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,7 +93,7 @@ class Conv:
     """lax's convolution by its parts."""
 
     def __init__(self, equation: Equation):
-        self.params, (self._lhs, self._rhs) = equation.eqn.params, equation.splits[:2]
+        self.params, (self._lhs, self._rhs), self._axes = equation.eqn.params, equation.splits[:2], equation.axes
         self.numbers = self.params["dimension_numbers"]
         lhs, rhs = (atom.aval.shape for atom in equation.eqn.invars)
         self.input = [lhs[i] for i in self.numbers.lhs_spec[2:]]
@@ -107,12 +108,28 @@ class Conv:
         """Whether a mesh axis splits one of these of the input: "batch", "channels", "space"."""
         batch, channels, *space = self.numbers.lhs_spec
         of = {"batch": [batch], "channels": [channels], "space": space}
-        return self._lhs is not None and any(self._lhs[i] for name in which for i in of[name])
+        return any(self._parts(i) > 1 for name in which for i in of[name])
 
-    def split_space(self) -> bool:
-        """Whether a spatial axis is split along which the filter is larger than the output, as the images are in a filter's gradient."""
+    def split_images(self) -> bool:
+        """Whether a spatial axis is split along which this is a filter's gradient: its filter is as large as images, its result is not."""
         space = zip(self.numbers.lhs_spec[2:], self.filter, self.output, strict=True)
-        return self._lhs is not None and any(self._lhs[i] and f > o for i, f, o in space)
+        return any(self._parts(i) > 1 and f > o for i, f, o in space)
+
+    @property
+    def split_pointwise(self) -> bool:
+        """Whether it has no window, and mesh axes split the channels of the images or of the filters."""
+        of_filters = self._rhs is not None and any(self._rhs[i] for i in self.numbers.rhs_spec[:2])
+        alone = {*self.filter, *self.strides, *self.lhs_dilation} == {1} and not any(map(any, self.padding))
+        return alone and (self.split("channels") or of_filters)
+
+    @property
+    def is_dot(self) -> bool:
+        """Whether it is the gradient of a filter of one tap, without strides: a matrix product."""
+        return {*self.output} == {1} and self.groups == self.batch_groups == 1 and {*self.rhs_dilation} <= {1}
+
+    def _parts(self, dimension: int) -> int:
+        """How many parts of the input there are along it."""
+        return math.prod(self._axes.get(axis, 1) for axis in self._lhs[dimension]) if self._lhs else 1
 
     def crops(self) -> Iterator[tuple[int, int, int]]:
         """Of each axis: the padding, and what a crop leaves of the input."""
