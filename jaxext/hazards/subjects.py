@@ -111,9 +111,13 @@ class Conv:
         return any(self._parts(i) > 1 for name in which for i in of[name])
 
     def split_images(self) -> bool:
-        """Whether a spatial axis is split along which this is a filter's gradient: its filter is as large as images, its result is not."""
-        space = zip(self.numbers.lhs_spec[2:], self.filter, self.output, strict=True)
-        return any(self._parts(i) > 1 and f > o for i, f, o in space)
+        """Whether a spatial axis is split along which this is a filter's gradient: its filter is as large as images, its result is not.
+
+        If the convolution was strided, XLA splits the images only if the devices divide both.
+        """
+        space = zip(self.numbers.lhs_spec[2:], self.filter, self.output, self.rhs_dilation, strict=True)
+        parts = [(self._parts(i), f, o, stride) for i, f, o, stride in space]
+        return any(n > 1 and f > o and (f % n == 0 or stride == 1) for n, f, o, stride in parts)
 
     @property
     def split_pointwise(self) -> bool:

@@ -64,13 +64,13 @@ class Program:
         return "all-gather" in str(jax.jit(self.function).lower(*self.split()).compile().as_text())
 
 
-def gradient(groups=1, strides=None):
-    return jax.grad(lambda w, x: (conv(x, w, strides=strides, feature_group_count=groups) ** 2).sum())
+def gradient(groups=1, **how):
+    return jax.grad(lambda w, x: (conv(x, w, feature_group_count=groups, **how) ** 2).sum())
 
 
-def on(mesh, spec, groups=1, taps=3, strides=None):
+def on(mesh, spec, groups=1, taps=3, **how):
     """A filter's gradient."""
-    return Program(gradient(groups, strides), (struct(taps, taps, 8 // groups, 8), struct(8, 8, 8, 8, mesh=mesh, spec=spec)))
+    return Program(gradient(groups, **how), (struct(taps, taps, 8 // groups, 8), struct(8, 8, 8, 8, mesh=mesh, spec=spec)))
 
 
 def padded(*padding, dtype: Any = np.float32, **how):
@@ -126,7 +126,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
         [on(GRID, P(None, "data")), on(GRID, P(None, None, "model")), on(GRID, P(None, "data"), taps=1, strides=(2, 2))],
         [
             on(LINE, P(None, "data")), on(GRID, P("model", "data")), on(GRID, P("data")), on(GRID, P(None, None, None, "data")),
-            on(GRID, P(None, "data"), taps=1),
+            on(GRID, P(None, "data"), taps=1), on(GRID, P(None, "data"), strides=(2, 2), padding="VALID"),
         ],
     ),
     "pointwise groups split over devices": (
