@@ -32,6 +32,7 @@ from jaxext.sequences import causal_conv1d, causal_conv1d_update
 
 if TYPE_CHECKING:
     from jaxext import parallel
+    from jaxext.hazards.doctor import Report, doctor
     from jaxext.tuning.explain import Explanation, explain
     from jaxext.tuning.tune import Tuned, tune
 
@@ -42,6 +43,7 @@ _compat.hide_frames()
 __all__ = [
     "Explanation",
     "Quantized",
+    "Report",
     "Tuned",
     "causal_conv1d",
     "causal_conv1d_update",
@@ -51,6 +53,7 @@ __all__ = [
     "conv_general_dilated",
     "conv_transpose",
     "convolve",
+    "doctor",
     "dot_general",
     "explain",
     "export_disabled_checks",
@@ -81,6 +84,7 @@ __all__ = [
 # Imported on first use, which saves a third of the time of importing everything.
 _LATER = {
     "parallel": "jaxext.parallel",
+    **dict.fromkeys(("Report", "doctor"), "jaxext.hazards.doctor"),
     **dict.fromkeys(("Explanation", "explain"), "jaxext.tuning.explain"),
     **dict.fromkeys(("Tuned", "tune"), "jaxext.tuning.tune"),
 }

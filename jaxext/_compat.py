@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -60,6 +61,7 @@ __all__ = [
     "refuse_parts",
     "register_lowering",
     "replace_bind",
+    "source_line",
     "trace_context",
     "without_stored_programs",
 ]
@@ -283,6 +285,22 @@ def without_stored_programs() -> Iterator[None]:
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
         compilation_cache.reset_cache()
+
+
+def source_line(eqns: Sequence) -> str:
+    """The user's line of the first of these equations that has one, such as "mynet.py:12 (loss)", or else that of a library of models.
+
+    It is that of the innermost function which is in no installed package.  Removed once `jax.extend.source_info_util`, whose `summarize`
+    gives the innermost one outside of jax, can exclude such libraries.
+    """
+    paths = sysconfig.get_paths()
+    libraries = {*(paths[name] for name in ("stdlib", "purelib", "platlib")), *map(os.path.dirname, (jax.__file__, __file__))}
+    installed = (*(os.path.join(path, "") for path in libraries), "<frozen")
+    for eqn in eqns:
+        for frame in eqn.source_info.traceback.frames if eqn.source_info.traceback else ():
+            if not frame.file_name.startswith(installed):
+                return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return next(filter(None, (source_info_util.summarize(eqn.source_info) for eqn in eqns)), "")
 
 
 def hide_frames() -> None:

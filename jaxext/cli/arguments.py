@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import inspect
 import os
@@ -21,45 +22,49 @@ from jaxext.cli.terminal import DTYPES, UsageError
 _ARGUMENTS = """\"{'w': f32[3,3,8,64], 'b': f32[64]}\""""  # an example for messages
 
 
-def takes_function(command: argparse.ArgumentParser, **more) -> None:
+def takes_function(
+    command: argparse.ArgumentParser, leaf: Callable[[str], Any] | None = None, *, in_place_of_lax: bool = True, **more
+) -> None:
     command.add_argument("function", metavar="module:function", help="as Python would import it from here", **more)
     command.add_argument(
         "shapes",
         nargs="*",
-        type=argument,
+        type=functools.partial(argument, leaf=leaf),
         metavar="SHAPE",
         help=f"of each argument, such as f32[8,32,32,3] or bf16[128]; of a pytree, a literal such as {_ARGUMENTS}",
     )
-    command.add_argument("--in-place-of-lax", action="store_true", help="lax's products count too, as inside jaxext.in_place_of_lax()")
+    if in_place_of_lax:
+        command.add_argument("--in-place-of-lax", action="store_true", help="lax's products count too, as inside jaxext.in_place_of_lax()")
 
 
-def argument(text: str) -> Any:
+def argument(text: str, leaf: Callable[[str], Any] | None = None) -> Any:
     """Parse a shape, or a pytree of shapes in Python or JSON syntax.  None (null) is an argument without arrays.
 
-    Keys and shapes may be quoted or not.
+    Keys and shapes may be quoted or not.  `leaf` parses a shape, in place of `shape`.
     """
+    leaf = leaf or shape
     if text.strip()[:1] not in ("{", "[", "(", "N", "n"):
-        return shape(text)
+        return leaf(text)
     # f32[] is not valid Python, so it is read as f32[()], except within quotes.
     source = re.sub(r"""('[^']*'|"[^"]*")|(\w)\[\s*\]""", lambda match: match[1] or f"{match[2]}[()]", text.strip())
     try:
-        return _pytree(ast.parse(source, mode="eval").body, source)
+        return _pytree(ast.parse(source, mode="eval").body, source, leaf)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise argparse.ArgumentTypeError(f"{text!r} is no pytree of shapes, want one such as {_ARGUMENTS}, or [f32[8], f32[]]") from None
 
 
-def _pytree(node: ast.expr | None, source: str) -> Any:
+def _pytree(node: ast.expr | None, source: str, leaf: Callable[[str], Any]) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
-        children = [_pytree(child, source) for child in node.elts]
+        children = [_pytree(child, source, leaf) for child in node.elts]
         return children if isinstance(node, ast.List) else tuple(children)
     if isinstance(node, ast.Dict):
         keys = [_key(key, source) for key in node.keys]
         if len({*keys}) < len(keys) or len({*map(type, keys)}) > 1:
             raise argparse.ArgumentTypeError(f"{_text(node, source)!r} has a key twice, or keys of two types")
-        return dict(zip(keys, (_pytree(value, source) for value in node.values), strict=True))
+        return dict(zip(keys, (_pytree(value, source, leaf) for value in node.values), strict=True))
     if _is_none(node):
         return None
-    return shape(node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else _text(node, source))
+    return leaf(node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else _text(node, source))
 
 
 def _key(node: ast.expr | None, source: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line, `python -m jaxext`: info, explain, bench, tune, cache and kernels.
+"""The command line, `python -m jaxext`: info, explain, doctor, bench, tune, cache and kernels.
 
 A command is a function of its options.  Its docstring is its help text.  It returns the exit status: 0 done, 1 found something wrong or
 cannot run on this machine, 2 invalid request, 130 interrupted.
@@ -25,7 +25,7 @@ import jax
 import jaxext
 from jaxext._compat import PLATFORMS
 from jaxext.benchmarks import bench, kernel_table
-from jaxext.cli import cache
+from jaxext.cli import cache, diagnose
 from jaxext.cli.arguments import arch, function, takes_function
 from jaxext.cli.info import check_device, facts
 from jaxext.cli.terminal import LEAST_WIDTH, Failure, Grid, UsageError, count, failed, make_folders, says_json, tell
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
             description="\n\n".join(paragraphs),
             formatter_class=argparse.RawDescriptionHelpFormatter,  # for the examples
         )
-        command.set_defaults(run=run, parser=command, needs_device=name in ("info", "explain", "tune", "bench"))
+        command.set_defaults(run=run, parser=command, needs_device=name in ("info", "explain", "doctor", "tune", "bench"))
         add_arguments(command)
     return top
 
@@ -265,6 +265,7 @@ def _kernels(options) -> int:
 COMMANDS = {
     "info": (_info, _info_arguments),
     "explain": (_explain, _explain_arguments),
+    "doctor": (diagnose.doctor, diagnose.add_arguments),
     "bench": (_bench, bench.add_arguments),
     "tune": (_tune, _tune_arguments),
     "cache": (cache.cache, cache.add_arguments),

@@ -29,6 +29,13 @@ def tell(products) -> None:
         _told.add(primitive)
 
 
+def operations(form, sizes, window) -> int:
+    """Multiplications and additions of a form with these sizes of its axes, without those with a zero of padding or dilation."""
+    chosen = {f"{label}0" for label in form.chosen}
+    flops = 2 * math.prod(n for axis, n in sizes.items() if axis not in form.window and axis not in chosen)
+    return flops if window is None else flops * math.prod(meetings(window, axis) for axis in range(window.rank))
+
+
 def _count(form, open, ctx, *operands, **params):
     from jax.experimental.roofline import RooflineResult, RooflineShape
 
@@ -36,11 +43,9 @@ def _count(form, open, ctx, *operands, **params):
     window, ranks, sizes = params["window"], params["ranks"], {}
     for slot, operand in zip(form.operands(open), operands, strict=True):
         sizes |= zip(form.axes(slot, ranks), operand.shape, strict=True)
-    chosen = {f"{label}0" for label in form.chosen}
-    flops = 2 * math.prod(n for axis, n in sizes.items() if axis not in form.window and axis not in chosen)
+    flops = operations(form, sizes, window)
     result = RooflineShape.total_bytes(ctx.avals_out)
     if window is not None:  # lax's rule for convolutions does not count fused programs, nor on-chip memory
-        flops *= math.prod(meetings(window, axis) for axis in range(window.rank))
         return RooflineResult(unfused_flops=flops, unfused_hbm_bytes=sum(x.bytes for x in operands) + result)
     moved = (0 if ctx.pin_lhs_in_vmem else first.bytes + result) + (0 if ctx.pin_rhs_in_vmem else sum(x.bytes for x in others))
     return RooflineResult(flops=flops, unfused_flops=flops, hbm_bytes=moved, unfused_hbm_bytes=moved)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import dataclasses
 import reprlib
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxext._compat import PLATFORMS, Splitter
 from jaxext._target import compute_capability
 from jaxext.forms.call import Call, precision_name
-from jaxext.forms.choose import choose
+from jaxext.forms.choose import Choice, choose
 from jaxext.forms.form import owner
 from jaxext.forms.window import Window
 from jaxext.tables import in_force
+from jaxext.tables.table_format import Measurement
 from jaxext.tuning.layout import Around
+from jaxext.tuning.walk import walk
 
 NOTHING = "no jaxext product (lax's own are not listed: see in_place_of_lax, or --in-place-of-lax on the command line)"
 WIDTH = 120  # columns, beyond which details are folded
@@ -137,13 +139,10 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
     """
     if not callable(fun):
         raise TypeError(f"explain: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
-    platform = jax.default_backend() if platform is None else platform
-    platform = {"gpu": "cuda"}.get(platform, platform)
-    if platform not in PLATFORMS:
-        raise ValueError(f"explain: platform is {platform!r}, want one of {PLATFORMS} or None")
+    platform = known_platform("explain", platform)
     jaxpr = jax.make_jaxpr(fun)(*args, **kwargs)
     rows: dict[tuple, Explained] = {}
-    for eqn, layout, times in _products(jaxpr.jaxpr, 1):
+    for eqn, layout, times in _products(jaxpr.jaxpr):
         row = _row(eqn, layout, platform)
         key = (row.op, row.operands, row.result, *sorted(eqn.params.items(), key=lambda item: item[0]))
         if (equal := rows.get(key)) is not None:
@@ -153,12 +152,28 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
     return Explanation(platform, tuple(rows.values()))
 
 
-def _row(eqn, layout: str, platform: str) -> Explained:
+def known_platform(asked_by: str, platform: str | None) -> str:
+    """The platform as XLA names it; None is that of the default backend."""
+    platform = jax.default_backend() if platform is None else platform
+    platform = {"gpu": "cuda"}.get(platform, platform)
+    if platform not in PLATFORMS:
+        raise ValueError(f"{asked_by}: platform is {platform!r}, want one of {PLATFORMS} or None")
+    return platform
+
+
+def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], Choice]:
+    """The call of a product's equation, as one device would make it, what was measured of it, and the choice."""
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
     call = form.call(open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
     measured = in_force.measured(call)
-    choice = choose(call, form.family.implementations, eqn.params["implementation"], measured)
+    return call, measured, choose(call, form.family.implementations, eqn.params["implementation"], measured)
+
+
+def _row(eqn, layout: str, platform: str) -> Explained:
+    form, open = owner[eqn.primitive]
+    avals = [atom.aval for atom in eqn.invars]
+    call, measured, choice = chosen(eqn, platform)
     return Explained(
         op=call.op,
         operands=tuple(map(_typed, form.operands(open), avals)),
@@ -194,23 +209,12 @@ def _precision(call: Call) -> str:
     return f"{name} ({arithmetic})" if arithmetic else name
 
 
-def _products(jaxpr: Jaxpr, times: int) -> Iterator[tuple]:
-    """Each equation of a form's primitive, the layout of its arrays, and how often it runs: a scan counts its length, a while loop one."""
-    around = Around(jaxpr)
-    for eqn in jaxpr.eqns:
-        if eqn.primitive in owner:
-            form, open = owner[eqn.primitive]
-            yield eqn, " ".join(around.layouts(eqn, form, open)), times
-        repeat = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        for inner in _jaxprs(tuple(eqn.params.values())):
-            yield from _products(inner, times * repeat)
-
-
-def _jaxprs(value) -> Iterator[Jaxpr]:
-    if isinstance(value, ClosedJaxpr):
-        yield value.jaxpr
-    elif isinstance(value, Jaxpr):
-        yield value
-    elif isinstance(value, tuple | list):
-        for inner in value:
-            yield from _jaxprs(inner)
+def _products(jaxpr: Jaxpr) -> Iterator[tuple]:
+    """Each equation of a form's primitive, the layout of its arrays, and how often it runs."""
+    around: dict[Jaxpr, Around] = {}
+    for step in walk(jaxpr):
+        if step.eqn.primitive in owner and not step.left:
+            form, open = owner[step.eqn.primitive]
+            if step.jaxpr not in around:
+                around[step.jaxpr] = Around(step.jaxpr)
+            yield step.eqn, " ".join(around[step.jaxpr].layouts(step.eqn, form, open)), step.times

@@ -207,3 +207,14 @@ def test_two_automatic_axes_beside_a_manual_one(problem):
     placed = place(x, P(*batch[:-1], ("data", "model")), mesh)
     same(f(w, placed), jax.jit(gradient)(w, x))
     assert set(re.findall(r"(?:feature|batch)_group_count = (\d+)", f.lower(w, placed).as_text())) <= {"1"}
+
+
+def test_space_split_over_an_automatic_axis_beside_an_idle_one():
+    """Here lax's filter gradient is multiplied by the size of the idle axis, of dense convolutions too."""
+    mesh = jax.make_mesh((2, 2, 2), ("data", "model", "idle"), axis_types=(AxisType.Auto,) * 3)
+    x, w = integers((4, 8, 8, 3)), integers((3, 3, 3, 4), 1)
+    gradient = jax.jit(jax.grad(lambda w, x: jnp.sum(conv((1, 1), "SAME", NHWC)(OURS, x, w) ** 2)))
+    f = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), axis_names={"data"}))
+    same(f(w, place(x, P("data", "model"), mesh)), gradient(w, x))
+    exported = jax.export.export(gradient)(w, x)
+    same(jax.jit(exported.call)(w, place(x, P(None, "model"), mesh)), gradient(w, x))

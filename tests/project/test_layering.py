@@ -36,6 +36,7 @@ MAY = {
     "extend": {"ops", "families", "forms", "backends.xla"},
     "checkpoint_policies": {"forms", "_compat"},
     "tuning": {"forms", "tables", "_compat", "_target"},
+    "hazards": {"tuning", "families", "forms", "_compat"},
     "parallel": {"ops", "families", "forms", "_compat"},
     "testing": set(),  # it tests any function
     "cli": {"__init__", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", *BUILT},
@@ -49,6 +50,7 @@ MAY = {
         "parallel",
         "checkpoint_policies",
         "tuning",
+        "hazards",
         "families",
         "tables",
         "_export",

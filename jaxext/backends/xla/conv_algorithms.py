@@ -97,6 +97,8 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if platform in GPUS and not jnp.issubdtype(dtype, jnp.inexact):
         return "dots"  # on GPUs XLA refuses integer convolutions, saturates them, or computes groups of them wrongly
     alone = B * G == 1
+    if not splitter.by_labels and (open == "w" or not alone) and window.rank:
+        return "dots"  # XLA's partitioner multiplies these by the size of a mesh axis that splits nothing, or gathers them
     if splitter is Splitter.XLA:
         return "lax" if alone else "dots"
     grouped = "lax" if splitter.by_labels else "dots"

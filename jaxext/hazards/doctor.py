@@ -1,0 +1,273 @@
+"""`doctor`: reads a function's program, forwards and backwards, and names where lax's own products are wrong, crash or are slow.
+
+Faults are looked for in the program as it is, and slowness in the same program inside `in_place_of_lax`: what is slow there is by
+definition what jaxext would not compute as lax does, so the doctor and `explain` agree.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import reprlib
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+
+from jaxext.families.dispatch import in_place_of_lax
+from jaxext.forms.choose import replacing_lax
+from jaxext.forms.form import Form, owner
+from jaxext.hazards.compare import Measured, compare
+from jaxext.hazards.known_hazards import HAZARDS, PRODUCTS, Hazard
+from jaxext.hazards.split_axes import SplitAxes, of_sharding
+from jaxext.hazards.subjects import Equation, Place, Planned, place
+from jaxext.tuning.explain import WIDTH, chosen, known_platform
+from jaxext.tuning.tune import with_gradient
+from jaxext.tuning.walk import Step, walk
+
+ORDER = ("wrong", "crash", "slow", "note")
+ALIKE = 5  # notes of one kind that are listed
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A hazard at a place of the program.
+
+    Attributes:
+      hazard: its name.
+      what: "wrong", "crash", "slow" or "note".
+      source: the line that made the product: file, line and function.
+      scope: the names of the model's modules around it, and of jax's transformations.
+      where: "forward" or "backward".
+      product: operands with their shapes, and the mesh axes that split them, and the result.
+      times: how often the program runs it.
+      why: the reason, in a sentence or two.
+      since: the versions of jax that have it, and where that was seen.
+      cost: what it costs, estimated.
+      measured: milliseconds of lax's product and of jaxext's on this machine, if they were asked for.
+      cure: what to call instead.
+      page: the section in docs/.
+    """
+
+    hazard: str
+    what: str
+    source: str
+    scope: str
+    where: str
+    product: str
+    times: int
+    why: str
+    since: str
+    cost: str
+    measured: Measured | None
+    cure: str
+    page: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `doctor` found, the worst first.  `ok` says that nothing is wrong or crashes; `str` gives a text.
+
+    `refusal` is the error of jaxext if the function cannot be traced inside `in_place_of_lax`; then what is slow is not known.
+    """
+
+    platform: str
+    jax: str  # its version
+    read: str  # "forward", or "forward and backward"
+    products: int  # of lax, in the program
+    findings: tuple[Finding, ...]
+    refusal: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.what in ("wrong", "crash") for finding in self.findings)
+
+    def __str__(self) -> str:
+        counts = collections.Counter(finding.what for finding in self.findings)
+        found = ", ".join(f"{counts[what]} {what}" for what in ORDER if counts[what]) or "no hazard"
+        head = f"{self.products} products of lax on {self.platform}, {self.read}, jax {self.jax}: {found}"
+        by_hazard: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            by_hazard.setdefault(finding.hazard, []).append(finding)
+        head += f"\nwhat is slow is not known, since in_place_of_lax() ends with {self.refusal}" if self.refusal else ""
+        return "\n\n".join([head, *("\n".join(_section(findings)) for findings in by_hazard.values())])
+
+
+def _section(findings: Sequence[Finding]) -> Iterator[str]:
+    first = findings[0]
+    yield f"{first.what.upper()}: {first.hazard} ({first.since})"
+    yield textwrap.fill(first.why, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    yield f"  Use {first.cure}."
+    yield f"  See docs/{first.page}"
+    listed = findings if first.what != "note" else findings[:ALIKE]
+    for each in listed:
+        times = f", {each.times} times" if each.times > 1 else ""
+        yield f"  - {each.source}, {each.where}{times}"
+        yield f"      {each.product}"
+        told = [each.cost, str(each.measured or "")]
+        if any(told):
+            yield f"      {'; '.join(filter(None, told))}"
+    if len(listed) < len(findings):
+        yield f"  - and {len(findings) - len(listed)} more"
+
+
+def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | None = None, measure: bool = False, **kwargs) -> Report:
+    """Name the hazards of lax's own products in `fun(*args, **kwargs)`: where they are wrong, crash or are slow, and the cure.
+
+    XX
+      Args:
+        fun: a function of arrays, or pytrees of them.
+        *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.  A sharding may be on a
+          `jax.sharding.AbstractMesh`, of devices that need not be here.
+        platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
+        gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
+        measure: whether to time lax's product and jaxext's, alone, wherever lax's is slow.
+
+      Returns:
+        a `Report`: print it, read its `findings`, or assert that it is `ok`.
+
+      Examples:
+        >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()
+        >>> doctor(loss, jnp.ones((4, 3, 3, 3)), jnp.ones((8, 3, 16, 16)), platform="cpu").ok
+        True
+
+      Raises:
+        TypeError: `fun` is not callable.
+        ValueError: `platform` is unknown; the arguments are split over several meshes; or `measure` is set for another platform than the
+          one here.
+        Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
+    """
+    if not callable(fun):
+        raise TypeError(f"doctor: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
+    platform = known_platform("doctor", platform)
+    if measure and platform != known_platform("doctor", None):
+        raise ValueError(f"doctor: measure is set and platform is {platform!r}, want {known_platform('doctor', None)!r}, which is here")
+    with replacing_lax(False):
+        program = jax.make_jaxpr(fun)(*args, **kwargs)
+        backward = _is_loss(program) if gradients is None else gradients
+        if backward:
+            fun = with_gradient(fun)
+            program = _traced_gradient(fun, args, kwargs)
+    equations = [*_equations(program, jax.tree.leaves((args, kwargs)), platform)]
+    planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
+    findings: dict[tuple, tuple[Finding, Any]] = {}
+    for subject, step in (*equations, *planned):
+        for hazard in _hazards(subject):
+            where = place(step)
+            key = hazard.name, subject.key, where.source, where.backward
+            times = where.times + (findings[key][0].times if key in findings else 0)
+            findings[key] = dataclasses.replace(_finding(hazard, subject, where), times=times), subject
+    ordered = sorted(findings.values(), key=lambda pair: ORDER.index(pair[0].what))
+    measured = [
+        dataclasses.replace(finding, measured=compare(subject)) if measure and isinstance(subject, Planned) else finding
+        for finding, subject in ordered
+    ]
+    read = "forward and backward" if backward else "forward"
+    products = sum(equation.name in PRODUCTS for equation, _ in equations)
+    return Report(platform, jax.__version__, read, products, tuple(measured), refusal)
+
+
+def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
+    try:
+        return jax.make_jaxpr(fun)(*args, **kwargs)
+    except Exception as error:
+        error.add_note("doctor: this is of the gradient; with gradients=False (--no-backward) the function alone is read")
+        raise
+
+
+def _is_loss(program: ClosedJaxpr) -> bool:
+    arguments = any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in program.in_avals)
+    results = program.out_avals
+    return arguments and len(results) == 1 and results[0].shape == () and jnp.issubdtype(results[0].dtype, jnp.floating)
+
+
+def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> Iterator[tuple[Equation, Step]]:
+    """lax's equations, with the mesh axes that split their operands."""
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    splits = SplitAxes(
+        program.jaxpr, [of_sharding(sharding, aval.ndim) for sharding, aval in zip(shardings, program.in_avals, strict=True)]
+    )
+    shardings += (of_constants := [getattr(constant, "sharding", None) for constant in program.consts])
+    splits.add_constants(program.jaxpr.constvars, of_constants)
+    meshes = {sharding.mesh.abstract_mesh for sharding in shardings if isinstance(sharding, jax.NamedSharding)}
+    if len({(mesh.axis_names, mesh.axis_sizes) for mesh in meshes}) > 1:
+        raise ValueError(f"doctor: the arguments are split over the meshes {[*meshes]}, want one")
+    for mesh in meshes:
+        splits.add_mesh(mesh)
+    for step in walk(program.jaxpr):
+        if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
+            operands = [splits.of(atom) for atom in step.eqn.invars]
+            yield Equation(step.eqn, operands, splits.automatic, platform), step
+        splits.follow(step)
+
+
+def _in_kernel(step: Step) -> bool:
+    """Whether a Pallas kernel has it, whose products are not XLA's."""
+    return any(eqn.primitive.name == "pallas_call" for eqn in step.within)
+
+
+def _planned_in_place(fun: Callable, args, kwargs, program: ClosedJaxpr, platform: str) -> tuple[list[tuple[Planned, Step]], str | None]:
+    """The products as jaxext's, or why it refuses them: it does so where lax accepts a sharding and is wrong."""
+    try:
+        with in_place_of_lax():
+            replaced = jax.make_jaxpr(fun)(*args, **kwargs)
+    except Exception as error:  # of a form, or of code that interprets lax's products
+        return [], f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return [*_planned(program, replaced, platform)], None
+
+
+def _planned(program: ClosedJaxpr, replaced: ClosedJaxpr, platform: str) -> Iterator[tuple[Planned, Step]]:
+    """The products that `in_place_of_lax` puts in lax's place: those that the program does not have without it."""
+    own = collections.Counter(_named(step) for step in _products(program))
+    for step in _products(replaced):
+        name = _named(step)
+        own[name] -= 1
+        if own[name] < 0:
+            call, _, choice = chosen(step.eqn, platform)
+            yield Planned(step.eqn, call, choice), step
+
+
+def _products(program: ClosedJaxpr):
+    steps = (step for step in walk(program.jaxpr) if not step.left and not _in_kernel(step))
+    return (step for step in steps if isinstance(owner.get(step.eqn.primitive, (None,))[0], Form))
+
+
+def _named(step) -> tuple:
+    where = place(step)
+    return step.eqn.primitive, *(str(atom.aval) for atom in step.eqn.invars), where.source, where.scope
+
+
+def _hazards(subject: Equation | Planned) -> Iterator[Hazard]:
+    """Those of the subject; the first only of a plan."""
+    for hazard in HAZARDS:
+        if hazard.found_in(subject, jax.__version_info__):
+            yield hazard
+            if isinstance(subject, Planned):
+                return
+
+
+def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Finding:
+    planned = isinstance(subject, Planned)
+    cost = [f"{_counted(subject.flops)}, computed by {subject.by} in jaxext" if planned else "", hazard.cost(subject)]
+    return Finding(
+        hazard=hazard.name,
+        what=hazard.what,
+        source=where.source,
+        scope=where.scope,
+        where="backward" if where.backward else "forward",
+        product=str(subject),
+        times=where.times,
+        why=hazard.why_on(subject.platform),
+        since=hazard.since_on(subject.platform),
+        cost="; ".join(filter(None, cost)),
+        measured=None,
+        cure=hazard.cure,
+        page=hazard.page,
+    )
+
+
+def _counted(flops: float) -> str:
+    return f"{flops / 1e9:,.2f} GFLOP" if flops >= 1e8 else f"{flops / 1e6:.3g} MFLOP"

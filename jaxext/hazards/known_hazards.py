@@ -1,0 +1,340 @@
+"""The hazards of lax that the doctor knows.  Each is one declaration here, and a section in docs/ with its reproduction."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxext._compat import PLATFORMS
+from jaxext.forms.call import Call
+from jaxext.hazards.subjects import Conv, Equation, Planned
+
+CPU, GPUS = ("cpu",), ("cuda", "rocm")
+IN_PLACE = "jaxext's operation, or jaxext.in_place_of_lax() around the model"
+NOT_MEASURED = "This follows from the structure of XLA's program; no GPU has been measured."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hazard:
+    """A fault or a weakness of lax's own products.
+
+    Attributes:
+      name: its name in reports.
+      what: "wrong" numbers, a "crash" (an error or the end of the process), "slow", or a "note".
+      of: the class of what it looks at.
+      holds: whether a subject of that class has it.
+      why: one or two sentences; by platform if they differ.
+      cure: what to call instead.
+      page: the section in docs/.
+      platforms: where it shows.
+      fixed: the first version of jax that is free of it; None if there is none.  It shows from the oldest supported one on.
+      seen: whether a test shows it; otherwise it was read about, or is on a GPU, of which the tests have none.
+      cost: what it costs, if that is more than the product itself.
+    """
+
+    name: str
+    what: Literal["wrong", "crash", "slow", "note"]
+    of: type
+    holds: Callable[[Any], bool]
+    why: str | Mapping[str, str]
+    cure: str = IN_PLACE
+    page: str
+    platforms: tuple[str, ...] = PLATFORMS
+    fixed: tuple[int, ...] | None = None
+    seen: bool = True
+    cost: Callable[[Any], str] = lambda subject: ""
+
+    def shows_on(self, version: tuple[int, ...]) -> bool:
+        """Whether this version of jax has it."""
+        return self.fixed is None or version < self.fixed
+
+    def found_in(self, subject: Equation | Planned, version: tuple[int, ...]) -> bool:
+        return isinstance(subject, self.of) and subject.platform in self.platforms and self.shows_on(version) and self.holds(subject)
+
+    def why_on(self, platform: str) -> str:
+        return self.why if isinstance(self.why, str) else self.why[platform if platform in self.why else "cuda"]
+
+    def since_on(self, platform: str) -> str:
+        """On which versions it shows, in words."""
+        versions = "every version tested" if self.fixed is None else f"jax before {'.'.join(map(str, self.fixed))}"
+        return versions + (", as reported" if not self.seen else "" if platform == "cpu" else ", on CPUs")
+
+
+def _conv(holds: Callable[[Conv, Equation], bool]) -> Callable[[Equation], bool]:
+    """A predicate on lax's convolutions."""
+    return lambda equation: equation.conv is not None and holds(equation.conv, equation)
+
+
+def _by_eigen(conv: Conv, equation: Equation) -> bool:
+    """Whether XLA's CPU compiler has Eigen compute this convolution, without a loop of its own."""
+    floats = all(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4 for dtype in equation.dtypes)
+    return floats and conv.groups == conv.batch_groups == 1 and {*conv.lhs_dilation, *conv.rhs_dilation} <= {1}
+
+
+def _planned(holds: Callable[[Call], bool]) -> Callable[[Planned], bool]:
+    """A predicate on products that jaxext would not compute as lax does, without those of integers."""
+
+    def found(planned: Planned) -> bool:
+        inexact = all(jnp.issubdtype(planned.call.dtypes[slot], jnp.inexact) for slot in planned.call.factors)
+        return inexact and not planned.as_lax and holds(planned.call)
+
+    return found
+
+
+def _in_several_groups(call: Call) -> bool:
+    return call.window is not None and call.sizes["G"] * call.sizes["B"] > 1
+
+
+def _dilated(call: Call) -> bool:
+    """Whether lax's convolution has an input that is full of zeros."""
+    window = call.window
+    return window is not None and max(*window.input_dilation, *(window.stride if call.open == "x" else ()), 1) > 1
+
+
+def _float32_by_default(equation: Equation) -> bool:
+    """Whether float32 operands are multiplied with the default precision."""
+    precision = equation.eqn.params.get("precision")
+    default = precision is None or precision == lax.DotAlgorithmPreset.DEFAULT or {*_pair(precision)} <= {lax.Precision.DEFAULT}
+    return equation.name in PRODUCTS and default and all(dtype == jnp.float32 for dtype in equation.dtypes)
+
+
+def _pair(precision) -> tuple:
+    return precision if isinstance(precision, tuple) else (precision,)
+
+
+def _factor(equation: Equation) -> str:
+    return f"the gradient is {math.prod(equation.unused.values())} times too large"
+
+
+def _gathered(equation: Equation) -> str:
+    aval = equation.eqn.invars[0].aval
+    return f"{math.prod(aval.shape) * aval.dtype.itemsize / 2**20:.3g} MiB of input gathered on every device"
+
+
+def _zeros(planned: Planned) -> str:
+    window = planned.call.window
+    assert window is not None
+    steps = math.prod(window.input_dilation) * (math.prod(window.stride) if planned.call.open == "x" else 1)
+    return f"up to {steps} times the multiplications in lax" if planned.platform in GPUS else ""
+
+
+def _all_groups(planned: Planned) -> str:
+    return f"{planned.call.sizes['G']} times the multiplications in lax"
+
+
+PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+# A subject has the hazards that hold; of those that are slow, only the first.
+HAZARDS = (
+    Hazard(
+        name="grouped filter gradient on a mesh",
+        what="wrong",
+        of=Equation,
+        holds=_conv(lambda conv, e: conv.batch_groups > 1 and (conv.split("channels") or conv.split_images()) and bool(e.unused)),
+        why="If devices split the images, and another axis of the mesh splits nothing, XLA adds up the gradient of a grouped or depthwise "
+        "filter over that axis too.",
+        page="lax-hazards.md#gradient-of-a-grouped-filter-on-a-mesh-of-two-axes",
+        cost=_factor,
+    ),
+    Hazard(
+        name="filter gradient with split space",
+        what="wrong",
+        of=Equation,
+        holds=_conv(
+            lambda conv, e: conv.batch_groups == 1 and conv.split_images() and not (conv.split("batch") or conv.is_dot) and bool(e.unused)
+        ),
+        why="If devices split the images along height or width, and another axis of the mesh splits nothing, XLA adds up the gradient of "
+        "the filter over that axis too.",
+        page="lax-hazards.md#gradient-of-a-filter-with-images-split-along-space",
+        cost=_factor,
+    ),
+    Hazard(
+        name="pointwise groups split over devices",
+        what="wrong",
+        of=Equation,
+        holds=_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split_pointwise),
+        why="If devices split the channels of a grouped convolution with a filter of one tap, as vmap makes it too, XLA multiplies other "
+        "groups, or refuses its own program.",
+        page="lax-hazards.md#groups-of-a-pointwise-convolution-split-over-devices",
+    ),
+    Hazard(
+        name="pointwise depthwise convolution with split channels",
+        what="crash",
+        of=Equation,
+        holds=_conv(lambda conv, e: conv.groups > 1 == conv.channels and conv.split_pointwise and bool(e.unused)),
+        why="If one axis of a mesh splits the channels of a depthwise convolution with a filter of one tap, and another splits nothing, "
+        "XLA ends the process.",
+        page="lax-hazards.md#a-pointwise-depthwise-convolution-with-split-channels",
+    ),
+    Hazard(
+        name="cropped and padded",
+        what="wrong",
+        of=Equation,
+        holds=_conv(lambda conv, e: _by_eigen(conv, e) and any(low < 0 < high and left > 0 for low, high, left in conv.crops())),
+        why="If the beginning of an axis is cropped (negative padding, as gradients have it) and its end is padded, XLA's CPU convolution "
+        "can read beyond the row and the array.",
+        page="lax-hazards.md#cropped-and-padded-on-one-axis",
+        platforms=CPU,
+        fixed=(0, 12),
+    ),
+    Hazard(
+        name="crop that leaves nothing",
+        what="crash",
+        of=Equation,
+        holds=_conv(
+            lambda conv, e: 0 not in conv.output and any(left <= 0 < n for (*_, left), n in zip(conv.crops(), conv.input, strict=True))
+        ),
+        why="If negative padding leaves no row of the input, XLA's CPU convolution reads far outside of the array and can end the process.",
+        page="lax-hazards.md#a-crop-that-leaves-nothing",
+        platforms=CPU,
+    ),
+    Hazard(
+        name="integer convolution on a GPU",
+        what="crash",
+        of=Equation,
+        holds=_conv(lambda conv, e: e.integers and not (e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8)),
+        why="XLA's GPU compiler refuses convolutions of integers, except those of int8 into int8.",
+        page="doctor.md#integer-convolutions-on-gpus",
+        platforms=GPUS,
+        seen=False,
+    ),
+    Hazard(
+        name="int8 convolution that saturates",
+        what="wrong",
+        of=Equation,
+        holds=_conv(lambda conv, e: e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8),
+        why="On GPUs cuDNN saturates the sums of int8 convolutions, which wrap around elsewhere; with groups it returns a wrong channel.",
+        page="doctor.md#integer-convolutions-on-gpus",
+        platforms=GPUS,
+        seen=False,
+    ),
+    Hazard(
+        name="bfloat16 conv1d with stride and dilation",
+        what="crash",
+        of=Equation,
+        holds=_conv(lambda conv, e: jnp.bfloat16 in e.dtypes and len(conv.input) == 1 and conv.strides[0] > 1 < conv.rhs_dilation[0]),
+        why="On GPUs a convolution along one axis in bfloat16 that is strided and dilated ends with an error of CUDA.",
+        cure="jaxext's operation with implementation='triton', or float32",
+        page="doctor.md#bfloat16-convolutions-along-one-axis",
+        platforms=("cuda",),
+        seen=False,
+    ),
+    Hazard(
+        name="batch of grouped convolutions",
+        what="slow",
+        of=Equation,
+        holds=_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("batch", "space")),
+        why="XLA gathers the input of a convolution with groups of several channels on every device, and convolves all of it there.",
+        page="lax-hazards.md#a-batch-of-grouped-convolutions",
+        cost=_gathered,
+    ),
+    Hazard(
+        name="groups split over devices",
+        what="slow",
+        of=Equation,
+        holds=_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("channels") and not conv.split("batch", "space")),
+        why="vmap over images and filters makes a grouped convolution. If devices split the mapped axis, or the groups, XLA gathers them.",
+        page="lax-hazards.md#vmap-over-a-split-axis",
+        cost=_gathered,
+    ),
+    Hazard(
+        name="float32 multiplied as TF32",
+        what="note",
+        of=Equation,
+        holds=_float32_by_default,
+        why="With the default precision, products of float32 on GPUs since Ampere round their operands to TF32: 10 bits of mantissa.",
+        cure="jax.default_matmul_precision('highest'), or precision='highest' in the call, where float32 is meant",
+        page="doctor.md#float32-with-the-default-precision",
+        platforms=("cuda",),
+        seen=False,
+    ),
+    Hazard(
+        name="float32 multiplied as bfloat16",
+        what="note",
+        of=Equation,
+        holds=_float32_by_default,
+        why="With the default precision, products of float32 on TPUs round their operands to bfloat16: 7 bits of mantissa.",
+        cure="jax.default_matmul_precision('highest'), or precision='highest' in the call, where float32 is meant",
+        page="doctor.md#float32-with-the-default-precision",
+        platforms=("tpu",),
+        seen=False,
+    ),
+    Hazard(
+        name="dilated input",
+        what="slow",
+        of=Planned,
+        holds=_planned(_dilated),
+        why={
+            "cpu": "XLA's CPU compiler has no fast code for this transposed convolution, or strided gradient, and multiplies the zeros.",
+            "cuda": f"XLA multiplies the zeros of a transposed convolution, or of a strided gradient. {NOT_MEASURED}",
+        },
+        page="doctor.md#transposed-convolutions-and-strided-gradients",
+        cost=_zeros,
+    ),
+    Hazard(
+        name="depthwise convolution",
+        what="slow",
+        of=Planned,
+        holds=_planned(lambda call: _in_several_groups(call) and call.sizes["C"] == 1 and call.sizes["G"] > 1),
+        why={
+            "cpu": "XLA's CPU compiler has no fast code for groups of one channel.",
+            "cuda": f"With one channel in a group cuDNN leaves most of its tiles empty. {NOT_MEASURED}",
+        },
+        page="doctor.md#depthwise-and-grouped-convolutions",
+    ),
+    Hazard(
+        name="gradients of each example",
+        what="slow",
+        of=Planned,
+        holds=_planned(lambda call: _in_several_groups(call) and call.sizes["B"] > 1 and call.open == "w"),
+        why={
+            "cpu": "lax makes a grouped convolution of the gradients of each example, for which XLA's CPU compiler has no fast code.",
+            "cuda": f"lax makes a grouped convolution of a filter's gradient for each example, with images as filters. {NOT_MEASURED}",
+        },
+        page="doctor.md#batched-filters-and-gradients-of-each-example",
+    ),
+    Hazard(
+        name="batched filters",
+        what="slow",
+        of=Planned,
+        holds=_planned(lambda call: _in_several_groups(call) and call.sizes["B"] > 1),
+        why={
+            "cpu": "lax makes a grouped convolution of vmap over filters, for which XLA's CPU compiler has no fast code.",
+            "cuda": f"lax makes a grouped convolution of vmap over filters, and moves the images beside the channels. {NOT_MEASURED}",
+        },
+        page="doctor.md#batched-filters-and-gradients-of-each-example",
+    ),
+    Hazard(
+        name="grouped convolution",
+        what="slow",
+        of=Planned,
+        holds=_planned(_in_several_groups),
+        why={
+            "cpu": "XLA's CPU compiler has no fast code for groups.",
+            "cuda": f"Groups of few channels leave most of cuDNN's tiles empty in gradients. {NOT_MEASURED}",
+        },
+        page="doctor.md#depthwise-and-grouped-convolutions",
+    ),
+    Hazard(
+        name="ragged product",
+        what="slow",
+        of=Planned,
+        holds=_planned(lambda call: call.op.startswith("ragged")),
+        why="lax multiplies every row by the filter of every group, except where XLA has a kernel for it.",
+        page="doctor.md#ragged-products",
+        cost=_all_groups,
+    ),
+    Hazard(
+        name="another implementation is faster",
+        what="slow",
+        of=Planned,
+        holds=_planned(lambda call: True),
+        why="jaxext has an implementation that it prefers here, by its structure or by what `tune` measured.",
+        page="implementations.md",
+    ),
+)

@@ -1,0 +1,410 @@
+"""`doctor`: what it sees through, what it says, that it agrees with `explain`, and no false alarm on models of flax and equinox."""
+
+import functools
+import json
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext.cli import command
+
+GRID = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+DEPTHWISE, GROUPED = "depthwise convolution", "grouped filter gradient on a mesh"
+
+
+def struct(*shape, dtype: Any = np.float32, mesh=None, spec: Any = None):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=None if mesh is None else NamedSharding(mesh, spec))
+
+
+def depthwise(x, w):
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=8)
+
+
+X, W = struct(8, 16, 16, 8), struct(3, 3, 1, 8)
+SPLIT = struct(8, 16, 16, 8, mesh=GRID, spec=P("data"))
+
+
+def found(fun, *args, **how):
+    return [(f.hazard, f.where, f.times) for f in jaxext.doctor(fun, *args, platform="cpu", **how).findings]
+
+
+def scanned(x, w):
+    return lax.scan(lambda y, _: (depthwise(y, w), None), x, length=3)[0]
+
+
+def stacked(x, w):
+    return lax.scan(lambda _, y: (None, depthwise(y, w)), None, jnp.stack([x] * 3))[1][0]
+
+
+def looped(x, w):
+    return lax.while_loop(lambda c: c[0, 0, 0, 0] < 3, lambda c: depthwise(c, w), x)
+
+
+def branched(x, w):
+    return lax.cond(x[0, 0, 0, 0] > 0, depthwise, lambda x, w: x, x, w)
+
+
+@jax.custom_vjp
+def custom(x, w):
+    return depthwise(x, w)
+
+
+custom.defvjp(lambda x, w: (depthwise(x, w), (x, w)), lambda saved, ct: jax.vjp(depthwise, *saved)[1](ct))
+
+
+@jax.custom_jvp
+def custom_forward(x, w):
+    return depthwise(x, w)
+
+
+custom_forward.defjvp(
+    lambda primals, tangents: (depthwise(*primals), depthwise(tangents[0], primals[1]) + depthwise(primals[0], tangents[1]))
+)
+
+INSIDE = dict(
+    jit=jax.jit(depthwise),
+    scan=scanned,
+    xs=stacked,
+    loop=looped,
+    cond=branched,
+    remat=jax.checkpoint(depthwise),
+    vjp=custom,
+    jvp=custom_forward,
+)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_it_sees_through(name):
+    times = 3 if name in ("scan", "xs") else 1
+    assert (DEPTHWISE, "forward", times) in found(INSIDE[name], X, W)
+
+
+@pytest.mark.parametrize("name", sorted(INSIDE.keys() - {"loop"}))
+def test_it_follows_the_mesh_through(name):
+    def loss(w, x):
+        y = INSIDE[name](jnp.tanh(x).transpose(0, 2, 1, 3).reshape(8, 256, 8).reshape(8, 16, 16, 8), w)
+        return (y * 2).mean()
+
+    hazards = {(hazard, where) for hazard, where, _ in found(loss, W, SPLIT)}
+    assert (GROUPED, "backward") in hazards
+    assert GROUPED not in {hazard for hazard, *_ in found(loss, W, X)}
+
+
+def test_it_follows_constraints_and_shard_maps():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def loss(w, x, spec):
+        return (depthwise(lax.with_sharding_constraint(x, NamedSharding(mesh, spec)), w) ** 2).mean()
+
+    constrained = [found(functools.partial(loss, spec=spec), W, X) for spec in (P("data"), P(("data", "model")))]
+    assert [GROUPED in {hazard for hazard, *_ in each} for each in constrained] == [True, False]
+
+    def by_hand(w, x, names):
+        local = jax.grad(lambda w, x: (depthwise(x, w) ** 2).mean())
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), axis_names=names)(w, x)
+
+    # Where all axes are manual nobody partitions; where one is left, it splits nothing.
+    assert GROUPED not in {hazard for hazard, *_ in found(functools.partial(by_hand, names={"data", "model"}), W, X)}
+    beside = struct(8, 16, 16, 8, mesh=GRID, spec=P(("data", "model")))
+    assert GROUPED not in {hazard for hazard, *_ in found(functools.partial(by_hand, names={"data"}), W, beside)}
+
+
+def test_arrays_that_the_function_closes_over():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    images = jax.device_put(jnp.ones((8, 16, 16, 8), np.float32), NamedSharding(mesh, P("data")))
+    assert GROUPED in {hazard for hazard, *_ in found(lambda w: (depthwise(images, w) ** 2).mean(), W)}
+    assert GROUPED in {hazard for hazard, *_ in found(jax.jit(lambda w: (depthwise(images, w) ** 2).mean()), W)}
+
+
+def test_what_lax_computes_wrongly_and_jaxext_refuses():
+    """An explicit mesh that splits space: what is wrong is found even so."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        images = jax.device_put(jnp.ones((8, 16, 16, 8), np.float32), NamedSharding(mesh, P(None, "data")))
+        report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), jnp.ones((3, 3, 1, 8), np.float32), images, platform="cpu")
+    assert not report.ok and "ShardingTypeError" in str(report.refusal) and "what is slow is not known" in str(report)
+
+
+def test_products_of_a_pallas_kernel_are_not_of_xla():
+    def kernel(x, y, z):
+        z[...] = x[...] @ y[...]
+
+    call = pl.pallas_call(kernel, out_shape=struct(8, 8), interpret=True)
+    report = jaxext.doctor(call, struct(8, 8), struct(8, 8), platform="cuda")
+    assert report.findings == () and report.products == 0
+
+
+def test_explicit_meshes_say_in_types_how_devices_split():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    loss = lambda w, x: (depthwise(x, w) ** 2).mean()
+    with jax.set_mesh(mesh):
+        for spec, wrong in ((P("data"), True), (P(("data", "model")), False)):
+            operands = jnp.ones((3, 3, 1, 8), np.float32), jax.device_put(jnp.ones((8, 16, 16, 8), np.float32), NamedSharding(mesh, spec))
+            assert (GROUPED in {hazard for hazard, *_ in found(loss, *operands)}) == wrong
+
+
+def test_operations_in_between():
+    """Those with a jaxpr inside that is no part of the program's flow, and those that drop, add, cut or move axes."""
+    ways = {
+        "reduce": lambda x: lax.reduce(x[None], np.float32(0), lambda a, b: a + b, (0,)),
+        "sum": lambda x: jnp.stack([x, x], 2).sum(2),
+        "argmax": lambda x: x + jnp.argmax(x[..., None] * np.float32(2), -1).astype(np.float32),
+        "scatter": lambda x: x.at[0].add(np.float32(1)),
+        "sort": lambda x: jnp.sort(x, 1),
+        "window": lambda x: lax.reduce_window(x, -np.inf, lax.max, (1, 3, 3, 1), (1, 1, 1, 1), "SAME"),
+        "concatenate": lambda x: jnp.concatenate([x[:, :8], x[:, 8:]], 1),
+        "precision": lambda x: lax.reduce_precision(x, 8, 10),
+        "reverse": lambda x: x[:, ::-1],
+        "dot": lambda x: jnp.einsum("bhwc,cd->bhwd", x, np.ones((8, 8), np.float32)),
+        "einsum": lambda x: jnp.einsum("bhwc,bhwd->bhwd", x, x),
+        "conv": lambda x: depthwise(x, np.ones((3, 3, 1, 8), np.float32)),
+        "key": lambda x: x + jax.random.normal(jax.random.key(0), x.shape, x.dtype),
+        "vmap": jax.vmap(lambda x: jnp.linalg.norm(x) * x),
+        "solve": lambda x: x + lax.custom_linear_solve(lambda v: 2 * v, x, lambda matvec, b: b / 2, symmetric=True),
+        "unknown": lambda x: jnp.fft.fft(x.astype(np.complex64)).real + x,
+    }
+    for name, way in ways.items():
+        hazards = found(lambda w, x, way=way: (depthwise(way(x), w) ** 2).mean(), W, SPLIT)
+        assert (GROUPED, "backward") in {(hazard, where) for hazard, where, _ in hazards}, name
+
+
+def test_the_gradient_of_a_loss_and_of_nothing_else():
+    loss = lambda x, w: depthwise(x, w).sum()
+    assert {where for _, where, _ in found(loss, X, W)} == {"forward", "backward"}
+    assert {where for _, where, _ in found(loss, X, W, gradients=False)} == {"forward"}
+    assert {where for _, where, _ in found(depthwise, X, W)} == {"forward"}
+    assert {where for _, where, _ in found(depthwise, X, W, gradients=True)} == {"forward", "backward"}
+    assert {where for _, where, _ in found(jax.grad(loss), X, W)} == {"forward", "backward"}
+    assert jaxext.doctor(loss, X, W).read == "forward and backward" and jaxext.doctor(depthwise, X, W).read == "forward"
+
+
+def test_a_finding_says_where_and_what():
+    first, *_ = jaxext.doctor(depthwise, X, W, platform="cpu").findings
+    assert first.what == "slow" and first.product == "conv2d_fprop x:f32[8,16,16,8,1] w:f32[8,1,3,3,1] -> y:f32[8,16,16,8,1]"
+    assert "test_doctor.py:" in first.source and first.source.endswith("(depthwise)")
+    assert "MFLOP" in first.cost and "in_place_of_lax" in first.cure and first.page.startswith("doctor.md#")
+
+
+def test_equal_products_are_counted():
+    line = lambda x, w: depthwise(x, w)  # one line for both
+    assert found(lambda x, w: line(line(x, w), w), X, W) == [(DEPTHWISE, "forward", 2)]
+
+
+def test_jaxexts_own_products_are_no_hazards():
+    ours = lambda x, w: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=8)
+    both = lambda x, w: (ours(x, w) + depthwise(x, w)).sum()
+    assert found(lambda x, w: ours(x, w).sum(), X, W) == []
+    assert jaxext.doctor(both, X, W).products == 3
+    with jaxext.in_place_of_lax():
+        assert {hazard for hazard, *_ in found(depthwise, X, W)} == {DEPTHWISE}  # the function by itself is lax's
+    assert found(jaxext.in_place_of_lax()(depthwise), SPLIT, W, gradients=True) == []
+
+
+def test_it_agrees_with_explain():
+    """A product is slow exactly where `explain` has another algorithm than lax's."""
+
+    def loss(x, w, v, h):
+        y = jnp.tanh(lax.conv_general_dilated(depthwise(x, w), v, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        return (y.mean((1, 2)) @ h).sum()
+
+    types = X, W, struct(3, 3, 8, 16), struct(16, 4)
+    report = jaxext.doctor(loss, *types, platform="cpu")
+    with jaxext.in_place_of_lax():
+        rows = jaxext.explain(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)), *types, platform="cpu").rows
+    others = [f"{row.chosen} {row.how}" for row in rows if row.how not in ("lax", "dot_general")]
+    assert sorted(f.cost.partition("by ")[2].removesuffix(" in jaxext") for f in report.findings) == sorted(others) and others
+    assert report.products == sum(row.times for row in rows)
+
+
+def test_it_measures():
+    report = jaxext.doctor(depthwise, X, W, measure=True)
+    (measured,) = (finding.measured for finding in report.findings)
+    assert measured is not None and min(*measured.lax_ms, *measured.jaxext_ms) > 0 and "measured here: lax" in str(report)
+    ragged = jaxext.doctor(lax.ragged_dot, struct(256, 32), struct(8, 32, 32), struct(8, dtype=np.int32), measure=True)
+    assert ragged.findings[0].measured is not None
+
+
+def test_the_report_lists_few_notes():
+    types = struct(8, 8), *(struct(8, n) for n in range(8, 16))
+    report = jaxext.doctor(lambda x, *ws: [x @ w for w in ws], *types, platform="cuda")
+    assert report.ok and {finding.what for finding in report.findings} == {"note"} and "and 3 more" in str(report)
+    assert "no hazard" in str(jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), platform="cpu"))
+
+
+def test_bad_input():
+    with pytest.raises(TypeError, match="doctor: fun is 3, want the function itself"):
+        jaxext.doctor(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="doctor: platform is 'npu', want one of"):
+        jaxext.doctor(depthwise, X, W, platform="npu")
+    with pytest.raises(ValueError, match="doctor: measure is set and platform is 'tpu', want"):
+        jaxext.doctor(depthwise, X, W, platform="tpu", measure=True)
+    line = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    with pytest.raises(ValueError, match="doctor: the arguments are split over the meshes .* want one"):
+        jaxext.doctor(depthwise, SPLIT, struct(3, 3, 1, 8, mesh=line, spec=P()))
+    with pytest.raises(ValueError, match="8 // 8 != 3"):
+        jaxext.doctor(depthwise, X, struct(3, 3, 3, 8))
+
+
+def test_a_loss_that_has_no_gradient():
+    loss = lambda x: lax.while_loop(lambda c: c < 3, lambda c: c * 2, x.sum())
+    with pytest.raises(ValueError) as error:
+        jaxext.doctor(loss, X)
+    assert "with gradients=False (--no-backward) the function alone is read" in error.value.__notes__[-1]
+    assert jaxext.doctor(loss, X, gradients=False).ok
+
+
+def test_the_default_precision_may_be_set_outside():
+    how: Any = dict(platform="cuda")
+    with jax.default_matmul_precision("highest"):
+        assert jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), **how).findings == ()
+    with jax.default_matmul_precision("high"):  # three products of TF32
+        assert jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), **how).findings == ()
+
+
+class Linen(linen.Module):
+    """The example of flax's documentation, with a block of ConvNeXt."""
+
+    separable: bool = False
+
+    @linen.compact
+    def __call__(self, x):
+        for features in (8, 16):
+            x = linen.avg_pool(linen.relu(linen.Conv(features, (3, 3), strides=(1, 1))(x)), (2, 2), strides=(2, 2))
+        if self.separable:
+            x = x + linen.Conv(16, (7, 7), feature_group_count=16)(x)
+        x = linen.ConvTranspose(8, (2, 2), strides=(2, 2))(linen.BatchNorm(use_running_average=True)(x))
+        return linen.Dense(10)(linen.relu(linen.Dense(32)(x.reshape((x.shape[0], -1)))))
+
+
+class Nnx(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.conv, self.strided = nnx.Conv(1, 8, (3, 3), rngs=rngs), nnx.Conv(8, 16, (3, 3), strides=2, rngs=rngs)
+        self.norm, self.out = nnx.BatchNorm(16, rngs=rngs), nnx.Linear(16, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.norm(self.strided(nnx.relu(self.conv(x))))).mean((1, 2)))
+
+
+def of_linen(separable):
+    model = Linen(separable)
+    images, labels = struct(16, 28, 28, 1), struct(16, dtype=np.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)
+
+    def loss(params, x, labels):
+        logits = model.apply(params, x)
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(jnp.asarray(logits)), labels[:, None], 1))
+
+    return loss, params, images, labels
+
+
+def of_nnx():
+    graph, state = nnx.split(Nnx())
+    return lambda state, x: (nnx.merge(graph, state)(x) ** 2).mean(), state, struct(16, 28, 28, 1)
+
+
+def of_equinox(model, *shape):
+    arrays, static = eqx.partition(model, eqx.is_array)
+    return lambda arrays, x: (jax.vmap(eqx.combine(arrays, static))(x) ** 2).mean(), arrays, struct(16, *shape)
+
+
+def equinox_cnn():
+    keys = jax.random.split(jax.random.key(0), 3)
+    layers = [
+        eqx.nn.Conv2d(1, 3, 4, key=keys[0]),
+        eqx.nn.MaxPool2d(2, 2),
+        eqx.nn.Lambda(jax.nn.relu),
+        eqx.nn.Conv2d(3, 8, 3, 2, key=keys[1]),
+    ]
+    return eqx.nn.Sequential([*layers, eqx.nn.Lambda(jnp.ravel), eqx.nn.Linear(8 * 5 * 5, 10, key=keys[2])])
+
+
+MODELS = {
+    "flax.linen": functools.partial(of_linen, False),
+    "flax.linen separable": functools.partial(of_linen, True),
+    "flax.nnx": of_nnx,
+    "equinox conv net": lambda: of_equinox(equinox_cnn(), 1, 28, 28),
+    "equinox MLP": lambda: of_equinox(eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0)), 8),
+}
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("model", MODELS)
+def test_no_false_alarm_on_models(model, platform):
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        fun, *args = MODELS[model]()
+        report = jaxext.doctor(fun, *args, platform=platform)
+    assert report.ok and report.products > 4
+    slow = {finding.hazard for finding in report.findings if finding.what == "slow"}
+    expected = {"dilated input"} if "linen" in model else set()
+    assert platform == "cuda" or slow == expected | ({DEPTHWISE} if "separable" in model else set())
+    if "separable" in model and platform == "cpu":
+        first = next(finding for finding in report.findings if finding.hazard == DEPTHWISE)
+        assert "Conv_2" in first.scope and "test_doctor.py" in first.source
+
+
+MODULE = """
+from jax import lax
+from jax.experimental import pallas as pl
+
+def loss(w, x):
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=8).sum()
+"""
+CALL = ["doctor", "users_doctor:loss", "f32[3,3,1,8]"]
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "users_doctor.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["f32[8,16,16,8]"], 0),
+        (["f32[8@data,16,16,8]", "--mesh", "4,2"], 1),
+        (["f32[8@data+model,16,16,8]", "--mesh", "data=4,model=2"], 0),
+        (["f32[8@data,16,16,8]", "--mesh", "data=8"], 0),
+        (["f32[8@data,16,16,8]", "--mesh", "4,2", "--no-backward"], 0),
+        (["f32[8,16,16,8]", "--arch", "sm_90a"], 0),
+    ],
+)
+def test_command(arguments, status, module, capsys):
+    assert command.main([*CALL, *arguments, "--json"]) == status
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] == (status == 0)
+    assert (GROUPED in {finding["hazard"] for finding in told["findings"]}) == (status == 1)
+    assert command.main([*CALL, *arguments]) == status
+    assert "products of lax on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "missing a required argument"),
+        (["f32[8@data,16,16,8]"], "a SHAPE is split by data, want --mesh"),
+        (["f32[8@rows,16,16,8]", "--mesh", "4,2"], "a SHAPE is split by rows, want --mesh"),
+        (["f32[8,16,16,8]", "--mesh", "4,2"], "no SHAPE is split, want one such as f32[64@data,32,32,3]"),
+        (["f32[8@data,16,16,8]", "--mesh", "3,2"], "--mesh does not fit a SHAPE"),
+        (["f32[8@data,16@data,16,8]", "--mesh", "4,2"], "has an axis of the mesh twice"),
+        (["f32[8,16,16,8]", "--mesh", "2,2,2"], "'2,2,2' is no mesh, want one such as 4,2 or data=4,model=2"),
+        (["f32[8,16,16,8]", "--mesh", "data=four"], "'four' is no number from 1 on"),
+        (["f32[8,16,16,8]", "--platform", "tpu", "--measure"], "--measure is for the platform of this machine, which is not tpu"),
+    ],
+)
+def test_command_refuses(arguments, sentence, module, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main([*CALL, *arguments])
+    assert ended.value.code == 2 and sentence in capsys.readouterr().err

@@ -1,0 +1,276 @@
+"""Each hazard in pairs: a program that has it, and a near miss that has not.  Where a CPU can show it, lax itself shows which is which."""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+from jaxext.hazards.known_hazards import HAZARDS
+from jaxext.hazards.subjects import Planned
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+BY_NAME = {hazard.name: hazard for hazard in HAZARDS}
+GRID = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+LINE = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def conv(x, w, padding: Any = "SAME", strides=None, **how):
+    layouts = {3: ("NHC", "HIO", "NHC"), 4: ("NHWC", "HWIO", "NHWC")}
+    return lax.conv_general_dilated(x, w, strides or (1,) * (x.ndim - 2), padding, dimension_numbers=layouts[x.ndim], **how)
+
+
+def struct(*shape, dtype: Any = np.float32, mesh=None, spec: Any = None):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=None if mesh is None else NamedSharding(mesh, spec))
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function of arrays of these types.  `how` are keywords of `doctor`, and `arch` is the GPU."""
+
+    function: Callable
+    types: tuple
+    arch: str | None = None
+    how: dict = dataclasses.field(default_factory=dict)
+
+    def hazards(self):
+        with jaxext.use_target(self.arch):
+            return {finding.hazard for finding in jaxext.doctor(self.function, *self.types, **self.how).findings}
+
+    def operands(self, dtype=None):
+        rng = np.random.default_rng(0)
+        return [rng.integers(-2, 3, t.shape).astype(dtype or t.dtype) for t in self.types]
+
+    def split(self):
+        """Its operands on the devices."""
+        return [x if t.sharding is None else jax.device_put(x, t.sharding) for x, t in zip(self.operands(), self.types, strict=True)]
+
+    def is_wrong(self):
+        """Whether it is wrong on its mesh, or in its dtype: compared with one device, and with float64."""
+        want = jax.tree.leaves(jax.jit(self.function)(*self.operands(np.float64)))
+        got = jax.tree.leaves(jax.jit(self.function)(*self.split()))
+        return not all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+
+    def gathers(self):
+        return "all-gather" in str(jax.jit(self.function).lower(*self.split()).compile().as_text())
+
+
+def gradient(groups=1, **how):
+    return jax.grad(lambda w, x: (conv(x, w, feature_group_count=groups, **how) ** 2).sum())
+
+
+def on(mesh, spec, groups=1, taps=3, **how):
+    """A filter's gradient."""
+    return Program(gradient(groups, **how), (struct(taps, taps, 8 // groups, 8), struct(8, 8, 8, 8, mesh=mesh, spec=spec)))
+
+
+def padded(*padding, dtype: Any = np.float32, **how):
+    return Program(lambda x, w: conv(x, w, padding=padding, **how), (struct(1, 4, 8, 8, dtype=dtype), struct(1, 1, 8, 8, dtype=dtype)))
+
+
+def grouped(spec, groups, mesh=LINE):
+    types = struct(8, 8, 8, 8, mesh=mesh, spec=spec), struct(3, 3, 8 // groups, 8)
+    return Program(lambda x, w: conv(x, w, feature_group_count=groups), types)
+
+
+BY_CHANNEL = P(None, None, None, "model")
+
+
+def pointwise(groups, spec, of_filter=None, **how):
+    types = struct(8, 8, 8, 8, mesh=GRID, spec=spec), struct(1, 1, 8 // groups, 8, mesh=of_filter and GRID, spec=of_filter)
+    return Program(lambda x, w: conv(x, w, feature_group_count=groups, **how), types)
+
+
+def of_gpu(dtype, result=None, rank=2, groups=1, platform="cuda", **how):
+    types = struct(2, *(8,) * rank, 8, dtype=dtype), struct(*(3,) * rank, 8 // groups, 8, dtype=dtype)
+    function = lambda x, w: conv(x, w, feature_group_count=groups, preferred_element_type=result, **how)
+    return Program(function, types, how=dict(platform=platform))
+
+
+def loss(call, *types, **how):
+    return Program(lambda *operands: (call(*operands) ** 2).sum(), types, how=dict(platform="cpu") | how)
+
+
+def ragged(groups):
+    return Program(lax.ragged_dot, (struct(256, 32), struct(groups, 32, 32), struct(groups, dtype=np.int32)), how=dict(platform="cpu"))
+
+
+def halves(*shape):
+    return struct(*shape, dtype=jnp.bfloat16)
+
+
+HOPPER: Any = dict(arch="sm_90a", how=dict(platform="cuda"))
+MAPPED = struct(8, 2, 6, 6, 3, mesh=LINE, spec=P("data")), struct(8, 3, 3, 3, 4, mesh=LINE, spec=P("data"))
+MAPPED_POINTWISE = struct(8, 2, 6, 6, 3, mesh=GRID, spec=P("data")), struct(8, 1, 1, 3, 4, mesh=GRID, spec=P("data"))
+MAPPED_WHOLE = struct(8, 2, 6, 6, 3), struct(8, 3, 3, 3, 4)
+IMAGES, FILTER = struct(4, 32, 32, 16), struct(3, 3, 16, 16)
+PER_EXAMPLE = jax.vmap(jax.grad(lambda w, x: (conv(x[None], w) ** 2).sum()), (None, 0))
+WIDE = struct(4, 16, 16, 16, dtype=np.float64), struct(3, 3, 16, 16, dtype=np.float64)
+
+# Hazard -> programs that have it, near misses
+PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
+    "grouped filter gradient on a mesh": (
+        [on(GRID, P("data"), 8), on(GRID, P("model"), 2), on(GRID, P(None, "data"), 8)],
+        [on(LINE, P("data"), 8), on(GRID, P(("data", "model")), 8), on(GRID, P("data", "model"), 8), on(GRID, P("data")), on(GRID, P(), 8)],
+    ),
+    "filter gradient with split space": (
+        [on(GRID, P(None, "data")), on(GRID, P(None, None, "model")), on(GRID, P(None, "data"), taps=1, strides=(2, 2))],
+        [
+            on(LINE, P(None, "data")), on(GRID, P("model", "data")), on(GRID, P("data")), on(GRID, P(None, None, None, "data")),
+            on(GRID, P(None, "data"), taps=1), on(GRID, P(None, "data"), strides=(2, 2), padding="VALID"),
+        ],
+    ),
+    "pointwise groups split over devices": (
+        [pointwise(2, BY_CHANNEL), pointwise(2, P(), BY_CHANNEL), Program(jax.vmap(conv), MAPPED_POINTWISE)],
+        [
+            pointwise(2, P("data")), pointwise(2, P(None, "data")), pointwise(1, BY_CHANNEL), grouped(BY_CHANNEL, 2, GRID),
+            pointwise(2, BY_CHANNEL, strides=(2, 2)), pointwise(2, BY_CHANNEL, padding=[(1, 1), (0, 0)]),
+        ],
+    ),
+    "pointwise depthwise convolution with split channels": (
+        [pointwise(8, BY_CHANNEL)],
+        [pointwise(8, P("data", None, None, "model")), pointwise(8, P("data")), grouped(BY_CHANNEL, 8, GRID)],
+    ),
+    "cropped and padded": (
+        [padded((0, 0), (-5, 1))],
+        [
+            padded((0, 0), (1, -5)), padded((0, 0), (-5, 0)), padded((0, 0), (5, 1)), padded((0, 0), (-5, 1), dtype=np.float64),
+            padded((0, 0), (-5, 1), rhs_dilation=(2, 2)),
+        ],
+    ),
+    "crop that leaves nothing": (
+        [
+            padded((0, 0), (-9, 3)),
+            Program(
+                lambda x, w: conv(x, w, padding=[(1, -1), (1, -2)], strides=(5, 3), feature_group_count=17),
+                (struct(1, 1, 2, 136), struct(1, 1, 8, 272)),
+            ),
+        ],
+        [padded((0, 0), (-7, 3), rhs_dilation=(2, 2)), padded((0, 0), (-9, 1)), padded((0, 0), (9, -3))],
+    ),
+    "integer convolution on a GPU": (
+        [of_gpu(np.int32), of_gpu(np.int8, np.int32), of_gpu(np.uint8, platform="rocm")],
+        [of_gpu(np.int32, platform="cpu"), of_gpu(np.float32), of_gpu(np.int8)],
+    ),
+    "int8 convolution that saturates": (
+        [of_gpu(np.int8), of_gpu(np.int8, groups=2)],
+        [of_gpu(np.int8, np.int32), of_gpu(np.int8, platform="cpu"), of_gpu(jnp.bfloat16)],
+    ),
+    "bfloat16 conv1d with stride and dilation": (
+        [of_gpu(jnp.bfloat16, rank=1, strides=(2,), rhs_dilation=(2,))],
+        [
+            of_gpu(jnp.bfloat16, rank=1, strides=(2,)),
+            of_gpu(np.float16, rank=1, strides=(2,), rhs_dilation=(2,)),
+            of_gpu(jnp.bfloat16, strides=(2, 2), rhs_dilation=(2, 2)),
+            of_gpu(jnp.bfloat16, rank=1, strides=(2,), rhs_dilation=(2,), platform="cpu"),
+        ],
+    ),
+    "batch of grouped convolutions": (
+        [grouped(P("data"), 2), grouped(P(None, "data"), 2)],
+        [grouped(P("data"), 8), grouped(P("data"), 1), grouped(P(), 2)],
+    ),
+    "groups split over devices": (
+        [Program(jax.vmap(conv), MAPPED), grouped(P(None, None, None, "data"), 2)],
+        [Program(jax.vmap(conv), MAPPED_WHOLE), grouped(P(None, None, None, "data"), 8)],
+    ),
+    "float32 multiplied as TF32": (
+        [of_gpu(np.float32), Program(jnp.matmul, (struct(8, 8), struct(8, 8)), how=dict(platform="cuda"))],
+        [of_gpu(np.float32, precision="highest"), of_gpu(np.float16), of_gpu(np.float32, platform="cpu")],
+    ),
+    "float32 multiplied as bfloat16": (
+        [of_gpu(np.float32, platform="tpu")],
+        [of_gpu(np.float32, precision="highest", platform="tpu"), of_gpu(np.float32)],
+    ),
+    "dilated input": (
+        [
+            Program(lambda x, w: conv(x, w, lhs_dilation=(2, 2), padding=[(1, 1)] * 2), WIDE),
+            Program(lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"), (IMAGES, FILTER), **HOPPER),
+        ],
+        [Program(conv, WIDE), loss(lambda x, w: conv(x, w, strides=(2, 2)), IMAGES, FILTER)],
+    ),
+    "depthwise convolution": (
+        [loss(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, struct(3, 3, 1, 16))],
+        [loss(conv, IMAGES, FILTER), loss(lambda x, w: conv(x, w, feature_group_count=1), struct(4, 32, 32, 1), struct(3, 3, 1, 16))],
+    ),
+    "gradients of each example": ([Program(PER_EXAMPLE, (struct(3, 3, 16, 16), IMAGES))], [Program(gradient(), (FILTER, IMAGES))]),
+    "batched filters": (
+        [Program(jax.vmap(conv), (struct(4, 2, 16, 16, 16), struct(4, 3, 3, 16, 16)))],
+        [Program(jax.vmap(conv, (0, None)), (struct(4, 2, 16, 16, 16), FILTER))],
+    ),
+    "grouped convolution": (
+        [loss(lambda x, w: conv(x, w, feature_group_count=2), IMAGES, struct(3, 3, 8, 16))],
+        [loss(conv, IMAGES, FILTER)],
+    ),
+    "ragged product": ([ragged(8)], [ragged(1)]),
+    "another implementation is faster": (
+        [Program(lambda x, w: lax.conv(x, w, (1, 1, 1), "SAME"), (halves(2, 64, 8, 8, 8), halves(64, 64, 3, 3, 3)), **HOPPER)],
+        [Program(lambda x, w: lax.conv(x, w, (1, 1), "SAME"), (halves(2, 64, 8, 8), halves(64, 64, 3, 3)), **HOPPER)],
+    ),
+}  # fmt: skip
+
+
+def test_every_hazard_has_a_pair():
+    assert PAIRS.keys() == BY_NAME.keys() and len(BY_NAME) == len(HAZARDS)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_it_is_found_and_a_near_miss_is_not(name):
+    having, near = PAIRS[name]
+    shows = BY_NAME[name].shows_on(jax.__version_info__)
+    for program in having:
+        assert (name in program.hazards()) == shows
+    for program in near:
+        assert name not in program.hazards()
+
+
+SEEN_WRONG = (*(hazard.name for hazard in HAZARDS if hazard.what == "wrong" and hazard.seen),)
+
+
+@pytest.mark.parametrize("name", SEEN_WRONG)
+def test_lax_is_wrong_where_the_doctor_says_so(name):
+    having, near = PAIRS[name]
+    shows = BY_NAME[name].shows_on(jax.__version_info__)
+    assert [program.is_wrong() for program in having] == [shows] * len(having)
+    assert not any(program.is_wrong() for program in near)
+
+
+@pytest.mark.parametrize("name", ["batch of grouped convolutions", "groups split over devices"])
+def test_lax_gathers_where_the_doctor_says_so(name):
+    having, near = PAIRS[name]
+    assert all(program.gathers() for program in having) and not any(program.gathers() for program in near)
+
+
+def test_lax_multiplies_every_row_by_every_filter():
+    ((program,), _), groups = PAIRS["ragged product"], 8
+    rows, depth, columns = 256, 32, 32
+    counted = jax.jit(program.function).lower(*program.types).compile().cost_analysis()
+    assert counted is not None and counted["flops"] > 0.9 * groups * 2 * rows * depth * columns
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_its_section_exists_and_says_the_same(name):
+    hazard = BY_NAME[name]
+    page, _, anchor = hazard.page.partition("#")
+    text = (DOCS / page).read_text()
+    sections = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): body for title, body in SECTION.findall(text)}
+    assert not anchor or anchor in sections
+    assert name in (DOCS / "doctor.md").read_text()
+    if page == "lax-hazards.md":  # its reproduction runs in tests/project/test_docs.py
+        shows = re.search(r"^Shows on jax ([\d., and]+)\.$", sections[anchor], re.MULTILINE)
+        assert shows is not None
+        for version in ("0.10.2", "0.11.2", "0.12.0.1"):
+            assert (version in shows[1]) == hazard.shows_on(tuple(map(int, version.split("."))))
+    else:
+        assert not hazard.seen or hazard.of is Planned
+
+
+SECTION = re.compile(r"^#{2,3} (.*?)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
