@@ -86,6 +86,7 @@ struct Strip {
   // The element of that step in x, y and their cotangents, and in the state.
   __device__ int64_t Place(int t) const { return (static_cast<int64_t>(sequence) * p.T + t) * p.C + channel; }
   __device__ int64_t OfState(int t) const { return (static_cast<int64_t>(sequence) * (p.J - 1) + t + p.J - 1) * p.C + channel; }
+  __device__ bool Owns(int t) const { return t >= begin && t < end; }
   __device__ bool InState(int t) const { return t < 0 && t + p.J - 1 >= 0; }
 
   // The inputs of a step that may be in the state, or nowhere.
@@ -280,7 +281,7 @@ __device__ inline void WalkBack(const Strip<T, kVector>& strip, const float (&ta
     for (int u = 0; u < kChunk; ++u) {
       const unsigned reads = kAll ? ~0u : Reads<kCount>(numbers + u, numbers[u + kBefore], p.there);
       Cotangent<T, kVector, kCount, kAll>(p.activation, dy[u], t + u < p.T, inputs + u, taps, reads, bias, dz[kBefore + u]);
-      if (t + u < strip.end) {
+      if (strip.Owns(t + u)) {
 #pragma unroll
         for (int v = 0; v < kCount; ++v) {
           if (!kAll && (reads >> v & 1) == 0) continue;
@@ -299,7 +300,7 @@ __device__ inline void WalkBack(const Strip<T, kVector>& strip, const float (&ta
         for (int k = 0; k < kVector; ++k) d[k] = fmaf(dz[u + kBefore - v][k], taps[v][k], d[k]);
       }
       const int s = t + u - kBefore;
-      if (s >= strip.begin && s < strip.end) Store(Rounded<T, kVector>(d), dx + strip.Place(s));
+      if (strip.Owns(s)) Store(Rounded<T, kVector>(d), dx + strip.Place(s));
       if (strip.begin == 0 && d_state != nullptr && strip.InState(s)) Store(Rounded<T, kVector>(d), d_state + strip.OfState(s));
     }
 #pragma unroll

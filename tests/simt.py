@@ -32,6 +32,10 @@ FLAGS = [
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 CODES = ["fp32", "bf16", "fp16"]  # jaxext::Dtype
 EVERY_BLOCK = 2**63 - 1
+FOUND = (  # what is said of broken kernels
+    "AddressSanitizer|runtime error|simt: another order of threads|simt: some threads wait at a barrier|were never written, or are NaN"
+    "|are wrong, the first at"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,19 @@ def build(tmp_path_factory, broken: dict[str, str] | None = None, family: str = 
     here = tmp_path_factory.getbasetemp()
     folder = here.parent if here.name.startswith("popen-") else here  # pytest-xdist gives each worker a folder of its own
     return _made(folder, broken, family)
+
+
+def either(names, pieces) -> dict[str, str]:
+    """The texts of these files of csrc, in which each piece, old, has beside it what takes its place where the environment's BROKEN is its
+    number, new."""
+    texts = {name: (ROOT / "csrc" / name).read_text() for name in names}
+    for number, (old, new) in enumerate(pieces):
+        assert sum(text.count(old) for text in texts.values()) == 1, f"{old!r} is not there, or more than once"
+        statement = f"if (broken == {number}) {{\n{new}\n}} else {{\n{old}\n}}"
+        choice = statement if ";" in old else f"(broken == {number} ? {new} : {old})"
+        texts = {name: text.replace(old, choice) for name, text in texts.items()}
+    broken = 'static const int broken = atoi(getenv("BROKEN"));\n\nnamespace jaxext'
+    return {name: text.replace("namespace jaxext", broken, 1) for name, text in texts.items()}
 
 
 def _made(folder, broken, family):
