@@ -56,6 +56,7 @@ DEPTHWISE = [
     for role in ("fprop", "dgrad", "wgrad")
     for dtype in ("float32", "bfloat16", "float16")
 ]
+CAUSALS = [dict(family=4, role=role, operands=dtype) for role in ("forward", "backward") for dtype in ("fp32", "bf16", "fp16")]
 
 
 @functools.cache
