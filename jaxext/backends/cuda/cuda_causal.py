@@ -10,7 +10,7 @@ import dataclasses
 
 from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._launch import BITS, cdiv, largest_block
-from jaxext.kernels._roofline import machine
+from jaxext.kernels._roofline import START, machine
 
 THREADS = 128  # of a block
 VECTOR_BITS = 128
@@ -76,7 +76,7 @@ def resident(problem: CausalProblem) -> int:
 def clocks(problem: CausalProblem, config: CausalConfig) -> float:
     """Expected time, in clocks: the larger of two times of a multiprocessor, to move its vectors to and from the L2 cache and to compute.
 
-    Partial sums are written and read again.
+    While a block loads its taps, the others on its multiprocessor work.  Partial sums are written and read again.
     """
     gpu, taps, strip, channels = machine(problem.arch), problem.J, config.strip, vector(problem)
     halo, activated = taps - 1, ACTIVATED if problem.epilogue.activation else 1
@@ -88,7 +88,7 @@ def clocks(problem: CausalProblem, config: CausalConfig) -> float:
         moved, computed, times = 2 * strip + halo, strip * (taps + activated), 1
     computed += ACCESS * moved / channels
     elements, blocks = THREADS * channels, resident(problem)
-    of_block = times * elements * max(moved * BITS[problem.dtypes[0]] / 8 / gpu.l2, computed / gpu.fma)
+    of_block = START / blocks**2 + times * elements * max(moved * BITS[problem.dtypes[0]] / 8 / gpu.l2, computed / gpu.fma)
     return gpu.rounds(grid(problem, config), blocks) * blocks * of_block + gpu.moving(2 * partial_bytes(problem, config))
 
 

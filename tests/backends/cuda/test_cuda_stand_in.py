@@ -7,6 +7,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from lowered import operations, struct
 
@@ -176,6 +177,31 @@ def test_causal_convolutions_are_one_kernel_each_way(kind):
         "jaxext_causal_conv1d_backward_v1": [x, w, b, *added, x, x, (parts, 5, 16), *d_state],
     }
     assert parts > 1 and f"splits = {parts} : i64" in lowered.as_text()
+
+
+@pytest.mark.parametrize("given", [{"bias"}, {"initial_states"}, {"bias", "initial_states"}, set()], ids=str)
+def test_partial_sums_of_a_causal_convolution_become_cotangents(monkeypatch, given):
+    """The last row of each is the bias's; each cotangent has the dtype of its operand."""
+    rng = np.random.default_rng(0)
+    made = {}
+
+    def ffi_call(target, results):
+        made["arrays"] = [rng.integers(-3, 4, of.shape).astype(of.dtype) for of in results]
+        return lambda *operands, **attributes: [jnp.asarray(of) for of in made["arrays"]]
+
+    monkeypatch.setattr(jax.ffi, "ffi_call", ffi_call)
+    operands = {"x": jnp.zeros((2, 9, 5), jnp.bfloat16), "weight": jnp.zeros((4, 5), jnp.float32)}
+    added = {"bias": jnp.zeros(5, jnp.float16), "initial_states": jnp.zeros((2, 3, 5), jnp.float32)}
+    operands |= {name: of for name, of in added.items() if name in given}
+    call = types.SimpleNamespace(results={f"d_{name}": of.dtype for name, of in operands.items()}, further=True)
+    attributes = dict(B=2, T=9, C=5, J=4, splits=3, bias=int("bias" in given), initial_states=int("initial_states" in given))
+    got = cuda_binding._causal_backward(call, attributes, None, *operands.values(), operands["x"])
+    d_x, sums, *d_state = made["arrays"]
+    assert sums.shape == (3, 4 + ("bias" in given), 5) and sums.dtype == np.float32
+    want = {"d_x": d_x, "d_weight": sums.sum(0)[:4], "d_bias": sums.sum(0)[-1]} | ({"d_initial_states": d_state[0]} if d_state else {})
+    for (name, dtype), of in zip(call.results.items(), got, strict=True):
+        assert of.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(of, np.float32), want[name].astype(np.float32))
 
 
 @pytest.mark.parametrize(
