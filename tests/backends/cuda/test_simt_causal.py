@@ -58,14 +58,11 @@ def check(driver, folder, problems, integers=True, **options):
             raise AssertionError(f"{problem}, {config}: {error}") from None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("taps", [1, 2, 3, 4, 5, 8, 9, 31])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role, taps", [*itertools.product(ROLES, (1, 2, 3, 4, 5, 8)), ("forward", 9), ("forward", 31)])
 def test_values(driver, tmp_path, role, taps, dtype):
-    """With and without vectors, in small integers."""
-    if role == "backward" and taps > 8:
-        pytest.skip("refused")
-    odd_and_even = itertools.product((24, 7), GIVEN)
+    """With and without vectors, in small integers.  In 16 bits, whose sizes are the same, with all operands or few."""
+    odd_and_even = itertools.product((24, 7), GIVEN if dtype == "fp32" else GIVEN[-2:])
     check(driver, tmp_path, [a_problem(role, taps, activation=None, dtype=dtype, C=C, **given) for C, given in odd_and_even])
 
 
@@ -90,7 +87,7 @@ def test_rounding(driver, tmp_path, role, dtype):
 def test_mixed_dtypes(driver, tmp_path, role):
     """Weight and bias may have others than x."""
     problems = []
-    for x, weight, bias in itertools.product(DTYPES, repeat=3):
+    for x, (weight, bias) in itertools.product(DTYPES, (("fp32", "bf16"), ("bf16", "fp16"), ("fp16", "fp32"))):
         problem = a_problem(role, activation=None, dtype=x, C=8, state=True)
         problems.append(dataclasses.replace(problem, dtypes=(x, weight, x), epilogue=Epilogue(bias=bias)))
     check(driver, tmp_path, problems)
@@ -100,7 +97,7 @@ def test_mixed_dtypes(driver, tmp_path, role):
 @pytest.mark.parametrize("given", [dict(state=True), ALL], ids=["state", "packed"])
 def test_short_sequences(driver, tmp_path, role, given):
     """Also shorter than the filter."""
-    sizes = itertools.product((1, 2, 3, 4, 5, 8), (2, 4, 8), (8, 3))
+    sizes = itertools.product((1, 2, 3, 5, 8), (2, 4, 8), (8, 3))
     check(driver, tmp_path, [a_problem(role, taps, activation=None, T=T, C=C, **given) for T, taps, C in sizes])
 
 
@@ -196,10 +193,10 @@ def test_partial_sums_are_twice_the_same(driver, tmp_path):
         np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
 
 
-LARGE = {  # what there are more than 2^31 of -> the ends of the arrays, what the arrays are besides, and blocks
-    "elements of a sequence": (dict(B=1, T=40, C=1024), {"T": 1 << 22}, 40),
-    "elements of all sequences": (dict(B=2, T=8, C=64), {"B": 1 << 23}, 1),
-    "elements that go one by one": (dict(B=1, T=40, C=129), {"T": 1 << 24}, 20),
+LARGE = {  # what there are more than 2^31 of -> the ends of the arrays, what the arrays are besides, blocks, and splits backward
+    "elements of a sequence": (dict(B=1, T=40, C=1024), {"T": 1 << 22}, 16, 1 << 13),
+    "elements of all sequences": (dict(B=2, T=8, C=64), {"B": 1 << 23}, 1, 1 << 15),
+    "elements that go one by one": (dict(B=1, T=40, C=129), {"T": 1 << 24}, 9, 1 << 15),
 }
 
 
@@ -208,15 +205,12 @@ LARGE = {  # what there are more than 2^31 of -> the ends of the arrays, what th
 @pytest.mark.parametrize("what", LARGE)
 def test_more_than_2_to_the_31(driver, tmp_path, what, role, taps):
     """The last blocks of arrays that are zero before their ends give what the ends alone give."""
-    sizes, changes, blocks = LARGE[what]
+    sizes, changes, blocks, splits = LARGE[what]
     case = a_problem(role, taps, activation=None, dtype="bf16", **sizes)
     whole = dataclasses.replace(case, **changes)
     assert whole.B * whole.T * whole.C > 2**31 and host_code.refuses(whole, cuda_causal) is None
-    config = CausalConfig(lanes=16, strip=8)
-    if role == "backward":
-        config = dataclasses.replace(config, splits=65535)
+    config = CausalConfig(lanes=16, strip=64, splits=splits if role == "backward" else 1)
     operands = operands_of(case, integers=True)
-    operands["bias"][:] = 0
     (reply,) = run(driver, tmp_path, [(case, config, operands)], whole=whole, blocks=blocks)
     assert reply.code == 0, reply.message
     harness.check(reply.results[0], true(case, operands)[0])
