@@ -151,7 +151,7 @@ def test_what_is_asked_in_vain():
     asked |= {"role": "nn", "dtypes": ("bf16", "bf16", "bf16"), "fused": False, "arch": 90}
     assert _cuda_module.matmul_refuses(**asked) is None
     with pytest.raises(ValueError, match="role is fprop, want forward or backward"):
-        _cuda_module.causal_refuses(role="fprop", B=1, T=1, C=1, J=1, dtypes=("fp32",) * 3, bias=None, arch=90)
+        _cuda_module.causal_refuses(role="fprop", B=1, T=1, C=1, J=1, dtypes=("fp32", "fp32", "fp32"), bias=None, arch=90)
     asked["role"] = "nm"
     with pytest.raises(ValueError, match="role is nm, want nn, nt or tn"):
         _cuda_module.matmul_refuses(**asked)

@@ -4,6 +4,7 @@ Tests that need the module itself are in test_cuda_binding.py.
 """
 
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +194,7 @@ def test_partial_sums_of_a_causal_convolution_become_cotangents(monkeypatch, giv
     operands = {"x": jnp.zeros((2, 9, 5), jnp.bfloat16), "weight": jnp.zeros((4, 5), jnp.float32)}
     added = {"bias": jnp.zeros(5, jnp.float16), "initial_states": jnp.zeros((2, 3, 5), jnp.float32)}
     operands |= {name: of for name, of in added.items() if name in given}
-    call = types.SimpleNamespace(results={f"d_{name}": of.dtype for name, of in operands.items()}, further=True)
+    call: Any = types.SimpleNamespace(results={f"d_{name}": of.dtype for name, of in operands.items()}, further=True)
     attributes = dict(B=2, T=9, C=5, J=4, splits=3, bias=int("bias" in given), initial_states=int("initial_states" in given))
     got = cuda_binding._causal_backward(call, attributes, None, *operands.values(), operands["x"])
     d_x, sums, *d_state = made["arrays"]
