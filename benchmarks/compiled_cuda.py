@@ -40,7 +40,8 @@ _RESOURCES = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) L
 _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.DOTALL)
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
 _NAME = re.compile(
-    r"jaxext::(?:sm90|depthwise)::(Matmul|RaggedProduct|Convolution|GatherLine|GatherPlane|Wgrad)<([^<>]*)"
+    r"jaxext::(?:sm90|depthwise|causal)::"
+    r"(Matmul|RaggedProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward)<([^<>]*)"
 )  # up to a template among the arguments
 
 
@@ -152,6 +153,8 @@ def describe(name: str) -> dict:
             "config": f"{m}x{n}, cluster {cluster}",
             **{"tile_m": m, "tile_n": n, "cluster_m": cluster},
         }
+    if template.startswith("Causal"):
+        return _describe_causal(template, *arguments)
     element, vector, taps, *window = arguments
     walk = {"GatherLine": "line", "GatherPlane": "plane", "Wgrad": "sums"}[template]
     return {
@@ -161,6 +164,21 @@ def describe(name: str) -> dict:
         + (", apart" if "false" in window else "")
         + (", epilogue" if window and window[-1].endswith("Finish") else ""),
         "vector": int(vector),
+    }
+
+
+def _describe_causal(template: str, element: str, vector: str, *which: str) -> dict:
+    """Taps are those that stay in registers."""
+    if template == "CausalForward":
+        taps = ("4 taps", "up to 4 taps", "any taps")[int(which[0])]
+    else:
+        taps = f"{'up to ' * (which[1] == 'false')}{which[0]} taps"
+    return {
+        "kernel": "causal_forward" if template == "CausalForward" else "causal_backward",
+        "operands": ELEMENTS[element],
+        "config": f"{vector} channels, {taps}",
+        "vector": int(vector),
+        "access": int(vector) * (4 if element == "float" else 2),
     }
 
 
@@ -191,8 +209,18 @@ def vectorised(row: dict) -> bool:
     return row.get("vector", 1) > 1
 
 
+def access(row: dict) -> str:
+    """Bytes of a load or store of a vector."""
+    return str(row.get("access", 16))
+
+
+def sums(row: dict) -> bool:
+    """Whether its results, or some, are sums, which go element by element."""
+    return "wgrad" in row["kernel"] or row["kernel"] == "causal_backward"
+
+
 def stores_lines(row: dict) -> bool:
-    return row["kernel"].startswith("ragged") or vectorised(row) and "wgrad" not in row["kernel"]
+    return row["kernel"].startswith("ragged") or vectorised(row) and not sums(row)
 
 
 # What no kernel may do -> whether a row does it.
@@ -209,9 +237,17 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     "pixels not gathered by TMA": lambda row: row["kernel"].startswith("conv") and row["im2col"] == 0,
     "nothing shared in a cluster": lambda row: max(row.get("cluster_m", 1), row.get("cluster_n", 1)) > 1 and row["multicast"] == 0,
     "results not stored by TMA": lambda row: row["kernel"].startswith("matmul") and row["tma_stores"] == 0,
-    # a memory-bound kernel: of fprop and dgrad only the filter, which is small, goes element by element, of wgrad only the result
-    "narrow loads": lambda row: vectorised(row) and ("16" not in row["loads"] or "wgrad" in row["kernel"] and set(row["loads"]) != {"16"}),
-    "narrow stores": lambda row: stores_lines(row) and set(row["stores"]) != {"16"},
+    # a memory-bound kernel: the filter, which is small, and sums go element by element, and the numbers of sequences
+    "narrow loads": lambda row: (
+        vectorised(row) and (access(row) not in row["loads"] or "wgrad" in row["kernel"] and set(row["loads"]) != {"16"})
+    ),
+    "narrow stores": lambda row: (
+        stores_lines(row)
+        and set(row["stores"]) != {"16"}
+        or vectorised(row)
+        and "causal" in row["kernel"]
+        and access(row) not in row["stores"]
+    ),
     # profiles show it, and this table reads it
     "named after nothing in csrc": lambda row: row["kernel"] == "unknown",
     "not in the module's table": lambda row: hopper(row) and not row["told"],

@@ -20,7 +20,7 @@ namespace {
 
 py::dict Handlers() {
   py::dict handlers;
-  for (const auto& targets : {MatmulTargets(), RaggedTargets(), ConvTargets(), DepthwiseTargets()}) {
+  for (const auto& targets : {MatmulTargets(), RaggedTargets(), ConvTargets(), DepthwiseTargets(), CausalTargets()}) {
     for (const Target& target : targets) handlers[py::str(target.name)] = py::capsule(reinterpret_cast<void*>(target.handler));
   }
   return handlers;
@@ -114,6 +114,14 @@ Reason AskConv(const std::string& role, int rank, const py::object& B, const py:
   return kRefuses(RoleOf<ConvRole>(role, {"fprop", "dgrad", "wgrad"}), rank, problem, {dtypes[0], dtypes[1], dtypes[2]}, arch);
 }
 
+// `bias`: its dtype, or None.
+Reason AskCausal(const std::string& role, const py::object& B, const py::object& T, const py::object& C, const py::object& J,
+                 const Names& dtypes, const std::optional<std::string>& bias, int arch) {
+  if (role != "forward" && role != "backward") throw py::value_error("role is " + role + ", want forward or backward");
+  return CausalRefuses(role == "forward" ? CausalRole::kForward : CausalRole::kBackward, {Number(B), Number(T), Number(C), Number(J)},
+                       {dtypes[0], dtypes[1], dtypes[2]}, bias.value_or(""), arch);
+}
+
 template <auto kRefuses>
 void DefineConv(py::module_& module, const char* name, const char* doc) {
   module.def(name, &AskConv<kRefuses>, doc, py::kw_only(), "role"_a, "rank"_a, "B"_a, "N"_a, "G"_a, "C"_a, "K"_a, "input"_a, "filter"_a,
@@ -135,6 +143,8 @@ PYBIND11_MODULE(_cuda_module, module) {
              "P"_a, "R"_a, "M"_a, "N"_a, "K"_a, "G"_a, "dtypes"_a, "arch"_a);
   jaxext::DefineConv<&jaxext::ConvRefuses>(module, "conv_refuses", "Why no kernel takes this dense convolution, or None.");
   jaxext::DefineConv<&jaxext::DepthwiseRefuses>(module, "depthwise_refuses", "Why no kernel takes this depthwise convolution, or None.");
+  module.def("causal_refuses", &jaxext::AskCausal, "Why no kernel takes this causal convolution, or None.", py::kw_only(), "role"_a, "B"_a,
+             "T"_a, "C"_a, "J"_a, "dtypes"_a, "bias"_a, "arch"_a);
   module.def(
       "ffi_version", [] { return py::make_tuple(jaxext::CompiledFfiVersion().major, jaxext::CompiledFfiVersion().minor); },
       "Of the XLA headers that the handlers were compiled with.");

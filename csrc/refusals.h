@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "causal.h"
 #include "problem.h"
 
 namespace jaxext {
@@ -44,6 +45,9 @@ Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes
 Reason RaggedRefuses(MatmulRole role, const RaggedProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
+// Of x, weight and y; the bias's dtype is "" where there is none.
+Reason CausalRefuses(CausalRole role, const CausalProblem& problem, const Dtypes& dtypes, const std::string& bias,
+                     std::optional<int> arch = {});
 
 // For the functions above.
 

@@ -18,6 +18,7 @@ std::vector<Target> MatmulTargets();
 std::vector<Target> RaggedTargets();
 std::vector<Target> ConvTargets();
 std::vector<Target> DepthwiseTargets();
+std::vector<Target> CausalTargets();
 
 // The version of XLA's FFI in whose headers the handlers were compiled: (major, minor).
 struct FfiVersion {

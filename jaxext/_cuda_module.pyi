@@ -14,6 +14,9 @@ def matmul_refuses(*, role: str, B: int, M: int, N: int, K: int, dtypes: tuple[s
 def ragged_refuses(
     *, role: str, B: int, P: int, R: int, M: int, N: int, K: int, G: int, dtypes: tuple[str, str, str], arch: int
 ) -> str | None: ...
+def causal_refuses(
+    *, role: str, B: int, T: int, C: int, J: int, dtypes: tuple[str, str, str], bias: str | None, arch: int
+) -> str | None: ...
 def conv_refuses(
     *,
     role: str,

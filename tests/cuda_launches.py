@@ -14,8 +14,10 @@ import subprocess
 import tempfile
 
 import pytest
+from simt_causal import OPERANDS, RESULTS, itemsize, operand_shapes, result_shapes
 
 from jaxext.backends.cuda import cuda_binding
+from jaxext.kernels._epilogue import ACTIVATIONS
 
 TESTS = pathlib.Path(__file__).parent
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
@@ -29,7 +31,7 @@ from jaxext import _cuda_module  # noqa: E402
 OK, INVALID, INTERNAL = range(3)  # jaxext::Status
 CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn"]  # jaxext::Dtype
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2}
+ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2, "forward": 0, "backward": 1}
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
 SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
 RAGGED_SLOTS = {"nn": "xwy", "nt": "wyx", "tn": "xyw"}
@@ -38,6 +40,8 @@ RAGGED_SHAPES = {"x": "BPRMK", "w": "BGKN", "y": "BPRMN"}
 ADDRESSES = [(i << 44) + 16 for i in (1, 2, 3)]
 ADDED = {slot: (i << 44) + 16 for i, slot in enumerate(("bias", "residual", "saved"), 4)}
 PLACES = (7 << 44) + 4  # of a ragged product
+# Of a causal convolution's arrays.
+CAUSAL = {name: (i << 44) + 16 for i, name in enumerate((*OPERANDS, *RESULTS), 1)}
 STREAM = 77
 ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
@@ -52,6 +56,7 @@ DEPTHWISE = [
     for role in ("fprop", "dgrad", "wgrad")
     for dtype in ("float32", "bfloat16", "float16")
 ]
+CAUSALS = [dict(family=4, role=role, operands=dtype) for role in ("forward", "backward") for dtype in ("fp32", "bf16", "fp16")]
 
 
 @functools.cache
@@ -69,15 +74,30 @@ def runtime(*more: str | pathlib.Path) -> ctypes.CDLL:
 
 def ask(case, device=0, failing=""):
     """(status, what was asked of CUDA, or the message).  A case may have an epilogue: the activation's number, and whose arrays exist."""
-    numbers = [(ctypes.c_int64 * len(values))(*values) for values in (case["problem"], case["config"], [*ADDRESSES, STREAM, PLACES])]
+    numbers = [_pointer(values) for values in (case["problem"], case["config"], [*ADDRESSES, STREAM, PLACES])]
     epilogue = None
     if "epilogue" in case:
         activation, slots = case["epilogue"]
         epilogue = (ctypes.c_int64 * 4)(activation, *(address if slot in slots else 0 for slot, address in ADDED.items()))
     answer = ctypes.create_string_buffer(1 << 20)
+    if case["family"] == 4:
+        return _ask_causal(case, device, failing, answer)
     where = (case["family"], case["rank"], ROLES[case["role"]], device, failing.encode())
     dtypes = (CODES.index(case["operands"]), CODES.index(case["result"]))
-    status = runtime().Call(*where, *dtypes, *numbers, epilogue, answer, ctypes.c_int64(len(answer)))
+    return _told(runtime().Call(*where, *dtypes, *numbers, epilogue, answer, ctypes.c_int64(len(answer))), answer)
+
+
+def _ask_causal(case, device, failing, answer):
+    numbers = [_pointer(case[name]) for name in ("numbers", "problem", "config", "addresses")]
+    where = ROLES[case["role"]], device, failing.encode()
+    return _told(runtime().CallCausal(*where, *numbers, answer, ctypes.c_int64(len(answer))), answer)
+
+
+def _pointer(values):
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _told(status, answer):
     text = answer.value.decode()
     return status, json.loads(text) if status == OK else text
 
@@ -116,3 +136,21 @@ def conv(row, p, config):
     fields = ("lanes", "strip", "pieces") if row["family"] == 2 else ("tile_m", "tile_n", "cluster_m")
     values = [row[name] if name == "tile_n" else getattr(config, name) for name in fields] + [config.splits]
     return row | dict(result=result, problem=numbers, config=values, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
+
+
+def causal(problem, config):
+    """A case with an address for each array that exists, and its bytes by name."""
+    shapes = operand_shapes(problem) | result_shapes(problem, config.splits)
+    short = {"fp32": 0, "bf16": 1, "fp16": 2}  # jaxext::Dtype
+    epilogue = problem.epilogue
+    numbers = [*(short[dtype] for dtype in (*problem.dtypes[:2], epilogue.bias or "fp32"))]
+    return dict(
+        family=4,
+        role=problem.role,
+        operands=problem.dtypes[0],
+        numbers=[*numbers, 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)],
+        problem=[problem.B, problem.T, problem.C, problem.J],
+        config=[config.lanes, config.strip, config.splits],
+        addresses=[*(CAUSAL[name] if name in shapes else 0 for name in CAUSAL), STREAM],
+        bytes={name: math.prod(shape) * itemsize(problem, name) for name, shape in shapes.items()},
+    )

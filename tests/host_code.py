@@ -15,13 +15,15 @@ import tempfile
 import numpy as np
 import pytest
 
-from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_matmul
 from jaxext.backends.cuda.cuda_conv import ConvConfig
+from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
 ROOT = pathlib.Path(__file__).parent.parent
-ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2}  # jaxext::MatmulRole, jaxext::ConvRole
+# jaxext::MatmulRole, jaxext::ConvRole, jaxext::CausalRole
+ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2, "forward": 0, "backward": 1}
 FLAGS = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 
 
@@ -51,7 +53,7 @@ def _library() -> ctypes.CDLL:
     if shutil.which("g++") is None:
         pytest.skip("no g++ found")
     csrc, tests = ROOT / "csrc", ROOT / "tests/csrc"
-    units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in ("matmul", "ragged", "conv_plan", "depthwise_plan"))]
+    units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in ("matmul", "ragged", "conv_plan", "depthwise_plan", "causal_plan"))]
     with tempfile.TemporaryDirectory() as folder:
         objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in units]
         compile = ["g++", *FLAGS, f"-I{csrc}", f"-I{tests / 'cuda'}", "-c"]
@@ -65,16 +67,18 @@ def _pointer(values):
     return np.ctypeslib.as_ctypes(np.array(values, np.int64))
 
 
-def _numbers(problem: MatmulProblem | ConvProblem):
-    """The fields of its struct in csrc/problem.h, in order."""
+def _numbers(problem: MatmulProblem | ConvProblem | CausalProblem):
+    """The fields of its struct in csrc, in order."""
     return _pointer(np.hstack([*cuda_binding.fields(problem).values()]))
 
 
-def refuses(problem: MatmulProblem | ConvProblem, family=cuda_matmul) -> str | None:
+def refuses(problem: MatmulProblem | ConvProblem | CausalProblem, family=cuda_matmul) -> str | None:
     """Why the kernels of the family, which has the module, do not take the problem, or None."""
-    name = {cuda_matmul: "matmul", cuda_ragged: "ragged", cuda_conv: "conv", cuda_depthwise: "depthwise"}[family]
+    name = family.__name__.rpartition("cuda_")[2]
     rank = cuda_conv.rank(problem) if isinstance(problem, ConvProblem) else 0
-    dtypes = (ctypes.c_char_p * 3)(*(dtype.encode() for dtype in problem.dtypes))
+    bias = [problem.epilogue.bias or ""] if family is cuda_causal else []
+    names = [dtype.encode() for dtype in (*problem.dtypes, *bias)]
+    dtypes = (ctypes.c_char_p * len(names))(*names)
     text = ctypes.create_string_buffer(1000)
     refused = _library().Refuses(name.encode(), ROLES[problem.role], rank, _numbers(problem), dtypes, problem.arch, text)
     return text.value.decode() if refused else None

@@ -1,6 +1,7 @@
-"""The hand-written CUDA kernels, their launchers included, on a CPU: how the driver tests/csrc/depthwise_driver.cc is built and asked.
+"""The hand-written CUDA kernels, their launchers included, on a CPU: how the drivers in tests/csrc are built, and that of depthwise
+convolutions is asked (simt_causal.py asks the other).
 
-It is compiled by g++, with AddressSanitizer and UBSan; needs no GPU and no CUDA.
+They are compiled by g++, with AddressSanitizer and UBSan; this needs no GPU and no CUDA.
 """
 
 import dataclasses
@@ -31,6 +32,10 @@ FLAGS = [
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 CODES = ["fp32", "bf16", "fp16"]  # jaxext::Dtype
 EVERY_BLOCK = 2**63 - 1
+FOUND = (  # what is said of broken kernels
+    "AddressSanitizer|runtime error|simt: another order of threads|simt: some threads wait at a barrier|were never written, or are NaN"
+    "|are wrong, the first at"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,28 +52,42 @@ class Reply:
     result: np.ndarray | None  # partial results added up; None where the problem was refused
 
 
-def build(tmp_path_factory, broken: dict[str, str] | None = None) -> pathlib.Path:
-    """The driver, made once for all workers; with `broken`, other texts for some of its files, of float32 alone."""
+def build(tmp_path_factory, broken: dict[str, str] | None = None, family: str = "depthwise") -> pathlib.Path:
+    """The family's driver, made once for all workers; with `broken`, other texts for some of its files, of float32 alone."""
     if not shutil.which(CXX):
         pytest.skip(f"{CXX} is not there")
     here = tmp_path_factory.getbasetemp()
     folder = here.parent if here.name.startswith("popen-") else here  # pytest-xdist gives each worker a folder of its own
-    return _made(folder, broken)
+    return _made(folder, broken, family)
 
 
-def _made(folder, broken):
-    csrc, home = ROOT / "csrc", folder / ("simt-broken" if broken else "simt")
-    units = [*csrc.glob("depthwise_*.cu"), csrc / "depthwise.cc", csrc / "depthwise_plan.cc", ROOT / "tests/csrc/depthwise_driver.cc"]
+def either(names, pieces) -> dict[str, str]:
+    """The texts of these files of csrc, in which each piece, old, has beside it what takes its place where the environment's BROKEN is its
+    number, new."""
+    texts = {name: (ROOT / "csrc" / name).read_text() for name in names}
+    for number, (old, new) in enumerate(pieces):
+        assert sum(text.count(old) for text in texts.values()) == 1, f"{old!r} is not there, or more than once"
+        statement = f"if (broken == {number}) {{\n{new}\n}} else {{\n{old}\n}}"
+        choice = statement if ";" in old else f"(broken == {number} ? {new} : {old})"
+        texts = {name: text.replace(old, choice) for name, text in texts.items()}
+    broken = 'static const int broken = atoi(getenv("BROKEN"));\n\nnamespace jaxext'
+    return {name: text.replace("namespace jaxext", broken, 1) for name, text in texts.items()}
+
+
+def _made(folder, broken, family):
+    csrc, sound = ROOT / "csrc", folder / f"simt-{family}"
+    home = folder / f"simt-{family}-broken" if broken else sound
+    units = [*csrc.glob(f"{family}_*.cu"), csrc / f"{family}.cc", csrc / f"{family}_plan.cc", ROOT / f"tests/csrc/{family}_driver.cc"]
     others = []
     if broken:
-        _made(folder, None)
-        others = [folder / "simt" / f"{unit.name}.o" for unit in units if unit.name not in ("depthwise_f32.cu", "depthwise.cc")]
-        units = [home / "depthwise_f32.cu", home / "depthwise.cc"]
+        _made(folder, None, family)
+        others = [sound / f"{unit.name}.o" for unit in units if unit.name not in (f"{family}_f32.cu", f"{family}.cc")]
+        units = [home / f"{family}_f32.cu", home / f"{family}.cc"]
     home.mkdir(exist_ok=True)
     with open(home / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "driver").exists():
-            for path in csrc.glob("depthwise*") if broken else ():  # all of them, since they include each other from where they are
+            for path in csrc.glob(f"{family}*") if broken else ():  # all of them, since they include each other from where they are
                 (home / path.name).write_text(broken.get(path.name) or path.read_text())
             _compile(units, home)
             _done(_start([CXX, *FLAGS, *others, *(home / f"{unit.name}.o" for unit in units), "-o", home / "linked"]))

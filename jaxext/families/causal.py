@@ -12,7 +12,6 @@ one pass.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext.backends.cuda.cuda_binding import CudaCausal
 from jaxext.backends.triton.triton_binding import TritonCausal
 from jaxext.families import activation as _activation
 from jaxext.families import fuse
@@ -28,7 +28,6 @@ from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
 from jaxext.forms.by_reference import Declaration, Keywords, Reference
 from jaxext.forms.family import Family, declare
-from jaxext.forms.operation import composed
 
 LAYOUT = ("NWC", "WIO", "NWC")
 
@@ -143,23 +142,8 @@ def _composed(names, *arrays, activation, implementation=None) -> tuple[jax.Arra
     return (y.astype(dtype),)
 
 
-class _ByCuda(Reference):
-    """The definition, by CUDA's kernels of convolutions."""
-
-    name = "cuda"
-
-    def supports(self, call):
-        return "its kernels have no boundaries of sequences" if "seq_idx" in call.labels else None
-
-    def gains(self, call):
-        return "it takes several kernels"
-
-    def run(self, call, config, operands):
-        return composed(dataclasses.replace(call, params={**call.params, "implementation": None}), operands, self.name)
-
-
 FAMILY, _ = (
-    declare(Family(name, twin=None, names=name), TritonCausal(), _ByCuda(), Reference())
+    declare(Family(name, twin=None, names=name), CudaCausal(), TritonCausal(), Reference())
     for name in ("causal_conv1d", "causal_conv1d_backward")
 )
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "causal.h"
 #include "conv.h"
 #include "depthwise.h"
 #include "matmul.h"
@@ -195,9 +196,18 @@ const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorNot
 void Begin(int32_t on_device, const char* fail) { device = on_device, failing = fail, asked.clear(), descriptors = 0; }
 void Told(char* answer, int64_t room) { std::strncpy(answer, ("[" + asked + "]").c_str(), room - 1); }
 
+// The status, and its message or, if there is none, what was asked of CUDA.
+int32_t Conclude(const jaxext::Status& status, char* answer, int64_t room) {
+  if (status.ok()) {
+    Told(answer, room);
+  } else {
+    std::strncpy(answer, status.message.c_str(), room - 1);
+  }
+  return status.code;
+}
+
 // Problems and configs are the fields of their structs, in order, and `epilogue` is too, or null.  Addresses are those of both operands and
-// the result, the stream, and the places of a ragged product.  The answer is the status, its message or,
-// if there is none, what was asked of CUDA.
+// the result, the stream, and the places of a ragged product.
 int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, const char* fail, int32_t operands, int32_t result,
              const int64_t* problem, const int64_t* config, const int64_t* addresses, const int64_t* epilogue, char* answer, int64_t room) {
   using namespace jaxext;
@@ -228,12 +238,24 @@ int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, cons
     status = Depthwise(static_cast<ConvRole>(role), *reinterpret_cast<const ConvProblem*>(problem),
                        *reinterpret_cast<const DepthwiseConfig*>(config), dtype, of_result, first, second, out, added, stream);
   }
-  if (status.ok()) {
-    Told(answer, room);
-  } else {
-    std::strncpy(answer, status.message.c_str(), room - 1);
-  }
-  return status.code;
+  return Conclude(status, answer, room);
+}
+
+// The same of a causal convolution.  `numbers`: the dtypes of x, weight and bias, and the activation.  `addresses`: those of
+// CausalOperands and CausalResults, in order, 0 for one that is not there, and the stream.
+int32_t CallCausal(int32_t role, int32_t on_device, const char* fail, const int64_t* numbers, const int64_t* problem, const int64_t* config,
+                   const int64_t* addresses, char* answer, int64_t room) {
+  using namespace jaxext;
+  Begin(on_device, fail);
+  const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
+  const auto dtype = [&](int i) { return static_cast<Dtype>(numbers[i]); };
+  const CausalOperands operands = {dtype(0), dtype(1), dtype(2), static_cast<Activation>(numbers[3]), at(0),
+                                   at(1),    at(2),    at(3),    static_cast<const int32_t*>(at(4)),  static_cast<const int32_t*>(at(5)),
+                                   at(6)};
+  const Status status = Causal(static_cast<CausalRole>(role), *reinterpret_cast<const CausalProblem*>(problem),
+                               *reinterpret_cast<const CausalConfig*>(config), operands, {at(7), static_cast<float*>(at(8)), at(9)},
+                               static_cast<cudaStream_t>(at(10)));
+  return Conclude(status, answer, room);
 }
 
 // From now on the parameters of this kernel's launches are written down too.

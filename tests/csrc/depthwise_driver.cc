@@ -6,16 +6,13 @@
 // Numbers are int64.  A request is a number of cases; a case is a Case, the bytes of both operands (x, w, y without the open slot), and
 // gets a Reply, its message, and the bytes of the result.  Every array is an allocation of its own, of exactly its size, for
 // AddressSanitizer; results start as NaN; a case runs with three orders of threads, which must give the same bits.
-#include <sys/mman.h>
-
-#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <string>
 
-#include "cuda_runtime_api.h"
 #include "depthwise.h"
 #include "depthwise_plan.h"
+#include "driver.h"
 
 namespace jaxext::depthwise {
 float4 shared_memory[kSharedBytes / sizeof(float4)];
@@ -23,6 +20,9 @@ float4 shared_memory[kSharedBytes / sizeof(float4)];
 
 namespace {
 
+using driver::Array;
+using driver::Read;
+using driver::ReadBytes;
 using jaxext::ConvProblem;
 using jaxext::ConvRole;
 using jaxext::DepthwiseConfig;
@@ -49,34 +49,6 @@ struct Reply {
   int64_t remembered;  // the error that CUDA remembers afterwards
 };
 
-// An array that starts `shift` bytes after a boundary; what lies before it is there to be found unchanged.  Where only its end is carried
-// the rest is mapped, and takes no memory until it is touched.
-class Array {
- public:
-  Array(int64_t bytes, int64_t carried, int64_t shift) : bytes_(bytes), carried_(carried), shift_(shift) {
-    memory_ = static_cast<char*>(
-        mapped() ? mmap(nullptr, bytes + shift, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-                 : std::malloc(bytes + shift));
-    if (memory_ == MAP_FAILED) simt::Fail("no memory to map");
-    std::memset(memory_, 0xFF, shift);
-    std::memset(end(), 0xFF, carried);
-  }
-  ~Array() { mapped() ? static_cast<void>(munmap(memory_, bytes_ + shift_)) : std::free(memory_); }
-  Array(const Array&) = delete;
-  char* data() const { return memory_ + shift_; }
-  char* end() const { return data() + bytes_ - carried_; }  // where what is carried starts
-  std::string contents() const { return std::string(end(), carried_); }
-  bool intact() const {
-    return std::all_of(memory_, memory_ + shift_, [](char c) { return c == '\xFF'; });
-  }
-
- private:
-  bool mapped() const { return carried_ < bytes_; }
-
-  int64_t bytes_, carried_, shift_;
-  char* memory_;
-};
-
 Status Launch(const Case& c, const Array& first, const Array& second, const Array& third, simt::Order order) {
   auto* stream = reinterpret_cast<cudaStream_t>(&simt::runtime);  // any, but none that is CUDA's
   simt::machine = {jaxext::depthwise::shared_memory, sizeof jaxext::depthwise::shared_memory, order, c.blocks};
@@ -99,21 +71,6 @@ Status Run(const Case& c, const std::string& first, const std::string& second, s
     *result = out.contents();
   }
   return status;
-}
-
-template <typename T>
-T Read(std::istream& in) {
-  T value;
-  in.read(reinterpret_cast<char*>(&value), sizeof value);
-  if (!in) simt::Fail("the request ends early");
-  return value;
-}
-
-std::string ReadBytes(std::istream& in, int64_t bytes) {
-  std::string contents(bytes, '\0');
-  in.read(contents.data(), bytes);
-  if (!in) simt::Fail("the request ends early");
-  return contents;
 }
 
 }  // namespace

@@ -45,7 +45,8 @@ std::vector<RaggedKernel> RaggedTN() { return {{MatmulRole::kTN, Dtype::kBF16, {
 
 using namespace jaxext;
 
-// Whether a problem is refused, and the reason.  Problems are the fields of their structs, in order.
+// Whether a problem is refused, and the reason.  Problems are the fields of their structs, in order.  A causal convolution's dtypes have
+// the bias's too.
 extern "C" int Refuses(const char* family, int role, int rank, const int64_t* problem, const char* const* dtypes, int arch, char* text) {
   const Dtypes names = {dtypes[0], dtypes[1], dtypes[2]};
   Reason reason;
@@ -53,6 +54,8 @@ extern "C" int Refuses(const char* family, int role, int rank, const int64_t* pr
     reason = MatmulRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, /*fused=*/false, arch);
   } else if (!std::strcmp(family, "ragged")) {
     reason = RaggedRefuses(MatmulRole(role), *reinterpret_cast<const RaggedProblem*>(problem), names, arch);
+  } else if (!std::strcmp(family, "causal")) {
+    reason = CausalRefuses(CausalRole(role), *reinterpret_cast<const CausalProblem*>(problem), names, dtypes[3], arch);
   } else {
     const auto refuses = !std::strcmp(family, "conv") ? &ConvRefuses : &DepthwiseRefuses;
     reason = refuses(ConvRole(role), rank, *reinterpret_cast<const ConvProblem*>(problem), names, arch);

@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "causal.h"
 #include "conv.h"
 #include "depthwise.h"
 #include "matmul.h"
@@ -71,11 +72,21 @@ Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, Dt
              result, {first, second, places, out}, /*epilogue=*/nullptr);
 }
 
+Status Causal(CausalRole role, const CausalProblem& p, const CausalConfig& c, const CausalOperands& o, const CausalResults& r,
+              cudaStream_t) {
+  const int64_t of_bias = o.bias != nullptr ? static_cast<int64_t>(o.of_bias) : -1;
+  return Say(role == CausalRole::kForward ? "causal forward" : "causal backward", {p.B, p.T, p.C, p.J},
+             {c.lanes, c.strip, c.splits, static_cast<int64_t>(o.activation), of_bias}, o.dtype, o.of_weight,
+             {o.x, o.weight, o.bias, o.initial_states, o.seq_idx, o.idx_of_states, o.d_y, r.first, r.sums, r.d_initial_states},
+             /*epilogue=*/nullptr);
+}
+
 }  // namespace jaxext
 
 // The handler of that name, or null.
 extern "C" void* HandlerOf(const char* name) {
-  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ConvTargets(), jaxext::DepthwiseTargets()}) {
+  for (const auto& targets :
+       {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ConvTargets(), jaxext::DepthwiseTargets(), jaxext::CausalTargets()}) {
     for (const jaxext::Target& target : targets) {
       if (target.name == name) return reinterpret_cast<void*>(target.handler);
     }

@@ -34,6 +34,10 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
@@ -48,7 +52,9 @@ using std::min;
 
 inline float __fdividef(float x, float y) { return x / y; }
 
-inline void __stwb(uint4* at, uint4 value) { *at = value; }  // UBSan sees whether it is aligned
+// UBSan sees whether they are aligned.
+inline void __stwb(uint2* at, uint2 value) { *at = value; }
+inline void __stwb(uint4* at, uint4 value) { *at = value; }
 
 // The 16-bit floats by their bits; conversions round to the nearest, ties to even.
 struct __nv_bfloat16 {

@@ -38,7 +38,7 @@ ACTIVATIONS = {  # and their derivatives, in float64
 }
 
 
-def a_problem(role, taps=4, *, bias=True, state=False, idx=False, idx_of_states=False, activation="silu", dtype="fp32", T=T, C=C):
+def a_problem(role, taps=4, *, bias=True, state=False, idx=False, idx_of_states=False, activation="silu", dtype="fp32", B=B, T=T, C=C):
     epilogue = Epilogue(activation=activation, bias=dtype if bias else None)
     name = "causal_conv1d" + ("_backward" if role == "backward" else "")
     sizes = dict(B=B, T=T, C=C, J=taps)
@@ -46,11 +46,12 @@ def a_problem(role, taps=4, *, bias=True, state=False, idx=False, idx_of_states=
     return causal.Problem(name=name, role=role, **sizes, dtypes=(dtype,) * 3, epilogue=epilogue, **further, arch=90)
 
 
-def operands_of(problem):
+def operands_of(problem, integers=False):
     dtype, before = DTYPES[problem.dtypes[0]], problem.J - 1
+    B, dtypes = problem.B, {"weight": DTYPES[problem.dtypes[1]], "bias": DTYPES[problem.epilogue.bias or problem.dtypes[1]]}
     shapes = dict(x=(B, problem.T, problem.C), weight=(problem.J, problem.C), d_y=(B, problem.T, problem.C), bias=(problem.C,))
     shapes["initial_states"] = (B, before, problem.C)
-    operands = {name: random(shape, dtype, i) for i, (name, shape) in enumerate(shapes.items())}
+    operands = {name: random(shape, dtypes.get(name, dtype), i, integers) for i, (name, shape) in enumerate(shapes.items())}
     numbers = np.sort(np.random.default_rng(1).integers(0, 5, (B, before + problem.T)), -1).astype(np.int32)
     return operands | {"idx_of_states": numbers[:, :before].copy(), "seq_idx": numbers[:, before:].copy()}
 
@@ -64,7 +65,7 @@ def true(problem, operands) -> list[np.ndarray]:
     numbers = np.concatenate(
         [operands["idx_of_states"] if problem.idx_of_states else 0 * operands["idx_of_states"], operands["seq_idx"]], 1
     )
-    same = lambda s, t: ((numbers[:, s] == numbers[:, t + before]) if problem.idx else np.ones(B, bool))[:, None]
+    same = lambda s, t: ((numbers[:, s] == numbers[:, t + before]) if problem.idx else np.ones(problem.B, bool))[:, None]
     z = np.zeros_like(wide["x"]) + (wide["bias"] if problem.epilogue.bias else 0)
     for t, i in itertools.product(range(steps), range(problem.J)):
         z[:, t] += np.where(same(t + i, t), x[:, t + i], 0) * w[i]

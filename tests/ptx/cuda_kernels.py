@@ -15,6 +15,8 @@ import interpreter
 import ml_dtypes
 import numpy as np
 import pytest
+import simt_causal
+import test_causal_kernel
 import test_cuda_conv
 import test_depthwise
 import test_epilogues
@@ -23,6 +25,7 @@ import triton
 from cuda_launches import (
     ADDED,
     ADDRESSES,
+    CAUSAL,
     ELEMENTS,
     LIBRARY,
     OK,
@@ -30,6 +33,7 @@ from cuda_launches import (
     SHAPES,
     SLOTS,
     ask,
+    causal,
     conv,
     matmul,
     ragged,
@@ -156,6 +160,57 @@ class FusedCall:
             Output(np.full(shape, -1, f"i{dtype.itemsize}").view(dtype), address)
             for shape, address in zip(epilogues.results(self.problem), (ADDRESSES[2], ADDED["saved"]), strict=False)
         ]
+        launch(asked, kernels, [*inputs, *outputs], late)
+        for output in outputs:
+            assert (output.written == 1).all(), f"each element is written once: {np.bincount(output.written.ravel())}"
+        assert [values.tobytes() for values in operands.values()] == before
+        return [output.values for output in outputs]
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalCall:
+    """Of a causal convolution's problem."""
+
+    problem: Any
+    config: Any
+    integers: bool = True
+
+    @property
+    def case(self):
+        return causal(self.problem, self.config)
+
+    def check(self, **where) -> None:
+        """As a plain call."""
+        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
+        for one, other in zip(late, early, strict=True):
+            np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+        self.check_result(late)
+
+    def operands(self):
+        drawn = test_causal_kernel.operands_of(self.problem, self.integers)
+        return {name: drawn[name] for name in simt_causal.operand_shapes(self.problem)}
+
+    def check_result(self, results) -> None:
+        names = simt_causal.result_shapes(self.problem, self.config.splits)
+        got = simt_causal.in_order(self.problem, dict(zip(names, results, strict=True)))
+        operands = test_causal_kernel.operands_of(self.problem, self.integers)
+        if not self.integers:
+            return test_causal_kernel.near(self.problem, got, operands)
+        for one, want in zip(got, test_causal_kernel.true(self.problem, operands), strict=True):
+            check(one, want)
+
+    def execute(self, late, device=0, arch="sm_90", instead=None) -> list[np.ndarray]:
+        """The results.  Each element is written once, the operands never."""
+        kernels = instead or modules(arch)
+        status, asked = ask(self.case, device)
+        assert status == OK, asked
+        operands = self.operands()
+        inputs = [Input(values, CAUSAL[name]) for name, values in operands.items()]
+        before = [values.tobytes() for values in operands.values()]
+        outputs = []
+        for name, shape in simt_causal.result_shapes(self.problem, self.config.splits).items():
+            dtype = np.dtype(np.float32 if name == "sums" else test_causal_kernel.DTYPES[self.problem.dtypes[0]])
+            outputs.append(Output(np.full(shape, -1, f"i{dtype.itemsize}").view(dtype), CAUSAL[name]))
         launch(asked, kernels, [*inputs, *outputs], late)
         for output in outputs:
             assert (output.written == 1).all(), f"each element is written once: {np.bincount(output.written.ravel())}"

@@ -5,18 +5,19 @@ import functools
 import re
 
 import pytest
+import test_causal_kernel
 import test_cuda_conv
 import test_depthwise
 import test_simt
 import test_small_kernels
-from cuda_kernels import conv_call, matmul_call, modules, ragged_call
+from cuda_kernels import CausalCall, conv_call, matmul_call, modules, ragged_call
 from cuda_launches import CONVS, DEPTHWISE, MATMULS, RAGGEDS, ask
 from defects import TWICE, WRONG, planted, said
 from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS
 
 from jaxext.backends import kernel
-from jaxext.backends.cuda import cuda_conv, cuda_depthwise
+from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise
 
 
 def row_of(rows, **wanted):
@@ -50,6 +51,12 @@ def depthwise(name, role, dtype, **changes):
     return conv_call(row, problem, cuda_depthwise.pick(problem)), {}
 
 
+def causal_conv1d(role, **given):
+    """Exactly 4 taps, or packed sequences."""
+    problem = test_causal_kernel.a_problem(role, activation=None, dtype="fp32", C=24, state=True, **given)
+    return CausalCall(problem, cuda_causal.CausalConfig(lanes=2, strip=6, splits=2 if role == "backward" else 1)), {}
+
+
 CALLS = {
     "product": product,
     "ragged": functools.partial(ragged, "nn"),
@@ -59,6 +66,9 @@ CALLS = {
     "causal": functools.partial(depthwise, "causal k3, several chunks", "fprop", "float32", G=240),
     "depthwise wgrad": functools.partial(depthwise, "3x3", "wgrad", "bfloat16", G=240),
     "7x7": functools.partial(depthwise, "7x7", "dgrad", "float16", G=240),
+    "causal forward": functools.partial(causal_conv1d, "forward"),
+    "causal backward": functools.partial(causal_conv1d, "backward"),
+    "packed": functools.partial(causal_conv1d, "backward", idx=True, idx_of_states=True),
 }
 TRY_WAIT = r"(mbarrier\.try_wait\.parity\S* P1, \[%r\d+\]), %r\d+"
 EXPECT = r"(mbarrier\.arrive\.expect_tx\S* _, \[%r\d+\]), %r\d+"
@@ -125,6 +135,19 @@ DEFECTS = {
     ),
     "depthwise: no barriers before the sum": ("depthwise wgrad", r"bar\.sync\s+0;", "", None, "nothing has written|race"),
     "depthwise: a product is not added": ("7x7", r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), %f\d+;", r"mul.rn.f32 \1, \2, \3;", 0, WRONG),
+    "causal: no barrier after the taps": ("causal forward", r"bar\.sync\s+0;", "", 0, "nothing has written|race"),
+    "causal: a store too far": ("causal forward", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),
+    "causal: an unaligned load": ("causal forward", r"(ld\.global\.v4\S* \{[^}]*\}, \[%rd\d+)\]", r"\1+2]", None, "no multiple of 16"),
+    "causal: no barriers before the sums": ("causal backward", r"bar\.sync\s+0;", "", None, "nothing has written|race"),
+    "causal: no barrier between the sums": ("causal backward", r"bar\.sync\s+0;", "", 3, "race"),
+    "causal: products are not added": (
+        "causal backward",
+        r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), %f\d+;",
+        r"mul.rn.f32 \1, \2, \3;",
+        None,
+        WRONG,
+    ),
+    "causal: other sequences are read": ("packed", r"setp\.ne\.s32 (%p\d+), (%r\d+), %r\d+;", r"setp.ne.s32 \1, \2, \2;", None, WRONG),
 }
 
 

@@ -9,14 +9,15 @@ import itertools
 from typing import Any
 
 import pytest
+import test_causal_kernel
 import test_cuda_conv
 import test_depthwise
 import test_simt
-from cuda_kernels import FusedCall, conv_call, matmul_call, modules, ragged_call
+from cuda_kernels import CausalCall, FusedCall, conv_call, matmul_call, modules, ragged_call
 from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, RAGGEDS, conv, matmul
 
 from jaxext.backends import kernel
-from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise
 from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels._gemm import MatmulProblem
 
@@ -88,13 +89,39 @@ def test_depthwise_convolution(dtype, arch):
                 configs = cuda_depthwise.candidates(problem)
                 conv_call(row, problem, configs[0]).check(arch=arch)
                 conv_call(row, problem, configs[-1], integers=False).check(arch=arch)
-    assert_all_ran(dtype, arch, lambda name: "Finish" not in name)
+    assert_all_ran(dtype, arch, lambda name: "depthwise" in name and "Finish" not in name)
+
+
+CAUSAL_GIVEN = [{}, dict(state=True, bias=False), dict(idx=True, state=True, idx_of_states=True)]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_causal_convolution(dtype, arch):
+    """All kernels of the dtype run: taps, channels and sequences decide which one is taken."""
+    config = cuda_causal.CausalConfig(lanes=2, strip=6)
+    sizes = itertools.product(("forward", "backward"), (3, 4, 7), (24, 7), CAUSAL_GIVEN)
+    for role, taps, C, given in sizes:
+        problem = test_causal_kernel.a_problem(role, taps, activation=None, dtype=kernel.DTYPES[dtype], C=C, **given)
+        CausalCall(problem, dataclasses.replace(config, splits=2 if role == "backward" else 1)).check(arch=arch)
+    for role, taps in (("forward", 31), ("forward", 4), ("backward", 4), ("backward", 8)):
+        problem = test_causal_kernel.a_problem(role, taps, dtype=kernel.DTYPES[dtype], C=24, T=33, **CAUSAL_GIVEN[1])
+        CausalCall(problem, cuda_causal.pick(problem), integers=False).check(arch=arch)
+    assert_all_ran(dtype, arch, lambda name: "6causal" in name)
+
+
+@pytest.mark.parametrize("role", ["forward", "backward"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_of_a_causal_convolution(activation, role):
+    """Backward its derivative, which no other kernel has."""
+    problem = test_causal_kernel.a_problem(role, activation=activation, C=8)
+    CausalCall(problem, cuda_causal.pick(problem), integers=False).check()
 
 
 def assert_all_ran(dtype, arch, which):
-    """Of the kernels of depthwise convolutions with such a name."""
+    """Of the kernels with such a name."""
     of_dtype = {"float32": "If", "bfloat16": "__nv_bfloat16", "float16": "__half"}[dtype]
-    kernels = {name: module for name, module in modules(arch).items() if "depthwise" in name and of_dtype in name and which(name)}
+    kernels = {name: module for name, module in modules(arch).items() if of_dtype in name and which(name)}
     assert kernels and not [name for name, module in kernels.items() if not module.executed[name].any()]
 
 
@@ -158,7 +185,7 @@ def test_depthwise_convolution_with_an_epilogue(dtype):
             if problem.name == f"conv{row['rank']}d_fprop" and not refused(problem):
                 problem = fused(problem, dict(activation="silu", bias="fp32", residual=True, saves=True))
                 FusedCall(conv(row, problem, cuda_depthwise.pick(problem)), "depthwise", problem).check()
-    assert_all_ran(dtype, "sm_90", lambda name: "Finish" in name)
+    assert_all_ran(dtype, "sm_90", lambda name: "depthwise" in name and "Finish" in name)
 
 
 def test_each_kernel_of_the_library_has_a_row():
@@ -166,4 +193,4 @@ def test_each_kernel_of_the_library_has_a_row():
     assert sum("RaggedProduct" in name for name in kernels) == len(RAGGEDS)
     assert sum("cutlass13device_kernel" in name for name in kernels) == len(MATMULS) + len(RAGGEDS)
     assert sum("ConvKernelOf" in name for name in kernels) == len(CONVS)
-    assert len(kernels) == len(MATMULS) + len(RAGGEDS) + len(CONVS) + sum("depthwise" in name for name in kernels)
+    assert len(kernels) == len(MATMULS) + len(RAGGEDS) + len(CONVS) + sum("depthwise" in name or "6causal" in name for name in kernels)

@@ -21,21 +21,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
-from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged
-from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart, conv_problem, matmul_problem
+from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged
+from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart, causal_problem, conv_problem, matmul_problem
 from jaxext.backends.preference import preference
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.implementation import folder_of, hash_of
+from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._epilogue import ACTIVATIONS
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._ragged import RaggedProblem, visits
 
+_CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside x and weight
 GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
 
 
 class _Cuda(KernelImplementation):
-    """What the two families share."""
+    """What the families share."""
 
     name = "cuda"
     epilogues = True
@@ -122,6 +124,36 @@ class CudaConv(_Cuda):
         return _launch(call, problem, stem, config)
 
 
+class CudaCausal(_Cuda):
+    """`causal_conv1d`, and its backward as one kernel, which computes all cotangents."""
+
+    custom_calls = ("jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1")
+
+    def problem(self, call):
+        return causal_problem(call, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem, cuda_causal) or _not_compiled_for(problem.arch)
+
+    def slower(self, call):
+        return None  # others take several kernels
+
+    def configs(self, problem):
+        return cuda_causal.candidates(problem)
+
+    def launch(self, call, problem, config):
+        added = [name for name in _CAUSAL_ADDED if name in call.dtypes]
+        backward = problem.role == "backward"
+        attributes = fields(problem) | dataclasses.asdict(config) | {name: int(name in added) for name in _CAUSAL_ADDED}
+        attributes["activation"] = _number(problem.epilogue.activation)
+        return KernelCall(
+            describe="causal" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            slots=("x", "weight", *added, *(["d_y"] if backward else [])),
+            splits=1,
+            call=functools.partial(_causal_backward if backward else _causal_forward, call, attributes),
+        )
+
+
 def _family(problem: ConvProblem) -> Any:
     """The module of the kernels that take the problem."""
     return cuda_depthwise if _depthwise(problem.G, problem.C) else cuda_conv
@@ -132,10 +164,13 @@ def _depthwise(groups: int, channels: int) -> bool:
     return groups > 1 and channels == 1
 
 
-def refused(problem: MatmulProblem | ConvProblem, family: Any) -> str | None:
+def refused(problem: MatmulProblem | ConvProblem | CausalProblem, family: Any) -> str | None:
     """Why the kernels of the family, which has the module, do not take the problem, or None; as the compiled module tells."""
     from jaxext import _cuda_module
 
+    if isinstance(problem, CausalProblem):
+        asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "bias": problem.epilogue.bias, "arch": problem.arch}
+        return _cuda_module.causal_refuses(**asked)
     if reason := _refused_epilogue(problem):
         return reason
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
@@ -161,8 +196,10 @@ def _refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
     return None
 
 
-def fields(problem: MatmulProblem | ConvProblem) -> dict[str, Any]:
-    """Sizes and geometry, by the names that csrc/problem.h has for them."""
+def fields(problem: MatmulProblem | ConvProblem | CausalProblem) -> dict[str, Any]:
+    """Sizes and geometry, by the names that their structs in csrc have for them."""
+    if isinstance(problem, CausalProblem):
+        return {name: getattr(problem, name) for name in "BTCJ"}
     of_products = "BPRMNKG" if isinstance(problem, RaggedProblem) else "BMNK"
     names = of_products if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
     return {name: getattr(problem, name) for name in names}
@@ -174,7 +211,7 @@ def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, config:
     if epilogue is not None:
         added = [slot for slot in ("bias", "residual") if getattr(epilogue, slot)]
         attributes |= {slot: int(slot in added) for slot in ("bias", "residual")} | {"saves": int(epilogue.saves)}
-        attributes["activation"] = 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)
+        attributes["activation"] = _number(epilogue.activation)
         slots += added
     shapes = {slot: problem.shapes[slot] for slot in call.factors}
     shapes |= dict.fromkeys(("residual", "result"), problem.shapes[call.open])
@@ -186,6 +223,41 @@ def _launch(call: Call, problem: MatmulProblem | ConvProblem, stem: str, config:
         splits=splits,
         call=functools.partial(_called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes),
     )
+
+
+def _number(activation: str | None) -> int:
+    """jaxext::Activation."""
+    return 0 if activation is None else 1 + ACTIVATIONS.index(activation)
+
+
+def _causal_forward(call: Call, attributes: Mapping[str, Any], result, *operands) -> Any:
+    return _called_causal("jaxext_causal_conv1d_v1", attributes, [result], operands)[0]
+
+
+def _causal_backward(call: Call, attributes: Mapping[str, Any], _, *operands) -> Any:
+    """All cotangents.  Those of weight and bias are partial sums, the bias's the last row of each, which are added here in their order."""
+    x, weight = operands[:2]
+    taps = attributes["J"]
+    sums = jax.ShapeDtypeStruct((attributes["splits"], taps + attributes["bias"], attributes["C"]), jnp.float32)
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype), sums]
+    if attributes["initial_states"]:
+        results.append(jax.ShapeDtypeStruct(operands[2 + attributes["bias"]].shape, x.dtype))
+    d_x, sums, *d_state = _called_causal("jaxext_causal_conv1d_backward_v1", attributes, results, operands)
+    total = jnp.sum(sums, axis=0)
+    arrays = {"d_x": d_x, "d_weight": total[:taps], "d_bias": total[taps:].reshape(-1), "d_initial_states": next(iter(d_state), None)}
+    made = {name: arrays[name].astype(dtype) for name, dtype in call.results.items()}
+    return tuple(made.values()) if call.further else made[call.open]
+
+
+def _called_causal(target: str, attributes: Mapping[str, Any], results: Sequence[Any], operands: Sequence[jax.Array]) -> Any:
+    """The call of a handler.  The state is rounded to the dtype of x, as the definition has it."""
+    register()
+    given = list(operands)
+    if attributes["initial_states"]:
+        at = 2 + attributes["bias"]
+        given[at] = given[at].astype(given[0].dtype)
+    typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
+    return jax.ffi.ffi_call(target, results)(*given, **typed)
 
 
 def _called(target: str, attributes: Mapping[str, Any], slots: Sequence[str], shapes: Mapping[str, tuple[int, ...]], result, *operands):

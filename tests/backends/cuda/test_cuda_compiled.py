@@ -50,12 +50,16 @@ RAGGED = MATMUL | {"kernel": "ragged_nn", "cluster_m": 1, "cluster_n": 2, "tma_s
 PORTABLE = {"arch": "80", "cluster_m": 1, "vector": 8, "wgmma": 0, "tma": 0, "multicast": 0, "tma_stores": 0, "shared": 0, "told": False}
 GATHER = MATMUL | PORTABLE | {"kernel": "depthwise_gather", "loads": {"16": 6, "2": 7}, "stores": {"16": 4}}
 WGRAD = MATMUL | PORTABLE | {"kernel": "depthwise_wgrad", "loads": {"16": 14}, "stores": {"4": 3, "2": 3}}
+CAUSAL = MATMUL | PORTABLE | {"kernel": "causal_forward", "access": 16, "loads": {"16": 11, "4": 1, "2": 2}, "stores": {"16": 4}}
+CAUSAL_BACK = CAUSAL | {"kernel": "causal_backward", "vector": 4, "access": 8, "loads": {"8": 20, "4": 9}, "stores": {"8": 4, "4": 5}}
 GOOD = {
     "matmul": MATMUL,
     "conv": CONV,
     "ragged": RAGGED,
     "gather": GATHER,
     "wgrad": WGRAD,
+    "causal": CAUSAL,
+    "causal backward": CAUSAL_BACK,
     "one channel": GATHER | {"vector": 1, "loads": {"2": 9}, "stores": {"2": 8}},
 }
 
@@ -75,6 +79,9 @@ BROKEN = [
     ("results not stored by TMA", MATMUL | {"tma_stores": 0}),
     ("narrow loads", GATHER | {"loads": {"4": 24, "2": 7}}),
     ("narrow loads", WGRAD | {"loads": {"16": 13, "4": 4}}),
+    ("narrow loads", CAUSAL_BACK | {"loads": {"4": 49}}),
+    ("narrow stores", CAUSAL | {"stores": {"16": 4, "4": 4}}),
+    ("narrow stores", CAUSAL_BACK | {"stores": {"4": 8}}),
     ("narrow stores", GATHER | {"stores": {"16": 2, "4": 8}}),
     ("narrow stores", RAGGED | {"stores": {"4": 64}}),
     ("named after nothing in csrc", GATHER | {"kernel": "unknown"}),
@@ -170,7 +177,7 @@ def test_portable_kernels_are_there_for_every_architecture(module, archs, rows):
     """The same ones, by name: as code, and as PTX for GPUs to come."""
     kernels = collections.defaultdict(set)
     for row in rows:
-        if row["kernel"].startswith("depthwise"):
+        if row["kernel"].startswith(("depthwise", "causal")):
             kernels[row["arch"], row["source"]].add(row["function"])
     want = set()
     for arch in module.archs.split(","):
@@ -179,4 +186,5 @@ def test_portable_kernels_are_there_for_every_architecture(module, archs, rows):
         want |= {(str(newer), "PTX") for newer in compiled_cuda.NEWER if newer in archs and kind != "real"}
     assert set(kernels) == want
     assert len({frozenset(functions) for functions in kernels.values()}) == 1
-    assert {row["operands"] for row in rows if row["kernel"] == "depthwise_wgrad"} == {"float32", "bfloat16", "float16"}
+    for kernel in ("depthwise_wgrad", "causal_forward", "causal_backward"):
+        assert {row["operands"] for row in rows if row["kernel"] == kernel} == {"float32", "bfloat16", "float16"}

@@ -33,7 +33,8 @@ COMMAND_BUFFER_COMPATIBLE = 1
 
 HANDLERS = _cuda_module.handlers()
 FUSED = [name for name in HANDLERS if "linear" in name or "bias_act" in name]  # with an epilogue
-PLAIN = [name for name in HANDLERS if name not in FUSED]
+CAUSAL = [name for name in HANDLERS if "causal" in name]
+PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL)]
 MATMUL = [name for name in PLAIN if "matmul" in name]
 CONV = [name for name in PLAIN if "_conv" in name]
 DEPTHWISE = [name for name in PLAIN if "depthwise" in name]
@@ -234,6 +235,7 @@ def test_targets():
     assert set(PLAIN) == conv | {f"jaxext_{form}_{role}_v1" for form in ("matmul", "ragged") for role in list(ROLES)[:3]}
     forms = ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d")
     assert set(FUSED) == {"jaxext_linear_v1"} | {f"jaxext_{form}_bias_act_v1" for form in forms}
+    assert set(CAUSAL) == {"jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1"}
 
 
 @pytest.mark.skipif(device(), reason="there is a GPU, which would run them")
@@ -459,3 +461,37 @@ def test_epilogues(refuses, target):
     if of_matmul(target):
         in_float = functools.reduce(lambda call, i: call.buffer(i, dtype="float32"), range(3, 6), call)  # residual and both results
         refuses(in_float, "the result is fp32, nn with an epilogue of bf16 gives bf16")
+
+
+def causal(target, dtype="bfloat16", changes: Any = ()):
+    """A right call, but for changes of attributes, which its arrays agree with."""
+    a: dict[str, Any] = dict(B=2, T=9, C=16, J=4, lanes=2, strip=8, splits=1, activation=5) | dict(changes)
+    a |= dict(bias=1, initial_states=1, seq_idx=1, idx_of_states=1)
+    x, state = Buffer(dtype, (a["B"], a["T"], a["C"])), Buffer(dtype, (a["B"], a["J"] - 1, a["C"]))
+    numbers = Buffer("int32", x.sizes[:2]), Buffer("int32", state.sizes[:2])
+    operands = x, Buffer("float32", (a["J"], a["C"])), Buffer("float16", (a["C"],)), state, *numbers
+    if "backward" not in target:
+        return Call(target, operands, (x,), a)
+    return Call(target, (*operands, x), (x, Buffer("float32", (a["splits"], a["J"] + 1, a["C"])), state), a)
+
+
+@pytest.mark.skipif(device(), reason="there is a GPU, which would run them")
+@pytest.mark.parametrize("target", CAUSAL)
+def test_right_causal_calls_get_as_far_as_cuda(answer, target):
+    for dtype in ("float32", "bfloat16", "float16"):
+        code, message = answer(causal(target, dtype))
+        assert code == INTERNAL and message.startswith("causal: the launch failed: "), message
+    assert answer(causal(target, changes={"C": 0})) == (OK, "")
+
+
+@pytest.mark.parametrize("target", CAUSAL)
+def test_causal_calls_that_no_kernel_takes(refuses, target):
+    """Whatever the sizes; their arrays are never read."""
+    for name, value in (("B", -1), ("T", -(2**62)), ("C", 2**62), ("T", 2**62), ("B", 2**63 - 1), ("J", 32), ("J", 2**62)):
+        refuses(causal(target, changes={name: value}), r"a size is -|steps|channels|taps")
+    refuses(causal(target, "float8_e4m3fn"), "x is fp8e4nv, it takes fp32, bf16, fp16")
+    for name, value in (("lanes", 3), ("lanes", -(2**63)), ("strip", 0), ("strip", 2**62), ("splits", 0), ("splits", 2**62)):
+        refuses(causal(target, changes={name: value}), f"{name} is {value}, want ")
+    for name in causal(target).attributes:
+        refuses(causal(target).without(name), COUNT)
+    refuses(causal(target).buffer(0, address=ADDRESS + 1), "an array does not start at a multiple of its elements' size")

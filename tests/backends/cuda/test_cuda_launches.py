@@ -8,10 +8,12 @@ import random
 import re
 
 import pytest
+import test_causal_kernel
 from cuda_launches import (
     ADDED,
     ADDRESSES,
     BYTES,
+    CAUSALS,
     CONVS,
     DEPTHWISE,
     ELEMENTS,
@@ -25,6 +27,7 @@ from cuda_launches import (
     STREAM,
     SWIZZLE,
     ask,
+    causal,
     conv,
     matmul,
     ragged,
@@ -32,13 +35,14 @@ from cuda_launches import (
 )
 
 from jaxext import _cuda_build, _cuda_module
-from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise
 from jaxext.backends.kernel import DTYPES
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = ("matmul", "conv", "depthwise", "ragged")  # of the families of kernels
+NAMES = ("matmul", "conv", "depthwise", "ragged", "causal")  # of the families of kernels
+PORTABLE = ("depthwise", "causal")  # which other GPUs run too
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
 TMA = (
     "cudaGetDevice",
@@ -112,10 +116,21 @@ def convs(row, count):
             yield conv(row, problem, pick.choice(module.candidates(problem)))
 
 
+def some_causals(row, count):
+    """Then arrays of far more than 2^31 elements."""
+    pick, most = random.Random(str(row)), 31 if row["role"] == "forward" else 8
+    sizes = [(pick.randint(1, 9), pick.randint(1, 3000), pick.choice([7, 24, 200])) for _ in range(count)]
+    for B, T, C in [*sizes, (9, 2**16, 2**13)]:
+        given = {name: pick.random() < 0.5 for name in ("bias", "state", "idx")}
+        problem = test_causal_kernel.a_problem(row["role"], pick.randint(1, most), dtype=row["operands"], B=B, T=T, C=C, **given)
+        yield causal(problem, pick.choice(cuda_causal.candidates(problem)))
+
+
 def cases(matmuls, of_conv):
     yield from (case for row in MATMULS for case in some_matmuls(row, matmuls))
     yield from (case for row in RAGGEDS for case in some_raggeds(row, matmuls))
     yield from (case for row in CONVS + DEPTHWISE for case in convs(row, of_conv))
+    yield from (case for row in CAUSALS for case in some_causals(row, of_conv))
 
 
 # What CUDA wants.
@@ -243,10 +258,11 @@ def test_bands_cost_few_rounds():
 
 
 def one_of_each():
-    return [next(some_matmuls(MATMULS[0], 1)), next(convs(CONVS[0], 1)), next(convs(DEPTHWISE[0], 1)), next(some_raggeds(RAGGEDS[0], 1))]
+    several = (some_matmuls, MATMULS), (convs, CONVS), (convs, DEPTHWISE), (some_raggeds, RAGGEDS), (some_causals, CAUSALS)
+    return [next(some(rows[0], 1)) for some, rows in several]
 
 
-CALLED = [(family, function) for family, functions in enumerate((TMA[:-1], TMA, TMA[3:4], TMA[:-1])) for function in functions]
+CALLED = [(family, function) for family, functions in enumerate((TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4])) for function in functions]
 
 
 @pytest.mark.parametrize("family, function", CALLED)
@@ -257,15 +273,15 @@ def test_errors_say_what_failed(capfd, family, function):
     if function in TMA[4:]:
         assert message.startswith(f"{NAMES[family]}: the driver refuses a TMA descriptor, CUDA error ")
     else:
-        assert message == f"{NAMES[family]}: {'the launch failed' if family == 2 else function}: not permitted, says the test"
+        assert message == f"{NAMES[family]}: {'the launch failed' if NAMES[family] in PORTABLE else function}: not permitted, says the test"
     assert not runtime().Remembers()
-    assert [ask(case)[0] for case in one_of_each()] == [OK] * 4
+    assert [ask(case)[0] for case in one_of_each()] == [OK] * len(NAMES)
 
 
 def test_kernels_of_hopper_want_hopper():
     """The device's own word counts, not that for which the program was compiled."""
     for case, name in zip(one_of_each(), NAMES, strict=True):
-        if name == "depthwise":
+        if name in PORTABLE:
             continue
         assert ask(case, device=2) == (INVALID, f"{name}: compute capability of the device is 8.0, want 9.0")
 

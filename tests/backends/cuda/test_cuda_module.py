@@ -12,11 +12,13 @@ from typing import Any
 
 import host_code
 import pytest
+from test_causal_kernel import a_problem
 from test_cuda_conv import problem
 from test_cuda_matmul import product
 
-from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul
 from jaxext.benchmarks import compiled_cuda
+from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._launch import SHARED_MEMORY
 
 if reason := cuda_binding.missing():
@@ -115,6 +117,19 @@ def test_refusals_of_convolutions_are_those_of_the_sources(family):
     assert len({answer for answer, _ in answers}) > 20
 
 
+def test_refusals_of_causal_convolutions_are_those_of_the_sources():
+    """Every number arrives where it belongs."""
+    for role in ("forward", "backward"):
+        case = a_problem(role, state=True, idx=True)
+        cases = [dataclasses.replace(case, **{name: value}) for name in "BTCJ" for value in (0, -7, 9, 40, 3 << 30)]
+        cases += [dataclasses.replace(case, arch=75), dataclasses.replace(case, dtypes=("fp16", "i8", "fp16"))]
+        cases += [dataclasses.replace(case, epilogue=Epilogue(bias=bias)) for bias in (None, "bf16", "i8")]
+        answers = [(cuda_binding.refused(case, cuda_causal), host_code.refuses(case, cuda_causal)) for case in cases]
+        assert [answer for answer, _ in answers] == [answer for _, answer in answers]
+        assert len({answer for answer, _ in answers}) >= 9
+    assert cuda_binding.refused(dataclasses.replace(case, T=10**30), cuda_causal)
+
+
 def test_refusals_of_products_are_those_of_the_sources():
     """With a table of fewer kernels: of operands that it has too."""
     for role in ("nn", "nt", "tn"):
@@ -135,6 +150,8 @@ def test_what_is_asked_in_vain():
     asked: dict[str, Any] = cuda_binding.fields(product(8, 8, 8))
     asked |= {"role": "nn", "dtypes": ("bf16", "bf16", "bf16"), "fused": False, "arch": 90}
     assert _cuda_module.matmul_refuses(**asked) is None
+    with pytest.raises(ValueError, match="role is fprop, want forward or backward"):
+        _cuda_module.causal_refuses(role="fprop", B=1, T=1, C=1, J=1, dtypes=("fp32", "fp32", "fp32"), bias=None, arch=90)
     asked["role"] = "nm"
     with pytest.raises(ValueError, match="role is nm, want nn, nt or tn"):
         _cuda_module.matmul_refuses(**asked)

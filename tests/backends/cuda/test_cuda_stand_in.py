@@ -4,9 +4,11 @@ Tests that need the module itself are in test_cuda_binding.py.
 """
 
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from lowered import operations, struct
 
@@ -20,7 +22,7 @@ ROWS.append({**ROWS[0], "fused": True})
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "conv", "depthwise")}
+    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "conv", "depthwise", "causal")}
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
@@ -148,20 +150,59 @@ def test_epilogues_are_called_with_their_arrays(name, saves):
         assert f"{attribute} = {value} : i64" in lowered.as_text()
 
 
-def test_causal_convolutions_are_composed_of_its_kernels():
-    """With a state, a second one computes the first results; packed sequences are refused."""
+CAUSAL = {"plain": (), "state": ("initial_states",), "packed": ("seq_idx",)}
 
-    def gradients(x, w, b, state):
-        run = lambda *args: jaxext.causal_conv1d(*args, initial_states=state, activation="silu", implementation="cuda")
-        return jax.grad(lambda *args: jnp.sum(run(*args).astype(jnp.float32) ** 2), (0, 1, 2))(x, w, b)
 
-    operands = struct(2, 40, 16), struct(4, 16), struct(16), struct(2, 3, 16)
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_causal_convolutions_are_one_kernel_each_way(kind):
+    """With their operands and, backward, the partial sums of weight and bias; a state is rounded to the dtype of x."""
+    given = {"initial_states": struct(2, 3, 16, dtype=jnp.float32), "seq_idx": struct(2, 4000, dtype=jnp.int32)}
+    more = [given[name] for name in CAUSAL[kind]]
+
+    def gradients(x, w, b, *more):
+        run = lambda *args: jaxext.causal_conv1d(*args, **dict(zip(CAUSAL[kind], more, strict=True)), activation="silu")
+        return jax.value_and_grad(lambda *args: jnp.sum(run(*args).astype(jnp.float32) ** 2), (0, 1, 2))(x, w, b)
+
+    operands = struct(2, 4000, 16), struct(4, 16), struct(16)
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
-        lowered = jax.jit(gradients).trace(*operands).lower(lowering_platforms=("cuda",))
-        packed = lambda x, w, idx: jaxext.causal_conv1d(x, w, seq_idx=idx)
-        (row,) = jaxext.explain(packed, *operands[:2], struct(2, 40, dtype=jnp.int32), platform="cuda").rows
-    assert {*calls(lowered)} == {f"jaxext_depthwise1d{role}_v1" for role in ("_bias_act", "_dgrad", "_wgrad")}
-    assert row.refused["cuda"] == "its kernels have no boundaries of sequences"
+        rows = jaxext.explain(gradients, *operands, *more, platform="cuda").rows
+        lowered = jax.jit(gradients).trace(*operands, *more).lower(lowering_platforms=("cuda",))
+    assert [(row.op, row.chosen) for row in rows] == [("causal_conv1d", "cuda"), ("causal_conv1d_backward", "cuda")]
+    x, w, b = ((2, 4000, 16), (4, 16), (16,))
+    added = {"plain": [], "state": [(2, 3, 16)], "packed": [(2, 4000)]}[kind]
+    found = calls(lowered)
+    (parts,) = {shape[0] for shape in found["jaxext_causal_conv1d_backward_v1"] if shape[1:] == (5, 16)}
+    d_state = added if kind == "state" else []
+    assert found == {
+        "jaxext_causal_conv1d_v1": [x, w, b, *added, x],
+        "jaxext_causal_conv1d_backward_v1": [x, w, b, *added, x, x, (parts, 5, 16), *d_state],
+    }
+    assert parts > 1 and f"splits = {parts} : i64" in lowered.as_text()
+
+
+@pytest.mark.parametrize("given", [{"bias"}, {"initial_states"}, {"bias", "initial_states"}, set()], ids=str)
+def test_partial_sums_of_a_causal_convolution_become_cotangents(monkeypatch, given):
+    """The last row of each is the bias's; each cotangent has the dtype of its operand."""
+    rng = np.random.default_rng(0)
+    made = {}
+
+    def ffi_call(target, results):
+        made["arrays"] = [rng.integers(-3, 4, of.shape).astype(of.dtype) for of in results]
+        return lambda *operands, **attributes: [jnp.asarray(of) for of in made["arrays"]]
+
+    monkeypatch.setattr(jax.ffi, "ffi_call", ffi_call)
+    operands = {"x": jnp.zeros((2, 9, 5), jnp.bfloat16), "weight": jnp.zeros((4, 5), jnp.float32)}
+    added = {"bias": jnp.zeros(5, jnp.float16), "initial_states": jnp.zeros((2, 3, 5), jnp.float32)}
+    operands |= {name: of for name, of in added.items() if name in given}
+    call: Any = types.SimpleNamespace(results={f"d_{name}": of.dtype for name, of in operands.items()}, further=True)
+    attributes = dict(B=2, T=9, C=5, J=4, splits=3, bias=int("bias" in given), initial_states=int("initial_states" in given))
+    got = cuda_binding._causal_backward(call, attributes, None, *operands.values(), operands["x"])
+    d_x, sums, *d_state = made["arrays"]
+    assert sums.shape == (3, 4 + ("bias" in given), 5) and sums.dtype == np.float32
+    want = {"d_x": d_x, "d_weight": sums.sum(0)[:4], "d_bias": sums.sum(0)[-1]} | ({"d_initial_states": d_state[0]} if d_state else {})
+    for (name, dtype), of in zip(call.results.items(), got, strict=True):
+        assert of.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(of, np.float32), want[name].astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -193,6 +234,7 @@ ASKED = {  # of each form's first role, what the module is asked
     "conv2d": ("conv", dict(role="fprop", rank=2, B=1, N=2, G=1, C=16, K=24, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
     "depthwise2d": ("depthwise", dict(role="fprop", rank=2, B=1, N=2, G=16, C=1, K=1, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
 }
+CAUSAL_ASKED = dict(role="forward", B=2, T=40, C=16, J=4, dtypes=("bf16", "fp32", "bf16"), bias="bf16", arch=90)
 WINDOW = dict(stride=(1, 1, 1), low=(0, 0, 0), input_dilation=(1, 1, 1), filter_dilation=(1, 1, 1))
 
 
@@ -208,3 +250,20 @@ def test_what_the_module_refuses_is_refused(module, monkeypatch, form):
     assert row.refused["cuda"] == "says the test"
     window = {"fused": False} if form == "matmul" else WINDOW
     assert asked == sizes | window | {"dtypes": ("bf16",) * 3, "arch": 90}
+
+
+def test_what_the_module_refuses_of_causal_convolutions(module, monkeypatch):
+    """With its reason; it is asked in full."""
+    asked = {}
+    monkeypatch.setattr(module, "causal_refuses", lambda **fields: asked.update(fields) or "says the test")
+    operands = struct(2, 40, 16), struct(4, 16, dtype=jnp.float32), struct(16)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None), jax.numpy_dtype_promotion("standard"):
+        (row,) = jaxext.explain(jaxext.causal_conv1d, *operands, platform="cuda").rows
+    assert row.refused["cuda"] == "says the test" and asked == CAUSAL_ASKED
+
+
+def test_causal_convolutions_run_where_they_were_compiled_for(module):
+    module.archs = "90-real"
+    with jaxext.use_target("sm_80"), jaxext.use_table(None):
+        (row,) = jaxext.explain(jaxext.causal_conv1d, struct(2, 40, 16), struct(4, 16), platform="cuda").rows
+    assert row.refused["cuda"] == "compiled for 90-real, compute capability is 8.0"

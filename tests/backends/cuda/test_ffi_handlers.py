@@ -67,11 +67,15 @@ def call(library, target, dtypes, shapes, attributes, given=0):
     sizes = [np.array(shape, np.int64) for shape in shapes]
     arrays = zip(dtypes, ADDRESSES, sizes, strict=False)
     buffers = [Buffer(DTYPES[dtype], address, len(size), size.ctypes.data) for dtype, address, size in arrays]
+    operands = 3 + given + attributes.get("bias", 0) + attributes.get("residual", 0)
+    return answer(library, target, [*buffers[:2], *buffers[3:operands]], [buffers[2], *buffers[operands:]], attributes)
+
+
+def answer(library, target, operands, results, attributes):
     values = {name: np.array(value, np.int64) for name, value in sorted(attributes.items())}
     described = [Attribute(name.encode(), 5, v.size if v.ndim else -1, v.ctypes.data) for name, v in values.items()]
     message = ctypes.create_string_buffer(4096)
-    operands = 3 + given + attributes.get("bias", 0) + attributes.get("residual", 0)
-    groups = ((Buffer, [*buffers[:2], *buffers[3:operands]]), (Buffer, [buffers[2], *buffers[operands:]]), (Attribute, described))
+    groups = ((Buffer, operands), (Buffer, results), (Attribute, described))
     counted = [x for kind, items in groups for x in (ctypes.c_int64(len(items)), (kind * len(items))(*items))]
     handler = ctypes.c_void_p(library.HandlerOf(target.encode()))
     assert handler.value, f"there is no handler {target}"
@@ -206,3 +210,68 @@ def test_arrays_that_do_not_fit_are_refused(library, target):
             assert code == INVALID and f"{slot} has the shape ({', '.join(map(str, wrong))}), want" in message
     code, message = call(library, target, ["bfloat16", "float16", "float32"], shapes, problem | config)
     assert code == INVALID and message.endswith("the operands are bfloat16 and float16, want one dtype")
+
+
+CAUSAL = {"causal_conv1d": ("y",), "causal_conv1d_backward": ("d_x", "sums", "d_initial_states")}
+CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")
+
+
+def of_causal(op, added=CAUSAL_ADDED):
+    """Of a right call: dtypes and shapes by the names of arrays, operands first, and attributes."""
+    B, T, C, J, splits = 2, 70, 11, 5, 13 if "backward" in op else 1
+    shapes = {"x": (B, T, C), "weight": (J, C), "bias": (C,), "initial_states": (B, J - 1, C), "seq_idx": (B, T)}
+    shapes |= {"idx_of_states": (B, J - 1), "d_y": (B, T, C), "y": (B, T, C), "d_x": (B, T, C)}
+    shapes |= {"sums": (splits, J + ("bias" in added), C), "d_initial_states": (B, J - 1, C)}
+    dtypes = {"weight": "float16", "bias": "float32", "seq_idx": "int32", "idx_of_states": "int32", "sums": "float32"}
+    d_y = ("d_y",) if "backward" in op else ()
+    results = [name for name in CAUSAL[op] if name != "d_initial_states" or "initial_states" in added]
+    arrays = {name: (dtypes.get(name, "bfloat16"), shapes[name]) for name in ("x", "weight", *added, *d_y, *results)}
+    attributes = dict(B=B, T=T, C=C, J=J, lanes=103, strip=107, splits=splits, activation=7)
+    return arrays, attributes | {name: int(name in added) for name in CAUSAL_ADDED}
+
+
+def ask_causal(library, op, arrays, attributes):
+    """The answer, and the arrays' addresses."""
+    sizes = {name: np.array(shape, np.int64) for name, (_, shape) in arrays.items()}
+    addresses = {name: i << 20 for i, name in enumerate(arrays, 1)}
+    of = {n: Buffer(DTYPES[dtype], addresses[n], len(sizes[n]), sizes[n].ctypes.data) for n, (dtype, _) in arrays.items()}
+    results = [of[name] for name in of if name in CAUSAL[op]]
+    return answer(library, f"jaxext_{op}_v1", [of[name] for name in of if name not in CAUSAL[op]], results, attributes), addresses
+
+
+@pytest.mark.parametrize("op", CAUSAL)
+def test_a_causal_call_reaches_its_launcher(library, op):
+    """With whichever operands there are."""
+    for count in range(len(CAUSAL_ADDED) + 1):
+        for added in itertools.combinations(CAUSAL_ADDED, count):
+            arrays, attributes = of_causal(op, added)
+            told, addresses = ask_causal(library, op, arrays, attributes)
+            slots = ("x", "weight", *CAUSAL_ADDED, "d_y", "y" if "y" in arrays else "d_x", "sums", "d_initial_states")
+            listed = " ".join(str(addresses.get(slot, 0)) for slot in slots)
+            numbers = f"2 70 11 5; 103 107 {attributes['splits']} 7 {0 if 'bias' in added else -1}"
+            role = "backward" if "backward" in op else "forward"
+            assert told == (INTERNAL, f"causal {role}: {numbers}; bfloat16 float16; {listed}")
+
+
+@pytest.mark.parametrize("op", CAUSAL)
+def test_causal_arrays_that_do_not_fit_are_refused(library, op):
+    arrays, attributes = of_causal(op)
+
+    def refused(arrays=arrays, **changes):
+        (code, message), _ = ask_causal(library, op, arrays, attributes | changes)
+        assert code == INVALID
+        return message
+
+    for name, (dtype, shape) in arrays.items():
+        for wrong in (shape[1:], (*shape[:-1], 3), (math.prod(shape),)):
+            if wrong != shape:
+                assert refused(arrays | {name: (dtype, wrong)}).startswith(f"{name} has the shape ({', '.join(map(str, wrong))}), want")
+        assert refused(arrays | {name: ("int64", shape)}).startswith(f"{name} is S64, want")
+        if name not in ("x", "weight", "bias"):
+            assert refused(arrays | {name: ("float16", shape)}).startswith(f"{name} is ")
+    for name, value in (("activation", 10), ("activation", -1), ("bias", 2), ("seq_idx", -1)):
+        assert refused(**{name: value}).startswith(f"{name} is {value}, want 0 ")
+    count = 5 if "backward" in op else 4
+    assert refused(bias=0) == f"{count} operands beside x and weight, want {count - 1}"
+    last = list(arrays)[-1]
+    assert refused({name: of for name, of in arrays.items() if name != last}).endswith(f" results, want {len(CAUSAL[op])}")

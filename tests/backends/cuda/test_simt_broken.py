@@ -8,7 +8,7 @@ import itertools
 
 import harness
 import pytest
-from simt import ROOT, build, run
+from simt import FOUND, build, either, run
 from test_depthwise import of_role, operands_of, problem, truth
 from test_simt import CASES
 
@@ -44,23 +44,12 @@ BROKEN = {  # the fault -> the role and a case that show it, a piece of depthwis
     "vectors of a source wherever it starts": ("fprop", ALIGNED, "IsAligned(first, depthwise::kVectorBytes)", "true"),
     "vectors of a target wherever it starts": ("fprop", ALIGNED, "IsAligned(wgrad ? second : third, depthwise::kVectorBytes)", "true"),
 }
-FOUND = (
-    "AddressSanitizer|runtime error|simt: another order of threads|simt: some threads wait at a barrier|were never written, or are NaN"
-    "|are wrong, the first at"
-)
 
 
 @pytest.fixture(scope="session")
 def broken_driver(tmp_path_factory):
     """Has every piece beside what takes its place where the environment's BROKEN is its number."""
-    texts = {name: (ROOT / "csrc" / name).read_text() for name in ("depthwise.cuh", "depthwise.cc")}
-    for number, (_, _, old, new) in enumerate(BROKEN.values()):
-        assert sum(text.count(old) for text in texts.values()) == 1, f"{old!r} is not there, or more than once"
-        statement = f"if (broken == {number}) {{\n{new}\n}} else {{\n{old}\n}}"
-        either = statement if ";" in old else f"(broken == {number} ? {new} : {old})"
-        texts = {name: text.replace(old, either) for name, text in texts.items()}
-    broken = 'static const int broken = atoi(getenv("BROKEN"));\n\nnamespace jaxext'
-    return build(tmp_path_factory, {name: text.replace("namespace jaxext", broken, 1) for name, text in texts.items()})
+    return build(tmp_path_factory, either(("depthwise.cuh", "depthwise.cc"), [(old, new) for _, _, old, new in BROKEN.values()]))
 
 
 def asked(what):

@@ -1,0 +1,8 @@
+#include "causal_launch.cuh"
+
+namespace jaxext::causal {
+
+template cudaError_t LaunchForward<float>(const Plan&, const CausalOperands&, const CausalResults&, cudaStream_t);
+template cudaError_t LaunchBackward<float>(const Plan&, const CausalOperands&, const CausalResults&, cudaStream_t);
+
+}  // namespace jaxext::causal
