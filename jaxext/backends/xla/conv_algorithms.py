@@ -67,7 +67,7 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
     B, G, C, K = (sizes[label] for label in "BGCK")
     found = [first, "lax"]
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES:
-        return list(dict.fromkeys([*found, "phases"]))
+        return list(dict.fromkeys([*found, "phases", *(["folded"] if open == "w" and rewrites.foldable(window) else [])]))
     if window.rank and C * K <= 4 * FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
         found.append("shifts" if open == "y" else "rows")
     if B * G > 1:
@@ -81,6 +81,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     zeros      an axis is empty, so nothing is computed
     lax        lax's own convolution: for dense ones, unless phases are faster; and for groups too small for the loop
     phases     one convolution per residue of the outputs: for input dilation, if XLA has no fast transposed convolution
+    folded     the residues as channels of one convolution: for wgrad where phases would be, if they are of one size
     shifts     shifted inputs times weights, elementwise: for fprop of few channels per group (depthwise)
     rows       a loop over output rows: for wgrad of few channels per group
     loop       one dense convolution per b and g, in a loop: for groups, batched filters, per-example gradients
@@ -107,8 +108,8 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if open == "y" and _by_batch_groups(B, G, K, window):
         return grouped
     large = alone or C * K > FEW_CHANNELS and _products(sizes, window) >= LEAST_OF_STEP["y"]
-    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, window, dtype)):
-        return "phases"
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, alone, window, dtype)):
+        return "folded" if open == "w" and _folds(sizes, window, dtype) else "phases"
     if alone:
         return "lax"
     if not window.rank:
@@ -151,9 +152,28 @@ def _plan_of_gpu(open, dgrad, sizes, window, grouped):
     return "shifts" if open == "y" and G > 1 and window.rank and few else "lax" if B * G == 1 else grouped
 
 
-def _transposed_by_lax(open, window, dtype):
-    """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation."""
-    return open == "y" and window.rank <= 2 and max(*window.stride, *window.filter_dilation) == 1 and np.dtype(dtype).itemsize <= 4
+def _folds(sizes, window, dtype):
+    """Whether the residues of the outputs fit into the channels without much more work, and elementwise lanes remain such."""
+    if not rewrites.foldable(window):
+        return False
+    C, K, factor = sizes["C"], sizes["K"], math.prod(window.input_dilation)
+    _, largest = max(rewrites.folded(window), key=lambda part: math.prod(map(len, part[0])))
+    if math.prod(largest.filter) * factor > MOST_FOLDED[C * K > MANY_CHANNELS] * math.prod(window.filter):
+        return False
+    few = sizes["G"] > 1 and C * K <= FEW_CHANNELS
+    return not few or plan("w", {**sizes, "K": K * factor}, largest, dtype=dtype, splitter=Splitter.NOBODY) == "rows"
+
+
+def _transposed_by_lax(open, alone, window, dtype):
+    """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation.
+
+    With three axes it has none, but exchanges input and filter if the filter is larger.  This beats many small phases.
+    """
+    if open != "y" or max(*window.stride, *window.filter_dilation) > 1:
+        return False
+    if window.rank == 3:
+        return alone and math.prod(window.filter) > math.prod(window.input) and len(window.merged_phases) > 1
+    return np.dtype(dtype).itemsize <= 4
 
 
 def _products(sizes, window):
@@ -169,6 +189,9 @@ def _by_batch_groups(B, G, K, window):
 GPUS = ("cuda", "rocm")
 # The most phases in one program.
 MOST_PHASES = 64
+# The most work of a folded product, in multiples of that of its phases: taps are computed in whole periods.  With more than MANY_CHANNELS
+# in C·K, matrices take the time, else what gathers them.
+MOST_FOLDED, MANY_CHANNELS = {False: 2.5, True: 1.5}, 1024
 # Up to this C·K, a group's channels are cheaper as elementwise lanes than as a matrix.
 FEW_CHANNELS = 32
 # In wgrad lanes are cheaper only below this K, and fill vectors only if G·K is at least FEW_LANES.
@@ -204,10 +227,14 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
 
     def part(a, b, window):
         a, window = cropped(a, window)
+        if open == "w" and platform == "cpu":
+            a, window = rewrites.larger_than_output(a, window)
         where = dict(splitter=splitter, platform=platform)
         name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, **where)
         return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, **where)
 
+    if name == "folded":
+        return rewrites.folded_wgrad(a, b, window, part=part)
     return getattr(rewrites, f"phases_{ROLES[open]}")(a, b, window, part=part, acc=acc)
 
 

@@ -176,7 +176,31 @@ PLANS = [
     ("phases", "y", labels(C=3, K=4), window((4, 3, 2), (3, 4, 2), input_dilation=(2, 2, 1), padding=((1, 1), (2, 1), (1, 0))), False),
     ("phases", "y", labels(K=4), window((4, 3), (3, 4), input_dilation=(2, 3), filter_dilation=(2, 1), padding=((3, 1), (2, 4))), False),
     ("phases", "x", labels(G=3), STRIDED, False),
-    ("phases", "w", labels(G=3, C=2), TRANSPOSED, False),
+    ("lax", "x", labels(C=2, K=5), window((3, 4, 3), (5, 5, 3), stride=(2, 2, 2), padding=((2, 2), (2, 2), (1, 1))), False),
+    ("phases", "x", labels(C=2, K=5), window((4, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # one convolution
+    ("phases", "w", labels(G=3, C=2), TRANSPOSED, False),  # residues of different sizes
+    ("phases", "w", labels(C=2, K=3), window((4,), (5,), input_dilation=(4,), stride=(2,), padding=((4, 3),)), False),
+    ("phases", "w", labels(C=2, K=3), window((4,), (1,), input_dilation=(4,)), False),  # whole periods of taps would be four times the work
+    ("phases", "w", labels(C=2, K=3), window((2, 2), (3, 5), input_dilation=(2, 2), padding=((2, 2), (2, 4))), False),  # two of each axis
+    ("folded", "w", labels(C=2, K=3), window((4, 3), (4, 5), input_dilation=(2, 3), padding=((2, 3), (5, 5)), stride=(1, 1)), False),
+    (
+        "folded",
+        "w",
+        labels(B=2, C=3, K=2),
+        window(
+            (4, 5, 4), (3, 2, 2), input_dilation=(2, 1, 2), stride=(1, 2, 1), padding=((1, 2), (2, 1), (1, 0)), filter_dilation=(1, 2, 1)
+        ),
+        False,
+    ),
+    ("folded", "w", labels(G=16), window((9,), (8,), input_dilation=(4,), padding=((3, 6),)), False),
+    ("folded", "w", labels(C=4, K=3), window((7,), (15,), input_dilation=(8,), padding=((7, 7),)), False),  # one residue is longer
+    (
+        "folded",
+        "w",
+        labels(C=2, K=3),
+        window((6, 6), (8, 8), input_dilation=(4, 4), padding=((5, 6), (5, 6))),
+        False,
+    ),  # larger than the input
     ("shifts", "y", labels(G=5), SAME, False),
     ("shifts", "y", labels(B=2, G=5, C=2, K=3), SAME, False),
     ("shifts", "x", labels(B=2, G=5, K=2), SAME, False),
