@@ -113,12 +113,27 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if alone:
         return "lax"
     if not window.rank:
-        return "dots"
+        copied, weights = sizes["N"] * (C + K), C * K
+        return grouped if open == "y" and B == 1 and copied > weights else "dots"
     if open == "y":
         if G > 1 and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
             return "shifts"
-        return "loop" if _products(sizes, window) >= LEAST_OF_STEP["y"] else grouped
+        return "loop" if _loops(dgrad, sizes, window) else grouped
     return _plan_of_wgrad(sizes, window, grouped)
+
+
+def _loops(dgrad, sizes, window):
+    """Whether a loop of dense convolutions is faster than lax's grouped one.
+
+    With three axes XLA has no faster convolution without groups, so only lax's batch groups, in fprop, are worth avoiding.  A single tap
+    along one axis is a product of matrices to lax too.
+    """
+    B, G, C, K = (sizes[label] for label in "BGCK")
+    if window.rank == 3 and (B == 1 or dgrad):
+        return False
+    if window.filter == (1,) and B == 1 or dgrad and G == 1 and C * K <= FEWEST_CHANNELS:
+        return False
+    return _products(sizes, window) >= LEAST_OF_STEP["y"]
 
 
 def _plan_of_wgrad(sizes, window, grouped):
@@ -194,6 +209,8 @@ MOST_PHASES = 64
 MOST_FOLDED, MANY_CHANNELS = {False: 2.5, True: 1.5}, 1024
 # Up to this C·K, a group's channels are cheaper as elementwise lanes than as a matrix.
 FEW_CHANNELS = 32
+# Up to this C·K, a dense convolution gains nothing over dgrad's grouped one.
+FEWEST_CHANNELS = 16
 # In wgrad lanes are cheaper only below this K, and fill vectors only if G·K is at least FEW_LANES.
 MANY_OUTPUTS, FEW_LANES = 8, 16
 # From this many positions times taps on, a step of the loop is fast at wgrad along one axis.
@@ -332,13 +349,18 @@ def cropped(x, window):
 
 
 def _merge(x):
-    """(B, N, *space, G, C) -> (N, *space, B·G·C)"""
-    return _moved(x, 0, -3).reshape(x.shape[1:-2] + (-1,))
+    """(B, N, *space, G, C) -> (N, *space, B·G·C)
+
+    G and C are merged before B moves, so that XLA sees where this undoes how B came to the front.
+    """
+    shape = x.shape[1:-2]
+    return _moved(x.reshape((x.shape[0], *shape, -1)), 0, -2).reshape((*shape, -1))
 
 
 def _split(y, B, G):
     """(N, *space, B·G·K) -> (B, N, *space, G, K)"""
-    return _moved(y.reshape(y.shape[:-1] + (B, G, -1)), -3, 0)
+    y = _moved(y.reshape(y.shape[:-1] + (B, -1)), -2, 0)
+    return y.reshape(y.shape[:-1] + (G, -1))
 
 
 def _moved(x, source, destination):

@@ -219,7 +219,15 @@ PLANS = [
     ("zeros", "y", labels(N=0, C=3, K=4), SAME, False),
     ("zeros", "w", labels(N=0, C=3, K=4), SAME, False),
     ("zeros", "y", labels(C=3, K=4), window((3, 4), (2, 2), padding=((-1, -2), (5, 5))), False),  # a crop that leaves nothing
-    ("dots", "y", labels(G=3, C=2, K=4), window((), ()), False),
+    ("dots", "y", labels(N=1, G=3, C=2, K=4), window((), ()), False),
+    ("dots", "y", labels(B=2, N=9, C=2, K=4), window((), ()), False),
+    ("dots", "w", labels(N=9, G=3, C=2, K=4), window((), ()), False),
+    ("lax", "x", labels(N=9, G=3, C=2, K=4), window((), ()), False),  # copies would be larger than the filter
+    ("lax", "y", labels(N=40, G=2, C=16, K=16), window((9,), (1,)), False),
+    ("lax", "y", labels(G=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
+    ("loop", "y", labels(B=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
+    ("lax", "x", labels(B=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
+    ("lax", "x", labels(B=3, N=90, C=2, K=8), window((9, 9), (3, 3)), False),
     ("dots", "y", labels(G=5), SAME, True),
     ("dots", "x", labels(B=2, G=2, C=3, K=2), STRIDED, True),
     ("dots", "w", labels(B=2, C=3, K=2), TRANSPOSED, True),
