@@ -64,9 +64,8 @@ def view_of_padded(x, window: Window, tap, lead=2):
     for axis, (r, _, o, _, s, _, dr) in enumerate(_axes(window, tap), lead):
         start[axis], size[axis] = dr * r, s * (o - 1) + 1
     if all(isinstance(i, int) for i in start):
-        x = lax.slice(x, start, [i + n for i, n in zip(start, size, strict=True)])
-    else:
-        x = lax.dynamic_slice(x, [lax.convert_element_type(i, np.int32) for i in start], size)
+        return lax.slice(x, start, [i + n for i, n in zip(start, size, strict=True)], _strides(x, window, lead))
+    x = lax.dynamic_slice(x, [lax.convert_element_type(i, np.int32) for i in start], size)
     return _stride(x, window, lead)
 
 
@@ -75,9 +74,11 @@ def _axes(window, tap):
 
 
 def _stride(x, window, lead):
-    strides = [1] * x.ndim
-    strides[lead : lead + window.rank] = window.stride
-    return lax.slice(x, [0] * x.ndim, x.shape, strides)
+    return x if set(window.stride) <= {1} else lax.slice(x, [0] * x.ndim, x.shape, _strides(x, window, lead))
+
+
+def _strides(x, window, lead):
+    return [1] * lead + list(window.stride) + [1] * (x.ndim - lead - window.rank)
 
 
 def _zero(x):
@@ -283,16 +284,28 @@ def padded_size(window):
 
 def _shifted(x, w, window, taps, see, K, acc):
     """The sum over `taps` of the view `see` of x times w (b, taps, C, lanes): (b, n, *output, lanes)."""
-    w = w.reshape(w.shape[:1] + (1,) * (window.rank + 1) + w.shape[1:])
-    views = ((t, see(x, window, tap).astype(acc)) for t, tap in enumerate(taps))
-    terms = (_lanes(v, c, K) * w[..., t, c, :] for t, v in views for c in range(x.shape[-1]))
-    return functools.reduce(lax.add, terms)
+    C, shape = x.shape[-1], (*x.shape[:2], *window.output, w.shape[-1])
+    if C == K == 1:
+        x = x.reshape(x.shape[:-1])
+    w = w.reshape((w.shape[0], -1, w.shape[-1]))
+
+    def terms():
+        for t, tap in enumerate(taps):
+            seen = see(x, window, tap).astype(acc)
+            for c in range(C):
+                weights = lax.slice_in_dim(w, t * C + c, t * C + c + 1, axis=1)
+                lanes = seen if C == K == 1 else _lanes(seen, c, K)
+                yield lax.mul(lanes, lax.broadcast_in_dim(weights, shape, (0, 1, len(shape) - 1)))
+
+    return functools.reduce(lax.add, terms())
 
 
 def _lanes(x, c, K):
     """Channel c of each group, repeated for the K outputs of its group: (..., G, C) -> (..., G·K)."""
-    x = x[..., c : c + 1]
-    return lax.broadcast_in_dim(x, x.shape[:-1] + (K,), tuple(range(x.ndim))).reshape(x.shape[:-2] + (-1,))
+    x = lax.slice_in_dim(x, c, c + 1, axis=-1)
+    if K > 1:
+        x = lax.broadcast_in_dim(x, x.shape[:-1] + (K,), tuple(range(x.ndim)))
+    return x.reshape((*x.shape[:-2], -1))
 
 
 def rows_wgrad(x, y, window: Window, *, acc):
@@ -317,15 +330,21 @@ def rows_wgrad(x, y, window: Window, *, acc):
             r = j * at_once + np.arange(at_once, dtype=np.int32)[:, None]
             h = s * p[None] + (dr * r - low)
             h = h if di == 1 else lax.select(h % di == 0, h // di, lax.full_like(h, -1))  # (at_once, block)
-            met = ((h >= 0) & (h < window.input[0])).reshape((at_once, block) + (1,) * window.rank)
+            met = (h >= 0) & (h < window.input[0])
             seen = padded(_rows(x, h.reshape(-1)).reshape((-1,) + rest.input + (G, C)), rest, lead=1)
             lanes = [_lanes(seen, c, K).astype(acc).reshape((at_once, block, *seen.shape[1:-2], -1)) for c in range(C)]
 
-            def product(i, tap, of_c):
-                # y is masked too: infinity times a zero of the padding would be NaN.
-                return view_of_padded(of_c[i], rest, tap, lead=1) * jnp.where(met[i], y, 0)
-
-            new = sums([product(i, tap, of_c) for i in range(at_once) for tap in taps_of(rest) for of_c in lanes], window.rank)
+            # y is masked too: infinity times a zero of the padding would be NaN.
+            given = [lax.select(lax.broadcast_in_dim(met[i], y.shape, (0,)), y, lax.full_like(y, 0)) for i in range(at_once)]
+            new = sums(
+                [
+                    lax.mul(view_of_padded(of_c[i], rest, tap, lead=1), given[i])
+                    for i in range(at_once)
+                    for tap in taps_of(rest)
+                    for of_c in lanes
+                ],
+                window.rank,
+            )
             total_of_j = lax.dynamic_index_in_dim(total, j, 0, keepdims=False, allow_negative_indices=False)
             return lax.dynamic_update_index_in_dim(total, total_of_j + new, j, 0, allow_negative_indices=False)
 

@@ -276,7 +276,7 @@ def test_lines_are_exact(window, sizes):
 
 
 def test_lines_that_do_not_fit():
-    """Too few positions, taps or channels of other kinds: the loop with masks."""
+    """Too few positions, too many taps, or channels of other kinds: the loop with masks."""
     for sizes, of in (
         (labels(G=16), window((5,), (3,))),
         (labels(G=16), window((200,), (128,))),
