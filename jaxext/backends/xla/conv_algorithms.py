@@ -116,7 +116,8 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
         copied, weights = sizes["N"] * (C + K), C * K
         return grouped if open == "y" and B == 1 and copied > weights else "dots"
     if open == "y":
-        if G > 1 and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
+        # Lanes fewer than half of the channels are slower than a matrix.
+        if G > 1 and C * K <= FEW_CHANNELS and C < 2 * G * K and C * math.prod(window.filter) <= MOST_TERMS:
             return "shifts"
         return "loop" if _loops(dgrad, sizes, window) else grouped
     return _plan_of_wgrad(sizes, window, grouped)

@@ -237,27 +237,47 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
     """The sum over taps and input channels of the shifted x times a row of weights: elementwise, with G·K contiguous lanes.
 
     With `fold`, padding and sum are one pass over x, which tests for the border at every term.  Otherwise x is padded first, one image at a
-    time if padding all images would take much memory.  If there are very many terms, only one filter row at a time is unrolled.
+    time if padding all images would take much memory.  If there are very many terms, only some filter rows at a time are unrolled.
     """
     B, G, K = w.shape[:3]
     N, C = x.shape[1], x.shape[-1]
     w = _outputs_last(w).reshape(B, -1, C, G * K).astype(acc)  # (B, taps, C, lanes)
+    rest = math.prod(window.filter[1:])
+    in_parts = math.prod(window.filter) * C > UNROLLED_TERMS[window.rank]
 
     def images(x, w, see):
-        if math.prod(window.filter) * C <= UNROLLED_TERMS:
-            return _shifted(x, w, window, list(taps_of(window)), see, K, acc)
-        rows, rest = window.filter[0], list(itertools.product(*map(range, window.filter[1:])))
-        w = w.reshape((w.shape[0], rows, len(rest)) + w.shape[2:])
+        if not in_parts:
+            return _shifted(x, w, window, see, K, acc)
+        at_once = _divisor(window.filter[0], TERMS_OF_PART // (rest * C))
+        step, dilation = window.stride[0], window.filter_dilation[0]
+        rows = step * (window.output[0] - 1) + dilation * (at_once - 1) + 1  # of x for each part
+        w = w.reshape((w.shape[0], -1, at_once * rest, *w.shape[2:]))
+        of_part = dataclasses.replace(
+            window,
+            input=(rows, *x.shape[3 : 2 + window.rank]),
+            filter=(at_once, *window.filter[1:]),
+            padding=((0, 0),) * window.rank,
+            input_dilation=(1,) * window.rank,
+        )
 
-        def step(r, y):
-            of_row = lax.dynamic_index_in_dim(w, r, 1, keepdims=False, allow_negative_indices=False)
-            return lax.add(y, _shifted(x, of_row, window, [(r, *tap) for tap in rest], see, K, acc))
+        def part(i, y):
+            weights = lax.dynamic_index_in_dim(w, i, 1, keepdims=False, allow_negative_indices=False)
+            if C == 1:  # each view is read once, and need not be an array
 
-        return repeat(rows, step, zeros(x.shape[:2] + window.output + (G * K,), acc, x, w))
+                def see_from(x, _, tap):
+                    return see(x, window, (i * np.int32(at_once) + np.int32(tap[0]), *tap[1:]))
+
+                return lax.add(y, _shifted(x, weights, of_part, see_from, K, acc))
+            seen = lax.dynamic_slice_in_dim(x, i * np.int32(dilation * at_once), rows, axis=2, allow_negative_indices=False)
+            return lax.add(y, _shifted(seen, weights, of_part, see, K, acc))
+
+        return repeat(w.shape[1], part, zeros((*x.shape[:2], *window.output, G * K), acc, x, w))
 
     if fold:
         y = images(x, w, view)
-    elif B * N == 1 or padded_size(window) * C <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K):
+    elif (
+        B * N == 1 or not in_parts and padded_size(window) * C <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K)
+    ):
         y = images(lax.optimization_barrier(padded(x, window)), w, view_of_padded)
     else:
 
@@ -271,8 +291,10 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
     return y.reshape((B, N) + window.output + (G, K))
 
 
-# The most terms of an unrolled sum: each takes XLA a millisecond or two to compile.
-UNROLLED_TERMS = 128
+# The most terms of an unrolled sum by rank: each takes XLA a millisecond or two to compile, and with three axes more are slow.
+UNROLLED_TERMS = {1: 64, 2: 128, 3: 100}
+# The most terms of a part of a longer sum.
+TERMS_OF_PART = 32
 # The most memory for padding all images at once, in multiples of the images and their results.
 MOST_PADDED = 1.5
 
@@ -282,15 +304,15 @@ def padded_size(window):
     return math.prod(low + dilate(i, d) + high for i, (low, high), d in axes)
 
 
-def _shifted(x, w, window, taps, see, K, acc):
-    """The sum over `taps` of the view `see` of x times w (b, taps, C, lanes): (b, n, *output, lanes)."""
+def _shifted(x, w, window, see, K, acc):
+    """The sum over all taps of the view `see` of x times w (b, taps, C, lanes): (b, n, *output, lanes)."""
     C, shape = x.shape[-1], (*x.shape[:2], *window.output, w.shape[-1])
     if C == K == 1:
         x = x.reshape(x.shape[:-1])
     w = w.reshape((w.shape[0], -1, w.shape[-1]))
 
     def terms():
-        for t, tap in enumerate(taps):
+        for t, tap in enumerate(taps_of(window)):
             seen = see(x, window, tap).astype(acc)
             for c in range(C):
                 weights = lax.slice_in_dim(w, t * C + c, t * C + c + 1, axis=1)

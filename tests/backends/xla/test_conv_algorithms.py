@@ -207,6 +207,10 @@ PLANS = [
     ("shifts", "y", labels(B=2, G=4), window((9, 9), (4, 4), padding=((1, 2), (3, 0))), False),
     ("shifts", "y", labels(B=2, N=2, G=4), window((3, 2), (3, 3), padding=((4, 5), (3, 4))), False),  # an image at a time
     ("shifts", "y", labels(G=3), window((9, 9), (12, 12), padding=((6, 6), (5, 6))), False),  # a row of the filter at a time
+    ("shifts", "y", labels(G=16, C=2), window((80,), (66,), padding=((9, 0),), stride=(2,)), False),  # 11 taps at a time
+    ("shifts", "y", labels(B=2, N=1, G=3), window((70,), (68,), filter_dilation=(1,)), False),  # 17 taps at a time
+    ("shifts", "x", labels(G=4, K=6), window((6, 7), (5, 7), padding=((2, 2), (3, 3))), False),  # a row of the filter, of more channels
+    ("loop", "x", labels(N=9, G=3, K=8), window((12, 12), (5, 5)), False),  # lanes would be few
     ("rows", "w", labels(B=2, G=5, C=2, K=4), SAME, False),
     ("rows", "w", labels(G=16), window((70,), (3,), stride=(1,)), False),
     ("rows", "w", labels(G=16), window((9, 9), (8, 7), padding=((4, 4), (3, 3))), False),  # some taps at a time
