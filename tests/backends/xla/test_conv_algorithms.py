@@ -542,3 +542,16 @@ def test_an_infinity_beside_the_image_reaches_no_tap_of_the_rows_beyond():
         operands = {"x": x, "y": y.at[:, :, row].set(jnp.inf)}
         w = conv_algorithms.conv("w", operands, same, algorithm="rows", dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY)
         np.testing.assert_array_equal(~np.isfinite(w).all((0, 1, 2, 4, 5)), met)
+
+
+def test_an_infinity_reaches_the_taps_of_a_folded_gradient_that_it_meets():
+    """The outputs that fill up the last period are zeros that no element of x may meet."""
+    sizes, of = labels(N=1, C=2, K=3), window((5,), (15,), input_dilation=(8,), padding=((7, 7),))
+    assert of.output == (33,) and conv_algorithms.plan("w", sizes, of, dtype=jnp.float32, splitter=Splitter.NOBODY) == "folded"
+    x, y = (np.ones(shapes_of(sizes, of)[slot]) for slot in "xy")
+    run = jax.jit(functools.partial(conv_algorithms.conv, "w", window=of, dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY))
+    for i in range(5):
+        alone = np.zeros_like(x)
+        alone[0, 0, i, 0, 0] = 1
+        w = run({"x": jnp.asarray(np.where(alone, np.inf, x), jnp.float32), "y": jnp.asarray(y, jnp.float32)})
+        np.testing.assert_array_equal(~np.isfinite(w), definition("w", {"x": alone, "y": y}, sizes, of) > 0)
