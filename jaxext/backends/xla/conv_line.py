@@ -42,12 +42,14 @@ def wgrad(x, y, window: Window, *, acc):
     B, N, G, taps = *x.shape[:2], x.shape[-2], window.filter[0]
     inner, block = _inner(window), _block(window)
     blocks, (low, _), (stride,), (dilation,) = len(inner) // block, window.padding[0], window.stride, window.filter_dilation
-    done = inner.start + blocks * block
+    # What is left of the inner positions goes to a border that there is, so that a causal filter has one.
+    start = inner.start if inner.stop < window.output[0] else inner.stop - blocks * block
+    done = start + blocks * block
     rows = stride * (block - 1) + dilation * (taps - 1) + 1  # of x in a step
 
     def step(i, total, x, y):
         n, j = rewrites.pair(i, N, blocks)
-        p = j * np.int32(block) + np.int32(inner.start)
+        p = j * np.int32(block) + np.int32(start)
         seen = _from(x, n, np.int32(stride) * p - np.int32(low), rows).astype(acc)
         given = _from(y, n, p, block).astype(acc)
 
@@ -61,7 +63,7 @@ def wgrad(x, y, window: Window, *, acc):
     def one(xy):
         x, y = xy
         parts = [rewrites.repeat(N * blocks, lambda i, total: step(i, total, x, y), rewrites.zeros((taps, G), acc, x, y))]
-        parts += [_border(x, y, window, part, acc) for part in (range(inner.start), range(done, window.output[0])) if part]
+        parts += [_border(x, y, window, part, acc) for part in (range(start), range(done, window.output[0])) if part]
         return functools.reduce(lax.add, parts)
 
     x, y = x.reshape(B, N, -1, G), y.reshape(B, N, -1, G)
