@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from jaxext import _compat
-from jaxext.backends.xla import conv_line
+from jaxext.backends.xla import conv_line, conv_phases
 from jaxext.backends.xla import conv_rewrites as rewrites
 from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window
@@ -67,7 +67,7 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
     B, G, C, K = (sizes[label] for label in "BGCK")
     found = [first, "lax"]
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES:
-        return list(dict.fromkeys([*found, "phases", *(["folded"] if open == "w" and rewrites.foldable(window) else [])]))
+        return list(dict.fromkeys([*found, "phases", *(["folded"] if open == "w" and conv_phases.foldable(window) else [])]))
     if window.rank and C * K <= 4 * FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
         found.append("shifts" if open == "y" else "rows")
     if B * G > 1:
@@ -170,10 +170,10 @@ def _plan_of_gpu(open, dgrad, sizes, window, grouped):
 
 def _folds(sizes, window, dtype):
     """Whether the residues of the outputs fit into the channels without much more work, and elementwise lanes remain such."""
-    if not rewrites.foldable(window):
+    if not conv_phases.foldable(window):
         return False
     C, K, factor = sizes["C"], sizes["K"], math.prod(window.input_dilation)
-    _, largest = max(rewrites.folded(window), key=lambda part: math.prod(map(len, part[0])))
+    _, largest = max(conv_phases.folded(window), key=lambda part: math.prod(map(len, part[0])))
     if math.prod(largest.filter) * factor > MOST_FOLDED[C * K > MANY_CHANNELS] * math.prod(window.filter):
         return False
     few = sizes["G"] > 1 and C * K <= FEW_CHANNELS
@@ -246,14 +246,14 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
     def part(a, b, window):
         a, window = cropped(a, window)
         if open == "w" and platform == "cpu":
-            a, window = rewrites.larger_than_output(a, window)
-        where = dict(splitter=splitter, platform=platform)
+            a, window = conv_phases.larger_than_output(a, window)
+        where: Any = dict(splitter=splitter, platform=platform)
         name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, **where)
         return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, **where)
 
     if name == "folded":
-        return rewrites.folded_wgrad(a, b, window, part=part)
-    return getattr(rewrites, f"phases_{ROLES[open]}")(a, b, window, part=part, acc=acc)
+        return conv_phases.folded_wgrad(a, b, window, part=part)
+    return getattr(conv_phases, f"phases_{ROLES[open]}")(a, b, window, part=part, acc=acc)
 
 
 ROLES = {"y": "fprop", "w": "wgrad"}
