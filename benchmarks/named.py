@@ -66,6 +66,7 @@ _NAMED: dict[str, tuple[tuple[str, ...], str]] = {
     "groups without space, mostly weights": (("dgrad",), "x=4,1280 w=32,1280 groups=40"),
     "causal k=8 of 40 channels": (("wgrad",), "x=12,526,40 w=8,1,40 padding=7:0 groups=40"),
     "31 taps of 64 channels": (("wgrad",), "x=8,499,64 w=31,1,64 padding=SAME groups=64"),
+    "causal k=7 of 50000": (("wgrad",), "x=4,50000,64 w=7,1,64 padding=6:0 groups=64"),
     "3-D groups": (("fprop",), "x=1,1,3,4,168 w=3,3,3,56,105 stride=1,2,3 padding=2:2,1:1,1:1 groups=3"),
     "3-D batch groups": (("dgrad",), "x=12,16,16,13,2 w=3,3,3,2,16 padding=2:2,2:2,2:2 filter_dilation=2 batch_groups=2"),
     "8 batch groups of few channels": (("dgrad",), "x=24,15,13,2 w=3,3,2,64 padding=1:1,3:3 batch_groups=8"),

@@ -141,10 +141,11 @@ def _plan_of_wgrad(sizes, window, grouped):
     """Rows for few channels, the loop for large products, and lax for the rest.
 
     Times per multiply-add, measured on a CPU: lax takes 0.4 ns with one channel in few groups, and far more otherwise.  The loop takes 0.1
-    ns along one axis, 0.6 ns along more, and 0.1 ms for each step.  Rows take 0.2 ns if there are enough lanes, and 0.6 ns along one axis.
+    ns along one axis, 0.6 ns along more, and 0.1 ms for each step.  Rows take 0.2 ns if there are enough lanes, and 0.6 ns along one axis
+    where `conv_line` does not compute them.
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
-    long = window.rank == 1 and sizes["N"] * window.output[0] * window.filter[0] >= LONG
+    long = window.rank == 1 and not conv_line.fits(C, K, window) and sizes["N"] * window.output[0] * window.filter[0] >= LONG
     if G > 1 and C * K <= FEW_CHANNELS and K < MANY_OUTPUTS and not long and C * math.prod(window.filter) <= MOST_TERMS:
         if G * K >= FEW_LANES:
             return "rows"
@@ -239,7 +240,7 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
         terms = a.shape[-1] * math.prod(window.filter)
         return rewrites.shifts_fprop(a, b, window, acc=acc, fold=terms <= (FOLDED_ON_CPU if platform == "cpu" else FOLDED_ON_GPU))
     if name == "rows":
-        return (conv_line.wgrad if conv_line.fits(a, b, window) else rewrites.rows_wgrad)(a, b, window, acc=acc)
+        return (conv_line.wgrad if conv_line.fits(a.shape[-1], b.shape[-1], window) else rewrites.rows_wgrad)(a, b, window, acc=acc)
     if name == "dots":
         return getattr(rewrites, f"dots_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
 

@@ -20,9 +20,8 @@ BLOCKS = (16, 8, 4)  # positions of a step
 MOST_TAPS = 64  # beyond, the border is too long
 
 
-def fits(x, y, window: Window) -> bool:
-    depthwise = x.shape[-1] == y.shape[-1] == 1
-    return depthwise and window.rank == 1 and window.input_dilation == (1,) and window.filter[0] <= MOST_TAPS and _block(window) > 0
+def fits(C: int, K: int, window: Window) -> bool:
+    return C == K == window.rank == 1 and window.input_dilation == (1,) and window.filter[0] <= MOST_TAPS and _block(window) > 0
 
 
 def _inner(window: Window) -> range:

@@ -266,6 +266,7 @@ LINES = {
     "all beyond": window((40,), (3,), padding=((6, 7),)),
     "long": window((70,), (31,), padding=((30, 0),)),
     "whole blocks": window((32,), (1,)),
+    "very long": window((40_000,), (5,), padding=((4, 0),)),
 }
 
 
@@ -273,8 +274,7 @@ LINES = {
 @pytest.mark.parametrize("sizes", [labels(G=16, N=3), labels(G=16, B=2)], ids=["", "batched"])
 def test_lines_are_exact(window, sizes):
     """The rows of a depthwise filter along one axis: a loop over the positions that need no mask, and the others."""
-    x, y = (jnp.zeros(shapes_of(sizes, window)[slot]) for slot in "xy")
-    assert conv_line.fits(*conv_algorithms.cropped(x, window)[:1], y, conv_algorithms.cropped(x, window)[1])
+    assert conv_line.fits(sizes["C"], sizes["K"], window.cropped[1])
     assert conv_algorithms.plan("w", sizes, window, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
     check(sizes, window, "w", (False,))
 
@@ -288,8 +288,7 @@ def test_lines_that_do_not_fit():
         (labels(G=16, K=2), LINES["same"]),
         (labels(G=16), window((40,), (3,), input_dilation=(2,))),
     ):
-        x, y = (jnp.zeros(shapes_of(sizes, of)[slot]) for slot in "xy")
-        assert not conv_line.fits(x, y, of)
+        assert not conv_line.fits(sizes["C"], sizes["K"], of)
 
 
 def test_transposed_convolutions_of_64_bits_are_phases():
