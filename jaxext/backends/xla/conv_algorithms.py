@@ -145,7 +145,9 @@ def _plan_of_wgrad(sizes, window, grouped):
     where `conv_line` does not compute them.
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
-    long = window.rank == 1 and not conv_line.fits(C, K, window) and sizes["N"] * window.output[0] * window.filter[0] >= LONG
+    long = window.rank == 1 and sizes["N"] * window.output[0] * window.filter[0] >= LONG
+    if long and G >= LEAST_LANES and conv_line.fits(C, K, window):
+        return "rows"
     if G > 1 and C * K <= FEW_CHANNELS and K < MANY_OUTPUTS and not long and C * math.prod(window.filter) <= MOST_TERMS:
         if G * K >= FEW_LANES:
             return "rows"
@@ -215,6 +217,8 @@ FEW_CHANNELS = 32
 FEWEST_CHANNELS = 16
 # In wgrad lanes are cheaper only below this K, and fill vectors only if G·K is at least FEW_LANES.
 MANY_OUTPUTS, FEW_LANES = 8, 16
+# From this G on, `conv_line` beats the loop at long sequences.
+LEAST_LANES = 4
 # From this many positions times taps on, a step of the loop is fast at wgrad along one axis.
 LONG = 300_000
 # The most terms of an elementwise sum.

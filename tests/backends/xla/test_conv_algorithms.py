@@ -266,7 +266,6 @@ LINES = {
     "all beyond": window((40,), (3,), padding=((6, 7),)),
     "long": window((70,), (31,), padding=((30, 0),)),
     "whole blocks": window((32,), (1,)),
-    "very long": window((40_000,), (5,), padding=((4, 0),)),
 }
 
 
@@ -277,6 +276,14 @@ def test_lines_are_exact(window, sizes):
     assert conv_line.fits(sizes["C"], sizes["K"], window.cropped[1])
     assert conv_algorithms.plan("w", sizes, window, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
     check(sizes, window, "w", (False,))
+
+
+def test_long_sequences_are_lines_or_a_loop():
+    long = window((20_000,), (8,), padding=((7, 0),))
+    plan = functools.partial(conv_algorithms.plan, "w", dtype=jnp.float32, splitter=Splitter.NOBODY)
+    assert [plan(labels(G=G), long) for G in (2, 4, 64)] == ["loop", "rows", "rows"]
+    assert plan(labels(G=64, K=2), long) == "loop"
+    check(labels(G=4), long, "w", (False,))
 
 
 def test_lines_that_do_not_fit():
