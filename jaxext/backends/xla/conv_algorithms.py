@@ -257,7 +257,7 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
         return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, **where)
 
     if name == "folded":
-        return conv_phases.folded_wgrad(a, b, window, part=part)
+        return conv_phases.folded_wgrad(a, b, window, part=part, acc=acc)
     return getattr(conv_phases, f"phases_{ROLES[open]}")(a, b, window, part=part, acc=acc)
 
 

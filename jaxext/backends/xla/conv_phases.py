@@ -91,7 +91,7 @@ def _folded_filter(window):
         yield first, -(-(first + r) // di)
 
 
-def folded_wgrad(x, y, window: Window, *, part):
+def folded_wgrad(x, y, window: Window, *, part, acc):
     """As `phases_wgrad`, with the residues of outputs of one size as channels of one convolution."""
     B, G, K, C, rank, periods = y.shape[0], *y.shape[-2:], x.shape[-1], window.rank, window.input_dilation
     total = None
@@ -103,7 +103,7 @@ def folded_wgrad(x, y, window: Window, *, part):
             of_part = of_part.reshape((*of_part.shape[:at], size, di, *of_part.shape[at + 1 :]))
             of_part = lax.slice_in_dim(of_part, r.start, r.stop, axis=at + 1)
         of_part = jnp.moveaxis(of_part, range(3, 3 + 2 * rank, 2), range(3 + rank, 3 + 2 * rank))  # (B, N, *outputs, G, *residues, K)
-        w = part(x, of_part.reshape((*of_part.shape[: 3 + rank], -1)), sub)
+        w = part(x, of_part.reshape((*of_part.shape[: 3 + rank], -1)), sub).astype(acc)
         w = w.reshape((B, G, *map(len, residues), K, *sub.filter, C))
         of_residues = [(r.start, di - r.stop, 0) for r, di in zip(residues, periods, strict=True)]
         w = lax.pad(w, np.zeros((), w.dtype), [(0, 0, 0)] * 2 + of_residues + [(0, 0, 0)] * (rank + 2))

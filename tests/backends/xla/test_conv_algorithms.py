@@ -561,3 +561,21 @@ def test_an_infinity_reaches_the_taps_of_a_folded_gradient_that_it_meets():
         alone[0, 0, i, 0, 0] = 1
         w = run({"x": jnp.asarray(np.where(alone, np.inf, x), jnp.float32), "y": jnp.asarray(y, jnp.float32)})
         np.testing.assert_array_equal(~np.isfinite(w), definition("w", {"x": alone, "y": y}, sizes, of) > 0)
+
+
+def test_parts_of_a_folded_gradient_by_different_algorithms():
+    """Of bfloat16, one is summed in float32 and the others are rounded; an exception once."""
+    operation = functools.partial(
+        jaxext.conv_general_dilated, window_strides=(1, 1), padding=((-3, 6), (-31, 3)), lhs_dilation=(2, 3), feature_group_count=4
+    )
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.integers(-2, 3, shape), jnp.bfloat16) for shape in ((2, 4, 10, 17), (4, 1, 5, 3)))
+    ct = jnp.asarray(rng.integers(-2, 3, jax.eval_shape(operation, x, w).shape), jnp.bfloat16)
+    gradients = [jax.jit(lambda w, op=op: jax.vjp(lambda w: op(x, w), w)[1](ct)[0])(w) for op in (operation, wide_of_lax(operation))]
+    np.testing.assert_array_equal(*(np.asarray(g, np.float64) for g in gradients))
+
+
+def wide_of_lax(operation):
+    """lax's convolution of the same, in float32: small integers are exact."""
+    op = functools.partial(jax.lax.conv_general_dilated, **operation.keywords)
+    return lambda x, w: op(x.astype(jnp.float32), w.astype(jnp.float32)).astype(jnp.bfloat16)
