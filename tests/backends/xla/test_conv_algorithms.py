@@ -571,8 +571,8 @@ def test_parts_of_a_folded_gradient_by_different_algorithms():
     rng = np.random.default_rng(0)
     x, w = (jnp.asarray(rng.integers(-2, 3, shape), jnp.bfloat16) for shape in ((2, 4, 10, 17), (4, 1, 5, 3)))
     ct = jnp.asarray(rng.integers(-2, 3, jax.eval_shape(operation, x, w).shape), jnp.bfloat16)
-    gradients = [jax.jit(lambda w, op=op: jax.vjp(lambda w: op(x, w), w)[1](ct)[0])(w) for op in (operation, wide_of_lax(operation))]
-    np.testing.assert_array_equal(*(np.asarray(g, np.float64) for g in gradients))
+    got, want = (jax.jit(lambda w, op=op: jax.vjp(lambda w: op(x, w), w)[1](ct)[0])(w) for op in (operation, wide_of_lax(operation)))
+    np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(want, np.float64))
 
 
 def wide_of_lax(operation):
