@@ -97,6 +97,7 @@ GEOMETRIES = {
     "all padding": window((1, 2), (2, 2), padding=((3, 3), (0, 1)), stride=(2, 1)),
     "filter too big": window((3, 3), (5, 2)),
     "no input": window((0, 4), (2, 2), padding=((2, 2), (0, 0))),
+    "no input, one tap": window((0, 2), (1, 2), padding=((1, 0), (-2, 3))),
     "causal": window((11,), (4,), padding=((3, 0),)),
     "long": window((150,), (3,), padding=((1, 1),)),
     "scalar": window((), ()),
