@@ -56,6 +56,25 @@ _NAMED: dict[str, tuple[tuple[str, ...], str]] = {
     "12 depthwise 7x7 layers": (("step",), "x=1,14,14,96 w=7,7,1,96 padding=SAME groups=96 layers=12"),
     "8 grouped layers": (("step",), "x=1,14,14,128 w=3,3,4,128 padding=SAME groups=32 layers=8"),
     "128 taps of 64 channels": (("wgrad",), "x=2,4096,64 w=128,1,64 padding=SAME groups=64"),
+    # random geometries that were slower than lax, larger, or slow to compile
+    "3-D by 2 of small images": (("dgrad",), "x=48,5,7,7,4 w=5,5,5,4,26 stride=2 padding=2:2,2:2,0:0"),
+    "groups without space": (("dgrad",), "x=1362,288 w=48,24 groups=6"),
+    "groups without space, to more": (("fprop",), "x=2560,128 w=16,328 groups=8"),
+    "groups without space, mostly weights": (("dgrad",), "x=4,1280 w=32,1280 groups=40"),
+    "causal k=8 of 40 channels": (("wgrad",), "x=12,526,40 w=8,1,40 padding=7:0 groups=40"),
+    "31 taps of 64 channels": (("wgrad",), "x=8,499,64 w=31,1,64 padding=SAME groups=64"),
+    "causal k=7 of 50000": (("wgrad",), "x=4,50000,64 w=7,1,64 padding=6:0 groups=64"),
+    "3-D groups": (("fprop",), "x=1,1,3,4,168 w=3,3,3,56,105 stride=1,2,3 padding=2:2,1:1,1:1 groups=3"),
+    "3-D batch groups": (("dgrad",), "x=12,16,16,13,2 w=3,3,3,2,16 padding=2:2,2:2,2:2 filter_dilation=2 batch_groups=2"),
+    "8 batch groups of few channels": (("dgrad",), "x=24,15,13,2 w=3,3,2,64 padding=1:1,3:3 batch_groups=8"),
+    "8 outputs 9x9 of 3 channels": (("dgrad",), "x=94,71,72,3 w=9,9,1,24 padding=4:4,0:0 groups=3"),
+    "93 taps of 2 outputs": (("dgrad",), "x=1,386,4 w=93,1,8 padding=92:0 groups=4"),
+    "depthwise 5x5x5": (("fprop",), "x=2,4,14,14,64 w=5,5,5,1,64 padding=SAME groups=64"),
+    "transposed by 16 of whole periods": (("wgrad",), "x=4,500,64 w=32,64,64 padding=23:23 input_dilation=16"),
+    "transposed by 8": (("wgrad",), "x=7,561,4 w=15,4,6 padding=7:7 input_dilation=8"),
+    "transposed by 9 of groups": (("wgrad",), "x=2,93,56 w=19,28,64 padding=9:9 input_dilation=9 groups=2"),
+    "transposed by 6, depthwise": (("wgrad",), "x=26,458,26 w=12,1,26 padding=5:6 input_dilation=6 groups=26"),
+    "transposed 4x4x4": (("wgrad",), "x=2,8,8,8,32 w=4,4,4,32,32 padding=2:2,2:2,2:2 input_dilation=2"),
 }
 
 

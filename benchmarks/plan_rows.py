@@ -278,6 +278,15 @@ def alternatives(geometry: Geometry, samples: int = SAMPLES, tell: Callable[[str
     return found | _sides(programs, results, samples, MORE_PATIENCE_S, tell)
 
 
+def planned(geometry: Geometry, tell: Callable[[str], None] = lambda stage: None) -> tuple[str, ...]:
+    """What `xla` takes now, by product; nothing is compiled."""
+    tell("jaxext: lowering")
+    arguments = [jax.ShapeDtypeStruct(shape, geometry.dtype) for shape in geometry.shapes]
+    with in_force.collecting() as calls, jaxext.use_table(None):
+        jax.jit(geometry.build("jaxext")).lower(*arguments)
+    return tuple(dict.fromkeys(_algorithms(call)[0] for call in calls))
+
+
 def _table_of(calls: Sequence[Any], algorithm: str) -> Table:
     """A table in which this algorithm is the fastest for these calls."""
     measurement = Measurement(implementation="xla", config={"algorithm": algorithm}, ms=(1.0, 1.0, 1.0), error=0.0)
@@ -289,7 +298,7 @@ def serve(connection) -> None:
     keep_freed_memory()
     jax.config.update("jax_enable_compilation_cache", False)
     measure(Geometry(role="step", x=(1, 2, 2), w=(1, 2, 2)), "")  # the first program of a process takes longer to make
-    asked = {"row": measure, "alternatives": alternatives}
+    asked = {"row": measure, "alternatives": alternatives, "planned": planned}
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             what, arguments = connection.recv()

@@ -88,9 +88,12 @@ def _comes(connection: Any, patience_s: float) -> bool:
     return any(connection.poll(patience_s / steps) for _ in range(steps))
 
 
-def wanted(options: argparse.Namespace) -> Iterator[tuple[str, Geometry]]:
+def wanted(options: argparse.Namespace, worker: Worker) -> Iterator[tuple[str, Geometry]]:
     """The kind or name, and the geometry, of each row that the options ask for."""
-    if options.named:
+    if options.changed:
+        rows = sweep_report.read(options.changed).rows
+        yield from ((row.kind, geometry) for row in rows if worker.ask("planned", geometry := parse(row.geometry)) != row.algorithms)
+    elif options.named:
         yield from ((name, geometry) for name, geometry in named() if not options.only or any(part in name for part in options.only))
     else:
         kinds = tuple(kind for kind in KINDS if not options.only or kind in options.only)
@@ -105,7 +108,7 @@ def sweep(options: argparse.Namespace, worker: Worker) -> Report:
     report = _begun(options)
     there, rows = {row.geometry for row in report.rows}, list(report.rows)
     try:
-        for kind, geometry in wanted(options):
+        for kind, geometry in wanted(options, worker):
             if str(geometry) in there:
                 continue
             if time.monotonic() - start > options.seconds:
@@ -155,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=count, default=1000, help="how many random geometries (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     parser.add_argument("--named", action="store_true", help="the geometries that have names instead of random ones")
+    parser.add_argument("--changed", metavar="REPORT", help="the rows of a report for which `xla` takes another algorithm now")
     parser.add_argument(
         "--only", action="append", default=[], metavar="KIND", help=f"of {', '.join(KINDS)}; with --named, those with this in their name"
     )

@@ -255,6 +255,23 @@ def test_a_sweep_goes_on_after_a_crash_and_where_it_ended(tmp_path, monkeypatch,
     assert [row.failed is None for row in sweep_report.read(path).rows] == [True, False, True, True, True]
 
 
+def test_only_rows_with_another_plan_are_measured_again(tmp_path, monkeypatch):
+    """Of a convolution without groups the plan is lax's."""
+    specs, algorithms = [SPEC, "fprop float32 x=2,9,8,4 w=3,3,4,8", SPEC.replace("wgrad", "fprop")], ("lax",)
+    rows = tuple(PlanRow(geometry=str(parse(spec)), kind="any", work=1.0, algorithms=algorithms) for spec in specs)
+    sweep_report.write(tmp_path / "it.json", Report({}, "made up", rows))
+
+    class Planned(Asked):
+        def ask(self, what, geometry, *arguments, **_):
+            return plan_rows.planned(geometry) if what == "planned" else super().ask(what, geometry, *arguments)
+
+    worker = Planned()
+    monkeypatch.setattr(plan_sweep, "Worker", lambda: worker)
+    plan_sweep.main(["--changed", str(tmp_path / "it.json")])
+    assert worker.geometries == [parse(spec) for spec in specs if plan_rows.planned(parse(spec)) != algorithms] != []
+    assert parse(specs[1]) not in worker.geometries
+
+
 def test_losers_are_shown_with_every_algorithm(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plan_sweep, "Worker", Asked)
     sweep_report.write(tmp_path / "it.json", Report({}, "made up", (made_up(1.0), made_up(2.0, 1), made_up(4.0, 2))))

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from jaxext import _compat
-from jaxext.backends.xla import conv_line
+from jaxext.backends.xla import conv_line, conv_phases
 from jaxext.backends.xla import conv_rewrites as rewrites
 from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window
@@ -44,6 +44,9 @@ def conv(
     """
     w = operands["w"] if open == "x" else None
     if w is not None:
+        y = operands["y"]
+        if 0 in window.input:  # the transposed window does not say so
+            return rewrites.zeros((*y.shape[:2], *window.input, y.shape[-2], w.shape[-1]), np.dtype(dtype), y, w)
         operands, window, open = {"x": operands["y"], "w": _reversed(w, window)}, window.transposed, "y"
     a, b = operands["x"], operands["w" if open == "y" else "y"]
     a, window = cropped(a, window)
@@ -67,7 +70,7 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
     B, G, C, K = (sizes[label] for label in "BGCK")
     found = [first, "lax"]
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES:
-        return list(dict.fromkeys([*found, "phases"]))
+        return list(dict.fromkeys([*found, "phases", *(["folded"] if open == "w" and conv_phases.foldable(window) else [])]))
     if window.rank and C * K <= 4 * FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
         found.append("shifts" if open == "y" else "rows")
     if B * G > 1:
@@ -81,6 +84,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     zeros      an axis is empty, so nothing is computed
     lax        lax's own convolution: for dense ones, unless phases are faster; and for groups too small for the loop
     phases     one convolution per residue of the outputs: for input dilation, if XLA has no fast transposed convolution
+    folded     the residues as channels of one convolution: for wgrad where phases would be, if they are of one size
     shifts     shifted inputs times weights, elementwise: for fprop of few channels per group (depthwise)
     rows       a loop over output rows: for wgrad of few channels per group
     loop       one dense convolution per b and g, in a loop: for groups, batched filters, per-example gradients
@@ -109,27 +113,46 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if open == "y" and _by_batch_groups(B, G, K, window):
         return grouped
     large = alone or C * K > FEW_CHANNELS and _products(sizes, window) >= LEAST_OF_STEP["y"]
-    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, window, dtype)):
-        return "phases"
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, alone, window, dtype)):
+        return "folded" if open == "w" and _folds(sizes, window, dtype) else "phases"
     if alone:
         return "lax"
     if not window.rank:
-        return "dots"
+        copied, weights = sizes["N"] * (C + K), C * K
+        return grouped if open == "y" and B == 1 and copied > weights else "dots"
     if open == "y":
-        if G > 1 and C * K <= FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
+        # Lanes fewer than half of the channels are slower than a matrix.
+        if G > 1 and C * K <= FEW_CHANNELS and C < 2 * G * K and C * math.prod(window.filter) <= MOST_TERMS:
             return "shifts"
-        return "loop" if _products(sizes, window) >= LEAST_OF_STEP["y"] else grouped
+        return "loop" if _loops(dgrad, sizes, window) else grouped
     return _plan_of_wgrad(sizes, window, grouped)
+
+
+def _loops(dgrad, sizes, window):
+    """Whether a loop of dense convolutions is faster than lax's grouped one.
+
+    With three axes XLA has no faster convolution without groups, so only lax's batch groups, in fprop, are worth avoiding.  A single tap
+    along one axis is a product of matrices to lax too.
+    """
+    B, G, C, K = (sizes[label] for label in "BGCK")
+    if window.rank == 3 and (B == 1 or dgrad):
+        return False
+    if window.filter == (1,) and B == 1 or dgrad and G == 1 and C * K <= FEWEST_CHANNELS:
+        return False
+    return _products(sizes, window) >= LEAST_OF_STEP["y"]
 
 
 def _plan_of_wgrad(sizes, window, grouped):
     """Rows for few channels, the loop for large products, and lax for the rest.
 
     Times per multiply-add, measured on a CPU: lax takes 0.4 ns with one channel in few groups, and far more otherwise.  The loop takes 0.1
-    ns along one axis, 0.6 ns along more, and 0.1 ms for each step.  Rows take 0.2 ns if there are enough lanes, and 0.6 ns along one axis.
+    ns along one axis, 0.6 ns along more, and 0.1 ms for each step.  Rows take 0.2 ns if there are enough lanes, and 0.6 ns along one axis
+    where `conv_line` does not compute them.
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
     long = window.rank == 1 and sizes["N"] * window.output[0] * window.filter[0] >= LONG
+    if long and G >= LEAST_LANES and conv_line.fits(C, K, window):
+        return "rows"
     if G > 1 and C * K <= FEW_CHANNELS and K < MANY_OUTPUTS and not long and C * math.prod(window.filter) <= MOST_TERMS:
         if G * K >= FEW_LANES:
             return "rows"
@@ -153,9 +176,28 @@ def _plan_of_gpu(open, dgrad, sizes, window, grouped):
     return "shifts" if open == "y" and G > 1 and window.rank and few else "lax" if B * G == 1 else grouped
 
 
-def _transposed_by_lax(open, window, dtype):
-    """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation."""
-    return open == "y" and window.rank <= 2 and max(*window.stride, *window.filter_dilation) == 1 and np.dtype(dtype).itemsize <= 4
+def _folds(sizes, window, dtype):
+    """Whether the residues of the outputs fit into the channels without much more work, and elementwise lanes remain such."""
+    if not conv_phases.foldable(window):
+        return False
+    C, K, factor = sizes["C"], sizes["K"], math.prod(window.input_dilation)
+    _, largest = max(conv_phases.folded(window), key=lambda part: math.prod(map(len, part[0])))
+    if math.prod(largest.filter) * factor > MOST_FOLDED[C * K > MANY_CHANNELS] * math.prod(window.filter):
+        return False
+    few = sizes["G"] > 1 and C * K <= FEW_CHANNELS
+    return not few or plan("w", {**sizes, "K": K * factor}, largest, dtype=dtype, splitter=Splitter.NOBODY) == "rows"
+
+
+def _transposed_by_lax(open, alone, window, dtype):
+    """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation.
+
+    With three axes it has none, but exchanges input and filter if the filter is larger.  This beats many small phases.
+    """
+    if open != "y" or max(*window.stride, *window.filter_dilation) > 1:
+        return False
+    if window.rank == 3:
+        return alone and math.prod(window.filter) > math.prod(window.input) and len(window.merged_phases) > 1
+    return np.dtype(dtype).itemsize <= 4
 
 
 def _products(sizes, window):
@@ -171,10 +213,17 @@ def _by_batch_groups(B, G, K, window):
 GPUS = ("cuda", "rocm")
 # The most phases in one program.
 MOST_PHASES = 64
+# The most work of a folded product, in multiples of that of its phases: taps are computed in whole periods.  With more than MANY_CHANNELS
+# in C·K, matrices take the time, else what gathers them.
+MOST_FOLDED, MANY_CHANNELS = {False: 2.5, True: 1.5}, 1024
 # Up to this C·K, a group's channels are cheaper as elementwise lanes than as a matrix.
 FEW_CHANNELS = 32
+# Up to this C·K, a dense convolution gains nothing over dgrad's grouped one.
+FEWEST_CHANNELS = 16
 # In wgrad lanes are cheaper only below this K, and fill vectors only if G·K is at least FEW_LANES.
 MANY_OUTPUTS, FEW_LANES = 8, 16
+# From this G on, `conv_line` beats the loop at long sequences.
+LEAST_LANES = 4
 # From this many positions times taps on, a step of the loop is fast at wgrad along one axis.
 LONG = 300_000
 # The most terms of an elementwise sum.
@@ -200,17 +249,21 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
         terms = a.shape[-1] * math.prod(window.filter)
         return rewrites.shifts_fprop(a, b, window, acc=acc, fold=terms <= (FOLDED_ON_CPU if platform == "cpu" else FOLDED_ON_GPU))
     if name == "rows":
-        return (conv_line.wgrad if conv_line.fits(a, b, window) else rewrites.rows_wgrad)(a, b, window, acc=acc)
+        return (conv_line.wgrad if conv_line.fits(a.shape[-1], b.shape[-1], window) else rewrites.rows_wgrad)(a, b, window, acc=acc)
     if name == "dots":
         return getattr(rewrites, f"dots_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
 
     def part(a, b, window):
         a, window = cropped(a, window)
-        where = dict(splitter=splitter, platform=platform)
+        if open == "w" and platform == "cpu":
+            a, window = conv_phases.larger_than_output(a, window)
+        where: Any = dict(splitter=splitter, platform=platform)
         name = plan(open, _sizes(open, a, b), window, dtype=a.dtype, **where)
         return run(name, open, a, b, window, acc=acc, dtype=dtype, precision=precision, **where)
 
-    return getattr(rewrites, f"phases_{ROLES[open]}")(a, b, window, part=part, acc=acc)
+    if name == "folded":
+        return conv_phases.folded_wgrad(a, b, window, part=part, acc=acc)
+    return getattr(conv_phases, f"phases_{ROLES[open]}")(a, b, window, part=part, acc=acc)
 
 
 ROLES = {"y": "fprop", "w": "wgrad"}
@@ -307,13 +360,18 @@ def cropped(x, window):
 
 
 def _merge(x):
-    """(B, N, *space, G, C) -> (N, *space, B·G·C)"""
-    return _moved(x, 0, -3).reshape(x.shape[1:-2] + (-1,))
+    """(B, N, *space, G, C) -> (N, *space, B·G·C)
+
+    G and C are merged before B moves, so that XLA sees where this undoes how B came to the front.
+    """
+    shape = x.shape[1:-2]
+    return _moved(x.reshape((x.shape[0], *shape, -1)), 0, -2).reshape((*shape, -1))
 
 
 def _split(y, B, G):
     """(N, *space, B·G·K) -> (B, N, *space, G, K)"""
-    return _moved(y.reshape(y.shape[:-1] + (B, G, -1)), -3, 0)
+    y = _moved(y.reshape(y.shape[:-1] + (B, -1)), -2, 0)
+    return y.reshape(y.shape[:-1] + (G, -1))
 
 
 def _moved(x, source, destination):

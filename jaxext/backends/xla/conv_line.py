@@ -1,4 +1,4 @@
-"""The gradient of a depthwise filter along one axis, in plain XLA ops: a loop over blocks of positions whose products are written out.
+"""The gradient of a depthwise filter along one axis, in plain XLA ops: a loop over blocks of positions that are written out.
 
     w[b,g,r] = Σ_{n,p} x[b,n,stride·p + filter_dilation·r - low,g] · y[b,n,p,g]
 
@@ -16,13 +16,12 @@ from jax import lax
 from jaxext.backends.xla import conv_rewrites as rewrites
 from jaxext.forms.window import Window
 
-MOST_PRODUCTS = 256  # of a step
 BLOCKS = (16, 8, 4)  # positions of a step
+MOST_TAPS = 64  # beyond, the border is too long
 
 
-def fits(x, y, window: Window) -> bool:
-    depthwise = x.shape[-1] == y.shape[-1] == 1
-    return depthwise and window.rank == 1 and window.input_dilation == (1,) and _block(window) > 0
+def fits(C: int, K: int, window: Window) -> bool:
+    return C == K == window.rank == 1 and window.input_dilation == (1,) and window.filter[0] <= MOST_TAPS and _block(window) > 0
 
 
 def _inner(window: Window) -> range:
@@ -34,7 +33,7 @@ def _inner(window: Window) -> range:
 
 def _block(window: Window) -> int:
     """The positions of a step, 0 if there are not as many."""
-    fit = (block for block in BLOCKS if block * window.filter[0] <= MOST_PRODUCTS and block <= len(_inner(window)))
+    fit = (block for block in BLOCKS if block <= len(_inner(window)))
     return next(fit, 0)
 
 
@@ -42,25 +41,28 @@ def wgrad(x, y, window: Window, *, acc):
     B, N, G, taps = *x.shape[:2], x.shape[-2], window.filter[0]
     inner, block = _inner(window), _block(window)
     blocks, (low, _), (stride,), (dilation,) = len(inner) // block, window.padding[0], window.stride, window.filter_dilation
-    done = inner.start + blocks * block
+    # What is left of the inner positions goes to a border that there is, so that a causal filter has one.
+    start = inner.start if inner.stop < window.output[0] else inner.stop - blocks * block
+    done = start + blocks * block
     rows = stride * (block - 1) + dilation * (taps - 1) + 1  # of x in a step
 
-    def step(i, totals, x, y):
+    def step(i, total, x, y):
         n, j = rewrites.pair(i, N, blocks)
-        p = j * np.int32(block) + np.int32(inner.start)
+        p = j * np.int32(block) + np.int32(start)
         seen = _from(x, n, np.int32(stride) * p - np.int32(low), rows).astype(acc)
         given = _from(y, n, p, block).astype(acc)
 
-        def of_tap(r):  # a sum of its own: one long chain of sums would lose bits
-            return functools.reduce(lax.add, [seen[stride * u + dilation * r] * given[u] for u in range(block)])
+        def of_position(u):  # what all taps meet there, times the row of y
+            met = lax.slice_in_dim(seen, stride * u, stride * u + dilation * (taps - 1) + 1, dilation)
+            return lax.mul(met, lax.broadcast_in_dim(lax.slice_in_dim(given, u, u + 1), met.shape, (0, 1)))
 
-        return tuple(total + of_tap(r) for r, total in enumerate(totals))
+        # a sum of its own: one long chain of sums would lose bits
+        return lax.add(total, functools.reduce(lax.add, map(of_position, range(block))))
 
     def one(xy):
         x, y = xy
-        totals = rewrites.repeat(N * blocks, lambda i, totals: step(i, totals, x, y), (rewrites.zeros((G,), acc, x, y),) * taps)
-        parts = [lax.concatenate([total[None] for total in totals], 0)]
-        parts += [_border(x, y, window, part, acc) for part in (range(inner.start), range(done, window.output[0])) if part]
+        parts = [rewrites.repeat(N * blocks, lambda i, total: step(i, total, x, y), rewrites.zeros((taps, G), acc, x, y))]
+        parts += [_border(x, y, window, part, acc) for part in (range(start), range(done, window.output[0])) if part]
         return functools.reduce(lax.add, parts)
 
     x, y = x.reshape(B, N, -1, G), y.reshape(B, N, -1, G)

@@ -53,9 +53,8 @@ def view_of_padded(x, window: Window, tap, lead=2):
     for axis, (r, _, o, _, s, _, dr) in enumerate(_axes(window, tap), lead):
         start[axis], size[axis] = dr * r, s * (o - 1) + 1
     if all(isinstance(i, int) for i in start):
-        x = lax.slice(x, start, [i + n for i, n in zip(start, size, strict=True)])
-    else:
-        x = lax.dynamic_slice(x, [lax.convert_element_type(i, np.int32) for i in start], size)
+        return lax.slice(x, start, [i + n for i, n in zip(start, size, strict=True)], _strides(x, window, lead))
+    x = lax.dynamic_slice(x, [lax.convert_element_type(i, np.int32) for i in start], size)
     return _stride(x, window, lead)
 
 
@@ -64,9 +63,11 @@ def _axes(window, tap):
 
 
 def _stride(x, window, lead):
-    strides = [1] * x.ndim
-    strides[lead : lead + window.rank] = window.stride
-    return lax.slice(x, [0] * x.ndim, x.shape, strides)
+    return x if set(window.stride) <= {1} else lax.slice(x, [0] * x.ndim, x.shape, _strides(x, window, lead))
+
+
+def _strides(x, window, lead):
+    return [1] * lead + list(window.stride) + [1] * (x.ndim - lead - window.rank)
 
 
 def _zero(x):
@@ -225,27 +226,47 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
     """The sum over taps and input channels of the shifted x times a row of weights: elementwise, with G·K contiguous lanes.
 
     With `fold`, padding and sum are one pass over x, which tests for the border at every term.  Otherwise x is padded first, one image at a
-    time if padding all images would take much memory.  If there are very many terms, only one filter row at a time is unrolled.
+    time if padding all images would take much memory.  If there are very many terms, only some filter rows at a time are unrolled.
     """
     B, G, K = w.shape[:3]
     N, C = x.shape[1], x.shape[-1]
     w = _outputs_last(w).reshape(B, -1, C, G * K).astype(acc)  # (B, taps, C, lanes)
+    rest = math.prod(window.filter[1:])
+    in_parts = math.prod(window.filter) * C > UNROLLED_TERMS[window.rank]
 
     def images(x, w, see):
-        if math.prod(window.filter) * C <= UNROLLED_TERMS:
-            return _shifted(x, w, window, list(taps_of(window)), see, K, acc)
-        rows, rest = window.filter[0], list(itertools.product(*map(range, window.filter[1:])))
-        w = w.reshape((w.shape[0], rows, len(rest)) + w.shape[2:])
+        if not in_parts:
+            return _shifted(x, w, window, see, K, acc)
+        at_once = _divisor(window.filter[0], TERMS_OF_PART // (rest * C))
+        step, dilation = window.stride[0], window.filter_dilation[0]
+        rows = step * (window.output[0] - 1) + dilation * (at_once - 1) + 1  # of x for each part
+        w = w.reshape((w.shape[0], -1, at_once * rest, *w.shape[2:]))
+        of_part = dataclasses.replace(
+            window,
+            input=(rows, *x.shape[3 : 2 + window.rank]),
+            filter=(at_once, *window.filter[1:]),
+            padding=((0, 0),) * window.rank,
+            input_dilation=(1,) * window.rank,
+        )
 
-        def step(r, y):
-            of_row = lax.dynamic_index_in_dim(w, r, 1, keepdims=False, allow_negative_indices=False)
-            return lax.add(y, _shifted(x, of_row, window, [(r, *tap) for tap in rest], see, K, acc))
+        def part(i, y):
+            weights = lax.dynamic_index_in_dim(w, i, 1, keepdims=False, allow_negative_indices=False)
+            if C == 1:  # each view is read once, and need not be an array
 
-        return repeat(rows, step, zeros(x.shape[:2] + window.output + (G * K,), acc, x, w))
+                def see_from(x, _, tap):
+                    return see(x, window, (i * np.int32(at_once) + np.int32(tap[0]), *tap[1:]))
+
+                return lax.add(y, _shifted(x, weights, of_part, see_from, K, acc))
+            seen = lax.dynamic_slice_in_dim(x, i * np.int32(dilation * at_once), rows, axis=2, allow_negative_indices=False)
+            return lax.add(y, _shifted(seen, weights, of_part, see, K, acc))
+
+        return repeat(w.shape[1], part, zeros((*x.shape[:2], *window.output, G * K), acc, x, w))
 
     if fold:
         y = images(x, w, view)
-    elif B * N == 1 or padded_size(window) * C <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K):
+    elif (
+        B * N == 1 or not in_parts and padded_size(window) * C <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K)
+    ):
         y = images(lax.optimization_barrier(padded(x, window)), w, view_of_padded)
     else:
 
@@ -259,8 +280,10 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
     return y.reshape((B, N) + window.output + (G, K))
 
 
-# The most terms of an unrolled sum: each takes XLA a millisecond or two to compile.
-UNROLLED_TERMS = 128
+# The most terms of an unrolled sum by rank: each takes XLA a millisecond or two to compile, and with three axes more are slow.
+UNROLLED_TERMS = {1: 64, 2: 128, 3: 100}
+# The most terms of a part of a longer sum.
+TERMS_OF_PART = 32
 # The most memory for padding all images at once, in multiples of the images and their results.
 MOST_PADDED = 1.5
 
@@ -270,18 +293,30 @@ def padded_size(window):
     return math.prod(low + dilate(i, d) + high for i, (low, high), d in axes)
 
 
-def _shifted(x, w, window, taps, see, K, acc):
-    """The sum over `taps` of the view `see` of x times w (b, taps, C, lanes): (b, n, *output, lanes)."""
-    w = w.reshape(w.shape[:1] + (1,) * (window.rank + 1) + w.shape[1:])
-    views = ((t, see(x, window, tap).astype(acc)) for t, tap in enumerate(taps))
-    terms = (_lanes(v, c, K) * w[..., t, c, :] for t, v in views for c in range(x.shape[-1]))
-    return functools.reduce(lax.add, terms)
+def _shifted(x, w, window, see, K, acc):
+    """The sum over all taps of the view `see` of x times w (b, taps, C, lanes): (b, n, *output, lanes)."""
+    C, shape = x.shape[-1], (*x.shape[:2], *window.output, w.shape[-1])
+    if C == K == 1:
+        x = x.reshape(x.shape[:-1])
+    w = w.reshape((w.shape[0], -1, w.shape[-1]))
+
+    def terms():
+        for t, tap in enumerate(taps_of(window)):
+            seen = see(x, window, tap).astype(acc)
+            for c in range(C):
+                weights = lax.slice_in_dim(w, t * C + c, t * C + c + 1, axis=1)
+                lanes = seen if C == K == 1 else _lanes(seen, c, K)
+                yield lax.mul(lanes, lax.broadcast_in_dim(weights, shape, (0, 1, len(shape) - 1)))
+
+    return functools.reduce(lax.add, terms())
 
 
 def _lanes(x, c, K):
     """Channel c of each group, repeated for the K outputs of its group: (..., G, C) -> (..., G·K)."""
-    x = x[..., c : c + 1]
-    return lax.broadcast_in_dim(x, x.shape[:-1] + (K,), tuple(range(x.ndim))).reshape(x.shape[:-2] + (-1,))
+    x = lax.slice_in_dim(x, c, c + 1, axis=-1)
+    if K > 1:
+        x = lax.broadcast_in_dim(x, x.shape[:-1] + (K,), tuple(range(x.ndim)))
+    return x.reshape((*x.shape[:-2], -1))
 
 
 def rows_wgrad(x, y, window: Window, *, acc):
@@ -306,15 +341,21 @@ def rows_wgrad(x, y, window: Window, *, acc):
             r = j * at_once + np.arange(at_once, dtype=np.int32)[:, None]
             h = s * p[None] + (dr * r - low)
             h = h if di == 1 else lax.select(h % di == 0, h // di, lax.full_like(h, -1))  # (at_once, block)
-            met = ((h >= 0) & (h < window.input[0])).reshape((at_once, block) + (1,) * window.rank)
+            met = (h >= 0) & (h < window.input[0])
             seen = padded(_rows(x, h.reshape(-1)).reshape((-1,) + rest.input + (G, C)), rest, lead=1)
             lanes = [_lanes(seen, c, K).astype(acc).reshape((at_once, block, *seen.shape[1:-2], -1)) for c in range(C)]
 
-            def product(i, tap, of_c):
-                # y is masked too: infinity times a zero of the padding would be NaN.
-                return view_of_padded(of_c[i], rest, tap, lead=1) * jnp.where(met[i], y, 0)
-
-            new = sums([product(i, tap, of_c) for i in range(at_once) for tap in taps_of(rest) for of_c in lanes], window.rank)
+            # y is masked too: infinity times a zero of the padding would be NaN.
+            given = [lax.select(lax.broadcast_in_dim(met[i], y.shape, (0,)), y, lax.full_like(y, 0)) for i in range(at_once)]
+            new = sums(
+                [
+                    lax.mul(view_of_padded(of_c[i], rest, tap, lead=1), given[i])
+                    for i in range(at_once)
+                    for tap in taps_of(rest)
+                    for of_c in lanes
+                ],
+                window.rank,
+            )
             total_of_j = lax.dynamic_index_in_dim(total, j, 0, keepdims=False, allow_negative_indices=False)
             return lax.dynamic_update_index_in_dim(total, total_of_j + new, j, 0, allow_negative_indices=False)
 
@@ -360,48 +401,3 @@ def _rows(x, index):
     numbers = lax.GatherDimensionNumbers(offset_dims=tuple(range(1, x.ndim)), collapsed_slice_dims=(0,), start_index_map=(0,))
     mode = lax.GatherScatterMode.FILL_OR_DROP
     return lax.gather(x, index[:, None], numbers, (1,) + x.shape[1:], mode=mode, fill_value=0)
-
-
-def phases_fprop(x, w, window: Window, *, part, acc):
-    """Interleaved convolutions without input dilation: one for all residues of outputs that see equally many taps."""
-    K = w.shape[2]
-    longest = [-(-o // period) for o, period in zip(window.output, window.periods, strict=True)]
-    found = {}
-    for sub, members in window.merged_phases:
-        filters = jnp.concatenate([w[(slice(None),) * 3 + _slices(taps)] for _, taps, _ in members], 2)
-        y = part(x, filters, sub).astype(acc)
-        for i, (outputs, _, shifts) in enumerate(members):
-            space = tuple(slice(shift, shift + n) for shift, n in zip(shifts, longest, strict=True))
-            found[tuple(r[0] for r in outputs)] = y[(slice(None), slice(None), *space, slice(None), slice(i * K, (i + 1) * K))]
-    missing = zeros(x.shape[:2] + tuple(longest) + w.shape[1:3], acc, x, w)
-    return _interleave(found, missing, window.periods, window.output)
-
-
-def _interleave(parts, missing, periods, sizes, residues=()):
-    """Interleave `parts`, keyed by the residues of their outputs, into one array.  Its axes after the first two have `sizes`."""
-    done = len(residues)
-    if done == len(sizes):
-        return parts.get(residues, missing)
-    inner = [_interleave(parts, missing, periods, sizes, (*residues, i)) for i in range(periods[done])]
-    y = jnp.stack(inner, done + 3)
-    y = y.reshape(y.shape[: done + 2] + (-1,) + y.shape[done + 4 :])
-    return lax.slice_in_dim(y, 0, sizes[done], axis=done + 2)
-
-
-def phases_wgrad(x, y, window: Window, *, part, acc):
-    """One convolution without input dilation for each residue of outputs and taps (`Window.phases`).
-
-    The gradient of the taps of one residue depends on one residue of outputs.
-    """
-    B, G, K, C = y.shape[0], *y.shape[-2:], x.shape[-1]
-    total = zeros((B, G, K) + window.filter + (C,), acc, x, y)
-    for outputs, taps, sub in window.phases:
-        w = part(x, y[(slice(None),) * 2 + _slices(outputs)], sub).astype(acc)
-        config = [(0, 0, 0)] * w.ndim
-        config[3:-1] = [(r[0], n - 1 - r[-1], r.step - 1) for r, n in zip(taps, window.filter, strict=True)]
-        total = add(total, lax.pad(w, _zero(w), config))
-    return total
-
-
-def _slices(ranges):
-    return tuple(slice(r.start, r.stop, r.step) for r in ranges)

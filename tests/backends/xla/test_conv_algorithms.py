@@ -97,6 +97,7 @@ GEOMETRIES = {
     "all padding": window((1, 2), (2, 2), padding=((3, 3), (0, 1)), stride=(2, 1)),
     "filter too big": window((3, 3), (5, 2)),
     "no input": window((0, 4), (2, 2), padding=((2, 2), (0, 0))),
+    "no input, one tap": window((0, 2), (1, 2), padding=((1, 0), (-2, 3))),
     "causal": window((11,), (4,), padding=((3, 0),)),
     "long": window((150,), (3,), padding=((1, 1),)),
     "scalar": window((), ()),
@@ -176,13 +177,41 @@ PLANS = [
     ("phases", "y", labels(C=3, K=4), window((4, 3, 2), (3, 4, 2), input_dilation=(2, 2, 1), padding=((1, 1), (2, 1), (1, 0))), False),
     ("phases", "y", labels(K=4), window((4, 3), (3, 4), input_dilation=(2, 3), filter_dilation=(2, 1), padding=((3, 1), (2, 4))), False),
     ("phases", "x", labels(G=3), STRIDED, False),
-    ("phases", "w", labels(G=3, C=2), TRANSPOSED, False),
+    ("lax", "x", labels(C=2, K=5), window((3, 4, 3), (5, 5, 3), stride=(2, 2, 2), padding=((2, 2), (2, 2), (1, 1))), False),
+    ("phases", "x", labels(C=2, K=5), window((4, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # one convolution
+    ("phases", "w", labels(G=3, C=2), TRANSPOSED, False),  # residues of different sizes
+    ("phases", "w", labels(C=2, K=3), window((4,), (5,), input_dilation=(4,), stride=(2,), padding=((4, 3),)), False),
+    ("phases", "w", labels(C=2, K=3), window((4,), (1,), input_dilation=(4,)), False),  # whole periods of taps would be four times the work
+    ("phases", "w", labels(C=2, K=3), window((2, 2), (3, 5), input_dilation=(2, 2), padding=((2, 2), (2, 4))), False),  # two of each axis
+    ("folded", "w", labels(C=2, K=3), window((4, 3), (4, 5), input_dilation=(2, 3), padding=((2, 3), (5, 5)), stride=(1, 1)), False),
+    (
+        "folded",
+        "w",
+        labels(B=2, C=3, K=2),
+        window(
+            (4, 5, 4), (3, 2, 2), input_dilation=(2, 1, 2), stride=(1, 2, 1), padding=((1, 2), (2, 1), (1, 0)), filter_dilation=(1, 2, 1)
+        ),
+        False,
+    ),
+    ("folded", "w", labels(G=16), window((9,), (8,), input_dilation=(4,), padding=((3, 6),)), False),
+    ("folded", "w", labels(C=4, K=3), window((7,), (15,), input_dilation=(8,), padding=((7, 7),)), False),  # one residue is longer
+    (
+        "folded",
+        "w",
+        labels(C=2, K=3),
+        window((6, 6), (8, 8), input_dilation=(4, 4), padding=((5, 6), (5, 6))),
+        False,
+    ),  # larger than the input
     ("shifts", "y", labels(G=5), SAME, False),
     ("shifts", "y", labels(B=2, G=5, C=2, K=3), SAME, False),
     ("shifts", "x", labels(B=2, G=5, K=2), SAME, False),
     ("shifts", "y", labels(B=2, G=4), window((9, 9), (4, 4), padding=((1, 2), (3, 0))), False),
     ("shifts", "y", labels(B=2, N=2, G=4), window((3, 2), (3, 3), padding=((4, 5), (3, 4))), False),  # an image at a time
     ("shifts", "y", labels(G=3), window((9, 9), (12, 12), padding=((6, 6), (5, 6))), False),  # a row of the filter at a time
+    ("shifts", "y", labels(G=16, C=2), window((80,), (66,), padding=((9, 0),), stride=(2,)), False),  # 11 taps at a time
+    ("shifts", "y", labels(B=2, N=1, G=3), window((70,), (68,), filter_dilation=(1,)), False),  # 17 taps at a time
+    ("shifts", "x", labels(G=4, K=6), window((6, 7), (5, 7), padding=((2, 2), (3, 3))), False),  # a row of the filter, of more channels
+    ("loop", "x", labels(N=9, G=3, K=8), window((12, 12), (5, 5)), False),  # lanes would be few
     ("rows", "w", labels(B=2, G=5, C=2, K=4), SAME, False),
     ("rows", "w", labels(G=16), window((70,), (3,), stride=(1,)), False),
     ("rows", "w", labels(G=16), window((9, 9), (8, 7), padding=((4, 4), (3, 3))), False),  # some taps at a time
@@ -195,7 +224,15 @@ PLANS = [
     ("zeros", "y", labels(N=0, C=3, K=4), SAME, False),
     ("zeros", "w", labels(N=0, C=3, K=4), SAME, False),
     ("zeros", "y", labels(C=3, K=4), window((3, 4), (2, 2), padding=((-1, -2), (5, 5))), False),  # a crop that leaves nothing
-    ("dots", "y", labels(G=3, C=2, K=4), window((), ()), False),
+    ("dots", "y", labels(N=1, G=3, C=2, K=4), window((), ()), False),
+    ("dots", "y", labels(B=2, N=9, C=2, K=4), window((), ()), False),
+    ("dots", "w", labels(N=9, G=3, C=2, K=4), window((), ()), False),
+    ("lax", "x", labels(N=9, G=3, C=2, K=4), window((), ()), False),  # copies would be larger than the filter
+    ("lax", "y", labels(N=40, G=2, C=16, K=16), window((9,), (1,)), False),
+    ("lax", "y", labels(G=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
+    ("loop", "y", labels(B=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
+    ("lax", "x", labels(B=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
+    ("lax", "x", labels(B=3, N=90, C=2, K=8), window((9, 9), (3, 3)), False),
     ("dots", "y", labels(G=5), SAME, True),
     ("dots", "x", labels(B=2, G=2, C=3, K=2), STRIDED, True),
     ("dots", "w", labels(B=2, C=3, K=2), TRANSPOSED, True),
@@ -237,14 +274,21 @@ LINES = {
 @pytest.mark.parametrize("sizes", [labels(G=16, N=3), labels(G=16, B=2)], ids=["", "batched"])
 def test_lines_are_exact(window, sizes):
     """The rows of a depthwise filter along one axis: a loop over the positions that need no mask, and the others."""
-    x, y = (jnp.zeros(shapes_of(sizes, window)[slot]) for slot in "xy")
-    assert conv_line.fits(*conv_algorithms.cropped(x, window)[:1], y, conv_algorithms.cropped(x, window)[1])
+    assert conv_line.fits(sizes["C"], sizes["K"], window.cropped[1])
     assert conv_algorithms.plan("w", sizes, window, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
     check(sizes, window, "w", (False,))
 
 
+def test_long_sequences_are_lines_or_a_loop():
+    long = window((20_000,), (8,), padding=((7, 0),))
+    plan = functools.partial(conv_algorithms.plan, "w", dtype=jnp.float32, splitter=Splitter.NOBODY)
+    assert [plan(labels(G=G), long) for G in (2, 4, 64)] == ["loop", "rows", "rows"]
+    assert plan(labels(G=64, K=2), long) == "loop"
+    check(labels(G=4), long, "w", (False,))
+
+
 def test_lines_that_do_not_fit():
-    """Too few positions, taps or channels of other kinds: the loop with masks."""
+    """Too few positions, too many taps, or channels of other kinds: the loop with masks."""
     for sizes, of in (
         (labels(G=16), window((5,), (3,))),
         (labels(G=16), window((200,), (128,))),
@@ -252,8 +296,7 @@ def test_lines_that_do_not_fit():
         (labels(G=16, K=2), LINES["same"]),
         (labels(G=16), window((40,), (3,), input_dilation=(2,))),
     ):
-        x, y = (jnp.zeros(shapes_of(sizes, of)[slot]) for slot in "xy")
-        assert not conv_line.fits(x, y, of)
+        assert not conv_line.fits(sizes["C"], sizes["K"], of)
 
 
 def test_transposed_convolutions_of_64_bits_are_phases():
@@ -506,3 +549,34 @@ def test_an_infinity_beside_the_image_reaches_no_tap_of_the_rows_beyond():
         operands = {"x": x, "y": y.at[:, :, row].set(jnp.inf)}
         w = conv_algorithms.conv("w", operands, same, algorithm="rows", dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY)
         np.testing.assert_array_equal(~np.isfinite(w).all((0, 1, 2, 4, 5)), met)
+
+
+def test_an_infinity_reaches_the_taps_of_a_folded_gradient_that_it_meets():
+    """The outputs that fill up the last period are zeros that no element of x may meet."""
+    sizes, of = labels(N=1, C=2, K=3), window((5,), (15,), input_dilation=(8,), padding=((7, 7),))
+    assert of.output == (33,) and conv_algorithms.plan("w", sizes, of, dtype=jnp.float32, splitter=Splitter.NOBODY) == "folded"
+    x, y = (np.ones(shapes_of(sizes, of)[slot]) for slot in "xy")
+    run = jax.jit(functools.partial(conv_algorithms.conv, "w", window=of, dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY))
+    for i in range(5):
+        alone = np.zeros_like(x)
+        alone[0, 0, i, 0, 0] = 1
+        w = run({"x": jnp.asarray(np.where(alone, np.inf, x), jnp.float32), "y": jnp.asarray(y, jnp.float32)})
+        np.testing.assert_array_equal(~np.isfinite(w), definition("w", {"x": alone, "y": y}, sizes, of) > 0)
+
+
+def test_parts_of_a_folded_gradient_by_different_algorithms():
+    """Of bfloat16, one is summed in float32 and the others are rounded; an exception once."""
+    operation = functools.partial(
+        jaxext.conv_general_dilated, window_strides=(1, 1), padding=((-3, 6), (-31, 3)), lhs_dilation=(2, 3), feature_group_count=4
+    )
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.integers(-2, 3, shape), jnp.bfloat16) for shape in ((2, 4, 10, 17), (4, 1, 5, 3)))
+    ct = jnp.asarray(rng.integers(-2, 3, jax.eval_shape(operation, x, w).shape), jnp.bfloat16)
+    got, want = (jax.jit(lambda w, op=op: jax.vjp(lambda w: op(x, w), w)[1](ct)[0])(w) for op in (operation, wide_of_lax(operation)))
+    np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(want, np.float64))
+
+
+def wide_of_lax(operation):
+    """lax's convolution of the same, in float32: small integers are exact."""
+    op = functools.partial(jax.lax.conv_general_dilated, **operation.keywords)
+    return lambda x, w: op(x.astype(jnp.float32), w.astype(jnp.float32)).astype(jnp.bfloat16)
