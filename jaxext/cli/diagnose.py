@@ -15,7 +15,6 @@ import jaxext
 from jaxext._compat import PLATFORMS
 from jaxext.cli.arguments import arch, function, shape, takes_function
 from jaxext.cli.terminal import UsageError, count, says_json, tell
-from jaxext.tuning import timing
 
 SPLIT = re.compile(r"@(\w+(?:\+\w+)*)")
 
@@ -50,8 +49,6 @@ def doctor(options) -> int:
     fun = function(options.function, options.shapes)
     arguments = split_over(options.mesh, options.shapes)
     platform = options.platform or ("cuda" if options.arch else None)
-    if options.measure:
-        timing.keep_freed_memory()
     if options.backward and not jax.tree.leaves(options.shapes):
         raise UsageError("--backward: there is nothing to differentiate by, give a SHAPE for each argument")
     if options.measure and platform not in (None, jax.default_backend().replace("gpu", "cuda")):

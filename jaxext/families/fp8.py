@@ -91,7 +91,7 @@ def _transpose_rule(ct, dot, *scale, mapped):
     rest = [None] * len(scale)
     if type(ct) is ad.Zero:
         return [ad.Zero(dot.aval), *rest]
-    return [_rounded(ct, BACKWARD, *(scale or (None,)), mapped).dequantize().astype(ct.dtype), *rest]
+    return [_rounded(ct, BACKWARD, scale[0] if scale else None, mapped).dequantize().astype(ct.dtype), *rest]
 
 
 def _batch_rule(args, dims, *, mapped):

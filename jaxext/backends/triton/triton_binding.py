@@ -119,9 +119,7 @@ class TritonRagged(TritonMatmul):
 
 class TritonScaled(TritonKernels):
     def problem(self, call):
-        from jaxext.kernels import scaled
-
-        return scaled_problem(call, scaled.Problem, call.arch or _INTERPRETED_CAPABILITY)
+        return scaled_problem(call, self.kernels(None).Problem, call.arch or _INTERPRETED_CAPABILITY)
 
     def kernels(self, problem):
         from jaxext.kernels import scaled
@@ -130,6 +128,7 @@ class TritonScaled(TritonKernels):
 
     def slower(self, call):
         problem = self.problem(call)
+        assert not isinstance(problem, str)  # it is asked of calls that it supports
         if problem.in_steps and min(problem.rows, problem.cols) <= FEW_ROWS:
             return None  # XLA writes the scaled factor to memory, in 16 bits, and reads it again
         if problem.in_steps:
