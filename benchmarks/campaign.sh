@@ -3,7 +3,8 @@
 # campaign-N.tar.gz with all logs and results, and gpu.json, the report of the benchmark so far.
 #
 #     benchmarks/campaign.sh 1    one case of each family and role, then the benchmark with errors against float64 in every row
-#     benchmarks/campaign.sh 2    the benchmark goes on; what the models of clocks are calibrated by; causal convolutions; wall times with and without CUDA graphs
+#     benchmarks/campaign.sh 2    the benchmark goes on; what the models of clocks are calibrated by; causal convolutions; quantised weights;
+#                                 wall times with and without CUDA graphs
 #     benchmarks/campaign.sh 3    tests on the device, memcheck of CUTLASS's kernels, the three largest gaps under Nsight Compute
 #
 # The second and the third go on with REPORT (benchmarks/results/gpu.json), which the call before left.  What a call had no time for stands
@@ -13,7 +14,7 @@ cd "$(dirname "$0")/.."
 call=${1:-} out=${OUT:-benchmarks/results} report=${REPORT:-benchmarks/results/gpu.json} within=${WITHIN:-560}
 case $call in
   1) parts=(smoke=90 bench) brief=--brief ;;
-  2) parts=(bench=190 tune=130 causal=60 walls) brief=--brief ;;
+  2) parts=(bench=160 tune=110 causal=50 quantized=70 walls) brief=--brief ;;
   3) parts=(tests=230 memcheck=120 profile) brief= ;;
   *) echo "which call: 1, 2 or 3" >&2 && exit 2 ;;
 esac

@@ -2,7 +2,7 @@
 # Everything for a machine with a CUDA GPU and no network: installs the checkout, tests it there, and measures.
 #
 #     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench] [profile]       these six without arguments; installs first
-#     benchmarks/on_gpu.sh [smoke=90] [memcheck=120] [tune] [walls] [causal] ...          five more; any part with the seconds it may take
+#     benchmarks/on_gpu.sh [smoke=90] [memcheck=120] [tune] [walls] [causal] [quantized] ...      six more; any part with the seconds it may take
 #
 # tests      pytest -m gpu: the whole path and the CUDA kernels (tests/backends/test_gpu*.py, without the suite's), then the Triton kernels alone
 #            (tests/kernels), or the files in TESTS; of these, and of the suite's, those that fit pytest's -k ONLY
@@ -16,6 +16,7 @@
 # memcheck   every STEP-th test of CUTLASS's kernels under compute-sanitizer
 # tune       python -m jaxext tune on a dozen problems, into tuned.json: what the models of clocks are calibrated by
 # causal     python -m jaxext.benchmarks.causal, into causal.json
+# quantized  python -m jaxext.benchmarks.quantized on the first of its layers, into quantized.json
 # walls      wall times, as they are (walls.json) and without CUDA graphs (walls_without_graphs.json)
 # profile    what the kernels' models expected of the rows in gpu.json; and the GAPS (10) largest gaps between what it says and what was
 #            aimed at, one after the other under Nsight Compute
@@ -276,6 +277,10 @@ causal() {
   part causal "$python" -P -m jaxext.benchmarks.causal --json "$out/causal.json" ${trial:+--rounds 1 --shapes 1}
 }
 
+quantized() {
+  part quantized "$python" -P -m jaxext.benchmarks.quantized --layers 1 --json "$out/quantized.json" ${trial:+--rounds 1}
+}
+
 # Half the time for each.
 walls() {
   local half=$(((until - SECONDS) / 2)) until=$until flags
@@ -299,7 +304,7 @@ profile() {
 }
 
 [ $# -gt 0 ] || set -- tests suite examples sanitizer bench profile
-parts=(tests suite examples sanitizer bench profile smoke memcheck tune walls causal)
+parts=(tests suite examples sanitizer bench profile smoke memcheck tune walls causal quantized)
 for name in "$@"; do
   [[ " ${parts[*]} " == *" ${name%%=*} "* ]] || { echo "no part is called $name: ${parts[*]}" >&2 && exit 2; }
 done

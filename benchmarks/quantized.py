@@ -88,8 +88,9 @@ def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
     parser.add_argument("--rounds", type=int, default=7, help="of each row (default: 7)")
+    parser.add_argument("--layers", type=int, help="how many of the layers (default: all; on a CPU one)")
     options = parser.parse_args(arguments)
-    layers = LAYERS if jax.default_backend() == "gpu" else ON_CPU
+    layers = [*LAYERS][: options.layers] if jax.default_backend() == "gpu" else ON_CPU
     tell(rows(layers, ROWS, options.rounds), line, options.json)
 
 
