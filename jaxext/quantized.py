@@ -35,7 +35,7 @@ def scaled_dot(
 
     Its namesake is `lax.scaled_dot` of jax 0.12, whose arguments it takes, also with older versions of jax.  It adds derivatives of any
     order, shardings, and scales of any blocks.  lax multiplies the scaled numbers after rounding them to bfloat16; this does so on GPUs
-    only, and only where a scale changes along the sum.
+    only, and only where a scale changes along the sum and the result has 16 bits.
 
     Args:
       lhs, rhs: floating-point numbers, or integers of at most 8 bits, such as float8_e4m3fn, int8 or int4.
@@ -99,13 +99,13 @@ def quantized_matmul(
     It is differentiable in x and in the scale, to any order.  Integers have no gradient.
 
     Examples:
-      >>> w = jnp.array([[0.5, -1.0], [1.0, 4.0]])
-      >>> quantized_matmul(jnp.ones((3, 2)), quantize(w, bits=8))[0].round(2).tolist()
-      [1.5, 2.99]
+      >>> w = jnp.array([[127.0, -1.0], [1.0, 127.0]])
+      >>> quantized_matmul(jnp.ones((3, 2)), quantize(w, bits=8))[0].tolist()
+      [128.0, 126.0]
 
     Raises:
       TypeError: an argument has the wrong type, or its shape or dtype does not fit.
-      ValueError: a zero point is not one of the numbers of `qvalue`, where its value is known; `implementation` is unknown.
+      ValueError: a zero point is outside the range of `qvalue`, where its value is known; `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
     return _quantize.matmul(
@@ -127,28 +127,28 @@ def quantize(
     symmetric: bool = True,
     dtype: DTypeLike | None = None,
 ) -> Quantized:
-    """The nearest `Quantized` array whose largest number in each block is that of w: rounded, ties to even, and saturated.
+    """w in small numbers, with a scale for each block: rounded to nearest, ties to even, and saturated.
 
     Args:
       w: floating-point and finite.
       bits: 8 for int8, 4 for int4.
       group: how many neighbours along `axis` share a scale; it divides the size.  None: all.
       axis: the axis along which numbers share a scale, that of the sum in `quantized_matmul`.  None: one scale for all of w.
-      symmetric: whether zero is zero, and the largest number is ±127 or ±7.  If not, a block's range, with zero in it, is all of the
-        dtype's, and `zero_point` is its zero.
-      dtype: the dtype of `qvalue` instead of `bits`: an integer one, or float8_e4m3fn and others.
+      symmetric: whether the largest |w| of a block becomes the largest number, such as 127 or 7, without a `zero_point`.  If not, the range
+        of a block, with zero in it, becomes all of the dtype's, which is an integer one.
+      dtype: the dtype of `qvalue` instead of `bits`: an integer one, or float8_e4m3fn and others.  Unsigned ones want symmetric=False.
 
     Returns:
       a `Quantized`, with scales in float32, or float64 for such a w.  Blocks of zeros have the scale one.
 
     Examples:
-      >>> q = quantize(jnp.array([[0.5, -1.0], [1.0, 4.0]]), bits=4)
-      >>> q.qvalue.tolist(), q.scale.shape
-      ([[4, -2], [7, 7]], (1, 2))
+      >>> q = quantize(jnp.array([[3.0, -7.0], [7.0, 2.2]]), bits=4)
+      >>> q.qvalue.tolist(), q.scale.tolist()
+      ([[3, -7], [7, 2]], [[1.0, 1.0]])
 
     Raises:
-      TypeError: w is not an array of floating-point numbers, or `dtype` has more than 8 bits.
-      ValueError: `bits`, `group` or `axis` is not one that there is.
+      TypeError: w is not an array of floating-point numbers, or `dtype` has more than 8 bits, or no zero.
+      ValueError: `bits`, `group` or `axis` is not one that there is, or `symmetric` does not fit the dtype.
     """
     return _quantize.quantized("quantize", w, _quantize.dtype_of("quantize", bits, dtype), group, axis, symmetric)
 
@@ -197,9 +197,9 @@ def fp8_matmul(
     Args:
       x: shape (..., K), floating-point.
       w: shape (K, N), floating-point.
-      x_scale, w_scale, gradient_scale: shape (), the number that becomes one in 8 bits.  None: what maps the largest number of the array at
-        hand to the largest of the dtype (current scaling).  Give what earlier steps have shown for delayed scaling: the largest number of
-        some steps, over 448 for x and w, and over 57,344 for cotangents.
+      x_scale, w_scale, gradient_scale: shape ().  An array over its scale is rounded to 8 bits.  None: its largest absolute number over the
+        largest number of the dtype (current scaling).  For delayed scaling give what earlier steps have shown: the largest absolute number
+        of some steps, over 448 for x and w, and over 57,344 for cotangents.  Zero counts as one.
       out_sharding: of the result, on explicit meshes.
       implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
 
@@ -207,15 +207,15 @@ def fp8_matmul(
       shape (..., N), with the dtype of x.
 
     In a `shard_map` the largest number is that of a device's part, under vmap that of an example.  Forward mode does not round tangents.
-    Derivatives of higher order take the rounded arrays as constants.
+    Derivatives are of first order.
 
     Examples:
-      >>> x, w = jnp.array([[1.0, 2.0]]), jnp.array([[0.25], [1.0]])
+      >>> x, w = jnp.array([[7.0, 3.5]]), jnp.array([[7.0], [1.75]])
       >>> float(fp8_matmul(x, w)[0, 0])
-      2.25
+      55.125
 
     Raises:
-      TypeError: an argument is not an array of floating-point numbers, or its shape does not fit.
+      TypeError: an argument is not an array of floating-point numbers, or its shape does not fit; a derivative of a derivative is taken.
       ValueError: `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """

@@ -7,7 +7,7 @@
 
 x_scale[B,I,S], w_scale[B,S,J] and y_scale[B,I,J] have an element for each block of I M rows, and so on; a slot without one is not scaled.
 
-A scale that does not change along the depth multiplies the finished sum.  Where one does, and has blocks of 32 or more, a step of the depth
+A scale that does not change along the depth multiplies the finished sum.  Where one does, in blocks of multiples of 32, a step of the depth
 lies within a block, and the product of the step is multiplied before it is added: 8-bit factors go to the tensor cores as they are.  Finer
 scales multiply the factors in registers, which are rounded to 16 bits then, if the result has so many.  Integers beside floats become
 these, exactly, in registers.  `packed` right factors have two int4 in a byte, neighbours along the last axis, the first in the low half.
@@ -115,7 +115,7 @@ class Problem(matmul.Problem):
     @property
     def common(self) -> tl.dtype | None:
         dtypes = {*self.operand_dtypes}
-        if self.fine and self.dtypes[2] == "fp32":
+        if self.fine and (self.dtypes[2] == "fp32" or "fp16" in dtypes):  # a scale may leave the range of float16
             return tl.float32
         if not self.fine and (len(dtypes) == 1 or dtypes <= _EIGHTS):
             return None

@@ -16,7 +16,7 @@ from typing import Any
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64"),
-    *("float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4", "complex64", "complex128"),
 )
 
 SHORT = 16  # cells of at most this many characters are not folded while the others have room

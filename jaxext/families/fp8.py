@@ -4,6 +4,7 @@
 
 Rounding counts as the identity, whose derivative is one (a straight-through estimator).  So this is a product with another derivative than
 its own.  In forward mode that is linear in the tangents, which are not rounded.  In reverse mode the cotangent is rounded where it enters.
+The derivative of rounded numbers would be zero, so a derivative of the derivative is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
+from jaxext import _compat
 from jaxext.backends.xla.xla_scaled import summed
 from jaxext.families import fuse, scaled
 from jaxext.families.dispatch import compiled
@@ -67,20 +69,32 @@ def _matmul(name, given, x, w, *scales, out_sharding, implementation):
         dots = [product(*pair) for dot, pair in zip((dx, dw), moved, strict=True) if not isinstance(dot, SymbolicZero)]
         y = product(left, right)
         dot = functools.reduce(jnp.add, dots) if dots else jnp.zeros_like(y)
-        return y, cotangent_p.bind(dot, *([] if scale is None else [scale]), mapped=0)
+        _, *entering = _compat.align_varying(y, dot, *([] if scale is None else [scale]))
+        return y, cotangent_p.bind(*entering, mapped=0)
 
     return rounded(x, w, *scales)
 
 
 def _rounded(x: jax.Array, dtype, scale: jax.Array | None, mapped: int = 0) -> Quantized:
     """x in 8 bits, saturated, by a scale for each element of the first axes.  If none is given, the largest number becomes the dtype's."""
-    x = lax.stop_gradient(x).astype(summed(x.dtype))
+    x = _constant(x).astype(summed(x.dtype))
     low, high = limits(dtype)
     if scale is None:
-        scale = positive(jnp.max(jnp.abs(x), range(mapped, x.ndim), keepdims=True, initial=0) / high)
+        scale = jnp.max(jnp.abs(x), range(mapped, x.ndim), keepdims=True, initial=0) / high
     else:
         scale = lax.stop_gradient(scale).astype(x.dtype).reshape(*scale.shape, *(1,) * (x.ndim - mapped))
+    scale = positive(scale)
     return Quantized(jnp.clip(x / scale, low, high).astype(dtype), scale)
+
+
+@jax.custom_jvp
+def _constant(x: jax.Array) -> jax.Array:
+    return x
+
+
+@_constant.defjvp
+def _(primals, tangents):
+    raise TypeError("fp8_matmul: a derivative of its derivative is asked for, want one of first order: rounded numbers have no other")
 
 
 # The identity, whose cotangent is rounded: of `dot`, and of its scale if one is given.  The first `mapped` axes are those of vmap.

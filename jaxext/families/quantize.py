@@ -2,8 +2,8 @@
 
     value = (qvalue - zero_point) scale
 
-The product with such a matrix is one of scaled numbers (`scaled`).  A zero point is taken from it afterwards: what it adds to a block of
-the sum is the sum of the other factor over that block, times the zero point and the scale.
+The product with such a matrix is one of scaled numbers (`scaled`).  What zero points contribute is subtracted afterwards: for each block of
+the sum, the sum of the other factor over it, times zero point and scale.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxext.backends.xla.xla_scaled import summed
 from jaxext.families import fuse, scaled
-from jaxext.families.dispatch import compiled
+from jaxext.families.dispatch import compiled, sharding_in_types
 
 _DTYPES = {8: jnp.int8, 4: jnp.int4}
 
@@ -46,10 +48,12 @@ class Quantized:
     def dequantize(self) -> jax.Array:
         """The values, with the dtype of the scale, but float32 for scales of fewer bits."""
         wide = summed(self.scale.dtype)
-        value, scale = self.qvalue.astype(wide), scaled.spread(self.scale.astype(wide), self.qvalue.shape)
-        if self.zero_point is not None:
-            value = value - scaled.spread(self.zero_point.astype(wide), self.qvalue.shape)
-        return value * scale
+
+        def of_each(blocks):
+            return scaled.spread(blocks.astype(wide).reshape(blocks.shape or (1,) * self.qvalue.ndim), self.qvalue.shape)
+
+        value = self.qvalue.astype(wide)
+        return (value if self.zero_point is None else value - of_each(self.zero_point)) * of_each(self.scale)
 
 
 def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, symmetric: bool) -> Quantized:
@@ -58,6 +62,10 @@ def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, sym
     w = jnp.asarray(w)
     if not jnp.issubdtype(w.dtype, jnp.floating):
         raise TypeError(f"{name}: w is {w.dtype}, want floating-point numbers")
+    if not (symmetric or jnp.issubdtype(dtype, jnp.integer)):
+        raise ValueError(f"{name}: symmetric is {symmetric} and dtype {dtype}, want integers: floats are finest around zero")
+    if symmetric and jnp.issubdtype(dtype, jnp.unsignedinteger):
+        raise ValueError(f"{name}: symmetric is {symmetric} and dtype {dtype}, which has no negative numbers, want symmetric=False")
     parts, over = _blocks(name, w.shape, group, axis)
     blocks = scaled.divided(w.astype(summed(w.dtype)), parts)
     low, high = limits(dtype)
@@ -66,7 +74,7 @@ def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, sym
         q = _rounded(blocks / scale, dtype, max(low, -high))
     else:
         least, most = (of(blocks, over, keepdims=True, initial=0) for of in (jnp.min, jnp.max))
-        scale = positive((most - least) / (high - low))
+        scale = positive(most / (high - low) - least / (high - low))
         zero = jnp.clip(jnp.round(low - least / scale), low, high)
         q = _rounded(blocks / scale + zero, dtype, low)
     dropped = () if axis is None else over
@@ -116,8 +124,8 @@ def dtype_of(name: str, bits: int, dtype) -> np.dtype:
             raise ValueError(f"{name}: bits is {bits!r}, want one of {sorted(_DTYPES)}")
         return jnp.dtype(_DTYPES[bits])
     dtype = jnp.dtype(dtype)
-    if dtype.itemsize > 1 or not jnp.issubdtype(dtype, jnp.number):
-        raise TypeError(f"{name}: dtype is {dtype}, want numbers of at most 8 bits")
+    if dtype.itemsize > 1 or not jnp.issubdtype(dtype, jnp.number) or dtype == jnp.float8_e8m0fnu:
+        raise TypeError(f"{name}: dtype is {dtype}, want numbers of at most 8 bits, zero among them")
     return dtype
 
 
@@ -140,13 +148,16 @@ def matmul(name: str, x: Any, weight: Any, *, preferred_element_type, out_shardi
     scaled.refuse_blocks(name, "weight.scale", scale.shape, "weight.qvalue", q.shape)
     if zeros:
         _refuse_zeros(name, zeros[0], scale.shape, q.dtype)
-    static = dict(preferred_element_type=preferred_element_type, out_sharding=out_sharding)
+    dtype = scaled.dtype_of_result(name, x.dtype if preferred_element_type is None else preferred_element_type)
+    static = dict(preferred_element_type=dtype, out_sharding=out_sharding)
     return compiled(_matmul, (name,), scaled.FAMILY, implementation, (x, q, scale, *zeros), static, name=name)
 
 
 def _refuse_zeros(name: str, zero: jax.Array, wanted: tuple[int, ...], dtype) -> None:
     if zero.shape != wanted:
         raise TypeError(f"{name}: weight.zero_point has the shape {zero.shape}, want {wanted}, that of the scale")
+    if not (jnp.issubdtype(zero.dtype, jnp.integer) or jnp.issubdtype(zero.dtype, jnp.floating)):
+        raise TypeError(f"{name}: weight.zero_point is {zero.dtype}, want real numbers")
     if jnp.issubdtype(dtype, jnp.integer) and not isinstance(zero, Tracer) and zero.dtype != dtype and zero.size:
         (low, high), values = limits(dtype), np.asarray(zero, np.float64)
         if not (low <= values.min() and values.max() <= high):
@@ -155,18 +166,24 @@ def _refuse_zeros(name: str, zero: jax.Array, wanted: tuple[int, ...], dtype) ->
 
 
 def _matmul(name, x, q, scale, *zeros, preferred_element_type, out_sharding, implementation) -> jax.Array:
-    dtype = x.dtype if preferred_element_type is None else jnp.dtype(preferred_element_type)
+    dtype = preferred_element_type
     sums = summed(dtype) if zeros else dtype
-    common = dict(out_sharding=out_sharding, implementation=implementation)
     dims = (((x.ndim - 1,), (0,)), ((), ()))
-    y = scaled.computed(name, ("lhs", "rhs", "rhs_scale"), dims, sums, x, q, scale, **common)
+
+    def product(names, *arrays, out_sharding):
+        return scaled.computed(name, names, dims, sums, *arrays, out_sharding=out_sharding, implementation=implementation)
+
+    y = product(("lhs", "rhs", "rhs_scale"), x, q, scale, out_sharding=out_sharding)
     if not zeros:
         return y
     scale = scale.reshape(scale.shape or (1, 1))
     per_block = scaled.divided(x, [*([n] for n in x.shape[:-1]), [scale.shape[0], x.shape[-1] // max(1, scale.shape[0])]])
     added = zeros[0].reshape(scale.shape).astype(sums) * scale.astype(sums)
-    y_of_zeros = scaled.computed(name, ("lhs", "rhs"), dims, sums, per_block.astype(sums).sum(-1), added, **common)
-    return (y - scaled.spread(y_of_zeros, y.shape)).astype(dtype)
+    sharding = sharding_in_types(name, out_sharding, x.ndim)
+    of_rows = sharding and NamedSharding(sharding.mesh, P(*sharding.spec[:-1], None))  # there are fewer columns, of blocks
+    y_of_zeros = scaled.spread(product(("lhs", "rhs"), per_block.astype(sums).sum(-1), added, out_sharding=of_rows), y.shape)
+    y_of_zeros = y_of_zeros if sharding is None else jax.sharding.reshard(y_of_zeros, sharding)
+    return (y - y_of_zeros).astype(dtype)
 
 
 def packed(name: str, q: Any) -> jax.Array:

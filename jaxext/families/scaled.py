@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 from jaxext.backends.triton.triton_binding import TritonScaled
 from jaxext.backends.xla.xla_scaled import XlaScaled, summed
 from jaxext.families import fuse
-from jaxext.families.dispatch import compiled, sharding_in_types
+from jaxext.families.dispatch import as_lax_says, compiled, sharding_in_types
 from jaxext.families.matmul import MATMUL, arrangement
 from jaxext.families.substitute import transpose
 from jaxext.forms import partition
@@ -90,15 +90,20 @@ def product(name: str, arrays: Mapping[str, Any], dimension_numbers, dtype, *, i
     fuse.refuse(name, arrays)
     given = {argument: jnp.asarray(x) for argument, x in arrays.items()}
     dims = _dimension_numbers(name, given["lhs"], given["rhs"], dimension_numbers)
-    dtype = jnp.dtype(jnp.bfloat16 if dtype is None else jax.dtypes.canonicalize_dtype(dtype))
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"{name}: preferred_element_type is {dtype}, want a floating-point dtype")
+    dtype = dtype_of_result(name, jnp.bfloat16 if dtype is None else dtype)
     for side in ("lhs", "rhs"):
         refuse_dtype(name, side, given[side].dtype, integers=True)
         if (scale := f"{side}_scale") in given:
             refuse_dtype(name, scale, given[scale].dtype)
             refuse_blocks(name, scale, given[scale].shape, side, given[side].shape)
     return compiled(computed, (name, tuple(given), dims, dtype), FAMILY, implementation, tuple(given.values()), static, name=name)
+
+
+def dtype_of_result(name: str, dtype) -> jnp.dtype:
+    dtype = jnp.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{name}: preferred_element_type is {dtype}, want a floating-point dtype")
+    return dtype
 
 
 def refuse_dtype(name: str, argument: str, dtype, *, integers: bool = False) -> None:
@@ -137,7 +142,7 @@ class _Cut:
     @classmethod
     def of(cls, sizes: Sequence[int], *scales: Sequence[int]) -> _Cut:
         """`scales`: how many there are along each axis, one for each array that has these axes."""
-        counts = [math.lcm(*along) for along in zip(*scales, strict=True)]
+        counts = [functools.reduce(_common, along) for along in zip(*scales, strict=True)]
         last = max((i for i, count in enumerate(counts) if count != 1), default=0)
         return cls(tuple(sizes), (*sizes[:last], *counts[last:]))
 
@@ -159,6 +164,11 @@ class _Cut:
     def ranks(self) -> tuple[int, int]:
         """How many axes are of blocks, and how many inside."""
         return sum(self.scaled), sum(map(len, self.parts)) - sum(self.scaled)
+
+
+def _common(one: int, other: int) -> int:
+    """The least number of blocks in which those of both lie; either may be symbolic if they are alike."""
+    return one if other == 1 or one == other else other if one == 1 else math.lcm(one, other)
 
 
 @dataclasses.dataclass
@@ -249,24 +259,26 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) ->
     n_last = right.contract_first or not right.free
     right.contract_first = n_last
     left.contract_first &= n_last
-    summed = _Cut.of(left.sizes(left.contract), left.scales(left.contract), right.scales(right.contract))
+    sums = _Cut.of(left.sizes(left.contract), left.scales(left.contract), right.scales(right.contract))
     rows, cols = (_Cut.of(side.sizes(side.free), side.scales(side.free)) for side in (left, right))
     if left.contract_first:
-        open, first, second, m, k, n = "w", "x", "y", summed, rows, cols
+        open, first, second, m, k, n = "w", "x", "y", sums, rows, cols
     elif n_last:
-        open, first, second, m, k, n = "y", "x", "w", rows, summed, cols
+        open, first, second, m, k, n = "y", "x", "w", rows, sums, cols
     else:
-        open, first, second, m, k, n = "x", "y", "w", rows, cols, summed
+        open, first, second, m, k, n = "x", "y", "w", rows, cols, sums
     (i, m), (s, k), (j, n) = m.ranks, k.ranks, n.ranks
     parts = [*([size] for size in left.sizes(lb)), *rows.parts, *cols.parts]
+    wide = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (left.x, right.x)]
+    said, _ = as_lax_says(functools.partial(lax.dot_general, dimension_numbers=dims), *wide)  # the precision in force
     sharding = sharding_in_types(name, out_sharding, len(parts))
     y = bind(
         open,
-        left.arrays(first, rows, summed) | right.arrays(second, cols, summed),
+        left.arrays(first, rows, sums) | right.arrays(second, cols, sums),
         ranks=dict(B=len(lb), I=i, M=m, S=s, K=k, J=j, N=n),
         window=None,
         dtype=dtype,
-        precision=None,
+        precision=said["precision"],
         implementation=implementation,
         out_sharding=sharding and NamedSharding(sharding.mesh, _of_parts(_kept(sharding, parts), parts)),
     )

@@ -113,6 +113,34 @@ def test_in_a_shard_map():
     near(dw, sum(of_w for *_, of_w in parts))
 
 
+def test_a_derivative_of_the_derivative_is_refused():
+    """It was zero."""
+    x, w, _ = arrays()
+    loss = lambda x, w: jnp.sin(jaxext.fp8_matmul(x, w)).sum()
+    for second in (jax.jacfwd(jax.grad(loss)), jax.jacrev(jax.grad(loss)), jax.jacfwd(jax.jacfwd(loss)), jax.jacrev(jax.grad(loss), 1)):
+        with pytest.raises(TypeError, match="derivative of its derivative"):
+            second(x, w)
+
+
+def test_a_scale_of_zero_counts_as_one():
+    """As a history begins."""
+    x, w, ct = arrays()
+    zero = jnp.float32(0)
+    y, pullback = jax.vjp(functools.partial(jaxext.fp8_matmul, x_scale=zero, gradient_scale=zero), 0 * x, w)
+    np.testing.assert_array_equal(y, 0)
+    assert all(np.isfinite(of).all() for of in pullback(0 * ct))
+
+
+def test_scales_that_vary_over_more_devices_than_arrays():
+    x, w, ct = arrays()
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    s = jnp.array([0.01, 0.02], jnp.float32)
+    loss = lambda x, s: jax.lax.psum((jaxext.fp8_matmul(x, w, x_scale=s[0], gradient_scale=s[0] / 1e3) * ct[:3]).sum(), ("a", "b"))
+    f = jax.shard_map(loss, mesh=mesh, in_specs=(P("a"), P("b")), out_specs=P())
+    dx = jax.jit(jax.grad(f))(x, s)
+    near(dx, sum(np.tile(gradients(x[:3], w, ct[:3], gradient_scale=of / 1e3)[1], (2, 1)) for of in s))
+
+
 X, W = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32)
 WRONG = {
     "integers": (TypeError, "x is int32", lambda: jaxext.fp8_matmul(X.astype(np.int32), W)),

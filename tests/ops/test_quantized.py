@@ -1,5 +1,6 @@
 """Products of scaled and of quantised numbers: values against float64 and exact integers, every transformation, and every wrong call."""
 
+import doctest
 import functools
 import itertools
 import types
@@ -11,12 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cases import random
-from jax import lax
+from jax import export, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import testing
+from jaxext import quantized, testing
 from jaxext.backends.xla import xla_scaled
 
 M, K, N = 6, 8, 10
@@ -214,15 +215,92 @@ def test_quantize_along_an_axis(axis):
     np.testing.assert_allclose(value(q), w, atol=np.abs(w).max() / 250)
 
 
-@pytest.mark.parametrize("dtype", [*FLOAT8, np.int8, ml_dtypes.int4, ml_dtypes.uint4, np.uint8], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("dtype", [*FLOAT8, np.int8, ml_dtypes.int4], ids=lambda dtype: dtype.__name__)
 def test_quantize_saturates(dtype):
     """Also where a division rounds up, and a block of zeros stays zero."""
     w = np.array([[3e38, 1e-38, 0.0], [-3e38, -1e-38, 0.0]], np.float32)
-    signed = dtype not in (ml_dtypes.uint4, np.uint8)
-    q = jaxext.quantize(w if signed else np.abs(w), dtype=dtype, symmetric=True)
+    q = jaxext.quantize(w, dtype=dtype)
     assert q.qvalue.dtype == dtype and (np.asarray(q.scale)[0, 2], *np.asarray(q.qvalue)[:, 2].astype(float)) == (1, 0, 0)
     largest = float(jnp.finfo(dtype).max if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max)
     np.testing.assert_array_equal(np.abs(np.asarray(q.qvalue, np.float32))[:, 0], largest)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.int4, ml_dtypes.uint4, np.uint8], ids=lambda dtype: dtype.__name__)
+def test_zero_points(dtype):
+    """All of the dtype's range, for numbers of both signs, of one, and as large as there are."""
+    w = np.array([[3e38, 1.0, -5.0, 0.0], [-3e38, 3.0, -1.0, 0.0]], np.float32)
+    q = jaxext.quantize(w, dtype=dtype, symmetric=False)
+    assert q.zero_point is not None and q.qvalue.dtype == q.zero_point.dtype == dtype
+    np.testing.assert_allclose(value(q), w, atol=0, rtol=1 if dtype in (ml_dtypes.int4, ml_dtypes.uint4) else 0.02)
+    assert value(q)[0, 2] < -4 and value(q)[1, 1] > 2.5
+
+
+def test_the_precision_in_force():
+    """At the time of tracing, as lax's products take it."""
+    q, x = weights(8, None, False), random((3, 32), np.float32, 0)
+    with jax.default_matmul_precision("highest"):
+        eqns = [eqn for eqn in jax.make_jaxpr(lambda x: jaxext.quantized_matmul(x, q))(x).eqns if "precision" in eqn.params]
+    assert len(eqns) == 2 and {eqn.params["precision"] for eqn in eqns} == {(lax.Precision.HIGHEST,) * 2}
+
+
+@pytest.mark.parametrize("scale", [("b", 1), ("b", 4), ("b", 64)], ids=str)
+def test_a_symbolic_batch_with_scales_of_rows(scale):
+    (b,) = export.symbolic_shape("b")
+    struct = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    w = small((64, 3), jnp.float32, 0)
+    f = jax.jit(lambda x, s: float32(x, w, lhs_scale=s))
+    exported = export.export(f)(struct(b, 64), struct(b, scale[1]))
+    x, s = small((5, 64), jnp.float32, 1), powers((5, scale[1]), 2)
+    np.testing.assert_array_equal(exported.call(x, s), wide(x, s) @ wide(w))
+
+
+@pytest.mark.parametrize("given", [dict(axis=None), dict(axis=1), dict(group=8)], ids=str)
+def test_zero_points_on_an_explicit_mesh(given):
+    """There are fewer columns of blocks than devices."""
+    q, x = jaxext.quantize(random((32, 8), np.float32, 5), symmetric=False, **given), jnp.asarray(random((4, 32), np.float32, 0))
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        y = jaxext.quantized_matmul(x, q, out_sharding=P("a", "b"))
+    np.testing.assert_allclose(jax.device_get(y), np.asarray(x, np.float64) @ value(q), atol=1e-5)
+
+
+def test_one_scale_without_axes():
+    q = jaxext.Quantized(small((32, 4), jnp.int8, 0), jnp.float32(0.5), jnp.int8(2))
+    np.testing.assert_array_equal(q.dequantize(), (wide(q.qvalue) - 2) / 2)
+    np.testing.assert_array_equal(jaxext.quantized_matmul(jnp.eye(32, dtype=jnp.float32), q), q.dequantize())
+
+
+def test_float64_scales_of_integers():
+    x, w, s = small((3, 8), jnp.int8, 0), small((8, 4), jnp.int8, 1), jnp.asarray(random((3, 2), np.float64, 2))
+    y = jaxext.scaled_dot(x, w, lhs_scale=s, preferred_element_type=jnp.float64)
+    np.testing.assert_allclose(y, wide(x, s) @ wide(w), rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("before", "dtypes", "result", "wanted"),
+    [
+        (False, ("bfloat16", "int8"), "float32", "bfloat16"),
+        (True, ("bfloat16", "int8"), "float32", "float32"),
+        (True, ("bfloat16", "int8"), "bfloat16", "bfloat16"),
+        (True, ("float16", "int8"), "float16", "float32"),
+        (False, ("float16", "int8"), "float16", "float16"),
+        (False, ("float16", "bfloat16"), "float32", "float32"),
+        (False, ("float8_e4m3fn", "float8_e5m2"), "float32", "bfloat16"),
+    ],
+    ids=str,
+)
+def test_what_gpus_multiply(before, dtypes, result, wanted):
+    """16 bits where they hold the numbers; a float16 that is scaled may leave its range."""
+    of_slots = dict(zip("xw", map(jnp.dtype, dtypes), strict=True))
+    call: Any = types.SimpleNamespace(platform="cuda", factors=("x", "w"), dtypes=of_slots, dtype=jnp.dtype(result))
+    assert xla_scaled._multiplied(call, before) == wanted
+
+
+def test_examples_of_the_docstrings():
+    """As users run them."""
+    with jax.enable_x64(False), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        found = doctest.testmod(quantized, extraglobs=dict(jax=jax, jnp=jnp))
+    assert found.attempted > 8 and found.failed == 0
 
 
 def test_every_pair_of_int4():
@@ -317,6 +395,15 @@ WRONG = {
     "zeros out of range": (ValueError, "from 200 to 200", lambda: jaxext.quantized_matmul(X, q(INT, S, np.full((1, 4), 200)))),
     "bits": (ValueError, "bits is 3", lambda: jaxext.quantize(W, 3)),
     "dtype": (TypeError, "dtype is int16", lambda: jaxext.quantize(W, dtype=jnp.int16)),
+    "complex64": (
+        TypeError,
+        "preferred_element_type is complex64",
+        lambda: jaxext.quantized_matmul(X, q(INT, S), preferred_element_type="complex64"),
+    ),
+    "complex zeros": (TypeError, "zero_point is complex64", lambda: jaxext.quantized_matmul(X, q(INT, S, S.astype(np.complex64)))),
+    "no zero": (TypeError, "dtype is float8_e8m0fnu", lambda: jaxext.quantize(W, dtype=jnp.float8_e8m0fnu)),
+    "unsigned": (ValueError, "no negative numbers", lambda: jaxext.quantize(W, dtype=jnp.uint8)),
+    "floats with zeros": (ValueError, "finest around zero", lambda: jaxext.quantize(W, dtype=jnp.float8_e5m2, symmetric=False)),
     "group": (ValueError, "group is 3", lambda: jaxext.quantize(W, group=3)),
     "group without an axis": (ValueError, "group is 4 without", lambda: jaxext.quantize(W, group=4, axis=None)),
     "axis": (ValueError, "axis is 2", lambda: jaxext.quantize(W, axis=2)),

@@ -133,6 +133,8 @@ class TritonScaled(TritonKernels):
             return None  # XLA writes the scaled factor to memory, in 16 bits, and reads it again
         if problem.in_steps:
             return "what XLA writes to memory is little beside so many products, and they are expected to be as fast"
+        if problem.fine:
+            return "the kernel scales factors as XLA does, and has not been timed"
         return "XLA converts factors inside of its products, which are expected to be as fast"
 
     def launch(self, call, problem, config):

@@ -42,19 +42,20 @@ class XlaScaled(Implementation):
         return tuple(map(Algorithm, order))
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
-        wide, kept = _multiplied(call), {*call.axes[call.open]}
-        sums = summed(wide)
+        sums, kept = summed(*call.dtypes.values(), call.dtype), {*call.axes[call.open]}
         scales = {slot: f"{slot}_scale" for slot in (*call.factors, call.open) if f"{slot}_scale" in operands}
         after = [name for slot, name in scales.items() if slot == call.open or {*call.axes[name]} <= kept]
+        wide = _multiplied(call, before=len(after) < len(scales))
         parts = config.algorithm == "by parts"
         dtype = sums if after or parts else call.dtype
 
         def scaled(operands):
             factors = {}
             for slot in call.factors:
-                x = operands[slot].astype(wide)
-                before = slot in scales and scales[slot] not in after
-                factors[slot] = x * _along(call, scales[slot], operands, slot, wide) if before else x
+                x = operands[slot]
+                if slot in scales and scales[slot] not in after:
+                    x = x.astype(sums) * _along(call, scales[slot], operands, slot, sums)
+                factors[slot] = x.astype(wide)
             return (_flat if parts else _MATMUL.run)(dataclasses.replace(call, dtype=dtype), config, factors)
 
         y = _by_parts(call, scaled, operands, dtype) if parts else scaled(operands)
@@ -138,10 +139,15 @@ def summed(*dtypes) -> jnp.dtype:
     return jnp.dtype(jnp.float64 if jnp.float64 in dtypes else jnp.float32)
 
 
-def _multiplied(call: Call) -> jnp.dtype:
-    """The dtype in which operands are multiplied: on GPUs of 16 bits if that holds their numbers, so that a scaled one is rounded."""
+def _multiplied(call: Call, before: bool) -> jnp.dtype:
+    """The dtype in which factors are multiplied.
+
+    On GPUs they have 16 bits if that holds their numbers.  Those that are scaled `before` are rounded to bfloat16 then, if the result has
+    16 bits.
+    """
     dtypes = [call.dtypes[slot] for slot in call.factors]
     wide = [dtype for dtype in dtypes if dtype.itemsize > 1]
-    if call.platform == "cpu" or len({*wide}) > 1 or any(dtype.itemsize > 2 for dtype in (*wide, call.dtype)):
-        return summed(*dtypes)
+    rounds = before and (call.dtype.itemsize > 2 or jnp.float16 in wide)
+    if call.platform == "cpu" or rounds or len({*wide}) > 1 or any(dtype.itemsize > 2 for dtype in wide):
+        return summed(*call.dtypes.values(), call.dtype)
     return jnp.dtype(wide[0] if wide else jnp.bfloat16)
