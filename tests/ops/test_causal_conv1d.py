@@ -249,11 +249,6 @@ def test_a_donated_state_is_updated_in_place():
             ValueError,
             "initial_states is given beside seq_idx",
         ),
-        (
-            dict(seq_idx=np.zeros((2, 13), np.int32), implementation="cuda"),
-            NotImplementedError,
-            "its kernels have no boundaries of sequences",
-        ),
         (dict(activation="swoosh"), ValueError, "causal_conv1d: activation is 'swoosh', want one of"),
         (dict(implementation="none"), ValueError, "causal_conv1d: implementation is 'none', want one of"),
         (dict(implementation="cuda"), NotImplementedError, "implementation 'cuda' does not support this call"),

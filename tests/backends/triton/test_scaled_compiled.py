@@ -36,7 +36,8 @@ EACH = [
 
 
 @pytest.mark.parametrize(("name", "arch"), EACH)
-def test_picks_are_well_compiled(name, arch):
+def test_picks_are_well_compiled(name, arch, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     role, slots, (i, s, j), (M, K, N), dtypes = CASES[name]
     fields = dict(B=1, M=M, K=K, N=N, I=i, S=s, J=j, dtypes=dtypes, precision="tf32", arch=arch)
     problem = scaled.Problem(name=f"scaled_dot_{slots}_{role}", role=role, scaled=tuple(slots), packed="packed" in name, **fields)
