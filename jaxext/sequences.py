@@ -61,8 +61,7 @@ def causal_conv1d(
       initial_states: shape (..., k - 1, C), or None for zeros.
       return_final_states: whether to return the last k - 1 inputs too.
       activation: as in `linear`; "swish" is "silu".
-      implementation: the name of an implementation, also used for all derivatives; None selects one automatically.  "cuda" has no
-        `seq_idx`.
+      implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
 
     Returns:
       shape (..., T, C), with the dtype of x; and, if `return_final_states`, the final state, of shape (..., k - 1, C).  Where T is less
