@@ -180,7 +180,7 @@ def test_causal_convolutions_are_one_kernel_each_way(kind):
     assert parts > 1 and f"splits = {parts} : i64" in lowered.as_text()
 
 
-@pytest.mark.parametrize("given", [{"bias"}, {"initial_states"}, {"bias", "initial_states"}, set()], ids=str)
+@pytest.mark.parametrize("given", [("bias",), ("initial_states",), ("bias", "initial_states"), ()], ids=str)
 def test_partial_sums_of_a_causal_convolution_become_cotangents(monkeypatch, given):
     """The last row of each is the bias's; each cotangent has the dtype of its operand."""
     rng = np.random.default_rng(0)
