@@ -182,8 +182,7 @@ def _matmul(name, x, q, scale, *zeros, preferred_element_type, out_sharding, imp
     sharding = sharding_in_types(name, out_sharding, x.ndim)
     of_rows = sharding and NamedSharding(sharding.mesh, P(*sharding.spec[:-1], None))  # there are fewer columns, of blocks
     y_of_zeros = scaled.spread(product(("lhs", "rhs"), per_block.astype(sums).sum(-1), added, out_sharding=of_rows), y.shape)
-    y_of_zeros = y_of_zeros if sharding is None else jax.sharding.reshard(y_of_zeros, sharding)
-    return (y - y_of_zeros).astype(dtype)
+    return (y - scaled.placed(y_of_zeros, sharding)).astype(dtype)
 
 
 def packed(name: str, q: Any) -> jax.Array:

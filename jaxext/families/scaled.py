@@ -211,7 +211,7 @@ def divided(x: jax.Array, parts: Sequence[Sequence[int]]) -> jax.Array:
     if sharding is None or sizes == [*x.shape]:
         return x.reshape(sizes)
     kept = _kept(sharding, parts)
-    x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, P(*kept)))
+    x = placed(x, NamedSharding(sharding.mesh, P(*kept)))
     return lax.reshape(x, sizes, out_sharding=NamedSharding(sharding.mesh, _of_parts(kept, parts)))
 
 
@@ -222,8 +222,13 @@ def joined(x: jax.Array, parts: Sequence[Sequence[int]]) -> jax.Array:
         return x.reshape(sizes)
     specs = iter(sharding.spec)
     firsts = [[next(specs) for _ in part][0] for part in parts]
-    x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, _of_parts(firsts, parts)))
+    x = placed(x, NamedSharding(sharding.mesh, _of_parts(firsts, parts)))
     return lax.reshape(x, sizes, out_sharding=NamedSharding(sharding.mesh, P(*firsts)))
+
+
+def placed(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """Resharded in its type, but for what is so already: from jax 0.12 that is an error in the program of one device."""
+    return x if sharding is None or jax.typeof(x).sharding == sharding else jax.sharding.reshard(x, sharding)
 
 
 def _of_parts(specs: Sequence, parts: Sequence[Sequence[int]]) -> P:
@@ -282,5 +287,4 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) ->
         implementation=implementation,
         out_sharding=sharding and NamedSharding(sharding.mesh, _of_parts(_kept(sharding, parts), parts)),
     )
-    y = joined(y, parts)
-    return y if sharding is None else jax.sharding.reshard(y, sharding)
+    return placed(joined(y, parts), sharding)
