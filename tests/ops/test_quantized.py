@@ -58,8 +58,13 @@ def wide(x, scale=None):
 float32 = functools.partial(jaxext.scaled_dot, preferred_element_type=jnp.float32)
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("scales", SCALES)
+QUICK = {*itertools.product(("blocks of K", "squares"), ("nt", "tn", "tt")), *((scales, "nn") for scales in SCALES)}
+EACH = [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in itertools.product(SCALES, ("nn", "nt", "tn", "tt"))
+]
+
+
+@pytest.mark.parametrize(("scales", "layout"), EACH)
 def test_scales_and_layouts(scales, layout):
     """Exactly, in each layout of the operands, with scales of three dtypes."""
     for dtypes, of_scale in itertools.product([("float8_e4m3fn", "float8_e5m2"), ("int8", "bfloat16")], ("float32", "float8_e8m0fnu")):

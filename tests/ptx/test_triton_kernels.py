@@ -253,9 +253,14 @@ SCALED = {  # role, slots with scales, blocks of rows, depth and columns, their 
 }
 
 
-@pytest.mark.parametrize("name", SCALED)
-@pytest.mark.parametrize("arch", ARCHS)
-def test_scaled(arch, name):
+QUICK_SCALED = {("weights", 80), ("packed", 80), ("packed, transposed", 90), ("sum over rows", 90), ("fp8", 90)}
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [pytest.param(*key, marks=() if key in QUICK_SCALED else pytest.mark.slow) for key in itertools.product(SCALED, ARCHS)],
+)
+def test_scaled(name, arch):
     role, slots, cuts, sizes, dtypes = SCALED[name]
     problem = test_scaled_dot.a_problem(role, slots, cuts, sizes, dtypes, packed="packed" in name, arch=arch)
     problem = dataclasses.replace(problem, precision="tf32")
