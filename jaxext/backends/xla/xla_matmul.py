@@ -10,11 +10,11 @@ from jax import lax
 
 from jaxext.forms.call import Call
 from jaxext.forms.form import dimension_numbers
-from jaxext.forms.implementation import Algorithm, Implementation, folder_of, hash_of
+from jaxext.forms.implementation import Algorithm, Definition, folder_of, hash_of
 
 
-class XlaMatmul(Implementation):
-    """The definition of matmul, and of every form without a window: `lax.dot_general`.  It supports every call."""
+class XlaDefinition(Definition):
+    """A definition in this folder, of whose files its version is a hash."""
 
     name = "xla"
     version = "of its files"
@@ -22,11 +22,9 @@ class XlaMatmul(Implementation):
     def code(self, platform: str) -> str:
         return hash_of(folder_of(type(self)))
 
-    def supports(self, call: Call) -> str | None:
-        return None
 
-    def gains(self, call: Call) -> str | None:
-        return None
+class XlaMatmul(XlaDefinition):
+    """The definition of matmul, and of every form without a window: `lax.dot_general`.  It supports every call."""
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         return (Algorithm("dot_general"),)

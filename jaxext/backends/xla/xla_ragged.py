@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext import _compat
-from jaxext.backends.xla.xla_matmul import product
+from jaxext.backends.xla.xla_matmul import XlaDefinition, product
 from jaxext.forms.call import Call, symbolic_size
-from jaxext.forms.implementation import Implementation, folder_of, hash_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,20 +38,8 @@ class Ways:
     more: int = 0
 
 
-class XlaRagged(Implementation):
+class XlaRagged(XlaDefinition):
     """The definition of ragged products.  It supports every call."""
-
-    name = "xla"
-    version = "of its files"
-
-    def code(self, platform: str) -> str:
-        return hash_of(folder_of(type(self)))
-
-    def supports(self, call: Call) -> str | None:
-        return None
-
-    def gains(self, call: Call) -> str | None:
-        return None
 
     def candidates(self, call: Call) -> Sequence[Ways]:
         # XLA's partitioner would gather what a loop slices, and splits a sum well.

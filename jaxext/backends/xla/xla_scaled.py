@@ -14,25 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.xla.xla_matmul import XlaMatmul, convert, product
+from jaxext.backends.xla.xla_matmul import XlaDefinition, XlaMatmul, convert, product
 from jaxext.forms.call import Call, Splitter, symbolic_size
-from jaxext.forms.implementation import Algorithm, Implementation, folder_of, hash_of
+from jaxext.forms.implementation import Algorithm
 
 
-class XlaScaled(Implementation):
+class XlaScaled(XlaDefinition):
     """The definition.  It supports every call."""
-
-    name = "xla"
-    version = "of its files"
-
-    def code(self, platform: str) -> str:
-        return hash_of(folder_of(type(self)))
-
-    def supports(self, call: Call) -> str | None:
-        return None
-
-    def gains(self, call: Call) -> str | None:
-        return None
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         """By parts first where a factor is large: the cache holds a part in float32, and memory is not written."""
