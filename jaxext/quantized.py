@@ -192,7 +192,7 @@ def fp8_matmul(
 
     The arrays stay wide.  Each is divided by its scale, rounded and saturated where it enters a product, and the derivative takes rounding
     for the identity.  What is saved for the gradients has 8 bits.  The gradients are those of the rounded arrays and of the rounded
-    cotangent, and have the dtypes of x and w.  Their products take the cotangent after rounding in the dtype of x.
+    cotangent, and have the dtypes of x and w.
 
     Args:
       x: shape (..., K), floating-point.

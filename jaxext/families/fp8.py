@@ -3,27 +3,32 @@
     y = x8 w8        dx = g8 w8ᵀ        dw = x8ᵀ g8
 
 Rounding counts as the identity, whose derivative is one (a straight-through estimator).  So this is a product with another derivative than
-its own.  In forward mode that is linear in the tangents, which are not rounded.  In reverse mode the cotangent is rounded where it enters.
-The derivative of rounded numbers would be zero, so a derivative of the derivative is refused.
+its own.  In forward mode that is linear in the tangents, which are not rounded.  In reverse mode the cotangent is rounded where it enters,
+so all three products have two factors of 8 bits.  The derivative of rounded numbers would be zero, so a derivative of the derivative is
+refused.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
 from jaxext.backends.xla.xla_scaled import summed
 from jaxext.families import fuse, scaled
-from jaxext.families.dispatch import compiled
+from jaxext.families.dispatch import compiled, sharding_in_types
 from jaxext.families.quantize import Quantized, limits, positive
+from jaxext.families.substitute import transpose
+from jaxext.forms import partition
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
@@ -44,33 +49,36 @@ def matmul(name: str, x: Any, w: Any, scales: dict[str, Any], *, out_sharding, i
 
 
 def _matmul(name, given, x, w, *scales, out_sharding, implementation):
-    dims = (((x.ndim - 1,), (0,)), ((), ()))
+    sharding = sharding_in_types(name, out_sharding, x.ndim)
+    static = dict(name=name, dtype=x.dtype, implementation=implementation)
 
-    def product(left, right):
-        arrays = {}
-        for side, of in (("lhs", left), ("rhs", right)):
-            arrays |= {side: of.qvalue, f"{side}_scale": of.scale} if isinstance(of, Quantized) else {side: of}
-        common = dict(out_sharding=out_sharding, implementation=implementation)
-        return scaled.computed(name, tuple(arrays), dims, x.dtype, *arrays.values(), **common)
-
-    def factors(x, w, scales):
+    def rounded_factors(x, w, scales):
         scale = dict(zip(given, scales, strict=True))
         return _rounded(x, FORWARD, scale.get("x_scale")), _rounded(w, FORWARD, scale.get("w_scale")), scale.get("gradient_scale")
 
+    def product(left, right, gradient_scale):
+        y = _product({"x": left, "w": right}, _labels(x.ndim - 1), "y", out_sharding=sharding, **static)
+        # y along the axes of vmap that only this scale has: jax wants those of its tangent, and XLA drops the selection
+        return y if gradient_scale is None else jnp.where(gradient_scale > 0, y, y)
+
     @jax.custom_jvp
     def rounded(x, w, *scales):
-        return product(*factors(x, w, scales)[:2])
+        return product(*rounded_factors(x, w, scales))
 
     @functools.partial(rounded.defjvp, symbolic_zeros=True)
     def _(primals, tangents):
         (x, w, *scales), (dx, dw, *_) = primals, tangents
-        left, right, scale = factors(x, w, scales)
-        moved = [(dx, right), (left, dw)]
-        dots = [product(*pair) for dot, pair in zip((dx, dw), moved, strict=True) if not isinstance(dot, SymbolicZero)]
-        y = product(left, right)
-        dot = functools.reduce(jnp.add, dots) if dots else jnp.zeros_like(y)
-        _, *entering = _compat.align_varying(y, dot, *([] if scale is None else [scale]))
-        return y, cotangent_p.bind(*entering, mapped=0)
+        left, right, gradient_scale = rounded_factors(x, w, scales)
+        y = product(left, right, gradient_scale)
+
+        def tangent(slot, dot, other):
+            operands = dot, other.qvalue, other.scale, *([] if gradient_scale is None else [gradient_scale])
+            params = dict(slot=slot, rows=x.ndim - 1, levels=(), out_sharding=sharding, **static)
+            return tangent_p.bind(*_compat.align_varying(*operands), **params)
+
+        moved = [("x", dx, right), ("w", dw, left)]
+        dots = [tangent(slot, dot, other) for slot, dot, other in moved if not isinstance(dot, SymbolicZero)]
+        return y, functools.reduce(jnp.add, dots) if dots else jnp.zeros_like(y)
 
     return rounded(x, w, *scales)
 
@@ -97,33 +105,84 @@ def _(primals, tangents):
     raise TypeError("fp8_matmul: a derivative of its derivative is asked for, want one of first order: rounded numbers have no other")
 
 
-# The identity, whose cotangent is rounded: of `dot`, and of its scale if one is given.  The first `mapped` axes are those of vmap.
-cotangent_p = Primitive("fp8_cotangent")
+def _labels(rows: int, slot: str = "x", levels: Sequence[tuple[bool, bool]] = ()) -> dict[str, list]:
+    """A label for each axis of x, w and y.  Axes of vmap are in front, the outermost first: `slot` has it, and the other factor."""
+    free = [f"m{i}" for i in range(rows)]
+    of_slot, of_other = ([i for i, level in enumerate(levels) if level[j]] for j in (0, 1))
+    of_x, of_w = (of_slot, of_other) if slot == "x" else (of_other, of_slot)
+    return {"x": [*of_x, *free, "k"], "w": [*of_w, "k", "n"], "y": [*range(len(levels)), *free, "n"]}
 
 
-def _transpose_rule(ct, dot, *scale, mapped):
-    rest = [None] * len(scale)
+def _product(arrays: dict[str, Any], labels: dict[str, list], open: str, *, name, dtype, out_sharding, implementation) -> jax.Array:
+    """The sum over the labels that the open slot lacks of the product of two slots, arrays or Quantized."""
+    (left, right), kept = (labels[slot] for slot in arrays), labels[open]
+    both = [label for label in left if label in right]
+    batch, contracted = ([label for label in both if (label in kept) == is_kept] for is_kept in (True, False))
+    dims = tuple(tuple(tuple(of.index(label) for label in group) for of in (left, right)) for group in (contracted, batch))
+    order = batch + [label for of in (left, right) for label in of if label not in both]
+    given = {}
+    for side, of in zip(("lhs", "rhs"), arrays.values(), strict=True):
+        given |= {side: of.qvalue, f"{side}_scale": of.scale} if isinstance(of, Quantized) else {side: of}
+    if out_sharding is not None:
+        out_sharding = NamedSharding(out_sharding.mesh, P(*(out_sharding.spec[kept.index(label)] for label in order)))
+    static = dict(out_sharding=out_sharding, implementation=implementation)
+    y = scaled.computed(name, tuple(given), dims, dtype, *given.values(), **static)
+    return transpose(y, [order.index(label) for label in kept])
+
+
+def _tangent(dot, qvalue, scale, *gradient_scale, slot, rows, levels, **static):
+    """What a tangent of a factor contributes to that of the result, by its definition."""
+    del gradient_scale
+    other = Quantized(qvalue, scale)
+    arrays = {"x": dot, "w": other} if slot == "x" else {"x": other, "w": dot}
+    return _product(arrays, _labels(rows, slot, levels), "y", **static)
+
+
+def _transpose_rule(ct, dot, qvalue, scale, *gradient_scale, slot, rows, levels, name, implementation, **_):
+    rest = [None] * (2 + len(gradient_scale))
     if type(ct) is ad.Zero:
         return [ad.Zero(dot.aval), *rest]
-    return [_rounded(ct, BACKWARD, scale[0] if scale else None, mapped).dequantize().astype(ct.dtype), *rest]
+    g, other = _rounded(ct, BACKWARD, *(gradient_scale or [None]), mapped=len(levels)), Quantized(qvalue, scale)
+    arrays = {"y": g, "w": other} if slot == "x" else {"x": other, "y": g}
+    static = dict(dtype=dot.aval.dtype, out_sharding=partition.of_cotangent(dot.aval, ct, qvalue), implementation=implementation)
+    return [_product(arrays, _labels(rows, slot, levels), slot, name=name, **static), *rest]
 
 
-def _batch_rule(args, dims, *, mapped):
+def _batch_rule(args, dims, *, levels, out_sharding, **params):
     """Each example is rounded by itself."""
+    dot, qvalue, scale, *gradient_scale = args
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    first = [jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
-    return cotangent_p.bind(*first, mapped=mapped + 1), 0
+    has_other = dims[1] is not None or dims[2] is not None
+    has_dot = dims[0] is not None or not has_other
+    mapped = [has_dot, has_other, has_other, *(True for _ in gradient_scale)]
+
+    def first(x, d, is_mapped):
+        return x if not is_mapped else jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+
+    args = [first(*each) for each in zip(args, dims, mapped, strict=True)]
+    if out_sharding is not None:
+        specs = [s.spec[0] for x, is_mapped in zip(args, mapped, strict=True) if is_mapped and (s := partition.explicit(jax.typeof(x)))]
+        out_sharding = partition.insert(out_sharding, 0, next((spec for spec in specs if spec is not None), None))
+    return tangent_p.bind(*args, levels=((has_dot, has_other), *levels), out_sharding=out_sharding, **params), 0
 
 
-def _jvp_rule(primals, tangents, *, mapped):
-    (dot, *scale), (moved, *_) = primals, tangents
-    moved = moved if type(moved) is ad.Zero else cotangent_p.bind(moved, *scale, mapped=mapped)
-    return cotangent_p.bind(dot, *scale, mapped=mapped), moved
+def _jvp_rule(primals, tangents, **params):
+    moved = tangents[0]  # the others are of rounded numbers, which have none
+    return tangent_p.bind(*primals, **params), moved if type(moved) is ad.Zero else tangent_p.bind(moved, *primals[1:], **params)
 
 
-cotangent_p.def_impl(functools.partial(xla.apply_primitive, cotangent_p))
-cotangent_p.def_abstract_eval(lambda dot, *scale, mapped: dot)
-ad.primitive_jvps[cotangent_p] = _jvp_rule
-ad.primitive_transposes[cotangent_p] = _transpose_rule
-batching.primitive_batchers[cotangent_p] = _batch_rule
-mlir.register_lowering(cotangent_p, mlir.lower_fun(lambda dot, *scale, mapped: dot, multiple_results=False))
+def _type(*avals, **params):
+    return jax.eval_shape(functools.partial(_tangent, **params), *avals)
+
+
+# What a factor's tangent contributes, linear in it.  Its transpose takes the cotangent in 8 bits, with its scale if one is given.
+tangent_p = _compat.product_primitive(
+    "fp8_tangent",
+    lambda *avals, **params: _type(*avals, **params).shape,
+    lambda *avals, dtype, **_: dtype,
+    lambda *avals, **params: _type(*avals, **params).sharding,
+)
+ad.primitive_jvps[tangent_p] = _jvp_rule
+ad.primitive_transposes[tangent_p] = _transpose_rule
+batching.primitive_batchers[tangent_p] = _batch_rule
+mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=False))

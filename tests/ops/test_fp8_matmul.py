@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import random
+from cases import equations, random
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -86,6 +86,42 @@ def test_vmap_rounds_each_example_by_itself(given):
         _, of_x, of_w = gradients(xs[i], w, ct[i], **each)
         near(dx[i], of_x)
         near(dw[i], of_w)
+
+
+@pytest.mark.parametrize("mapped", ["xw", "x", "w", "scale"])
+def test_gradients_through_two_vmaps(mapped):
+    """The outer one maps x.  The gradient of what is not mapped is a sum over examples, whose cotangents have scales of their own."""
+    x, w, ct = arrays()
+    xs, ws, cts = jnp.stack([x, 3 * x, x * x]), jnp.stack([w, w / 2, 5 * w]), jnp.stack([ct, 7 * ct, ct * ct])
+    xs, ws = xs if "x" in mapped else xs[:1], ws if "w" in mapped else ws[:1]
+    xs, cts = jnp.stack([xs, xs[::-1] / 2]), jnp.stack([cts, cts[::-1]])
+    scales = [1e-5, 1e-4, 1e-3] if mapped == "scale" else None
+    over = (0 if "x" in mapped else None, 0 if "w" in mapped else None, 0, None if scales is None else 0)
+
+    def loss(xs, ws):
+        one = lambda x, w, ct, scale: (jaxext.fp8_matmul(x, w, **({} if scale is None else dict(gradient_scale=scale))) * ct).sum()
+        xs, ws = xs if "x" in mapped else xs[:, 0], ws if "w" in mapped else ws[0]
+        return jax.vmap(jax.vmap(one, over), (0, None, 0, None))(xs, ws, cts, scales and jnp.array(scales)).sum()
+
+    dx, dw = jax.jit(jax.grad(loss, (0, 1)))(xs, ws)
+    want_x, want_w = np.zeros(xs.shape), np.zeros(ws.shape)
+    for i, j in np.ndindex(2, 3):
+        at_x, at_w = j % xs.shape[1], j % ws.shape[0]
+        given = {} if scales is None else dict(gradient_scale=scales[j])
+        _, of_x, of_w = gradients(xs[i, at_x], ws[at_w], cts[i, j], **given)
+        want_x[i, at_x] += of_x
+        want_w[at_w] += of_w
+    near(dx, want_x, units=32)
+    near(dw, want_w, units=32)
+
+
+def test_all_three_products_have_factors_of_8_bits():
+    """Those of the gradients took the rounded cotangent in the dtype of x."""
+    x, w, ct = arrays()
+    found = equations(lambda x, w, ct: jax.vjp(jaxext.fp8_matmul, x, w)[1](ct), x, w, ct)
+    products = [eqn for eqn in found if eqn.primitive.name.startswith("scaled_dot")]
+    factors = [[of.aval.dtype.name for of in eqn.invars[:2]] for eqn in products]
+    assert sorted(map(sorted, factors)) == [["float8_e4m3fn"] * 2, *[["float8_e4m3fn", "float8_e5m2"]] * 2], products
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
