@@ -2,13 +2,15 @@
 
     python -m jaxext.benchmarks.quantized --json quantized_cpu.json
 
-`dequantized` makes the weights wide and multiplies, in one jitted program; `wide` multiplies weights that are wide already.  Times are
-medians in ms, and errors those of the norm.  Activations are float32 on a CPU and bfloat16 on a GPU, where implementations have columns.
+`dequantized` makes small numbers wide and multiplies, in one jitted program; `wide` multiplies numbers that are wide already.  Times are
+medians in ms, and errors those of the norm.  Wide numbers are float32 on a CPU and bfloat16 on a GPU, where implementations have columns.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -20,65 +22,120 @@ from jaxext.tuning import timing
 
 from .race import race, tell
 
-LAYERS = {"llama-3 8B, attention": (4096, 4096), "llama-3 8B, up": (4096, 14336), "llama-3 8B, down": (14336, 4096)}  # K, N
+LAYERS = {  # K, N
+    "llama-3 8B, attention": (4096, 4096),
+    "deepseek-v3, expert up": (7168, 4096),
+    "llama-3 8B, up": (4096, 14336),
+    "llama-3 8B, down": (14336, 4096),
+    "deepseek-v3, expert down": (2048, 7168),
+    "deepseek-v3, attention out": (16384, 7168),
+}
 ROWS = (1, 4, 16, 64, 128)
-FORMATS = {"int8": (8, None), "int8, groups of 128": (8, 128), "int4, groups of 128": (4, 128)}
-TARGETS = {"int8": 1.5, "int4, groups of 128": 2.2}  # over `wide`, with at most 16 rows, on a GPU
+LARGE = {"8192 cubed": (8192, 8192)}  # with as many rows, on a GPU
 ON_CPU = ("llama-3 8B, attention",)  # the others say the same
+EIGHT = jnp.float8_e4m3fn
 
 
-def dequantized(x, q, w):
-    return jnp.matmul(x, q.dequantize().astype(x.dtype))
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How weights are quantised, and activations if they are, and how many times as fast as `wide` that should be on a GPU."""
+
+    weights: Callable[[jax.Array], jaxext.Quantized]
+    activations: Callable[[jax.Array], jaxext.Quantized] | None = None
+    target: float | None = None  # with at most 16 rows for weights alone, and 8,192 otherwise
 
 
-def wide(x, q, w):
-    return jnp.matmul(x, w)
+def squares(w: jax.Array, size: int = 128) -> jaxext.Quantized:
+    """w in 8-bit floats with a scale for each square."""
+    cut = [(n // size, size) if n % size == 0 else (1, n) for n in w.shape]
+    (rows, height), (columns, width) = cut
+    q = jaxext.quantize(jnp.swapaxes(w.reshape(rows, height, columns, width), 1, 2).reshape(rows * columns, -1), axis=1, dtype=EIGHT)
+    back = jnp.swapaxes(q.qvalue.reshape(rows, columns, height, width), 1, 2)
+    return jaxext.Quantized(back.reshape(w.shape), q.scale.reshape(rows, columns))
+
+
+def eighths(axis: int | None, group: int | None = None) -> Callable[[jax.Array], jaxext.Quantized]:
+    return functools.partial(jaxext.quantize, dtype=EIGHT, axis=axis, group=group)
+
+
+FORMATS = {
+    "int8": Format(lambda w: jaxext.quantize(w, 8), target=1.5),
+    "int8, groups of 128": Format(lambda w: jaxext.quantize(w, 8, 128)),
+    "int4, groups of 128": Format(lambda w: jaxext.quantize(w, 4, 128), target=2.2),
+    "fp8, of tensors": Format(eighths(None), eighths(None), target=1.5),
+    "fp8, of rows and columns": Format(eighths(0), eighths(1), target=1.5),
+    "fp8, blocks and squares of 128": Format(squares, eighths(1, 128), target=1.5),
+}
+
+
+def dequantized(x, w):
+    """The product of small numbers made wide: w is a pair of the quantised and the wide array, and so is x if it is quantised."""
+    return jnp.matmul(_wide(x, quantized=True), _wide(w, quantized=True))
+
+
+def wide(x, w):
+    return jnp.matmul(_wide(x), _wide(w))
 
 
 def named(implementation: str | None) -> Callable:
-    return lambda x, q, w: jaxext.quantized_matmul(x, q, implementation=implementation)
+    def product(x, w):
+        if not isinstance(x, tuple):
+            return jaxext.quantized_matmul(x, w[0], implementation=implementation)
+        (x, of), (w, _) = x, w
+        scales = dict(lhs_scale=x.scale, rhs_scale=w.scale, preferred_element_type=of.dtype)
+        return jaxext.scaled_dot(x.qvalue, w.qvalue, **scales, implementation=implementation)
+
+    return product
+
+
+def _wide(x, quantized: bool = False) -> jax.Array:
+    return x if not isinstance(x, tuple) else x[0].dequantize().astype(x[1].dtype) if quantized else x[1]
 
 
 def gradient(f: Callable) -> Callable:
-    """In x."""
-    return lambda x, q, w, ct: jax.vjp(lambda x: f(x, q, w), x)[1](ct)[0]
+    """In x, which is wide."""
+    return lambda x, w, ct: jax.vjp(lambda x: f(x, w), x)[1](ct)[0]
 
 
 def rows(layers, all_rows, rounds: int) -> Iterator[dict]:
     gpu, (clock, _) = jax.default_backend() == "gpu", timing.timer()
     dtype = jnp.bfloat16 if gpu else jnp.float32
     forms = {"jaxext": named(None), "dequantized": dequantized, "wide": wide}
-    forms |= {name: named(name) for name in ("triton", "xla")} if gpu else {}
-    for layer in layers:
-        K, N = LAYERS[layer]
+    forms |= {name: named(name) for name in ("cuda", "triton", "xla")} if gpu else {}
+    sizes = [(name, M, *LAYERS[name]) for name in layers for M in all_rows]
+    sizes += [(name, K, K, N) for name, (K, N) in LARGE.items() if gpu]
+    for layer, M, K, N in sizes:
         w = jax.random.normal(jax.random.key(0), (K, N), dtype)
-        for kind, (bits, group) in FORMATS.items():
-            q = jaxext.quantize(w, bits, group)
-            exact = q.dequantize().astype(dtype)
-            for M in all_rows:
-                x, ct = (jax.random.normal(jax.random.key(n), (M, n), dtype) for n in (K, N))
-                row = {"layer": layer, "shape": [M, K, N], "format": kind}
-                row |= {"target": TARGETS[kind]} if gpu and kind in TARGETS and M <= 16 else {}
-                yield {"row": "forward"} | row | _race(forms, (x,), q, exact, clock, rounds)
-                if M in (16, 128):
-                    backward = {name: gradient(f) for name, f in forms.items()}
-                    yield {"row": "gradient in x"} | row | _race(backward, (x, ct), q, exact, clock, rounds)
+        x, ct = (jax.random.normal(jax.random.key(n), (M, n), dtype) for n in (K, N))
+        for kind, format in FORMATS.items():
+            row = {"layer": layer, "shape": [M, K, N], "format": kind}
+            meant = M <= 16 if format.activations is None else M >= 8192
+            row |= {"target": format.target} if gpu and format.target and meant else {}
+            arrays = [_pair(x, format.activations, dtype), _pair(w, format.weights, dtype)]
+            yield {"row": "forward"} | row | _race(forms, arrays, clock, rounds)
+            if format.activations is None and M in (16, 128):
+                backward = {name: gradient(f) for name, f in forms.items()}
+                yield {"row": "gradient in x"} | row | _race(backward, [*arrays, ct], clock, rounds)
 
 
-def _race(forms, arrays, q, w, clock, rounds) -> dict:
-    """The quantised array is an argument, not a constant that XLA would fold."""
-    x, *rest = arrays
+def _pair(x: jax.Array, quantize: Callable | None, dtype):
+    """The quantised array and its values."""
+    return x if quantize is None else ((q := quantize(x)), q.dequantize().astype(dtype))
+
+
+def _race(forms, arrays, clock, rounds) -> dict:
+    """Quantised arrays are arguments, not constants that XLA would fold."""
+    leaves, tree = jax.tree.flatten(arrays)
 
     def of(f):
-        return lambda x, qvalue, scale, w, *rest: f(x, jaxext.Quantized(qvalue, scale), w, *rest)
+        return lambda *leaves: f(*jax.tree.unflatten(tree, leaves))
 
-    definition = of(forms["wide"])
-    return race({name: of(f) for name, f in forms.items()}, (x, q.qvalue, q.scale, w, *rest), clock, rounds, definition)
+    return race({name: of(f) for name, f in forms.items()}, leaves, clock, rounds, of(forms["wide"]))
 
 
 def line(row: dict) -> str:
     ms = row["ms"]
-    told = f"{row['row']:14} {'x'.join(map(str, row['shape'])):16} {row['format']:20}"
+    told = f"{row['row']:14} {'x'.join(map(str, row['shape'])):16} {row['format']:30}"
     told += f" {ms['jaxext']:8.3f} ms  error {row['error']['jaxext']:.1e} "
     told += "".join(f" {name} {took / ms['jaxext']:6.2f}" for name, took in ms.items() if name != "jaxext")
     return told + (f"  target wide {row['target']}" if "target" in row else "")
