@@ -13,7 +13,7 @@ if importlib.util.find_spec("jaxext.kernels") is None:  # installed packages hav
 # ruff: noqa: E402
 from jaxext import _compat  # noqa: I001 (first: it checks jax's version)
 from jaxext import checkpoint_policies, extend
-from jaxext.families.dispatch import in_place_of_lax, use_implementation
+from jaxext.families.dispatch import in_place_of_lax, use_implementation, use_invariant
 from jaxext._export import export_disabled_checks, register_cuda_kernels
 from jaxext._target import lower_for, use_target
 from jaxext.tables.in_force import use_table
@@ -77,6 +77,7 @@ __all__ = [
     "tune",
     "unpack_int4",
     "use_implementation",
+    "use_invariant",
     "use_table",
     "use_target",
 ]

@@ -96,7 +96,7 @@ class Bilinear:
           (5, 7, 64)
         """
         form = self._form
-        implementation = named(implementation, form.name, form.family)
+        by = named(implementation, form.name, form.family)
         rank = declarations.ranks(form, ranks)
         operands = declarations.operands(form, dict(zip(form.slots, (first, second), strict=False)), rank)
         if preferred_element_type is None:
@@ -109,7 +109,7 @@ class Bilinear:
             ranks=rank,
             window=None,
             **as_dot_general_says(operands.values(), dimension_numbers(*axes), precision, preferred_element_type),
-            implementation=implementation,
+            implementation=by,
             out_sharding=sharding_in_types(form.name, out_sharding, len(axes[-1])),
         )
 
@@ -204,7 +204,7 @@ class Declared:
             independent label.
         """
         declared, form = self._declaration, self._declaration.operation
-        implementation = named(implementation, form.name, form.family)
+        by = named(implementation, form.name, form.family)
         rank = declarations.ranks(form, {} if ranks is None else ranks)
         operands = declarations.operands_of(declared, arrays, rank)
         keywords = declarations.keywords(form.name, static)
@@ -216,7 +216,7 @@ class Declared:
             dtypes=declared.dtypes(operands, rank, keywords),
             precision=None,
             static=keywords,
-            implementation=implementation,
+            implementation=by,
             out_sharding=None,
         )
         return tuple(results.values()) if len(results) > 1 else results[form.open]

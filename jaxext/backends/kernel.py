@@ -70,6 +70,7 @@ class KernelImplementation(Implementation, abc.ABC):
     """Base class of implementations made of kernels.  The version of a subclass is a hash of its folder and of the files in `shared`."""
 
     version = "of its files"
+    rows_by_config = True
     epilogues = False  # whether its kernels fuse them
     # Files outside the class's own folder that its results depend on.
     shared: Sequence[pathlib.Path] = (pathlib.Path(__file__),)

@@ -173,6 +173,7 @@ FAMILY = declare(
         twin=lax.conv_general_dilated_p,
         names=r"conv\d+d",
         read=read,
+        weights="w",
         letters={"w": {"K": "O", "C": "I"}, "y": {"K": "C"}},
         groups="GB",
     ),

@@ -21,9 +21,11 @@ from jaxext.forms import flops
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.family import Family, families, names_of_implementations
 from jaxext.forms.form import owner
+from jaxext.forms.invariant import Invariant
 
-# The implementation set by `use_implementation`.  Part of jit's cache key.
+# What `use_implementation` and `use_invariant` set.  Part of jit's cache key.
 _named = jax.make_user_context(None)
+_invariant = jax.make_user_context(False)
 
 
 def use_implementation(name: str | None) -> Scope:
@@ -41,6 +43,25 @@ def use_implementation(name: str | None) -> Scope:
     if name is not None and name not in known:
         raise ValueError(f"use_implementation: name is {name!r}, want one of {known} or None")
     return Scope("use_implementation", _named, name)
+
+
+def use_invariant() -> Scope:
+    """A context in which the bits of a row of a result do not depend on the other rows: the same for each size of a batch.
+
+    It is a context manager (`with use_invariant(): ...`) and a function decorator (`@use_invariant()`), and part of `jax.jit`'s cache key.
+
+    A row is an index of what the second operand (the weights, the filter) lacks: of the rows of a matrix, of the images of a convolution,
+    of what vmap maps in the first operand.  Its bits depend neither on how many rows there are, nor on its place among them, nor on how
+    many devices share them.  That holds for the results of matrix products and convolutions, `linear`, `gated_linear_unit` and
+    `conv_bias_act` too, and for their gradients in the first operand, of any order.  The gradient of weights is a sum over rows, which
+    depends on the batch.  So do sums over axes that devices share.
+
+    The price is told in docs/invariant.md.
+
+    Raises:
+      NotImplementedError: raised by an operation inside, if it has no such form, or if a size is symbolic.
+    """
+    return Scope("use_invariant", _invariant, True)
 
 
 def in_place_of_lax() -> Scope:
@@ -80,11 +101,11 @@ def like(
     traced static arguments.
     """
     name = name or namesake.__name__
-    implementation = _resolved(implementation, name, family)
+    by = _resolved(implementation, name, family)
     keywords = Keywords.of(static)
     if keywords is None or not all([_is_array(x) for x in arrays]):
-        return substitute(functools.partial(namesake, *arrays, **static), (), implementation)
-    return _program(namesake, name, keywords, implementation)(*arrays)
+        return substitute(functools.partial(namesake, *arrays, **static), (), by)
+    return _program(namesake, name, keywords, by)(*arrays)
 
 
 def compiled(
@@ -98,11 +119,11 @@ def compiled(
     name: str,
 ) -> jax.Array:
     """`function(*key, *arrays, **static, implementation=)` as a jitted program, as in `like`."""
-    implementation = _resolved(implementation, name, family)
+    by = _resolved(implementation, name, family)
     keywords = Keywords.of(static)
     if keywords is None:
-        return function(*key, *arrays, **static, implementation=implementation)
-    return _program_of(function, key, name, keywords, implementation)(*arrays)
+        return function(*key, *arrays, **static, implementation=by)
+    return _program_of(function, key, name, keywords, by)(*arrays)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -112,10 +133,10 @@ def _program_of(function, key, name, keywords, implementation):
     return jax.jit(program, inline=True)
 
 
-def _resolved(implementation: str | None, name: str, family: Family) -> str | None:
+def _resolved(implementation: str | None, name: str, family: Family) -> str | Invariant | None:
     """The implementation that the call or the context names, at the beginning of a call."""
     flops.tell(owner)  # on a cache hit jax binds no primitive, so `Form.bind` would not register the rules
-    return named(implementation, name, family) if implementation is not None or _named.value is not None else None
+    return named(implementation, name, family) if implementation is not None or _named.value is not None or _invariant.value else None
 
 
 def _is_array(x: Any) -> bool:
@@ -141,12 +162,16 @@ def _program(namesake, name, keywords, implementation):
     return jax.jit(program, inline=namesake is not jnp.convolve)
 
 
-def named(implementation: str | None, operation: Any, family: Family) -> str | None:
+def named(implementation: str | None, operation: Any, family: Family) -> str | Invariant | None:
     """The implementation named by the call, else by the context; ValueError if the family does not have it."""
     implementation = _named.value if implementation is None else implementation
     if implementation is not None and implementation not in (known := family.names_of_implementations):
         raise ValueError(f"{operation}: implementation is {implementation!r}, want one of {known} or None")
-    return implementation
+    if not _invariant.value:
+        return implementation
+    if family.weights is None:
+        raise NotImplementedError(f"{operation}: inside use_invariant, want a matrix product or a convolution, whose rows it keeps")
+    return Invariant(implementation)
 
 
 def as_dot_general_says(operands: Iterable[jax.Array], dimension_numbers: Any, precision: Any, dtype: Any) -> dict[str, Any]:

@@ -188,9 +188,12 @@ def tangents(operation, operands, results, dots, *, ranks, window, dtypes, preci
     return {name: dot.astype(dtypes[0]) for name, dot in moved.items()}
 
 
-_LINEAR = declare(Family("linear", twin=lax.dot_general_p, names="linear"), CudaMatmul(), TritonMatmul(), Composition())
+_LINEAR = declare(Family("linear", twin=lax.dot_general_p, names="linear", weights="b"), CudaMatmul(), TritonMatmul(), Composition())
 _GATED = declare(
-    Family("gated_linear_unit", twin=lax.dot_general_p, names="gated_linear_unit"), CudaMatmul(), TritonMatmul(), Composition()
+    Family("gated_linear_unit", twin=lax.dot_general_p, names="gated_linear_unit", weights="b"),
+    CudaMatmul(),
+    TritonMatmul(),
+    Composition(),
 )
 _RAGGED_LINEAR = declare(
     Family("ragged_linear", twin=RAGGED_FAMILY.twin, names="ragged_linear"), CudaRagged(), TritonRagged(), Composition()
@@ -206,6 +209,7 @@ CONV_BIAS_ACT = declare(
         "conv_bias_act",
         twin=lax.conv_general_dilated_p,
         names=r"conv\d+d_bias_act",
+        weights="w",
         letters={**CONV.letters, "residual": CONV.letters["y"], PREACTIVATION: CONV.letters["y"]},
         groups=CONV.groups,
     ),

@@ -60,7 +60,7 @@ def arrangement(ndim: int, batch: Sequence[int], contract: Sequence[int]) -> tup
 
 
 FAMILY = declare(
-    Family("matmul", twin=lax.dot_general_p, names="matmul", read=read),
+    Family("matmul", twin=lax.dot_general_p, names="matmul", read=read, weights="b"),
     CudaMatmul(),
     TritonMatmul(),
     XlaMatmul(),

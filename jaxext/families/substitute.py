@@ -22,6 +22,7 @@ from jax.sharding import Sharding
 from jaxext import _compat
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.family import readers
+from jaxext.forms.invariant import Invariant
 
 
 class Keywords(tuple):
@@ -77,7 +78,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def substitute(function: functools.partial, arrays: Sequence, implementation: str | None) -> jax.Array:
+def substitute(function: functools.partial, arrays: Sequence, implementation: str | Invariant | None) -> jax.Array:
     """`function(*arrays)` with jaxext's products in place of lax's.
 
     It is traced on shapes and dtypes without shardings.  lax therefore raises its own errors for shapes, while shardings are checked by the

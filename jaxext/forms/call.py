@@ -35,6 +35,8 @@ class Call:
     operation: Any = None  # the `Operation`; None if this is a product of a form
     static: Any = None  # what determines an operation besides its operands
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # all parameters of an operation's primitive
+    in_loop: bool = False  # whether it is computed in a loop, as parts are (`forms/invariant`)
+    rows: tuple[str, str] | None = None  # the labels of batch and rows, if the rows of the result are independent of each other
 
     @property
     def results(self) -> Mapping[str, np.dtype]:

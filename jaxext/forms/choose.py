@@ -9,6 +9,7 @@ timed here, and no input differs between the processes of a run, so all processe
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Implementation, Plan
+from jaxext.forms.invariant import Invariant, by_parts, part_of
 from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement
 
@@ -54,6 +56,11 @@ def choose(call: Call, implementations: Sequence[Implementation], named: str | N
     preferred = _by_preference(named, plans, refusals)
     counted = _counted(plans, implementations[-1].name, measured)
     return _by_measurement(counted, preferred, plans, refusals) if counted else preferred
+
+
+def planned(call: Call, named: str | Invariant | None) -> tuple[str | None, Call | None]:
+    """The name of the implementation, and the part of the call for which it is chosen, without measurements, if it is not all of it."""
+    return (named.name, part_of(call, named.name)) if isinstance(named, Invariant) else (named, None)
 
 
 def faster(one: Measurement, other: Measurement) -> bool:
@@ -123,17 +130,22 @@ def described(implementation: str, config: Mapping[str, Any]) -> str:
 def run(
     call: Call,
     implementations: Sequence[Implementation],
-    named: str | None,
+    named: str | Invariant | None,
     table: Any,
     operands: Mapping[str, jax.Array],
 ) -> Any:
     """The result of the call, or a tuple if it has several, with `in_force.current()` at the time of lowering as the `table`."""
     with replacing_lax(False), in_force.as_in(table):
-        choice = choose(call, implementations, named, in_force.measured(call, table))
+        name, part = planned(call, named)
+        choice = choose(part or call, implementations, name, () if part else in_force.measured(call, table))
         if choice.plan is None:
-            reason = choice.refusals.get(named or "", f"it has only {sorted(choice.refusals)}")
-            raise NotImplementedError(f"{call.op}: implementation {named!r} does not support this call: {reason}")
-        return computed(choice.plan, choice.config, operands)
+            reason = choice.refusals.get(name or "", f"it has only {sorted(choice.refusals)}")
+            raise NotImplementedError(f"{call.op}: implementation {name!r} does not support this call: {reason}")
+        if part is None:
+            return computed(choice.plan, choice.config, operands)
+        if choice.plan.implementation.rows_by_config and isinstance(plan := choice.plan.implementation.plan(call), Plan):
+            return computed(plan, choice.config, operands)
+        return by_parts(call, part, operands, functools.partial(computed, choice.plan, choice.config))
 
 
 def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> Any:

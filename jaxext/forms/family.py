@@ -34,6 +34,7 @@ class Family:
       bind: computes a call of `twin` by its operands and parameters, inside `in_place_of_lax`.  None: as its jaxpr says, by `read`.
       said: `said(open, ranks)` gives the parameters of `twin` that tell which axes are what.  None: by the labels, `dimension_numbers`.
       names: a pattern of the names of its forms, reserved for them.
+      weights: the slot that all rows of a result share.  None: there is none, so `use_invariant` refuses the family.
       letters: slot -> label -> the letter in `explain`, if it differs from the label.
       groups: the labels that `read` splits off a neighbouring axis.
       implementations: in order of preference.  The last one plans every call, and is the definition.
@@ -45,6 +46,7 @@ class Family:
     read: Callable[..., jax.Array] | None = None
     bind: Callable[..., jax.Array] | None = None
     said: Callable[..., Mapping] | None = None
+    weights: str | None = None
     letters: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     groups: str = ""
     implementations: list[Implementation] = dataclasses.field(default_factory=list)

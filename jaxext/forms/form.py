@@ -20,7 +20,7 @@ parameters of a primitive are static and hashable.  `dtype` and `out_sharding` d
     window          the geometry (`Window`), or None
     dtype           of the result
     precision       as lax canonicalises it
-    implementation  the name that the user asked for, or None
+    implementation  the name that the user asked for, or None; or `Invariant` of that
     out_sharding    of the result, on explicit meshes, if the user or a transpose sets it
 """
 
@@ -149,6 +149,7 @@ class Form(Labelled):
             platform=platform,
             arch=arch,
             splitter=splitter,
+            rows=self.rows(open),
         )
 
     def bind(self, open: str, operands: Mapping[str, jax.Array], **params) -> jax.Array:

@@ -44,6 +44,7 @@ class Implementation:
       version: a word that identifies its code.  A new version invalidates measurements of `jaxext.tune` and programs in JAX's cache.  None
         means a hash of the file of its class; set it yourself if a kernel is in another file.
       custom_calls: the targets of its custom calls, for `jaxext.export_disabled_checks`.
+      rows_by_config: whether the bits of a row of the result depend on its config, and on no other row (`jaxext.use_invariant`).
 
     Examples:
       >>> class Einsum(Implementation):
@@ -62,6 +63,7 @@ class Implementation:
     name: str
     version: str | None = None
     custom_calls: Sequence[str] = ()
+    rows_by_config: bool = False
 
     def supports(self, call: Call) -> str | None:
         """None, or the reason for refusing the call.  `no_kernel` gives the reasons that hold for any kernel."""

@@ -58,6 +58,14 @@ class Labelled(abc.ABC):
     def call(self, open: str, avals: Sequence, *, platform: str, arch: int | None, splitter: _compat.Splitter, **params) -> Call:
         """The `Call` of one device, from the shapes and dtypes of its operands and the parameters of the primitive."""
 
+    def rows(self, open: str) -> tuple[str, str] | None:
+        """The labels of batch and rows, if the rows of the result are independent of each other: they come first, and weights have none."""
+        if self.family.weights is None or open == self.family.weights:
+            return None
+        batch, row, *_ = self.labels[open]
+        assert row not in self.labels[self.family.weights], f"{self.name}: {self.family.weights} has the label {row}"
+        return batch, row
+
     @functools.cached_property
     def free(self) -> tuple[str, ...]:
         """Every label except the window's, in order of first use."""

@@ -142,6 +142,7 @@ class Operation(Labelled):
             operation=self,
             static=params["static"],
             params=params,
+            rows=self.rows(open),
         )
 
 

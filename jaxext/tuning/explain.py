@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jaxext._compat import PLATFORMS, Splitter
 from jaxext._target import compute_capability
 from jaxext.forms.call import Call, precision_name
-from jaxext.forms.choose import Choice, choose
+from jaxext.forms.choose import Choice, choose, planned
 from jaxext.forms.form import owner
 from jaxext.forms.window import Window
 from jaxext.tables import in_force
@@ -166,8 +166,9 @@ def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], C
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
     call = form.call(open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
-    measured = in_force.measured(call)
-    return call, measured, choose(call, form.family.implementations, eqn.params["implementation"], measured)
+    name, part = planned(call, eqn.params["implementation"])
+    measured = () if part else in_force.measured(call)
+    return call, measured, choose(part or call, form.family.implementations, name, measured)
 
 
 def _row(eqn, layout: str, platform: str) -> Explained:
