@@ -200,7 +200,8 @@ def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> It
     for step in walk(program.jaxpr):
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
             operands = [splits.of(atom) for atom in step.eqn.invars]
-            yield Equation(step.eqn, operands, splits.automatic, platform), step
+            in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
+            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop), step
         splits.follow(step)
 
 

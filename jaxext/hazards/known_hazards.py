@@ -243,6 +243,15 @@ HAZARDS = (
         cost=_gathered,
     ),
     Hazard(
+        name="convolution in a loop",
+        what="slow",
+        of=Equation,
+        holds=_conv(lambda conv, e: e.in_loop and _by_eigen(conv, e) and not conv.in_own_layout),
+        why="XLA's CPU compiler gives convolutions the layout of its fast code only outside of loops, such as lax.scan and lax.while_loop.",
+        page="lax-hazards.md#convolutions-in-a-loop",
+        platforms=CPU,
+    ),
+    Hazard(
         name="float32 multiplied as TF32",
         what="note",
         of=Equation,

@@ -40,12 +40,13 @@ def place(step: Step) -> Place:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equation:
-    """An equation of lax.  `axes` are the mesh axes, with their sizes, over which XLA still splits the program there."""
+    """An equation of lax, perhaps in a loop.  `axes` are the mesh axes, with their sizes, over which XLA still splits the program there."""
 
     eqn: Any  # a JaxprEqn
     splits: Sequence[Split | None]  # of the operands
     axes: Mapping[str, int]
     platform: str
+    in_loop: bool = False
 
     @property
     def name(self) -> str:
@@ -125,6 +126,17 @@ class Conv:
         of_filters = self._rhs is not None and any(self._rhs[i] for i in self.numbers.rhs_spec[:2])
         alone = {*self.filter, *self.strides, *self.lhs_dilation} == {1} and not any(map(any, self.padding))
         return alone and (self.split("channels") or of_filters)
+
+    @property
+    def in_own_layout(self) -> bool:
+        """Whether it has the layout of XLA's CPU backend: channels last, and filters with the output's channels last."""
+        last = len(self.filter) + 1
+        images, space = (0, last, *range(1, last)), tuple(range(last - 1))
+        return tuple(self.numbers.lhs_spec) == tuple(self.numbers.out_spec) == images and tuple(self.numbers.rhs_spec) == (
+            last,
+            last - 1,
+            *space,
+        )
 
     @property
     def is_dot(self) -> bool:

@@ -108,6 +108,14 @@ def halves(*shape):
     return struct(*shape, dtype=jnp.bfloat16)
 
 
+def gradient_of_scan(filters, x):
+    return jax.grad(lambda filters: (lax.scan(lambda x, w: (conv(x, w), None), x, filters)[0] ** 2).sum())(filters)
+
+
+def repeated(call):
+    return lambda x, w: lax.fori_loop(0, 3, lambda _, x: call(x, w), x)
+
+
 HOPPER: Any = dict(arch="sm_90a", how=dict(platform="cuda"))
 MAPPED = struct(8, 2, 6, 6, 3, mesh=LINE, spec=P("data")), struct(8, 3, 3, 3, 4, mesh=LINE, spec=P("data"))
 MAPPED_POINTWISE = struct(8, 2, 6, 6, 3, mesh=GRID, spec=P("data")), struct(8, 1, 1, 3, 4, mesh=GRID, spec=P("data"))
@@ -189,6 +197,17 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
     "float32 multiplied as bfloat16": (
         [of_gpu(np.float32, platform="tpu")],
         [of_gpu(np.float32, precision="highest", platform="tpu"), of_gpu(np.float32)],
+    ),
+    "convolution in a loop": (
+        [
+            Program(gradient_of_scan, (struct(3, 3, 3, 16, 16), IMAGES)),
+            Program(repeated(lambda x, w: lax.conv(x, w, (1, 1), "SAME")), (struct(2, 8, 9, 9), struct(8, 8, 3, 3))),
+        ],
+        [
+            Program(repeated(conv), (IMAGES, FILTER)),
+            Program(gradient_of_scan, (struct(3, 3, 3, 16, 16), IMAGES), how=dict(platform="cuda")),
+            Program(gradient(), (FILTER, IMAGES)),
+        ],
     ),
     "dilated input": (
         [

@@ -54,7 +54,7 @@ def conv(
     a, b = a.astype(common), b.astype(common)
     where: Any = dict(splitter=splitter, platform=platform)
     name = algorithm or plan(open, _sizes(open, a, b), window, dtype=common, **where)
-    if name == "lax" and w is not None and w.shape[:2] == (1, 1):
+    if name == "lax" and w is not None and w.shape[:2] == (1, 1) and not _in_own_layout(1, splitter, platform):
         return lax_conv("x", a, w.astype(common), window, dtype=np.dtype(dtype), precision=precision).astype(dtype)
     return run(name, open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, **where).astype(dtype)
 
@@ -240,6 +240,8 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
     """Run the algorithm `name` on x and w (y open) or x and y (w open) of one dtype.  The result may have the dtype `acc`."""
     if name == "zeros":
         return rewrites.zeros(_shape(open, _sizes(open, a, b), window), dtype, a, b)
+    if name == "lax" and _in_own_layout(a.shape[0] * a.shape[-2], splitter, platform):
+        return rewrites.dense(open, a, b, window, precision=precision, preferred=_preferred(a.dtype, dtype))
     if name == "lax":
         return lax_conv(open, a, b, window, dtype=dtype, precision=precision)
     if name == "loop":
@@ -267,6 +269,11 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
 
 
 ROLES = {"y": "fprop", "w": "wgrad"}
+
+
+def _in_own_layout(groups, splitter, platform):
+    """Whether a convolution is given to XLA in its own layout, which its CPU backend gives only those outside of loops."""
+    return platform == "cpu" and groups == 1 and splitter.by_labels
 
 
 def _sizes(open, a, b):

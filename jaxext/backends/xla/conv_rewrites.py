@@ -141,6 +141,13 @@ def _unravel(t, window):
     return tap[::-1]
 
 
+def dense(open, a, b, window: Window, *, precision, preferred):
+    """A convolution without batch and groups, in XLA's own layout."""
+    if open == "w":
+        return outputs_first(_wgrad(a[0, ..., 0, :], b[0, ..., 0, :], window, precision, preferred)[None], 1)
+    return jnp.expand_dims(_dense(a[0, ..., 0, :], jnp.moveaxis(b[0, 0], 0, -1), window, precision, preferred), (0, -2))
+
+
 def loop_fprop(x, w, window: Window, *, precision, preferred):
     """One dense convolution for each b and g, in a loop."""
     B, G, K = w.shape[:3]
@@ -161,17 +168,21 @@ def loop_wgrad(x, y, window: Window, *, precision, preferred):
     B, G, K = y.shape[0], *y.shape[-2:]
     C = x.shape[-1]
     x, y = (a.reshape(a.shape[:-2] + (-1,)) for a in (x, y))
-    taps = window.filter
-    window = dataclasses.replace(window, stride=window.filter_dilation, filter_dilation=window.stride, padding=window.read)
 
     def step(i, w):
         b, g = pair(i, B, G)
-        images, filters = jnp.moveaxis(_part(x, b, g, C), (0, -1), (-1, 0)), jnp.moveaxis(_part(y, b, g, K), 0, -2)
-        part = jnp.moveaxis(_dense(images, filters, window, precision, preferred), 0, -2)
+        part = _wgrad(_part(x, b, g, C), _part(y, b, g, K), window, precision, preferred)
         return lax.dynamic_update_slice(w, part[None], _starts(w, b, g, K), allow_negative_indices=False)
 
-    w = repeat(B * G, step, zeros((B,) + taps + (C, G * K), preferred or x.dtype, x, y))
+    w = repeat(B * G, step, zeros((B,) + window.filter + (C, G * K), preferred or x.dtype, x, y))
     return outputs_first(w, G)
+
+
+def _wgrad(x, y, window, precision, preferred):
+    """(N, *input, C) and (N, *output, K) -> (*filter, C, K)"""
+    window = dataclasses.replace(window, stride=window.filter_dilation, filter_dilation=window.stride, padding=window.read)
+    images, filters = jnp.moveaxis(x, (0, -1), (-1, 0)), jnp.moveaxis(y, 0, -2)
+    return jnp.moveaxis(_dense(images, filters, window, precision, preferred), 0, -2)
 
 
 def repeat(count, step, total):

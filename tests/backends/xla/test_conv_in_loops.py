@@ -1,0 +1,55 @@
+"""Convolutions in loops have XLA's own layout, without which its CPU backend is some fifteen times slower there."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxext
+from jaxext.benchmarks import loops
+
+LAYOUTS = {
+    "channels last": (("NHWC", "HWIO", "NHWC"), (2, 8, 8, 4), (3, 3, 4, 4)),
+    "channels first": (("NCHW", "OIHW", "NCHW"), (2, 4, 8, 8), (4, 4, 3, 3)),
+    "one axis": (("NWC", "WIO", "NWC"), (2, 32, 4), (5, 4, 4)),
+}
+OWN = re.compile(r"b(\d+)f_\1io->b\1f")
+
+
+def layouts(f, *args) -> list[str]:
+    """Of every convolution in the compiled program."""
+    text = jax.jit(f).lower(*args).compile().as_text()
+    assert text is not None
+    return re.findall(r" convolution\(.*dim_labels=([\w>-]+)", text)
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_values_and_gradients_have_the_layout(case):
+    numbers, x, w = LAYOUTS[case]
+    x, w = jnp.ones(x), jnp.ones((3, *w)) / 36
+
+    def network(conv):
+        conv = functools.partial(conv, window_strides=(1,) * (x.ndim - 2), padding="SAME", dimension_numbers=numbers)
+        return lambda x, w: lax.scan(lambda x, w: (jnp.tanh(conv(x, w)), None), x, w)[0]
+
+    def both(f):
+        return lambda x, w: jax.value_and_grad(lambda w: f(x, w).sum())(w)
+
+    found = layouts(both(network(jaxext.conv_general_dilated)), x, w)
+    assert len(found) == 3, found  # forward, and the gradients in the input and in the filter
+    assert all(OWN.fullmatch(layout) for layout in found), found
+    assert not all(OWN.fullmatch(layout) for layout in layouts(both(network(lax.conv_general_dilated)), x, w)), "lax is as fast now"
+
+
+@pytest.mark.filterwarnings("ignore:.*float64.*")
+def test_the_benchmark(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(loops, "PROBLEMS", {"a layer": LAYOUTS["channels last"]})
+    loops.main(["--rounds", "1", "--json", str(tmp_path / "rows.json")])
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["row"] for row in rows] == ["forward", "gradients"] == [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert all(row["ms"].keys() == {"jaxext", "lax", "unrolled"} and np.max([*row["error"].values()]) < 1e-5 for row in rows)
