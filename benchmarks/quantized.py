@@ -3,7 +3,8 @@
     python -m jaxext.benchmarks.quantized --json quantized_cpu.json
 
 `dequantized` makes the weights wide and multiplies, in one jitted program; `wide` multiplies weights that are wide already.  Times are
-medians in ms, and errors those of the norm.  Activations are float32 on a CPU and bfloat16 on a GPU, where implementations have columns.
+medians in ms, and errors those of the norm.  Activations are float32 on a CPU and bfloat16 on a GPU, where implementations have columns,
+`cuda` for the products that it has: forward, of few rows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxext
+from jaxext.backends.cuda import cuda_binding, cuda_weight_only
 from jaxext.tuning import timing
 
 from .race import race, tell
@@ -49,6 +51,7 @@ def rows(layers, all_rows, rounds: int) -> Iterator[dict]:
     dtype = jnp.bfloat16 if gpu else jnp.float32
     forms = {"jaxext": named(None), "dequantized": dequantized, "wide": wide}
     forms |= {name: named(name) for name in ("triton", "xla")} if gpu else {}
+    of_few_rows = {"cuda": named("cuda")} if gpu and cuda_binding.missing() is None else {}
     for layer in layers:
         K, N = LAYERS[layer]
         w = jax.random.normal(jax.random.key(0), (K, N), dtype)
@@ -59,7 +62,8 @@ def rows(layers, all_rows, rounds: int) -> Iterator[dict]:
                 x, ct = (jax.random.normal(jax.random.key(n), (M, n), dtype) for n in (K, N))
                 row = {"layer": layer, "shape": [M, K, N], "format": kind}
                 row |= {"target": TARGETS[kind]} if gpu and kind in TARGETS and M <= 16 else {}
-                yield {"row": "forward"} | row | _race(forms, (x,), q, exact, clock, rounds)
+                few = of_few_rows if M <= cuda_weight_only.MOST_ROWS else {}
+                yield {"row": "forward"} | row | _race(forms | few, (x,), q, exact, clock, rounds)
                 if M in (16, 128):
                     backward = {name: gradient(f) for name, f in forms.items()}
                     yield {"row": "gradient in x"} | row | _race(backward, (x, ct), q, exact, clock, rounds)
