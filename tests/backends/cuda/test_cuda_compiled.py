@@ -122,9 +122,10 @@ SASS = """
         /*0060*/                   UTMALDG.3D.MULTICAST [UR8], [UR6], UR4 ;
         /*0070*/                   UTMASTG.3D [UR8], [UR6] ;
         /*0080*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], !UPT ;
-        /*0090*/                   STL [R1], R4 ;
-        /*00a0*/                   LDL.64 R4, [R1] ;
-        /*00b0*/                   BRA 0xb0 ;
+        /*0090*/                   HMMA.16816.F32.BF16 R24, R4, R8, RZ ;
+        /*00a0*/                   STL [R1], R4 ;
+        /*00b0*/                   LDL.64 R4, [R1] ;
+        /*00c0*/                   BRA 0xc0 ;
 """
 
 
@@ -132,13 +133,14 @@ def test_instructions_are_counted():
     assert compiled_cuda.count(SASS) == {
         "spills": 2,
         "wgmma": 1,
+        "mma": 1,
         "tma": 2,
         "im2col": 1,
         "multicast": 1,
         "tma_stores": 1,
         "loads": {"16": 1, "2": 1},
         "stores": {"8": 1, "4": 1},
-        "bytes": 192,
+        "bytes": 208,
     }
 
 

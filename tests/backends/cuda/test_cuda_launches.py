@@ -274,10 +274,11 @@ def test_bands_cost_few_rounds():
 
 def one_of_each():
     several = (some_matmuls, MATMULS), (convs, CONVS), (convs, DEPTHWISE), (some_raggeds, RAGGEDS), (some_causals, CAUSALS)
-    return [next(some(rows[0], 1)) for some, rows in several]
+    return [next(some(rows[0], 1)) for some, rows in (*several, (some_weight_onlys, WEIGHT_ONLYS))]
 
 
-CALLED = [(family, function) for family, functions in enumerate((TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4])) for function in functions]
+OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[3:4])
+CALLED = [(family, function) for family, functions in enumerate(OF_FAMILIES) for function in functions]
 
 
 @pytest.mark.parametrize("family, function", CALLED)

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from lowered import operations, struct
 
 import jaxext
@@ -315,6 +317,43 @@ def test_mapped_weights_are_one_launch():
         lowered = jax.jit(mapped).trace(struct(4, 3, 512), q).lower(lowering_platforms=("cuda",))
     (found,) = calls(lowered).values()
     assert found[:3] == [(4, 3, 512), (4, 512, 128), (4, 4, 256)]
+
+
+SPLITS = {  # of the weight and x -> the shapes of a device's arrays
+    "columns": (P(), P(None, "data"), P(None, "data"), [(1, 3, 512), (1, 512, 32), (1, 8, 64), (1, 3, 64)]),
+    "the sum": (P(None, "data"), P("data"), P("data"), [(1, 3, 64), (1, 64, 256), (1, 1, 512), (1, 3, 512)]),
+    "rows": (P("data"), P(), P(), [(1, 3, 512), (1, 512, 256), (1, 8, 512), (1, 3, 512)]),
+}
+
+
+def split_product(name, columns, of_x, of_q, of_scale):
+    """The lowered product, on a mesh of explicit axes."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    placed = lambda of, spec: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=NamedSharding(mesh, spec))
+    q = quantized(4, 64, N=columns)
+    args = placed(struct(24 if of_x == P("data") else 3, 512), of_x), placed(q.qvalue, of_q), placed(q.scale, of_scale)
+    out = P(of_x[0] if of_x == P("data") else None, of_q[1] if len(of_q) > 1 else None)
+    named = dict(implementation=name, out_sharding=NamedSharding(mesh, out))
+    product = lambda x, qvalue, scale: jaxext.quantized_matmul(x, jaxext.Quantized(qvalue, scale), **named)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None), jax.set_mesh(mesh):
+        return jax.jit(product).trace(*args).lower(lowering_platforms=("cuda",))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_weights_that_devices_share(split):
+    """Each has the kernel for its part of the weight, with the scales of that part."""
+    *specs, want = SPLITS[split]
+    (found,) = calls(split_product("cuda", 512, *specs)).values()
+    *operands, result = found
+    assert [*operands, result[-3:]] == want
+
+
+def test_parts_of_a_weight_that_no_kernel_takes(module, monkeypatch):
+    """What is asked is a device's part: of 48 columns."""
+    asked = {}
+    monkeypatch.setattr(module, "weight_only_refuses", lambda **fields: asked.update(fields) or "says the test")
+    assert "jaxext_weight_only" not in split_product(None, 384, *SPLITS["columns"][:3]).as_text()
+    assert asked["N"] == 48
 
 
 def test_what_the_module_refuses_of_weight_only_products(module, monkeypatch):
