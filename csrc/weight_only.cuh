@@ -109,6 +109,10 @@ struct Worker {
     }
   }
 
+  __device__ const float* ScalesOf(int step) const {
+    return scale + static_cast<int64_t>(p.of_scale == 0 ? step : __umulhi(step, p.of_scale)) * p.N;
+  }
+
   // The rows of a step of one tile of x: four pairs.
   __device__ Row<4> LoadX(int step, int tile) const {
     const int m = row + tile * kRowsOfTile + group;
@@ -120,7 +124,7 @@ struct Worker {
     Row<4> b[kTiles];
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) b[i] = LoadX(step, i);
-    const float* scales = scale + static_cast<int64_t>(p.of_scale == 0 ? step : __umulhi(step, p.of_scale)) * p.N;
+    const float* scales = ScalesOf(step);
 #pragma unroll
     for (int c = 0; c < kColumns; c += 4) {
       float4 of_column{};
@@ -215,7 +219,8 @@ __global__ void __launch_bounds__(kThreads, kResident<kBits, kTiles, kColumns>)
   typename Of::Chunk chunk, next;
   worker.Load(first, end, chunk);
   for (int step = first; step < end; step += kStride) {
-    worker.Load(step + kStride, end, next);  // is under way while the chunk before it is multiplied
+    worker.Load(step + kStride, end, next);  // is under way while the chunk before it is multiplied, and so are its scales
+    if (worker.real && step + kStride < end) Prefetch(worker.ScalesOf(step + kStride));
 #pragma unroll
     for (int s = 0; s < Of::kSteps; ++s) {
       if (step + s < end) worker.Multiply(step + s, chunk[s], sums);

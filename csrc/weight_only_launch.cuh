@@ -13,9 +13,7 @@ namespace jaxext::weight_only {
 template <typename T>
 auto KernelOf(int bits, int tiles, int columns) -> decltype(&WeightOnlyKernel<T, 8, 1, 8>) {
   if (bits == 4) {
-    if (tiles == 1) {
-      return columns == 32 ? WeightOnlyKernel<T, 4, 1, 32> : columns == 16 ? WeightOnlyKernel<T, 4, 1, 16> : WeightOnlyKernel<T, 4, 1, 8>;
-    }
+    if (tiles == 1) return columns == 32 ? WeightOnlyKernel<T, 4, 1, 32> : WeightOnlyKernel<T, 4, 1, 8>;
     return tiles == 2 ? WeightOnlyKernel<T, 4, 2, 16> : WeightOnlyKernel<T, 4, 4, 8>;
   }
   if (tiles == 1) return columns == 16 ? WeightOnlyKernel<T, 8, 1, 16> : WeightOnlyKernel<T, 8, 1, 8>;

@@ -15,8 +15,7 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 struct Tile {
   int64_t bits, m, n;
 };
-constexpr Tile kTiles[] = {{4, 8, 256}, {4, 8, 128}, {4, 8, 64},   {4, 16, 256}, {4, 32, 256},
-                           {8, 8, 128}, {8, 8, 64},  {8, 16, 128}, {8, 32, 256}};
+constexpr Tile kTiles[] = {{4, 8, 256}, {4, 8, 64}, {4, 16, 256}, {4, 32, 256}, {8, 8, 128}, {8, 8, 64}, {8, 16, 128}, {8, 32, 256}};
 
 Status CheckConfig(int64_t bits, const WeightOnlyConfig& config) {
   const bool compiled = std::any_of(std::begin(kTiles), std::end(kTiles), [&](const Tile& tile) {

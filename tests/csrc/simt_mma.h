@@ -60,6 +60,8 @@ uint32_t PairsMultiplyAdd(uint32_t a, uint32_t b, uint32_t c) {
   return pair;
 }
 
+void Prefetch(const void* global) { static_cast<void>(*static_cast<const volatile float*>(global)); }  // it must be there
+
 uint32_t Masked(uint32_t a, uint32_t mask, uint32_t turned) { return (a & mask) ^ turned; }
 
 #define JAXEXT_INSTANTIATE(T)                                                                             \

@@ -61,7 +61,7 @@ def causal_conv1d(role, **given):
 def weight_only():
     """Several steps, of which each has its scale, and a row, columns and a step that are not there."""
     problem = simt_weight_only.a_problem(M=5, N=96, K=9 * 32, S=9, bits=4)
-    return WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=8, tile_n=128)), {}
+    return WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=8, tile_n=64)), {}
 
 
 CALLS = {

@@ -18,8 +18,8 @@ FEW_ROWS = 32  # of a block, at most: with more, blocks load the weight several 
 # Bits of an integer -> the tiles that there are -> instructions of a thread for each integer, without products: counted in the loop that
 # ptxas 13.0 made for 9.0 and bfloat16.
 TILES = {
-    4: {(8, 256): 2.3, (8, 128): 2.6, (8, 64): 3.1, (16, 256): 2.9, (32, 256): 4.4},
-    8: {(8, 128): 3.0, (8, 64): 3.8, (16, 128): 4.2, (32, 256): 4.9},
+    4: {(8, 256): 2.3, (8, 64): 3.1, (16, 256): 3.0, (32, 256): 4.3},
+    8: {(8, 128): 3.4, (8, 64): 3.9, (16, 128): 4.3, (32, 256): 5.1},
 }
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _FEWEST_STEPS = 16  # of a part: two for each warp

@@ -155,6 +155,7 @@ BROKEN = {  # the fault -> a case that shows it, a piece of weight_only.cuh or w
     "a row too many is written": (PLAIN, "if (m >= p.M) continue;", ""),
     "a step too many": (PLAIN, "min(begin + p.share, p.steps)", "begin + p.share"),
     "a step ahead too many": (PLAIN, "real && step + s < end", "real"),
+    "scales ahead too many": (PLAIN, "worker.real && step + kStride < end", "worker.real"),
     "the first scale for all": (PLAIN, "p.of_scale == 0 ? step : __umulhi(step, p.of_scale)", "0"),
     "the scale of the next column": (INT4, "k < 2 ? scale : next_scale", "k < 2 ? next_scale : scale"),
     "halves of bytes in the other order": (INT4, "both >> bit", "both >> (bit ^ kBits)"),
