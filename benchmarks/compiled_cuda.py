@@ -23,6 +23,7 @@ from jaxext.kernels._launch import SHARED_MEMORY
 
 from .machine_code import access_bytes, find, instructions, tool
 
+ONLY = ("weight_only",)  # families that Triton has not
 NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn")  # jaxext::Dtype
 ELEMENTS = {

@@ -508,7 +508,7 @@ def test_causal_calls_that_no_kernel_takes(refuses, target):
     refuses(causal(target).buffer(0, address=ADDRESS + 1), "an array does not start at a multiple of its elements' size")
 
 
-def weight_only(dtype="bfloat16", result=None, **changes):
+def weight_only(dtype: Any = "bfloat16", result: Any = None, **changes):
     """A right call, but for changes of attributes, which its arrays agree with."""
     a: dict[str, Any] = dict(B=2, M=5, N=96, K=128, S=4, bits=4, tile_m=8, tile_n=64, splits=1) | changes
     x, w, scale = (a["B"], a["M"], a["K"]), (a["B"], a["K"], a["N"] // 2 if a["bits"] == 4 else a["N"]), (a["B"], a["S"], a["N"])

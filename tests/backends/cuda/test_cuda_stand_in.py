@@ -276,11 +276,11 @@ def test_causal_convolutions_run_where_they_were_compiled_for(module):
 
 
 def quantized(bits, group, K=512, N=256):
-    q = struct(K, N, dtype=jnp.int4 if bits == 4 else jnp.int8)
-    return jaxext.Quantized(q, struct(K // group if group else 1, N, dtype=jnp.float32))
+    arrays: Any = struct(K, N, dtype=jnp.int4 if bits == 4 else jnp.int8), struct(K // group if group else 1, N, dtype=jnp.float32)
+    return jaxext.Quantized(*arrays)
 
 
-def product_row(rows=3, bits=4, group=128, function=jaxext.quantized_matmul, arch="sm_90a", **sizes):
+def product_row(rows=3, bits=4, group: int | None = 128, function=jaxext.quantized_matmul, arch="sm_90a", **sizes):
     q = quantized(bits, group, **sizes)
     with jaxext.use_target(arch), jaxext.use_table(None):
         return jaxext.explain(function, struct(rows, q.shape[0]), q, platform="cuda").rows[0]
@@ -333,7 +333,7 @@ def split_product(name, columns, of_x, of_q, of_scale):
     q = quantized(4, 64, N=columns)
     args = placed(struct(24 if of_x == P("data") else 3, 512), of_x), placed(q.qvalue, of_q), placed(q.scale, of_scale)
     out = P(of_x[0] if of_x == P("data") else None, of_q[1] if len(of_q) > 1 else None)
-    named = dict(implementation=name, out_sharding=NamedSharding(mesh, out))
+    named: Any = dict(implementation=name, out_sharding=NamedSharding(mesh, out))
     product = lambda x, qvalue, scale: jaxext.quantized_matmul(x, jaxext.Quantized(qvalue, scale), **named)
     with jaxext.use_target("sm_90a"), jaxext.use_table(None), jax.set_mesh(mesh):
         return jax.jit(product).trace(*args).lower(lowering_platforms=("cuda",))

@@ -7,6 +7,7 @@ size.  Needs g++; no GPU and no CUDA.
 
 import dataclasses
 import itertools
+from typing import Any
 
 import harness
 import numpy as np
@@ -87,7 +88,8 @@ def test_rounding(driver, tmp_path, dtype, result):
 
 def test_sizes_of_zero(driver, tmp_path):
     """A sum of nothing is zero, and a result of nothing is nothing."""
-    for sizes in (dict(K=0, S=1), dict(M=0), dict(N=0), dict(B=0)):
+    empty: Any = dict(K=0, S=1), dict(M=0), dict(N=0), dict(B=0)
+    for sizes in empty:
         problem = a_problem(**sizes)
         operands = {name: np.zeros(shape, np.int8 if name == "q" else np.float32) for name, shape in shapes(problem).items()}
         operands["x"] = operands["x"].astype(operands_of(a_problem())["x"].dtype)
@@ -120,7 +122,7 @@ def test_rows_do_not_depend_on_each_other(driver, tmp_path):
     np.testing.assert_array_equal(many[5:6].view(np.uint8), one.view(np.uint8))
 
 
-LARGE = {  # what there are more than 2^31 of -> the ends of the arrays, and what the arrays are besides
+LARGE: dict[str, Any] = {  # what there are more than 2^31 of -> the ends of the arrays, and what the arrays are besides
     "bytes of the weight": (dict(K=64, N=1 << 17, S=1), dict(K=1 << 15)),
     "numbers of batches": (dict(K=64, N=64, S=1, B=1), dict(B=1 << 20)),
 }
