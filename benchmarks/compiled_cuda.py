@@ -23,6 +23,7 @@ from jaxext.kernels._launch import SHARED_MEMORY
 
 from .machine_code import access_bytes, find, instructions, tool
 
+ONLY = ("weight_only",)  # families that Triton has not
 NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn")  # jaxext::Dtype
 ELEMENTS = {
@@ -40,8 +41,8 @@ _RESOURCES = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) L
 _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.DOTALL)
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
 _NAME = re.compile(
-    r"jaxext::(?:sm90|depthwise|causal)::"
-    r"(Matmul|RaggedProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward)<([^<>]*)"
+    r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
+    r"(Matmul|RaggedProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel)<([^<>]*)"
 )  # up to a template among the arguments
 
 
@@ -108,12 +109,12 @@ def count(code: str) -> dict:
             stores[access_bytes(modifiers)] += 1
         elif name in ("LDL", "STL"):
             counted["spills"] += 1
-        elif name in ("HGMMA", "QGMMA"):
-            counted["wgmma"] += 1
+        elif name in ("HGMMA", "QGMMA", "HMMA"):
+            counted["mma" if name == "HMMA" else "wgmma"] += 1
         elif name in ("UTMALDG", "UTMASTG"):
             counted.update(["tma" if name == "UTMALDG" else "tma_stores", *(m.lower() for m in modifiers if m in ("IM2COL", "MULTICAST"))])
     return {
-        **{kind: counted[kind] for kind in ("spills", "wgmma", "tma", "im2col", "multicast", "tma_stores")},
+        **{kind: counted[kind] for kind in ("spills", "wgmma", "mma", "tma", "im2col", "multicast", "tma_stores")},
         "loads": {str(width): loads[width] for width in sorted(loads, reverse=True)},
         "stores": {str(width): stores[width] for width in sorted(stores, reverse=True)},
         "bytes": end,
@@ -155,6 +156,15 @@ def describe(name: str) -> dict:
         }
     if template.startswith("Causal"):
         return _describe_causal(template, *arguments)
+    if template == "WeightOnlyKernel":
+        bits, tiles, columns = map(int, arguments[1:])
+        return {
+            "kernel": "weight_only",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"int{bits}, {8 * tiles}x{8 * tiles * columns}",
+            "vector": columns,
+            "access": columns * bits // 8,
+        }
     element, vector, taps, *window = arguments
     walk = {"GatherLine": "line", "GatherPlane": "plane", "Wgrad": "sums"}[template]
     return {
@@ -232,7 +242,7 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     # swizzles go by the bits of an address, so tiles begin at multiples of 1 KiB: behind the system's, and nothing else, the dynamic do
     "static shared memory misaligns the swizzled tiles": lambda row: hopper(row) and row["static"] > 1 << 10,
     # what sm_90a is for
-    "not on the tensor cores": lambda row: hopper(row) and row["wgmma"] == 0,
+    "not on the tensor cores": lambda row: hopper(row) and row["wgmma"] == 0 or row["kernel"] == "weight_only" and row["mma"] == 0,
     "operands not loaded by TMA": lambda row: hopper(row) and row["tma"] == 0,
     "pixels not gathered by TMA": lambda row: row["kernel"].startswith("conv") and row["im2col"] == 0,
     "nothing shared in a cluster": lambda row: max(row.get("cluster_m", 1), row.get("cluster_n", 1)) > 1 and row["multicast"] == 0,

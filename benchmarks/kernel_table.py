@@ -21,7 +21,7 @@ TABLES: dict[str, Any] = {"triton": compiled, "cuda": compiled_cuda}
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--of", choices=tuple(TABLES), help="only these (default: all that can be read here)")
-    command.add_argument("--kernel", choices=compiled.KERNELS, help="only kernels of this family")
+    command.add_argument("--kernel", choices=(*compiled.KERNELS, *compiled_cuda.ONLY), help="only kernels of this family")
     command.add_argument("--arch", type=_archs, default=(), metavar="SM,SM", help="only for these GPUs, such as 80,90")
     command.add_argument("--problem", metavar="SUBSTRING", help="Triton's: only problems whose names contain this")
     command.add_argument("--others", choices=("none", "picks", "every"), help="Triton's: of problems not tagged sweep")
@@ -50,7 +50,7 @@ def _asked_for(options) -> list[str]:
     """Which kernels are asked for: an option that only one kind has selects that kind."""
     asked = {options.of} - {None}
     asked |= {"triton"} if options.problem is not None or options.others is not None else set()
-    asked |= {"cuda"} if options.module is not None else set()
+    asked |= {"cuda"} if options.module is not None or options.kernel in compiled_cuda.ONLY else set()
     if len(asked) > 1:
         raise UsageError("--problem and --others are of Triton kernels, --module of CUDA kernels: ask for one of them")
     return [*asked] or [*TABLES]

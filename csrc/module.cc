@@ -20,7 +20,7 @@ namespace {
 
 py::dict Handlers() {
   py::dict handlers;
-  for (const auto& targets : {MatmulTargets(), RaggedTargets(), ConvTargets(), DepthwiseTargets(), CausalTargets()}) {
+  for (const auto& targets : {MatmulTargets(), RaggedTargets(), ConvTargets(), DepthwiseTargets(), CausalTargets(), WeightOnlyTargets()}) {
     for (const Target& target : targets) handlers[py::str(target.name)] = py::capsule(reinterpret_cast<void*>(target.handler));
   }
   return handlers;
@@ -122,6 +122,11 @@ Reason AskCausal(const std::string& role, const py::object& B, const py::object&
                        {dtypes[0], dtypes[1], dtypes[2]}, bias.value_or(""), arch);
 }
 
+Reason AskWeightOnly(const py::object& B, const py::object& M, const py::object& N, const py::object& K, const py::object& S, int bits,
+                     const Names& dtypes, int arch) {
+  return WeightOnlyRefuses({Number(B), Number(M), Number(N), Number(K), Number(S), bits}, {dtypes[0], dtypes[1], dtypes[2]}, arch);
+}
+
 template <auto kRefuses>
 void DefineConv(py::module_& module, const char* name, const char* doc) {
   module.def(name, &AskConv<kRefuses>, doc, py::kw_only(), "role"_a, "rank"_a, "B"_a, "N"_a, "G"_a, "C"_a, "K"_a, "input"_a, "filter"_a,
@@ -145,6 +150,8 @@ PYBIND11_MODULE(_cuda_module, module) {
   jaxext::DefineConv<&jaxext::DepthwiseRefuses>(module, "depthwise_refuses", "Why no kernel takes this depthwise convolution, or None.");
   module.def("causal_refuses", &jaxext::AskCausal, "Why no kernel takes this causal convolution, or None.", py::kw_only(), "role"_a, "B"_a,
              "T"_a, "C"_a, "J"_a, "dtypes"_a, "bias"_a, "arch"_a);
+  module.def("weight_only_refuses", &jaxext::AskWeightOnly, "Why no kernel takes this weight-only product, or None.", py::kw_only(), "B"_a,
+             "M"_a, "N"_a, "K"_a, "S"_a, "bits"_a, "dtypes"_a, "arch"_a);
   module.def(
       "ffi_version", [] { return py::make_tuple(jaxext::CompiledFfiVersion().major, jaxext::CompiledFfiVersion().minor); },
       "Of the XLA headers that the handlers were compiled with.");

@@ -10,6 +10,7 @@
 
 #include "causal.h"
 #include "problem.h"
+#include "weight_only.h"
 
 namespace jaxext {
 
@@ -48,6 +49,8 @@ Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& problem, con
 // Of x, weight and y; the bias's dtype is "" where there is none.
 Reason CausalRefuses(CausalRole role, const CausalProblem& problem, const Dtypes& dtypes, const std::string& bias,
                      std::optional<int> arch = {});
+// Of x, w and the result.
+Reason WeightOnlyRefuses(const WeightOnlyProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // For the functions above.
 

@@ -19,6 +19,7 @@ std::vector<Target> RaggedTargets();
 std::vector<Target> ConvTargets();
 std::vector<Target> DepthwiseTargets();
 std::vector<Target> CausalTargets();
+std::vector<Target> WeightOnlyTargets();
 
 // The version of XLA's FFI in whose headers the handlers were compiled: (major, minor).
 struct FfiVersion {

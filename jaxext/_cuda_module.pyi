@@ -17,6 +17,7 @@ def ragged_refuses(
 def causal_refuses(
     *, role: str, B: int, T: int, C: int, J: int, dtypes: tuple[str, str, str], bias: str | None, arch: int
 ) -> str | None: ...
+def weight_only_refuses(*, B: int, M: int, N: int, K: int, S: int, bits: int, dtypes: tuple[str, str, str], arch: int) -> str | None: ...
 def conv_refuses(
     *,
     role: str,

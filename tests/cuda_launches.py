@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 
 import pytest
+import simt_weight_only
 from simt_causal import OPERANDS, RESULTS, itemsize, operand_shapes, result_shapes
 
 from jaxext.backends.cuda import cuda_binding
@@ -42,6 +43,8 @@ ADDED = {slot: (i << 44) + 16 for i, slot in enumerate(("bias", "residual", "sav
 PLACES = (7 << 44) + 4  # of a ragged product
 # Of a causal convolution's arrays.
 CAUSAL = {name: (i << 44) + 16 for i, name in enumerate((*OPERANDS, *RESULTS), 1)}
+# Of a weight-only product's.
+WEIGHT_ONLY = {name: (i << 44) + 16 for i, name in enumerate(simt_weight_only.NAMES, 1)}
 STREAM = 77
 ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
@@ -56,6 +59,7 @@ DEPTHWISE = [
     for role in ("fprop", "dgrad", "wgrad")
     for dtype in ("float32", "bfloat16", "float16")
 ]
+WEIGHT_ONLYS = [dict(family=5, operands=dtype, bits=bits) for dtype in ("bf16", "fp16") for bits in (4, 8)]
 CAUSALS = [dict(family=4, role=role, operands=dtype) for role in ("forward", "backward") for dtype in ("fp32", "bf16", "fp16")]
 
 
@@ -82,6 +86,8 @@ def ask(case, device=0, failing=""):
     answer = ctypes.create_string_buffer(1 << 20)
     if case["family"] == 4:
         return _ask_causal(case, device, failing, answer)
+    if case["family"] == 5:
+        return _ask_weight_only(case, device, failing, answer)
     where = (case["family"], case["rank"], ROLES[case["role"]], device, failing.encode())
     dtypes = (CODES.index(case["operands"]), CODES.index(case["result"]))
     return _told(runtime().Call(*where, *dtypes, *numbers, epilogue, answer, ctypes.c_int64(len(answer))), answer)
@@ -91,6 +97,11 @@ def _ask_causal(case, device, failing, answer):
     numbers = [_pointer(case[name]) for name in ("numbers", "problem", "config", "addresses")]
     where = ROLES[case["role"]], device, failing.encode()
     return _told(runtime().CallCausal(*where, *numbers, answer, ctypes.c_int64(len(answer))), answer)
+
+
+def _ask_weight_only(case, device, failing, answer):
+    numbers = [_pointer(case[name]) for name in ("dtypes", "problem", "config", "addresses")]
+    return _told(runtime().CallWeightOnly(device, failing.encode(), *numbers, answer, ctypes.c_int64(len(answer))), answer)
 
 
 def _pointer(values):
@@ -153,4 +164,20 @@ def causal(problem, config):
         config=[config.lanes, config.strip, config.splits],
         addresses=[*(CAUSAL[name] if name in shapes else 0 for name in CAUSAL), STREAM],
         bytes={name: math.prod(shape) * itemsize(problem, name) for name, shape in shapes.items()},
+    )
+
+
+def weight_only(problem, config):
+    """A case with the bytes of its arrays by name."""
+    short, result = {"fp32": 0, "bf16": 1, "fp16": 2}, "fp32" if config.splits > 1 else problem.dtypes[2]  # jaxext::Dtype
+    dtypes = simt_weight_only.dtypes(problem, config.splits)
+    return dict(
+        family=5,
+        role=problem.role,
+        operands=problem.dtypes[0],
+        dtypes=[short[problem.dtypes[0]], short[result]],
+        problem=[problem.B, problem.M, problem.N, problem.K, problem.S, problem.bits_of_weight],
+        config=[config.tile_m, config.tile_n, config.splits],
+        addresses=[*WEIGHT_ONLY.values(), STREAM],
+        bytes={name: math.prod(shape) * dtypes[name].itemsize for name, shape in simt_weight_only.shapes(problem, config.splits).items()},
     )

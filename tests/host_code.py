@@ -53,7 +53,8 @@ def _library() -> ctypes.CDLL:
     if shutil.which("g++") is None:
         pytest.skip("no g++ found")
     csrc, tests = ROOT / "csrc", ROOT / "tests/csrc"
-    units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in ("matmul", "ragged", "conv_plan", "depthwise_plan", "causal_plan"))]
+    names = ("matmul", "ragged", "conv_plan", "depthwise_plan", "causal_plan", "weight_only_plan")
+    units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in names)]
     with tempfile.TemporaryDirectory() as folder:
         objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in units]
         compile = ["g++", *FLAGS, f"-I{csrc}", f"-I{tests / 'cuda'}", "-c"]

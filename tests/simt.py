@@ -1,5 +1,5 @@
 """The hand-written CUDA kernels, their launchers included, on a CPU: how the drivers in tests/csrc are built, and that of depthwise
-convolutions is asked (simt_causal.py asks the other).
+convolutions is asked (simt_causal.py and simt_weight_only.py ask the others).
 
 They are compiled by g++, with AddressSanitizer and UBSan; this needs no GPU and no CUDA.
 """
@@ -53,7 +53,7 @@ class Reply:
 
 
 def build(tmp_path_factory, broken: dict[str, str] | None = None, family: str = "depthwise") -> pathlib.Path:
-    """The family's driver, made once for all workers; with `broken`, other texts for some of its files, of float32 alone."""
+    """The family's driver, made once for all workers; with `broken`, other texts for some of its files, of one dtype alone."""
     if not shutil.which(CXX):
         pytest.skip(f"{CXX} is not there")
     here = tmp_path_factory.getbasetemp()
@@ -76,13 +76,14 @@ def either(names, pieces) -> dict[str, str]:
 
 def _made(folder, broken, family):
     csrc, sound = ROOT / "csrc", folder / f"simt-{family}"
+    replaced = f"{family}_bf16.cu" if family == "weight_only" else f"{family}_f32.cu", f"{family}.cc"
     home = folder / f"simt-{family}-broken" if broken else sound
     units = [*csrc.glob(f"{family}_*.cu"), csrc / f"{family}.cc", csrc / f"{family}_plan.cc", ROOT / f"tests/csrc/{family}_driver.cc"]
     others = []
     if broken:
         _made(folder, None, family)
-        others = [sound / f"{unit.name}.o" for unit in units if unit.name not in (f"{family}_f32.cu", f"{family}.cc")]
-        units = [home / f"{family}_f32.cu", home / f"{family}.cc"]
+        others = [sound / f"{unit.name}.o" for unit in units if unit.name not in replaced]
+        units = [home / name for name in replaced]
     home.mkdir(exist_ok=True)
     with open(home / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

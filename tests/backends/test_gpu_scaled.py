@@ -9,6 +9,7 @@ import pytest
 from cases import random
 
 import jaxext
+from jaxext.backends.cuda import cuda_binding
 
 BY_EACH = pytest.mark.parametrize("implementation", ["xla", pytest.param("triton", marks=pytest.mark.gpu)])
 SIZES = {"rows and columns": (1, 1), "blocks": (4, 1), "squares": (4, 3)}  # blocks of the sum, and of columns if not each has one
@@ -67,6 +68,27 @@ def test_scaled_dot(implementation, dtypes, blocks):
     near(ds, of_left.reshape(M, of_sum, -1).sum(-1), 4)
     of_right = wide[1] * (left.T @ np.asarray(ct, np.float64))
     near(dt, of_right.reshape(of_sum, K // of_sum, t.shape[1], N // t.shape[1]).sum((1, 3)), 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [1, 8, 9, 33, 64])
+@pytest.mark.parametrize("group", [None, 32, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weight_only(bits, group, rows, dtype):
+    """The CUDA kernels for few rows, mapped too, on columns that fill no block."""
+    columns = N // 32 * 32
+    q = jaxext.quantize(random((2, K, columns), np.float32, 5), bits, group, 1)
+    x = jnp.asarray(random((2, rows, K), np.float32, 6), dtype)
+    value = np.asarray(q.qvalue.astype(jnp.float32), np.float64) * spread(np.asarray(q.scale, np.float64), (2, K, columns))
+    want = np.asarray(x.astype(jnp.float32), np.float64) @ value
+    if reason := cuda_binding.missing():
+        pytest.skip(reason)
+    cuda = functools.partial(jaxext.quantized_matmul, implementation="cuda")
+    near(jax.jit(jax.vmap(cuda))(x, q), want, 2)
+    first = jax.tree.map(lambda part: part[0], q)
+    near(jax.jit(cuda)(x[0], first), want[0], 2)
+    near(jax.jit(functools.partial(cuda, preferred_element_type=jnp.float32))(x[0], first), want[0], 0.01)
 
 
 @BY_EACH

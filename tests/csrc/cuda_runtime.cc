@@ -16,6 +16,7 @@
 #include "depthwise.h"
 #include "matmul.h"
 #include "ragged.h"
+#include "weight_only.h"
 
 namespace {
 
@@ -255,6 +256,20 @@ int32_t CallCausal(int32_t role, int32_t on_device, const char* fail, const int6
   const Status status = Causal(static_cast<CausalRole>(role), *reinterpret_cast<const CausalProblem*>(problem),
                                *reinterpret_cast<const CausalConfig*>(config), operands, {at(7), static_cast<float*>(at(8)), at(9)},
                                static_cast<cudaStream_t>(at(10)));
+  return Conclude(status, answer, room);
+}
+
+// The same of a weight-only product.  `dtypes`: of x and of the result.  `addresses`: of x, the weight, its scale and the result, and the
+// stream.
+int32_t CallWeightOnly(int32_t on_device, const char* fail, const int64_t* dtypes, const int64_t* problem, const int64_t* config,
+                       const int64_t* addresses, char* answer, int64_t room) {
+  using namespace jaxext;
+  Begin(on_device, fail);
+  const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
+  const WeightOnlyOperands operands = {static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), at(0), at(1),
+                                       static_cast<const float*>(at(2))};
+  const Status status = WeightOnly(*reinterpret_cast<const WeightOnlyProblem*>(problem), *reinterpret_cast<const WeightOnlyConfig*>(config),
+                                   operands, at(3), static_cast<cudaStream_t>(at(4)));
   return Conclude(status, answer, room);
 }
 

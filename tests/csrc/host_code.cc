@@ -56,6 +56,8 @@ extern "C" int Refuses(const char* family, int role, int rank, const int64_t* pr
     reason = RaggedRefuses(MatmulRole(role), *reinterpret_cast<const RaggedProblem*>(problem), names, arch);
   } else if (!std::strcmp(family, "causal")) {
     reason = CausalRefuses(CausalRole(role), *reinterpret_cast<const CausalProblem*>(problem), names, dtypes[3], arch);
+  } else if (!std::strcmp(family, "weight_only")) {
+    reason = WeightOnlyRefuses(*reinterpret_cast<const WeightOnlyProblem*>(problem), names, arch);
   } else {
     const auto refuses = !std::strcmp(family, "conv") ? &ConvRefuses : &DepthwiseRefuses;
     reason = refuses(ConvRole(role), rank, *reinterpret_cast<const ConvProblem*>(problem), names, arch);

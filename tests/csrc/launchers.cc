@@ -10,6 +10,7 @@
 #include "matmul.h"
 #include "ragged.h"
 #include "targets.h"
+#include "weight_only.h"
 
 namespace jaxext {
 namespace {
@@ -81,12 +82,17 @@ Status Causal(CausalRole role, const CausalProblem& p, const CausalConfig& c, co
              /*epilogue=*/nullptr);
 }
 
+Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const WeightOnlyOperands& o, void* result, cudaStream_t) {
+  return Say("weight_only", {p.B, p.M, p.N, p.K, p.S, p.bits}, {c.tile_m, c.tile_n, c.splits}, o.dtype, o.of_result,
+             {o.x, o.q, o.scale, result}, /*epilogue=*/nullptr);
+}
+
 }  // namespace jaxext
 
 // The handler of that name, or null.
 extern "C" void* HandlerOf(const char* name) {
-  for (const auto& targets :
-       {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ConvTargets(), jaxext::DepthwiseTargets(), jaxext::CausalTargets()}) {
+  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ConvTargets(), jaxext::DepthwiseTargets(),
+                              jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
     for (const jaxext::Target& target : targets) {
       if (target.name == name) return reinterpret_cast<void*>(target.handler);
     }

@@ -3,7 +3,7 @@
 // What goes unseen on a GPU is to show here.  A thread runs alone from one barrier to the next, in an order that the caller chooses, so
 // that a missing barrier changes the result; a barrier that some threads do not reach ends the program; shared memory starts as NaN and
 // ends, for AddressSanitizer, where the launch says.  Shared memory is the one array that a kernel declares `extern __shared__`; static
-// shared variables are not supported, and neither is what a warp does together.  It must not know any kernel.
+// shared variables are not supported.  What a warp does together is an `Exchange`, and nothing else.  It must not know any kernel.
 #pragma once
 
 #include <sanitizer/asan_interface.h>
@@ -55,6 +55,20 @@ inline float __fdividef(float x, float y) { return x / y; }
 // UBSan sees whether they are aligned.
 inline void __stwb(uint2* at, uint2 value) { *at = value; }
 inline void __stwb(uint4* at, uint4 value) { *at = value; }
+template <typename T>
+T __ldg(const T* at) {
+  return *at;
+}
+
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
+
+// The bytes of b above a that the digits of `places` number.
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t places) {
+  const uint64_t both = uint64_t{b} << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= static_cast<uint32_t>(both >> (places >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  return result;
+}
 
 // The 16-bit floats by their bits; conversions round to the nearest, ties to even.
 struct __nv_bfloat16 {
@@ -137,14 +151,18 @@ struct Machine {
 inline Machine machine;
 
 constexpr size_t kStackBytes = 256 << 10;
-constexpr int kRunning = -1, kDone = 0;  // otherwise the line of the barrier at which a thread waits
+constexpr int kRunning = -1, kExchanging = -2, kDone = 0;  // otherwise the line of the barrier at which a thread waits
+constexpr int kWarp = 32;
+constexpr int kMostWords = 8;  // that a thread gives in an exchange
 
 struct Fibre {
   ucontext_t context;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   void* fake_stack = nullptr;  // AddressSanitizer's
   dim3 index;
-  int state = kDone;
+  int number = 0, state = kDone;
+  uint32_t given[2][kMostWords];  // in this exchange and in that before, which others may still read
+  unsigned exchanges = 0;
 };
 
 struct Scheduler {
@@ -172,12 +190,26 @@ inline void Resume(Fibre* fibre) {
   __sanitizer_finish_switch_fiber(scheduler.fake_stack, nullptr, nullptr);
 }
 
-inline void Barrier(int line) {
+inline void Wait(int state) {
   Fibre* own = scheduler.current;
-  own->state = line;
+  own->state = state;
   __sanitizer_start_switch_fiber(&own->fake_stack, scheduler.stack, scheduler.stack_bytes);
   swapcontext(&own->context, &scheduler.context);
   __sanitizer_finish_switch_fiber(own->fake_stack, &scheduler.stack, &scheduler.stack_bytes);
+}
+
+inline void Barrier(int line) { Wait(line); }
+
+// Gives `count` words to the others of the warp; what lane i gave is `Given(i)` afterwards.  All of a warp must take part.
+inline void Exchange(const uint32_t* words, int count) {
+  Fibre* own = scheduler.current;
+  std::copy(words, words + count, own->given[++own->exchanges % 2]);
+  Wait(kExchanging);
+}
+
+inline const uint32_t* Given(int lane) {
+  const Fibre* own = scheduler.current;
+  return scheduler.fibres[own->number / kWarp * kWarp + lane]->given[own->exchanges % 2];
 }
 
 inline void Enter() {
@@ -188,10 +220,29 @@ inline void Enter() {
   setcontext(&scheduler.context);
 }
 
+// Those of `turns` that wait for an exchange, for which all of their warps are there.
+inline std::vector<int> Exchanging(const std::vector<int>& turns) {
+  std::vector<int> waiting;
+  for (int i : turns) {
+    if (scheduler.fibres[i]->state == kExchanging) waiting.push_back(i);
+  }
+  for (int i : waiting) {
+    for (int lane = 0; lane < kWarp; ++lane) {
+      const size_t other = i / kWarp * kWarp + lane;
+      if (other >= scheduler.fibres.size()) Fail("an exchange of a warp that is not full");
+      if (scheduler.fibres[other]->state != kExchanging) Fail("some threads of a warp exchange what others do not");
+    }
+  }
+  return waiting;
+}
+
 // All threads go on to their next barrier, which must be the same for all, or to the end.
 inline bool RunToBarrier(std::vector<int>& turns, Order order, std::mt19937& random) {
   if (order == Order::kShuffled) std::shuffle(turns.begin(), turns.end(), random);
   for (int i : turns) Resume(scheduler.fibres[i].get());
+  for (std::vector<int> rest = Exchanging(turns); !rest.empty(); rest = Exchanging(rest)) {
+    for (int i : rest) Resume(scheduler.fibres[i].get());
+  }
   const int state = scheduler.fibres[turns[0]]->state;
   for (int i : turns) {
     if (scheduler.fibres[i]->state != state) Fail("some threads wait at a barrier that others do not reach");
@@ -208,7 +259,7 @@ inline void RunBlock(int threads, size_t shared_bytes, std::mt19937& random) {
     Fibre& fibre = *scheduler.fibres[i];
     const unsigned thread = i;
     fibre.index = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
-    fibre.state = kRunning;
+    fibre.number = i, fibre.state = kRunning;
     getcontext(&fibre.context);
     fibre.context.uc_stack.ss_sp = fibre.stack.get();
     fibre.context.uc_stack.ss_size = kStackBytes;

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import simt_causal
+import simt_weight_only
 import test_causal_kernel
 import test_cuda_conv
 import test_depthwise
@@ -32,12 +33,14 @@ from cuda_launches import (
     PLACES,
     SHAPES,
     SLOTS,
+    WEIGHT_ONLY,
     ask,
     causal,
     conv,
     matmul,
     ragged,
     runtime,
+    weight_only,
 )
 from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
@@ -216,6 +219,45 @@ class CausalCall:
             assert (output.written == 1).all(), f"each element is written once: {np.bincount(output.written.ravel())}"
         assert [values.tobytes() for values in operands.values()] == before
         return [output.values for output in outputs]
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightOnlyCall:
+    """Of a product with a quantised weight."""
+
+    problem: Any
+    config: Any
+    integers: bool = True
+
+    @property
+    def case(self):
+        return weight_only(self.problem, self.config)
+
+    def check(self, **where) -> None:
+        """As a plain call."""
+        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
+        np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
+        self.check_result(late)
+
+    def check_result(self, parts) -> None:
+        operands = simt_weight_only.operands_of(self.problem, self.integers)
+        simt_weight_only.check_parts(self.problem, parts, operands, self.integers)
+
+    def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
+        """The result's parts.  Each element is written once, the operands never."""
+        kernels = instead or modules(arch)
+        status, asked = ask(self.case, device)
+        assert status == OK, asked
+        operands = simt_weight_only.operands_of(self.problem, self.integers)
+        inputs = [Input(values, WEIGHT_ONLY[name]) for name, values in operands.items()]
+        before = [values.tobytes() for values in operands.values()]
+        splits = self.config.splits
+        shape, dtype = simt_weight_only.shapes(self.problem, splits)["y"], simt_weight_only.dtypes(self.problem, splits)["y"]
+        result = Output(np.full(shape, -1, f"i{dtype.itemsize}").view(dtype), WEIGHT_ONLY["y"])
+        launch(asked, kernels, [*inputs, result], late)
+        assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written.ravel())}"
+        assert [values.tobytes() for values in operands.values()] == before
+        return result.values
 
 
 def _operands(row, shapes, integers):

@@ -5,19 +5,20 @@ import functools
 import re
 
 import pytest
+import simt_weight_only
 import test_causal_kernel
 import test_cuda_conv
 import test_depthwise
 import test_simt
 import test_small_kernels
-from cuda_kernels import CausalCall, conv_call, matmul_call, modules, ragged_call
+from cuda_kernels import CausalCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
 from cuda_launches import CONVS, DEPTHWISE, MATMULS, RAGGEDS, ask
 from defects import TWICE, WRONG, planted, said
 from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS
 
 from jaxext.backends import kernel
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise
+from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
 
 
 def row_of(rows, **wanted):
@@ -57,6 +58,12 @@ def causal_conv1d(role, **given):
     return CausalCall(problem, cuda_causal.CausalConfig(lanes=2, strip=6, splits=2 if role == "backward" else 1)), {}
 
 
+def weight_only():
+    """Several steps, of which each has its scale, and a row, columns and a step that are not there."""
+    problem = simt_weight_only.a_problem(M=5, N=96, K=9 * 32, S=9, bits=4)
+    return WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=8, tile_n=64)), {}
+
+
 CALLS = {
     "product": product,
     "ragged": functools.partial(ragged, "nn"),
@@ -68,6 +75,7 @@ CALLS = {
     "7x7": functools.partial(depthwise, "7x7", "dgrad", "float16", G=240),
     "causal forward": functools.partial(causal_conv1d, "forward"),
     "causal backward": functools.partial(causal_conv1d, "backward"),
+    "weight-only": weight_only,
     "packed": functools.partial(causal_conv1d, "backward", idx=True, idx_of_states=True),
 }
 TRY_WAIT = r"(mbarrier\.try_wait\.parity\S* P1, \[%r\d+\]), %r\d+"
@@ -146,6 +154,19 @@ DEFECTS = {
         r"mul.rn.f32 \1, \2, \3;",
         None,
         WRONG,
+    ),
+    "weight-only: no barrier before sums are taken": ("weight-only", r"bar\.sync\s+0;", "", 1, "nothing has written|race"),
+    "weight-only: no barrier before sums are given": ("weight-only", r"bar\.sync\s+0;", "", 2, "race"),
+    "weight-only: another mask": ("weight-only", r"(lop3\.b32 %r\d+, %r\d+, %r\d+, %r\d+, )(106|0x6A);", r"\g<1>0x80;", 3, WRONG),
+    "weight-only: swapped rows": ("weight-only", r"(prmt\.b32\s+%r\d+, )(%r\d+), (%r\d+), ", r"\1\3, \2, ", 2, WRONG),
+    "weight-only: swapped factors": ("weight-only", r"(mma\.sync\S* \{[^}]*\}, \{)(%r\d+), (%r\d+)", r"\1\3, \2", 1, WRONG),
+    "weight-only: a store too far": ("weight-only", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),
+    "weight-only: an unaligned load": (
+        "weight-only",
+        r"(ld\.global\.nc\.v4\S* \{[^}]*\}, \[%rd\d+)\]",
+        r"\1+2]",
+        None,
+        "no multiple of 16",
     ),
     "causal: other sequences are read": ("packed", r"setp\.ne\.s32 (%p\d+), (%r\d+), %r\d+;", r"setp.ne.s32 \1, \2, \2;", None, WRONG),
 }

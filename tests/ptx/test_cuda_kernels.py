@@ -13,11 +13,12 @@ import test_causal_kernel
 import test_cuda_conv
 import test_depthwise
 import test_simt
-from cuda_kernels import CausalCall, FusedCall, conv_call, matmul_call, modules, ragged_call
+from cuda_kernels import CausalCall, FusedCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
 from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, RAGGEDS, conv, matmul
+from simt_weight_only import a_problem as a_weight_only_problem
 
 from jaxext.backends import kernel
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
 from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels._gemm import MatmulProblem
 
@@ -118,6 +119,24 @@ def test_activation_of_a_causal_convolution(activation, role):
     CausalCall(problem, cuda_causal.pick(problem), integers=False).check()
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weight_only_product(dtype, arch):
+    """All kernels of the dtype run: exactly, with tails of rows, columns and the sum, with blocks of scales and with one for all, in parts;
+    and rounded."""
+    for bits, tiles in cuda_weight_only.TILES.items():
+        given: dict[str, Any] = dict(bits=bits, dtype=kernel.DTYPES[dtype], arch=int(arch[3:]))
+        for m, n in tiles:
+            config = cuda_weight_only.WeightOnlyConfig(tile_m=m, tile_n=n)
+            problem = a_weight_only_problem(M=m + 1, N=n // 2 + 32, K=6 * 32, S=3, **given)
+            WeightOnlyCall(problem, config).check(arch=arch)
+            problem = a_weight_only_problem(M=m - 1, N=32, K=11 * 32, S=1, result="fp32", B=2, **given)
+            WeightOnlyCall(problem, dataclasses.replace(config, splits=3)).check(arch=arch)
+        problem = a_weight_only_problem(M=3, N=64, K=11 * 32, S=11, **given)
+        WeightOnlyCall(problem, cuda_weight_only.pick(problem), integers=False).check(arch=arch)
+    assert_all_ran(dtype, arch, lambda name: "11weight_only" in name)
+
+
 def assert_all_ran(dtype, arch, which):
     """Of the kernels with such a name."""
     of_dtype = {"float32": "If", "bfloat16": "__nv_bfloat16", "float16": "__half"}[dtype]
@@ -193,4 +212,5 @@ def test_each_kernel_of_the_library_has_a_row():
     assert sum("RaggedProduct" in name for name in kernels) == len(RAGGEDS)
     assert sum("cutlass13device_kernel" in name for name in kernels) == len(MATMULS) + len(RAGGEDS)
     assert sum("ConvKernelOf" in name for name in kernels) == len(CONVS)
-    assert len(kernels) == len(MATMULS) + len(RAGGEDS) + len(CONVS) + sum("depthwise" in name or "6causal" in name for name in kernels)
+    portable = [kernel for kernel in kernels if any(name in kernel for name in ("depthwise", "6causal", "11weight_only"))]
+    assert len(kernels) == len(MATMULS) + len(RAGGEDS) + len(CONVS) + len(portable)

@@ -41,6 +41,8 @@ GLOBAL_LOADS = [  # as kernels have them, and each type and width
     "nc.u16",
     "nc.u32",
     "nc.v4.u32",
+    "nc.v2.u32",
+    "nc.v4.f32",
     "b8",
     "b16",
     "b32",

@@ -19,10 +19,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxext._target import named
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged
-from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart, causal_problem, conv_problem, matmul_problem
+from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged, cuda_weight_only
+from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
+from jaxext.backends.kernel import (
+    DTYPES,
+    KERNELS,
+    KernelCall,
+    KernelImplementation,
+    apart,
+    causal_problem,
+    conv_problem,
+    matmul_problem,
+    scaled_problem,
+)
 from jaxext.backends.preference import preference
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.implementation import folder_of, hash_of
@@ -154,6 +166,37 @@ class CudaCausal(_Cuda):
         )
 
 
+class CudaWeightOnly(_Cuda):
+    """Products of few rows with int8 and int4, which have a scale for each column, or for blocks of each."""
+
+    custom_calls = ("jaxext_weight_only_v1",)
+    epilogues = False
+
+    def problem(self, call):
+        return scaled_problem(call, WeightOnlyProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return cuda_weight_only.refuses(problem) or refused(problem, cuda_weight_only) or _not_compiled_for(problem.arch)
+
+    def slower(self, call):
+        if call.sizes["S"] == 1:
+            return "XLA converts factors inside of its products, which are expected to be as fast"
+        if call.sizes["I"] * call.sizes["M"] > cuda_weight_only.FEW_ROWS:
+            return "Triton's kernels are expected to be as fast"
+        return None  # XLA writes the scaled weight to memory, in 16 bits, and reads it again
+
+    def configs(self, problem):
+        return cuda_weight_only.candidates(problem)
+
+    def launch(self, call, problem, config):
+        return KernelCall(
+            describe="weight_only" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            slots=("x", "w", "w_scale"),
+            splits=config.splits,
+            call=functools.partial(_weight_only, problem, fields(problem) | dataclasses.asdict(config)),
+        )
+
+
 def _family(problem: ConvProblem) -> Any:
     """The module of the kernels that take the problem."""
     return cuda_depthwise if _depthwise(problem.G, problem.C) else cuda_conv
@@ -171,6 +214,8 @@ def refused(problem: MatmulProblem | ConvProblem | CausalProblem, family: Any) -
     if isinstance(problem, CausalProblem):
         asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "bias": problem.epilogue.bias, "arch": problem.arch}
         return _cuda_module.causal_refuses(**asked)
+    if isinstance(problem, WeightOnlyProblem):
+        return _cuda_module.weight_only_refuses(**fields(problem), dtypes=problem.dtypes, arch=problem.arch)
     if reason := _refused_epilogue(problem):
         return reason
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
@@ -200,6 +245,8 @@ def fields(problem: MatmulProblem | ConvProblem | CausalProblem) -> dict[str, An
     """Sizes and geometry, by the names that their structs in csrc have for them."""
     if isinstance(problem, CausalProblem):
         return {name: getattr(problem, name) for name in "BTCJ"}
+    if isinstance(problem, WeightOnlyProblem):
+        return {name: getattr(problem, name) for name in "BMNKS"} | {"bits": problem.bits_of_weight}
     of_products = "BPRMNKG" if isinstance(problem, RaggedProblem) else "BMNK"
     names = of_products if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
     return {name: getattr(problem, name) for name in names}
@@ -258,6 +305,20 @@ def _called_causal(target: str, attributes: Mapping[str, Any], results: Sequence
         given[at] = given[at].astype(given[0].dtype)
     typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
     return jax.ffi.ffi_call(target, results)(*given, **typed)
+
+
+def _weight_only(problem: WeightOnlyProblem, attributes: Mapping[str, Any], result, x, w, scale) -> jax.Array:
+    """The call of the handler, which takes two int4 in a byte, the first in the low half, as XLA packs them on GPUs."""
+    register()
+    B, M, N, K, S = (getattr(problem, label) for label in "BMNKS")
+    if problem.packed:
+        w = lax.bitcast_convert_type(w.reshape(-1, 2), jnp.int8)
+    given = [x.reshape(B, M, K), w.reshape(B, K, -1), scale.reshape(B, S, N).astype(jnp.float32)]
+    parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
+    typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
+    made = jax.ShapeDtypeStruct((*parts, B, M, N), result.dtype if result.dtype.itemsize > 1 else jnp.float32)
+    y = jax.ffi.ffi_call("jaxext_weight_only_v1", made)(*map(apart, given), **typed)
+    return apart(y).reshape(result.shape).astype(result.dtype)
 
 
 def _called(target: str, attributes: Mapping[str, Any], slots: Sequence[str], shapes: Mapping[str, tuple[int, ...]], result, *operands):

@@ -52,6 +52,7 @@ GATHER = MATMUL | PORTABLE | {"kernel": "depthwise_gather", "loads": {"16": 6, "
 WGRAD = MATMUL | PORTABLE | {"kernel": "depthwise_wgrad", "loads": {"16": 14}, "stores": {"4": 3, "2": 3}}
 CAUSAL = MATMUL | PORTABLE | {"kernel": "causal_forward", "access": 16, "loads": {"16": 11, "4": 1, "2": 2}, "stores": {"16": 4}}
 CAUSAL_BACK = CAUSAL | {"kernel": "causal_backward", "vector": 4, "access": 8, "loads": {"8": 20, "4": 9}, "stores": {"8": 4, "4": 5}}
+WEIGHT_ONLY = MATMUL | PORTABLE | {"kernel": "weight_only", "mma": 32, "access": 16, "loads": {"16": 25}, "stores": {"16": 12}}
 GOOD = {
     "matmul": MATMUL,
     "conv": CONV,
@@ -60,6 +61,8 @@ GOOD = {
     "wgrad": WGRAD,
     "causal": CAUSAL,
     "causal backward": CAUSAL_BACK,
+    "weight-only": WEIGHT_ONLY,
+    "weight-only, narrow": WEIGHT_ONLY | {"access": 4, "loads": {"16": 6, "4": 32}},
     "one channel": GATHER | {"vector": 1, "loads": {"2": 9}, "stores": {"2": 8}},
 }
 
@@ -72,6 +75,9 @@ BROKEN = [
     ("more shared memory than a block gets", GATHER | {"shared": (163 << 10) + 1}),
     ("static shared memory misaligns the swizzled tiles", CONV | {"static": 2048}),
     ("not on the tensor cores", CONV | {"wgmma": 0}),
+    ("not on the tensor cores", WEIGHT_ONLY | {"mma": 0}),
+    ("narrow loads", WEIGHT_ONLY | {"loads": {"8": 50}}),
+    ("narrow stores", WEIGHT_ONLY | {"stores": {"16": 8, "4": 16}}),
     ("operands not loaded by TMA", MATMUL | {"tma": 0}),
     ("pixels not gathered by TMA", CONV | {"im2col": 0}),
     ("nothing shared in a cluster", MATMUL | {"multicast": 0}),
@@ -116,9 +122,10 @@ SASS = """
         /*0060*/                   UTMALDG.3D.MULTICAST [UR8], [UR6], UR4 ;
         /*0070*/                   UTMASTG.3D [UR8], [UR6] ;
         /*0080*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], !UPT ;
-        /*0090*/                   STL [R1], R4 ;
-        /*00a0*/                   LDL.64 R4, [R1] ;
-        /*00b0*/                   BRA 0xb0 ;
+        /*0090*/                   HMMA.16816.F32.BF16 R24, R4, R8, RZ ;
+        /*00a0*/                   STL [R1], R4 ;
+        /*00b0*/                   LDL.64 R4, [R1] ;
+        /*00c0*/                   BRA 0xc0 ;
 """
 
 
@@ -126,13 +133,14 @@ def test_instructions_are_counted():
     assert compiled_cuda.count(SASS) == {
         "spills": 2,
         "wgmma": 1,
+        "mma": 1,
         "tma": 2,
         "im2col": 1,
         "multicast": 1,
         "tma_stores": 1,
         "loads": {"16": 1, "2": 1},
         "stores": {"8": 1, "4": 1},
-        "bytes": 192,
+        "bytes": 208,
     }
 
 
@@ -177,7 +185,7 @@ def test_portable_kernels_are_there_for_every_architecture(module, archs, rows):
     """The same ones, by name: as code, and as PTX for GPUs to come."""
     kernels = collections.defaultdict(set)
     for row in rows:
-        if row["kernel"].startswith(("depthwise", "causal")):
+        if row["kernel"].startswith(("depthwise", "causal", "weight_only")):
             kernels[row["arch"], row["source"]].add(row["function"])
     want = set()
     for arch in module.archs.split(","):

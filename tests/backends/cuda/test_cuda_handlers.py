@@ -27,14 +27,24 @@ if not shutil.which("g++"):
 from jaxext import _cuda_module  # noqa: E402
 
 OK, INVALID, INTERNAL = 0, 3, 13  # XLA_FFI_Error_Code
-DTYPES = {"float32": 11, "bfloat16": 16, "float16": 10, "float8_e4m3fn": 20, "float64": 12, "int32": 4, "int64": 5}  # XLA_FFI_DataType
+DTYPES = {
+    "float32": 11,
+    "bfloat16": 16,
+    "float16": 10,
+    "float8_e4m3fn": 20,
+    "float64": 12,
+    "int8": 2,
+    "int32": 4,
+    "int64": 5,
+}  # XLA_FFI_DataType
 ADDRESS = 1 << 20  # of every array: nothing is read or written before all is checked
 COMMAND_BUFFER_COMPATIBLE = 1
 
 HANDLERS = _cuda_module.handlers()
 FUSED = [name for name in HANDLERS if "linear" in name or "bias_act" in name]  # with an epilogue
 CAUSAL = [name for name in HANDLERS if "causal" in name]
-PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL)]
+WEIGHT_ONLY = [name for name in HANDLERS if "weight_only" in name]
+PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *WEIGHT_ONLY)]
 MATMUL = [name for name in PLAIN if "matmul" in name]
 CONV = [name for name in PLAIN if "_conv" in name]
 DEPTHWISE = [name for name in PLAIN if "depthwise" in name]
@@ -236,6 +246,7 @@ def test_targets():
     forms = ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d")
     assert set(FUSED) == {"jaxext_linear_v1"} | {f"jaxext_{form}_bias_act_v1" for form in forms}
     assert set(CAUSAL) == {"jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1"}
+    assert set(WEIGHT_ONLY) == {"jaxext_weight_only_v1"}
 
 
 @pytest.mark.skipif(device(), reason="there is a GPU, which would run them")
@@ -495,3 +506,38 @@ def test_causal_calls_that_no_kernel_takes(refuses, target):
     for name in causal(target).attributes:
         refuses(causal(target).without(name), COUNT)
     refuses(causal(target).buffer(0, address=ADDRESS + 1), "an array does not start at a multiple of its elements' size")
+
+
+def weight_only(dtype: Any = "bfloat16", result: Any = None, **changes):
+    """A right call, but for changes of attributes, which its arrays agree with."""
+    a: dict[str, Any] = dict(B=2, M=5, N=96, K=128, S=4, bits=4, tile_m=8, tile_n=64, splits=1) | changes
+    x, w, scale = (a["B"], a["M"], a["K"]), (a["B"], a["K"], a["N"] // 2 if a["bits"] == 4 else a["N"]), (a["B"], a["S"], a["N"])
+    y = (a["B"], a["M"], a["N"]) if a["splits"] <= 1 else (a["splits"], a["B"], a["M"], a["N"])
+    operands = Buffer(dtype, x), Buffer("int8", w), Buffer("float32", scale)
+    return Call("jaxext_weight_only_v1", operands, (Buffer(result or dtype, y),), a)
+
+
+@pytest.mark.skipif(device(), reason="there is a GPU, which would run them")
+def test_right_weight_only_calls_get_as_far_as_cuda(answer):
+    for call in (weight_only(), weight_only("float16", "float32", bits=8), weight_only(result="float32", splits=2)):
+        code, message = answer(call)
+        assert code == INTERNAL and message.startswith("weight_only: the launch failed: "), message
+    for name in "BMN":
+        assert answer(weight_only(**{name: 0})) == (OK, "")
+
+
+def test_weight_only_calls_that_no_kernel_takes(refuses):
+    """Whatever the sizes; their arrays are never read."""
+    for name, value in (("B", -1), ("M", 65), ("N", 2**62), ("K", 2**62), ("B", 2**63 - 1), ("S", 3), ("S", 2**62), ("bits", 16)):
+        refuses(weight_only(**{name: value}), r"it takes")
+    refuses(weight_only("float32"), "x is fp32, it takes bf16, fp16")
+    refuses(weight_only(result="float16"), "the result is fp16, it takes bf16, as x, and fp32")
+    refuses(weight_only(result="bfloat16", splits=2), "the result is bfloat16, want float32, as partial results are")
+    for name, value in (("tile_m", 9), ("tile_m", -(2**63)), ("tile_n", 2**62)):
+        refuses(weight_only(**{name: value}), "tile_m x tile_n is ")
+    for value in (0, -(2**63)):
+        refuses(weight_only(splits=value), f"splits is {value}, want 1 to 64")
+    for name in weight_only().attributes:
+        refuses(weight_only().without(name), COUNT)
+    for i in range(4):
+        refuses(weight_only().buffer(i, address=ADDRESS + 8), "does not start at a multiple of 16 bytes")

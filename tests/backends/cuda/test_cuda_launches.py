@@ -8,6 +8,7 @@ import random
 import re
 
 import pytest
+import simt_weight_only
 import test_causal_kernel
 from cuda_launches import (
     ADDED,
@@ -26,23 +27,25 @@ from cuda_launches import (
     SLOTS,
     STREAM,
     SWIZZLE,
+    WEIGHT_ONLYS,
     ask,
     causal,
     conv,
     matmul,
     ragged,
     runtime,
+    weight_only,
 )
 
 from jaxext import _cuda_build, _cuda_module
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
 from jaxext.backends.kernel import DTYPES
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = ("matmul", "conv", "depthwise", "ragged", "causal")  # of the families of kernels
-PORTABLE = ("depthwise", "causal")  # which other GPUs run too
+NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "weight_only")  # of the families of kernels
+PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
 TMA = (
     "cudaGetDevice",
@@ -126,11 +129,23 @@ def some_causals(row, count):
         yield causal(problem, pick.choice(cuda_causal.candidates(problem)))
 
 
+def some_weight_onlys(row, count):
+    """Then arrays of far more than 2^31 elements."""
+    pick = random.Random(str(row))
+    sizes = [(pick.randint(1, 9), pick.randint(1, 64), 32 * pick.randint(1, 90), 64 * pick.randint(1, 90)) for _ in range(count)]
+    for B, M, N, K in [*sizes, (9, 64, 2**18, 2**20)]:
+        S = pick.choice([1, K // 64, K // 32])
+        result = pick.choice([row["operands"], "fp32"])
+        problem = simt_weight_only.a_problem(M, N, K, S, row["bits"], row["operands"], result, B)
+        yield weight_only(problem, pick.choice(cuda_weight_only.candidates(problem)))
+
+
 def cases(matmuls, of_conv):
     yield from (case for row in MATMULS for case in some_matmuls(row, matmuls))
     yield from (case for row in RAGGEDS for case in some_raggeds(row, matmuls))
     yield from (case for row in CONVS + DEPTHWISE for case in convs(row, of_conv))
     yield from (case for row in CAUSALS for case in some_causals(row, of_conv))
+    yield from (case for row in WEIGHT_ONLYS for case in some_weight_onlys(row, of_conv))
 
 
 # What CUDA wants.
@@ -259,10 +274,11 @@ def test_bands_cost_few_rounds():
 
 def one_of_each():
     several = (some_matmuls, MATMULS), (convs, CONVS), (convs, DEPTHWISE), (some_raggeds, RAGGEDS), (some_causals, CAUSALS)
-    return [next(some(rows[0], 1)) for some, rows in several]
+    return [next(some(rows[0], 1)) for some, rows in (*several, (some_weight_onlys, WEIGHT_ONLYS))]
 
 
-CALLED = [(family, function) for family, functions in enumerate((TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4])) for function in functions]
+OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[3:4])
+CALLED = [(family, function) for family, functions in enumerate(OF_FAMILIES) for function in functions]
 
 
 @pytest.mark.parametrize("family, function", CALLED)

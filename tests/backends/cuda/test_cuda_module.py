@@ -12,11 +12,12 @@ from typing import Any
 
 import host_code
 import pytest
+from simt_weight_only import a_problem as a_weight_only_problem
 from test_causal_kernel import a_problem
 from test_cuda_conv import problem
 from test_cuda_matmul import product
 
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_weight_only
 from jaxext.benchmarks import compiled_cuda
 from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._launch import SHARED_MEMORY
@@ -128,6 +129,21 @@ def test_refusals_of_causal_convolutions_are_those_of_the_sources():
         assert [answer for answer, _ in answers] == [answer for _, answer in answers]
         assert len({answer for answer, _ in answers}) >= 9
     assert cuda_binding.refused(dataclasses.replace(case, T=10**30), cuda_causal)
+
+
+def test_refusals_of_weight_only_products_are_those_of_the_sources():
+    """Every number arrives where it belongs."""
+    case = a_weight_only_problem(N=160)
+    cases = [dataclasses.replace(case, **{name: value}) for name in "BMNKS" for value in (0, -7, 3, 96, 3 << 30)]
+    cases += [
+        dataclasses.replace(case, arch=75),
+        dataclasses.replace(case, packed=True),
+        dataclasses.replace(case, dtypes=("fp16", "i8", "bf16")),
+    ]
+    answers = [(cuda_binding.refused(case, cuda_weight_only), host_code.refuses(case, cuda_weight_only)) for case in cases]
+    assert [answer for answer, _ in answers] == [answer for _, answer in answers]
+    assert len({answer for answer, _ in answers}) >= 10
+    assert cuda_binding.refused(dataclasses.replace(case, N=10**30), cuda_weight_only)
 
 
 def test_refusals_of_products_are_those_of_the_sources():

@@ -3,6 +3,7 @@
 Tests that need the module itself are in test_cuda_binding.py.
 """
 
+import functools
 import types
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from lowered import operations, struct
 
 import jaxext
@@ -22,7 +25,7 @@ ROWS.append({**ROWS[0], "fused": True})
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "conv", "depthwise", "causal")}
+    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "conv", "depthwise", "causal", "weight_only")}
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
@@ -267,3 +270,123 @@ def test_causal_convolutions_run_where_they_were_compiled_for(module):
     with jaxext.use_target("sm_80"), jaxext.use_table(None):
         (row,) = jaxext.explain(jaxext.causal_conv1d, struct(2, 40, 16), struct(4, 16), platform="cuda").rows
     assert row.refused["cuda"] == "compiled for 90-real, compute capability is 8.0"
+
+
+# Products with quantised weights.
+
+
+def quantized(bits, group, K=512, N=256):
+    arrays: Any = struct(K, N, dtype=jnp.int4 if bits == 4 else jnp.int8), struct(K // group if group else 1, N, dtype=jnp.float32)
+    return jaxext.Quantized(*arrays)
+
+
+def product_row(rows=3, bits=4, group: int | None = 128, function=jaxext.quantized_matmul, arch="sm_90a", **sizes):
+    q = quantized(bits, group, **sizes)
+    with jaxext.use_target(arch), jaxext.use_table(None):
+        return jaxext.explain(function, struct(rows, q.shape[0]), q, platform="cuda").rows[0]
+
+
+def test_products_of_few_rows_with_blocks_of_scales_are_a_kernel():
+    """One with a scale for each column XLA multiplies as fast, it is thought."""
+    for bits in (4, 8):
+        assert [product_row(rows, bits).chosen for rows in (1, 16, 32)] == ["cuda"] * 3
+        assert product_row(33, bits).refused["cuda"] == "Triton's kernels are expected to be as fast"
+        assert "expected to be as fast" in product_row(1, bits, None).refused["cuda"]
+    assert product_row(arch="sm_80").chosen == "cuda"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_arrays_of_a_weight_only_product(bits):
+    """The weight is as its user has it: two int4 are a byte, and nothing is moved."""
+    named = lambda x, q: jaxext.quantized_matmul(x, q, implementation="cuda")
+    for group, S in ((None, 1), (64, 8)):
+        args = struct(2, 3, 512), quantized(bits, group)
+        with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+            lowered = jax.jit(named).trace(*args).lower(lowering_platforms=("cuda",))
+        (found,) = calls(lowered).values()
+        *operands, result = found
+        assert operands == [(1, 6, 512), (1, 512, 256 if bits == 8 else 128), (1, S, 256)]
+        assert result[-3:] == (1, 6, 256)
+        assert not {"stablehlo.transpose", "stablehlo.gather", "stablehlo.concatenate", "stablehlo.pad"} & {*operations(lowered)}
+
+
+def test_mapped_weights_are_one_launch():
+    mapped = jax.vmap(functools.partial(jaxext.quantized_matmul, implementation="cuda"))
+    q = jax.tree.map(lambda x: struct(4, *x.shape, dtype=x.dtype), quantized(4, 128))
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        lowered = jax.jit(mapped).trace(struct(4, 3, 512), q).lower(lowering_platforms=("cuda",))
+    (found,) = calls(lowered).values()
+    assert found[:3] == [(4, 3, 512), (4, 512, 128), (4, 4, 256)]
+
+
+SPLITS = {  # of the weight and x -> the shapes of a device's arrays
+    "columns": (P(), P(None, "data"), P(None, "data"), [(1, 3, 512), (1, 512, 32), (1, 8, 64), (1, 3, 64)]),
+    "the sum": (P(None, "data"), P("data"), P("data"), [(1, 3, 64), (1, 64, 256), (1, 1, 512), (1, 3, 512)]),
+    "rows": (P("data"), P(), P(), [(1, 3, 512), (1, 512, 256), (1, 8, 512), (1, 3, 512)]),
+}
+
+
+def split_product(name, columns, of_x, of_q, of_scale):
+    """The lowered product, on a mesh of explicit axes."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    placed = lambda of, spec: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=NamedSharding(mesh, spec))
+    q = quantized(4, 64, N=columns)
+    args = placed(struct(24 if of_x == P("data") else 3, 512), of_x), placed(q.qvalue, of_q), placed(q.scale, of_scale)
+    out = P(of_x[0] if of_x == P("data") else None, of_q[1] if len(of_q) > 1 else None)
+    named: Any = dict(implementation=name, out_sharding=NamedSharding(mesh, out))
+    product = lambda x, qvalue, scale: jaxext.quantized_matmul(x, jaxext.Quantized(qvalue, scale), **named)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None), jax.set_mesh(mesh):
+        return jax.jit(product).trace(*args).lower(lowering_platforms=("cuda",))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_weights_that_devices_share(split):
+    """Each has the kernel for its part of the weight, with the scales of that part."""
+    *specs, want = SPLITS[split]
+    (found,) = calls(split_product("cuda", 512, *specs)).values()
+    *operands, result = found
+    assert [*operands, result[-3:]] == want
+
+
+def test_parts_of_a_weight_that_no_kernel_takes(module, monkeypatch):
+    """What is asked is a device's part: of 48 columns."""
+    asked = {}
+    monkeypatch.setattr(module, "weight_only_refuses", lambda **fields: asked.update(fields) or "says the test")
+    assert "jaxext_weight_only" not in split_product(None, 384, *SPLITS["columns"][:3]).as_text()
+    assert asked["N"] == 48
+
+
+def test_what_the_module_refuses_of_weight_only_products(module, monkeypatch):
+    """With its reason; it is asked in full."""
+    asked = {}
+    monkeypatch.setattr(module, "weight_only_refuses", lambda **fields: asked.update(fields) or "says the test")
+    assert product_row(rows=5).refused["cuda"] == "says the test"
+    assert asked == dict(B=1, M=5, N=256, K=512, S=4, bits=4, dtypes=("bf16", "i8", "bf16"), arch=90)
+
+
+def test_gradients_are_left_to_others_and_named_refused():
+    def gradient(x, q, name=None):
+        return jax.grad(lambda x: jaxext.quantized_matmul(x, q, implementation=name).astype(jnp.float32).sum())(x)
+
+    args = struct(3, 512), quantized(4, 128)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        row = next(row for row in jaxext.explain(gradient, *args, platform="cuda").rows if row.op.endswith("_nt"))
+        named = jax.jit(functools.partial(gradient, name="cuda")).trace(*args)
+        with pytest.raises(NotImplementedError, match="the product nt, a derivative, want the product itself"):
+            named.lower(lowering_platforms=("cuda",))
+    assert row.chosen != "cuda" and row.refused["cuda"] == "the product nt, a derivative, want the product itself"
+
+
+def test_other_scales_are_refused():
+    scaled = lambda x, w, s, t: jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t)
+    x, w = struct(3, 512), struct(512, 256, dtype=jnp.int8)
+    scales = {
+        "scales of x and w, want scales of w alone": ((3, 1), (1, 256)),
+        "1 scales along N of 256, want one for each column": (None, (4, 1)),
+        "2 scales along N of 256, want one for each column": (None, (4, 2)),
+    }
+    for reason, shapes in scales.items():
+        s, t = (None if shape is None else struct(*shape, dtype=jnp.float32) for shape in shapes)
+        with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+            (row,) = jaxext.explain(lambda x, w, t, s=s: scaled(x, w, s and jnp.ones(s.shape), t), x, w, t, platform="cuda").rows
+        assert row.refused["cuda"] == reason

@@ -20,7 +20,7 @@ from jaxext.backends.cuda import cuda_binding
 CUSTOM_CALLS = (*cuda_binding.CudaMatmul.custom_calls, *cuda_binding.CudaConv.custom_calls)
 FUSED = [target for target in CUSTOM_CALLS if "linear" in target or "bias_act" in target]
 ROOT = pathlib.Path(__file__).parents[3]
-DTYPES = {"float32": 11, "bfloat16": 16, "float16": 10, "float8_e4m3fn": 20, "int32": 4, "int64": 5}  # XLA_FFI_DataType
+DTYPES = {"int8": 2, "float32": 11, "bfloat16": 16, "float16": 10, "float8_e4m3fn": 20, "int32": 4, "int64": 5}  # XLA_FFI_DataType
 INVALID, INTERNAL = 3, 13  # XLA_FFI_Error_Code
 ADDRESSES = [i << 20 for i in range(1, 7)]  # of both operands, the result, bias, residual and what is saved
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # both operands and the result
@@ -210,6 +210,43 @@ def test_arrays_that_do_not_fit_are_refused(library, target):
             assert code == INVALID and f"{slot} has the shape ({', '.join(map(str, wrong))}), want" in message
     code, message = call(library, target, ["bfloat16", "float16", "float32"], shapes, problem | config)
     assert code == INVALID and message.endswith("the operands are bfloat16 and float16, want one dtype")
+
+
+def of_weight_only(bits=4, splits=3):
+    """Of a right call: dtypes and shapes by the names of arrays, operands first, and attributes."""
+    B, M, N, K, S = 2, 5, 96, 128, 4
+    shapes = {"x": (B, M, K), "w": (B, K, N * bits // 8), "scale": (B, S, N), "y": (splits, B, M, N) if splits > 1 else (B, M, N)}
+    dtypes = {"x": "bfloat16", "w": "int8", "scale": "float32", "y": "float32"}
+    attributes = dict(B=B, M=M, N=N, K=K, S=S, bits=bits, tile_m=103, tile_n=107, splits=splits)
+    return {name: (dtypes[name], shape) for name, shape in shapes.items()}, attributes
+
+
+def ask_weight_only(library, arrays, attributes):
+    """The answer, where the address of the i-th array is 2^20 i."""
+    sizes = {name: np.array(shape, np.int64) for name, (_, shape) in arrays.items()}
+    of = [Buffer(DTYPES[arrays[n][0]], i << 20, len(sizes[n]), sizes[n].ctypes.data) for i, n in enumerate(arrays, 1)]
+    return answer(library, "jaxext_weight_only_v1", of[:-1], of[-1:], attributes)
+
+
+@pytest.mark.parametrize("bits, splits", [(4, 3), (8, 1)])
+def test_a_weight_only_call_reaches_its_launcher(library, bits, splits):
+    addresses = " ".join(str(i << 20) for i in (1, 2, 3, 4))
+    numbers = f"2 5 96 128 4 {bits}; 103 107 {splits}"
+    assert ask_weight_only(library, *of_weight_only(bits, splits)) == (INTERNAL, f"weight_only: {numbers}; bfloat16 float32; {addresses}")
+
+
+def test_weight_only_arrays_that_do_not_fit_are_refused(library):
+    arrays, attributes = of_weight_only()
+    for name, (dtype, shape) in arrays.items():
+        for wrong in (shape[1:], (*shape[:-1], 3), (math.prod(shape),)):
+            code, message = ask_weight_only(library, arrays | {name: (dtype, wrong)}, attributes)
+            assert code == INVALID and message.startswith(f"{name} has the shape ({', '.join(map(str, wrong))}), want")
+        code, message = ask_weight_only(library, arrays | {name: ("int64", shape)}, attributes)
+        assert code == INVALID and message.startswith(f"{name} is S64, want")
+    code, message = ask_weight_only(library, arrays | {"scale": ("float16", arrays["scale"][1])}, attributes)
+    assert (code, message) == (INVALID, "scale is F16, want F32")
+    code, message = ask_weight_only(library, arrays | {"w": ("float16", arrays["w"][1])}, attributes)
+    assert (code, message) == (INVALID, "w is F16, want S8")
 
 
 CAUSAL = {"causal_conv1d": ("y",), "causal_conv1d_backward": ("d_x", "sums", "d_initial_states")}

@@ -1,0 +1,39 @@
+// The launch of weight_only_launch.h, to be instantiated for one dtype per compile unit.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "relaxed_capture.h"
+#include "weight_only.cuh"
+#include "weight_only_launch.h"
+
+namespace jaxext::weight_only {
+
+// The kernels of `kTiles` in weight_only_plan.cc; none for other tiles.
+template <typename T>
+auto KernelOf(int bits, int tiles, int columns) -> decltype(&WeightOnlyKernel<T, 8, 1, 8>) {
+  if (bits == 4) {
+    if (tiles == 1) return columns == 32 ? WeightOnlyKernel<T, 4, 1, 32> : WeightOnlyKernel<T, 4, 1, 8>;
+    return tiles == 2 ? WeightOnlyKernel<T, 4, 2, 16> : WeightOnlyKernel<T, 4, 4, 8>;
+  }
+  if (tiles == 1) return columns == 16 ? WeightOnlyKernel<T, 8, 1, 16> : WeightOnlyKernel<T, 8, 1, 8>;
+  return tiles == 2 ? WeightOnlyKernel<T, 8, 2, 8> : WeightOnlyKernel<T, 8, 4, 8>;
+}
+
+// What was wrong on this thread before is not asked for, and a launch that CUDA refuses leaves nothing for the next who asks.
+template <typename T>
+cudaError_t Launch(const Plan& plan, const WeightOnlyOperands& operands, void* result, cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3{static_cast<unsigned>(plan.grid), 1, 1};
+  config.blockDim = dim3{kThreads, 1, 1};
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  const RelaxedCapture relaxed;
+  const cudaError_t error =
+      cudaLaunchKernelEx(&config, KernelOf<T>(plan.bits, plan.tiles, plan.columns), plan.params, static_cast<const T*>(operands.x),
+                         static_cast<const uint8_t*>(operands.q), operands.scale, result);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
+}  // namespace jaxext::weight_only

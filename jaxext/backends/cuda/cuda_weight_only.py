@@ -1,0 +1,110 @@
+"""How products of few rows with quantised weights are launched (csrc/weight_only.h): the problem, and the config for each.
+
+The weight is what takes the time, so a config is judged by how its bytes come.  A block has `tile_n` columns and `tile_m` rows, and its
+warps take turns along the sum; blocks split the sum further where there are few columns, which costs another kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._launch import cdiv
+from jaxext.kernels._roofline import START, machine
+
+MOST_ROWS = 64  # csrc/weight_only_plan.h has this and the next too
+STEP = 32  # of the sum
+FEW_ROWS = 32  # of a block, at most: with more, blocks load the weight several times, and its bytes are no longer what takes the time
+# Bits of an integer -> the tiles that there are -> instructions of a thread for each integer, without products: counted in the loop that
+# ptxas 13.0 made for 9.0 and bfloat16.
+TILES = {
+    4: {(8, 256): 2.3, (8, 64): 3.1, (16, 256): 3.0, (32, 256): 4.3},
+    8: {(8, 128): 3.4, (8, 64): 3.9, (16, 128): 4.3, (32, 256): 5.1},
+}
+_SPLITS = (1, 2, 4, 8, 16, 32)
+_FEWEST_STEPS = 16  # of a part: two for each warp
+_ISSUED = 128  # instructions of threads, by a multiprocessor in a clock
+_LEGACY = 2  # wgmma multiplies twice as fast as the instruction that these kernels have, on Hopper and newer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightOnlyProblem(MatmulProblem):
+    """x[B,M,K] q[B,K,N], where I, S and J tell in how many blocks of a scale M, K and N lie.  A packed factor has the dtype i8."""
+
+    I: int  # noqa: E741 (the letter of the label)
+    S: int
+    J: int
+    scaled: tuple[str, ...]  # the slots that have scales
+    packed: bool = False  # w
+
+    @property
+    def bits_of_weight(self) -> int:
+        return 4 if self.packed else 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightOnlyConfig:
+    tile_m: int
+    tile_n: int
+    splits: int = 1  # partial results along a leading axis of the result, which is float32 if there are several
+
+
+def refuses(problem: WeightOnlyProblem) -> str | None:
+    """Why a problem is none of these products, or None.  The compiled module refuses more."""
+    if problem.role != "nn":
+        return f"the product {problem.role}, a derivative, want the product itself"
+    if problem.scaled != ("w",):
+        return f"scales of {' and '.join(problem.scaled)}, want scales of w alone"
+    if problem.J != problem.N:
+        return f"{problem.J} scales along N of {problem.N}, want one for each column"
+    return None
+
+
+def candidates(problem: WeightOnlyProblem) -> list[WeightOnlyConfig]:
+    """Every tile that is no higher than the rows want, in as many parts as are long enough.  The one that takes the fewest clocks is first,
+    among equals the largest."""
+    tiles = TILES[problem.bits_of_weight]
+    highest = next((m for m in (8, 16, 32) if m >= problem.M), 32)
+    configs = [
+        WeightOnlyConfig(tile_m=m, tile_n=n, splits=splits)
+        for m, n in tiles
+        if m <= highest
+        for splits in _SPLITS
+        if splits == 1 or problem.K // STEP >= splits * _FEWEST_STEPS
+    ]
+    return sorted(configs, key=lambda config: (clocks(problem, config), -config.tile_m, -config.tile_n))
+
+
+def pick(problem: WeightOnlyProblem) -> WeightOnlyConfig:
+    return candidates(problem)[0]
+
+
+def resident(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> int:
+    """Blocks on a multiprocessor, which their registers allow: `kResident` of csrc/weight_only.cuh."""
+    columns = config.tile_n // config.tile_m  # of a thread
+    return 1 if config.tile_m > 8 or columns * problem.bits_of_weight == 128 else 2
+
+
+def grid(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> int:
+    """Blocks, as csrc/weight_only_plan.cc counts them."""
+    return problem.B * config.splits * cdiv(problem.N, config.tile_n) * cdiv(problem.M, config.tile_m)
+
+
+def clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
+    """Expected time, in clocks: to start, and the largest of three: to load all from memory, to load a block's share from the L2 cache, and
+    to compute it.  Blocks that lie one above the other find the weight in the cache."""
+    gpu, bits, blocks = machine(problem.arch), problem.bits_of_weight, resident(problem, config)
+    depth = cdiv(problem.K // STEP, config.splits) * STEP
+    integers = depth * config.tile_n
+    loaded = integers * bits / 8 + depth * config.tile_m * 2 + 4 * config.tile_n * cdiv(problem.S, config.splits)
+    issued = integers * TILES[bits][config.tile_m, config.tile_n] / _ISSUED
+    multiplied = integers * config.tile_m / (gpu.products / (_LEGACY if problem.arch >= 90 else 1))
+    rounds = gpu.rounds(grid(problem, config), blocks) * blocks
+    parts = 4 * config.splits * problem.B * problem.M * problem.N if config.splits > 1 else 0
+    busy = rounds * max(loaded / gpu.l2, issued, multiplied)
+    return START + max(busy, gpu.moving(weight_bytes(problem))) + (gpu.adding(parts) if parts else 0)
+
+
+def weight_bytes(problem: WeightOnlyProblem) -> float:
+    """With its scales."""
+    return problem.B * problem.N * (problem.K * problem.bits_of_weight / 8 + 4 * problem.S)
