@@ -21,8 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged
-from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart, causal_problem, conv_problem, matmul_problem
+from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged, cuda_scaled
+from jaxext.backends.kernel import (
+    DTYPES,
+    KERNELS,
+    KernelCall,
+    KernelImplementation,
+    apart,
+    causal_problem,
+    conv_problem,
+    matmul_problem,
+    scaled_problem,
+)
 from jaxext.backends.preference import preference
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.implementation import folder_of, hash_of
@@ -95,6 +105,40 @@ class CudaRagged(_Cuda):
             return plain.call(result, first, second, places)
 
         return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=with_places)
+
+
+class CudaScaled(_Cuda):
+    custom_calls = ("jaxext_scaled_v1",)
+    epilogues = False
+
+    def problem(self, call):
+        return scaled_problem(call, cuda_scaled.ScaledProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem, cuda_scaled)
+
+    def slower(self, call):
+        problem = self.problem(call)
+        assert not isinstance(problem, str)  # it is asked of calls that it supports
+        if cuda_scaled.clocks(problem, self.configs(problem)[0]) < cuda_scaled.wide_clocks(problem):
+            return None  # others multiply numbers of 16 bits
+        return "XLA's products of 16-bit numbers are expected to be as fast"
+
+    def configs(self, problem):
+        return cuda_scaled.candidates(problem, _compiled("scaled_kernels"))
+
+    def launch(self, call, problem, config):
+        slots, attributes = cuda_scaled.slots(problem), fields(problem) | dataclasses.asdict(config)
+        shapes = {"result": tuple(attributes[name] for name in "BMN")}
+
+        def prepared(result, *operands):
+            """A result of 8 bits is float32 to the kernel."""
+            given = cuda_scaled.arrays(problem, dict(zip(slots, operands, strict=True)))
+            wide = result if result.dtype.itemsize > 1 else jax.ShapeDtypeStruct(result.shape, jnp.float32)
+            return _called("jaxext_scaled_v1", attributes, tuple(given), shapes, wide, *given.values()).astype(result.dtype)
+
+        splits = config.splits
+        return KernelCall(describe="scaled" + (f" in {splits} parts" if splits > 1 else ""), slots=slots, splits=splits, call=prepared)
 
 
 class CudaConv(_Cuda):
@@ -171,6 +215,9 @@ def refused(problem: MatmulProblem | ConvProblem | CausalProblem, family: Any) -
     if isinstance(problem, CausalProblem):
         asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "bias": problem.epilogue.bias, "arch": problem.arch}
         return _cuda_module.causal_refuses(**asked)
+    if isinstance(problem, cuda_scaled.ScaledProblem):
+        given = dict(dtypes=(*problem.operand_dtypes, problem.dtypes[2]), arch=problem.arch)
+        return cuda_scaled.scaled_both_ways(problem) or _cuda_module.scaled_refuses(**fields(problem), **given)
     if reason := _refused_epilogue(problem):
         return reason
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
@@ -200,6 +247,8 @@ def fields(problem: MatmulProblem | ConvProblem | CausalProblem) -> dict[str, An
     """Sizes and geometry, by the names that their structs in csrc have for them."""
     if isinstance(problem, CausalProblem):
         return {name: getattr(problem, name) for name in "BTCJ"}
+    if isinstance(problem, cuda_scaled.ScaledProblem):
+        return cuda_scaled.asked(problem)
     of_products = "BPRMNKG" if isinstance(problem, RaggedProblem) else "BMNK"
     names = of_products if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
     return {name: getattr(problem, name) for name in names}
@@ -360,7 +409,8 @@ def _compiled(table: str) -> Sequence[Mapping[str, Any]]:
     """The kernels that were compiled, with dtypes by their short names; the module has the table."""
     from jaxext import _cuda_module
 
-    return [row | {slot: DTYPES[row[slot]] for slot in ("operands", "result")} for row in getattr(_cuda_module, table)()]
+    dtypes = ("operands", "second", "result")
+    return [row | {slot: DTYPES[row[slot]] for slot in dtypes if slot in row} for row in getattr(_cuda_module, table)()]
 
 
 def _csrc() -> bytes:

@@ -18,12 +18,14 @@ from jaxext.backends.cuda import cuda_binding
 KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0}
 ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
 ROWS.append({**ROWS[0], "fused": True})
+SCALED = [{"operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_m": 128, "tile_n": 256, "tile_k": 128, "cluster_m": 2}]
 
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "conv", "depthwise", "causal")}
+    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "scaled", "conv", "depthwise", "causal")}
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
+    tables["scaled_kernels"] = lambda: SCALED
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
