@@ -83,9 +83,9 @@ Reason ScaledRefuses(const ScaledProblem& p, const Dtypes& dtypes, std::optional
   if (!negative && Empty(p)) return {};
   if (Reason reason = CheckProblem(p, dtypes.result)) return reason;
   for (const ScaledKernel& kernel : kernels) {
-    if (computes(kernel) && Tiles(p, kernel.config, kMostSplits) <= kMostOfAxis) return {};
+    if (computes(kernel) && Tiles(p, kernel.config, 1) <= kMostOfAxis) return {};
   }
-  return Text(p) + " make 2^31 tiles or more in 32 parts, want fewer";
+  return Text(p) + " make 2^31 tiles or more, want fewer";
 }
 
 Status Scaled(const ScaledProblem& p, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a, const void* b,

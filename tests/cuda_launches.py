@@ -134,7 +134,7 @@ def ragged(row, B, P, R, M, N, K, G):
 
 
 def scaled(row, problem, left, right, result="bfloat16", splits=1):
-    """`problem`: B, M, N, K, and the blocks I, J and S.  `left`, `right`: shapes of the scales, (B, I, S) and (B, J, S), or (B, S, J) if each
+    """`problem`: B, M, N, K, and the blocks I, J and S.  `left`, `right`: the scales' shapes, (B, I, S) and (B, J, S), or (B, S, J) if each
     column has its own; an axis of 1 is for all."""
     B, M, N, K, _, J, _ = problem
     strides = [0 if size == 1 else math.prod(left[axis + 1 :]) for axis, size in enumerate(left)]

@@ -1,6 +1,7 @@
 """Products of scaled and quantised numbers on a GPU, by each implementation, against float64; `xla` on CPUs too."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,39 @@ def test_scaled_dot(implementation, dtypes, blocks):
     near(ds, of_left.reshape(M, of_sum, -1).sum(-1), 4)
     of_right = wide[1] * (left.T @ np.asarray(ct, np.float64))
     near(dt, of_right.reshape(of_sum, K // of_sum, t.shape[1], N // t.shape[1]).sum((1, 3)), 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("result", [jnp.bfloat16, jnp.float32], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("dtypes", [("float8_e4m3fn", "float8_e4m3fn"), ("float8_e5m2", "float8_e4m3fn")], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("blocks", SIZES)
+def test_scaled_dot_by_cuda(blocks, turned, dtypes, result):
+    """Values, of a right factor with either axis last; jitted, and of each example under vmap."""
+    of_sum, of_columns = SIZES[blocks]
+    of_columns = N if of_columns == 1 else of_columns
+    sizes = M, K, of_columns * 128 if blocks == "squares" else N
+    x, w = (jnp.asarray(random(shape, np.float32, n)).astype(dtypes[n]) for n, shape in enumerate([(2, *sizes[:2]), (2, *sizes[1:])]))
+    rng = np.random.default_rng(2)
+    s, t = (jnp.asarray(rng.uniform(0.5, 2, shape), jnp.float32) for shape in ((2, M, of_sum), (2, of_sum, of_columns)))
+
+    def product(x, w, s, t):
+        given = dict(preferred_element_type=result, implementation="cuda")
+        if turned:
+            dims = (((1,), (1,)), ((), ()))
+            return jaxext.scaled_dot(x, w.T, lhs_scale=s, rhs_scale=t.T, dimension_numbers=dims, **given)
+        return jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, **given)
+
+    try:
+        got = jax.jit(jax.vmap(product))(x, w, s, t)
+    except NotImplementedError as error:
+        if re.search("compute capability|no CUDA kernels|built without", str(error)):
+            pytest.skip(str(error))
+        raise
+    wide = [np.asarray(of.astype(jnp.float32), np.float64) for of in (x, w)]
+    for n in range(2):
+        left, right = (of[n] * spread(np.asarray(scale)[n], of[n].shape) for of, scale in zip(wide, (s, t), strict=True))
+        near(np.asarray(got[n].astype(jnp.float32)), left @ right, 1 if result == jnp.bfloat16 else 1 / 16)
 
 
 @BY_EACH

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from jaxext.backends.cuda import cuda_matmul
 from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine
 
@@ -136,7 +137,8 @@ def candidates(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> li
         if (row["operands"], row["second"]) == problem.operand_dtypes
         and (splits == 1 or problem.B == 1 and steps // splits >= _FEWEST_STEPS)
     ]
-    return sorted(configs, key=lambda config: clocks(problem, config))
+    fit = [config for config in configs if _tiles(problem, config) <= MOST_POSITIONS]
+    return sorted(fit, key=lambda config: clocks(problem, config))
 
 
 def pick(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> ScaledConfig:
@@ -148,8 +150,7 @@ def clocks(problem: ScaledProblem, config: ScaledConfig) -> float:
     gpu, split = machine(problem.arch), config.splits > 1
     result_bits = 32 if split else BITS[problem.dtypes[2]]
     elements, resident = config.tile_m * config.tile_n, _RESIDENT[config.tile_m]
-    tiles = cdiv(problem.rows, config.tile_m * config.cluster_m) * config.cluster_m * cdiv(problem.cols, config.tile_n)
-    tiles *= problem.B * config.splits
+    tiles = _tiles(problem, config)
     resident = max(1, min(resident, gpu.rounds(tiles)))
     multiplied = elements / (gpu.rate(8) * REACHED[config.tile_m])
     moved = elements * (3 if problem.columns_in_steps else 1) / gpu.fma / STEP  # with a scale of each column: loaded, multiplied twice
@@ -165,6 +166,12 @@ def clocks(problem: ScaledProblem, config: ScaledConfig) -> float:
     turned = sum(gpu.moving(2 * operands[name]) + LAUNCH for name in _TURNED[problem.role])
     moving = gpu.moving(sum(operands.values()) + (0 if split else written))
     return turned + max(computed, moving) + (gpu.adding(written) if split else 0)
+
+
+def _tiles(problem: ScaledProblem, config: ScaledConfig) -> int:
+    """Of all parts, with those that fill up a cluster."""
+    down = cdiv(problem.rows, config.tile_m * config.cluster_m) * config.cluster_m
+    return problem.B * config.splits * down * cdiv(problem.cols, config.tile_n)
 
 
 def wide_clocks(problem: ScaledProblem) -> float:

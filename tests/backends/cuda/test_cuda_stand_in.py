@@ -19,6 +19,7 @@ KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong"
 ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
 ROWS.append({**ROWS[0], "fused": True})
 SCALED = [{"operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_m": 128, "tile_n": 256, "tile_k": 128, "cluster_m": 2}]
+SCALED.append({**SCALED[0], "tile_m": 64, "tile_n": 128, "cluster_m": 1})
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,7 @@ def module(monkeypatch):
     families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "scaled", "conv", "depthwise", "causal")}
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     tables["scaled_kernels"] = lambda: SCALED
+    families["scaled_refuses"] = lambda **asked: None if asked["dtypes"][:2] == ("fp8e4nv",) * 2 else "says the stand-in"
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
@@ -116,6 +118,45 @@ def test_ragged_products_are_expected_to_gain():
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         (row,) = jaxext.explain(product, *operands, platform="cuda").rows
     assert row.chosen == "cuda"
+
+
+def scaled(turned, implementation=None):
+    """Factors in eight bits, with a scale for 128 of each row and for squares of the weight."""
+    float32, e4m3 = jnp.float32, jnp.float8_e4m3fn
+    w, t = ((512, 384), (4, 3)) if not turned else ((384, 512), (3, 4))
+    operands = struct(256, 512, dtype=e4m3), struct(*w, dtype=e4m3), struct(256, 4, dtype=float32), struct(*t, dtype=float32)
+    static = dict(dimension_numbers=(((1,), (1 if turned else 0,)), ((), ())), implementation=implementation)
+    return lambda x, w, s, t: jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, **static), operands
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_scaled_kernels_are_called_with_factors_whose_last_axis_is_contracted(turned):
+    """Which XLA transposes, if they lie otherwise, and their scales with them."""
+    function, operands = scaled(turned, "cuda")
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        lowered = jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",))
+    assert calls(lowered) == {"jaxext_scaled_v1": [(1, 256, 512), (1, 384, 512), (1, 256, 4), (1, 3, 4), (1, 256, 384)]}
+    assert ("stablehlo.transpose" in lowered.as_text()) == (not turned)
+
+
+def test_a_step_in_eight_bits_multiplies_so_forward():
+    """The products of backward have wide cotangents, which no scaled kernel takes."""
+    step = jax.grad(lambda x, w: jnp.sum(jaxext.fp8_matmul(x, w).astype(jnp.float32)), (0, 1))
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        forward, *backward = jaxext.explain(step, struct(1024, 1024), struct(1024, 1024), platform="cuda").rows
+    assert (forward.op, forward.chosen) == ("scaled_dot_xw_nn", "cuda")
+    assert backward and not any(row.chosen == "cuda" for row in backward)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_scaled_product_too_small_to_transpose_is_left_to_others(turned):
+    function, operands = scaled(turned)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(function, *operands, platform="cuda").rows
+    if turned:
+        assert row.chosen == "cuda"
+    else:
+        assert row.chosen != "cuda" and row.refused["cuda"] == "XLA's products of 16-bit numbers are expected to be as fast"
 
 
 def conv_bias_act(x, w, *added, **how):
@@ -238,6 +279,17 @@ ASKED = {  # of each form's first role, what the module is asked
 }
 CAUSAL_ASKED = dict(role="forward", B=2, T=40, C=16, J=4, dtypes=("bf16", "fp32", "bf16"), bias="bf16", arch=90)
 WINDOW = dict(stride=(1, 1, 1), low=(0, 0, 0), input_dilation=(1, 1, 1), filter_dilation=(1, 1, 1))
+
+
+def test_what_the_module_refuses_of_scaled_products(module, monkeypatch):
+    """It is asked of the kernel's axes."""
+    asked = {}
+    monkeypatch.setattr(module, "scaled_refuses", lambda **fields: asked.update(fields) or "says the test")
+    function, operands = scaled(turned=False)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(function, *operands, platform="cuda").rows
+    assert row.refused["cuda"] == "says the test"
+    assert asked == dict(B=1, M=256, N=384, K=512, I=256, J=3, S=4, dtypes=("fp8e4nv", "fp8e4nv", "bf16"), arch=90)
 
 
 @pytest.mark.parametrize("form", CALLS)
