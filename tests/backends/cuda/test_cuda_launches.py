@@ -95,10 +95,8 @@ def some_scaleds(row, count):
         J = N if each else 1
         K = 128 * steps if s > 1 else 16 * pick.randint(1, 90)
         splits = pick.choice([1, 4])
-        right, _result = (B, s, J) if each else (B, J, s), "float32" if splits > 1 else pick.choice(["bfloat16", "float32"])
-        yield scaled(
-            row, (B, M, N, K, M, J, s), (B, M, s), right, "float32" if splits > 1 else pick.choice(["bfloat16", "float32"]), splits
-        )
+        result = "float32" if splits > 1 else pick.choice(["bfloat16", "float32"])
+        yield scaled(row, (B, M, N, K, M, J, s), (B, M, s), (B, s, J) if each else (B, J, s), result, splits)
     yield scaled(row, (1, 2**31 - 2**16, 8, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1))
     yield scaled(row, (9, 2**16 + 3, 2**16, 2**16, 1, 2**9, 2**9), (1, 1, 1), (9, 2**9, 2**9))
 
