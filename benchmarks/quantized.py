@@ -9,7 +9,6 @@ medians in ms, and errors those of the norm.  Activations are float32 on a CPU a
 from __future__ import annotations
 
 import argparse
-import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -26,12 +25,6 @@ ROWS = (1, 4, 16, 64, 128)
 FORMATS = {"int8": (8, None), "int8, groups of 128": (8, 128), "int4, groups of 128": (4, 128)}
 TARGETS = {"int8": 1.5, "int4, groups of 128": 2.2}  # over `wide`, with at most 16 rows, on a GPU
 ON_CPU = ("llama-3 8B, attention",)  # the others say the same
-
-
-# Of scaled 8-bit floats, M, K, N, on a GPU: a cube, and DeepSeek-V3's in training and decoding.
-CUBE = (8192, 8192, 8192)
-SCALED = (CUBE, (4096, 7168, 4096), (64, 7168, 2112))
-OF_CUBE = 1.5  # over `wide`
 
 
 def dequantized(x, q, w):
@@ -72,36 +65,6 @@ def rows(layers, all_rows, rounds: int) -> Iterator[dict]:
                     yield {"row": "gradient in x"} | row | _race(backward, (x, ct), q, exact, clock, rounds)
 
 
-def scaled(implementation: str | None) -> Callable:
-    dims = (((1,), (1,)), ((), ()))
-    static = dict(dimension_numbers=dims, implementation=implementation)
-    return lambda x, w, s, t, *wide: jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, **static)
-
-
-def scaled_rows(shapes, rounds: int) -> Iterator[dict]:
-    """Both factors in float8_e4m3fn, with a scale for each or for 128 of a row and squares of the right one; `wide` in bfloat16."""
-    gpu, (clock, _) = jax.default_backend() == "gpu", timing.timer()
-    forms = {"jaxext": scaled(None)} | {name: scaled(name) for name in ("cuda", "triton", "xla") if gpu}
-    forms["wide"] = lambda x, w, s, t, *wide: jnp.matmul(wide[0], wide[1].T)
-    for M, K, N in shapes:
-        squares = N if N % 128 else N // 128
-        for kind, cuts in {"a scale each": ((1, 1), (1, 1)), "blocks of 128": ((M, K // 128), (squares, K // 128))}.items():
-            keys = jax.random.split(jax.random.key(0), 4)
-            x, w = (jax.random.normal(key, shape).astype(jnp.float8_e4m3fn) for key, shape in zip(keys, ((M, K), (N, K)), strict=False))
-            s, t = (jax.random.uniform(key, cut, minval=0.5, maxval=2) for key, cut in zip(keys[2:], cuts, strict=True))
-            wide = [spread(of, scale).astype(jnp.bfloat16) for of, scale in ((x, s), (w, t))]
-            row = {"row": "scaled", "shape": [M, K, N], "format": f"fp8, {kind}"}
-            row |= {"target": OF_CUBE} if gpu and (M, K, N) == CUBE else {}
-            yield row | race(forms, (x, w, s, t, *wide), clock, rounds, lambda x, w, s, t, *_: jnp.matmul(spread(x, s), spread(w, t).T))
-
-
-def spread(x, scale):
-    """x, each block times its scale."""
-    for axis in (0, 1):
-        scale = jnp.repeat(scale, x.shape[axis] // scale.shape[axis], axis)
-    return x.astype(scale.dtype) * scale
-
-
 def _race(forms, arrays, q, w, clock, rounds) -> dict:
     """The quantised array is an argument, not a constant that XLA would fold."""
     x, *rest = arrays
@@ -128,8 +91,7 @@ def main(arguments=None) -> None:
     parser.add_argument("--layers", type=int, help="how many of the layers (default: all; on a CPU one)")
     options = parser.parse_args(arguments)
     layers = [*LAYERS][: options.layers] if jax.default_backend() == "gpu" else ON_CPU
-    of_scaled = scaled_rows(SCALED, options.rounds) if jax.default_backend() == "gpu" else ()
-    tell(itertools.chain(of_scaled, rows(layers, ROWS, options.rounds)), line, options.json)
+    tell(rows(layers, ROWS, options.rounds), line, options.json)
 
 
 if __name__ == "__main__":

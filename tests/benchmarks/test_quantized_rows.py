@@ -18,13 +18,3 @@ def test_what_it_tells(tmp_path, monkeypatch, capsys):
     assert all(row["error"].keys() == row["ms"].keys() == {"jaxext", "dequantized", "wide"} for row in rows)
     assert all(error < 1e-6 for row in rows for error in row["error"].values())
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
-
-
-@pytest.mark.filterwarnings("ignore:.*float64.*")
-def test_scaled_products():
-    cube, blocks = quantized.scaled_rows([(16, 256, 128)], rounds=1)
-    assert (cube["format"], blocks["format"]) == ("fp8, a scale each", "fp8, blocks of 128")
-    for row in (cube, blocks):
-        assert row["error"].keys() == row["ms"].keys() == {"jaxext", "wide"} and not row["failed"]
-        assert all(error < 4e-3 for error in row["error"].values()), "the result is rounded to bfloat16"
-        assert quantized.line(row)

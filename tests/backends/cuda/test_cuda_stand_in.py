@@ -20,6 +20,7 @@ ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": Fa
 ROWS.append({**ROWS[0], "fused": True})
 SCALED = [{"operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_m": 128, "tile_n": 256, "tile_k": 128, "cluster_m": 2}]
 SCALED.append({**SCALED[0], "tile_m": 64, "tile_n": 128, "cluster_m": 1})
+SCALED += [{**row, "operands": "float8_e5m2"} for row in SCALED] + [{**row, "second": "float8_e5m2"} for row in SCALED]
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def module(monkeypatch):
     families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "scaled", "conv", "depthwise", "causal")}
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     tables["scaled_kernels"] = lambda: SCALED
-    families["scaled_refuses"] = lambda **asked: None if asked["dtypes"][:2] == ("fp8e4nv",) * 2 else "says the stand-in"
+    families["scaled_refuses"] = lambda **asked: None if {*asked["dtypes"][:2]} <= {"fp8e4nv", "fp8e5"} else "says the stand-in"
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
@@ -139,13 +140,15 @@ def test_scaled_kernels_are_called_with_factors_whose_last_axis_is_contracted(tu
     assert ("stablehlo.transpose" in lowered.as_text()) == (not turned)
 
 
-def test_a_step_in_eight_bits_multiplies_so_forward():
-    """The products of backward have wide cotangents, which no scaled kernel takes."""
-    step = jax.grad(lambda x, w: jnp.sum(jaxext.fp8_matmul(x, w).astype(jnp.float32)), (0, 1))
+def test_products_of_eight_bits_are_computed_so():
+    """Of `fp8_matmul`, and of a cotangent in float8_e5m2 with either factor.  A wide cotangent, as for `scaled_dot`, is for others."""
+    x, g = struct(2048, 2048, dtype=jnp.float8_e4m3fn), struct(2048, 2048, dtype=jnp.float8_e5m2)
+    scaled_dot = lambda x, y: jaxext.scaled_dot(x, y, lhs_scale=jnp.ones((1, 1)), rhs_scale=jnp.ones((1, 1)))
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
-        forward, *backward = jaxext.explain(step, struct(1024, 1024), struct(1024, 1024), platform="cuda").rows
-    assert (forward.op, forward.chosen) == ("scaled_dot_xw_nn", "cuda")
-    assert backward and not any(row.chosen == "cuda" for row in backward)
+        chosen = lambda f, *operands: jaxext.explain(f, *operands, platform="cuda").rows[0].chosen
+        assert chosen(jaxext.fp8_matmul, struct(2048, 2048), struct(2048, 2048)) == "cuda"
+        assert [chosen(scaled_dot, *operands) for operands in ((x, x), (g, x), (x, g))] == ["cuda"] * 3
+        assert chosen(scaled_dot, struct(2048, 2048), x) != "cuda"
 
 
 @pytest.mark.parametrize("turned", [False, True])
