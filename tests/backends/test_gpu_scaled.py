@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,11 +86,10 @@ def test_scaled_dot_by_cuda(blocks, turned, dtypes, result):
     s, t = (jnp.asarray(rng.uniform(0.5, 2, shape), jnp.float32) for shape in ((2, M, of_sum), (2, of_sum, of_columns)))
 
     def product(x, w, s, t):
-        given = dict(preferred_element_type=result, implementation="cuda")
-        if turned:
-            dims = (((1,), (1,)), ((), ()))
-            return jaxext.scaled_dot(x, w.T, lhs_scale=s, rhs_scale=t.T, dimension_numbers=dims, **given)
-        return jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, **given)
+        w, t = (w.T, t.T) if turned else (w, t)
+        dims = (((1,), (1 if turned else 0,)), ((), ()))
+        static: dict[str, Any] = dict(dimension_numbers=dims, preferred_element_type=result, implementation="cuda")
+        return jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, **static)
 
     try:
         got = jax.jit(jax.vmap(product))(x, w, s, t)

@@ -216,8 +216,8 @@ def refused(problem: MatmulProblem | ConvProblem | CausalProblem, family: Any) -
         asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "bias": problem.epilogue.bias, "arch": problem.arch}
         return _cuda_module.causal_refuses(**asked)
     if isinstance(problem, cuda_scaled.ScaledProblem):
-        given = dict(dtypes=(*problem.operand_dtypes, problem.dtypes[2]), arch=problem.arch)
-        return cuda_scaled.scaled_both_ways(problem) or _cuda_module.scaled_refuses(**fields(problem), **given)
+        asked = fields(problem) | {"dtypes": (*problem.operand_dtypes, problem.dtypes[2]), "arch": problem.arch}
+        return cuda_scaled.scaled_both_ways(problem) or _cuda_module.scaled_refuses(**asked)
     if reason := _refused_epilogue(problem):
         return reason
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}

@@ -90,7 +90,14 @@ def spread(scale, shape):
     return scale
 
 
-CUTS = {"tensor": (1, 1, 1), "rows and columns": (256, 1, 384), "rows and squares": (256, 4, 3), "narrow columns": (2, 2, 12)}
+CUTS = {
+    "tensor": (1, 1, 1),
+    "rows": (256, 1, 1),
+    "columns": (1, 4, 384),
+    "rows and columns": (256, 1, 384),
+    "rows and squares": (256, 4, 3),
+    "narrow columns": (2, 2, 12),
+}
 
 
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)

@@ -3,6 +3,7 @@
 # ruff: noqa: F401, F811 - two fixtures are imported
 import dataclasses
 import re
+from typing import Any
 
 import host_code
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ PAIRS = [tuple(row[name] for name in ("operands", "second")) for row in _cuda_mo
 (TARGET,) = SCALED
 
 
-def right(pair=PAIRS[0], result="bfloat16", left=(1, 256, 4), right=(1, 3, 4), **changes) -> Call:
+def right(pair=PAIRS[0], result="bfloat16", left=(1, 256, 4), right=(1, 3, 4), **changes: Any) -> Call:
     """A call that is right, but for changes of attributes, which its arrays agree with."""
     row = next(row for row in _cuda_module.scaled_kernels() if (row["operands"], row["second"]) == pair)
     config = {name: row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m")} | {"splits": 1}
@@ -80,14 +81,15 @@ def test_faults(answer, fault):
 
 def test_configs_without_a_kernel(answer):
     for name in ("tile_m", "tile_n", "tile_k", "cluster_m"):
-        assert "no kernel of tiles" in answer(right(**{name: 96}))[1]
+        assert "no kernel of tiles" in answer(right().attribute(**{name: 96}))[1]
     for splits in (0, -1, 33, 2**40):
         assert "want 1 to 32" in answer(right(result="float32", splits=splits))[1]
 
 
 def test_nothing_is_launched_without_work(answer):
     for name in "BMNK":
-        assert re.search(f"{name}=0.*, want 1 or more", answer(right(left=(1, 1, 1), right=(1, 1, 1), **{name: 0}))[1])
+        changes: dict[str, Any] = {name: 0}
+        assert re.search(f"{name}=0.*, want 1 or more", answer(right(left=(1, 1, 1), right=(1, 1, 1), **changes))[1])
 
 
 def test_refusals_are_those_of_the_sources():

@@ -25,7 +25,9 @@ SCALED += [{**row, "operands": "float8_e5m2"} for row in SCALED] + [{**row, "sec
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "scaled", "conv", "depthwise", "causal")}
+    families: dict[str, Any] = {
+        f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "scaled", "conv", "depthwise", "causal")
+    }
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     tables["scaled_kernels"] = lambda: SCALED
     families["scaled_refuses"] = lambda **asked: None if {*asked["dtypes"][:2]} <= {"fp8e4nv", "fp8e5"} else "says the stand-in"
