@@ -19,7 +19,7 @@ TABLE = [dict(operands="fp8e4nv", second="fp8e4nv", **tile) for tile in (WIDE, N
 E4M3 = ("fp8e4nv", "fp8e4nv", "bf16")
 
 
-def product(role="nt", sizes=(256, 512, 384), cuts=(1, 1, 1), slots="xwy", dtypes=E4M3, **fields) -> cuda_scaled.ScaledProblem:
+def product(role="nt", sizes=(16, 512, 384), cuts=(1, 1, 1), slots="xwy", dtypes=E4M3, **fields) -> cuda_scaled.ScaledProblem:
     """`sizes`, `cuts`: of rows, the depth and columns."""
     slots = "".join(slot for slot in slots if slot != test_scaled_dot.ROLES[role]) if slots == "xwy" else slots
     of_triton = test_scaled_dot.a_problem(role, slots, cuts, sizes, dtypes, **fields)
@@ -55,13 +55,13 @@ def test_what_is_refused(name):
 
 def test_results_with_scales_of_both_axes_are_refused():
     """Those of one axis join the factors'."""
-    for cuts, slots, both in [((256, 1, 3), "xy", True), ((256, 1, 1), "xy", False), ((1, 1, 3), "xy", False), ((256, 1, 3), "wy", False)]:
+    for cuts, slots, both in [((16, 1, 3), "xy", True), ((16, 1, 1), "xy", False), ((1, 1, 3), "xy", False), ((16, 1, 3), "wy", False)]:
         said = cuda_scaled.scaled_both_ways(product("nt", cuts=cuts, slots=slots))
         assert said == ("the result has scales of rows and columns at once" if both else None)
 
 
 @pytest.mark.parametrize("role", test_scaled_dot.ROLES)
-@pytest.mark.parametrize("cuts", [(1, 1, 1), (256, 1, 384), (256, 4, 3), (2, 2, 384), (4, 1, 12)], ids=str)
+@pytest.mark.parametrize("cuts", [(1, 1, 1), (16, 1, 384), (16, 4, 3), (2, 2, 384), (4, 1, 12)], ids=str)
 def test_what_is_taken(role, cuts):
     assert refused(product(role, cuts=cuts)) is None
     assert refused(product(role, cuts=cuts, dtypes=(*E4M3[:2], "fp32"), B=3)) is None
@@ -92,10 +92,10 @@ def spread(scale, shape):
 
 CUTS = {
     "tensor": (1, 1, 1),
-    "rows": (256, 1, 1),
+    "rows": (16, 1, 1),
     "columns": (1, 4, 384),
-    "rows and columns": (256, 1, 384),
-    "rows and squares": (256, 4, 3),
+    "rows and columns": (16, 1, 384),
+    "rows and squares": (16, 4, 3),
     "narrow columns": (2, 2, 12),
 }
 

@@ -96,5 +96,5 @@ def test_refusals_are_those_of_the_sources():
     problems = [product(**changes) for name, (changes, _) in REASONS.items() if name != "many tiles"]  # the table there has one tile
     assert [cuda_binding.refused(problem, cuda_scaled) for problem in problems] == [host_code.refuses(p, cuda_scaled) for p in problems]
     assert cuda_binding.refused(product(B=10**30), cuda_scaled)
-    both = product("nt", cuts=(256, 1, 3), slots="xy")
+    both = product("nt", cuts=(16, 1, 3), slots="xy")
     assert cuda_binding.refused(both, cuda_scaled) == "the result has scales of rows and columns at once"
