@@ -288,7 +288,7 @@ HEADER = f"{'':79}{'sm':>5}" + "".join(f"{name:>{width}}" for name, width in COL
 
 def line(row: dict) -> str:
     numbers = " -> ".join(dict.fromkeys(row[slot] for slot in ("operands", "result") if slot in row))
-    numbers = f"{numbers}, {row['second']}" if "second" in row else numbers
+    numbers = f"{numbers}, {row['second']}" if row.get("second", numbers) != numbers else numbers
     where = f"{row['kernel']:17}{numbers:27}{row['config'][:34]:35}{row['arch']:>5}{'' if row['source'] == 'code' else '*':1}"
     columns = "".join(f"{row[name]:>{width}}" for name, width in COLUMNS.items())[1:]
     accesses = ", ".join(" ".join(f"{n}x{width}" for width, n in row[kind].items()) for kind in ("loads", "stores"))
