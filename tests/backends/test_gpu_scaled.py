@@ -77,7 +77,8 @@ def test_scaled_dot(implementation, dtypes, blocks):
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("blocks", SIZES)
 def test_scaled_dot_by_cuda(blocks, turned, dtypes, result):
-    """Values, of a right factor with either axis last; jitted, and of each example under vmap."""
+    """Values, of a right factor with either axis last; jitted, and of each example under vmap.  Of a float32 result too: tensor cores keep
+    some 14 bits of the sum of a step."""
     of_sum, of_columns = SIZES[blocks]
     of_columns = N if of_columns == 1 else of_columns
     sizes = M, K, of_columns * 128 if blocks == "squares" else N
@@ -100,7 +101,7 @@ def test_scaled_dot_by_cuda(blocks, turned, dtypes, result):
     wide = [np.asarray(of.astype(jnp.float32), np.float64) for of in (x, w)]
     for n in range(2):
         left, right = (of[n] * spread(np.asarray(scale)[n], of[n].shape) for of, scale in zip(wide, (s, t), strict=True))
-        near(np.asarray(got[n].astype(jnp.float32)), left @ right, 1 if result == jnp.bfloat16 else 1 / 16)
+        near(np.asarray(got[n].astype(jnp.float32)), left @ right, 2 if result == jnp.bfloat16 else 1)
 
 
 @BY_EACH
