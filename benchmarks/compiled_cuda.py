@@ -25,13 +25,15 @@ from .machine_code import access_bytes, find, instructions, tool
 
 ONLY = ("weight_only",)  # families that Triton has not
 NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
-DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn")  # jaxext::Dtype
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")  # jaxext::Dtype
 ELEMENTS = {
     "float": "float32",
     "__nv_bfloat16": "bfloat16",
     "__half": "float16",
     "cutlass::bfloat16_t": "bfloat16",
     "cutlass::half_t": "float16",
+    "cutlass::float_e4m3_t": "float8_e4m3fn",
+    "cutlass::float_e5m2_t": "float8_e5m2",
 }
 MATMUL_ROLES = ("nn", "nt", "tn")
 CONV_ROLES = ("fprop", "dgrad", "wgrad")
@@ -42,7 +44,7 @@ _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
 _NAME = re.compile(
     r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
-    r"(Matmul|RaggedProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel)<([^<>]*)"
+    r"(Matmul|RaggedProduct|ScaledProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel)<([^<>]*)"
 )  # up to a template among the arguments
 
 
@@ -146,6 +148,15 @@ def describe(name: str) -> dict:
             "config": f"{m}x{n}, cluster {cluster}",
             **{"tile_m": m, "tile_n": n, "cluster_n": cluster},
         }
+    if template == "ScaledProduct":
+        m, n, cluster = map(int, arguments[2:5])
+        return {
+            "kernel": "scaled",
+            "operands": ELEMENTS[arguments[0]],
+            "second": ELEMENTS[arguments[1]],
+            "config": f"{m}x{n}, cluster {cluster}",
+            **{"tile_m": m, "tile_n": n, "cluster_m": cluster},
+        }
     if template == "Convolution":
         role, rank, m, n, cluster = (int(arguments[i]) for i in (0, 1, 3, 4, 5))
         return {
@@ -195,10 +206,12 @@ def _describe_causal(template: str, element: str, vector: str, *which: str) -> d
 def identity(row: dict) -> tuple:
     """The fields that identify a row."""
     family = "conv" if "rank" in row else "ragged" if "cluster_n" in row else "matmul"
-    kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else f"{family}_{row['role']}")
+    of_product = "scaled" if "second" in row else f"{family}_{row.get('role')}"
+    kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else of_product)
     names = {
         "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
         "ragged": ("cluster_n",),
+        "scaled": ("cluster_m", "second"),
     }.get(kernel.partition("_")[0], ("cluster_m",))
     return kernel, *(row.get(name) for name in ("operands", "tile_m", "tile_n", *names))
 
@@ -230,7 +243,7 @@ def sums(row: dict) -> bool:
 
 
 def stores_lines(row: dict) -> bool:
-    return row["kernel"].startswith("ragged") or vectorised(row) and not sums(row)
+    return row["kernel"].startswith(("ragged", "scaled")) or vectorised(row) and not sums(row)
 
 
 # What no kernel may do -> whether a row does it.
@@ -280,12 +293,13 @@ COLUMNS = {
     "multicast": 10,
     "tma_stores": 11,
 }
-HEADER = f"{'':78}{'sm':>5}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()) + "   bytes  loads, stores"
+HEADER = f"{'':79}{'sm':>5}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()) + "   bytes  loads, stores"
 
 
 def line(row: dict) -> str:
     numbers = " -> ".join(dict.fromkeys(row[slot] for slot in ("operands", "result") if slot in row))
-    where = f"{row['kernel']:17}{numbers:26}{row['config'][:34]:35}{row['arch']:>5}{'' if row['source'] == 'code' else '*':1}"
+    numbers = f"{numbers}, {row['second']}" if row.get("second", numbers) != numbers else numbers
+    where = f"{row['kernel']:17}{numbers:27}{row['config'][:34]:35}{row['arch']:>5}{'' if row['source'] == 'code' else '*':1}"
     columns = "".join(f"{row[name]:>{width}}" for name, width in COLUMNS.items())[1:]
     accesses = ", ".join(" ".join(f"{n}x{width}" for width, n in row[kind].items()) for kind in ("loads", "stores"))
     return f"{where}{columns}{row['bytes']:>8}  {accesses}" + "".join(f"  !! {law}" for law in offences(row))
@@ -318,7 +332,7 @@ def load(path: pathlib.Path) -> Any:
 
 def tables(module: Any) -> list[dict]:
     """A row for each Hopper kernel in the module's tables."""
-    return [*module.matmul_kernels(), *module.ragged_kernels(), *module.conv_kernels()]
+    return [*module.matmul_kernels(), *module.ragged_kernels(), *module.scaled_kernels(), *module.conv_kernels()]
 
 
 def collect(path: pathlib.Path, module: Any, archs: Collection[int] = ()) -> list[dict]:

@@ -45,6 +45,8 @@ inline std::optional<Dtype> DtypeOf(ffi::DataType type) {
       return Dtype::kF16;
     case ffi::F8E4M3FN:
       return Dtype::kE4M3;
+    case ffi::F8E5M2:
+      return Dtype::kE5M2;
     default:
       return std::nullopt;
   }
@@ -72,7 +74,7 @@ inline Status WrongDtype(const std::string& name, const ffi::AnyBuffer& buffer, 
 inline Status Check(const std::string& name, const ffi::AnyBuffer& buffer, const std::vector<int64_t>& shape, Dtype* dtype) {
   if (Status s = CheckShape(name, buffer, shape); !s.ok()) return s;
   const std::optional<Dtype> known = DtypeOf(buffer.element_type());
-  if (!known) return WrongDtype(name, buffer, "float32, bfloat16, float16 or float8_e4m3fn");
+  if (!known) return WrongDtype(name, buffer, "float32, bfloat16, float16, float8_e4m3fn or float8_e5m2");
   *dtype = *known;
   return {};
 }

@@ -10,6 +10,7 @@
 #include "matmul.h"
 #include "ragged.h"
 #include "refusals.h"
+#include "scaled.h"
 #include "targets.h"
 
 namespace py = pybind11;
@@ -20,7 +21,8 @@ namespace {
 
 py::dict Handlers() {
   py::dict handlers;
-  for (const auto& targets : {MatmulTargets(), RaggedTargets(), ConvTargets(), DepthwiseTargets(), CausalTargets(), WeightOnlyTargets()}) {
+  for (const auto& targets : {MatmulTargets(), RaggedTargets(), ScaledTargets(), ConvTargets(), DepthwiseTargets(), CausalTargets(),
+                              WeightOnlyTargets()}) {
     for (const Target& target : targets) handlers[py::str(target.name)] = py::capsule(reinterpret_cast<void*>(target.handler));
   }
   return handlers;
@@ -44,6 +46,16 @@ py::list RaggedTable() {
   for (const RaggedKernel& k : RaggedKernels()) {
     rows.append(py::dict("role"_a = NameOf(k.role), "operands"_a = Name(k.dtype), "result"_a = Name(k.dtype), "tile_m"_a = k.config.tile_m,
                          "tile_n"_a = k.config.tile_n, "tile_k"_a = k.config.tile_k, "cluster_n"_a = k.config.cluster_n,
+                         "stages"_a = k.stages, "shared"_a = k.shared_bytes));
+  }
+  return rows;
+}
+
+py::list ScaledTable() {
+  py::list rows;
+  for (const ScaledKernel& k : ScaledKernels()) {
+    rows.append(py::dict("operands"_a = Name(k.first), "second"_a = Name(k.second), "tile_m"_a = k.config.tile_m,
+                         "tile_n"_a = k.config.tile_n, "tile_k"_a = k.config.tile_k, "cluster_m"_a = k.config.cluster_m,
                          "stages"_a = k.stages, "shared"_a = k.shared_bytes));
   }
   return rows;
@@ -92,6 +104,12 @@ Reason AskRagged(const std::string& role, const py::object& B, const py::object&
                  const py::object& N, const py::object& K, const py::object& G, const Names& dtypes, int arch) {
   return RaggedRefuses(RoleOf<MatmulRole>(role, {"nn", "nt", "tn"}),
                        {Number(B), Number(P), Number(R), Number(M), Number(N), Number(K), Number(G)}, {dtypes[0], dtypes[1], dtypes[2]},
+                       arch);
+}
+
+Reason AskScaled(const py::object& B, const py::object& M, const py::object& N, const py::object& K, const py::object& I,
+                 const py::object& J, const py::object& S, const Names& dtypes, int arch) {
+  return ScaledRefuses({Number(B), Number(M), Number(N), Number(K), Number(I), Number(J), Number(S)}, {dtypes[0], dtypes[1], dtypes[2]},
                        arch);
 }
 
@@ -146,6 +164,9 @@ PYBIND11_MODULE(_cuda_module, module) {
   module.def("ragged_kernels", &jaxext::RaggedTable, "The kernels of ragged products, a dict for each.");
   module.def("ragged_refuses", &jaxext::AskRagged, "Why no kernel takes this ragged product, or None.", py::kw_only(), "role"_a, "B"_a,
              "P"_a, "R"_a, "M"_a, "N"_a, "K"_a, "G"_a, "dtypes"_a, "arch"_a);
+  module.def("scaled_kernels", &jaxext::ScaledTable, "The kernels of products of scaled numbers, a dict for each.");
+  module.def("scaled_refuses", &jaxext::AskScaled, "Why no kernel takes this scaled product, or None.", py::kw_only(), "B"_a, "M"_a, "N"_a,
+             "K"_a, "I"_a, "J"_a, "S"_a, "dtypes"_a, "arch"_a);
   jaxext::DefineConv<&jaxext::ConvRefuses>(module, "conv_refuses", "Why no kernel takes this dense convolution, or None.");
   jaxext::DefineConv<&jaxext::DepthwiseRefuses>(module, "depthwise_refuses", "Why no kernel takes this depthwise convolution, or None.");
   module.def("causal_refuses", &jaxext::AskCausal, "Why no kernel takes this causal convolution, or None.", py::kw_only(), "role"_a, "B"_a,

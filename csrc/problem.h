@@ -10,9 +10,9 @@
 
 namespace jaxext {
 
-enum class Dtype { kF32, kBF16, kF16, kE4M3 };
+enum class Dtype { kF32, kBF16, kF16, kE4M3, kE5M2 };
 
-constexpr int64_t Bytes(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : dtype == Dtype::kE4M3 ? 1 : 2; }
+constexpr int64_t Bytes(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : dtype == Dtype::kE4M3 || dtype == Dtype::kE5M2 ? 1 : 2; }
 
 constexpr const char* Name(Dtype dtype) {
   switch (dtype) {
@@ -24,6 +24,8 @@ constexpr const char* Name(Dtype dtype) {
       return "float16";
     case Dtype::kE4M3:
       return "float8_e4m3fn";
+    case Dtype::kE5M2:
+      return "float8_e5m2";
   }
   return "?";
 }
@@ -38,6 +40,12 @@ struct MatmulProblem {
 // x[B,P,R,M,K], w[B,G,K,N], y[B,P,R,M,N]: rows in G groups, and a matrix for each.
 struct RaggedProblem {
   int64_t B, P, R, M, N, K, G;
+};
+
+// d[m,n] = Σ_k a[m,k] b[n,k], for each of B.  A scale has an element for each block: of rows in I blocks, columns in J, what is contracted
+// in S.
+struct ScaledProblem {
+  int64_t B, M, N, K, I, J, S;
 };
 
 struct ConvProblem {

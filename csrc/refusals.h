@@ -32,6 +32,8 @@ constexpr const char* ShortName(Dtype dtype) {
       return "fp16";
     case Dtype::kE4M3:
       return "fp8e4nv";
+    case Dtype::kE5M2:
+      return "fp8e5";
   }
   return "?";
 }
@@ -44,6 +46,8 @@ constexpr const char* ShortName(Dtype dtype) {
 // other sizes.  Arguments may be any numbers of 64 bits.
 Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, bool fused, std::optional<int> arch = {});
 Reason RaggedRefuses(MatmulRole role, const RaggedProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
+// Of a, b and d.
+Reason ScaledRefuses(const ScaledProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 // Of x, weight and y; the bias's dtype is "" where there is none.

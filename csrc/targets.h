@@ -16,6 +16,7 @@ struct Target {
 
 std::vector<Target> MatmulTargets();
 std::vector<Target> RaggedTargets();
+std::vector<Target> ScaledTargets();
 std::vector<Target> ConvTargets();
 std::vector<Target> DepthwiseTargets();
 std::vector<Target> CausalTargets();

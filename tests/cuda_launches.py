@@ -30,8 +30,8 @@ LIBRARY = LIBRARIES[-1]
 from jaxext import _cuda_module  # noqa: E402
 
 OK, INVALID, INTERNAL = range(3)  # jaxext::Status
-CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn"]  # jaxext::Dtype
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]  # jaxext::Dtype
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2, "forward": 0, "backward": 1}
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
 SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
@@ -41,6 +41,8 @@ RAGGED_SHAPES = {"x": "BPRMK", "w": "BGKN", "y": "BPRMN"}
 ADDRESSES = [(i << 44) + 16 for i in (1, 2, 3)]
 ADDED = {slot: (i << 44) + 16 for i, slot in enumerate(("bias", "residual", "saved"), 4)}
 PLACES = (7 << 44) + 4  # of a ragged product
+# Of a scaled product's: factors, their scales, and the result.
+SCALED = {name: (i << 44) + 16 for i, name in enumerate(("a", "b", "left", "right", "d"), 1)}
 # Of a causal convolution's arrays.
 CAUSAL = {name: (i << 44) + 16 for i, name in enumerate((*OPERANDS, *RESULTS), 1)}
 # Of a weight-only product's.
@@ -51,6 +53,7 @@ SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes
 
 # What can be called, a row for each compiled kernel.
 MATMULS = _cuda_module.matmul_kernels()
+SCALEDS = _cuda_module.scaled_kernels()
 RAGGEDS = _cuda_module.ragged_kernels()
 CONVS = [row | {"family": 1} for row in _cuda_module.conv_kernels()]
 DEPTHWISE = [
@@ -59,7 +62,7 @@ DEPTHWISE = [
     for role in ("fprop", "dgrad", "wgrad")
     for dtype in ("float32", "bfloat16", "float16")
 ]
-WEIGHT_ONLYS = [dict(family=5, operands=dtype, bits=bits) for dtype in ("bf16", "fp16") for bits in (4, 8)]
+WEIGHT_ONLYS = [dict(family=6, operands=dtype, bits=bits) for dtype in ("bf16", "fp16") for bits in (4, 8)]
 CAUSALS = [dict(family=4, role=role, operands=dtype) for role in ("forward", "backward") for dtype in ("fp32", "bf16", "fp16")]
 
 
@@ -87,6 +90,9 @@ def ask(case, device=0, failing=""):
     if case["family"] == 4:
         return _ask_causal(case, device, failing, answer)
     if case["family"] == 5:
+        given = [_pointer(case[name]) for name in ("dtypes", "problem", "config", "strides", "addresses")]
+        return _told(runtime().CallScaled(device, failing.encode(), *given, answer, ctypes.c_int64(len(answer))), answer)
+    if case["family"] == 6:
         return _ask_weight_only(case, device, failing, answer)
     where = (case["family"], case["rank"], ROLES[case["role"]], device, failing.encode())
     dtypes = (CODES.index(case["operands"]), CODES.index(case["result"]))
@@ -138,6 +144,27 @@ def ragged(row, B, P, R, M, N, K, G):
     )
 
 
+def scaled(row, problem, left, right, result="bfloat16", splits=1):
+    """`problem`: B, M, N, K, and the blocks I, J and S.  `left`, `right`: the scales' shapes, (B, I, S) and (B, J, S), or (B, S, J) if each
+    column has its own; an axis of 1 is for all."""
+    B, M, N, K, _, J, _ = problem
+    strides = [0 if size == 1 else math.prod(left[axis + 1 :]) for axis, size in enumerate(left)]
+    of_right = [0 if size == 1 else math.prod(right[axis + 1 :]) for axis, size in enumerate(right)]
+    strides += [of_right[0], of_right[2], of_right[1]] if J == N else of_right
+    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m")] + [splits]
+    return dict(
+        family=5,
+        dtypes=[CODES.index(dtype) for dtype in (row["operands"], row["second"], result)],
+        operands=row["operands"],
+        result=result,
+        problem=[*problem],
+        config=config,
+        strides=strides,
+        addresses=[*SCALED.values(), STREAM],
+        bytes=dict(a=B * M * K, b=B * N * K, left=4 * math.prod(left), right=4 * math.prod(right), d=B * M * N * BYTES[result] * splits),
+    )
+
+
 def conv(row, p, config):
     result = "float32" if config.splits > 1 else row["operands"]
     x, w, y = (p.B * p.G * n for n in (p.N * math.prod(p.input) * p.C, p.K * math.prod(p.filter) * p.C, p.N * math.prod(p.output) * p.K))
@@ -172,7 +199,7 @@ def weight_only(problem, config):
     short, result = {"fp32": 0, "bf16": 1, "fp16": 2}, "fp32" if config.splits > 1 else problem.dtypes[2]  # jaxext::Dtype
     dtypes = simt_weight_only.dtypes(problem, config.splits)
     return dict(
-        family=5,
+        family=6,
         role=problem.role,
         operands=problem.dtypes[0],
         dtypes=[short[problem.dtypes[0]], short[result]],

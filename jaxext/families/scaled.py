@@ -24,7 +24,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext.backends.cuda.cuda_binding import CudaWeightOnly
+from jaxext.backends.cuda.cuda_binding import CudaScaled
 from jaxext.backends.triton.triton_binding import TritonScaled
 from jaxext.backends.xla.xla_scaled import XlaScaled, summed
 from jaxext.families import fuse
@@ -39,7 +39,7 @@ SLOTS = {"x": ("B", "I", "M", "S", "K"), "w": ("B", "S", "K", "J", "N"), "y": ("
 SCALES = {"x": ("B", "I", "S"), "w": ("B", "S", "J"), "y": ("B", "I", "J")}
 _OF_MATMUL = {"x": "a", "w": "b", "y": "c"}
 
-FAMILY = declare(Family("scaled_dot", twin=lax.dot_general_p, names=r"scaled_dot_[wxy]+"), CudaWeightOnly(), TritonScaled(), XlaScaled())
+FAMILY = declare(Family("scaled_dot", twin=lax.dot_general_p, names=r"scaled_dot_[wxy]+"), CudaScaled(), TritonScaled(), XlaScaled())
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +20,17 @@ import pytest
 import test_conv as dense
 import test_depthwise as depthwise
 import test_ragged_kernel as ragged
+import test_scaled_dot as scaled
 from cases import CASES, ConvCase, DotCase, named, random
 from harness import check
 from jax import lax
+from test_cuda_scaled import product as scaled_product
 from test_gpu import HALF, NN, SUMS, conv, exact, label, on_cpu, ours, value_and_gradients, verify
 from test_simt import CASES as DEPTHWISE
 
 import jaxext
 from jaxext._target import compute_capability
-from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged
+from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged, cuda_scaled
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._ragged import visits
@@ -226,6 +229,34 @@ def test_ragged_kernel(name, role, dtype):
     for config in cuda_ragged.candidates(problem, cuda_binding._compiled("ragged_kernels")):
         places = np.stack([begin, end], -1) if role == "tn" else visits(np, begin, end, problem.M, config.tile_m)
         check(alone(problem.name, problem, config, truth.shape, [*operands.values(), places], tuple("BPRMNKG")), truth)
+
+
+# Rows, the depth and columns, and their blocks: tiles and steps end early, and the depth is long enough for parts.
+SCALED = {
+    "tensor": ((203, 2320, 392), (1, 1, 1)),
+    "rows and columns": ((203, 2320, 392), (203, 1, 392)),
+    "rows and squares": ((203, 2304, 384), (203, 18, 3)),
+    "lines": ((77, 2304, 392), (77, 18, 392)),
+    "long blocks": ((1030, 1536, 512), (2, 3, 1)),
+    "one row": ((1, 512, 8), (1, 4, 8)),
+}
+
+
+@hopper
+@pytest.mark.parametrize("dtypes", [("fp8e4nv", "fp8e4nv"), ("fp8e5", "fp8e4nv"), ("fp8e4nv", "fp8e5")], ids=str)
+@pytest.mark.parametrize("role", scaled.ROLES)
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_kernel(name, role, dtypes):
+    sizes, cuts = SCALED[name]
+    for result in ("bf16", "fp32"):
+        problem = scaled_product(role, sizes, cuts, dtypes=(*dtypes, result), B=2 if name == "long blocks" else 1)
+        assert cuda_binding.refused(problem, cuda_scaled) is None
+        operands = scaled.some_operands(problem)
+        given = cuda_scaled.arrays(problem, {slot: jnp.asarray(operands[slot]) for slot in cuda_scaled.slots(problem)})
+        fields = cuda_binding.fields(problem)
+        truth, numbers = scaled.true(problem, operands), types.SimpleNamespace(**fields, dtypes=problem.dtypes)
+        for config in some(cuda_scaled.candidates(problem, cuda_binding._compiled("scaled_kernels"))):
+            check(alone("scaled", numbers, config, truth.shape, list(given.values()), tuple(fields)), truth)
 
 
 # The public operations

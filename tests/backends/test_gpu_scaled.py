@@ -1,6 +1,8 @@
 """Products of scaled and quantised numbers on a GPU, by each implementation, against float64; `xla` on CPUs too."""
 
 import functools
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +91,39 @@ def test_weight_only(bits, group, rows, dtype):
     first = jax.tree.map(lambda part: part[0], q)
     near(jax.jit(cuda)(x[0], first), want[0], 2)
     near(jax.jit(functools.partial(cuda, preferred_element_type=jnp.float32))(x[0], first), want[0], 0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("result", [jnp.bfloat16, jnp.float32], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("dtypes", [("float8_e4m3fn", "float8_e4m3fn"), ("float8_e5m2", "float8_e4m3fn")], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("blocks", SIZES)
+def test_scaled_dot_by_cuda(blocks, turned, dtypes, result):
+    """Values, of a right factor with either axis last; jitted, and of each example under vmap.  Of a float32 result too: tensor cores keep
+    some 14 bits of the sum of a step."""
+    of_sum, of_columns = SIZES[blocks]
+    of_columns = N if of_columns == 1 else of_columns
+    sizes = M, K, of_columns * 128 if blocks == "squares" else N
+    x, w = (jnp.asarray(random(shape, np.float32, n)).astype(dtypes[n]) for n, shape in enumerate([(2, *sizes[:2]), (2, *sizes[1:])]))
+    rng = np.random.default_rng(2)
+    s, t = (jnp.asarray(rng.uniform(0.5, 2, shape), jnp.float32) for shape in ((2, M, of_sum), (2, of_sum, of_columns)))
+
+    def product(x, w, s, t):
+        w, t = (w.T, t.T) if turned else (w, t)
+        dims = (((1,), (1 if turned else 0,)), ((), ()))
+        static: dict[str, Any] = dict(dimension_numbers=dims, preferred_element_type=result, implementation="cuda")
+        return jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, **static)
+
+    try:
+        got = jax.jit(jax.vmap(product))(x, w, s, t)
+    except NotImplementedError as error:
+        if re.search("compute capability|no CUDA kernels|built without", str(error)):
+            pytest.skip(str(error))
+        raise
+    wide = [np.asarray(of.astype(jnp.float32), np.float64) for of in (x, w)]
+    for n in range(2):
+        left, right = (of[n] * spread(np.asarray(scale)[n], of[n].shape) for of, scale in zip(wide, (s, t), strict=True))
+        near(np.asarray(got[n].astype(jnp.float32)), left @ right, 2 if result == jnp.bfloat16 else 1)
 
 
 @BY_EACH

@@ -16,6 +16,7 @@
 #include "depthwise.h"
 #include "matmul.h"
 #include "ragged.h"
+#include "scaled.h"
 #include "weight_only.h"
 
 namespace {
@@ -270,6 +271,21 @@ int32_t CallWeightOnly(int32_t on_device, const char* fail, const int64_t* dtype
                                        static_cast<const float*>(at(2))};
   const Status status = WeightOnly(*reinterpret_cast<const WeightOnlyProblem*>(problem), *reinterpret_cast<const WeightOnlyConfig*>(config),
                                    operands, at(3), static_cast<cudaStream_t>(at(4)));
+  return Conclude(status, answer, room);
+}
+
+// The same of a scaled product.  `dtypes`: of both factors and of the result.  `strides`: of the left scale and of the right one.
+// `addresses`: those of both factors, their scales, and the result, and the stream.
+int32_t CallScaled(int32_t on_device, const char* fail, const int64_t* dtypes, const int64_t* problem, const int64_t* config,
+                   const int64_t* strides, const int64_t* addresses, char* answer, int64_t room) {
+  using namespace jaxext;
+  Begin(on_device, fail);
+  const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
+  const auto dtype = [&](int i) { return static_cast<Dtype>(dtypes[i]); };
+  const Scale left = {static_cast<const float*>(at(2)), strides[0], strides[1], strides[2]};
+  const Scale right = {static_cast<const float*>(at(3)), strides[3], strides[4], strides[5]};
+  const Status status = Scaled(*reinterpret_cast<const ScaledProblem*>(problem), *reinterpret_cast<const ScaledConfig*>(config), dtype(0),
+                               dtype(1), dtype(2), at(0), at(1), left, right, at(4), static_cast<cudaStream_t>(at(5)));
   return Conclude(status, answer, room);
 }
 

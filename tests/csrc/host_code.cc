@@ -6,6 +6,7 @@
 #include "matmul.h"
 #include "ragged.h"
 #include "refusals.h"
+#include "scaled.h"
 
 namespace jaxext {
 namespace {
@@ -41,6 +42,9 @@ std::vector<RaggedKernel> RaggedNN() { return {{MatmulRole::kNN, Dtype::kBF16, {
 std::vector<RaggedKernel> RaggedNT() { return {{MatmulRole::kNT, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
 std::vector<RaggedKernel> RaggedTN() { return {{MatmulRole::kTN, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
 
+std::vector<ScaledKernel> ScaledE4M3() { return {{Dtype::kE4M3, Dtype::kE4M3, {128, 256, 128, 2, 1}, 0, 0, nullptr}}; }
+std::vector<ScaledKernel> ScaledE5M2() { return {{Dtype::kE5M2, Dtype::kE4M3, {64, 128, 128, 1, 1}, 0, 0, nullptr}}; }
+
 }  // namespace jaxext
 
 using namespace jaxext;
@@ -54,6 +58,8 @@ extern "C" int Refuses(const char* family, int role, int rank, const int64_t* pr
     reason = MatmulRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, /*fused=*/false, arch);
   } else if (!std::strcmp(family, "ragged")) {
     reason = RaggedRefuses(MatmulRole(role), *reinterpret_cast<const RaggedProblem*>(problem), names, arch);
+  } else if (!std::strcmp(family, "scaled")) {
+    reason = ScaledRefuses(*reinterpret_cast<const ScaledProblem*>(problem), names, arch);
   } else if (!std::strcmp(family, "causal")) {
     reason = CausalRefuses(CausalRole(role), *reinterpret_cast<const CausalProblem*>(problem), names, dtypes[3], arch);
   } else if (!std::strcmp(family, "weight_only")) {

@@ -9,6 +9,7 @@
 #include "depthwise.h"
 #include "matmul.h"
 #include "ragged.h"
+#include "scaled.h"
 #include "targets.h"
 #include "weight_only.h"
 
@@ -73,6 +74,13 @@ Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, Dt
              result, {first, second, places, out}, /*epilogue=*/nullptr);
 }
 
+Status Scaled(const ScaledProblem& p, const ScaledConfig& c, Dtype first, Dtype second, Dtype result, const void* a, const void* b,
+              const Scale& left, const Scale& right, void* d, cudaStream_t) {
+  return Say("scaled", {p.B, p.M, p.N, p.K, p.I, p.J, p.S, static_cast<int64_t>(second)},
+             {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.splits, left.batch, left.outer, left.step, right.batch, right.outer, right.step},
+             first, result, {a, b, left.data, right.data, d}, /*epilogue=*/nullptr);
+}
+
 Status Causal(CausalRole role, const CausalProblem& p, const CausalConfig& c, const CausalOperands& o, const CausalResults& r,
               cudaStream_t) {
   const int64_t of_bias = o.bias != nullptr ? static_cast<int64_t>(o.of_bias) : -1;
@@ -91,8 +99,8 @@ Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const W
 
 // The handler of that name, or null.
 extern "C" void* HandlerOf(const char* name) {
-  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ConvTargets(), jaxext::DepthwiseTargets(),
-                              jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
+  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::ConvTargets(),
+                              jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
     for (const jaxext::Target& target : targets) {
       if (target.name == name) return reinterpret_cast<void*>(target.handler);
     }

@@ -31,6 +31,7 @@ from cuda_launches import (
     LIBRARY,
     OK,
     PLACES,
+    SCALED,
     SHAPES,
     SLOTS,
     WEIGHT_ONLY,
@@ -40,6 +41,7 @@ from cuda_launches import (
     matmul,
     ragged,
     runtime,
+    scaled,
     weight_only,
 )
 from harness import check
@@ -56,6 +58,7 @@ DTYPES = {
     "bfloat16": ml_dtypes.bfloat16,
     "float16": np.float16,
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
 }
 SWIZZLES = (0, 32, 64, 128)  # CUtensorMapSwizzle -> bytes of a row
 
@@ -258,6 +261,72 @@ class WeightOnlyCall:
         assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written.ravel())}"
         assert [values.tobytes() for values in operands.values()] == before
         return result.values
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledCall:
+    """Of a scaled product: problem and scales as in cuda_launches."""
+
+    row: Mapping[str, Any]
+    problem: tuple[int, ...]
+    left: tuple[int, ...] = (1, 1, 1)
+    right: tuple[int, ...] = (1, 1, 1)
+    result: str = "bfloat16"
+    splits: int = 1
+    integers: bool = True
+
+    @property
+    def case(self):
+        return scaled(self.row, self.problem, self.left, self.right, self.result, self.splits)
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        B, M, N, K, *_ = self.problem
+        rng = np.random.default_rng(0)
+        draw = lambda shape: rng.integers(-3, 4, shape) if self.integers else rng.standard_normal(shape)
+        powers = lambda shape: np.exp2(rng.integers(-2, 3, shape)) if self.integers else rng.uniform(0.1, 2, shape)
+        factors = {"a": ((B, M, K), self.row["operands"]), "b": ((B, N, K), self.row["second"])}
+        found = {name: draw(shape).astype(DTYPES[dtype]) for name, (shape, dtype) in factors.items()}
+        return found | {"left": powers(self.left).astype(np.float32), "right": powers(self.right).astype(np.float32)}
+
+    def truth(self, absolute=False) -> np.ndarray:
+        B, M, N, K, *_, J, _ = self.problem
+        a, b, left, right = (self.arrays[name].astype(np.float64) for name in ("a", "b", "left", "right"))
+        right = right.swapaxes(1, 2) if J == N else right
+        a, b = (x * spread(scale, x.shape) for x, scale in ((a, left), (b, right)))
+        return np.einsum("bmk,bnk->bmn", *(np.abs(x) if absolute else x for x in (a, b)))
+
+    def check(self, **where) -> None:
+        """As a plain call."""
+        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
+        np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
+        self.check_result(late)
+
+    def check_result(self, parts) -> None:
+        got = parts[0] if len(parts) == 1 else parts.sum(axis=0)
+        check(got, self.truth(), None if self.integers else self.truth(absolute=True))
+
+    def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
+        """The partial results.  Each element is written once, the operands never."""
+        kernels = instead or modules(arch)
+        status, asked = ask(self.case, device)
+        assert status == OK, asked
+        inputs = [Input(values, SCALED[name]) for name, values in self.arrays.items()]
+        before = [values.tobytes() for values in self.arrays.values()]
+        shape = (self.splits, *(self.problem[i] for i in (0, 1, 2)))
+        dtype = np.dtype(DTYPES[self.result])
+        output = Output(np.full(shape, -1, f"i{dtype.itemsize}").view(dtype), SCALED["d"])
+        launch(asked, kernels, [*inputs, output], late)
+        assert (output.written == 1).all(), f"each element is written once: {np.bincount(output.written.ravel())}"
+        assert [values.tobytes() for values in self.arrays.values()] == before
+        return output.values
+
+
+def spread(scale: np.ndarray, shape) -> np.ndarray:
+    """An element for each of an array of this shape."""
+    for axis, size in enumerate(shape):
+        scale = np.repeat(scale, size // scale.shape[axis], axis)
+    return scale
 
 
 def _operands(row, shapes, integers):

@@ -11,8 +11,8 @@ import test_cuda_conv
 import test_depthwise
 import test_simt
 import test_small_kernels
-from cuda_kernels import CausalCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import CONVS, DEPTHWISE, MATMULS, RAGGEDS, ask
+from cuda_kernels import CausalCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
+from cuda_launches import CONVS, DEPTHWISE, MATMULS, RAGGEDS, SCALEDS, ask
 from defects import TWICE, WRONG, planted, said
 from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS
@@ -36,6 +36,14 @@ def ragged(role):
     """A group ends within a tile, and within a step of the contraction over its rows."""
     row = row_of(RAGGEDS, role=role, operands="bfloat16", tile_m=128)
     return ragged_call(row, (150, 0, 75), 230, K=(row["stages"] + 1) * row["tile_k"] + 8, N=264), {"device": TWO_MULTIPROCESSORS}
+
+
+def scaled(each):
+    """More steps than stages, with a scale for 128 of each row, and for squares or `each` column."""
+    row = row_of(SCALEDS, operands="float8_e4m3fn", second="float8_e4m3fn", tile_m=128)
+    M, N, steps = 2 * row["tile_m"] + 8, 3 * 128, row["stages"] + 1
+    right = (1, steps, N) if each else (1, N // 128, steps)
+    return ScaledCall(row, (1, M, N, 128 * steps, M, N if each else N // 128, steps), (1, M, steps), right), {"device": TWO_MULTIPROCESSORS}
 
 
 def convolution(name, **changes):
@@ -68,6 +76,8 @@ CALLS = {
     "product": product,
     "ragged": functools.partial(ragged, "nn"),
     "ragged sum": functools.partial(ragged, "tn"),
+    "scaled": functools.partial(scaled, False),
+    "scaled columns": functools.partial(scaled, True),
     "fprop": functools.partial(convolution, "strided, padded unevenly", C=520, K=72),
     "wgrad": functools.partial(convolution, "wgrad", N=12, C=136, K=72),
     "causal": functools.partial(depthwise, "causal k3, several chunks", "fprop", "float32", G=240),
@@ -123,6 +133,25 @@ DEFECTS = {
     "ragged sum: rows of others are not cleared": ("ragged sum", r"st\.v4\.u32[^;]*;", "", None, WRONG),
     "ragged sum: no fence after clearing": ("ragged sum", r"fence\.proxy\.async\.shared::cta;", "", None, "no fence.proxy.async follows"),
     "ragged sum: no barrier after clearing": ("ragged sum", r"bar\.sync\s+%r\d+, %r\d+;", "", None, "under way still reads|race"),
+    "scaled: sums are read early": ("scaled", r"wgmma\.wait_group\.sync\.aligned 0;", "", None, "which a wgmma under way writes"),
+    "scaled: a stage is not given back": ("scaled", REMOTE_ARRIVE, "", None, "deadlock"),
+    "scaled: sums are not begun anew": ("scaled", r"setp\.ne\.b32 p, %r\d+, 0;", "setp.eq.b32 p, 0, 0;", None, WRONG),
+    "scaled: a scale of the row above": (
+        "scaled",
+        r"(ld\.global\.nc\.f32 %f\d+, \[%rd\d+)\]",
+        r"\1+-4]",
+        None,
+        f"{WRONG}|outside of all arrays",
+    ),
+    "scaled: sums are not added": ("scaled", r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), %f\d+;", r"mul.rn.f32 \1, \2, \3;", None, WRONG),
+    "scaled: a store is shifted": ("scaled", r"(st\.global\.v4\.u32 \[%rd\d+)\]", r"\1+16]", None, f"{TWICE}|outside of all arrays"),
+    "scaled: swapped scales of columns": (
+        "scaled columns",
+        r"(st\.shared\.v4\S* \[%r\d+\S*\], \{)(%\w+), (%\w+)",
+        r"\1\3, \2",
+        None,
+        WRONG,
+    ),
     "im2col: stages reused early": ("fprop", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
     "im2col: swapped corners": ("fprop", r"(im2col\S* \[%r\d+\], \[%rd\d+, \{%r\d+, )(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
     "im2col: too few bytes expected": ("fprop", EXPECT, r"\1, 16384", None, "bytes more than they expect"),

@@ -13,8 +13,8 @@ import test_causal_kernel
 import test_cuda_conv
 import test_depthwise
 import test_simt
-from cuda_kernels import CausalCall, FusedCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, RAGGEDS, conv, matmul
+from cuda_kernels import CausalCall, FusedCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
+from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, RAGGEDS, SCALEDS, conv, matmul
 from simt_weight_only import a_problem as a_weight_only_problem
 
 from jaxext.backends import kernel
@@ -26,7 +26,7 @@ TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block co
 
 
 def id_of(row):
-    return "-".join(str(row[name]) for name in ("role", "rank", "operands", "result", "tile_m", "tile_n") if name in row)
+    return "-".join(str(row[name]) for name in ("role", "rank", "operands", "second", "result", "tile_m", "tile_n") if name in row)
 
 
 @pytest.mark.parametrize("row", [row for row in MATMULS if not row["fused"]], ids=id_of)
@@ -50,6 +50,20 @@ def test_ragged(row):
     if row["operands"] == "bfloat16":  # what depends on the dtype is little
         ragged_call(row, (7, 65), 90, K=24, N=2 * n + 16, B=2, P=2, R=2, integers=False).check(device=TWO_MULTIPROCESSORS)
         ragged_call(row, (1,) * 9, 9, K=5 * 64 + 8, N=16).check()
+
+
+@pytest.mark.parametrize("row", SCALEDS, ids=id_of)
+def test_scaled(row):
+    """Scales for all, for rows and columns, for blocks of 128 of the sum in rows, squares and columns; tiles and splits that end early."""
+    m, n = row["tile_m"], row["tile_n"]
+    M, N, K = 2 * m + 3, n + 136, 6 * 128
+    ScaledCall(row, (1, M, N, K, 1, 1, 1)).check(device=TWO_MULTIPROCESSORS)
+    ScaledCall(row, (1, 5, 128, 256, 5, 1, 2), (1, 5, 2), (1, 1, 2), "float32", 2, integers=False).check()
+    if row["operands"] == row["second"]:  # what depends on the dtype is little
+        ScaledCall(row, (2, m + 5, n + 8, 144, m + 5, n + 8, 1), (2, m + 5, 1), (2, 1, n + 8), "float32").check()
+        ScaledCall(row, (2, m + 6, 384, K, 2, 3, 3), (2, 2, 3), (2, 3, 3)).check()
+        ScaledCall(row, (1, m, 264, 384, m, 264, 3), (1, m, 3), (1, 3, 264), integers=False).check(device=TWO_MULTIPROCESSORS)
+        ScaledCall(row, (1, 1, 8, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1), "float32", 3).check()
 
 
 def larger(problem):

@@ -40,6 +40,7 @@ GLOBAL_LOADS = [  # as kernels have them, and each type and width
     "nc.f32",
     "nc.u16",
     "nc.u32",
+    "nc.v4.f32",
     "nc.v4.u32",
     "nc.v2.u32",
     "nc.v4.f32",

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from jaxext._target import named
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged, cuda_weight_only
+from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged, cuda_scaled, cuda_weight_only
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
 from jaxext.backends.kernel import (
     DTYPES,
@@ -109,6 +109,80 @@ class CudaRagged(_Cuda):
         return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=with_places)
 
 
+class CudaWeightOnly(_Cuda):
+    """Products of few rows with int8 and int4, which have a scale for each column, or for blocks of each."""
+
+    custom_calls = ("jaxext_weight_only_v1",)
+    epilogues = False
+
+    def problem(self, call):
+        return scaled_problem(call, WeightOnlyProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return cuda_weight_only.refuses(problem) or refused(problem, cuda_weight_only) or _not_compiled_for(problem.arch)
+
+    def slower(self, call):
+        if call.sizes["S"] == 1:
+            return "XLA converts factors inside of its products, which are expected to be as fast"
+        if call.sizes["I"] * call.sizes["M"] > cuda_weight_only.FEW_ROWS:
+            return "Triton's kernels are expected to be as fast"
+        return None  # XLA writes the scaled weight to memory, in 16 bits, and reads it again
+
+    def configs(self, problem):
+        return cuda_weight_only.candidates(problem)
+
+    def launch(self, call, problem, config):
+        return KernelCall(
+            describe="weight_only" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            slots=("x", "w", "w_scale"),
+            splits=config.splits,
+            call=functools.partial(_weight_only, problem, fields(problem) | dataclasses.asdict(config)),
+        )
+
+
+class CudaScaled(_Cuda):
+    """Products of 8-bit floats, and those with integers by `CudaWeightOnly`."""
+
+    custom_calls = ("jaxext_scaled_v1", *CudaWeightOnly.custom_calls)
+    epilogues = False
+
+    def plan(self, call):
+        integers = any(jnp.issubdtype(call.dtypes[slot], jnp.integer) for slot in call.factors)
+        return _WEIGHT_ONLY.plan(call) if integers else super().plan(call)
+
+    def problem(self, call):
+        return scaled_problem(call, cuda_scaled.ScaledProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem, cuda_scaled)
+
+    def slower(self, call):
+        problem = self.problem(call)
+        assert not isinstance(problem, str)  # it is asked of calls that it supports
+        if cuda_scaled.clocks(problem, self.configs(problem)[0]) < cuda_scaled.wide_clocks(problem):
+            return None  # others multiply numbers of 16 bits
+        return "XLA's products of 16-bit numbers are expected to be as fast"
+
+    def configs(self, problem):
+        return cuda_scaled.candidates(problem, _compiled("scaled_kernels"))
+
+    def launch(self, call, problem, config):
+        slots, attributes = cuda_scaled.slots(problem), fields(problem) | dataclasses.asdict(config)
+        shapes = {"result": tuple(attributes[name] for name in "BMN")}
+
+        def prepared(result, *operands):
+            """A result of 8 bits is float32 to the kernel."""
+            given = cuda_scaled.arrays(problem, dict(zip(slots, operands, strict=True)))
+            wide = result if result.dtype.itemsize > 1 else jax.ShapeDtypeStruct(result.shape, jnp.float32)
+            return _called("jaxext_scaled_v1", attributes, tuple(given), shapes, wide, *given.values()).astype(result.dtype)
+
+        splits = config.splits
+        return KernelCall(describe="scaled" + (f" in {splits} parts" if splits > 1 else ""), slots=slots, splits=splits, call=prepared)
+
+
+_WEIGHT_ONLY = CudaWeightOnly()
+
+
 class CudaConv(_Cuda):
     custom_calls = (
         *(f"jaxext_conv{rank}d_{name}_v1" for rank in (1, 2, 3) for name in ("fprop", "dgrad", "wgrad", "bias_act")),
@@ -166,37 +240,6 @@ class CudaCausal(_Cuda):
         )
 
 
-class CudaWeightOnly(_Cuda):
-    """Products of few rows with int8 and int4, which have a scale for each column, or for blocks of each."""
-
-    custom_calls = ("jaxext_weight_only_v1",)
-    epilogues = False
-
-    def problem(self, call):
-        return scaled_problem(call, WeightOnlyProblem, call.arch or 0)
-
-    def refuses(self, problem):
-        return cuda_weight_only.refuses(problem) or refused(problem, cuda_weight_only) or _not_compiled_for(problem.arch)
-
-    def slower(self, call):
-        if call.sizes["S"] == 1:
-            return "XLA converts factors inside of its products, which are expected to be as fast"
-        if call.sizes["I"] * call.sizes["M"] > cuda_weight_only.FEW_ROWS:
-            return "Triton's kernels are expected to be as fast"
-        return None  # XLA writes the scaled weight to memory, in 16 bits, and reads it again
-
-    def configs(self, problem):
-        return cuda_weight_only.candidates(problem)
-
-    def launch(self, call, problem, config):
-        return KernelCall(
-            describe="weight_only" + (f" in {config.splits} parts" if config.splits > 1 else ""),
-            slots=("x", "w", "w_scale"),
-            splits=config.splits,
-            call=functools.partial(_weight_only, problem, fields(problem) | dataclasses.asdict(config)),
-        )
-
-
 def _family(problem: ConvProblem) -> Any:
     """The module of the kernels that take the problem."""
     return cuda_depthwise if _depthwise(problem.G, problem.C) else cuda_conv
@@ -216,6 +259,9 @@ def refused(problem: MatmulProblem | ConvProblem | CausalProblem, family: Any) -
         return _cuda_module.causal_refuses(**asked)
     if isinstance(problem, WeightOnlyProblem):
         return _cuda_module.weight_only_refuses(**fields(problem), dtypes=problem.dtypes, arch=problem.arch)
+    if isinstance(problem, cuda_scaled.ScaledProblem):
+        asked = fields(problem) | {"dtypes": (*problem.operand_dtypes, problem.dtypes[2]), "arch": problem.arch}
+        return cuda_scaled.scaled_both_ways(problem) or _cuda_module.scaled_refuses(**asked)
     if reason := _refused_epilogue(problem):
         return reason
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
@@ -247,6 +293,8 @@ def fields(problem: MatmulProblem | ConvProblem | CausalProblem) -> dict[str, An
         return {name: getattr(problem, name) for name in "BTCJ"}
     if isinstance(problem, WeightOnlyProblem):
         return {name: getattr(problem, name) for name in "BMNKS"} | {"bits": problem.bits_of_weight}
+    if isinstance(problem, cuda_scaled.ScaledProblem):
+        return cuda_scaled.asked(problem)
     of_products = "BPRMNKG" if isinstance(problem, RaggedProblem) else "BMNK"
     names = of_products if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
     return {name: getattr(problem, name) for name in names}
@@ -421,7 +469,8 @@ def _compiled(table: str) -> Sequence[Mapping[str, Any]]:
     """The kernels that were compiled, with dtypes by their short names; the module has the table."""
     from jaxext import _cuda_module
 
-    return [row | {slot: DTYPES[row[slot]] for slot in ("operands", "result")} for row in getattr(_cuda_module, table)()]
+    dtypes = ("operands", "second", "result")
+    return [row | {slot: DTYPES[row[slot]] for slot in dtypes if slot in row} for row in getattr(_cuda_module, table)()]
 
 
 def _csrc() -> bytes:

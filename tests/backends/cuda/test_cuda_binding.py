@@ -22,7 +22,7 @@ import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
 
-FAMILIES = (cuda_binding.CudaMatmul, cuda_binding.CudaRagged, cuda_binding.CudaConv, cuda_binding.CudaCausal, cuda_binding.CudaWeightOnly)
+FAMILIES = (cuda_binding.CudaMatmul, cuda_binding.CudaRagged, cuda_binding.CudaScaled, cuda_binding.CudaConv, cuda_binding.CudaCausal)
 CUSTOM_CALLS = [name for family in FAMILIES for name in family.custom_calls]
 built = pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")
 

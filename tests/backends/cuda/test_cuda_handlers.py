@@ -32,6 +32,7 @@ DTYPES = {
     "bfloat16": 16,
     "float16": 10,
     "float8_e4m3fn": 20,
+    "float8_e5m2": 19,
     "float64": 12,
     "int8": 2,
     "int32": 4,
@@ -43,8 +44,9 @@ COMMAND_BUFFER_COMPATIBLE = 1
 HANDLERS = _cuda_module.handlers()
 FUSED = [name for name in HANDLERS if "linear" in name or "bias_act" in name]  # with an epilogue
 CAUSAL = [name for name in HANDLERS if "causal" in name]
+SCALED = [name for name in HANDLERS if "scaled" in name]  # test_cuda_scaled_launches.py calls it
 WEIGHT_ONLY = [name for name in HANDLERS if "weight_only" in name]
-PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *WEIGHT_ONLY)]
+PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *SCALED, *WEIGHT_ONLY)]
 MATMUL = [name for name in PLAIN if "matmul" in name]
 CONV = [name for name in PLAIN if "_conv" in name]
 DEPTHWISE = [name for name in PLAIN if "depthwise" in name]
@@ -245,6 +247,7 @@ def test_targets():
     assert set(PLAIN) == conv | {f"jaxext_{form}_{role}_v1" for form in ("matmul", "ragged") for role in list(ROLES)[:3]}
     forms = ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d")
     assert set(FUSED) == {"jaxext_linear_v1"} | {f"jaxext_{form}_bias_act_v1" for form in forms}
+    assert SCALED == ["jaxext_scaled_v1"]
     assert set(CAUSAL) == {"jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1"}
     assert set(WEIGHT_ONLY) == {"jaxext_weight_only_v1"}
 
@@ -269,7 +272,7 @@ def test_nothing_to_do_is_done(answer, target):
 # What is wrong with every call.
 
 COUNT = r"Wrong number of attributes: expected (\d+) attributes but got \d+"
-OPERAND = r"is S32, want float32, bfloat16, float16 or float8_e4m3fn"
+OPERAND = r"is S32, want float32, bfloat16, float16, float8_e4m3fn or float8_e5m2"
 FAULTS = {
     "an attribute too few": (lambda call: call.without("N"), COUNT),
     "an attribute too many": (lambda call: call.attribute(more=1), COUNT),

@@ -24,6 +24,8 @@ from cuda_launches import (
     MATMULS,
     OK,
     RAGGEDS,
+    SCALED,
+    SCALEDS,
     SLOTS,
     STREAM,
     SWIZZLE,
@@ -34,6 +36,7 @@ from cuda_launches import (
     matmul,
     ragged,
     runtime,
+    scaled,
     weight_only,
 )
 
@@ -44,7 +47,7 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "weight_only")  # of the families of kernels
+NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "scaled", "weight_only")  # of the families of kernels
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
 TMA = (
@@ -84,6 +87,21 @@ def some_raggeds(row, count):
         yield ragged(row, B, P, R, pick.choice([1, 63, pick.randint(1, 900)]), n, k, pick.choice([1, 7, 300]))
     yield ragged(row, 1, 1, 1, 2**31 - 2**16, 8, 8, 1)
     yield ragged(row, 1, 1, 1, 2**19, 2**12, 2**13, 256)
+
+
+def some_scaleds(row, count):
+    """Then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
+    pick = random.Random(str(row))
+    for _ in range(count):
+        B, M, steps = pick.choice([1, 3]), pick.choice([1, 63, pick.randint(1, 900)]), pick.randint(1, 9)
+        N, each, s = 8 * pick.randint(1, 90), pick.random() < 0.5, pick.choice([1, steps])
+        J = N if each else 1
+        K = 128 * steps if s > 1 else 16 * pick.randint(1, 90)
+        splits = pick.choice([1, 4])
+        result = "float32" if splits > 1 else pick.choice(["bfloat16", "float32"])
+        yield scaled(row, (B, M, N, K, M, J, s), (B, M, s), (B, s, J) if each else (B, J, s), result, splits)
+    yield scaled(row, (1, 2**31 - 2**16, 8, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1))
+    yield scaled(row, (9, 2**16 + 3, 2**16, 2**16, 1, 2**9, 2**9), (1, 1, 1), (9, 2**9, 2**9))
 
 
 def convs(row, count):
@@ -143,6 +161,7 @@ def some_weight_onlys(row, count):
 def cases(matmuls, of_conv):
     yield from (case for row in MATMULS for case in some_matmuls(row, matmuls))
     yield from (case for row in RAGGEDS for case in some_raggeds(row, matmuls))
+    yield from (case for row in SCALEDS for case in some_scaleds(row, matmuls))
     yield from (case for row in CONVS + DEPTHWISE for case in convs(row, of_conv))
     yield from (case for row in CAUSALS for case in some_causals(row, of_conv))
     yield from (case for row in WEIGHT_ONLYS for case in some_weight_onlys(row, of_conv))
@@ -162,7 +181,7 @@ def check_launch(launch, multiprocessors, case):
     assert launch["shared"] <= max(48 << 10, launch["allowed"]), "more shared memory than was asked for on this device"
     if case["family"] == 0:
         assert math.prod(grid) <= multiprocessors, "blocks stay, one on each multiprocessor of the device at most"
-    if case["family"] == 3:
+    if case["family"] in (3, 5):
         assert math.prod(grid) * launch["shared"] <= multiprocessors * SHARED_MEMORY[90], "blocks stay, as many as there is memory for"
 
 
@@ -183,8 +202,8 @@ def check_descriptor(d, case):
         assert all(-corner <= at < corner for at in d["lower"] + d["upper"])
     array = (d["address"] >> 44) - 1
     end = d["address"] + sum((extent - 1) * stride for extent, stride in zip(d["sizes"], [size, *d["strides"]], strict=True)) + size
-    begin = [*ADDRESSES, *ADDED.values()][array]
-    assert begin <= d["address"] and end <= begin + case["bytes"][array]
+    begin, size = [*ADDRESSES, *ADDED.values()][array], [*(case["bytes"].values() if case["family"] == 5 else case["bytes"])][array]
+    assert begin <= d["address"] and end <= begin + size
 
 
 @pytest.mark.parametrize("device", [0, 1])
@@ -204,7 +223,7 @@ def test_what_is_asked_is_what_cuda_takes(device):
         assert "kernel" in asked[-1], "descriptors are made before the launch that takes them"
         seen |= {launch["kernel"] for launch in launches}
     assert not runtime().CapturesRelaxed(), "each launch leaves the mode of capturing as it was"
-    assert len(seen) >= len(MATMULS) + len(RAGGEDS) + len(CONVS) + len(DEPTHWISE) // 2
+    assert len(seen) >= len(MATMULS) + len(RAGGEDS) + len(SCALEDS) + len(CONVS) + len(DEPTHWISE) // 2
 
 
 @pytest.mark.parametrize(
@@ -238,6 +257,16 @@ def test_descriptors_of_ragged_products_are_the_operands(row):
         outer, inner, matrices = arrays[slot]
         want[address] = ([inner, outer, matrices], [inner * 2, outer * inner * 2])
     assert found == want
+
+
+@pytest.mark.parametrize("row", SCALEDS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "second", "tile_n")))
+def test_descriptors_of_scaled_products_are_the_factors(row):
+    """What is contracted, rows or columns, and the batch."""
+    B, M, N, K = 3, 161, 224, 288
+    status, (*descriptors, _) = ask(scaled(row, (B, M, N, K, 1, 1, 1), (1, 1, 1), (1, 1, 1)))
+    assert status == OK
+    found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
+    assert found == {SCALED["a"]: ([K, M, B], [K, M * K]), SCALED["b"]: ([K, N, B], [K, N * K])}
 
 
 @pytest.mark.parametrize(
@@ -274,10 +303,11 @@ def test_bands_cost_few_rounds():
 
 def one_of_each():
     several = (some_matmuls, MATMULS), (convs, CONVS), (convs, DEPTHWISE), (some_raggeds, RAGGEDS), (some_causals, CAUSALS)
-    return [next(some(rows[0], 1)) for some, rows in (*several, (some_weight_onlys, WEIGHT_ONLYS))]
+    several = *several, (some_scaleds, SCALEDS), (some_weight_onlys, WEIGHT_ONLYS)
+    return [next(some(rows[0], 1)) for some, rows in several]
 
 
-OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[3:4])
+OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1], TMA[3:4])
 CALLED = [(family, function) for family, functions in enumerate(OF_FAMILIES) for function in functions]
 
 

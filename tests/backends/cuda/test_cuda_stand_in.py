@@ -21,12 +21,19 @@ from jaxext.backends.cuda import cuda_binding
 KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0}
 ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
 ROWS.append({**ROWS[0], "fused": True})
+SCALED = [{"operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_m": 128, "tile_n": 256, "tile_k": 128, "cluster_m": 2}]
+SCALED.append({**SCALED[0], "tile_m": 64, "tile_n": 128, "cluster_m": 1})
+SCALED += [{**row, "operands": "float8_e5m2"} for row in SCALED] + [{**row, "second": "float8_e5m2"} for row in SCALED]
 
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    families = {f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "conv", "depthwise", "causal", "weight_only")}
+    families: dict[str, Any] = {
+        f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "scaled", "conv", "depthwise", "causal", "weight_only")
+    }
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
+    tables["scaled_kernels"] = lambda: SCALED
+    families["scaled_refuses"] = lambda **asked: None if {*asked["dtypes"][:2]} <= {"fp8e4nv", "fp8e5"} else "says the stand-in"
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
@@ -117,6 +124,47 @@ def test_ragged_products_are_expected_to_gain():
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         (row,) = jaxext.explain(product, *operands, platform="cuda").rows
     assert row.chosen == "cuda"
+
+
+def scaled(turned, implementation=None):
+    """Factors in eight bits, with a scale for 128 of each row and for squares of the weight."""
+    float32, e4m3 = jnp.float32, jnp.float8_e4m3fn
+    w, t = ((512, 384), (4, 3)) if not turned else ((384, 512), (3, 4))
+    operands = struct(256, 512, dtype=e4m3), struct(*w, dtype=e4m3), struct(256, 4, dtype=float32), struct(*t, dtype=float32)
+    static = dict(dimension_numbers=(((1,), (1 if turned else 0,)), ((), ())), implementation=implementation)
+    return lambda x, w, s, t: jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, **static), operands
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_scaled_kernels_are_called_with_factors_whose_last_axis_is_contracted(turned):
+    """Which XLA transposes, if they lie otherwise, and their scales with them."""
+    function, operands = scaled(turned, "cuda")
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        lowered = jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",))
+    assert calls(lowered) == {"jaxext_scaled_v1": [(1, 256, 512), (1, 384, 512), (1, 256, 4), (1, 3, 4), (1, 256, 384)]}
+    assert ("stablehlo.transpose" in lowered.as_text()) == (not turned)
+
+
+def test_products_of_eight_bits_are_computed_so():
+    """Of `fp8_matmul`, and of a cotangent in float8_e5m2 with either factor.  A wide cotangent, as for `scaled_dot`, is for others."""
+    x, g = struct(2048, 2048, dtype=jnp.float8_e4m3fn), struct(2048, 2048, dtype=jnp.float8_e5m2)
+    scaled_dot = lambda x, y: jaxext.scaled_dot(x, y, lhs_scale=jnp.ones((1, 1)), rhs_scale=jnp.ones((1, 1)))
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        chosen = lambda f, *operands: jaxext.explain(f, *operands, platform="cuda").rows[0].chosen
+        assert chosen(jaxext.fp8_matmul, struct(2048, 2048), struct(2048, 2048)) == "cuda"
+        assert [chosen(scaled_dot, *operands) for operands in ((x, x), (g, x), (x, g))] == ["cuda"] * 3
+        assert chosen(scaled_dot, struct(2048, 2048), x) != "cuda"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_scaled_product_too_small_to_transpose_is_left_to_others(turned):
+    function, operands = scaled(turned)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(function, *operands, platform="cuda").rows
+    if turned:
+        assert row.chosen == "cuda"
+    else:
+        assert row.chosen != "cuda" and row.refused["cuda"] == "XLA's products of 16-bit numbers are expected to be as fast"
 
 
 def conv_bias_act(x, w, *added, **how):
@@ -239,6 +287,17 @@ ASKED = {  # of each form's first role, what the module is asked
 }
 CAUSAL_ASKED = dict(role="forward", B=2, T=40, C=16, J=4, dtypes=("bf16", "fp32", "bf16"), bias="bf16", arch=90)
 WINDOW = dict(stride=(1, 1, 1), low=(0, 0, 0), input_dilation=(1, 1, 1), filter_dilation=(1, 1, 1))
+
+
+def test_what_the_module_refuses_of_scaled_products(module, monkeypatch):
+    """It is asked of the kernel's axes."""
+    asked = {}
+    monkeypatch.setattr(module, "scaled_refuses", lambda **fields: asked.update(fields) or "says the test")
+    function, operands = scaled(turned=False)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(function, *operands, platform="cuda").rows
+    assert row.refused["cuda"] == "says the test"
+    assert asked == dict(B=1, M=256, N=384, K=512, I=256, J=3, S=4, dtypes=("fp8e4nv", "fp8e4nv", "bf16"), arch=90)
 
 
 @pytest.mark.parametrize("form", CALLS)

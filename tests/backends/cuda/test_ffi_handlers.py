@@ -20,7 +20,16 @@ from jaxext.backends.cuda import cuda_binding
 CUSTOM_CALLS = (*cuda_binding.CudaMatmul.custom_calls, *cuda_binding.CudaConv.custom_calls)
 FUSED = [target for target in CUSTOM_CALLS if "linear" in target or "bias_act" in target]
 ROOT = pathlib.Path(__file__).parents[3]
-DTYPES = {"int8": 2, "float32": 11, "bfloat16": 16, "float16": 10, "float8_e4m3fn": 20, "int32": 4, "int64": 5}  # XLA_FFI_DataType
+DTYPES = {
+    "int8": 2,
+    "float32": 11,
+    "bfloat16": 16,
+    "float16": 10,
+    "float8_e4m3fn": 20,
+    "float8_e5m2": 19,
+    "int32": 4,
+    "int64": 5,
+}  # XLA_FFI_DataType
 INVALID, INTERNAL = 3, 13  # XLA_FFI_Error_Code
 ADDRESSES = [i << 20 for i in range(1, 7)]  # of both operands, the result, bias, residual and what is saved
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # both operands and the result
@@ -169,6 +178,42 @@ def test_ragged_arrays_that_do_not_fit_are_refused(library, role):
     if role != "tn":  # where a visit is of a tile
         for wrong in (16, 2**62):
             assert f"{name} has the shape" in refused(tile_m=wrong)
+
+
+SCALED = dict(B=2, M=3, N=5, K=7, I=3, J=5, S=11), dict(tile_m=103, tile_n=104, tile_k=105, cluster_m=106, splits=1)
+# Blocks of columns; the scales' shapes; how far their elements are apart: in the batch, of rows or columns, of steps.
+STRIDES = [
+    (5, (2, 3, 11), (2, 11, 5), "33 11 1 55 1 5"),
+    (4, (2, 3, 11), (2, 4, 11), "33 11 1 44 11 1"),
+    (4, (1, 3, 11), (2, 4, 1), "0 11 1 4 1 0"),
+    (5, (2, 1, 11), (1, 11, 5), "11 0 1 0 1 5"),
+    (1, (2, 3, 1), (1, 1, 1), "3 1 0 0 0 0"),
+]
+
+
+@pytest.mark.parametrize(("columns", "left", "right", "strides"), STRIDES, ids=str)
+def test_a_scaled_call_reaches_its_launcher(library, columns, left, right, strides):
+    """With the strides of its scales, in which an axis of size 1 is for all."""
+    problem, config = SCALED[0] | {"J": columns}, SCALED[1] | {"splits": 4}
+    shapes = [(2, 3, 7), (2, 5, 7), (4, 2, 3, 5), left, right]
+    dtypes = ["float8_e4m3fn", "float8_e5m2", "float32", "float32", "float32"]
+    numbers = "; ".join(" ".join(map(str, each.values())) for each in (problem, config))
+    numbers = numbers.replace(";", " 4;", 1)  # jaxext::Dtype::kE5M2
+    a, b, d, of_a, of_b = ADDRESSES[:5]
+    said = f"scaled: {numbers} {strides}; float8_e4m3fn float32; {a} {b} {of_a} {of_b} {d}"
+    assert call(library, "jaxext_scaled_v1", dtypes, shapes, problem | config, given=2) == (INTERNAL, said)
+
+
+def test_scaled_arrays_that_do_not_fit_are_refused(library):
+    problem, config = SCALED
+    shapes, dtypes = [(2, 3, 7), (2, 5, 7), (2, 3, 5), (2, 3, 11), (2, 11, 5)], ["float8_e4m3fn"] * 2 + ["bfloat16", "float32", "float32"]
+    for i, name in enumerate(("a", "b", "d", "left", "right")):
+        for wrong in (shapes[i][::-1], shapes[i][1:], (math.prod(shapes[i]),)):
+            changed = [*shapes[:i], wrong, *shapes[i + 1 :]]
+            code, message = call(library, "jaxext_scaled_v1", dtypes, changed, problem | config, given=2)
+            assert code == INVALID and f"{name} has the shape ({', '.join(map(str, wrong))}), want" in message
+    code, message = call(library, "jaxext_scaled_v1", [*dtypes[:4], "bfloat16"], shapes, problem | config, given=2)
+    assert code == INVALID and message.endswith("right is BF16, want F32")
 
 
 @pytest.mark.parametrize("target", FUSED)

@@ -1,0 +1,159 @@
+"""Scaled products on Hopper before any launch: what is refused, the arrays that the kernel gets, and which one is taken.
+
+Needs g++; no GPU and no compiled module.
+"""
+
+import dataclasses
+
+import host_code
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_scaled_dot
+
+from jaxext.backends.cuda import cuda_scaled
+
+WIDE = dict(tile_m=128, tile_n=256, tile_k=128, cluster_m=2)
+NARROW = dict(tile_m=64, tile_n=128, tile_k=128, cluster_m=1)
+TABLE = [dict(operands="fp8e4nv", second="fp8e4nv", **tile) for tile in (WIDE, NARROW)]
+E4M3 = ("fp8e4nv", "fp8e4nv", "bf16")
+
+
+def product(role="nt", sizes=(16, 512, 384), cuts=(1, 1, 1), slots="xwy", dtypes=E4M3, **fields) -> cuda_scaled.ScaledProblem:
+    """`sizes`, `cuts`: of rows, the depth and columns."""
+    slots = "".join(slot for slot in slots if slot != test_scaled_dot.ROLES[role]) if slots == "xwy" else slots
+    of_triton = test_scaled_dot.a_problem(role, slots, cuts, sizes, dtypes, **fields)
+    return cuda_scaled.ScaledProblem(
+        **{field.name: getattr(of_triton, field.name) for field in dataclasses.fields(cuda_scaled.ScaledProblem)}
+    )
+
+
+def refused(problem) -> str | None:
+    return host_code.refuses(problem, cuda_scaled)
+
+
+REASONS = {
+    "an older GPU": (dict(arch=80), "compute capability is 8.0, the scaled kernels want 9.0"),
+    "a newer GPU": (dict(arch=100), "compute capability is 10.0, the scaled kernels want 9.0"),
+    "wide factors": (dict(dtypes=("bf16", "fp8e4nv", "bf16")), "fp8e4nv times bf16 into bf16, want fp8e4nv times fp8e4nv or fp8e5, or"),
+    "cotangents twice": (dict(dtypes=("fp8e5", "fp8e5", "bf16")), "fp8e5 times fp8e5 into bf16, want fp8e4nv times fp8e4nv or"),
+    "another result": (dict(dtypes=("fp8e4nv", "fp8e4nv", "fp16")), "fp8e4nv times fp8e4nv into fp16, want"),
+    "a short sum": (dict(sizes=(256, 520, 384)), "520 elements are contracted, TMA wants a multiple of 16"),
+    "short rows of the result": (dict(sizes=(256, 512, 388)), "a row of 388 elements of the result has 776 bytes, want a multiple of 16"),
+    "fine scales": (dict(cuts=(1, 16, 1)), "scales for each 32 elements of a sum, want one for all or for multiples of 128"),
+    "a long axis": (dict(sizes=(2**31, 16, 16)), f"an axis has {2**31} elements, want {2**31 - 2**16} at most"),
+    "many elements": (dict(sizes=(2**20, 2**19, 16)), "has 2^38 elements or more, want fewer"),
+    "many tiles": (dict(sizes=(1, 16, 8), B=2**31 - 2**16), "make 2^31 tiles or more, want fewer"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_is_refused(name):
+    changes, reason = REASONS[name]
+    assert reason in str(refused(product(**changes)))
+
+
+def test_results_with_scales_of_both_axes_are_refused():
+    """Those of one axis join the factors'."""
+    for cuts, slots, both in [((16, 1, 3), "xy", True), ((16, 1, 1), "xy", False), ((1, 1, 3), "xy", False), ((16, 1, 3), "wy", False)]:
+        said = cuda_scaled.scaled_both_ways(product("nt", cuts=cuts, slots=slots))
+        assert said == ("the result has scales of rows and columns at once" if both else None)
+
+
+@pytest.mark.parametrize("role", test_scaled_dot.ROLES)
+@pytest.mark.parametrize("cuts", [(1, 1, 1), (16, 1, 384), (16, 4, 3), (2, 2, 384), (4, 1, 12)], ids=str)
+def test_what_is_taken(role, cuts):
+    assert refused(product(role, cuts=cuts)) is None
+    assert refused(product(role, cuts=cuts, dtypes=(*E4M3[:2], "fp32"), B=3)) is None
+    assert refused(product(role, sizes=(0, 512, 384))) is None, "nothing is launched"
+    assert refused(product(role, sizes=(40, 16, 8))) is None
+
+
+def test_a_row_of_float32_may_be_shorter():
+    assert refused(product(sizes=(256, 512, 388), dtypes=("fp8e4nv", "fp8e4nv", "fp32"))) is None
+
+
+@pytest.mark.parametrize("position", range(7))
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**62, 2**31, -1, 0])
+def test_every_number_may_be_asked_about(position, number, monkeypatch):
+    """Sizes of 0 and axes in no blocks too."""
+    asked = cuda_scaled.asked(product())
+    asked[list(asked)[position]] = number
+    monkeypatch.setattr(cuda_scaled, "asked", lambda problem: asked)
+    assert (refused(product()) is None) == (position < 4 and number == 0)
+
+
+def spread(scale, shape):
+    """A scale with an element for each of a factor."""
+    for axis in (1, 2):
+        scale = np.repeat(scale, shape[axis] // scale.shape[axis], axis)
+    return scale
+
+
+CUTS = {
+    "tensor": (1, 1, 1),
+    "rows": (16, 1, 1),
+    "columns": (1, 4, 384),
+    "rows and columns": (16, 1, 384),
+    "rows and squares": (16, 4, 3),
+    "narrow columns": (2, 2, 12),
+}
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("role", test_scaled_dot.ROLES)
+def test_arrays_of_the_kernel(role, cuts):
+    """As csrc/scaled_ffi.cc wants them; their product is that of the operands.  Every set of scales, that of the result too."""
+    for slots in ("x", "w", "y", "xw", "wy", "xy", "xwy"):
+        problem = product(role, cuts=cuts, slots=slots, B=2)
+        if slots == "xwy":
+            problem = dataclasses.replace(problem, scaled=("x", "w", "y"))
+        if cuda_scaled.scaled_both_ways(problem):
+            continue
+        operands = test_scaled_dot.some_operands(problem)
+        given = {name: operands[name] for name in cuda_scaled.slots(problem)}
+        assert len(given) == len(operands)
+        made = cuda_scaled.arrays(problem, {name: jnp.asarray(x) for name, x in given.items()})
+        a, b, left, right = (np.asarray(x.astype(jnp.float32), np.float64) for x in made.values())
+        asked = cuda_scaled.asked(problem)
+        B, M, N, K, blocks, columns, steps = asked.values()
+        assert a.shape == (B, M, K) and b.shape == (B, N, K)
+        assert all(size in (1, want) for size, want in zip(left.shape, (B, blocks, steps), strict=True))
+        each = columns == N
+        assert all(size in (1, want) for size, want in zip(right.shape, (B, steps, N) if each else (B, columns, steps), strict=True))
+        right = right.swapaxes(1, 2) if each else right
+        got = np.einsum("bmk,bnk->bmn", a * spread(left, a.shape), b * spread(right, b.shape))
+        np.testing.assert_array_equal(got, test_scaled_dot.true(problem, operands))
+
+
+def test_tiles_and_parts_by_size():
+    """8,192 cubed; DeepSeek-V3's products in training and decoding, with a scale for 128 of each row, and for squares of the weight."""
+    cube = product("nt", (8192, 8192, 8192), (8192, 64, 64))
+    assert cuda_scaled.pick(cube, TABLE) == cuda_scaled.ScaledConfig(**WIDE)
+    training, decoding = product("nt", (4096, 7168, 4096), (4096, 56, 32)), product("nt", (16, 7168, 2048), (16, 56, 16))
+    assert cuda_scaled.pick(training, TABLE) == cuda_scaled.ScaledConfig(**WIDE)
+    few = cuda_scaled.pick(decoding, TABLE)
+    assert (few.tile_m, few.splits > 1) == (64, True), "a device has more multiprocessors than this has tiles"
+    clocks = [cuda_scaled.clocks(problem, cuda_scaled.pick(problem, TABLE)) for problem in (decoding, training, cube)]
+    assert clocks == sorted(clocks)
+
+
+@pytest.mark.parametrize("role", test_scaled_dot.ROLES)
+def test_a_cube_is_expected_to_take_two_thirds_of_the_clocks(role):
+    """Of those of 16-bit factors, with what is transposed before."""
+    for cuts in [(1, 1, 1), (8192, 64, 64), (8192, 64, 8192)]:
+        cube = product(role, (8192,) * 3, cuts)
+        assert cuda_scaled.wide_clocks(cube) > 1.5 * cuda_scaled.clocks(cube, cuda_scaled.pick(cube, TABLE))
+
+
+def test_tiles_are_as_many_as_a_grid_can_number():
+    problem = product(sizes=(1, 16, 8), B=2**31 - 2**16)
+    assert {config.tile_m for config in cuda_scaled.candidates(problem, TABLE)} == {64}
+
+
+def test_parts_are_long_enough():
+    for depth in (16, 512, 1024, 4096):
+        configs = cuda_scaled.candidates(product(sizes=(64, depth, 128)), TABLE)
+        long = {splits for splits in (2, 4, 8, 16, 32) if depth // 128 // splits >= 4}
+        assert {config.splits for config in configs} == {1} | long
+    assert {config.splits for config in cuda_scaled.candidates(product(sizes=(64, 4096, 128), B=2), TABLE)} == {1}
