@@ -26,8 +26,8 @@ def gram(
 ) -> jax.Array:
     """The product of a matrix with its own transpose, as `x @ x.mT`: y[..., i, j] = Σ_k x[..., i, k] x[..., j, k].
 
-    It does half of the work, and y is symmetric to the last bit.  Its tangent is symmetric, too, and takes one product.  Where devices split
-    the columns, each does half of the work on its own.  Where they split the rows, each gathers x and computes its rows of y, all of them.
+    It does half of the work, and y is symmetric to the last bit.  Its tangent is symmetric, too, and takes one product.  Where devices
+    split the columns, each does half of the work on its own.  Where they split the rows, each gathers x and computes all of its rows of y.
     Then y is symmetric but for rounding; so it is if x is complex, and where XLA's partitioner alone splits the program, such as in a
     `shard_map` over some of several axes.
 

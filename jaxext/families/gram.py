@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext.backends.xla.xla_gram import XlaGram, symmetric
-from jaxext.families import epilogues, fuse
+from jaxext.families import fuse
 from jaxext.families.dispatch import as_dot_general_says, compiled, sharding_in_types
 from jaxext.families.epilogues import accumulated
 from jaxext.families.matmul import MATMUL

@@ -75,10 +75,11 @@ def _iterated(name: str, coefficients: Sequence[Triple], eps: float, x: jax.Arra
 
 def _normalised(x: jax.Array, eps: float) -> jax.Array:
     """With the Frobenius norm 1, or 0."""
-    squares = jnp.square(x.astype(accumulated(x.dtype))).sum((-2, -1), keepdims=True)
+    wide = x.astype(accumulated(x.dtype))
+    squares = jnp.square(wide).sum((-2, -1), keepdims=True)
     some = squares > 0
     norm = jnp.where(some, jnp.sqrt(jnp.where(some, squares, 1)), 0)  # whose derivative is finite at 0
-    return (x / (norm + eps)).astype(x.dtype)
+    return (wide / (norm + eps)).astype(x.dtype)
 
 
 def _step(x: jax.Array, a: float, b: float, c: float, *, dtype, precision, implementation) -> jax.Array:

@@ -52,8 +52,8 @@ class Operation(Labelled):
         tangents of operands by name.
       saved: `saved(static)` names the further results that `tangents` reads.
       product: the form and the open slot of the product inside, whose factors are the first operands; None if there is none.
-      apart: `apart(static, split)` gives `static` for the composition into which the operation falls apart where devices split these labels,
-        and None where it does not.  By default it does if that makes its product a sum over devices.
+      apart: `apart(static, split)` gives `static` for the composition into which the operation falls apart where devices split these
+        labels, and None where it does not.  By default it does if that makes its product a sum over devices.
     """
 
     name: str
