@@ -45,7 +45,8 @@ class XlaGram(XlaDefinition):
 
 
 def _gains(call: Call) -> bool:
-    return call.sizes["M"] >= 512
+    """Whether the products that are saved take longer than putting the blocks together."""
+    return min(call.sizes["M"], call.sizes["N"]) >= 1024
 
 
 def _in_order(call: Call) -> bool:
