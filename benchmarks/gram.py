@@ -37,7 +37,8 @@ def by_jnp(x):
 
 def newton_schulz_by_jnp(x):
     """Five steps with Muon's coefficients, of a matrix with fewer rows than columns."""
-    x = x / (jnp.sqrt(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32))).sum((-2, -1), keepdims=True)) + 1e-8).astype(x.dtype)
+    wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    x = (wide / (jnp.sqrt(jnp.square(wide).sum((-2, -1), keepdims=True)) + 1e-8)).astype(x.dtype)
     for _ in range(5):
         square = by_jnp(x)
         x = 3.4445 * x + jnp.matmul(-4.7750 * square + 2.0315 * jnp.matmul(square, square), x)
