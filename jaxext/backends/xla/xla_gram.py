@@ -45,8 +45,8 @@ class XlaGram(XlaDefinition):
 
 
 def _gains(call: Call) -> bool:
-    """Whether the products that are saved take longer than putting the blocks together."""
-    return min(call.sizes["M"], call.sizes["N"]) >= 1024
+    """Whether the products that are saved take longer than putting the blocks together, and these are large enough for XLA."""
+    return call.sizes["M"] >= 768 and call.sizes["N"] >= 512
 
 
 def _in_order(call: Call) -> bool:
