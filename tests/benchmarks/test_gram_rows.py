@@ -11,8 +11,10 @@ from jaxext.benchmarks import gram
 def test_what_it_tells(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gram, "ON_CPU", ((8, 8), (2, 4, 6)))
     monkeypatch.setattr(gram, "MATRICES", {"cpu": ((4, 6),)})
-    gram.main(["--rounds", "1", "--json", str(tmp_path / "rows.json")])
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    gram.main(["--rounds", "1", "--cpu-time", "--json", str(tmp_path / "rows.json")])
+    told = json.loads((tmp_path / "rows.json").read_text())
+    rows = told["rows"]
+    assert told["clock"] == gram.CpuTime.name
     assert [(row["operation"], row["row"]) for row in rows] == [
         *[("gram", "forward"), ("gram", "gradient"), ("gram", "forward")] * 2,
         *[("newton_schulz", "forward")] * 2,
