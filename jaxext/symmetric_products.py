@@ -91,5 +91,5 @@ def newton_schulz(
       ValueError: `steps` is negative, there are not as many triples as steps, or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
-    static = dict(eps=eps, precision=precision, implementation=implementation)
-    return _newton_schulz.newton_schulz("newton_schulz", x, steps, coefficients, **static)
+    said = dict(precision=precision)
+    return _newton_schulz.newton_schulz("newton_schulz", x, steps, coefficients, eps=eps, implementation=implementation, **said)

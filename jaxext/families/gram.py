@@ -114,6 +114,7 @@ def operation(addend: bool) -> Operation:
         family=FAMILY,
         product=(MATMUL, "a"),
         apart=_apart,
+        of_any_numbers=not addend,  # which is symmetric
     )
 
 

@@ -24,7 +24,7 @@ from jaxext.forms import partition
 
 MUON = (3.4445, -4.7750, 2.0315)
 
-Triple = tuple[float, float, float]
+Triple = tuple[float, ...]  # three
 
 
 def newton_schulz(name: str, x: Any, steps: Any, coefficients: Any, *, eps: Any, implementation: str | None, **static) -> jax.Array:

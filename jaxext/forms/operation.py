@@ -54,6 +54,7 @@ class Operation(Labelled):
       product: the form and the open slot of the product inside, whose factors are the first operands; None if there is none.
       apart: `apart(static, split)` gives `static` for the composition into which the operation falls apart where devices split these
         labels, and None where it does not.  By default it does if that makes its product a sum over devices.
+      of_any_numbers: whether its implementations agree about any operands, such as random ones.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Operation(Labelled):
     whole: tuple[str, ...] = ()
     product: tuple | None = None
     apart: Callable[[Any, set[str]], Any] | None = None
+    of_any_numbers: bool = True
 
     @functools.cached_property
     def labels(self) -> dict[str, tuple[str, ...]]:

@@ -127,6 +127,15 @@ def test_on_devices(spec, kind):
         assert not sent
 
 
+def test_tune(tmp_path):
+    """Random numbers are no symmetric matrix, which the second product adds."""
+    x = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+    rows = jaxext.tune(lambda x: jaxext.newton_schulz(x, 1), x, backward=False, table=tmp_path / "table.json").rows
+    skipped = {row.problem.partition("->")[0].count("float32"): row.skipped for row in rows if row.problem.startswith("gram ")}
+    assert skipped[2] is None and "symmetric matrix" in (skipped[3] or "")
+    assert all(candidate.measurement for row in rows for candidate in row.candidates)
+
+
 X = np.ones((3, 4), np.float32)
 NO_ARRAY: Any = [[1.0]]
 FOUR: Any = (1, 2, 3, 4)
