@@ -83,6 +83,13 @@ def clocks(problem: Problem, config: Config) -> float:
     return gpu.rounds(grid(problem, config)[0]) * of_program + (gpu.adding(partial) if config.splits > 1 else 0)
 
 
+def share(problem: Problem) -> float:
+    """The clocks of this kernel over those of the kernel that computes the whole product, by the models."""
+    fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(matmul.Problem)}
+    plain = matmul.Problem(**fields)
+    return clocks(problem, pick(problem)) / matmul.clocks(plain, matmul.pick(plain))
+
+
 def tiles(problem: Problem, config: Config) -> tuple[int, int, int]:
     """Rows and columns of the rectangle of tiles, and of each program's steps in depth."""
     count, ratio = cdiv(problem.rows, config.tile_m), config.tile_m // config.tile_n

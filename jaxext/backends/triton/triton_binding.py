@@ -42,7 +42,7 @@ from jaxext.kernels._ragged import visits
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 _INTERPRETED_CAPABILITY = 90
-MANY_ROWS = 2048  # of x in x xᵀ: 136 tiles of 128 by 128, about as many as there are multiprocessors
+LARGEST_SHARE = 0.7  # of the time of a whole product, that half of one may take
 FEW_ROWS = 128  # of a product whose time is that of reading its other factor
 # Triton writes the newest PTX version of its own assembler, but jax runs that of the installed CUDA: CUDA 12.9 supports PTX 8.8.
 _PTX = 88
@@ -110,10 +110,9 @@ class TritonGram(TritonKernels):
         return gram
 
     def slower(self, call):
-        if min(call.sizes["M"], call.sizes["N"]) < MANY_ROWS:
-            return (
-                f"half of a product with fewer than {MANY_ROWS} rows or columns does not fill a GPU, or little of the time is its products'"
-            )
+        share = self.kernels(None).share(self.problem(call))
+        if share > LARGEST_SHARE:
+            return f"it is expected to take {share:.2f} of a product's time, want {LARGEST_SHARE} or less, as XLA's (cuBLAS) are fast"
         return None  # XLA computes both halves
 
 
