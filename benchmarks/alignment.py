@@ -20,7 +20,7 @@ def dtypes_of(problem, launch) -> list[str]:
     of_slot = (
         dict.fromkeys(RANGES, "i32")
         | dict.fromkeys(SCALES, "fp32")
-        | {"addend": getattr(problem, "addend", None)}
+        | {"addend": getattr(problem, "addend", None) or ""}
         | dict(zip(factors, problem.dtypes, strict=False))
     )
     if problem.epilogue is not None:

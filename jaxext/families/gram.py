@@ -162,7 +162,9 @@ def bound(x: jax.Array, addend: jax.Array | None, static: Static, *, dtype, prec
 def _other_factor(x: jax.Array) -> jax.Array:
     """x, gathered on explicit meshes that split its rows, which only one axis of the result can be split like."""
     sharding = partition.explicit(jax.typeof(x))
-    if sharding is None or sharding.spec.partitions[-2] is None:
+    if sharding is None:
         return x
-    *batch, _, last = sharding.spec.partitions
+    *batch, rows, last = tuple(sharding.spec)
+    if rows is None:
+        return x
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, P(*batch, None, last)))

@@ -87,7 +87,7 @@ def _step(x: jax.Array, a: float, b: float, c: float, *, dtype, precision, imple
     sharding = partition.explicit(jax.typeof(x))
     of_square = None
     if sharding is not None:
-        *batch, rows, _ = sharding.spec.partitions
+        *batch, rows, _ = tuple(sharding.spec)
         of_square = NamedSharding(sharding.mesh, P(*batch, rows, None))
     square = gram.bound(x, None, gram.Static(), out_sharding=of_square, **said)
     polynomial = gram.bound(square, square, gram.Static(sum=True, scale=c, of_addend=b), out_sharding=of_square, **said)

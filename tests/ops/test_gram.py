@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext import symmetric_products, testing
+from jaxext import _compat, symmetric_products, testing
 from jaxext.backends.xla import xla_gram
 from jaxext.families import gram as family
 
@@ -65,7 +65,7 @@ def test_many_rows_are_multiplied_by_blocks():
     how = lambda *shape: [row.how for row in jaxext.explain(jaxext.gram, jax.ShapeDtypeStruct(shape, jnp.float32)).rows]
     assert (how(768, 512), how(1024, 64), how(512, 1024)) == (["halves"], ["dot_general"], ["dot_general"])
     compiled = jax.jit(jaxext.gram).lower(jax.ShapeDtypeStruct((768, 512), jnp.float32)).compile()
-    assert compiled.cost_analysis()["flops"] < 0.65 * 2 * 768**2 * 512
+    assert (compiled.cost_analysis() or {})["flops"] < 0.65 * 2 * 768**2 * 512
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 2, 3), (2, 0, 0)], ids=str)
@@ -166,7 +166,7 @@ def test_half_of_a_sum_over_devices(monkeypatch):
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,))
     x = jax.device_put(random((64, 128), np.float32, 0), NamedSharding(mesh, P(None, "a")))
     compiled = jax.jit(jaxext.gram).lower(x).compile()
-    assert compiled.cost_analysis()["flops"] < 0.8 * 2 * 64 * 64 * 16
+    assert (compiled.cost_analysis() or {})["flops"] < 0.8 * 2 * 64 * 64 * 16
     assert collectives(compiled) == {"all-reduce": 1}
     assert_symmetric(compiled(x))
 
@@ -223,7 +223,7 @@ def test_explicit_meshes():
         assert jax.typeof(y).sharding.spec == P("a", None)
         np.testing.assert_allclose(np.asarray(y), x @ x.T, rtol=1e-5, atol=1e-5)
         split = jax.device_put(x, P(None, "a"))
-        with pytest.raises(jax.errors.ShardingTypeError if hasattr(jax.errors, "ShardingTypeError") else Exception, match="out_sharding"):
+        with pytest.raises(_compat.ShardingTypeError, match="out_sharding"):
             jaxext.gram(split)
         assert_symmetric(np.asarray(jaxext.gram(split, out_sharding=P())))
 

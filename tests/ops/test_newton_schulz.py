@@ -99,7 +99,7 @@ def test_vmap_over_any_axis():
     x = random((4, 6, 3), np.float32, 0)
     for axis in range(3):
         y = jax.vmap(jaxext.newton_schulz, axis, axis)(x)
-        np.testing.assert_allclose(np.moveaxis(y, axis, 0), plain(np.moveaxis(x, axis, 0).astype(np.float64)), atol=1e-4)
+        np.testing.assert_allclose(np.moveaxis(np.asarray(y), axis, 0), plain(np.moveaxis(x, axis, 0).astype(np.float64)), atol=1e-4)
 
 
 def test_two_of_three_products_are_symmetric():
