@@ -16,10 +16,12 @@ def dtypes_of(problem, launch) -> list[str]:
     """The dtypes of the kernel's pointers: of operands and results."""
     if hasattr(problem, "T"):
         return _of_causal(problem, launch)
+    factors = sorted((slot for slot in launch.operands[:2] if slot in SLOTS), key=SLOTS.index)
     of_slot = (
         dict.fromkeys(RANGES, "i32")
         | dict.fromkeys(SCALES, "fp32")
-        | dict(zip(sorted(launch.operands[:2], key=SLOTS.index), problem.dtypes, strict=False))
+        | {"addend": getattr(problem, "addend", None) or ""}
+        | dict(zip(factors, problem.dtypes, strict=False))
     )
     if problem.epilogue is not None:
         of_slot |= {slot: getattr(problem.epilogue, slot) for slot in ("bias", "residual", "scale")}

@@ -29,6 +29,7 @@ from jaxext.ops import (
 from jaxext.quantized import Quantized, fp8_matmul, pack_int4, quantize, quantized_matmul, scaled_dot, unpack_int4
 from jaxext.ragged_products import ragged_dot, ragged_dot_general, ragged_gated_linear_unit, ragged_linear
 from jaxext.sequences import causal_conv1d, causal_conv1d_update
+from jaxext.symmetric_products import gram, newton_schulz
 
 if TYPE_CHECKING:
     from jaxext import parallel
@@ -60,10 +61,12 @@ __all__ = [
     "extend",
     "fp8_matmul",
     "gated_linear_unit",
+    "gram",
     "in_place_of_lax",
     "linear",
     "lower_for",
     "matmul",
+    "newton_schulz",
     "pack_int4",
     "parallel",
     "quantize",

@@ -264,8 +264,30 @@ def _not_fused(activation: Any) -> str | None:
     return f"activation is {getattr(activation, '__name__', activation)!r}, want one of {list(ACTIVATIONS)}, which kernels fuse"
 
 
+def gram_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
+    """A call of `gram` as a problem of this class, which has fields for what is added, or the reason why it is not one."""
+    numbers = _numbers(call, arch)
+    if isinstance(numbers, str):
+        return numbers
+    added = {}
+    if "addend" in call.dtypes:
+        if (dtype := call.dtypes["addend"].name) not in DTYPES:
+            return f"addend is {dtype}, want one of {sorted(DTYPES)}"
+        added = dict(addend=DTYPES[dtype], of_addend=call.static.of_addend)
+    return kind(**{label: call.sizes[label] for label in "BMNK"}, scale=call.static.scale, **added, **numbers)
+
+
 def _common(call: Call, arch: int) -> dict[str, Any] | str:
-    """The part of a problem that is the same for all kernels."""
+    """The part of a problem that is the same for all kernels of products and convolutions."""
+    numbers = _numbers(call, arch)
+    epilogue = None if isinstance(numbers, str) else _epilogue(call)
+    if isinstance(numbers, str) or isinstance(epilogue, str):
+        return numbers if isinstance(numbers, str) else str(epilogue)
+    return dict(**numbers, epilogue=epilogue)
+
+
+def _numbers(call: Call, arch: int) -> dict[str, Any] | str:
+    """The names of a product, and what is multiplied how."""
     dtypes = []
     factors = {slot: call.dtypes[slot] for slot in call.factors}
     for slot, dtype in (*factors.items(), (call.open, call.dtype)):
@@ -275,11 +297,7 @@ def _common(call: Call, arch: int) -> dict[str, Any] | str:
     precision = _precision(call.precision, factors.values())
     if precision is None:
         return f"precision is {call.precision}, want one of {sorted(_PRESETS)}, or one that the operands have of themselves"
-    epilogue = _epilogue(call)
-    if isinstance(epilogue, str):
-        return epilogue
-    role = call.product.rpartition("_")[2]
-    return dict(name=call.op, role=role, dtypes=tuple(dtypes), precision=precision, arch=arch, epilogue=epilogue)
+    return dict(name=call.op, role=call.product.rpartition("_")[2], dtypes=tuple(dtypes), precision=precision, arch=arch)
 
 
 def _epilogue(call: Call) -> Epilogue | None | str:

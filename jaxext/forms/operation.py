@@ -52,6 +52,9 @@ class Operation(Labelled):
         tangents of operands by name.
       saved: `saved(static)` names the further results that `tangents` reads.
       product: the form and the open slot of the product inside, whose factors are the first operands; None if there is none.
+      apart: `apart(static, split)` gives `static` for the composition into which the operation falls apart where devices split these
+        labels, and None where it does not.  By default it does if that makes its product a sum over devices.
+      of_any_numbers: whether its implementations agree about any operands, such as random ones.
     """
 
     name: str
@@ -64,6 +67,8 @@ class Operation(Labelled):
     window: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     product: tuple | None = None
+    apart: Callable[[Any, set[str]], Any] | None = None
+    of_any_numbers: bool = True
 
     @functools.cached_property
     def labels(self) -> dict[str, tuple[str, ...]]:
@@ -221,18 +226,20 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
     def local(splitter, summed, part, *args):
         if form is not None:
             args = cut(form, tuple(operation.inputs), args, part, sizes)
-        if summed is None or not operation.product:  # else the sum varies over fewer axes than its factors, as what is added to it may
+        static = _static_of_parts(operation, params["static"], {axis for axis in sizes if part(axis, sizes[axis]) is not None}, summed)
+        if static is None or not operation.product:  # else the sum varies over fewer axes than its factors, as what is added to it may
             args = _compat.align_varying(*args)
         operands = dict(zip(operation.inputs, args, strict=True))
         device = dict(platform=platform, arch=arch, splitter=splitter)
-        call = operation.call(operation.open, args, implementation=implementation, **device, **params)
-        if summed is None or not operation.product:
+        of_parts = params if static is None else dict(params, static=static)
+        call = operation.call(operation.open, args, implementation=implementation, **device, **of_parts)
+        if static is None:
             results = run(call, operation.family.implementations, implementation, table, operands)
         else:
             with replacing_lax(False), in_force.as_in(table):
                 results = composed(call, operands, implementation, summed)
         results = results if call.further else (results,)
-        if summed is None or operation.product:
+        if summed is None or static is not None:
             return results
         return tuple(summed(y, operation.axes(name, ranks)) for name, y in zip(wanted, results, strict=True))
 
@@ -247,6 +254,13 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
     return partition.lower(
         lambda *args: tuple(operation.primitive.bind(*args, **everything)), known_as, local, names, splitter, platform, out_sharding, *args
     )
+
+
+def _static_of_parts(operation: Operation, static, axes: set[str], summed: Callable | None) -> Any:
+    """`static` of the composition into which the operation falls apart where devices split these axes; None if it does not."""
+    if operation.apart is not None:
+        return operation.apart(static, {label for label in operation.free if any(axis.rstrip("0123456789") == label for axis in axes)})
+    return static if operation.product and summed is not None else None
 
 
 def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:

@@ -158,6 +158,6 @@ def _unanswered(call: Call) -> str | None:
         return f"it is for another device than the {platform} of this process"
     if not call.splitter.by_labels:
         return "XLA's partitioner has this program, now or where it is called once exported"
-    if call.operation is not None and call.operation.product is None:
-        return "random operands need not be ones that a declared operation accepts, such as labels"
+    if call.operation is not None and (call.operation.product is None or not call.operation.of_any_numbers):
+        return "random operands need not be ones that the operation accepts, such as labels, or a symmetric matrix"
     return "an axis is empty, so nothing is computed" if 0 in call.sizes.values() else None

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import linear_layer
 import mamba
+import muon
 import numpy as np
 import pmap_mlp
 import pytest
@@ -182,3 +183,23 @@ def test_mamba_notices_a_step_that_is_not_the_sequence_s(capsys, tmp_path, monke
     monkeypatch.setattr(jaxext, "causal_conv1d_update", forgetful)
     assert mamba.main(["--epochs", "1", "--plot", str(tmp_path / "plot.png")]) == 1
     assert "Step by step the same scores: False" in capsys.readouterr().out
+
+
+def test_muon(capsys):
+    """The losses of optax's Muon, and products of jaxext alone."""
+    pytest.importorskip("optax")
+    with jax.numpy_dtype_promotion("standard"):  # for optax
+        out = said(capsys, muon, "--epochs", "4")
+    assert re.search(r"epoch  4   loss 0\.0\d+   optax.contrib.muon 0\.0", out) and "The same losses as optax's: True" in out
+    params, optimizer = muon.init(), muon.muon(0.1)
+    rows = products(optimizer.update, params, optimizer.init(params))
+    assert sorted(rows) == sorted([(op, 5) for op in ("gram", "gram", "linear") for _ in range(3)])  # of matrices of three shapes
+
+
+def test_muon_notices_another_iteration(capsys, monkeypatch):
+    pytest.importorskip("optax")
+    whole = jaxext.newton_schulz
+    monkeypatch.setattr(jaxext, "newton_schulz", lambda x, **keywords: whole(x, 4, **keywords))
+    with jax.numpy_dtype_promotion("standard"):
+        assert muon.main(["--epochs", "1"]) == 1
+    assert "The same losses as optax's: False" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import pytest
 import test_causal_kernel
 import test_conv
 import test_depthwise
+import test_gram_kernel
 import test_matmul
 import test_ragged_kernel
 import test_scaled_dot
@@ -24,6 +25,7 @@ from triton_kernels import (
     CausalCall,
     FusedCall,
     FusedRaggedCall,
+    GramCall,
     RaggedCall,
     ScaledCall,
     call,
@@ -34,7 +36,7 @@ from triton_kernels import (
 
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
-from jaxext.kernels import causal, ragged, scaled
+from jaxext.kernels import causal, gram, ragged, scaled
 from jaxext.kernels._epilogue import Epilogue
 
 ARCHS = (80, 90)
@@ -269,3 +271,22 @@ def test_scaled(name, arch):
         pytest.skip(reason)
     config = scaled.pick(problem)
     run(ScaledCall("scaled", problem, dataclasses.replace(config, splits=min(config.splits, 2))))
+
+
+GRAMS = {  # rows, depth, dtypes, what is added, the configuration if it is not the one picked
+    "16 bits": (300, 72, ("bf16", "bf16"), {}, {}),
+    "tall tiles": (300, 72, ("fp16", "fp16"), {}, dict(tile_m=128, tile_n=64)),
+    "splits": (40, 600, ("bf16", "fp32"), {}, dict(tile_m=32, tile_n=32, num_warps=2, splits=2)),
+    "TF32": (136, 40, ("fp32", "fp32"), {}, {}),
+    "something added": (150, 150, ("bf16", "bf16"), dict(addend="bf16", scale=2.0, of_addend=-4.5), {}),
+}
+QUICK_GRAMS = {("16 bits", 90), ("tall tiles", 80), ("something added", 90)}
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"), [pytest.param(*key, marks=() if key in QUICK_GRAMS else pytest.mark.slow) for key in itertools.product(GRAMS, ARCHS)]
+)
+def test_gram(name, arch):
+    rows, depth, dtypes, added, config = GRAMS[name]
+    problem = dataclasses.replace(test_gram_kernel.a_problem(rows, depth, dtypes, arch=arch, **added), precision="tf32")
+    run(GramCall("gram", problem, dataclasses.replace(gram.pick(problem), **config)))

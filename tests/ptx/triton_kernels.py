@@ -12,6 +12,7 @@ import test_causal_kernel
 import test_conv
 import test_depthwise
 import test_epilogues
+import test_gram_kernel
 import test_matmul
 import test_ragged_kernel
 import test_scaled_dot
@@ -240,6 +241,22 @@ class ScaledCall(Call):
             late, early = (self.execute(operands, when, module) for when in (LATE, EARLY))
             np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
             self.check(late, operands, integers)
+
+
+class GramCall(Call):
+    """Of a product with its own transpose."""
+
+    @property
+    def shapes(self):
+        return (test_gram_kernel.shape(self.problem),)
+
+    def operands(self, integers: bool):
+        return test_gram_kernel.some_operands(self.problem, integers)
+
+    def check(self, got, operands, integers: bool) -> None:
+        np.testing.assert_array_equal(got, got.swapaxes(1, 2))
+        scale = None if integers else self.product_error * test_gram_kernel.magnitude(self.problem, operands)
+        check(got, test_gram_kernel.true(self.problem, operands), scale)
 
 
 def call(kernel: str, problem: Any) -> Call:

@@ -30,6 +30,7 @@ from jaxext.backends.kernel import (
     apart,
     causal_problem,
     conv_problem,
+    gram_problem,
     matmul_problem,
     scaled_problem,
 )
@@ -41,6 +42,7 @@ from jaxext.kernels._ragged import visits
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 _INTERPRETED_CAPABILITY = 90
+LARGEST_SHARE = 0.7  # of the time of a whole product, that half of one may take
 FEW_ROWS = 128  # of a product whose time is that of reading its other factor
 # Triton writes the newest PTX version of its own assembler, but jax runs that of the installed CUDA: CUDA 12.9 supports PTX 8.8.
 _PTX = 88
@@ -94,6 +96,24 @@ class TritonMatmul(TritonKernels):
 
     def slower(self, call):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
+
+
+class TritonGram(TritonKernels):
+    """Half of a product with its own transpose."""
+
+    def problem(self, call):
+        return gram_problem(call, self.kernels(None).Problem, call.arch or _INTERPRETED_CAPABILITY)
+
+    def kernels(self, problem):
+        from jaxext.kernels import gram
+
+        return gram
+
+    def slower(self, call):
+        share = self.kernels(None).share(self.problem(call))
+        if share > LARGEST_SHARE:
+            return f"it is expected to take {share:.2f} of a product's time, want {LARGEST_SHARE} or less, as XLA's (cuBLAS) are fast"
+        return None  # XLA computes both halves
 
 
 class TritonRagged(TritonMatmul):
