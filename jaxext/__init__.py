@@ -31,7 +31,7 @@ from jaxext.ragged_products import ragged_dot, ragged_dot_general, ragged_gated_
 from jaxext.sequences import causal_conv1d, causal_conv1d_update
 
 if TYPE_CHECKING:
-    from jaxext import parallel
+    from jaxext import parallel, privacy
     from jaxext.hazards.doctor import Report, doctor
     from jaxext.tuning.explain import Explanation, explain
     from jaxext.tuning.tune import Tuned, tune
@@ -66,6 +66,7 @@ __all__ = [
     "matmul",
     "pack_int4",
     "parallel",
+    "privacy",
     "quantize",
     "quantized_matmul",
     "ragged_dot",
@@ -84,6 +85,7 @@ __all__ = [
 # Imported on first use, which saves a third of the time of importing everything.
 _LATER = {
     "parallel": "jaxext.parallel",
+    "privacy": "jaxext.privacy",
     **dict.fromkeys(("Report", "doctor"), "jaxext.hazards.doctor"),
     **dict.fromkeys(("Explanation", "explain"), "jaxext.tuning.explain"),
     **dict.fromkeys(("Tuned", "tune"), "jaxext.tuning.tune"),

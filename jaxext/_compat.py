@@ -49,6 +49,7 @@ __all__ = [
     "Splitter",
     "align_varying",
     "conv_general_dilated",
+    "evaluated",
     "hide_frames",
     "kernels_launched",
     "lowered_by",
@@ -241,6 +242,17 @@ def published(folder: str, value: str) -> dict[int, str] | None:
         return None
     client.key_value_set(f"{folder}/{jax.process_index()}", value, allow_overwrite=True)  # a restarted process publishes again
     return {int(key.rpartition("/")[2]): told for key, told in client.key_value_dir_get(folder)}
+
+
+def evaluated(eqn, *operands) -> list:
+    """The results of an equation for other operands.
+
+    Up to some version, functions inside come before the parameters.  Removed once `jax.extend.core` can evaluate an equation.
+    """
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = bound if isinstance(bound, tuple) else ([], bound)
+    results = eqn.primitive.bind(*functions, *operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def replace_bind(primitive: Primitive, bind: Callable) -> None:

@@ -38,6 +38,7 @@ MAY = {
     "tuning": {"forms", "tables", "_compat", "_target"},
     "hazards": {"tuning", "families", "forms", "_compat"},
     "parallel": {"ops", "families", "forms", "_compat"},
+    "privacy": {"families", "forms", "_compat"},
     "testing": set(),  # it tests any function
     "cli": {"__init__", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", *BUILT},
     "__init__": {
@@ -48,6 +49,7 @@ MAY = {
         "quantized",
         "extend",
         "parallel",
+        "privacy",
         "checkpoint_policies",
         "tuning",
         "hazards",

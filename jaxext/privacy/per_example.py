@@ -1,0 +1,174 @@
+"""The losses of a batch with taps, and the norms of the gradients of its examples: what all functions of this package have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from jaxext.privacy.square_norms import squared
+from jaxext.privacy.taps import Taps, Use, used_often
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Function:
+    """A loss of one example, and which of its arguments are what.
+
+    Attributes:
+      asked_by: the public function, for messages.
+      fun: `fun(*args)` is a scalar, or if `has_aux` a pair of it and of anything.
+      argnums: of the parameters: a number, or a tuple of them.
+      batch_argnums: of the arguments with a first axis of examples.
+      keep_batch_dim: whether `fun` wants this axis, of size 1.
+      prng_argnum: of a random key that is split into one for each example, or None.
+    """
+
+    asked_by: str
+    fun: Callable
+    argnums: int | tuple[int, ...]
+    has_aux: bool
+    batch_argnums: tuple[int, ...]
+    keep_batch_dim: bool
+    prng_argnum: int | None
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return (self.argnums,) if isinstance(self.argnums, int) else self.argnums
+
+    @property
+    def mapped(self) -> tuple[int, ...]:
+        return self.batch_argnums if self.prng_argnum is None else (*self.batch_argnums, self.prng_argnum)
+
+    def batch_size(self, args: Sequence[Any]) -> int:
+        """The number of examples, after the arguments were checked."""
+        last = max(*self.parameters, *self.mapped)
+        if len(args) <= last:
+            raise ValueError(f"{self.asked_by}: got {len(args)} arguments, want one with the number {last}")
+        for i in self.parameters:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(args[i]):
+                if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.inexact):
+                    name = f"argument {i}{jax.tree_util.keystr(path)}"
+                    raise TypeError(f"{self.asked_by}: {name} is a parameter of dtype {dtype}, want floating-point numbers")
+        sizes: dict[str, int] = {}
+        for i in self.batch_argnums:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(args[i]):
+                name = f"argument {i}{jax.tree_util.keystr(path)}"
+                if not jnp.shape(leaf):
+                    raise ValueError(f"{self.asked_by}: {name} is a scalar, want a first axis of examples")
+                sizes[name] = jnp.shape(leaf)[0]
+        if len({*sizes.values()}) != 1:
+            told = ", ".join(f"{size} in {name}" for name, size in sizes.items()) or "no array"
+            raise ValueError(f"{self.asked_by}: batch_argnums is {self.batch_argnums}, with examples {told}: want one number of examples")
+        return next(iter(sizes.values()))
+
+    def batched(self, args: Sequence[Any]) -> tuple[int, Batch]:
+        """The number of examples and the arguments in parts."""
+        size = self.batch_size(args)
+        args = [jax.tree.map(jnp.asarray, x) for x in args]
+        if self.prng_argnum is not None:
+            args[self.prng_argnum] = jax.random.split(args[self.prng_argnum], size)
+        if self.keep_batch_dim:
+            for i in self.batch_argnums:
+                args[i] = jax.tree.map(lambda x: jnp.expand_dims(x, 1), args[i])
+        parameters = tuple(args[i] for i in self.parameters)
+        examples = tuple(args[i] for i in self.mapped)
+        others = tuple(x for i, x in enumerate(args) if i not in (*self.parameters, *self.mapped))
+        return size, Batch(self, parameters, examples, others)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A function's arguments: parameters, examples along a first axis, and others."""
+
+    function: Function
+    parameters: tuple
+    examples: tuple
+    others: tuple
+
+    def loss(self, parameters: tuple, example: tuple) -> tuple[jax.Array, Any]:
+        """Of one example, with its auxiliary data."""
+        function = self.function
+        args = dict(zip((*function.parameters, *function.mapped), (*parameters, *example), strict=True))
+        others = iter(self.others)
+        count = len(args) + len(self.others)
+        result = function.fun(*(args[i] if i in args else next(others) for i in range(count)))
+        if function.has_aux and not (isinstance(result, tuple) and len(result) == 2):
+            raise TypeError(f"{function.asked_by}: fun returned {type(result).__name__}, want a pair of loss and aux, as has_aux is set")
+        value, aux = result if function.has_aux else (result, ())
+        if not isinstance(value, jax.Array | np.ndarray | np.generic | float):
+            raise TypeError(f"{function.asked_by}: fun returned {type(value).__name__} for one example, want a real scalar, its loss")
+        value = jnp.asarray(value)
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+            told = f"{value.dtype}[{','.join(map(str, value.shape))}]"
+            raise TypeError(f"{function.asked_by}: fun returned {told} for one example, want a real scalar, its loss")
+        return value, aux
+
+    def traced(self) -> Traced:
+        found: list[Traced] = []
+
+        def trace(example):
+            closed, results = jax.make_jaxpr(self.loss, return_shape=True)(self.parameters, example)
+            found.append(Traced(self, closed, jax.tree.structure(results)))
+            return ()
+
+        jax.vmap(trace)(self.examples)
+        return found[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A batch, and the loss of one example as a jaxpr."""
+
+    batch: Batch
+    closed: ClosedJaxpr
+    results: Any  # the structure of loss and aux
+
+    @property
+    def leaves(self) -> list[Any]:
+        return jax.tree.leaves(self.batch.parameters)
+
+    @functools.cached_property
+    def dtype(self) -> Any:
+        """Of squared norms: at least float32."""
+        wide = any(jnp.finfo(leaf.dtype).bits == 64 for leaf in self.leaves)
+        return jnp.dtype(jnp.float64 if wide else jnp.float32)
+
+    @functools.cached_property
+    def uses(self) -> list[Use]:
+        """Where parameters meet the example."""
+        found: list[Use] = []
+
+        def tap(example):
+            taps = Taps(jnp.zeros((), self.dtype), {})
+            taps.run(self.closed, self.leaves, jax.tree.leaves(example))
+            found[:] = taps.uses
+            return ()
+
+        jax.eval_shape(jax.vmap(tap), self.batch.examples)
+        return found
+
+    def pass_backwards(self, size: int) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
+        """The losses, the auxiliary data and the squared norms of all examples, and the gradient of a weighted sum of the losses."""
+        stored = {
+            root: jnp.zeros((size, *leaf.shape), leaf.dtype) for root, leaf in enumerate(self.leaves) if root in used_often(self.uses)
+        }
+
+        def tapped(parameters, total, zeros, example):
+            taps = Taps(total, zeros)
+            results = taps.run(self.closed, jax.tree.leaves(parameters), jax.tree.leaves(example))
+            return jax.tree.unflatten(self.results, results)
+
+        def losses(parameters, total, stored):
+            return jax.vmap(tapped, in_axes=(None, 0, 0, 0))(parameters, total, stored, self.batch.examples)
+
+        values, pull, aux = jax.vjp(losses, self.batch.parameters, jnp.zeros(size, self.dtype), stored, has_aux=True)
+        _, squares, gradients = pull(jnp.ones_like(values))
+        for gradient in gradients.values():
+            squares += jax.vmap(functools.partial(squared, dtype=self.dtype))(gradient)
+        return values, aux, squares, lambda weights: pull(weights.astype(values.dtype))[0]

@@ -1,0 +1,289 @@
+"""What an example contributes to the squared norm of a gradient, where a parameter meets it: three ways, for one example.
+
+The product y = Σ x w of x (T rows of K numbers) and w (K x N) has the gradient g = xᵀ ȳ, with ȳ the cotangent of y.  Its squared norm is
+
+    Σ_kn (Σ_t x[t,k] ȳ[t,n])²  =  Σ_tu (Σ_k x[t,k] x[u,k]) (Σ_n ȳ[t,n] ȳ[u,n])
+
+The right side, the *Gram* form, never makes g.  It costs T² (K + N) instead of T K N; with one row it is |x|² |ȳ|².  A convolution is such
+a product too, whose rows are output positions and hold what the filter sees there.
+
+Otherwise gradients are made and squared: of all examples at once if they are no larger than the arrays they are made of, else of as many
+at a time as that allows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+
+from jaxext._compat import evaluated
+from jaxext.forms.form import Form, owner
+from jaxext.forms.window import Window
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How an operation's contribution is computed.
+
+    Attributes:
+      name: "gram", "gradient", or "stored".
+      rows: of a Gram matrix.
+      temporary: numbers that are made of one example.
+      at_once: whether of all examples at once.
+      contribution: the squared norm, from residuals and cotangents.
+      gradients: of the values that meet the example, from the same.
+      residuals: what is kept for them.
+    """
+
+    name: str
+    rows: int = 0
+    temporary: int = 0
+    at_once: bool = True
+    contribution: Callable[..., jax.Array] | None = None
+    gradients: Callable[..., Sequence[jax.Array]] | None = None
+    residuals: Any = None
+
+    @classmethod
+    def stored(cls) -> Way:
+        return cls("stored")
+
+    def __str__(self) -> str:
+        if self.name == "gram":
+            told = "|x| |y|" if self.rows == 1 else f"Gram form of {self.rows} rows"
+        else:
+            told = "its gradient"
+        return told + ("" if self.at_once else ", of a few examples at a time")
+
+    def tap(self, results: list[jax.Array], total: jax.Array, zeros: Sequence[jax.Array] | None, *, summed: bool) -> list[jax.Array]:
+        """The results.  Backwards, `total` receives the contribution, if `summed`, and `zeros` the gradients, unless they are None."""
+        assert self.contribution is not None and self.gradients is not None
+        contribution, gradients = self.contribution, self.gradients
+        dtype = total.dtype
+
+        def backward(residuals, cotangents):
+            square = contribution(residuals, cotangents).astype(dtype) if summed else None
+            return cotangents, square, None if zeros is None else [*gradients(residuals, cotangents)], None
+
+        tap = jax.custom_vjp(lambda results, total, zeros, residuals: _of_each(results, total))
+        tap.defvjp(lambda results, total, zeros, residuals: (_of_each(results, total), residuals), backward)
+        return tap(results, total, None if zeros is None else [*zeros], self.residuals)
+
+
+@custom_vmap
+def _of_each(results: list[jax.Array], total: jax.Array) -> list[jax.Array]:
+    """The results, with an axis of examples even if they are the same for all: the tap must see the cotangent of each."""
+    return results
+
+
+@_of_each.def_vmap
+def _of_each_of(size, batched, results, total):
+    return [y if b else jnp.broadcast_to(y, (size, *y.shape)) for y, b in zip(results, batched[0], strict=True)], [True] * len(results)
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """An operation of which some operands are made of parameters; `eqn` is None for the identity."""
+
+    eqn: JaxprEqn | None
+    made: tuple[bool, ...]  # of each operand
+
+    def gradients(self, data: Sequence[Any], values: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[jax.Array]:
+        """Of the values, which are the operands made of parameters."""
+        if self.eqn is None:
+            return cotangents
+        eqn = self.eqn
+
+        def function(*values):
+            rest, others = iter(values), iter(data)
+            results = evaluated(eqn, *(next(rest if made else others) for made in self.made))
+            return [y for y in results if jnp.issubdtype(y.dtype, jnp.inexact)]
+
+        return jax.vjp(function, *values)[1]([*cotangents])
+
+    def way(self, data, values, leaves, results, dtype, remake: ClosedJaxpr | None) -> Way:
+        """The cheapest way to the sum of the squared norms of the leaves' gradients.
+
+        Args:
+          data: the operands that depend on the example.
+          values: the others.
+          leaves: the parameters that they are made of, and whose squared norms are wanted.
+          results: of the operation.
+          dtype: of the squared norm.
+          remake: makes the values of the leaves.  None: the only value's gradient has the norm of the only leaf's.
+        """
+        gram = None if remake is not None or len(values) > 1 else gram_of(self, data, results, dtype)
+        arrays = _size([*data, *results])
+        # Gradients of the operands are as large as these, but those of elementwise operations are fused with the sums after them.
+        temporary = max(_size(leaves), 0 if _size(values) <= _size(results) else _size(values))
+        consts = [] if remake is None else remake.consts
+        residuals = [*data], [*values], [*leaves], [*consts]
+
+        def gradients(residuals, cotangents):
+            data, values, _, _ = residuals
+            return self.gradients(data, values, cotangents)
+
+        def by_gradients(residuals, cotangents):
+            data, values, leaves, consts = residuals
+            found = self.gradients(data, values, cotangents)
+            if remake is not None:
+                function = jaxpr_as_fun(remake)
+                found = jax.vjp(lambda *leaves: function(*leaves), *leaves)[1]([*found])
+            return sum((squared(x, dtype) for x in found), jnp.zeros((), dtype))
+
+        name, rows, function = "gradient", 0, by_gradients
+        if gram is not None:
+            name, rows, temporary, function = (
+                "gram",
+                gram.rows,
+                gram.temporary,
+                lambda residuals, cotangents: gram(residuals[0][0], *cotangents),
+            )
+        at_once = temporary <= arrays
+        return Way(name, rows, temporary, at_once, function if at_once else in_parts(function, temporary, arrays), gradients, residuals)
+
+
+def _size(arrays: Sequence[Any]) -> int:
+    return sum(math.prod(x.shape) for x in arrays)
+
+
+def squared(x: jax.Array, dtype: Any, axes: Sequence[int] | None = None) -> jax.Array:
+    """The sum of squares over axes, in a wide dtype."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return squared(x.real, dtype, axes) + squared(x.imag, dtype, axes)
+    x = x.astype(dtype)
+    return jnp.sum(x * x, axis=None if axes is None else tuple(axes))
+
+
+def in_parts(function: Callable, temporary: int, arrays: int) -> Callable:
+    """`function`, whose `vmap` computes as many examples at a time as have no more temporary numbers than all examples have in arrays.
+
+    The examples of a part lie far apart, at least one on each device: if devices split the batch, each has as much of every part.
+    """
+    mapped = custom_vmap(function)
+
+    @mapped.def_vmap
+    def rule(size, batched, *args):
+        if size == 0:
+            return jnp.zeros(0, jax.eval_shape(function, *jax.tree.map(lambda x, b: x[0] if b else x, args, batched)).dtype), True
+        part = part_of(size, temporary, arrays)
+        steps = size // part
+        leaves, tree = jax.tree.flatten(args)
+        is_batched = jax.tree.leaves(batched)
+        split = [x.reshape(part, steps, *x.shape[1:]) if b else x for x, b in zip(leaves, is_batched, strict=True)]
+
+        def step(i):
+            some = [lax.dynamic_index_in_dim(x, i, 1, keepdims=False) if b else x for x, b in zip(split, is_batched, strict=True)]
+            return jax.vmap(lambda *x: function(*tree.unflatten(x)), in_axes=[0 if b else None for b in is_batched])(*some)
+
+        return lax.map(step, jnp.arange(steps)).T.reshape(size), True
+
+    return mapped
+
+
+def part_of(size: int, temporary: int, arrays: int) -> int:
+    """How many examples are computed at a time: a divisor of the batch, and a multiple of as many devices as may split it."""
+    least = math.gcd(size, jax.device_count())
+    most = max(least, size * arrays // max(temporary, 1))
+    return max(n for n in range(least, min(most, size) + 1, least) if size % n == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gram:
+    """The Gram form of a product.
+
+    Attributes:
+      factor, result: labels of the axes of the other factor and of the cotangent, one letter each.
+      unfold: of a convolution, which array has the input's axes (0: the factor, 1: the cotangent), and its window.
+      rows: how many there are.
+      temporary: the numbers that it makes of an example.
+    """
+
+    factor: str
+    result: str
+    shared: str  # batch axes of the product
+    row: str
+    unfold: tuple[int, Window, int] | None
+    rows: int
+    temporary: int
+    dtype: Any
+
+    def __call__(self, factor: jax.Array, cotangent: jax.Array) -> jax.Array:
+        arrays = [factor, cotangent]
+        if self.unfold is not None:
+            which, window, first = self.unfold
+            arrays[which] = unfolded(arrays[which], window, first)
+        if self.rows == 1:
+            squares = [
+                jnp.sum(_wide(x, self.dtype) ** 2, axis=tuple(i for i, axis in enumerate(axes) if axis not in self.shared))
+                for x, axes in zip(arrays, (self.factor, self.result), strict=True)
+            ]
+            order = [[axis for axis in axes if axis in self.shared] for axes in (self.factor, self.result)]
+            return jnp.sum(squares[0] * jnp.transpose(squares[1], [order[1].index(axis) for axis in order[0]]))
+        first, second = (self._gram(x, axes) for x, axes in zip(arrays, (self.factor, self.result), strict=True))
+        return jnp.sum(first * second)
+
+    def _gram(self, x, axes):
+        twice = "".join(axis.upper() if axis in self.row else axis for axis in axes)
+        equation = f"{axes},{twice}->{self.shared}{self.row}{self.row.upper()}"
+        return jnp.einsum(equation, x, x, precision="highest", preferred_element_type=self.dtype)
+
+
+def _wide(x, dtype):
+    return x.astype(dtype)
+
+
+def gram_of(meeting: Meeting, data, results, dtype) -> Gram | None:
+    """The Gram form of a product of jaxext, if it has one that is cheaper than the gradient."""
+    form, open = owner.get(meeting.eqn.primitive, (None, "")) if meeting.eqn is not None else (None, "")
+    if not isinstance(form, Form) or form.companions or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (*data, *results)):
+        return None
+    factors = dict(zip(form.factors(open), meeting.made, strict=True))
+    (other,), (slot,) = ([name for name, made in factors.items() if made is which] for which in (False, True))
+    params = meeting.eqn.params
+    ranks, window = params["ranks"], params["window"]
+    axes = {name: [axis for axis in form.axes(name, ranks)] for name in (slot, other, open)}
+    sizes = form.sizes(open, [atom.aval.shape for atom in meeting.eqn.invars], ranks, window)
+    unfold = None
+    if window is not None:
+        if slot != "w":
+            return None
+        inputs, filters, outputs = (form.window[i * window.rank : (i + 1) * window.rank] for i in range(3))
+        unfold = (0 if other == "x" else 1, window, axes["x"].index(inputs[0]) if inputs else 0)
+        at = axes["x"].index(inputs[0]) if inputs else 0
+        axes["x"] = [*axes["x"][:at], *outputs, *filters, *axes["x"][at + len(inputs) :]]
+    letters = {axis: chr(ord("a") + i) for i, axis in enumerate(dict.fromkeys(axis for name in axes for axis in axes[name]))}
+    of = {name: {*axes[name]} for name in axes}
+    shared = of[slot] & of[other] & of[open]
+    rows = (of[other] & of[open]) - shared
+    T, E = (math.prod(sizes[axis] for axis in some) for some in (rows, shared))
+    K, N = (math.prod(sizes[axis] for axis in of[name] - shared - rows) for name in (other, open))
+    if len(letters) > 26 or T * (K + N) > K * N:
+        return None
+    joined = {name: "".join(letters[axis] for axis in axes[name]) for name in axes}
+    in_order = ["".join(letters[axis] for axis in axes[other] if axis in some) for some in (shared, rows)]
+    temporary = E * (T * T * 2 + (0 if unfold is None else T * (K if other == "x" else N)))
+    return Gram(joined[other], joined[open], *in_order, unfold, T, 0 if T == 1 and unfold is None else temporary, dtype)
+
+
+def unfolded(x: jax.Array, window: Window, first: int) -> jax.Array:
+    """What the filter sees at each output: the window's axes of x, from `first` on, become those of the output and then of the filter."""
+    padding = [(0, 0, 0)] * x.ndim
+    for i, (low, high) in enumerate(window.padding):
+        padding[first + i] = (low, high, window.input_dilation[i] - 1)
+    x = lax.pad(x, jnp.zeros((), x.dtype), padding)
+    for i in range(window.rank):
+        axis, size = first + i, window.output[i]
+        taps = [
+            lax.slice_in_dim(x, start, start + (size - 1) * window.stride[i] + 1 if size else start, window.stride[i], axis)
+            for start in (r * window.filter_dilation[i] for r in range(window.filter[i]))
+        ]
+        x = jnp.stack(taps, axis=first + window.rank + i)
+    return x
