@@ -7,14 +7,16 @@ The product y = Σ x w of x (T rows of K numbers) and w (K x N) has the gradient
 The right side, the *Gram* form, never makes g.  It costs T² (K + N) instead of T K N; with one row it is |x|² |ȳ|².  A convolution is such
 a product too, whose rows are output positions and hold what the filter sees there.
 
-Otherwise gradients are made and squared: of all examples at once if they are no larger than the arrays they are made of, else of as many
-at a time as that allows.
+If there are more rows, the gradient is cheaper: it is made and squared.  In both cases examples are taken a few at a time, so that what is
+made of them is no larger than one array of the layer.  Other operations, such as the addition of a bias, have gradients that are small.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,7 +38,6 @@ class Way:
     Attributes:
       name: "gram", "gradient", or "stored".
       rows: of a Gram matrix.
-      temporary: numbers that are made of one example.
       at_once: whether of all examples at once.
       contribution: the squared norm, from residuals and cotangents.
       gradients: of the values that meet the example, from the same.
@@ -45,7 +46,6 @@ class Way:
 
     name: str
     rows: int = 0
-    temporary: int = 0
     at_once: bool = True
     contribution: Callable[..., jax.Array] | None = None
     gradients: Callable[..., Sequence[jax.Array]] | None = None
@@ -119,7 +119,7 @@ class Meeting:
           dtype: of the squared norm.
           remake: makes the values of the leaves.  None: the only value's gradient has the norm of the only leaf's.
         """
-        gram = None if remake is not None or len(values) > 1 else gram_of(self, data, results, dtype)
+        product = None if remake is not None or len(values) > 1 else product_of(self, data, results, dtype)
         arrays = _size([*data, *results])
         # Gradients of the operands are as large as these, but those of elementwise operations are fused with the sums after them.
         temporary = max(_size(leaves), 0 if _size(values) <= _size(results) else _size(values))
@@ -138,16 +138,16 @@ class Meeting:
                 found = jax.vjp(lambda *leaves: function(*leaves), *leaves)[1]([*found])
             return sum((squared(x, dtype) for x in found), jnp.zeros((), dtype))
 
-        name, rows, function = "gradient", 0, by_gradients
-        if gram is not None:
-            name, rows, temporary, function = (
-                "gram",
-                gram.rows,
-                gram.temporary,
-                lambda residuals, cotangents: gram(residuals[0][0], *cotangents),
-            )
-        at_once = temporary <= arrays
-        return Way(name, rows, temporary, at_once, function if at_once else in_parts(function, temporary, arrays), gradients, residuals)
+        if product is None:
+            at_once = temporary <= arrays
+            how = by_gradients if at_once else in_parts(by_gradients, temporary, arrays)
+            return Way("gradient", 0, at_once, how, gradients, residuals)
+
+        def by_product(residuals, cotangents):
+            return product(residuals[0][0], *cotangents)
+
+        how = by_product if product.temporary == 0 else in_parts(by_product, product.temporary, arrays)
+        return Way("gram" if product.gram else "gradient", product.rows, product.temporary == 0, how, gradients, residuals)
 
 
 def _size(arrays: Sequence[Any]) -> int:
@@ -191,86 +191,98 @@ def in_parts(function: Callable, temporary: int, arrays: int) -> Callable:
 def part_of(size: int, temporary: int, arrays: int) -> int:
     """How many examples are computed at a time: a divisor of the batch, and a multiple of as many devices as may split it."""
     least = math.gcd(size, jax.device_count())
-    most = max(least, size * arrays // max(temporary, 1))
+    # XLA multiplies a matrix by a matrix with all cores of a CPU, but a batch of them in a plain loop.
+    most = least if jax.default_backend() == "cpu" else max(least, size * arrays // max(temporary, 1))
     return max(n for n in range(least, min(most, size) + 1, least) if size % n == 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Gram:
-    """The Gram form of a product.
+class Product:
+    """A product of a parameter, as sums over axes that have one letter each.
 
     Attributes:
-      factor, result: labels of the axes of the other factor and of the cotangent, one letter each.
-      unfold: of a convolution, which array has the input's axes (0: the factor, 1: the cotangent), and its window.
-      rows: how many there are.
-      temporary: the numbers that it makes of an example.
+      factor, result: the axes of the other factor, and of the result and so of its cotangent.
+      shared, row, left, right: the axes of both arrays and of the gradient, of both arrays alone, and of the gradient and one array alone.
+      window: of a convolution.  The axes of its input are those of the output, and then of the filter (`unfolded`).
+      unfolds: which array is its input: 0 is the factor, 1 the cotangent.
+      at: its first axis of the window.
+      rows, work: the number of rows, and of products of two numbers that the gradient costs.
+      gram: whether the Gram form is cheaper.
+      temporary: how many numbers it makes of an example.
     """
 
     factor: str
     result: str
-    shared: str  # batch axes of the product
+    shared: str
     row: str
-    unfold: tuple[int, Window, int] | None
+    left: str
+    right: str
+    window: Window | None
+    unfolds: int
+    at: int
     rows: int
+    gram: bool
     temporary: int
     dtype: Any
 
     def __call__(self, factor: jax.Array, cotangent: jax.Array) -> jax.Array:
+        """The squared norm of the gradient."""
         arrays = [factor, cotangent]
-        if self.unfold is not None:
-            which, window, first = self.unfold
-            arrays[which] = unfolded(arrays[which], window, first)
+        if self.window is not None:
+            arrays[self.unfolds] = unfolded(arrays[self.unfolds], self.window, self.at)
+        both = list(zip(arrays, (self.factor, self.result), strict=True))
+        einsum = functools.partial(jnp.einsum, precision="highest", preferred_element_type=self.dtype)
+        if not self.gram:
+            gradient = einsum(f"{self.factor},{self.result}->{self.shared}{self.left}{self.right}", *arrays)
+            return squared(gradient, self.dtype)
         if self.rows == 1:
-            squares = [
-                jnp.sum(_wide(x, self.dtype) ** 2, axis=tuple(i for i, axis in enumerate(axes) if axis not in self.shared))
-                for x, axes in zip(arrays, (self.factor, self.result), strict=True)
-            ]
-            order = [[axis for axis in axes if axis in self.shared] for axes in (self.factor, self.result)]
-            return jnp.sum(squares[0] * jnp.transpose(squares[1], [order[1].index(axis) for axis in order[0]]))
-        first, second = (self._gram(x, axes) for x, axes in zip(arrays, (self.factor, self.result), strict=True))
+            first, second = (einsum(f"{axes}->{self.shared}", x.astype(self.dtype) ** 2) for x, axes in both)
+        else:
+            twice = str.maketrans(self.row, self.row.upper())
+            pairs = self.shared + self.row + self.row.upper()
+            first, second = (einsum(f"{axes},{axes.translate(twice)}->{pairs}", x, x) for x, axes in both)
         return jnp.sum(first * second)
 
-    def _gram(self, x, axes):
-        twice = "".join(axis.upper() if axis in self.row else axis for axis in axes)
-        equation = f"{axes},{twice}->{self.shared}{self.row}{self.row.upper()}"
-        return jnp.einsum(equation, x, x, precision="highest", preferred_element_type=self.dtype)
 
-
-def _wide(x, dtype):
-    return x.astype(dtype)
-
-
-def gram_of(meeting: Meeting, data, results, dtype) -> Gram | None:
-    """The Gram form of a product of jaxext, if it has one that is cheaper than the gradient."""
+def product_of(meeting: Meeting, data, results, dtype) -> Product | None:
+    """How a product of jaxext is computed.  None if it is none of real numbers, or one whose gradient is none of these sums."""
     form, open = owner.get(meeting.eqn.primitive, (None, "")) if meeting.eqn is not None else (None, "")
     if not isinstance(form, Form) or form.companions or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (*data, *results)):
         return None
+    eqn = meeting.eqn
+    assert eqn is not None
     factors = dict(zip(form.factors(open), meeting.made, strict=True))
     (other,), (slot,) = ([name for name, made in factors.items() if made is which] for which in (False, True))
-    params = meeting.eqn.params
-    ranks, window = params["ranks"], params["window"]
-    axes = {name: [axis for axis in form.axes(name, ranks)] for name in (slot, other, open)}
-    sizes = form.sizes(open, [atom.aval.shape for atom in meeting.eqn.invars], ranks, window)
-    unfold = None
+    ranks, window, at = eqn.params["ranks"], eqn.params["window"], 0
+    axes = {name: form.axes(name, ranks) for name in (slot, other, open)}
+    sizes = form.sizes(open, [atom.aval.shape for atom in eqn.invars], ranks, window)
     if window is not None:
         if slot != "w":
             return None
         inputs, filters, outputs = (form.window[i * window.rank : (i + 1) * window.rank] for i in range(3))
-        unfold = (0 if other == "x" else 1, window, axes["x"].index(inputs[0]) if inputs else 0)
         at = axes["x"].index(inputs[0]) if inputs else 0
-        axes["x"] = [*axes["x"][:at], *outputs, *filters, *axes["x"][at + len(inputs) :]]
-    letters = {axis: chr(ord("a") + i) for i, axis in enumerate(dict.fromkeys(axis for name in axes for axis in axes[name]))}
-    of = {name: {*axes[name]} for name in axes}
-    shared = of[slot] & of[other] & of[open]
-    rows = (of[other] & of[open]) - shared
-    T, E = (math.prod(sizes[axis] for axis in some) for some in (rows, shared))
-    K, N = (math.prod(sizes[axis] for axis in of[name] - shared - rows) for name in (other, open))
-    if len(letters) > 26 or T * (K + N) > K * N:
+        axes["x"] = (*axes["x"][:at], *outputs, *filters, *axes["x"][at + len(inputs) :])
+    everything = list(dict.fromkeys(axis for name in axes for axis in axes[name]))
+    if len(everything) > len(string.ascii_lowercase):
         return None
-    joined = {name: "".join(letters[axis] for axis in axes[name]) for name in axes}
-    in_order = ["".join(letters[axis] for axis in axes[other] if axis in some) for some in (shared, rows)]
-    temporary = E * (T * T * 2 + (0 if unfold is None else T * (K if other == "x" else N)))
-    return Gram(joined[other], joined[open], *in_order, unfold, T, 0 if T == 1 and unfold is None else temporary, dtype)
+    letter = dict(zip(everything, string.ascii_lowercase, strict=False))
+    kinds = {"shared": (slot, other, open), "row": (other, open), "left": (slot, other), "right": (slot, open)}
+    of = {kind: [axis for axis in everything if {name for name in axes if axis in axes[name]} == {*names}] for kind, names in kinds.items()}
+    E, T, K, N = (math.prod(sizes[axis] for axis in some) for some in of.values())
+    gram = T * (K + N) <= K * N
+    made = (2 * T * T if T > 1 else 0) if gram else K * N
+    unfolds = int(other != "x")
+    return Product(
+        *("".join(letter[axis] for axis in axes[name]) for name in (other, open)),
+        *("".join(letter[axis] for axis in some) for some in of.values()),
+        window=window,
+        unfolds=unfolds,
+        at=at,
+        rows=T,
+        gram=gram,
+        temporary=E * (made + (0 if window is None else T * (N if unfolds else K))),
+        dtype=dtype,
+    )
 
 
 def unfolded(x: jax.Array, window: Window, first: int) -> jax.Array:
