@@ -79,8 +79,8 @@ def per_example_norms(
 
     @jax.jit
     def norms(args):
-        size, batch = function.batched(args)
-        return jnp.sqrt(batch.traced().pass_backwards(size)[2])
+        _, batch = function.batched(args)
+        return jnp.sqrt(batch.traced().pass_backwards()[2])
 
     return lambda *args: norms(args)
 
@@ -114,16 +114,16 @@ def clipped_grad(
       rescale_to_unit_norm: whether to divide the sum by `l2_clip_norm`.
       normalize_by: a number by which to divide the sum.
       batch_argnums: the arguments with examples along the first axis of each of their arrays.
-      keep_batch_dim: whether `fun` gets this axis, with size 1.  If not, `fun` is a loss of a single example; or an example is a group, such
-        as the data of one user, and its own first axis follows.
+      keep_batch_dim: whether `fun` gets this axis, with size 1.  If not, `fun` is a loss of a single example; or an example is a group,
+        such as the data of one user, and its own first axis follows.
       return_values, return_grad_norms: whether to return losses and norms of all examples.
       nan_safe: whether an infinity or NaN in an example's gradient counts as 0, as in jax_privacy.  If some norm is not finite, another
         branch of the program clips the gradients themselves.
       prng_argnum: an argument that is a random key, to be split into one for each example.
 
     Returns:
-      a `ClippedGrad`.  It returns the sum, or if `has_aux`, `return_values` or `return_grad_norms` a pair of the sum and an `Aux`.  It takes
-      `is_padding_example=`, an array of bools: the gradients of these examples count as 0.
+      a `ClippedGrad`.  It returns the sum, or if `has_aux`, `return_values` or `return_grad_norms` a pair of the sum and an `Aux`.  It
+      takes `is_padding_example=`, an array of bools: the gradients of these examples count as 0.
 
     Examples:
       >>> loss = lambda w, x: (x @ w).sum()
@@ -146,18 +146,15 @@ def clipped_grad(
         size, batch = function.batched(args)
         padding = _padding(padding, size)
         traced = batch.traced()
-        values, aux, squares, pull = traced.pass_backwards(size)
+        values, aux, squares, pull = traced.pass_backwards()
         norms = jnp.sqrt(squares)
         scale = functools.partial(_scale, clip=jnp.maximum(clip, 0).astype(norms.dtype), unit=rescale_to_unit_norm)
 
-        def fast():
-            return pull(jnp.where(padding, 0, scale(norms)))
-
-        if nan_safe:
+        total = pull(jnp.where(padding, 0, scale(norms)))
+        if nan_safe:  # outside of the branch, since XLA computes convolutions inside of one in plain loops on CPUs
             finite = jnp.all(jnp.isfinite(norms))
-            total = lax.cond(finite, fast, lambda: _one_by_one(batch, size, padding, scale, norms.dtype))
-        else:
-            total = fast()
+            total = lax.cond(finite, lambda: total, lambda: _one_by_one(batch, size, padding, scale, norms.dtype))
+        total = jax.vjp(batch.varying, tuple(args[i] for i in function.parameters))[1](total)[0]  # adds up over devices in a shard_map
         total = jax.tree.map(lambda g: g / jnp.asarray(normalize_by, g.dtype), total) if normalize_by != 1 else total
         total = total[0] if isinstance(function.argnums, int) else total
         return total, values, norms, aux
@@ -226,4 +223,5 @@ def _one_by_one(batch: Batch, size: int, padding: jax.Array, scale: Callable, dt
         some = jax.tree.map(lambda x: lax.dynamic_index_in_dim(split(x), i, 1, keepdims=False), (batch.examples, padding))
         return jax.tree.map(lambda x, g: x + g.sum(0), total, jax.vmap(gradient)(*some)), None
 
-    return lax.scan(step, jax.tree.map(jnp.zeros_like, batch.parameters), jnp.arange(size // part))[0]
+    start = batch.varying(jax.tree.map(jnp.zeros_like, batch.parameters))
+    return lax.scan(step, start, jnp.arange(size // part))[0]

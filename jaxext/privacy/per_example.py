@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from jaxext import _compat
 from jaxext.privacy.square_norms import squared
 from jaxext.privacy.taps import Taps, Use, used_often
 
@@ -76,10 +77,11 @@ class Function:
         if self.keep_batch_dim:
             for i in self.batch_argnums:
                 args[i] = jax.tree.map(lambda x: jnp.expand_dims(x, 1), args[i])
-        parameters = tuple(args[i] for i in self.parameters)
+        parameters: tuple = tuple(args[i] for i in self.parameters)
         examples = tuple(args[i] for i in self.mapped)
         others = tuple(x for i, x in enumerate(args) if i not in (*self.parameters, *self.mapped))
-        return size, Batch(self, parameters, examples, others)
+        batch = Batch(self, parameters, examples, others)
+        return size, dataclasses.replace(batch, parameters=batch.varying(parameters))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +101,21 @@ class Batch:
         count = len(args) + len(self.others)
         result = function.fun(*(args[i] if i in args else next(others) for i in range(count)))
         if function.has_aux and not (isinstance(result, tuple) and len(result) == 2):
-            raise TypeError(f"{function.asked_by}: fun returned {type(result).__name__}, want a pair of loss and aux, as has_aux is set")
+            raise TypeError(f"{function.asked_by}: fun returned {_told(result)}, want a pair of loss and aux, as has_aux is set")
         value, aux = result if function.has_aux else (result, ())
-        if not isinstance(value, jax.Array | np.ndarray | np.generic | float):
-            raise TypeError(f"{function.asked_by}: fun returned {type(value).__name__} for one example, want a real scalar, its loss")
-        value = jnp.asarray(value)
-        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-            told = f"{value.dtype}[{','.join(map(str, value.shape))}]"
-            raise TypeError(f"{function.asked_by}: fun returned {told} for one example, want a real scalar, its loss")
-        return value, aux
+        if not isinstance(value, _NUMBER) or jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            raise TypeError(f"{function.asked_by}: fun returned {_told(value)} for one example, want a real scalar, its loss")
+        return jnp.asarray(value), aux
+
+    def zeros(self, dtype: Any, *shapes: Sequence[int]) -> list[jax.Array]:
+        """One of each shape for each example, sharded and varying as the examples are."""
+        zeros = jax.vmap(lambda example: [jnp.zeros(shape, dtype) for shape in shapes])(self.examples)
+        return list(_compat.align_varying(*zeros, *jax.tree.leaves(self.examples))[: len(zeros)])
+
+    def varying(self, parameters: tuple) -> tuple:
+        """Parameters that vary over the manual axes of a `shard_map` as the examples do, so that gradients are those of this device."""
+        leaves, tree = jax.tree.flatten(parameters)
+        return tree.unflatten(_compat.align_varying(*leaves, *jax.tree.leaves(self.examples))[: len(leaves)])
 
     def traced(self) -> Traced:
         found: list[Traced] = []
@@ -119,6 +127,13 @@ class Batch:
 
         jax.vmap(trace)(self.examples)
         return found[0]
+
+
+_NUMBER = jax.Array | np.ndarray | np.generic | float
+
+
+def _told(x: Any) -> str:
+    return f"{jnp.result_type(x)}[{','.join(map(str, jnp.shape(x)))}]" if isinstance(x, _NUMBER) else type(x).__name__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,11 +168,11 @@ class Traced:
         jax.eval_shape(jax.vmap(tap), self.batch.examples)
         return found
 
-    def pass_backwards(self, size: int) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
+    def pass_backwards(self) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
         """The losses, the auxiliary data and the squared norms of all examples, and the gradient of a weighted sum of the losses."""
-        stored = {
-            root: jnp.zeros((size, *leaf.shape), leaf.dtype) for root, leaf in enumerate(self.leaves) if root in used_often(self.uses)
-        }
+        often = used_often(self.uses)
+        stored = {root: self.batch.zeros(leaf.dtype, leaf.shape)[0] for root, leaf in enumerate(self.leaves) if root in often}
+        (total,) = self.batch.zeros(self.dtype, ())
 
         def tapped(parameters, total, zeros, example):
             taps = Taps(total, zeros)
@@ -167,8 +182,9 @@ class Traced:
         def losses(parameters, total, stored):
             return jax.vmap(tapped, in_axes=(None, 0, 0, 0))(parameters, total, stored, self.batch.examples)
 
-        values, pull, aux = jax.vjp(losses, self.batch.parameters, jnp.zeros(size, self.dtype), stored, has_aux=True)
-        _, squares, gradients = pull(jnp.ones_like(values))
+        values, pull, aux = jax.vjp(losses, self.batch.parameters, total, stored, has_aux=True)
+        (zeros,) = self.batch.zeros(values.dtype, ())
+        _, squares, gradients = pull(zeros + 1)
         for gradient in gradients.values():
             squares += jax.vmap(functools.partial(squared, dtype=self.dtype))(gradient)
         return values, aux, squares, lambda weights: pull(weights.astype(values.dtype))[0]
