@@ -144,7 +144,7 @@ def clipped_grad(
     @jax.jit
     def compiled(args, padding, clip):
         size, batch = function.batched(args)
-        padding = _padding(padding, size)
+        padding = _padding(padding, batch, size)
         traced = batch.traced()
         values, aux, squares, pull = traced.pass_backwards()
         norms = jnp.sqrt(squares)
@@ -188,9 +188,9 @@ def function_of(asked_by, fun, argnums, has_aux, batch_argnums, keep_batch_dim, 
     )
 
 
-def _padding(padding: Any, size: int) -> jax.Array:
+def _padding(padding: Any, batch: Batch, size: int) -> jax.Array:
     if padding is None:
-        return jnp.zeros(size, bool)
+        return batch.zeros(bool)
     if padding.shape != (size,) or padding.dtype != bool:
         told = f"{padding.dtype}[{','.join(map(str, padding.shape))}]"
         raise ValueError(f"clipped_grad: is_padding_example is {told}, want bool[{size}], one for each example")

@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
+from jaxext.forms import partition
 from jaxext.privacy.square_norms import squared
 from jaxext.privacy.taps import Taps, Use, used_often
 
@@ -107,10 +110,13 @@ class Batch:
             raise TypeError(f"{function.asked_by}: fun returned {_told(value)} for one example, want a real scalar, its loss")
         return jnp.asarray(value), aux
 
-    def zeros(self, dtype: Any, *shapes: Sequence[int]) -> list[jax.Array]:
-        """One of each shape for each example, sharded and varying as the examples are."""
-        zeros = jax.vmap(lambda example: [jnp.zeros(shape, dtype) for shape in shapes])(self.examples)
-        return list(_compat.align_varying(*zeros, *jax.tree.leaves(self.examples))[: len(zeros)])
+    def zeros(self, dtype: Any, shape: Sequence[int] = ()) -> jax.Array:
+        """Zeros for each example, sharded and varying as the examples are."""
+        leaves = jax.tree.leaves(self.examples)
+        sharding = partition.explicit(jax.typeof(leaves[0]))
+        sharding = None if sharding is None else NamedSharding(sharding.mesh, P(sharding.spec[0]))
+        zeros = jnp.zeros((leaves[0].shape[0], *shape), dtype, device=sharding)
+        return _compat.align_varying(zeros, *leaves)[0]
 
     def varying(self, parameters: tuple) -> tuple:
         """Parameters that vary over the manual axes of a `shard_map` as the examples do, so that gradients are those of this device."""
@@ -171,8 +177,7 @@ class Traced:
     def pass_backwards(self) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
         """The losses, the auxiliary data and the squared norms of all examples, and the gradient of a weighted sum of the losses."""
         often = used_often(self.uses)
-        stored = {root: self.batch.zeros(leaf.dtype, leaf.shape)[0] for root, leaf in enumerate(self.leaves) if root in often}
-        (total,) = self.batch.zeros(self.dtype, ())
+        stored = {root: self.batch.zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in often}
 
         def tapped(parameters, total, zeros, example):
             taps = Taps(total, zeros)
@@ -182,9 +187,8 @@ class Traced:
         def losses(parameters, total, stored):
             return jax.vmap(tapped, in_axes=(None, 0, 0, 0))(parameters, total, stored, self.batch.examples)
 
-        values, pull, aux = jax.vjp(losses, self.batch.parameters, total, stored, has_aux=True)
-        (zeros,) = self.batch.zeros(values.dtype, ())
-        _, squares, gradients = pull(zeros + 1)
+        values, pull, aux = jax.vjp(losses, self.batch.parameters, self.batch.zeros(self.dtype), stored, has_aux=True)
+        _, squares, gradients = pull(self.batch.zeros(values.dtype) + 1)
         for gradient in gradients.values():
             squares += jax.vmap(functools.partial(squared, dtype=self.dtype))(gradient)
         return values, aux, squares, lambda weights: pull(weights.astype(values.dtype))[0]

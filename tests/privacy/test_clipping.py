@@ -176,10 +176,10 @@ def test_other_shardings(explicit):
     find = jaxext.privacy.clipped_grad(LOSS, l2_clip_norm=CLIP)
     expected = clipped(gradients(LOSS, P, batch))
     with jax.set_mesh(mesh):
-        split = jax.device_put(batch, jax.NamedSharding(mesh, jax.P("data")))
+        split, p = jax.device_put((batch, P), (jax.NamedSharding(mesh, jax.P("data")), jax.NamedSharding(mesh, jax.P())))
         if not explicit:  # like the gradient of a sum, the result is that of all devices
             find = jax.shard_map(find, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P())
-        close(jax.tree.map(np.asarray, jax.jit(find)(P, split)), expected)
+        close(jax.tree.map(np.asarray, jax.jit(find)(p, split)), expected)
 
 
 def test_transformations():
