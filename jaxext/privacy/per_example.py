@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxext import _compat
 from jaxext.forms import partition
 from jaxext.privacy.square_norms import squared
-from jaxext.privacy.taps import Taps, Use, used_often
+from jaxext.privacy.taps import Met, Taps, used_often
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,34 +161,55 @@ class Traced:
         return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
     @functools.cached_property
-    def uses(self) -> list[Use]:
-        """Where parameters meet the example."""
-        found: list[Use] = []
+    def probed(self) -> Taps:
+        """Taps that saw where parameters meet the example.  Of their arrays only the types may be used."""
+        found: list[Taps] = []
 
         def tap(example):
             taps = Taps(jnp.zeros((), self.dtype), {})
             taps.run(self.closed, self.leaves, jax.tree.leaves(example))
-            found[:] = taps.uses
+            found.append(taps)
             return ()
 
         jax.eval_shape(jax.vmap(tap), self.batch.examples)
-        return found
+        return found[0]
 
     def pass_backwards(self) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
-        """The losses, the auxiliary data and the squared norms of all examples, and the gradient of a weighted sum of the losses."""
-        often = used_often(self.uses)
-        stored = {root: self.batch.zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in often}
+        """The losses, the auxiliary data and the squared norms of all examples, and the gradient of a weighted sum of the losses.
 
-        def tapped(parameters, total, zeros, example):
-            taps = Taps(total, zeros)
-            results = taps.run(self.closed, jax.tree.leaves(parameters), jax.tree.leaves(example))
-            return jax.tree.unflatten(self.results, results)
+        The cotangent of a weighted loss is the weighted cotangent of the loss.  So the gradient is that of the meetings alone, without
+        another pass through the network, unless they are inside of a scan or of a checkpoint, out of which cotangents are not kept.
+        """
+        zeros, often, probed = self.batch.zeros, used_often(self.probed.uses), self.probed
+        stored = {root: zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in often}
+        kept = None if probed.nested else [[zeros(y.dtype, y.shape) for y in met.results] for met in probed.meetings]
+        met: list[Met] = []
 
-        def losses(parameters, total, stored):
-            return jax.vmap(tapped, in_axes=(None, 0, 0, 0))(parameters, total, stored, self.batch.examples)
+        def tapped(parameters, total, stored, kept, example):
+            taps = Taps(total, stored, kept)
+            value, *aux = taps.run(self.closed, jax.tree.leaves(parameters), jax.tree.leaves(example))
+            met[:] = taps.meetings
+            return value, (aux, None if kept is None else [each.data for each in met])
 
-        values, pull, aux = jax.vjp(losses, self.batch.parameters, self.batch.zeros(self.dtype), stored, has_aux=True)
-        _, squares, gradients = pull(self.batch.zeros(values.dtype) + 1)
+        def losses(parameters, *zeros):
+            return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, *zeros, self.batch.examples)
+
+        values, pull, (aux, data) = jax.vjp(losses, self.batch.parameters, zeros(self.dtype), stored, kept, has_aux=True)
+        _, squares, gradients, cotangents = pull(zeros(values.dtype) + 1)
         for gradient in gradients.values():
             squares += jax.vmap(functools.partial(squared, dtype=self.dtype))(gradient)
-        return values, aux, squares, lambda weights: pull(weights.astype(values.dtype))[0]
+
+        def weighted(weights: jax.Array) -> tuple:
+            if data is None:
+                return pull(weights.astype(values.dtype))[0]
+
+            def again(parameters):
+                leaves = jax.tree.leaves(parameters)
+                return jax.vmap(lambda data: [each.again(leaves, some) for each, some in zip(met, data, strict=True)])(data)
+
+            scaled = jax.vmap(lambda weight, cotangents: jax.tree.map(lambda y: weight.astype(y.dtype) * y, cotangents))(
+                weights, cotangents
+            )
+            return jax.vjp(again, self.batch.parameters)[1](scaled)[0]
+
+        return values, jax.tree.unflatten(self.results, [values, *aux])[1], squares, weighted

@@ -84,7 +84,7 @@ def explain(
         found = []
 
         def trace(args):
-            found.append(function.batched(args)[1].traced().uses)
+            found.append(function.batched(args)[1].traced().probed.uses)
             return ()
 
         jax.eval_shape(trace, args)

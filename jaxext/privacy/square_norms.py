@@ -62,19 +62,23 @@ class Way:
             told = "its gradient"
         return told + ("" if self.at_once else ", of a few examples at a time")
 
-    def tap(self, results: list[jax.Array], total: jax.Array, zeros: Sequence[jax.Array] | None, *, summed: bool) -> list[jax.Array]:
-        """The results.  Backwards, `total` receives the contribution, if `summed`, and `zeros` the gradients, unless they are None."""
+    def tap(
+        self, results: list[jax.Array], total: jax.Array, zeros: Sequence | None, kept: list | None, *, summed: bool
+    ) -> list[jax.Array]:
+        """The results.  Backwards, `total` receives the contribution, if `summed`; `zeros` receive the gradients, and `kept` the cotangents
+        of the results, unless they are None."""
         assert self.contribution is not None and self.gradients is not None
         contribution, gradients = self.contribution, self.gradients
         dtype = total.dtype
 
         def backward(residuals, cotangents):
             square = contribution(residuals, cotangents).astype(dtype) if summed else None
-            return cotangents, square, None if zeros is None else [*gradients(residuals, cotangents)], None
+            found = None if zeros is None else [*gradients(residuals, cotangents)]
+            return cotangents, square, found, None if kept is None else cotangents, None
 
-        tap = jax.custom_vjp(lambda results, total, zeros, residuals: _of_each(results, total))
-        tap.defvjp(lambda results, total, zeros, residuals: (_of_each(results, total), residuals), backward)
-        return tap(results, total, None if zeros is None else [*zeros], self.residuals)
+        tap = jax.custom_vjp(lambda results, total, zeros, kept, residuals: _of_each(results, total))
+        tap.defvjp(lambda results, total, zeros, kept, residuals: (_of_each(results, total), residuals), backward)
+        return tap(results, total, None if zeros is None else [*zeros], kept, self.residuals)
 
 
 @custom_vmap
@@ -95,18 +99,17 @@ class Meeting:
     eqn: JaxprEqn | None
     made: tuple[bool, ...]  # of each operand
 
-    def gradients(self, data: Sequence[Any], values: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[jax.Array]:
-        """Of the values, which are the operands made of parameters."""
+    def results(self, data: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """The floating-point ones.  The values are the operands made of parameters."""
         if self.eqn is None:
-            return cotangents
-        eqn = self.eqn
+            return [*values]
+        rest, others = iter(values), iter(data)
+        results = evaluated(self.eqn, *(next(rest if made else others) for made in self.made))
+        return [y for y in results if jnp.issubdtype(y.dtype, jnp.inexact)]
 
-        def function(*values):
-            rest, others = iter(values), iter(data)
-            results = evaluated(eqn, *(next(rest if made else others) for made in self.made))
-            return [y for y in results if jnp.issubdtype(y.dtype, jnp.inexact)]
-
-        return jax.vjp(function, *values)[1]([*cotangents])
+    def gradients(self, data: Sequence[Any], values: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[jax.Array]:
+        """Of the values."""
+        return jax.vjp(lambda *values: self.results(data, values), *values)[1]([*cotangents])
 
     def way(self, data, values, leaves, results, dtype, remake: ClosedJaxpr | None) -> Way:
         """The cheapest way to the sum of the squared norms of the leaves' gradients.

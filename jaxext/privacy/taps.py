@@ -77,6 +77,23 @@ class Use:
     times: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Met:
+    """A meeting with its operands and floating-point results."""
+
+    meeting: Meeting
+    made: list[Made]
+    data: list[Any]
+    results: list[Any]
+
+    def again(self, parameters: Sequence[Any], data: Sequence[Any]) -> Sequence[Any]:
+        """The results for other parameters and data."""
+        leaves = frozenset[Leaf]().union(*(x.leaves for x in self.made))
+        known: dict = {}
+        values = [remade(x, {leaf: parameters[leaf.root] for leaf in leaves}, known) for x in self.made]
+        return self.meeting.results(data, values)
+
+
 def plain(x: Any) -> Any:
     return x.value if isinstance(x, Made) else x
 
@@ -102,13 +119,18 @@ class Taps:
 
     Attributes:
       total: the zero whose cotangent becomes the squared norm.
-      stored: the roots of parameters whose gradients are added up, as they are.
+      stored: for the roots of parameters whose gradients are added up, the zeros whose cotangents they become.
+      kept: for each meeting, zeros whose cotangents become those of its results; None: these are not wanted.
       uses: what it met so far.
+      meetings: the same, once each, to be run again.
+      nested: whether a scan or a checkpoint has some of them.
     """
 
-    def __init__(self, total: jax.Array, stored: Mapping[int, Any]):
-        self.total, self.stored = total, stored
+    def __init__(self, total: jax.Array, stored: Mapping[int, Any], kept: Sequence[list] | None = None):
+        self.total, self.stored, self.kept = total, stored, kept
         self.uses: list[Use] = []
+        self.meetings: list[Met] = []
+        self.nested = False
         self._depth = 0
         self._around: list[JaxprEqn] = []  # the innermost last
 
@@ -194,7 +216,9 @@ class Taps:
         self.uses += [self._use(leaf, meeting.eqn, way) for leaf in leaves]
         zeros = self._tangents(made, leaves)
         floats = [i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, jnp.inexact)]
-        tapped = way.tap([results[i] for i in floats], self.total, zeros, summed=bool(summed))
+        kept = None if self.kept is None else self.kept[len(self.meetings)]
+        self.meetings.append(Met(meeting, made, data, [results[i] for i in floats]))
+        tapped = way.tap([results[i] for i in floats], self.total, zeros, kept, summed=bool(summed))
         return [tapped[floats.index(i)] if i in floats else y for i, y in enumerate(results)]
 
     def _use(self, leaf: Leaf, eqn: JaxprEqn | None, way: Way) -> Use:
@@ -218,6 +242,7 @@ class Taps:
         return jax.jvp(function, [leaf.value for leaf in stored], [leaf.zeros for leaf in stored])[1]
 
     def _checkpoint(self, eqn, operands) -> list[Any]:
+        self.nested = True
         met = [x for x in operands if not isinstance(x, Made)]
 
         def inner(*values):
@@ -230,7 +255,7 @@ class Taps:
 
     def _scan(self, eqn, operands) -> list[Any]:
         """A parameter that is scanned over is a leaf for each step.  One that all steps read is used as often."""
-        params = eqn.params
+        self.nested, params = True, eqn.params
         consts, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
         init = [self._met(x) for x in operands[consts:carried]]
         scanned = operands[carried:]
