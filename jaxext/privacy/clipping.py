@@ -146,11 +146,11 @@ def clipped_grad(
         size, batch = function.batched(args)
         padding = _padding(padding, batch, size)
         traced = batch.traced()
-        values, aux, squares, pull = traced.pass_backwards()
+        values, aux, squares, weighted = traced.pass_backwards()
         norms = jnp.sqrt(squares)
         scale = functools.partial(_scale, clip=jnp.maximum(clip, 0).astype(norms.dtype), unit=rescale_to_unit_norm)
 
-        total = pull(jnp.where(padding, 0, scale(norms)))
+        total = weighted(jnp.where(padding, 0, scale(norms)))
         if nan_safe:  # outside of the branch, since XLA computes convolutions inside of one in plain loops on CPUs
             finite = jnp.all(jnp.isfinite(norms))
             total = lax.cond(finite, lambda: total, lambda: _one_by_one(batch, size, padding, scale, norms.dtype))
