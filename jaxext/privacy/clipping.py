@@ -39,7 +39,7 @@ class ClippedGrad:
     l2_norm_bound: float
 
     def __call__(self, *args: Any, is_padding_example: jax.Array | None = None) -> Any:
-        return self.fun(args, is_padding_example)
+        return self.fun(args, None if is_padding_example is None else jnp.asarray(is_padding_example))
 
     def sensitivity(self, neighboring_relation: Any = None) -> float:
         """The sensitivity in the L2 norm: `l2_norm_bound`, and twice that for `dp_accounting.NeighboringRelation.REPLACE_ONE`."""

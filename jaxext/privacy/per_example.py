@@ -189,7 +189,7 @@ class Traced:
             taps = Taps(total, stored, kept)
             value, *aux = taps.run(self.closed, jax.tree.leaves(parameters), jax.tree.leaves(example))
             met[:] = taps.meetings
-            return value, (aux, None if kept is None else [each.data for each in met])
+            return value, (aux, None if kept is None else [each.of_example for each in met])
 
         def losses(parameters, *zeros):
             return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, *zeros, self.batch.examples)

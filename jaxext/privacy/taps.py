@@ -79,15 +79,21 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Met:
-    """A meeting with its operands and floating-point results."""
+    """A meeting with its operands and floating-point results.  Those operands are `data` that no parameter made, also constants."""
 
     meeting: Meeting
     made: list[Made]
     data: list[Any]
     results: list[Any]
 
-    def again(self, parameters: Sequence[Any], data: Sequence[Any]) -> Sequence[Any]:
-        """The results for other parameters and data."""
+    @property
+    def of_example(self) -> list[Any]:
+        return [x for x in self.data if not isinstance(x, Made)]
+
+    def again(self, parameters: Sequence[Any], of_example: Sequence[Any]) -> Sequence[Any]:
+        """The results for other parameters and another example."""
+        others = iter(of_example)
+        data = [x.value if isinstance(x, Made) else next(others) for x in self.data]
         leaves = frozenset[Leaf]().union(*(x.leaves for x in self.made))
         known: dict = {}
         values = [remade(x, {leaf: parameters[leaf.root] for leaf in leaves}, known) for x in self.made]
@@ -193,7 +199,7 @@ class Taps:
         """An operation of parameters and the example, with its tap."""
         meeting = Meeting(eqn, tuple(map(has_leaves, operands)))
         results = evaluated(eqn, *map(plain, operands))
-        return self._tapped(meeting, [x for x in operands if has_leaves(x)], [plain(x) for x in operands if not has_leaves(x)], results)
+        return self._tapped(meeting, [x for x in operands if has_leaves(x)], [x for x in operands if not has_leaves(x)], results)
 
     def _met(self, x: Any) -> Any:
         """A value that from here on counts as one of the example."""
@@ -211,7 +217,12 @@ class Taps:
 
         same_norm = len(made) == 1 and made[0].same_norm
         way = meeting.way(
-            data, [x.value for x in made], given, results, self.total.dtype, None if same_norm else jax.make_jaxpr(remake)(given)
+            [*map(plain, data)],
+            [x.value for x in made],
+            given,
+            results,
+            self.total.dtype,
+            None if same_norm else jax.make_jaxpr(remake)(given),
         )
         self.uses += [self._use(leaf, meeting.eqn, way) for leaf in leaves]
         zeros = self._tangents(made, leaves)
