@@ -62,6 +62,7 @@ __all__ = [
     "refuse_parts",
     "register_lowering",
     "replace_bind",
+    "scan_counts",
     "source_line",
     "trace_context",
     "without_stored_programs",
@@ -253,6 +254,17 @@ def evaluated(eqn, *operands) -> list:
     functions, params = bound if isinstance(bound, tuple) else ([], bound)
     results = eqn.primitive.bind(*functions, *operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def scan_counts(params) -> tuple[int, int]:
+    """How many operands of a scan are the same in all steps, and how many are carried: jax 0.12 keeps them as trees.
+
+    Removed once jax 0.12 is the oldest version.
+    """
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
 
 
 def replace_bind(primitive: Primitive, bind: Callable) -> None:

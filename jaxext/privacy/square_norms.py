@@ -29,6 +29,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 from jaxext._compat import evaluated
 from jaxext.forms.form import Form, owner
 from jaxext.forms.window import Window
+from jaxext.privacy.lookups import lookup_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,9 @@ class Meeting:
           dtype: of the squared norm.
           remake: makes the values of the leaves.  None: the only value's gradient has the norm of the only leaf's.
         """
-        product = None if remake is not None or len(values) > 1 else product_of(self, data, results, dtype)
+        product = None
+        if remake is None:
+            product = product_of(self, data, results, dtype) or lookup_of(self.eqn, self.made, dtype)
         arrays = _size([*data, *results])
         # Gradients of the operands are as large as these, but those of elementwise operations are fused with the sums after them.
         temporary = max(_size(leaves), 0 if _size(values) <= _size(results) else _size(values))

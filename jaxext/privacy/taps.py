@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from jaxext._compat import evaluated, source_line
+from jaxext._compat import evaluated, scan_counts, source_line
 from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.family import readers
 from jaxext.forms.form import Form, owner
@@ -267,7 +267,8 @@ class Taps:
     def _scan(self, eqn, operands) -> list[Any]:
         """A parameter that is scanned over is a leaf for each step.  One that all steps read is used as often."""
         self.nested, params = True, eqn.params
-        consts, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
+        consts, carried = scan_counts(params)
+        carried += consts
         init = [self._met(x) for x in operands[consts:carried]]
         scanned = operands[carried:]
         zeros = [self._zeros_of(x) if has_leaves(x) else None for x in scanned]

@@ -97,6 +97,7 @@ def causal(p, batch):
     """A causal convolution, with the fused operations."""
     x, labels = batch
     x = jaxext.causal_conv1d(x, p["filter"], p["bias"], activation="silu")
+    x = x + jnp.broadcast_to(p["spread"], x.shape)
     x = jaxext.gated_linear_unit(x, p["gate"], activation="silu")
     x = jaxext.linear(x, p["w"], p["b"], activation="gelu")
     return entropy(jaxext.matmul(x.mean(1), p["head"]), labels)
@@ -105,6 +106,7 @@ def causal(p, batch):
 CAUSAL = {
     "filter": normal(3, 8),
     "bias": normal(8),
+    "spread": normal(8, seed=10),
     "gate": normal(8, 2, 8),
     "w": normal(8, 8),
     "b": normal(8, seed=7),

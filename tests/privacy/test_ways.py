@@ -63,3 +63,20 @@ def test_examples_at_a_time(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert [part_of(24, 100, arrays) for arrays in (10, 50, 70, 100, 1000)] == [8, 8, 8, 24, 24]
     assert [part_of(30, 10, arrays) for arrays in (1, 4, 7, 10)] == [2, 10, 10, 30]
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])
+def test_rows_of_a_table(mode):
+    """Some repeat, and some are beyond its ends."""
+    table, inside = jnp.asarray(np.random.default_rng(0).normal(size=(30, 4, 2))), mode == "promise_in_bounds"
+    tokens = jnp.array([[3, 7, 3, 29], [0, 0, 0, 0], [1, 2, 30, 29], [40, 30, -31, 5]]) % (30 if inside else 100)
+
+    def loss(table, tokens):
+        rows = table.at[tokens].get(mode=mode, fill_value=0.0 if mode == "drop" else None)
+        return jnp.sum(jnp.sin(rows) * jnp.arange(1.0, 5.0).reshape(1, 4, 1, 1))
+
+    assert how(loss, table, tokens) == {"argument 0": "Gram form of 4 rows, of a few examples at a time"}
+    gradients = jax.vmap(lambda tokens: jax.grad(loss)(table, tokens[None]))(tokens)
+    expected = jnp.sqrt(jnp.sum(gradients**2, (1, 2, 3)))
+    np.testing.assert_allclose(jaxext.privacy.per_example_norms(loss)(table, tokens), expected, rtol=1e-12)
+    assert how(loss, table[:15], tokens % 15) == {"argument 0": "its gradient, of a few examples at a time"}
