@@ -12,6 +12,7 @@ import argparse
 import functools
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,8 +119,8 @@ def rows(networks, rounds: int) -> Iterator[dict]:
         forms = {form: functools.partial(_flat, tree, function) for form, function in forms.items()}
         arguments = (labels, x, *flat)
         row = {"network": name, "parameters": sum(leaf.size for leaf in flat), "examples": len(x)}
-        compiled = {form: jax.jit(function).lower(*arguments).compile() for form, function in forms.items()}
-        row["MiB"] = {form: program.memory_analysis().temp_size_in_bytes / 2**20 for form, program in compiled.items()}
+        memory: dict[str, Any] = {form: jax.jit(f).lower(*arguments).compile().memory_analysis() for form, f in forms.items()}
+        row["MiB"] = {form: of.temp_size_in_bytes / 2**20 for form, of in memory.items()}
         yield row | race(forms, arguments, clock, rounds, forms["vmap, lax"])
 
 

@@ -104,9 +104,8 @@ def plot(norms, path):
     axes = figure.subplots()
     epochs = np.arange(1, len(norms) + 1)
     for low, high, shade in ((5, 95, 0.15), (25, 75, 0.3)):
-        axes.fill_between(
-            epochs, *(np.array([np.percentile(n, q) for n in norms]) for q in (low, high)), alpha=shade, color="#0072B2", lw=0
-        )
+        lower, upper = (np.array([np.percentile(n, q) for n in norms]) for q in (low, high))
+        axes.fill_between(epochs, lower, upper, alpha=shade, color="#0072B2", lw=0)
     axes.plot(epochs, [np.median(n) for n in norms], color="#0072B2", label="median, quartiles and 5 to 95 % of the examples")
     axes.axhline(CLIP, color="#D55E00", label="clip norm")
     axes.set(xlabel="epoch", ylabel="norm of an example's gradient", yscale="log")

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext.privacy.per_example import Batch, Function
-from jaxext.privacy.square_norms import part_of, squared
+from jaxext.privacy.products import squared
+from jaxext.privacy.square_norms import part_of
 
 
 class Aux(NamedTuple):
@@ -36,12 +37,12 @@ class ClippedGrad:
     """
 
     fun: Callable[..., Any]
-    l2_norm_bound: float
+    l2_norm_bound: float | jax.Array
 
     def __call__(self, *args: Any, is_padding_example: jax.Array | None = None) -> Any:
         return self.fun(args, None if is_padding_example is None else jnp.asarray(is_padding_example))
 
-    def sensitivity(self, neighboring_relation: Any = None) -> float:
+    def sensitivity(self, neighboring_relation: Any = None) -> float | jax.Array:
         """The sensitivity in the L2 norm: `l2_norm_bound`, and twice that for `dp_accounting.NeighboringRelation.REPLACE_ONE`."""
         return self.l2_norm_bound * (2 if getattr(neighboring_relation, "name", neighboring_relation) == "REPLACE_ONE" else 1)
 

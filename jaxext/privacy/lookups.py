@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Lookup:
 MODES = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
-def lookup_of(eqn: JaxprEqn | None, made: tuple[bool, ...], dtype: Any) -> Lookup | None:
+def lookup_of(eqn: Any, made: tuple[bool, ...], dtype: Any) -> Lookup | None:
     """How a gather of whole rows of a parameter is computed.  None if it is none, or the gradient is cheaper."""
     if eqn is None or eqn.primitive.name != "gather" or made != (True, False):
         return None

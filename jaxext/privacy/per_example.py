@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
 from jaxext.forms import partition
-from jaxext.privacy.square_norms import squared
+from jaxext.privacy.products import squared
 from jaxext.privacy.taps import Met, Taps, used_often
 
 
@@ -191,8 +191,8 @@ class Traced:
             met[:] = taps.meetings
             return value, (aux, None if kept is None else [each.of_example for each in met])
 
-        def losses(parameters, *zeros):
-            return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, *zeros, self.batch.examples)
+        def losses(parameters, total, stored, kept):
+            return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, total, stored, kept, self.batch.examples)
 
         values, pull, (aux, data) = jax.vjp(losses, self.batch.parameters, zeros(self.dtype), stored, kept, has_aux=True)
         _, squares, gradients, cotangents = pull(zeros(values.dtype) + 1)

@@ -1,22 +1,15 @@
 """What an example contributes to the squared norm of a gradient, where a parameter meets it: three ways, for one example.
 
-The product y = Σ x w of x (T rows of K numbers) and w (K x N) has the gradient g = xᵀ ȳ, with ȳ the cotangent of y.  Its squared norm is
-
-    Σ_kn (Σ_t x[t,k] ȳ[t,n])²  =  Σ_tu (Σ_k x[t,k] x[u,k]) (Σ_n ȳ[t,n] ȳ[u,n])
-
-The right side, the *Gram* form, never makes g.  It costs T² (K + N) instead of T K N; with one row it is |x|² |ȳ|².  A convolution is such
-a product too, whose rows are output positions and hold what the filter sees there.
-
-If there are more rows, the gradient is cheaper: it is made and squared.  In both cases examples are taken a few at a time, so that what is
-made of them is no larger than one array of the layer.  Other operations, such as the addition of a bias, have gradients that are small.
+- The Gram form of a product (`products`) or of looking up rows (`lookups`) does not make the gradient.
+- The gradient of a product is made and squared if that is cheaper.  As for Gram matrices, examples are taken a few at a time, so that
+  what is made of them is no larger than one array of the layer.
+- The gradient of any other operation is made by its transpose: of all examples at once if it is small, as that of a bias is.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,9 +20,8 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from jaxext._compat import evaluated
-from jaxext.forms.form import Form, owner
-from jaxext.forms.window import Window
 from jaxext.privacy.lookups import lookup_of
+from jaxext.privacy.products import product_of, squared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +117,7 @@ class Meeting:
         """
         product = None
         if remake is None:
-            product = product_of(self, data, results, dtype) or lookup_of(self.eqn, self.made, dtype)
+            product = product_of(self.eqn, self.made, [*data, *results], dtype) or lookup_of(self.eqn, self.made, dtype)
         arrays = _size([*data, *results])
         # Gradients of the operands are as large as these, but those of elementwise operations are fused with the sums after them.
         temporary = max(_size(leaves), 0 if _size(values) <= _size(results) else _size(values))
@@ -160,14 +152,6 @@ def _size(arrays: Sequence[Any]) -> int:
     return sum(math.prod(x.shape) for x in arrays)
 
 
-def squared(x: jax.Array, dtype: Any, axes: Sequence[int] | None = None) -> jax.Array:
-    """The sum of squares over axes, in a wide dtype."""
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return squared(x.real, dtype, axes) + squared(x.imag, dtype, axes)
-    x = x.astype(dtype)
-    return jnp.sum(x * x, axis=None if axes is None else tuple(axes))
-
-
 def in_parts(function: Callable, temporary: int, arrays: int) -> Callable:
     """`function`, whose `vmap` computes as many examples at a time as have no more temporary numbers than all examples have in arrays.
 
@@ -200,108 +184,3 @@ def part_of(size: int, temporary: int, arrays: int) -> int:
     # XLA multiplies a matrix by a matrix with all cores of a CPU, but a batch of them in a plain loop.
     most = least if jax.default_backend() == "cpu" else max(least, size * arrays // max(temporary, 1))
     return max(n for n in range(least, min(most, size) + 1, least) if size % n == 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Product:
-    """A product of a parameter, as sums over axes that have one letter each.
-
-    Attributes:
-      factor, result: the axes of the other factor, and of the result and so of its cotangent.
-      shared, row, left, right: the axes of both arrays and of the gradient, of both arrays alone, and of the gradient and one array alone.
-      window: of a convolution.  The axes of its input are those of the output, and then of the filter (`unfolded`).
-      unfolds: which array is its input: 0 is the factor, 1 the cotangent.
-      at: its first axis of the window.
-      rows, work: the number of rows, and of products of two numbers that the gradient costs.
-      gram: whether the Gram form is cheaper.
-      temporary: how many numbers it makes of an example.
-    """
-
-    factor: str
-    result: str
-    shared: str
-    row: str
-    left: str
-    right: str
-    window: Window | None
-    unfolds: int
-    at: int
-    rows: int
-    gram: bool
-    temporary: int
-    dtype: Any
-
-    def __call__(self, factor: jax.Array, cotangent: jax.Array) -> jax.Array:
-        """The squared norm of the gradient."""
-        arrays = [factor, cotangent]
-        if self.window is not None:
-            arrays[self.unfolds] = unfolded(arrays[self.unfolds], self.window, self.at)
-        both = list(zip(arrays, (self.factor, self.result), strict=True))
-        einsum = functools.partial(jnp.einsum, precision="highest", preferred_element_type=self.dtype)
-        if not self.gram:
-            gradient = einsum(f"{self.factor},{self.result}->{self.shared}{self.left}{self.right}", *arrays)
-            return squared(gradient, self.dtype)
-        if self.rows == 1:
-            first, second = (einsum(f"{axes}->{self.shared}", x.astype(self.dtype) ** 2) for x, axes in both)
-        else:
-            twice = str.maketrans(self.row, self.row.upper())
-            pairs = self.shared + self.row + self.row.upper()
-            first, second = (einsum(f"{axes},{axes.translate(twice)}->{pairs}", x, x) for x, axes in both)
-        return jnp.sum(first * second)
-
-
-def product_of(meeting: Meeting, data, results, dtype) -> Product | None:
-    """How a product of jaxext is computed.  None if it is none of real numbers, or one whose gradient is none of these sums."""
-    form, open = owner.get(meeting.eqn.primitive, (None, "")) if meeting.eqn is not None else (None, "")
-    if not isinstance(form, Form) or form.companions or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (*data, *results)):
-        return None
-    eqn = meeting.eqn
-    assert eqn is not None
-    factors = dict(zip(form.factors(open), meeting.made, strict=True))
-    (other,), (slot,) = ([name for name, made in factors.items() if made is which] for which in (False, True))
-    ranks, window, at = eqn.params["ranks"], eqn.params["window"], 0
-    axes = {name: form.axes(name, ranks) for name in (slot, other, open)}
-    sizes = form.sizes(open, [atom.aval.shape for atom in eqn.invars], ranks, window)
-    if window is not None:
-        if slot != "w":
-            return None
-        inputs, filters, outputs = (form.window[i * window.rank : (i + 1) * window.rank] for i in range(3))
-        at = axes["x"].index(inputs[0]) if inputs else 0
-        axes["x"] = (*axes["x"][:at], *outputs, *filters, *axes["x"][at + len(inputs) :])
-    everything = list(dict.fromkeys(axis for name in axes for axis in axes[name]))
-    if len(everything) > len(string.ascii_lowercase):
-        return None
-    letter = dict(zip(everything, string.ascii_lowercase, strict=False))
-    kinds = {"shared": (slot, other, open), "row": (other, open), "left": (slot, other), "right": (slot, open)}
-    of = {kind: [axis for axis in everything if {name for name in axes if axis in axes[name]} == {*names}] for kind, names in kinds.items()}
-    E, T, K, N = (math.prod(sizes[axis] for axis in some) for some in of.values())
-    gram = T * (K + N) <= K * N
-    made = (2 * T * T if T > 1 else 0) if gram else K * N
-    unfolds = int(other != "x")
-    return Product(
-        *("".join(letter[axis] for axis in axes[name]) for name in (other, open)),
-        *("".join(letter[axis] for axis in some) for some in of.values()),
-        window=window,
-        unfolds=unfolds,
-        at=at,
-        rows=T,
-        gram=gram,
-        temporary=E * (made + (0 if window is None else T * (N if unfolds else K))),
-        dtype=dtype,
-    )
-
-
-def unfolded(x: jax.Array, window: Window, first: int) -> jax.Array:
-    """What the filter sees at each output: the window's axes of x, from `first` on, become those of the output and then of the filter."""
-    padding = [(0, 0, 0)] * x.ndim
-    for i, (low, high) in enumerate(window.padding):
-        padding[first + i] = (low, high, window.input_dilation[i] - 1)
-    x = lax.pad(x, jnp.zeros((), x.dtype), padding)
-    for i in range(window.rank):
-        axis, size = first + i, window.output[i]
-        taps = [
-            lax.slice_in_dim(x, start, start + (size - 1) * window.stride[i] + 1 if size else start, window.stride[i], axis)
-            for start in (r * window.filter_dilation[i] for r in range(window.filter[i]))
-        ]
-        x = jnp.stack(taps, axis=first + window.rank + i)
-    return x

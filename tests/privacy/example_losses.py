@@ -228,11 +228,21 @@ def experts(p, batch):
 
 EXPERTS = {"embedding": normal(9, 8), "experts": normal(2, 8, 8), "head": normal(8, 7)}
 
+
+def transposed(p, batch):
+    """A parameter as the filter of the gradient of an input."""
+    x, labels = batch
+    forward = lambda image: jaxext.conv_general_dilated(image, p["filter"], (2, 1), "SAME", dimension_numbers=NHWC)
+    (image,) = jax.linear_transpose(forward, jax.ShapeDtypeStruct((1, 12, 6, 5), x.dtype))(x)
+    return entropy(100 * image.mean((1, 2)) @ p["head"], labels)
+
+
 LOSSES = {
     "mlp": (mlp, {"first": (normal(8, 12), normal(12)), "last": (normal(12, 7), normal(7))}, VECTORS),
     "convolutions of lax": (functools.partial(resnet, lax.conv_general_dilated), RESNET, IMAGES),
     "convolutions of jaxext": (functools.partial(resnet, jaxext.conv_general_dilated), RESNET, IMAGES),
     "transformer": (transformer, TRANSFORMER, TOKENS),
+    "transposed convolution": (transposed, {"filter": normal(3, 2, 5, 3), "head": normal(5, 7)}, IMAGES),
     "causal convolution": (causal, CAUSAL, SEQUENCES),
     "shared parameters": (tied, TIED, TOKENS),
     "scan over layers": (layers, LAYERS, VECTORS),
