@@ -132,7 +132,7 @@ class Meeting:
             data, values, leaves, consts = residuals
             found = self.gradients(data, values, cotangents)
             if remake is not None:
-                function = jaxpr_as_fun(remake)
+                function = jaxpr_as_fun(ClosedJaxpr(remake.jaxpr, consts))  # its own may be those of a scan's step
                 found = jax.vjp(lambda *leaves: function(*leaves), *leaves)[1]([*found])
             return sum((squared(x, dtype) for x in found), jnp.zeros((), dtype))
 
