@@ -32,7 +32,7 @@ from jaxext.sequences import causal_conv1d, causal_conv1d_update
 from jaxext.symmetric_products import gram, newton_schulz
 
 if TYPE_CHECKING:
-    from jaxext import parallel
+    from jaxext import parallel, privacy
     from jaxext.hazards.doctor import Report, doctor
     from jaxext.tuning.explain import Explanation, explain
     from jaxext.tuning.tune import Tuned, tune
@@ -69,6 +69,7 @@ __all__ = [
     "newton_schulz",
     "pack_int4",
     "parallel",
+    "privacy",
     "quantize",
     "quantized_matmul",
     "ragged_dot",
@@ -88,6 +89,7 @@ __all__ = [
 # Imported on first use, which saves a third of the time of importing everything.
 _LATER = {
     "parallel": "jaxext.parallel",
+    "privacy": "jaxext.privacy",
     **dict.fromkeys(("Report", "doctor"), "jaxext.hazards.doctor"),
     **dict.fromkeys(("Explanation", "explain"), "jaxext.tuning.explain"),
     **dict.fromkeys(("Tuned", "tune"), "jaxext.tuning.tune"),

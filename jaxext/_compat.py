@@ -49,6 +49,7 @@ __all__ = [
     "Splitter",
     "align_varying",
     "conv_general_dilated",
+    "evaluated",
     "hide_frames",
     "kernels_launched",
     "lowered_by",
@@ -61,6 +62,7 @@ __all__ = [
     "refuse_parts",
     "register_lowering",
     "replace_bind",
+    "scan_counts",
     "source_line",
     "trace_context",
     "without_stored_programs",
@@ -241,6 +243,28 @@ def published(folder: str, value: str) -> dict[int, str] | None:
         return None
     client.key_value_set(f"{folder}/{jax.process_index()}", value, allow_overwrite=True)  # a restarted process publishes again
     return {int(key.rpartition("/")[2]): told for key, told in client.key_value_dir_get(folder)}
+
+
+def evaluated(eqn, *operands) -> list:
+    """The results of an equation for other operands.
+
+    Up to some version, functions inside come before the parameters.  Removed once `jax.extend.core` can evaluate an equation.
+    """
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = bound if isinstance(bound, tuple) else ([], bound)
+    results = eqn.primitive.bind(*functions, *operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def scan_counts(params) -> tuple[int, int]:
+    """How many operands of a scan are the same in all steps, and how many are carried: jax 0.12 keeps them as trees.
+
+    Removed once jax 0.12 is the oldest version.
+    """
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
 
 
 def replace_bind(primitive: Primitive, bind: Callable) -> None:

@@ -3,6 +3,7 @@
 import re
 
 import autodiff
+import dp_sgd
 import fp8_training
 import jax
 import jax.numpy as jnp
@@ -203,3 +204,15 @@ def test_muon_notices_another_iteration(capsys, monkeypatch):
     with jax.numpy_dtype_promotion("standard"):
         assert muon.main(["--epochs", "1"]) == 1
     assert "The same losses as optax's: False" in capsys.readouterr().out
+
+
+def test_dp_sgd(capsys, tmp_path):
+    out = said(capsys, dp_sgd, "--epochs", "2", "--plot", str(tmp_path / "plot.png"))
+    assert "no gradient is written" in out and out.count("of the gradients are clipped") == 2
+    assert float(re.findall(r"(\S+)% of the test images", out)[0]) > 30 and (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_dp_sgd_notices_a_sum_of_other_gradients(capsys, monkeypatch):
+    monkeypatch.setattr(dp_sgd, "of_gradients", lambda p, *batch: jax.grad(dp_sgd.loss)(p, *batch))
+    assert dp_sgd.main(["--epochs", "1"]) == 1
+    assert "the clipped sum is not that of the gradients" in capsys.readouterr().out

@@ -39,6 +39,7 @@ MAY = {
     "tuning": {"forms", "tables", "_compat", "_target"},
     "hazards": {"tuning", "families", "forms", "_compat"},
     "parallel": {"ops", "families", "forms", "_compat"},
+    "privacy": {"families", "forms", "_compat"},
     "testing": set(),  # it tests any function
     "cli": {"__init__", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", *BUILT},
     "__init__": {
@@ -50,6 +51,7 @@ MAY = {
         "symmetric_products",
         "extend",
         "parallel",
+        "privacy",
         "checkpoint_policies",
         "tuning",
         "hazards",

@@ -1,0 +1,228 @@
+"""`per_example_norms` and `clipped_grad`: the norm of each example's gradient, and the sum of the gradients clipped to a norm."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxext.privacy.per_example import Batch, Function
+from jaxext.privacy.products import squared
+from jaxext.privacy.square_norms import part_of
+
+
+class Aux(NamedTuple):
+    """What `clipped_grad` returns besides the gradient, each for every example, or None if it was not asked for.
+
+    No guarantee of privacy is made for these.
+    """
+
+    values: jax.Array | None
+    grad_norms: jax.Array | None
+    aux: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedGrad:
+    """What `clipped_grad` returns: call it as the function that it was made of.
+
+    Attributes:
+      l2_norm_bound: how far one example more or less can move the gradient.
+    """
+
+    fun: Callable[..., Any]
+    l2_norm_bound: float | jax.Array
+
+    def __call__(self, *args: Any, is_padding_example: jax.Array | None = None) -> Any:
+        return self.fun(args, None if is_padding_example is None else jnp.asarray(is_padding_example))
+
+    def sensitivity(self, neighboring_relation: Any = None) -> float | jax.Array:
+        """The sensitivity in the L2 norm: `l2_norm_bound`, and twice that for `dp_accounting.NeighboringRelation.REPLACE_ONE`."""
+        return self.l2_norm_bound * (2 if getattr(neighboring_relation, "name", neighboring_relation) == "REPLACE_ONE" else 1)
+
+
+def per_example_norms(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    batch_argnums: int | Sequence[int] = 1,
+    keep_batch_dim: bool = True,
+    prng_argnum: int | None = None,
+) -> Callable[..., jax.Array]:
+    """A function of the arguments of `fun` that returns the L2 norm of the gradient of each example.
+
+    The norm is that of the gradient in all parameters together.  One backward pass computes it and makes no gradient of an example, where
+    `explain` does not say otherwise.
+
+    Args:
+      fun: a loss, as in `clipped_grad`.
+      argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum: as in `clipped_grad`.
+
+    Returns:
+      a function that returns an array of shape (examples,), in float32, or float64 if a parameter is float64.
+
+    Examples:
+      >>> loss = lambda w, x: (x @ w).sum()
+      >>> per_example_norms(loss)(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 1.0]]))
+      Array([5., 1.], dtype=float32)
+
+    Raises:
+      TypeError, ValueError: as `clipped_grad`.
+    """
+    function = function_of("per_example_norms", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
+
+    @jax.jit
+    def norms(args):
+        _, batch = function.batched(args)
+        return jnp.sqrt(batch.traced().pass_backwards()[2])
+
+    return lambda *args: norms(args)
+
+
+def clipped_grad(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    l2_clip_norm: float | jax.Array,
+    rescale_to_unit_norm: bool = False,
+    normalize_by: float = 1.0,
+    batch_argnums: int | Sequence[int] = 1,
+    keep_batch_dim: bool = True,
+    return_values: bool = False,
+    return_grad_norms: bool = False,
+    nan_safe: bool = True,
+    prng_argnum: int | None = None,
+) -> ClippedGrad:
+    """A function of the arguments of `fun` that returns Σ_b g_b min(1, l2_clip_norm / |g_b|), with g_b the gradient of example b.
+
+    It is jax_privacy's `clipped_grad`, without the gradients of the examples: a backward pass computes their norms, and a second one the
+    gradient of the weighted sum of losses.  The caller adds the noise.  Where `fun` computes a product of a parameter by lax, jaxext's
+    takes its place, as in `in_place_of_lax`.  The function is compiled, as by `jax.jit`.
+
+    Args:
+      fun: a loss.  It is called for one example at a time, as if by `vmap`, so it cannot mix examples.
+      argnums: the parameters: numbers of arguments that are pytrees of floating-point arrays.
+      has_aux: whether `fun` returns a pair of the loss and anything else.
+      l2_clip_norm: the largest norm of an example's gradient that stays as it is.
+      rescale_to_unit_norm: whether to divide the sum by `l2_clip_norm`.
+      normalize_by: a number by which to divide the sum.
+      batch_argnums: the arguments with examples along the first axis of each of their arrays.
+      keep_batch_dim: whether `fun` gets this axis, with size 1.  If not, `fun` is a loss of a single example; or an example is a group,
+        such as the data of one user, and its own first axis follows.
+      return_values, return_grad_norms: whether to return losses and norms of all examples.
+      nan_safe: whether an infinity or NaN in an example's gradient counts as 0, as in jax_privacy.  If some norm is not finite, another
+        branch of the program clips the gradients themselves.
+      prng_argnum: an argument that is a random key, to be split into one for each example.
+
+    Returns:
+      a `ClippedGrad`.  It returns the sum, or if `has_aux`, `return_values` or `return_grad_norms` a pair of the sum and an `Aux`.  It
+      takes `is_padding_example=`, an array of bools: the gradients of these examples count as 0.
+
+    Examples:
+      >>> loss = lambda w, x: (x @ w).sum()
+      >>> clipped_grad(loss, l2_clip_norm=1.0)(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 1.0]]))
+      Array([0.6, 1.8], dtype=float32)
+
+    Raises:
+      TypeError: a parameter does not consist of floating-point numbers, or `fun` does not return a real scalar for an example.
+      ValueError: `l2_clip_norm` is negative, or `normalize_by` not positive; `argnums` and `batch_argnums` overlap or are negative; or the
+        arguments of a batch differ in length.
+    """
+    if isinstance(l2_clip_norm, numbers.Real) and not l2_clip_norm >= 0:
+        raise ValueError(f"clipped_grad: l2_clip_norm is {l2_clip_norm}, want at least 0")
+    if not normalize_by > 0:
+        raise ValueError(f"clipped_grad: normalize_by is {normalize_by}, want a positive number")
+    function = function_of("clipped_grad", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
+
+    @jax.jit
+    def compiled(args, padding, clip):
+        size, batch = function.batched(args)
+        padding = _padding(padding, batch, size)
+        traced = batch.traced()
+        values, aux, squares, weighted = traced.pass_backwards()
+        norms = jnp.sqrt(squares)
+        scale = functools.partial(_scale, clip=jnp.maximum(clip, 0).astype(norms.dtype), unit=rescale_to_unit_norm)
+
+        total = weighted(jnp.where(padding, 0, scale(norms)))
+        if nan_safe:  # outside of the branch, since XLA computes convolutions inside of one in plain loops on CPUs
+            finite = jnp.all(jnp.isfinite(norms))
+            total = lax.cond(finite, lambda: total, lambda: _one_by_one(batch, size, padding, scale, norms.dtype))
+        total = jax.vjp(batch.varying, tuple(args[i] for i in function.parameters))[1](total)[0]  # adds up over devices in a shard_map
+        total = jax.tree.map(lambda g: g / jnp.asarray(normalize_by, g.dtype), total) if normalize_by != 1 else total
+        total = total[0] if isinstance(function.argnums, int) else total
+        return total, values, norms, aux
+
+    def clipped(args, padding):
+        total, values, norms, aux = compiled(args, padding, l2_clip_norm)
+        if not (has_aux or return_values or return_grad_norms):
+            return total
+        return total, Aux(values if return_values else None, norms if return_grad_norms else None, aux if has_aux else None)
+
+    return ClippedGrad(clipped, (1.0 if rescale_to_unit_norm else l2_clip_norm) / normalize_by)
+
+
+def function_of(asked_by, fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum) -> Function:
+    if not callable(fun):
+        raise TypeError(f"{asked_by}: fun is {fun!r}, want a function")
+    numbers_of = [(n,) if isinstance(n, int) else tuple(n) for n in (argnums, batch_argnums)]
+    parameters, batched = numbers_of
+    everything = (*parameters, *batched, *(() if prng_argnum is None else (prng_argnum,)))
+    if not parameters or not batched or len({*everything}) < len(everything) or min(everything) < 0:
+        told = f"argnums is {argnums!r}, batch_argnums is {batch_argnums!r} and prng_argnum is {prng_argnum!r}"
+        raise ValueError(f"{asked_by}: {told}, want different numbers, from 0 on, at least one of parameters and one of batches")
+    return Function(
+        asked_by=asked_by,
+        fun=fun,
+        argnums=argnums if isinstance(argnums, int) else parameters,
+        has_aux=has_aux,
+        batch_argnums=batched,
+        keep_batch_dim=keep_batch_dim,
+        prng_argnum=prng_argnum,
+    )
+
+
+def _padding(padding: Any, batch: Batch, size: int) -> jax.Array:
+    if padding is None:
+        return batch.zeros(bool)
+    if padding.shape != (size,) or padding.dtype != bool:
+        told = f"{padding.dtype}[{','.join(map(str, padding.shape))}]"
+        raise ValueError(f"clipped_grad: is_padding_example is {told}, want bool[{size}], one for each example")
+    return padding
+
+
+def _scale(norms: jax.Array, *, clip: jax.Array, unit: bool) -> jax.Array:
+    """What to multiply gradients by.  A gradient of zero, and one whose norm is a NaN, is multiplied by 0."""
+    scale = jnp.minimum(1, clip / norms)
+    if unit:
+        scale = jnp.where(clip > 0, scale / clip, 1 / norms)
+    return jnp.where(jnp.isfinite(scale), scale, 0)
+
+
+def _one_by_one(batch: Batch, size: int, padding: jax.Array, scale: Callable, dtype: Any) -> tuple:
+    """The sum of the gradients, which are made for a few examples at a time, and in which infinities and NaNs count as 0."""
+    part = part_of(size, 1, 0)
+
+    def split(x):
+        return x.reshape(part, size // part, *x.shape[1:])
+
+    def gradient(example, is_padding):
+        gradients = jax.grad(batch.loss, has_aux=True)(batch.parameters, example)[0]
+        gradients = jax.tree.map(lambda g: jnp.where(jnp.isfinite(g), g, 0), gradients)
+        norm = jnp.sqrt(sum(squared(g, dtype) for g in jax.tree.leaves(gradients)))
+        factor = jnp.where(is_padding, 0, scale(norm))
+        return jax.tree.map(lambda g: factor.astype(g.dtype) * g, gradients)
+
+    def step(total, i):
+        some = jax.tree.map(lambda x: lax.dynamic_index_in_dim(split(x), i, 1, keepdims=False), (batch.examples, padding))
+        return jax.tree.map(lambda x, g: x + g.sum(0), total, jax.vmap(gradient)(*some)), None
+
+    start = batch.varying(jax.tree.map(jnp.zeros_like, batch.parameters))
+    return lax.scan(step, start, jnp.arange(size // part))[0]

@@ -1,0 +1,215 @@
+"""The losses of a batch with taps, and the norms of the gradients of its examples: what all functions of this package have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxext import _compat
+from jaxext.forms import partition
+from jaxext.privacy.products import squared
+from jaxext.privacy.taps import Met, Taps, used_often
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Function:
+    """A loss of one example, and which of its arguments are what.
+
+    Attributes:
+      asked_by: the public function, for messages.
+      fun: `fun(*args)` is a scalar, or if `has_aux` a pair of it and of anything.
+      argnums: of the parameters: a number, or a tuple of them.
+      batch_argnums: of the arguments with a first axis of examples.
+      keep_batch_dim: whether `fun` wants this axis, of size 1.
+      prng_argnum: of a random key that is split into one for each example, or None.
+    """
+
+    asked_by: str
+    fun: Callable
+    argnums: int | tuple[int, ...]
+    has_aux: bool
+    batch_argnums: tuple[int, ...]
+    keep_batch_dim: bool
+    prng_argnum: int | None
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return (self.argnums,) if isinstance(self.argnums, int) else self.argnums
+
+    @property
+    def mapped(self) -> tuple[int, ...]:
+        return self.batch_argnums if self.prng_argnum is None else (*self.batch_argnums, self.prng_argnum)
+
+    def batch_size(self, args: Sequence[Any]) -> int:
+        """The number of examples, after the arguments were checked."""
+        last = max(*self.parameters, *self.mapped)
+        if len(args) <= last:
+            raise ValueError(f"{self.asked_by}: got {len(args)} arguments, want one with the number {last}")
+        for i in self.parameters:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(args[i]):
+                if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.inexact):
+                    name = f"argument {i}{jax.tree_util.keystr(path)}"
+                    raise TypeError(f"{self.asked_by}: {name} is a parameter of dtype {dtype}, want floating-point numbers")
+        sizes: dict[str, int] = {}
+        for i in self.batch_argnums:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(args[i]):
+                name = f"argument {i}{jax.tree_util.keystr(path)}"
+                if not jnp.shape(leaf):
+                    raise ValueError(f"{self.asked_by}: {name} is a scalar, want a first axis of examples")
+                sizes[name] = jnp.shape(leaf)[0]
+        if len({*sizes.values()}) != 1:
+            told = ", ".join(f"{size} in {name}" for name, size in sizes.items()) or "no array"
+            raise ValueError(f"{self.asked_by}: batch_argnums is {self.batch_argnums}, with examples {told}: want one number of examples")
+        return next(iter(sizes.values()))
+
+    def batched(self, args: Sequence[Any]) -> tuple[int, Batch]:
+        """The number of examples and the arguments in parts."""
+        size = self.batch_size(args)
+        args = [jax.tree.map(jnp.asarray, x) for x in args]
+        if self.prng_argnum is not None:
+            args[self.prng_argnum] = jax.random.split(args[self.prng_argnum], size)
+        if self.keep_batch_dim:
+            for i in self.batch_argnums:
+                args[i] = jax.tree.map(lambda x: jnp.expand_dims(x, 1), args[i])
+        parameters: tuple = tuple(args[i] for i in self.parameters)
+        examples = tuple(args[i] for i in self.mapped)
+        others = tuple(x for i, x in enumerate(args) if i not in (*self.parameters, *self.mapped))
+        batch = Batch(self, parameters, examples, others)
+        return size, dataclasses.replace(batch, parameters=batch.varying(parameters))
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A function's arguments: parameters, examples along a first axis, and others."""
+
+    function: Function
+    parameters: tuple
+    examples: tuple
+    others: tuple
+
+    def loss(self, parameters: tuple, example: tuple) -> tuple[jax.Array, Any]:
+        """Of one example, with its auxiliary data."""
+        function = self.function
+        args = dict(zip((*function.parameters, *function.mapped), (*parameters, *example), strict=True))
+        others = iter(self.others)
+        count = len(args) + len(self.others)
+        result = function.fun(*(args[i] if i in args else next(others) for i in range(count)))
+        if function.has_aux and not (isinstance(result, tuple) and len(result) == 2):
+            raise TypeError(f"{function.asked_by}: fun returned {_told(result)}, want a pair of loss and aux, as has_aux is set")
+        value, aux = result if function.has_aux else (result, ())
+        if not isinstance(value, _NUMBER) or jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            raise TypeError(f"{function.asked_by}: fun returned {_told(value)} for one example, want a real scalar, its loss")
+        return jnp.asarray(value), aux
+
+    def zeros(self, dtype: Any, shape: Sequence[int] = ()) -> jax.Array:
+        """Zeros for each example, sharded and varying as the examples are."""
+        leaves = jax.tree.leaves(self.examples)
+        sharding = partition.explicit(jax.typeof(leaves[0]))
+        sharding = None if sharding is None else NamedSharding(sharding.mesh, P(sharding.spec[0]))
+        zeros = jnp.zeros((leaves[0].shape[0], *shape), dtype, device=sharding)
+        return _compat.align_varying(zeros, *leaves)[0]
+
+    def varying(self, parameters: tuple) -> tuple:
+        """Parameters that vary over the manual axes of a `shard_map` as the examples do, so that gradients are those of this device."""
+        leaves, tree = jax.tree.flatten(parameters)
+        return tree.unflatten(_compat.align_varying(*leaves, *jax.tree.leaves(self.examples))[: len(leaves)])
+
+    def traced(self) -> Traced:
+        found: list[Traced] = []
+
+        def trace(example):
+            closed, results = jax.make_jaxpr(self.loss, return_shape=True)(self.parameters, example)
+            found.append(Traced(self, closed, jax.tree.structure(results)))
+            return ()
+
+        jax.vmap(trace)(self.examples)
+        return found[0]
+
+
+_NUMBER = jax.Array | np.ndarray | np.generic | float
+
+
+def _told(x: Any) -> str:
+    return f"{jnp.result_type(x)}[{','.join(map(str, jnp.shape(x)))}]" if isinstance(x, _NUMBER) else type(x).__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A batch, and the loss of one example as a jaxpr."""
+
+    batch: Batch
+    closed: ClosedJaxpr
+    results: Any  # the structure of loss and aux
+
+    @property
+    def leaves(self) -> list[Any]:
+        return jax.tree.leaves(self.batch.parameters)
+
+    @functools.cached_property
+    def dtype(self) -> Any:
+        """Of squared norms: at least float32."""
+        wide = any(jnp.finfo(leaf.dtype).bits == 64 for leaf in self.leaves)
+        return jnp.dtype(jnp.float64 if wide else jnp.float32)
+
+    @functools.cached_property
+    def probed(self) -> Taps:
+        """Taps that saw where parameters meet the example.  Of their arrays only the types may be used."""
+        found: list[Taps] = []
+
+        def tap(example):
+            taps = Taps(jnp.zeros((), self.dtype), {})
+            taps.run(self.closed, self.leaves, jax.tree.leaves(example))
+            found.append(taps)
+            return ()
+
+        jax.eval_shape(jax.vmap(tap), self.batch.examples)
+        return found[0]
+
+    def pass_backwards(self) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
+        """The losses, the auxiliary data and the squared norms of all examples, and the gradient of a weighted sum of the losses.
+
+        The cotangent of a weighted loss is the weighted cotangent of the loss.  So the gradient is that of the meetings alone, without
+        another pass through the network, unless they are inside of a scan or of a checkpoint, out of which cotangents are not kept.
+        """
+        zeros, often, probed = self.batch.zeros, used_often(self.probed.uses), self.probed
+        stored = {root: zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in often}
+        kept = None if probed.nested else [[zeros(y.dtype, y.shape) for y in met.results] for met in probed.meetings]
+        met: list[Met] = []
+
+        def tapped(parameters, total, stored, kept, example):
+            taps = Taps(total, stored, kept)
+            value, *aux = taps.run(self.closed, jax.tree.leaves(parameters), jax.tree.leaves(example))
+            met[:] = taps.meetings
+            return value, (aux, None if kept is None else [each.of_example for each in met])
+
+        def losses(parameters, total, stored, kept):
+            return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, total, stored, kept, self.batch.examples)
+
+        values, pull, (aux, data) = jax.vjp(losses, self.batch.parameters, zeros(self.dtype), stored, kept, has_aux=True)
+        _, squares, gradients, cotangents = pull(zeros(values.dtype) + 1)
+        for gradient in gradients.values():
+            squares += jax.vmap(functools.partial(squared, dtype=self.dtype))(gradient)
+
+        def weighted(weights: jax.Array) -> tuple:
+            if data is None:
+                return pull(weights.astype(values.dtype))[0]
+
+            def again(parameters):
+                leaves = jax.tree.leaves(parameters)
+                return jax.vmap(lambda data: [each.again(leaves, some) for each, some in zip(met, data, strict=True)])(data)
+
+            scaled = jax.vmap(lambda weight, cotangents: jax.tree.map(lambda y: weight.astype(y.dtype) * y, cotangents))(
+                weights, cotangents
+            )
+            return jax.vjp(again, self.batch.parameters)[1](scaled)[0]
+
+        return values, jax.tree.unflatten(self.results, [values, *aux])[1], squares, weighted

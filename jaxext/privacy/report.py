@@ -1,0 +1,114 @@
+"""`explain`: how the norm of each parameter's gradient is computed, from the same walk that computes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxext.privacy.clipping import function_of
+from jaxext.privacy.taps import used_often
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """How the norm of one parameter's gradient is computed.
+
+    Attributes:
+      name: its place in the arguments.
+      shape, dtype: of the parameter.
+      ops: the operations in which it meets the example.
+      sources: their lines.
+      how: in words.
+      stored: whether the gradient of each example is written, at a cost in memory of its size times the number of examples.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    ops: tuple[str, ...]
+    sources: tuple[str, ...]
+    how: str
+    stored: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """How the norms are computed.  `str` formats it as a table."""
+
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def stored(self) -> tuple[Parameter, ...]:
+        """The parameters whose gradients are written for each example."""
+        return tuple(each for each in self.parameters if each.stored)
+
+    def __str__(self) -> str:
+        head = ("parameter", "type", "meets the example in", "norm by")
+        body = [
+            (each.name, f"{each.dtype}{[*each.shape]}", ", ".join(dict.fromkeys(each.ops)) or "nothing", each.how)
+            for each in self.parameters
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *body)]
+        numbers = sum(math.prod(each.shape) for each in self.stored)
+        return "\n".join([*lines, f"gradients written for each example: {numbers:,} numbers" if numbers else "no gradient is written"])
+
+
+def explain(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    batch_argnums: int | Sequence[int] = 1,
+    keep_batch_dim: bool = True,
+    prng_argnum: int | None = None,
+) -> Callable[..., Report]:
+    """A function of the arguments of `fun` that tells how `per_example_norms` and `clipped_grad` compute norms.  Nothing is run.
+
+    Args:
+      fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum: as in `clipped_grad`.
+
+    Returns:
+      a function that returns a `Report`: print it, or read its `parameters`.  It takes arrays, or `jax.ShapeDtypeStruct`s in their place.
+
+    Raises:
+      TypeError, ValueError: as `clipped_grad`.
+    """
+    function = function_of("explain", fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum)
+
+    def explained(*args: Any) -> Report:
+        found = []
+
+        def trace(args):
+            found.append(function.batched(args)[1].traced().probed.uses)
+            return ()
+
+        jax.eval_shape(trace, args)
+        (uses,) = found
+        often = used_often(uses)
+        named = [
+            (f"{f'argument {i}' if len(function.parameters) > 1 else ''}{jax.tree_util.keystr(path)}" or f"argument {i}", leaf)
+            for i in function.parameters
+            for path, leaf in jax.tree_util.tree_leaves_with_path(args[i])
+        ]
+        return Report(
+            tuple(
+                _parameter(name, leaf, [use for use in uses if use.root == root], root in often) for root, (name, leaf) in enumerate(named)
+            )
+        )
+
+    return explained
+
+
+def _parameter(name, leaf, uses, stored) -> Parameter:
+    if stored:
+        how = f"gradients of all examples: it is used {'in each step of a scan' if len(uses) == 1 else f'{len(uses)} times'}"
+    else:
+        how = str(uses[0].way) if uses else "its gradient is 0"
+    return Parameter(
+        name, leaf.shape, str(leaf.dtype), tuple(use.op for use in uses), tuple(use.source for use in uses if use.source), how, stored
+    )

@@ -1,0 +1,326 @@
+"""Runs a function of one example with a tap behind each operation in which a parameter meets the example.
+
+A tap is the identity on the operation's results.  Backwards it sees their cotangents, and adds to the cotangent of a further input, a zero
+that nothing reads, what the example contributes to the squared norm of the parameter's gradient.  All taps share this input, so its
+gradient is the sum over all parameters: one backward pass that writes no gradient.  Everything is written for one example, and `vmap` and
+`grad` do the rest.
+
+The gradient of a parameter that meets the example several times is a sum whose terms are not orthogonal, so squared norms must not be
+added.  Its taps add their gradients instead, to the cotangent of zeros with the shape of the parameter.
+
+A parameter may go through other operations before it meets the example, together with constants and other parameters.  What is made of
+these alone is `Made`, which remembers how, so that a gradient of it leads to those of the parameters.  Other values depend on the example.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from jaxext._compat import evaluated, scan_counts, source_line
+from jaxext.families.dispatch import in_place_of_lax
+from jaxext.forms.family import readers
+from jaxext.forms.form import Form, owner
+from jaxext.forms.operation import Operation
+from jaxext.privacy.square_norms import Meeting, Way
+
+# Operations of one operand whose result, as far as it depends on a parameter, has a gradient of the same norm.
+SAME_NORM = {"reshape", "transpose", "squeeze", "expand_dims", "rev", "copy", "neg", "convert_element_type", "reduce_precision"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf:
+    """A parameter, or inside a scan a slice of what is made of parameters.
+
+    Attributes:
+      root: the parameter's number.
+      depth: of scans around the place where it becomes known: used deeper inside, it is used several times.
+      zeros: if gradients are added up, the zeros whose cotangent they become.
+    """
+
+    value: Any
+    root: int
+    depth: int = 0
+    zeros: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Made:
+    """A value made of leaves and constants alone: `eqn` of `operands` has it as one of its results.  Constants have no leaves."""
+
+    value: Any
+    leaves: frozenset[Leaf] = frozenset()
+    eqn: JaxprEqn | None = None
+    operands: tuple = ()
+    position: int = 0
+    same_norm: bool = False  # its gradient has the norm of the gradient of its only leaf
+
+    @classmethod
+    def of(cls, leaf: Leaf) -> Made:
+        return cls(leaf.value, frozenset([leaf]), None, (leaf,), same_norm=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """An operation in which a parameter meets the example.  `times` is 2 or more if it does so repeatedly, as in the steps of a scan."""
+
+    root: int
+    op: str
+    source: str
+    way: Way
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Met:
+    """A meeting with its operands and floating-point results.  Those operands are `data` that no parameter made, also constants."""
+
+    meeting: Meeting
+    made: list[Made]
+    data: list[Any]
+    results: list[Any]
+
+    @property
+    def of_example(self) -> list[Any]:
+        return [x for x in self.data if not isinstance(x, Made)]
+
+    def again(self, parameters: Sequence[Any], of_example: Sequence[Any]) -> Sequence[Any]:
+        """The results for other parameters and another example."""
+        others = iter(of_example)
+        data = [x.value if isinstance(x, Made) else next(others) for x in self.data]
+        leaves = frozenset[Leaf]().union(*(x.leaves for x in self.made))
+        known: dict = {}
+        values = [remade(x, {leaf: parameters[leaf.root] for leaf in leaves}, known) for x in self.made]
+        return self.meeting.results(data, values)
+
+
+def plain(x: Any) -> Any:
+    return x.value if isinstance(x, Made) else x
+
+
+def has_leaves(x: Any) -> bool:
+    return isinstance(x, Made) and bool(x.leaves)
+
+
+def remade(made: Made, given: Mapping[Leaf, Any], known: dict) -> Any:
+    """The value for other values of the leaves.  `known` holds results so far."""
+    if not made.leaves:
+        return made.value
+    if made.eqn is None:
+        return given[made.operands[0]]
+    key = id(made.operands)
+    if key not in known:
+        known[key] = evaluated(made.eqn, *(remade(x, given, known) for x in made.operands))
+    return known[key][made.position]
+
+
+class Taps:
+    """Evaluates a jaxpr of one example.
+
+    Attributes:
+      total: the zero whose cotangent becomes the squared norm.
+      stored: for the roots of parameters whose gradients are added up, the zeros whose cotangents they become.
+      kept: for each meeting, zeros whose cotangents become those of its results; None: these are not wanted.
+      uses: what it met so far.
+      meetings: the same, once each, to be run again.
+      nested: whether a scan or a checkpoint has some of them.
+    """
+
+    def __init__(self, total: jax.Array, stored: Mapping[int, Any], kept: Sequence[list] | None = None):
+        self.total, self.stored, self.kept = total, stored, kept
+        self.uses: list[Use] = []
+        self.meetings: list[Met] = []
+        self.nested = False
+        self._depth = 0
+        self._around: list[JaxprEqn] = []  # the innermost last
+
+    def run(self, closed: ClosedJaxpr, parameters: Sequence[Any], example: Sequence[Any]) -> list[Any]:
+        """The results for these arguments, with taps."""
+        leaves = [Made.of(Leaf(value, root, zeros=self.stored.get(root))) for root, value in enumerate(parameters)]
+        results = self._evaluate(closed.jaxpr, map(Made, closed.consts), [*leaves, *example])
+        return [self._met(x) for x in results]
+
+    def _evaluate(self, jaxpr: Jaxpr, consts, args) -> list[Any]:
+        values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+        for eqn in jaxpr.eqns:
+            operands = [Made(atom.val) if isinstance(atom, Literal) else values[atom] for atom in eqn.invars]
+            values.update(zip(eqn.outvars, self._equation(eqn, operands), strict=True))
+        return [Made(atom.val) if isinstance(atom, Literal) else values[atom] for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        name = eqn.primitive.name
+        if not any(map(has_leaves, operands)):
+            results = evaluated(eqn, *map(plain, operands))
+            return [Made(y) for y in results] if all(isinstance(x, Made) for x in operands) else results
+        if name in ("jit", "pjit"):
+            return self._inside(eqn, eqn.params["jaxpr"], operands)
+        if all(isinstance(x, Made) for x in operands):
+            return self._made(eqn, operands)
+        if eqn.primitive in readers:
+            with in_place_of_lax():
+                closed = _traced(functools.partial(evaluated, eqn), operands)
+            return self._inside(eqn, closed, operands)
+        if isinstance(owner.get(eqn.primitive, (None,))[0], Operation):
+            return self._inside(eqn, _traced(functools.partial(_composed, eqn), operands), operands)
+        if name == "scan":
+            return self._scan(eqn, operands)
+        if name in ("checkpoint", "remat", "remat2"):
+            return self._checkpoint(eqn, operands)
+        return self._meeting(eqn, operands)
+
+    def _inside(self, eqn, closed: ClosedJaxpr, operands) -> list[Any]:
+        self._around.append(eqn)
+        try:
+            return self._evaluate(closed.jaxpr, map(Made, closed.consts), operands)
+        finally:
+            self._around.pop()
+
+    def _made(self, eqn, operands) -> list[Made]:
+        results, shared = evaluated(eqn, *map(plain, operands)), tuple(operands)
+        leaves = frozenset[Leaf]().union(*(x.leaves for x in operands))
+        if eqn.primitive.name == "stop_gradient":
+            leaves = frozenset[Leaf]()
+        first, name = operands[0], eqn.primitive.name
+        same_norm = first.same_norm and (name in SAME_NORM or (name == "broadcast_in_dim" and results[0].size == first.value.size))
+        return [
+            Made(y, leaves, eqn, shared, i, same_norm and jnp.issubdtype(y.dtype, jnp.floating))
+            if leaves and jnp.issubdtype(y.dtype, jnp.inexact)
+            else Made(y)  # an integer has no gradient
+            for i, y in enumerate(results)
+        ]
+
+    def _meeting(self, eqn, operands) -> list[Any]:
+        """An operation of parameters and the example, with its tap."""
+        meeting = Meeting(eqn, tuple(map(has_leaves, operands)))
+        results = evaluated(eqn, *map(plain, operands))
+        return self._tapped(meeting, [x for x in operands if has_leaves(x)], [x for x in operands if not has_leaves(x)], results)
+
+    def _met(self, x: Any) -> Any:
+        """A value that from here on counts as one of the example."""
+        return self._tapped(Meeting(None, (True,)), [x], [], [x.value])[0] if has_leaves(x) else plain(x)
+
+    def _tapped(self, meeting: Meeting, made: list[Made], data: list[Any], results: list[Any]) -> list[Any]:
+        leaves = sorted(frozenset[Leaf]().union(*(x.leaves for x in made)), key=lambda leaf: leaf.root)
+        summed = [leaf for leaf in leaves if leaf.zeros is None]
+        given = [leaf.value for leaf in summed]
+
+        def remake(values: Sequence[Any]) -> list[Any]:
+            all_values = {leaf: leaf.value for leaf in leaves} | dict(zip(summed, values, strict=True))
+            known: dict = {}
+            return [remade(x, all_values, known) for x in made]
+
+        same_norm = len(made) == 1 and made[0].same_norm
+        way = meeting.way(
+            [*map(plain, data)],
+            [x.value for x in made],
+            given,
+            results,
+            self.total.dtype,
+            None if same_norm else jax.make_jaxpr(remake)(given),
+        )
+        self.uses += [self._use(leaf, meeting.eqn, way) for leaf in leaves]
+        zeros = self._tangents(made, leaves)
+        floats = [i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, jnp.inexact)]
+        kept = None if self.kept is None else self.kept[len(self.meetings)]
+        self.meetings.append(Met(meeting, made, data, [results[i] for i in floats]))
+        tapped = way.tap([results[i] for i in floats], self.total, zeros, kept, summed=bool(summed))
+        return [tapped[floats.index(i)] if i in floats else y for i, y in enumerate(results)]
+
+    def _use(self, leaf: Leaf, eqn: JaxprEqn | None, way: Way) -> Use:
+        around = [*([] if eqn is None else [eqn]), *reversed(self._around)]
+        products = [each for each in around if each.primitive in readers] or around
+        name = products[0].primitive.name if products else "result"
+        return Use(leaf.root, name, source_line(around) if around else "", way, 2 if leaf.depth < self._depth else 1)
+
+    @staticmethod
+    def _tangents(made: list[Made], leaves: list[Leaf]) -> list[Any] | None:
+        """The zeros of stored leaves, taken through what the values are made by: the transpose leads gradients back."""
+        stored = [leaf for leaf in leaves if leaf.zeros is not None]
+        if not stored:
+            return None
+
+        def function(*values):
+            all_values = {leaf: leaf.value for leaf in leaves} | dict(zip(stored, values, strict=True))
+            known: dict = {}
+            return [remade(x, all_values, known) for x in made]
+
+        return jax.jvp(function, [leaf.value for leaf in stored], [leaf.zeros for leaf in stored])[1]
+
+    def _checkpoint(self, eqn, operands) -> list[Any]:
+        self.nested = True
+        met = [x for x in operands if not isinstance(x, Made)]
+
+        def inner(*values):
+            rest = iter(values)
+            args = [x if isinstance(x, Made) else next(rest) for x in operands]
+            return [self._met(y) for y in self._inside(eqn, ClosedJaxpr(eqn.params["jaxpr"], ()), args)]
+
+        how = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
+        return jax.checkpoint(inner, **how)(*met)
+
+    def _scan(self, eqn, operands) -> list[Any]:
+        """A parameter that is scanned over is a leaf for each step.  One that all steps read is used as often."""
+        self.nested, params = True, eqn.params
+        consts, carried = scan_counts(params)
+        carried += consts
+        init = [self._met(x) for x in operands[consts:carried]]
+        scanned = operands[carried:]
+        zeros = [self._zeros_of(x) if has_leaves(x) else None for x in scanned]
+
+        def slice_of(x: Any, value: Any, zero: Any) -> Any:
+            if not isinstance(x, Made):
+                return value
+            if not x.leaves:
+                return Made(value)
+            root = min(leaf.root for leaf in x.leaves)
+            return Made.of(Leaf(value, root, self._depth, zero))
+
+        def step(carry, slices):
+            values, zeros = slices
+            args = [*operands[:consts], *carry, *map(slice_of, scanned, values, zeros)]
+            results = [self._met(y) for y in self._inside(eqn, params["jaxpr"], args)]
+            return results[: len(init)], results[len(init) :]
+
+        repeats = params["length"] != 1
+        self._depth += repeats
+        try:
+            how = {name: params[name] for name in ("reverse", "length", "unroll")}
+            carry, ys = jax.lax.scan(step, init, ([plain(x) for x in scanned], zeros), **how)
+        finally:
+            self._depth -= repeats
+        return [*carry, *ys]
+
+    def _zeros_of(self, x: Made) -> Any:
+        """Of what is scanned over.  Only the slices of a whole parameter have gradients whose squared norms add up."""
+        leaves = sorted(x.leaves, key=lambda leaf: leaf.root)
+        whole = x.same_norm and all(leaf.zeros is None and leaf.depth == self._depth for leaf in leaves)
+        if not whole:
+            self.uses += [Use(leaf.root, "scan", "", Way.stored(), 2) for leaf in leaves]
+        tangents = self._tangents([x], leaves)
+        return None if tangents is None else tangents[0]
+
+
+def _traced(function: Callable, operands: Sequence[Any]) -> ClosedJaxpr:
+    return jax.make_jaxpr(function)(*(plain(x) for x in operands))
+
+
+def _composed(eqn: JaxprEqn, *operands: Any) -> list[Any]:
+    """The results of an operation by its composition, in which products are apart."""
+    operation, _ = owner[eqn.primitive]
+    wanted, params = eqn.params["wanted"], {name: value for name, value in eqn.params.items() if name != "wanted"}
+    results = operation.composition(operation, Form.bind, dict(zip(operation.inputs, operands, strict=True)), **params)
+    return [results[name] for name in wanted]
+
+
+def used_often(uses: Sequence[Use]) -> set[int]:
+    """The roots of the parameters that are used more than once."""
+    counts: dict[int, int] = {}
+    for use in uses:
+        counts[use.root] = counts.get(use.root, 0) + use.times
+    return {root for root, count in counts.items() if count > 1}

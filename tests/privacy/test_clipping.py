@@ -1,0 +1,242 @@
+"""Norms of per-example gradients and clipped sums, compared with those of the gradients themselves in float64."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from example_losses import LOSSES, STORED
+
+import jaxext
+
+CLIP = 0.5
+
+
+def gradients(loss, p, batch):
+    """Of each example."""
+    return jax.vmap(lambda example: jax.grad(loss)(p, jax.tree.map(lambda x: x[None], example)))(batch)
+
+
+def norms_of(found):
+    return jnp.sqrt(sum((g.astype(np.float64) ** 2).reshape(len(g), -1).sum(1) for g in jax.tree.leaves(found)))
+
+
+def clipped(found, clip=CLIP):
+    factors = jnp.minimum(1, clip / norms_of(found))
+    return jax.tree.map(lambda g: jnp.tensordot(factors, g.astype(np.float64), 1), found)
+
+
+def close(actual, expected, error=1e-10):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert x.shape == y.shape and np.isfinite(x).all()
+        np.testing.assert_allclose(x, y, rtol=error, atol=error * max(1.0, float(np.abs(y).max(initial=0))))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_values(name):
+    loss, p, batch = LOSSES[name]
+    found = jax.jit(functools.partial(gradients, loss))(p, batch)
+    total, aux = jaxext.privacy.clipped_grad(loss, l2_clip_norm=CLIP, return_grad_norms=True, nan_safe=False)(p, batch)
+    close(aux.grad_norms, norms_of(found))
+    close(total, clipped(found))
+    assert (norms_of(found) > CLIP).any()
+    report = jaxext.privacy.explain(loss)(p, batch)
+    assert {each.name.strip("[]'") for each in report.stored} == STORED.get(name, set())
+
+
+LOSS, P, BATCH = LOSSES["mlp"]
+
+
+def test_options():
+    """Arguments in another order, several of parameters, auxiliary data, a key for each example, padding, and scaling."""
+
+    def loss(key, batch, w, scale, b):
+        x, labels = batch
+        keep = jax.random.bernoulli(key, 0.5, x.shape)
+        z = jnp.where(keep, x, 0.0) @ w + b
+        return scale * jnp.sum((z - labels) ** 2), z
+
+    key, (x, _), labels = jax.random.key(3), BATCH, jnp.arange(5.0)
+    w, b = jnp.ones((8, 7)), jnp.arange(7.0)
+    find = jaxext.privacy.clipped_grad(
+        loss,
+        argnums=(4, 2),
+        has_aux=True,
+        l2_clip_norm=3.0,
+        rescale_to_unit_norm=True,
+        normalize_by=4.0,
+        batch_argnums=1,
+        keep_batch_dim=False,
+        return_values=True,
+        return_grad_norms=True,
+        prng_argnum=0,
+    )
+    padding = jnp.arange(5) == 2
+    total, aux = find(key, (x, labels), w, 0.5, b, is_padding_example=padding)
+    each = jax.vmap(lambda key, *batch: jax.value_and_grad(loss, (4, 2), has_aux=True)(key, batch, w, 0.5, b))
+    (values, z), found = each(jax.random.split(key, 5), x, labels)
+    factors = jnp.where(padding, 0, jnp.minimum(1 / 3, 1 / norms_of(found)) / 4)
+    close(total, jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), found))
+    close(aux, jaxext.privacy.Aux(values, norms_of(found), z))
+    assert find.l2_norm_bound == find.sensitivity() == 0.25 and find.sensitivity("REPLACE_ONE") == 0.5
+    norms = jaxext.privacy.per_example_norms(loss, (4, 2), True, batch_argnums=(1,), keep_batch_dim=False, prng_argnum=0)
+    close(norms(key, (x, labels), w, 0.5, b), norms_of(found))
+
+
+@pytest.mark.parametrize("rescale", [False, True])
+@pytest.mark.parametrize("clip", [0.0, 0.7, np.inf])
+@pytest.mark.filterwarnings("ignore")  # of its imports
+def test_jax_privacy(clip, rescale):
+    """The same numbers as jax_privacy, with an example whose gradient is zero, and one whose gradient holds a NaN and infinities."""
+    reference = pytest.importorskip("jax_privacy.clipping", reason="jax_privacy is not installed")
+
+    def loss(p, x):
+        return jnp.sum(x[:, :1] * jnp.sqrt(p["w"])[None]) + jnp.sum(p["v"][None] * x[:, 1:])
+
+    p = {"w": jnp.array([0.0, 4.0]), "v": jnp.array([1.0, 2.0, 3.0])}
+    x = jnp.array([[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0], [2.0, 0.1, 0.0, 0.0], [0.0, 0.1, 0.2, 0.0]])
+    p, x = jax.tree.map(lambda x: x.astype(np.float32), (p, x))
+    how: dict[str, Any] = dict(l2_clip_norm=clip, rescale_to_unit_norm=rescale, normalize_by=2.0, return_values=True)
+    with jax.numpy_dtype_promotion("standard"):
+        expected, aux = reference.clipped_grad(loss, **how)(p, x)
+    total, ours = jaxext.privacy.clipped_grad(loss, **how)(p, x)
+    close(total, expected, 1e-6)
+    close(ours.values, aux.values, 1e-6)
+
+
+def test_infinities():
+    """As in jax_privacy, those of an example's gradient count as 0, if this is wanted."""
+    loss = lambda w, x: jnp.sum(x[0] * w)
+    x = jnp.array([[jnp.inf, 1.0, 0.0], [3.0, 4.0, 0.0], [jnp.nan, jnp.nan, 0.5]])
+    total, aux = jaxext.privacy.clipped_grad(loss, l2_clip_norm=1.0, return_grad_norms=True)(jnp.ones(3), x)
+    np.testing.assert_allclose(total, [0.6, 1.8, 0.5])
+    assert [*np.isfinite(aux.grad_norms)] == [False, True, False]
+    assert np.isnan(jaxext.privacy.clipped_grad(loss, l2_clip_norm=1.0, nan_safe=False)(jnp.ones(3), x)).any()
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "error"), [((np.float32, np.float32), 1e-5), ((np.float64, np.float32), 1e-5), ((jnp.bfloat16, np.float32), 0.03)]
+)
+def test_dtypes(dtypes, error):
+    """Of weights and of biases; products are in float32 or in bfloat16.  Gradients have the dtypes of the parameters."""
+    first, second = dtypes
+
+    def loss(p, batch):
+        (w, b), (v, c) = p.values()
+        x, labels = batch
+        x = jnp.tanh(x.astype(np.float32) @ w.astype(np.float32) + b.reshape(1, -1))
+        z = (x.astype(jnp.bfloat16) @ v.astype(jnp.bfloat16)).astype(np.float32) if first is jnp.bfloat16 else x @ v.astype(np.float32)
+        return jnp.mean((z + c.reshape(1, -1)) ** 2)
+
+    p = {name: (w.astype(first), b.astype(second)) for name, (w, b) in P.items()}
+    found = gradients(loss, p, BATCH)
+    total, aux = jaxext.privacy.clipped_grad(loss, l2_clip_norm=0.05, return_grad_norms=True)(p, BATCH)
+    assert [x.dtype for x in jax.tree.leaves(total)] == [first, second] * 2
+    assert aux.grad_norms.dtype == (np.float64 if np.float64 in dtypes else np.float32)
+    np.testing.assert_allclose(aux.grad_norms, norms_of(found), rtol=error)
+    for x, y in zip(jax.tree.leaves(total), jax.tree.leaves(clipped(found, 0.05)), strict=True):
+        np.testing.assert_allclose(x.astype(np.float64), y, atol=error * float(np.abs(y).max()))
+
+
+def repeated(batch, times=16):
+    return jax.tree.map(
+        lambda x: (
+            jnp.concatenate([x[:4] * (1 + i % 3) for i in range(times // 4)])
+            if x.dtype == np.float64
+            else jnp.tile(x[:4], (times // 4,) + (1,) * (x.ndim - 1))
+        ),
+        batch,
+    )
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolutions of jaxext", "transformer"])
+def test_a_batch_over_devices(name):
+    """Each device computes with its examples: nothing of them is gathered."""
+    loss, p, batch = LOSSES[name]
+    batch = repeated(batch)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.device_put(batch, jax.NamedSharding(mesh, jax.P("data")))
+    p_everywhere = jax.device_put(p, jax.NamedSharding(mesh, jax.P()))
+    find = jax.jit(jaxext.privacy.clipped_grad(loss, l2_clip_norm=CLIP, return_grad_norms=True, nan_safe=False))
+    program = find.lower(p_everywhere, split).compile()
+    total, aux = program(p_everywhere, split)
+    found = jax.jit(functools.partial(gradients, loss))(p, batch)
+    close(aux.grad_norms, norms_of(found))
+    close(total, clipped(found))
+    text = str(program.as_text())
+    assert "all-gather" not in text and "all-to-all" not in text and "all-reduce" in text
+
+
+@pytest.mark.parametrize("explicit", [False, True], ids=["shard_map", "explicit"])
+def test_other_shardings(explicit):
+    kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
+    mesh, batch = jax.make_mesh((8,), ("data",), axis_types=(kind,)), repeated(BATCH)
+    find = jaxext.privacy.clipped_grad(LOSS, l2_clip_norm=CLIP)
+    expected = clipped(gradients(LOSS, P, batch))
+    with jax.set_mesh(mesh):
+        split, p = jax.device_put((batch, P), (jax.NamedSharding(mesh, jax.P("data")), jax.NamedSharding(mesh, jax.P())))
+        if not explicit:  # like the gradient of a sum, the result is that of all devices
+            find = jax.shard_map(find, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P())
+        close(jax.tree.map(np.asarray, jax.jit(find)(p, split)), expected)
+
+
+def test_transformations():
+    """vmap over models, the derivative of a norm, no example, and a clip norm that is traced."""
+    norms = jaxext.privacy.per_example_norms(LOSS)
+    models = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), P)
+    close(jax.vmap(norms, in_axes=(0, None))(models, BATCH)[1], norms(jax.tree.map(lambda x: 2 * x, P), BATCH))
+    slope = jax.grad(lambda p: norms(p, BATCH).sum())(P)
+    close(slope, jax.grad(lambda p: norms_of(gradients(LOSS, p, BATCH)).sum())(P))
+    assert norms(P, jax.tree.map(lambda x: x[:0], BATCH)).shape == (0,)
+    traced = jax.jit(lambda clip: jaxext.privacy.clipped_grad(LOSS, l2_clip_norm=clip)(P, BATCH))
+    close(traced(CLIP), clipped(gradients(LOSS, P, BATCH)))
+    close(traced(-1.0), jax.tree.map(jnp.zeros_like, P))
+
+
+def temporary(function, *args) -> int:
+    """Bytes."""
+    analysis: Any = jax.jit(function).lower(*args).compile().memory_analysis()
+    return analysis.temp_size_in_bytes
+
+
+def test_memory():
+    """A gradient of one parameter for each of 64 examples would be 64 times as large as the parameter."""
+    mlp, w, x = LOSSES["mlp"][0], np.ones((512, 512)), np.ones((64, 512))
+    p = {"first": (w, w[0]), "last": (w, w[0])}
+    assert temporary(jaxext.privacy.clipped_grad(mlp, l2_clip_norm=1.0, nan_safe=False), p, (x, np.zeros(64, int))) < 6 * w.nbytes
+    x = np.ones((64, 6, 6, 64))
+    conv = lambda w, x: jnp.sum(jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) ** 2)
+    filters = np.ones((3, 3, 64, 256))
+    assert temporary(jaxext.privacy.per_example_norms(conv), filters, x) < 64 * filters.nbytes / 2
+
+
+def refused(error, match, *args, loss=LOSS, **how):
+    with pytest.raises(error, match=match):
+        jaxext.privacy.clipped_grad(loss, **{"l2_clip_norm": 1.0, **how})(*args)
+
+
+def test_bad_input():
+    x, labels = BATCH
+    refused(ValueError, "clipped_grad: l2_clip_norm is -1, want at least 0", l2_clip_norm=-1)
+    refused(ValueError, "l2_clip_norm is nan", l2_clip_norm=np.nan)
+    refused(ValueError, "normalize_by is 0, want a positive number", normalize_by=0)
+    refused(ValueError, "argnums is 1, batch_argnums is 1 and prng_argnum is None, want different numbers", argnums=1)
+    refused(ValueError, "batch_argnums is -1", batch_argnums=-1)
+    refused(ValueError, "got 1 arguments, want one with the number 1", P)
+    refused(ValueError, r"batch_argnums is \(1,\), with examples 5 in argument 1\[0\], 4 in argument 1\[1\]", P, (x, labels[:4]))
+    refused(ValueError, "argument 1 is a scalar, want a first axis of examples", P, 1.0)
+    refused(ValueError, r"with examples no array", P, ())
+    integer = {**P, "first": (jnp.ones((8, 12), int), P["first"][1])}
+    refused(TypeError, r"argument 0\['first'\]\[0\] is a parameter of dtype int64, want floating-point numbers", integer, BATCH)
+    refused(TypeError, r"fun returned float64\[1,8\] for one example, want a real scalar", P, BATCH, loss=lambda p, batch: batch[0])
+    refused(TypeError, r"fun returned int64\[\] for one example", P, BATCH, loss=lambda p, batch: batch[1].sum())
+    refused(TypeError, "fun returned dict for one example", P, BATCH, loss=lambda p, batch: {})
+    refused(TypeError, r"fun returned float64\[\], want a pair of loss and aux, as has_aux is set", P, BATCH, has_aux=True)
+    refused(TypeError, "fun is 3, want a function", loss=3)
+    with pytest.raises(ValueError, match=r"is_padding_example is bool\[4\], want bool\[5\]"):
+        jaxext.privacy.clipped_grad(LOSS, l2_clip_norm=1.0)(P, BATCH, is_padding_example=jnp.zeros(4, bool))
+    with pytest.raises(ValueError, match="per_example_norms: got 1 arguments"):
+        jaxext.privacy.per_example_norms(LOSS)(P)
