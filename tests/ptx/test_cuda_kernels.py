@@ -91,8 +91,11 @@ def refused(problem) -> bool:
     return empty or cuda_binding.refused(problem, cuda_depthwise) is not None
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+BOTH = [(dtype, arch) for dtype in ("float32", "bfloat16", "float16") for arch in ("sm_80", "sm_90")]
+IN_TURN = [pytest.param(*key, marks=() if n % 4 in (0, 3) else pytest.mark.slow) for n, key in enumerate(BOTH)]  # one of two is slow
+
+
+@pytest.mark.parametrize("dtype, arch", IN_TURN)
 def test_depthwise_convolution(dtype, arch):
     """All kernels of the dtype run: the filter, the sizes and whether channels fill vectors decide which one is taken."""
     rows: list[Any] = [row for row in DEPTHWISE if row["operands"] == dtype]

@@ -51,6 +51,7 @@ def check_product(library, modules, name, dtype, most, sizes, late):
     assert (result.written == 1).all()
 
 
+@pytest.mark.slow
 def test_products():
     """One test, because what it runs takes most of a minute to compile."""
     library, modules = compiled()

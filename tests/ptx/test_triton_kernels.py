@@ -70,18 +70,23 @@ def smaller(case, config):
 
 
 def picks():
-    """(suite's problem, role, numbers, arch, config): each config once; all are slow but the first of a role, kind of numbers and arch."""
-    seen = set()
+    """(suite's problem, role, numbers, arch, config): each config once; all are slow but the first of a role and kind of numbers, on one arch.
+
+    Those archs alternate.
+    """
+    seen: set = set()
+    quick: dict[Any, int] = {}
     for case in (case for case in PRODUCTS if case.kernel != "ragged"):  # ragged ones are below
         kernel = kernel_module(case.kernel)
         for role, numbers, arch in itertools.product(case.products, case.numbers, ARCHS):
             problem = case.problem(role, numbers, arch)
             if kernel.supports(problem) is not None:
                 continue
-            kind, config = (case.kernel, role, ALIKE.get(numbers, numbers), arch), kernel.pick(problem)
-            if (kind, numbers, config) not in seen:
-                marks = [pytest.mark.slow] if kind in seen else []
-                seen |= {kind, (kind, numbers, config)}
+            kind, config = (case.kernel, role, ALIKE.get(numbers, numbers)), kernel.pick(problem)
+            on = quick.setdefault(kind, ARCHS[len(quick) % 2])
+            if (kind, arch, numbers, config) not in seen:
+                marks = [] if arch == on and (kind, arch) not in seen else [pytest.mark.slow]
+                seen |= {(kind, arch), (kind, arch, numbers, config)}
                 yield pytest.param(case, role, numbers, arch, config, marks=marks, id=f"{case.name}-{role}-{numbers}-sm_{arch}-{config}")
 
 
