@@ -70,9 +70,9 @@ def smaller(case, config):
 
 
 def picks():
-    """(suite's problem, role, numbers, arch, config): each config once; all are slow but the first of a role and kind of numbers, on one arch.
+    """(suite's problem, role, numbers, arch, config): each config once.
 
-    Those archs alternate.
+    All are slow but the first of a role and kind of numbers on one arch.  The archs alternate.
     """
     seen: set = set()
     quick: dict[Any, int] = {}
