@@ -72,7 +72,7 @@ def smaller(case, config):
 def picks():
     """(suite's problem, role, numbers, arch, config): each config once.
 
-    All are slow but the first of a role and kind of numbers on one arch.  The archs alternate.
+    All are slow but the first of a role and kind of numbers on one arch.  The archs alternate, where both have such numbers.
     """
     seen: set = set()
     quick: dict[Any, int] = {}
@@ -83,7 +83,7 @@ def picks():
             if kernel.supports(problem) is not None:
                 continue
             kind, config = (case.kernel, role, ALIKE.get(numbers, numbers)), kernel.pick(problem)
-            on = quick.setdefault(kind, ARCHS[len(quick) % 2])
+            on = quick.setdefault(kind, 90 if "fp8" in kind else ARCHS[len(quick) % 2])
             if (kind, arch, numbers, config) not in seen:
                 marks = [] if arch == on and (kind, arch) not in seen else [pytest.mark.slow]
                 seen |= {(kind, arch), (kind, arch, numbers, config)}
