@@ -26,10 +26,10 @@ def gram(
 ) -> jax.Array:
     """The product of a matrix with its own transpose, as `x @ x.mT`: y[..., i, j] = Σ_k x[..., i, k] x[..., j, k].
 
-    It does half of the work, and y is symmetric to the last bit.  Its tangent is symmetric, too, and takes one product.  Where devices
-    split the columns, each does half of the work on its own.  Where they split the rows, each gathers x and computes all of its rows of y.
-    Then y is symmetric but for rounding; so it is if x is complex, and where XLA's partitioner alone splits the program, such as in a
-    `shard_map` over some of several axes.
+    It does half of the work where x is large (from 768 rows and 512 columns on, on a CPU), and y is symmetric to the last bit.  Its tangent
+    is symmetric, too, and takes one product.  Where devices split the columns, each does half of its part.  Where they split the rows,
+    each gathers x and computes all of its rows of y.  Then y is symmetric but for rounding; so it is if x is complex, and where XLA's
+    partitioner alone splits the program, such as in a `shard_map` over some of several axes.
 
     Args:
       x: shape (..., M, K), of any dtype that `jax.numpy.matmul` takes.  Complex numbers are not conjugated.
@@ -71,7 +71,8 @@ def newton_schulz(
     devices split the longer side, a step adds up one square matrix over them.
 
     Args:
-      x: floating-point numbers of shape (..., M, N): matrices, such as those of several layers.
+      x: floating-point numbers of shape (..., M, N): matrices, such as those of several layers.  The sum of the squares of one must be in
+        the range of float32.
       steps: how many.
       coefficients: three numbers, or three for each step.
       eps: added to the norm.

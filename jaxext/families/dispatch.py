@@ -50,11 +50,12 @@ def use_invariant() -> Scope:
 
     It is a context manager (`with use_invariant(): ...`) and a function decorator (`@use_invariant()`), and part of `jax.jit`'s cache key.
 
-    A row is an index of what the second operand (the weights, the filter) lacks: of the rows of a matrix, of the images of a convolution,
-    of what vmap maps in the first operand.  Its bits depend neither on how many rows there are, nor on its place among them, nor on how
-    many devices share them.  That holds for the results of matrix products and convolutions, `linear`, `gated_linear_unit` and
-    `conv_bias_act` too, and for their gradients in the first operand, of any order.  The gradient of weights is a sum over rows, which
-    depends on the batch.  So do sums over axes that devices share.
+    Rows are those of the first operand of a matrix product, images of a convolution, and what vmap maps in them; the second operand are
+    weights.  The bits of a row depend neither on how many rows there are, nor on its place among them, nor on how many devices share them.
+    That holds for the results of matrix products and convolutions, `linear`, `gated_linear_unit` and `conv_bias_act` too, and for their
+    gradients in the first operand, of any order.  It does not hold for the gradient of weights, which is a sum over rows, and the product
+    of two operands whose first axes are contracted, which is the same product; for columns of the second operand; and for sums over axes
+    that devices share.
 
     The price is told in docs/invariant.md.
 

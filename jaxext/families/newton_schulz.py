@@ -7,6 +7,7 @@ It moves the singular values of x towards 1 and keeps its singular vectors.  A a
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,8 @@ def newton_schulz(name: str, x: Any, steps: Any, coefficients: Any, *, eps: Any,
         raise ValueError(f"{name}: steps is {steps}, want 0 or more")
     if not _is_number(eps):
         raise TypeError(f"{name}: eps is {eps!r}, want a number")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"{name}: eps is {eps}, want a finite number of at least 0")
     key = (name, _of_steps(name, int(steps), coefficients), float(eps))
     return compiled(_iterated, key, gram.FAMILY, implementation, (x,), static, name=name)
 

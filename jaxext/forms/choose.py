@@ -143,8 +143,10 @@ def run(
             raise NotImplementedError(f"{call.op}: implementation {name!r} does not support this call: {reason}")
         if part is None:
             return computed(choice.plan, choice.config, operands)
-        if choice.plan.implementation.rows_by_config and isinstance(plan := choice.plan.implementation.plan(call), Plan):
-            return computed(plan, choice.config, operands)
+        if choice.plan.implementation.rows_by_config:
+            plan = choice.plan.implementation.plan(call)
+            if isinstance(plan, Plan) and choice.config in plan.configs:
+                return computed(plan, choice.config, operands)  # the bits of its rows are those that parts by this config have
         return by_parts(call, part, operands, functools.partial(computed, choice.plan, choice.config))
 
 

@@ -4,8 +4,8 @@ The order in which the sum of a row is rounded depends on the sizes of the whole
 Here it depends on those of a *part* alone: a fixed number of rows, and no batch.  A kernel, whose tiles do not know of each other, takes
 the config for a part and computes all rows by it.  Others, such as XLA's products, compute part after part in a loop.
 
-The rows are what the weights lack, and the batch is what all slots have (vmap).  The gradient of the weights is a sum over rows, so it
-depends on the batch in any case, and is computed as ever.
+Rows are the free axes of the first factor: rows of matrices, images, axes of vmap.  The batch are axes that all slots have.  The gradient
+of the weights is a sum over rows, so it depends on the batch in any case, and is computed as ever.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxext.privacy.per_example import Batch, Function
@@ -80,8 +81,8 @@ def per_example_norms(
 
     @jax.jit
     def norms(args):
-        _, batch = function.batched(args)
-        return jnp.sqrt(batch.traced().pass_backwards()[2])
+        size, batch = function.batched(args)
+        return jnp.sqrt(batch.traced().pass_backwards()[2]) if size else batch.zeros(batch.dtype)
 
     return lambda *args: norms(args)
 
@@ -103,8 +104,9 @@ def clipped_grad(
 ) -> ClippedGrad:
     """A function of the arguments of `fun` that returns Σ_b g_b min(1, l2_clip_norm / |g_b|), with g_b the gradient of example b.
 
-    It is jax_privacy's `clipped_grad`, without the gradients of the examples: a backward pass computes their norms, and a second one the
-    gradient of the weighted sum of losses.  The caller adds the noise.  Where `fun` computes a product of a parameter by lax, jaxext's
+    It is jax_privacy's `clipped_grad`, without the gradients of the examples: a backward pass computes their norms, and the gradient of the
+    weighted sum of losses is made of its cotangents.  There is a second pass only if a parameter is used inside of a scan or a checkpoint.
+    The caller adds the noise.  Where `fun` computes a product of a parameter by lax, jaxext's
     takes its place, as in `in_place_of_lax`.  The function is compiled, as by `jax.jit`.
 
     Args:
@@ -136,6 +138,12 @@ def clipped_grad(
       ValueError: `l2_clip_norm` is negative, or `normalize_by` not positive; `argnums` and `batch_argnums` overlap or are negative; or the
         arguments of a batch differ in length.
     """
+    for name, given, wanted in (
+        ("l2_clip_norm", l2_clip_norm, numbers.Real | jax.Array | np.ndarray),
+        ("normalize_by", normalize_by, numbers.Real),
+    ):
+        if not isinstance(given, wanted) or isinstance(given, bool):
+            raise TypeError(f"clipped_grad: {name} is {given!r}, want a number")
     if isinstance(l2_clip_norm, numbers.Real) and not l2_clip_norm >= 0:
         raise ValueError(f"clipped_grad: l2_clip_norm is {l2_clip_norm}, want at least 0")
     if not normalize_by > 0:
@@ -146,6 +154,10 @@ def clipped_grad(
     def compiled(args, padding, clip):
         size, batch = function.batched(args)
         padding = _padding(padding, batch, size)
+        if size == 0:  # as Poisson sampling may draw
+            values, aux = batch.losses()
+            none = tuple(jax.tree.map(jnp.zeros_like, args[i]) for i in function.parameters)
+            return none[0] if isinstance(function.argnums, int) else none, values, batch.zeros(batch.dtype), aux
         traced = batch.traced()
         values, aux, squares, weighted = traced.pass_backwards()
         norms = jnp.sqrt(squares)
@@ -172,6 +184,9 @@ def clipped_grad(
 def function_of(asked_by, fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum) -> Function:
     if not callable(fun):
         raise TypeError(f"{asked_by}: fun is {fun!r}, want a function")
+    for name, given in (("argnums", argnums), ("batch_argnums", batch_argnums)):
+        if not all(isinstance(n, int) for n in ((given,) if isinstance(given, int) else given)):
+            raise TypeError(f"{asked_by}: {name} is {given!r}, want an int, or some")
     numbers_of = [(n,) if isinstance(n, int) else tuple(n) for n in (argnums, batch_argnums)]
     parameters, batched = numbers_of
     everything = (*parameters, *batched, *(() if prng_argnum is None else (prng_argnum,)))

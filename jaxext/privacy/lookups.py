@@ -36,9 +36,8 @@ class Lookup:
         indices, y = indices.reshape(-1), cotangent.reshape(self.rows, -1)
         if self.mode == lax.GatherScatterMode.CLIP:
             indices = jnp.clip(indices, 0, self.table - 1)
-        same = indices[:, None] == indices[None]
-        if self.mode == lax.GatherScatterMode.FILL_OR_DROP:
-            same &= ((indices >= 0) & (indices < self.table))[:, None]
+        inside = (indices >= 0) & (indices < self.table)  # jax's gradient leaves out the others, in every mode
+        same = (indices[:, None] == indices[None]) & inside[:, None]
         products = jnp.einsum("td,ud->tu", y, y, precision="highest", preferred_element_type=self.dtype)
         return jnp.sum(jnp.where(same, products, 0))
 

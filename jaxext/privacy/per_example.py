@@ -110,6 +110,16 @@ class Batch:
             raise TypeError(f"{function.asked_by}: fun returned {_told(value)} for one example, want a real scalar, its loss")
         return jnp.asarray(value), aux
 
+    @property
+    def dtype(self) -> Any:
+        """Of norms, and of their squares: at least float32."""
+        wide = any(jnp.finfo(leaf.dtype).bits == 64 for leaf in jax.tree.leaves(self.parameters))
+        return jnp.dtype(jnp.float64 if wide else jnp.float32)
+
+    def losses(self) -> tuple[jax.Array, Any]:
+        """Of all examples, with their auxiliary data."""
+        return jax.vmap(self.loss, (None, 0))(self.parameters, self.examples)
+
     def zeros(self, dtype: Any, shape: Sequence[int] = ()) -> jax.Array:
         """Zeros for each example, sharded and varying as the examples are."""
         leaves = jax.tree.leaves(self.examples)
@@ -154,11 +164,9 @@ class Traced:
     def leaves(self) -> list[Any]:
         return jax.tree.leaves(self.batch.parameters)
 
-    @functools.cached_property
+    @property
     def dtype(self) -> Any:
-        """Of squared norms: at least float32."""
-        wide = any(jnp.finfo(leaf.dtype).bits == 64 for leaf in self.leaves)
-        return jnp.dtype(jnp.float64 if wide else jnp.float32)
+        return self.batch.dtype
 
     @functools.cached_property
     def probed(self) -> Taps:

@@ -278,7 +278,7 @@ class Taps:
                 return value
             if not x.leaves:
                 return Made(value)
-            root = min(leaf.root for leaf in x.leaves)
+            root = min(leaf.root for leaf in x.leaves)  # if there are several, gradients of all of them are stored, so any will do
             return Made.of(Leaf(value, root, self._depth, zero))
 
         def step(carry, slices):

@@ -133,14 +133,18 @@ def test_tune(tmp_path):
     rows = jaxext.tune(lambda x: jaxext.newton_schulz(x, 1), x, backward=False, table=tmp_path / "table.json").rows
     skipped = {row.problem.partition("->")[0].count("float32"): row.skipped for row in rows if row.problem.startswith("gram ")}
     assert skipped[2] is None and "symmetric matrix" in (skipped[3] or "")
-    assert all(candidate.measurement for row in rows for candidate in row.candidates)
+    assert all(row.skipped or any(candidate.measurement for candidate in row.candidates) for row in rows)  # a slow one may be left out
 
 
 X = np.ones((3, 4), np.float32)
 NO_ARRAY: Any = [[1.0]]
 FOUR: Any = (1, 2, 3, 4)
 WORD: Any = "5"
+
+
 WRONG = {
+    "a negative eps": (ValueError, "newton_schulz: eps is -1, want", lambda: jaxext.newton_schulz(X, eps=-1)),
+    "an infinite eps": (ValueError, "newton_schulz: eps is inf, want", lambda: jaxext.newton_schulz(X, eps=float("inf"))),
     "a vector": (TypeError, r"newton_schulz: x has the shape \(4,\)", lambda: jaxext.newton_schulz(X[0])),
     "no array": (TypeError, "newton_schulz: x is", lambda: jaxext.newton_schulz(NO_ARRAY)),
     "integers": (TypeError, "newton_schulz: x is int32, want floating-point", lambda: jaxext.newton_schulz(X.astype(np.int32))),

@@ -86,6 +86,25 @@ def test_options():
     close(norms(key, (x, labels), w, 0.5, b), norms_of(found))
 
 
+@pytest.mark.parametrize("mode", ["promise_in_bounds", "clip", "fill"])
+def test_rows_that_a_table_has_not(mode):
+    """jax leaves them out of the gradient, unless the index is clipped."""
+    loss = lambda p, i: jnp.sum(p.at[i].get(mode=mode, fill_value=0.0) ** 2)
+    p, batch = jnp.linspace(-1.0, 1.0, 200).reshape(50, 4), jnp.array([[60, 49, 1, 49], [3, 50, 3, 0]])
+    close(jaxext.privacy.per_example_norms(loss)(p, batch), norms_of(gradients(loss, p, batch)))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_no_examples(keep):
+    """As Poisson sampling may draw."""
+    loss = lambda p, x: jnp.sum(x @ p["w"])
+    p, batch = {"w": jnp.ones((3, 2))}, jnp.ones((0, 3))
+    options: dict[str, Any] = dict(keep_batch_dim=keep)
+    total, aux = jaxext.privacy.clipped_grad(loss, l2_clip_norm=1.0, return_values=True, return_grad_norms=True, **options)(p, batch)
+    close(total, {"w": jnp.zeros((3, 2))})
+    assert aux.values.shape == aux.grad_norms.shape == jaxext.privacy.per_example_norms(loss, **options)(p, batch).shape == (0,)
+
+
 @pytest.mark.parametrize("rescale", [False, True])
 @pytest.mark.parametrize("clip", [0.0, 0.7, np.inf])
 @pytest.mark.filterwarnings("ignore")  # of its imports
@@ -220,6 +239,9 @@ def refused(error, match, *args, loss=LOSS, **how):
 
 def test_bad_input():
     x, labels = BATCH
+    refused(TypeError, "l2_clip_norm is 'a', want", P, BATCH, l2_clip_norm="a")
+    refused(TypeError, "normalize_by is 'a', want", P, BATCH, normalize_by="a")
+    refused(TypeError, "argnums is 'a', want", P, BATCH, argnums="a")
     refused(ValueError, "clipped_grad: l2_clip_norm is -1, want at least 0", l2_clip_norm=-1)
     refused(ValueError, "l2_clip_norm is nan", l2_clip_norm=np.nan)
     refused(ValueError, "normalize_by is 0, want a positive number", normalize_by=0)

@@ -67,5 +67,5 @@ def _by_halves(dot: Callable, alone: Callable, x: jax.Array, leaf: int) -> jax.A
 
 
 def symmetric(y: jax.Array) -> jax.Array:
-    """The mean of a matrix and its transpose, which are equal but for rounding.  Integers are equal."""
+    """The mean of a matrix and its transpose, which are equal but for rounding.  Others are left as they are."""
     return y * 0.5 + jnp.swapaxes(y, -1, -2) * 0.5 if jnp.issubdtype(y.dtype, jnp.floating) else y
