@@ -248,6 +248,7 @@ def test_lax_is_lax(stride, compiled):
             dtype=x.dtype,
             precision=None,
             splitter=Splitter.NOBODY,
+            platform="cuda",
         )
         return run("y"), run("x"), run("w")
 
