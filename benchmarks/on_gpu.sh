@@ -37,7 +37,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} within=${WITHIN:-1000000} step=${STEP:-25} trial=${TRIAL:-}
 site=$PWD/build/site
 # shellcheck disable=SC2206
-paths=(tests/backends/test_gpu.py tests/backends/test_gpu_{cuda,fused,ragged,causal,scaled}.py tests/kernels/test_*.py)
+paths=(tests/backends/test_gpu.py tests/backends/test_gpu_{cuda,fused,ragged,causal,scaled,gram}.py tests/kernels/test_*.py)
 # shellcheck disable=SC2206
 files=(${TESTS:-${paths[@]}})
 report=() failed=() logs=() until=0 missing=""

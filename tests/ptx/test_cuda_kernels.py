@@ -227,7 +227,8 @@ def test_depthwise_convolution_with_an_epilogue(dtype):
 def test_each_kernel_of_the_library_has_a_row():
     kernels = list(modules())
     assert sum("RaggedProduct" in name for name in kernels) == len(RAGGEDS)
-    assert sum("cutlass13device_kernel" in name for name in kernels) == len(MATMULS) + len(RAGGEDS)
+    assert sum("ScaledProduct" in name for name in kernels) == len(SCALEDS)
+    assert sum("cutlass13device_kernel" in name for name in kernels) == len(MATMULS) + len(RAGGEDS) + len(SCALEDS)
     assert sum("ConvKernelOf" in name for name in kernels) == len(CONVS)
     portable = [kernel for kernel in kernels if any(name in kernel for name in ("depthwise", "6causal", "11weight_only"))]
-    assert len(kernels) == len(MATMULS) + len(RAGGEDS) + len(CONVS) + len(portable)
+    assert len(kernels) == len(MATMULS) + len(RAGGEDS) + len(SCALEDS) + len(CONVS) + len(portable)
