@@ -22,9 +22,7 @@ from jaxext.cli.terminal import DTYPES, UsageError
 _ARGUMENTS = """\"{'w': f32[3,3,8,64], 'b': f32[64]}\""""  # an example for messages
 
 
-def takes_function(
-    command: argparse.ArgumentParser, leaf: Callable[[str], Any] | None = None, *, in_place_of_lax: bool = True, **more
-) -> None:
+def takes_function(command: argparse.ArgumentParser, leaf: Callable[[str], Any] | None = None, **more) -> None:
     command.add_argument("function", metavar="module:function", help="as Python would import it from here", **more)
     command.add_argument(
         "shapes",
@@ -33,8 +31,9 @@ def takes_function(
         metavar="SHAPE",
         help=f"of each argument, such as f32[8,32,32,3] or bf16[128]; of a pytree, a literal such as {_ARGUMENTS}",
     )
-    if in_place_of_lax:
-        command.add_argument("--in-place-of-lax", action="store_true", help="lax's products count too, as inside jaxext.in_place_of_lax()")
+    command.add_argument(
+        "--in-place-of-lax", action="store_true", help="lax's products become jaxext's, as inside jaxext.in_place_of_lax()"
+    )
 
 
 def argument(text: str, leaf: Callable[[str], Any] | None = None) -> Any:

@@ -20,7 +20,7 @@ SPLIT = re.compile(r"@(\w+(?:\+\w+)*)")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    takes_function(command, split_shape, in_place_of_lax=False)
+    takes_function(command, split_shape)
     command.add_argument(
         "--mesh", type=mesh, metavar="SIZES", help="4,2 (named data and model) or data=4,model=2; devices need not be here"
     )
@@ -45,8 +45,11 @@ def doctor(options) -> int:
       python -m jaxext doctor mynet:loss f32[1000] f32[64,32,32,3]
       python -m jaxext doctor mynet:loss f32[1000] f32[64@data,32,32,3] --mesh 4,2
       python -m jaxext doctor mynet:loss f32[1000] f32[64,32,32,3] --arch sm_90a --json
+      python -m jaxext doctor mynet:loss f32[1000] f32[64,32,32,3] --in-place-of-lax  # to check the cure
     """
     fun = function(options.function, options.shapes)
+    if options.in_place_of_lax:
+        fun = jaxext.in_place_of_lax()(fun)
     arguments = split_over(options.mesh, options.shapes)
     platform = options.platform or ("cuda" if options.arch else None)
     if options.backward and not jax.tree.leaves(options.shapes):

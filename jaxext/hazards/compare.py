@@ -1,4 +1,4 @@
-"""Times lax's product and jaxext's choice for it, each alone, side by side on this machine."""
+"""Times lax's product and jaxext's choice for it, each alone or in a loop of its own, side by side on this machine."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
+from jax import lax
 
 from jaxext.forms.call import symbolic_size
 from jaxext.forms.choose import computed, replacing_lax
 from jaxext.forms.form import owner
 from jaxext.forms.implementation import Plan
-from jaxext.hazards.subjects import Planned
+from jaxext.hazards.subjects import Equation, Planned
 from jaxext.tuning import random_operands, timing
 
 REPEATS = 9  # samples of each
 PATIENCE_S = 3  # seconds for the samples of one product
+STEPS = 3  # of a loop, each with operands of its own
 
 # Family -> the algorithm of `xla` that is the same program as lax's.
 AS_LAX = {"conv": "lax", "matmul": "dot_general", "ragged": "expanded"}
@@ -34,21 +37,52 @@ class Measured:
         return f"measured here: lax {lax:.3g} ms, jaxext {ours:.3g} ms ({lax / ours:.3g} times as fast)"
 
 
-def compare(planned: Planned) -> Measured | None:
-    """The times of both on random operands, or None if a size is symbolic or the family has no program of lax's."""
+def compare(subject: Equation | Planned) -> Measured | None:
+    """The times of both on random operands.
+
+    None if a size is symbolic, the family has no program of lax's, or what is slow is that devices split the product.
+    """
+    both = _planned(subject) if isinstance(subject, Planned) else _in_loop(subject)
+    if both is None:
+        return None
+    functions, operands, calls = both
+    clock, _ = timing.timer()
+    samplers = {name: clock.sampler(timing.compile(function, operands)) for name, function in functions.items()}
+    ms = timing.take(samplers, REPEATS, PATIENCE_S)
+    of_lax, ours = (timing.quartiles([time / calls for time in ms[name]]) for name in ("lax", "jaxext"))
+    return Measured(of_lax, ours)
+
+
+# The functions of lax and of jaxext, their operands, and how many products each call makes.
+Both = tuple[dict[str, Callable], list[jax.Array], int]
+
+
+def _planned(planned: Planned) -> Both | None:
     call, choice = planned.call, planned.choice
     family = owner[planned.eqn.primitive][0].family
     if symbolic_size(call) or family.name not in AS_LAX or choice.plan is None:
         return None
     plan = family.implementations[-1].plan(call)
     assert isinstance(plan, Plan)  # the last implementation plans every call
-    lax = dataclasses.replace(plan.configs[0], algorithm=AS_LAX[family.name])
+    as_lax = dataclasses.replace(plan.configs[0], algorithm=AS_LAX[family.name])
     operands = random_operands.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
-    clock, _ = timing.timer()
-    both = {"lax": (plan, lax), "jaxext": (choice.plan, choice.config)}
-    samplers = {name: clock.sampler(timing.compile(_function(*way), operands)) for name, way in both.items()}
-    ms = timing.take(samplers, REPEATS, PATIENCE_S)
-    return Measured(timing.quartiles(ms["lax"]), timing.quartiles(ms["jaxext"]))
+    return {"lax": _function(plan, as_lax), "jaxext": _function(choice.plan, choice.config)}, operands, 1
+
+
+def _in_loop(equation: Equation) -> Both | None:
+    avals = [atom.aval for atom in equation.eqn.invars]
+    if not equation.in_loop or equation.axes or not all(isinstance(n, int) for aval in avals for n in aval.shape):
+        return None
+
+    def function(in_place_of_lax: bool) -> Callable:
+        def step(operands):
+            with replacing_lax(in_place_of_lax):
+                return equation.eqn.primitive.bind(*operands, **equation.eqn.params)
+
+        return lambda *operands: lax.map(step, operands)
+
+    operands = random_operands.normal([(STEPS, *aval.shape) for aval in avals], [np.dtype(aval.dtype) for aval in avals])
+    return {"lax": function(False), "jaxext": function(True)}, operands, STEPS
 
 
 def _function(plan: Plan, config: Any) -> Callable:

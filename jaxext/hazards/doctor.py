@@ -124,7 +124,7 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
           `jax.sharding.AbstractMesh`, of devices that need not be here.
         platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
         gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
-        measure: whether to time lax's product and jaxext's, alone, wherever lax's is slow.
+        measure: whether to time lax's product and jaxext's, alone or in a loop of their own, wherever lax's is slow on one device.
 
       Returns:
         a `Report`: print it, read its `findings`, or assert that it is `ok`.
@@ -162,7 +162,7 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
             findings[key] = dataclasses.replace(_finding(hazard, subject, where), times=times), subject
     ordered = sorted(findings.values(), key=lambda pair: ORDER.index(pair[0].what))
     measured = [
-        dataclasses.replace(finding, measured=compare(subject)) if measure and isinstance(subject, Planned) else finding
+        dataclasses.replace(finding, measured=compare(subject)) if measure and finding.what == "slow" else finding
         for finding, subject in ordered
     ]
     read = "forward and backward" if backward else "forward"

@@ -234,6 +234,22 @@ def test_it_measures():
     assert ragged.findings[0].measured is not None
 
 
+def test_it_measures_in_a_loop():
+    """Where lax is slow in a loop alone."""
+    x, w = struct(2, 4, 8, 8), struct(3, 4, 4, 3, 3)
+    layers = lambda x, w: lax.scan(lambda x, w: (lax.conv(x, w, (1, 1), "SAME"), None), x, w)[0]
+    (finding,) = jaxext.doctor(layers, x, w, measure=True).findings
+    assert finding.hazard == "convolution in a loop" and finding.measured is not None
+    assert min(*finding.measured.lax_ms, *finding.measured.jaxext_ms) > 0
+
+
+def test_products_that_devices_split_are_not_measured():
+    """One device is no measure of them."""
+    conv = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2)
+    findings = {finding.hazard: finding for finding in jaxext.doctor(conv, SPLIT, struct(3, 3, 4, 8), measure=True).findings}
+    assert findings["batch of grouped convolutions"].measured is None
+
+
 def test_the_report_lists_few_notes():
     types = struct(8, 8), *(struct(8, n) for n in range(8, 16))
     report = jaxext.doctor(lambda x, *ws: [x @ w for w in ws], *types, platform="cuda")
@@ -378,6 +394,7 @@ def module(tmp_path, monkeypatch):
         (["f32[8@data+model,16,16,8]", "--mesh", "data=4,model=2"], 0),
         (["f32[8@data,16,16,8]", "--mesh", "data=8"], 0),
         (["f32[8@data,16,16,8]", "--mesh", "4,2", "--no-backward"], 0),
+        (["f32[8@data,16,16,8]", "--mesh", "4,2", "--in-place-of-lax"], 0),
         (["f32[8,16,16,8]", "--arch", "sm_90a"], 0),
     ],
 )
