@@ -171,7 +171,10 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | I
     if not _invariant.value:
         return implementation
     if family.weights is None:
-        raise NotImplementedError(f"{operation}: inside use_invariant, want a matrix product or a convolution, whose rows it keeps")
+        raise NotImplementedError(
+            f"{operation}: inside use_invariant, which keeps the rows of matmul, dot_general, convolutions, linear, gated_linear_unit and "
+            "conv_bias_act alone, want one of these, or call it outside"
+        )
     return Invariant(implementation)
 
 

@@ -16,6 +16,7 @@ from jaxext._target import compute_capability
 from jaxext.forms.call import Call, precision_name
 from jaxext.forms.choose import Choice, choose, planned
 from jaxext.forms.form import owner
+from jaxext.forms.invariant import Invariant
 from jaxext.forms.window import Window
 from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement
@@ -166,9 +167,19 @@ def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], C
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
     call = form.call(open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
-    name, part = planned(call, eqn.params["implementation"])
+    named = eqn.params["implementation"]
+    name, part = planned(call, named)
     measured = () if part else in_force.measured(call)
-    return call, measured, choose(part or call, form.family.implementations, name, measured)
+    choice = choose(part or call, form.family.implementations, name, measured)
+    if isinstance(named, Invariant):
+        choice = dataclasses.replace(choice, why=f"{choice.why}, {_invariant(call, part)}")
+    return call, measured, choice
+
+
+def _invariant(call: Call, part: Call | None) -> str:
+    if part is None or call.rows is None:
+        return "with other bits in other batches, since it has no rows"
+    return f"with the same bits in every batch, as for {part.sizes[call.rows[1]]} {'rows' if call.window is None else 'images'}"
 
 
 def _row(eqn, layout: str, platform: str) -> Explained:
