@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad, batching, mlir
@@ -35,6 +36,7 @@ FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 def matmul(name: str, x: Any, w: Any, scales: dict[str, Any], *, out_sharding, implementation) -> jax.Array:
     """`scales`: x_scale, w_scale and gradient_scale, those that are given."""
+    scales = {argument: np.float32(scale) if isinstance(scale, float | int) else scale for argument, scale in scales.items()}
     fuse.refuse(name, {"x": x, "w": w} | scales)
     x, w = jnp.asarray(x), jnp.asarray(w)
     scales = {argument: jnp.asarray(scale) for argument, scale in scales.items()}

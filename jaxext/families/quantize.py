@@ -9,6 +9,7 @@ the sum, the sum of the other factor over it, times zero point and scale.
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from typing import Any
 
 import jax
@@ -133,7 +134,11 @@ def matmul(name: str, x: Any, weight: Any, *, preferred_element_type, out_shardi
     """`weight` has the attributes of `Quantized`."""
     missing = [field for field in ("qvalue", "scale") if not hasattr(weight, field)]
     if missing:
-        raise TypeError(f"{name}: weight is {weight!r}, want a Quantized, or what has its attributes; it has no {missing[0]}")
+        is_array = hasattr(weight, "shape") and hasattr(weight, "dtype")
+        told = f"an array {weight.dtype}{list(weight.shape)}" if is_array else reprlib.repr(weight)
+        raise TypeError(
+            f"{name}: weight is {told}, want a Quantized, such as quantize(weight), or what has its attributes {missing[0]}, ..."
+        )
     arrays = {"x": x, "weight.qvalue": weight.qvalue, "weight.scale": weight.scale}
     if (zero := getattr(weight, "zero_point", None)) is not None:
         arrays["weight.zero_point"] = zero

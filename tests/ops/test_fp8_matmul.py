@@ -178,6 +178,13 @@ def test_scales_that_vary_over_more_devices_than_arrays():
 
 
 X, W = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32)
+
+
+def test_a_scale_may_be_a_number():
+    got = jaxext.fp8_matmul(X, W, x_scale=0.5, w_scale=1, gradient_scale=2.0)
+    np.testing.assert_array_equal(got, jaxext.fp8_matmul(X, W, x_scale=jnp.float32(0.5), w_scale=jnp.float32(1)))
+
+
 WRONG = {
     "integers": (TypeError, "x is int32", lambda: jaxext.fp8_matmul(X.astype(np.int32), W)),
     "shapes": (TypeError, "want", lambda: jaxext.fp8_matmul(X, W[:4])),
