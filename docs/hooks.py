@@ -1,4 +1,5 @@
-"""What MkDocs does beside its plugins: the README becomes the first page, and links to files outside docs/ lead to the repository.
+"""What MkDocs does beside its plugins: the README becomes the first page, pages get their tables and the sections that they include
+(`docs/tables.py`), and links to files outside docs/ lead to the repository.
 
 The repository is `Source` among the URLs in pyproject.toml; without one such links become plain text.  MkDocs' `repo_url` stays unset: with
 it the pages would ask GitHub for the number of stars.
@@ -6,14 +7,13 @@ it the pages would ask GitHub for the number of stars.
 
 import pathlib
 import posixpath
-import re
 import tomllib
 
+import tables
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {}).get("Source")
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files, config):
@@ -34,4 +34,4 @@ def on_page_markdown(markdown, page, config, files):
             return match[0]  # a page, or elsewhere; MkDocs says which are broken
         return f"[{text}]({SOURCE}/blob/main/{path})" if SOURCE else text
 
-    return LINK.sub(link, markdown)
+    return tables.LINK.sub(link, tables.expanded(markdown, posixpath.dirname(page.file.src_uri)))
