@@ -68,6 +68,14 @@ def test_ratios_are_those_of_the_rows(tmp_path, monkeypatch):
     assert "| p | 2.00 (1.00 to 4.00) |" in tables.speed("conv_transpose") and "commit abcdefg:" in tables.speed("conv_transpose")
 
 
+def test_the_version_is_one():
+    root = DOCS.parent
+    assert f"version: {jaxext.__version__}\n" in (root / "CITATION.cff").read_text()
+    assert re.findall(r"^## .*?(\d+\.\d+\.\d+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == jaxext.__version__
+    assert {*re.findall(r"jaxext-(\d+\.\d+\.\d+)-", (DOCS / "installing.md").read_text())} == {jaxext.__version__}
+    assert f"jaxext {jaxext.__version__}:" in (DOCS / "versions.md").read_text()
+
+
 def test_pictures_are_those_of_the_script():
     for name, draw in geometry.DRAWN.items():
         assert (DOCS / "images" / f"geometry_{name}.svg").read_text() == str(draw()), "run `python docs/geometry.py`"
