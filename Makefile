@@ -13,7 +13,7 @@ ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 cpp    := $(shell find csrc tests/csrc tests/ptx examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo docs test test-all fuzz mutations bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+.PHONY: build demo docs notebooks check-wheels test test-all fuzz mutations bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -67,6 +67,10 @@ wheel:
 	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest wheels.new $(carried)
 	rm -rf wheels && mv wheels.new wheels
 
+# every wheel and the sdist, each in an empty environment; with CMAKE_ARGS=-DJAXEXT_KERNELS=... those with CUDA kernels too
+check-wheels:
+	.ci/check-wheels
+
 # on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests suite examples
 # sanitizer bench profile
 gpu:
@@ -94,6 +98,11 @@ $(VENV)-docs/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)-docs
 	$(VENV)-docs/bin/pip --quiet --disable-pip-version-check install $$($(PYTHON) -c '$(docs_needs)')
 	touch $@
+
+# executes the notebooks of examples, whose outputs are stored in docs/notebooks; after a change of one, NAMES=muon
+notebooks: $(ready)
+	$(install) --quiet --editable '.[notebooks]'
+	$(python) docs/notebooks.py $(NAMES)
 
 format: $(ready)
 	$(VENV)/bin/clang-format -i $(cpp)

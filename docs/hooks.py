@@ -1,4 +1,5 @@
-"""What MkDocs does beside its plugins: the README becomes the first page, and links to files outside docs/ lead to the repository.
+"""What MkDocs does beside its plugins: the README becomes the first page, pages get their tables and the sections that they include
+(`docs/tables.py`), notebooks become pages, and links to files outside docs/ lead to the repository.
 
 The repository is `Source` among the URLs in pyproject.toml; without one such links become plain text.  MkDocs' `repo_url` stays unset: with
 it the pages would ask GitHub for the number of stars.
@@ -6,19 +7,23 @@ it the pages would ask GitHub for the number of stars.
 
 import pathlib
 import posixpath
-import re
 import tomllib
 
+import notebooks
+import tables
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {}).get("Source")
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files, config):
     text = (ROOT / "README.md").read_text()
     files.append(File.generated(config, "index.md", content=text.replace("](docs/", "](")))
+    for path in sorted(notebooks.FOLDER.glob("*.ipynb")):
+        text, pictures = notebooks.page(path)
+        for name, content in {f"{path.stem}.md": text, **pictures}.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -30,8 +35,10 @@ def on_page_markdown(markdown, page, config, files):
         path = posixpath.normpath(posixpath.join(folder, path))
         if path == "README.md":
             return f"[{text}]({posixpath.relpath('docs/index.md', folder)}#{anchor})"
+        if path.startswith("docs/notebooks/"):
+            return f"[{text}]({target.replace('.ipynb', '.md')})"
         if path.startswith("docs/") or files.get_file_from_path(path) or not (ROOT / path).exists() or target.startswith("#"):
             return match[0]  # a page, or elsewhere; MkDocs says which are broken
         return f"[{text}]({SOURCE}/blob/main/{path})" if SOURCE else text
 
-    return LINK.sub(link, markdown)
+    return tables.LINK.sub(link, tables.expanded(markdown, posixpath.dirname(page.file.src_uri)))

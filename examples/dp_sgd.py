@@ -35,6 +35,9 @@ def load():
     return (x[TEST:], y[TEST:]), (x[:TEST], y[:TEST])
 
 
+# --- the network
+
+
 def init(seed=0):
     keys = jax.random.split(jax.random.key(seed), 3)
     shapes = {"first": (3, 3, 1, 16), "second": (3, 3, 16, 32), "head": (4 * 4 * 32, 10)}
@@ -58,6 +61,9 @@ def loss(p, x, y):
     return -jnp.take_along_axis(jax.nn.log_softmax(logits(p, x)), y[:, None], 1).mean()
 
 
+# --- a private step
+
+
 clipped_grad = jaxext.privacy.clipped_grad(loss, l2_clip_norm=CLIP, batch_argnums=(1, 2), return_grad_norms=True)
 
 
@@ -69,6 +75,9 @@ def step(p, key, x, y, padding):
     keys = jax.random.split(key, len(leaves))
     noisy = [g + NOISE * CLIP * jax.random.normal(key, g.shape) for key, g in zip(keys, leaves, strict=True)]
     return jax.tree.map(lambda w, g: w - RATE / BATCH * g, p, tree.unflatten(noisy)), aux.grad_norms
+
+
+# --- training
 
 
 def batches(rng, count):

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 
 import jaxext
@@ -50,16 +51,23 @@ def init(seed=0):
     return {name: (rng.normal(size=shape) / math.sqrt(shape[-2])).astype(np.float32) for name, shape in shapes.items()}
 
 
+# --- the layer and the network
+
+
 def experts(x, weights, sizes):
     """Of rows sorted by expert, of which `sizes` counts those of each."""
     up, down = weights
     return jaxext.ragged_dot(jaxext.ragged_linear(x, up, sizes, activation="relu"), down, sizes)
 
 
+def routed(params, x):
+    """Of each row, the weights of its experts, and which they are."""
+    return lax.top_k(jax.nn.softmax(jaxext.matmul(x, params["router"])), TOP)
+
+
 def mixture(apply, params, x):
     """The layer; `apply` is `experts`, or what sends rows to them."""
-    probabilities = jax.nn.softmax(jaxext.matmul(x, params["router"]))
-    share, chosen = lax.top_k(probabilities, TOP)  # of each row
+    share, chosen = routed(params, x)
     order = jnp.argsort(chosen.ravel())  # by expert
     sizes = jnp.bincount(chosen.ravel(), length=EXPERTS)
     computed = apply(x[order // TOP], (params["up"], params["down"]), sizes)
@@ -88,6 +96,9 @@ def on_all_devices(mesh):
     return jax.shard_map(functools.partial(losses, sent), mesh=mesh, in_specs=(SHARDINGS, split, split), out_specs=split)
 
 
+# --- training
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def update(losses_of, params, images, labels):
     """One step of gradient descent: (parameters, loss)."""
@@ -101,7 +112,7 @@ def accuracy(losses_of, params, images, labels):
 
 
 def train(steps, mesh):
-    """Train on one device and on all of them on the same batches; yields the rows of the table, every ten steps."""
+    """Train on one device and on all of them on the same batches; yields parameters and a row of the table, every ten steps."""
     images, labels = load()
     size, tested = (n // mesh.size * mesh.size for n in (BATCH, len(images)))
     spread = on_all_devices(mesh)
@@ -113,7 +124,21 @@ def train(steps, mesh):
         many, loss = update(spread, many, images[batch], labels[batch])
         if step == 1 or step % 10 == 0 or step == steps:
             apart = max(float(np.abs(np.asarray(one[name]) - np.asarray(many[name])).max()) for name in one)
-            yield step, loss, loss_of_one, accuracy(spread, many, images[:tested], labels[:tested]), apart
+            yield one, (step, loss, loss_of_one, accuracy(spread, many, images[:tested], labels[:tested]), apart)
+
+
+def plot(params, path):
+    """How many of the images of each digit go to each expert."""
+    images, labels = load()
+    _, chosen = jax.jit(routed)(params, images)
+    counts = np.zeros((10, EXPERTS))
+    np.add.at(counts, (np.repeat(labels, TOP), np.asarray(chosen).ravel()), 1)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    shown = axes.imshow(counts / np.bincount(labels)[:, None], cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="expert", ylabel="digit", xticks=range(EXPERTS), yticks=range(10))
+    figure.colorbar(shown, label="share of the digit's images", shrink=0.8)
+    figure.savefig(path, dpi=120)
 
 
 def main(argv=None):
@@ -124,6 +149,7 @@ def main(argv=None):
         help="of every product (default: what jaxext prefers); the CUDA kernels take 16-bit operands, these have 32",
     )
     parser.add_argument("--steps", type=int, default=100, help="of training (%(default)s)")
+    parser.add_argument("--plot", metavar="PATH", help="where to draw which experts see which digits")
     args = parser.parse_args(argv)
     if args.steps < 1:
         parser.error(f"argument --steps: it is {args.steps}, want at least 1")
@@ -133,12 +159,15 @@ def main(argv=None):
     mesh = jax.make_mesh((count,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices[:count])
     print(f"{EXPERTS} experts, {TOP} for each row, on {count} x {devices[0].platform}: {EXPERTS // count} on each\n")
     print("step   loss on all   loss on one   recognised   all - one")
-    rows = []
+    rows, trained = [], init()
     # GPUs round float32 operands to TF32 unless told otherwise, by which one device and many would differ more than by order of summation.
     with jax.default_matmul_precision("highest"), jaxext.use_implementation(args.implementation):
-        for row in train(args.steps, mesh):
+        for params, row in train(args.steps, mesh):
+            trained = params
             rows.append([float(value) for value in row])
             print("{:4.0f}   {:11.6f}   {:11.6f}   {:10.1%}   {:9.1e}".format(*rows[-1]))
+        if args.plot:
+            plot(trained, args.plot)
 
     equal = max(row[-1] for row in rows) < ROUNDING
     print(f"\n{count} devices with {EXPERTS // count} experts each train the network that one device trains: {equal}")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 from sklearn import datasets
 
 import jaxext
@@ -124,10 +125,29 @@ def train(data, optimizer, epochs: int):
     return params, losses
 
 
+# --- what it does
+
+
+def plot(data, losses, path):
+    """The losses, and the singular values of a layer's first gradient before and after the iteration."""
+    gradient = jax.grad(loss)(init(), *data)[1][0]
+    before, after = (np.linalg.svd(np.asarray(x), compute_uv=False) for x in (gradient, jaxext.newton_schulz(gradient)))
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(range(1, len(losses) + 1), losses, "o-", color="#0072B2")
+    left.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    right.plot(before / np.linalg.norm(gradient), color="#D55E00", label="gradient, of norm 1")
+    right.plot(after, color="#0072B2", label="after newton_schulz")
+    right.set(xlabel="singular value, second layer", yscale="log", ylim=(1e-4, 2))
+    right.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
 def main(args=None) -> int:
     parser = argparse.ArgumentParser(description="Train on digits with Muon, and compare with optax's.")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rate", type=float, default=0.02)
+    parser.add_argument("--plot", metavar="PATH", help="where to draw the losses, and singular values before and after")
     options = parser.parse_args(args)
 
     training, (images, digits) = load()
@@ -143,6 +163,8 @@ def main(args=None) -> int:
     accuracy = float((logits(params, images).argmax(-1) == digits).mean())
     apart = None if theirs is None else max(abs(a - b) / b for a, b in zip(losses, theirs, strict=True))
     print(f"Test accuracy {accuracy:.1%} (goal: at least {GOAL:.0%})")
+    if options.plot:
+        plot(training, losses, options.plot)
     if apart is not None:
         print(f"The same losses as optax's: {apart < 1e-4} (they differ by {apart:.0e} at most)")
     return 0 if accuracy >= GOAL and (apart is None or apart < 1e-4) else 1

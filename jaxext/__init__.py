@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jaxext.tuning.explain import Explanation, explain
     from jaxext.tuning.tune import Tuned, tune
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _compat.hide_frames()
 

@@ -186,11 +186,12 @@ def test_mamba_notices_a_step_that_is_not_the_sequence_s(capsys, tmp_path, monke
     assert "Step by step the same scores: False" in capsys.readouterr().out
 
 
-def test_muon(capsys):
+def test_muon(capsys, tmp_path):
     """The losses of optax's Muon, and products of jaxext alone."""
     pytest.importorskip("optax")
     with jax.numpy_dtype_promotion("standard"):  # for optax
-        out = said(capsys, muon, "--epochs", "4")
+        out = said(capsys, muon, "--epochs", "4", "--plot", str(tmp_path / "plot.png"))
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
     assert re.search(r"epoch  4   loss 0\.0\d+   optax.contrib.muon 0\.0", out) and "The same losses as optax's: True" in out
     params, optimizer = muon.init(), muon.muon(0.1)
     rows = products(optimizer.update, params, optimizer.init(params))

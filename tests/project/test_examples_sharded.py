@@ -247,8 +247,9 @@ def test_what_is_offered_to_the_cuda_kernels_they_take():
 # --- mixture_of_experts
 
 
-def test_a_mixture_of_experts_on_eight_devices(capsys):
-    assert mixture_of_experts.main(["--steps", "40"]) == 0
+def test_a_mixture_of_experts_on_eight_devices(capsys, tmp_path):
+    assert mixture_of_experts.main(["--steps", "40", "--plot", str(tmp_path / "plot.png")]) == 0
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "16 experts, 2 for each row, on 8 x cpu: 2 on each" in printed and printed.endswith("one device trains: True\n")
     rows = np.array([line.replace("%", "").split() for line in re.findall(r"^ +\d+ .*$", printed, re.MULTILINE)], float)

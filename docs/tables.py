@@ -1,0 +1,168 @@
+"""What the site puts where a page says `<!-- table: speed matmul -->`, or includes a section of another page.
+
+Speed comes from benchmarks/results, where each file holds what was measured last; refusals from docs/operations/refusals.json.  No page has
+a copy of these numbers, so none can be stale.
+"""
+
+import json
+import math
+import pathlib
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DIRECTIVE = re.compile(r"^<!-- table: (\w+) (\w+) -->$", re.MULTILINE)
+INCLUDE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.md)#([\w-]+)\) <!-- include -->$", re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+
+Found = Iterator[tuple[str, str, float]]  # row of the table, column, and how many times as long the other takes
+
+
+def expanded(markdown: str, folder: str) -> str:
+    """The page, which lies in `folder` of docs/, with its tables and sections in it.  KeyError: there is no such table or section."""
+    markdown = DIRECTIVE.sub(lambda match: TABLES[match[1]](match[2]), markdown)
+    return INCLUDE.sub(lambda match: section(match[1], match[2], folder), markdown)
+
+
+def section(path: str, anchor: str, folder: str) -> str:
+    """The text below a heading, up to the next one of its level, with links that hold in `folder`."""
+    source = posixpath.normpath(posixpath.join(folder, path))
+    text = (ROOT / "docs" / source).read_text()
+    bare = FENCE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)  # of the same length, without the comments of code
+    headings = list(re.finditer(r"^(#+) +(.*?) *$", bare, re.MULTILINE))
+    begin = next((h for h in headings if slug(h[2]) == anchor), None)
+    if begin is None:
+        raise KeyError(f"{source} has no heading #{anchor}")
+    later = (h.start() for h in headings if h.start() > begin.start() and len(h[1]) <= len(begin[1]))
+    body = text[begin.end() : next(later, len(text))].strip()
+    home = posixpath.dirname(source)
+
+    def rebased(match: re.Match) -> str:
+        target = match[2]
+        if re.match(r"https?://", target):
+            return match[0]
+        there = source + target if target.startswith("#") else posixpath.join(home, target)
+        return f"[{match[1]}]({posixpath.relpath(there, folder or '.')})"
+
+    return LINK.sub(rebased, body)
+
+
+def slug(title: str) -> str:
+    return re.sub(r"[ -]+", "-", re.sub(r"[^\w\- ]", "", LINK.sub(r"\1", title)).strip().lower())
+
+
+# --- what each implementation refuses
+
+
+def refusals(page: str) -> str:
+    lines = ["| call | product | `triton` | `cuda` | unnamed |", "|---|---|---|---|---|"]
+    for row in json.loads((ROOT / "docs" / "operations" / "refusals.json").read_text())[page]:
+        triton, cuda = ("takes it" if row[name] == "yes" else row[name].replace("|", "\\|") for name in ("triton", "cuda"))
+        lines.append(f"| {row['call']} | {row['product']} | {triton} | {cuda} | `{row['unnamed']}` |")
+    return "\n".join(lines) + (
+        "\n\nThe sentences are the implementations' own (`docs/refusals.py` asks them), for an H100. *Unnamed* is what runs there "
+        "if no implementation is named and nothing was measured. No kernel has run on a GPU yet."
+    )
+
+
+# --- speed on a CPU
+
+
+def suite(file: str, kinds: Callable[[dict], Iterable[str]]) -> tuple[dict, Found]:
+    """Rows of `python -m jaxext bench`: lax's time over jaxext's, by kind and role."""
+    report = json.loads((RESULTS / file).read_text())
+    names = {"fprop": "forward", "dgrad": "gradient of the input", "wgrad": "gradient of the filter"}
+
+    def found() -> Found:
+        for row in report["rows"]:
+            times = row["results"]
+            ours = row["default"][0]["implementation"]
+            if "lax" in times and ours in times:
+                for kind in kinds(row):
+                    yield kind, names.get(row["role"], row["role"]), times["lax"]["ms"][1] / times[ours]["ms"][1]
+
+    return report["environment"], found()
+
+
+def pairs(file: str, kind: Callable[[dict], str], others: dict[str, str]) -> tuple[dict, Found]:
+    """Rows of the smaller benchmarks: the time of each other program over jaxext's."""
+    report = json.loads((RESULTS / file).read_text())
+    rows = (row for row in report["rows"] if "jaxext" in row["ms"])
+    return report["environment"], (
+        (kind(row), title, row["ms"][name] / row["ms"]["jaxext"]) for row in rows for name, title in others.items() if name in row["ms"]
+    )
+
+
+def tags(*names: str) -> Callable[[dict], list[str]]:
+    """Of a row, the first of its tags that are `names`."""
+    return lambda row: [name for name in names if name in row["tags"]][:1]
+
+
+def conv_kinds(row: dict) -> list[str]:
+    special = ("per-example", "batched-filters", "transposed", "causal", "depthwise", "grouped")
+    kinds = tags(*special, "three-axes", "one-axis", "stem", "strided", "pointwise", "dense")(row)
+    return [kind for kind in kinds if kind != "transposed" and not {"matmul", "skinny", "batched"} & {*row["tags"]}]
+
+
+SPEED = {
+    "conv": lambda: suite("cpu.json", conv_kinds),
+    "conv_transpose": lambda: suite("cpu.json", lambda row: [row["problem"]] if "transposed" in row["tags"] else []),
+    "depthwise": lambda: suite("cpu.json", lambda row: [row["problem"]] if "depthwise" in row["tags"] else []),
+    "per_example": lambda: suite("cpu.json", tags("batched-filters", "per-example")),
+    "matmul": lambda: suite("cpu.json", tags("skinny", "batched", "matmul")),
+    "linear": lambda: suite("fused_cpu.json", lambda row: [f"{row['problem'].split(',')[0]}, {row['dtype']}"]),
+    "ragged": lambda: suite(
+        "ragged_cpu.json", lambda row: [f"{'reduced layers' if 'reduced' in row['tags'] else 'for a CPU'}, {row['dtype']}"]
+    ),
+    "causal_conv1d": lambda: pairs(
+        "causal_cpu.json",
+        lambda row: row["row"],
+        {"lax": "lax", "sum_of_padded": "a sum of padded inputs", "padded_once": "padded once", "jnp": "concatenate, multiply, sum"},
+    ),
+    "quantized_matmul": lambda: pairs(
+        "quantized_cpu.json",
+        lambda row: f"{row['row']}, {row['format']}",
+        {"dequantized": "made wide first", "wide": "wide already"},
+    ),
+    "scaled_dot": lambda: pairs(
+        "quantized_fp8_cpu.json",
+        lambda row: f"{row['row']}, {row['format']}",
+        {"dequantized": "made wide first", "wide": "wide already"},
+    ),
+    "gram": lambda: pairs("gram_cpu.json", lambda row: f"{row['row']} of {row['operation']}, {row['dtype']}", {"jnp": "jnp"}),
+    "loops": lambda: pairs(
+        "loops_cpu.json", lambda row: f"{row['row']}, {row['problem']}", {"lax": "lax in the loop", "unrolled": "lax without it"}
+    ),
+    "private": lambda: pairs(
+        "private_cpu.json", lambda row: row["network"], {"vmap, lax": "`vmap(grad)` by lax", "vmap, jaxext": "by jaxext's products"}
+    ),
+}
+
+
+def speed(page: str) -> str:
+    """A table of geometric means; where there are several rows, with the least and the largest."""
+    environment, found = SPEED[page]()
+    cells: dict[tuple[str, str], list[float]] = {}
+    for kind, column, ratio in found:
+        cells.setdefault((kind, column), []).append(ratio)
+    kinds, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
+    lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
+    made = f"{environment['device']}, jax {environment['versions']['jax']}, {environment['date'][:10]}, commit {environment['commit'][:7]}"
+    return "\n".join(lines) + (
+        f"\n\nTime of the other program over time of jaxext on a CPU, {made}: above 1 jaxext is faster. Of several sizes it is the "
+        "geometric mean, with the least and the largest."
+    )
+
+
+def _cell(ratios: list[float]) -> str:
+    if not ratios:
+        return ""
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return f"{mean:.2f}" if len(ratios) == 1 else f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+TABLES = {"speed": speed, "refusals": refusals}

@@ -1,0 +1,93 @@
+"""The pages of operations and demands: each operation has one, what the site puts into them exists, and what they say of kernels is so."""
+
+import importlib.util
+import json
+import pathlib
+import re
+import sys
+
+import jax
+import pytest
+
+import jaxext
+from jaxext import fused, ops, quantized, ragged_products, sequences, symmetric_products
+from jaxext.backends.cuda import cuda_binding
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def of_docs(name):
+    """A module of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tables, geometry, refusals = of_docs("tables"), of_docs("geometry"), of_docs("refusals")
+
+
+def test_each_operation_has_a_page():
+    rooms = (ops, fused, ragged_products, sequences, quantized, symmetric_products)
+    operations = {name for room in rooms for name in room.__all__}
+    assert operations <= {*jaxext.__all__}
+    index = (DOCS / "operations" / "index.md").read_text()
+    assert operations <= {*re.findall(r"`(\w+)`", index)}
+
+
+@pytest.mark.parametrize("folder", ["operations", "help"])
+def test_each_page_is_in_the_index_and_on_the_site(folder):
+    pages = {page.name for page in (DOCS / folder).glob("*.md")}
+    index, site = (DOCS / folder / "index.md").read_text(), (DOCS.parent / "mkdocs.yml").read_text()
+    assert pages - {"index.md"} <= {*re.findall(r"\]\((\S+?\.md)\)", index)}
+    assert pages == {*re.findall(rf"\b{folder}/(\S+\.md)", site)}
+
+
+def test_tables_and_sections_of_all_pages_exist():
+    expanded = {page: tables.expanded(page.read_text(), str(page.parent.relative_to(DOCS)).removeprefix(".")) for page in PAGES}
+    assert not [page for page, text in expanded.items() if re.search(r"^<!-- table|<!-- include -->$", text, re.MULTILINE)]
+    text = expanded[DOCS / "operations" / "causal_conv1d.md"]
+    assert "`conv_state_indices` a part of a larger buffer" in text and "| forward | " in text and "31 at most" in text
+    assert "](../benchmarks.md#causal-convolutions-on-a-cpu)" in text and "](benchmarks.md" not in text
+
+
+def test_a_table_or_section_that_does_not_exist_is_noticed():
+    for missing in ("<!-- table: speed none -->", "<!-- table: none conv -->", "[a](../operations.md#none) <!-- include -->"):
+        with pytest.raises(KeyError):
+            tables.expanded(missing, "operations")
+
+
+def test_ratios_are_those_of_the_rows(tmp_path, monkeypatch):
+    row = {"tags": ["transposed"], "problem": "p", "role": "fprop", "default": [{"implementation": "xla"}]}
+    rows = [row | {"results": {"lax": {"ms": [0, lax, 9]}, "xla": {"ms": [0, ours, 9]}}} for lax, ours in ((8.0, 2.0), (3.0, 3.0))]
+    environment = {"device": "d", "versions": {"jax": "j"}, "date": "2026-01-01T", "commit": "abcdefgh"}
+    (tmp_path / "cpu.json").write_text(json.dumps({"environment": environment, "rows": rows}))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert "| p | 2.00 (1.00 to 4.00) |" in tables.speed("conv_transpose") and "commit abcdefg:" in tables.speed("conv_transpose")
+
+
+def test_the_version_is_one():
+    root = DOCS.parent
+    assert f"version: {jaxext.__version__}\n" in (root / "CITATION.cff").read_text()
+    assert re.findall(r"^## .*?(\d+\.\d+\.\d+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == jaxext.__version__
+    assert {*re.findall(r"jaxext-(\d+\.\d+\.\d+)-", (DOCS / "installing.md").read_text())} == {jaxext.__version__}
+    assert f"jaxext {jaxext.__version__}:" in (DOCS / "versions.md").read_text()
+
+
+def test_pictures_are_those_of_the_script():
+    for name, draw in geometry.DRAWN.items():
+        assert (DOCS / "images" / f"geometry_{name}.svg").read_text() == str(draw()), "run `python docs/geometry.py`"
+
+
+def test_refusals_are_the_implementations_own():
+    compiled = cuda_binding.missing() is None
+    with jax.enable_x64(True):
+        asked = refusals.asked(("triton", "cuda") if compiled else ("triton",))
+    kept = json.loads(refusals.PATH.read_text())
+    told = {page: [{key: row[key] for key in asked[page][0] if compiled or key != "unnamed"} for row in kept[page]] for page in kept}
+    got = {
+        page: [{key: value for key, value in row.items() if compiled or key != "unnamed"} for row in rows] for page, rows in asked.items()
+    }
+    assert got == told, "run `python docs/refusals.py` where the CUDA kernels are compiled"
