@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import accuracy
 import numpy as np
 import pytest
 import triton.language as tl
@@ -111,6 +112,24 @@ def test_rounding(role, dtype):
     operands = some_operands(problem, integers=False)
     magnitudes = {slot: np.abs(x) for slot, x in operands.items()}
     check(compute(problem, small_tiles(problem, 2), operands), true(problem, operands), true(problem, magnitudes))
+
+
+@pytest.mark.parametrize("name", accuracy.FINITE)
+def test_ieee_is_as_exact_as_float32(name):
+    """Which other precisions are, the interpreter cannot tell: the compiler makes their parts (tests/ptx/test_float32_accuracy.py)."""
+    a, b = accuracy.FINITE[name](np.random.default_rng(0), 20, 70, 18)
+    problem = a_problem("nn", (1, 20, 18, 70))
+    got = compute(problem, small_tiles(problem), {"a": a[None], "b": b[None]})[0]
+    assert accuracy.error(got, a, b) <= 2 * accuracy.error(accuracy.fma(a, b), a, b)
+
+
+@pytest.mark.parametrize("name", accuracy.SPECIAL)
+def test_ieee_keeps_infinities(name):
+    a, b = accuracy.SPECIAL[name](np.random.default_rng(0), 20, 70, 18)
+    problem = a_problem("nn", (1, 20, 18, 70))
+    with np.errstate(all="ignore"):
+        got = compute(problem, small_tiles(problem), {"a": a[None], "b": b[None]})[0]
+    assert accuracy.same_special(got, accuracy.fma(a, b))
 
 
 @pytest.mark.parametrize("role", ["nn", "tn"])
