@@ -53,6 +53,11 @@ FINITE: dict[str, Callable[..., Pair]] = {
 }
 
 
+ORDINARY = ("of one size", "mixed", "cancelling", "large")
+# What is as exact as float32, within a factor of two: where precision="highest" could take it.
+EXACT = {"ieee": (*FINITE,), "tf32x3": ORDINARY, "bf16x6": ORDINARY}
+
+
 def _with(b: float, **places: float) -> Callable[..., Pair]:
     """Ones and these, in a's first row, times b."""
 

@@ -19,16 +19,13 @@ from jaxext.kernels._launch import PRODUCTS_OF_PARTS
 skip_without_compiler()
 
 SIZES = (1, 64, 64, 96)  # B, M, N, K
-ORDINARY = ("of one size", "mixed", "cancelling", "large")
-# What is as exact as float32, within a factor of two: where precision="highest" could take it.
-EXACT = {"ieee": (*accuracy.FINITE,), "tf32x3": ORDINARY, "bf16x6": ORDINARY}
 # The largest error of the ordinary operands in units of float32's rounding, for the others.
 MOST = {"tf32": 2**15, "bf16x3": 2**9}
 QUICK = {(80, "tf32x3"), (90, "bf16x6"), (90, "ieee")}
 EACH = [
     pytest.param(arch, precision, marks=() if (arch, precision) in QUICK else pytest.mark.slow)
     for arch in (80, 90)
-    for precision in (*EXACT, *MOST)
+    for precision in (*accuracy.EXACT, *MOST)
 ]
 
 
@@ -50,8 +47,8 @@ def test_finite_operands(arch, precision):
     for name, pair in accuracy.FINITE.items():
         a, b, got = product(arch, precision, pair)
         error, own = accuracy.error(got, a, b), accuracy.error(accuracy.fma(a, b), a, b)
-        assert (error <= 2 * own) == (name in EXACT.get(precision, ())), (name, error, own)
-        assert error <= MOST.get(precision, np.inf) or name not in ORDINARY, (name, error)
+        assert (error <= 2 * own) == (name in accuracy.EXACT.get(precision, ())), (name, error, own)
+        assert error <= MOST.get(precision, np.inf) or name not in accuracy.ORDINARY, (name, error)
 
 
 @pytest.mark.parametrize(("arch", "precision"), EACH)
