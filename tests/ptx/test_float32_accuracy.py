@@ -10,10 +10,11 @@ import re
 import accuracy
 import numpy as np
 import pytest
+import test_conv
 import test_matmul
 from triton_kernels import LATE, Call, skip_without_compiler
 
-from jaxext.kernels import matmul
+from jaxext.kernels import conv, matmul
 from jaxext.kernels._launch import PRODUCTS_OF_PARTS
 
 skip_without_compiler()
@@ -58,6 +59,19 @@ def test_special_operands(arch, precision):
         a, b, got = product(arch, precision, pair)
         alike = precision == "ieee" or "subnormal" not in name
         assert accuracy.same_special(got, accuracy.fma(a, b)) == alike, name
+
+
+@pytest.mark.parametrize("precision", ["ieee", pytest.param("bf16x6", marks=pytest.mark.slow)])
+def test_convolutions_are_as_exact_as_products(precision):
+    """Those of images of one pixel are products."""
+    _, rows, columns, depth = SIZES
+    pixels = dict(N=rows, C=depth, K=columns, input=(1,), filter=(1,), padding=((0, 0),))
+    problem = test_conv.a_problem("fprop", **pixels, dtypes=("fp32",) * 3, precision=precision, arch=80)
+    of_conv = Call("conv", problem, conv.Config(tile_m=64, tile_n=64, tile_k=32, num_warps=4))
+    for name, pair in accuracy.FINITE.items():
+        a, b, of_product = product(80, precision, pair)
+        operands = {"x": a.reshape(test_conv.shape(problem, "x")), "w": np.ascontiguousarray(b.T).reshape(test_conv.shape(problem, "w"))}
+        np.testing.assert_array_equal(of_conv.execute(operands, LATE).reshape(rows, columns), of_product, name)
 
 
 @pytest.mark.parametrize("precision", PRODUCTS_OF_PARTS)
