@@ -9,7 +9,7 @@ from jaxext.kernels._launch import BITS
 
 SLOTS = "abcxwy"  # of all forms, in their order
 RANGES = ("begin", "end", "visits")  # of ragged products: whole numbers, read one by one
-SCALES = ("x_scale", "w_scale", "y_scale")  # of products of scaled numbers
+SCALES = {"x_scale": "S", "w_scale": "J", "y_scale": "J"}  # of products of scaled numbers, with how many there are in a row
 
 
 def dtypes_of(problem, launch) -> list[str]:
@@ -44,7 +44,8 @@ def aligned(problem, launch) -> bool:
         runs = {"x": problem.G, "y": 1 if stepping else problem.G * problem.K, "w": 0}
     else:
         runs = {"x": problem.C, "y": problem.K, "w": problem.C}
-    return all(runs[slot] * BITS[dtype] % 128 == 0 for slot, dtype in zip(launch.operands[:2], dtypes_of(problem, launch), strict=False))
+    factors = zip(launch.operands[:2], dtypes_of(problem, launch), strict=False)
+    return all(runs[slot] * BITS[dtype] % 128 == 0 for slot, dtype in factors if slot in SLOTS)
 
 
 def widest(problem, launch) -> list[int]:
@@ -63,7 +64,8 @@ def widest(problem, launch) -> list[int]:
         taps = math.prod(problem.filter) if config.packed and problem.role != "dgrad" else 1  # in one row of a tile
         rows = {"x": problem.C * config.groups, "w": taps * problem.C, "y": problem.K * config.groups}
     (result,) = rows.keys() - {*launch.operands}
-    rows |= dict.fromkeys(("bias", "residual"), rows[result]) | dict.fromkeys((*RANGES, "scale"), 1)
+    rows |= dict.fromkeys(("bias", "residual", "addend"), rows[result]) | dict.fromkeys((*RANGES, "scale"), 1)
+    rows |= {slot: getattr(problem, blocks) for slot, blocks in SCALES.items() if hasattr(problem, blocks)}
     slots = (*launch.operands, *[result] * launch.results)
     starts = (rows[slot] * BITS[dtype] // 8 for slot, dtype in zip(slots, dtypes_of(problem, launch), strict=True))
     *loaded, stored = (math.gcd(16, start) for start in itertools.islice(starts, len(launch.operands) + 1))
@@ -71,9 +73,12 @@ def widest(problem, launch) -> list[int]:
 
 
 def _rows(problem) -> dict[str, int]:
-    """The elements of a row of each slot of a product of matrices, ragged or not."""
-    slots = "xwy" if hasattr(problem, "G") else "abc"
-    return dict(zip(slots, (problem.K, problem.N, problem.N), strict=True))
+    """The elements of a row of each slot of a product of matrices, ragged, scaled or neither; of `gram`, those of its factor and result."""
+    if hasattr(problem, "addend"):
+        return {"a": problem.K, "c": problem.N}
+    slots = "xwy" if hasattr(problem, "G") or hasattr(problem, "scaled") else "abc"
+    packed = 2 if getattr(problem, "packed", False) else 1
+    return dict(zip(slots, (problem.K, problem.N // packed, problem.N), strict=True))
 
 
 def _of_causal(problem, launch) -> list[str]:

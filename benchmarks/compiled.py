@@ -24,15 +24,12 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from unittest import mock
 
-from jaxext.kernels._causal import CausalProblem
-from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 
 from .alignment import aligned, dtypes_of, widest
+from .compiled_problems import COMPILED
 from .machine_code import access_bytes, instructions, tool
-from .problems import PRODUCTS
 
-KERNELS = ("matmul", "conv", "depthwise", "ragged", "causal")
 ARCHS = (80, 90, 100)
 RESTING = 16  # bytes per thread that may rest in local memory while a loop runs: so the assembler fits one more program on a multiprocessor
 
@@ -45,46 +42,6 @@ MATH = {
 }
 _RESOURCES = re.compile(r"entry function '(\w+)'.* (\d+) bytes stack frame, (\d+) bytes spill stores.* Used (\d+) registers", re.DOTALL)
 _DOT = re.compile(r"tt\.dot (?:.*inputPrecision = (\w+))?.*?: tensor<(?:1x)?(\d+)x(\d+)x(\w+)> \* tensor<(?:1x)?(\d+)x(\d+)x(\w+)>")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Causal:
-    """A causal convolution with bias and SiLU, of `benchmarks.causal`, which has roles of its own."""
-
-    name: str
-    B: int
-    T: int
-    C: int
-    J: int = 4
-    state: bool = False
-    idx: bool = False
-    tags: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ("bf16", "fp32")
-    kernel: str = "causal"
-    products: tuple[str, ...] = ("forward", "backward")
-
-    def problem(self, role: str, numbers: str, arch: int) -> CausalProblem:
-        return CausalProblem(
-            name=f"causal_conv1d{'_backward' if role == 'backward' else ''}",
-            role=role,
-            **{label: getattr(self, label) for label in "BTCJ"},
-            dtypes=(numbers,) * 3,
-            epilogue=Epilogue(activation="silu", bias=numbers),
-            state=numbers if self.state else None,
-            idx=self.idx,
-            arch=arch,
-        )
-
-
-COMPILED = (
-    *PRODUCTS,
-    Causal(name="causal k=4, 8x2048x5376", B=8, T=2048, C=5376, tags=("sweep",)),
-    Causal(name="causal k=4, 1x16384x12288", B=1, T=16384, C=12288),
-    Causal(name="causal k=4 with a state", B=8, T=2048, C=5376, state=True),
-    Causal(name="causal k=4, packed", B=1, T=16384, C=5376, idx=True),
-    Causal(name="causal k=2, 4x1024x2048", B=4, T=1024, C=2048, J=2),
-    Causal(name="causal k=8, 4x1024x2048", B=4, T=1024, C=2048, J=8),
-)
 
 
 @dataclasses.dataclass(frozen=True)

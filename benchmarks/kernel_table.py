@@ -15,13 +15,14 @@ from jaxext.cli.terminal import UsageError, count, says_json, tell
 from jaxext.tables.environment import report
 
 from . import compiled, compiled_cuda, device_code
+from .compiled_problems import KERNELS
 
 TABLES: dict[str, Any] = {"triton": compiled, "cuda": compiled_cuda}
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--of", choices=tuple(TABLES), help="only these (default: all that can be read here)")
-    command.add_argument("--kernel", choices=(*compiled.KERNELS, *compiled_cuda.ONLY), help="only kernels of this family")
+    command.add_argument("--kernel", choices=(*KERNELS, *compiled_cuda.ONLY), help="only kernels of this family")
     command.add_argument("--arch", type=_archs, default=(), metavar="SM,SM", help="only for these GPUs, such as 80,90")
     command.add_argument("--problem", metavar="SUBSTRING", help="Triton's: only problems whose names contain this")
     command.add_argument("--others", choices=("none", "picks", "every"), help="Triton's: of problems not tagged sweep")

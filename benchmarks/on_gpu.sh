@@ -296,7 +296,7 @@ walls() {
 profile() {
   local rank run=(ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
   [ -z "$trial" ] || run=()
-  part predictions "$python" -P -m jaxext.benchmarks.predictions "$out/gpu.json"
+  part predictions "$python" -P -m jaxext.benchmarks.predictions "$out/gpu.json" --out "$out/predictions.md"
   part gaps "${gaps[@]}" --most "${GAPS:-10}"
   for rank in $(sed -n 's/^\([0-9]*\)\. .* takes .*/\1/p' "$out/gaps.log"); do
     part "profile-$rank" "${run[@]}" "${gaps[@]}" --run "$rank"

@@ -1,10 +1,10 @@
-"""The kernels' times on an H200 according to their models, as a table; with a report of the benchmark, also the measured times.
+"""The times that the kernels' models predict for the suite, on each GPU whose rates are known, and beside them the measured times.
 
-    python -m jaxext.benchmarks.predictions --tag target
-    python -m jaxext.benchmarks.predictions gpu.json
+    python -m jaxext.benchmarks.predictions --out docs/predictions.md
+    python -m jaxext.benchmarks.predictions gpu.json --out docs/predictions.md
 
-The time of a pick is that of its model (`clocks`), or that of moving the arrays if this is longer.  docs/performance-log.md explains the
-quotients.
+The time of a pick is that of its model (`clocks`), or that of moving the arrays if this is longer.  The second command takes a report of
+the benchmark, and also tells for each family by how much its kernels took longer.
 """
 
 from __future__ import annotations
@@ -24,25 +24,32 @@ from jaxext.kernels._launch import BITS
 from jaxext.kernels._roofline import machine
 
 from .problems import PRODUCTS
-from .report import Measured, read
+from .report import Report, read
 
-ARCH = 90
-HERTZ = 1.75e9  # of an H200 that multiplies
 KERNELS: dict[str, Any] = {
     "matmul": (TritonMatmul, CudaMatmul),
     "ragged": (TritonRagged, CudaRagged),
     "conv": (TritonConv, CudaConv),
     "depthwise": (TritonConv, CudaConv),
 }
-
+LIBRARIES = ("triton", "cuda")
+COLUMNS = ((80, "triton"), (90, "triton"), (90, "cuda"), (100, "triton"))  # CUDA's kernels for others are few
 OPEN = {"nn": 2, "nt": 0, "tn": 1, "fprop": 2, "dgrad": 0, "wgrad": 1}  # the result's place among the slots
+HEAD = """# What the models predict
+
+Each family of kernels has a [model of its time](performance-log.md#what-the-models-expect), by which it orders its configurations.
+This is what the models predict for the picks on every row of the suite, in microseconds, with nothing but the rates of
+[kernels/_roofline.py](../kernels/_roofline.py). `python -m jaxext.benchmarks.predictions --out docs/predictions.md` makes this page.
+Given a report of the benchmark, as `benchmarks/on_gpu.sh` makes it, that fills the last two columns and tells how far off each
+family's model is.
+"""
 
 
-def predictions(tag: str = "") -> Iterator[tuple[str, str, dict[str, float]]]:
+def predictions(tag: str = "", arch: int = 90) -> Iterator[tuple[str, str, dict[str, float]]]:
     """For each row of the benchmark (of problems with the tag): its name, its family, and library -> expected microseconds."""
     for problem in PRODUCTS:
         for case in problem.cases(problem.products) if not tag or tag in problem.tags else ():
-            asked = problem.problem(case.role, case.numbers, ARCH)
+            asked = problem.problem(case.role, case.numbers, arch)
             took = {kind.name: _microseconds(asked, kind()) for kind in KERNELS[problem.kernel] if _takes(kind, asked)}
             yield case.name, problem.kernel, took
 
@@ -52,45 +59,76 @@ def _takes(kind, asked) -> bool:
 
 
 def _microseconds(asked, implementation) -> float:
-    config = implementation.configs(asked)[0]
+    config, gpu = implementation.configs(asked)[0], machine(asked.arch)
     model = importlib.import_module(type(config).__module__)
     slots = list("abc" if asked.name.startswith("matmul") else "xwy")
     slots.append(slots.pop(OPEN[asked.role]))
     moved = sum(math.prod(asked.shapes[slot]) * BITS[dtype] // 8 for slot, dtype in zip(slots, asked.dtypes, strict=True))
-    return max(model.clocks(asked, config), machine(ARCH).moving(moved)) / HERTZ * 1e6
+    return gpu.seconds(max(model.clocks(asked, config), gpu.moving(moved))) * 1e6
 
 
-def table(measured: dict[str, Measured], tag: str) -> Iterator[str]:
-    quotients: dict[tuple[str, str], list[float]] = {}
-    yield "| row | " + " | ".join(f"{library}, µs" for library in ("triton", "cuda")) + " |"
-    yield "|---|--:|--:|"
-    for name, family, expected in predictions(tag):
-        cells = []
-        for library in ("triton", "cuda"):
-            us = expected.get(library)
-            cell = "" if us is None else f"{us:.3g}"
-            if us is not None and name in measured and (result := measured[name].timed.get(library)) is not None:
-                quotients.setdefault((library, family), []).append(result.ms[1] * 1e3 / us)
-                cell += f", took {result.ms[1] * 1e3:.3g}"
-            cells.append(cell)
-        if not measured or name in measured:
-            yield f"| {name} | {' | '.join(cells)} |"
-    for (library, family), found in sorted(quotients.items()):
-        low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else found * 3
-        yield f"{library} {family}: took {middle:.2f} times what was expected, quartiles {low:.2f} and {high:.2f}, {len(found)} rows"
+def page(report: Report | None, tag: str = "") -> Iterator[str]:
+    """The lines of docs/predictions.md."""
+    arch = report.environment.get("capability") or 90 if report else 90
+    took = _took(report)
+    yield from HEAD.splitlines()
+    yield ""
+    yield from _quotients(report, took, list(predictions(tag, arch))) if report else ["**Nothing has been measured on a GPU yet.**"]
+    expected = {gpu: list(predictions(tag, gpu)) for gpu in dict.fromkeys(gpu for gpu, _ in COLUMNS)}
+    for family in dict.fromkeys(family for _, family, _ in expected[90]):
+        yield from ("", f"## {family.capitalize()}", "")
+        yield f"| row | {' | '.join(f'{machine(gpu).name} `{library}`' for gpu, library in COLUMNS)} | took `triton` | `cuda` |"
+        yield "|---|" + "--:|" * (len(COLUMNS) + len(LIBRARIES))
+        for n, (name, of, _) in enumerate(expected[90]):
+            if of == family:
+                cells = [_told(expected[gpu][n][2].get(library)) for gpu, library in COLUMNS]
+                cells += [_told(took.get((name, library))) for library in LIBRARIES]
+                yield f"| {name} | {' | '.join(cells)} |"
+
+
+def _told(us: float | None) -> str:
+    return "" if us is None else f"{us:.3g}" if us < 1000 else f"{us:,.0f}"
+
+
+def _took(report: Report | None) -> dict[tuple[str, str], float]:
+    """The row's name and the library -> measured microseconds."""
+    rows = report.rows if report else ()
+    return {(row.name, library): result.ms[1] * 1e3 for row in rows for library, result in row.timed.items() if library in LIBRARIES}
+
+
+def _quotients(report: Report, took, expected) -> Iterator[str]:
+    """By how much the kernels of each family took longer than was expected."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for name, family, by in expected:
+        for library, us in by.items():
+            if (name, library) in took:
+                found.setdefault((library, family), []).append(took[name, library] / us)
+    where, when = report.environment["device"], report.environment["date"][:10]
+    yield f"Measured on {where}, {when}: the time that kernels took over the predicted one."
+    yield from ("", "| kernels | rows | first quartile | median | third quartile |", "|---|--:|--:|--:|--:|")
+    for (library, family), each in sorted(found.items()):
+        quartiles = statistics.quantiles(each, n=4) if len(each) > 1 else each * 3
+        yield f"| {library} {family} | {len(each)} | {' | '.join(f'{q:.2f}' for q in quartiles)} |"
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jaxext.benchmarks.predictions", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
-    parser.add_argument("report", nargs="?", type=pathlib.Path, help="what `python -m jaxext bench --json` wrote on an H200")
+    parser.add_argument("report", nargs="?", type=pathlib.Path, help="what `python -m jaxext bench --json` wrote on a GPU")
     parser.add_argument("--tag", default="", help="only problems with this tag")
+    parser.add_argument("--out", type=pathlib.Path, metavar="PATH", help="write the page there")
     options = parser.parse_args(arguments)
     try:
-        measured = {row.name: row for row in read(options.report).rows} if options.report else {}
+        report = read(options.report) if options.report else None
     except (OSError, ValueError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    print(*table(measured, options.tag), sep="\n")
+    if missing():
+        print(f"{parser.prog}: the column of cuda is empty: {missing()}", file=sys.stderr)
+    text = "\n".join(page(report, options.tag))
+    if options.out:
+        options.out.write_text(text + "\n")
+    else:
+        print(text)
     return 0
 
 

@@ -12,11 +12,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxext.kernels._roofline import machine
 from jaxext.parallel.cost_model import Collective, Cost, cost
 
 # NVIDIA's data sheets of the H100 and H200 (SXM) and of ConnectX-7: all of each is assumed, and no latency.
-FLOPS = 989e12  # per second: dense bfloat16 products
-HBM = 4.8e12  # bytes per second: memory of an H200
+FLOPS = machine(90).flops  # per second: dense bfloat16 products
+HBM = machine(90).bandwidth  # bytes per second
 NODE = 8  # GPUs that NVLink joins
 NVLINK = 450e9  # bytes per second that a GPU sends to others of its node: NVLink 4, 900 GB/s in both directions together
 NETWORK = 50e9  # bytes per second that a GPU sends to other nodes: one link of InfiniBand NDR, 400 Gb/s, for each GPU

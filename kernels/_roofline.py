@@ -16,13 +16,21 @@ LAUNCH = 4000  # clocks of one kernel more: 2.3 µs at 1.75 GHz
 STORED = 32  # bytes of its result that a block stores per clock
 # The share of all products that wgmma makes of a tile of so many rows.  It reads the right operand from shared memory anew for each 64.
 REACHED = {64: 0.7, 128: 0.9}
+ISSUED = 128  # instructions of threads that a multiprocessor issues per clock
+LEGACY = 2  # wgmma and its successors multiply so many times as fast as the instruction before them on the same device
+ACCESS = 4  # operations for a load or a store of a causal convolution: the address, and whether it is inside
+ACTIVATED = 20  # operations for an activation, or its derivative, of a number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A GPU.  All fields but the first are rates of one multiprocessor per clock while all are busy."""
+    """A GPU.  The fields from `products` on are rates of one multiprocessor per clock while all are busy."""
 
+    name: str
     multiprocessors: int
+    hertz: float  # clocks per second while it multiplies
+    boost: float  # the same by the data sheet
+    bandwidth: float  # bytes per second of its memory, by the data sheet
     products: int  # of 16-bit numbers on tensor cores, added up in float32
     fma: int  # of float32 numbers beside them
     l2: int  # bytes read from the L2 cache
@@ -35,6 +43,14 @@ class Machine:
         if precision == "ieee":
             return self.fma
         return self.products / (1 if precision.startswith("bf16") else 2) / PRODUCTS_OF_PARTS.get(precision, 1)
+
+    @property
+    def flops(self) -> float:
+        """Operations per second on 16-bit numbers, by the data sheet: each product is two."""
+        return 2 * self.products * self.multiprocessors * self.boost
+
+    def seconds(self, clocks: float) -> float:
+        return clocks / self.hertz
 
     def tile(self, multiplied: float, rate: float, loaded: float) -> float:
         """The clocks for so many products at this rate, or for so many bytes from the L2 cache, whichever is larger."""
@@ -53,18 +69,19 @@ class Machine:
         return self.moving(2 * size) + LAUNCH
 
 
-# Compute capability -> its largest common device: A100, H200, B200.  Products are those of data sheets, dense, at the boost clock.  Memory
-# was measured: 1.73 TB/s at 1.41 GHz, 4.1 at 1.75.  L2 is nine tenths of what a loop gets that only reads (te42kyfo/gpu-benches,
-# gpu-l2-cache: A100 5.4 TB/s at 1.41 GHz, H200 9.8 at 1.98, H100 PCIe 6.9 at 1.755, which are 35, 37 and 34 bytes), half of what the port
-# of one multiprocessor takes.  A B200 is thought to have an H200's L2, and nine tenths of 8 TB/s from memory.
+# Compute capability -> its largest common device.  Products are those of data sheets, dense, at the boost clock.  Memory was measured: 1.73
+# TB/s at 1.41 GHz, 4.1 at 1.75, which an H200 keeps while it multiplies; that others keep their boost is a guess.  L2 is nine tenths of
+# what a loop gets that only reads (te42kyfo/gpu-benches, gpu-l2-cache: A100 5.4 TB/s at 1.41 GHz, H200 9.8 at 1.98, H100 PCIe 6.9 at 1.755,
+# which are 35, 37 and 34 bytes), half of what the port of one multiprocessor takes.  A B200 is thought to have an H200's L2, and nine
+# tenths of 8 TB/s from memory.
 _MACHINES = {
-    80: Machine(multiprocessors=108, products=1024, fma=64, l2=32, memory=11),
-    90: Machine(multiprocessors=132, products=2048, fma=128, l2=32, memory=18),
-    100: Machine(multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
-    103: Machine(multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
+    80: Machine(name="A100", hertz=1.41e9, boost=1.41e9, bandwidth=2.04e12, multiprocessors=108, products=1024, fma=64, l2=32, memory=11),
+    90: Machine(name="H200", hertz=1.75e9, boost=1.83e9, bandwidth=4.8e12, multiprocessors=132, products=2048, fma=128, l2=32, memory=18),
+    100: Machine(name="B200", hertz=1.85e9, boost=1.85e9, bandwidth=8e12, multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
+    103: Machine(name="B300", hertz=1.85e9, boost=1.85e9, bandwidth=8e12, multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
 }
 # Others, from an A10 to an RTX PRO 6000, have 72 to 188 multiprocessors.  An L40's rates: L2 5.2 TB/s, memory 0.8 TB/s, at 2.49 GHz.
-_OTHERS = Machine(multiprocessors=128, products=512, fma=128, l2=13, memory=2)
+_OTHERS = Machine(name="L40", hertz=2.49e9, boost=2.49e9, bandwidth=0.864e12, multiprocessors=128, products=512, fma=128, l2=13, memory=2)
 
 
 def machine(arch: int) -> Machine:

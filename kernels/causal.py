@@ -24,7 +24,7 @@ from . import _fused
 from ._causal import CausalProblem
 from ._epilogue import ACTIVATIONS
 from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, largest_block
-from ._roofline import machine
+from ._roofline import ACCESS, ACTIVATED, machine
 
 Problem = CausalProblem
 
@@ -35,8 +35,6 @@ STRIPS = (16, 8, 4, 2)
 NUM_WARPS = 4
 REGISTERS = 168  # of a thread, by the count of `registers`: three programs then fit a multiprocessor
 ROW = 128  # bytes of a row of a tile, at most: a line of the cache
-ACCESS = 4  # operations for a load or a store: the address, and whether it is inside
-ACTIVATED = 20  # operations for an activation, or its derivative, of a number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ def clocks(problem: Problem, config: Config) -> float:
     elements = config.strips * config.tile_c
     computed += ACCESS * moved * 32 * config.num_warps / elements
     bits = max(BITS[dtype] for dtype in problem.dtypes)
-    return gpu.rounds(programs) * times * elements * max(moved * bits / 8 / gpu.l2, computed / 128)
+    return gpu.rounds(programs) * times * elements * max(moved * bits / 8 / gpu.l2, computed / gpu.fma)
 
 
 def grid(problem: Problem, config: Config) -> tuple[int]:

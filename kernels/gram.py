@@ -1,7 +1,7 @@
 """The product of a matrix with its own transpose:  y[row, col] = scale Σ_depth x[row, depth] x[col, depth] + of_addend addend[row, col].
 
 The programs compute the tiles that have an element on or below the diagonal.  Each writes those elements of its tile, and the same numbers
-above the diagonal, mirrored, so y is symmetric to the last bit.  The addend is symmetric too, and is read on and below the diagonal.
+above the diagonal, mirrored, so y is symmetric to the last bit.  The addend is symmetric too, and is read by the same tiles.
 
 A tile has `ratio` times as many rows as columns, so the tile row i has `ratio` (i + 1) tiles.  Short tile rows are laid behind long ones:
 that makes a rectangle, whose bands the programs go through as those of `matmul` do.
@@ -53,8 +53,10 @@ def candidates(problem: Problem) -> list[Config]:
     """The tiles of matrix products that a triangle is made of.  The one that takes the fewest clocks, by a rough model, is first."""
     configs = []
     for tile in dict.fromkeys(dataclasses.replace(config, splits=1) for config in matmul.candidates(problem)):
-        # Sums come out of tensor memory all at once, and leave no registers for so many numbers to be added.
-        cramped = problem.addend is not None and problem.tcgen05 and tile.tile_m * tile.tile_n > 128 * 128
+        # Sums of so many numbers leave no registers for those to be added.
+        cramped = problem.addend is not None and tile.tile_m * tile.tile_n > 128 * 128
+        # Triton 3.6 keeps an address of the loop in memory there.
+        cramped |= problem.tcgen05 and (tile.tile_m, tile.tile_n) == (128, 64)
         if tile.tile_m in (ratio * tile.tile_n for ratio in RATIOS) and not cramped:
             splits = {1, _splits(problem, tile) if problem.plain else 1}
             configs += [dataclasses.replace(tile, splits=n) for n in sorted(splits)]
@@ -164,19 +166,32 @@ def gram(
         x_ptr += BLOCK_DEPTH
         depth += BLOCK_DEPTH
 
-    # The columns of a row on or below the diagonal are no more than the rows, so that `col_in` says nothing more.
-    below = row_in[:, None] & (row[:, None] >= col[None, :])
     if PROBLEM.scale != 1.0:
         total *= PROBLEM.scale
     at = row[:, None] * ROWS + col[None, :]
     if PROBLEM.addend is not None:
-        addend = tl.load(addend_ptr + batch * (ROWS * ROWS) + at, mask=below, other=0.0)
+        addend = tl.load(addend_ptr + batch * (ROWS * ROWS) + at, mask=row_in[:, None] & col_in[None, :], other=0.0)
         total += addend.to(tl.float32) * PROBLEM.of_addend
     result_ptr += (split * PROBLEM.B + batch) * (ROWS * ROWS)
     y = total.to(result_ptr.dtype.element_ty)
-    tl.store(result_ptr + at, y, mask=below)
-    mirrored = row[:, None] + col[None, :] * ROWS  # neighbours along the rows of the tile
-    tl.store(result_ptr + mirrored, y, mask=row_in[:, None] & (row[:, None] > col[None, :]))
+    mirrored_at = row[:, None] + col[None, :] * ROWS  # neighbours along the rows of the tile
+    # The columns of a row below the diagonal are no more than the rows, so that `col_in` says nothing more.
+    if ROWS % 8 == 0:
+        # A mask that changes within 16 bytes makes stores narrow, so tiles that lie below the diagonal as a whole have others.
+        if tile_row * RATIO > tile_col:
+            tl.store(result_ptr + at, y, mask=row_in[:, None])
+            tl.store(result_ptr + mirrored_at, y, mask=row_in[:, None])
+        else:
+            _store(result_ptr, at, mirrored_at, y, row, col, row_in)
+    else:
+        _store(result_ptr, at, mirrored_at, y, row, col, row_in)
+
+
+@triton.jit
+def _store(result_ptr, at, mirrored_at, y, row, col, row_in):
+    """What is on and below the diagonal, and the same above it."""
+    tl.store(result_ptr + at, y, mask=row_in[:, None] & (row[:, None] >= col[None, :]))
+    tl.store(result_ptr + mirrored_at, y, mask=row_in[:, None] & (row[:, None] > col[None, :]))
 
 
 @triton.jit

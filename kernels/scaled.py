@@ -155,6 +155,8 @@ def candidates(problem: Problem) -> list[Config]:
             continue
         if problem.packed and min(config.tile_n, config.tile_k) < 32:
             continue
+        if problem.common is not None and (config.tile_m, config.tile_n) == (16, 128):  # what is converted is spread over more threads
+            config = dataclasses.replace(config, num_warps=8)
         if config not in configs and matmul.grid(problem, config)[0] <= MOST_PROGRAMS:
             configs.append(config)
     return sorted(configs, key=lambda config: matmul.clocks(problem, config))

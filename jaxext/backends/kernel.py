@@ -21,6 +21,7 @@ from jax import lax
 from jaxext.forms.call import EXPORTED, Call, Splitter, symbolic_size
 from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
 from jaxext.forms.operation import composed
+from jaxext.forms.precisions import WORDS
 from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels._gemm import MatmulProblem
@@ -99,6 +100,10 @@ class KernelImplementation(Implementation, abc.ABC):
     def refuses(self, problem: Any) -> str | None:
         """Why no kernel supports the problem, or None."""
 
+    def multiplied(self, problem: Any) -> str:
+        """How float32 factors of a supported problem are multiplied, by its name in kernels."""
+        return getattr(problem, "precision", "ieee") if "fp32" in problem.dtypes[:2] else "ieee"
+
     @abc.abstractmethod
     def slower(self, call: Call) -> str | None:
         """Why another implementation is expected to be as fast, or None."""
@@ -130,6 +135,9 @@ class KernelPlan(Plan):
 
     def describe(self, config: Any) -> str:
         return config.algorithm if config == ZEROS else self._launch(config).describe
+
+    def multiplies(self) -> str:
+        return WORDS.get(self.implementation.multiplied(self.problem), "")
 
     def run(self, config: Any, operands: Mapping[str, jax.Array]) -> Any:
         call = self.call

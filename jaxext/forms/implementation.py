@@ -18,6 +18,7 @@ import jax
 
 from jaxext._compat import Splitter
 from jaxext.forms.call import EXPORTED, Call
+from jaxext.forms.precisions import by_xla
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,10 @@ class Implementation:
         """How the call is computed, in a word or two, for `jaxext.explain`."""
         return " ".join(str(value) for value in dataclasses.asdict(config).values())
 
+    def multiplies(self, call: Call) -> str:
+        """In how many bits factors are multiplied, if these are not all that they have, such as "TF32: 11 bits", for `jaxext.explain`."""
+        return ""
+
     def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
         """Compute the result, of `call.shape` and `call.dtype`, in code that JAX can trace, such as `jax.ffi.ffi_call` or `jax.numpy`.
 
@@ -129,6 +134,9 @@ class Definition(Implementation):
     def gains(self, call: Call) -> str | None:
         return None
 
+    def multiplies(self, call: Call) -> str:
+        return by_xla(call)
+
 
 class Plan:
     """How an implementation would compute a call.
@@ -158,6 +166,10 @@ class Plan:
     def describe(self, config: Any) -> str:
         """How the call would be computed, in a word or two, for `explain`."""
         return self.implementation.describe(self.call, config)
+
+    def multiplies(self) -> str:
+        """In how many bits factors are multiplied, if these are not all that they have."""
+        return self.implementation.multiplies(self.call)
 
     def run(self, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
         """The result, of `call.shape` and `call.dtype`, from operands with the axes `call.axes`."""

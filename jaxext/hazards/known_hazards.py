@@ -96,15 +96,21 @@ def _dilated(call: Call) -> bool:
     return window is not None and max(*window.input_dilation, *(window.stride if call.open == "x" else ()), 1) > 1
 
 
-def _float32_by_default(equation: Equation) -> bool:
-    """Whether float32 operands are multiplied with the default precision."""
-    precision = equation.eqn.params.get("precision")
-    default = precision is None or precision == lax.DotAlgorithmPreset.DEFAULT or {*_pair(precision)} <= {lax.Precision.DEFAULT}
-    return equation.name in PRODUCTS and default and all(dtype == jnp.float32 for dtype in equation.dtypes)
+LEVELS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 
 
-def _pair(precision) -> tuple:
-    return precision if isinstance(precision, tuple) else (precision,)
+def _float32_at_most(highest: lax.Precision):
+    """Whether float32 operands, or complex ones of them, are multiplied with a precision up to this one; of two the higher holds."""
+
+    def holds(equation: Equation) -> bool:
+        precision = equation.eqn.params.get("precision")
+        default = precision is None or precision == lax.DotAlgorithmPreset.DEFAULT
+        asked = {lax.Precision.DEFAULT} if default else {*(precision if isinstance(precision, tuple) else ())}
+        level = max(asked, key=LEVELS.index, default=lax.Precision.HIGHEST)
+        narrow = all(dtype in (jnp.float32, jnp.complex64) for dtype in equation.dtypes)
+        return equation.name in PRODUCTS and narrow and LEVELS.index(level) <= LEVELS.index(highest)
+
+    return holds
 
 
 def _factor(equation: Equation) -> str:
@@ -255,8 +261,8 @@ HAZARDS = (
         name="float32 multiplied as TF32",
         what="note",
         of=Equation,
-        holds=_float32_by_default,
-        why="With the default precision, products of float32 on GPUs since Ampere round their operands to TF32: 10 bits of mantissa.",
+        holds=_float32_at_most(lax.Precision.HIGH),
+        why="With the precision 'default' or 'high', products of float32 on GPUs since Ampere round their operands to TF32: 11 bits of 24.",
         cure="jax.default_matmul_precision('highest'), or precision='highest' in the call, where float32 is meant",
         page="doctor.md#float32-with-the-default-precision",
         platforms=("cuda",),
@@ -266,8 +272,8 @@ HAZARDS = (
         name="float32 multiplied as bfloat16",
         what="note",
         of=Equation,
-        holds=_float32_by_default,
-        why="With the default precision, products of float32 on TPUs round their operands to bfloat16: 7 bits of mantissa.",
+        holds=_float32_at_most(lax.Precision.DEFAULT),
+        why="With the default precision, products of float32 on TPUs round their operands to bfloat16: 8 bits of 24.",
         cure="jax.default_matmul_precision('highest'), or precision='highest' in the call, where float32 is meant",
         page="doctor.md#float32-with-the-default-precision",
         platforms=("tpu",),

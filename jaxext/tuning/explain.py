@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
-import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxext._compat import PLATFORMS, Splitter
@@ -37,6 +36,7 @@ class Explained:
     window: Window | None  # of a convolution: sizes, stride, padding and dilations for each spatial axis
     layout: str  # of operands and result, as the program stores them
     precision: str  # of the call or of `jax.default_matmul_precision`
+    multiplies: str  # in how many bits factors are multiplied, such as "TF32: 11 bits"; empty if these are all that they have, or unknown
     times: int
     chosen: str | None
     how: str
@@ -54,9 +54,9 @@ class Explanation:
     a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter w,
     output y).  Their axes have the order of the form: channels last; filters as output channels, space, input channels; groups as an axis
     before the channels.  `layout` is the order of axes in the program, before the transposes of the operands and after those of the
-    result.  `precision` is that of the call or of `jax.default_matmul_precision`, with its meaning for float32 operands if known.  `how` is
-    the algorithm of the implementation.  `why` says why it was chosen: named, preferred, or measured (in the row of this `problem` in the
-    table in force; see `tune`).  `refused` says why each other implementation was not.
+    result.  `precision` is that of the call or of `jax.default_matmul_precision`, and `multiplies` what the implementation makes of it, if
+    that is less than the factors have.  `how` is the algorithm of the implementation.  `why` says why it was chosen: named, preferred, or
+    measured (in the row of this `problem` in the table in force; see `tune`).  `refused` says why each other implementation was not.
     """
 
     platform: str
@@ -95,7 +95,7 @@ def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[st
     if row.window is not None:
         yield geometry(row.window)
     yield row.layout
-    yield f"precision {row.precision}"
+    yield f"precision {row.precision}" + (f" ({row.multiplies})" if row.multiplies else "")
     refused = " ".join(f"{name}[{reasons[name, reason]}]" for name, reason in row.refused.items())
     yield ", ".join(filter(None, [row.why, refused and f"not {refused}"]))
 
@@ -193,6 +193,7 @@ def _row(eqn, layout: str, platform: str) -> Explained:
         window=call.window,
         layout=layout,
         precision=_precision(call),
+        multiplies=choice.plan.multiplies() if choice.plan else "",
         times=1,
         chosen=choice.implementation,
         how=choice.plan.describe(choice.config) if choice.plan else "",
@@ -209,16 +210,8 @@ def _typed(slot: str, aval) -> str:
 
 
 def _precision(call: Call) -> str:
-    """Such as "highest", or "default (tf32 allowed)" if float32 operands may be multiplied in less than float32."""
-    name = precision_name(call.precision)
-    names = {*name.split(",")} if isinstance(call.precision, tuple) else {name}
-    name = name if len(names) > 1 else names.pop()
-    if np.dtype(np.float32) not in call.dtypes.values() or not {*name.split(",")} <= {"default", "high"}:
-        return name
-    # XLA's default on GPUs with tensor cores for it; jaxext's kernels follow it.
-    has_tf32 = call.platform == "cuda" and (call.arch is None or call.arch >= 80)
-    arithmetic = "tf32 allowed" if has_tf32 else "float32" if call.platform in ("cpu", "cuda") else None
-    return f"{name} ({arithmetic})" if arithmetic else name
+    """Such as "highest", or "default,highest" if the factors have two."""
+    return ",".join(dict.fromkeys(precision_name(call.precision).split(",")))
 
 
 def _products(jaxpr: Jaxpr) -> Iterator[tuple]:

@@ -283,8 +283,10 @@ def test_the_default_precision_may_be_set_outside():
     how: Any = dict(platform="cuda")
     with jax.default_matmul_precision("highest"):
         assert jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), **how).findings == ()
-    with jax.default_matmul_precision("high"):  # three products of TF32
-        assert jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), **how).findings == ()
+    with jax.default_matmul_precision("high"):  # TF32 on GPUs too, and three products of bfloat16 on TPUs
+        (found,) = {finding.hazard for finding in jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), **how).findings}
+        assert found == "float32 multiplied as TF32"
+        assert jaxext.doctor(jnp.matmul, struct(8, 8), struct(8, 8), platform="tpu").findings == ()
 
 
 class Linen(linen.Module):

@@ -191,12 +191,22 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
         [Program(jax.vmap(conv), MAPPED_WHOLE), grouped(P(None, None, None, "data"), 8)],
     ),
     "float32 multiplied as TF32": (
-        [of_gpu(np.float32), Program(jnp.matmul, (struct(8, 8), struct(8, 8)), how=dict(platform="cuda"))],
-        [of_gpu(np.float32, precision="highest"), of_gpu(np.float16), of_gpu(np.float32, platform="cpu")],
+        [
+            of_gpu(np.float32),
+            of_gpu(np.float32, precision="high"),
+            of_gpu(np.complex64),
+            Program(jnp.matmul, (struct(8, 8), struct(8, 8)), how=dict(platform="cuda")),
+        ],
+        [
+            of_gpu(np.float32, precision="highest"),
+            of_gpu(np.float32, precision=("default", "highest")),
+            of_gpu(np.float16),
+            of_gpu(np.float32, platform="cpu"),
+        ],
     ),
     "float32 multiplied as bfloat16": (
         [of_gpu(np.float32, platform="tpu")],
-        [of_gpu(np.float32, precision="highest", platform="tpu"), of_gpu(np.float32)],
+        [of_gpu(np.float32, precision="high", platform="tpu"), of_gpu(np.float32)],
     ),
     "convolution in a loop": (
         [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import accuracy
 import numpy as np
 import pytest
 import triton.language as tl
@@ -111,6 +112,30 @@ def test_rounding(role, dtype):
     operands = some_operands(problem, integers=False)
     magnitudes = {slot: np.abs(x) for slot, x in operands.items()}
     check(compute(problem, small_tiles(problem, 2), operands), true(problem, operands), true(problem, magnitudes))
+
+
+def multiplied(precision, pair):
+    """The operands, and what the kernel makes of them."""
+    problem = a_problem("nn", (1, 20, 18, 70), precision=precision)
+    a, b = pair(np.random.default_rng(0), 20, 70, 18)
+    with np.errstate(all="ignore"):
+        return a, b, compute(problem, small_tiles(problem), {"a": a[None], "b": b[None]})[0]
+
+
+@pytest.mark.parametrize("precision", accuracy.EXACT)
+def test_how_exact_a_precision_is(precision):
+    """As of what the compiler makes (tests/ptx/test_float32_accuracy.py)."""
+    for name, pair in accuracy.FINITE.items():
+        a, b, got = multiplied(precision, pair)
+        error, own = accuracy.error(got, a, b), accuracy.error(accuracy.fma(a, b), a, b)
+        assert (error <= 2 * own) == (name in accuracy.EXACT[precision]), (name, error, own)
+
+
+@pytest.mark.parametrize("precision", accuracy.EXACT)
+def test_infinities_stay(precision):
+    for name, pair in accuracy.SPECIAL.items():
+        a, b, got = multiplied(precision, pair)
+        assert accuracy.same_special(got, accuracy.fma(a, b)) == (precision == "ieee" or "subnormal" not in name), name
 
 
 @pytest.mark.parametrize("role", ["nn", "tn"])

@@ -284,8 +284,9 @@ GRAMS = {  # rows, depth, dtypes, what is added, the configuration if it is not 
     "splits": (40, 600, ("bf16", "fp32"), {}, dict(tile_m=32, tile_n=32, num_warps=2, splits=2)),
     "TF32": (136, 40, ("fp32", "fp32"), {}, {}),
     "something added": (150, 150, ("bf16", "bf16"), dict(addend="bf16", scale=2.0, of_addend=-4.5), {}),
+    "wide stores": (136, 40, ("bf16", "bf16"), dict(addend="bf16", scale=2.0, of_addend=-4.5), dict(tile_m=64, tile_n=64, num_warps=4)),
 }
-QUICK_GRAMS = {("16 bits", 90), ("tall tiles", 80), ("something added", 90)}
+QUICK_GRAMS = {("16 bits", 90), ("tall tiles", 80), ("something added", 90), ("wide stores", 80)}
 
 
 @pytest.mark.parametrize(

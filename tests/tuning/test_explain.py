@@ -1,5 +1,7 @@
 """`explain`: each product of a program, how often, on what shapes, by whom and why not by others; and nothing is run."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,7 +148,7 @@ def test_table():
         for column, cell in zip(head.split(), cells, strict=True):
             assert line[head.index(column) :].startswith(cell)
         assert line == line.rstrip()
-        assert details.endswith(f"{row.layout}; precision default (float32); preferred, not cuda[1] triton[2]")
+        assert details.endswith(f"{row.layout}; precision default; preferred, not cuda[1] triton[2]")
     assert legend == [f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}"]
 
 
@@ -187,21 +189,70 @@ def test_plain_dilated_and_precise_convolutions_can_be_told_apart():
         assert [(row.precision, row.times) for row in jaxext.explain(f, x, w).rows] == [("highest", 3), ("highest", 1)]
 
 
-@pytest.mark.parametrize(("platform", "arch", "dtype", "precision", "told"), [
-    ("cpu", None, "float32", None, "default (float32)"),
-    ("cpu", None, "bfloat16", None, "default"),
-    ("cuda", "sm_90a", "float32", None, "default (tf32 allowed)"),
-    ("cuda", "sm_90a", "float32", "high", "high (tf32 allowed)"),
-    ("cuda", "sm_90a", "float32", ("default", "highest"), "default,highest"),
-    ("cuda", "sm_75", "float32", None, "default (float32)"),
-    ("cuda", "sm_90a", "bfloat16", "highest", "highest"),
-    ("tpu", None, "float32", None, "default"),
-])  # fmt: skip
-def test_precision(platform, arch, dtype, precision, told):
+TF32, ALLOWED = "TF32: 11 bits", "TF32 allowed: 11 bits"
+MULTIPLIED = [  # platform, GPU, dtype, precision, implementation -> what is told
+    ("cpu", None, "float32", None, "xla", "default", ""),
+    ("cpu", None, "float32", "BF16_BF16_F32", "xla", "BF16_BF16_F32", ""),
+    ("cpu", None, "float32", "F16_F16_F16", "xla", "F16_F16_F16", "FP16: 11 bits, sums of 11 bits"),
+    ("cpu", None, "bfloat16", None, "xla", "default", ""),
+    ("cuda", "sm_90a", "float32", None, "xla", "default", ALLOWED),
+    ("cuda", None, "float32", None, "xla", "default", ALLOWED),
+    ("cuda", "sm_90a", "complex64", None, "xla", "default", ALLOWED),
+    ("cuda", "sm_90a", "float32", "high", "xla", "high", ALLOWED),
+    ("cuda", "sm_90a", "float32", "highest", "xla", "highest", ""),
+    ("cuda", "sm_90a", "float32", ("default", "high"), "xla", "default,high", ALLOWED),
+    ("cuda", "sm_90a", "float32", ("default", "highest"), "xla", "default,highest", ""),
+    ("cuda", "sm_75", "float32", None, "xla", "default", ""),
+    ("cuda", "sm_90a", "bfloat16", None, "xla", "default", ""),
+    ("cuda", "sm_90a", "float32", "BF16_BF16_F32_X9", "xla", "BF16_BF16_F32_X9", "9 products of BF16: 24 bits"),
+    ("rocm", None, "float32", None, "xla", "default", ""),
+    ("tpu", None, "float32", None, "xla", "default", "BF16: 8 bits"),
+    ("tpu", None, "float32", "high", "xla", "high", "3 products of BF16: 16 bits"),
+    ("cuda", "sm_90a", "float32", None, "triton", "default", TF32),
+    ("cuda", "sm_90a", "float32", "high", "triton", "high", TF32),
+    ("cuda", "sm_90a", "float32", "highest", "triton", "highest", ""),
+    ("cuda", "sm_90a", "float32", "F32_F32_F32", "triton", "F32_F32_F32", ""),
+    ("cuda", "sm_90a", "float32", "TF32_TF32_F32_X3", "triton", "TF32_TF32_F32_X3", "3 products of TF32: 22 bits"),
+    ("cuda", "sm_90a", "float32", "BF16_BF16_F32_X6", "triton", "BF16_BF16_F32_X6", "6 products of BF16: 24 bits"),
+    ("cuda", "sm_90a", "bfloat16", "highest", "triton", "highest", ""),
+]
+
+
+@pytest.mark.parametrize(("platform", "arch", "dtype", "precision", "by", "named", "told"), MULTIPLIED)
+def test_precision(platform, arch, dtype, precision, by, named, told):
     x = jax.ShapeDtypeStruct((8, 8), jnp.dtype(dtype))
     with jaxext.use_target(arch):
-        (row,) = jaxext.explain(lambda x: jaxext.matmul(x, x, precision=precision), x, platform=platform).rows
-    assert row.precision == told
+        explanation = jaxext.explain(lambda x: jaxext.matmul(x, x, precision=precision, implementation=by), x, platform=platform)
+    (row,) = explanation.rows
+    if row.chosen is None:
+        pytest.skip(row.refused[by])  # jax-triton is not here
+    assert (row.precision, row.multiplies) == (named, told)
+    assert f"precision {named} ({told}); " in str(explanation) if told else f"precision {named}; " in str(explanation)
+
+
+def test_precision_of_other_operations():
+    """Sums of depthwise convolutions are no products of matrices; scales within a block of 32 are multiplied with factors of 16 bits."""
+    halves = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8, 64), (64, 8))]
+    images, of = struct(1, 8, 8, 8), dict(implementation="triton")
+    dense = functools.partial(CONV, window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, **of)
+
+    def scaled(x, w, scale, **more):
+        return jaxext.scaled_dot(x, w, lhs_scale=scale, **more, **of)
+
+    calls = {
+        "linear": (functools.partial(jaxext.linear, **of), [struct(8, 64), struct(64, 8)], TF32),
+        "conv": (dense, [images, struct(3, 3, 8, 8)], TF32),
+        "depthwise": (functools.partial(dense, feature_group_count=8), [images, struct(3, 3, 1, 8)], ""),
+        "causal": (functools.partial(jaxext.causal_conv1d, **of), [struct(2, 16, 8), struct(4, 8)], ""),
+        "scaled": (scaled, [*halves, struct(8, 1)], ""),
+        "fine": (functools.partial(scaled, preferred_element_type=jnp.bfloat16), [*halves, struct(8, 4)], "BF16: 8 bits"),
+    }
+    with jaxext.use_target("sm_90a"):
+        for name, (call, arrays, told) in calls.items():
+            (row,) = jaxext.explain(call, *arrays, platform="cuda").rows
+            if row.chosen is None:
+                pytest.skip(row.refused["triton"])
+            assert row.multiplies == told, name
 
 
 # On jax 0.11 and newer an operation stands in a jit of its own, so that a transpose beside it is not seen.

@@ -58,6 +58,9 @@ class _Cuda(KernelImplementation):
     def lacks(self, call):
         return no_kernel(call, "cuda") or missing() or _older_driver()
 
+    def multiplied(self, problem):
+        return "ieee"  # no kernel takes float32 numbers to the tensor cores
+
     def code(self, platform):
         """On CUDA devices also of the compiler and of what it compiled for, which only the compiled module tells."""
         return hash_of([*folder_of(type(self)), *self.shared], _csrc(), _build() if platform == "cuda" else b"")

@@ -10,7 +10,7 @@ import dataclasses
 
 from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._launch import BITS, cdiv, largest_block
-from jaxext.kernels._roofline import START, machine
+from jaxext.kernels._roofline import ACCESS, ACTIVATED, START, machine
 
 THREADS = 128  # of a block
 VECTOR_BITS = 128
@@ -20,8 +20,6 @@ LANES = (1, 2, 4, 8, 16)  # 16 vectors are 256 neighbouring bytes
 STRIPS = {"forward": (8, 16, 32, 64), "backward": (16, 32, 64, 128, 256)}
 ROUNDS = 2  # of blocks backward: more would only write more partial sums
 MOST_SPLITS = 1024
-ACCESS = 4  # operations for a load or a store: the address, and whether it is inside
-ACTIVATED = 20  # operations for an activation, or its derivative, of a number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

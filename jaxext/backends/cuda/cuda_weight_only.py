@@ -10,7 +10,7 @@ import dataclasses
 
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._launch import cdiv
-from jaxext.kernels._roofline import START, machine
+from jaxext.kernels._roofline import ISSUED, LEGACY, START, machine
 
 MOST_ROWS = 64  # csrc/weight_only_plan.h has this and the next too
 STEP = 32  # of the sum
@@ -23,8 +23,6 @@ TILES = {
 }
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _FEWEST_STEPS = 16  # of a part: two for each warp
-_ISSUED = 128  # instructions of threads, by a multiprocessor in a clock
-_LEGACY = 2  # wgmma multiplies twice as fast as the instruction that these kernels have, on Hopper and newer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,8 +95,8 @@ def clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
     depth = cdiv(problem.K // STEP, config.splits) * STEP
     integers = depth * config.tile_n
     loaded = integers * bits / 8 + depth * config.tile_m * 2 + 4 * config.tile_n * cdiv(problem.S, config.splits)
-    issued = integers * TILES[bits][config.tile_m, config.tile_n] / _ISSUED
-    multiplied = integers * config.tile_m / (gpu.products / (_LEGACY if problem.arch >= 90 else 1))
+    issued = integers * TILES[bits][config.tile_m, config.tile_n] / ISSUED
+    multiplied = integers * config.tile_m / (gpu.products / (LEGACY if problem.arch >= 90 else 1))
     rounds = gpu.rounds(grid(problem, config), blocks) * blocks
     parts = 4 * config.splits * problem.B * problem.M * problem.N if config.splits > 1 else 0
     busy = rounds * max(loaded / gpu.l2, issued, multiplied)

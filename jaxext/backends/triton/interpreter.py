@@ -2,14 +2,15 @@
 
 TRITON_INTERPRET=1 must be set before Triton is imported.  There is one interpreter per process, and it is slow (milliseconds per operation
 on a tile).  Its `tl.dot` multiplies the bits of bfloat16, its casts do not round to nearest, and those of integers take them for such bits;
-`tl.fma` rounds twice.  All that is fixed here, with the dtypes of ml_dtypes.  It supports fewer precisions than GPUs; here all of them
-multiply exactly.
+`tl.fma` rounds twice.  All that is fixed here, with the dtypes of ml_dtypes.  It supports fewer precisions than GPUs.  Here those that
+split float32 numbers do as Triton's compiler, and TF32 multiplies float32 numbers as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Iterator
 from unittest import mock
 
 import ml_dtypes
@@ -108,11 +109,44 @@ class _Tensor:
 
 
 def _dot(a, b, accumulator, input_precision, max_num_imprecise_acc):
-    """`tl.dot` of the values of the interpreter's handles, not of their bits.  float32 uses numpy's matmul for every precision."""
-    del input_precision, max_num_imprecise_acc
-    wide = accumulator.data.dtype
-    product = np.matmul(_values(a).astype(wide), _values(b).astype(wide))
+    """`tl.dot` of the values of the interpreter's handles, not of their bits."""
+    del max_num_imprecise_acc
+    wide, method = accumulator.data.dtype, input_precision.name.lower()
+    a, b = _values(a), _values(b)
+    if method in _ORDER and a.dtype == b.dtype == np.float32:
+        product = _in_parts(a, b, method)
+    else:
+        product = np.matmul(a.astype(wide), b.astype(wide))
     return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
+
+
+# Which parts of the left and the right factor are multiplied, the smallest first; 0 is the largest part.
+_SMALL = ((1, 0), (0, 1), (0, 0))
+_ORDER = {"tf32x3": _SMALL, "bf16x3": _SMALL, "bf16x6": ((1, 1), (2, 0), (0, 2), *_SMALL)}
+
+
+def _in_parts(a: np.ndarray, b: np.ndarray, method: str) -> np.ndarray:
+    """The products of parts, added to one sum; what is NaN among the small ones, as of infinities, is left out."""
+    order = _ORDER[method]
+    count = 1 + max(map(max, order))
+    with np.errstate(all="ignore"):
+        left, right = (list(_parts(x, method, count)) for x in (a, b))
+        total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
+        for i, j in order:
+            total = np.where(np.isnan(total), np.float32(0), total) if (i, j) == (0, 0) else total
+            total = np.matmul(left[i], right[j]) + total
+    return total
+
+
+def _parts(x: np.ndarray, method: str, count: int) -> Iterator[np.ndarray]:
+    """The nearest number of few bits, that of what is left, and so on."""
+    for _ in range(count):
+        if method.startswith("bf16"):
+            part = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+        else:  # halves are rounded away from zero
+            part = ((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+        yield part
+        x = x - part
 
 
 def _fma(x, y, z):

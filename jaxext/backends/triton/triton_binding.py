@@ -146,6 +146,12 @@ class TritonScaled(TritonKernels):
 
         return scaled
 
+    def multiplied(self, problem):
+        """Factors that are scaled in registers are rounded to 16 bits there, if the result has so many."""
+        if problem.fine:
+            return problem.precision if problem.bits == 32 else "bf16"
+        return super().multiplied(problem)
+
     def slower(self, call):
         problem = self.problem(call)
         assert not isinstance(problem, str)  # it is asked of calls that it supports
@@ -186,6 +192,9 @@ class TritonConv(TritonKernels):
         # A single input channel per group has no matmul to use.  `conv` is the fallback for problems that `depthwise` refuses.
         alone = problem.C == 1 and problem.G > 1 and depthwise.supports(problem) is None
         return depthwise if alone else conv
+
+    def multiplied(self, problem):
+        return "ieee" if self.kernels(problem).__name__.endswith("depthwise") else super().multiplied(problem)
 
     def slower(self, call):
         row = preference(call)

@@ -26,6 +26,7 @@ import triton
 
 from jaxext.benchmarks import alignment, compiled, device_code
 from jaxext.benchmarks.case import LAYOUTS
+from jaxext.benchmarks.compiled_problems import COMPILED, KERNELS
 from jaxext.benchmarks.problems import PRODUCTS, Conv
 from jaxext.kernels import depthwise, matmul
 from jaxext.kernels._epilogue import Epilogue
@@ -33,7 +34,10 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 ROOT = pathlib.Path(__file__).parents[3]
-SMALL = ("4096 cubed,", "resnet50 3x3, 32x56", "mamba k=4, ", "gpt-oss experts up, 32", "causal k=4, 8x")  # one problem of each kernel
+SMALL = (  # problems of each kernel
+    *("4096 cubed,", "resnet50 3x3, 32x56", "mamba k=4, ", "gpt-oss experts up, 32", "causal k=4, 8x"),
+    *("scaled 4096 cubed", "gram 4096x4096 with"),
+)
 
 
 TABLES = sorted((ROOT / "benchmarks" / "results").glob("kernels_triton_*.json"))
@@ -41,7 +45,7 @@ MADE_ANEW = (
     "kernels changed: `python -m jaxext kernels --of triton --check --json kernels.json` makes the table anew, some ten minutes on 2 cores"
 )
 PICKED = [program for program in compiled.programs(others="none") if program.picked]
-SHOWN = [program for program in PICKED if program.numbers == "bf16" and program.name.startswith(SMALL)]
+SHOWN = [program for program in PICKED if program.numbers in ("bf16", "int4") and program.name.startswith(SMALL)]
 # Every kernel and role on sm_90, and one of them on the others.
 FRESH = [program for program in SHOWN if program.problem.arch == 90 or program.problem.name == "matmul_nn"]
 
@@ -58,7 +62,7 @@ def test_the_tables_are_of_the_kernels_that_are_here(table):
 
 
 def test_every_kernel_is_compiled_anew():
-    assert {program.kernel for program in FRESH} == set(compiled.KERNELS)
+    assert {program.kernel for program in FRESH} == set(KERNELS)
     assert {program.problem.arch for program in FRESH} == set(compiled.ARCHS)
     assert len(TABLES) >= 2
 
@@ -95,7 +99,7 @@ def test_the_digest_is_of_what_the_compiler_reads():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", compiled.KERNELS)
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_is_well_compiled(kernel, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     options = ["--of", "triton", "--others", "none", "--kernel", kernel, "--json", tmp_path / "rows.json"]
@@ -106,7 +110,7 @@ def test_every_kernel_is_well_compiled(kernel, tmp_path):
     assert [compiled.line(row) for row in rows if compiled.offences(row)] == []
 
 
-@pytest.mark.parametrize("case", compiled.COMPILED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.name)
 def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
     module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
     for role in case.products:
@@ -167,8 +171,14 @@ def test_a_convolution_of_the_table_is_one_of_lax(case):
 
 
 def test_names_are_told_apart():
-    assert len({case.name for case in compiled.COMPILED}) == len(compiled.COMPILED)
-    assert {case.kernel for case in compiled.COMPILED} == set(compiled.KERNELS)
+    assert len({case.name for case in COMPILED}) == len(COMPILED)
+
+
+def test_every_kernel_is_in_the_tables():
+    """Those of a file in kernels/ without an underscore; what lies beside them is part of them, or read by the host alone."""
+    files = {path.stem for path in pathlib.Path(matmul.__file__).parent.glob("[a-z]*.py")}
+    assert files == {*KERNELS}
+    assert set(device_code.HOST) == {"__init__.py", "_launch.py", "_roofline.py"}
 
 
 PRODUCT = {"rows": 128, "columns": 256, "depth": 64, "dtype": "bf16", "precision": "tf32"}

@@ -25,7 +25,6 @@ CASES = {  # role, slots with scales, blocks of M, K and N, sizes, dtypes
 QUICK = {
     ("fp8, squares of 128", 90),
     ("packed int4 in groups, few rows", 80),
-    ("packed int4 in groups, gradient", 90),
     ("int8 by int8", 100),
 }
 EACH = [
