@@ -136,9 +136,14 @@ def matrices(name: str, x: Any) -> jax.Array:
 
 
 def _gram(name: str, x: jax.Array, *, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
-    last = (x.ndim - 1,)
-    said = as_dot_general_says((x, x), ((last, last), (tuple(range(x.ndim - 2)),) * 2), precision, preferred_element_type)
+    said = as_dot_general_of_itself_says(x, precision, preferred_element_type)
     return bound(x, None, Static(), out_sharding=sharding_in_types(name, out_sharding, x.ndim), implementation=implementation, **said)
+
+
+def as_dot_general_of_itself_says(x: jax.Array, precision: Any, dtype: Any) -> dict[str, Any]:
+    """The dtype and precision of x xᵀ."""
+    last, batch = (x.ndim - 1,), tuple(range(x.ndim - 2))
+    return as_dot_general_says((x, x), ((last, last), (batch, batch)), precision, dtype)
 
 
 def bound(x: jax.Array, addend: jax.Array | None, static: Static, *, dtype, precision, out_sharding, implementation) -> jax.Array:

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext.families import epilogues, gram
-from jaxext.families.dispatch import as_dot_general_says, compiled
+from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
 from jaxext.forms import partition
 
@@ -69,8 +69,7 @@ def _iterated(name: str, coefficients: Sequence[Triple], eps: float, x: jax.Arra
     tall = x.shape[-2] > x.shape[-1]
     x = jnp.swapaxes(x, -1, -2) if tall else x
     x = _normalised(x, eps)
-    last = (x.ndim - 1,)
-    said = as_dot_general_says((x, x), ((last, last), (tuple(range(x.ndim - 2)),) * 2), precision, None)
+    said = gram.as_dot_general_of_itself_says(x, precision, None)
     for of_step in coefficients:
         x = _step(x, *of_step, implementation=implementation, **said)
     return jnp.swapaxes(x, -1, -2) if tall else x

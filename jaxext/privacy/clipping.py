@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxext.privacy.per_example import Batch, Function
 from jaxext.privacy.products import squared
-from jaxext.privacy.square_norms import part_of
+from jaxext.privacy.square_norms import devices_that_split, part_of
 
 
 class Aux(NamedTuple):
@@ -223,7 +223,7 @@ def _scale(norms: jax.Array, *, clip: jax.Array, unit: bool) -> jax.Array:
 
 def _one_by_one(batch: Batch, size: int, padding: jax.Array, scale: Callable, dtype: Any) -> tuple:
     """The sum of the gradients, which are made for a few examples at a time, and in which infinities and NaNs count as 0."""
-    part = part_of(size, 1, 0)
+    part = part_of(size, devices_that_split(jax.tree.leaves(batch.examples)), 1, 0)
 
     def split(x):
         return x.reshape(part, size // part, *x.shape[1:])

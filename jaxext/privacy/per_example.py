@@ -182,42 +182,70 @@ class Traced:
         jax.eval_shape(jax.vmap(tap), self.batch.examples)
         return found[0]
 
+    @functools.cached_property
+    def often(self) -> set[int]:
+        """The roots of parameters that are used more than once, whose gradients are stored for each example."""
+        return used_often(self.probed.uses)
+
+    @functools.cached_property
+    def kept(self) -> set[int]:
+        """The roots of others whose gradients are stored, since these are smaller than what the weighted sum would be made of."""
+        return set() if self.probed.nested else {use.root for use in self.probed.uses if use.way.small} - self.often
+
     def pass_backwards(self) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
         """The losses, the auxiliary data and the squared norms of all examples, and the gradient of a weighted sum of the losses.
 
         The cotangent of a weighted loss is the weighted cotangent of the loss.  So the gradient is that of the meetings alone, without
         another pass through the network, unless they are inside of a scan or of a checkpoint, out of which cotangents are not kept.
+        Gradients that are stored are added up.
         """
-        zeros, often, probed = self.batch.zeros, used_often(self.probed.uses), self.probed
-        stored = {root: zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in often}
-        kept = None if probed.nested else [[zeros(y.dtype, y.shape) for y in met.results] for met in probed.meetings]
+        zeros, probed = self.batch.zeros, self.probed
+        stored = {root: zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in self.often | self.kept}
+        again = [any(leaf.root not in stored for leaf in met.leaves) for met in probed.meetings]
+        of_results = [[zeros(y.dtype, y.shape) for y in met.results] if a else None for met, a in zip(probed.meetings, again, strict=True)]
         met: list[Met] = []
 
-        def tapped(parameters, total, stored, kept, example):
-            taps = Taps(total, stored, kept)
+        def tapped(parameters, total, stored, of_results, example):
+            taps = Taps(total, stored, of_results)
             value, *aux = taps.run(self.closed, jax.tree.leaves(parameters), jax.tree.leaves(example))
             met[:] = taps.meetings
-            return value, (aux, None if kept is None else [each.of_example for each in met])
+            data = None if of_results is None else [each.of_example if a else None for each, a in zip(met, again, strict=True)]
+            return value, (aux, data)
 
-        def losses(parameters, total, stored, kept):
-            return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, total, stored, kept, self.batch.examples)
+        def losses(parameters, total, stored, of_results):
+            return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, total, stored, of_results, self.batch.examples)
 
-        values, pull, (aux, data) = jax.vjp(losses, self.batch.parameters, zeros(self.dtype), stored, kept, has_aux=True)
+        given = self.batch.parameters, zeros(self.dtype), stored, None if probed.nested else of_results
+        values, pull, (aux, data) = jax.vjp(losses, *given, has_aux=True)
         _, squares, gradients, cotangents = pull(zeros(values.dtype) + 1)
         for gradient in gradients.values():
             squares += jax.vmap(functools.partial(squared, dtype=self.dtype))(gradient)
 
         def weighted(weights: jax.Array) -> tuple:
-            if data is None:
-                return pull(weights.astype(values.dtype))[0]
-
-            def again(parameters):
+            def results(parameters):
                 leaves = jax.tree.leaves(parameters)
-                return jax.vmap(lambda data: [each.again(leaves, some) for each, some in zip(met, data, strict=True)])(data)
 
-            scaled = jax.vmap(lambda weight, cotangents: jax.tree.map(lambda y: weight.astype(y.dtype) * y, cotangents))(
-                weights, cotangents
-            )
-            return jax.vjp(again, self.batch.parameters)[1](scaled)[0]
+                def of_one(data, _):
+                    return [each.again(leaves, some) if a else None for each, some, a in zip(met, data, again, strict=True)]
+
+                return jax.vmap(of_one)(data, weights)
+
+            def scaled(found):
+                return jax.vmap(lambda weight, found: jax.tree.map(lambda y: weight.astype(y.dtype) * y, found))(weights, found)
+
+            if data is None:
+                (total,) = pull(scaled(zeros(values.dtype) + 1))[:1]
+            else:
+                (total,) = jax.vjp(results, self.batch.parameters)[1](scaled(cotangents))
+            leaves, tree = jax.tree.flatten(total)
+            for root, each in gradients.items():
+                leaves[root] = _summed(weights, self.leaves[root], each)
+            return tree.unflatten(leaves)
 
         return values, jax.tree.unflatten(self.results, [values, *aux])[1], squares, weighted
+
+
+def _summed(weights: jax.Array, parameter: jax.Array, gradients: jax.Array) -> jax.Array:
+    """Σ_b weights[b] gradients[b], as the transpose of an outer product with the parameter: a dot, and sharded as the parameter is."""
+    product = functools.partial(jnp.tensordot, weights.astype(parameter.dtype), axes=0, precision="highest")
+    return jax.vjp(product, parameter)[1](gradients)[0]

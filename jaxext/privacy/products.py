@@ -1,9 +1,9 @@
-"""The squared norm of the gradient of a parameter that is multiplied by the example, in a matrix product or a convolution.
+"""The squared norm of the gradient of a parameter that is multiplied by the example, in a matrix product or a convolution: its Gram form.
 
     y = Σ x w has the gradient g = xᵀ ȳ,   |g|² = Σ_kn (Σ_t x[t,k] ȳ[t,n])² = Σ_tu (Σ_k x[t,k] x[u,k]) (Σ_n ȳ[t,n] ȳ[u,n])
 
-The right side, the Gram form, is the cheaper one if there are few rows t.  The rows of a convolution are the positions of its output, and
-hold what the filter sees there.
+The right side is the cheaper one if there are few rows t.  The rows of a convolution are the positions of its output, and hold what the
+filter sees there.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ def squared(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
-    """A product of a parameter, as sums over axes that have one letter each.
+class Gram:
+    """The Gram form of a product, as sums over axes that have one letter each.
 
     Attributes:
       factor, result: the axes of the other factor, and of the result and so of its cotangent.
-      shared, row, left, right: the axes of both arrays and of the gradient, of both arrays alone, and of the gradient and one array alone.
+      shared, row: the axes of both arrays and of the gradient, and of both arrays alone.
       window: of a convolution.  The axes of its input are those of the output, and then of the filter (`unfolded`).
       unfolds: which array is its input: 0 is the factor, 1 the cotangent.
       at: its first axis of the window.
-      rows, work: the number of rows, and of products of two numbers that the gradient costs.
-      gram: whether the Gram form is cheaper.
+      rows: how many.
       temporary: how many numbers it makes of an example.
     """
 
@@ -49,13 +48,10 @@ class Product:
     result: str
     shared: str
     row: str
-    left: str
-    right: str
     window: Window | None
     unfolds: int
     at: int
     rows: int
-    gram: bool
     temporary: int
     dtype: Any
 
@@ -66,9 +62,6 @@ class Product:
             arrays[self.unfolds] = unfolded(arrays[self.unfolds], self.window, self.at)
         both = list(zip(arrays, (self.factor, self.result), strict=True))
         einsum = functools.partial(jnp.einsum, precision="highest", preferred_element_type=self.dtype)
-        if not self.gram:
-            gradient = einsum(f"{self.factor},{self.result}->{self.shared}{self.left}{self.right}", *arrays)
-            return squared(gradient, self.dtype)
         if self.rows == 1:
             first, second = (einsum(f"{axes}->{self.shared}", x.astype(self.dtype) ** 2) for x, axes in both)
         else:
@@ -78,12 +71,17 @@ class Product:
         return jnp.sum(first * second)
 
 
-def product_of(eqn: Any, made: Sequence[bool], arrays: Sequence[Any], dtype: Any) -> Product | None:
-    """How a product of jaxext is computed.  None if it is none of real numbers, or one whose gradient is none of these sums."""
-    if eqn is None:
+def is_product(eqn: Any) -> bool:
+    """Whether this is a product of jaxext."""
+    return eqn is not None and isinstance(owner.get(eqn.primitive, (None, ""))[0], Form)
+
+
+def gram_of(eqn: Any, made: Sequence[bool], arrays: Sequence[Any], dtype: Any) -> Gram | None:
+    """The Gram form of a product of real numbers.  None if it has none, or the gradient is cheaper."""
+    if not is_product(eqn):
         return None
-    form, open = owner.get(eqn.primitive, (None, ""))
-    if not isinstance(form, Form) or form.companions or len(arrays) != 2:
+    form, open = owner[eqn.primitive]
+    if form.companions or len(arrays) != 2:
         return None
     if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in arrays):
         return None
@@ -105,18 +103,17 @@ def product_of(eqn: Any, made: Sequence[bool], arrays: Sequence[Any], dtype: Any
     kinds = {"shared": (slot, other, open), "row": (other, open), "left": (slot, other), "right": (slot, open)}
     of = {kind: [axis for axis in everything if {name for name in axes if axis in axes[name]} == {*names}] for kind, names in kinds.items()}
     E, T, K, N = (math.prod(sizes[axis] for axis in some) for some in of.values())
-    gram = T * (K + N) <= K * N
-    numbers = (2 * T * T if T > 1 else 0) if gram else K * N
+    if T * (K + N) > K * N:
+        return None
     unfolds = int(other != "x")
-    return Product(
+    return Gram(
         *("".join(letter[axis] for axis in axes[name]) for name in (other, open)),
-        *("".join(letter[axis] for axis in some) for some in of.values()),
+        *("".join(letter[axis] for axis in of[kind]) for kind in ("shared", "row")),
         window=window,
         unfolds=unfolds,
         at=at,
         rows=T,
-        gram=gram,
-        temporary=E * (numbers + (0 if window is None else T * (N if unfolds else K))),
+        temporary=E * ((2 * T * T if T > 1 else 0) + (0 if window is None else T * (N if unfolds else K))),
         dtype=dtype,
     )
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from jaxext.privacy.clipping import function_of
-from jaxext.privacy.taps import used_often
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Parameter:
       shape, dtype: of the parameter.
       ops: the operations in which it meets the example.
       sources: their lines.
-      how: in words.
+      how: in words.  Gradients of all examples that are no larger than the arrays that they are made of are "kept" in place of these.
       stored: whether the gradient of each example is written, at a cost in memory of its size times the number of examples.
     """
 
@@ -55,7 +54,8 @@ class Report:
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *body)]
         numbers = sum(math.prod(each.shape) for each in self.stored)
-        return "\n".join([*lines, f"gradients written for each example: {numbers:,} numbers" if numbers else "no gradient is written"])
+        small = "no gradient is written that is larger than what it is made of"
+        return "\n".join([*lines, f"gradients written for each example: {numbers:,} numbers" if numbers else small])
 
 
 def explain(
@@ -84,12 +84,12 @@ def explain(
         found = []
 
         def trace(args):
-            found.append(function.batched(args)[1].traced().probed.uses)
+            traced = function.batched(args)[1].traced()
+            found.extend((traced.probed.uses, traced.often, traced.kept))
             return ()
 
         jax.eval_shape(trace, args)
-        (uses,) = found
-        often = used_often(uses)
+        uses, often, kept = found
         named = [
             (f"{f'argument {i}' if len(function.parameters) > 1 else ''}{jax.tree_util.keystr(path)}" or f"argument {i}", leaf)
             for i in function.parameters
@@ -97,18 +97,19 @@ def explain(
         ]
         return Report(
             tuple(
-                _parameter(name, leaf, [use for use in uses if use.root == root], root in often) for root, (name, leaf) in enumerate(named)
+                _parameter(name, leaf, [use for use in uses if use.root == root], root in often, root in kept)
+                for root, (name, leaf) in enumerate(named)
             )
         )
 
     return explained
 
 
-def _parameter(name, leaf, uses, stored) -> Parameter:
+def _parameter(name, leaf, uses, stored, kept) -> Parameter:
     if stored:
         how = f"gradients of all examples: it is used {'in each step of a scan' if len(uses) == 1 else f'{len(uses)} times'}"
     else:
-        how = str(uses[0].way) if uses else "its gradient is 0"
+        how = f"{uses[0].way}{', kept' if kept else ''}" if uses else "its gradient is 0"
     return Parameter(
         name, leaf.shape, str(leaf.dtype), tuple(use.op for use in uses), tuple(use.source for use in uses if use.source), how, stored
     )

@@ -1,9 +1,10 @@
-"""What an example contributes to the squared norm of a gradient, where a parameter meets it: three ways, for one example.
+"""What an example contributes to the squared norm of a gradient, where a parameter meets it: two ways, for one example.
 
 - The Gram form of a product (`products`) or of looking up rows (`lookups`) does not make the gradient.
-- The gradient of a product is made and squared if that is cheaper.  As for Gram matrices, examples are taken a few at a time, so that
-  what is made of them is no larger than one array of the layer.
-- The gradient of any other operation is made by its transpose: of all examples at once if it is small, as that of a bias is.
+- The gradient is made by the operation's transpose, and squared: of all examples at once if it is small, as that of a bias is.
+
+Gram matrices, and gradients that are large or those of products, are made for a few examples at a time, so that they are no larger than one
+array of the layer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from jaxext._compat import evaluated
 from jaxext.privacy.lookups import lookup_of
-from jaxext.privacy.products import product_of, squared
+from jaxext.privacy.products import gram_of, is_product, squared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Way:
       name: "gram", "gradient", or "stored".
       rows: of a Gram matrix.
       at_once: whether of all examples at once.
+      small: whether the gradients are made, and no larger than what they are made of.
       contribution: the squared norm, from residuals and cotangents.
       gradients: of the values that meet the example, from the same.
       residuals: what is kept for them.
@@ -40,6 +42,7 @@ class Way:
     name: str
     rows: int = 0
     at_once: bool = True
+    small: bool = False
     contribution: Callable[..., jax.Array] | None = None
     gradients: Callable[..., Sequence[jax.Array]] | None = None
     residuals: Any = None
@@ -115,12 +118,7 @@ class Meeting:
           dtype: of the squared norm.
           remake: makes the values of the leaves.  None: the only value's gradient has the norm of the only leaf's.
         """
-        product = None
-        if remake is None:
-            product = product_of(self.eqn, self.made, [*data, *results], dtype) or lookup_of(self.eqn, self.made, dtype)
         arrays = _size([*data, *results])
-        # Gradients of the operands are as large as these, but those of elementwise operations are fused with the sums after them.
-        temporary = max(_size(leaves), 0 if _size(values) <= _size(results) else _size(values))
         consts = [] if remake is None else remake.consts
         residuals = [*data], [*values], [*leaves], [*consts]
 
@@ -129,23 +127,28 @@ class Meeting:
             return self.gradients(data, values, cotangents)
 
         def by_gradients(residuals, cotangents):
-            data, values, leaves, consts = residuals
-            found = self.gradients(data, values, cotangents)
+            found, (_, _, leaves, consts) = gradients(residuals, cotangents), residuals
             if remake is not None:
                 function = jaxpr_as_fun(ClosedJaxpr(remake.jaxpr, consts))  # its own may be those of a scan's step
                 found = jax.vjp(lambda *leaves: function(*leaves), *leaves)[1]([*found])
             return sum((squared(x, dtype) for x in found), jnp.zeros((), dtype))
 
-        if product is None:
-            at_once = temporary <= arrays
-            how = by_gradients if at_once else in_parts(by_gradients, temporary, arrays)
-            return Way("gradient", 0, at_once, how, gradients, residuals)
+        # Gradients of the operands are as large as these, but those of elementwise operations are fused with the sums after them.
+        temporary = max(_size(leaves), 0 if _size(values) <= _size(results) else _size(values))
+        at_once = temporary <= arrays and not is_product(self.eqn)
+        if not at_once:
+            by_gradients, gradients = (in_parts(function, temporary, arrays) for function in (by_gradients, gradients))
+        gram = None
+        if remake is None:
+            gram = gram_of(self.eqn, self.made, [*data, *results], dtype) or lookup_of(self.eqn, self.made, dtype)
+        if gram is not None:
 
-        def by_product(residuals, cotangents):
-            return product(residuals[0][0], *cotangents)
+            def by_gram(residuals, cotangents):
+                return gram(residuals[0][0], *cotangents)
 
-        how = by_product if product.temporary == 0 else in_parts(by_product, product.temporary, arrays)
-        return Way("gram" if product.gram else "gradient", product.rows, product.temporary == 0, how, gradients, residuals)
+            how = by_gram if gram.temporary == 0 else in_parts(by_gram, gram.temporary, arrays)
+            return Way("gram", gram.rows, gram.temporary == 0, False, how, gradients, residuals)
+        return Way("gradient", 0, at_once, _size(leaves) <= arrays, by_gradients, gradients, residuals)
 
 
 def _size(arrays: Sequence[Any]) -> int:
@@ -161,26 +164,41 @@ def in_parts(function: Callable, temporary: int, arrays: int) -> Callable:
 
     @mapped.def_vmap
     def rule(size, batched, *args):
-        if size == 0:
-            return jnp.zeros(0, jax.eval_shape(function, *jax.tree.map(lambda x, b: x[0] if b else x, args, batched)).dtype), True
-        part = part_of(size, temporary, arrays)
-        steps = size // part
         leaves, tree = jax.tree.flatten(args)
         is_batched = jax.tree.leaves(batched)
+        if size == 0:
+            one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if b else x for x, b in zip(leaves, is_batched, strict=True)]
+            results = jax.eval_shape(function, *tree.unflatten(one))
+            return jax.tree.map(lambda y: jnp.zeros((0, *y.shape), y.dtype), results), jax.tree.map(lambda y: True, results)
+        examples = [x for x, b in zip(leaves, is_batched, strict=True) if b]
+        part = part_of(size, devices_that_split(examples), temporary, arrays)
+        steps = size // part
         split = [x.reshape(part, steps, *x.shape[1:]) if b else x for x, b in zip(leaves, is_batched, strict=True)]
 
         def step(i):
             some = [lax.dynamic_index_in_dim(x, i, 1, keepdims=False) if b else x for x, b in zip(split, is_batched, strict=True)]
             return jax.vmap(lambda *x: function(*tree.unflatten(x)), in_axes=[0 if b else None for b in is_batched])(*some)
 
-        return lax.map(step, jnp.arange(steps)).T.reshape(size), True
+        results = lax.map(step, jnp.arange(steps))
+        return jax.tree.map(lambda y: y.swapaxes(0, 1).reshape(size, *y.shape[2:]), results), jax.tree.map(lambda y: True, results)
 
     return mapped
 
 
-def part_of(size: int, temporary: int, arrays: int) -> int:
+def part_of(size: int, devices: int, temporary: int, arrays: int) -> int:
     """How many examples are computed at a time: a divisor of the batch, and a multiple of as many devices as may split it."""
-    least = math.gcd(size, jax.device_count())
+    least = math.gcd(size, devices)
     # XLA multiplies a matrix by a matrix with all cores of a CPU, but a batch of them in a plain loop.
     most = least if jax.default_backend() == "cpu" else max(least, size * arrays // max(temporary, 1))
     return max(n for n in range(least, min(most, size) + 1, least) if size % n == 0)
+
+
+def devices_that_split(arrays: Sequence[jax.Array]) -> int:
+    """How many devices may split the first axis of these arrays: all of the process, if their types and the context have no mesh."""
+    shardings = [jax.typeof(x).sharding for x in arrays]
+    mesh = next((sharding.mesh for sharding in shardings if not sharding.mesh.empty), jax.sharding.get_abstract_mesh())
+    if mesh.empty:
+        return jax.device_count()
+    specs = [spec for sharding in shardings for spec in sharding.spec[:1] if spec is not None]
+    explicit = {axis for spec in specs for axis in (spec if isinstance(spec, tuple) else (spec,))}
+    return math.prod(size for axis, size in mesh.shape.items() if axis in explicit or axis in mesh.auto_axes)

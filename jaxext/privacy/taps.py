@@ -9,7 +9,7 @@ The gradient of a parameter that meets the example several times is a sum whose 
 added.  Its taps add their gradients instead, to the cotangent of zeros with the shape of the parameter.
 
 A parameter may go through other operations before it meets the example, together with constants and other parameters.  What is made of
-these alone is `Made`, which remembers how, so that a gradient of it leads to those of the parameters.  Other values depend on the example.
+these alone is `Made` (`made`).  Other values depend on the example.
 """
 
 from __future__ import annotations
@@ -28,42 +28,11 @@ from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.family import readers
 from jaxext.forms.form import Form, owner
 from jaxext.forms.operation import Operation
+from jaxext.privacy.made import Leaf, Made, has_leaves, leaves_of, plain, remaking, tangents
 from jaxext.privacy.square_norms import Meeting, Way
 
 # Operations of one operand whose result, as far as it depends on a parameter, has a gradient of the same norm.
 SAME_NORM = {"reshape", "transpose", "squeeze", "expand_dims", "rev", "copy", "neg", "convert_element_type", "reduce_precision"}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Leaf:
-    """A parameter, or inside a scan a slice of what is made of parameters.
-
-    Attributes:
-      root: the parameter's number.
-      depth: of scans around the place where it becomes known: used deeper inside, it is used several times.
-      zeros: if gradients are added up, the zeros whose cotangent they become.
-    """
-
-    value: Any
-    root: int
-    depth: int = 0
-    zeros: Any = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Made:
-    """A value made of leaves and constants alone: `eqn` of `operands` has it as one of its results.  Constants have no leaves."""
-
-    value: Any
-    leaves: frozenset[Leaf] = frozenset()
-    eqn: JaxprEqn | None = None
-    operands: tuple = ()
-    position: int = 0
-    same_norm: bool = False  # its gradient has the norm of the gradient of its only leaf
-
-    @classmethod
-    def of(cls, leaf: Leaf) -> Made:
-        return cls(leaf.value, frozenset([leaf]), None, (leaf,), same_norm=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +56,10 @@ class Met:
     results: list[Any]
 
     @property
+    def leaves(self) -> list[Leaf]:
+        return leaves_of(self.made)
+
+    @property
     def of_example(self) -> list[Any]:
         return [x for x in self.data if not isinstance(x, Made)]
 
@@ -94,30 +67,8 @@ class Met:
         """The results for other parameters and another example."""
         others = iter(of_example)
         data = [x.value if isinstance(x, Made) else next(others) for x in self.data]
-        leaves = frozenset[Leaf]().union(*(x.leaves for x in self.made))
-        known: dict = {}
-        values = [remade(x, {leaf: parameters[leaf.root] for leaf in leaves}, known) for x in self.made]
+        values = remaking(self.made, self.leaves)(*(parameters[leaf.root] for leaf in self.leaves))
         return self.meeting.results(data, values)
-
-
-def plain(x: Any) -> Any:
-    return x.value if isinstance(x, Made) else x
-
-
-def has_leaves(x: Any) -> bool:
-    return isinstance(x, Made) and bool(x.leaves)
-
-
-def remade(made: Made, given: Mapping[Leaf, Any], known: dict) -> Any:
-    """The value for other values of the leaves.  `known` holds results so far."""
-    if not made.leaves:
-        return made.value
-    if made.eqn is None:
-        return given[made.operands[0]]
-    key = id(made.operands)
-    if key not in known:
-        known[key] = evaluated(made.eqn, *(remade(x, given, known) for x in made.operands))
-    return known[key][made.position]
 
 
 class Taps:
@@ -206,15 +157,9 @@ class Taps:
         return self._tapped(Meeting(None, (True,)), [x], [], [x.value])[0] if has_leaves(x) else plain(x)
 
     def _tapped(self, meeting: Meeting, made: list[Made], data: list[Any], results: list[Any]) -> list[Any]:
-        leaves = sorted(frozenset[Leaf]().union(*(x.leaves for x in made)), key=lambda leaf: leaf.root)
+        leaves = leaves_of(made)
         summed = [leaf for leaf in leaves if leaf.zeros is None]
         given = [leaf.value for leaf in summed]
-
-        def remake(values: Sequence[Any]) -> list[Any]:
-            all_values = {leaf: leaf.value for leaf in leaves} | dict(zip(summed, values, strict=True))
-            known: dict = {}
-            return [remade(x, all_values, known) for x in made]
-
         same_norm = len(made) == 1 and made[0].same_norm
         way = meeting.way(
             [*map(plain, data)],
@@ -222,10 +167,10 @@ class Taps:
             given,
             results,
             self.total.dtype,
-            None if same_norm else jax.make_jaxpr(remake)(given),
+            None if same_norm else jax.make_jaxpr(remaking(made, summed))(*given),
         )
         self.uses += [self._use(leaf, meeting.eqn, way) for leaf in leaves]
-        zeros = self._tangents(made, leaves)
+        zeros = tangents(made)
         floats = [i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, jnp.inexact)]
         kept = None if self.kept is None else self.kept[len(self.meetings)]
         self.meetings.append(Met(meeting, made, data, [results[i] for i in floats]))
@@ -237,20 +182,6 @@ class Taps:
         products = [each for each in around if each.primitive in readers] or around
         name = products[0].primitive.name if products else "result"
         return Use(leaf.root, name, source_line(around) if around else "", way, 2 if leaf.depth < self._depth else 1)
-
-    @staticmethod
-    def _tangents(made: list[Made], leaves: list[Leaf]) -> list[Any] | None:
-        """The zeros of stored leaves, taken through what the values are made by: the transpose leads gradients back."""
-        stored = [leaf for leaf in leaves if leaf.zeros is not None]
-        if not stored:
-            return None
-
-        def function(*values):
-            all_values = {leaf: leaf.value for leaf in leaves} | dict(zip(stored, values, strict=True))
-            known: dict = {}
-            return [remade(x, all_values, known) for x in made]
-
-        return jax.jvp(function, [leaf.value for leaf in stored], [leaf.zeros for leaf in stored])[1]
 
     def _checkpoint(self, eqn, operands) -> list[Any]:
         self.nested = True
@@ -298,12 +229,12 @@ class Taps:
 
     def _zeros_of(self, x: Made) -> Any:
         """Of what is scanned over.  Only the slices of a whole parameter have gradients whose squared norms add up."""
-        leaves = sorted(x.leaves, key=lambda leaf: leaf.root)
+        leaves = leaves_of([x])
         whole = x.same_norm and all(leaf.zeros is None and leaf.depth == self._depth for leaf in leaves)
         if not whole:
             self.uses += [Use(leaf.root, "scan", "", Way.stored(), 2) for leaf in leaves]
-        tangents = self._tangents([x], leaves)
-        return None if tangents is None else tangents[0]
+        found = tangents([x])
+        return None if found is None else found[0]
 
 
 def _traced(function: Callable, operands: Sequence[Any]) -> ClosedJaxpr:

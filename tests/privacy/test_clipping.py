@@ -189,14 +189,16 @@ def test_a_batch_over_devices(name):
     assert "all-gather" not in text and "all-to-all" not in text and "all-reduce" in text
 
 
+@pytest.mark.parametrize("name", ["mlp", "convolutions of jaxext"])
 @pytest.mark.parametrize("explicit", [False, True], ids=["shard_map", "explicit"])
-def test_other_shardings(explicit):
+def test_other_shardings(explicit, name):
     kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
-    mesh, batch = jax.make_mesh((8,), ("data",), axis_types=(kind,)), repeated(BATCH)
-    find = jaxext.privacy.clipped_grad(LOSS, l2_clip_norm=CLIP)
-    expected = clipped(gradients(LOSS, P, batch))
+    loss, p, batch = LOSSES[name]
+    mesh, batch = jax.make_mesh((8,), ("data",), axis_types=(kind,)), repeated(batch)
+    find = jaxext.privacy.clipped_grad(loss, l2_clip_norm=CLIP, nan_safe=name == "mlp")
+    expected = clipped(gradients(loss, p, batch))
     with jax.set_mesh(mesh):
-        split, p = jax.device_put((batch, P), (jax.NamedSharding(mesh, jax.P("data")), jax.NamedSharding(mesh, jax.P())))
+        split, p = jax.device_put((batch, p), (jax.NamedSharding(mesh, jax.P("data")), jax.NamedSharding(mesh, jax.P())))
         if not explicit:  # like the gradient of a sum, the result is that of all devices
             find = jax.shard_map(find, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P())
         close(jax.tree.map(np.asarray, jax.jit(find)(p, split)), expected)
