@@ -25,6 +25,7 @@ class Machine:
     multiprocessors: int
     products: int  # of 16-bit numbers on tensor cores, added up in float32
     fma: int  # of float32 numbers beside them
+    shared: int  # bytes read or written in shared memory
     l2: int  # bytes read from the L2 cache
     memory: int  # bytes read or written
 
@@ -58,13 +59,13 @@ class Machine:
 # gpu-l2-cache: A100 5.4 TB/s at 1.41 GHz, H200 9.8 at 1.98, H100 PCIe 6.9 at 1.755, which are 35, 37 and 34 bytes), half of what the port
 # of one multiprocessor takes.  A B200 is thought to have an H200's L2, and nine tenths of 8 TB/s from memory.
 _MACHINES = {
-    80: Machine(multiprocessors=108, products=1024, fma=64, l2=32, memory=11),
-    90: Machine(multiprocessors=132, products=2048, fma=128, l2=32, memory=18),
-    100: Machine(multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
-    103: Machine(multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
+    80: Machine(multiprocessors=108, products=1024, fma=64, shared=128, l2=32, memory=11),
+    90: Machine(multiprocessors=132, products=2048, fma=128, shared=128, l2=32, memory=18),
+    100: Machine(multiprocessors=148, products=4096, fma=128, shared=128, l2=32, memory=26),
+    103: Machine(multiprocessors=148, products=4096, fma=128, shared=128, l2=32, memory=26),
 }
 # Others, from an A10 to an RTX PRO 6000, have 72 to 188 multiprocessors.  An L40's rates: L2 5.2 TB/s, memory 0.8 TB/s, at 2.49 GHz.
-_OTHERS = Machine(multiprocessors=128, products=512, fma=128, l2=13, memory=2)
+_OTHERS = Machine(multiprocessors=128, products=512, fma=128, shared=128, l2=13, memory=2)
 
 
 def machine(arch: int) -> Machine:
