@@ -34,7 +34,7 @@ TILES = list(dict.fromkeys((row["result"] == "float32", row["tile_m"], row["tile
 
 
 def in_short_suite(row) -> bool:
-    """Each tile in one of its roles, the large one in all, and float16 once: roles differ in the majors of the factors, dtypes in little."""
+    """Each tile in one role, the large one in all, and float16 once: roles differ in the majors of the factors, dtypes in little."""
     tile = row["result"] == "float32", row["tile_m"], row["tile_n"]
     if row["operands"] == "bfloat16":
         return row["role"] == ("nn", "nt", "tn")[TILES.index(tile) % 3] or tile == TILES[0]
