@@ -265,7 +265,9 @@ LAWS: dict[str, Callable[[dict], bool]] = {
         vectorised(row) and (access(row) not in row["loads"] or "wgrad" in row["kernel"] and set(row["loads"]) != {"16"})
     ),
     "narrow stores": lambda row: (
-        stores_lines(row)
+        row["kernel"].startswith("matmul")  # TMA stores all its results
+        and bool(row["stores"])
+        or stores_lines(row)
         and set(row["stores"]) != {"16"}
         or vectorised(row)
         and "causal" in row["kernel"]

@@ -60,15 +60,9 @@ Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig&
               const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream);
 
 // The compile units' parts of the table.
-std::vector<MatmulKernel> MatmulNNLarge();
-std::vector<MatmulKernel> MatmulNNSkinny();
-std::vector<MatmulKernel> MatmulNNPingpong();
-std::vector<MatmulKernel> MatmulNTLarge();
-std::vector<MatmulKernel> MatmulNTSkinny();
-std::vector<MatmulKernel> MatmulNTPingpong();
-std::vector<MatmulKernel> MatmulTNLarge();
-std::vector<MatmulKernel> MatmulTNSkinny();
-std::vector<MatmulKernel> MatmulTNPingpong();
+std::vector<MatmulKernel> MatmulNN();
+std::vector<MatmulKernel> MatmulNT();
+std::vector<MatmulKernel> MatmulTN();
 std::vector<MatmulKernel> MatmulNTE4M3();
 std::vector<MatmulKernel> MatmulNNFused();
 

@@ -241,6 +241,30 @@ MatmulKernel Pingpong() {
   return Matmul<kRole, kOperands, kResult, kTileM, kTileN, kTileK, kClusterM, Schedule::kPingpong>::Entry();
 }
 
+// The tiles of 16-bit operands, into their own dtype and into float32.  docs/performance-log.md says what each is expected to gain, and
+// which others were left out.
+template <MatmulRole kRole, Dtype kOperands>
+std::vector<MatmulKernel> TilesOf() {
+  return {
+      Cooperative<kRole, kOperands, kOperands, 128, 256, 64, 2>(),    // large products
+      Cooperative<kRole, kOperands, Dtype::kF32, 128, 256, 64, 2>(),  // and long sums
+      Pingpong<kRole, kOperands, kOperands, 128, 192, 64, 2>(),       // short sums, and results that would leave most
+      Pingpong<kRole, kOperands, Dtype::kF32, 128, 192, 64, 2>(),     // of the last 256 columns empty
+      Pingpong<kRole, kOperands, Dtype::kF32, 64, 128, 64, 1>(),      // at most 64 rows
+      Pingpong<kRole, kOperands, Dtype::kF32, 64, 256, 64, 2>(),      // at most 128 rows
+      Pingpong<kRole, kOperands, kOperands, 64, 64, 64, 1>(),         // many small products
+      Pingpong<kRole, kOperands, Dtype::kF32, 64, 64, 64, 1>(),       // and narrow results of long sums
+  };
+}
+
+template <MatmulRole kRole>
+std::vector<MatmulKernel> Tiles() {
+  std::vector<MatmulKernel> tiles = TilesOf<kRole, Dtype::kBF16>();
+  const std::vector<MatmulKernel> others = TilesOf<kRole, Dtype::kF16>();
+  tiles.insert(tiles.end(), others.begin(), others.end());
+  return tiles;
+}
+
 template <Dtype kOperands, int kTileM, int kTileN, int kTileK, int kClusterM, Schedule kSchedule>
 MatmulKernel Fused() {
   return Matmul<MatmulRole::kNN, kOperands, kOperands, kTileM, kTileN, kTileK, kClusterM, kSchedule, true>::Entry();

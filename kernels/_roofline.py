@@ -35,6 +35,7 @@ class Machine:
     fma: int  # of float32 numbers beside them
     l2: int  # bytes read from the L2 cache
     memory: int  # bytes read or written
+    shared: int = 128  # bytes read or written in shared memory
 
     def rate(self, bits: int, precision: str = "tf32") -> float:
         """Products per clock of numbers of so many bits; for float32 they depend on the precision."""

@@ -10,15 +10,9 @@ namespace jaxext {
 // No kernel is called.
 #define NONE(unit) \
   std::vector<MatmulKernel> unit() { return {}; }
-NONE(MatmulNNLarge)
-NONE(MatmulNNSkinny)
-NONE(MatmulNNPingpong)
-NONE(MatmulNTLarge)
-NONE(MatmulNTSkinny)
-NONE(MatmulNTPingpong)
-NONE(MatmulTNLarge)
-NONE(MatmulTNSkinny)
-NONE(MatmulTNPingpong)
+NONE(MatmulNN)
+NONE(MatmulNT)
+NONE(MatmulTN)
 NONE(MatmulNTE4M3)
 NONE(MatmulNNFused)
 

@@ -16,27 +16,25 @@ std::vector<MatmulKernel> Table(MatmulRole role) {
   const auto row = [&](Dtype operands, Dtype result, MatmulConfig config) {
     return MatmulKernel{role, operands, result, /*fused=*/false, config, 0, 0, nullptr};
   };
-  return {row(Dtype::kBF16, Dtype::kBF16, {128, 256, 64, 2, 0, 1}), row(Dtype::kBF16, Dtype::kBF16, {128, 192, 64, 2, 1, 1}),
-          row(Dtype::kBF16, Dtype::kF32, {64, 128, 64, 1, 1, 1})};
+  std::vector<MatmulKernel> rows;
+  for (const MatmulConfig& tile : {MatmulConfig{128, 256, 64, 2, 0, 1}, {128, 192, 64, 2, 1, 1}, {64, 64, 64, 1, 1, 1}}) {
+    rows.push_back(row(Dtype::kBF16, Dtype::kBF16, tile));
+    rows.push_back(row(Dtype::kBF16, Dtype::kF32, tile));
+  }
+  rows.push_back(row(Dtype::kBF16, Dtype::kF32, {64, 128, 64, 1, 1, 1}));
+  rows.push_back(row(Dtype::kBF16, Dtype::kF32, {64, 256, 64, 2, 1, 1}));
+  return rows;
 }
 
 }  // namespace
 
-std::vector<MatmulKernel> MatmulNNLarge() { return Table(MatmulRole::kNN); }
-std::vector<MatmulKernel> MatmulNTLarge() { return Table(MatmulRole::kNT); }
-std::vector<MatmulKernel> MatmulTNLarge() { return Table(MatmulRole::kTN); }
+std::vector<MatmulKernel> MatmulNN() { return Table(MatmulRole::kNN); }
+std::vector<MatmulKernel> MatmulNT() { return Table(MatmulRole::kNT); }
+std::vector<MatmulKernel> MatmulTN() { return Table(MatmulRole::kTN); }
 std::vector<MatmulKernel> MatmulNTE4M3() {
   return {{MatmulRole::kNT, Dtype::kE4M3, Dtype::kBF16, /*fused=*/false, {128, 128, 128, 2, 0, 1}, 0, 0, nullptr}};
 }
-#define NONE(unit) \
-  std::vector<MatmulKernel> unit() { return {}; }
-NONE(MatmulNNSkinny)
-NONE(MatmulNNPingpong)
-NONE(MatmulNTSkinny)
-NONE(MatmulNTPingpong)
-NONE(MatmulTNSkinny)
-NONE(MatmulTNPingpong)
-NONE(MatmulNNFused)
+std::vector<MatmulKernel> MatmulNNFused() { return {}; }
 
 std::vector<RaggedKernel> RaggedNN() { return {{MatmulRole::kNN, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
 std::vector<RaggedKernel> RaggedNT() { return {{MatmulRole::kNT, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }

@@ -32,6 +32,12 @@ def product():
     return matmul_call(row, 1, *sizes), {"device": TWO_MULTIPROCESSORS}
 
 
+def pingpong():
+    """Float32 sums; the warp groups take turns, and each has several tiles."""
+    row = row_of(MATMULS, role="nn", operands="bfloat16", result="float32", tile_m=64, tile_n=64)
+    return matmul_call(row, 1, 3 * 64 + 8, 64 + 8, 2 * row["tile_k"] + 8), {"device": TWO_MULTIPROCESSORS}
+
+
 def ragged(role):
     """A group ends within a tile, and within a step of the contraction over its rows."""
     row = row_of(RAGGEDS, role=role, operands="bfloat16", tile_m=128)
@@ -74,6 +80,7 @@ def weight_only():
 
 CALLS = {
     "product": product,
+    "ping-pong": pingpong,
     "ragged": functools.partial(ragged, "nn"),
     "ragged sum": functools.partial(ragged, "tn"),
     "scaled": functools.partial(scaled, False),
@@ -89,6 +96,7 @@ CALLS = {
     "packed": functools.partial(causal_conv1d, "backward", idx=True, idx_of_states=True),
 }
 TRY_WAIT = r"(mbarrier\.try_wait\.parity\S* P1, \[%r\d+\]), %r\d+"
+WAITS = r"mbarrier\.try_wait\.parity\S* P1, \[%r\d+\], %r\d+, %r\d+;"  # without an end
 EXPECT = r"(mbarrier\.arrive\.expect_tx\S* _, \[%r\d+\]), %r\d+"
 REMOTE_ARRIVE = r"mbarrier\.arrive\.shared::cluster\.b64 _, \[remAddr32\];"
 
@@ -126,6 +134,11 @@ DEFECTS = {
     "a part that is not stored": ("product", r"stmatrix\S* \[%r\d+\], \{[^}]*\};", "", 5, WRONG),
     "swapped registers": ("product", r"(stmatrix\S* \[%r\d+\], \{)(%r\d+), (%r\d+)", r"\1\3, \2", 5, WRONG),
     "swapped factors": ("product", r"(wgmma\.mma_async\S* \{[^}]*\}, )(%rd\d+), (%rd\d+)", r"\1\3, \2", 0, WRONG),
+    "ping-pong: a store before its turn": ("ping-pong", WAITS, r"setp.eq.b32 P1, 0, 0;", 3, "race|under way"),
+    "ping-pong: no turn is given": ("ping-pong", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", "", 1, "deadlock"),
+    "ping-pong: no fence before a store": ("ping-pong", r"fence\.proxy\.async\.shared::cta;", "", 0, "no fence.proxy.async follows"),
+    "ping-pong: a part that is not stored": ("ping-pong", r"st\.shared\.v2\.f32[^;]*;", "", 5, f"{WRONG}|nothing has written"),
+    "ping-pong: swapped sums": ("ping-pong", r"(st\.shared\.v2\.f32 \[%r\d+\S*\], \{)(%f\d+), (%f\d+)", r"\1\3, \2", 5, WRONG),
     "ragged: stages reused early": ("ragged", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
     "ragged: sums are read early": ("ragged", r"wgmma\.wait_group\.sync\.aligned 0;", "", None, "which a wgmma under way writes"),
     "ragged: a stage is not given back": ("ragged", REMOTE_ARRIVE, "", None, "deadlock"),

@@ -29,7 +29,19 @@ def id_of(row):
     return "-".join(str(row[name]) for name in ("role", "rank", "operands", "second", "result", "tile_m", "tile_n") if name in row)
 
 
-@pytest.mark.parametrize("row", [row for row in MATMULS if not row["fused"]], ids=id_of)
+PLAIN = [row for row in MATMULS if not row["fused"]]
+TILES = list(dict.fromkeys((row["result"] == "float32", row["tile_m"], row["tile_n"]) for row in PLAIN if row["operands"] == "bfloat16"))
+
+
+def in_short_suite(row) -> bool:
+    """Each tile in one role, the large one in all, and float16 once: roles differ in the majors of the factors, dtypes in little."""
+    tile = row["result"] == "float32", row["tile_m"], row["tile_n"]
+    if row["operands"] == "bfloat16":
+        return row["role"] == ("nn", "nt", "tn")[TILES.index(tile) % 3] or tile == TILES[0]
+    return row["operands"] != "float16" or (row["role"], tile) == ("nn", TILES[1])
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=id_of(row), marks=() if in_short_suite(row) else pytest.mark.slow) for row in PLAIN])
 def test_matmul(row):
     m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
     step = 16 // BYTES[row["operands"]]  # what rows are multiples of

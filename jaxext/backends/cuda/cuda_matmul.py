@@ -3,11 +3,12 @@
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by a small model, in clocks of one
 multiprocessor:
 
-    tile    = max(multiply, load) per element of depth, and what its schedule does not hide of its prologue and epilogue
+    tile    = max(multiply, load, shared memory) per element of depth, and what its schedule does not hide of its prologue and epilogue
     product = max(rounds of tiles over the multiprocessors, all bytes from memory), and the partial results written and read again
 
 so large tiles win where there are many, ping-pong where the depth is short, narrow ones where wide ones would leave a last round empty,
-and splits where tiles are few.
+and splits where tiles are few.  TMA writes both operands to shared memory, and wgmma reads them from it, the right one anew for each 64
+rows: that bounds tiles of few rows or columns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import REACHED, START, STORED, machine, stored
+from jaxext.kernels._roofline import REACHED, START, STORED, Machine, machine, stored
 
 _SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/matmul.cc, which refuses problems without a candidate
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
@@ -68,15 +69,21 @@ def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
     pairs = cdiv(cdiv(problem.rows, config.tile_m), config.cluster_m)  # clusters, one below the other
     tiles = pairs * config.cluster_m * cdiv(problem.cols, config.tile_n) * problem.B * config.splits
 
-    elements = config.tile_m * config.tile_n
-    loaded = (config.tile_m + config.tile_n / config.cluster_m) * bits / 8
-    mainloop = problem.depth // config.splits * gpu.tile(elements, gpu.rate(bits) * REACHED[config.tile_m], loaded)
-    store = stored(problem.epilogue) * elements * result_bits / 8 / STORED
+    mainloop = problem.depth // config.splits * _step(config, gpu, bits)
+    store = stored(problem.epilogue) * config.tile_m * config.tile_n * result_bits / 8 / STORED
     computed = START + gpu.rounds(tiles) * (max(mainloop, store) if config.pingpong else mainloop + store)
 
     operands = (problem.rows + problem.cols) * problem.depth * problem.B * bits / 8
     written = stored(problem.epilogue) * problem.rows * problem.cols * problem.B * config.splits * result_bits / 8
     return max(computed, gpu.moving(operands if split else operands + written)) + (gpu.adding(written) if split else 0)
+
+
+def _step(config: MatmulConfig, gpu: Machine, bits: int) -> float:
+    """Clocks of a tile for one element of depth."""
+    m, n = config.tile_m, config.tile_n
+    shared = (m + n) + (m + m // 64 * n)  # written, and read
+    loaded = m + n / config.cluster_m
+    return max(gpu.tile(m * n, gpu.rate(bits) * REACHED[128], loaded * bits / 8), shared * bits / 8 / gpu.shared)
 
 
 def _few_enough(problem: MatmulProblem, tile_m: int, tile_n: int) -> bool:

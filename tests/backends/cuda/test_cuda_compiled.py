@@ -91,6 +91,7 @@ BROKEN = [
     ("narrow stores", CAUSAL | {"stores": {"16": 4, "4": 4}}),
     ("narrow stores", CAUSAL_BACK | {"stores": {"4": 8}}),
     ("narrow stores", GATHER | {"stores": {"16": 2, "4": 8}}),
+    ("narrow stores", MATMUL | {"stores": {"4": 2}}),
     ("narrow stores", RAGGED | {"stores": {"4": 64}}),
     ("narrow stores", SCALED | {"stores": {"16": 16, "4": 64}}),
     ("nothing shared in a cluster", SCALED | {"multicast": 0}),
