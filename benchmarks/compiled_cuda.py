@@ -163,7 +163,7 @@ def describe(name: str) -> dict:
             "kernel": f"conv{rank}d_{CONV_ROLES[role]}",
             "operands": ELEMENTS[arguments[2]],
             "config": f"{m}x{n}, cluster {cluster}",
-            **{"tile_m": m, "tile_n": n, "cluster_m": cluster},
+            **{"tile_m": m, "tile_n": n, "cluster": cluster},
         }
     if template.startswith("Causal"):
         return _describe_causal(template, *arguments)
@@ -212,7 +212,7 @@ def identity(row: dict) -> tuple:
         "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
         "ragged": ("cluster_n",),
         "scaled": ("cluster_m", "second"),
-    }.get(kernel.partition("_")[0], ("cluster_m",))
+    }.get(kernel.partition("_")[0], ("cluster",))
     return kernel, *(row.get(name) for name in ("operands", "tile_m", "tile_n", *names))
 
 
@@ -258,7 +258,9 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     "not on the tensor cores": lambda row: hopper(row) and row["wgmma"] == 0 or row["kernel"] == "weight_only" and row["mma"] == 0,
     "operands not loaded by TMA": lambda row: hopper(row) and row["tma"] == 0,
     "pixels not gathered by TMA": lambda row: row["kernel"].startswith("conv") and row["im2col"] == 0,
-    "nothing shared in a cluster": lambda row: max(row.get("cluster_m", 1), row.get("cluster_n", 1)) > 1 and row["multicast"] == 0,
+    "nothing shared in a cluster": lambda row: (
+        max(row.get(name, 1) for name in ("cluster", "cluster_m", "cluster_n")) > 1 and row["multicast"] == 0
+    ),
     "results not stored by TMA": lambda row: row["kernel"].startswith("matmul") and row["tma_stores"] == 0,
     # a memory-bound kernel: the filter, which is small, and sums go element by element, and the numbers of sequences
     "narrow loads": lambda row: (

@@ -13,7 +13,7 @@ const ConvKernel* Find(ConvRole role, int rank, const ConvConfig& config, Dtype 
   for (const ConvKernel& kernel : ConvKernels()) {
     const ConvConfig& c = kernel.config;
     if (kernel.role == role && kernel.rank == rank && kernel.operands == operands && c.tile_m == config.tile_m &&
-        c.tile_n == config.tile_n && c.cluster_m == config.cluster_m) {
+        c.tile_n == config.tile_n && c.cluster == config.cluster) {
       return &kernel;
     }
   }
@@ -44,7 +44,7 @@ Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfi
   const ConvKernel* kernel = Find(role, rank, config, operands);
   if (kernel == nullptr) {
     return Invalid("conv: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + " in clusters of " +
-                   std::to_string(config.cluster_m) + " takes " + Name(operands) + " operands in this role");
+                   std::to_string(config.cluster) + " takes " + Name(operands) + " operands in this role");
   }
   if (config.splits > 1 && result != Dtype::kF32) {
     return Invalid(std::string("conv: partial results are ") + Name(result) + ", want float32");

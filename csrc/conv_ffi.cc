@@ -6,7 +6,7 @@
 namespace jaxext {
 
 struct ConvCallAttributes : ConvAttributes {
-  int64_t tile_m, tile_n, cluster_m, splits;
+  int64_t tile_m, tile_n, cluster, splits;
 };
 
 struct ConvBiasActAttributes : ConvCallAttributes, EpilogueAttributes {};
@@ -15,7 +15,7 @@ struct ConvBiasActAttributes : ConvCallAttributes, EpilogueAttributes {};
 
 #define JAXEXT_CONV_CONFIG                                                                  \
   ::xla::ffi::StructMember<int64_t>("tile_m"), ::xla::ffi::StructMember<int64_t>("tile_n"), \
-      ::xla::ffi::StructMember<int64_t>("cluster_m"), ::xla::ffi::StructMember<int64_t>("splits")
+      ::xla::ffi::StructMember<int64_t>("cluster"), ::xla::ffi::StructMember<int64_t>("splits")
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::ConvCallAttributes, JAXEXT_CONV_MEMBERS, JAXEXT_CONV_CONFIG);
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::ConvBiasActAttributes, JAXEXT_CONV_MEMBERS, JAXEXT_CONV_CONFIG, JAXEXT_EPILOGUE_MEMBERS);
@@ -23,7 +23,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::ConvBiasActAttributes, JAXEXT_CONV
 namespace jaxext {
 namespace {
 
-ConvConfig ConfigOf(const ConvCallAttributes& a) { return {a.tile_m, a.tile_n, a.cluster_m, a.splits}; }
+ConvConfig ConfigOf(const ConvCallAttributes& a) { return {a.tile_m, a.tile_n, a.cluster, a.splits}; }
 
 template <int kRank, ConvRole kRole>
 ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, ConvCallAttributes attributes) {

@@ -1,7 +1,9 @@
 #include "conv_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
+#include <utility>
 
 #include "refusals.h"
 
@@ -44,6 +46,10 @@ std::vector<int64_t> Sizes(const ConvProblem& p) {
   return sizes;
 }
 
+int64_t PhasesOf(const ConvProblem& p, int i) { return std::min(p.stride[i], p.input[i]); }
+
+int64_t PhasesOf(const ConvProblem& p) { return PhasesOf(p, 0) * PhasesOf(p, 1) * PhasesOf(p, 2); }
+
 // Of sizes above 0.
 Reason CheckSizes(ConvRole role, int rank, const ConvProblem& p) {
   std::vector<int64_t> bounded = Sizes(p);
@@ -65,17 +71,14 @@ Reason CheckSizes(ConvRole role, int rank, const ConvProblem& p) {
     if (channels % kChannels != 0) return Text(channels) + " channels per group, TMA wants a multiple of " + Text(kChannels);
   }
   const auto most = [](const Three& numbers) { return *std::max_element(numbers.begin(), numbers.end()); };
-  const int64_t stride = most(p.stride), lowest = *std::min_element(p.low.begin(), p.low.end());
+  const int64_t stride = most(p.stride);
   if (most(p.input_dilation) > 1) return "an input dilation of " + Text(most(p.input_dilation)) + ", TMA's boxes have no holes";
-  if (role == ConvRole::kDgrad && stride > 1) {
-    return "a stride of " + Text(stride) + " in dgrad, it takes 1: CUTLASS's schedule for Hopper leaves out all phases but one";
-  }
-  if (role == ConvRole::kDgrad && lowest < 0) {
-    return "padding " + Text(lowest) + " in dgrad, it takes none below 0: a crop's gradient has zeros that no box writes";
-  }
   if (stride > kMostStride) return "a stride of " + Text(stride) + ", a TMA box takes " + Text(kMostStride) + " at most";
   if (const int64_t parts = Product({p.B, p.G}); parts > kMostParts) {
     return Text(parts) + " groups, with those of the batch label, it takes " + Text(kMostParts) + " at most";
+  } else if (role == ConvRole::kDgrad && parts * PhasesOf(p) > kMostPhases) {
+    return Text(PhasesOf(p)) + " phases of the strides in each of " + Text(parts) + " groups, it takes " + Text(kMostPhases) +
+           " together at most";
   }
   const int64_t taps = Volume(p.filter), groups = p.B * p.G;
   const int64_t x = Product({groups, p.N, Volume(p.input), p.C}), w = Product({groups, p.K, taps, p.C});
@@ -113,23 +116,44 @@ Reason Crop(const ConvProblem& p, int i, int64_t first_row, int64_t rows, ConvPa
   *begin = std::max<int64_t>(0, first);
   const int64_t end = std::min(p.input[i], last + 1);
   part->input[i] = end - *begin;
+  part->filter[i] = p.filter[i];
   part->output[i] = rows;
   part->low[i] = *begin - first;
   part->high[i] = last + 1 - end;
+  part->dilation[i] = p.filter_dilation[i];
+  part->pixel[i] = part->tap[i] = 1;
   return {};
 }
 
+// Phase `begin` of an axis in dgrad (conv_plan.h).
+void Phase(const ConvProblem& p, int i, int64_t begin, ConvPart* part, int64_t* first) {
+  const int64_t stride = p.stride[i], common = std::gcd(stride, p.filter_dilation[i]), step = stride / common;
+  const auto meets = [&](int64_t tap) { return (begin + p.low[i] - tap * p.filter_dilation[i]) % stride == 0; };
+  for (*first = 0; *first < step && !meets(*first);) ++*first;
+  const bool any = *first < std::min(step, p.filter[i]);
+  part->input[i] = (p.input[i] - begin + stride - 1) / stride;
+  part->output[i] = p.output[i];
+  part->filter[i] = any ? (p.filter[i] - *first + step - 1) / step : 0;
+  part->low[i] = any ? (begin + p.low[i] - *first * p.filter_dilation[i]) / stride : 0;
+  part->high[i] = 0;
+  part->dilation[i] = p.filter_dilation[i] / common;
+  part->pixel[i] = stride;
+  part->tap[i] = step;
+}
+
 // TMA stores the corners of all axes in 16 bits together, and the offsets of taps likewise; CUTLASS also wants padding within these bounds.
-Reason CheckBox(ConvRole role, int rank, const ConvProblem& p, const ConvPart& part, int i) {
+Reason CheckBox(ConvRole role, int rank, const ConvPart& part, int i) {
   const int64_t corner = int64_t{1} << (16 / rank - 1);
   const int64_t most_reach = (int64_t{1} << (16 / rank)) - 2;
   const int64_t most_padding = rank == 1 ? 65536 : rank == 2 ? 256 : 16;
   const std::string axis = std::string(" on axis ") + AxisName(i), with = " with " + Text(rank) + " axes";
-  const int64_t reach = (p.filter[i] - 1) * p.filter_dilation[i];
+  // A block of wgrad without a tap of its own, beside the last, reads one more of the first axis.
+  const int64_t taps = part.filter[i] + (role == ConvRole::kWgrad && i == 3 - rank);
+  const int64_t reach = (taps - 1) * part.dilation[i];
   if (reach > most_reach) {
     return "a dilated filter of " + Text(reach + 1) + axis + ", TMA takes " + Text(most_reach + 1) + " at most" + with;
   }
-  const ConvBox box = BoxOf(role, p, part, i);
+  const ConvBox box = BoxOf(role, part, i);
   if (std::min(box.lower, box.upper) < -corner || std::max(box.lower, box.upper) >= corner) {
     return "corners " + Text(box.lower) + " and " + Text(box.upper) + " of the box" + axis + ", TMA takes " + Text(-corner) + " to " +
            Text(corner - 1) + with;
@@ -139,47 +163,76 @@ Reason CheckBox(ConvRole role, int rank, const ConvProblem& p, const ConvPart& p
   return {};
 }
 
-// The views of part (split, b, g).
-Reason Views(ConvRole role, int rank, const ConvProblem& p, int64_t splits, int64_t split, int64_t b, int64_t g, ConvPart* part) {
+// Which part: the phase by the first pixel of each axis.
+struct Place {
+  int64_t splits, split, b, g;
+  Three phase;
+};
+
+Reason Views(ConvRole role, int rank, const ConvProblem& p, const Place& at, ConvPart* part) {
   const int cut = 3 - rank;  // the axis whose rows are shared out
-  const int64_t slices = splits > p.N ? splits / p.N : 1;
-  const int64_t image = splits > p.N ? split / slices : p.N * split / splits;
-  const int64_t image_end = splits > p.N ? image + 1 : p.N * (split + 1) / splits;
-  Three first_row = {}, begin = {};
+  const int64_t slices = at.splits > p.N ? at.splits / p.N : 1;
+  const int64_t image = at.splits > p.N ? at.split / slices : p.N * at.split / at.splits;
+  const int64_t image_end = at.splits > p.N ? image + 1 : p.N * (at.split + 1) / at.splits;
+  Three first_row = {}, begin = at.phase, first_tap = {};
   part->N = image_end - image;
   for (int i = 0; i < 3; ++i) {
+    if (role == ConvRole::kDgrad) {
+      Phase(p, i, begin[i], part, &first_tap[i]);
+      continue;
+    }
     int64_t rows = p.output[i];
     if (i == cut && slices > 1) {
-      const int64_t slice = split % slices;
+      const int64_t slice = at.split % slices;
       first_row[i] = p.output[i] * slice / slices;
       rows = p.output[i] * (slice + 1) / slices - first_row[i];
     }
-    if (role == ConvRole::kDgrad) {
-      part->input[i] = p.input[i], part->output[i] = rows, part->low[i] = p.low[i], part->high[i] = 0;
-    } else if (Reason reason = Crop(p, i, first_row[i], rows, part, &begin[i])) {
-      return reason;
-    }
-    if (i < cut) continue;
-    if (Reason reason = CheckBox(role, rank, p, *part, i)) return reason;
+    if (Reason reason = Crop(p, i, first_row[i], rows, part, &begin[i])) return reason;
   }
-  const auto pixel = [&](const Three& sizes, const Three& at) {
-    return (((b * p.N + image) * sizes[0] + at[0]) * sizes[1] + at[1]) * sizes[2] + at[2];
+  const bool zeros = Volume(part->filter) == 0;  // nothing is read
+  for (int i = cut; i < 3 && !zeros; ++i) {
+    if (Reason reason = CheckBox(role, rank, *part, i)) return reason;
+  }
+  const auto pixel = [&](const Three& sizes, const Three& first) {
+    return (((at.b * p.N + image) * sizes[0] + first[0]) * sizes[1] + first[1]) * sizes[2] + first[2];
   };
-  part->x = (pixel(p.input, begin) * p.G + g) * p.C;
-  part->y = (pixel(p.output, first_row) * p.G + g) * p.K;
-  part->w = ((split * p.B + b) * p.G + g) * p.K * Volume(p.filter) * p.C;
+  const int64_t tap = zeros ? 0 : (first_tap[0] * p.filter[1] + first_tap[1]) * p.filter[2] + first_tap[2];
+  part->x = (pixel(p.input, begin) * p.G + at.g) * p.C;
+  part->y = (pixel(p.output, first_row) * p.G + at.g) * p.K;
+  part->w = (((at.split * p.B + at.b) * p.G + at.g) * p.K * Volume(p.filter) + tap) * p.C;
   return {};
+}
+
+// The first pixels of all phases in dgrad, those of most taps first: blocks begin in order, and the short ones fill up the end.
+std::vector<Three> Phases(ConvRole role, const ConvProblem& p) {
+  if (role != ConvRole::kDgrad) return {Three{}};
+  std::vector<std::pair<int64_t, Three>> found;
+  for (int64_t d = 0; d < PhasesOf(p, 0); ++d) {
+    for (int64_t h = 0; h < PhasesOf(p, 1); ++h) {
+      for (int64_t w = 0; w < PhasesOf(p, 2); ++w) {
+        ConvPart part;
+        int64_t first;
+        const Three phase = {d, h, w};
+        for (int i = 0; i < 3; ++i) Phase(p, i, phase[i], &part, &first);
+        found.push_back({Volume(part.filter), phase});
+      }
+    }
+  }
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<Three> phases;
+  for (const auto& [taps, phase] : found) phases.push_back(phase);
+  return phases;
 }
 
 }  // namespace
 
-ConvBox BoxOf(ConvRole role, const ConvProblem& p, const ConvPart& part, int i) {
-  const int64_t reach = (p.filter[i] - 1) * p.filter_dilation[i];
+ConvBox BoxOf(ConvRole role, const ConvPart& part, int i) {
+  const int64_t reach = (part.filter[i] - 1) * part.dilation[i];
   if (role == ConvRole::kDgrad) {
     const int64_t lower = part.low[i] - reach;
-    return {lower, lower + part.input[i] - part.output[i], reach, -p.filter_dilation[i]};
+    return {lower, lower + part.input[i] - part.output[i], reach, -part.dilation[i]};
   }
-  return {-part.low[i], part.high[i] - reach, 0, p.filter_dilation[i]};
+  return {-part.low[i], part.high[i] - reach, 0, part.dilation[i]};
 }
 
 Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
@@ -191,8 +244,11 @@ Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& p, const Dtypes& 
   if (least < 0) return "a size is " + Text(least) + ", it takes 0 or more";
   if (least == 0) return {};
   if (Reason reason = CheckSizes(role, rank, p)) return reason;
-  ConvPart whole;
-  return Views(role, rank, p, 1, 0, 0, 0, &whole);
+  for (const Three& phase : Phases(role, p)) {
+    ConvPart whole;
+    if (Reason reason = Views(role, rank, p, {1, 0, 0, 0, phase}, &whole)) return reason;
+  }
+  return {};
 }
 
 // Of a problem that ConvRefuses takes.
@@ -205,11 +261,10 @@ Status PlanConv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig&
   if (no_x || no_w || no_y) return Invalid("conv: an operand is empty, want none: no kernel writes the zeros of an empty sum");
 
   if (Status status = CheckSplits(role, rank, p, config); !status.ok()) return status;
-  for (int64_t split = 0; split < config.splits; ++split) {
-    for (int64_t b = 0; b < p.B; ++b) {
-      for (int64_t g = 0; g < p.G; ++g) {
-        if (Reason reason = Views(role, rank, p, config.splits, split, b, g, &parts->emplace_back())) return Invalid("conv: " + *reason);
-      }
+  for (const Three& phase : Phases(role, p)) {
+    for (int64_t i = 0; i < config.splits * p.B * p.G; ++i) {
+      const Place place = {config.splits, i / (p.B * p.G), i / p.G % p.B, i % p.G, phase};
+      if (Reason reason = Views(role, rank, p, place, &parts->emplace_back())) return Invalid("conv: " + *reason);
     }
   }
   return {};

@@ -8,8 +8,8 @@
 //
 // CUTLASS has one schedule for convolutions, with one block per tile, and supports neither groups nor splits.  Here the blocks of a launch
 // take their arguments, strides and boxes from one of several *parts* (conv_plan.h), selected by blockIdx.z, which CUTLASS does not use for
-// convolutions.  The epilogue is ours: a result is always a matrix, and CUTLASS's epilogue for any layout took most of the time to compile.
-// It must not know XLA or Python.
+// convolutions.  The epilogue is ours: a result is always a matrix, in dgrad with rows that need not stand equally far apart, and CUTLASS's
+// epilogue for any layout took most of the time to compile.  It must not know XLA or Python.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -37,8 +37,30 @@ struct ConvEpilogue : Epilogue {
 template <>
 struct ConvEpilogue<false> {};
 
+// Where the rows of a result begin, in elements.
+struct EqualRows {
+  int64_t leading = 0;
+  CUTLASS_HOST_DEVICE int64_t Of(int row) const { return row * leading; }
+};
+// Those of dgrad are every pixel, or those of a phase.
+template <int kRank>
+struct PixelRows {
+  cutlass::FastDivmod sizes[kRank];
+  int64_t strides[kRank + 1] = {};  // of an image, and of each axis
+  CUTLASS_HOST_DEVICE int64_t Of(int row) const {
+    int64_t at = 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = kRank - 1; i >= 0; --i) {
+      int pixel;
+      sizes[i](row, pixel, row);
+      at += pixel * strides[i + 1];
+    }
+    return at + row * strides[0];
+  }
+};
+
 // Stores D[row, tap, column], whose columns are contiguous, from the accumulators of wgmma, as Element or float.  A tile is of one tap.
-template <class Element, int kTileM, int kTileN, bool kFuses>
+template <class Element, int kTileM, int kTileN, class Rows, bool kFuses>
 struct ConvStore {
   // What CUTLASS's kernel asks an epilogue for.
   using ElementC = void;
@@ -49,8 +71,9 @@ struct ConvStore {
   struct Arguments {
     void* out = nullptr;
     bool in_float = false;
-    int rows = 0, columns = 0;  // columns: a multiple of 8
-    int64_t leading = 0;        // elements from row to row
+    int rows = 0, columns = 0, taps = 1;  // columns: a multiple of 8
+    bool zeros = false;                   // nothing is multiplied
+    Rows places = {};
     ConvEpilogue<kFuses> epilogue = {};
   };
   using Params = Arguments;
@@ -87,6 +110,7 @@ struct ConvStore {
   template <class Out, bool kFused, class Accumulators, class TiledMma>
   CUTLASS_DEVICE void Store(const Accumulators& accumulators, TiledMma tiled_mma, int thread) {
     const int tiles = cute::ceil_div(params.columns, kTileN);  // of one tap
+    if (blockIdx.y >= tiles * params.taps) return;             // the last of a pair
     const int first_row = blockIdx.x * kTileM;
     const int first_column = blockIdx.y % tiles * kTileN;
     Out* const out = static_cast<Out*>(params.out) + int64_t(blockIdx.y / tiles) * params.columns;
@@ -99,9 +123,19 @@ struct ConvStore {
       const int column = first_column + cute::get<1>(places(i));
       if (row >= params.rows || column >= params.columns) continue;
       float pair[2] = {accumulators(i), accumulators(i + 1)};
-      const int64_t at = row * params.leading + column;
+      const int64_t at = params.places.Of(row) + column;
       if constexpr (kFused) Finish<Out>(pair, column, at);
       Write(pair, out + at);
+    }
+  }
+
+  // Of a block of dgrad, by all its threads.
+  static CUTLASS_DEVICE void StoreZeros(const Params& params) {
+    const int chunks = params.in_float ? kTileN / 4 : kTileN / 8, wide = kTileN / chunks;  // 16 bytes each
+    for (int i = threadIdx.x; i < kTileM * chunks; i += blockDim.x) {
+      const int row = blockIdx.x * kTileM + i / chunks, column = blockIdx.y * kTileN + i % chunks * wide;
+      if (row >= params.rows || column >= params.columns) continue;
+      reinterpret_cast<uint4*>(params.out)[(params.places.Of(row) + column) / wide] = uint4{};
     }
   }
 
@@ -143,16 +177,23 @@ template <class Kernel, int kParts, int kBlocks>
 __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, kBlocks)
     ConvKernelOf(const __grid_constant__ ConvParts<Kernel, kParts> parts) {
   extern __shared__ char shared[];
-  Kernel{}(parts.part[blockIdx.z], shared);
+  const typename Kernel::Params& part = parts.part[blockIdx.z];
+  if constexpr (Kernel::kPhases) {  // parts of different sizes; the blocks of a cluster decide alike
+    constexpr int kTogether = cute::size<0>(typename Kernel::ClusterShape{});
+    if (int(blockIdx.x / kTogether * kTogether * cute::size<0>(typename Kernel::TileShape{})) >= part.epilogue.rows) return;
+    if (part.epilogue.zeros) return Kernel::Zeros::StoreZeros(part.epilogue);
+  }
+  Kernel{}(part, shared);
 }
 
-template <ConvRole kRole, int kRank, class Element, int kTileM, int kTileN, int kClusterM, int kStages, int kBlocks>
+template <ConvRole kRole, int kRank, class Element, int kTileM, int kTileN, int kCluster, int kStages, int kBlocks>
 struct Convolution {
   static constexpr bool kWgrad = kRole == ConvRole::kWgrad;
   static constexpr bool kFuses = kRole == ConvRole::kFprop;
+  static constexpr bool kPhases = kRole == ConvRole::kDgrad;
   static constexpr int kTileK = 64;  // 128 bytes, the widest swizzle
-  // Parts of a launch.  A split wgrad has many.  Others have several only with groups or a batch label; otherwise the space is copied
-  // unused.
+  // Parts of a launch.  A split wgrad has many.  Others have several only with groups, a batch label or the phases of strides; otherwise
+  // the space is copied unused.
   static constexpr int kParts = kWgrad ? 30 : 8;
 
   static constexpr auto kOperator = kRole == ConvRole::kFprop   ? cutlass::conv::Operator::kFprop
@@ -163,15 +204,21 @@ struct Convolution {
   // A nested shape is that of the first of several axes: tiles do not reach from one tap into the next.
   using TileN = cute::conditional_t<kWgrad, cute::Shape<cute::Int<kTileN>>, cute::Int<kTileN>>;
   using Tile = cute::Shape<cute::Int<kTileM>, TileN, cute::Shape<cute::Int<kTileK>>>;
-  using Cluster = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
+  static constexpr int kClusterM = kWgrad ? 1 : kCluster, kClusterN = kWgrad ? kCluster : 1;
+  using Cluster = cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>;
 
   using Mainloop = typename cutlass::conv::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, kOperator, Element, Layout, 8, Element, Layout, 8, float, Tile, Cluster,
       cutlass::conv::collective::StageCount<kStages>, cutlass::conv::KernelImplicitTmaWarpSpecializedSm90>::CollectiveOp;
-  using Store = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<ConvStore<Element, kTileM, kTileN, kFuses>>;
+  using Rows = cute::conditional_t<kPhases, PixelRows<kRank>, EqualRows>;
+  using OurStore = ConvStore<Element, kTileM, kTileN, Rows, kFuses>;
+  using Store = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<OurStore>;
   using Shape = cutlass::conv::ConvProblemShape<kOperator, kRank>;
   // A class of our own, so that the kernel goes by our name in profiles.
-  struct Kernel : cutlass::gemm::kernel::GemmUniversal<Shape, Mainloop, Store> {};
+  struct Kernel : cutlass::gemm::kernel::GemmUniversal<Shape, Mainloop, Store> {
+    static constexpr bool kPhases = Convolution::kPhases;
+    using Zeros = OurStore;
+  };
 
   // [N, spatial axes, channels], of which the last `kRank` spatial axes are real.
   static typename Shape::TensorExtent Sizes(int64_t outer, const std::array<int64_t, 3>& axes, int64_t inner) {
@@ -182,12 +229,18 @@ struct Convolution {
     return sizes;
   }
 
-  // Strides of an array whose pixels stand `pixel` elements apart.
-  static typename Shape::TensorStride Strides(const std::array<int64_t, 3>& axes, int64_t pixel) {
+  static int64_t Taps(const std::array<int64_t, 3>& filter) { return filter[0] * filter[1] * filter[2]; }
+
+  // Strides of a view of every `step`-th pixel of an array, whose pixels stand `pixel` elements apart.
+  static typename Shape::TensorStride Strides(const std::array<int64_t, 3>& axes, int64_t pixel, const std::array<int64_t, 3>& step) {
     typename Shape::TensorStride strides;
     strides[kRank + 1] = 1;
-    strides[kRank] = pixel;
-    for (int i = kRank; i > 0; --i) strides[i - 1] = strides[i] * axes[i + 2 - kRank];
+    for (int i = kRank; i > 0; --i) {
+      const int axis = 2 - kRank + i;
+      strides[i] = pixel * step[axis];
+      pixel *= axes[axis];
+    }
+    strides[0] = pixel;
     return strides;
   }
 
@@ -199,47 +252,55 @@ struct Convolution {
       const int axis = 3 - kRank + i;
       shape.lower_padding[i] = part.low[axis];
       shape.upper_padding[i] = part.high[axis];
-      shape.traversal_stride[i] = p.stride[axis];
-      shape.dilation[i] = p.filter_dilation[axis];
+      shape.traversal_stride[i] = kPhases ? 1 : p.stride[axis];
+      shape.dilation[i] = part.dilation[axis];
     }
-    shape.set_shape_stride_ABC(Sizes(part.N, part.input, p.C), Strides(p.input, p.G * p.C),     // x
-                               Sizes(p.K, p.filter, p.C), Strides(p.filter, p.C),               // w
-                               Sizes(part.N, part.output, p.K), Strides(p.output, p.G * p.K));  // y
+    shape.set_shape_stride_ABC(Sizes(part.N, part.input, p.C), Strides(p.input, p.G * p.C, part.pixel),     // x
+                               Sizes(p.K, part.filter, p.C), Strides(p.filter, p.C, part.tap),              // w
+                               Sizes(part.N, part.output, p.K), Strides(p.output, p.G * p.K, {1, 1, 1}));  // y
 
     typename Kernel::Arguments arguments{};
     arguments.problem_shape = shape;
     const auto at = [](const void* array, int64_t elements) { return static_cast<const Element*>(array) + elements; };
     const auto pixels = [&](const std::array<int64_t, 3>& axes) { return part.N * axes[0] * axes[1] * axes[2]; };
-    const auto store = [&](int64_t elements, int64_t rows, int64_t columns, int64_t leading) {
+    const auto store = [&](int64_t elements, int64_t rows, int64_t columns, const Rows& places) {
       void* const begin = static_cast<char*>(out) + elements * Bytes(result);
-      arguments.epilogue = {begin, result == Dtype::kF32, static_cast<int>(rows), static_cast<int>(columns), leading, {}};
+      const int taps = kWgrad ? Taps(p.filter) : 1;
+      arguments.epilogue = {begin, result == Dtype::kF32, static_cast<int>(rows), static_cast<int>(columns), taps, false, places, {}};
     };
     if constexpr (kRole == ConvRole::kFprop) {
       arguments.mainloop = {at(first, part.x), at(second, part.w)};
-      store(part.y, pixels(part.output), p.K, p.G * p.K);
+      store(part.y, pixels(part.output), p.K, {p.G * p.K});
       if (epilogue != nullptr) {
         const int64_t bytes = part.y * Bytes(result);
         auto& own = arguments.epilogue.epilogue;
         own = {*epilogue, true};
-        if (own.bias != nullptr) own.bias += part.w / (p.filter[0] * p.filter[1] * p.filter[2] * p.C);
+        if (own.bias != nullptr) own.bias += part.w / (Taps(p.filter) * p.C);
         if (own.residual != nullptr) own.residual = static_cast<const char*>(own.residual) + bytes;
         if (own.saved != nullptr) own.saved = static_cast<char*>(own.saved) + bytes;
       }
     } else if constexpr (kRole == ConvRole::kDgrad) {
       arguments.mainloop = {at(second, part.y), at(first, part.w)};
-      store(part.x, pixels(part.input), p.C, p.G * p.C);
+      Rows places;
+      for (int i = 0; i < kRank; ++i) places.sizes[i] = cutlass::FastDivmod(shape.shape_C[i + 1]);
+      for (int i = 0; i <= kRank; ++i) places.strides[i] = shape.stride_C[i];
+      store(part.x, pixels(part.input), p.C, places);
+      arguments.epilogue.zeros = Taps(part.filter) == 0;
     } else {
       arguments.mainloop = {at(second, part.y), at(first, part.x)};
-      store(part.w, p.K, p.C, p.filter[0] * p.filter[1] * p.filter[2] * p.C);
+      store(part.w, p.K, p.C, {Taps(p.filter) * p.C});
     }
     return arguments;
   }
 
-  // CUTLASS's checks of wgrad are too strict: it goes through the pixels of y with one stride, that of the last axis, but requires the
-  // strides of an array of whole images without groups.
+  // CUTLASS's checks are too strict.  Its wgrad goes through the pixels of y with one stride, that of the last axis, but requires the strides
+  // of an array of whole images without groups.  In dgrad a phase or a crop has padding below 0: what TMA gets are the box's corners.
   static bool CanImplement(typename Kernel::Arguments arguments) {
     Shape& shape = arguments.problem_shape;
     if constexpr (kWgrad) shape.stride_A = Shape::packed_stride_right_major(shape.shape_A);
+    for (int i = 0; i < kRank && kPhases; ++i) {
+      if (shape.lower_padding[i] < 0) return true;
+    }
     return Kernel::can_implement(arguments);
   }
 
@@ -248,6 +309,10 @@ struct Convolution {
                    void* out, const Epilogue* epilogue, ConvParts<Kernel, kParts>* params) {
     for (int i = 0; i < count; ++i) {
       const typename Kernel::Arguments arguments = ArgumentsOf(problem, parts[i], result, first, second, out, epilogue);
+      if (kPhases && Taps(parts[i].filter) == 0) {  // no descriptors
+        params->part[i].epilogue = arguments.epilogue;
+        continue;
+      }
       if (!CanImplement(arguments)) return false;
       params->part[i] = Kernel::to_underlying_arguments(arguments, /*workspace=*/nullptr);
     }
@@ -265,10 +330,12 @@ struct Convolution {
       if (!Fill(problem, &parts[begin], count, result, first, second, out, epilogue, &params)) {
         return Invalid("conv: CUTLASS refuses these sizes, strides or alignments");
       }
-      dim3 grid = Kernel::get_grid_shape(params.part[0]);  // the same for all parts
-      grid.z = count;
+      int rows = 0;
+      for (int i = 0; i < count; ++i) rows = std::max(rows, params.part[i].epilogue.rows);
+      const int columns = cute::ceil_div(params.part[0].epilogue.columns, kTileN) * params.part[0].epilogue.taps;
+      const dim3 grid(cute::round_up(cute::ceil_div(rows, kTileM), kClusterM), cute::round_up(columns, kClusterN), count);
       const Status launched = sm90::Launch("conv", ConvKernelOf<Kernel, kParts, kBlocks>, params, grid, Kernel::get_block_shape(),
-                                           dim3(kClusterM, 1, 1), Kernel::SharedStorageSize, stream);
+                                           dim3(kClusterM, kClusterN, 1), Kernel::SharedStorageSize, stream);
       if (!launched.ok()) return launched;
     }
     return {};
@@ -276,7 +343,7 @@ struct Convolution {
 
   static ConvKernel Entry(Dtype operands) {
     constexpr int kShared = Kernel::SharedStorageSize;
-    return {kRole, kRank, operands, {kTileM, kTileN, kClusterM, 1}, kTileK, kStages, kShared, &Launch};
+    return {kRole, kRank, operands, {kTileM, kTileN, kCluster, 1}, kTileK, kStages, kShared, &Launch};
   }
 };
 
@@ -284,14 +351,14 @@ struct Convolution {
 //
 // A tile of 128 x 128 keeps 128 accumulators per thread, so one block occupies a multiprocessor, with as many stages as help.  With tiles
 // of 128 x 64, for few channels, two blocks fit a multiprocessor: one multiplies while the other begins or ends, an overlap that this
-// schedule lacks within a block.  Pairs of blocks load the filter together; in wgrad there are too few tiles above each other for pairs.
+// schedule lacks within a block.  Pairs of blocks, one above the other, load the filter together; in wgrad, where few tiles stand above
+// each other and many taps beside, pairs side by side load y together.
 template <ConvRole kRole, int kRank>
 std::vector<ConvKernel> ConvKernelsOf() {
-  constexpr int kPair = kRole == ConvRole::kWgrad ? 1 : 2;
-  return {Convolution<kRole, kRank, cutlass::bfloat16_t, 128, 128, kPair, 6, 1>::Entry(Dtype::kBF16),
-          Convolution<kRole, kRank, cutlass::bfloat16_t, 128, 64, kPair, 4, 2>::Entry(Dtype::kBF16),
-          Convolution<kRole, kRank, cutlass::half_t, 128, 128, kPair, 6, 1>::Entry(Dtype::kF16),
-          Convolution<kRole, kRank, cutlass::half_t, 128, 64, kPair, 4, 2>::Entry(Dtype::kF16)};
+  return {Convolution<kRole, kRank, cutlass::bfloat16_t, 128, 128, 2, 6, 1>::Entry(Dtype::kBF16),
+          Convolution<kRole, kRank, cutlass::bfloat16_t, 128, 64, 2, 4, 2>::Entry(Dtype::kBF16),
+          Convolution<kRole, kRank, cutlass::half_t, 128, 128, 2, 6, 1>::Entry(Dtype::kF16),
+          Convolution<kRole, kRank, cutlass::half_t, 128, 64, 2, 4, 2>::Entry(Dtype::kF16)};
 }
 
 }  // namespace jaxext::sm90

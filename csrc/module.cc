@@ -66,7 +66,7 @@ py::list ConvTable() {
   for (const ConvKernel& k : ConvKernels()) {
     const char* role = k.role == ConvRole::kFprop ? "fprop" : k.role == ConvRole::kDgrad ? "dgrad" : "wgrad";
     rows.append(py::dict("rank"_a = k.rank, "role"_a = role, "operands"_a = Name(k.operands), "tile_m"_a = k.config.tile_m,
-                         "tile_n"_a = k.config.tile_n, "tile_k"_a = k.tile_k, "cluster_m"_a = k.config.cluster_m, "stages"_a = k.stages,
+                         "tile_n"_a = k.config.tile_n, "tile_k"_a = k.tile_k, "cluster"_a = k.config.cluster, "stages"_a = k.stages,
                          "shared"_a = k.shared_bytes));
   }
   return rows;

@@ -24,15 +24,19 @@ from jaxext.kernels._geometry import ConvProblem
 ROOT = pathlib.Path(__file__).parent.parent
 # jaxext::MatmulRole, jaxext::ConvRole, jaxext::CausalRole
 ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2, "forward": 0, "backward": 1}
+MOST_PHASES = 512  # as in csrc/conv_plan.h
 FLAGS = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
     input: int
+    filter: int
     output: int
     low: int
     high: int
+    pixel: int
+    tap: int
     lower: int
     upper: int
     first_offset: int
@@ -88,11 +92,11 @@ def refuses(problem: MatmulProblem | ConvProblem | CausalProblem, family=cuda_ma
 
 def plan(problem: ConvProblem, config: ConvConfig) -> list[Part] | str:
     """The parts of a dense convolution, or the reason for refusing."""
-    out, text = np.zeros((cuda_conv.MOST_PARTS, 28), np.int64), ctypes.create_string_buffer(1000)
+    out, text = np.zeros((MOST_PHASES, 37), np.int64), ctypes.create_string_buffer(1000)
     where = (ROLES[problem.role], cuda_conv.rank(problem))
     numbers = _numbers(problem), _pointer(dataclasses.astuple(config))
     count = _library().Plan(*where, *numbers, np.ctypeslib.as_ctypes(out.ravel()), text)
     if count < 0:
         return text.value.decode()
     rows = out[:count].tolist()
-    return [Part(*row[:4], boxes=(Box(*row[4:12]), Box(*row[12:20]), Box(*row[20:28]))) for row in rows]
+    return [Part(*row[:4], boxes=(Box(*row[4:15]), Box(*row[15:26]), Box(*row[26:37]))) for row in rows]

@@ -5,6 +5,7 @@ Elsewhere all is skipped but what lowered programs show.
 """
 
 import collections
+import functools
 import re
 
 import jax
@@ -190,11 +191,13 @@ def test_arrays_of_a_kernel_are_dense_and_in_order(kernels, layout, compiled):
             assert order == sorted(order, reverse=True), kind
 
 
-def test_nothing_else_goes_over_the_data(kernels, compiled):
-    """Channels last, a convolution is its kernel and the filter's transposition, and likewise its gradients."""
-    x, w = struct(4, 28, 28, 64), struct(3, 3, 64, 64)
-    assert work(compiled(conv, x, w)) == {"kernel": 1, "fusion": 1}
-    assert work(compiled(gradients(conv), x, w, x)) == {"kernel": 2, "fusion": 2}
+@pytest.mark.parametrize("stride", [1, 2])
+def test_nothing_else_goes_over_the_data(kernels, stride, compiled):
+    """Channels last, a convolution is its kernel and the filter's transposition, and likewise its gradients, all phases at once."""
+    op = functools.partial(conv, strides=(stride, stride))
+    x, w, y = struct(4, 28, 28, 64), struct(3, 3, 64, 64), struct(4, 28 // stride, 28 // stride, 64)
+    assert work(compiled(op, x, w)) == {"kernel": 1, "fusion": 1}
+    assert work(compiled(gradients(op), x, w, y)) == {"kernel": 2, "fusion": 2}
 
 
 def test_data_parallel_training_sends_the_filters_gradient_alone(kernels, devices, compiled):

@@ -85,8 +85,9 @@ extern "C" int Plan(int role, int rank, const int64_t* problem, const int64_t* c
   for (const ConvPart& part : parts) {
     for (int64_t number : {part.N, part.x, part.w, part.y}) *out++ = number;
     for (int i = 0; i < 3; ++i) {
-      const ConvBox box = BoxOf(ConvRole(role), p, part, i);
-      for (int64_t number : {part.input[i], part.output[i], part.low[i], part.high[i]}) *out++ = number;
+      const ConvBox box = BoxOf(ConvRole(role), part, i);
+      for (int64_t number : {part.input[i], part.filter[i], part.output[i], part.low[i], part.high[i]}) *out++ = number;
+      for (int64_t number : {part.pixel[i], part.tap[i]}) *out++ = number;
       for (int64_t number : {box.lower, box.upper, box.first_offset, box.tap_stride}) *out++ = number;
     }
   }

@@ -50,7 +50,7 @@ const char* NameOf(ConvRole role) { return role == ConvRole::kFprop ? "fprop" : 
 
 Status Conv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& c, Dtype operands, Dtype result, const void* first,
             const void* second, void* out, const Epilogue* epilogue, cudaStream_t) {
-  return Say("conv" + std::to_string(rank) + "d " + NameOf(role), p, {c.tile_m, c.tile_n, c.cluster_m, c.splits}, operands, result,
+  return Say("conv" + std::to_string(rank) + "d " + NameOf(role), p, {c.tile_m, c.tile_n, c.cluster, c.splits}, operands, result,
              {first, second, out}, epilogue);
 }
 

@@ -7,8 +7,8 @@ The kernels are products of matrices that TMA gathers through a bounding box of 
     dgrad   NDHW   C         TRSK
     wgrad   K      TRSC      NOPQ
 
-Tiles do not reach from one filter tap into the next.  Groups, the batch label and the pieces of a split sum are *parts*, several of which
-make one launch.  The limits of TMA and of the kernels stand in csrc/conv_plan.cc.
+Tiles do not reach from one filter tap into the next.  Groups, the batch label, the pieces of a split sum and the phases of a strided dgrad
+are *parts*, several of which make one launch.  The limits of TMA and of the kernels stand in csrc/conv_plan.cc.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DEPTH = 64  # of a stage
 class ConvConfig:
     tile_m: int  # of the product that a block computes
     tile_n: int
-    cluster_m: int  # blocks, one above the other, that load together what they share
+    cluster: int  # blocks that load together what they share: one above the other, in wgrad side by side
     splits: int = 1  # wgrad: partial sums, along a leading axis of the result, which is float32 if there are several
 
 
@@ -42,8 +42,7 @@ def candidates(problem: ConvProblem) -> list[ConvConfig]:
 
     The one that is expected to take the fewest clocks is first.
     """
-    pair = 1 if problem.role == "wgrad" else 2
-    tiles = [ConvConfig(tile_m=128, tile_n=128, cluster_m=pair), ConvConfig(tile_m=128, tile_n=64, cluster_m=pair)]
+    tiles = [ConvConfig(tile_m=128, tile_n=128, cluster=2), ConvConfig(tile_m=128, tile_n=64, cluster=2)]
     most = MOST_PARTS // max(1, problem.B * problem.G) if problem.role == "wgrad" else 1
     pieces = [splits for splits in range(2, most + 1) if _cuts(problem, splits)]
     configs = [dataclasses.replace(tile, splits=splits) for tile in tiles for splits in (1, *pieces)]
@@ -58,18 +57,25 @@ def clocks(problem: ConvProblem, config: ConvConfig) -> float:
     """Expected time, in clocks.
 
     A launch deals its blocks out to the multiprocessors in rounds.  Those which share a multiprocessor multiply in turns and hide one
-    another's beginning and end, so that they are counted once.
+    another's beginning and end, so that they are counted once.  Each tap belongs to one phase, and the blocks of all phases run together.
     """
     gpu = machine(problem.arch)
-    taps = math.prod(problem.filter)
-    x, y = problem.N * math.prod(problem.input), problem.N * math.prod(problem.output)
-    rows, columns, steps = {
-        "fprop": (y, cdiv(problem.K, config.tile_n), taps * cdiv(problem.C, _DEPTH)),
-        "dgrad": (x, cdiv(problem.C, config.tile_n), taps * cdiv(problem.K, _DEPTH)),
-        "wgrad": (problem.K, taps * cdiv(problem.C, config.tile_n), cdiv(cdiv(y, config.splits), _DEPTH)),
+    taps, phases = math.prod(problem.filter), _phases(problem)
+    x, y = (problem.N * math.prod(sizes) for sizes in (map(cdiv, problem.input, phases), problem.output))
+    rows, columns, channels, steps = {
+        "fprop": (y, problem.K, problem.C, taps),
+        "dgrad": (x, problem.C, problem.K, taps / math.prod(phases)),
+        "wgrad": (problem.K, problem.C, _DEPTH, cdiv(cdiv(y, config.splits), _DEPTH)),
     }[problem.role]
-    blocks = cdiv(rows, config.tile_m * config.cluster_m) * config.cluster_m * columns
-    loaded = 2 * _DEPTH * (config.tile_m + config.tile_n / config.cluster_m)
+    steps *= cdiv(channels, _DEPTH)
+    across, pair = cdiv(columns, config.tile_n), config.cluster
+    existing = _filled(columns, config.tile_n) * config.tile_n  # TMA reads nothing for the zeros beyond an array
+    if problem.role == "wgrad":
+        blocks = cdiv(rows, config.tile_m) * cdiv(taps * across, pair) * pair
+        loaded = 2 * _DEPTH * (_filled(rows, config.tile_m) * config.tile_m / pair + existing)
+    else:
+        blocks = cdiv(rows, config.tile_m * pair) * pair * across
+        loaded = 2 * _DEPTH * _filled(channels, _DEPTH) * (config.tile_m + existing / pair)
     tile, bits = config.tile_m * config.tile_n, 32 if config.splits > 1 else BITS[problem.dtypes[2]]
     step = gpu.tile(tile * _DEPTH, gpu.rate(16) * REACHED[config.tile_m], loaded)
 
@@ -79,10 +85,20 @@ def clocks(problem: ConvProblem, config: ConvConfig) -> float:
             START + resident * steps * step + stored(problem.epilogue) * tile * bits / 8 / STORED
         )
 
-    parts, most = problem.B * problem.G * config.splits, PARTS_OF_LAUNCH[problem.role]
+    parts, most = problem.B * problem.G * config.splits * math.prod(phases), PARTS_OF_LAUNCH[problem.role]
     whole, rest = divmod(parts, most)
     total = whole * launch(most) + (launch(rest) if rest else 0)
     return total + gpu.adding(4 * parts * problem.K * taps * problem.C) if config.splits > 1 else total
+
+
+def _filled(size: int, tile: int) -> float:
+    """The share of its tiles that an axis fills."""
+    return size / (cdiv(size, tile) * tile) if size else 1
+
+
+def _phases(problem: ConvProblem) -> tuple[int, ...]:
+    """Of each axis: the pixels of dgrad by their residues modulo the stride."""
+    return tuple(max(1, min(sizes)) if problem.role == "dgrad" else 1 for sizes in zip(problem.stride, problem.input, strict=True))
 
 
 def rank(problem: ConvProblem) -> int:

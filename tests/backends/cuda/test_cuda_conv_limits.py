@@ -46,6 +46,12 @@ LIMITS = {
     ),
     "strides": (problem("fprop", (40, 40), (3, 3), stride=8), problem("fprop", (40, 40), (3, 3), stride=9)),
     "parts": (problem("fprop", (8,), (3,), B=2, G=32), problem("fprop", (8,), (3,), B=5, G=13)),
+    "phases": (problem("dgrad", (8, 8), (3, 3), stride=8, G=8), problem("dgrad", (8, 8), (3, 3), stride=8, G=9)),
+    "2-D, crop in dgrad": (problem("dgrad", (400, 9), (1, 1), low=(-128, 0)), problem("dgrad", (400, 9), (1, 1), low=(-129, 0))),
+    "2-D, taps in strided dgrad": (
+        problem("dgrad", (600, 9), (258, 1), stride=(2, 1)),
+        problem("dgrad", (600, 9), (259, 1), stride=(2, 1)),
+    ),
     "pixels": (problem("fprop", (65535, 32767), (1, 1)), problem("fprop", (65536, 32767), (1, 1))),
     "elements": (problem("fprop", ((1 << 19) - 1,), (1,), C=1 << 20), problem("fprop", (1 << 19,), (1,), C=1 << 20)),
     "channels": (problem("fprop", (1,), (1,), C=(1 << 31) - 8), problem("fprop", (1,), (1,), C=1 << 31)),
@@ -57,7 +63,7 @@ LIMITS = {
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_are_where_they_are(name):
     within, beyond = LIMITS[name]
-    config = ConvConfig(tile_m=128, tile_n=64, cluster_m=1)
+    config = ConvConfig(tile_m=128, tile_n=64, cluster=1)
     assert refuses(within) is None and not isinstance(plan(within, config), str)
     assert refuses(beyond) is not None and plan(beyond, config) == f"conv: {refuses(beyond)}"
 
@@ -78,7 +84,7 @@ def near_limits(rng: random.Random) -> ConvProblem | None:
         N=rng.choice((1, 3, 64)),
         G=rng.choice((1, 8, 9)),
         K=rng.choice((8, 8 << 16)),
-        stride=1 if role == "dgrad" else draw(1, 2, 8),
+        stride=draw(1, 2, 8),
         low=draw(0, 1, -1, corner, 2 * corner),
         high=draw(0, 1, -2, corner, 2 * corner),
         dilation=draw(1, 1, 2, corner // 2, corner),

@@ -113,7 +113,7 @@ def convs(row, count):
         several = lambda most, one=one, axes=axes: one + tuple(pick.randint(1, most) for _ in range(axes))
         filter, dilation = several(5), several(2)
         low, high = ((0,) * (3 - axes) + tuple(pick.randint(-1, 3) for _ in range(axes)) for _ in "lh")
-        size, stride = several(30), several(1 if row["role"] == "dgrad" and not depthwise else 3)
+        size, stride = several(30), several(3)
         spare = [i + lo + hi - (f - 1) * d - 1 for i, lo, hi, f, d in zip(size, low, high, filter, dilation, strict=True)]
         if min(spare) < 0:
             continue

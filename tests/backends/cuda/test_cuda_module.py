@@ -89,7 +89,7 @@ def test_rows_make_sense(row):
     assert 0 < row["shared"] <= SHARED_MEMORY[90]
     assert row["stages"] >= 2, "nothing is loaded while it multiplies"
     assert row["tile_m"] % 64 == row["tile_n"] % 8 == 0, "wgmma's tiles"
-    assert row.get("cluster_m", row.get("cluster_n")) in (1, 2, 4)
+    assert row.get("cluster", row.get("cluster_m", row.get("cluster_n"))) in (1, 2, 4)
 
 
 def test_facts_of_the_build():
