@@ -94,7 +94,7 @@ def _folded(text: str, first: str, others: str | None = None) -> str:
 def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[str]:
     if row.window is not None:
         yield geometry(row.window)
-    yield row.layout
+    yield f"given as {row.layout}"
     yield f"precision {row.precision}" + (f" ({row.multiplies})" if row.multiplies else "")
     refused = " ".join(f"{name}[{reasons[name, reason]}]" for name, reason in row.refused.items())
     yield ", ".join(filter(None, [row.why, refused and f"not {refused}"]))

@@ -170,7 +170,7 @@ CONV = jaxext.conv_general_dilated
 ])  # fmt: skip
 def test_geometry(arguments, told):
     explanation = jaxext.explain(lambda x, w: CONV(x, w, *arguments), struct(2, 3, 9, 9), struct(4, 3, 3, 3))
-    assert details(explanation)[0].startswith(told + "NCHW OIHW NCHW; precision")
+    assert details(explanation)[0].startswith(told + "given as NCHW OIHW NCHW; precision")
     (row,) = explanation.rows
     assert row.window is not None and row.window.stride == arguments[0]
 
