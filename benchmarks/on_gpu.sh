@@ -18,8 +18,8 @@
 # causal     python -m jaxext.benchmarks.causal, into causal.json
 # quantized  python -m jaxext.benchmarks.quantized on the first of its layers, into quantized.json
 # walls      wall times, as they are (walls.json) and without CUDA graphs (walls_without_graphs.json)
-# profile    what the kernels' models expected of the rows in gpu.json; and the GAPS (10) largest gaps between what it says and what was
-#            aimed at, one after the other under Nsight Compute
+# profile    what the kernels' models expected of the rows in gpu.json, into predictions.md; and the GAPS (10) largest gaps between what it
+#            says and what was aimed at, one after the other under Nsight Compute
 #
 # Before the first part it installs, imports and collects the tests, in PREPARE (180) seconds at most; only then is a GPU needed, and
 # where there is none a sentence says so (benchmarks/gpu_rehearsal.sh goes so far).  A part takes LIMIT (480) seconds at most, and all of

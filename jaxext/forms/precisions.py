@@ -27,7 +27,7 @@ WORDS = {
 }
 _PRESET = re.compile(r"(TF32|BF16|F16)_\1_(\w+?)(?:_X(\d))?")
 _LEVELS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
-_ON_TPUS = dict(zip(_LEVELS, ("bf16", "bf16x3", "bf16x6"), strict=True))
+_ON_TPUS = ("bf16", "bf16x3", "bf16x6")
 
 
 def by_xla(call: Call) -> str:
@@ -43,7 +43,7 @@ def by_xla(call: Call) -> str:
         return _of_preset(call)
     if call.platform == "cuda" and (call.arch is None or call.arch >= 80) and level != lax.Precision.HIGHEST:
         return WORDS["tf32"].replace(":", " allowed:")
-    return WORDS[_ON_TPUS[level]] if call.platform == "tpu" else ""
+    return WORDS[_ON_TPUS[_LEVELS.index(level)]] if call.platform == "tpu" else ""
 
 
 def _level(precision: Any) -> lax.Precision | None:
