@@ -25,7 +25,7 @@ TILES = [  # of 16-bit operands: the result's dtype, tile_m, tile_n, cluster_m, 
     *(("fp32", 128, 256, 2, 0), ("fp32", 128, 192, 2, 1), ("fp32", 64, 128, 1, 1), ("fp32", 64, 256, 2, 1), ("fp32", 64, 64, 1, 1)),
 ]
 TABLE = [  # that of tests/csrc/host_code.cc
-    *(row(role, "bf16", result, m, n, 64, *how) for role in ("nn", "nt", "tn") for result, m, n, *how in TILES),
+    *(row(role, "bf16", result, m, n, 64, cluster, pingpong) for role in ("nn", "nt", "tn") for result, m, n, cluster, pingpong in TILES),
     row("nt", "fp8e4nv", "bf16", 128, 128, 128, 2, 0),
 ]
 
