@@ -8,9 +8,11 @@ import random
 import pytest
 from host_code import refuses
 
+from jaxext.backends.cuda import cuda_matmul
 from jaxext.backends.cuda.cuda_matmul import MatmulConfig, candidates, clocks, pick
 from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._roofline import machine
 
 
 def row(role, operands, result, tile_m, tile_n, tile_k, cluster_m, pingpong, fused=False):
@@ -23,7 +25,7 @@ TILES = [  # of 16-bit operands: the result's dtype, tile_m, tile_n, cluster_m, 
     *(("fp32", 128, 256, 2, 0), ("fp32", 128, 192, 2, 1), ("fp32", 64, 128, 1, 1), ("fp32", 64, 256, 2, 1), ("fp32", 64, 64, 1, 1)),
 ]
 TABLE = [  # that of tests/csrc/host_code.cc
-    *(row(role, "bf16", result, m, n, 64, *how) for role in ("nn", "nt", "tn") for result, m, n, *how in TILES),
+    *(row(role, "bf16", result, m, n, 64, cluster, pingpong) for role in ("nn", "nt", "tn") for result, m, n, cluster, pingpong in TILES),
     row("nt", "fp8e4nv", "bf16", 128, 128, 128, 2, 0),
 ]
 
@@ -127,6 +129,16 @@ def test_the_model_of_a_large_product_is_near_the_machines_rate():
     config = MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
     least = 8192**3 / (2048 * 132)
     assert least < clocks(product(8192, 8192, 8192), config) < 1.5 * least
+
+
+def test_the_right_factor_is_read_anew_for_each_64_rows(monkeypatch):
+    """From shared memory, where nothing else is slow."""
+    gpu = dataclasses.replace(machine(90), products=10**9, l2=10**9, memory=10**9, multiprocessors=1)
+    monkeypatch.setattr(cuda_matmul, "machine", lambda arch: gpu)
+    long = 10**7
+    for m, n, moved in ((128, 128, 2 * 128 + 128 + 2 * 128), (64, 256, 2 * (64 + 256)), (128, 256, 128 + 256 + 128 + 2 * 256)):
+        config = MatmulConfig(tile_m=m, tile_n=n, tile_k=64, cluster_m=1, pingpong=1)
+        assert clocks(product(m, n, long), config) == pytest.approx(long * moved * 2 / 128, rel=1e-3)
 
 
 REFUSALS = {
