@@ -243,7 +243,8 @@ def sums(row: dict) -> bool:
 
 
 def stores_lines(row: dict) -> bool:
-    return row["kernel"].startswith(("ragged", "scaled")) or vectorised(row) and not sums(row)
+    gradient = row["kernel"].startswith("conv") and "fprop" not in row["kernel"]  # what fprop's epilogue saves goes by pairs
+    return row["kernel"].startswith(("ragged", "scaled")) or gradient or vectorised(row) and not sums(row)
 
 
 # What no kernel may do -> whether a row does it.

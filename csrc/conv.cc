@@ -20,7 +20,6 @@ const ConvKernel* Find(ConvRole role, int rank, const ConvConfig& config, Dtype 
   return nullptr;
 }
 
-// TMA reads 16 bytes at once.
 }  // namespace
 
 const std::vector<ConvKernel>& ConvKernels() {

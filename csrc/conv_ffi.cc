@@ -13,9 +13,9 @@ struct ConvBiasActAttributes : ConvCallAttributes, EpilogueAttributes {};
 
 }  // namespace jaxext
 
-#define JAXEXT_CONV_CONFIG                                                                  \
-  ::xla::ffi::StructMember<int64_t>("tile_m"), ::xla::ffi::StructMember<int64_t>("tile_n"), \
-      ::xla::ffi::StructMember<int64_t>("cluster"), ::xla::ffi::StructMember<int64_t>("splits")
+#define JAXEXT_CONV_CONFIG                                                                                                                \
+  ::xla::ffi::StructMember<int64_t>("tile_m"), ::xla::ffi::StructMember<int64_t>("tile_n"), ::xla::ffi::StructMember<int64_t>("cluster"), \
+      ::xla::ffi::StructMember<int64_t>("splits")
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::ConvCallAttributes, JAXEXT_CONV_MEMBERS, JAXEXT_CONV_CONFIG);
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::ConvBiasActAttributes, JAXEXT_CONV_MEMBERS, JAXEXT_CONV_CONFIG, JAXEXT_EPILOGUE_MEMBERS);

@@ -1,11 +1,11 @@
 // Dense convolutions in the terms of Hopper's TMA: views of the arrays, without groups or batch label, read through a bounding box of
-// pixels
-// ("im2col").  A convolution with groups, a batch label or a split sum becomes several such *parts*.
+// pixels ("im2col").  A convolution with groups, a batch label or a split sum becomes several such *parts*.
 //
 // So does dgrad with strides.  Output p and tap r meet x's pixel i where  p·stride + r·dilation = i + low.  Pixels of one residue modulo
 // the stride, which are a *phase*, meet every (stride / gcd)-th tap alone, and neighbours among them meet neighbouring outputs:
 //
-//     i = begin + stride·j    r = first + (stride / gcd)·t    p = j + low' - (dilation / gcd)·t    low' = (begin + low - first·dilation) / stride
+//     i = begin + stride·j    r = first + (stride / gcd)·t    p = j + low' - (dilation / gcd)·t
+//     low' = (begin + low - first·dilation) / stride
 //
 // which is a dgrad without strides, of those taps.  A phase that no tap meets gets zeros.
 //
@@ -42,8 +42,8 @@ struct ConvPart {
   std::array<int64_t, 3> input, filter, output;  // sizes of its views of x, w and y; no taps: its part of x is zeros
   std::array<int64_t, 3> low, high;              // zeros around x; `high` makes the size of the output exact (dgrad: 0, it is not needed)
   std::array<int64_t, 3> dilation;
-  std::array<int64_t, 3> pixel, tap;             // from one pixel of its view of x, and one tap of its view of w, to the next
-  int64_t x, w, y;                               // offsets of its views, in elements
+  std::array<int64_t, 3> pixel, tap;  // from one pixel of its view of x, and one tap of its view of w, to the next
+  int64_t x, w, y;                    // offsets of its views, in elements
 };
 
 // The box of one axis.

@@ -83,6 +83,10 @@ def larger(problem):
     return dataclasses.replace(problem, C=72, K=136)
 
 
+def of_row(row, problem):
+    return [config for config in cuda_conv.candidates(problem) if (config.tile_m, config.tile_n) == (row["tile_m"], row["tile_n"])]
+
+
 @pytest.mark.parametrize("row", CONVS, ids=id_of)
 def test_conv(row):
     problems = [case for case in test_cuda_conv.CASES.values() if case.name == f"conv{row['rank']}d_{row['role']}"]
@@ -91,7 +95,7 @@ def test_conv(row):
         problems = problems[:1]
     for problem in problems:
         problem = dataclasses.replace(problem, dtypes=(kernel.DTYPES[row["operands"]],) * 3)
-        configs = [config for config in cuda_conv.candidates(problem) if config.tile_n == row["tile_n"]]
+        configs = of_row(row, problem)
         splits = {config.splits: config for config in configs}
         for few_or_most in {min(splits), max(splits)}:  # the most parts may be more than a launch takes
             conv_call(row, problem, splits[few_or_most]).check()
@@ -218,7 +222,7 @@ def test_conv_with_an_epilogue(row):
         cases += [(plain, epilogue, result) for epilogue in EPILOGUES for result in (dtype, "fp32")]
     for problem, epilogue, result in cases:
         problem = fused(dataclasses.replace(problem, dtypes=(dtype, dtype, result)), epilogue)
-        (config,) = (config for config in cuda_conv.candidates(problem) if config.tile_n == row["tile_n"])
+        (config,) = of_row(row, problem)
         case = conv(row, problem, config) | dict(result="float32" if result == "fp32" else row["operands"])
         FusedCall(case, "conv", problem).check()
 

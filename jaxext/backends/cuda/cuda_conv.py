@@ -14,6 +14,7 @@ are *parts*, several of which make one launch.  The limits of TMA and of the ker
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 
@@ -34,19 +35,32 @@ class ConvConfig:
     splits: int = 1  # wgrad: partial sums, along a leading axis of the result, which is float32 if there are several
 
 
-_RESIDENT = {128: 1, 64: 2}  # tile_n -> blocks that fit on a multiprocessor
+# Of two warp groups.
+_LARGE = {("fprop", 1): (128, 256), ("dgrad", 1): (128, 256), ("wgrad", 1): (256, 128), ("fprop", 2): (256, 128), ("dgrad", 2): (256, 128)}
+
+
+def tiles(role: str, axes: int) -> list[tuple[int, int]]:
+    """As in csrc/conv_sm90.cuh."""
+    return [(128, 128), (128, 64), *([_LARGE[role, axes]] if (role, axes) in _LARGE else [])]
 
 
 def candidates(problem: ConvProblem) -> list[ConvConfig]:
-    """Both tiles; in wgrad with every number of partial sums that cuts the images, or the rows of each image, into parts.
+    """Every tile; in wgrad with every number of partial sums that cuts the images, or the rows of each image, into parts.
 
-    The one that is expected to take the fewest clocks is first.
+    The one that is expected to take the fewest clocks is first.  Those of which half is empty come last, if others are not: the model would
+    take some for their loads, but the zeros that they multiply cost power.
     """
-    tiles = [ConvConfig(tile_m=128, tile_n=128, cluster=2), ConvConfig(tile_m=128, tile_n=64, cluster=2)]
     most = MOST_PARTS // max(1, problem.B * problem.G) if problem.role == "wgrad" else 1
     pieces = [splits for splits in range(2, most + 1) if _cuts(problem, splits)]
-    configs = [dataclasses.replace(tile, splits=splits) for tile in tiles for splits in (1, *pieces)]
-    return sorted(configs, key=lambda config: clocks(problem, config))
+    sizes = itertools.product(tiles(problem.role, rank(problem)), (1, *pieces))
+    configs = [ConvConfig(tile_m=m, tile_n=n, cluster=2, splits=splits) for (m, n), splits in sizes]
+    return sorted(configs, key=lambda config: (_half_empty(problem, config), clocks(problem, config)))
+
+
+def _half_empty(problem: ConvProblem, config: ConvConfig) -> bool:
+    rows = problem.K if problem.role == "wgrad" else config.tile_m
+    columns = problem.K if problem.role == "fprop" else problem.C
+    return config.tile_m >= 2 * rows or config.tile_n >= 2 * columns
 
 
 def pick(problem: ConvProblem) -> ConvConfig:
@@ -77,10 +91,10 @@ def clocks(problem: ConvProblem, config: ConvConfig) -> float:
         blocks = cdiv(rows, config.tile_m * pair) * pair * across
         loaded = 2 * _DEPTH * _filled(channels, _DEPTH) * (config.tile_m + existing / pair)
     tile, bits = config.tile_m * config.tile_n, 32 if config.splits > 1 else BITS[problem.dtypes[2]]
-    step = gpu.tile(tile * _DEPTH, gpu.rate(16) * REACHED[config.tile_m], loaded)
+    step = gpu.tile(tile * _DEPTH, gpu.rate(16) * REACHED[min(config.tile_m, 128)], loaded)
 
     def launch(parts: int) -> float:
-        resident = max(1, min(_RESIDENT[config.tile_n], gpu.rounds(blocks * parts)))
+        resident = max(1, min(2 if config.tile_n == 64 else 1, gpu.rounds(blocks * parts)))
         return LAUNCH + gpu.rounds(blocks * parts, resident) * (
             START + resident * steps * step + stored(problem.epilogue) * tile * bits / 8 / STORED
         )

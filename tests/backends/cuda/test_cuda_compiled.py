@@ -45,7 +45,7 @@ MATMUL = {
     "shared": 214016,
     "told": True,
 }
-CONV = MATMUL | {"kernel": "conv2d_fprop", "im2col": 1, "tma_stores": 0, "stores": {"8": 64}}
+CONV = MATMUL | {"kernel": "conv2d_fprop", "cluster": 2, "im2col": 1, "tma_stores": 0, "stores": {"16": 64, "4": 128}}
 SCALED = MATMUL | {"kernel": "scaled", "second": "float8_e5m2", "tma_stores": 0, "loads": {"16": 4, "4": 12}, "stores": {"16": 16}}
 RAGGED = MATMUL | {"kernel": "ragged_nn", "cluster_m": 1, "cluster_n": 2, "tma_stores": 0, "stores": {"16": 16}}
 PORTABLE = {"arch": "80", "cluster_m": 1, "vector": 8, "wgmma": 0, "tma": 0, "multicast": 0, "tma_stores": 0, "shared": 0, "told": False}
@@ -93,6 +93,7 @@ BROKEN = [
     ("narrow stores", GATHER | {"stores": {"16": 2, "4": 8}}),
     ("narrow stores", MATMUL | {"stores": {"4": 2}}),
     ("narrow stores", RAGGED | {"stores": {"4": 64}}),
+    ("narrow stores", CONV | {"kernel": "conv2d_dgrad"}),
     ("narrow stores", SCALED | {"stores": {"16": 16, "4": 64}}),
     ("nothing shared in a cluster", SCALED | {"multicast": 0}),
     ("named after nothing in csrc", GATHER | {"kernel": "unknown"}),

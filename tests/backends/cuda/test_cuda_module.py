@@ -92,6 +92,14 @@ def test_rows_make_sense(row):
     assert row.get("cluster", row.get("cluster_m", row.get("cluster_n"))) in (1, 2, 4)
 
 
+def test_tiles_of_convolutions_are_those_compiled():
+    compiled = {
+        (row["role"], row["rank"], row["operands"], row["tile_m"], row["tile_n"], row["cluster"]) for row in _cuda_module.conv_kernels()
+    }
+    roles = itertools.product(("fprop", "dgrad", "wgrad"), (1, 2, 3), ("bfloat16", "float16"))
+    assert compiled == {(*key, m, n, 2) for key in roles for m, n in cuda_conv.tiles(*key[:2])}
+
+
 def test_facts_of_the_build():
     assert re.fullmatch(r"\d+(-real|-virtual)?(,\d+(-real|-virtual)?)*", _cuda_module.archs)
     assert re.match(r"\d+\.\d+", _cuda_module.cuda_version)
