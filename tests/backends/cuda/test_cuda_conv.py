@@ -361,7 +361,7 @@ def test_a_network_with_strides_trains_with_cuda_named_for_all_of_it():
         return jnp.sum(conv(y, up, (1, 1), "SAME"), dtype=jnp.float32)
 
     filters = [struct(3, 3, 8, 32), struct(1, 1, 16, 64), struct(2, 3, 64, 16), struct(3, 3, 16, 8)]
-    lowered = jaxext.lower_for(jax.grad(loss, (0, 1)), filters, struct(2, 64, 48, 8), arch="sm_90a")
+    lowered = jaxext.lower_for(jax.value_and_grad(loss, (0, 1)), filters, struct(2, 64, 48, 8), arch="sm_90a")
     assert custom_calls(lowered) == {f"jaxext_conv2d_{role}_v1": calls for role, calls in dict(fprop=4, dgrad=4, wgrad=4).items()}
     assert "stablehlo.convolution" not in lowered.as_text()
 
