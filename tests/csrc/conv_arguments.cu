@@ -1,6 +1,6 @@
 // What conv_sm90.cuh hands to CUTLASS, on the host alone: with the descriptors and coordinates that CUTLASS makes of it, TMA reads every
 // element of both operands where the definition has it, and a zero where it has none, tiles' overhang included.  Boxes are those of
-// conv_plan.h, stores and grid those of the result.  Needs nvcc and CUTLASS; no GPU and no driver.  Compiled once per RANK, with
+// conv_plan.h, stores those of the result.  Needs nvcc and CUTLASS; no GPU and no driver.  Compiled once per RANK, with
 // csrc/conv_plan.cc.
 #include <cstdint>
 #include <cstdio>
@@ -118,7 +118,7 @@ void CheckReads(const ConvProblem& p, const ConvPart& part, const Params& params
   const int64_t channels = dgrad ? p.K : p.C, pixels = part.N * Volume(targets), columns = kRole == ConvRole::kFprop ? p.K : p.C;
   const int64_t x = (kRole == ConvRole::kFprop || C::kWgrad ? kFirst : kSecond) + 2 * (dgrad ? part.y : part.x);
   const int64_t w = (kRole == ConvRole::kFprop ? kSecond : kFirst) + 2 * part.w, y = kSecond + 2 * part.y;
-  const auto [M, N, K, L] = params.problem_shape;
+  const auto [M, N, K, L] = params.shape;
   const auto& a = params.mainloop.tma_load_a;
   const auto& b = params.mainloop.tma_load_b;
   const auto of_a = a.get_tma_tensor(cute::make_shape(M, K));
@@ -127,7 +127,7 @@ void CheckReads(const ConvProblem& p, const ConvPart& part, const Params& params
   const Description& of_other = DescriptionOf(C::kWgrad ? a.get_tma_descriptor() : b.get_tma_descriptor());
 
   for (int i = 0; i < RANK; ++i) {
-    const ConvBox box = BoxOf(kRole, p, part, 2 - i);
+    const ConvBox box = BoxOf(kRole, part, 2 - i);
     const int64_t length = of_box.sizes[i + 1] + of_box.upper[i] - of_box.lower[i];
     Expect(of_box.lower[i] == box.lower && of_box.upper[i] == box.upper, "corners of the box");
     Expect((length - 1) / of_box.step[i + 1] + 1 == targets[2 - i], "as many pixels in the box as there are");
@@ -136,15 +136,15 @@ void CheckReads(const ConvProblem& p, const ConvPart& part, const Params& params
   const auto draw = [&](int64_t n) { return static_cast<int>(rng() % n); };
   for (int trial = 0; trial < 100; ++trial) {
     const int channel = draw(Up(channels, 64) * 64), pixel = draw(Up(pixels, 256) * 256), column = draw(Up(columns, 128) * 128);
-    const std::array<int64_t, 3> tap = {draw(p.filter[0]), draw(p.filter[1]), draw(p.filter[2])};
-    const int64_t linear_tap = (tap[0] * p.filter[1] + tap[1]) * p.filter[2] + tap[2];
+    const std::array<int64_t, 3> tap = {draw(part.filter[0]), draw(part.filter[1]), draw(part.filter[2])};
+    const int64_t linear_tap = (tap[0] * part.tap[0] * p.filter[1] + tap[1] * part.tap[1]) * p.filter[2] + tap[2] * part.tap[2];
     const int64_t image = pixel / Volume(targets);
     const int64_t at[3] = {pixel / (targets[1] * targets[2]) % targets[0], pixel / targets[2] % targets[1], pixel % targets[2]};
     bool inside = image < part.N && channel < channels;
     int64_t place = image;
     for (int i = 0; i < 3; ++i) {
       const int64_t source =
-          dgrad ? at[i] + part.low[i] - tap[i] * p.filter_dilation[i] : at[i] * p.stride[i] + tap[i] * p.filter_dilation[i] - part.low[i];
+          dgrad ? at[i] + part.low[i] - tap[i] * part.dilation[i] : at[i] * p.stride[i] + tap[i] * part.dilation[i] - part.low[i];
       inside = inside && source >= 0 && source < sources[i];
       place = place * whole[i] + source;
     }
@@ -163,42 +163,48 @@ void CheckReads(const ConvProblem& p, const ConvPart& part, const Params& params
 }
 
 template <class C, ConvRole kRole, class Params>
-void CheckStores(const ConvProblem& p, const ConvPart& part, const ConvConfig& config, Dtype result, const Params& params) {
+void CheckStores(const ConvProblem& p, const ConvPart& part, Dtype result, const Params& params, std::mt19937& rng) {
   constexpr bool dgrad = kRole == ConvRole::kDgrad;
   const auto& targets = dgrad ? part.input : part.output;
   const int64_t taps = Volume(p.filter), rows = C::kWgrad ? p.K : part.N * Volume(targets);
   const int64_t columns = kRole == ConvRole::kFprop ? p.K : p.C;
-  const int64_t leading = kRole == ConvRole::kFprop ? p.G * p.K : dgrad ? p.G * p.C : taps * p.C;
+  const int64_t leading = kRole == ConvRole::kFprop ? p.G * p.K : taps * p.C;
   const int64_t d = kOut + Bytes(result) * (kRole == ConvRole::kFprop ? part.y : dgrad ? part.x : part.w);
-  Expect(Number(params.epilogue.out) == d, "where the result begins");
-  Expect(params.epilogue.rows == rows && params.epilogue.columns == columns && params.epilogue.leading == leading, "store");
-  const dim3 grid = C::Kernel::get_grid_shape(params);
-  Expect(grid.x == Up(Up(rows, config.tile_m), config.cluster_m) * config.cluster_m, "grid.x");
-  Expect(grid.y == Up(columns, config.tile_n) * (C::kWgrad ? taps : 1) && grid.z == 1, "grid.y, grid.z");
+  Expect(Number(params.store.out) == d, "where the result begins");
+  Expect(params.store.rows == rows && params.store.columns == columns && params.store.taps == (C::kWgrad ? taps : 1), "store");
+  Expect(params.store.zeros == (Volume(part.filter) == 0), "whether nothing is read");
+  for (int trial = 0; trial < 20; ++trial) {
+    const int64_t row = rng() % rows;
+    int64_t place = row / Volume(targets), rest = row % Volume(targets);
+    for (int i = 0; i < 3 && dgrad; ++i) {
+      rest %= targets[i] * (i == 0 ? targets[1] * targets[2] : i == 1 ? targets[2] : 1);
+      place = place * p.input[i] + part.pixel[i] * (rest / (i == 0 ? targets[1] * targets[2] : i == 1 ? targets[2] : 1));
+    }
+    Expect(params.store.places.Of(row) == (dgrad ? place * p.G * p.C : row * leading), "where a row begins");
+  }
 }
 
 template <ConvRole kRole>
 void CheckRole(const char* name) {
-  constexpr int kPair = kRole == ConvRole::kWgrad ? 1 : 2;
-  using C = sm90::Convolution<kRole, RANK, cutlass::bfloat16_t, 128, 128, kPair, 6, 1>;
+  using C = sm90::Convolution<kRole, RANK, cutlass::bfloat16_t, 128, 128, 2, 6, 1>;
   std::mt19937 rng(0);
   const auto draw = [&](std::initializer_list<int64_t> of) { return of.begin()[rng() % of.size()]; };
   int checked = 0;
   for (int trial = 0; trial < 150; ++trial) {
-    const bool dgrad = kRole == ConvRole::kDgrad, large = trial % 8 == 0;  // far more than 2^31 elements
+    const bool large = trial % 8 == 0;  // far more than 2^31 elements
     ConvProblem p = {draw({1, 2}), draw({1, 2, 5}), draw({1, 2}), draw({8, 64, 136}), draw({8, 64, 136}), {}, {}, {}, {}, {}, {}, {}};
     for (int i = 0; i < 3; ++i) {
       const bool used = i >= 3 - RANK;
       p.input[i] = !used ? 1 : large ? int64_t{1} << 27 / RANK : draw({1, 5, 9, 14});
       p.filter[i] = used ? draw({1, 2, 3, 4}) : 1;
-      p.stride[i] = used && !dgrad ? draw({1, 2, 3, 8}) : 1;
-      p.low[i] = used ? draw({0, 1, 3, dgrad ? 0 : -1}) : 0;
+      p.stride[i] = used ? draw({1, 2, 3, 8}) : 1;
+      p.low[i] = used ? draw({0, 1, 3, -1}) : 0;
       p.filter_dilation[i] = used ? draw({1, 2}) : 1;
       p.input_dilation[i] = 1;
       const int64_t reach = (p.filter[i] - 1) * p.filter_dilation[i], high = used ? draw({0, 1, 3, -1}) : 0;
       p.output[i] = std::max<int64_t>(0, p.input[i] + p.low[i] + high - reach - 1 + p.stride[i]) / p.stride[i];
     }
-    const ConvConfig config = {128, 128, kPair, C::kWgrad ? draw({1, p.N, 2 * p.N}) : 1};
+    const ConvConfig config = {128, 128, 2, C::kWgrad ? draw({1, p.N, 2 * p.N}) : 1};
     std::vector<ConvPart> parts;
     if (ConvRefuses(kRole, RANK, p, {"bf16", "bf16", "bf16"}) || !PlanConv(kRole, RANK, p, config, &parts).ok()) continue;
     const Dtype result = config.splits > 1 ? Dtype::kF32 : Dtype::kBF16;
@@ -209,11 +215,14 @@ void CheckRole(const char* name) {
         Expect(false, "CUTLASS refuses");
         continue;
       }
-      Expect(described - before == 2 * count, "a descriptor for each operand of each part, and no more: the host waits for them");
+      int reading = 0;
       for (int i = 0; i < count; ++i) {
+        CheckStores<C, kRole>(p, parts[begin + i], result, params.part[i], rng);
+        if (params.part[i].store.zeros) continue;
         CheckReads<C, kRole>(p, parts[begin + i], params.part[i], rng);
-        CheckStores<C, kRole>(p, parts[begin + i], config, result, params.part[i]);
+        ++reading;
       }
+      Expect(described - before == 2 * reading, "a descriptor for each operand of each part, and no more: the host waits for them");
     }
     checked += parts.size();
   }

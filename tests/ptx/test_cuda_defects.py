@@ -192,7 +192,7 @@ DEFECTS = {
         r"(mul\.hi\.u32 %r\d+, %r\d+), %r\d+;",
         r"\1, 0;",
         None,
-        f"{TWICE}|outside of all arrays",
+        "wrote, and no barrier is between",
     ),
     "depthwise: no barrier after the filter": ("causal", r"bar\.sync\s+0;", "", None, "nothing has written|race"),
     "depthwise: a store too far": ("causal", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),

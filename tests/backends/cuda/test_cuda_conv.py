@@ -134,7 +134,7 @@ def gathered(problem: ConvProblem, parts: list[Part], splits: int, operands) -> 
 
     def pixels(first, images, sizes, steps, whole, channels):
         """Offsets of the pixels of a view."""
-        n, d, h, w = np.ix_(range(images), *(step * np.arange(size) for size, step in zip(sizes, steps, strict=True)))
+        n, d, h, w = np.ix_(range(images), *(range(0, step * size, step) for size, step in zip(sizes, steps, strict=True)))
         return (first + (((n * whole[0] + d) * whole[1] + h) * whole[2] + w) * p.G * channels).ravel()
 
     def box(slot, part, channels):
@@ -161,7 +161,7 @@ def gathered(problem: ConvProblem, parts: list[Part], splits: int, operands) -> 
     for part in parts:
         y = pixels(part.y, part.N, [b.output for b in part.boxes], (1, 1, 1), p.output, p.K)
         x = pixels(part.x, part.N, [b.input for b in part.boxes], [b.pixel for b in part.boxes], p.input, p.C)
-        k, t, r, s, c = np.ix_(range(p.K), *(b.tap * np.arange(b.filter) for b in part.boxes), range(p.C))
+        k, t, r, s, c = np.ix_(range(p.K), *(range(0, b.tap * b.filter, b.tap) for b in part.boxes), range(p.C))
         w = (part.w + (((k * p.filter[0] + t) * p.filter[1] + r) * p.filter[2] + s) * p.C + c).reshape(p.K, -1, p.C)
         if role == "wgrad":
             of_y = arrays["y"][y[:, None] + np.arange(p.K)]

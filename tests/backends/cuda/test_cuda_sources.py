@@ -41,7 +41,7 @@ def test_no_descriptor_fails_without_a_word(unit):
 @pytest.mark.parametrize("rank", [2, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 3))])  # 50 s each to compile
 def test_what_cutlass_makes_of_our_convolutions(tmp_path, rank):
     """With the descriptors and coordinates that CUTLASS makes of our arguments, TMA reads both operands where the definition has them;
-    stores and grids are the result's."""
+    stores are the result's."""
     program = tmp_path / "conv_arguments"
     nvcc("-O0", f"-DRANK={rank}", "-o", program, TESTS / "csrc/conv_arguments.cu", CSRC / "conv_plan.cc")
     done = subprocess.run([program], capture_output=True, text=True)
