@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from jaxext.forms.call import Call
+from jaxext.forms.call import Call, symbolic_size
 from jaxext.forms.form import dimension_numbers
 from jaxext.forms.implementation import Algorithm, Definition, folder_of, hash_of
 
@@ -23,11 +25,16 @@ class XlaDefinition(Definition):
         return hash_of(folder_of(type(self)))
 
 
+# Rows and columns from which XLA's CPU backend multiplies the real and imaginary parts of two matrices faster than complex numbers.
+_COMPLEX = 128
+
+
 class XlaMatmul(XlaDefinition):
     """The definition of matmul, and of every form without a window: `lax.dot_general`.  It supports every call."""
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
-        return (Algorithm("dot_general"),)
+        algorithms = ("real_products", "dot_general") if _large_and_complex(call) else ("dot_general",)
+        return tuple(map(Algorithm, algorithms))
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
         # The left operand has the first pair label of the result, so that dot_general gives the axis order of a matmul's result.
@@ -36,10 +43,26 @@ class XlaMatmul(XlaDefinition):
         left, right, result = call.axes[lhs], call.axes[rhs], call.axes[call.open]
         if call.platform == "cpu" and _faster_swapped(operands[lhs], operands[rhs], left, right, result):
             lhs, rhs, left, right = rhs, lhs, right, left
-        y = product(operands[lhs], operands[rhs], dimension_numbers(left, right, result), call.precision, call.dtype)
+        multiply = real_products if config.algorithm == "real_products" else product
+        y = multiply(operands[lhs], operands[rhs], dimension_numbers(left, right, result), call.precision, call.dtype)
         free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
         order = [*(axis for axis in left if axis in right and axis in result), *free]
         return lax.transpose(y, [order.index(axis) for axis in result])
+
+
+def _large_and_complex(call: Call) -> bool:
+    """Whether two large matrices of complex numbers are multiplied on a CPU, into numbers as wide, or into their real part."""
+    left, right = ({*call.labels[slot]} for slot in call.labels if slot != call.open)
+    dtypes = {dtype for slot, dtype in call.dtypes.items() if slot != call.open}
+    if call.platform != "cpu" or len(dtypes) > 1 or not is_complex(dtype := dtypes.pop()):
+        return False
+    if call.dtype not in (dtype, np.finfo(dtype).dtype) or symbolic_size(call):
+        return False
+    batch, *free = (
+        math.prod(call.sizes[label] for label in labels)
+        for labels in (left & right & {*call.labels[call.open]}, left - right, right - left)
+    )
+    return batch == 1 and min(free) >= _COMPLEX
 
 
 def _faster_swapped(lhs, rhs, left, right, result) -> bool:
@@ -64,6 +87,17 @@ def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
     natural = jax.eval_shape(lambda a, b: dot(None, a, b), lhs, rhs).dtype
     lax_can = dtype.itemsize >= natural.itemsize and is_complex(natural) <= is_complex(dtype)
     return convert(dot(dtype if lax_can else natural, lhs, rhs), dtype)
+
+
+def real_products(lhs, rhs, dims, precision, dtype) -> jax.Array:
+    """The product of two complex arrays by four of their parts, or the real part of it by two."""
+
+    def dot(left, right):
+        return lax.dot_general(left, right, dims, precision=precision)
+
+    (a, b), (c, d) = ((lax.real(x), lax.imag(x)) for x in (lhs, rhs))
+    real = dot(a, c) - dot(b, d)
+    return lax.complex(real, dot(a, d) + dot(b, c)) if is_complex(dtype) else real
 
 
 def convert(y: jax.Array, dtype) -> jax.Array:
