@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxext.kernels import gram, scaled
 from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._epilogue import Epilogue
 
 from .case import NUMBERS
 from .kinds import NN, NT, TN
 from .problems import PRODUCTS
+
+if TYPE_CHECKING:
+    from jaxext.kernels import gram, scaled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Scaled:
     products: tuple[str, ...] = (NN, NT)
 
     def problem(self, role: str, numbers: str, arch: int) -> scaled.Problem:
+        from jaxext.kernels import scaled  # needs Triton, as the compiler does; the command line lists the kernels without it
+
         format = FORMATS[numbers]
         x, w, y = format.dtypes
         counts = (size // (size if block is None else block) for size, block in zip((self.M, self.K, self.N), format.blocks, strict=True))
@@ -111,6 +115,8 @@ class Gram:
     products: tuple[str, ...] = (NT,)
 
     def problem(self, role: str, numbers: str, arch: int) -> gram.Problem:
+        from jaxext.kernels import gram
+
         dtypes, precision = NUMBERS[numbers]
         added: dict[str, Any] = dict(addend=dtypes[2], of_addend=-4.775, scale=2.0315) if self.addend else {}
         sizes = dict(B=1, M=self.rows, K=self.rows, N=self.depth)

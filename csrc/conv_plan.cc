@@ -88,7 +88,8 @@ Reason CheckSizes(ConvRole role, int rank, const ConvProblem& p) {
     return Text(pixels) + " pixels, it takes fewer than 2^31 - 2^16";
   }
   const int64_t channels = role == ConvRole::kFprop ? p.K : p.C;
-  const int64_t columns = (channels + kNarrowestTile - 1) / kNarrowestTile * (role == ConvRole::kWgrad ? taps : 1);
+  const bool pairs = role == ConvRole::kWgrad;  // of blocks side by side, in each of which one may be without columns
+  const int64_t narrow = (channels + kNarrowestTile - 1) / kNarrowestTile * (pairs ? taps : 1), columns = narrow + (pairs && narrow % 2);
   if (columns > kMostGridY) return Text(columns) + " blocks side by side, it takes " + Text(kMostGridY) + " at most";
   return {};
 }

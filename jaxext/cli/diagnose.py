@@ -45,7 +45,7 @@ def doctor(options) -> int:
       python -m jaxext doctor mynet:loss f32[1000] f32[64,32,32,3]
       python -m jaxext doctor mynet:loss f32[1000] f32[64@data,32,32,3] --mesh 4,2
       python -m jaxext doctor mynet:loss f32[1000] f32[64,32,32,3] --arch sm_90a --json
-      python -m jaxext doctor mynet:loss f32[1000] f32[64,32,32,3] --in-place-of-lax  # to check the cure
+      python -m jaxext doctor mynet:loss f32[1000] f32[64,32,32,3] --in-place-of-lax
     """
     fun = function(options.function, options.shapes)
     if options.in_place_of_lax:

@@ -71,7 +71,8 @@ def by_parts(call: Call, part: Call, operands: Mapping[str, jax.Array], compute:
     batch, row = call.rows
     batches, rows, size = call.sizes[batch], call.sizes[row], part.sizes[row]
     total = max(rows, size + 1)  # the compiler would take a slice of all rows out of the loop, and compute it by other code
-    parts = -(-total // size)
+    parts = -(-max(rows, size) // size)
+    number, of_batch = lax.optimization_barrier((jnp.int32(batches * parts), jnp.int32(parts)))
     with_rows = {slot for slot, labels in call.labels.items() if row in labels}
 
     def whole(slot: str) -> tuple[int, ...]:
@@ -82,7 +83,7 @@ def by_parts(call: Call, part: Call, operands: Mapping[str, jax.Array], compute:
         return jnp.pad(x, [(0, n - of_x) for of_x, n in zip(x.shape, whole(slot), strict=True)])
 
     def of_part(index, results):
-        b, i = lax.div(index, np.int32(parts)), lax.rem(index, np.int32(parts))
+        b, i = lax.div(index, of_batch), lax.rem(index, of_batch)
         start = i * np.int32(size)  # dynamic slices begin earlier if they would end too late: the last part among rows that are done
         own = {slot: lax.dynamic_index_in_dim(x, b, keepdims=False) for slot, x in arrays.items()}
         done = compute({slot: lax.dynamic_slice_in_dim(x, start, size) if slot in with_rows else x for slot, x in own.items()})
@@ -92,7 +93,6 @@ def by_parts(call: Call, part: Call, operands: Mapping[str, jax.Array], compute:
     arrays = {slot: padded(slot, x) for slot, x in call.flatten(operands).items()}
     empty = [jnp.zeros(whole(slot), dtype) for slot, dtype in call.results.items()]
     results = _compat.align_varying(*arrays.values(), *empty)[len(arrays) :]
-    number = lax.optimization_barrier(jnp.int32(batches * parts))
     results = lax.fori_loop(np.int32(0), number, of_part, list(results))
     results = tuple(y[:, :rows].reshape(call.shape_of(slot)) for slot, y in zip(call.results, results, strict=True))
     return results if call.further else results[0]

@@ -59,8 +59,8 @@ def per_example_norms(
 ) -> Callable[..., jax.Array]:
     """A function of the arguments of `fun` that returns the L2 norm of the gradient of each example.
 
-    The norm is that of the gradient in all parameters together.  One backward pass computes it and makes no gradient of an example, where
-    `explain` does not say otherwise.
+    The norm is that of the gradient in all parameters together.  One backward pass computes it and keeps no gradient of an example, unless
+    `explain` says otherwise.
 
     Args:
       fun: a loss, as in `clipped_grad`.
@@ -104,8 +104,9 @@ def clipped_grad(
 ) -> ClippedGrad:
     """A function of the arguments of `fun` that returns Σ_b g_b min(1, l2_clip_norm / |g_b|), with g_b the gradient of example b.
 
-    It is jax_privacy's `clipped_grad`, without the gradients of the examples: a backward pass computes their norms, and the gradient of the
-    weighted sum of losses is made of its cotangents.  There is a second pass only if a parameter is used inside of a scan or a checkpoint.
+    It is jax_privacy's `clipped_grad`, without large gradients of examples: a backward pass computes the norms, and the gradient of the
+    weighted sum of losses is made of its cotangents, and of gradients that are no larger than their layer's arrays.
+    There is a second pass only if a parameter is used inside of a scan or a checkpoint.
     The caller adds the noise.  Where `fun` computes a product of a parameter by lax, jaxext's
     takes its place, as in `in_place_of_lax`.  The function is compiled, as by `jax.jit`.
 

@@ -519,3 +519,10 @@ def test_kernels_refuses(capsys, stand_ins):
     assert refused(capsys, "kernels", "--problem", "nonsense") == "no problem has such a name, kernel and GPU"
     assert "'ninety' is no list of GPUs" in refused(capsys, "kernels", "--arch", "ninety")
     assert command.parser().parse_args(["kernels", "--arch", "80,sm_90a"]).arch == (80, 90)
+
+
+def test_without_triton():
+    """A plain install has none; a module of benchmarks imported kernels at once."""
+    code = "import sys; sys.modules['triton'] = None; from jaxext.cli import command; sys.exit(command.main(['info']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

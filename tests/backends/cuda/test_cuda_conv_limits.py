@@ -56,7 +56,7 @@ LIMITS = {
     "elements": (problem("fprop", ((1 << 19) - 1,), (1,), C=1 << 20), problem("fprop", (1 << 19,), (1,), C=1 << 20)),
     "channels": (problem("fprop", (1,), (1,), C=(1 << 31) - 8), problem("fprop", (1,), (1,), C=1 << 31)),
     "blocks": (problem("dgrad", (8,), (1,), C=65535 * 64), problem("dgrad", (8,), (1,), C=65535 * 64 + 8)),
-    "blocks of taps": (problem("wgrad", (65535,), (21845,), C=192, low=30000), problem("wgrad", (65535,), (21846,), C=192, low=30000)),
+    "blocks of taps": (problem("wgrad", (65535,), (21844,), C=192, low=30000), problem("wgrad", (65535,), (21845,), C=192, low=30000)),
 }
 
 
