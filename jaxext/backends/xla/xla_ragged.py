@@ -87,7 +87,7 @@ def _small(call: Call) -> bool:
     groups, rows, columns, summed = (call.sizes[label] for label in "GMNK")
     halves = call.dtype.itemsize == 2  # of which a loop converts each slice to float32
     if call.open == "w":
-        return groups == 1 or rows <= (64 if halves else 32) and min(columns, summed) > 1  # the dense way writes no filter twice
+        return groups == 1 or rows * groups <= 256 and min(columns, summed) > 1  # the dense way writes no filter twice
     products = math.prod(call.sizes[label] for label in "BPRMGNK")
     return groups == 1 or products <= 1 << 17 or halves and max(rows, groups) <= 16
 
