@@ -156,7 +156,8 @@ def candidates(problem: Problem) -> list[Config]:
         if problem.packed and min(config.tile_n, config.tile_k) < 32:
             continue
         # Unpacked int4 and converted 8-bit floats need more registers than int8: they are spread over more threads.
-        if problem.common is not None and (problem.packed or _EIGHTS & {*problem.operand_dtypes}) and (config.tile_m, config.tile_n) == (16, 128):
+        converted = problem.packed or _EIGHTS & {*problem.operand_dtypes}
+        if problem.common is not None and converted and (config.tile_m, config.tile_n) == (16, 128):
             config = dataclasses.replace(config, num_warps=8)
         if config not in configs and matmul.grid(problem, config)[0] <= MOST_PROGRAMS:
             configs.append(config)

@@ -51,9 +51,9 @@ def watch(reached: set[str], planned: bool) -> None:
     Which ones follows from the product alone, so that what JAX caches does not depend on the seeds before.  lax's own convolution only runs
     where the plan has it, since XLA has defects of its own there.
     """
-    from jaxext.backends.xla import conv_algorithms
+    from jaxext.backends.xla import conv_plan
 
-    plan, algorithms = conv_algorithms.plan, conv_algorithms.algorithms
+    plan, algorithms = conv_plan.plan, conv_plan.algorithms
     outside = True
 
     def watched_plan(*args, **kwargs):
@@ -76,7 +76,7 @@ def watch(reached: set[str], planned: bool) -> None:
         reached.add(f"{how} { {'y': 'fprop', 'x': 'dgrad', 'w': 'wgrad'}[open] } {chosen.partition('/')[0]}")
         return [chosen, *(name for name in (first, *others) if name != chosen)]
 
-    conv_algorithms.plan, conv_algorithms.algorithms = watched_plan, watched_algorithms
+    conv_plan.plan, conv_plan.algorithms = watched_plan, watched_algorithms
 
 
 def judge(call, seed: int, module, infinities: bool = False) -> tuple[str, str | None]:

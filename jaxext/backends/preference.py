@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxext.forms.call import Call
 from jaxext.forms.window import Window
 
-FUSED_TAPS = 9  # most taps of a depthwise convolution in one XLA fusion: `conv_algorithms.FOLDED_ON_GPU`
-FUSED_OUTPUTS = 16  # most outputs of a group in one XLA fusion: `conv_algorithms.FEW_ON_GPU`
+FUSED_TAPS = 9  # most taps of a depthwise convolution in one XLA fusion: `conv_plan.FOLDED_ON_GPU`
+FUSED_OUTPUTS = 16  # most outputs of a group in one XLA fusion: `conv_plan.FEW_ON_GPU`
 SMALL_GROUP = 32  # groups of at most this many channels leave most of a tensor core's tile empty
 TILE = 64  # channels that fill a tile
 FAST = (90, 100, 103)  # compute capabilities, times 10, that have wgmma or tcgen05

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
 from jaxext.forms.call import symbolic_size
-from jaxext.forms.choose import computed, replacing_lax
+from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import owner
 from jaxext.forms.implementation import Plan
 from jaxext.hazards.subjects import Equation, Planned
 from jaxext.tuning import random_operands, timing
+from jaxext.tuning.trial import alone
 
 REPEATS = 9  # samples of each
 PATIENCE_S = 3  # seconds for the samples of one product
@@ -65,8 +65,7 @@ def _planned(planned: Planned) -> Both | None:
     plan = family.implementations[-1].plan(call)
     assert isinstance(plan, Plan)  # the last implementation plans every call
     as_lax = dataclasses.replace(plan.configs[0], algorithm=AS_LAX[family.name])
-    operands = random_operands.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
-    return {"lax": _function(plan, as_lax), "jaxext": _function(choice.plan, choice.config)}, operands, 1
+    return {"lax": alone(plan, as_lax), "jaxext": alone(choice.plan, choice.config)}, random_operands.of(call), 1
 
 
 def _in_loop(equation: Equation) -> Both | None:
@@ -83,11 +82,3 @@ def _in_loop(equation: Equation) -> Both | None:
 
     operands = random_operands.normal([(STEPS, *aval.shape) for aval in avals], [np.dtype(aval.dtype) for aval in avals])
     return {"lax": function(False), "jaxext": function(True)}, operands, STEPS
-
-
-def _function(plan: Plan, config: Any) -> Callable:
-    def function(*operands: jax.Array):
-        with replacing_lax(False):
-            return computed(plan, config, dict(zip(plan.call.dtypes, operands, strict=True)))
-
-    return function

@@ -59,8 +59,8 @@ def per_example_norms(
 ) -> Callable[..., jax.Array]:
     """A function of the arguments of `fun` that returns the L2 norm of the gradient of each example.
 
-    The norm is that of the gradient in all parameters together.  One backward pass computes it and keeps no gradient of an example, unless
-    `explain` says otherwise.
+    The norm is that of the gradient in all parameters together.  One backward pass computes it.  It keeps gradients of examples only for
+    parameters that are used more than once, which `explain` names.
 
     Args:
       fun: a loss, as in `clipped_grad`.
@@ -82,7 +82,7 @@ def per_example_norms(
     @jax.jit
     def norms(args):
         size, batch = function.batched(args)
-        return jnp.sqrt(batch.traced().pass_backwards()[2]) if size else batch.zeros(batch.dtype)
+        return jnp.sqrt(batch.traced().pass_backwards(for_sum=False)[2]) if size else batch.zeros(batch.dtype)
 
     return lambda *args: norms(args)
 
@@ -160,7 +160,7 @@ def clipped_grad(
             none = tuple(jax.tree.map(jnp.zeros_like, args[i]) for i in function.parameters)
             return none[0] if isinstance(function.argnums, int) else none, values, batch.zeros(batch.dtype), aux
         traced = batch.traced()
-        values, aux, squares, weighted = traced.pass_backwards()
+        values, aux, squares, weighted = traced.pass_backwards(for_sum=True)
         norms = jnp.sqrt(squares)
         scale = functools.partial(_scale, clip=jnp.maximum(clip, 0).astype(norms.dtype), unit=rescale_to_unit_norm)
 

@@ -192,15 +192,16 @@ class Traced:
         """The roots of others whose gradients are stored, since these are smaller than what the weighted sum would be made of."""
         return set() if self.probed.nested else {use.root for use in self.probed.uses if use.way.small} - self.often
 
-    def pass_backwards(self) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
+    def pass_backwards(self, *, for_sum: bool) -> tuple[jax.Array, Any, jax.Array, Callable[[jax.Array], tuple]]:
         """The losses, the auxiliary data and the squared norms of all examples, and the gradient of a weighted sum of the losses.
 
         The cotangent of a weighted loss is the weighted cotangent of the loss.  So the gradient is that of the meetings alone, without
         another pass through the network, unless they are inside of a scan or of a checkpoint, out of which cotangents are not kept.
-        Gradients that are stored are added up.
+        Gradients that are stored are added up.  Without `for_sum`, small gradients and cotangents are not stored for this.
         """
         zeros, probed = self.batch.zeros, self.probed
-        stored = {root: zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in self.often | self.kept}
+        roots = self.often | (self.kept if for_sum else set())
+        stored = {root: zeros(leaf.dtype, leaf.shape) for root, leaf in enumerate(self.leaves) if root in roots}
         again = [any(leaf.root not in stored for leaf in met.leaves) for met in probed.meetings]
         of_results = [[zeros(y.dtype, y.shape) for y in met.results] if a else None for met, a in zip(probed.meetings, again, strict=True)]
         met: list[Met] = []
@@ -215,7 +216,7 @@ class Traced:
         def losses(parameters, total, stored, of_results):
             return jax.vmap(tapped, in_axes=(None, 0, 0, 0, 0))(parameters, total, stored, of_results, self.batch.examples)
 
-        given = self.batch.parameters, zeros(self.dtype), stored, None if probed.nested else of_results
+        given = self.batch.parameters, zeros(self.dtype), stored, of_results if for_sum and not probed.nested else None
         values, pull, (aux, data) = jax.vjp(losses, *given, has_aux=True)
         _, squares, gradients, cotangents = pull(zeros(values.dtype) + 1)
         for gradient in gradients.values():

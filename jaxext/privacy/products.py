@@ -77,7 +77,7 @@ def is_product(eqn: Any) -> bool:
 
 
 def gram_of(eqn: Any, made: Sequence[bool], arrays: Sequence[Any], dtype: Any) -> Gram | None:
-    """The Gram form of a product of real numbers.  None if it has none, or the gradient is cheaper."""
+    """The Gram form of a product of real numbers.  None if it has none, or the gradient is cheaper, or zeros."""
     if not is_product(eqn):
         return None
     form, open = owner[eqn.primitive]
@@ -103,7 +103,7 @@ def gram_of(eqn: Any, made: Sequence[bool], arrays: Sequence[Any], dtype: Any) -
     kinds = {"shared": (slot, other, open), "row": (other, open), "left": (slot, other), "right": (slot, open)}
     of = {kind: [axis for axis in everything if {name for name in axes if axis in axes[name]} == {*names}] for kind, names in kinds.items()}
     E, T, K, N = (math.prod(sizes[axis] for axis in some) for some in of.values())
-    if T * (K + N) > K * N:
+    if T == 0 or T * (K + N) > K * N:
         return None
     unfolds = int(other != "x")
     return Gram(
@@ -127,7 +127,7 @@ def unfolded(x: jax.Array, window: Window, first: int) -> jax.Array:
     for i in range(window.rank):
         axis, size = first + i, window.output[i]
         taps = [
-            lax.slice_in_dim(x, start, start + (size - 1) * window.stride[i] + 1 if size else start, window.stride[i], axis)
+            lax.slice_in_dim(x, start, start + (size - 1) * window.stride[i] + 1, window.stride[i], axis)
             for start in (r * window.filter_dilation[i] for r in range(window.filter[i]))
         ]
         x = jnp.stack(taps, axis=first + window.rank + i)

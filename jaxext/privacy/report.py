@@ -21,7 +21,7 @@ class Parameter:
       shape, dtype: of the parameter.
       ops: the operations in which it meets the example.
       sources: their lines.
-      how: in words.  Gradients of all examples that are no larger than the arrays that they are made of are "kept" in place of these.
+      how: in words.  `clipped_grad` keeps a "kept" gradient of each example in place of the arrays that it is made of, which are larger.
       stored: whether the gradient of each example is written, at a cost in memory of its size times the number of examples.
     """
 

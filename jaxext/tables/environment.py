@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import importlib.metadata
@@ -21,32 +22,24 @@ _FOR_CUDA = (
     *("triton", "jax-triton", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-cuda12-pjrt", "jax-cuda13-pjrt"),
     *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas"),
 )
-_PACKAGES = (*_COMPILERS, "numpy", *_FOR_CUDA, "jaxext")
 
 # Implementation -> functions of the platform, each a word for its code: one for each family.
 _codes: dict[str, list[Callable[[str], str]]] = {}
 
 
 @functools.cache
-def _installed() -> dict[str, str]:
+def _installed(*packages: str) -> dict[str, str]:
+    """The versions of those that are installed."""
     found = {}
-    for package in _PACKAGES:
-        try:
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pass
     return found
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of each package that has to do with us, those that are installed."""
-    return {"python": machine.python_version(), **_installed()}
-
-
 def versions_for(platform: str) -> dict[str, str]:
-    """Those on which the time of a program for `platform` depends."""
-    names = (*_COMPILERS, *_FOR_CUDA) if platform == "cuda" else _COMPILERS
-    return {name: version for name, version in _installed().items() if name in names}
+    """The versions on which the time of a program for `platform` depends."""
+    return _installed(*_COMPILERS, *(_FOR_CUDA if platform == "cuda" else ()))
 
 
 def default_platform() -> str:
@@ -58,8 +51,8 @@ def default_platform() -> str:
 @functools.cache
 def device_kind(platform: str) -> str:
     """Such as "NVIDIA H200"; for a CPU, the processor and the threads of this process.  Raises RuntimeError if there is no such device."""
-    kind = jax.local_devices(backend=platform)[0].device_kind
-    return f"{processor()}, {cores()} threads" if platform == "cpu" else kind
+    device = jax.local_devices(backend=platform)[0]
+    return f"{processor()}, {cores()} threads" if platform == "cpu" else device.device_kind
 
 
 @functools.cache
@@ -111,7 +104,7 @@ def report() -> dict:
         "capability": capability(platform),
         "processor": processor(),
         "cores": cores(),
-        "versions": versions(),
+        "versions": {"python": machine.python_version(), **_installed(*_COMPILERS, "numpy", *_FOR_CUDA, "jaxext")},
         "sources": codes(platform),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -95,16 +95,22 @@ def as_in(used):
 def measured(call, used=None) -> Sequence[Measurement]:
     """The measurements of the call in the table in force, or in that of `used` (a `current()`).
 
-    There are none for a program that XLA splits later, nor for a device that this process does not have.  Raises RuntimeError if another
-    process of this run has another table.
+    Raises RuntimeError if another process of this run has another table.
     """
     for calls in tuple(_collectors.values()):
         calls.append(call)
-    if call.problem is None or not call.splitter.by_labels:
-        return ()
+    return () if unanswered(call) else _in_force(used or current(), call.platform).rows.get(call.problem, ())
+
+
+def unanswered(call) -> str | None:
+    """Why no table has measurements of the call, or None."""
+    if call.problem is None:
+        return "a size is symbolic"
+    if not call.splitter.by_labels:
+        return "XLA's partitioner has this program, now or where it is called once exported"
     if not _is_here(call.platform) or call.arch != environment.capability(call.platform):
-        return ()
-    return _in_force(used or current(), call.platform).rows.get(call.problem, ())
+        return "it is for a device that this process does not have"
+    return None
 
 
 def known_as(platform: str, implementations: Iterable[str], used=None) -> str:

@@ -6,7 +6,6 @@ unasked, so nobody else may be able to write it; if it is not a table, it is ren
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import datetime
 import os
@@ -117,7 +116,6 @@ def _target(path: str | os.PathLike) -> pathlib.Path:
     path, own = pathlib.Path(path), _is_own(path)
     if own:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_hands(path.parent)
     else:
         path = path.resolve()
     try:
@@ -143,12 +141,8 @@ def _joined(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         before = joined.pop(key := msgspec.json.encode(entry.context, order="sorted"), entry)
         joined[key] = msgspec.structs.replace(entry, measured=max(before.measured, entry.measured), rows=before.rows | entry.rows)
-    kept, places = [], collections.Counter()
-    for entry in reversed(joined.values()):
-        places[entry.place] += 1
-        if places[entry.place] <= CONTEXTS:
-            kept.append(entry)
-    return kept[::-1]
+    places = [entry.place for entry in joined.values()]
+    return [entry for i, entry in enumerate(joined.values()) if places[i:].count(entry.place) <= CONTEXTS]
 
 
 def _replace(path: pathlib.Path, text: bytes) -> None:

@@ -65,29 +65,20 @@ class Explanation:
     def __str__(self) -> str:
         if not self.rows:
             return NOTHING
-        head = ("op", "times", "by", "operands", "result")
-        body = [(r.op, str(r.times), f"{r.chosen or 'nothing'} {r.how}".strip(), " ".join(r.operands), r.result) for r in self.rows]
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        title, *lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in (head, *body)
-        ]
+        cells = [("op", "times", "by", "operands", "result")]
+        cells += [(r.op, str(r.times), f"{r.chosen or 'nothing'} {r.how}".strip(), " ".join(r.operands), r.result) for r in self.rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        title, *lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         reasons = {reason: i for i, reason in enumerate(dict.fromkeys(item for row in self.rows for item in row.refused.items()), 1)}
-        details = [_folded("; ".join(_details(row, reasons)), "  ") for row in self.rows]
-        tables = {row.table: None for row in self.rows if row.table}
-        legend = [*(f"[{i}] {name}: {reason}" for (name, reason), i in reasons.items()), *(f"measured: {table}" for table in tables)]
-        return "\n".join(
-            [
-                f"products on {self.platform}: {len(self.rows)}",
-                title,
-                *(line for pair in zip(lines, details, strict=True) for line in pair),
-                *([""] if legend else []),
-                *(_folded(line, "", "    ") for line in legend),
-            ]
-        )
+        details = [_folded("; ".join(_details(row, reasons)), "  ", "  ") for row in self.rows]
+        legend = [f"[{i}] {name}: {reason}" for (name, reason), i in reasons.items()]
+        legend += [f"measured: {table}" for table in dict.fromkeys(row.table for row in self.rows if row.table)]
+        products = [line for pair in zip(lines, details, strict=True) for line in pair]
+        below = [_folded(line, "", "    ") for line in legend]
+        return "\n".join([f"products on {self.platform}: {len(self.rows)}", title, *products, *([""] if below else []), *below])
 
 
-def _folded(text: str, first: str, others: str | None = None) -> str:
-    others = first if others is None else others
+def _folded(text: str, first: str, others: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)
 
 

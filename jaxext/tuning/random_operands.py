@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxext.forms.call import Call
+
 
 def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
     """Arrays of normal random numbers, or of small integers, the same each time.  Zeros would draw less power and run faster.
@@ -19,6 +21,11 @@ def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
     each = dtypes if isinstance(dtypes, list | tuple) else [dtypes] * len(shapes)
     keys = jax.random.split(jax.random.key(0), len(shapes))
     return [_draw(key, tuple(shape), jnp.dtype(dtype)) for key, shape, dtype in zip(keys, shapes, each, strict=True)]
+
+
+def of(call: Call) -> list[jax.Array]:
+    """Such operands of a call."""
+    return normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
 
 
 def _draw(key, shape, dtype) -> jax.Array:

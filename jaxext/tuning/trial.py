@@ -110,23 +110,20 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     found: list[Candidate] = []
     runs: dict[str, tuple[timing.Program, timing.Sampler]] = {}
     try:
-        operands = random_operands.normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
+        operands = random_operands.of(call)
         truth = _truth(call, xla, operands)
-    except RuntimeError as error:  # such as too little memory
-        return dataclasses.replace(row, skipped=f"there is no truth to compare with: {_short(error)}")
-    for plan in (plan for name, plan in plans.items() if name not in refused):
-        for config in plan.configs[: None if plan.implementation is xla else most]:
-            candidate, run = _tried(plan, config, operands, truth, clock, found[0].error if found else None)
-            found.append(candidate)
-            if run is not None:
-                runs[candidate.name] = run
-            elif candidate is found[0]:
-                return dataclasses.replace(row, candidates=(candidate,), skipped="there is no time of xla to compare with")
-    try:
+        for plan in (plan for name, plan in plans.items() if name not in refused):
+            for config in plan.configs[: None if plan.implementation is xla else most]:
+                candidate, run = _tried(plan, config, operands, truth, clock, found[0].error if found else None)
+                found.append(candidate)
+                if run is not None:
+                    runs[candidate.name] = run
+                elif candidate is found[0]:
+                    return dataclasses.replace(row, candidates=(candidate,), skipped="there is no time of xla to compare with")
         found = _timed(found, {name: sampler for name, (_, sampler) in runs.items()})
         if isinstance(clock, timing.Cupti):
             found = _confirmed(found, {name: program for name, (program, _) in runs.items()}, taken)
-    except RuntimeError as error:  # of the device or of CUPTI
+    except RuntimeError as error:  # of the device, such as too little memory for the truth, or of CUPTI
         return dataclasses.replace(row, candidates=tuple(found), skipped=_short(error))
     name = taken(found)
     winner = next(c for c in found if c.name == name)
@@ -136,11 +133,21 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     return dataclasses.replace(row, candidates=candidates, winner=winner)
 
 
+def alone(plan: Plan, config: Any) -> Callable:
+    """A function of the operands that is this candidate and no other product."""
+
+    def function(*operands):
+        with replacing_lax(False):
+            return computed(plan, config, dict(zip(plan.call.dtypes, operands, strict=True)))
+
+    return function
+
+
 def _tried(plan: Plan, config: Any, operands, truth, clock, of_xla) -> tuple[Candidate, tuple[timing.Program, timing.Sampler] | None]:
     """The candidate with its error, its program and its sampler; or with the reason why it is wrong or cannot be compiled, run or timed."""
     call, candidate = plan.call, Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
-        program = timing.compile(_function(plan, config), operands)
+        program = timing.compile(alone(plan, config), operands)
         random_operands.soil([jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.results.items()])
         error = timing.relative_error(program(), truth)
         candidate, limits = dataclasses.replace(candidate, error=error), _allowed(call, of_xla or error)
@@ -152,14 +159,6 @@ def _tried(plan: Plan, config: Any, operands, truth, clock, of_xla) -> tuple[Can
         return candidate, (program, sampler)
     except Exception as error:  # compilers and launches raise many types
         return dataclasses.replace(candidate, left_out=_short(error)), None
-
-
-def _function(plan: Plan, config: Any) -> Callable:
-    def function(*operands):
-        with replacing_lax(False):
-            return computed(plan, config, dict(zip(plan.call.dtypes, operands, strict=True)))
-
-    return function
 
 
 def _short(error: Exception) -> str:
@@ -179,7 +178,7 @@ def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> li
         precisions = precision and (precision,) * 2
         plan: Any = xla.plan(dataclasses.replace(call, dtypes=dtypes, dtype=results[call.open], further=further, precision=precisions))
         arguments = [x.astype(dtype) for x, dtype in zip(operands, dtypes.values(), strict=True)]
-        exact = jax.tree.leaves(timing.compile(_function(plan, plan.configs[0]), arguments)())
+        exact = jax.tree.leaves(timing.compile(alone(plan, plan.configs[0]), arguments)())
         return exact if jnp.issubdtype(call.dtype, jnp.inexact) else [y.astype(np.int64).astype(call.dtype) for y in exact]
 
     return timing.truth(of)

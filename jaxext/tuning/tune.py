@@ -150,14 +150,11 @@ def with_gradient(fun) -> Callable:
 
 
 def _unanswered(call: Call) -> str | None:
-    """Why a table of this device cannot hold the call, or None."""
-    platform = environment.default_platform()
-    if call.problem is None:
-        return "a size is symbolic"
-    if (call.platform, call.arch) != (platform, environment.capability(platform)):
+    """Why the call cannot be measured on the default device, or None."""
+    if reason := in_force.unanswered(call):
+        return reason
+    if call.platform != (platform := environment.default_platform()):
         return f"it is for another device than the {platform} of this process"
-    if not call.splitter.by_labels:
-        return "XLA's partitioner has this program, now or where it is called once exported"
     if call.operation is not None and (call.operation.product is None or not call.operation.of_any_numbers):
         return "random operands need not be ones that the operation accepts, such as labels, or a symmetric matrix"
     return "an axis is empty, so nothing is computed" if 0 in call.sizes.values() else None

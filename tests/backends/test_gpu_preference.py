@@ -15,7 +15,7 @@ import jaxext
 from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.triton import triton_binding
-from jaxext.backends.xla import conv_algorithms
+from jaxext.backends.xla import conv_plan
 
 pytest.importorskip("triton")
 
@@ -173,7 +173,7 @@ def test_every_row_of_the_table_is_claimed(rows):
 
 
 def test_the_table_knows_what_xla_fuses():
-    assert (preference.FUSED_TAPS, preference.FUSED_OUTPUTS) == (conv_algorithms.FOLDED_ON_GPU, conv_algorithms.FEW_ON_GPU)
+    assert (preference.FUSED_TAPS, preference.FUSED_OUTPUTS) == (conv_plan.FOLDED_ON_GPU, conv_plan.FEW_ON_GPU)
 
 
 # the call, and the algorithm of `xla` on a GPU

@@ -43,7 +43,7 @@ SPLIT = {
     "triton matmul": (matmul, product(8192, 1024), matmul.Config(**LARGE, splits=8)),
     "triton conv": (conv, convolution("wgrad", 4096), conv.Config(**LARGE, splits=264)),
     "cuda matmul": (cuda_matmul, product(8192, 1024), cuda_matmul.MatmulConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0, splits=8)),
-    "cuda conv": (cuda_conv, convolution("wgrad", 4096, N=4), cuda_conv.ConvConfig(**CUDA, cluster=1, splits=30)),
+    "cuda conv": (cuda_conv, convolution("wgrad", 4096, N=4), cuda_conv.ConvConfig(**CUDA, cluster=2, splits=30)),
 }
 CASES = {f"{kind} {name}": case for kind, cases in (("long", LONG), ("split", SPLIT)) for name, case in cases.items()}
 

@@ -17,7 +17,7 @@ from direct_sum import Product
 from jax import lax
 
 import jaxext
-from jaxext.backends.xla import conv_algorithms
+from jaxext.backends.xla import conv_plan
 
 TESTS = pathlib.Path(__file__).parents[1]
 
@@ -66,7 +66,7 @@ def test_200_seeds():
     """
     code, output = fuzz("--start", 400, "--seeds", 200, "--chunk", 100, "--jobs", 2, "--optimised")
     assert code == 0 and "200 seeds from 400, none failed" in output, output
-    algorithms = set(re.findall(r"^ {4}(\w+)\S* {2,}", str(conv_algorithms.plan.__doc__), re.MULTILINE))
+    algorithms = set(re.findall(r"^ {4}(\w+)\S* {2,}", str(conv_plan.plan.__doc__), re.MULTILINE))
     assert {"zeros", "lax", "phases"} <= algorithms
     reached = re.findall(r"^seeds with .*", output, re.MULTILINE)
     assert algorithms <= set(re.findall(r"\w+(?= \d)", " ".join(reached))), output

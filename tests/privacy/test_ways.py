@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 
 import jaxext
 from jaxext.privacy.square_norms import devices_that_split, part_of
+from jaxext.tuning.walk import walk
 
 
 def how(loss, p, *batch):
@@ -110,6 +111,25 @@ def test_a_gradient_that_is_larger_than_the_layer_is_not_kept():
     assert told == ["its gradient, of a few examples at a time", "its gradient, of a few examples at a time, kept"]
 
 
+def sizes(function, *args):
+    """Of all arrays that the program has."""
+    steps = walk(jax.make_jaxpr(function)(*args).jaxpr)
+    avals: list[Any] = [var.aval for step in steps for var in step.eqn.outvars]
+    return {aval.size for aval in avals}
+
+
+def test_norms_alone_keep_no_small_gradient():
+    """Nobody reads the gradients that `clipped_grad` keeps, of 3 examples, with 12 * 24 numbers each."""
+    loss = lambda w, x: jnp.sum((x @ w) ** 2)
+    w, x = normal(12, 24), normal(3, 9, 12)
+    assert "kept" in how(loss, w, x)["argument 0"]
+    gradients = 3 * 12 * 24
+    assert gradients in sizes(jaxext.privacy.clipped_grad(loss, l2_clip_norm=1.0, nan_safe=False), w, x)
+    assert max(sizes(jaxext.privacy.per_example_norms(loss), w, x)) < gradients
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-12)
+    close(jaxext.privacy.per_example_norms(loss)(w, x), jnp.linalg.norm(jax.vmap(jax.grad(loss), (None, 0))(w, x), axis=(1, 2)))
+
+
 def test_examples_at_a_time(monkeypatch):
     """If there are 8 devices, each has an example of a part."""
     assert [part_of(size, devices, 100, 100) for size, devices in ((16, 8), (12, 8), (5, 8), (12, 1))] == [8, 4, 1, 1]
@@ -150,6 +170,36 @@ def test_a_device_of_a_shard_map_computes_one_example_after_the_other():
     split = jax.shard_map(norms, mesh=mesh, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P("data"))
     assert "length=4" in str(jax.make_jaxpr(split)(w, x))
     np.testing.assert_allclose(jax.jit(split)(w, x), norms(w, x), rtol=1e-12)
+
+
+EMPTY: dict[str, Any] = {  # the shape of an example, and the padding
+    "beyond the image": ((2, 3, 16), ((0, 0), (0, 0))),
+    "cropped away": ((2, 3, 16), ((-2, 0), (1, 0))),
+    "no pixel": ((0, 3, 16), ((1, 0), (0, 0))),
+}
+
+
+@pytest.mark.parametrize("dilation", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("name", EMPTY)
+def test_convolutions_without_outputs(name, dilation):
+    """A tap of the filter may lie behind the last pixel.  Another parameter has a gradient all the same."""
+    shape, padding = EMPTY[name]
+    loss = lambda p, x: square(p[0], x, window_strides=(1, 1), padding=padding, rhs_dilation=dilation) + jnp.sum(p[1] ** 2)
+    p, x = (normal(5, 2, 16, 64), normal(3)), normal(2, *shape)
+    expected = 2 * jnp.linalg.norm(p[1])
+    np.testing.assert_allclose(jaxext.privacy.per_example_norms(loss)(p, x), [expected] * 2, rtol=1e-12)
+    total = jaxext.privacy.clipped_grad(loss, l2_clip_norm=expected / 2)(p, x)
+    assert not total[0].any()
+    np.testing.assert_allclose(total[1], 2 * p[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("pixels", [0, 3])
+def test_examples_without_images(pixels):
+    """An example is a group of no images, as a user without data has."""
+    loss = functools.partial(square, window_strides=(1, 1), padding="VALID")
+    w, x = normal(2, 2, 16, 64), normal(2, 0, pixels, 3, 16)
+    np.testing.assert_array_equal(jaxext.privacy.per_example_norms(loss, keep_batch_dim=False)(w, x), [0, 0])
+    np.testing.assert_array_equal(jaxext.privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False)(w, x), jnp.zeros_like(w))
 
 
 @pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxext
-from jaxext.backends.triton import triton_binding
+from jaxext.backends.triton import triton_call
 from jaxext.forms.form import Form
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def hops():
 
 
 def test_the_way_of_a_call(monkeypatch):
-    if reason := triton_binding._missing(interpreted=False):
+    if reason := triton_call.missing(interpreted=False):
         pytest.skip(reason)
     seen: dict[str, list] = {}
 
@@ -40,11 +40,11 @@ def test_the_way_of_a_call(monkeypatch):
         monkeypatch.setattr(where, name, watch)
 
     watched(Form, "bind")
-    watched(triton_binding, "_called")
+    watched(triton_call, "called")
     x, w = jax.ShapeDtypeStruct((8, 16, 16, 64), jnp.bfloat16), jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.bfloat16)
     conv = functools.partial(jaxext.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"), implementation="triton")
     jaxext.lower_for(lambda x, w: conv(x, w, (1, 1), "SAME"), x, w, arch="sm_90a")
     text = (ROOT / "docs/architecture.md").read_text()
     told = re.findall(r"^\| \d+ \| `(.*?)` \| `(.*?)` \|", text, re.MULTILINE)
-    assert told == [*seen["bind"], *seen["_called"]]
+    assert told == [*seen["bind"], *seen["called"]]
     assert len(told) <= MOST_HOPS

@@ -1,33 +1,24 @@
 """The implementation `triton`: the kernels of `jaxext.kernels` on CUDA GPUs, through jax-triton, and interpreted on CPUs.
 
-A `Call` becomes a kernel's `Problem`, one of its `candidates` is the `Config`, and its `launch` becomes the custom call.  jax-triton and
-Triton are optional, and are imported by the first program that is lowered for CUDA.  If TRITON_INTERPRET=1 (Triton's own switch) was set
-before Triton was imported, the kernels run on CPUs in Triton's interpreter, if they are named.
+A `Call` becomes a kernel's `Problem`, one of its `candidates` is the `Config`, and its `launch` becomes the custom call (`triton_call`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
-import importlib.util
-import inspect
-import os
-import re
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxext.backends.kernel import (
     KERNELS,
     KernelCall,
     KernelImplementation,
-    apart,
     causal_problem,
     conv_problem,
     gram_problem,
@@ -35,17 +26,14 @@ from jaxext.backends.kernel import (
     scaled_problem,
 )
 from jaxext.backends.preference import preference
-from jaxext.forms.call import Call, Splitter, no_kernel
+from jaxext.backends.triton import triton_call
+from jaxext.forms.call import Call
 from jaxext.forms.implementation import Plan
-from jaxext.kernels._launch import SHARED_MEMORY
 from jaxext.kernels._ragged import visits
 
-_WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 _INTERPRETED_CAPABILITY = 90
 LARGEST_SHARE = 0.7  # of the time of a whole product, that half of one may take
 FEW_ROWS = 128  # of a product whose time is that of reading its other factor
-# Triton writes the newest PTX version of its own assembler, but jax runs that of the installed CUDA: CUDA 12.9 supports PTX 8.8.
-_PTX = 88
 
 
 class TritonKernels(KernelImplementation):
@@ -66,7 +54,7 @@ class TritonKernels(KernelImplementation):
         raise NotImplementedError
 
     def lacks(self, call: Call) -> str | None:
-        return _unavailable(call)
+        return triton_call.unavailable(call)
 
     def refuses(self, problem: Any) -> str | None:
         return self.kernels(problem).supports(problem)
@@ -81,7 +69,7 @@ class TritonKernels(KernelImplementation):
             describe=kernels.__name__.rpartition(".")[2] + (f" in {launch.splits} parts" if launch.splits > 1 else ""),
             slots=tuple(dict.fromkeys(launch.operands)),  # an operand that a fused kernel lacks is the left one again
             splits=launch.splits,
-            call=functools.partial(_called if call.platform == "cuda" else _interpreted, launch, call.arch),
+            call=functools.partial(triton_call.called if call.platform == "cuda" else triton_call.interpreted, launch, call.arch),
         )
 
 
@@ -234,112 +222,3 @@ class TritonCausal(TritonKernels):
             return tuple(arrays[name] for name in call.results) if call.further else arrays[call.open]
 
         return dataclasses.replace(plain, splits=1, call=cotangents)
-
-
-def _unavailable(call: Call) -> str | None:
-    """Why no kernel can be called for this call, or None."""
-    if call.platform == "cpu":
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            return "platform is 'cpu', want 'cuda' (or TRITON_INTERPRET=1)"
-        if call.splitter is not Splitter.NOBODY:
-            return "the interpreter, a callback into Python, cannot stand in a program that XLA splits or exports: use a shard_map"
-        return _missing(interpreted=True)
-    if reason := no_kernel(call, "cuda"):
-        return reason
-    if call.arch not in SHARED_MEMORY:
-        return f"compute capability is {(call.arch or 0) / 10}, want one of {sorted(arch / 10 for arch in SHARED_MEMORY)}"
-    return _missing(interpreted=False)
-
-
-@functools.cache
-def _missing(*, interpreted: bool) -> str | None:
-    """Which package is missing or has an unsupported version, or None.  Imports Triton."""
-    found = {package: _version(package) for package in _WANTED}
-    for package, version in found.items():
-        if interpreted and package == "jax-triton":
-            continue
-        if version is None:
-            return f"{package} is not installed, {_wanted(package)}"
-        if tuple(map(int, re.findall(r"\d+", version)[:3])) < _WANTED[package]:
-            return f"{package} {version} is installed, {_wanted(package)}"
-    try:
-        from jaxext.backends.triton.interpreter import interpreting
-
-        if not interpreted and _keywords() is None:
-            return f"jax-triton {found['jax-triton']} has another triton_call than 0.3.1 and 0.4"
-    except Exception as error:  # a broken installation may raise any type
-        if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
-            return f"jax's CUDA plugin is not installed; without a GPU: pip install --no-deps jax-cuda13-plugin=={_version('jaxlib')}"
-        return "; ".join(f"{package} {version} is installed, {_wanted(package)}" for package, version in found.items()) + f": {error}"
-    if interpreting() != interpreted:
-        return f"Triton was imported {'with' if interpreting() else 'without'} TRITON_INTERPRET=1 in the environment"
-    return None
-
-
-def _wanted(package: str) -> str:
-    version = ".".join(map(str, _WANTED[package]))
-    return f"want {version} or newer: pip install '{package}>={version}'"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-@functools.cache
-def _jax_triton() -> ModuleType:
-    """Import jax_triton, and restore TRITON_CACHE_DIR, which the import changes."""
-    before = os.environ.get("TRITON_CACHE_DIR")
-    try:
-        import jax_triton
-
-        return jax_triton
-    finally:
-        os.environ.pop("TRITON_CACHE_DIR", None)
-        if before is not None:
-            os.environ["TRITON_CACHE_DIR"] = before
-
-
-@functools.cache
-def _keywords() -> tuple[str, dict[str, Any]] | None:
-    """The name of the result argument of `triton_call`, and further keywords; None if the signature is unknown."""
-    taken = inspect.signature(_jax_triton().triton_call).parameters
-    if "out_type" in taken and "backend_options" in taken:  # from jax-triton 0.4
-        return "out_type", {"backend_options": {"enable_fp_fusion": True, "ptx_version": _PTX}}
-    return ("out_shape", {"enable_fp_fusion": True}) if "out_shape" in taken and "enable_fp_fusion" in taken else None
-
-
-def _called(launch, arch, result, *operands) -> Any:
-    """The compiled kernel, as a custom call.  There are two results where `result` is a tuple of two."""
-    keywords = _keywords()
-    assert keywords is not None
-    slots = dict(zip(dict.fromkeys(launch.operands), map(apart, operands), strict=True))  # it is compiled for pointers aligned to 16 bytes
-    y = _jax_triton().triton_call(
-        *(slots[slot] for slot in launch.operands),
-        kernel=launch.kernel,
-        name=launch.name,
-        grid=launch.grid,
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        compute_capability=arch,
-        **{keywords[0]: result},
-        **keywords[1],
-        **launch.constants,
-    )
-    return jax.tree.map(apart, y)
-
-
-def _interpreted(launch, arch, result, *operands) -> Any:
-    """The kernel in Triton's interpreter."""
-    del arch
-    from jaxext.backends.triton.interpreter import interpret
-
-    def callback(*operands):
-        written = jax.tree.map(lambda result: np.empty(result.shape, result.dtype), result)
-        slots = dict(zip(dict.fromkeys(launch.operands), map(np.ascontiguousarray, operands), strict=True))
-        interpret(launch, *(slots[slot] for slot in launch.operands), *jax.tree.leaves(written))
-        return written
-
-    return jax.pure_callback(callback, result, *operands)

@@ -13,6 +13,7 @@ import functools
 import numpy as np
 from jax import lax
 
+from jaxext.backends.xla import conv_lanes
 from jaxext.backends.xla import conv_rewrites as rewrites
 from jaxext.forms.window import Window
 
@@ -84,4 +85,4 @@ def _border(x, y, window: Window, positions: range, acc):
         seen = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), (-int(met[0]), int(met[-1]) + 1 - size, 0), (0, 0, 0)])
         inside = np.broadcast_to(((met >= 0) & (met < size))[None, :, None], y.shape)
         terms.append(lax.slice_in_dim(seen, 0, None, stride, 1).astype(acc) * lax.select(inside, y, lax.full_like(y, 0)))
-    return rewrites.sums(terms, 2)
+    return conv_lanes.sums(terms, 2)

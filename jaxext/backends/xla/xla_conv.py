@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from jaxext.backends.xla import conv_algorithms
+from jaxext.backends.xla import conv_algorithms, conv_plan
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Algorithm, Implementation, file_of, folder_of, hash_of
 from jaxext.forms.window import Window
@@ -30,7 +30,7 @@ class XlaConv(Implementation):
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         assert call.window is not None
         dtype = conv_algorithms.promote(*call.dtypes.values())
-        names = conv_algorithms.algorithms(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter, platform=call.platform)
+        names = conv_plan.algorithms(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter, platform=call.platform)
         if call.in_loop and names[0] == "lax":
             names = ["loop", *names]  # which has the layout that is fast in a loop
         return [Algorithm(name) for name in names]

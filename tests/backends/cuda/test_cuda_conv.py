@@ -212,7 +212,7 @@ def test_boxes_gather_what_the_definition_asks_for(name):
     case = CASES[name]
     assert refuses(case) is None
     for splits in sorted({config.splits for config in candidates(case)}):
-        exact(case, ConvConfig(tile_m=128, tile_n=64, cluster=1, splits=splits))
+        exact(case, ConvConfig(tile_m=128, tile_n=64, cluster=2, splits=splits))
 
 
 def test_boxes_of_random_problems():
@@ -257,7 +257,7 @@ def test_refusals_say_why(name):
     case, reason = REFUSED[name]
     said = refuses(case)
     assert reason in (said or "")
-    assert plan(case, ConvConfig(tile_m=128, tile_n=64, cluster=1)) == f"conv: {said}"
+    assert plan(case, ConvConfig(tile_m=128, tile_n=64, cluster=2)) == f"conv: {said}"
 
 
 @pytest.mark.parametrize(
@@ -292,12 +292,12 @@ def test_what_the_call_may_be(changes, reason):
 )
 def test_splits_that_cannot_be(changes, splits, words):
     case = dataclasses.replace(problem("wgrad", (6, 6), (1, 1)), **changes)
-    reason = plan(case, ConvConfig(tile_m=128, tile_n=64, cluster=1, splits=splits))
+    reason = plan(case, ConvConfig(tile_m=128, tile_n=64, cluster=2, splits=splits))
     assert isinstance(reason, str) and words in reason
 
 
 def test_sizes_that_no_array_has_are_refused():
-    config = ConvConfig(tile_m=128, tile_n=64, cluster=1)
+    config = ConvConfig(tile_m=128, tile_n=64, cluster=2)
     case = CASES["causal"]
     huge = 2**62
     for name in ("B", "N", "G", "C", "K"):
@@ -309,14 +309,14 @@ def test_sizes_that_no_array_has_are_refused():
 
 
 def test_arrays_beyond_counting_are_refused():
-    config = ConvConfig(tile_m=128, tile_n=64, cluster=1)
+    config = ConvConfig(tile_m=128, tile_n=64, cluster=2)
     size = 2**30
     case = dataclasses.replace(CASES["causal"], N=size, C=size, K=size, input=(1, 1, size), output=(1, 1, size), filter=(1, 1, size))
     assert "2^39" in str(plan(case, config))
 
 
 def test_an_empty_result_has_no_parts():
-    config = ConvConfig(tile_m=128, tile_n=64, cluster=1)
+    config = ConvConfig(tile_m=128, tile_n=64, cluster=2)
     assert plan(dataclasses.replace(CASES["causal"], N=0), config) == []
     assert isinstance(plan(dataclasses.replace(CASES["causal"], C=0), config), str)
     assert pick(dataclasses.replace(CASES["wgrad"], N=0)).splits == 1

@@ -63,7 +63,7 @@ LIMITS = {
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_are_where_they_are(name):
     within, beyond = LIMITS[name]
-    config = ConvConfig(tile_m=128, tile_n=64, cluster=1)
+    config = ConvConfig(tile_m=128, tile_n=64, cluster=2)
     assert refuses(within) is None and not isinstance(plan(within, config), str)
     assert refuses(beyond) is not None and plan(beyond, config) == f"conv: {refuses(beyond)}"
 

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext.backends.xla import conv_algorithms, conv_line, conv_rewrites
+from jaxext.backends.xla import conv_algorithms, conv_lanes, conv_line, conv_plan, conv_rewrites
 from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window, dilate
 
@@ -132,8 +132,8 @@ def test_every_algorithm_that_a_table_may_name(sizes, geometry):
     how: dict[str, Any] = dict(dtype=dtype, splitter=Splitter.NOBODY)
     for open in "yxw":
         operands = operands_of(open, SIZES[sizes], window, dtype)
-        names = conv_algorithms.algorithms(open, SIZES[sizes], window, **how)
-        assert names[0] == conv_algorithms.plan(open, SIZES[sizes], window, **how) and len(set(names)) == len(names) > 1
+        names = conv_plan.algorithms(open, SIZES[sizes], window, **how)
+        assert names[0] == conv_plan.plan(open, SIZES[sizes], window, **how) and len(set(names)) == len(names) > 1
         want = definition(open, operands, SIZES[sizes], window)
 
         def run(operands, open=open, names=names):
@@ -146,7 +146,7 @@ def test_every_algorithm_that_a_table_may_name(sizes, geometry):
 def test_nothing_is_to_be_chosen_where_xla_may_still_partition():
     for splitter in (Splitter.XLA, Splitter.LATER):
         for sizes in SIZES.values():
-            assert len(conv_algorithms.algorithms("y", sizes, GEOMETRIES["same"], dtype=jnp.float32, splitter=splitter)) == 1
+            assert len(conv_plan.algorithms("y", sizes, GEOMETRIES["same"], dtype=jnp.float32, splitter=splitter)) == 1
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -252,7 +252,7 @@ ALGORITHMS_AND_ROLES = list({(plan[0], plan[1] == "w"): plan for plan in PLANS}.
 
 @over(PLANS)
 def test_each_plan_is_chosen_and_exact(name, open, sizes, window, partitioned):
-    assert conv_algorithms.plan(open, sizes, window, dtype=jnp.float32, splitter=SPLITTER[partitioned]) == name
+    assert conv_plan.plan(open, sizes, window, dtype=jnp.float32, splitter=SPLITTER[partitioned]) == name
     check(sizes, window, open, (partitioned,))
 
 
@@ -275,13 +275,13 @@ LINES = {
 def test_lines_are_exact(window, sizes):
     """The rows of a depthwise filter along one axis: a loop over the positions that need no mask, and the others."""
     assert conv_line.fits(sizes["C"], sizes["K"], window.cropped[1])
-    assert conv_algorithms.plan("w", sizes, window, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
+    assert conv_plan.plan("w", sizes, window, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
     check(sizes, window, "w", (False,))
 
 
 def test_long_sequences_are_lines_or_a_loop():
     long = window((20_000,), (8,), padding=((7, 0),))
-    plan = functools.partial(conv_algorithms.plan, "w", dtype=jnp.float32, splitter=Splitter.NOBODY)
+    plan = functools.partial(conv_plan.plan, "w", dtype=jnp.float32, splitter=Splitter.NOBODY)
     assert [plan(labels(G=G), long) for G in (2, 4, 64)] == ["loop", "rows", "rows"]
     assert plan(labels(G=64, K=2), long) == "loop"
     check(labels(G=4), long, "w", (False,))
@@ -301,20 +301,20 @@ def test_lines_that_do_not_fit():
 
 def test_transposed_convolutions_of_64_bits_are_phases():
     """XLA's CPU backend has a fast transposed convolution for at most 32 bits."""
-    plan = functools.partial(conv_algorithms.plan, "y", labels(C=3, K=4), TRANSPOSED, splitter=Splitter.NOBODY)
+    plan = functools.partial(conv_plan.plan, "y", labels(C=3, K=4), TRANSPOSED, splitter=Splitter.NOBODY)
     assert [plan(dtype=dtype) for dtype in (jnp.float32, jnp.float64, jnp.complex64)] == ["lax", "phases", "phases"]
 
 
 def test_rows_of_two_blocks(monkeypatch):
     """Of six rows of the output, four in the first block; the second overhangs."""
-    monkeypatch.setattr(conv_rewrites, "BLOCK", 4 * 5 * 16)
+    monkeypatch.setattr(conv_lanes, "BLOCK", 4 * 5 * 16)
     sizes = labels(N=2, G=16)
-    assert SAME.output == (6, 5) and conv_algorithms.plan("w", sizes, SAME, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
+    assert SAME.output == (6, 5) and conv_plan.plan("w", sizes, SAME, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
     check(sizes, SAME, "w", (False,))
 
 
 def test_every_plan_of_the_docstring_is_tested():
-    documented = {line.split()[0] for line in str(conv_algorithms.plan.__doc__).split("\n\n")[1].splitlines() if line.strip()}
+    documented = {line.split()[0] for line in str(conv_plan.plan.__doc__).split("\n\n")[1].splitlines() if line.strip()}
     assert documented == {plan[0] for plan in PLANS}
 
 
@@ -526,7 +526,7 @@ def test_windows():
 
 def test_a_traced_batch_size_goes_to_lax():
     n = jax.export.symbolic_shape("n")[0]
-    plan = functools.partial(conv_algorithms.plan, dtype=jnp.float32, splitter=Splitter.NOBODY)
+    plan = functools.partial(conv_plan.plan, dtype=jnp.float32, splitter=Splitter.NOBODY)
     assert plan("y", labels(N=n, G=3), SAME) == "lax"
     assert plan("w", labels(N=n, G=3), SAME) == "lax"
 
@@ -554,7 +554,7 @@ def test_an_infinity_beside_the_image_reaches_no_tap_of_the_rows_beyond():
 def test_an_infinity_reaches_the_taps_of_a_folded_gradient_that_it_meets():
     """The outputs that fill up the last period are zeros that no element of x may meet."""
     sizes, of = labels(N=1, C=2, K=3), window((5,), (15,), input_dilation=(8,), padding=((7, 7),))
-    assert of.output == (33,) and conv_algorithms.plan("w", sizes, of, dtype=jnp.float32, splitter=Splitter.NOBODY) == "folded"
+    assert of.output == (33,) and conv_plan.plan("w", sizes, of, dtype=jnp.float32, splitter=Splitter.NOBODY) == "folded"
     x, y = (np.ones(shapes_of(sizes, of)[slot]) for slot in "xy")
     run = jax.jit(functools.partial(conv_algorithms.conv, "w", window=of, dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY))
     for i in range(5):

@@ -14,7 +14,7 @@ from lowered import NHWC, operations, struct
 from test_conv_algorithms import definition, labels, shapes_of, window
 
 import jaxext
-from jaxext.backends.xla import conv_algorithms
+from jaxext.backends.xla import conv_algorithms, conv_plan
 from jaxext.forms.call import Splitter
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
@@ -58,7 +58,7 @@ def test_values_in_every_role(dtype, result):
 @pytest.mark.parametrize("sizes", [labels(C=8, K=8), labels(G=4, C=8, K=8), labels(G=4), labels(B=3)], ids=str)
 def test_the_plan(sizes, dtype):
     """On GPUs dots, whoever splits; on CPUs lax's own, which is right there."""
-    plan = functools.partial(conv_algorithms.plan, sizes=sizes, window=WINDOW, dtype=np.dtype(dtype))
+    plan = functools.partial(conv_plan.plan, sizes=sizes, window=WINDOW, dtype=np.dtype(dtype))
     for open in "yxw":
         assert {plan(open, splitter=s, platform=p) for s in Splitter for p in ("cuda", "rocm")} == {"dots"}
         assert plan(open, splitter=Splitter.NOBODY, platform="cpu") == "lax"
