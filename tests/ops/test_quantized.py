@@ -131,7 +131,7 @@ def test_in_place_of_lax():
 def test_in_place_of_lax_numbers_that_only_lax_takes():
     """It rounds them to bfloat16: wide integers and truth values, as operands and as scales."""
     x, w = small((4, 64), jnp.int32, 0, -400, 400), small((64, 6), jnp.int8, 1) > 0
-    scales = dict(lhs_scale=small((4, 2), jnp.int32, 2), rhs_scale=powers((2, 6), 3))
+    scales = dict(lhs_scale=2 ** small((4, 2), jnp.int32, 2, 0), rhs_scale=powers((2, 6), 3))
     product = functools.partial(lax.scaled_dot, x, w, **scales, preferred_element_type=jnp.float32)
     want = product()
     with jaxext.in_place_of_lax():
