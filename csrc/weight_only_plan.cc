@@ -11,13 +11,13 @@ std::string Text(int64_t number) { return std::to_string(number); }
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The tiles for which a kernel was compiled (weight_only_launch.cuh): the first is the widest, with 16-byte accesses.  Those from kWide rows
-// on are Hopper's (wide_weight_only.cuh).
+// The tiles for which a kernel was compiled (weight_only_launch.cuh): the first is the widest, with 16-byte accesses.  Those from kWide
+// rows on are Hopper's (wide_weight_only.cuh).
 struct Tile {
   int64_t bits, m, n;
 };
-constexpr Tile kTiles[] = {{4, 8, 256},   {4, 8, 64}, {4, 16, 256}, {4, 32, 256}, {4, 64, 256}, {4, 128, 256},
-                           {8, 8, 128},   {8, 8, 64}, {8, 16, 128}, {8, 32, 256}, {8, 64, 256}, {8, 128, 256}};
+constexpr Tile kTiles[] = {{4, 8, 256}, {4, 8, 64}, {4, 16, 256}, {4, 32, 256}, {4, 64, 256}, {4, 128, 256},
+                           {8, 8, 128}, {8, 8, 64}, {8, 16, 128}, {8, 32, 256}, {8, 64, 256}, {8, 128, 256}};
 constexpr int64_t kWide = 64;
 
 std::string TooManyRows(int64_t rows) {

@@ -1,10 +1,10 @@
 // Products of many rows with a matrix of small integers, for Hopper (weight_only.h has the equation).
 //
 // wgmma takes one factor from registers: the weight, whose columns are its rows, so that 64 or 128 rows of x fill a product.  TMA loads
-// both into a ring of shared memory, the weight as it lies in memory.  There, bytes 4 g to 4 g + 3 (int8) or 2 g and 2 g + 1 (int4) of a
-// warp's are four columns of its g-th group of four threads, the first two of which are rows g and g + 8 of its first product, the others of
-// its second.  A thread reads what the tensor cores want of it, two columns in two neighbouring rows of the weight at a time, which no
-// swizzle keeps apart, and makes floats of them as weight_only.cuh does.
+// both into a ring of shared memory, the weight as it lies in memory.  Four threads of a warp, a group, have four neighbouring columns of
+// the weight: the first two are rows g and g + 8 of a warp group's first product, where g is the group's number, the others of its second.
+// A thread reads two of them in two neighbouring rows of the weight at a time, which are what the tensor cores want of it.  TMA's swizzle
+// has the rows that a warp reads at a time in different banks.  Integers become floats as in weight_only.cuh.
 //
 // Products of integers are exact.  Each 64 elements of the sum, or 32 where scales change within, go into sums of their own, which are
 // multiplied by the scale and added to those of all in float32.  While the tensor cores multiply, threads make the next factors, and two
@@ -35,15 +35,15 @@ struct WideWeightOnlyParams {
 
 template <typename T, int kBits, int kRows>
 struct WideWeightOnly {
-  static constexpr int kColumns = 256;         // of a block: 128 of each warp group, in two products
-  static constexpr int kDepth = 64;            // of a stage: 128 bytes of x, the widest swizzle
+  static constexpr int kColumns = 256;  // of a block: 128 of each warp group, in two products
+  static constexpr int kDepth = 64;     // of a stage: 128 bytes of x, the widest swizzle
   static constexpr int kStep = weight_only::kStep;
-  static constexpr int kThreads = 128 + 256;   // a warp group loads, two multiply
+  static constexpr int kThreads = 128 + 256;  // a warp group loads, two multiply
   static constexpr int kBoxBytes = 128 * kDepth;
   static constexpr int kBoxes = kColumns * kBits / 8 / 128;  // of the weight, side by side
   static constexpr int kStageBytes = kBoxes * kBoxBytes + kRows * kDepth * int(sizeof(T));
   static constexpr int kStages = std::min(8, (192 << 10) / kStageBytes);
-  static constexpr int kPair = kBits / 4;      // bytes of two columns
+  static constexpr int kPair = kBits / 4;  // bytes of two columns
 
   using Element = cute::conditional_t<std::is_same_v<T, __half>, cutlass::half_t, cutlass::bfloat16_t>;
   using Mma = decltype(cute::make_tiled_mma(
@@ -132,8 +132,8 @@ struct WideWeightOnly {
         Barrier::ValueType* full = &storage.full[turn.stage];
         Barrier::arrive_and_expect_tx(full, kStageBytes);
         for (int i = 0; i < kBoxes; ++i) {
-          cute::SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, storage.weight[turn.stage] + i * kBoxBytes, place.column * kBits / 8 + i * 128,
-                                       step * kDepth, place.batch);
+          cute::SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, storage.weight[turn.stage] + i * kBoxBytes,
+                                       place.column * kBits / 8 + i * 128, step * kDepth, place.batch);
         }
         cute::SM90_TMA_LOAD_3D::copy(&params.x, full, kHint, storage.x[turn.stage], step * kDepth, place.row, place.batch);
       }
@@ -201,8 +201,9 @@ struct WideWeightOnly {
         }
         cute::warpgroup_commit_batch();
         const float2 scales = next;
-        if (ends) next = kUnit == kStep ? scales_of(2 * stage + (i + 1) / 4 * 2 + (i + 1) % 2, (i + 1) / 2 % 2)
-                                        : scales_of(2 * stage + product * 2, 1 - product);
+        if (ends)
+          next = kUnit == kStep ? scales_of(2 * stage + (i + 1) / 4 * 2 + (i + 1) % 2, (i + 1) / 2 % 2)
+                                : scales_of(2 * stage + product * 2, 1 - product);
         cute::warpgroup_wait<1>();  // the other factors are read
         if (i < 3) {
           Convert(storage.weight[own.stage], at, (i + 1) / 2, 1 - step, factors[1 - step]);
@@ -282,8 +283,8 @@ Status WideWeightOnly<T, kBits, kRows>::Launch(const weight_only::Plan& plan, co
     params.w = MapOf(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, operands.q, int64_t(p.N) * kBits / 8, p.K, p.B, kDepth);
   }
   params.scale = operands.scale, params.y = result, params.sizes = p;
-  return sm90::Launch("wide_weight_only", WideWeightOnlyKernelOf<T, kBits, kRows>, params, dim3(unsigned(plan.grid), 1, 1), dim3(kThreads, 1, 1),
-                      dim3(1, 1, 1), sizeof(Storage), stream);
+  return sm90::Launch("wide_weight_only", WideWeightOnlyKernelOf<T, kBits, kRows>, params, dim3(unsigned(plan.grid), 1, 1),
+                      dim3(kThreads, 1, 1), dim3(1, 1, 1), sizeof(Storage), stream);
 }
 
 template <typename T>

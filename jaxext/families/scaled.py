@@ -110,7 +110,7 @@ def _as_lax(*arrays, dimension_numbers, preferred_element_type, implementation) 
     names = ("lhs", "rhs", "lhs_scale", "rhs_scale")
     # lax rounds all numbers to bfloat16, also those that `product` refuses.
     given = [x if _is_number(x.dtype, name in names[:2]) else x.astype(jnp.bfloat16) for name, x in zip(names, arrays, strict=True)]
-    dims = _dimension_numbers("scaled_dot", *given[:2], dimension_numbers)
+    dims = _dimension_numbers("scaled_dot", given[0], given[1], dimension_numbers)
     dtype = dtype_of_result("scaled_dot", preferred_element_type)
     return computed("scaled_dot", names, dims, dtype, *given, out_sharding=None, implementation=implementation)
 

@@ -140,7 +140,8 @@ def test_in_place_of_lax_numbers_that_only_lax_takes():
 
 def test_in_place_of_lax_wrong_calls_are_laxs():
     x, w = jnp.ones((4, 64), jnp.int8), jnp.ones((64, 6), jnp.int8)
-    for given in ({"lhs_scale": jnp.ones((2, 2))}, {"rhs_scale": jnp.ones((64, 6))}, {"dimension_numbers": (((0,), (0,)), ((), ()))}):
+    calls: Any = {"lhs_scale": jnp.ones((2, 2))}, {"rhs_scale": jnp.ones((64, 6))}, {"dimension_numbers": (((0,), (0,)), ((), ()))}
+    for given in calls:
         with pytest.raises(TypeError) as theirs:
             lax.scaled_dot(x, w, **given)
         with pytest.raises(TypeError) as ours, jaxext.in_place_of_lax():

@@ -1,8 +1,8 @@
 """How products with quantised weights are launched (csrc/weight_only.h): the problem, and the config for each.
 
-Of few rows, the weight is what takes the time, so a config is judged by how its bytes come.  A block has `tile_n` columns and `tile_m` rows,
-and its warps take turns along the sum; blocks split the sum further where there are few columns, which costs another kernel.  Hopper has
-kernels for more rows (csrc/wide_weight_only.cuh), whose blocks multiply with wgmma.
+Of few rows, the weight is what takes the time, so a config is judged by how its bytes come.  A block has `tile_n` columns and `tile_m`
+rows, and its warps take turns along the sum; blocks split the sum further where there are few columns, which costs another kernel.  Hopper
+has kernels for more rows (csrc/wide_weight_only.cuh), whose blocks multiply with wgmma.
 """
 
 from __future__ import annotations
