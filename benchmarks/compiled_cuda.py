@@ -23,7 +23,7 @@ from jaxext.kernels._launch import SHARED_MEMORY
 
 from .machine_code import access_bytes, find, instructions, tool
 
-ONLY = ("weight_only",)  # families that Triton has not
+ONLY = ("weight_only", "wide_weight_only")  # families that Triton has not
 NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")  # jaxext::Dtype
 ELEMENTS = {
@@ -44,7 +44,7 @@ _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
 _NAME = re.compile(
     r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
-    r"(Matmul|RaggedProduct|ScaledProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel)<([^<>]*)"
+    r"(Matmul|RaggedProduct|ScaledProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf)<([^<>]*)"
 )  # up to a template among the arguments
 
 
@@ -103,7 +103,7 @@ def kernels_in(image: Image) -> list[dict]:
 def count(code: str) -> dict:
     """The counts of the important instructions in a function's disassembly; accesses to global memory by width."""
     counted, loads, stores, end = collections.Counter(), collections.Counter(), collections.Counter(), 0
-    for place, name, modifiers, _ in instructions(code):
+    for place, name, modifiers, operands in instructions(code):
         end = place + 16  # bytes of an instruction
         if name == "LDG":
             loads[access_bytes(modifiers)] += 1
@@ -113,10 +113,11 @@ def count(code: str) -> dict:
             counted["spills"] += 1
         elif name in ("HGMMA", "QGMMA", "HMMA"):
             counted["mma" if name == "HMMA" else "wgmma"] += 1
+            counted["of_registers"] += name != "HMMA" and not operands.partition(",")[2].lstrip().startswith("gdesc")
         elif name in ("UTMALDG", "UTMASTG"):
             counted.update(["tma" if name == "UTMALDG" else "tma_stores", *(m.lower() for m in modifiers if m in ("IM2COL", "MULTICAST"))])
     return {
-        **{kind: counted[kind] for kind in ("spills", "wgmma", "mma", "tma", "im2col", "multicast", "tma_stores")},
+        **{kind: counted[kind] for kind in ("spills", "wgmma", "of_registers", "mma", "tma", "im2col", "multicast", "tma_stores")},
         "loads": {str(width): loads[width] for width in sorted(loads, reverse=True)},
         "stores": {str(width): stores[width] for width in sorted(stores, reverse=True)},
         "bytes": end,
@@ -176,6 +177,14 @@ def describe(name: str) -> dict:
             "vector": columns,
             "access": columns * bits // 8,
         }
+    if template == "WideWeightOnlyKernelOf":
+        bits, m = map(int, arguments[1:])
+        return {
+            "kernel": "wide_weight_only",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"int{bits}, {m}x256",
+            **{"bits": bits, "tile_m": m, "tile_n": 256},
+        }
     element, vector, taps, *window = arguments
     walk = {"GatherLine": "line", "GatherPlane": "plane", "Wgrad": "sums"}[template]
     return {
@@ -207,11 +216,13 @@ def identity(row: dict) -> tuple:
     """The fields that identify a row."""
     family = "conv" if "rank" in row else "ragged" if "cluster_n" in row else "matmul"
     of_product = "scaled" if "second" in row else f"{family}_{row.get('role')}"
+    of_product = "wide_weight_only" if "bits" in row else of_product
     kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else of_product)
     names = {
         "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
         "ragged": ("cluster_n",),
         "scaled": ("cluster_m", "second"),
+        "wide": ("bits",),
     }.get(kernel.partition("_")[0], ("cluster",))
     return kernel, *(row.get(name) for name in ("operands", "tile_m", "tile_n", *names))
 
@@ -257,6 +268,7 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     "static shared memory misaligns the swizzled tiles": lambda row: hopper(row) and row["static"] > 1 << 10,
     # what sm_90a is for
     "not on the tensor cores": lambda row: hopper(row) and row["wgmma"] == 0 or row["kernel"] == "weight_only" and row["mma"] == 0,
+    "weights not multiplied from registers": lambda row: row["kernel"] == "wide_weight_only" and row["of_registers"] < row["wgmma"],
     "operands not loaded by TMA": lambda row: hopper(row) and row["tma"] == 0,
     "pixels not gathered by TMA": lambda row: row["kernel"].startswith("conv") and row["im2col"] == 0,
     "nothing shared in a cluster": lambda row: (
@@ -337,7 +349,8 @@ def load(path: pathlib.Path) -> Any:
 
 def tables(module: Any) -> list[dict]:
     """A row for each Hopper kernel in the module's tables."""
-    return [*module.matmul_kernels(), *module.ragged_kernels(), *module.scaled_kernels(), *module.conv_kernels()]
+    families = module.matmul_kernels, module.ragged_kernels, module.scaled_kernels, module.wide_weight_only_kernels, module.conv_kernels
+    return [row for kernels in families for row in kernels()]
 
 
 def collect(path: pathlib.Path, module: Any, archs: Collection[int] = ()) -> list[dict]:

@@ -12,6 +12,7 @@
 #include "refusals.h"
 #include "scaled.h"
 #include "targets.h"
+#include "wide_weight_only.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -68,6 +69,15 @@ py::list ConvTable() {
     rows.append(py::dict("rank"_a = k.rank, "role"_a = role, "operands"_a = Name(k.operands), "tile_m"_a = k.config.tile_m,
                          "tile_n"_a = k.config.tile_n, "tile_k"_a = k.tile_k, "cluster"_a = k.config.cluster, "stages"_a = k.stages,
                          "shared"_a = k.shared_bytes));
+  }
+  return rows;
+}
+
+py::list WideWeightOnlyTable() {
+  py::list rows;
+  for (const WideWeightOnlyKernel& k : WideWeightOnlyKernels()) {
+    rows.append(py::dict("operands"_a = Name(k.operands), "bits"_a = k.bits, "tile_m"_a = k.config.tile_m, "tile_n"_a = k.config.tile_n,
+                         "stages"_a = k.stages, "shared"_a = k.shared_bytes));
   }
   return rows;
 }
@@ -171,6 +181,7 @@ PYBIND11_MODULE(_cuda_module, module) {
   jaxext::DefineConv<&jaxext::DepthwiseRefuses>(module, "depthwise_refuses", "Why no kernel takes this depthwise convolution, or None.");
   module.def("causal_refuses", &jaxext::AskCausal, "Why no kernel takes this causal convolution, or None.", py::kw_only(), "role"_a, "B"_a,
              "T"_a, "C"_a, "J"_a, "dtypes"_a, "bias"_a, "arch"_a);
+  module.def("wide_weight_only_kernels", &jaxext::WideWeightOnlyTable, "Hopper's kernels of weight-only products, a dict for each.");
   module.def("weight_only_refuses", &jaxext::AskWeightOnly, "Why no kernel takes this weight-only product, or None.", py::kw_only(), "B"_a,
              "M"_a, "N"_a, "K"_a, "S"_a, "bits"_a, "dtypes"_a, "arch"_a);
   module.def(

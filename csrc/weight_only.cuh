@@ -25,26 +25,6 @@ namespace jaxext::weight_only {
 
 extern __shared__ float4 shared_sums[];
 
-template <typename T>
-constexpr bool kIsHalf = std::is_same_v<T, __half>;
-
-// The integers of `kBits` in the lowest bits of both halves of `pairs`, as T.  Higher bits are ignored.
-//
-// A float of the exponent's bits in `kAbove` and an integer in its fraction is that number more.  In two's complement the highest bit
-// counts down: turned over it counts up from the least integer.  bfloat16 has no place for all bits of an int8, so its highest bit becomes
-// another number: the exponent's last bit, 128 or 256.
-template <typename T, int kBits>
-__device__ inline uint32_t ToFloats(uint32_t pairs) {
-  constexpr uint32_t kOne = kIsHalf<T> ? 0x3C003C00u : 0x3F803F80u, kSigns = 0x80008000u;
-  constexpr uint32_t kBase = kIsHalf<T> ? 0x64006400u : 0x43004300u;  // 1024 or 128
-  if constexpr (kBits == 8 && !kIsHalf<T>) {
-    return PairsMultiplyAdd<T>(Masked(pairs, 0x007F007Fu, kBase), kOne, Masked(pairs, 0x00800080u, kBase | kSigns));
-  } else {
-    constexpr uint32_t kMask = kBits == 8 ? 0x00FF00FFu : 0x000F000Fu, kAbove = kBase | (kBits == 8 ? 0x00800080u : 0x00080008u);
-    return PairsMultiplyAdd<T>(Masked(pairs, kMask, kAbove), kOne, kAbove | kSigns);
-  }
-}
-
 // Neighbouring columns of a row.
 template <int kWords>
 struct Row {

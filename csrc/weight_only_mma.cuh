@@ -1,5 +1,5 @@
-// The instructions of warps and of pairs of 16-bit floats that C++ has no words for.  Another compiler than CUDA's takes them from whoever
-// simulates them (tests/csrc/simt_mma.h).  It must not know any kernel.
+// The instructions of warps and of pairs of 16-bit floats that C++ has no words for, and how small integers become such floats.  Another
+// compiler than CUDA's takes the instructions from whoever simulates them (tests/csrc/simt_mma.h).  It must not know any kernel.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -58,5 +58,25 @@ __device__ inline uint32_t Masked(uint32_t a, uint32_t mask, uint32_t turned) {
 
 __device__ inline void Prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 #endif
+
+template <typename T>
+constexpr bool kIsHalf = std::is_same_v<T, __half>;
+
+// The integers of `kBits` in the lowest bits of both halves of `pairs`, as T.  Higher bits are ignored.
+//
+// A float of the exponent's bits in `kAbove` and an integer in its fraction is that number more.  In two's complement the highest bit
+// counts down: turned over it counts up from the least integer.  bfloat16 has no place for all bits of an int8, so its highest bit becomes
+// another number: the exponent's last bit, 128 or 256.
+template <typename T, int kBits>
+__device__ inline uint32_t ToFloats(uint32_t pairs) {
+  constexpr uint32_t kOne = kIsHalf<T> ? 0x3C003C00u : 0x3F803F80u, kSigns = 0x80008000u;
+  constexpr uint32_t kBase = kIsHalf<T> ? 0x64006400u : 0x43004300u;  // 1024 or 128
+  if constexpr (kBits == 8 && !kIsHalf<T>) {
+    return PairsMultiplyAdd<T>(Masked(pairs, 0x007F007Fu, kBase), kOne, Masked(pairs, 0x00800080u, kBase | kSigns));
+  } else {
+    constexpr uint32_t kMask = kBits == 8 ? 0x00FF00FFu : 0x000F000Fu, kAbove = kBase | (kBits == 8 ? 0x00800080u : 0x00080008u);
+    return PairsMultiplyAdd<T>(Masked(pairs, kMask, kAbove), kOne, kAbove | kSigns);
+  }
+}
 
 }  // namespace jaxext

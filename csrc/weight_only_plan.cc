@@ -11,11 +11,18 @@ std::string Text(int64_t number) { return std::to_string(number); }
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The tiles for which a kernel was compiled (weight_only_launch.cuh): the first is the widest, with 16-byte accesses.
+// The tiles for which a kernel was compiled (weight_only_launch.cuh): the first is the widest, with 16-byte accesses.  Those from kWide
+// rows on are Hopper's (wide_weight_only.cuh).
 struct Tile {
   int64_t bits, m, n;
 };
-constexpr Tile kTiles[] = {{4, 8, 256}, {4, 8, 64}, {4, 16, 256}, {4, 32, 256}, {8, 8, 128}, {8, 8, 64}, {8, 16, 128}, {8, 32, 256}};
+constexpr Tile kTiles[] = {{4, 8, 256}, {4, 8, 64}, {4, 16, 256}, {4, 32, 256}, {4, 64, 256}, {4, 128, 256},
+                           {8, 8, 128}, {8, 8, 64}, {8, 16, 128}, {8, 32, 256}, {8, 64, 256}, {8, 128, 256}};
+constexpr int64_t kWide = 64;
+
+std::string TooManyRows(int64_t rows) {
+  return Text(rows) + " rows, it takes " + Text(kMostRows) + " at most, and more on compute capability 9.0";
+}
 
 Status CheckConfig(int64_t bits, const WeightOnlyConfig& config) {
   const bool compiled = std::any_of(std::begin(kTiles), std::end(kTiles), [&](const Tile& tile) {
@@ -43,6 +50,8 @@ Status Make(const WeightOnlyProblem& problem, const WeightOnlyConfig& config, co
   const std::string result = config.splits > 1 && operands.of_result == Dtype::kF32 ? x : ShortName(operands.of_result);
   if (const Reason reason = WeightOnlyRefuses(problem, {x, "i8", result})) return Invalid("weight_only: " + *reason);
   if (Status status = CheckConfig(problem.bits, config); !status.ok()) return status;
+  const bool wide = config.tile_m >= kWide;
+  if (!wide && problem.M > kMostRows) return Invalid("weight_only: " + TooManyRows(problem.M));
   if (config.splits > 1 && operands.of_result != Dtype::kF32) {
     return Invalid(std::string("weight_only: the result is ") + Name(operands.of_result) + ", want float32, as partial results are");
   }
@@ -54,14 +63,16 @@ Status Make(const WeightOnlyProblem& problem, const WeightOnlyConfig& config, co
   p.row_blocks = static_cast<int>(CeilDiv(problem.M, config.tile_m));
   p.column_blocks = static_cast<int>(CeilDiv(problem.N, config.tile_n));
   p.splits = static_cast<int>(config.splits);
-  p.steps = static_cast<int>(problem.K / kStep), p.share = static_cast<int>(CeilDiv(p.steps, config.splits));
+  p.steps = static_cast<int>(problem.K / kStep);
+  p.share = static_cast<int>(wide ? 2 * CeilDiv(CeilDiv(p.steps, 2), config.splits) : CeilDiv(p.steps, config.splits));
   const int64_t of_scale = std::max<int64_t>(p.steps / problem.S, 1);
   p.of_scale = of_scale == 1 ? 0 : static_cast<unsigned>(CeilDiv(int64_t{1} << 32, of_scale));
   p.wide = operands.of_result == Dtype::kF32;
   plan->bits = static_cast<int>(problem.bits);
   plan->tiles = static_cast<int>(config.tile_m / kRowsOfTile), plan->columns = static_cast<int>(config.tile_n / config.tile_m);
   plan->grid = Product({p.B, p.splits, p.column_blocks, p.row_blocks});
-  plan->shared_bytes = SharedBytes(plan->tiles, plan->columns);
+  plan->wide = wide;
+  plan->shared_bytes = wide ? 0 : SharedBytes(plan->tiles, plan->columns);
   if (plan->grid > kMostGridX) return Invalid("weight_only: " + Text(plan->grid) + " blocks, a grid has " + Text(kMostGridX) + " at most");
   return {};
 }
@@ -85,7 +96,7 @@ Reason WeightOnlyRefuses(const WeightOnlyProblem& p, const Dtypes& dtypes, std::
   if (dtypes.result != dtypes.first && dtypes.result != "fp32") {
     return "the result is " + dtypes.result + ", it takes " + dtypes.first + ", as x, and fp32";
   }
-  if (p.M > kMostRows) return Text(p.M) + " rows, it takes " + Text(kMostRows) + " at most";
+  if (p.M > kMostRows && arch && *arch != 90) return TooManyRows(p.M);
   for (const auto& [name, size] : {sizes[2], sizes[3]}) {
     if (size % kMultiple != 0) return std::string(name) + " is " + Text(size) + ", it takes multiples of " + Text(kMultiple);
   }
@@ -93,7 +104,8 @@ Reason WeightOnlyRefuses(const WeightOnlyProblem& p, const Dtypes& dtypes, std::
     return Text(p.S) + " scales along K of " + Text(p.K) + ", it takes blocks of multiples of " + Text(kMultiple);
   }
   if (arch && *arch < 80) return "compute capability " + CapabilityText(*arch) + ", it takes 8.0 and newer";
-  if (Product({p.B, kMostSplits, p.N / 64 + 1, p.M / kRowsOfTile + 1}) > kMostGridX) {
+  const int64_t blocks = p.M > kMostRows ? Product({p.N / 256 + 1, p.M / kWide + 1}) : Product({p.N / 64 + 1, p.M / kRowsOfTile + 1});
+  if (Product({p.B, kMostSplits, blocks}) > kMostGridX) {
     return Text(p.B) + " products with " + Text(p.N) + " columns, it takes fewer: a grid has " + Text(kMostGridX) + " blocks at most";
   }
   return {};

@@ -18,7 +18,7 @@ constexpr int kRowsOfTile = 8;  // of x, which a product of the tensor cores tak
 constexpr int kAlignment = 16;  // bytes to which arrays are aligned
 
 // Limits, which the messages name in figures.
-constexpr int64_t kMostRows = 64;  // of x: with more, loading the weight is not what takes the time
+constexpr int64_t kMostRows = 64;  // of x, but for Hopper's kernels: with more, loading the weight is not what takes the time
 constexpr int64_t kMultiple = 32;  // what K, N and a block of a scale are multiples of
 constexpr int64_t kMostIndex = 1 << 30;
 constexpr int64_t kMostDepth = 1 << 21;  // of the sum: its steps times those of a scale are fewer than 2^32, so that `of_scale` is exact
@@ -29,15 +29,16 @@ constexpr int64_t kMostGridX = (int64_t{1} << 31) - 1;
 struct Params {
   int B, M, N, K, S;
   int row_blocks, column_blocks, splits;
-  int steps, share;   // steps of the sum, and how many of them a part has at most
+  int steps, share;   // steps of the sum, and how many of them a part has at most: an even number for a wide kernel
   unsigned of_scale;  // 2^32 over the steps that share a scale, rounded up; 0 if each has its own
   int wide;           // 1 if the result is float32
 };
 
-// Which kernel: `columns` of a thread, and `tiles` of kRowsOfTile rows.
+// Which kernel: `columns` of a thread, and `tiles` of kRowsOfTile rows.  A wide one (wide_weight_only.h) has memory of its own.
 struct Plan {
   Params params;
   int bits, tiles, columns;
+  bool wide;
   int64_t grid;
   int shared_bytes;
 };

@@ -29,6 +29,7 @@ try:
     from jax._src.core import auto_insert_reshard as align_varying
     from jax._src.custom_partitioning import _sharding_callbacks
     from jax._src.lax.lax import ragged_dot_general_p
+    from jax._src.lax.scaled_dot import scaled_dot_p
     from jax._src.lax.utils import standard_primitive
 except ImportError as error:
     raise ImportError(f"jaxext was tested up to jax 0.12 and does not fit jax {jax.__version__}: update jaxext ({error})") from error
@@ -62,6 +63,7 @@ __all__ = [
     "refuse_parts",
     "register_lowering",
     "replace_bind",
+    "scaled_dot_p",
     "scan_counts",
     "source_line",
     "trace_context",

@@ -33,9 +33,9 @@ def scaled_dot(
 ) -> jax.Array:
     """The product of two arrays of scaled numbers: `dot_general(lhs * lhs_scale, rhs * rhs_scale)`.
 
-    Its namesake is `lax.scaled_dot` of jax 0.12, whose arguments it takes, also with older versions of jax.  It adds derivatives of any
-    order, shardings, and scales of any blocks.  lax multiplies the scaled numbers after rounding them to bfloat16; this does so on GPUs
-    only, and only where a scale changes along the sum and the result has 16 bits.
+    Its namesake is `lax.scaled_dot`, whose arguments it takes.  It adds derivatives of any order, shardings, and scales of any blocks.  lax
+    multiplies the scaled numbers after rounding them to bfloat16; this does so on GPUs only, and only where a scale changes along the sum
+    and the result has 16 bits.
 
     Args:
       lhs, rhs: floating-point numbers, or integers of at most 8 bits, such as float8_e4m3fn, int8 or int4.

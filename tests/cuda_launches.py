@@ -62,6 +62,7 @@ DEPTHWISE = [
     for role in ("fprop", "dgrad", "wgrad")
     for dtype in ("float32", "bfloat16", "float16")
 ]
+WIDE_WEIGHT_ONLYS = _cuda_module.wide_weight_only_kernels()
 WEIGHT_ONLYS = [dict(family=6, operands=dtype, bits=bits) for dtype in ("bf16", "fp16") for bits in (4, 8)]
 CAUSALS = [dict(family=4, role=role, operands=dtype) for role in ("forward", "backward") for dtype in ("fp32", "bf16", "fp16")]
 

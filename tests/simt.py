@@ -88,7 +88,7 @@ def _made(folder, broken, family):
     with open(home / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "driver").exists():
-            for path in csrc.glob(f"{family}*") if broken else ():  # all of them, since they include each other from where they are
+            for path in csrc.glob(f"*{family}*") if broken else ():  # all of them, since they include each other from where they are
                 (home / path.name).write_text(broken.get(path.name) or path.read_text())
             _compile(units, home)
             _done(_start([CXX, *FLAGS, *others, *(home / f"{unit.name}.o" for unit in units), "-o", home / "linked"]))

@@ -70,16 +70,16 @@ def in_place_of_lax() -> Scope:
 
     It is a context manager (`with in_place_of_lax(): ...`) and a function decorator (`@in_place_of_lax()`).
 
-    Every `jax.lax.dot_general`, `jax.lax.ragged_dot_general` and `jax.lax.conv_general_dilated` that is traced or run inside becomes the
-    jaxext operation, also when called by a library (`jnp.matmul`, `@`, `jnp.einsum`, layers of flax and equinox).  It uses the
+    Every `dot_general`, `ragged_dot_general`, `scaled_dot` and `conv_general_dilated` of `jax.lax` that is traced or run inside becomes
+    the jaxext operation, also when called by a library (`jnp.matmul`, `@`, `jnp.einsum`, layers of flax and equinox).  It uses the
     implementation set by `use_implementation`.  The context belongs to this thread and is part of `jax.jit`'s cache key.
 
     Do not use it around code that interprets lax's products itself: Pallas kernels, `jax.experimental.sparse` and `jax.experimental.jet`
     do not know jaxext's.  Policies of `jax.checkpoint` recognise them only through `jaxext.checkpoint_policies`.
     """
     for family in families.values():
-        if family.read is not None and family.twin is not None:
-            _compat.replace_bind(family.twin, functools.partial(_bind, family))
+        if family.replaced is not None:
+            _compat.replace_bind(family.replaced, functools.partial(_bind, family))
     return Scope("in_place_of_lax", replacing_lax, True)
 
 
@@ -89,7 +89,7 @@ def _bind(family, original, *operands, **params):
         return original(*operands, **params)
     if family.bind is not None:
         return family.bind(*operands, **params)
-    return like(original, family, None, operands, params, name=family.twin.name)
+    return like(original, family, None, operands, params, name=family.replaced.name)
 
 
 def like(

@@ -24,6 +24,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxext import _compat
 from jaxext.backends.cuda.cuda_binding import CudaScaled
 from jaxext.backends.triton.triton_binding import TritonScaled
 from jaxext.backends.xla.xla_scaled import XlaScaled, summed
@@ -38,8 +39,6 @@ from jaxext.forms.form import Companion, Form, define
 SLOTS = {"x": ("B", "I", "M", "S", "K"), "w": ("B", "S", "K", "J", "N"), "y": ("B", "I", "M", "J", "N")}
 SCALES = {"x": ("B", "I", "S"), "w": ("B", "S", "J"), "y": ("B", "I", "J")}
 _OF_MATMUL = {"x": "a", "w": "b", "y": "c"}
-
-FAMILY = declare(Family("scaled_dot", twin=lax.dot_general_p, names=r"scaled_dot_[wxy]+"), CudaScaled(), TritonScaled(), XlaScaled())
 
 
 @functools.cache
@@ -100,6 +99,22 @@ def product(name: str, arrays: Mapping[str, Any], dimension_numbers, dtype, *, i
     return compiled(computed, (name, tuple(given), dims, dtype), FAMILY, implementation, tuple(given.values()), static, name=name)
 
 
+def bind_lax(*arrays: jax.Array, **static) -> jax.Array:
+    """A call of lax's primitive, inside `in_place_of_lax`.  It has scales of ones where its caller gave none."""
+    return compiled(_as_lax, (), FAMILY, None, arrays, static, name="scaled_dot")
+
+
+def _as_lax(*arrays, dimension_numbers, preferred_element_type, implementation) -> jax.Array:
+    static = dict(dimension_numbers=dimension_numbers, preferred_element_type=preferred_element_type)
+    as_lax_says(functools.partial(_compat.scaled_dot_p.bind, **static), *arrays)  # raises what lax raises
+    names = ("lhs", "rhs", "lhs_scale", "rhs_scale")
+    # lax rounds all numbers to bfloat16, also those that `product` refuses.
+    given = [x if _is_number(x.dtype, name in names[:2]) else x.astype(jnp.bfloat16) for name, x in zip(names, arrays, strict=True)]
+    dims = _dimension_numbers("scaled_dot", given[0], given[1], dimension_numbers)
+    dtype = dtype_of_result("scaled_dot", preferred_element_type)
+    return computed("scaled_dot", names, dims, dtype, *given, out_sharding=None, implementation=implementation)
+
+
 def dtype_of_result(name: str, dtype) -> jnp.dtype:
     dtype = jnp.dtype(jax.dtypes.canonicalize_dtype(dtype))
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -108,9 +123,13 @@ def dtype_of_result(name: str, dtype) -> jnp.dtype:
 
 
 def refuse_dtype(name: str, argument: str, dtype, *, integers: bool = False) -> None:
-    if not jnp.issubdtype(dtype, jnp.floating) and not (integers and jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 1):
+    if not _is_number(dtype, integers):
         want = "floating-point numbers" + (", or integers of at most 8 bits" if integers else "")
         raise TypeError(f"{name}: {argument} is {dtype}, want {want}")
+
+
+def _is_number(dtype, integers: bool) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) or integers and jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 1
 
 
 def refuse_blocks(name: str, argument: str, counts: Sequence[int], of: str, shape: Sequence[int]) -> None:
@@ -289,3 +308,11 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) ->
         out_sharding=sharding and NamedSharding(sharding.mesh, _of_parts(_kept(sharding, parts), parts)),
     )
     return placed(joined(y, parts), sharding)
+
+
+FAMILY = declare(
+    Family("scaled_dot", twin=lax.dot_general_p, names=r"scaled_dot_[wxy]+", namesake=_compat.scaled_dot_p, bind=bind_lax),
+    CudaScaled(),
+    TritonScaled(),
+    XlaScaled(),
+)

@@ -29,9 +29,10 @@ class Family:
     Attributes:
       name: the family's name for `jaxext.extend.register`.
       twin: lax's primitive for the same product, if there is one.  Policies of `jax.checkpoint` see this primitive.
+      namesake: lax's primitive of the same name, if policies do not know it and see another twin.  `bind` computes it.
       read: computes an equation of `twin` as a product of the family, from its operands, its parameters, the dtype of its result and the
         name of an implementation.  None if equations of `twin` are not replaced.
-      bind: computes a call of `twin` by its operands and parameters, inside `in_place_of_lax`.  None: as its jaxpr says, by `read`.
+      bind: computes a call of `replaced` by its operands and parameters, inside `in_place_of_lax`.  None: as its jaxpr says, by `read`.
       said: `said(open, ranks)` gives the parameters of `twin` that tell which axes are what.  None: by the labels, `dimension_numbers`.
       names: a pattern of the names of its forms, reserved for them.
       weights: the slot that all rows of a result share.  None: there is none, so `use_invariant` refuses the family.
@@ -43,6 +44,7 @@ class Family:
     name: str
     twin: Primitive | None
     names: str
+    namesake: Primitive | None = None
     read: Callable[..., jax.Array] | None = None
     bind: Callable[..., jax.Array] | None = None
     said: Callable[..., Mapping] | None = None
@@ -50,6 +52,11 @@ class Family:
     letters: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     groups: str = ""
     implementations: list[Implementation] = dataclasses.field(default_factory=list)
+
+    @property
+    def replaced(self) -> Primitive | None:
+        """lax's primitive whose calls become the family's inside `in_place_of_lax`."""
+        return self.twin if self.read is not None else self.namesake
 
     @property
     def names_of_implementations(self) -> list[str]:
@@ -64,6 +71,11 @@ def declare(family: Family, *implementations: Implementation) -> Family:
     for implementation in reversed(implementations):
         register(family, implementation)
     return family
+
+
+def is_replaced(primitive: Primitive) -> bool:
+    """Whether it is of lax, and a family computes it inside `in_place_of_lax`."""
+    return any(primitive is family.replaced for family in families.values())
 
 
 def register(family: Family, implementation: Implementation) -> None:

@@ -25,7 +25,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxext._compat import evaluated, scan_counts, source_line
 from jaxext.families.dispatch import in_place_of_lax
-from jaxext.forms.family import readers
+from jaxext.forms.family import is_replaced
 from jaxext.forms.form import Form, owner
 from jaxext.forms.operation import Operation
 from jaxext.privacy.made import Leaf, Made, has_leaves, leaves_of, plain, remaking, tangents
@@ -113,7 +113,7 @@ class Taps:
             return self._inside(eqn, eqn.params["jaxpr"], operands)
         if all(isinstance(x, Made) for x in operands):
             return self._made(eqn, operands)
-        if eqn.primitive in readers:
+        if is_replaced(eqn.primitive):
             with in_place_of_lax():
                 closed = _traced(functools.partial(evaluated, eqn), operands)
             return self._inside(eqn, closed, operands)
@@ -179,7 +179,7 @@ class Taps:
 
     def _use(self, leaf: Leaf, eqn: JaxprEqn | None, way: Way) -> Use:
         around = [*([] if eqn is None else [eqn]), *reversed(self._around)]
-        products = [each for each in around if each.primitive in readers] or around
+        products = [each for each in around if is_replaced(each.primitive)] or around
         name = products[0].primitive.name if products else "result"
         return Use(leaf.root, name, source_line(around) if around else "", way, 2 if leaf.depth < self._depth else 1)
 

@@ -56,8 +56,9 @@ def test_xla_writes_wide_weights_where_scales_change_along_the_sum(compiled, kin
     assert len(large) == wide
 
 
-FEW = "triton" if cuda_binding.missing() else "cuda"
-PREFERRED = [(16, 1, "xla"), (32, 32, FEW), (33, 32, "triton"), (128, 64, "triton"), (256, 32, "xla")]
+CUDA = not cuda_binding.missing()
+FEW = "cuda" if CUDA else "triton"
+PREFERRED = [(16, 1, "xla"), (32, 32, FEW), (33, 32, FEW), (128, 64, FEW), (256, 32, "cuda" if CUDA else "xla"), (4096, 32, "xla")]
 
 
 @pytest.mark.parametrize(("rows", "groups", "chosen"), PREFERRED)

@@ -74,11 +74,11 @@ def test_scaled_dot(implementation, dtypes, blocks):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("rows", [1, 8, 9, 33, 64])
+@pytest.mark.parametrize("rows", [1, 8, 9, 33, 64, 129])
 @pytest.mark.parametrize("group", [None, 32, 128])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weight_only(bits, group, rows, dtype):
-    """The CUDA kernels for few rows, mapped too, on columns that fill no block."""
+    """The CUDA kernels for few rows, and Hopper's for more, mapped too, on columns that fill no block."""
     columns = N // 32 * 32
     q = jaxext.quantize(random((2, K, columns), np.float32, 5), bits, group, 1)
     x = jnp.asarray(random((2, rows, K), np.float32, 6), dtype)
@@ -87,7 +87,12 @@ def test_weight_only(bits, group, rows, dtype):
     if reason := cuda_binding.missing():
         pytest.skip(reason)
     cuda = functools.partial(jaxext.quantized_matmul, implementation="cuda")
-    near(jax.jit(jax.vmap(cuda))(x, q), want, 2)
+    try:
+        near(jax.jit(jax.vmap(cuda))(x, q), want, 2)
+    except NotImplementedError as error:
+        if rows > 64 and "rows, it takes 64 at most" in str(error):
+            pytest.skip(str(error))
+        raise
     first = jax.tree.map(lambda part: part[0], q)
     near(jax.jit(cuda)(x[0], first), want[0], 2)
     near(jax.jit(functools.partial(cuda, preferred_element_type=jnp.float32))(x[0], first), want[0], 0.01)

@@ -16,10 +16,16 @@
 #include "simt_mma.h"
 #include "weight_only.h"
 #include "weight_only_plan.h"
+#include "wide_weight_only.h"
 
-namespace jaxext::weight_only {
+namespace jaxext {
+namespace weight_only {
 float4 shared_sums[(48 << 10) / sizeof(float4)];
 }
+// No CPU has Hopper's instructions.
+std::vector<WideWeightOnlyKernel> WideWeightOnlyBF16() { return {}; }
+std::vector<WideWeightOnlyKernel> WideWeightOnlyF16() { return {}; }
+}  // namespace jaxext
 
 namespace {
 

@@ -97,7 +97,6 @@ def test_empty_ones(shape):
     np.testing.assert_array_equal(y, np.zeros((m, n)))
 
 
-@pytest.mark.skipif(not hasattr(lax, "scaled_dot"), reason="jax before 0.12 has no lax.scaled_dot")
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
 def test_as_lax_says(batch):
     x, w = small((*batch, 4, 64), jnp.float8_e4m3fn, 0), small((*batch, 64, 6), jnp.float8_e5m2, 1)
@@ -106,6 +105,61 @@ def test_as_lax_says(batch):
         ours, theirs = (of(x, w, **given, preferred_element_type=dtype) for of in (jaxext.scaled_dot, lax.scaled_dot))
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
+
+
+def test_in_place_of_lax():
+    """lax's product has no derivative; ours has that of the dequantised numbers."""
+    x, w, weight = small((4, 64), jnp.bfloat16, 0), small((64, 6), jnp.int8, 1), small((4, 6), jnp.float32, 2)
+    s, t = powers((4, 2), 3), powers((4, 6), 4)
+
+    def loss(x, s, w):
+        return (lax.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, preferred_element_type=jnp.float32) * weight).sum()
+
+    outside = str(jax.make_jaxpr(loss)(x, s, w))
+    with jaxext.in_place_of_lax():
+        inside = str(jax.make_jaxpr(loss)(x, s, w))
+        of_x, of_s = jax.jit(jax.grad(loss, (0, 1)))(x, s, w)
+        y = jax.vmap(lambda x, w: lax.scaled_dot(x, w, rhs_scale=t, preferred_element_type=jnp.float32), (None, 0))(x, jnp.stack([w, -w]))
+    assert " scaled_dot[" in outside and "scaled_dot_xw_nn" in inside and " scaled_dot[" not in inside
+    back = np.asarray(weight, np.float64) @ wide(w, t).T
+    np.testing.assert_array_equal(of_x.astype(np.float64), (back * wide(np.ones((4, 64)), s)).astype(jnp.bfloat16).astype(np.float64))
+    np.testing.assert_array_equal(of_s, (back * wide(x)).reshape(4, 2, 32).sum(-1))
+    np.testing.assert_array_equal(y, np.stack([wide(x) @ wide(w, t), -wide(x) @ wide(w, t)]))
+    assert str(jax.make_jaxpr(loss)(x, s, w)) == outside
+
+
+def test_in_place_of_lax_numbers_that_only_lax_takes():
+    """It rounds them to bfloat16: wide integers and truth values, as operands and as scales."""
+    x, w = small((4, 64), jnp.int32, 0, -400, 400), small((64, 6), jnp.int8, 1) > 0
+    scales = dict(lhs_scale=2 ** small((4, 2), jnp.int32, 2, 0), rhs_scale=powers((2, 6), 3))
+    product = functools.partial(lax.scaled_dot, x, w, **scales, preferred_element_type=jnp.float32)
+    want = product()
+    with jaxext.in_place_of_lax():
+        np.testing.assert_array_equal(product(), want)
+
+
+def test_in_place_of_lax_wrong_calls_are_laxs():
+    x, w = jnp.ones((4, 64), jnp.int8), jnp.ones((64, 6), jnp.int8)
+    calls: Any = {"lhs_scale": jnp.ones((2, 2))}, {"rhs_scale": jnp.ones((64, 6))}, {"dimension_numbers": (((0,), (0,)), ((), ()))}
+    for given in calls:
+        with pytest.raises(TypeError) as theirs:
+            lax.scaled_dot(x, w, **given)
+        with pytest.raises(TypeError) as ours, jaxext.in_place_of_lax():
+            lax.scaled_dot(x, w, **given)
+        assert str(ours.value) == str(theirs.value)
+    with pytest.raises(NotImplementedError, match="scaled_dot: inside use_invariant"), jaxext.use_invariant(), jaxext.in_place_of_lax():
+        lax.scaled_dot(x, w)
+
+
+def test_norms_of_examples_read_laxs_products():
+    """A gradient of lax's scaled product, which lax does not have."""
+    w, x = small((64, 6), jnp.float32, 0), small((3, 64), jnp.float32, 1)
+
+    def loss(w, x):
+        return lax.scaled_dot(x, w, preferred_element_type=jnp.float32).sum()
+
+    norms = jaxext.privacy.per_example_norms(loss)(w, x)
+    np.testing.assert_allclose(norms, np.sqrt(6 * (wide(x) ** 2).sum(-1)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=lambda dtype: dtype.__name__)

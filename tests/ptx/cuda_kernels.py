@@ -231,6 +231,7 @@ class WeightOnlyCall:
     problem: Any
     config: Any
     integers: bool = True
+    picks: bool = False  # each row of x picks a row of the weight, whose scales are one
 
     @property
     def case(self):
@@ -242,16 +243,23 @@ class WeightOnlyCall:
         np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
         self.check_result(late)
 
+    @functools.cached_property
+    def operands(self) -> dict[str, np.ndarray]:
+        drawn = simt_weight_only.operands_of(self.problem, self.integers)
+        if not self.picks:
+            return drawn
+        x = np.broadcast_to(np.eye(*drawn["x"].shape[1:]), drawn["x"].shape)
+        return drawn | {"x": x.astype(drawn["x"].dtype), "scale": np.ones_like(drawn["scale"])}
+
     def check_result(self, parts) -> None:
-        operands = simt_weight_only.operands_of(self.problem, self.integers)
-        simt_weight_only.check_parts(self.problem, parts, operands, self.integers)
+        simt_weight_only.check_parts(self.problem, parts, self.operands, self.integers)
 
     def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
         """The result's parts.  Each element is written once, the operands never."""
         kernels = instead or modules(arch)
         status, asked = ask(self.case, device)
         assert status == OK, asked
-        operands = simt_weight_only.operands_of(self.problem, self.integers)
+        operands = self.operands
         inputs = [Input(values, WEIGHT_ONLY[name]) for name, values in operands.items()]
         before = [values.tobytes() for values in operands.values()]
         splits = self.config.splits

@@ -12,7 +12,7 @@ import test_depthwise
 import test_simt
 import test_small_kernels
 from cuda_kernels import CausalCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import CONVS, DEPTHWISE, MATMULS, RAGGEDS, SCALEDS, ask
+from cuda_launches import CONVS, DEPTHWISE, MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, ask
 from defects import TWICE, WRONG, planted, said
 from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS
@@ -78,6 +78,13 @@ def weight_only():
     return WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=8, tile_n=64)), {}
 
 
+def wide_weight_only():
+    """More stages than the ring has, of which each has its scales, and a row, columns and half of a stage that are not there."""
+    row = row_of(WIDE_WEIGHT_ONLYS, operands="bfloat16", bits=8, tile_m=64)
+    problem = simt_weight_only.a_problem(M=5, N=288, K=(row["stages"] + 1) * 64, S=row["stages"] + 1, bits=8)
+    return WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=64, tile_n=256), integers=False), {}
+
+
 CALLS = {
     "product": product,
     "ping-pong": pingpong,
@@ -94,6 +101,7 @@ CALLS = {
     "causal forward": functools.partial(causal_conv1d, "forward"),
     "causal backward": functools.partial(causal_conv1d, "backward"),
     "weight-only": weight_only,
+    "wide weight-only": wide_weight_only,
     "packed": functools.partial(causal_conv1d, "backward", idx=True, idx_of_states=True),
 }
 TRY_WAIT = r"(mbarrier\.try_wait\.parity\S* P1, \[%r\d+\]), %r\d+"
@@ -231,6 +239,45 @@ DEFECTS = {
         None,
         "no multiple of 16",
     ),
+    "wide: factors are made anew early": (
+        "wide weight-only",
+        r"wgmma\.wait_group\.sync\.aligned 1;",
+        "",
+        None,
+        "which a wgmma under way reads",
+    ),
+    "wide: sums are read early": ("wide weight-only", r"wgmma\.wait_group\.sync\.aligned 0;", "", None, "which a wgmma under way writes"),
+    "wide: no fence after factors": ("wide weight-only", r"wgmma\.fence\.sync\.aligned;", "", None, "no wgmma.fence"),
+    "wide: a stage is not given back": ("wide weight-only", r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", "", None, "deadlock"),
+    "wide: a stage is given back by one warp": (
+        "wide weight-only",
+        r"(mbarrier\.init\S* \[%r\d+\]), %r\d+;",
+        r"\1, 1;",
+        None,
+        "race|deadlock",
+    ),
+    "wide: a stage is not waited for": ("wide weight-only", TRY_WAIT, r"\1, 1", None, "nothing has written|race"),
+    "wide: too few bytes expected": ("wide weight-only", EXPECT, r"\1, 1024", None, "bytes more than they expect"),
+    "wide: no barrier after the barriers": ("wide weight-only", r"bar\.sync\s+0;", "", None, "which another warp initialised|no mbarrier"),
+    "wide: swapped rows": ("wide weight-only", r"(prmt\.b32\s+%r\d+, )(%r\d+), (%r\d+), ", r"\1\3, \2, ", None, WRONG),
+    "wide: another mask": ("wide weight-only", r"(lop3\.b32 %r\d+, %r\d+, %r\d+, %r\d+, )(106|0x6A);", r"\g<1>0x80;", None, WRONG),
+    "wide: sums are not begun anew": ("wide weight-only", r"setp\.ne\.b32 p, %r\d+, 0;", "setp.eq.b32 p, 0, 0;", None, WRONG),
+    "wide: the scales of other columns": (
+        "wide weight-only",
+        r"(ld\.global\.nc\.v2\.f32 \{[^}]*\}, \[%rd\d+)\]",
+        r"\1+8]",
+        None,
+        f"{WRONG}|outside of all arrays",
+    ),
+    "wide: sums are not added": (
+        "wide weight-only",
+        r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), %f\d+;",
+        r"mul.rn.f32 \1, \2, \3;",
+        None,
+        WRONG,
+    ),
+    "wide: swapped factors": ("wide weight-only", r"(wgmma\.mma_async\S* \{[^}]*\}, *\{)(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
+    "wide: a store too far": ("wide weight-only", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),
     "causal: other sequences are read": ("packed", r"setp\.ne\.s32 (%p\d+), (%r\d+), %r\d+;", r"setp.ne.s32 \1, \2, \2;", None, WRONG),
 }
 

@@ -14,7 +14,7 @@ import test_cuda_conv
 import test_depthwise
 import test_simt
 from cuda_kernels import CausalCall, FusedCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, RAGGEDS, SCALEDS, conv, matmul
+from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, conv, matmul
 from simt_weight_only import a_problem as a_weight_only_problem
 
 from jaxext.backends import kernel
@@ -170,6 +170,30 @@ def test_weight_only_product(dtype, arch):
     assert_all_ran(dtype, arch, lambda name: "11weight_only" in name)
 
 
+@pytest.mark.parametrize("row", WIDE_WEIGHT_ONLYS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "bits", "tile_m")))
+def test_wide_weight_only_product(row):
+    """With tails of rows, columns and the sum, more stages than the ring has, blocks of scales of 32 elements and others, and one for all;
+    batches and parts, of which one has no step; rounded too."""
+    given: dict[str, Any] = dict(bits=row["bits"], dtype=kernel.DTYPES[row["operands"]])
+    m, ring = row["tile_m"], row["stages"] * cuda_weight_only.WIDE_STEP
+    config = cuda_weight_only.WeightOnlyConfig(tile_m=m, tile_n=row["tile_n"])
+    in_parts = dataclasses.replace(config, splits=3)
+    WeightOnlyCall(a_weight_only_problem(M=m + 1, N=288, K=96, S=3, **given), config).check()
+    WeightOnlyCall(a_weight_only_problem(M=5, N=160, K=ring + 96, S=1, **given), config).check()
+    WeightOnlyCall(a_weight_only_problem(M=m - 1, N=32, K=256, S=4, result="fp32", B=2, **given), in_parts).check()
+    WeightOnlyCall(a_weight_only_problem(M=9, N=64, K=384, S=4, **given), config, integers=False).check()
+    WeightOnlyCall(a_weight_only_problem(M=9, N=64, K=384, S=3, **given), config, integers=False).check()
+
+
+def test_each_byte_of_a_wide_weight():
+    """Rows of x pick rows of the weight; each kernel that makes floats of integers, so not each number of rows, has each of its bytes."""
+    for row in WIDE_WEIGHT_ONLYS:
+        if row["tile_m"] == 64:
+            problem = a_weight_only_problem(M=64, N=256, K=64, S=1, bits=row["bits"], dtype=kernel.DTYPES[row["operands"]], result="fp32")
+            call = WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=64, tile_n=256), picks=True)
+            call.check()
+
+
 def assert_all_ran(dtype, arch, which):
     """Of the kernels with such a name."""
     of_dtype = {"float32": "If", "bfloat16": "__nv_bfloat16", "float16": "__half"}[dtype]
@@ -246,5 +270,6 @@ def test_each_kernel_of_the_library_has_a_row():
     assert sum("ScaledProduct" in name for name in kernels) == len(SCALEDS)
     assert sum("cutlass13device_kernel" in name for name in kernels) == len(MATMULS) + len(RAGGEDS) + len(SCALEDS)
     assert sum("ConvKernelOf" in name for name in kernels) == len(CONVS)
+    assert sum("WideWeightOnly" in name for name in kernels) == len(WIDE_WEIGHT_ONLYS)
     portable = [kernel for kernel in kernels if any(name in kernel for name in ("depthwise", "6causal", "11weight_only"))]
-    assert len(kernels) == len(MATMULS) + len(RAGGEDS) + len(SCALEDS) + len(CONVS) + len(portable)
+    assert len(kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, CONVS, portable)))

@@ -43,6 +43,7 @@ GLOBAL_LOADS = [  # as kernels have them, and each type and width
     "nc.v4.f32",
     "nc.v4.u32",
     "nc.v2.u32",
+    "nc.v2.f32",
     "nc.v4.f32",
     "b8",
     "b16",

@@ -44,6 +44,7 @@ from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._ragged import RaggedProblem, visits
 
+_CLEARLY = 1.25  # models of two kernels differ by less than that without a reason
 _CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside x and weight
 GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
 
@@ -113,7 +114,7 @@ class CudaRagged(_Cuda):
 
 
 class CudaWeightOnly(_Cuda):
-    """Products of few rows with int8 and int4, which have a scale for each column, or for blocks of each."""
+    """Products with int8 and int4, which have a scale for each column, or for blocks of each: of few rows, and on Hopper of many."""
 
     custom_calls = ("jaxext_weight_only_v1",)
     epilogues = False
@@ -127,9 +128,15 @@ class CudaWeightOnly(_Cuda):
     def slower(self, call):
         if call.sizes["S"] == 1:
             return "XLA converts factors inside of its products, which are expected to be as fast"
-        if call.sizes["I"] * call.sizes["M"] > cuda_weight_only.FEW_ROWS:
+        problem = self.problem(call)
+        assert not isinstance(problem, str)  # it is asked of calls that it supports
+        if problem.M <= cuda_weight_only.FEW_ROWS:
+            return None  # XLA writes the scaled weight to memory, in 16 bits, and reads it again
+        if problem.arch != 90:
             return "Triton's kernels are expected to be as fast"
-        return None  # XLA writes the scaled weight to memory, in 16 bits, and reads it again
+        if cuda_weight_only.clocks(problem, self.configs(problem)[0]) * _CLEARLY < cuda_weight_only.dequantised_clocks(problem):
+            return None
+        return "XLA's product with a weight that it makes wide before is expected to be as fast"
 
     def configs(self, problem):
         return cuda_weight_only.candidates(problem)

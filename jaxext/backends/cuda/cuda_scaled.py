@@ -174,7 +174,7 @@ def _tiles(problem: ScaledProblem, config: ScaledConfig) -> int:
     return problem.B * config.splits * down * cdiv(problem.cols, config.tile_n)
 
 
-def wide_clocks(problem: ScaledProblem) -> float:
+def wide_clocks(problem: MatmulProblem) -> float:
     """The same of a product of 16-bit factors, without what it takes to make them of 8 bits."""
     plain = MatmulProblem(
         **{field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem) if field.name != "dtypes"},

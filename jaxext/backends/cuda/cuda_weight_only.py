@@ -1,18 +1,20 @@
-"""How products of few rows with quantised weights are launched (csrc/weight_only.h): the problem, and the config for each.
+"""How products with quantised weights are launched (csrc/weight_only.h): the problem, and the config for each.
 
-The weight is what takes the time, so a config is judged by how its bytes come.  A block has `tile_n` columns and `tile_m` rows, and its
-warps take turns along the sum; blocks split the sum further where there are few columns, which costs another kernel.
+Of few rows, the weight is what takes the time, so a config is judged by how its bytes come.  A block has `tile_n` columns and `tile_m`
+rows, and its warps take turns along the sum; blocks split the sum further where there are few columns, which costs another kernel.  Hopper
+has kernels for more rows (csrc/wide_weight_only.cuh), whose blocks multiply with wgmma.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from jaxext.backends.cuda import cuda_scaled
 from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._launch import cdiv
-from jaxext.kernels._roofline import ISSUED, LEGACY, START, machine
+from jaxext.kernels._launch import BITS, cdiv
+from jaxext.kernels._roofline import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
 
-MOST_ROWS = 64  # csrc/weight_only_plan.h has this and the next too
+MOST_ROWS = 64  # but for wide kernels; csrc/weight_only_plan.h has this and the next too
 STEP = 32  # of the sum
 FEW_ROWS = 32  # of a block, at most: with more, blocks load the weight several times, and its bytes are no longer what takes the time
 # Bits of an integer -> the tiles that there are -> instructions of a thread for each integer, without products: counted in the loop that
@@ -21,6 +23,9 @@ TILES = {
     4: {(8, 256): 2.3, (8, 64): 3.1, (16, 256): 3.0, (32, 256): 4.3},
     8: {(8, 128): 3.4, (8, 64): 3.9, (16, 128): 4.3, (32, 256): 5.1},
 }
+# The same of Hopper's kernels, whose steps are of 64: a stage of the ring.  Additions of sums are not in these numbers.
+WIDE_TILES = {4: {(64, 256): 3.8, (128, 256): 3.9}, 8: {(64, 256): 4.2, (128, 256): 4.4}}
+WIDE_STEP = 64
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _FEWEST_STEPS = 16  # of a part: two for each warp
 
@@ -61,8 +66,9 @@ def refuses(problem: WeightOnlyProblem) -> str | None:
 def candidates(problem: WeightOnlyProblem) -> list[WeightOnlyConfig]:
     """Every tile that is no higher than the rows want, in as many parts as are long enough.  The one that takes the fewest clocks is first,
     among equals the largest."""
-    tiles = TILES[problem.bits_of_weight]
-    highest = next((m for m in (8, 16, 32) if m >= problem.M), 32)
+    few, wide = TILES[problem.bits_of_weight], WIDE_TILES[problem.bits_of_weight]
+    highest = next((m for m in (8, 16, 32, 64, 128) if m >= problem.M), 128)
+    tiles = [*(few if problem.M <= MOST_ROWS else ()), *(wide if problem.arch == 90 and problem.M > FEW_ROWS else ())]
     configs = [
         WeightOnlyConfig(tile_m=m, tile_n=n, splits=splits)
         for m, n in tiles
@@ -92,6 +98,8 @@ def clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
     """Expected time, in clocks: to start, and the largest of three: to load all from memory, to load a block's share from the L2 cache, and
     to compute it.  Blocks that lie one above the other find the weight in the cache."""
     gpu, bits, blocks = machine(problem.arch), problem.bits_of_weight, resident(problem, config)
+    if config.tile_m > FEW_ROWS:
+        return _wide_clocks(problem, config)
     depth = cdiv(problem.K // STEP, config.splits) * STEP
     integers = depth * config.tile_n
     loaded = integers * bits / 8 + depth * config.tile_m * 2 + 4 * config.tile_n * cdiv(problem.S, config.splits)
@@ -101,6 +109,30 @@ def clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
     parts = 4 * config.splits * problem.B * problem.M * problem.N if config.splits > 1 else 0
     busy = rounds * max(loaded / gpu.l2, issued, multiplied)
     return START + max(busy, gpu.moving(weight_bytes(problem))) + (gpu.adding(parts) if parts else 0)
+
+
+def _wide_clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
+    """The same of Hopper's kernels.  Blocks store after they have multiplied, and those side by side find x in the cache.  All warps add up
+    the sums of each step."""
+    gpu, bits, split = machine(problem.arch), problem.bits_of_weight, config.splits > 1
+    depth = cdiv(cdiv(problem.K, WIDE_STEP), config.splits) * WIDE_STEP
+    integers, sums = depth * config.tile_n, config.tile_m * config.tile_n
+    unit = STEP if problem.S > 1 and problem.K // problem.S % WIDE_STEP else WIDE_STEP  # whose sums are added at once
+    loaded = integers * bits / 8 + depth * config.tile_m * 2 + 4 * config.tile_n * cdiv(problem.S, config.splits)
+    issued = (integers * WIDE_TILES[bits][config.tile_m, config.tile_n] + sums * depth / unit) / ISSUED
+    multiplied = integers * config.tile_m / (gpu.products * REACHED[config.tile_m])
+    result = 4 if split else BITS[problem.dtypes[2]] / 8
+    rounds = gpu.rounds(grid(problem, config))
+    busy = rounds * (max(loaded / gpu.l2, issued, multiplied) + sums * result / STORED)
+    written = result * config.splits * problem.B * problem.M * problem.N
+    moved = weight_bytes(problem) + 2 * problem.B * problem.M * problem.K + (0 if split else written)
+    return START + max(busy, gpu.moving(moved)) + (gpu.adding(written) if split else 0)
+
+
+def dequantised_clocks(problem: WeightOnlyProblem) -> float:
+    """Of a product with the weight in 16 bits, which another kernel writes before."""
+    gpu, numbers = machine(problem.arch), problem.B * problem.N * problem.K
+    return gpu.moving(weight_bytes(problem) + 2 * numbers) + LAUNCH + cuda_scaled.wide_clocks(problem)
 
 
 def weight_bytes(problem: WeightOnlyProblem) -> float:

@@ -54,6 +54,8 @@ WGRAD = MATMUL | PORTABLE | {"kernel": "depthwise_wgrad", "loads": {"16": 14}, "
 CAUSAL = MATMUL | PORTABLE | {"kernel": "causal_forward", "access": 16, "loads": {"16": 11, "4": 1, "2": 2}, "stores": {"16": 4}}
 CAUSAL_BACK = CAUSAL | {"kernel": "causal_backward", "vector": 4, "access": 8, "loads": {"8": 20, "4": 9}, "stores": {"8": 4, "4": 5}}
 WEIGHT_ONLY = MATMUL | PORTABLE | {"kernel": "weight_only", "mma": 32, "access": 16, "loads": {"16": 25}, "stores": {"16": 12}}
+WIDE = MATMUL | {"kernel": "wide_weight_only", "bits": 4, "cluster_m": 1, "multicast": 0, "of_registers": 28, "tma_stores": 0}
+WIDE |= {"wgmma": 28, "loads": {"8": 9}, "stores": {"16": 32, "8": 32}}
 GOOD = {
     "matmul": MATMUL,
     "conv": CONV,
@@ -64,6 +66,7 @@ GOOD = {
     "causal": CAUSAL,
     "causal backward": CAUSAL_BACK,
     "weight-only": WEIGHT_ONLY,
+    "wide weight-only": WIDE,
     "weight-only, narrow": WEIGHT_ONLY | {"access": 4, "loads": {"16": 6, "4": 32}},
     "one channel": GATHER | {"vector": 1, "loads": {"2": 9}, "stores": {"2": 8}},
 }
@@ -78,6 +81,7 @@ BROKEN = [
     ("static shared memory misaligns the swizzled tiles", CONV | {"static": 2048}),
     ("not on the tensor cores", CONV | {"wgmma": 0}),
     ("not on the tensor cores", WEIGHT_ONLY | {"mma": 0}),
+    ("weights not multiplied from registers", WIDE | {"of_registers": 20}),
     ("narrow loads", WEIGHT_ONLY | {"loads": {"8": 50}}),
     ("narrow stores", WEIGHT_ONLY | {"stores": {"16": 8, "4": 16}}),
     ("operands not loaded by TMA", MATMUL | {"tma": 0}),
@@ -128,6 +132,7 @@ SASS = """
         /*0060*/                   UTMALDG.3D.MULTICAST [UR8], [UR6], UR4 ;
         /*0070*/                   UTMASTG.3D [UR8], [UR6] ;
         /*0080*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], !UPT ;
+        /*0088*/                   HGMMA.64x128x16.F32.BF16 R24, R4, gdesc[UR8], R24 ;
         /*0090*/                   HMMA.16816.F32.BF16 R24, R4, R8, RZ ;
         /*00a0*/                   STL [R1], R4 ;
         /*00b0*/                   LDL.64 R4, [R1] ;
@@ -138,7 +143,8 @@ SASS = """
 def test_instructions_are_counted():
     assert compiled_cuda.count(SASS) == {
         "spills": 2,
-        "wgmma": 1,
+        "wgmma": 2,
+        "of_registers": 1,
         "mma": 1,
         "tma": 2,
         "im2col": 1,

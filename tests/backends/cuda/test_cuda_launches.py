@@ -29,7 +29,9 @@ from cuda_launches import (
     SLOTS,
     STREAM,
     SWIZZLE,
+    WEIGHT_ONLY,
     WEIGHT_ONLYS,
+    WIDE_WEIGHT_ONLYS,
     ask,
     causal,
     conv,
@@ -47,7 +49,7 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "scaled", "weight_only")  # of the families of kernels
+NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "scaled", "weight_only", "wide_weight_only")  # of the families of kernels
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
 TMA = (
@@ -154,8 +156,19 @@ def some_weight_onlys(row, count):
     for B, M, N, K in [*sizes, (9, 64, 2**18, 2**20)]:
         S = pick.choice([1, K // 64, K // 32])
         result = pick.choice([row["operands"], "fp32"])
-        problem = simt_weight_only.a_problem(M, N, K, S, row["bits"], row["operands"], result, B)
+        problem = simt_weight_only.a_problem(M, N, K, S, row["bits"], row["operands"], result, B, arch=80)
         yield weight_only(problem, pick.choice(cuda_weight_only.candidates(problem)))
+
+
+def some_wide_weight_onlys(row, count):
+    """Then arrays of far more than 2^31 elements."""
+    pick = random.Random(str(row))
+    sizes = [(pick.randint(1, 9), pick.randint(1, 600), 32 * pick.randint(1, 90), 32 * pick.randint(1, 90)) for _ in range(count)]
+    for B, M, N, K in [*sizes, (9, 2**16, 2**18, 2**17)]:
+        config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"], splits=pick.choice([1, 1, 4]))
+        result = "fp32" if config.splits > 1 else pick.choice([DTYPES[row["operands"]], "fp32"])
+        S = pick.choice([1, K // 32])
+        yield weight_only(simt_weight_only.a_problem(M, N, K, S, row["bits"], DTYPES[row["operands"]], result, B), config)
 
 
 def cases(matmuls, of_conv):
@@ -165,6 +178,7 @@ def cases(matmuls, of_conv):
     yield from (case for row in CONVS + DEPTHWISE for case in convs(row, of_conv))
     yield from (case for row in CAUSALS for case in some_causals(row, of_conv))
     yield from (case for row in WEIGHT_ONLYS for case in some_weight_onlys(row, of_conv))
+    yield from (case for row in WIDE_WEIGHT_ONLYS for case in some_wide_weight_onlys(row, of_conv))
 
 
 # What CUDA wants.
@@ -202,7 +216,7 @@ def check_descriptor(d, case):
         assert all(-corner <= at < corner for at in d["lower"] + d["upper"])
     array = (d["address"] >> 44) - 1
     end = d["address"] + sum((extent - 1) * stride for extent, stride in zip(d["sizes"], [size, *d["strides"]], strict=True)) + size
-    begin, size = [*ADDRESSES, *ADDED.values()][array], [*(case["bytes"].values() if case["family"] == 5 else case["bytes"])][array]
+    begin, size = [*ADDRESSES, *ADDED.values()][array], [*(case["bytes"].values() if case["family"] in (5, 6) else case["bytes"])][array]
     assert begin <= d["address"] and end <= begin + size
 
 
@@ -223,7 +237,7 @@ def test_what_is_asked_is_what_cuda_takes(device):
         assert "kernel" in asked[-1], "descriptors are made before the launch that takes them"
         seen |= {launch["kernel"] for launch in launches}
     assert not runtime().CapturesRelaxed(), "each launch leaves the mode of capturing as it was"
-    assert len(seen) >= len(MATMULS) + len(RAGGEDS) + len(SCALEDS) + len(CONVS) + len(DEPTHWISE) // 2
+    assert len(seen) >= sum(map(len, (MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, CONVS))) + len(DEPTHWISE) // 2
 
 
 @pytest.mark.parametrize(
@@ -269,6 +283,27 @@ def test_descriptors_of_scaled_products_are_the_factors(row):
     assert found == {SCALED["a"]: ([K, M, B], [K, M * K]), SCALED["b"]: ([K, N, B], [K, N * K])}
 
 
+@pytest.mark.parametrize("row", WIDE_WEIGHT_ONLYS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "bits", "tile_m")))
+def test_descriptors_of_wide_weight_only_products_are_x_and_the_weights_bytes(row):
+    B, M, N, K = 3, 161, 224, 288
+    problem = simt_weight_only.a_problem(M, N, K, 9, row["bits"], DTYPES[row["operands"]], B=B)
+    config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"])
+    status, (*descriptors, launch) = ask(weight_only(problem, config))
+    assert status == OK and launch["grid"] == [B * -(-M // row["tile_m"]), 1, 1]
+    found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
+    pitch = N * row["bits"] // 8
+    assert found == {WEIGHT_ONLY["x"]: ([K, M, B], [2 * K, 2 * K * M]), WEIGHT_ONLY["q"]: ([pitch, K, B], [pitch, pitch * K])}
+
+
+def test_a_wide_sum_of_nothing_reads_nothing():
+    """There are no descriptors of arrays without elements."""
+    for row in WIDE_WEIGHT_ONLYS:
+        config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"])
+        problem = simt_weight_only.a_problem(70, 64, 0, 1, row["bits"], DTYPES[row["operands"]])
+        status, (*descriptors, _) = ask(weight_only(problem, config))
+        assert status == OK and not descriptors
+
+
 @pytest.mark.parametrize(
     "row", MATMULS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "result", "tile_n", "fused"))
 )
@@ -303,11 +338,11 @@ def test_bands_cost_few_rounds():
 
 def one_of_each():
     several = (some_matmuls, MATMULS), (convs, CONVS), (convs, DEPTHWISE), (some_raggeds, RAGGEDS), (some_causals, CAUSALS)
-    several = *several, (some_scaleds, SCALEDS), (some_weight_onlys, WEIGHT_ONLYS)
+    several = *several, (some_scaleds, SCALEDS), (some_weight_onlys, WEIGHT_ONLYS), (some_wide_weight_onlys, WIDE_WEIGHT_ONLYS)
     return [next(some(rows[0], 1)) for some, rows in several]
 
 
-OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1], TMA[3:4])
+OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1])
 CALLED = [(family, function) for family, functions in enumerate(OF_FAMILIES) for function in functions]
 
 

@@ -349,9 +349,18 @@ def test_products_of_few_rows_with_blocks_of_scales_are_a_kernel():
     """One with a scale for each column XLA multiplies as fast, it is thought."""
     for bits in (4, 8):
         assert [product_row(rows, bits).chosen for rows in (1, 16, 32)] == ["cuda"] * 3
-        assert product_row(33, bits).refused["cuda"] == "Triton's kernels are expected to be as fast"
+        assert product_row(33, bits, arch="sm_80").refused["cuda"] == "Triton's kernels are expected to be as fast"
         assert "expected to be as fast" in product_row(1, bits, None).refused["cuda"]
     assert product_row(arch="sm_80").chosen == "cuda"
+
+
+def test_products_of_more_rows_with_blocks_of_scales_are_a_kernel_of_hopper():
+    """Where it takes clearly less time than to write a wide weight and to multiply that."""
+    of = lambda rows, bits=8, **given: product_row(rows, bits, K=4096, N=4096, **given)
+    assert [of(rows, bits).chosen for bits in (4, 8) for rows in (33, 64, 128, 512)] == ["cuda"] * 8
+    assert of(4096).refused["cuda"] == "XLA's product with a weight that it makes wide before is expected to be as fast"
+    assert "expected to be as fast" in of(64, group=None).refused["cuda"]
+    assert of(64, arch="sm_80").chosen != "cuda"
 
 
 @pytest.mark.parametrize("bits", [4, 8])

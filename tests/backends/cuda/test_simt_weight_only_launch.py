@@ -32,7 +32,7 @@ REFUSED = [
     ({"K": 1 << 21}, "K is 2097152, it takes fewer than 2097152"),
     ({"dtypes": ("fp32", "i8", "fp32")}, "x is fp32, it takes bf16, fp16"),
     ({"dtypes": ("bf16", "i8", "fp16")}, "the result is fp16, it takes bf16, as x, and fp32"),
-    ({"M": 65}, "65 rows, it takes 64 at most"),
+    ({"M": 65, "arch": 80}, "65 rows, it takes 64 at most, and more on compute capability 9.0"),
     ({"N": 80}, "N is 80, it takes multiples of 32"),
     ({"K": 48}, "K is 48, it takes multiples of 32"),
     ({"S": 8}, "8 scales along K of 128, it takes blocks of multiples of 32"),
@@ -56,7 +56,8 @@ def test_refused_weights():
 
 
 LIMITS = {  # of each: the last problem within and the first beyond it
-    "rows": ({"M": 64}, {"M": 65}),
+    "rows": ({"M": 64, "arch": 80}, {"M": 65, "arch": 80}),
+    "rows of Hopper": ({"M": (1 << 30) - 1, "B": 1}, {"M": 1 << 30, "B": 1}),
     "columns": ({"N": 96}, {"N": 97}),
     "depth": ({"K": 128}, {"K": 129}),
     "a long sum": ({"K": (1 << 21) - 64, "S": 2}, {"K": 1 << 21, "S": 2}),
@@ -84,8 +85,8 @@ def test_which_products_are_none_of_these():
 
 
 REFUSED_CONFIGS = [
-    ({"tile_m": 16}, "weight_only: tile_m x tile_n is 16x64, want one of 8x128, 8x64, 16x128, 32x256"),
-    ({"tile_n": 256}, "weight_only: tile_m x tile_n is 8x256, want one of 8x128, 8x64, 16x128, 32x256"),
+    ({"tile_m": 16}, "weight_only: tile_m x tile_n is 16x64, want one of 8x128, 8x64, 16x128, 32x256, 64x256, 128x256"),
+    ({"tile_n": 256}, "weight_only: tile_m x tile_n is 8x256, want one of 8x128, 8x64, 16x128, 32x256, 64x256, 128x256"),
     ({"splits": 0}, "weight_only: splits is 0, want 1 to 64"),
     ({"splits": 65}, "weight_only: splits is 65, want 1 to 64"),
 ]
