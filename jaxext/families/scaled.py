@@ -24,7 +24,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext.backends.cuda.cuda_binding import CudaScaled
+from jaxext.backends.cuda.cuda_products import CudaScaled
 from jaxext.backends.triton.triton_binding import TritonScaled
 from jaxext.backends.xla.xla_scaled import XlaScaled, summed
 from jaxext.families import fuse
