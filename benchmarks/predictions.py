@@ -18,7 +18,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import CudaConv, CudaMatmul, CudaRagged, missing
+from jaxext.backends.cuda.cuda_binding import missing
+from jaxext.backends.cuda.cuda_convolutions import CudaConv
+from jaxext.backends.cuda.cuda_products import CudaMatmul, CudaRagged
 from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, TritonRagged
 from jaxext.kernels._launch import BITS
 from jaxext.kernels._roofline import machine

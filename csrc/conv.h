@@ -19,6 +19,7 @@ struct ConvKernel {
   ConvConfig config;  // with splits = 1
   int tile_k;
   int stages;
+  int parts;  // most of a launch
   int shared_bytes;
   Status (*launch)(const ConvProblem&, const std::vector<ConvPart>&, Dtype result, const void* first, const void* second, void* out,
                    const Epilogue* epilogue, cudaStream_t);

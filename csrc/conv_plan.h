@@ -52,9 +52,9 @@ struct ConvBox {
   int64_t first_offset, tap_stride;  // of the taps
 };
 
-// They are launched in several launches, one after the other.
+// The most parts of a call.  Each launch has some of them, and launches follow each other.
 constexpr int64_t kMostParts = 64;    // B·G·splits
-constexpr int64_t kMostPhases = 512;  // B·G·phases
+constexpr int64_t kMostPhases = 512;  // B·G·phases of dgrad
 
 // The parts, none if the result is empty, or the reason for refusing.  `rank` spatial axes, the last ones, may have sizes other than 1.
 Status PlanConv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, std::vector<ConvPart>* parts);

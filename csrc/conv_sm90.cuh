@@ -25,6 +25,7 @@
 #include "cutlass/conv/detail.hpp"
 #include "conv.h"
 #include "conv_store.cuh"
+#include "pipeline_sm90.cuh"
 
 namespace jaxext::sm90 {
 
@@ -48,8 +49,8 @@ struct Convolution {
   static constexpr bool kFuses = kRole == ConvRole::kFprop;
   static constexpr bool kPhases = kRole == ConvRole::kDgrad;
   static constexpr int kTileK = 64;  // 128 bytes, the widest swizzle
-  // Parts of a launch.  A split wgrad has many.  Others have several only with groups, a batch label or the phases of strides; otherwise
-  // the space is copied unused.
+  // The most parts of a launch.  A split wgrad has many.  Others have several only with groups, a batch label or the phases of strides;
+  // otherwise the space is copied unused.
   static constexpr int kParts = kWgrad ? 30 : 8;
 
   static constexpr auto kOperator = kRole == ConvRole::kFprop   ? cutlass::conv::Operator::kFprop
@@ -104,18 +105,7 @@ struct Convolution {
       }
       auto& storage = *reinterpret_cast<SharedStorage*>(shared);
       const int warp_group = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
-      if (warp == 0 && cute::elect_one_sync()) Mainloop::prefetch_tma_descriptors(params.mainloop);
-
-      typename Pipeline::Params roles;
-      roles.role = warp_group == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
-      roles.is_leader = threadIdx.x % 128 == 0;
-      roles.num_consumers = kConsumers;
-      roles.num_producers = 1;
-      roles.transaction_bytes = params.mainloop.tma_transaction_bytes;
-      Pipeline pipeline(storage.pipeline, roles, Cluster{});
-      // The barriers of all blocks in the cluster are there before any is used.
-      cute::cluster_arrive_relaxed();
-      cute::cluster_wait();
+      Pipeline pipeline = BeginPipeline<Mainloop, Cluster>(params.mainloop, storage.pipeline, kConsumers);
 
       Mainloop mainloop;
       const auto loads = mainloop.load_init(params.shape, params.mainloop);
@@ -138,7 +128,7 @@ struct Convolution {
         typename Mainloop::PipelineState state;
         mainloop.mma(pipeline, state, sums, steps, thread, storage.tensors, params.mainloop);
         mainloop.mma_tail(pipeline, state, steps);
-        Store::Store(params.store, storage.staging[thread / 32], sums, thread);
+        Store::StoreSums(params.store, storage.staging[thread / 32], sums, thread);
       }
     }
   };
@@ -191,7 +181,7 @@ struct Convolution {
     int64_t begin, rows;
     if constexpr (kRole == ConvRole::kFprop) {
       begin = part.y, rows = pixels(part.output), store.columns = p.K;
-      store.places = {p.G * p.K};
+      store.layout = {p.G * p.K};
       if (epilogue != nullptr) {
         const int64_t bytes = begin * Bytes(result);
         auto& own = store.epilogue;
@@ -202,12 +192,12 @@ struct Convolution {
       }
     } else if constexpr (kRole == ConvRole::kDgrad) {
       begin = part.x, rows = pixels(part.input), store.columns = p.C;
-      for (int i = 0; i < kRank; ++i) store.places.sizes[i] = cutlass::FastDivmod(shape.shape_C[i + 1]);
-      for (int i = 0; i <= kRank; ++i) store.places.strides[i] = shape.stride_C[i];
+      for (int i = 0; i < kRank; ++i) store.layout.sizes[i] = cutlass::FastDivmod(shape.shape_C[i + 1]);
+      for (int i = 0; i <= kRank; ++i) store.layout.strides[i] = shape.stride_C[i];
       store.zeros = Taps(part.filter) == 0;
     } else {
       begin = part.w, rows = p.K, store.columns = p.C, store.taps = Taps(p.filter);
-      store.places = {Taps(p.filter) * p.C};
+      store.layout = {Taps(p.filter) * p.C};
     }
     store.rows = rows;
     store.out = static_cast<char*>(out) + begin * Bytes(result);
@@ -272,7 +262,7 @@ struct Convolution {
 
   static ConvKernel Entry(Dtype operands) {
     constexpr int kShared = sizeof(typename Kernel::SharedStorage);
-    return {kRole, kRank, operands, {kTileM, kTileN, kCluster, 1}, kTileK, kStages, kShared, &Launch};
+    return {kRole, kRank, operands, {kTileM, kTileN, kCluster, 1}, kTileK, kStages, kParts, kShared, &Launch};
   }
 };
 

@@ -19,17 +19,17 @@ struct ConvEpilogue : Epilogue {
 template <>
 struct ConvEpilogue<false> {};
 
-// Where the rows of a result begin, in elements.
+// Where the rows of a result begin, in elements: equally far apart.
 struct EqualRows {
   int64_t leading = 0;
-  CUTLASS_HOST_DEVICE int64_t Of(int row) const { return row * leading; }
+  CUTLASS_HOST_DEVICE int64_t Begin(int row) const { return row * leading; }
 };
 // Those of dgrad are every pixel, or those of a phase.
 template <int kRank>
 struct PixelRows {
   cutlass::FastDivmod sizes[kRank];
   int64_t strides[kRank + 1] = {};  // of an image, and of each axis
-  CUTLASS_HOST_DEVICE int64_t Of(int row) const {
+  CUTLASS_HOST_DEVICE int64_t Begin(int row) const {
     int64_t at = 0;
     CUTLASS_PRAGMA_UNROLL
     for (int i = kRank - 1; i >= 0; --i) {
@@ -51,7 +51,7 @@ struct ConvStore {
     bool in_float = false;
     int rows = 0, columns = 0, taps = 1;  // columns: a multiple of 8
     bool zeros = false;                   // nothing is multiplied
-    Rows places = {};
+    Rows layout = {};
     ConvEpilogue<kFuses> epilogue = {};
   };
 
@@ -62,7 +62,7 @@ struct ConvStore {
 
   // `thread`: of those that multiply.
   template <class Sums>
-  static CUTLASS_DEVICE void Store(const Params& params, Staging& staging, const Sums& sums, int thread) {
+  static CUTLASS_DEVICE void StoreSums(const Params& params, Staging& staging, const Sums& sums, int thread) {
     if constexpr (kFuses) {
       if (params.epilogue.exists) return StoreAs<true>(params, staging, sums, thread);
     }
@@ -90,7 +90,7 @@ struct ConvStore {
       const int first_row = blockIdx.x * kTileM + band * 64 * kWarpGroups + thread / 32 * 16;
       int64_t begins[4];  // of the rows that this thread writes
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) begins[i] = params.places.Of(first_row + i * 4 + lane / 8);
+      for (int i = 0; i < 4; ++i) begins[i] = params.layout.Begin(first_row + i * 4 + lane / 8);
       CUTLASS_PRAGMA_UNROLL
       for (int piece = 0; piece < kTileN / kPiece; ++piece) {
         const int piece_column = first_column + piece * kPiece;
@@ -102,7 +102,7 @@ struct ConvStore {
           float pair[2] = {sums(at), sums(at + 1)};
           if constexpr (kFused) {
             const int row = first_row + down, column = piece_column + across;
-            if (row < params.rows && column < params.columns) Finish<Out>(params.epilogue, pair, column, params.places.Of(row) + column);
+            if (row < params.rows && column < params.columns) Finish<Out>(params.epilogue, pair, column, params.layout.Begin(row) + column);
           }
           Write(pair, reinterpret_cast<Out*>(staging.rows[down]) + across);
         }
@@ -126,7 +126,7 @@ struct ConvStore {
     for (int i = threadIdx.x; i < kTileM * chunks; i += blockDim.x) {
       const int row = blockIdx.x * kTileM + i / chunks, column = blockIdx.y * kTileN + i % chunks * wide;
       if (row >= params.rows || column >= params.columns) continue;
-      *reinterpret_cast<uint4*>(static_cast<char*>(params.out) + (params.places.Of(row) + column) * bytes) = uint4{};
+      *reinterpret_cast<uint4*>(static_cast<char*>(params.out) + (params.layout.Begin(row) + column) * bytes) = uint4{};
     }
   }
 

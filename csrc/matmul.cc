@@ -58,10 +58,11 @@ bool Computes(const MatmulKernel& kernel, MatmulRole role, const Dtypes& dtypes,
 std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
   const auto& [first, second, result] = dtypes;
   if (first != second) {
-    // docs/performance-log.md says why no kernel multiplies float32 by 16 bits.
+    // Gradients of float32 results have such operands.  docs/performance-log.md says why no kernel multiplies float32 by 16 bits.
     const bool wide = first == ShortName(Dtype::kF32) || second == ShortName(Dtype::kF32);
+    const bool gradient = wide && role != MatmulRole::kNN;
     return "the operands are " + first + " and " + second + ", want one dtype" +
-           (wide ? "; name no implementation for gradients of fp32 results" : "");
+           (gradient ? ": name no implementation for gradients of fp32 results" : ": convert one, or name no implementation");
   }
   std::set<std::string> operands, results;
   for (const MatmulKernel& kernel : MatmulKernels()) {

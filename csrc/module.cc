@@ -68,7 +68,7 @@ py::list ConvTable() {
     const char* role = k.role == ConvRole::kFprop ? "fprop" : k.role == ConvRole::kDgrad ? "dgrad" : "wgrad";
     rows.append(py::dict("rank"_a = k.rank, "role"_a = role, "operands"_a = Name(k.operands), "tile_m"_a = k.config.tile_m,
                          "tile_n"_a = k.config.tile_n, "tile_k"_a = k.tile_k, "cluster"_a = k.config.cluster, "stages"_a = k.stages,
-                         "shared"_a = k.shared_bytes));
+                         "parts"_a = k.parts, "shared"_a = k.shared_bytes));
   }
   return rows;
 }

@@ -20,6 +20,7 @@
 #include "cutlass/gemm/collective/collective_builder_decl.hpp"
 #include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
 #include "cutlass/numeric_conversion.h"
+#include "pipeline_sm90.cuh"
 #include "scaled.h"
 
 namespace jaxext::sm90 {
@@ -102,22 +103,7 @@ struct ScaledProduct {
     CUTLASS_DEVICE void operator()(const Params& params, char* shared) {
       auto& storage = *reinterpret_cast<SharedStorage*>(shared);
       const int warp_group = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
-      if (warp == 0 && cute::elect_one_sync()) Mainloop::prefetch_tma_descriptors(params.mainloop);
-
-      typename Pipeline::Params roles;
-      roles.role = warp_group == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
-      roles.is_leader = threadIdx.x % 128 == 0;
-      roles.num_consumers = kConsumers;
-      roles.num_producers = 1;
-      roles.transaction_bytes = params.mainloop.tma_transaction_bytes;
-      Pipeline pipeline(storage.pipeline, roles, Cluster{});
-      // The barriers of all blocks in the cluster are there before any is used.
-      if constexpr (kClusterM > 1) {
-        cute::cluster_arrive_relaxed();
-        cute::cluster_wait();
-      } else {
-        __syncthreads();
-      }
+      Pipeline pipeline = BeginPipeline<Mainloop, Cluster>(params.mainloop, storage.pipeline, kConsumers);
 
       if (warp_group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<40>();

@@ -24,7 +24,6 @@ from jaxext.kernels._geometry import ConvProblem
 ROOT = pathlib.Path(__file__).parent.parent
 # jaxext::MatmulRole, jaxext::ConvRole, jaxext::CausalRole
 ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2, "forward": 0, "backward": 1}
-MOST_PHASES = 512  # as in csrc/conv_plan.h
 FLAGS = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 
 
@@ -90,9 +89,14 @@ def refuses(problem: MatmulProblem | ConvProblem | CausalProblem, family=cuda_ma
     return text.value.decode() if refused else None
 
 
+def most_parts() -> int:
+    """B·G·splits."""
+    return _library().MostParts()
+
+
 def plan(problem: ConvProblem, config: ConvConfig) -> list[Part] | str:
     """The parts of a dense convolution, or the reason for refusing."""
-    out, text = np.zeros((MOST_PHASES, 37), np.int64), ctypes.create_string_buffer(1000)
+    out, text = np.zeros((_library().MostPhases(), 37), np.int64), ctypes.create_string_buffer(1000)
     where = (ROLES[problem.role], cuda_conv.rank(problem))
     numbers = _numbers(problem), _pointer(dataclasses.astuple(config))
     count = _library().Plan(*where, *numbers, np.ctypeslib.as_ctypes(out.ravel()), text)

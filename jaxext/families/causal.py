@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.cuda.cuda_binding import CudaCausal
+from jaxext.backends.cuda.cuda_convolutions import CudaCausal
 from jaxext.backends.triton.triton_binding import TritonCausal
 from jaxext.families import activation as _activation
 from jaxext.families import fuse

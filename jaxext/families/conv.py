@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext.backends.cuda.cuda_binding import CudaConv
+from jaxext.backends.cuda.cuda_convolutions import CudaConv
 from jaxext.backends.triton.triton_binding import TritonConv
 from jaxext.backends.xla.xla_conv import XlaConv
 from jaxext.families.substitute import transpose

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.cuda.cuda_binding import CudaConv, CudaMatmul, CudaRagged
+from jaxext.backends.cuda.cuda_convolutions import CudaConv
+from jaxext.backends.cuda.cuda_products import CudaMatmul, CudaRagged
 from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, TritonRagged
 from jaxext.families import activation as _activation
 from jaxext.families.conv import FAMILY as CONV

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jax import lax
 
-from jaxext.backends.cuda.cuda_binding import CudaMatmul
+from jaxext.backends.cuda.cuda_products import CudaMatmul
 from jaxext.backends.triton.triton_binding import TritonMatmul
 from jaxext.backends.xla.xla_matmul import XlaMatmul
 from jaxext.families.substitute import transpose

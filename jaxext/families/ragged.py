@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext.backends.cuda.cuda_binding import CudaRagged
+from jaxext.backends.cuda.cuda_products import CudaRagged
 from jaxext.backends.triton.triton_binding import TritonRagged
 from jaxext.backends.xla.xla_ragged import XlaRagged
 from jaxext.families.dispatch import as_lax_says, compiled, sharding_in_types

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext.backends.cuda.cuda_binding import CudaScaled
+from jaxext.backends.cuda.cuda_products import CudaScaled
 from jaxext.backends.triton.triton_binding import TritonScaled
 from jaxext.backends.xla.xla_scaled import XlaScaled, summed
 from jaxext.families import fuse

@@ -163,7 +163,7 @@ def test_conv_kernel(name, role, dtype):
     for result in (dtype, "fp32"):
         problem = taken(name, role, dtype, result)
         operands = dense.some_operands(problem)
-        configs = some(cuda_conv.candidates(problem))
+        configs = some(cuda_conv.candidates(problem, cuda_binding.compiled("conv_kernels")))
         check_conv("conv", cuda_conv, problem, configs, operands, dense.true(problem, operands), dense.shape(problem, dense.OPEN[role]))
 
 
@@ -192,7 +192,7 @@ def test_matmul_kernel(name, role, dtype, result):
     problem = MatmulProblem(
         name=f"matmul_{role}", role=role, **sizes, dtypes=(dtype, dtype, result), precision="tf32", arch=90
     )  # fmt: skip
-    table = cuda_binding._compiled("matmul_kernels")
+    table = cuda_binding.compiled("matmul_kernels")
     assert cuda_binding.refused(problem, cuda_matmul) is None
     B, M, N, K = sizes.values()
     shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
@@ -226,7 +226,7 @@ def test_ragged_kernel(name, role, dtype):
     assert cuda_binding.refused(problem, cuda_ragged) is None
     operands = ragged.some_operands(problem, begin, end)
     truth = ragged.true(problem, operands, begin, end)
-    for config in cuda_ragged.candidates(problem, cuda_binding._compiled("ragged_kernels")):
+    for config in cuda_ragged.candidates(problem, cuda_binding.compiled("ragged_kernels")):
         places = np.stack([begin, end], -1) if role == "tn" else visits(np, begin, end, problem.M, config.tile_m)
         check(alone(problem.name, problem, config, truth.shape, [*operands.values(), places], tuple("BPRMNKG")), truth)
 
@@ -255,7 +255,7 @@ def test_scaled_kernel(name, role, dtypes):
         given = cuda_scaled.arrays(problem, {slot: jnp.asarray(operands[slot]) for slot in cuda_scaled.slots(problem)})
         fields = cuda_binding.fields(problem)
         truth, numbers = scaled.true(problem, operands), types.SimpleNamespace(**fields, dtypes=problem.dtypes)
-        for config in some(cuda_scaled.candidates(problem, cuda_binding._compiled("scaled_kernels"))):
+        for config in some(cuda_scaled.candidates(problem, cuda_binding.compiled("scaled_kernels"))):
             check(alone("scaled", numbers, config, truth.shape, list(given.values()), tuple(fields)), truth)
 
 

@@ -13,7 +13,7 @@ from lowered import struct
 
 import jaxext
 from jaxext.backends import preference
-from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.cuda import cuda_convolutions
 from jaxext.backends.triton import triton_binding
 from jaxext.backends.xla import conv_plan
 
@@ -145,10 +145,10 @@ def rows(monkeypatch):
         told[call.op] = preference.preference(call)
         return told[call.op]
 
-    for module, kind in ((cuda_binding, cuda_binding.CudaConv), (triton_binding, triton_binding.TritonConv)):
+    for module, kind in ((cuda_convolutions, cuda_convolutions.CudaConv), (triton_binding, triton_binding.TritonConv)):
         monkeypatch.setattr(module, "preference", watched)
         monkeypatch.setattr(kind, "lacks", lambda self, call: None)
-    monkeypatch.setattr(cuda_binding, "_not_compiled_for", lambda arch: None)
+    monkeypatch.setattr(cuda_convolutions, "not_compiled_for", lambda arch: None)
     return told
 
 

@@ -180,7 +180,7 @@ void CheckStores(const ConvProblem& p, const ConvPart& part, Dtype result, const
       rest %= targets[i] * (i == 0 ? targets[1] * targets[2] : i == 1 ? targets[2] : 1);
       place = place * p.input[i] + part.pixel[i] * (rest / (i == 0 ? targets[1] * targets[2] : i == 1 ? targets[2] : 1));
     }
-    Expect(params.store.places.Of(row) == (dgrad ? place * p.G * p.C : row * leading), "where a row begins");
+    Expect(params.store.layout.Begin(row) == (dgrad ? place * p.G * p.C : row * leading), "where a row begins");
   }
 }
 

@@ -70,6 +70,9 @@ extern "C" int Refuses(const char* family, int role, int rank, const int64_t* pr
   return reason.has_value();
 }
 
+extern "C" int MostParts() { return kMostParts; }
+extern "C" int MostPhases() { return kMostPhases; }
+
 // The number of parts, and the parts and their boxes; or -1, and the reason.  As csrc/conv.cc asks, of operands in bfloat16.
 extern "C" int Plan(int role, int rank, const int64_t* problem, const int64_t* config, int64_t* out, char* text) {
   const auto& p = *reinterpret_cast<const ConvProblem*>(problem);

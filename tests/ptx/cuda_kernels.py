@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import cuda_convs
 import epilogues
 import interpreter
 import ml_dtypes
@@ -18,7 +19,6 @@ import pytest
 import simt_causal
 import simt_weight_only
 import test_causal_kernel
-import test_cuda_conv
 import test_depthwise
 import test_epilogues
 import test_ragged_kernel
@@ -374,7 +374,7 @@ def ragged_call(row, sizes, rows, integers=True, offset=0, B=1, P=1, R=1, **colu
 
 def conv_call(row, problem, config, integers=True) -> Call:
     """Of a dense convolution, or a depthwise one."""
-    of = test_depthwise if row["family"] == 2 else test_cuda_conv
+    of = test_depthwise if row["family"] == 2 else cuda_convs
     shapes = {slot: of.shape_of(problem, slot) for slot in "xwy"}
     operands = _operands(row, shapes, integers)
     return Call(conv(row, problem, config), operands, shapes[SLOTS[row["role"]][2]], functools.partial(of.truth, problem), integers)

@@ -2,7 +2,8 @@
 //
 // Warps run one at a time, each until it must wait, and the order proves nothing.  What proves is kept beside it: vector clocks say which
 // access happens before which, so that a missing barrier is found in any order; every byte knows whether it was written, and whether a
-// copy or a wgmma that is still under way reads or writes it.  Clocks are those of warps: lanes of a warp count as ordered.
+// copy or a wgmma that is still under way reads or writes it.  Clocks are those of warps.  Lanes of a warp are ordered by a tick of its
+// clock, as bar.warp.sync and barriers make one; in global memory they always count as ordered.
 #pragma once
 
 #include <array>
@@ -65,7 +66,11 @@ struct Cell {
   bool arriving = false;    // an asynchronous write is under way: nothing may access it
   bool atomic = false;      // since the last other access there were atomic operations: its readers are those
   bool mbarrier = false;    // it is part of one
+  int8_t lane = -1;         // of the writer; -1: several, or no thread
+  int16_t reader = -1;      // clock of the warp that read it last
   uint32_t written_at = 0;  // the writer's clock
+  uint32_t read_at = 0;     // the reader's clock, and the lanes that have read it since that time
+  Mask read_by = 0;
 };
 
 struct MBarrier {
@@ -168,6 +173,7 @@ struct Warp {
   // The lane waits until the condition holds; then it goes on behind this instruction, or repeats it.
   void Wait(int lane, std::string what, std::function<bool()> condition, bool repeat);
   void Release(Clocks& into);  // what this warp did happens before what acquires
+  void Tick() { ++clocks.seen[clock_index]; }
   void Acquire(const Clocks& from);
   Row sink;
 };

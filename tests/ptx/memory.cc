@@ -62,6 +62,19 @@ void CheckOverwrite(Warp& warp, Cta& cta, const Cell& cell, const uint32_t* read
   if (!atomic || !cell.atomic) CheckReaders(warp, cta, cell, readers, "writes", address);
 }
 
+// A thread reads what another of its warp wrote, or overwrites what another reads, and nothing orders them.
+void CheckLanes(const Warp& warp, const Cell& cell, bool write, int64_t address) {
+  const uint32_t now = warp.clocks.seen[warp.clock_index];
+  const auto stop = [&](const char* does, const char* other) {
+    throw Fault(std::string("race: ") + does + " shared memory at " + std::to_string(address) + ", which " + other +
+                ", and no bar.warp.sync is between");
+  };
+  const bool written = cell.writer == warp.clock_index && cell.written_at == now && cell.lane >= 0;
+  if (!write && written && cell.lane != warp.lane) stop("reads", "another lane of the warp wrote");
+  const bool read = cell.reader == warp.clock_index && cell.read_at == now;
+  if (write && read && cell.read_by & ~(1u << warp.lane)) stop("writes", "another lane of the warp reads");
+}
+
 void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes, bool atomic) {
   const auto stop = [&](const char* why) { throw Fault("reads shared memory at " + std::to_string(address) + why); };
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t* readers) {
@@ -69,7 +82,10 @@ void LoadShared(Warp& warp, Cta& cta, int64_t address, int bytes, bool atomic) {
     CheckWriter(warp, cta, cell, "reads", address);
     if (atomic) return;  // the store behind it says that it was here
     if (std::exchange(cell.atomic, false)) CheckReaders(warp, cta, {.atomic = true}, readers, "reads", address);
-    readers[warp.clock_index] = warp.clocks.seen[warp.clock_index];
+    CheckLanes(warp, cell, /*write=*/false, address);
+    const uint32_t now = readers[warp.clock_index] = warp.clocks.seen[warp.clock_index];
+    if (cell.reader != warp.clock_index || cell.read_at != now) cell.reader = warp.clock_index, cell.read_at = now, cell.read_by = 0;
+    cell.read_by |= 1u << warp.lane;
   });
   for (int i = 0; i < bytes; ++i) {
     if (!cta.initialised[address + i]) stop(", which nothing has written");
@@ -214,12 +230,15 @@ void Store(Warp& warp, int lane, Space space, uint64_t address, int bytes, uint6
         const bool free = !cell.mbarrier && !cell.arriving && !cell.reading;
         if (again && free && cell.writer >= 0 && !Before(warp, cell.writer, cell.written_at)) return;
         CheckOverwrite(warp, *cta, cell, readers, at, atomic);
+        if (!atomic && !again) CheckLanes(warp, cell, /*write=*/true, at);
         const uint32_t now = warp.clocks.seen[warp.clock_index];
         cell.atomic = atomic;
-        if (atomic)
+        if (atomic) {
           readers[warp.clock_index] = now;
-        else
-          cell.writer = static_cast<int16_t>(warp.clock_index), cell.written_at = now;
+        } else {
+          const bool others = again && cell.writer == warp.clock_index && cell.written_at == now && cell.lane != lane;
+          cell.writer = static_cast<int16_t>(warp.clock_index), cell.written_at = now, cell.lane = others ? -1 : lane;
+        }
       });
       std::memset(&cta->initialised[at], 1, bytes);
       to = &cta->shared[at];
@@ -269,7 +288,7 @@ void BeginAsyncWrite(Warp& issuer, Cta& cta, int64_t address, int64_t bytes) {
 void EndAsyncWrite(Cta& cta, int64_t address, int64_t bytes, int clock, uint32_t when) {
   ForCells(cta, address, bytes, [&](Cell& cell, uint32_t*) {
     cell.arriving = cell.atomic = false;
-    cell.writer = static_cast<int16_t>(clock), cell.written_at = when;
+    cell.writer = static_cast<int16_t>(clock), cell.written_at = when, cell.lane = -1;
   });
   std::memset(&cta.initialised[address], 1, bytes);
 }

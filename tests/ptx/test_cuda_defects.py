@@ -4,10 +4,10 @@ import dataclasses
 import functools
 import re
 
+import cuda_convs
 import pytest
 import simt_weight_only
 import test_causal_kernel
-import test_cuda_conv
 import test_depthwise
 import test_simt
 import test_small_kernels
@@ -52,11 +52,11 @@ def scaled(each):
     return ScaledCall(row, (1, M, N, 128 * steps, M, N if each else N // 128, steps), (1, M, steps), right), {"device": TWO_MULTIPROCESSORS}
 
 
-def convolution(name, **changes):
-    problem = dataclasses.replace(test_cuda_conv.CASES[name], **changes)
-    row = row_of(CONVS, rank=int(problem.name[4]), role=problem.role, operands="bfloat16")
-    config = next(config for config in cuda_conv.candidates(problem) if (config.tile_n, config.splits) == (row["tile_n"], 1))
-    return conv_call(row, problem, config), {}
+def convolution(name, tile=(128, 128), **changes):
+    problem = dataclasses.replace(cuda_convs.CASES[name], **changes)
+    tile = dict(zip(("tile_m", "tile_n"), tile, strict=True))
+    row = row_of(CONVS, rank=cuda_conv.rank(problem), role=problem.role, operands="bfloat16", **tile)
+    return conv_call(row, problem, cuda_conv.ConvConfig(**tile, cluster=2)), {}
 
 
 def depthwise(name, role, dtype, **changes):
@@ -95,6 +95,11 @@ CALLS = {
     "fprop": functools.partial(convolution, "strided, padded unevenly", C=520, K=72),
     "wgrad": functools.partial(convolution, "wgrad", N=12, C=136, K=72),
     "dgrad": functools.partial(convolution, "dgrad, strided, 1x1", C=72, K=136),
+    # Both warp groups have rows in each of their bands, and the ring of stages begins anew.
+    "two groups": functools.partial(convolution, "strided, padded unevenly", (256, 128), N=16, C=136, K=136),
+    "two groups, dgrad": functools.partial(convolution, "dgrad, strided", (256, 128), N=12, C=72, K=136),
+    "two groups, wide": functools.partial(convolution, "causal", (128, 256), N=8, C=136, K=264),
+    "two groups, wgrad": functools.partial(convolution, "wgrad of one long image", (256, 128), N=10, C=72, K=200),
     "causal": functools.partial(depthwise, "causal k3, several chunks", "fprop", "float32", G=240),
     "depthwise wgrad": functools.partial(depthwise, "3x3", "wgrad", "bfloat16", G=240),
     "7x7": functools.partial(depthwise, "7x7", "dgrad", "float16", G=240),
@@ -107,6 +112,7 @@ CALLS = {
 TRY_WAIT = r"(mbarrier\.try_wait\.parity\S* P1, \[%r\d+\]), %r\d+"
 WAITS = r"mbarrier\.try_wait\.parity\S* P1, \[%r\d+\], %r\d+, %r\d+;"  # without an end
 EXPECT = r"(mbarrier\.arrive\.expect_tx\S* _, \[%r\d+\]), %r\d+"
+WARP_BARRIER = r"bar\.warp\.sync\s+-1;"
 REMOTE_ARRIVE = r"mbarrier\.arrive\.shared::cluster\.b64 _, \[remAddr32\];"
 
 # call, what is replaced, by what, which of the places (None: all), what is said
@@ -202,6 +208,70 @@ DEFECTS = {
         None,
         "wrote, and no barrier is between",
     ),
+    "im2col: no barriers of a warp": ("fprop", WARP_BARRIER, "", None, "which another lane of the warp"),
+    "ragged: no barriers of a warp": ("ragged", WARP_BARRIER, "", None, "which another lane of the warp"),
+    "scaled: no barriers of a warp": ("scaled", WARP_BARRIER, "", None, "which another lane of the warp"),
+    "two groups: no barrier of a warp before a store": (
+        "two groups",
+        rf"(st\.shared\.u32 [^;]*;\s*){WARP_BARRIER}",
+        r"\1",
+        None,
+        r"reads shared memory at \d+, which another lane of the warp wrote",
+    ),
+    "two groups: no barrier of a warp behind a store": (
+        "two groups",
+        rf"{WARP_BARRIER}(\s*(?:cvt\.\S+ [^;]*;\s*)*st\.shared)",
+        r"\1",
+        None,
+        r"writes shared memory at \d+, which another lane of the warp reads",
+    ),
+    "two groups: one multiplies rows of the other": ("two groups", r"(shl\.b32 %r\d+, %r\d+), 13;", r"\1, 12;", 0, WRONG),
+    "two groups: they share the way to memory": ("two groups", r"(mad\.lo\.s32 %r\d+, %r\d+), 2304,", r"\1, 0,", None, "race: "),
+    "two groups: sums are stored early": (
+        "two groups",
+        r"wgmma\.wait_group\.sync\.aligned 0;",
+        "",
+        None,
+        "which a wgmma under way writes",
+    ),
+    "two groups: one gives a stage back for both": (
+        "two groups",
+        r"(mbarrier\.init\S* \[%r\d+\]), %r\d+;",
+        r"\1, 2;",
+        1,
+        "more arrivals|under way|race",
+    ),
+    "two groups: they take more registers than there are": (
+        "two groups",
+        r"(setmaxnreg\.dec\.sync\.aligned\.u32) 40;",
+        r"\1 96;",
+        None,
+        "registers, more than 65536",
+    ),
+    "two groups: stages reused early": ("two groups", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
+    "two groups, dgrad: rows are not divided": (
+        "two groups, dgrad",
+        r"(mul\.hi\.u32 %r\d+, %r\d+), %r\d+;",
+        r"\1, 0;",
+        None,
+        "wrote, and no barrier is between",
+    ),
+    "two groups, wide: one multiplies rows of the other": ("two groups, wide", r"(shl\.b32 %r\d+, %r\d+), 13;", r"\1, 12;", 0, WRONG),
+    "two groups, wide: a store is shifted": (
+        "two groups, wide",
+        r"(st\.global\.v4\.u32 \[%rd\d+)\]",
+        r"\1+16]",
+        None,
+        f"{TWICE}|outside of all arrays",
+    ),
+    "two groups, wgrad: one multiplies rows of the other": (
+        "two groups, wgrad",
+        r"(shl\.b32 %r\d+, %r\d+), 13;",
+        r"\1, 12;",
+        0,
+        WRONG,
+    ),
+    "two groups, wgrad: a stage is not given back": ("two groups, wgrad", REMOTE_ARRIVE, "", None, "deadlock"),
     "depthwise: no barrier after the filter": ("causal", r"bar\.sync\s+0;", "", None, "nothing has written|race"),
     "depthwise: a store too far": ("causal", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),
     "depthwise: an unaligned load": ("causal", r"(ld\.global\.nc\.v4\S* \{[^}]*\}, \[%rd\d+)\]", r"\1+2]", None, "no multiple of 16"),

@@ -8,9 +8,9 @@ import dataclasses
 import itertools
 from typing import Any
 
+import cuda_convs
 import pytest
 import test_causal_kernel
-import test_cuda_conv
 import test_depthwise
 import test_simt
 from cuda_kernels import CausalCall, FusedCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
@@ -84,12 +84,12 @@ def larger(problem):
 
 
 def of_row(row, problem):
-    return [config for config in cuda_conv.candidates(problem) if (config.tile_m, config.tile_n) == (row["tile_m"], row["tile_n"])]
+    return cuda_conv.candidates(problem, [row | {"operands": problem.dtypes[0]}])
 
 
 @pytest.mark.parametrize("row", CONVS, ids=id_of)
 def test_conv(row):
-    problems = [case for case in test_cuda_conv.CASES.values() if case.name == f"conv{row['rank']}d_{row['role']}"]
+    problems = [case for case in cuda_convs.CASES.values() if case.name == f"conv{row['rank']}d_{row['role']}"]
     assert problems
     if row["operands"] == "float16":  # what depends on the dtype is little
         problems = problems[:1]
@@ -239,7 +239,7 @@ def test_activation(activation):
 
 @pytest.mark.parametrize("row", [row for row in CONVS if row["role"] == "fprop"], ids=id_of)
 def test_conv_with_an_epilogue(row):
-    plain = next(case for case in test_cuda_conv.CASES.values() if case.name == f"conv{row['rank']}d_fprop")
+    plain = next(case for case in cuda_convs.CASES.values() if case.name == f"conv{row['rank']}d_fprop")
     dtype = kernel.DTYPES[row["operands"]]
     cases = [(dataclasses.replace(plain, B=2, G=3), ALL | dict(residual=True), dtype)]  # each of several parts has a bias of its own
     if (row["rank"], row["operands"]) == (2, "bfloat16"):  # what depends on these is little

@@ -163,6 +163,24 @@ RACES = {
         "[%r102]",
     ),
     "bytes of a word": (r"race: writes", "add.u32 %r104, %r101, %r9; # st.shared.b8 [%r104], %r100;", "#", "add.u32 %r104, %r101, %r100;"),
+    "a read behind another lane's write": (
+        r"race: reads shared memory at \d+, which another lane of the warp wrote, and no bar.warp.sync is between",
+        "st.shared.b32 [%r102], %r100; # ld.shared.b32 %r6, [%r105];",
+        "#",
+        "bar.warp.sync -1;",
+    ),
+    "a write behind another lane's read": (
+        r"race: writes shared memory at \d+, which another lane of the warp reads, and no bar.warp.sync is between",
+        "st.shared.b32 [%r102], %r100; bar.warp.sync -1; ld.shared.b32 %r6, [%r105]; # st.shared.b32 [%r102], 99;",
+        "#",
+        "bar.warp.sync -1;",
+    ),
+    "a shuffle orders no memory": (
+        r"race: reads shared memory at \d+, which another lane of the warp wrote",
+        "st.shared.b32 [%r102], %r100; shfl.sync.bfly.b32 %r6, %r100, 1, 31, -1; ld.shared.b32 %r6, [%r105];",
+        "shfl.sync.bfly.b32 %r6, %r100, 1, 31, -1;",
+        "bar.warp.sync -1;",
+    ),
     "barriers of different warps": (
         r"race: reads|nothing has written",
         "st.shared.b32 [%r102], 1; shr.u32 %r5, %r100, 5; #add.u32 %r5, %r5, 1; bar.sync %r5, 32; ld.shared.b32 %r1, [%r103];",
@@ -221,7 +239,7 @@ def test_races(name):
         OWN
         + """and.b32 %r9, %r100, 31; setp.lt.u32 %p2, %r100, 32; setp.eq.u32 %p3, %r100, 99; mul.wide.u32 %d10, %r100, 4;
                     add.u64 %d10, %d10, %d21;                     xor.b32 %r104, %r100, 32; mul.wide.u32 %d11, %r104, 4;
-           add.u64 %d11, %d11, %d21;"""
+           add.u64 %d11, %d11, %d21; xor.b32 %r105, %r100, 1; mad.lo.u32 %r105, %r105, 4, %r101;"""
     )
     fill = lambda text: text.replace("@#", "@!").replace("#", "")
     assert body.count(wrong) == 1
@@ -231,8 +249,9 @@ def test_races(name):
 
 
 def test_what_is_there_may_be_written_again():
-    """Warps of Triton's that hold the same data both write it."""
+    """Warps of Triton's that hold the same data both write it, and so do lanes of a warp."""
     passes(OWN + "st.shared.b32 [%r101], 1;")
+    passes(OWN + "st.shared.b32 [%r101], 1; ld.shared.b32 %r6, [%r101]; st.shared.b32 [%r101], 1;", block=(32,))
 
 
 def test_blocks_have_no_order_in_global_memory():

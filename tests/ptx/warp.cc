@@ -84,7 +84,10 @@ void Bar(Warp& w, const Instruction& i, Mask mask) {
   });
 }
 
-void BarWarp(Warp& w, const Instruction& i, Mask mask) { w.Together(static_cast<Mask>(w.Read(i.operands[0])[__builtin_ctz(mask)])); }
+// One of some lanes counts for all.
+void BarWarp(Warp& w, const Instruction& i, Mask mask) {
+  if (w.Together(static_cast<Mask>(w.Read(i.operands[0])[__builtin_ctz(mask)]))) w.Tick();
+}
 
 // barrier.cluster.arrive and wait: each thread remembers for which generation it has arrived, in the order of the program.
 void ClusterArrive(Warp& w, const Instruction& i, Mask mask) {

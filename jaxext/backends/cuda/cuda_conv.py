@@ -8,7 +8,8 @@ The kernels are products of matrices that TMA gathers through a bounding box of 
     wgrad   K      TRSC      NOPQ
 
 Tiles do not reach from one filter tap into the next.  Groups, the batch label, the pieces of a split sum and the phases of a strided dgrad
-are *parts*, several of which make one launch.  The limits of TMA and of the kernels stand in csrc/conv_plan.cc.
+are *parts*, several of which make one launch.  The limits of TMA and of the kernels stand in csrc/conv_plan.cc.  `table` is the list of
+kernels that were compiled, which the module tells.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine, stored
 
-MOST_PARTS = 64  # B·G·splits, as in csrc/conv_plan.h
-PARTS_OF_LAUNCH = {"fprop": 8, "dgrad": 8, "wgrad": 30}  # as in csrc/conv_sm90.cuh
+MOST_PARTS = 64  # B·G·splits: kMostParts in csrc/conv_plan.h
+PARTS_OF_LAUNCH = {"fprop": 8, "dgrad": 8, "wgrad": 30}  # kParts in csrc/conv_sm90.cuh
 _DEPTH = 64  # of a stage
 
 
@@ -35,25 +38,22 @@ class ConvConfig:
     splits: int = 1  # wgrad: partial sums, along a leading axis of the result, which is float32 if there are several
 
 
-# Of two warp groups.
-_LARGE = {("fprop", 1): (128, 256), ("dgrad", 1): (128, 256), ("wgrad", 1): (256, 128), ("fprop", 2): (256, 128), ("dgrad", 2): (256, 128)}
-
-
-def tiles(role: str, axes: int) -> list[tuple[int, int]]:
-    """As in csrc/conv_sm90.cuh."""
-    return [(128, 128), (128, 64), *([_LARGE[role, axes]] if (role, axes) in _LARGE else [])]
-
-
-def candidates(problem: ConvProblem) -> list[ConvConfig]:
-    """Every tile; in wgrad with every number of partial sums that cuts the images, or the rows of each image, into parts.
+def candidates(problem: ConvProblem, table: Sequence[Mapping[str, Any]]) -> list[ConvConfig]:
+    """Every tile of the role, the axes and the operands' dtype; in wgrad with every number of partial sums that cuts the images, or the
+    rows of each image, into parts.
 
     The one that is expected to take the fewest clocks is first.  Those of which half is empty come last, if others are not: the model would
     take some for their loads, but the zeros that they multiply cost power.
     """
+    kind = rank(problem), problem.role, problem.dtypes[0]
+    tiles = [
+        {name: row[name] for name in ("tile_m", "tile_n", "cluster")}
+        for row in table
+        if (row["rank"], row["role"], row["operands"]) == kind
+    ]
     most = MOST_PARTS // max(1, problem.B * problem.G) if problem.role == "wgrad" else 1
     pieces = [splits for splits in range(2, most + 1) if _cuts(problem, splits)]
-    sizes = itertools.product(tiles(problem.role, rank(problem)), (1, *pieces))
-    configs = [ConvConfig(tile_m=m, tile_n=n, cluster=2, splits=splits) for (m, n), splits in sizes]
+    configs = [ConvConfig(**tile, splits=splits) for tile, splits in itertools.product(tiles, (1, *pieces))]
     return sorted(configs, key=lambda config: (_half_empty(problem, config), clocks(problem, config)))
 
 
@@ -63,8 +63,8 @@ def _half_empty(problem: ConvProblem, config: ConvConfig) -> bool:
     return config.tile_m >= 2 * rows or config.tile_n >= 2 * columns
 
 
-def pick(problem: ConvProblem) -> ConvConfig:
-    return candidates(problem)[0]
+def pick(problem: ConvProblem, table: Sequence[Mapping[str, Any]]) -> ConvConfig:
+    return candidates(problem, table)[0]
 
 
 def clocks(problem: ConvProblem, config: ConvConfig) -> float:
@@ -74,7 +74,7 @@ def clocks(problem: ConvProblem, config: ConvConfig) -> float:
     another's beginning and end, so that they are counted once.  Each tap belongs to one phase, and the blocks of all phases run together.
     """
     gpu = machine(problem.arch)
-    taps, phases = math.prod(problem.filter), _phases(problem)
+    taps, phases = math.prod(problem.filter), phases_of(problem)
     x, y = (problem.N * math.prod(sizes) for sizes in (map(cdiv, problem.input, phases), problem.output))
     rows, columns, channels, steps = {
         "fprop": (y, problem.K, problem.C, taps),
@@ -110,7 +110,7 @@ def _filled(size: int, tile: int) -> float:
     return size / (cdiv(size, tile) * tile) if size else 1
 
 
-def _phases(problem: ConvProblem) -> tuple[int, ...]:
+def phases_of(problem: ConvProblem) -> tuple[int, ...]:
     """Of each axis: the pixels of dgrad by their residues modulo the stride."""
     return tuple(max(1, min(sizes)) if problem.role == "dgrad" else 1 for sizes in zip(problem.stride, problem.input, strict=True))
 

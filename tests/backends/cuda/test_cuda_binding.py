@@ -21,8 +21,10 @@ from lowered import BLOCK, IMAGES, MESH, NHWC, conv, custom_calls, moved, resnet
 import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.cuda.cuda_convolutions import CudaCausal, CudaConv
+from jaxext.backends.cuda.cuda_products import CudaMatmul, CudaRagged, CudaScaled
 
-FAMILIES = (cuda_binding.CudaMatmul, cuda_binding.CudaRagged, cuda_binding.CudaScaled, cuda_binding.CudaConv, cuda_binding.CudaCausal)
+FAMILIES = (CudaMatmul, CudaRagged, CudaScaled, CudaConv, CudaCausal)
 CUSTOM_CALLS = [name for family in FAMILIES for name in family.custom_calls]
 built = pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")
 

@@ -1,15 +1,15 @@
 """Where the dense convolutions for Hopper end: each limit of TMA's boxes, of CUTLASS and of a launch has a problem on either side.
 
-What is not refused (csrc/conv_plan.cc) has parts in every candidate of cuda_conv.py.  Needs g++; no GPU and no CUDA.
+What is not refused (csrc/conv_plan.cc) has parts in every candidate of jaxext/backends/cuda/cuda_conv.py.  Needs g++; no GPU and no CUDA.
 """
 
 import random
 
 import pytest
+from cuda_convs import ROLES, candidates, problem, refuses
 from host_code import plan
-from test_cuda_conv import ROLES, problem, refuses
 
-from jaxext.backends.cuda.cuda_conv import ConvConfig, candidates
+from jaxext.backends.cuda.cuda_conv import ConvConfig
 from jaxext.kernels._geometry import ConvProblem
 
 # Of each limit: the last problem within and the first beyond it.

@@ -133,10 +133,11 @@ def convs(row, count):
             precision="ieee",
             arch=90,
         )
-        module = cuda_depthwise if depthwise else cuda_conv
-        if cuda_binding.refused(problem, module) is None:
+        if cuda_binding.refused(problem, cuda_depthwise if depthwise else cuda_conv) is None:
             taken += 1
-            yield conv(row, problem, pick.choice(module.candidates(problem)))
+            table = [row | {"operands": problem.dtypes[0]}]
+            candidates = cuda_depthwise.candidates(problem) if depthwise else cuda_conv.candidates(problem, table)
+            yield conv(row, problem, pick.choice(candidates))
 
 
 def some_causals(row, count):

@@ -143,10 +143,14 @@ def test_the_right_factor_is_read_anew_for_each_64_rows(monkeypatch):
 
 REFUSALS = {
     "another GPU": (dict(arch=100), "compute capability is 10.0, the matmul kernels want 9.0"),
-    "mixed dtypes": (dict(dtypes=("bf16", "fp16", "fp32")), "the operands are bf16 and fp16, want one dtype"),
+    "mixed dtypes": (dict(dtypes=("bf16", "fp16", "fp32")), "the operands are bf16 and fp16, want one dtype: convert one, or name no implementation"),
+    "a wide operand": (
+        dict(dtypes=("bf16", "fp32", "fp32")),
+        "the operands are bf16 and fp32, want one dtype: convert one, or name no implementation",
+    ),
     "a gradient of a float32 result": (
-        dict(dtypes=("bf16", "fp32", "bf16")),
-        "the operands are bf16 and fp32, want one dtype; name no implementation for gradients of fp32 results",
+        dict(role="nt", dtypes=("bf16", "fp32", "bf16")),
+        "the operands are bf16 and fp32, want one dtype: name no implementation for gradients of fp32 results",
     ),
     "an operand's dtype": (dict(dtypes=("fp32", "fp32", "fp32")), "the operands are fp32, nn takes bf16"),
     "a result's dtype": (dict(dtypes=("bf16", "bf16", "fp16")), "the result is fp16, nn of bf16 gives bf16, fp32"),

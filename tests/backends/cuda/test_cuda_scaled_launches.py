@@ -48,7 +48,7 @@ def test_arrays_of_every_role_are_taken(answer, role, cuts):
     given = {name: jnp.asarray(x) for name, x in test_scaled_dot.some_operands(problem).items()}
     made = cuda_scaled.arrays(problem, {name: given[name] for name in cuda_scaled.slots(problem)})
     operands = tuple(Buffer(x.dtype.name, x.shape) for x in made.values())
-    config = cuda_scaled.pick(problem, cuda_binding._compiled("scaled_kernels"))
+    config = cuda_scaled.pick(problem, cuda_binding.compiled("scaled_kernels"))
     result = Buffer("bfloat16", (2, problem.rows, problem.cols))
     code, message = answer(Call(TARGET, operands, (result,), cuda_binding.fields(problem) | dataclasses.asdict(config)))
     assert code == INTERNAL and "CUDA" in message

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from lowered import operations, struct
 
 import jaxext
-from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.cuda import cuda_binding, cuda_convolutions
 
 KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0}
 ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
@@ -24,6 +24,10 @@ ROWS.append({**ROWS[0], "fused": True})
 SCALED = [{"operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_m": 128, "tile_n": 256, "tile_k": 128, "cluster_m": 2}]
 SCALED.append({**SCALED[0], "tile_m": 64, "tile_n": 128, "cluster_m": 1})
 SCALED += [{**row, "operands": "float8_e5m2"} for row in SCALED] + [{**row, "second": "float8_e5m2"} for row in SCALED]
+
+CONVS = [
+    {"rank": 2, "role": role, "operands": "bfloat16", "tile_m": 128, "tile_n": 128, "cluster": 2} for role in ("fprop", "dgrad", "wgrad")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +37,15 @@ def module(monkeypatch):
     }
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     tables["scaled_kernels"] = lambda: SCALED
+    tables["conv_kernels"] = lambda: CONVS
     families["scaled_refuses"] = lambda **asked: None if {*asked["dtypes"][:2]} <= {"fp8e4nv", "fp8e5"} else "says the stand-in"
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
         monkeypatch.setattr(cuda_binding, name, lambda: None)
-    cuda_binding._compiled.cache_clear()
+    cuda_binding.compiled.cache_clear()
     yield module
-    cuda_binding._compiled.cache_clear()
+    cuda_binding.compiled.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ def test_portable_kernels_run_where_they_were_compiled_for(module, archs, arch, 
     """And code on newer GPUs of its generation, PTX on all newer ones."""
     module.archs = archs
     want = None if runs else f"compiled for {archs}, compute capability is {arch / 10}"
-    assert cuda_binding._not_compiled_for(arch) == want
+    assert cuda_binding.not_compiled_for(arch) == want
 
 
 def matmul(a, b):
@@ -247,7 +252,7 @@ def test_partial_sums_of_a_causal_convolution_become_cotangents(monkeypatch, giv
     operands |= {name: of for name, of in added.items() if name in given}
     call: Any = types.SimpleNamespace(results={f"d_{name}": of.dtype for name, of in operands.items()}, further=True)
     attributes = dict(B=2, T=9, C=5, J=4, splits=3, bias=int("bias" in given), initial_states=int("initial_states" in given))
-    got = cuda_binding._causal_backward(call, attributes, None, *operands.values(), operands["x"])
+    got = cuda_convolutions._causal_backward(call, attributes, None, *operands.values(), operands["x"])
     d_x, sums, *d_state = made["arrays"]
     assert sums.shape == (3, 4 + ("bias" in given), 5) and sums.dtype == np.float32
     want = {"d_x": d_x, "d_weight": sums.sum(0)[:4], "d_bias": sums.sum(0)[-1]} | ({"d_initial_states": d_state[0]} if d_state else {})

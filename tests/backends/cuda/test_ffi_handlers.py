@@ -15,9 +15,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.cuda.cuda_convolutions import CudaConv
+from jaxext.backends.cuda.cuda_products import CudaMatmul
 
-CUSTOM_CALLS = (*cuda_binding.CudaMatmul.custom_calls, *cuda_binding.CudaConv.custom_calls)
+CUSTOM_CALLS = (*CudaMatmul.custom_calls, *CudaConv.custom_calls)
 FUSED = [target for target in CUSTOM_CALLS if "linear" in target or "bias_act" in target]
 ROOT = pathlib.Path(__file__).parents[3]
 DTYPES = {

@@ -1,0 +1,151 @@
+"""Dense convolutions that the CUDA kernels are tested with, what the definition gives for them, and a table of tiles as the compiled module
+tells it."""
+
+import itertools
+import random
+
+import host_code
+import numpy as np
+
+from jaxext.backends.cuda import cuda_conv
+from jaxext.kernels._geometry import ConvProblem
+
+ROLES = ("fprop", "dgrad", "wgrad")
+SLOTS = {"x": "BNDHWGC", "w": "BGKTRSC", "y": "BNOPQGK"}
+OPEN = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+
+
+# Tiles of two warp groups.
+LARGE = {("fprop", 1): (128, 256), ("dgrad", 1): (128, 256), ("wgrad", 1): (256, 128), ("fprop", 2): (256, 128), ("dgrad", 2): (256, 128)}
+# That of the compiled module: test_cuda_module.py compares them.
+TABLE = [
+    dict(role=role, rank=rank, operands=dtype, tile_m=m, tile_n=n, cluster=2)
+    for role, rank, dtype in itertools.product(ROLES, (1, 2, 3), ("bf16", "fp16"))
+    for m, n in ((128, 128), (128, 64), *([LARGE[role, rank]] if (role, rank) in LARGE else []))
+]
+
+
+def candidates(problem: ConvProblem) -> list[cuda_conv.ConvConfig]:
+    return cuda_conv.candidates(problem, TABLE)
+
+
+def pick(problem: ConvProblem) -> cuda_conv.ConvConfig:
+    return cuda_conv.pick(problem, TABLE)
+
+
+def refuses(problem: ConvProblem) -> str | None:
+    return host_code.refuses(problem, cuda_conv)
+
+
+Sizes = int | tuple[int, ...]
+
+
+def problem(
+    role: str,
+    input: tuple[int, ...],
+    filter: tuple[int, ...],
+    *,
+    B: int = 1,
+    N: int = 1,
+    G: int = 1,
+    C: int = 8,
+    K: int = 8,
+    stride: Sizes = 1,
+    low: Sizes = 0,
+    high: Sizes = 0,
+    dilation: Sizes = 1,
+    **others,
+) -> ConvProblem:
+    rank = len(input)
+
+    def three(value: Sizes, missing: int) -> tuple[int, ...]:
+        return (missing,) * (3 - rank) + (value if isinstance(value, tuple) else (value,) * rank)
+
+    inputs, filters, lows, highs = three(input, 1), three(filter, 1), three(low, 0), three(high, 0)
+    strides, dilations = three(stride, 1), three(dilation, 1)
+    outputs = tuple(
+        max(0, (lo + i + hi - (r - 1) * d - 1) // s + 1)
+        for i, r, lo, hi, s, d in zip(inputs, filters, lows, highs, strides, dilations, strict=True)
+    )
+    fields = dict(
+        name=f"conv{rank}d_{role}",
+        role=role,
+        B=B,
+        N=N,
+        G=G,
+        C=C,
+        K=K,
+        input=inputs,
+        filter=filters,
+        output=outputs,
+        stride=strides,
+        low=lows,
+        filter_dilation=dilations,
+        dtypes=("bf16",) * 3,
+        precision="tf32",
+        arch=90,
+    )
+    return ConvProblem(**{**fields, **others})  # type: ignore[arg-type]
+
+
+def random_problem(rng: random.Random) -> ConvProblem:
+    role, rank = rng.choice(ROLES), rng.choice((1, 2, 3))
+
+    def draw(*choices):
+        return tuple(rng.choice(choices) for _ in range(rank))
+
+    return problem(
+        role,
+        draw(1, 3, 5, 6, 9),
+        draw(1, 1, 2, 3, 4),
+        B=rng.choice((1, 1, 2)),
+        N=rng.choice((1, 2, 5)),
+        G=rng.choice((1, 1, 2)),
+        K=rng.choice((8, 16)),
+        stride=draw(1, 1, 2, 3),
+        low=draw(-2, -1, 0, 0, 1, 3),
+        high=draw(-2, -1, 0, 0, 1, 3),
+        dilation=draw(1, 1, 2, 3),
+    )
+
+
+def shape_of(problem: ConvProblem, slot: str) -> tuple[int, ...]:
+    p = problem
+    return {
+        "x": (p.B, p.N, *p.input, p.G, p.C),
+        "w": (p.B, p.G, p.K, *p.filter, p.C),
+        "y": (p.B, p.N, *p.output, p.G, p.K),
+    }[slot]
+
+
+def truth(problem: ConvProblem, operands) -> np.ndarray:
+    def incidence(axis):
+        i, r, p = np.ogrid[: problem.input[axis], : problem.filter[axis], : problem.output[axis]]
+        meets = problem.stride[axis] * p + problem.filter_dilation[axis] * r == i + problem.low[axis]
+        return meets.astype(np.float64)
+
+    terms = ",".join([*(SLOTS[slot] for slot in operands), "DTO", "HRP", "WSQ"])
+    return np.einsum(f"{terms}->{SLOTS[OPEN[problem.role]]}", *operands.values(), *map(incidence, range(3)), optimize=True)
+
+
+CASES = {
+    "causal": problem("fprop", (13,), (4,), N=2, low=3),
+    "strided, padded unevenly": problem("fprop", (8, 7), (3, 2), N=2, stride=(2, 3), low=(1, 0), high=(0, 2)),
+    "rows that no stride reaches": problem("fprop", (8, 8), (1, 1), stride=3),
+    "crop": problem("fprop", (9, 9), (3, 3), low=(-2, 1), high=(-3, -1)),
+    "groups and batched filters": problem("fprop", (5, 4), (3, 3), B=2, N=2, G=3, K=16, low=1, high=1),
+    "3-D, dilated": problem("fprop", (5, 6, 4), (2, 3, 2), low=(1, 2, 0), high=(0, 1, 1), dilation=(2, 2, 1)),
+    "dgrad": problem("dgrad", (6, 7), (3, 2), N=2, low=(1, 0), high=(1, 1)),
+    "dgrad, output cropped at its end": problem("dgrad", (9,), (2,), high=-3),
+    "dgrad, dilated, groups": problem("dgrad", (6, 5, 4), (2, 2, 3), G=2, low=(1, 2, 3), high=(1, 0, 1), dilation=(1, 2, 2)),
+    "dgrad of a crop": problem("dgrad", (9, 8), (3, 2), N=2, low=(-2, 1), high=(-3, -1)),
+    "dgrad, strided": problem("dgrad", (9, 8), (3, 3), N=2, stride=2, low=1, high=(1, 0)),
+    "dgrad, strided, 1x1": problem("dgrad", (7, 6), (1, 1), N=2, stride=2),
+    "dgrad, strided along one axis": problem("dgrad", (13,), (4,), N=2, stride=3, low=1, high=2),
+    "dgrad, strided, dilated, groups": problem("dgrad", (5, 6, 7), (2, 3, 3), G=2, stride=(1, 2, 4), low=(1, 2, 0), dilation=(2, 1, 2)),
+    "wgrad": problem("wgrad", (6, 7), (3, 3), N=3, K=16, low=1, high=1),
+    "wgrad, strided, groups": problem("wgrad", (9, 7), (3, 3), B=2, N=2, G=2, stride=2, low=(0, 1), high=1),
+    "wgrad of one long image": problem("wgrad", (37,), (5,), low=4, dilation=2),
+    "wgrad, 3-D": problem("wgrad", (4, 3, 6), (2, 3, 2), N=2, low=(1, 1, 0), high=(0, 1, 1), dilation=(1, 1, 2)),
+    "wgrad of a crop": problem("wgrad", (9, 8), (2, 2), N=2, low=(-1, 1), high=-2),
+}
