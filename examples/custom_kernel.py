@@ -188,7 +188,8 @@ extend.register(CHANNELWISE, Ffi())
 extend.register(CHANNELWISE, Triton())
 
 # --- an operation that is not bilinear: the softmax cross entropy of each row.  `backward` is the operation that gives d_logits; it reads
-# the sum of exponentials that the kernel of the loss has saved.  Labels lie in [0, V).
+# the sum of exponentials that the kernel of the loss has saved.  Labels lie in [0, V).  Devices may split the rows N, each of which is
+# computed by itself; V is whole, since the loss lacks it.
 
 
 def log_likelihood(logits, labels):
@@ -378,8 +379,8 @@ def show(named, check):
         n, c = testing.Split((P("x"), P()), P("x")), testing.Split((P(None, None, "y"),) * 2, P(None, None, "y"))
         arrays, skip = (x[:8, :2, :4], w[:2, :2, :4]), {} if named in (None, "xla") else NO_KERNEL
         testing.check_op(layer, reference, arrays, linear=(0, 1), splits=[n, c], skip=skip).raise_if_failed()
-        rows, small = testing.Split((P("x"), P("x")), P("x")), (logits[:4, :3], labels[:4] % 3)
-        testing.check_op(CROSS_ENTROPY, likelihood, small, splits=[rows], skip=skip).raise_if_failed()
+        small = logits[:4, :3], labels[:4] % 3
+        testing.check_op(CROSS_ENTROPY, likelihood, small, skip=skip).raise_if_failed()  # split as its labels say
 
     print(f"\nLargest error {worst:.1e} (goal: at most 1e-5)")
     return 0 if worst <= 1e-5 else 1

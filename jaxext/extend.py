@@ -27,18 +27,19 @@ from jaxext import ops
 from jaxext.backends.xla.xla_matmul import XlaMatmul
 from jaxext.families import declarations
 from jaxext.families.dispatch import as_dot_general_says, named, sharding_in_types
+from jaxext.forms.blame import attach
 from jaxext.forms.by_reference import Declaration
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.family import Family, declare, families, names_of_implementations
 from jaxext.forms.family import register as _register
-from jaxext.forms.form import Form, dimension_numbers
+from jaxext.forms.form import Form, dimension_numbers, owner
 from jaxext.forms.form import define as _define
 from jaxext.forms.implementation import Algorithm, Implementation, Plan
 
 __all__ = ["Algorithm", "Bilinear", "Call", "Declared", "Implementation", "Plan", "define", "no_kernel", "operation", "register"]
 
-# The forms that `define` declared, by name.
-_defined: dict[str, Form] = {}
+_defined: dict[str, Form] = {}  # what `define` declared, by name
+_declared: dict[str, Declaration] = {}  # what `operation` declared, by name
 _OWN = dict(families)  # jaxext's
 _OWN_NAMES = set(names_of_implementations())
 
@@ -112,6 +113,16 @@ class Bilinear:
             implementation=by,
             out_sharding=sharding_in_types(form.name, out_sharding, len(axes[-1])),
         )
+
+    def independent_axes(self, **keywords: Any) -> dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...]]]:
+        """The axes along which it may be split without a sum over devices, in a call with these keywords.
+
+        Axis -> its positions in the operands, and in the result; None where it is missing.  `jaxext.testing.check_op` reads it.
+        """
+        form = self._form
+        rank = declarations.ranks(form, {label: keywords[label] for label in form.free if label in keywords})
+        *operands, result = form.slots
+        return form.independent(operands, [result], rank)
 
 
 def define(name: str, /, **slots: str) -> Bilinear:
@@ -199,7 +210,7 @@ class Declared:
         Raises:
           TypeError: an operand is not an array, does not match its labels or the others, or is neither floating-point nor constant; a
             keyword is not hashable; the reference gives other results than declared.
-          ValueError: a label or the implementation is unknown.
+          ValueError: a label or the implementation is unknown, or the reference couples the elements of a label that is not in `whole`.
           NotImplementedError: the named implementation does not support this call.  Raised at lowering, or by vmap of what has no
             independent label.
         """
@@ -221,6 +232,19 @@ class Declared:
         )
         return tuple(results.values()) if len(results) > 1 else results[form.open]
 
+    def independent_axes(
+        self, *, ranks: Mapping[str, int] | None = None, **keywords: Any
+    ) -> dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...]]]:
+        """The axes along which it may be split over devices, in a call with these keywords: those of labels that are not `whole`.
+
+        Axis -> its positions in the operands, and in the results; None where it is missing.  `jaxext.testing.check_op` reads it.
+        """
+        del keywords  # none changes it
+        declared, form = self._declaration, self._declaration.operation
+        rank = declarations.ranks(form, {} if ranks is None else ranks)
+        results = [name for name in declared.results if name not in declared.saved]
+        return form.independent(list(declared.inputs), results, rank, form.split_whole(rank))
+
 
 def operation(
     name: str,
@@ -231,7 +255,9 @@ def operation(
     results: Mapping[str, str],
     saved: Mapping[str, str] | None = None,
     whole: str = "",
+    independent: str = "",
     constant: str = "",
+    replace: bool = False,
 ) -> Declared:
     """Declare any operation by a reference in jnp and the labels of its axes, to give it kernels.
 
@@ -243,10 +269,16 @@ def operation(
       reference: a function of the operands, each with one axis for each of its labels, and of static keywords.  It gives the results, then
         the saved ones: an array, or a tuple of several.
       operands, results: name -> labels separated by spaces, in the order of the axes.  A label is a word that begins with a capital letter.
+        The names are in the order of the reference's.
       saved: further results, for `backward`.  They are computed only where a derivative needs them.
       whole: labels in whose elements the reference is not independent, such as the axis of a softmax.  They are neither mapped nor split
-        over devices.  Labels that a result lacks always count among them.
+        over devices.  Labels that a result lacks always count among them.  Along all other labels the operation on each part of the
+        arrays must give that part of the results, since a device gets a part.  A call whose reference is seen to break this is an error;
+        `jaxext.testing.check_op` compares numbers, also those of kernels.
+      independent: labels that are not whole although the reference seems to couple their elements, such as by a common maximum that it
+        subtracts and adds again.  `check_op` compares.
       constant: operands and results that have no derivative, separated by spaces.
+      replace: whether it takes the place of yours of the same name, if there is one, without its kernels.  See `register`.
 
     Returns:
       the operation, with the implementation "xla", which is the reference.
@@ -264,10 +296,14 @@ def operation(
       >>> jax.grad(lambda x: loss(x, jnp.array([1, 0])).sum())(jnp.zeros((2, 4))).tolist()
       [[0.25, -0.75, 0.25, 0.25], [-0.75, 0.25, 0.25, 0.25]]
     """
-    if not callable(reference):
-        raise TypeError(f"operation: the reference of {name} is {reference!r}, want a function")
-    declarations.refuse_name("operation", name, (name, f"{name}_tangent", f"{name}_backward"), _reserved())
-    inputs, outputs, further, fixed, kept = declarations.of_operation(name, operands, results, saved or {}, whole, constant)
+    former = _declared.get(name) if isinstance(name, str) and name in families else None
+    if not (former and replace):
+        cure = ", or `replace=True`, which compiles all programs anew" if former else ""
+        declarations.refuse_name("operation", name, (name, f"{name}_tangent", f"{name}_backward"), _reserved(), cure)
+    inputs, outputs, further, fixed, kept, believed = declarations.of_operation(
+        name, operands, results, saved or {}, whole=whole, independent=independent, constant=constant
+    )
+    declarations.refuse_reference(name, reference, list(inputs))
     declaration = Declaration(
         name=name,
         reference=_as_tuple(reference),
@@ -275,13 +311,26 @@ def operation(
         results=outputs | further,
         saved=tuple(further),
         whole=kept,
+        believed=believed,
         constant=fixed,
     )
+    if former:
+        _forget(name)
     declared = Declared(declaration)
+    _declared[name] = declaration
     _ = declaration.operation  # registers its family, and so its name
     if hasattr(declared, "backward"):
         _ = declaration.tangent, declaration.backward.operation  # theirs, too
     return declared
+
+
+def _forget(name: str) -> None:
+    """Free the names of a declared operation, and let jax forget the programs that hold it."""
+    for each in (name, f"{name}_tangent", f"{name}_backward"):
+        family = families.pop(each, None)
+        for primitive in [primitive for primitive, (form, _) in owner.items() if form.family is family]:
+            del owner[primitive]
+    jax.clear_caches()
 
 
 def _reserved() -> list[str]:
@@ -298,7 +347,7 @@ def _as_tuple(reference: Callable[..., Any]) -> Callable[..., tuple]:
     return function
 
 
-def register(operation: Bilinear | Declared | str, implementation: Implementation) -> None:
+def register(operation: Bilinear | Declared | str, implementation: Implementation, *, replace: bool = False) -> None:
     """Add an implementation to an operation, in front of those that it has.
 
     Calls can then name it.  Calls without a name and without measurements ask it first, and use it if it `supports` the call and `gains`
@@ -309,9 +358,13 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
       operation: the result of `define`; "matmul", which includes `jaxext.dot_general`; or "conv" for all convolutions, where `call.op` is
         conv1d_fprop, conv2d_wgrad and so on, and `call.window` is the geometry.
       implementation: an instance of a class derived from `Implementation`.
+      replace: whether it takes the place of yours of the same name, if there is one: so a cell of a notebook can run again.  Then jax
+        forgets all programs of the process (`jax.clear_caches`), so that none holds the former one, and compiles them anew.  Programs that
+        you hold yourself (`jit(f).lower(...).compile()`) keep it, as do those that `jax.export` has stored.
 
     Raises:
-      TypeError: `implementation` is not an instance, or lacks a method.
+      TypeError: `implementation` is not an instance, lacks a method, or its `supports` or `gains` says that it returns something other
+        than None or a reason.
       ValueError: the operation is unknown, the name is taken, or the version of the code cannot be determined.
     """
     if not isinstance(implementation, Implementation):
@@ -319,18 +372,23 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
     if not isinstance(operation, Bilinear | Declared) and operation not in list(_OWN):
         raise ValueError(f"register: operation is {operation!r}, want one of {list(_OWN)}, or what define or operation returned")
     family = _family(operation)
-    name, taken = getattr(implementation, "name", None), {*_OWN_NAMES, *family.names_of_implementations}
-    if not isinstance(name, str) or not name.isidentifier() or name in taken:
-        raise ValueError(f"register: the implementation's name is {name!r}, want an identifier, and none of {sorted(taken)}")
-    if type(implementation).plan is Implementation.plan:
-        for question in ("supports", "run"):
-            if getattr(type(implementation), question) is getattr(Implementation, question):
-                raise TypeError(f"register: {name} has no method `{question}`, want it, or `plan`")
-    implementation.code("cpu")  # raises now if there is none
+    name = getattr(implementation, "name", None)
+    if not isinstance(name, str) or not name.isidentifier() or name in _OWN_NAMES:
+        raise ValueError(f"register: the implementation's name is {name!r}, want an identifier, and none of {sorted(_OWN_NAMES)}")
+    if name in family.names_of_implementations and not replace:
+        raise ValueError(
+            f"register: {family.name} has an implementation {name!r} already, want another name, or `replace=True`, which compiles all"
+            " programs anew"
+        )
+    declarations.refuse_implementation(implementation)
     _register(family, implementation)
+    attach(family)
 
 
 def _family(operation: Bilinear | Declared | str) -> Family:
     if isinstance(operation, Bilinear):
         return operation._form.family
-    return operation._declaration.operation.family if isinstance(operation, Declared) else _OWN[operation]
+    if isinstance(operation, str):
+        return _OWN[operation]
+    _ = operation._declaration.operation.primitive  # which is made when it is needed
+    return operation._declaration.operation.family

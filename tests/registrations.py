@@ -32,6 +32,7 @@ def undone() -> Iterator[None]:
             for primitive in [primitive for primitive, (form, _) in owner.items() if form.family.name == name]:
                 del owner[primitive]
             extend._defined.pop(name, None)
+            extend._declared.pop(name, None)
             del families[name]
         if environment._codes != codes:
             environment._codes.clear()

@@ -5,6 +5,7 @@ A message says whose argument is wrong, and what is wanted.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from jaxext.forms.by_reference import Declaration, Keywords
 from jaxext.forms.family import families
 from jaxext.forms.form import Form, owner
+from jaxext.forms.implementation import REFUSING, Implementation
 from jaxext.forms.labelled import Labelled
 
 Labels = tuple[str, ...]
@@ -24,14 +26,14 @@ Labels = tuple[str, ...]
 # --- a declaration
 
 
-def refuse_name(function: str, name: str, primitives: Sequence[str], reserved: Iterable[str]) -> None:
+def refuse_name(function: str, name: str, primitives: Sequence[str], reserved: Iterable[str], cure: str = "") -> None:
     """Raise if a primitive of `name` has no name that is free.  `reserved` are patterns."""
     taken = {*families, *(primitive.name for primitive in owner)}
     for each in primitives if isinstance(name, str) else [name]:
         if not isinstance(each, str):
             raise TypeError(f"{function}: the name is {name!r}, want a str")
         if not each.isidentifier() or each in taken or any(re.fullmatch(pattern, each) for pattern in reserved):
-            raise ValueError(f"{function}: the name is {name!r}, want an identifier, and {each!r} to be no other operation's")
+            raise ValueError(f"{function}: the name is {name!r}, want an identifier, and {each!r} to be no other operation's{cure}")
 
 
 def of_form(name: str, slots: Mapping[str, str]) -> dict[str, Labels]:
@@ -61,14 +63,15 @@ def refuse_where_vmap_cannot_map(form: Form) -> None:
 
 
 def of_operation(
-    name: str, operands: Mapping[str, str], results: Mapping[str, str], saved: Mapping[str, str], whole: str, constant: str
-) -> tuple[dict[str, Labels], dict[str, Labels], dict[str, Labels], Labels, Labels]:
-    """The labels of operands, results and saved results, the names that are constant, and the labels that are not independent."""
+    name: str, operands: Mapping[str, str], results: Mapping[str, str], saved: Mapping[str, str], **words: str
+) -> tuple[dict[str, Labels], dict[str, Labels], dict[str, Labels], Labels, Labels, Labels]:
+    """The labels of operands, results and saved results, the names that are constant, the labels that are not independent, and those that
+    are even if they do not seem so.  `words` are whole, independent and constant."""
     given = dict(operands=operands, results=results, saved=saved)
     for what, arrays in given.items():
         if not isinstance(arrays, Mapping):
             raise TypeError(f"operation: {what} of {name} is {arrays!r}, want a dict of names and labels")
-    for what, text in dict(whole=whole, constant=constant).items():
+    for what, text in words.items():
         if not isinstance(text, str):
             raise TypeError(f"operation: {what} of {name} is {text!r}, want a str")
     for what in ("operands", "results"):
@@ -79,17 +82,45 @@ def of_operation(
     if len(labels) != len(inputs) + len(outputs) + len(further):
         raise ValueError(f"operation: {name} has two arrays of one name, want different names")
     everywhere = dict.fromkeys(label for of in labels.values() for label in of)
-    for label in whole.split():
-        if label not in everywhere:
-            raise ValueError(f"operation: whole has {label!r}, {name} has the labels {list(everywhere)}")
-    for each in constant.split():
+    whole, independent, constant = (tuple(words[what].split()) for what in ("whole", "independent", "constant"))
+    for what, given_labels in (("whole", whole), ("independent", independent)):
+        for label in given_labels:
+            if label not in everywhere:
+                raise ValueError(f"operation: {what} has {label!r}, {name} has the labels {list(everywhere)}")
+    for each in constant:
         if each not in labels:
             raise ValueError(f"operation: constant has {each!r}, {name} has the operands and results {list(labels)}")
     of_results = [*outputs.values(), *further.values()]
-    kept = tuple(label for label in everywhere if label in whole.split() or not all(label in of for of in of_results))
+    for label in everywhere:
+        if not any(label in of for of in inputs.values()):
+            raise ValueError(f"operation: label {label} of {name} stands in no operand, so its size is unknown, want it in one")
+    kept = tuple(label for label in everywhere if label in whole or not all(label in of for of in of_results))
+    if both := [label for label in independent if label in kept]:
+        raise ValueError(f"operation: independent has {both[0]!r}, want none that is in `whole` or that a result of {name} lacks")
     if len(kept) == len(everywhere):
-        raise ValueError(f"operation: {name} has no label that all results have and that is not in `whole`, want one, for vmap")
-    return inputs, outputs, further, tuple(constant.split()), kept
+        raise ValueError(
+            f"operation: {name} has no label that all results have and that is not in `whole`, want one, for vmap: it has rank 0 in calls"
+            " that need none (`ranks`)"
+        )
+    return inputs, outputs, further, constant, kept, independent
+
+
+def refuse_reference(name: str, reference: Any, operands: Sequence[str]) -> None:
+    """Raise if a reference is no function, takes operands of these names in another order, or has keywords that calls use themselves."""
+    if not callable(reference):
+        raise TypeError(f"operation: the reference of {name} is {reference!r}, want a function")
+    try:
+        parameters = inspect.signature(reference).parameters.values()
+    except ValueError:  # it tells none
+        return
+    first = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)][: len(operands)]
+    if first != list(operands) and {*first} == {*operands}:
+        raise ValueError(f"operation: operands of {name} are in the order {list(operands)}, want {first} as the reference takes them")
+    for each in parameters:
+        if each.name in ("implementation", "ranks") and each.name not in operands:
+            raise ValueError(
+                f"operation: the reference of {name} has the keyword {each.name!r}, which calls use themselves, want another name"
+            )
 
 
 def _words(function: str, name: str, array: str, text: str) -> Labels:
@@ -101,6 +132,27 @@ def _words(function: str, name: str, array: str, text: str) -> Labels:
         if not re.fullmatch("[A-Z][A-Za-z]*", label) or words.count(label) > 1:
             raise ValueError(f"{function}: {array} of {name} is {text!r}, want different words of letters that begin with a capital")
     return words
+
+
+# --- an implementation
+
+
+def refuse_implementation(implementation: Implementation) -> None:
+    """Raise if an implementation lacks a method, or says itself that its answers or attributes are of other types."""
+    cls, name = type(implementation), implementation.name
+    if cls.plan is Implementation.plan:
+        for question in ("supports", "run"):
+            if getattr(cls, question) is getattr(Implementation, question):
+                raise TypeError(f"register: {name} has no method `{question}`, want it, or `plan`")
+    for question in ("supports", "gains"):
+        if getattr(getattr(implementation, question), "__annotations__", {}).get("return") in (bool, "bool"):
+            raise TypeError(f"register: `{question}` of {name} returns a bool, want None, or the reason {REFUSING[question]}, a str")
+    targets = implementation.custom_calls
+    if isinstance(targets, str) or not all(isinstance(target, str) for target in targets):
+        raise TypeError(f"register: custom_calls of {name} is {targets!r}, want a sequence of str")
+    if not isinstance(implementation.rows_by_config, bool):
+        raise TypeError(f"register: rows_by_config of {name} is {implementation.rows_by_config!r}, want a bool")
+    implementation.code("cpu")  # raises now if there is none
 
 
 # --- a call

@@ -18,6 +18,7 @@ from jax.interpreters import ad
 
 from jaxext.forms import partition
 from jaxext.forms.call import Call
+from jaxext.forms.coupling import refuse_coupled
 from jaxext.forms.family import Family, declare, families
 from jaxext.forms.implementation import Algorithm, Definition
 from jaxext.forms.operation import Operation, composed, sharded_as
@@ -45,6 +46,9 @@ class Reference(Definition):
     def candidates(self, call: Call) -> Sequence[Algorithm]:
         return (Algorithm("reference"),)
 
+    def multiplies(self, call: Call) -> str:
+        return super().multiplies(call) if len(call.dtypes) > 1 else ""  # a single operand has no other factor
+
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> Any:
         return composed(call, operands, self.name)
 
@@ -57,6 +61,7 @@ class Declaration:
       reference: a function of the operands, each with one axis for each label, and static keywords.  It gives a tuple of all results.
       inputs, results: name -> labels.  Results include those that are `saved` for the derivative.
       whole: the labels in whose elements the reference is not independent.
+      believed: labels that are declared independent even where the reference seems to couple their elements.
       constant: the operands and results that are not differentiable.
       unread: the operands that the reference does not read.  Only a `backward` has any: the results, which are for its kernels.
       dropped: the results that no kernel of `backward` reads, and that are not saved for it.  Only a single result can be.
@@ -68,6 +73,7 @@ class Declaration:
     results: Mapping[str, tuple[str, ...]]
     saved: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
+    believed: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -114,6 +120,7 @@ class Declaration:
             inputs={**self.inputs, **self.kept, **{f"d_{name}": self.results[name] for name in given}},
             results={f"d_{name}": self.inputs[name] for name in differentiable},
             whole=self.whole,
+            believed=self.believed,
             constant=tuple(name for name in self.constant if name in self.inputs),
             unread=tuple(self.kept),
         )
@@ -160,6 +167,7 @@ class Declaration:
 
         Raises:
           TypeError: the reference gives another number of results, or other shapes, than declared.
+          ValueError: the reference couples the elements of a label that is not in `whole`.
         """
         operation = self.operation
         sizes = operation.sizes(operation.open, [x.shape for x in operands.values()], ranks, None)
@@ -178,7 +186,17 @@ class Declaration:
             if name in self.given and not jnp.issubdtype(y.dtype, jnp.inexact):
                 want = f"want floating-point numbers, or `constant={name!r}` in its declaration"
                 raise TypeError(f"{self.name}: the reference gives {name} in {y.dtype}, {want}")
+        if (key := (static, *((x.shape, x.dtype) for x in bare))) not in self._uncoupled:
+            refuse_coupled(
+                self, {label: one[label] for label in operation.free if label not in (*self.whole, *self.believed)}, bare, static
+            )
+            self._uncoupled.add(key)
         return tuple(y.dtype for y in given)
+
+    @functools.cached_property
+    def _uncoupled(self) -> set:
+        """The keywords and operands for which `refuse_coupled` has found nothing."""
+        return set()
 
     @property
     def has_backward(self) -> bool:

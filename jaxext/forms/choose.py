@@ -49,7 +49,7 @@ def choose(call: Call, implementations: Sequence[Implementation], named: str | N
     for implementation in implementations:
         if named is not None and implementation.name != named:
             refusals[implementation.name] = f"{named!r} was named"
-        elif isinstance(plan := implementation.plan(call), str):
+        elif isinstance(plan := implementation.planned(call), str):
             refusals[implementation.name] = plan
         else:
             plans[implementation.name] = plan
@@ -144,7 +144,7 @@ def run(
         if part is None:
             return computed(choice.plan, choice.config, operands)
         if choice.plan.implementation.rows_by_config:
-            plan = choice.plan.implementation.plan(call)
+            plan = choice.plan.implementation.planned(call)
             if isinstance(plan, Plan) and choice.config in plan.configs:
                 return computed(plan, choice.config, operands)  # the bits of its rows are those that parts by this config have
         return by_parts(call, part, operands, functools.partial(computed, choice.plan, choice.config))

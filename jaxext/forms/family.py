@@ -79,9 +79,19 @@ def is_replaced(primitive: Primitive) -> bool:
 
 
 def register(family: Family, implementation: Implementation) -> None:
-    """Add an implementation to a family, in front of those that it has."""
-    in_force.add_code(implementation.name, implementation.code)
-    family.implementations.insert(0, implementation)
+    """Add an implementation to a family, in front of those that it has, or in the place of the one of the same name.
+
+    Then programs that hold that one are forgotten, by jax too.
+    """
+    names = family.names_of_implementations
+    if implementation.name not in names:
+        in_force.add_code(implementation.name, implementation.code)
+        family.implementations.insert(0, implementation)
+        return
+    at = names.index(implementation.name)
+    in_force.add_code(implementation.name, implementation.code, instead_of=family.implementations[at].code)
+    family.implementations[at] = implementation
+    jax.clear_caches()
 
 
 def names_of_implementations() -> list[str]:

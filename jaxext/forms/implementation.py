@@ -28,6 +28,11 @@ class Algorithm:
     algorithm: str
 
 
+# What None means as an answer to a question, and what a reason says.
+MEANING = {"supports": "computes the call", "gains": "may be used unless another one is named"}
+REFUSING = {"supports": "why it does not compute the call", "gains": "why others are preferred"}
+
+
 class Implementation:
     """Base class of implementations.  Derive from it, define `supports` and `run`, and `register` an instance.
 
@@ -67,7 +72,7 @@ class Implementation:
     rows_by_config: bool = False
 
     def supports(self, call: Call) -> str | None:
-        """None, or the reason for refusing the call.  `no_kernel` gives the reasons that hold for any kernel."""
+        """None if it computes the call, or the reason why not, a str.  `no_kernel` gives the reasons that hold for any kernel."""
         raise NotImplementedError
 
     def gains(self, call: Call) -> str | None:
@@ -120,9 +125,17 @@ class Implementation:
     def _answer(self, call: Call, question: str) -> str | None:
         """The answer of `supports` or `gains`, with its type checked."""
         reason = getattr(self, question)(call)
-        if reason is not None and not isinstance(reason, str):
-            raise TypeError(f"{call.op}: `{question}` of implementation {self.name!r} gave {reason!r}, want None or a reason")
+        if reason is not None and not (isinstance(reason, str) and reason):
+            want = f"want None or a reason: None if it {MEANING[question]}, else a str that says {REFUSING[question]}"
+            raise TypeError(f"{call.op}: `{question}` of implementation {self.name!r} gave {reason!r}, {want}")
         return reason
+
+    def planned(self, call: Call) -> Plan | str:
+        """The answer of `plan`, with its type checked."""
+        plan = self.plan(call)
+        if not isinstance(plan, Plan) and not (isinstance(plan, str) and plan):
+            raise TypeError(f"{call.op}: `plan` of implementation {self.name!r} gave {plan!r}, want a Plan, or a str that says why not")
+        return plan
 
 
 class Definition(Implementation):

@@ -91,6 +91,16 @@ class Labelled(abc.ABC):
                 assert sizes.setdefault(axis, n) == n, f"{self.name}: axis {axis} of {name} is {n}, elsewhere {sizes[axis]}"
         return sizes
 
+    def independent(self, operands: Sequence[str], results: Sequence[str], ranks: Sequence[int], whole: Sequence[str] = ()) -> dict:
+        """The axes that all results have and that are not `whole`: where each lies in the operands, and where in the results."""
+        axes = {name: self.axes(name, ranks) for name in (*operands, *results)}
+
+        def where(names, axis):
+            return tuple(axes[name].index(axis) if axis in axes[name] else None for name in names)
+
+        kept = (axis for axis in axes[results[0]] if axis not in whole and all(axis in axes[name] for name in results))
+        return {axis: (where(operands, axis), where(results, axis)) for axis in kept}
+
     def totals(self, sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[str, int]:
         """The number of elements of each label but the window's: the product over its axes."""
         return {label: math.prod(sizes[f"{label}{i}"] for i in range(n)) for label, n in zip(self.free, ranks, strict=True)}

@@ -80,9 +80,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def add_code(implementation: str, code: Callable[[str], str]) -> None:
-    """Register an implementation; `code(platform)` is a word that identifies its code."""
-    _codes.setdefault(implementation, []).append(code)
+def add_code(implementation: str, code: Callable[[str], str], instead_of: Callable[[str], str] | None = None) -> None:
+    """Register an implementation; `code(platform)` is a word that identifies its code.  It may replace another one."""
+    of = _codes.setdefault(implementation, [])
+    if instead_of in of:
+        of.remove(instead_of)
+    of.append(code)
     codes.cache_clear()
 
 

@@ -120,10 +120,10 @@ def known_as(platform: str, implementations: Iterable[str], used=None) -> str:
     return f"{[codes.get(name) for name in implementations]} {rows}"
 
 
-def add_code(implementation: str, code: Callable[[str], str]) -> None:
-    """Register an implementation; measurements made with another `code(platform)` are not valid."""
+def add_code(implementation: str, code: Callable[[str], str], instead_of: Callable[[str], str] | None = None) -> None:
+    """Register an implementation, or replace one; measurements made with another `code(platform)` are not valid."""
     with _lock:
-        environment.add_code(implementation, code)
+        environment.add_code(implementation, code, instead_of)
         _tables.clear()  # its rows are valid from now on
 
 

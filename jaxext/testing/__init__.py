@@ -5,7 +5,6 @@ Not imported by `import jaxext`: `from jaxext import testing`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import SupportsIndex
 
@@ -16,48 +15,17 @@ from jax.typing import ArrayLike
 
 from jaxext.testing.conformance import Case, Row, is_float, judge
 from jaxext.testing.derivatives import DERIVATIVES
-from jaxext.testing.layouts import Split, mesh_of
+from jaxext.testing.halves import HALVES, cuts_of
+from jaxext.testing.layouts import Split, mesh_of, splits_along
 from jaxext.testing.programs import PROGRAMS
 from jaxext.testing.sharded import SHARDED
+from jaxext.testing.summary import Report
 from jaxext.testing.vmapped import VMAP
 
 __all__ = ["CHECKS", "Report", "Row", "Split", "check_op"]
 
-_ALL = (*PROGRAMS, *VMAP, *DERIVATIVES, *SHARDED)
+_ALL = (*PROGRAMS, *VMAP, *DERIVATIVES, *HALVES, *SHARDED)
 CHECKS: tuple[str, ...] = tuple(check.name for check in _ALL)
-_WIDTH = max(map(len, CHECKS))
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """The result of `check_op`.  `str` formats it as a table."""
-
-    rows: tuple[Row, ...]
-
-    @property
-    def failures(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.outcome == "failed")
-
-    @property
-    def passed(self) -> bool:
-        """Whether at least one check passed and none failed.  Skipped checks do not count."""
-        return not self.failures and any(row.outcome == "passed" for row in self.rows)
-
-    def __getitem__(self, check: str) -> Row:
-        return {row.check: row for row in self.rows}[check]
-
-    def __str__(self) -> str:
-        return "\n".join(map(_line, self.rows))
-
-    def raise_if_failed(self) -> None:
-        """Raise AssertionError with the failed rows, or with all rows if nothing was checked."""
-        if not self.passed:
-            raise AssertionError("\n".join(["check_op:", *map(_line, self.failures or self.rows)]))
-
-
-def _line(row: Row) -> str:
-    rule = f"\n{'':{_WIDTH}}  -> {row.rule}" if row.rule else ""
-    return f"{row.check:{_WIDTH}}  {row.outcome:7}  {row.detail}".rstrip() + rule
 
 
 def check_op(
@@ -67,7 +35,7 @@ def check_op(
     *,
     tolerance: float | None = None,
     linear: Sequence[int] = (),
-    splits: Sequence[Split] = (),
+    splits: Sequence[Split] | None = None,
     examples: Callable[[int], Sequence[ArrayLike]] | None = None,
     skip: Mapping[str, str] | None = None,
     devices: Sequence | None = None,
@@ -89,16 +57,20 @@ def check_op(
       tolerance: the largest allowed error, relative to the largest element of each array.  Defaults to eps^(2/3) of its dtype (2.4e-5 in
         float32, 0.04 in bfloat16).
       linear: positions of the arguments in which fn is linear, for `jax.linear_transpose`.
-      splits: how fn is split over devices, besides the axis that vmap adds (`Split`).
+      splits: how fn is split over devices, besides the axis that vmap adds (`Split`).  By default along each axis that fn names: an
+        operation of `jaxext.extend`, itself or in `functools.partial` or `jax.jit`, names those that devices may split.  Along these
+        axes, and those of a split without collectives, fn of two halves put together must be fn of the whole, also on one device.
       examples: `examples(i)` returns further arguments for vmap, of the same shapes and dtypes.  By default the elements of each argument
         are rolled by i, so an integer array of one element does not change.
       skip: name of a check -> reason for skipping it.
-      devices: defaults to all devices of this process.  Checks that need several are skipped if there is one.
+      devices: defaults to all devices of this process.  Checks that need several are skipped if there is one:
+        `XLA_FLAGS=--xla_force_host_platform_device_count=8`, set before jax starts, simulates 8 on a CPU.
       show: print each row as soon as it is known.  If XLA aborts the process, the check after the last printed row caused it.  If that is
         `scan`, it may be any check that is compiled with it (cond, vmap, derivatives).
 
     Returns:
-      A `Report`: `passed`, `rows`, and a table as its `str`.
+      A `Report`: `passed`, `rows`, and a table as its `str`, whose last line says what was left out and why.  `complete` tells whether this
+        machine could make all checks.  Those of export need the package flatbuffers, those of meshes several devices.
 
     Raises:
       TypeError, ValueError: an argument or a name is invalid, or the reference itself fails.
@@ -122,14 +94,17 @@ def check_op(
     for row in judge(_ALL, case, reference, tolerance, skip):
         rows.append(row)
         if show:
-            print(_line(row), flush=True)
-    return Report(tuple(rows))
+            print(row, flush=True)
+    report = Report(tuple(rows))
+    if show:
+        print(report.summary, flush=True)
+    return report
 
 
 def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     _of_all("args", args, object)
     _of_all("linear", linear, SupportsIndex)
-    _of_all("splits", splits, Split)
+    _of_all("splits", splits or (), Split)
     args = tuple(map(jnp.asarray, args))
     if not args:
         raise ValueError("check_op: args is empty, want one array or more")
@@ -138,8 +113,13 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     if bad := [k for k in linear if not (k in range(len(args)) and is_float(args[k]))]:
         raise ValueError(f"check_op: linear has {bad}, want positions of floating-point arguments among {len(args)}")
     result, mesh = jax.eval_shape(reference, *args), mesh_of(devices)
+    own = cuts_of(fn, args, result)
+    splits, unsplit = splits_along(own, result, mesh, args) if splits is None else (tuple(splits), "")
     for split in splits:
         split.fit(args, result, mesh)
+    several = (*(cut for split in splits for cut in split.cuts(args, result)), *own)
+    cuts = {(cut.args, cut.result): cut for cut in several}.values()
+    uncut = [cut.name for cut in cuts if cut.size(args) < 2]
     random = np.random.default_rng(0)
 
     def direction(x):
@@ -153,8 +133,11 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
         tangents=tuple(map(direction, args)),
         cotangents=tuple(map(direction, jax.tree.leaves(result))),
         linear=tuple(linear),
-        splits=tuple(splits),
+        splits=splits,
         devices=devices,
+        cuts=tuple(cut for cut in cuts if cut.size(args) >= 2),
+        uncut=f"not along {', '.join(uncut)}: want 2 elements or more" if uncut else "",
+        unsplit=unsplit,
     )
 
 

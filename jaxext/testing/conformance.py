@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -23,7 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxext.testing.advice import NARROW, NO_FLATBUFFERS, NO_SPLITS, ONE_DEVICE, blamed, missing
+
 Tree = Any
+_WIDTH = 48  # of the longest name of a check, for tables
 
 # Compilation dominates the cost: a program of many results runs once, so it is compiled without optimization.
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -32,14 +34,15 @@ QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["args", "examples", "tangents", "cotangents"],
-    meta_fields=["fn", "linear", "splits", "devices"],
+    meta_fields=["fn", "linear", "splits", "devices", "cuts", "uncut", "unsplit"],
 )
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A function and all arrays with which checks call it.  It is a pytree of these arrays, so that programs can take it as an argument.
 
     `examples` are stacked arguments, the first of which is `args`.  `tangents` belong to `args`, and `cotangents` to the arrays of the
-    result, in the order of its leaves.
+    result, in the order of its leaves.  `cuts` are the axes along which fn is independent, and `splits` its splits over devices; `uncut`
+    and `unsplit` say which are left out, and why.
     """
 
     fn: Callable
@@ -50,6 +53,9 @@ class Case:
     linear: tuple[int, ...]
     splits: tuple
     devices: tuple
+    cuts: tuple = ()
+    uncut: str = ""
+    unsplit: str = ""
 
     @property
     def floats(self) -> tuple[int, ...]:
@@ -62,13 +68,11 @@ class Case:
             "floats": (not self.floats or not any(map(is_float, self.cotangents)), "no floating-point argument or result"),
             "small": (sum(self.args[k].size for k in self.floats) > 128, "more than 128 floating-point elements in the arguments"),
             "linear": (not self.linear, "no argument is declared linear"),
-            "splits": (not self.splits, "no splits are declared"),
-            "wide": (
-                self.devices[0].platform == "cpu" and any(self.args[k].dtype.itemsize < 4 for k in self.floats),
-                "on CPUs XLA ends the process where a shard_map over some axes adds up 16-bit floats",
-            ),
-            "devices": (len(self.devices) < 2, "one device only"),
-            "flatbuffers": (find_spec("flatbuffers") is None, "the package flatbuffers, by which JAX writes programs, is not installed"),
+            "splits": (not self.splits, self.unsplit or NO_SPLITS),
+            "cuts": (not self.cuts, self.uncut or ("no split is without collectives and `part`" if self.splits else NO_SPLITS)),
+            "wide": (self.devices[0].platform == "cpu" and any(self.args[k].dtype.itemsize < 4 for k in self.floats), NARROW),
+            "devices": (len(self.devices) < 2, ONE_DEVICE),
+            "flatbuffers": (find_spec("flatbuffers") is None, NO_FLATBUFFERS),
         }.get(need, (False, None))
         return why if absent else None
 
@@ -85,6 +89,7 @@ class Check:
     run: Callable[[Case], Tree] | None = None
     wrong: str = ""  # the cause of a wrong result, if it is not `rule`
     partial: bool = False  # `run` leaves out some of the labels of `want`
+    note: Callable[[Case], str] = lambda case: ""  # what it leaves out of a case
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +101,10 @@ class Row:
     detail: str = ""
     rule: str = ""
 
+    def __str__(self) -> str:
+        rule = f"\n{'':{_WIDTH}}  -> {self.rule}" if self.rule else ""
+        return f"{self.check:{_WIDTH}}  {self.outcome:7}  {self.detail}".rstrip() + rule
+
 
 class Mismatch(Exception):
     """A result differs from the truth.  `rule` replaces the check's own rule."""
@@ -103,28 +112,6 @@ class Mismatch(Exception):
     def __init__(self, detail: str, rule: str | None = None):
         super().__init__(detail)
         self.rule = rule
-
-
-# JAX's error messages for missing rules, and how to add the rule.
-MISSING = (
-    (r"Evaluation rule for '(.+?)' not", "no eager rule for {0}: p.def_impl(functools.partial(jax.interpreters.xla.apply_primitive, p))"),
-    (r"Abstract evaluation for '(.+?)' not", "no shape and dtype rule for {0}: p.def_abstract_eval"),
-    (r"translation rule for primitive '(.+?)' not found", "no lowering of {0} for this platform: mlir.register_lowering"),
-    (r"Batching rule for '(.+?)' not", "no batching rule for {0}: batching.primitive_batchers[p], or jax.custom_batching.custom_vmap"),
-    (r"vmap is only supported for the (\w+_callback)", "no batching rule for {0}: its argument vmap_method"),
-    (r"Differentiation rule for '(.+?)' not", "no JVP of {0}: ad.primitive_jvps[p] (ad.defbilinear, ad.deflinear2), or jax.custom_jvp"),
-    (r"allbacks do not support JVP", "no JVP of a callback: jax.custom_jvp around it"),
-    (r"forward-mode autodiff .* custom_vjp", "jax.custom_vjp has no forward mode: jax.custom_jvp, or a primitive with JVP and transpose"),
-    (r"Transpose rule .* for '(.+?)' not", "no transpose rule for {0}: ad.primitive_transposes[p] (ad.defbilinear, ad.deflinear2)"),
-    (r"Custom VJP bwd rule must .* same type", "give its arguments the same varying axes: lax.pcast(x, axes, to='varying')"),
-    (r"carry input and carry output must have equal types", "the carry starts without varying axes: lax.pcast(init, axes, to='varying')"),
-    (r"out_sharding", "an operation inside needs out_sharding, or jax.sharding.auto_axes around it"),
-    (r"[Ll]eaked trac|unexpected tracer", "a tracer outlives its trace: keep no traced value in a global, a closure or a cache"),
-    (r"Abstract tracer value|__array__\(\) was called on traced", "Python reads a traced value: use jnp or lax there, or make it static"),
-    (r"callbacks are only supported in spmd", "XLA does not split callbacks: jax.shard_map over all axes of the mesh"),
-    (r"serialization of host_callbacks", "a Python callback cannot be exported: an FFI call, or skip this check"),
-    (r"maximum recursion depth", "a rule calls itself: an eager rule is xla.apply_primitive, not jit of p.bind"),
-)  # fmt: skip
 
 
 def is_float(x) -> bool:
@@ -162,18 +149,19 @@ def _verdict(check, case, got, want, structs, tolerance) -> Row:
         got = check.run(case) if check.run else got
         if check.partial:
             if not got:
-                return Row(check.name, "skipped", "no layout is such")
+                return Row(check.name, "skipped", check.note(case) or "no layout is such")
             want, structs = ({label: tree[label] for label in got} for tree in (want, structs))
         compare(got, want, structs, tolerance)
     except Exception as error:
         where = "".join(f"{label}: " for label in _labels(error))
         own = check.rule if isinstance(check.rule, str) else check.rule(case)
         if isinstance(error, Mismatch):
-            return Row(check.name, "failed", where + str(error), error.rule or check.wrong or own)
+            return Row(
+                check.name, "failed", where + str(error), blamed(check.traced or check.want, case) or error.rule or check.wrong or own
+            )
         text = " ".join(str(error).split())
-        known = next((rule.format(*match.groups()) for pattern, rule in MISSING if (match := re.search(pattern, text))), None)
-        return Row(check.name, "failed", f"{where}{type(error).__name__}: {text[:200]}", known or own)
-    return Row(check.name, "passed")
+        return Row(check.name, "failed", f"{where}{type(error).__name__}: {text[:200]}", missing(text) or own)
+    return Row(check.name, "passed", check.note(case))
 
 
 def _labels(error: Exception) -> list[str]:

@@ -82,11 +82,15 @@ def _cotangents(case):
     return [ct for ct in jax.tree.leaves(_whole_cotangent(case)) if is_float(ct)]
 
 
+def vjp_of_all(case: Case) -> Tree:
+    g, primals, _ = smooth(case)
+    return jax.vjp(g, *primals)[1](_cotangents(case))
+
+
 def by_vjp(case: Case) -> Tree:
     """With respect to all arguments together, and to each alone."""
     g, primals, _ = smooth(case)
-    each = [jax.vjp(alone(g, primals, k), x)[1](_cotangents(case)) for k, x in enumerate(primals)]
-    return jax.vjp(g, *primals)[1](_cotangents(case)), each
+    return vjp_of_all(case), [jax.vjp(alone(g, primals, k), x)[1](_cotangents(case)) for k, x in enumerate(primals)]
 
 
 def by_linear_transpose(case: Case) -> Tree:

@@ -7,7 +7,7 @@ axis that vmap adds, with each argument in turn replicated; this needs no declar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,19 @@ from jaxext.testing.derivatives import square
 from jaxext.testing.vmapped import one_by_one
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """An axis along which a function is independent, as it lies in each argument and in each array of the result; None: it is missing."""
+
+    name: str
+    args: tuple[int | None, ...]
+    result: tuple[int | None, ...]
+
+    def size(self, args: Sequence) -> int:
+        """The number of its elements; 0 if no argument has it."""
+        return next((x.shape[axis] for x, axis in zip(args, self.args, strict=True) if axis is not None), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +61,47 @@ class Split:
     def fit(self, args: tuple, result: Tree, mesh: Mesh) -> None:
         """Raise ValueError if arrays of these shapes cannot be split this way."""
         try:
-            specs = jax.tree.leaves(jax.tree.broadcast(self.result, result, is_leaf=lambda x: isinstance(x, P)))
+            specs = jax.tree.leaves(jax.tree.broadcast(self.result, result, is_leaf=_is_spec), is_leaf=_is_spec)
             for x, spec in zip((*args, *jax.tree.leaves(result)), (*self.args, *specs), strict=True):
                 NamedSharding(mesh, spec).shard_shape(x.shape)
         except (ValueError, IndexError) as error:
             shapes = ", ".join(str(x.shape) for x in args)
             want = "want one P for each argument, axes that are there, and sizes that a mesh of"
             raise ValueError(f"check_op: {self} does not fit arguments of shapes {shapes}: {want} {dict(mesh.shape)} divides") from error
+
+    def cuts(self, args: tuple, result: Tree) -> list[Cut]:
+        """Its axes, if a device computes the function itself of its part, without collectives."""
+        if self.collectives or self.part:
+            return []
+        specs = jax.tree.leaves(jax.tree.broadcast(self.result, result, is_leaf=_is_spec), is_leaf=_is_spec)
+        found = []
+        for mesh_axis in sorted(axes_of(self.args)):
+            of_args, of_result = ([_position(spec, mesh_axis) for spec in of] for of in (self.args, specs))
+            if None not in of_result:
+                where = ", ".join(f"axis {axis} of argument {k}" for k, axis in enumerate(of_args) if axis is not None)
+                found.append(Cut(where, tuple(of_args), tuple(of_result)))
+        return found
+
+
+def splits_along(cuts: Sequence[Cut], result: Tree, mesh: Mesh, args: tuple) -> tuple[tuple[Split, ...], str]:
+    """A split over "x" for each cut whose size the mesh divides, and a word about the others."""
+
+    def spec(axis):
+        return P() if axis is None else P(*[None] * axis, "x")
+
+    fits = [cut for cut in cuts if cut.size(args) % mesh.shape["x"] == 0]
+    left_out = ", ".join(f"{cut.name} (size {cut.size(args)})" for cut in cuts if cut not in fits)
+    structure = jax.tree.structure(result)
+    splits = (Split(tuple(map(spec, cut.args)), jax.tree.unflatten(structure, map(spec, cut.result))) for cut in fits)
+    return tuple(splits), f"not over {left_out}: want a size that {mesh.shape['x']} divides" if left_out else ""
+
+
+def _position(spec: P, mesh_axis: str) -> int | None:
+    return next((i for i, entry in enumerate(spec) if entry == mesh_axis or isinstance(entry, tuple) and mesh_axis in entry), None)
+
+
+def _is_spec(x) -> bool:
+    return isinstance(x, P)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +149,12 @@ def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
             part=one,
         )
     return layouts
+
+
+def unsplit(case: Case) -> str:
+    """Which splits are left out, and why."""
+    idle = sorted({axis for split in case.splits for axis in axes_of(split.args) if mesh_of(case.devices).shape[axis] == 1})
+    return "; ".join(filter(None, [case.unsplit, f"no split over {', '.join(idle)} on {len(case.devices)} devices" if idle else ""]))
 
 
 def declared(case: Case) -> dict[str, Layout]:

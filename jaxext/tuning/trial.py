@@ -103,7 +103,7 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
         return described(choice.implementation, dataclasses.asdict(choice.config))
 
     *kernels, xla = implementations
-    plans: dict[str, Any] = {each.name: each.plan(call) for each in (xla, *kernels)}
+    plans: dict[str, Any] = {each.name: each.planned(call) for each in (xla, *kernels)}
     refused = {name: why for name, plan in plans.items() if (why := plan if isinstance(plan, str) else plan.only_if_named)}
     assert call.problem is not None
     row = Trial(call.problem, taken(()), refused)

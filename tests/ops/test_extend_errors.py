@@ -11,6 +11,7 @@ from test_extend import FORM, A, B, Einsum, U, V
 
 import jaxext
 from jaxext import extend
+from jaxext.tables import in_force
 
 
 def test_an_implementation_is_registered_once_and_well():
@@ -36,6 +37,85 @@ def test_an_implementation_is_registered_once_and_well():
         register(from_no_file("mine"))
 
 
+class SaysBool(Einsum):
+    def supports(self, call) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return True
+
+
+def test_what_an_implementation_says_of_itself_is_checked():
+    """Before it is asked: an annotation, and attributes that nothing else would check."""
+    cases: list[tuple[Any, str]] = [
+        (SaysBool("mine"), "`supports` of mine returns a bool, want None, or the reason why it does not compute the call, a str"),
+        (Einsum("mine", custom_calls="target"), "custom_calls of mine is 'target', want a sequence of str"),
+        (Einsum("mine", custom_calls=[1]), r"custom_calls of mine is \[1\], want a sequence of str"),
+        (Einsum("mine", rows_by_config="no"), "rows_by_config of mine is 'no', want a bool"),
+    ]
+    for implementation, message in cases:
+        with pytest.raises(TypeError, match=f"register: {message}"):
+            extend.register("matmul", implementation)
+
+
+def times(factor, name="mine", **attributes):
+    """An implementation that is seen in its result."""
+    run = Einsum("").run
+    return Einsum(name, run=lambda *args: factor / 3 * run(*args), **attributes)
+
+
+def test_registered_again():
+    """A cell of a notebook runs again: an error that says how, and then no program has the former kernel, compiled or staged."""
+    form: Any = extend.define("toy_twice", x="B N K", w="B K M", y="B N M")
+    product = functools.partial(form, B=0)
+    jitted, gradient = jax.jit(product), jax.jit(jax.grad(lambda a: product(a, B).sum()))
+    split = jax.jit(product, in_shardings=jax.NamedSharding(jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)), jax.P()))
+    extend.register(form, times(2, version="1"))
+    extend.register(form, times(5, "first"))
+    extend.register(form, times(5, "first", gains=lambda call: "it is another"), replace=True)
+    for factor, version in ((2, "1"), (7, "2")):
+        if version == "2":
+            with pytest.raises(
+                ValueError, match="register: toy_twice has an implementation 'mine' already, want another name, or `replace=True`"
+            ):
+                extend.register(form, times(factor))
+            extend.register(form, times(factor, version=version), replace=True)
+        for f in (product, jitted, split):
+            np.testing.assert_allclose(f(A, B), factor * (A @ B), rtol=1e-6)
+        np.testing.assert_allclose(gradient(A), factor * (np.ones((3, 7), np.float32) @ B.T), rtol=1e-6)
+        assert version in in_force.known_as("cpu", ["mine"])
+    assert form._form.family.names_of_implementations == ["first", "mine", "xla"]
+    assert in_force.known_as("cpu", ["mine"]).startswith("['2']")
+    with pytest.raises(ValueError, match="the implementation's name is 'xla', want"):
+        extend.register(form, times(1, "xla"), replace=True)
+    for factor in (2, 7):  # of an operation whose programs jaxext keeps itself
+        extend.register("matmul", times(factor, gains=lambda call: "it is wrong"), replace=True)
+        np.testing.assert_allclose(jaxext.matmul(A, B, implementation="mine"), factor * (A @ B), rtol=1e-6)
+
+
+def test_an_operation_of_one_operand_is_explained():
+    """There was an error where the reference computes it: it has no second factor."""
+    one: Any = extend.operation("toy_one_operand", lambda x: 3 * x, operands=dict(x="N"), results=dict(y="N"))
+    (row,) = jaxext.explain(one, np.ones(4, np.float32)).rows
+    assert (row.op, row.chosen, row.multiplies) == ("toy_one_operand", "xla", "")
+
+
+def test_declared_again():
+    """With another reference: programs that were compiled before have the new one, and kernels are registered anew."""
+    options: Any = dict(operands=dict(x="N"), results=dict(y="N"))
+    x = np.linspace(0, 1, 4, dtype=np.float32)
+    toy: list[Any] = [extend.operation("toy_redeclared", lambda x: 2 * x, **options)]
+    f = jax.jit(lambda x: toy[0](x))
+    np.testing.assert_allclose(f(x), 2 * x)
+    with pytest.raises(ValueError, match="the name is 'toy_redeclared', .* to be no other operation's, or `replace=True`, which compiles"):
+        extend.operation("toy_redeclared", lambda x: 3 * x, **options)
+    toy[0] = extend.operation("toy_redeclared", lambda x: 3 * x, replace=True, **options)
+    np.testing.assert_allclose(f(x), 3 * x)
+    np.testing.assert_allclose(jax.grad(lambda x: toy[0](x).sum())(x), 3 + 0 * x)
+    assert [row.op for row in jaxext.explain(toy[0], x).rows] == ["toy_redeclared"]
+    for name in ("toy_redeclared_backward", "conv2d", "toy_twice"):
+        extend.define("toy_twice", x="B N K", w="B K M", y="B N M")
+        with pytest.raises(ValueError, match=f"the name is '{name}', want an identifier, and '{name}' to be no other operation's$"):
+            extend.operation(name, lambda x: x, replace=True, **options)
+
+
 define: Any = extend.define  # of which what is no str is asked too
 
 
@@ -50,7 +130,13 @@ class Fraction:
         (dict(run=lambda *_: np.ones((7, 2, 3), np.float32)), r"gave float32\[7, 2, 3\], want float32\[3, 7\]"),
         (dict(run=lambda *_: np.ones((3, 7), np.float16)), r"gave float16\[3, 7\], want float32\[3, 7\]"),
         (dict(run=lambda *_: None), "gave None, want float32"),
-        (dict(supports=lambda call: True), "^toy_checked_y: `supports` of implementation 'bad' gave True, want None or a reason"),
+        (dict(supports=lambda call: True), "^toy_checked_y: `supports` of implementation 'bad' gave True, want None or a reason: None if it"
+            " computes the call, else a str that says why it does not"),
+        (dict(supports=lambda call: False), "`supports` of implementation 'bad' gave False, want None or a reason"),
+        (dict(supports=lambda call: ""), "`supports` of implementation 'bad' gave '', want None or a reason"),
+        (dict(gains=lambda call: True), "`gains` of implementation 'bad' gave True, want None or a reason: None if it may be used unless"),
+        (dict(plan=lambda call: True), "^toy_checked_y: `plan` of implementation 'bad' gave True, want a Plan, or a str that says why not"),
+        (dict(plan=lambda call: None), "`plan` of implementation 'bad' gave None, want a Plan"),
         (dict(candidates=lambda call: []), r"^toy_checked_y: `candidates` of implementation 'bad' gave \[\], want one or more frozen"),
         (dict(candidates=lambda call: [{"block": 1}]), r"gave \[{'block': 1}\], want one or more frozen dataclasses of whole numbers"),
         (dict(candidates=lambda call: [Fraction()]), r"gave \[Fraction\(block=0.5\)\], want"),

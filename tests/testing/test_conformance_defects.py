@@ -56,7 +56,8 @@ def test_a_sound_primitive_passes(capsys):
     assert {row.detail for row in report.rows if row.outcome == "skipped"} == {"no splits are declared"}
     assert [row.check for row in report.rows] == list(testing.CHECKS)
     assert capsys.readouterr().out == f"{report}\n"
-    report.raise_if_failed()
+    assert report.complete
+    report.raise_if_failed(complete=True)
 
 
 def test_a_dropped_varying_axis():
@@ -185,8 +186,65 @@ def test_an_accidental_all_gather(gather):
 def test_export_without_the_package_that_writes(monkeypatch):
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     report = testing.check_op(jnp.sin, jnp.sin, (jnp.ones(2),), show=False, devices=jax.devices()[:1])
-    assert report.passed
+    assert report.passed and not report.complete
     assert {row.check for row in report.rows if "flatbuffers" in row.detail} == {"export", "gradient of export"}
+    assert "2: the package flatbuffers, by which JAX writes programs, is not installed (pip install flatbuffers)" in report.summary
+
+
+def test_what_one_device_leaves_out_is_said():
+    """In the last line, with the cure; and who insists gets an error with the rows."""
+    others = {check: "not in this test" for check in testing.CHECKS if check not in ("eager", "jit", "pmap", "shard_map", "halves")}
+    report = testing.check_op(jnp.sin, jnp.sin, (jnp.ones(2),), show=False, devices=ONE, skip=others)
+    assert report.passed and not report.complete
+    assert str(report).splitlines()[-1] == report.summary
+    assert report.summary.startswith(
+        f"check_op: 2 passed, 0 failed, {3 + len(others)} skipped ({len(others)}: not in this test; 2: one device only"
+    )
+    assert "one device only (XLA_FLAGS=--xla_force_host_platform_device_count=8 simulates 8 on a CPU" in report.summary
+    assert "1: no splits are declared (`splits=`, or an operation of jaxext.extend itself" in report.summary
+    report.raise_if_failed()
+    with pytest.raises(AssertionError, match=r"pmap +skipped  one device only\nshard_map +skipped  one device only\ncheck_op: 2 passed"):
+        report.raise_if_failed(complete=True)
+    accepted = testing.check_op(jnp.sin, jnp.sin, (jnp.ones(2),), show=False, devices=ONE, skip={**others, "pmap": "-", "shard_map": "-"})
+    assert accepted.complete
+
+
+def test_a_split_that_some_devices_cannot_make_is_said():
+    """Two devices have no mesh axis "y", and halves need two elements: the rows that pass say what they leave out."""
+    split = [testing.Split((P("x"),), P("x")), testing.Split((P(None, "y"),), P(None, "y"))]
+    others = dict.fromkeys(set(testing.CHECKS) - {"eager", "jit", "halves", "splits, automatic mesh"}, "not in this test")
+    x = np.ones((2, 1), np.float32)
+    report = testing.check_op(jnp.sin, jnp.sin, (x,), splits=split, show=False, devices=jax.devices()[:2], skip=others)
+    assert report["splits, automatic mesh"].detail == "no split over y on 2 devices"
+    assert report["halves"].detail == "not along axis 1 of argument 0: want 2 elements or more"
+    assert report.summary.count("partly: ") == 2
+    report.raise_if_failed()
+
+
+def test_halves_of_a_split():
+    """A declared split without collectives claims that the function is independent there, also in the gradient of what all parts share."""
+    names = ("eager", "jit", "jvp", "vjp", "jvp of grad", "halves", "jvp of halves", "vjp of halves", "jvp of grad of halves")
+    others = dict.fromkeys(set(testing.CHECKS) - {*names}, "not in this test")
+    split = [testing.Split((P("x"), P()), P("x"))]
+    x, w = np.arange(12, dtype=np.float32).reshape(4, 3) / 8, W
+    report = testing.check_op(reference, reference, (x, w), splits=split, devices=ONE, show=False, skip=others)
+    report.raise_if_failed()
+    assert all(report[name].outcome == "passed" for name in names)
+    coupled = lambda x, w: reference(x, w) - x.mean(0, keepdims=True)
+    assert failures(coupled, coupled, (x, w), splits=split, devices=ONE, skip=others).keys() == {"halves"}
+
+    @jax.custom_vjp
+    def forgetful(x, w):
+        return reference(x, w)
+
+    def backward(residuals, ct):
+        x, w = residuals
+        whole = jax.vjp(reference, x, w)[1](ct)
+        return whole[0], whole[1] * float(x.shape[0] == 4)
+
+    forgetful.defvjp(lambda x, w: (reference(x, w), (x, w)), backward)
+    skip = others | dict.fromkeys(("jvp", "jvp of grad", "jvp of halves", "jvp of grad of halves"), "custom_vjp")
+    assert failures(forgetful, reference, (x, w), splits=split, devices=ONE, skip=skip).keys() == {"vjp of halves"}
 
 
 def test_what_the_kit_is_given_is_checked():

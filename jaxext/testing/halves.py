@@ -1,0 +1,108 @@
+"""The checks that a function is independent along the axes by which it may be split: its results for two parts of its arguments, put
+together, are its result for the whole.
+
+A device gets a part.  A function that couples the elements of such an axis, by a sum or by their position, gives other numbers on several
+devices than on one.  One device is enough to find it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxext.testing.conformance import Case, Check, Tree, is_float
+from jaxext.testing.derivatives import second, tangent, vjp_of_all
+from jaxext.testing.layouts import Cut
+
+
+def cuts_of(fn: Callable, args: Sequence, result: Tree) -> list[Cut]:
+    """The axes that a function names by `independent_axes(**keywords)`: axis -> its positions in the arguments and in the results."""
+    bound, keywords = (), {}
+    while isinstance(fn, functools.partial | jax.stages.Wrapped):
+        if isinstance(fn, functools.partial):
+            fn, bound, keywords = fn.func, (*fn.args, *bound), {**fn.keywords, **keywords}
+        else:
+            fn = fn.__wrapped__
+    if not callable(named := getattr(fn, "independent_axes", None)):
+        return []
+    cuts = []
+    for name, (of_args, of_result) in named(**keywords).items():
+        if any(axis is not None for axis in of_args[: len(bound)]):
+            continue  # a bound array has this axis, and is not cut
+        cut = Cut(name, tuple(of_args[len(bound) :]), tuple(of_result))
+        if (len(cut.args), len(cut.result)) != (len(args), len(jax.tree.leaves(result))):
+            raise ValueError(f"check_op: fn.independent_axes has {cut} for {len(args)} arguments and {jax.tree.structure(result)}")
+        cuts.append(cut)
+    return cuts
+
+
+def _parts(case: Case, cut: Cut) -> list[Case]:
+    """The case for the first half of an axis, and for the rest."""
+    size = cut.size(case.args)
+    bounds = ((0, size // 2), (size // 2, size))
+
+    def of(arrays, axes, bound):
+        return tuple(x if axis is None else lax.slice_in_dim(x, *bound, axis=axis) for x, axis in zip(arrays, axes, strict=True))
+
+    return [
+        dataclasses.replace(
+            case,
+            args=of(case.args, cut.args, bound),
+            tangents=of(case.tangents, cut.args, bound),
+            cotangents=of(case.cotangents, cut.result, bound),
+        )
+        for bound in bounds
+    ]
+
+
+def _together(halves: Sequence[Tree], axes: Sequence[int | None]) -> Tree:
+    """The results for two parts put together.  What lacks the axis is the gradient of an argument that both have: a sum."""
+    (first, second), structure = map(jax.tree.leaves, halves), jax.tree.structure(halves[0])
+    joined = (a + b if axis is None else jnp.concatenate([a, b], axis) for a, b, axis in zip(first, second, axes, strict=True))
+    return jax.tree.unflatten(structure, joined)
+
+
+def _of_results(case: Case, cut: Cut) -> tuple:
+    return cut.result
+
+
+def _of_float_results(case: Case, cut: Cut) -> tuple:
+    return tuple(axis for axis, ct in zip(cut.result, case.cotangents, strict=True) if is_float(ct))
+
+
+def _of_float_arguments(case: Case, cut: Cut) -> tuple:
+    return tuple(cut.args[k] for k in case.floats)
+
+
+def _value(case: Case) -> Tree:
+    return jax.tree.map(jnp.asarray, case.fn(*case.args))
+
+
+def _check(name: str, function: Callable[[Case], Tree], axes: Callable[[Case, Cut], tuple], rule: str, *needs: str) -> Check:
+    def whole(case):
+        value = function(case)
+        return {f"along {cut.name}": value for cut in case.cuts}
+
+    def halves(case):
+        return {f"along {cut.name}": _together([function(part) for part in _parts(case, cut)], axes(case, cut)) for cut in case.cuts}
+
+    return Check(name, whole, rule, ("cuts", *needs), halves, note=lambda case: case.uncut)
+
+
+COUPLED = (
+    "the function, or a kernel of it, is not independent along this axis, so devices must not split it: name its label in `whole` of"
+    " extend.operation, or leave its Split out"
+)
+OF_DERIVATIVE = "the kernel of the derivative is not independent along this axis, which devices split; or it leaves out a part of a sum"
+
+HALVES = (
+    _check("halves", _value, _of_results, COUPLED, "jit"),
+    _check("jvp of halves", tangent, _of_float_results, OF_DERIVATIVE, "halves", "jvp"),
+    _check("vjp of halves", vjp_of_all, _of_float_arguments, OF_DERIVATIVE, "halves", "vjp"),
+    _check("jvp of grad of halves", second, _of_float_arguments, OF_DERIVATIVE, "halves", "jvp of grad"),
+)

@@ -1,0 +1,193 @@
+"""What devices may split of a declared operation: a label that couples is refused or found, on one device as on eight.
+
+Without `whole`, a cumulative sum over rows and an rms norm over channels are right on one device, and wrong where the axis is split.
+"""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import random
+from collectives import collectives
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxext import extend, testing
+
+NAMES = itertools.count()
+X, G = random((8, 8), np.float32), 1 + random((8,), np.float32, 1)
+DEVICES = pytest.mark.parametrize("devices", [jax.devices()[:1], jax.devices()], ids=len)
+operation: Any = extend.operation
+
+
+def running(x):
+    return jnp.cumsum(x, 0)
+
+
+def rms_norm(x, g):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-3) * g[None]
+
+
+# name -> the reference, its arguments, its operands, and the label that it couples
+COUPLED: dict[str, Any] = {
+    "cumsum": (running, (X,), dict(x="N C"), "N"),
+    "rms_norm": (rms_norm, (X, G), dict(x="N C", g="C"), "C"),
+}
+
+
+def declared(name, **more):
+    reference, args, operands, label = COUPLED[name]
+    return operation(f"toy_{name}_{next(NAMES)}", reference, operands=operands, results=dict(y="N C"), **more), reference, args, label
+
+
+def check(fn, reference, args, *names, **options):
+    """Some checks alone."""
+    skip = {each: "not in this test" for each in testing.CHECKS if each not in ("eager", "jit", *names)}
+    return testing.check_op(fn, reference, args, skip=skip, show=False, **options)
+
+
+@DEVICES
+@pytest.mark.parametrize("name", COUPLED)
+def test_a_forgotten_whole_is_an_error(name, devices):
+    """At the first call, whatever is made of it.  Declared, it is right where the axis is split."""
+    mesh = jax.make_mesh((len(devices),), ("d",), devices=devices, axis_types=(AxisType.Auto,))
+    forgotten, reference, args, label = declared(name)
+    spec = {2: P("d") if label == "N" else P(None, "d"), 1: P("d")}
+    split = [jax.device_put(x, NamedSharding(mesh, spec[x.ndim])) for x in args]
+    message = rf"{forgotten.__name__}: the reference couples the elements of {label} \(.*\), so {label} can be neither .* `whole='{label}'`"
+    for f in (forgotten, jax.jit(forgotten), jax.grad(lambda *args: forgotten(*args).sum())):
+        with pytest.raises(ValueError, match=message):
+            f(*split)
+    with pytest.raises(ValueError, match=message):
+        jax.vmap(forgotten)(*(x[None] for x in args))
+    right, *_ = declared(name, whole=label)
+    np.testing.assert_allclose(jax.jit(right)(*split), reference(*args), atol=1e-5)
+
+
+@DEVICES
+@pytest.mark.parametrize("name", COUPLED)
+def test_check_op_finds_a_forgotten_whole(name, devices):
+    forgotten, reference, args, label = declared(name)
+    report = check(forgotten, reference, args, devices=devices)
+    assert not report.passed and "name it in `whole`" in report["eager"].rule and f"elements of {label}" in report["eager"].detail
+
+
+@DEVICES
+@pytest.mark.parametrize("name", COUPLED)
+def test_check_op_does_not_believe_what_is_declared(name, devices):
+    """Split over devices the numbers are wrong; halves on one device say so, too."""
+    believed, reference, args, label = declared(name, independent=COUPLED[name][-1])
+    report = check(believed, reference, args, "halves", "vjp", "vjp of halves", "splits, automatic mesh", devices=devices)
+    assert {row.check for row in report.failures} == {"halves"} | ({"splits, automatic mesh"} if len(devices) > 1 else set())
+    assert f"along {label}0" in report["halves"].detail and "name its label in `whole`" in report["halves"].rule
+    right, *_ = declared(name, whole=label)
+    report = check(right, reference, args, "halves", "vjp", "vjp of halves", "splits, automatic mesh", devices=devices)
+    report.raise_if_failed()
+    assert report["vjp of halves"].outcome == "passed"
+
+
+# What no rule sees is found by numbers: the size, a shuffle, a sum in a loop.
+HIDDEN = {
+    "size": lambda x: x / x.shape[0],
+    "constant": lambda x: x * np.linspace(0, 1, x.shape[0], dtype=x.dtype)[:, None],
+    "shuffle": lambda x: x[np.arange(x.shape[0])[::-1]],
+    "roll": lambda x: jnp.roll(x, 1, 0),
+    "loop": lambda x: jax.lax.scan(lambda sum, row: (sum + row, sum + row), jnp.zeros_like(x[0]), x)[1],
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_check_op_finds_what_is_not_seen(name):
+    hidden = operation(f"toy_hidden_{next(NAMES)}", HIDDEN[name], operands=dict(x="N C"), results=dict(y="N C"))
+    hidden(X)
+    report = check(hidden, HIDDEN[name], (X,), "halves", devices=jax.devices()[:1])
+    assert [row.check for row in report.failures] == ["halves"] and "along N0" in report["halves"].detail
+
+
+def test_what_is_coupled_in_appearance_alone():
+    """A common maximum does not change the loss: declared so, it is mapped and split without communication, and check_op agrees."""
+
+    def stable(x):
+        return jnp.log(jnp.sum(jnp.exp(x - jnp.max(x)), -1)) + jnp.max(x)
+
+    refused = operation(f"toy_stable_{next(NAMES)}", stable, operands=dict(x="N V"), results=dict(y="N"))
+    with pytest.raises(ValueError, match="couples the elements of N .*, or `independent='N'` if the results do not depend on that"):
+        refused(X)
+    believed = operation(f"toy_stable_{next(NAMES)}", stable, operands=dict(x="N V"), results=dict(y="N"), independent="N")
+    names = ("halves", "jvp", "vjp", "jvp of grad", "jvp of halves", "vjp of halves", "jvp of grad of halves", "vmap")
+    report = check(believed, stable, (X,), *names, devices=jax.devices()[:1])
+    report.raise_if_failed()
+    assert all(report[name].outcome == "passed" for name in names)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    compiled = jax.jit(believed).lower(jax.device_put(X, NamedSharding(mesh, P("d")))).compile()
+    assert not collectives(compiled)
+
+
+class Backward(extend.Implementation):
+    """Right for eight rows, as in the examples of its author."""
+
+    name, version = "of_eight", "1"
+
+    def supports(self, call):
+        return None
+
+    def run(self, call, config, operands):
+        flat = call.flatten(operands)
+        return 3 * jnp.cos(flat["x"]) * flat["d_y"] * (8 / flat["x"].shape[0])
+
+
+def test_a_kernel_that_couples_is_found():
+    """The reference is independent, and the kernel of the derivative is not."""
+    sine = operation(f"toy_sine_{next(NAMES)}", lambda x: 3 * jnp.sin(x), operands=dict(x="N C"), results=dict(y="N C"))
+    extend.register(sine.backward, Backward())
+    names = ("halves", "jvp", "vjp", "jvp of halves", "vjp of halves")
+    report = check(sine, lambda x: 3 * jnp.sin(x), (X,), *names, devices=jax.devices()[:1])
+    assert [row.check for row in report.failures] == ["vjp of halves"]
+    assert f"implementation 'of_eight' is wrong where call.op is '{sine.__name__}_backward', in 'd_x'" in report["vjp of halves"].rule
+
+
+def test_the_axes_that_an_operation_names():
+    norm, *_ = declared("rms_norm", whole="C")
+    assert norm.independent_axes() == {"N0": ((0, None), (0,))}
+    assert norm.independent_axes(ranks=dict(N=2), implementation="xla") == {"N0": ((0, None), (0,)), "N1": ((1, None), (1,))}
+    assert norm.backward.independent_axes() == {}  # d_g is a sum over rows
+    product = extend.define(f"toy_product_{next(NAMES)}", x="B N K", w="B K M", y="B N M")
+    assert product.independent_axes(B=0, precision="highest") == {"N0": ((0, None), (0,)), "M0": ((None, 1), (1,))}
+    reference = functools.partial(jnp.einsum, "nk,km->nm")
+    x, w = X, X
+    for fn, args in (
+        (functools.partial(product, B=0), (x, w)),
+        (jax.jit(functools.partial(product, B=0)), (x, w)),
+        (functools.partial(product, x, B=0), (w,)),
+    ):
+        of = reference if len(args) == 2 else lambda w: reference(x.astype(w.dtype), w)
+        report = check(fn, of, args, "halves", "splits, automatic mesh")
+        report.raise_if_failed()
+        assert report["halves"].outcome == report["splits, automatic mesh"].outcome == "passed"
+    assert check(lambda x, w: product(x, w, B=0), reference, (x, w), "halves")["halves"].detail == "no splits are declared"
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: operation("bad", abs, operands=dict(x="N"), results=dict(y="N"), independent="Q"), "independent has 'Q', bad has"),
+        (lambda: operation("bad", abs, operands=dict(x="N D"), results=dict(y="N D"), whole="D", independent="D"),
+            "independent has 'D', want none that is in `whole` or that a result of bad lacks"),
+        (lambda: operation("bad", abs, operands=dict(x="N D"), results=dict(y="N"), independent="D"), "independent has 'D', want none"),
+        (lambda: operation("bad", abs, operands=dict(x="N"), results=dict(y="N M")),
+            "label M of bad stands in no operand, so its size is unknown, want it in one"),
+        (lambda: operation("bad", abs, operands=dict(x="N"), results=dict(y="N"), whole="N"),
+            "no label that all results have and that is not in `whole`, want one, for vmap: it has rank 0 in calls that need none"),
+        (lambda: operation("bad", lambda x, w: x - w, operands=dict(w="N", x="N"), results=dict(y="N")),
+            r"operands of bad are in the order \['w', 'x'\], want \['x', 'w'\] as the reference takes them"),
+        (lambda: operation("bad", lambda x, *, ranks=2: x, operands=dict(x="N"), results=dict(y="N")),
+            "the reference of bad has the keyword 'ranks', which calls use themselves, want another name"),
+    ],
+)  # fmt: skip
+def test_a_declaration_that_does_not_fit(declare, message):
+    with pytest.raises(ValueError, match=message):
+        declare()
