@@ -188,8 +188,12 @@ _WEIGHT_ONLY = CudaWeightOnly()
 
 class CudaConv(_Cuda):
     custom_calls = (
-        *(f"jaxext_conv{rank}d_{name}_v1" for rank in (1, 2, 3) for name in ("fprop", "dgrad", "wgrad", "bias_act")),
-        *(f"jaxext_depthwise{rank}d_{name}_v1" for rank in (1, 2) for name in ("fprop", "dgrad", "wgrad", "bias_act")),
+        *(
+            f"jaxext_{kernel}{rank}d_{name}_v1"
+            for kernel in ("conv", "depthwise")
+            for rank in (1, 2, 3)
+            for name in ("fprop", "dgrad", "wgrad", "bias_act")
+        ),
     )
 
     def problem(self, call):
@@ -201,9 +205,17 @@ class CudaConv(_Cuda):
 
     def slower(self, call):
         row = preference(call)
-        if row.kernel and row.name not in ("depthwise", "three axes"):
-            return "Triton's kernels are expected to be as fast"
-        return None if row.kernel else row.reason
+        if not row.kernel:
+            return row.reason
+        if row.name == "three axes" or row.name == "depthwise" and self._in_vectors(call):
+            return None
+        return "Triton's kernels are expected to be as fast"
+
+    def _in_vectors(self, call) -> bool:
+        """Several filters for a channel are multiplied one by one if they do not divide into vectors."""
+        problem = self.problem(call)
+        assert isinstance(problem, ConvProblem)  # it is asked of calls that it supports
+        return problem.K == 1 or cuda_depthwise.fills_vectors(problem)
 
     def configs(self, problem):
         return _family(problem).candidates(problem)
