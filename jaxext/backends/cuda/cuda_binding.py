@@ -207,15 +207,9 @@ class CudaConv(_Cuda):
         row = preference(call)
         if not row.kernel:
             return row.reason
-        if row.name == "three axes" or row.name == "depthwise" and self._in_vectors(call):
+        if row.name == "three axes" or row.name == "depthwise" and call.sizes["K"] == 1:
             return None
         return "Triton's kernels are expected to be as fast"
-
-    def _in_vectors(self, call) -> bool:
-        """Several filters for a channel are multiplied one by one if they do not divide into vectors."""
-        problem = self.problem(call)
-        assert isinstance(problem, ConvProblem)  # it is asked of calls that it supports
-        return problem.K == 1 or cuda_depthwise.fills_vectors(problem)
 
     def configs(self, problem):
         return _family(problem).candidates(problem)
