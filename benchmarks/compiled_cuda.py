@@ -185,15 +185,18 @@ def describe(name: str) -> dict:
             "config": f"int{bits}, {m}x256",
             **{"bits": bits, "tile_m": m, "tile_n": 256},
         }
-    element, vector, taps, *window = arguments
+    element, vector, taps, *flags = arguments
+    apart, many = flags[:1] == ["false"], flags[1:2] == ["true"]
     walk = {"GatherLine": "line", "GatherPlane": "plane", "Wgrad": "sums"}[template]
     return {
         "kernel": "depthwise_wgrad" if template == "Wgrad" else "depthwise_gather",  # fprop and dgrad are one kernel
         "operands": ELEMENTS[element],
         "config": f"{walk}, {vector} channels, {taps if int(taps) else 'any'} taps"
-        + (", apart" if "false" in window else "")
-        + (", epilogue" if window and window[-1].endswith("Finish") else ""),
+        + (", apart" if apart else "")
+        + (", many" if many else "")
+        + (", epilogue" if flags and flags[-1].endswith("Finish") else ""),
         "vector": int(vector),
+        **({"many": True} if many else {}),
     }
 
 
@@ -275,15 +278,17 @@ LAWS: dict[str, Callable[[dict], bool]] = {
         max(row.get(name, 1) for name in ("cluster", "cluster_m", "cluster_n")) > 1 and row["multicast"] == 0
     ),
     "results not stored by TMA": lambda row: row["kernel"].startswith("matmul") and row["tma_stores"] == 0,
-    # a memory-bound kernel: the filter, which is small, and sums go element by element, and the numbers of sequences
+    # a memory-bound kernel: the filter, which is small, and sums go element by element, and the numbers of sequences; channels of x that
+    # several filters share are fewer than a vector's
     "narrow loads": lambda row: (
-        vectorised(row) and (access(row) not in row["loads"] or "wgrad" in row["kernel"] and set(row["loads"]) != {"16"})
+        vectorised(row)
+        and (access(row) not in row["loads"] or "wgrad" in row["kernel"] and "many" not in row and set(row["loads"]) != {"16"})
     ),
     "narrow stores": lambda row: (
         row["kernel"].startswith("matmul")  # TMA stores all its results
         and bool(row["stores"])
         or stores_lines(row)
-        and set(row["stores"]) != {"16"}
+        and (set(row["stores"]) != {"16"} if "many" not in row else "16" not in row["stores"])
         or vectorised(row)
         and "causal" in row["kernel"]
         and access(row) not in row["stores"]

@@ -1,8 +1,8 @@
-// Depthwise convolution on the GPU, one-dimensional and two-dimensional, in its three roles: one input channel per group, one output.
+// Depthwise convolution on the GPU, along one to three axes, in its three roles: one input channel per group, K outputs.
 //
-//     fprop   y[n,p,g] = Σ_r x[n,s(p,r),g] w[g,r]
-//     dgrad   x[n,i,g] = Σ_r y[n,s(i,r),g] w[g,r]
-//     wgrad   w[g,r]   = Σ_{n,p} y[n,p,g] x[n,s(p,r),g]
+//     fprop   y[n,p,g,k] = Σ_r x[n,s(p,r),g] w[g,k,r]
+//     dgrad   x[n,i,g]   = Σ_{r,k} y[n,s(i,r),g,k] w[g,k,r]
+//     wgrad   w[g,k,r]   = Σ_{n,p} y[n,p,g,k] x[n,s(p,r),g]
 //
 // where s(t, r) is the source that the target t meets at the tap r (kernels/_geometry.py).  Sums are in float32 and always in the same
 // order.  A launcher checks all that its kernel relies on and otherwise says what it got and what it wants.  It must not know XLA.
@@ -27,7 +27,7 @@ struct DepthwiseConfig {
 };
 
 // The result of `role`, of operands in the order of slots (x, w, y without the open one), both of `dtype`.  The result is of it too; of
-// wgrad it may be, and with splits > 1 it is, float32.  Fprop may have an epilogue; its bias is [B,G].
+// wgrad it may be, and with splits > 1 it is, float32.  Fprop may have an epilogue; its bias is [B,G,K].
 Status Depthwise(ConvRole role, const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* first,
                  const void* second, void* out, const Epilogue* epilogue, CUstream_st* stream);
 

@@ -63,10 +63,10 @@ XLA_FFI_Error* HandleBiasAct(XLA_FFI_CallFrame* frame) {
 
 }  // namespace
 
-// Both ranks call the same kernels; their names tell them apart in profiles.
+// All ranks call the same kernels; their names tell them apart in profiles.
 std::vector<Target> DepthwiseTargets() {
   std::vector<Target> targets;
-  for (const std::string rank : {"1", "2"}) {
+  for (const std::string rank : {"1", "2", "3"}) {
     targets.push_back({"jaxext_depthwise" + rank + "d_fprop_v1", &Handle<ConvRole::kFprop>});
     targets.push_back({"jaxext_depthwise" + rank + "d_dgrad_v1", &Handle<ConvRole::kDgrad>});
     targets.push_back({"jaxext_depthwise" + rank + "d_wgrad_v1", &Handle<ConvRole::kWgrad>});

@@ -3,8 +3,9 @@
 
 #include <cuda_runtime.h>
 
-#include "depthwise.cuh"
+#include "depthwise_gather.cuh"
 #include "depthwise_launch.h"
+#include "depthwise_wgrad.cuh"
 #include "relaxed_capture.h"
 
 namespace jaxext::depthwise {

@@ -106,16 +106,26 @@ Reason CheckAxes(const ConvProblem& p) {
     const int64_t reach = Sum(Sum(ends, Product({p.filter[i], p.filter_dilation[i]})), low);
     if (reach >= kMostIndex) return "an axis reaches " + Text(reach) + " places, it takes fewer than " + Text(kMostIndex);
   }
-  if (p.input[0] != 1 || p.filter[0] != 1 || p.output[0] != 1 || p.low[0] != 0) {
-    return "three spatial axes, it takes one or two (the first must have size 1 everywhere, without padding)";
-  }
   return {};
+}
+
+// Whether the channels of y divide into vectors, and each vector's channels of x are neighbours that start at a multiple of their number.
+bool FillsVectors(const ConvProblem& p, int64_t vector) { return p.G * p.K % vector == 0 && (vector % p.K == 0 || p.K % vector == 0); }
+
+// Channels, and how many filters share them.
+void SetChannels(const ConvProblem& problem, ConvRole role, int vector, Params* p) {
+  const int filters = static_cast<int>(problem.G * problem.K), G = static_cast<int>(problem.G), K = static_cast<int>(problem.K);
+  const bool dgrad = role == ConvRole::kDgrad;
+  p->N = static_cast<int>(problem.N), p->filters = filters;
+  p->source_channels = dgrad ? filters : G, p->target_channels = dgrad ? G : filters;
+  p->source_share = dgrad ? 1 : K, p->target_share = dgrad ? K : 1;
+  p->folds = dgrad && K > vector ? K / vector : 1;
 }
 
 // The kernels made for a number of taps: the rows and images of most networks.
 int GatherTaps(const Params& p, bool line) {
   const int taps = p.w.R;
-  if (p.w.d != 1 || p.h.d != 1) return 0;
+  if (p.w.d != 1 || p.h.d != 1 || p.d.d != 1) return 0;
   if (line) return taps >= 2 && taps <= 4 ? taps : 0;
   return taps == 3 || taps == 5 || taps == 7 ? taps : 0;
 }
@@ -125,18 +135,19 @@ int WgradTaps(int columns) { return columns <= 5 ? std::max(columns, 2) : kWgrad
 
 Status PlanGather(const ConvProblem& problem, const DepthwiseConfig& config, int vector, Plan* plan) {
   Params& p = plan->params;
-  plan->line = plan->vector && plan->window && p.h.R == 1 && GatherTaps(p, true) != 0;
-  plan->taps = plan->vector && plan->window ? GatherTaps(p, plan->line) : 0;
+  const bool special = plan->vector && plan->window && !plan->many;
+  plan->line = special && p.d.R == 1 && p.h.R == 1 && GatherTaps(p, true) != 0;
+  plan->taps = special ? GatherTaps(p, plan->line) : 0;
   const int64_t row_bytes = std::max(1, p.w.taps) * (config.lanes * vector + 4) * sizeof(float);  // a tap's row has 4 more: see Stage
-  p.staged_rows = static_cast<int>(std::clamp<int64_t>(kSharedBytes / row_bytes, 1, std::max(1, p.h.taps)));
+  p.staged_rows = static_cast<int>(std::clamp<int64_t>(kSharedBytes / row_bytes, 1, std::max(1, p.folds * p.d.taps * p.h.taps)));
   plan->shared_bytes = static_cast<int>(p.staged_rows * row_bytes);
   if (plan->shared_bytes > kSharedBytes) {
     return Invalid("depthwise: lanes is " + std::to_string(config.lanes) + ", with which " + std::to_string(p.w.taps) + " taps need " +
                    std::to_string(plan->shared_bytes) + " bytes of shared memory, there are " + std::to_string(kSharedBytes));
   }
-  const int64_t strips = int64_t{p.N} * p.h.targets * p.strips;
+  const int64_t strips = int64_t{p.N} * p.d.targets * p.h.targets * p.strips;
   plan->grid[0] = p.channel_blocks * CeilDiv(strips, kThreads / config.lanes);
-  plan->grid[1] = int64_t{p.h.phases} * p.w.phases;
+  plan->grid[1] = int64_t{p.d.phases} * p.h.phases * p.w.phases;
   plan->grid[2] = problem.B;
   return {};
 }
@@ -144,14 +155,15 @@ Status PlanGather(const ConvProblem& problem, const DepthwiseConfig& config, int
 void PlanWgrad(const ConvProblem& problem, const DepthwiseConfig& config, int vector, Dtype result, Plan* plan) {
   Params& p = plan->params;
   plan->window = plan->window && plan->vector;
-  const int most = plan->window ? kWgradTaps : kNarrowWgradTaps;
+  const bool special = plan->window && !plan->many;
+  const int most = special ? kWgradTaps : kFewWgradTaps;
   p.row_pieces = static_cast<int>(CeilDiv(p.w.taps, most));
-  plan->taps = plan->window ? WgradTaps(static_cast<int>(CeilDiv(p.w.taps, p.row_pieces))) : kNarrowWgradTaps;
+  plan->taps = special ? WgradTaps(static_cast<int>(CeilDiv(p.w.taps, p.row_pieces))) : kFewWgradTaps;
   p.classes = std::min(p.w.step, p.w.R);
   p.pieces = static_cast<int>(config.pieces);
   p.float_result = result == Dtype::kF32;
-  const int64_t pieces = int64_t{p.h.R} * p.classes * p.row_pieces;
-  const int64_t tiles = CeilDiv(int64_t{p.N} * p.h.targets * p.strips, kThreads / (config.lanes * config.pieces));
+  const int64_t pieces = int64_t{p.d.R} * p.h.R * p.classes * p.row_pieces;
+  const int64_t tiles = CeilDiv(int64_t{p.N} * p.d.targets * p.h.targets * p.strips, kThreads / (config.lanes * config.pieces));
   p.tiles = static_cast<int>(tiles), p.share = static_cast<int>(CeilDiv(tiles, config.splits));
   plan->grid[0] = p.channel_blocks * CeilDiv(pieces, config.pieces);
   plan->grid[1] = config.splits;
@@ -169,25 +181,26 @@ bool IsEmpty(const ConvProblem& problem, ConvRole role) {
 
 Status Make(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& config, Dtype dtype, Dtype result, bool aligned, Plan* plan) {
   if (Status status = CheckConfig(role, config, result); !status.ok()) return status;
-  constexpr int kRank = 2;  // the handlers of one axis call the same kernels
+  constexpr int kRank = 3;  // the handlers of fewer axes call the same kernels
   if (const Reason reason = DepthwiseRefuses(role, kRank, problem, {ShortName(dtype), ShortName(dtype), ShortName(result)})) {
     return Invalid("depthwise: " + *reason);
   }
   *plan = {};
   if (IsEmpty(problem, role)) return {};
-  plan->vector = aligned && problem.G * Bytes(dtype) % kVectorBytes == 0;
+  plan->vector = aligned && FillsVectors(problem, kVectorBytes / Bytes(dtype));
+  plan->many = plan->vector && problem.K > 1;
   plan->lanes = static_cast<int>(config.lanes);
   const int vector = plan->vector ? static_cast<int>(kVectorBytes / Bytes(dtype)) : 1;
   Params& p = plan->params;
-  p.N = static_cast<int>(problem.N), p.G = static_cast<int>(problem.G);
-  p.h = MakeAxis(problem, role, 1), p.w = MakeWidth(problem, role);
+  SetChannels(problem, role, vector, &p);
+  p.d = MakeAxis(problem, role, 0), p.h = MakeAxis(problem, role, 1), p.w = MakeWidth(problem, role);
   p.spacing = Spacing(p.w);
   p.hop = static_cast<int>(int64_t{p.w.target_stride} * p.spacing / std::abs(p.w.tap_stride));
   plan->window = p.hop == 1;
   const int64_t of_class = CeilDiv(p.w.targets, p.spacing);  // targets of a residue modulo the spacing
   p.strip = static_cast<int>(std::clamp<int64_t>(of_class, 1, config.strip));
   p.strips = static_cast<int>(p.spacing * CeilDiv(of_class, p.strip));
-  p.channel_blocks = static_cast<int>(CeilDiv(problem.G, config.lanes * vector));
+  p.channel_blocks = static_cast<int>(CeilDiv(p.filters, config.lanes * vector * p.folds));
   if (role == ConvRole::kWgrad) {
     PlanWgrad(problem, config, vector, result, plan);
   } else if (Status status = PlanGather(problem, config, vector, plan); !status.ok()) {
@@ -208,12 +221,14 @@ using namespace depthwise;
 
 Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
   if (p.C != 1) return Text(p.C) + " input channels per group, it takes 1";
-  if (p.K != 1) return Text(p.K) + " outputs per group, it takes 1";
+  if (p.K < 1 || p.K > kMostOutputs) return Text(p.K) + " outputs per group, it takes 1 to " + Text(kMostOutputs);
   for (int64_t size : {p.B, p.N, p.G}) {
     if (size < 0) return "a size is " + Text(size) + ", it takes 0 or more";
   }
-  if (p.G >= kMostIndex) return Text(p.G) + " groups, it takes fewer than " + Text(kMostIndex);
-  if (rank < 1 || rank > 2) return "conv" + Text(rank) + "d_" + RoleName(role) + " has not one or two spatial axes";
+  if (Product({p.G, p.K}) >= kMostIndex) {
+    return Text(Product({p.G, p.K})) + " outputs of all groups, it takes fewer than " + Text(kMostIndex);
+  }
+  if (rank < 1 || rank > 3) return "conv" + Text(rank) + "d_" + RoleName(role) + " has not one to three spatial axes";
   for (const std::string& dtype : {dtypes.first, dtypes.second, dtypes.result}) {
     if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16") return "dtype " + dtype + ", it takes fp32, bf16, fp16";
   }
@@ -223,8 +238,8 @@ Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& p, const Dty
   }
   if (arch && *arch < 80) return "compute capability " + CapabilityText(*arch) + ", it takes 8.0 and newer";
   if (Reason reason = CheckAxes(p)) return reason;
-  const Axis h = MakeAxis(p, role, 1), w = MakeWidth(p, role);
-  const int64_t phases = int64_t{h.phases} * w.phases, spacing = Spacing(w);
+  const Axis d = MakeAxis(p, role, 0), h = MakeAxis(p, role, 1), w = MakeWidth(p, role);
+  const int64_t phases = Product({d.phases, h.phases, w.phases}), spacing = Spacing(w);
   if (p.B > kMostGridYZ || (!wgrad && phases > kMostGridYZ)) {
     return "B=" + Text(p.B) + " and " + Text(phases) + " phases, it takes " + Text(kMostGridYZ) + " at most";
   }
@@ -233,7 +248,7 @@ Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& p, const Dty
     return "neighbours in a strip or a filter row lie " + Text(apart) + " places apart, it takes fewer than " + Text(kMostApart);
   }
   // A bound for the lines and strips of every config.
-  const int64_t positions = Product({p.N, h.phases, h.targets, int64_t{w.phases} * w.targets + spacing});
+  const int64_t positions = Product({p.N, d.phases, d.targets, h.phases, h.targets, int64_t{w.phases} * w.targets + spacing});
   if (positions >= kMostPositions) return "about " + Text(positions) + " positions, it takes fewer than " + Text(kMostPositions);
   return {};
 }

@@ -17,11 +17,12 @@ namespace jaxext::depthwise {
 constexpr int kThreads = 128;           // of a block
 constexpr int kVectorBytes = 16;        // the widest access
 constexpr int kWgradTaps = 7;           // the most taps of a filter row whose sums a thread of wgrad holds
-constexpr int kNarrowWgradTaps = 4;     // the same for a thread without a window of sources
+constexpr int kFewWgradTaps = 4;        // the same for a thread without a window of sources, or of several filters per channel
 constexpr int kSharedBytes = 48 << 10;  // the shared memory of a block without opting in for more, on every device
 
 // Limits, which the messages name in figures.
 constexpr int kMostTaps = 31;            // of an axis
+constexpr int64_t kMostOutputs = 65535;  // of a group: with all taps of two axes they are numbered with 32 bits
 constexpr int64_t kMostStep = 65535;     // stride or input dilation: products of two fit into 32 bits
 constexpr int64_t kMostIndex = 1 << 30;  // of places on an axis, so that sums of two fit into 32 bits
 constexpr int64_t kMostApart = 1 << 25;  // distance of neighbours in a strip or a row of taps: kernels read up to 31 places beyond the last
@@ -48,15 +49,19 @@ struct Axis {
 
 // The arguments of a kernel besides the operands and the result.
 struct Params {
-  int N, G;
-  Axis h, w;
+  int N;
+  int filters;                           // G·K: there is one for each channel of y
+  int source_channels, target_channels;  // of an image: `filters`, or for x G
+  int source_share, target_share;        // neighbouring filters that meet the same channel of it: 1, or for x K
+  int folds;                             // dgrad: neighbouring vectors of filters that are summed by one thread
+  Axis d, h, w;
   // The targets of a strip are `spacing` apart in their phase, so that dilated taps meet the same sources again: the target u and the
   // tap v of a strip meet its source number  hop·u + v.
   int spacing, hop;
   int strip;   // targets of a strip
   int strips;  // of a line of targets of one phase
   int channel_blocks;
-  int staged_rows;    // fprop, dgrad: filter rows that lie in shared memory at once
+  int staged_rows;    // fprop, dgrad: filter rows, of all folds, that lie in shared memory at once
   int classes;        // wgrad: residues of taps modulo w.step
   int row_pieces;     // wgrad: pieces of a class of taps of a filter row
   int pieces;         // wgrad: pieces that share a block
@@ -66,7 +71,8 @@ struct Params {
 
 struct Plan {
   Params params;
-  bool vector;  // 16 bytes of channels per access, or one channel
+  bool vector;  // 16 bytes of channels of y per access, or one channel
+  bool many;    // vectors, and several filters per channel of x
   bool window;  // neighbouring targets share sources (hop 1)
   bool line;    // a filter of one row, which stays in registers along the whole strip
   int taps;     // of a filter row or a piece of it, if a kernel is specialised for this number; otherwise 0

@@ -84,6 +84,8 @@ CALLS = {
         "3x3x3, bfloat16": step(conv(), *arrays((2, 16, 28, 28, 64), (3, 3, 3, 64, 64))),
         "3x3, 32 groups, bfloat16": step(conv(groups=32), *arrays(IMAGES, (3, 3, 2, 64))),
         "depthwise 3x3, bfloat16": step(conv(groups=64), *arrays(IMAGES, (3, 3, 1, 64))),
+        "depthwise 3x3x3, 2 outputs per group, bfloat16": step(conv(groups=64), *arrays((2, 16, 28, 28, 64), (3, 3, 3, 1, 128))),
+        "depthwise 33 taps, bfloat16": step(conv(groups=64), *arrays((8, 2048, 64), (33, 1, 64))),
         "depthwise 7x7, float32": step(conv(groups=64), *arrays(IMAGES, (7, 7, 1, 64), dtype="float32")),
         "four spatial axes": (conv(padding="VALID"), arrays((2, 4, 6, 6, 6, 6), (4, 4, 3, 3, 3, 3))),
         "int8 into int8": (conv(), arrays(IMAGES, FILTERS, dtype="int8")),

@@ -58,7 +58,7 @@ RAGGEDS = _cuda_module.ragged_kernels()
 CONVS = [row | {"family": 1} for row in _cuda_module.conv_kernels()]
 DEPTHWISE = [
     dict(family=2, rank=rank, role=role, operands=dtype)
-    for rank in (1, 2)
+    for rank in (1, 2, 3)
     for role in ("fprop", "dgrad", "wgrad")
     for dtype in ("float32", "bfloat16", "float16")
 ]

@@ -43,6 +43,7 @@ class Reply:
     code: int
     message: str
     vector: bool
+    many: bool  # of several filters per channel of x
     window: bool
     line: bool
     taps: int  # of the kernel that was taken, 0 for any
@@ -70,7 +71,7 @@ def either(names, pieces) -> dict[str, str]:
         statement = f"if (broken == {number}) {{\n{new}\n}} else {{\n{old}\n}}"
         choice = statement if ";" in old else f"(broken == {number} ? {new} : {old})"
         texts = {name: text.replace(old, choice) for name, text in texts.items()}
-    broken = 'static const int broken = atoi(getenv("BROKEN"));\n\nnamespace jaxext'
+    broken = '#ifndef BROKEN\n#define BROKEN\nstatic const int broken = atoi(getenv("BROKEN"));\n#endif\n\nnamespace jaxext'
     return {name: text.replace("namespace jaxext", broken, 1) for name, text in texts.items()}
 
 
@@ -145,9 +146,9 @@ def run(
 def _replies(response, results, dry, parts):
     at = 0
     for case, dtype, shape in results:
-        code, length, vector, window, line, taps, *grid, shared, remembered = np.frombuffer(response, np.int64, 11, at).tolist()
-        message = response[at + 88 : at + 88 + length].decode()
-        at += 88 + length
+        code, length, vector, many, window, line, taps, *grid, shared, remembered = np.frombuffer(response, np.int64, 12, at).tolist()
+        message = response[at + 96 : at + 96 + length].decode()
+        at += 96 + length
         result = None
         if not dry:
             result = np.frombuffer(response, dtype, math.prod(shape), at).reshape(shape)
@@ -159,6 +160,7 @@ def _replies(response, results, dry, parts):
             code=code,
             message=message,
             vector=bool(vector),
+            many=bool(many),
             window=bool(window),
             line=bool(line),
             taps=taps,

@@ -322,7 +322,8 @@ def _epilogue(call: Call) -> Epilogue | None | str:
             if name not in DTYPES:
                 return f"{slot} is {name}, want one of {sorted(DTYPES)}"
             added[slot] = DTYPES[name]
-    return Epilogue(activation=activation, gated="T" in call.sizes, saves=bool(call.further), **added)
+    gated = call.window is None and "T" in call.sizes  # of a convolution along three axes T is an axis of the filter
+    return Epilogue(activation=activation, gated=gated, saves=bool(call.further), **added)
 
 
 def _precision(asked: Any, dtypes) -> str | None:

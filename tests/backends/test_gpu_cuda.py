@@ -266,6 +266,9 @@ DEPTHWISE_CALLS = (
     conv("depthwise_5x5_strided", (2, 29, 28, 60), (5, 5, 1, 60), 2, feature_group_count=60),
     conv("depthwise_transposed", (2, 13, 12, 64), (4, 4, 1, 64), 1, ((2, 2), (2, 2)), lhs_dilation=(2, 2), feature_group_count=64),
     conv("causal", (2, 2048, 520), (4, 1, 520), 1, ((3, 0),), feature_group_count=520),
+    conv("depthwise_three_axes", (2, 7, 15, 14, 64), (3, 3, 3, 1, 64), feature_group_count=64),
+    conv("depthwise_multiplier", (2, 29, 28, 60), (5, 5, 1, 120), feature_group_count=60),
+    conv("depthwise_31x31", (1, 33, 30, 32), (31, 31, 1, 32), feature_group_count=32),
     conv("causal_dilated", (3, 1021, 64), (3, 1, 64), 1, ((16, 0),), rhs_dilation=(8,), feature_group_count=64),
 )
 HOPPER_CALLS = (
@@ -491,7 +494,7 @@ def test_cupy_without_a_copy():
     ("case", "dtype", "reason"),
     [
         (named("conv:3x3_same"), jnp.bfloat16, "3 channels per group, TMA wants a multiple of 8"),
-        (named("conv:depthwise_multiplier_stride2"), np.float32, "2 outputs per group, it takes 1"),
+        (conv("long", (1, 40, 8), (32, 1, 8), 1, ((31, 0),), feature_group_count=8), np.float32, "32 taps along an axis, it takes 31"),
         (named("dot:odd"), jnp.bfloat16, "TMA wants a multiple of 16"),
         (DotCase("tf32", (16, 16), (16, 16), NN), np.float32, "the operands are fp32"),
     ],

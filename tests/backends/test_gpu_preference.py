@@ -75,7 +75,7 @@ CASES = {
     "depthwise dgrad by 2": (case(IMAGE, (3, 3, 1, 64), "dgrad", stride=2, feature_group_count=64), "cuda", DEPTHWISE),
     "depthwise wgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "wgrad", feature_group_count=64, arch="sm_120"), "cuda", DEPTHWISE),
     "depthwise transposed": (case(IMAGE, (3, 3, 1, 64), lhs_dilation=2, feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise 3x3x3, no CUDA kernel": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
+    "depthwise 3x3x3": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
     "multiplier 2, wgrad": (case(IMAGE, (3, 3, 1, 128), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
     # transposed and strided
     "transposed": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2), "triton", ZEROS),

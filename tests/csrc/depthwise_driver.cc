@@ -45,7 +45,7 @@ struct Case {
 
 struct Reply {
   int64_t code, message_bytes;
-  int64_t vector, window, line, taps, grid[3], shared_bytes;
+  int64_t vector, many, window, line, taps, grid[3], shared_bytes;
   int64_t remembered;  // the error that CUDA remembers afterwards
 };
 
@@ -90,15 +90,11 @@ int main(int, char** arguments) {
     std::string result;
     if (!c.dry) status = Run(c, first, second, &result);
     const int64_t length = static_cast<int64_t>(status.message.size());
-    const Reply reply{status.code,
-                      length,
-                      plan.vector,
-                      plan.window,
-                      plan.line,
-                      plan.taps,
-                      {plan.grid[0], plan.grid[1], plan.grid[2]},
-                      plan.shared_bytes,
-                      cudaGetLastError()};
+    const Reply reply{status.code,       length,
+                      plan.vector,       plan.many,
+                      plan.window,       plan.line,
+                      plan.taps,         {plan.grid[0], plan.grid[1], plan.grid[2]},
+                      plan.shared_bytes, cudaGetLastError()};
     out.write(reinterpret_cast<const char*>(&reply), sizeof reply);
     out << status.message << result;
   }

@@ -83,6 +83,17 @@ def test_conv_bias_act(kind):
     of_both(ours, plain, *(numbers(*shape, seed=seed) for seed, shape in enumerate(shapes)))
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_conv_bias_act_along_three_axes(groups):
+    """It was taken for a gated product, and so refused: T is an axis of its filter."""
+    shapes = (1, 3, 3, 4, 4), (2, 3, 3, 4 // groups, 4), (4,), (1, 3, 3, 4, 4)
+    numbering = ("NDHWC", "DHWIO", "NDHWC")
+    static: Any = dict(window_strides=(1, 1, 1), padding="SAME", dimension_numbers=numbering, feature_group_count=groups)
+    ours = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, **static, activation="relu", residual=r)
+    plain = lambda x, w, b, r: jax.nn.relu(lax.conv_general_dilated(x, w, **static) + jnp.broadcast_to(b, r.shape)) + r
+    of_both(ours, plain, *(numbers(*shape, seed=seed) for seed, shape in enumerate(shapes)))
+
+
 @pytest.mark.parametrize("mapped", [(0, None, None, 0), (None, 1, 0, None), (1, 0, 0, 2)])
 def test_vmap(mapped):
     args = [np.stack([a, -a], d) if d is not None else a for a, d in zip(LINEAR, mapped, strict=True)]

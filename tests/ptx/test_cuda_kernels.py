@@ -117,7 +117,7 @@ def test_depthwise_convolution(dtype, arch):
     rows: list[Any] = [row for row in DEPTHWISE if row["operands"] == dtype]
     cases: list[Any] = list(test_simt.CASES.values())
     for row, few in itertools.product(rows, cases):
-        for case in (few, dataclasses.replace(few, G=24)):
+        for case in (few, test_simt.in_vectors(few)):
             problem = test_depthwise.of_role(case, row["role"], kernel.DTYPES[dtype], arch=int(arch[3:]))
             if problem.name == f"conv{row['rank']}d_{row['role']}" and not refused(problem):
                 configs = cuda_depthwise.candidates(problem)
@@ -256,7 +256,7 @@ def test_depthwise_convolution_with_an_epilogue(dtype):
     rows = [row for row in DEPTHWISE if (row["role"], row["operands"]) == ("fprop", dtype)]
     cases: list[Any] = list(test_simt.CASES.values())
     for row, few in itertools.product(rows, cases):
-        for case in (few, dataclasses.replace(few, G=24)):
+        for case in (few, test_simt.in_vectors(few)):
             problem = test_depthwise.of_role(case, "fprop", kernel.DTYPES[dtype], arch=90)
             if problem.name == f"conv{row['rank']}d_fprop" and not refused(problem):
                 problem = fused(problem, dict(activation="silu", bias="fp32", residual=True, saves=True))

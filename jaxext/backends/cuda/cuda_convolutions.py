@@ -21,9 +21,11 @@ _CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside
 
 
 class CudaConv(Cuda):
-    custom_calls = (
-        *(f"jaxext_conv{rank}d_{name}_v1" for rank in (1, 2, 3) for name in ("fprop", "dgrad", "wgrad", "bias_act")),
-        *(f"jaxext_depthwise{rank}d_{name}_v1" for rank in (1, 2) for name in ("fprop", "dgrad", "wgrad", "bias_act")),
+    custom_calls = tuple(
+        f"jaxext_{kernel}{rank}d_{name}_v1"
+        for kernel in ("conv", "depthwise")
+        for rank in (1, 2, 3)
+        for name in ("fprop", "dgrad", "wgrad", "bias_act")
     )
 
     def problem(self, call):
@@ -35,9 +37,11 @@ class CudaConv(Cuda):
 
     def slower(self, call):
         row = preference(call)
-        if row.kernel and row.name not in ("depthwise", "three axes"):
-            return "Triton's kernels are expected to be as fast"
-        return None if row.kernel else row.reason
+        if not row.kernel:
+            return row.reason
+        if row.name == "three axes" or row.name == "depthwise" and call.sizes["K"] == 1:
+            return None
+        return "Triton's kernels are expected to be as fast"
 
     def configs(self, problem):
         if _family(problem) is cuda_depthwise:

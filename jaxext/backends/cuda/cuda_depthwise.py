@@ -1,8 +1,9 @@
 """How the CUDA kernels of a depthwise convolution are launched (csrc/depthwise.h): the config for each problem.
 
-They move bytes, so a config is judged by the vectors of channels that a multiprocessor loads and stores.  A thread has one vector of
-channels and walks along a strip of targets, a line of the width axis; `lanes` such vectors lie side by side in a block, and strips fill
-the rest of its threads.
+A config is judged by the vectors of channels that a multiprocessor loads and stores, and by its products, which are many where the filter
+is large.  A thread has one vector of channels of y and walks along a strip of targets, a line of the last axis; `lanes` such vectors lie
+side by side in a block, and strips fill the rest of its threads.  If several filters share a channel of x (K > 1), a vector meets fewer
+channels of x, and in dgrad a thread sums the vectors of a channel.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from jaxext.kernels._roofline import machine, stored
 THREADS = 128  # of a block
 VECTOR_BITS = 128
 LANES = (1, 2, 4, 8, 16)  # 16 vectors are 256 neighbouring bytes; more would leave too few strips for rows to be shared
-STRIPS = (4, 8, 16, 32, 64)  # a chunk of 16-bit targets is 4; a longer strip spends less on its first window, and leaves fewer threads
-WGRAD_TAPS = 7  # of a filter row whose sums a thread holds
+STRIPS = (4, 8, 16, 32, 64)  # a longer strip spends less on its first window, and leaves fewer threads
+SUMS = 32  # of fprop and dgrad, that a thread with vectors holds at once; one without holds 8
+WGRAD_TAPS, FEW_WGRAD_TAPS = 7, 4  # of a filter row whose sums a thread holds: with a window of sources for one filter, and otherwise
 RESIDENT = 4  # blocks on a multiprocessor: about what the kernels' registers allow
 MOST_SPLITS = 1024  # partial results are written and read again
 
@@ -38,8 +40,7 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
     are share a block, with at most a quarter idle, since they read the same targets; and it splits its sum until all multiprocessors are
     full, each block with at least 4 strips per thread.  The one that takes the fewest clocks is first, among equals the longest.
     """
-    vectors = cdiv(problem.G, _vector(problem))
-    lanes = largest_block(LANES, vectors, idle=1 / 8)
+    lanes = largest_block(LANES, _vectors(problem), idle=1 / 8)
     longest = max(1, cdiv(problem.axes[2].targets, _spacing(problem.axes[2])))
     strips = [strip for strip in STRIPS if strip < longest] + [min(longest, STRIPS[-1])]
     configs = [DepthwiseConfig(lanes=lanes, strip=strip) for strip in dict.fromkeys(strips)]
@@ -52,24 +53,40 @@ def pick(problem: ConvProblem) -> DepthwiseConfig:
 
 
 def clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
-    """Expected time, in clocks: the vectors that a multiprocessor moves, in the rounds in which it gets blocks, from the L2 cache."""
-    _, h, w = problem.axes
-    window = cdiv(w.R, w.step) - 1
+    """Expected time, in clocks, in the rounds in which a multiprocessor gets blocks: of the vectors that it moves from the L2 cache, or of
+    its products."""
+    d, h, w = problem.axes
+    vector, columns = _vector(problem), max(1, cdiv(w.R, w.step))
+    of_x = 1 / min(problem.K, vector)  # of a vector
     if problem.role == "wgrad":
-        of_block = cdiv(_strips(problem, config), _strip_lanes(config) * config.splits) * (2 * config.strip + min(window, WGRAD_TAPS - 1))
+        most = _most_taps(problem)
+        strips = cdiv(_strips(problem, config), _strip_lanes(config) * config.splits)
+        moved = strips * (config.strip + of_x * (config.strip + min(columns, most) - 1))
+        multiplied = strips * config.strip * cdiv(columns, cdiv(columns, most))
     else:
-        of_block = stored(problem.epilogue) * config.strip + max(1, cdiv(h.R, h.step)) * (config.strip + window)
-    gpu, vectors = machine(problem.arch), THREADS * _vector(problem) * BITS[problem.dtypes[0]] // 8
-    return gpu.rounds(math.prod(grid(problem, config)), RESIDENT) * RESIDENT * of_block * vectors / gpu.l2
+        of_source, of_target = (1, of_x) if problem.role == "dgrad" else (of_x, 1)
+        rows = _folds(problem) * max(1, cdiv(d.R, d.step)) * max(1, cdiv(h.R, h.step))
+        moved = stored(problem.epilogue) * of_target * config.strip + rows * of_source * (config.strip + columns - 1)
+        chunk = 8 if vector == 1 else SUMS // vector  # targets that a thread sums at once
+        multiplied = rows * columns * cdiv(config.strip, chunk) * chunk
+    gpu, loaded = machine(problem.arch), moved * THREADS * vector * BITS[problem.dtypes[0]] / 8
+    of_block = gpu.tile(multiplied * THREADS * vector, gpu.fma, loaded)
+    return gpu.rounds(math.prod(grid(problem, config)), RESIDENT) * RESIDENT * of_block
 
 
 def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
     """Blocks, as csrc/depthwise_plan.cc counts them."""
-    _, h, w = problem.axes
-    channels = cdiv(problem.G, config.lanes * _vector(problem))
+    d, h, w = problem.axes
+    channels = cdiv(_vectors(problem), config.lanes)
     if problem.role == "wgrad":
         return channels * cdiv(_pieces(problem), config.pieces), config.splits, problem.B
-    return channels * cdiv(_strips(problem, config), _strip_lanes(config)), h.phases * w.phases, problem.B
+    return channels * cdiv(_strips(problem, config), _strip_lanes(config)), d.phases * h.phases * w.phases, problem.B
+
+
+def fills_vectors(problem: ConvProblem) -> bool:
+    """Whether the channels of y divide into vectors, each of which meets neighbouring channels of x."""
+    vector = VECTOR_BITS // BITS[problem.dtypes[0]]
+    return problem.G * problem.K % vector == 0 and (vector % problem.K == 0 or problem.K % vector == 0)
 
 
 def _shared_out(problem: ConvProblem, config: DepthwiseConfig) -> DepthwiseConfig:
@@ -82,9 +99,18 @@ def _shared_out(problem: ConvProblem, config: DepthwiseConfig) -> DepthwiseConfi
 
 
 def _vector(problem: ConvProblem) -> int:
-    """Channels of an access."""
-    vector = VECTOR_BITS // BITS[problem.dtypes[0]]
-    return 1 if problem.G % vector else vector
+    """Channels of an access to y."""
+    return VECTOR_BITS // BITS[problem.dtypes[0]] if fills_vectors(problem) else 1
+
+
+def _folds(problem: ConvProblem) -> int:
+    """Vectors that a thread sums."""
+    return max(1, problem.K // _vector(problem)) if problem.role == "dgrad" else 1
+
+
+def _vectors(problem: ConvProblem) -> int:
+    """Threads side by side for all channels."""
+    return cdiv(problem.G * problem.K, _vector(problem) * _folds(problem))
 
 
 def _spacing(axis: Axis) -> int:
@@ -103,13 +129,19 @@ def _strip_lanes(config: DepthwiseConfig) -> int:
 
 def _strips(problem: ConvProblem, config: DepthwiseConfig) -> int:
     """Strips of one phase."""
-    _, h, w = problem.axes
+    d, h, w = problem.axes
     spacing = _spacing(w)
-    return problem.N * h.targets * spacing * cdiv(cdiv(w.targets, spacing), config.strip)
+    return problem.N * d.targets * h.targets * spacing * cdiv(cdiv(w.targets, spacing), config.strip)
+
+
+def _most_taps(problem: ConvProblem) -> int:
+    """Of a filter row, whose sums a thread of wgrad holds."""
+    w = problem.axes[2]
+    windowed = fills_vectors(problem) and problem.K == 1 and _spacing(w) * w.target_stride == _tap_stride(w)
+    return WGRAD_TAPS if windowed else FEW_WGRAD_TAPS
 
 
 def _pieces(problem: ConvProblem) -> int:
     """Pieces of the filter whose sums a thread of wgrad holds."""
-    _, h, w = problem.axes
-    windowed = problem.G % (VECTOR_BITS // BITS[problem.dtypes[0]]) == 0 and _spacing(w) * w.target_stride == _tap_stride(w)
-    return h.R * min(w.step, w.R) * cdiv(cdiv(w.R, w.step), WGRAD_TAPS if windowed else 4)
+    d, h, w = problem.axes
+    return d.R * h.R * min(w.step, w.R) * cdiv(cdiv(w.R, w.step), _most_taps(problem))

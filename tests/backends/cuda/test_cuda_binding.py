@@ -106,6 +106,17 @@ class TestPrograms:
         assert custom_calls(lowered) == {f"jaxext_depthwise1d_{role}_v1": 1 for role in ("fprop", "dgrad", "wgrad")}
         assert moved(lowered, 2 * 256 * 64) == []
 
+    @pytest.mark.parametrize("outputs", [1, 4])
+    @pytest.mark.parametrize("rank", [1, 2, 3])
+    def test_depthwise_with_several_outputs_and_axes(self, rank, outputs):
+        """Under vmap too, and in derivatives."""
+        dims = ("N" + "DHW"[3 - rank :] + "C", "DHW"[3 - rank :] + "IO", "N" + "DHW"[3 - rank :] + "C")
+        run = lambda x, w: jaxext.conv_general_dilated(x, w, (1,) * rank, "SAME", dimension_numbers=dims, feature_group_count=16)
+        x, w = struct(2, 3, *(8,) * rank, 16), struct(*(5,) * rank, 1, 16 * outputs)
+        gradients = jax.vmap(jax.grad(squares(run), (0, 1)), (0, None))
+        lowered = jaxext.lower_for(gradients, x, w, arch="sm_90a")
+        assert custom_calls(lowered) == {f"jaxext_depthwise{rank}d_{role}_v1": 1 for role in ("fprop", "dgrad", "wgrad")}
+
     def test_depthwise_of_images_for_each_example(self):
         depthwise = lambda w, x: conv(x, w, (2, 2), feature_group_count=16)
         each = jax.vmap(jax.grad(squares(depthwise)), (None, 0))
@@ -198,7 +209,11 @@ REFUSALS = {
     ),
     "dilated input": ((of_conv(padding=[(1, 1), (1, 1)], lhs_dilation=(2, 2)), X, W), {}, "dilat"),
     "channels of no 16 bytes": ((of_conv(), struct(4, 16, 16, 3), struct(3, 3, 3, 32)), {}, "channels"),
-    "depthwise with a multiplier": ((of_conv(feature_group_count=32), X, struct(3, 3, 1, 64)), {}, "2 outputs per group"),
+    "depthwise with too many outputs": (
+        (of_conv(feature_group_count=32), X, struct(1, 1, 1, 32 << 16)),
+        {},
+        "65536 outputs per group, it takes 1 to 65535",
+    ),
     "depthwise, many taps": ((of_conv(feature_group_count=32), X, struct(3, 33, 1, 32)), {}, "33 taps"),
 }
 
@@ -299,7 +314,7 @@ def test_the_version_of_the_ffi_is_known():
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 @pytest.mark.parametrize("implementation", ["cuda", None])
 def test_every_call_has_a_handler(rank, implementation):
-    """Depthwise convolutions of no or three axes, of which one has size 1, were called by names that do not exist."""
+    """Depthwise convolutions of no axes were called by names that do not exist."""
     from jaxext import _cuda_module
 
     def depthwise(x, w):
@@ -308,12 +323,12 @@ def test_every_call_has_a_handler(rank, implementation):
 
     space, taps = (1, 8, 8)[3 - rank :], {0: (), 1: (16,), 2: (4, 4), 3: (1, 4, 4)}[rank]
     args = struct(2, *space, 16), struct(*taps, 1, 16)
-    if implementation and rank not in (1, 2):
-        assert f"conv{rank}d_fprop has not one or two spatial axes" in refusal(depthwise, *args)
+    if implementation and not rank:
+        assert "conv0d_fprop has not one to three spatial axes" in refusal(depthwise, *args)
         return
     with jaxext.use_implementation(implementation):
         calls = {name for name in custom_calls(jaxext.lower_for(depthwise, *args, arch="sm_90a")) if name.startswith("jaxext")}
-    assert calls <= set(_cuda_module.handlers()) and bool(calls) == (rank in (1, 2))
+    assert calls <= set(_cuda_module.handlers()) and bool(calls) == (rank > 0)
 
 
 @built

@@ -68,6 +68,8 @@ GOOD = {
     "weight-only": WEIGHT_ONLY,
     "wide weight-only": WIDE,
     "weight-only, narrow": WEIGHT_ONLY | {"access": 4, "loads": {"16": 6, "4": 32}},
+    "many filters per channel": GATHER | {"many": True, "stores": {"16": 4, "8": 4, "2": 4}},
+    "many filters per channel, wgrad": WGRAD | {"many": True, "loads": {"16": 8, "8": 7, "2": 7}},
     "one channel": GATHER | {"vector": 1, "loads": {"2": 9}, "stores": {"2": 8}},
 }
 
@@ -91,6 +93,8 @@ BROKEN = [
     ("results not stored by TMA", MATMUL | {"tma_stores": 0}),
     ("narrow loads", GATHER | {"loads": {"4": 24, "2": 7}}),
     ("narrow loads", WGRAD | {"loads": {"16": 13, "4": 4}}),
+    ("narrow loads", WGRAD | {"many": True, "loads": {"8": 7, "2": 7}}),
+    ("narrow stores", GATHER | {"many": True, "stores": {"8": 4, "2": 4}}),
     ("narrow loads", CAUSAL_BACK | {"loads": {"4": 49}}),
     ("narrow stores", CAUSAL | {"stores": {"16": 4, "4": 4}}),
     ("narrow stores", CAUSAL_BACK | {"stores": {"4": 8}}),

@@ -119,7 +119,9 @@ def convs(row, count):
         spare = [i + lo + hi - (f - 1) * d - 1 for i, lo, hi, f, d in zip(size, low, high, filter, dilation, strict=True)]
         if min(spare) < 0:
             continue
-        channels = dict(C=1, K=1, G=pick.choice([2, 24, 200])) if depthwise else dict(C=8 * pick.randint(1, 20), K=8 * pick.randint(1, 40))
+        channels = dict(C=8 * pick.randint(1, 20), K=8 * pick.randint(1, 40))
+        if depthwise:
+            channels = dict(C=1, K=pick.choice([1, 1, 2, 3, 8, 16]), G=pick.choice([2, 24, 200]))
         labels = dict(B=pick.choice([1, 2]), N=pick.randint(1, 9), G=pick.choice([1, 3])) | channels
         output = tuple(x // s + 1 for x, s in zip(spare, stride, strict=True))
         geometry = dict(input=size, filter=filter, output=output, stride=stride, low=low, filter_dilation=dilation)

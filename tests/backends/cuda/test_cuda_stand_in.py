@@ -69,18 +69,21 @@ def matmul(a, b):
 
 def conv(x, w):
     groups = x.shape[-1] // w.shape[-2]
-    numbers = ("NHWC", "HWIO", "NHWC")
-    return jaxext.conv_general_dilated(x, w, (1, 1), "VALID", None, None, numbers, groups, implementation="cuda")
+    axes = "DHW"[5 - x.ndim :]
+    numbers = (f"N{axes}C", f"{axes}IO", f"N{axes}C")
+    return jaxext.conv_general_dilated(x, w, (1,) * len(axes), "VALID", None, None, numbers, groups, implementation="cuda")
 
 
 CALLS = {  # the function, its operands, and of each call the operands and the result
     "matmul": (matmul, (struct(128, 256), struct(256, 512)), {"nn": "abc", "nt": "bca", "tn": "acb"}),
     "conv2d": (conv, (struct(2, 8, 9, 16), struct(3, 2, 16, 24)), {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}),
     "depthwise2d": (conv, (struct(2, 8, 9, 16), struct(3, 2, 1, 16)), {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}),
+    "depthwise3d": (conv, (struct(2, 4, 8, 9, 16), struct(2, 3, 2, 1, 32)), {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}),
 }
 SHAPES = {
     "matmul": {"a": (1, 128, 256), "b": (1, 256, 512), "c": (1, 128, 512)},
     "conv2d": {"x": (1, 2, 1, 8, 9, 1, 16), "w": (1, 1, 24, 1, 3, 2, 16), "y": (1, 2, 1, 6, 8, 1, 24)},
+    "depthwise3d": {"x": (1, 2, 4, 8, 9, 16, 1), "w": (1, 16, 2, 2, 3, 2, 1), "y": (1, 2, 3, 6, 8, 16, 2)},
     "depthwise2d": {"x": (1, 2, 1, 8, 9, 16, 1), "w": (1, 16, 1, 1, 3, 2, 1), "y": (1, 2, 1, 6, 8, 16, 1)},
 }
 
@@ -174,8 +177,10 @@ def test_a_scaled_product_too_small_to_transpose_is_left_to_others(turned):
 
 def conv_bias_act(x, w, *added, **how):
     groups = x.shape[-1] // w.shape[-2]
-    static = dict(dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups, implementation="cuda")
-    return jaxext.conv_bias_act(x, w, added[0] if added else None, (1, 1), "VALID", residual=added[1] if added else None, **static, **how)
+    axes = "DHW"[5 - x.ndim :]
+    static = dict(dimension_numbers=(f"N{axes}C", f"{axes}IO", f"N{axes}C"), feature_group_count=groups, implementation="cuda")
+    bias, residual = added or (None, None)
+    return jaxext.conv_bias_act(x, w, bias, (1,) * len(axes), "VALID", residual=residual, **static, **how)
 
 
 def linear(x, w, *added, **how):
@@ -185,6 +190,7 @@ def linear(x, w, *added, **how):
 FUSED = {  # the function, its operands, bias and residual
     "linear": (linear, *CALLS["matmul"][1], struct(512), struct(128, 512)),
     "conv2d_bias_act": (conv_bias_act, *CALLS["conv2d"][1], struct(24), struct(2, 6, 8, 24)),
+    "depthwise3d_bias_act": (conv_bias_act, *CALLS["depthwise3d"][1], struct(32), struct(2, 3, 6, 8, 32)),
     "depthwise2d_bias_act": (conv_bias_act, *CALLS["depthwise2d"][1], struct(16), struct(2, 6, 8, 16)),
 }
 
@@ -288,6 +294,7 @@ def test_no_cuda_kernel_has_a_gate():
 ASKED = {  # of each form's first role, what the module is asked
     "matmul": ("matmul", dict(role="nn", B=1, M=128, N=512, K=256)),
     "conv2d": ("conv", dict(role="fprop", rank=2, B=1, N=2, G=1, C=16, K=24, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
+    "depthwise3d": ("depthwise", dict(role="fprop", rank=3, B=1, N=2, G=16, C=1, K=2, input=(4, 8, 9), filter=(2, 3, 2), output=(3, 6, 8))),
     "depthwise2d": ("depthwise", dict(role="fprop", rank=2, B=1, N=2, G=16, C=1, K=1, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
 }
 CAUSAL_ASKED = dict(role="forward", B=2, T=40, C=16, J=4, dtypes=("bf16", "fp32", "bf16"), bias="bf16", arch=90)

@@ -22,8 +22,7 @@ from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
 
 INVALID = 1  # jaxext::Status
 
-CASES = {name: case for name, case in triton.CASES.items() if (case.C, case.K, case.input[0], case.filter[0]) == (1, 1, 1, 1)}
-CASES |= {
+CASES = triton.CASES | {
     "causal k3, several chunks": problem((37,), (3,), N=2, low=2),
     "causal k7": problem((21,), (7,), low=6),
     "causal k8": problem((21,), (8,), low=7),
@@ -42,6 +41,19 @@ CASES |= {
     "many images, batched filters": problem((3, 4), (3, 3), B=3, N=11, low=1, high=1),
     "no padding at all": problem((9, 8), (3, 3)),
     "one target": problem((4,), (4,)),
+    "k17, a window that begins anew": problem((40,), (17,), G=3, low=8, high=8),
+    "2x3x31": problem((2, 2, 9), (2, 3, 31), G=1, low=(1, 1, 15), high=(0, 1, 15)),
+    "3-D dgrad in phases": problem((5, 4, 6), (3, 2, 3), G=3, stride=(2, 3, 2), low=1, high=1),
+    "3-D dilated": problem((6, 5, 7), (2, 3, 2), G=2, filter_dilation=(3, 1, 2), low=1, high=2),
+    "3-D transposed": problem((2, 3, 3), (3, 2, 4), G=2, input_dilation=(2, 1, 2), low=1, high=2),
+    "planes of several images": problem((4, 1, 3), (3, 1, 1), G=3, N=3, B=2, low=(1, 0, 0), high=(1, 0, 0)),
+    "multiplier 4, dilated rows": problem((3, 11), (2, 5), G=2, K=4, low=(1, 4), high=4, filter_dilation=(1, 2)),
+    "multiplier 4 by 2": problem((7, 9), (3, 3), G=2, K=4, stride=2, low=1, high=1),
+    "multiplier 2 transposed": problem((3, 4), (4, 4), G=4, K=2, input_dilation=2, low=2, high=2),
+    "multiplier 8": problem((5, 9), (3, 3), G=1, K=8, N=2, low=1, high=1),
+    "multiplier 16": problem((4, 9), (2, 3), G=1, K=16, low=1, high=1),
+    "multiplier 24 in 3-D": problem((2, 3, 4), (2, 2, 3), G=1, K=24, low=1, high=1),
+    "multiplier 12": problem((6,), (3,), G=2, K=12, low=1, high=1),
 }
 
 
@@ -90,13 +102,18 @@ def replies(driver, tmp_path_factory):
     return replies
 
 
+def in_vectors(case):
+    """With enough channels for several vectors, if its outputs per group divide or fill them."""
+    return dataclasses.replace(case, G=24 if case.K == 1 else 8)
+
+
 def questions(narrow):
     """The case as it is, and with enough channels for vectors.
 
     In bfloat16 it has vectors alone, and every other config: float16, in the long tail, has the same sizes.
     """
     few = narrow.dtypes[0] == "bf16"
-    cases = [*[narrow] * (not few), dataclasses.replace(narrow, G=24)] if narrow.G else [narrow]
+    cases = [*[narrow] * (not few), in_vectors(narrow)] if narrow.G else [narrow]
     return [(case, config, operands_of(case)) for case in cases for config in configs(case)[:: 2 if few else 1]]
 
 
@@ -142,7 +159,7 @@ def test_the_kernel_that_is_taken(launch, dtype, role):
 
     def taken(case, **options):
         reply = launch(of_role(case, role, dtype), DepthwiseConfig(lanes=1, strip=8), dry=True, **options)
-        return reply.vector, reply.window, reply.line, reply.taps
+        return (reply.vector, reply.window, reply.line, reply.taps) + ("many",) * reply.many
 
     line, any_taps = role != "wgrad", 0
     assert taken(problem((9,), (4,), G=8, low=3)) == (True, True, line, 4)
@@ -156,6 +173,12 @@ def test_the_kernel_that_is_taken(launch, dtype, role):
         == ({"fprop": (True, False, False, 0), "dgrad": (True, True, False, 0), "wgrad": (True, False, False, 4)}[role])
     )
     assert taken(problem((9,), (4,), G=7))[0] is False
+    assert taken(problem((4, 9, 9), (3, 3, 3), G=8)) == (True, True, False, 3)
+    assert taken(problem((4, 9), (3, 4), G=8)) == (True, True, False, 4 if role == "wgrad" else any_taps)
+    for multiplier in (2, 8, 24):
+        assert taken(problem((9,), (4,), G=8, K=multiplier)) == (True, True, False, 4 if role == "wgrad" else any_taps, "many")
+    assert taken(problem((9,), (4,), G=8, K=3))[0] is False
+    assert taken(problem((9,), (4,), G=1, K=2))[0] is False
     assert taken(problem((9,), (4,), G=8), shifts=(DTYPES[dtype](0).nbytes, 0, 0))[0] is False
 
 
@@ -185,6 +208,29 @@ def test_what_no_target_or_tap_meets_is_not_multiplied(launch):
         assert np.isfinite(launch(case, config, operands).result[:, :, :, :, : 9 + high - 5]).all()
 
 
+@pytest.mark.parametrize("role", ["fprop", "dgrad"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        problem((3, 24), (2, 31), G=8, low=(1, 30)),
+        problem((3, 2, 24), (2, 2, 5), G=8, low=(1, 0, 4), high=(0, 1, 0)),
+        problem((24,), (5,), G=8, K=4, low=8, filter_dilation=2),
+        problem((24,), (6,), G=8, K=16, low=5, high=1, input_dilation=2),
+    ],
+    ids=["31 taps", "3-D", "multiplier 4", "multiplier 16 in phases"],
+)
+def test_an_infinity_reaches_only_targets_that_meet_it(launch, case, role):
+    case = of_role(case, role, "bf16")
+    operands = operands_of(case)
+    source = operands["x" if role == "fprop" else "y"]
+    source[...] = 0
+    source[:, :, -1, -1, 12] = 1
+    met = truth(case, operands | {"w": np.ones_like(operands["w"])}) > 0
+    source[source > 0] = np.inf
+    got = launch(case, DepthwiseConfig(lanes=1, strip=5), operands).result
+    np.testing.assert_array_equal(np.isfinite(got.astype(np.float32)), ~met)
+
+
 @pytest.mark.parametrize("splits", [1, 2, 7])
 def test_parts_of_the_sum(launch, splits):
     """Some of them empty; twice the same bits."""
@@ -198,10 +244,19 @@ def test_parts_of_the_sum(launch, splits):
     np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
 
 
-def test_filters_that_do_not_fit_into_shared_memory(launch):
+@pytest.mark.parametrize(
+    "case",
+    [
+        problem((5, 4), (31, 31), G=64, low=15, high=15),
+        problem((3, 2, 4), (5, 3, 9), G=64, low=(2, 1, 4), high=(2, 1, 4)),
+        problem((3, 4), (7, 7), G=16, K=16, low=3, high=3),
+    ],
+    ids=["31x31", "5x3x9", "multiplier 16"],
+)
+def test_filters_that_do_not_fit_into_shared_memory(launch, case):
     """Some rows at a time."""
     for role in ("fprop", "dgrad"):
-        case = of_role(problem((5, 4), (31, 31), G=64, low=15, high=15), role)
+        case = of_role(case, role)
         reply = launch(case, DepthwiseConfig(lanes=16, strip=2))
         assert 0 < reply.shared_bytes <= 48 << 10
         harness.check(reply.result, truth(case, operands_of(case)))
@@ -210,23 +265,30 @@ def test_filters_that_do_not_fit_into_shared_memory(launch):
 HUGE = problem((1 << 20, 1 << 10), (3, 3), G=8, N=1 << 10, low=1, high=1)
 REFUSED = [  # by every config
     ({"C": 2}, "2 input channels per group, it takes 1"),
-    ({"K": 3}, "3 outputs per group, it takes 1"),
-    ({"G": 1 << 30}, "1073741824 groups, it takes fewer than 1073741824"),
+    ({"K": 0}, "0 outputs per group, it takes 1 to 65535"),
+    ({"K": 65536}, "65536 outputs per group, it takes 1 to 65535"),
+    ({"G": 1 << 30}, "1073741824 outputs of all groups, it takes fewer than 1073741824"),
+    ({"G": 1 << 16, "K": 1 << 14}, "1073741824 outputs of all groups, it takes fewer than 1073741824"),
     ({"N": -1}, "a size is -1, it takes 0 or more"),
     ({"input": (1, -1, 6)}, "a size is -1, it takes 0 or more"),
     ({"stride": (1, 0, 1)}, "a stride or dilation of 0, it takes 1 or more"),
-    ({"input": (2, 5, 6)}, "three spatial axes, it takes one or two (the first must have size 1 everywhere, without padding)"),
-    ({"low": (1, 0, 0)}, "three spatial axes, it takes one or two (the first must have size 1 everywhere, without padding)"),
     ({"filter": (1, 3, 32)}, "32 taps along an axis, it takes 31 at most"),
     ({"stride": (1, 65536, 1)}, "a stride or input dilation of 65536, it takes 65535 at most"),
     ({"input_dilation": (1, 1, 65536)}, "a stride or input dilation of 65536, it takes 65535 at most"),
     ({"filter_dilation": (1, 1, 1 << 30)}, "an axis reaches 3221225479 places, it takes fewer than 1073741824"),
+    ({"filter": (32, 3, 3)}, "32 taps along an axis, it takes 31 at most"),
+    ({"stride": (65536, 1, 1)}, "a stride or input dilation of 65536, it takes 65535 at most"),
+    ({"low": (1 << 30, 0, 0)}, "an axis reaches 1073741826 places, it takes fewer than 1073741824"),
     ({"low": (0, 1 << 30, 0)}, "an axis reaches 1073741832 places, it takes fewer than 1073741824"),
     ({"filter_dilation": (1, 1, 1 << 25)}, "neighbours in a strip or a filter row lie 33554432 places apart, it takes fewer than 33554432"),
     ({"B": 65536}, "B=65536 and 1 phases, it takes 65535 at most"),
     (
         {"role": "dgrad", "input": (1, 600, 600), "stride": (1, 512, 512)},
         "B=1 and 262144 phases, it takes 65535 at most",
+    ),
+    (
+        {"role": "dgrad", "input": (60, 60, 60), "stride": (50, 50, 50)},
+        "B=1 and 125000 phases, it takes 65535 at most",
     ),
     (
         {"N": HUGE.N, "input": HUGE.input, "output": HUGE.output},
@@ -249,8 +311,8 @@ def test_refusals(launch, changes, reason):
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"name": "conv3d_fprop"}, "conv3d_fprop has not one or two spatial axes"),
-        ({"name": "conv0d_fprop"}, "conv0d_fprop has not one or two spatial axes"),
+        ({"name": "conv4d_fprop"}, "conv4d_fprop has not one to three spatial axes"),
+        ({"name": "conv0d_fprop"}, "conv0d_fprop has not one to three spatial axes"),
         ({"dtypes": ("i8",) * 3}, "dtype i8, it takes fp32, bf16, fp16"),
         ({"dtypes": ("bf16", "fp32", "bf16")}, "bf16 times fp32 into bf16, it takes a single dtype"),
         ({"arch": 75}, "compute capability 7.5, it takes 8.0 and newer"),
@@ -264,6 +326,9 @@ def test_refusals_before_a_launch(changes, reason):
 
 LIMITS = {  # of each: the last problem within and the first beyond it
     "groups": ({"G": (1 << 30) - 1}, {"G": 1 << 30}),
+    "outputs of a group": ({"G": 1, "K": 65535}, {"G": 1, "K": 65536}),
+    "outputs of all groups": ({"G": 35791394, "K": 30}, {"G": 1 << 25, "K": 32}),
+    "planes": ({"N": 61354, "output": (50, 100, 6)}, {"N": 61355, "output": (50, 100, 6)}),
     "taps": ({"filter": (1, 31, 3)}, {"filter": (1, 32, 3)}),
     "steps": ({"input_dilation": (1, 1, 65535)}, {"input_dilation": (1, 1, 65536)}),
     "places": ({"low": (0, (1 << 30) - 9, 0)}, {"low": (0, (1 << 30) - 8, 0)}),
@@ -312,7 +377,11 @@ def test_refused_configs(launch, problem_changes, config_changes, message):
     assert reply.code == INVALID and reply.message.startswith("depthwise") and message in reply.message
 
 
-LARGE = {name: case for name, case in triton.LARGE.items() if name != "video"}
+LARGE = triton.LARGE | {
+    "multiplier 2": problem((56, 56), (3, 3), G=64, K=2, N=32, low=1, high=1),
+    "multiplier 32": problem((64, 64), (7, 7), G=32, K=32, N=32, low=3, high=3),
+    "31x31": problem((32, 32), (31, 31), G=384, N=32, low=15, high=15),
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,28 +19,54 @@ MANY_ROWS = problem((5, 4), (31, 31), G=64, low=15, high=15)
 ALIGNED = problem((9,), (4,), G=8, low=3)
 SHIFTED = {"vectors of a source wherever it starts": (4, 0, 0), "vectors of a target wherever it starts": (0, 0, 4)}
 NOWHERE = (0, 0, 0)
-BROKEN = {  # the fault -> the role and a case that show it, a piece of depthwise.cuh or depthwise.cc, and what takes its place
+BROKEN = {  # the fault -> the role and a case that show it, a piece of the sources, and what takes its place
     "no barrier after staging": ("fprop", CASES["3x3"], ROWS, ""),
     "no barrier before staging again": ("fprop", MANY_ROWS, "__syncthreads();  // all have done with the rows that lie here", ""),
     "no barrier after the taps of a line": ("fprop", CASES["causal k4"], "__syncthreads();  // the taps are there", ""),
     "no barrier before a reduction": ("wgrad", CASES["3x3"], "__syncthreads();  // the parts are there", ""),
     "no barrier after a reduction": ("wgrad", CASES["3x3"], "__syncthreads();  // all have read the parts of the tap before", ""),
     "a barrier for some": ("fprop", CASES["3x3"], ROWS, "if (threadIdx.y < 3) __syncthreads();"),
-    "threads that leave early": ("fprop", CASES["3x3"], "own.StageRows(p, row, rows, staged);", "if (own.channel >= p.G) return;"),
+    "threads that leave early": ("fprop", CASES["3x3"], "own.StageRows(p, row, rows, staged);", "if (own.filter >= p.filters) return;"),
     "a bound too far": (
         "fprop",
         CASES["causal k4"],
         "static_cast<unsigned>(place) < static_cast<unsigned>(size)",
         "static_cast<unsigned>(place) <= static_cast<unsigned>(size)",
     ),
-    "a line too few": ("dgrad", CASES["3x3"], "return Inside(s, p.h.S);", "return Inside(s, p.h.S - 1);"),
+    "a line too few": (
+        "dgrad",
+        CASES["3x3"],
+        "return Inside(sd, p.d.S) && Inside(sh, p.h.S);",
+        "return Inside(sd, p.d.S) && Inside(sh, p.h.S - 1);",
+    ),
     "a target too many": ("fprop", CASES["3x3"], "if (u >= count) return;", "if (u > count) return;"),
-    "a channel too many": ("fprop", CASES["3x3"], "channel + c < p.G", "true"),
+    "a channel too many": ("fprop", CASES["3x3"], "owner < p.filters", "true"),
     "a tap too few": ("wgrad", CASES["3x3"], "s >= p.w.R", "s + 1 >= p.w.R"),
     "shared memory too far": ("fprop", CASES["3x3"], "tap * (channels + 4) + c", "tap * (channels + 4) + c + 8"),
     "a strip too many": ("wgrad", CASES["many images, batched filters"], "min(first_tile + p.share, p.tiles)", "p.tiles"),
     "taps that do not ascend": ("dgrad", CASES["causal k4"], "phase.origin + axis.tap_stride * last", "phase.origin"),
     "a window that stands still": ("fprop", CASES["causal k4"], "window[j] = window[kWidth + j];", ""),
+    "a plane too few": ("fprop", CASES["3x2x3"], "if (++plane < d.taps) return;", "if (++plane + 1 < d.taps) return;"),
+    "rows of another plane are staged": ("dgrad", CASES["3x2x3"], "planes % d.taps", "0"),
+    "targets of another plane": ("fprop", CASES["3x2x3"], "plane * p.h.T + fh", "image * p.h.T + fh"),
+    "a piece meets another plane": ("wgrad", CASES["3x2x3"], "(piece.t / p.d.step)", "(piece.r / p.d.step)"),
+    "a piece of another plane": ("wgrad", CASES["3x2x3"], "real = t < p.d.R;", "real = t + 1 < p.d.R;"),
+    "a window of any length that stands still": ("fprop", CASES["k31, a row in pieces"], "(i + kWidth - 1) % kWidth", "i"),
+    "channels beside those that are shared": (
+        "fprop",
+        CASES["multiplier 2"],
+        "image * p.d.S * p.h.S * p.w.S * p.source_channels + filter / p.source_share",
+        "image * p.d.S * p.h.S * p.w.S * p.source_channels + filter % p.source_channels",
+    ),
+    "channels are not shared": (
+        "wgrad",
+        CASES["multiplier 2"],
+        "sources += filter / p.source_share",
+        "sources += filter % p.source_channels",
+    ),
+    "sums of other outputs": ("dgrad", CASES["multiplier 2"], "totals[k / kSummed]", "totals[k % (kVector / kSummed)]"),
+    "the same outputs again": ("dgrad", CASES["multiplier 16"], "at.fold", "0"),
+    "too few outputs": ("dgrad", CASES["multiplier 3 causal"], "p.folds * d.taps * h.taps", "d.taps * h.taps"),
     "vectors of a source wherever it starts": ("fprop", ALIGNED, "IsAligned(first, depthwise::kVectorBytes)", "true"),
     "vectors of a target wherever it starts": ("fprop", ALIGNED, "IsAligned(wgrad ? second : third, depthwise::kVectorBytes)", "true"),
 }
@@ -49,7 +75,8 @@ BROKEN = {  # the fault -> the role and a case that show it, a piece of depthwis
 @pytest.fixture(scope="session")
 def broken_driver(tmp_path_factory):
     """Has every piece beside what takes its place where the environment's BROKEN is its number."""
-    return build(tmp_path_factory, either(("depthwise.cuh", "depthwise.cc"), [(old, new) for _, _, old, new in BROKEN.values()]))
+    files = (*(f"depthwise_{name}.cuh" for name in ("common", "gather", "wgrad")), "depthwise.cc")
+    return build(tmp_path_factory, either(files, [(old, new) for _, _, old, new in BROKEN.values()]))
 
 
 def asked(what):

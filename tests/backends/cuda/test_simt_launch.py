@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import simt
 from test_depthwise import ROLES, of_role, operands_of, problem, shape_of, truth
-from test_simt import CASES
+from test_simt import CASES, in_vectors
 
 from jaxext.backends.cuda import cuda_depthwise
 from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
@@ -32,6 +32,15 @@ LARGE = {  # what there are more than 2^31 of -> the ends of the arrays, what th
     "elements of all batches": (problem((16, 16), (3, 3), G=136, low=1, high=1), {"B": 65535}, 6, 1, 1),
     "elements from one target to the next": (FAR, {"input": (1, 1, 1 << 22)}, 40, 1, 1 << 15),
     "taps of all channels": (problem((1, 1), (7, 7), G=8, low=3, high=3), {"G": 1 << 26}, 1, 8, 1),
+    "elements of all planes": (
+        problem((4, 3, 5), (3, 2, 3), G=264, low=(1, 0, 1), high=(1, 1, 1)),
+        {"N": 40, "input": (14000, 3, 5)},
+        18,
+        1,
+        4200,
+    ),
+    "elements of all outputs": (problem((40,), (4,), G=64, K=16, low=3), {"N": 2, "input": (1, 1, 1 << 22)}, 8, 1, 4096),
+    "outputs read one by one": (problem((40,), (3,), G=43, K=3, low=2), {"N": 4, "input": (1, 1, 1 << 22)}, 9, 1, 16384),
 }
 
 
@@ -73,11 +82,12 @@ def random_problem(rng, role):
     def sizes(limit):
         return tuple(size(limit) if rng.random() < 0.4 else 1 for _ in range(rank))
 
-    rank = int(rng.integers(1, 3))
+    rank = int(rng.integers(1, 4))
     input, filter = sizes(1 << 30), sizes(31)
     steps = dict(stride=sizes(65535), input_dilation=sizes(65535), filter_dilation=sizes(1 << 25))
     low, high = (tuple(int(rng.choice([-1, 1])) * n for n in sizes(1 << 30)) for _ in range(2))
-    case = problem(input, filter, G=size(1 << 30), N=sizes(1 << 31)[0], B=sizes(65535)[0], low=low, high=high, **steps)
+    outputs = size(65535) if rng.random() < 0.4 else 1
+    case = problem(input, filter, G=size(1 << 30), K=outputs, N=sizes(1 << 31)[0], B=sizes(65535)[0], low=low, high=high, **steps)
     return of_role(case, role, str(rng.choice(list(simt.DTYPES))))
 
 
@@ -98,13 +108,15 @@ def test_what_is_taken_can_be_launched(driver, tmp_path):
 
 def test_every_kernel_is_run(driver, tmp_path):
     """By a case of test_simt.test_geometry: as it is, or with channels for vectors."""
-    cases = [of_role(dataclasses.replace(case, G=G), role) for case in CASES.values() for G in {case.G, 24} - {0} for role in ROLES]
+    cases = [of_role(each, role) for case in CASES.values() if case.G for each in (case, in_vectors(case)) for role in ROLES]
     cases = [case for case in cases if 0 not in shape_of(case, ROLES[case.role])]
     replies = simt.run(driver, tmp_path, [(case, cuda_depthwise.pick(case), {}) for case in cases], dry=True)
     ran = {role: set() for role in ROLES}
     for case, reply in zip(cases, replies, strict=True):
-        ran[case.role].add((reply.vector, reply.vector and reply.window, reply.line, reply.taps))
+        ran[case.role].add((reply.many, reply.vector, reply.vector and reply.window, reply.line, reply.taps))
     gather = {(False, False, False, 0), (True, False, False, 0), *((True, True, False, taps) for taps in (0, 3, 5, 7))}
-    gather |= {(True, True, True, taps) for taps in (2, 3, 4)}
+    gather = {(False, *kernel) for kernel in gather | {(True, True, True, taps) for taps in (2, 3, 4)}}
     wgrad = {(False, False, False, 4), (True, False, False, 4), *((True, True, False, taps) for taps in (2, 3, 4, 5, 7))}
-    assert ran == {"fprop": gather, "dgrad": gather, "wgrad": wgrad}
+    wgrad = {(False, *kernel) for kernel in wgrad}
+    many, many_wgrad = ({(True, True, window, False, taps) for window in (False, True)} for taps in (0, 4))
+    assert ran == {"fprop": gather | many, "dgrad": gather | many, "wgrad": wgrad | many_wgrad}
