@@ -114,8 +114,10 @@ def inner(eqn) -> ClosedJaxpr | None:
     if eqn.primitive.name in ("scan", "while", "cond"):
         return None
     programs = [p if isinstance(p, ClosedJaxpr) else ClosedJaxpr(p, ()) for p in eqn.params.values() if isinstance(p, ClosedJaxpr | Jaxpr)]
-    called = programs[0].jaxpr if len(programs) == 1 else None
-    fits = called and (len(called.invars), len(called.outvars)) == (len(eqn.invars), len(eqn.outvars))
+    if len(programs) != 1:
+        return None
+    called = programs[0].jaxpr
+    fits = (len(called.invars), len(called.outvars)) == (len(eqn.invars), len(eqn.outvars))
     return programs[0] if fits and len(called.constvars) == len(programs[0].consts) else None
 
 

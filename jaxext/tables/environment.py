@@ -83,7 +83,7 @@ def cores() -> int:
 def add_code(implementation: str, code: Callable[[str], str], instead_of: Callable[[str], str] | None = None) -> None:
     """Register an implementation; `code(platform)` is a word that identifies its code.  It may replace another one."""
     of = _codes.setdefault(implementation, [])
-    if instead_of in of:
+    if instead_of is not None and instead_of in of:
         of.remove(instead_of)
     of.append(code)
     codes.cache_clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +21,22 @@ from jaxext.testing.derivatives import second, tangent, vjp_of_all
 from jaxext.testing.layouts import Cut
 
 
-def cuts_of(fn: Callable, args: Sequence, result: Tree) -> list[Cut]:
+def cuts_of(fn: Any, args: Sequence, result: Tree) -> list[Cut]:
     """The axes that a function names by `independent_axes(**keywords)`: axis -> its positions in the arguments and in the results."""
-    bound, keywords = (), {}
+    bound: tuple = ()
+    keywords: dict[str, Any] = {}
     while isinstance(fn, functools.partial | jax.stages.Wrapped):
+        around: Any = fn
         if isinstance(fn, functools.partial):
-            fn, bound, keywords = fn.func, (*fn.args, *bound), {**fn.keywords, **keywords}
+            fn, bound, keywords = around.func, (*around.args, *bound), {**around.keywords, **keywords}
         else:
-            fn = fn.__wrapped__
-    if not callable(named := getattr(fn, "independent_axes", None)):
+            fn = around.__wrapped__
+    named: Any = getattr(fn, "independent_axes", None)
+    if not callable(named):
         return []
+    axes: Any = named(**keywords)
     cuts = []
-    for name, (of_args, of_result) in named(**keywords).items():
+    for name, (of_args, of_result) in axes.items():
         if any(axis is not None for axis in of_args[: len(bound)]):
             continue  # a bound array has this axis, and is not cut
         cut = Cut(name, tuple(of_args[len(bound) :]), tuple(of_result))
