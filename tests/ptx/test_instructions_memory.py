@@ -175,7 +175,7 @@ def test_shared_memory(suffix):
         at = "[%d13]" if window else "[%r101]"
         space = "" if window else "shared."
         body = f"""ld.global.{bits(type, count)} {regs}, [%d20]; cvt.u64.u32 %d12, %r101; cvta.shared.u64 %d13, %d12;
-                   st.{space}{suffix} {at}, {regs};
+                   st.{space}{suffix} {at}, {regs}; bar.warp.sync -1;
                    xor.b32 %r103, %r100, 5; sub.u32 %r103, %r103, %r100; mad.lo.s32 %r101, %r103, {size}, %r101;
                    cvt.u64.u32 %d12, %r101; cvta.shared.u64 %d13, %d12; ld.{space}{suffix} {regs}, {at};"""
         source, result = moved(body, f"st.global.{bits(type, count)} [%d21], {regs};", type, count)

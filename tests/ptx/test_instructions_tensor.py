@@ -59,7 +59,7 @@ def test_ldmatrix(count, trans, order):
     result = Output(np.zeros((32, count, 2), np.uint16))
     body = f"""mul.wide.u32 %d1, %r100, 16; add.u64 %d2, %d20, %d1; setp.lt.u32 %p1, %r100, {8 * count}; mad.lo.u32 %r1, %r100, 16, %r101;
                @%p1 ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%d2]; @%p1 st.shared.v4.b32 [%r1+32], {{%r2, %r3, %r4, %r5}};
-               mul.wide.u32 %d1, %r100, 4; add.u64 %d2, %d21, %d1; ld.global.b32 %r6, [%d2]; add.u32 %r6, %r6, %r101;
+               mul.wide.u32 %d1, %r100, 4; add.u64 %d2, %d21, %d1; ld.global.b32 %r6, [%d2]; add.u32 %r6, %r6, %r101; bar.warp.sync -1;
                ldmatrix.sync.aligned.{order.format(count)}{".trans" if trans else ""}.shared.b16 {braces("%r", 10, count)}, [%r6+32];
                mul.wide.u32 %d1, %r100, {4 * count}; add.u64 %d2, %d22, %d1;"""
     body += "".join(f"st.global.b32 [%d2+{4 * n}], %r{10 + n};" for n in range(count))

@@ -69,7 +69,7 @@ def test_phases_are_those_of_the_sources():
         phases = cuda_conv.phases_of(case)
         assert len(plan(case, config_of(1))) == case.B * case.G * math.prod(phases), case
         seen.add(phases)
-    assert len(seen) > 20
+    assert len(seen) > 10
 
 
 def test_sums_are_split_wherever_the_sources_split_them():
