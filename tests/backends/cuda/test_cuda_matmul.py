@@ -143,7 +143,10 @@ def test_the_right_factor_is_read_anew_for_each_64_rows(monkeypatch):
 
 REFUSALS = {
     "another GPU": (dict(arch=100), "compute capability is 10.0, the matmul kernels want 9.0"),
-    "mixed dtypes": (dict(dtypes=("bf16", "fp16", "fp32")), "the operands are bf16 and fp16, want one dtype: convert one, or name no implementation"),
+    "mixed dtypes": (
+        dict(dtypes=("bf16", "fp16", "fp32")),
+        "the operands are bf16 and fp16, want one dtype: convert one, or name no implementation",
+    ),
     "a wide operand": (
         dict(dtypes=("bf16", "fp32", "fp32")),
         "the operands are bf16 and fp32, want one dtype: convert one, or name no implementation",
