@@ -1,7 +1,7 @@
 """Which implementation a GPU takes for a convolution that nobody named one for and no table measured, and why: a claim for each row.
 
 Without a GPU these are claims about the structure of XLA's program, the same for every jaxlib: test_gpu_program_preferences.py reads them
-in what XLA's GPU compiler makes.  Here everything counts as installed.
+in what XLA's GPU compiler makes.  Here every GPU counts as one that the kernels are compiled for.
 """
 
 import functools
@@ -13,7 +13,7 @@ from lowered import struct
 
 import jaxext
 from jaxext.backends import preference
-from jaxext.backends.cuda import cuda_convolutions
+from jaxext.backends.cuda import cuda_binding, cuda_convolutions
 from jaxext.backends.triton import triton_binding
 from jaxext.backends.xla import conv_plan
 
@@ -152,6 +152,7 @@ def rows(monkeypatch):
     return told
 
 
+@pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels, which say what they refuse: {cuda_binding.missing()}")
 @pytest.mark.parametrize("name", CASES)
 def test_preferred(name, rows):
     (fun, args, role, arch), chosen, reason = CASES[name]
