@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 
 from jaxext._scope import Scope
+from jaxext._told import told
 
 # GPU names for messages (https://developer.nvidia.com/cuda-gpus).
 _KNOWN = {"sm_90a": "H100, H200", "sm_80": "A100", "sm_86": "RTX 3090", "sm_89": "L4, L40S, RTX 4090", "sm_100a": "B200"}
@@ -34,7 +35,7 @@ def use_target(arch: str | None) -> Scope:
     match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch) if isinstance(arch, str) else None
     if not match:
         known = ", ".join(f'"{name}" ({gpus})' for name, gpus in _KNOWN.items())
-        raise ValueError(f"arch is {arch!r}, want a name such as {known}; or None")
+        raise ValueError(f"arch is {told(arch)}, want a name such as {known}; or None")
     return Scope("use_target", _named, int(match[1]))
 
 
