@@ -1,7 +1,10 @@
-"""What the site puts where a page says `<!-- table: speed matmul -->`, or includes a section of another page.
+"""The tables of the pages, and the sections of other pages that the site includes.
 
-Speed comes from benchmarks/results, where each file holds what was measured last; refusals from docs/operations/refusals.json.  No page has
-a copy of these numbers, so none can be stale.
+    python docs/tables.py     # writes the tables anew
+
+A table stands between `<!-- table: speed matmul -->` and `<!-- end of table -->`.  Speed comes from benchmarks/results, where each file
+holds what was measured last; refusals from docs/operations/refusals.json.  `tests/project/test_docs_pages.py` fails where a page is not what
+this would write.
 """
 
 import json
@@ -9,11 +12,12 @@ import math
 import pathlib
 import posixpath
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-DIRECTIVE = re.compile(r"^<!-- table: (\w+) (\w+) -->$", re.MULTILINE)
+BEGIN, END = re.compile(r"^<!-- table: (\w+) (\w+) -->$", re.MULTILINE), "<!-- end of table -->"
 INCLUDE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.md)#([\w-]+)\) <!-- include -->$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
@@ -21,9 +25,19 @@ FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 Found = Iterator[tuple[str, str, float]]  # row of the table, column, and how many times as long the other takes
 
 
+def written(markdown: str) -> str:
+    """The page with its tables as they are now.  KeyError: there is no such table.  ValueError: a table has no end."""
+    head, *parts = re.split(r"(?=^<!-- table: )", markdown, flags=re.MULTILINE)
+    for part in parts:
+        match = BEGIN.match(part)
+        if match is None or part.count(END) != 1:
+            raise ValueError(f"want `<!-- table: KIND NAME -->` and one `{END}` behind it, got {part.splitlines()[0]}")
+        head += f"{match[0]}\n\n{TABLES[match[1]](match[2])}\n\n{END}{part.partition(END)[2]}"
+    return head
+
+
 def expanded(markdown: str, folder: str) -> str:
-    """The page, which lies in `folder` of docs/, with its tables and sections in it.  KeyError: there is no such table or section."""
-    markdown = DIRECTIVE.sub(lambda match: TABLES[match[1]](match[2]), markdown)
+    """The page, which lies in `folder` of docs/, with the sections that it includes.  KeyError: there is no such section."""
     return INCLUDE.sub(lambda match: section(match[1], match[2], folder), markdown)
 
 
@@ -62,8 +76,8 @@ def refusals(page: str) -> str:
     for row in json.loads((ROOT / "docs" / "operations" / "refusals.json").read_text())[page]:
         triton, cuda = ("takes it" if row[name] == "yes" else row[name].replace("|", "\\|") for name in ("triton", "cuda"))
         lines.append(f"| {row['call']} | {row['product']} | {triton} | {cuda} | `{row['unnamed']}` |")
-    return "\n".join(lines) + (
-        "\n\nThe sentences are the implementations' own (`docs/refusals.py` asks them), for an H100. *Unnamed* is what runs there "
+    return "\n".join(lines) + _below(
+        "The sentences are the implementations' own (`docs/refusals.py` asks them), for an H100. *Unnamed* is what runs there "
         "if no implementation is named and nothing was measured. No kernel has run on a GPU yet."
     )
 
@@ -152,10 +166,14 @@ def speed(page: str) -> str:
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
     made = f"{environment['device']}, jax {environment['versions']['jax']}, {environment['date'][:10]}, commit {environment['commit'][:7]}"
-    return "\n".join(lines) + (
-        f"\n\nTime of the other program over time of jaxext on a CPU, {made}: above 1 jaxext is faster. Of several sizes it is the "
+    return "\n".join(lines) + _below(
+        f"Time of the other program over time of jaxext on a CPU, {made}: above 1 jaxext is faster. Of several sizes it is the "
         "geometric mean, with the least and the largest."
     )
+
+
+def _below(text: str) -> str:
+    return "\n\n" + textwrap.fill(text, 150)
 
 
 def _cell(ratios: list[float]) -> str:
@@ -166,3 +184,10 @@ def _cell(ratios: list[float]) -> str:
 
 
 TABLES = {"speed": speed, "refusals": refusals}
+
+if __name__ == "__main__":
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text()
+        if (anew := written(text)) != text:
+            page.write_text(anew)
+            print(page.relative_to(ROOT))
