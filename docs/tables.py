@@ -3,8 +3,8 @@
     python docs/tables.py     # writes the tables anew
 
 A table stands between `<!-- table: speed matmul -->` and `<!-- end of table -->`.  Speed comes from benchmarks/results, where each file
-holds what was measured last; refusals from docs/operations/refusals.json.  `tests/project/test_docs_pages.py` fails where a page is not what
-this would write.
+holds what was measured last; refusals from docs/operations/refusals.json.  `tests/project/test_docs_pages.py` fails where a page is not
+what this would write.
 """
 
 import json
@@ -165,11 +165,86 @@ def speed(page: str) -> str:
     kinds, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
-    made = f"{environment['device']}, jax {environment['versions']['jax']}, {environment['date'][:10]}, commit {environment['commit'][:7]}"
     return "\n".join(lines) + _below(
-        f"Time of the other program over time of jaxext on a CPU, {made}: above 1 jaxext is faster. Of several sizes it is the "
-        "geometric mean, with the least and the largest."
+        f"Time of the other program over time of jaxext on a CPU, {_made(environment)}: above 1 jaxext is faster. Of several sizes it is "
+        "the geometric mean, with the least and the largest."
     )
+
+
+# --- each row of a benchmark
+
+
+def by_row(*given: str, **others: str) -> Callable[[list[dict]], Iterator[list[str]]]:
+    """Given facts, jaxext's time and the times of others over it."""
+
+    def lines(rows: list[dict]) -> Iterator[list[str]]:
+        for row in rows:
+            ms = row["ms"]
+            facts = [", ".join(map(str, row[name])) if isinstance(row[name], list) else str(row[name]) for name in given]
+            yield [*facts, f"{ms['jaxext']:.1f}", *(f"{ms[other] / ms['jaxext']:.1f}" for other in others)]
+
+    return lines
+
+
+def of_loops(rows: list[dict]) -> Iterator[list[str]]:
+    for row, cells in zip(rows, by_row("row", lax="", unrolled="")(rows), strict=True):
+        yield [cells[0], f"{row['problem']}, {'x'.join(map(str, row['shapes'][0]))}", *cells[1:]]
+
+
+def of_quantized(rows: list[dict]) -> Iterator[list[str]]:
+    for row, cells in zip(rows, by_row("row", "format", dequantized="", wide="")(rows), strict=True):
+        yield [cells[0], str(row["shape"][0]), *cells[1:]]
+
+
+def of_invariant(rows: list[dict]) -> Iterator[list[str]]:
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        found.setdefault(row["product"], {})[row["row"]] = row["ms"]["invariant"] / row["ms"]["jaxext"]
+    for product, ratios in found.items():
+        yield [product, *(f"{ratios[row]:.1f}" for row in ("forward", "gradient in x"))]
+
+
+def of_gram(rows: list[dict]) -> Iterator[list[str]]:
+    found: dict[tuple, dict[str, dict]] = {}
+    for row in rows:
+        what = row["operation"] if row["row"] == "forward" else f"{row['row']} of {row['operation']}"
+        found.setdefault((what, "x".join(map(str, row["shape"]))), {})[row["dtype"]] = row["ms"]
+    for key, of_dtype in found.items():
+        times = [of_dtype.get(dtype) for dtype in ("float32", "bfloat16")]
+        yield [*key, *(text for ms in times for text in ([f"{ms['jaxext']:.1f}", f"{ms['jnp'] / ms['jaxext']:.2f}"] if ms else ["", ""]))]
+
+
+def of_private(rows: list[dict]) -> Iterator[list[str]]:
+    for row in rows:
+        facts = f"{row['network']}, {row['parameters'] / 1e6:.2g} million parameters"
+        yield [facts, *(f"{row['ms'][name]:.3g}" for name in row["ms"]), *(f"{row['MiB'][name]:.0f}" for name in row["ms"])]
+
+
+# table -> its file, the columns that are words, those that are numbers, and the cells
+ROWS = {
+    "loops": ("loops_cpu", "row, layers", "ms; lax in the loop; lax without it", of_loops),
+    "invariant": ("invariant_cpu", "product", "forward; gradient in x", of_invariant),
+    "quantized": ("quantized_cpu", "row, M, weights", "ms; made wide; wide already", of_quantized),
+    "gram": ("gram_cpu", "row, x", "float32, ms; jnp; bfloat16, ms; jnp", of_gram),
+    "private": (
+        "private_cpu",
+        "network",
+        "jaxext.privacy, ms; `vmap, lax`, ms; `vmap, jaxext`, ms; MiB; MiB, `vmap, lax`; MiB, `vmap, jaxext`",
+        of_private,
+    ),
+}
+
+
+def each_row(name: str) -> str:
+    file, words, numbers, cells = ROWS[name]
+    report = json.loads((RESULTS / f"{file}.json").read_text())
+    titles, figures = words.split(", "), numbers.split("; ")
+    head, *lines = (f"| {' | '.join(line)} |" for line in [titles + figures, *cells(report["rows"])])
+    return "\n".join([head, "|---" * len(titles) + "|--:" * len(figures) + "|", *lines]) + _below(f"{_made(report['environment'])}.")
+
+
+def _made(environment: dict) -> str:
+    return f"{environment['device']}, jax {environment['versions']['jax']}, {environment['date'][:10]}, commit {environment['commit'][:7]}"
 
 
 def _below(text: str) -> str:
@@ -183,7 +258,7 @@ def _cell(ratios: list[float]) -> str:
     return f"{mean:.2f}" if len(ratios) == 1 else f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-TABLES = {"speed": speed, "refusals": refusals}
+TABLES = {"speed": speed, "refusals": refusals, "rows": each_row}
 
 if __name__ == "__main__":
     for page in sorted((ROOT / "docs").rglob("*.md")):
