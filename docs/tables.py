@@ -1,12 +1,17 @@
 """The tables of the pages, and the sections of other pages that the site includes.
 
-    python docs/tables.py     # writes the tables anew
+    python docs/tables.py     # writes the tables and the lists of docs/api anew
 
 A table stands between `<!-- table: speed matmul -->` and `<!-- end of table -->`.  Speed comes from benchmarks/results, where each file
 holds what was measured last; refusals from docs/operations/refusals.json.  `tests/project/test_docs_pages.py` fails where a page is not
 what this would write.
+
+The pages of docs/api list names with the first sentence of their documentation.  Each has `<!-- ::: name -->` behind it, in whose place the
+site has all of it.
 """
 
+import importlib
+import inspect
 import json
 import math
 import pathlib
@@ -19,6 +24,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = re.compile(r"^<!-- table: (\w+) (\w+) -->$", re.MULTILINE), "<!-- end of table -->"
 INCLUDE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.md)#([\w-]+)\) <!-- include -->$", re.MULTILINE)
+NAME = re.compile(r"^- [^\n]*<!-- (::: ([\w.]+)(?:(?!-->).)*?)\s*-->$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 
@@ -26,18 +32,38 @@ Found = Iterator[tuple[str, str, float]]  # row of the table, column, and how ma
 
 
 def written(markdown: str) -> str:
-    """The page with its tables as they are now.  KeyError: there is no such table.  ValueError: a table has no end."""
+    """The page with its tables, and sentences of docstrings, as they are now.
+
+    Raises:
+      KeyError: there is no such table.
+      ValueError: a table has no end.
+    """
     head, *parts = re.split(r"(?=^<!-- table: )", markdown, flags=re.MULTILINE)
     for part in parts:
         match = BEGIN.match(part)
         if match is None or part.count(END) != 1:
             raise ValueError(f"want `<!-- table: KIND NAME -->` and one `{END}` behind it, got {part.splitlines()[0]}")
         head += f"{match[0]}\n\n{TABLES[match[1]](match[2])}\n\n{END}{part.partition(END)[2]}"
-    return head
+    return NAME.sub(lambda match: f"- {first_sentence(match[2])} <!-- {match[1]} -->", head)
+
+
+def first_sentence(name: str) -> str:
+    """Of what is documented by this name, with a link to its file from a page of docs/api."""
+    path, _, attribute = name.rpartition(".")
+    whole = importlib.import_module(path)
+    found = getattr(whole, attribute, None) or importlib.import_module(name)
+    documented = inspect.ismodule(found) or inspect.isclass(found) or inspect.isfunction(found)
+    file = pathlib.Path(inspect.getsourcefile(found if documented else whole) or "").resolve().relative_to(ROOT)
+    text = " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split()) if documented else ""
+    sentence = re.split(r"(?<=\.) ", text)[0]
+    escaped = re.sub(r"(`[^`]*`)|([*<])", lambda match: match[1] or f"\\{match[2]}", sentence)
+    return f"[`{name}`](../../{file})" + (f": {escaped}" if escaped else "")
 
 
 def expanded(markdown: str, folder: str) -> str:
-    """The page, which lies in `folder` of docs/, with the sections that it includes.  KeyError: there is no such section."""
+    """The page, which lies in `folder` of docs/, with the sections that it includes, and what mkdocstrings is told.  KeyError: there is no
+    such section."""
+    markdown = NAME.sub(lambda match: f"\n{match[1]}\n", markdown)
     return INCLUDE.sub(lambda match: section(match[1], match[2], folder), markdown)
 
 
@@ -174,26 +200,19 @@ def speed(page: str) -> str:
 # --- each row of a benchmark
 
 
-def by_row(*given: str, **others: str) -> Callable[[list[dict]], Iterator[list[str]]]:
-    """Given facts, jaxext's time and the times of others over it."""
-
-    def lines(rows: list[dict]) -> Iterator[list[str]]:
-        for row in rows:
-            ms = row["ms"]
-            facts = [", ".join(map(str, row[name])) if isinstance(row[name], list) else str(row[name]) for name in given]
-            yield [*facts, f"{ms['jaxext']:.1f}", *(f"{ms[other] / ms['jaxext']:.1f}" for other in others)]
-
-    return lines
+def times(ms: dict[str, float], *others: str) -> list[str]:
+    """jaxext's, and those of others over it."""
+    return [f"{ms['jaxext']:.1f}", *(f"{ms[other] / ms['jaxext']:.1f}" for other in others)]
 
 
 def of_loops(rows: list[dict]) -> Iterator[list[str]]:
-    for row, cells in zip(rows, by_row("row", lax="", unrolled="")(rows), strict=True):
-        yield [cells[0], f"{row['problem']}, {'x'.join(map(str, row['shapes'][0]))}", *cells[1:]]
+    for row in rows:
+        yield [row["row"], f"{row['problem']}, {'x'.join(map(str, row['shapes'][0]))}", *times(row["ms"], "lax", "unrolled")]
 
 
 def of_quantized(rows: list[dict]) -> Iterator[list[str]]:
-    for row, cells in zip(rows, by_row("row", "format", dequantized="", wide="")(rows), strict=True):
-        yield [cells[0], str(row["shape"][0]), *cells[1:]]
+    for row in rows:
+        yield [row["row"], str(row["shape"][0]), row["format"], *times(row["ms"], "dequantized", "wide")]
 
 
 def of_invariant(rows: list[dict]) -> Iterator[list[str]]:

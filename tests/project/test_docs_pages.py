@@ -61,6 +61,18 @@ def test_a_table_that_is_stale_is_written_anew():
         assert len(stale) < len(text) and tables.written(stale) == text
 
 
+def test_names_are_told_in_a_sentence():
+    """As the documentation has it, where the site has all of it."""
+    text = (DOCS / "api" / "operations.md").read_text()
+    line = "[`jaxext.pack_int4`](../../jaxext/quantized.py): int4 or uint4 numbers (..., N) as bytes, uint8 (..., N / 2)."
+    assert f"- {line} <!-- ::: jaxext.pack_int4 -->\n" in text and tables.written(text.replace("as bytes", "as bits")) == text
+    assert "\n::: jaxext.pack_int4\n" in tables.expanded(text, "api") and "<!--" not in tables.expanded(text, "api")
+    policies = tables.expanded((DOCS / "api" / "checkpoint_policies.md").read_text(), "api")
+    assert "\n::: jaxext.checkpoint_policies\n    options:\n      show" in policies
+    with pytest.raises((AttributeError, ImportError)):
+        tables.written("- <!-- ::: jaxext.no_such_name -->")
+
+
 def test_sections_of_all_pages_exist():
     expanded = {page: tables.expanded(page.read_text(), str(page.parent.relative_to(DOCS)).removeprefix(".")) for page in PAGES}
     assert not [page for page, text in expanded.items() if re.search(r"<!-- include -->$", text, re.MULTILINE)]
