@@ -281,7 +281,7 @@ def _sizes(form: Form, rank: int, given: Mapping[str, int]) -> dict[str, int]:
     wanted = (*form.free, *inputs, *filters)
     if sizes.keys() != set(wanted):
         optional = f", of which {', '.join(batch)} may be left out" if batch else ""
-        raise ValueError(f"cost: sizes has {', '.join(map(told, given)) or 'no labels'}; want {', '.join(wanted)}{optional}")
+        raise ValueError(f"cost: sizes has {', '.join(map(str, given)) or 'no labels'}; want {', '.join(wanted)}{optional}")
     return {label: _positive(f"size of {label}", size) for label, size in sizes.items()}
 
 
