@@ -67,7 +67,7 @@ def _of_array(x: Any) -> tuple[tuple | None, Any]:
         return None, None
     try:
         shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-        return (None, None) if dtype is None else (tuple(shape), dtype)
+        return (None, None) if shape is None or dtype is None else (tuple(shape), dtype)
     except Exception:  # as of an array that was deleted, or a class of one's own
         return None, None
 

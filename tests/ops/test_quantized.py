@@ -277,7 +277,7 @@ def test_quantize_along_an_axis(axis):
 @pytest.mark.parametrize("group", [None, 4])
 def test_stacked_weights_have_scales_of_their_own(group):
     """Those that each has alone; a second expert that is a thousand times as small keeps its values."""
-    w = random((2, 3, 8, 6), np.float32, 5) * np.float32([1, 1e-3, 1])[:, None, None]
+    w = random((2, 3, 8, 6), np.float32, 5) * np.array([1, 1e-3, 1], np.float32)[:, None, None]
     q = jaxext.quantize(w, 8, group)
     assert q.scale.shape == (2, 3, 8 // (group or 8), 6)
     for i in np.ndindex(2, 3):
@@ -470,6 +470,7 @@ def test_qwix_arrays_are_taken():
 LIST: Any = [1.0]
 X, W, S = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32), np.ones((1, 4), np.float32)
 INT = np.ones((8, 4), np.int8)
+FLOAT: Any = 4.0
 WRONG = {
     "rank": (TypeError, "as many axes", lambda: jaxext.scaled_dot(X, W[0])),
     "lists": (TypeError, "lhs is", lambda: jaxext.scaled_dot(LIST, W)),
@@ -507,7 +508,7 @@ WRONG = {
     "group": (ValueError, "group is 3", lambda: jaxext.quantize(W, group=3)),
     "group without an axis": (ValueError, "group is 4 without", lambda: jaxext.quantize(W, group=4, axis=None)),
     "axis": (ValueError, "axis is 2, want one of the 2 axes of w", lambda: jaxext.quantize(W, axis=2)),
-    "a group of floats": (TypeError, "group is 4.0, want whole numbers", lambda: jaxext.quantize(W, group=4.0)),
+    "a group of floats": (TypeError, "group is 4.0, want whole numbers", lambda: jaxext.quantize(W, group=FLOAT)),
     "integers to quantize": (TypeError, "w is int8", lambda: jaxext.quantize(INT)),
     "odd int4": (ValueError, "even size", lambda: jaxext.pack_int4(np.ones((2, 3), ml_dtypes.int4))),
     "int8 to pack": (TypeError, "q is int8", lambda: jaxext.pack_int4(INT)),

@@ -15,6 +15,7 @@ from jaxext import extend, parallel, privacy, testing
 from jaxext._told import told
 
 A: Any = np.full((50, 40), 0.25, np.float32)
+AS: Any = [A]
 Pair = collections.namedtuple("Pair", "first second")
 
 
@@ -89,13 +90,14 @@ def operation() -> Any:
 
 
 def declared(**given) -> Any:
-    return extend.operation("told_operation", lambda x: x, **{"operands": {"x": "B"}, "results": {"y": "B"}} | given)
+    arguments: dict[str, Any] = {"operands": {"x": "B"}, "results": {"y": "B"}} | given
+    return extend.operation("told_operation", lambda x: x, **arguments)
 
 
 # What is wrong -> the call, and whose argument is told.
 WRONG: dict[str, tuple[Any, str]] = {
-    "an operand": (lambda: jaxext.linear([A, A], A.T), "linear: x is [float32[50,40], float32[50,40]], want"),
-    "a ragged operand": (lambda: jaxext.ragged_dot([A], A, A), "ragged_dot: lhs is [float32[50,40]], want"),
+    "an operand": (lambda: jaxext.linear(AS + AS, A.T), "linear: x is [float32[50,40], float32[50,40]], want"),
+    "a ragged operand": (lambda: jaxext.ragged_dot(AS, A, A), "ragged_dot: lhs is [float32[50,40]], want"),
     "ragged numbers": (lambda: jaxext.ragged_dot_general(A, A, A, A), "ragged_dot_dimension_numbers is float32[50,40], want"),
     "an activation": (lambda: jaxext.linear(A, A.T, activation=A), "activation is float32[50,40], want"),
     "a sharding": (lambda: jaxext.linear(A, A.T, out_sharding=A), "out_sharding is float32[50,40], want"),
@@ -116,26 +118,26 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an implementation": (lambda: extend.register("matmul", A), "implementation is float32[50,40], want"),
     "a name": (lambda: extend.define(A, x="B M", w="B N", y="M N"), "the name is float32[50,40], want"),
     "labels": (lambda: extend.define("told_labels", x=A, w="B N", y="M N"), "define: x is float32[50,40], want"),
-    "operands": (lambda: declared(operands=[A]), "operands of told_operation is [float32[50,40]], want"),
+    "operands": (lambda: declared(operands=AS), "operands of told_operation is [float32[50,40]], want"),
     "an operand's labels": (lambda: declared(operands={"x": A}), "x of told_operation is float32[50,40], want"),
     "a word": (lambda: declared(whole=A), "whole of told_operation is float32[50,40], want"),
-    "a call": (lambda: operation()([A], A), "told_product: x is [float32[50,40]], want"),
+    "a call": (lambda: operation()(AS, A), "told_product: x is [float32[50,40]], want"),
     "arguments": (lambda: testing.check_op(jnp.sin, jnp.sin, A), "args is float32[50,40], want"),
     "what is skipped": (lambda: testing.check_op(jnp.sin, jnp.sin, (A,), skip=A), "skip is float32[50,40], want"),
     "a split": (lambda: testing.Split((A,), jax.P()), "args and result have [float32[50,40]], want"),
-    "collectives": (lambda: testing.Split((), (), [A]), "collectives is [float32[50,40]], want"),
+    "collectives": (lambda: testing.Split((), (), AS), "collectives is [float32[50,40]], want"),
     "a form": (lambda: parallel.cost(A, {}, sizes={}, dtype="float32"), "form is float32[50,40], want"),
     "a number of devices": (
         lambda: parallel.cost("matmul", {"M": A}, sizes=dict(M=4, K=4, N=4), dtype="float32"),
         "sharding of M is float32[50,40], want",
     ),
-    "an axis of the mesh": (lambda: parallel.all_gather_matmul(A, A.T, [A]), "axis_name is [float32[50,40]], want"),
+    "an axis of the mesh": (lambda: parallel.all_gather_matmul(A, A.T, AS), "axis_name is [float32[50,40]], want"),
     "axes of the mesh": (
         lambda: parallel.conv_general_dilated(A[None, None], A[None, None], (1, 1), "SAME", axis_names=A),
         "axis_names is float32[50,40], want",
     ),
     "a loss": (lambda: privacy.clipped_grad(A, l2_clip_norm=1.0), "fun is float32[50,40], want"),
-    "a norm": (lambda: privacy.clipped_grad(jnp.sin, l2_clip_norm=[A]), "l2_clip_norm is [float32[50,40]], want"),
+    "a norm": (lambda: privacy.clipped_grad(jnp.sin, l2_clip_norm=AS), "l2_clip_norm is [float32[50,40]], want"),
     "numbers of arguments": (lambda: privacy.clipped_grad(jnp.sin, l2_clip_norm=1.0, argnums=(A,)), "argnums is (float32[50,40],), want"),
     "a result": (
         lambda: privacy.clipped_grad(lambda p, x: {"loss": p}, l2_clip_norm=1.0)(A, A),
