@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.forms.call import Call
+from jaxext.forms.form import form_of
 
 
 def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
@@ -24,8 +25,11 @@ def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
 
 
 def of(call: Call) -> list[jax.Array]:
-    """Such operands of a call."""
-    return normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
+    """Such operands of a call, except companions that must be valid, such as ranges of rows."""
+    operands = normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
+    form = form_of(call)
+    valid = form.examples(call) if form and form.examples else {}
+    return [valid.get(slot, x) for slot, x in zip(call.dtypes, operands, strict=True)]
 
 
 def _draw(key, shape, dtype) -> jax.Array:
@@ -37,6 +41,8 @@ def _draw(key, shape, dtype) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _array(numbers, shape, dtype) -> jax.Array:
+    if dtype == jnp.float8_e8m0fnu:  # which has no negative numbers
+        numbers = jnp.abs(numbers)
     return numbers[: math.prod(shape)].astype(dtype).reshape(shape)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxext._compat import Splitter
 from jaxext.forms.call import Call
 from jaxext.forms.choose import choose, computed, described, faster, replacing_lax
-from jaxext.forms.form import owner
+from jaxext.forms.form import form_of, owner
 from jaxext.forms.implementation import Implementation, Plan
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import random_operands, timing
@@ -166,12 +166,18 @@ def _short(error: Exception) -> str:
 
 
 def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results computed by xla, as precisely as possible.  Integers wrap around, and a sum of booleans is "any"."""
+    """The results computed by xla, as precisely as possible.  Integers wrap around, and a sum of booleans is "any".
+
+    Companions that are integers, such as ranges of rows, stay integers.
+    """
+    form = form_of(call)
+    kept = [name for name in (form.companions if form else ()) if not jnp.issubdtype(call.dtypes[name], jnp.inexact)]
 
     def of(real, precision):
         def wide(dtypes):
             complex_ = np.result_type(real, np.complex64)
-            return {name: complex_ if jnp.issubdtype(d, jnp.complexfloating) else np.dtype(real) for name, d in dtypes.items()}
+            numbers = {name: complex_ if jnp.issubdtype(d, jnp.complexfloating) else np.dtype(real) for name, d in dtypes.items()}
+            return numbers | {name: d for name, d in dtypes.items() if name in kept}
 
         dtypes, results = wide(call.dtypes), wide(call.results)
         further = {name: results[name] for name in call.further}
