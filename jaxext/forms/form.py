@@ -39,7 +39,7 @@ from jaxext import _compat
 from jaxext.forms import flops, partition
 from jaxext.forms.call import Call
 from jaxext.forms.choose import run
-from jaxext.forms.family import Family
+from jaxext.forms.family import Family, in_use
 from jaxext.forms.labelled import Labelled
 from jaxext.tables import in_force
 
@@ -156,6 +156,7 @@ class Form(Labelled):
 
     def bind(self, open: str, operands: Mapping[str, jax.Array], **params) -> jax.Array:
         flops.tell(owner)
+        in_use.add(self.family)
         args = _compat.align_varying(*(operands[slot] for slot in self.operands(open)))
         return self.primitives[open].bind(*args, **params)
 

@@ -32,7 +32,7 @@ from jaxext import _compat
 from jaxext.forms import flops, partition
 from jaxext.forms.call import Call
 from jaxext.forms.choose import replacing_lax, run
-from jaxext.forms.family import Family
+from jaxext.forms.family import Family, in_use
 from jaxext.forms.form import Form, cut, known, owner
 from jaxext.forms.implementation import Algorithm, Definition
 from jaxext.forms.labelled import Labelled
@@ -116,6 +116,7 @@ class Operation(Labelled):
         """The wanted results, by name."""
         primitive = self.primitive
         flops.tell(owner)
+        in_use.add(self.family)
         args = _compat.align_varying(*(operands[name] for name in self.inputs))
         return dict(zip(wanted, primitive.bind(*args, wanted=tuple(wanted), **params), strict=True))
 

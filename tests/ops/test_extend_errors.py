@@ -90,6 +90,32 @@ def test_registered_again():
         np.testing.assert_allclose(jaxext.matmul(A, B, implementation="mine"), factor * (A @ B), rtol=1e-6)
 
 
+def test_registered_after_a_call():
+    """In the order of the tutorial: no program that was compiled or traced before is reused; and where there is none, all stay."""
+    form: Any = extend.define("toy_late", x="B N K", w="B K M", y="B N M")
+    other = jax.jit(lambda a: a + 1)
+    other(A)
+    extend.register(form, times(5, "early"))
+    assert other._cache_size() == 1
+    product = functools.partial(form, B=0)
+    calls = [product, jax.jit(product), lambda a, b: jax.vmap(product)(a[None], b[None])[0]]
+    for factor in (5, 2):
+        for f in calls:
+            np.testing.assert_allclose(f(A, B), factor * (A @ B), rtol=1e-6)
+        if factor == 5:
+            extend.register(form, times(2, "late"))
+
+
+def test_a_kernel_of_a_backward_registered_after_a_gradient():
+    """Which was the reference's, so that no program has the primitive of the backward."""
+    toy: Any = extend.operation("toy_late_gradient", lambda x: 2 * x, operands=dict(x="N"), results=dict(y="N"))
+    x = np.linspace(0, 1, 4, dtype=np.float32)
+    gradient = jax.jit(jax.grad(lambda x: toy(x).sum()))
+    np.testing.assert_allclose(gradient(x), 2 + 0 * x)
+    extend.register(toy.backward, Einsum("late", run=lambda call, config, operands: 7 * operands["d_y"]))
+    np.testing.assert_allclose(gradient(x), 7 + 0 * x)
+
+
 def test_an_operation_of_one_operand_is_explained():
     """There was an error where the reference computes it: it has no second factor."""
     one: Any = extend.operation("toy_one_operand", lambda x: 3 * x, operands=dict(x="N"), results=dict(y="N"))
