@@ -47,7 +47,8 @@ def check_op(
     `CHECKS` lists the transformations: eager, jit, vmap over every subset of the arguments, both modes of differentiation in every order,
     control flow, remat, export, donation, pmap, shard_map, automatic and explicit meshes, with the collectives of the compiled programs.
     The expected values are T(reference) in float64 on one device, computed in the simplest way (vmap as a loop).  The expected shapes and
-    dtypes are the reference's own.  A check is skipped if its prerequisite (`jacfwd` for its `vmap`) did not pass.
+    dtypes are the reference's own.  A check is skipped if its prerequisite did not pass: `jit` and `disable_jit` need `eager`, all others
+    need `jit`, derivatives need `jvp` in forward mode and `vjp` in reverse mode, and Jacobians and meshes need `vmap`.
 
     Args:
       fn: the function under test.  It takes as many arrays as `args` has, and returns an array or a pytree of arrays.  Bind other
@@ -63,7 +64,8 @@ def check_op(
         axes, and those of a split without collectives, fn of two halves put together must be fn of the whole, also on one device.
       examples: `examples(i)` returns further arguments for vmap, of the same shapes and dtypes.  By default the elements of each argument
         are rolled by i, so an integer array of one element does not change.
-      skip: name of a check -> reason for skipping it.
+      skip: name of a check -> reason for skipping it.  Checks that need it are skipped too, and the report is not `complete`
+        unless it names these as well.
       devices: defaults to all devices of this process.  Checks that need several are skipped if there is one:
         `XLA_FLAGS=--xla_force_host_platform_device_count=8`, set before jax starts, simulates 8 on a CPU.
       show: print each row as soon as it is known.  If XLA aborts the process, the check after the last printed row caused it.  If that is
