@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,8 @@ class Bilinear:
     """A bilinear operation made by `define`.  Call it like a function."""
 
     _form: Form
+
+    linear: ClassVar = (0, 1)  # the operands in each of which it is linear; `jaxext.testing.check_op` reads it
 
     @property
     def __name__(self) -> str:  # jax.jit names the program after it

@@ -132,12 +132,13 @@ def judge(checks: Sequence[Check], case: Case, reference: Callable, tolerance: f
         if reason := next(filter(None, reasons), None):
             skipped[check.name] = reason
     possible = [check for check in checks if check.name not in skipped]
+    applies = {*CURES, *unnamed.values(), case.unsplit, case.uncut} - {""}  # reasons to leave out what another call could check
     truth, structs = _truth(possible, case, reference)
     got = None
     for check in checks:
         if reason := next(filter(None, map(skipped.get, (check.name, *check.needs))), None):
             skipped[check.name] = reason
-            yield Row(check.name, "skipped", reason, complete=reason not in {*CURES, *unnamed.values()})
+            yield Row(check.name, "skipped", reason, complete=reason not in applies)
             continue
         if got is None and check.run is None:
             got = _together({check.name: check.traced or check.want for check in possible if check.run is None}, case)
@@ -155,7 +156,7 @@ def _verdict(check, case, got, want, structs, tolerance) -> Row:
         got = check.run(case) if check.run else got
         if check.partial:
             if not got:
-                return Row(check.name, "skipped", check.note(case) or "no layout is such")
+                return Row(check.name, "skipped", check.note(case) or "no layout is such", complete=not check.note(case))
             want, structs = ({label: tree[label] for label in got} for tree in (want, structs))
         compare(got, want, structs, tolerance)
     except Exception as error:
@@ -167,7 +168,7 @@ def _verdict(check, case, got, want, structs, tolerance) -> Row:
             )
         text = " ".join(str(error).split())
         return Row(check.name, "failed", f"{where}{type(error).__name__}: {text[:200]}", missing(text) or own)
-    return Row(check.name, "passed", check.note(case))
+    return Row(check.name, "passed", check.note(case), complete=not check.note(case))
 
 
 def _labels(error: Exception) -> list[str]:

@@ -28,8 +28,8 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether it passed, and no check was left out for want of devices, of the package flatbuffers, or of a platform for 16-bit floats,
-        or because it needs one that `skip` names.
+        """Whether it passed, and no check was left out, wholly or for some splits, for want of devices, of sizes that the mesh divides, of
+        the package flatbuffers, or of a platform for 16-bit floats, or because it needs one that `skip` names.
 
         Checks that `skip` names, and those that do not apply, such as derivatives of integers, may be missing.
         """
