@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxext.backends.cuda.cuda_convolutions import CudaCausal
@@ -27,6 +28,7 @@ from jaxext.families import fuse
 from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
 from jaxext.forms.by_reference import Declaration, Keywords, Reference
+from jaxext.forms.call import Call
 from jaxext.forms.family import Family, declare
 
 LAYOUT = ("NWC", "WIO", "NWC")
@@ -117,9 +119,18 @@ def _declaration(names: tuple[str, ...]) -> Declaration:
         whole=("J", "T", "S") if any("S" in of for of in inputs.values()) else ("J", "T"),
         constant=tuple(name for name in NUMBERS if name in names),
         dropped=("y",),
+        examples=_examples,
     )
     _ = declared.backward  # for which there are kernels
     return declared
+
+
+def _examples(call: Call) -> dict[str, jax.Array]:
+    """Numbers of four sequences of one length behind each other, the first of which has the state."""
+    steps = call.sizes["T"]
+    numbers = {"seq_idx": np.arange(steps) * 4 // max(1, steps), "idx_of_states": np.zeros(1)}
+    arrays = {name: jnp.asarray(of, call.dtypes[name]) for name, of in numbers.items() if name in call.dtypes}
+    return {name: jnp.broadcast_to(x, call.shape_of(name)) for name, x in arrays.items()}
 
 
 def _composed(names, *arrays, activation, implementation=None) -> tuple[jax.Array]:

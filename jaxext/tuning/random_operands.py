@@ -25,11 +25,19 @@ def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
 
 
 def of(call: Call) -> list[jax.Array]:
-    """Such operands of a call, except companions that must be valid, such as ranges of rows."""
+    """Such operands of a call, except those that must be valid."""
     operands = normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
-    form = form_of(call)
-    valid = form.examples(call) if form and form.examples else {}
-    return [valid.get(slot, x) for slot, x in zip(call.dtypes, operands, strict=True)]
+    fixed = valid(call)
+    return [fixed.get(slot, x) for slot, x in zip(call.dtypes, operands, strict=True)]
+
+
+def valid(call: Call) -> dict[str, jax.Array]:
+    """The operands for which random numbers would have no meaning, such as ranges of rows."""
+    found = {}
+    for of in (call.operation, form_of(call)):
+        if of is not None and of.examples is not None:
+            found |= of.examples(call)
+    return found
 
 
 def _draw(key, shape, dtype) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxext._compat import Splitter
 from jaxext.forms.call import Call
 from jaxext.forms.choose import choose, computed, described, faster, replacing_lax
-from jaxext.forms.form import form_of, owner
+from jaxext.forms.form import owner
 from jaxext.forms.implementation import Implementation, Plan
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import random_operands, timing
@@ -168,10 +168,9 @@ def _short(error: Exception) -> str:
 def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """The results computed by xla, as precisely as possible.  Integers wrap around, and a sum of booleans is "any".
 
-    Companions that are integers, such as ranges of rows, stay integers.
+    Operands that must be valid, such as ranges of rows, keep their dtype.
     """
-    form = form_of(call)
-    kept = [name for name in (form.companions if form else ()) if not jnp.issubdtype(call.dtypes[name], jnp.inexact)]
+    kept = random_operands.valid(call)
 
     def of(real, precision):
         def wide(dtypes):

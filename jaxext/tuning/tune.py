@@ -166,6 +166,6 @@ def _unanswered(call: Call) -> str | None:
         return reason
     if call.platform != (platform := environment.default_platform()):
         return f"it is for another device than the {platform} of this process"
-    if call.operation is not None and (call.operation.product is None or not call.operation.of_any_numbers):
-        return "random operands need not be ones that the operation accepts, such as labels, or a symmetric matrix"
+    if call.operation is not None and call.operation.unmeasured:
+        return call.operation.unmeasured
     return "an axis is empty, so nothing is computed" if 0 in call.sizes.values() else None

@@ -188,6 +188,19 @@ def test_ragged_products(function, rows, dtype, names, clock, path):
         assert winner(row) is not None and all(c.error is not None and max(c.error) < 1e-2 for c in row.candidates)
 
 
+def test_causal_convolutions(clock, path):
+    """With their gradient, of sequences behind each other."""
+
+    def packed(x, w, seq_idx):
+        return jaxext.causal_conv1d(x, w, seq_idx=seq_idx, activation="silu")
+
+    with in_force.collecting() as calls:
+        tuned = tune(packed, struct(2, 9, 3), struct(4, 3), struct(2, 9, dtype=np.int8), table=path)
+    assert ops(tuned) == {"causal_conv1d", "causal_conv1d_backward"} and all(winner(row) for row in tuned.rows)
+    for call in calls:
+        np.testing.assert_array_equal(random_operands.valid(call)["seq_idx"], [[0, 0, 0, 1, 1, 2, 2, 3, 3]] * 2)
+
+
 @pytest.mark.parametrize(("rows", "groups", "lead"), [(100, 3, (2,)), (2, 5, ()), (7, 1, ())])
 def test_ranges_that_are_measured_are_valid(rows, groups, lead):
     """In order, without overlap, and with every row."""
