@@ -237,9 +237,9 @@ def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
     indices = "conv_state_indices" in arrays
     if indices and state.ndim != 3 or not indices and state.shape[:-2] != lead:
         raise TypeError(f"{name}: conv_state has the shape {state.shape}, want {(*lead, state.shape[-2], x.shape[-1])}")
-    real = jnp.issubdtype(x.dtype, jnp.floating)
-    if not jnp.issubdtype(state.dtype, jnp.floating if real else jnp.complexfloating):
-        raise TypeError(f"{name}: conv_state is {state.dtype}, want {'floating-point' if real else 'complex'} numbers, since x is {x.dtype}")
+    kind, wanted = (jnp.floating, "floating-point") if jnp.issubdtype(x.dtype, jnp.floating) else (jnp.complexfloating, "complex")
+    if not jnp.issubdtype(state.dtype, kind):
+        raise TypeError(f"{name}: conv_state is {state.dtype}, want {wanted} numbers, since x is {x.dtype}")
     for argument in ("cache_seqlens", "conv_state_indices"):
         if argument in arrays:
             fuse.refuse_shape(name, argument, arrays[argument], lead, "an element for each sequence")

@@ -145,6 +145,8 @@ def clipped_grad(
     ):
         if not isinstance(given, wanted) or isinstance(given, bool):
             raise TypeError(f"clipped_grad: {name} is {given!r}, want a number")
+    if shape := jnp.shape(l2_clip_norm):
+        raise TypeError(f"clipped_grad: l2_clip_norm has the shape {shape}, want a number")
     if isinstance(l2_clip_norm, numbers.Real) and not l2_clip_norm >= 0:
         raise ValueError(f"clipped_grad: l2_clip_norm is {l2_clip_norm}, want at least 0")
     if not normalize_by > 0:

@@ -109,7 +109,7 @@ def test_check_op_finds_what_is_not_seen(name):
 
 
 def test_a_reduction_by_a_function_is_not_followed():
-    """Its function has scalars.  It was taken for a program that the equation calls, and the axis of the label looked for in the operand."""
+    """Its function, of scalars, is no program that the equation calls, in which an axis keeps its place."""
 
     def reference(x):
         largest = jax.lax.reduce(x, jnp.asarray(-jnp.inf, x.dtype), jnp.logaddexp, (0,))
