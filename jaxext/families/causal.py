@@ -19,6 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxext.backends.cuda.cuda_convolutions import CudaCausal
 from jaxext.backends.triton.triton_binding import TritonCausal
@@ -26,6 +28,7 @@ from jaxext.families import activation as _activation
 from jaxext.families import fuse
 from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
+from jaxext.forms import partition
 from jaxext.forms.by_reference import Declaration, Keywords, Reference
 from jaxext.forms.family import Family, declare
 
@@ -257,7 +260,9 @@ def _update(names, activation, *arrays, implementation):
     x = x[..., None, :] if single else x
     indices, lengths = given.get("conv_state_indices"), given.get("cache_seqlens")
     indices = None if indices is None else indices.astype(jnp.int32)  # the rows may be more than fewer bits count
-    state = buffer if indices is None else buffer[jnp.clip(indices, 0, buffer.shape[0] - 1)]
+    own = partition.explicit(jax.typeof(buffer))
+    of_rows = None if own is None else NamedSharding(own.mesh, P(jax.typeof(x).sharding.spec[0], *own.spec[1:]))
+    state = buffer if indices is None else buffer.at[jnp.clip(indices, 0, buffer.shape[0] - 1)].get(out_sharding=of_rows)
     taps, size, steps = weight.shape[0], state.shape[-2], x.shape[-2]
     if lengths is None:
         before = state[..., size - (taps - 1) :, :]
@@ -272,7 +277,7 @@ def _update(names, activation, *arrays, implementation):
     if indices is not None:  # a negative index has no state
         y = jnp.where((indices >= 0)[..., None, None], y, jnp.zeros((), y.dtype))
         at = jnp.where(indices >= 0, indices, buffer.shape[0])
-        new = buffer.at[at].set(new, mode="drop")
+        new = buffer.at[at].set(new, mode="drop", out_sharding=own)
     return (y[..., 0, :] if single else y), new
 
 

@@ -222,6 +222,23 @@ def test_states_of_a_larger_buffer():
         np.testing.assert_array_equal(new[row], buffer[row])
 
 
+@pytest.mark.parametrize("split", [P(), P("d")], ids=["a whole buffer", "a split one"])
+def test_states_of_a_larger_buffer_on_an_explicit_mesh(split):
+    """Each device has a part of the sequences."""
+    x, weight, bias, _ = some(jnp.float32, 3, 4, batch=(8,))
+    buffer, rows = jnp.asarray(random((16, 2, 8), np.float32, 9)), np.array([4, -1, 0, 15, 7, 2, 3, 1], np.int32)
+    update = jax.jit(lambda x, buffer: jaxext.causal_conv1d_update(x, buffer, weight, bias, conv_state_indices=rows))
+    want = update(x, buffer)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        got = update(jax.device_put(x, P("d")), jax.device_put(buffer, split))
+        assert jax.typeof(got[0]).sharding.spec == P("d", None, None) and jax.typeof(got[1]).sharding.spec == P(
+            *split, *[None] * (3 - len(split))
+        )
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32], ids=lambda dtype: np.dtype(dtype).name)
 def test_numbers_of_steps_and_rows_are_integers_of_any_dtype(dtype):
     """Of few bits, which count fewer steps or rows than there are, and without a sign, in which no step is before the first."""
