@@ -1,7 +1,7 @@
 """Finds where a reference couples the elements of a label: by a sum, a sort or a cumulative sum over its axis, or by their positions.
 
-The axis is followed through the program, from the operands to the results.  A dependence that is found is in the program, but it may cancel:
-then the label is declared `independent`.  Where the axis cannot be followed (a gather, a loop, a reduction by a function, a call of foreign
+The axis is followed through the program, from the operands to the results.  A dependence that is found is there, but may cancel: then
+the label is declared `independent`.  Where the axis cannot be followed (a gather, a loop, a reduction by a function, a call of foreign
 code), nothing is said; `jaxext.testing.check_op` compares numbers.
 """
 
