@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from jaxext.families.dispatch import in_place_of_lax
@@ -22,6 +21,8 @@ from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
 from jaxext.hazards.compare import Measured, compare
 from jaxext.hazards.known_hazards import HAZARDS, PRODUCTS, Hazard
+from jaxext.hazards.reading import computes_gradients
+from jaxext.hazards.remarks import no_loss, remarks
 from jaxext.hazards.split_axes import SplitAxes, of_sharding
 from jaxext.hazards.subjects import Equation, Place, Planned, place
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
@@ -71,15 +72,17 @@ class Finding:
 class Report:
     """What `doctor` found, the worst first.  `ok` says that nothing is wrong or crashes; `str` gives a text.
 
+    `remarks` say how the function was read: which gradient, or why none, and which operands are constants of the program.
     `refusal` is the error of jaxext if the function cannot be traced inside `in_place_of_lax`; then what is slow is not known.
     """
 
     platform: str
     jax: str  # its version
-    read: str  # "forward", or "forward and backward"
+    read: str  # "forward", "forward and backward", or "as it stands" if the function computes gradients itself
     products: int  # of lax, in the program
     findings: tuple[Finding, ...]
     refusal: str | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -92,6 +95,7 @@ class Report:
         by_hazard: dict[str, list[Finding]] = {}
         for finding in self.findings:
             by_hazard.setdefault(finding.hazard, []).append(finding)
+        head += "".join(f"\n{textwrap.fill(remark, WIDTH, break_on_hyphens=False)}" for remark in self.remarks)
         head += f"\nwhat is slow is not known, since in_place_of_lax() ends with {self.refusal}" if self.refusal else ""
         return "\n\n".join([head, *("\n".join(_section(findings)) for findings in by_hazard.values())])
 
@@ -124,6 +128,8 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
           `jax.sharding.AbstractMesh`, of devices that need not be here.
         platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
         gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
+          Arrays that it closes over are constants, in which no gradient is read.  A training step that computes gradients itself is read
+          as it stands.
         measure: whether to time lax's product and jaxext's, alone or in a loop of their own, wherever lax's is slow on one device.
 
       Returns:
@@ -147,7 +153,9 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         raise ValueError(f"doctor: measure is set and platform is {platform!r}, want {known_platform('doctor', None)!r}, which is here")
     with replacing_lax(False):
         program = jax.make_jaxpr(fun)(*args, **kwargs)
-        backward = _is_loss(program) if gradients is None else gradients
+        backward = no_loss(program) is None if gradients is None else gradients
+        told = (*remarks(program, backward, gradients),)
+        read = "forward and backward" if backward else "as it stands" if computes_gradients(program) else "forward"
         if backward:
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
@@ -165,9 +173,8 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         dataclasses.replace(finding, measured=compare(subject)) if measure and finding.what == "slow" else finding
         for finding, subject in ordered
     ]
-    read = "forward and backward" if backward else "forward"
     products = sum(equation.name in PRODUCTS for equation, _ in equations)
-    return Report(platform, jax.__version__, read, products, tuple(measured), refusal)
+    return Report(platform, jax.__version__, read, products, tuple(measured), refusal, told)
 
 
 def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
@@ -176,12 +183,6 @@ def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
     except Exception as error:
         error.add_note("doctor: this is of the gradient; with gradients=False (--no-backward) the function alone is read")
         raise
-
-
-def _is_loss(program: ClosedJaxpr) -> bool:
-    arguments = any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in program.in_avals)
-    results = program.out_avals
-    return arguments and len(results) == 1 and results[0].shape == () and jnp.issubdtype(results[0].dtype, jnp.floating)
 
 
 def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> Iterator[tuple[Equation, Step]]:
