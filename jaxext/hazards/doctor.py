@@ -20,8 +20,9 @@ from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
 from jaxext.hazards.compare import Measured, compare
+from jaxext.hazards.fused_reduction import FusedReductions
 from jaxext.hazards.known_hazards import HAZARDS, PRODUCTS, Hazard
-from jaxext.hazards.reading import computes_gradients
+from jaxext.hazards.reading import Origins, computes_gradients
 from jaxext.hazards.remarks import no_loss, remarks
 from jaxext.hazards.split_axes import SplitAxes, of_sharding
 from jaxext.hazards.subjects import Equation, Place, Planned, place
@@ -156,13 +157,15 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         backward = no_loss(program) is None if gradients is None else gradients
         told = (*remarks(program, backward, gradients),)
         read = "forward and backward" if backward else "as it stands" if computes_gradients(program) else "forward"
+        leaves, alone = jax.tree.leaves((args, kwargs)), program
         if backward:
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
-    equations = [*_equations(program, jax.tree.leaves((args, kwargs)), platform)]
+    equations = [*_equations(program, leaves, platform)]
+    in_evaluation = [*_fused_in_evaluation(alone, equations, leaves)] if backward and platform == "cpu" else []
     planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
     findings: dict[tuple, tuple[Finding, Any]] = {}
-    for subject, step in (*equations, *planned):
+    for subject, step in (*equations, *in_evaluation, *planned):
         for hazard in _hazards(subject):
             where = place(step)
             key = hazard.name, subject.key, where.source, where.backward
@@ -198,12 +201,22 @@ def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> It
         raise ValueError(f"doctor: the arguments are split over the meshes {[*meshes]}, want one")
     for mesh in meshes:
         splits.add_mesh(mesh)
+    fused = FusedReductions(program, origins := Origins(program))
     for step in walk(program.jaxpr):
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
             operands = [splits.of(atom) for atom in step.eqn.invars]
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
-            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop), step
+            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop, fused.has_one_number(step)), step
         splits.follow(step)
+        origins.follow(step)
+
+
+def _fused_in_evaluation(alone: ClosedJaxpr, equations, leaves: Sequence[Any]) -> Iterator[tuple[Equation, Step]]:
+    """Products that are fused with their reduction in the function alone, but not beside its gradient, which reads them once more."""
+    known = {(equation.key, place(step).source) for equation, step in equations if equation.one_number_reduced}
+    for equation, step in _equations(alone, leaves, "cpu"):
+        if equation.one_number_reduced and (equation.key, place(step).source) not in known:
+            yield equation, step
 
 
 def _in_kernel(step: Step) -> bool:

@@ -18,14 +18,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxext.tuning.walk import Step, walk
 
 # Calls whose operands and results are those of the program inside.
-CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "custom_jvp_call", "custom_vjp_call")
-# Of one number everywhere they make one number everywhere, and XLA computes them in the kernel of the product before them.
+CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call", "custom_vjp_call")
+# Of operands that are one number everywhere these, and those in SPREADING, make one number everywhere.
 ELEMENTWISE = {
-    *("add", "sub", "mul", "div", "neg", "abs", "max", "min", "exp", "log", "sqrt", "rsqrt", "square", "integer_pow", "pow", "tanh"),
-    *("logistic", "sign", "convert_element_type", "copy", "reshape"),
+    *("add", "sub", "mul", "div", "neg", "abs", "max", "min", "exp", "log", "log1p", "sqrt", "rsqrt", "square", "integer_pow", "pow"),
+    *("tanh", "logistic", "sign", "convert_element_type", "copy", "reshape"),
 }
-SPREADING = {"broadcast_in_dim", "transpose", "squeeze", "expand_dims", "slice", "rev"}  # keep one number everywhere what it is
-REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
+SPREADING = {"broadcast_in_dim", "transpose", "squeeze", "slice", "rev"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +108,14 @@ def _of_array(value: Any) -> Origin:
     dtype = getattr(value, "dtype", None)
     if np.size(value) == 1 or dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         return Origin(one_number=np.size(value) == 1)
-    aval = jax.typeof(value)
-    return Origin(arrays=frozenset({aval.str_short(short_dtypes=True)}))
+    return Origin(arrays=frozenset({jax.typeof(value).str_short(short_dtypes=True)}), one_number=_all_equal(value))
+
+
+def _all_equal(value: Any) -> bool:
+    if isinstance(value, jax.Array) and not value.is_fully_addressable or np.size(value) == 0:
+        return False
+    first = np.asarray(value[(0,) * np.ndim(value)])
+    return bool((value == first).all())
 
 
 def constants_in_products(program: ClosedJaxpr, product: Callable[[JaxprEqn], bool]) -> Iterator[frozenset[str]]:
