@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from jaxext import _compat
 from jaxext.tuning.walk import Step, walk
 
 # Calls whose operands and results are those of the program inside.
@@ -89,7 +90,7 @@ class Origins:
         """Of the operands that are the same in each step."""
         params = eqn.params
         if eqn.primitive.name == "scan":
-            return operands[: params["num_consts"] if "num_consts" in params else 0]
+            return operands[: _compat.scan_counts(params)[0]]
         of_condition = params["cond_nconsts"]
         body = params["body_jaxpr"].jaxpr is inner
         return operands[of_condition : of_condition + params["body_nconsts"]] if body else operands[:of_condition]

@@ -281,7 +281,7 @@ def _calls():
         (["users_module:raises", "f32[3,,4]"], "argument SHAPE: 'f32[3,,4]' is no shape"),
         (["users_module:raises", "f32[2]", "--arch", "90"], "argument --arch: arch is '90', want \"sm_90a\" (H100, H200)"),
         (["users_module:raises", "f32[2]", "--arch", "h100"], "arch is 'h100', want \"sm_90a\" (H100, H200)"),
-        (["users_module:raises", "f32[2]", "--arch", "h100x"], "arch is 'h100x', want one of \"sm_90a\" (H100, H200), \"sm_80\" (A100), "),
+        (["users_module:raises", "f32[2]", "--arch", "h100x"], 'arch is \'h100x\', want one of "sm_90a" (H100, H200), "sm_80" (A100), '),
         (["users_module:raises", "f32[2]", "--platform", "gpu"], "argument --platform: invalid choice: 'gpu'"),
         (["users_module:makes_its_own", "--backward"], "--backward: there is nothing to differentiate by"),
         (["users_module:raises", "f32[2]", "--table", "gone.json"], "--table: "),

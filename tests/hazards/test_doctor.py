@@ -224,7 +224,7 @@ def test_constants_are_seen_through(name):
     "fun",
     [
         lambda x, w: depthwise(x, w * FILTERS),  # of arguments too
-        lambda x, w: lax.scan(lambda w, _: (w * 2, depthwise(x, w)), w, length=2)[1],
+        lambda x, w: lax.scan(lambda c, _: (c + w, depthwise(x, c)), FILTERS, length=2)[1],  # after the first step
         lambda x, w: depthwise(x, w) @ jnp.eye(8, dtype=np.float32),  # made inside
         lambda x, w: depthwise(x, w) * np.float32(2),
     ],
