@@ -49,7 +49,7 @@ def use_target(arch: str | None) -> Scope:
 
 def _capability(arch: str) -> int:
     match = re.fullmatch(r"sm_(\d{2,3})([af]?)", arch) if isinstance(arch, str) else None
-    capability = int(match[1]) if match else None
+    capability = int(match[1]) if match else -1
     if match and capability in map(_number, _KNOWN) and (not match[2] or capability >= 90):
         return capability
     meant = _meant(arch) if isinstance(arch, str) else None

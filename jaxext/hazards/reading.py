@@ -26,6 +26,7 @@ ELEMENTWISE = {
     *("tanh", "logistic", "sign", "convert_element_type", "copy", "reshape"),
 }
 SPREADING = {"broadcast_in_dim", "transpose", "squeeze", "slice", "rev"}
+LARGEST_READ = 2**24  # elements of a constant whose numbers are compared: it is copied from its device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +114,12 @@ def _of_array(value: Any) -> Origin:
 
 
 def _all_equal(value: Any) -> bool:
-    if isinstance(value, jax.Array) and not value.is_fully_addressable or np.size(value) == 0:
+    if isinstance(value, jax.core.Tracer) or not 0 < np.size(value) <= LARGEST_READ:
         return False
-    first = np.asarray(value[(0,) * np.ndim(value)])
-    return bool((value == first).all())
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return False
+    numbers = np.asarray(value)
+    return bool((numbers == numbers.flat[0]).all())
 
 
 def constants_in_products(program: ClosedJaxpr, product: Callable[[JaxprEqn], bool]) -> Iterator[frozenset[str]]:

@@ -220,6 +220,17 @@ def test_constants_are_seen_through(name):
     assert "1 product has an operand" in jaxext.doctor(CLOSING[name], X, platform="cpu").remarks[-1]
 
 
+def test_constants_of_any_kind():
+    """Tracers of a program around, and arrays on an explicit mesh."""
+    reports = []
+    jax.jit(lambda w: reports.append(jaxext.doctor(lambda x: depthwise(x, w), X, platform="cpu")))(FILTERS)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        split = jax.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, P("data")))
+        reports.append(jaxext.doctor(lambda x: x @ split, struct(8, 64), platform="cpu"))
+    assert all("1 product has an operand" in report.remarks[-1] for report in reports)
+
+
 @pytest.mark.parametrize(
     "fun",
     [
