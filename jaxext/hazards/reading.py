@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxext import _compat
@@ -114,7 +115,7 @@ def _of_array(value: Any) -> Origin:
 
 
 def _all_equal(value: Any) -> bool:
-    if isinstance(value, jax.core.Tracer) or not 0 < np.size(value) <= LARGEST_READ:
+    if isinstance(value, Tracer) or not 0 < np.size(value) <= LARGEST_READ:
         return False
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return False
