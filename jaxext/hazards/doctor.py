@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import reprlib
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from jaxext._told import told
 from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
@@ -112,9 +112,9 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
         times = f", {each.times} times" if each.times > 1 else ""
         yield f"  - {each.source}, {each.where}{times}"
         yield f"      {each.product}"
-        told = [each.cost, str(each.measured or "")]
-        if any(told):
-            yield f"      {'; '.join(filter(None, told))}"
+        more = [each.cost, str(each.measured or "")]
+        if any(more):
+            yield f"      {'; '.join(filter(None, more))}"
     if len(listed) < len(findings):
         yield f"  - and {len(findings) - len(listed)} more"
 
@@ -148,14 +148,14 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
     """
     if not callable(fun):
-        raise TypeError(f"doctor: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
+        raise TypeError(f"doctor: fun is {told(fun)}, want the function itself, and its arguments after it")
     platform = known_platform("doctor", platform)
     if measure and platform != known_platform("doctor", None):
-        raise ValueError(f"doctor: measure is set and platform is {platform!r}, want {known_platform('doctor', None)!r}, which is here")
+        raise ValueError(f"doctor: measure is set and platform is {told(platform)}, want {known_platform('doctor', None)!r}, which is here")
     with replacing_lax(False):
         program = jax.make_jaxpr(fun)(*args, **kwargs)
         backward = no_loss(program) is None if gradients is None else gradients
-        told = (*remarks(program, backward, gradients),)
+        said = (*remarks(program, backward, gradients),)
         read = "forward and backward" if backward else "as it stands" if computes_gradients(program) else "forward"
         leaves, alone = jax.tree.leaves((args, kwargs)), program
         if backward:
@@ -177,7 +177,7 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         for finding, subject in ordered
     ]
     products = sum(equation.name in PRODUCTS for equation, _ in equations)
-    return Report(platform, jax.__version__, read, products, tuple(measured), refusal, told)
+    return Report(platform, jax.__version__, read, products, tuple(measured), refusal, said)
 
 
 def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:

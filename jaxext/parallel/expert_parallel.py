@@ -25,6 +25,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxext._compat import align_varying
+from jaxext._told import told
 from jaxext.families.ragged import ranges
 from jaxext.parallel import by_platform
 from jaxext.parallel.axes import devices_along
@@ -95,7 +96,7 @@ def expert_parallel(
             of = f"{len(sizes)} experts on {n} devices"
             raise ValueError(f"{name}: weights{jax.tree_util.keystr(path)} has {leaf.shape[0]} experts, want {len(sizes) // n} of {of}")
     if capacity is not None and capacity < 0:
-        raise ValueError(f"{name}: capacity is {capacity}, want 0 or more")
+        raise ValueError(f"{name}: capacity is {told(capacity)}, want 0 or more")
 
     rows, sizes, _ = align_varying(rows, sizes, lax.axis_index(axis_name))
     exchange = _Exchange(axis_name, n, len(rows), len(rows) if capacity is None else min(capacity, len(rows)))
