@@ -2,8 +2,8 @@
 
     python docs/refusals.py     # where the CUDA kernels are compiled
 
-Each call is explained for an H100, once with each implementation named, and once without a name.  The site makes tables of it, and
-`tests/project/test_docs_pages.py` asks again.
+Each call is explained for an H100, once with each implementation named, and once without a name.  `docs/tables.py` makes tables
+of it, and `tests/project/test_docs_pages.py` asks again.
 """
 
 import json

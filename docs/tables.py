@@ -1,29 +1,69 @@
-"""What the site puts where a page says `<!-- table: speed matmul -->`, or includes a section of another page.
+"""The tables of the pages, and the sections of other pages that the site includes.
 
-Speed comes from benchmarks/results, where each file holds what was measured last; refusals from docs/operations/refusals.json.  No page has
-a copy of these numbers, so none can be stale.
+    python docs/tables.py     # writes the tables and the lists of docs/api anew
+
+A table stands between `<!-- table: speed matmul -->` and `<!-- end of table -->`.  Speed comes from benchmarks/results, where each file
+holds what was measured last; refusals from docs/operations/refusals.json.  `tests/project/test_docs_pages.py` fails where a page is not
+what this would write.
+
+The pages of docs/api list names with the first sentence of their documentation.  Each has `<!-- ::: name -->` behind it, in whose place the
+site has all of it.
 """
 
+import importlib
+import inspect
 import json
 import math
 import pathlib
 import posixpath
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-DIRECTIVE = re.compile(r"^<!-- table: (\w+) (\w+) -->$", re.MULTILINE)
+BEGIN, END = re.compile(r"^<!-- table: (\w+) (\w+) -->$", re.MULTILINE), "<!-- end of table -->"
 INCLUDE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.md)#([\w-]+)\) <!-- include -->$", re.MULTILINE)
+NAME = re.compile(r"^- [^\n]*<!-- (::: ([\w.]+)(?:(?!-->).)*?)\s*-->$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 
 Found = Iterator[tuple[str, str, float]]  # row of the table, column, and how many times as long the other takes
 
 
+def written(markdown: str) -> str:
+    """The page with its tables, and sentences of docstrings, as they are now.
+
+    Raises:
+      KeyError: there is no such table.
+      ValueError: a table has no end.
+    """
+    head, *parts = re.split(r"(?=^<!-- table: )", markdown, flags=re.MULTILINE)
+    for part in parts:
+        match = BEGIN.match(part)
+        if match is None or part.count(END) != 1:
+            raise ValueError(f"want `<!-- table: KIND NAME -->` and one `{END}` behind it, got {part.splitlines()[0]}")
+        head += f"{match[0]}\n\n{TABLES[match[1]](match[2])}\n\n{END}{part.partition(END)[2]}"
+    return NAME.sub(lambda match: f"- {first_sentence(match[2])} <!-- {match[1]} -->", head)
+
+
+def first_sentence(name: str) -> str:
+    """Of what is documented by this name, with a link to its file from a page of docs/api."""
+    path, _, attribute = name.rpartition(".")
+    whole = importlib.import_module(path)
+    found = getattr(whole, attribute, None) or importlib.import_module(name)
+    documented = inspect.ismodule(found) or inspect.isclass(found) or inspect.isfunction(found)
+    file = pathlib.Path(inspect.getsourcefile(found if documented else whole) or "").resolve().relative_to(ROOT)
+    text = " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split()) if documented else ""
+    sentence = re.split(r"(?<=\.) ", text)[0]
+    escaped = re.sub(r"(`[^`]*`)|([*<])", lambda match: match[1] or f"\\{match[2]}", sentence)
+    return f"[`{name}`](../../{file})" + (f": {escaped}" if escaped else "")
+
+
 def expanded(markdown: str, folder: str) -> str:
-    """The page, which lies in `folder` of docs/, with its tables and sections in it.  KeyError: there is no such table or section."""
-    markdown = DIRECTIVE.sub(lambda match: TABLES[match[1]](match[2]), markdown)
+    """The page, which lies in `folder` of docs/, with the sections that it includes, and what mkdocstrings is told.  KeyError: there is no
+    such section."""
+    markdown = NAME.sub(lambda match: f"\n{match[1]}\n", markdown)
     return INCLUDE.sub(lambda match: section(match[1], match[2], folder), markdown)
 
 
@@ -62,8 +102,8 @@ def refusals(page: str) -> str:
     for row in json.loads((ROOT / "docs" / "operations" / "refusals.json").read_text())[page]:
         triton, cuda = ("takes it" if row[name] == "yes" else row[name].replace("|", "\\|") for name in ("triton", "cuda"))
         lines.append(f"| {row['call']} | {row['product']} | {triton} | {cuda} | `{row['unnamed']}` |")
-    return "\n".join(lines) + (
-        "\n\nThe sentences are the implementations' own (`docs/refusals.py` asks them), for an H100. *Unnamed* is what runs there "
+    return "\n".join(lines) + _below(
+        "The sentences are the implementations' own (`docs/refusals.py` asks them), for an H100. *Unnamed* is what runs there "
         "if no implementation is named and nothing was measured. No kernel has run on a GPU yet."
     )
 
@@ -151,11 +191,83 @@ def speed(page: str) -> str:
     kinds, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {kind} | " + " | ".join(_cell(cells.get((kind, column), [])) for column in columns) + " |" for kind in kinds]
-    made = f"{environment['device']}, jax {environment['versions']['jax']}, {environment['date'][:10]}, commit {environment['commit'][:7]}"
-    return "\n".join(lines) + (
-        f"\n\nTime of the other program over time of jaxext on a CPU, {made}: above 1 jaxext is faster. Of several sizes it is the "
-        "geometric mean, with the least and the largest."
+    return "\n".join(lines) + _below(
+        f"Time of the other program over time of jaxext on a CPU, {_made(environment)}: above 1 jaxext is faster. Of several sizes it is "
+        "the geometric mean, with the least and the largest."
     )
+
+
+# --- each row of a benchmark
+
+
+def times(ms: dict[str, float], *others: str) -> list[str]:
+    """jaxext's, and those of others over it."""
+    return [f"{ms['jaxext']:.1f}", *(f"{ms[other] / ms['jaxext']:.1f}" for other in others)]
+
+
+def of_loops(rows: list[dict]) -> Iterator[list[str]]:
+    for row in rows:
+        yield [row["row"], f"{row['problem']}, {'x'.join(map(str, row['shapes'][0]))}", *times(row["ms"], "lax", "unrolled")]
+
+
+def of_quantized(rows: list[dict]) -> Iterator[list[str]]:
+    for row in rows:
+        yield [row["row"], str(row["shape"][0]), row["format"], *times(row["ms"], "dequantized", "wide")]
+
+
+def of_invariant(rows: list[dict]) -> Iterator[list[str]]:
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        found.setdefault(row["product"], {})[row["row"]] = row["ms"]["invariant"] / row["ms"]["jaxext"]
+    for product, ratios in found.items():
+        yield [product, *(f"{ratios[row]:.1f}" for row in ("forward", "gradient in x"))]
+
+
+def of_gram(rows: list[dict]) -> Iterator[list[str]]:
+    found: dict[tuple, dict[str, dict]] = {}
+    for row in rows:
+        what = row["operation"] if row["row"] == "forward" else f"{row['row']} of {row['operation']}"
+        found.setdefault((what, "x".join(map(str, row["shape"]))), {})[row["dtype"]] = row["ms"]
+    for key, of_dtype in found.items():
+        times = [of_dtype.get(dtype) for dtype in ("float32", "bfloat16")]
+        yield [*key, *(text for ms in times for text in ([f"{ms['jaxext']:.1f}", f"{ms['jnp'] / ms['jaxext']:.2f}"] if ms else ["", ""]))]
+
+
+def of_private(rows: list[dict]) -> Iterator[list[str]]:
+    for row in rows:
+        facts = f"{row['network']}, {row['parameters'] / 1e6:.2g} million parameters"
+        yield [facts, *(f"{row['ms'][name]:.3g}" for name in row["ms"]), *(f"{row['MiB'][name]:.0f}" for name in row["ms"])]
+
+
+# table -> its file, the columns that are words, those that are numbers, and the cells
+ROWS = {
+    "loops": ("loops_cpu", "row, layers", "ms; lax in the loop; lax without it", of_loops),
+    "invariant": ("invariant_cpu", "product", "forward; gradient in x", of_invariant),
+    "quantized": ("quantized_cpu", "row, M, weights", "ms; made wide; wide already", of_quantized),
+    "gram": ("gram_cpu", "row, x", "float32, ms; jnp; bfloat16, ms; jnp", of_gram),
+    "private": (
+        "private_cpu",
+        "network",
+        "jaxext.privacy, ms; `vmap, lax`, ms; `vmap, jaxext`, ms; MiB; MiB, `vmap, lax`; MiB, `vmap, jaxext`",
+        of_private,
+    ),
+}
+
+
+def each_row(name: str) -> str:
+    file, words, numbers, cells = ROWS[name]
+    report = json.loads((RESULTS / f"{file}.json").read_text())
+    titles, figures = words.split(", "), numbers.split("; ")
+    head, *lines = (f"| {' | '.join(line)} |" for line in [titles + figures, *cells(report["rows"])])
+    return "\n".join([head, "|---" * len(titles) + "|--:" * len(figures) + "|", *lines]) + _below(f"{_made(report['environment'])}.")
+
+
+def _made(environment: dict) -> str:
+    return f"{environment['device']}, jax {environment['versions']['jax']}, {environment['date'][:10]}, commit {environment['commit'][:7]}"
+
+
+def _below(text: str) -> str:
+    return "\n\n" + textwrap.fill(text, 150)
 
 
 def _cell(ratios: list[float]) -> str:
@@ -165,4 +277,11 @@ def _cell(ratios: list[float]) -> str:
     return f"{mean:.2f}" if len(ratios) == 1 else f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-TABLES = {"speed": speed, "refusals": refusals}
+TABLES = {"speed": speed, "refusals": refusals, "rows": each_row}
+
+if __name__ == "__main__":
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text()
+        if (anew := written(text)) != text:
+            page.write_text(anew)
+            print(page.relative_to(ROOT))

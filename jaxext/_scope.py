@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from jaxext._told import told
+
 _Fun = TypeVar("_Fun", bound=Callable)
 
 # Calls of these return before the body runs, so the scope would end too early.
@@ -50,7 +52,9 @@ class Scope(contextlib.ContextDecorator, threading.local):
         """
         kind = next((kind for is_such, kind in _LATER.items() if is_such(fun)), None)
         if kind is not None:
-            raise TypeError(f"{self._name}: {fun!r} is {kind}, want a function whose body runs when it is called: decorate what it calls")
+            raise TypeError(
+                f"{self._name}: {told(fun)} is {kind}, want a function whose body runs when it is called: decorate what it calls"
+            )
         if not callable(fun) or isinstance(fun, type):
-            raise TypeError(f"{self._name}: a decorator of functions, got {fun!r}")
+            raise TypeError(f"{self._name}: a decorator of functions, got {told(fun)}")
         return super().__call__(fun)

@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import ops
+from jaxext._told import told
 from jaxext.backends.xla.xla_matmul import XlaMatmul
 from jaxext.families import declarations
 from jaxext.families.dispatch import as_dot_general_says, named, sharding_in_types
@@ -368,16 +369,16 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
       ValueError: the operation is unknown, the name is taken, or the version of the code cannot be determined.
     """
     if not isinstance(implementation, Implementation):
-        raise TypeError(f"register: implementation is {implementation!r}, want an instance of a class derived from Implementation")
+        raise TypeError(f"register: implementation is {told(implementation)}, want an instance of a class derived from Implementation")
     if not isinstance(operation, Bilinear | Declared) and operation not in list(_OWN):
-        raise ValueError(f"register: operation is {operation!r}, want one of {list(_OWN)}, or what define or operation returned")
+        raise ValueError(f"register: operation is {told(operation)}, want one of {list(_OWN)}, or what define or operation returned")
     family = _family(operation)
     name = getattr(implementation, "name", None)
     if not isinstance(name, str) or not name.isidentifier() or name in _OWN_NAMES:
-        raise ValueError(f"register: the implementation's name is {name!r}, want an identifier, and none of {sorted(_OWN_NAMES)}")
+        raise ValueError(f"register: the implementation's name is {told(name)}, want an identifier, and none of {sorted(_OWN_NAMES)}")
     if name in family.names_of_implementations and not replace:
         raise ValueError(
-            f"register: {family.name} has an implementation {name!r} already, want another name, or `replace=True`, which compiles all"
+            f"register: {family.name} has an implementation {told(name)} already, want another name, or `replace=True`, which compiles all"
             " programs anew"
         )
     declarations.refuse_implementation(implementation)

@@ -96,7 +96,8 @@ def quantized_matmul(
     Returns:
       shape (..., N).
 
-    It is differentiable in x and in the scale, to any order.  Integers have no gradient.
+    It is differentiable in x and in the scale, to any order.  `qvalue` and `zero_point` are constants there: that another scale would round
+    to other integers is no part of the derivative.
 
     Examples:
       >>> w = jnp.array([[127.0, -1.0], [1.0, 127.0]])
@@ -122,7 +123,7 @@ def quantize(
     w: ArrayLike,
     bits: int = 8,
     group: int | None = None,
-    axis: int | None = 0,
+    axis: int | None = -2,
     *,
     symmetric: bool = True,
     dtype: DTypeLike | None = None,
@@ -133,7 +134,9 @@ def quantize(
       w: floating-point and finite.
       bits: 8 for int8, 4 for int4.
       group: how many neighbours along `axis` share a scale; it divides the size.  None: all.
-      axis: the axis along which numbers share a scale, that of the sum in `quantized_matmul`.  None: one scale for all of w.
+      axis: the axis along which numbers share a scale.  The default is that of the sum in `quantized_matmul`: -2, so that matrices which
+        are stacked along axes before it, such as layers or experts, have scales of their own.  A vector has no such axis: its own is 0.
+        None: one scale for all of w.
       symmetric: whether the largest |w| of a block becomes the largest number, such as 127 or 7, without a `zero_point`.  If not, the range
         of a block, with zero in it, becomes all of the dtype's, which is an integer one.
       dtype: the dtype of `qvalue` instead of `bits`: an integer one, or float8_e4m3fn and others.  Unsigned ones want symmetric=False.
@@ -145,9 +148,18 @@ def quantize(
       >>> q = quantize(jnp.array([[3.0, -7.0], [7.0, 2.2]]), bits=4)
       >>> q.qvalue.tolist(), q.scale.tolist()
       ([[3, -7], [7, 2]], [[1.0, 1.0]])
+      >>> experts = quantize(jnp.ones((8, 64, 32)), bits=4, group=16)
+      >>> experts.qvalue.shape, experts.scale.shape
+      ((8, 64, 32), (8, 4, 32))
+      >>> jax.vmap(quantized_matmul)(jnp.ones((8, 2, 64)), experts).shape
+      (8, 2, 32)
+
+    Its derivative in w is that of the scale: integers have none.  To train w, `w + stop_gradient(quantize(w).dequantize() - w)` takes
+    rounding for the identity.
 
     Raises:
-      TypeError: w is not an array of floating-point numbers, or `dtype` has more than 8 bits, or no zero.
+      TypeError: w is not an array of floating-point numbers, `group` or `axis` is no whole number, or `dtype` has more than 8 bits, or no
+        zero.
       ValueError: `bits`, `group` or `axis` is not one that there is, or `symmetric` does not fit the dtype.
     """
     return _quantize.quantized("quantize", w, _quantize.dtype_of("quantize", bits, dtype), group, axis, symmetric)

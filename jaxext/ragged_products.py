@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxext._told import told
 from jaxext.families import fuse, ragged
 
 __all__ = ["ragged_dot", "ragged_dot_general", "ragged_gated_linear_unit", "ragged_linear"]
@@ -117,7 +118,7 @@ def ragged_dot_general(
     """
     arrays = dict(lhs=lhs, rhs=rhs, group_sizes=group_sizes) | fuse.given(group_offset=group_offset)
     if not isinstance(ragged_dot_dimension_numbers, jax.lax.RaggedDotDimensionNumbers):
-        got = repr(ragged_dot_dimension_numbers)
+        got = told(ragged_dot_dimension_numbers)
         raise TypeError(f"ragged_dot_general: ragged_dot_dimension_numbers is {got}, want a jax.lax.RaggedDotDimensionNumbers")
     return ragged.product(
         "ragged_dot_general",

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxext._told import told
 from jaxext.forms.call import EXPORTED, Call, Splitter, symbolic_size
 from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
 from jaxext.forms.operation import composed
@@ -269,7 +270,7 @@ def _not_fused(activation: Any) -> str | None:
     """Why no kernel fuses an activation, or None."""
     if activation is None or isinstance(activation, str):
         return None
-    return f"activation is {getattr(activation, '__name__', activation)!r}, want one of {list(ACTIVATIONS)}, which kernels fuse"
+    return f"activation is {told(getattr(activation, '__name__', activation))}, want one of {list(ACTIVATIONS)}, which kernels fuse"
 
 
 def gram_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:

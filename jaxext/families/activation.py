@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext._told import told
 from jaxext.backends.kernel import ACTIVATIONS  # type: ignore[attr-defined]
 
 
@@ -64,14 +65,14 @@ def named(operation: str, activation: Activation) -> Activation:
         return None
     if isinstance(activation, str):
         if activation not in FUNCTIONS:
-            raise ValueError(f"{operation}: activation is {activation!r}, want one of {list(FUNCTIONS)}, a function, or None")
+            raise ValueError(f"{operation}: activation is {told(activation)}, want one of {list(FUNCTIONS)}, a function, or None")
         return activation
     if not callable(activation):
-        raise TypeError(f"{operation}: activation is {activation!r}, want one of {list(FUNCTIONS)}, a function, or None")
+        raise TypeError(f"{operation}: activation is {told(activation)}, want one of {list(FUNCTIONS)}, a function, or None")
     try:
         return _NAMES.get(activation, activation)
     except TypeError:
-        raise TypeError(f"{operation}: activation is {activation!r}, which has no hash, want a function") from None
+        raise TypeError(f"{operation}: activation is {told(activation)}, which has no hash, want a function") from None
 
 
 def apply(activation: Activation, z: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxext._told import told
 from jaxext.backends.cuda.cuda_convolutions import CudaConv
 from jaxext.backends.triton.triton_binding import TritonConv
 from jaxext.backends.xla.xla_conv import XlaConv
@@ -120,13 +121,13 @@ def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_
     """Raise errors at tracing that lax leaves to the compiler."""
     for name, value in (("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation)):
         if len(value) != rank:
-            raise ValueError(f"conv_general_dilated: {name} is {value}, want one entry for each of {rank} spatial axes")
+            raise ValueError(f"conv_general_dilated: {name} is {told(value)}, want one entry for each of {rank} spatial axes")
     if any(stride <= 0 for stride in window_strides):
-        raise ValueError(f"conv_general_dilated: window_strides is {window_strides}, want positive numbers")
+        raise ValueError(f"conv_general_dilated: window_strides is {told(window_strides)}, want positive numbers")
     for name, spec in zip(dimension_numbers._fields, dimension_numbers, strict=True):
         if not isinstance(spec, Sequence) or sorted(spec) != list(range(rank + 2)):
             error = ValueError if isinstance(spec, Sequence) else TypeError
-            raise error(f"conv_general_dilated: {name} of dimension_numbers is {spec}, want each of {rank + 2} axes once")
+            raise error(f"conv_general_dilated: {name} of dimension_numbers is {told(spec)}, want each of {rank + 2} axes once")
 
 
 def _refuse_sizes(window, *others):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxext._told import told
 from jaxext.forms.by_reference import Declaration, Keywords
 from jaxext.forms.family import families
 from jaxext.forms.form import Form, owner
@@ -31,16 +32,16 @@ def refuse_name(function: str, name: str, primitives: Sequence[str], reserved: I
     taken = {*families, *(primitive.name for primitive in owner)}
     for each in primitives if isinstance(name, str) else [name]:
         if not isinstance(each, str):
-            raise TypeError(f"{function}: the name is {name!r}, want a str")
+            raise TypeError(f"{function}: the name is {told(name)}, want a str")
         if not each.isidentifier() or each in taken or any(re.fullmatch(pattern, each) for pattern in reserved):
-            raise ValueError(f"{function}: the name is {name!r}, want an identifier, and {each!r} to be no other operation's{cure}")
+            raise ValueError(f"{function}: the name is {told(name)}, want an identifier, and {each!r} to be no other operation's{cure}")
 
 
 def of_form(name: str, slots: Mapping[str, str]) -> dict[str, Labels]:
     """The labels of each slot of a bilinear operation."""
     for what, text in {"the name": name, **slots}.items():
         if not isinstance(text, str):
-            raise TypeError(f"define: {what} is {text!r}, want a str")
+            raise TypeError(f"define: {what} is {told(text)}, want a str")
     if len(slots) != 3:
         raise ValueError(f"define: {name} has the slots {list(slots)}, want three: two operands and the result")
     labels = {slot: _words("define", name, slot, text) for slot, text in slots.items()}
@@ -70,10 +71,10 @@ def of_operation(
     given = dict(operands=operands, results=results, saved=saved)
     for what, arrays in given.items():
         if not isinstance(arrays, Mapping):
-            raise TypeError(f"operation: {what} of {name} is {arrays!r}, want a dict of names and labels")
+            raise TypeError(f"operation: {what} of {name} is {told(arrays)}, want a dict of names and labels")
     for what, text in words.items():
         if not isinstance(text, str):
-            raise TypeError(f"operation: {what} of {name} is {text!r}, want a str")
+            raise TypeError(f"operation: {what} of {name} is {told(text)}, want a str")
     for what in ("operands", "results"):
         if not given[what]:
             raise ValueError(f"operation: {name} has no {what}, want at least one")
@@ -86,7 +87,7 @@ def of_operation(
     for what, given_labels in (("whole", whole), ("independent", independent)):
         for label in given_labels:
             if label not in everywhere:
-                raise ValueError(f"operation: {what} has {label!r}, {name} has the labels {list(everywhere)}")
+                raise ValueError(f"operation: {what} has {told(label)}, {name} has the labels {list(everywhere)}")
     for each in constant:
         if each not in labels:
             raise ValueError(f"operation: constant has {each!r}, {name} has the operands and results {list(labels)}")
@@ -108,7 +109,7 @@ def of_operation(
 def refuse_reference(name: str, reference: Any, operands: Sequence[str]) -> None:
     """Raise if a reference is no function, takes operands of these names in another order, or has keywords that calls use themselves."""
     if not callable(reference):
-        raise TypeError(f"operation: the reference of {name} is {reference!r}, want a function")
+        raise TypeError(f"operation: the reference of {name} is {told(reference)}, want a function")
     try:
         parameters = inspect.signature(reference).parameters.values()
     except ValueError:  # it tells none
@@ -126,11 +127,11 @@ def refuse_reference(name: str, reference: Any, operands: Sequence[str]) -> None
 def _words(function: str, name: str, array: str, text: str) -> Labels:
     """The labels of an array."""
     if not isinstance(text, str):
-        raise TypeError(f"{function}: {array} of {name} is {text!r}, want a str")
+        raise TypeError(f"{function}: {array} of {name} is {told(text)}, want a str")
     words = tuple(text.split())
     for label in words:
         if not re.fullmatch("[A-Z][A-Za-z]*", label) or words.count(label) > 1:
-            raise ValueError(f"{function}: {array} of {name} is {text!r}, want different words of letters that begin with a capital")
+            raise ValueError(f"{function}: {array} of {name} is {told(text)}, want different words of letters that begin with a capital")
     return words
 
 
@@ -149,9 +150,9 @@ def refuse_implementation(implementation: Implementation) -> None:
             raise TypeError(f"register: `{question}` of {name} returns a bool, want None, or the reason {REFUSING[question]}, a str")
     targets = implementation.custom_calls
     if isinstance(targets, str) or not all(isinstance(target, str) for target in targets):
-        raise TypeError(f"register: custom_calls of {name} is {targets!r}, want a sequence of str")
+        raise TypeError(f"register: custom_calls of {name} is {told(targets)}, want a sequence of str")
     if not isinstance(implementation.rows_by_config, bool):
-        raise TypeError(f"register: rows_by_config of {name} is {implementation.rows_by_config!r}, want a bool")
+        raise TypeError(f"register: rows_by_config of {name} is {told(implementation.rows_by_config)}, want a bool")
     implementation.code("cpu")  # raises now if there is none
 
 
@@ -161,12 +162,12 @@ def refuse_implementation(implementation: Implementation) -> None:
 def ranks(form: Labelled, given: Mapping[str, int]) -> tuple[int, ...]:
     """The number of axes of each label, 1 unless it is given."""
     if not isinstance(given, Mapping):
-        raise TypeError(f"{form.name}: ranks is {given!r}, want a dict of labels and numbers of axes")
+        raise TypeError(f"{form.name}: ranks is {told(given)}, want a dict of labels and numbers of axes")
     for label, rank in given.items():
         if label not in form.free:
-            raise ValueError(f"{form.name}: there is no label {label!r}, want one of {list(form.free)}")
+            raise ValueError(f"{form.name}: there is no label {told(label)}, want one of {list(form.free)}")
         if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or rank < 0:
-            raise ValueError(f"{form.name}: label {label} has the rank {rank!r}, want a number of axes")
+            raise ValueError(f"{form.name}: label {label} has the rank {told(rank)}, want a number of axes")
     return tuple(int(given.get(label, 1)) for label in form.free)
 
 
@@ -176,7 +177,7 @@ def operands(form: Labelled, arrays: Mapping[str, Any], ranks: Sequence[int]) ->
     sizes: dict[str, tuple[str, Any]] = {}
     for slot, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic):
-            raise TypeError(f"{form.name}: {slot} is {x!r}, want an array")
+            raise TypeError(f"{form.name}: {slot} is {told(x)}, want an array")
         axes = form.axes(slot, ranks)
         if x.ndim != len(axes):
             wanted = " ".join(label if rank[label] == 1 else f"{label}={rank[label]}" for label in form.labels[slot])
@@ -211,5 +212,5 @@ def keywords(name: str, static: Mapping[str, Any]) -> Keywords:
         try:
             hash(value)
         except TypeError:
-            raise TypeError(f"{name}: keyword {keyword} is {value!r}, want a hashable value") from None
+            raise TypeError(f"{name}: keyword {keyword} is {told(value)}, want a hashable value") from None
     return Keywords(tuple(sorted(static.items())))

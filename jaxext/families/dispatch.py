@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
 from jaxext._scope import Scope
+from jaxext._told import told
 from jaxext.families.substitute import Keywords, substitute
 from jaxext.forms import flops
 from jaxext.forms.choose import replacing_lax
@@ -41,7 +42,7 @@ def use_implementation(name: str | None) -> Scope:
     """
     known = sorted(names_of_implementations())
     if name is not None and name not in known:
-        raise ValueError(f"use_implementation: name is {name!r}, want one of {known} or None")
+        raise ValueError(f"use_implementation: name is {told(name)}, want one of {known} or None")
     return Scope("use_implementation", _named, name)
 
 
@@ -167,7 +168,7 @@ def named(implementation: str | None, operation: Any, family: Family) -> str | I
     """The implementation named by the call, else by the context; ValueError if the family does not have it."""
     implementation = _named.value if implementation is None else implementation
     if implementation is not None and implementation not in (known := family.names_of_implementations):
-        raise ValueError(f"{operation}: implementation is {implementation!r}, want one of {known} or None")
+        raise ValueError(f"{operation}: implementation is {told(implementation)}, want one of {known} or None")
     if not _invariant.value:
         return implementation
     if family.weights is None:
@@ -197,9 +198,9 @@ def sharding_in_types(name: str, sharding: NamedSharding | P | None, ndim: int) 
     if sharding is None:
         return None
     if not isinstance(sharding, NamedSharding | P):
-        raise TypeError(f"{name}: out_sharding is {sharding!r}, want a NamedSharding or a PartitionSpec")
+        raise TypeError(f"{name}: out_sharding is {told(sharding)}, want a NamedSharding or a PartitionSpec")
     mesh = jax.sharding.get_abstract_mesh() if isinstance(sharding, P) else sharding.mesh.abstract_mesh
     spec = tuple(sharding if isinstance(sharding, P) else sharding.spec)
     if mesh.empty or AxisType.Explicit not in mesh.axis_types or len(spec) > ndim:
-        raise ValueError(f"{name}: out_sharding is {sharding!r}, want one for {ndim} axes, on a mesh with explicit axes")
+        raise ValueError(f"{name}: out_sharding is {told(sharding)}, want one for {ndim} axes, on a mesh with explicit axes")
     return NamedSharding(mesh, P(*spec, *(None,) * (ndim - len(spec))))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxext._told import told
 from jaxext.families import activation as _activation
 from jaxext.families import epilogues
 from jaxext.families.conv import Arrangement, arranged
@@ -27,7 +28,7 @@ def given(**optional: Any) -> dict[str, Any]:
 def refuse(name: str, arrays: Mapping[str, Any]) -> None:
     for argument, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
-            raise TypeError(f"{name}: {argument} is {x!r}, want an array")
+            raise TypeError(f"{name}: {argument} is {told(x)}, want an array")
 
 
 def refuse_shape(name: str, argument: str, x, wanted: tuple, labels: str) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxext._told import told
 from jaxext.families import epilogues, gram
 from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
@@ -34,11 +35,11 @@ def newton_schulz(name: str, x: Any, steps: Any, coefficients: Any, *, eps: Any,
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name}: x is {x.dtype}, want floating-point numbers")
     if not isinstance(steps, int | np.integer) or isinstance(steps, bool):
-        raise TypeError(f"{name}: steps is {steps!r}, want an int")
+        raise TypeError(f"{name}: steps is {told(steps)}, want an int")
     if steps < 0:
         raise ValueError(f"{name}: steps is {steps}, want 0 or more")
     if not _is_number(eps):
-        raise TypeError(f"{name}: eps is {eps!r}, want a number")
+        raise TypeError(f"{name}: eps is {told(eps)}, want a number")
     if not 0 <= eps < math.inf:
         raise ValueError(f"{name}: eps is {eps}, want a finite number of at least 0")
     key = (name, _of_steps(name, int(steps), coefficients), float(eps))
@@ -59,7 +60,7 @@ def _of_steps(name: str, steps: int, coefficients: Any) -> tuple[Triple, ...]:
         return (tuple(map(float, coefficients)),) * steps
     wanted = f"want three numbers, or as many times three as there are steps, {steps}"
     if not isinstance(coefficients, Sequence) or not all(map(triple, coefficients)):
-        raise TypeError(f"{name}: coefficients is {coefficients!r}, {wanted}")
+        raise TypeError(f"{name}: coefficients is {told(coefficients)}, {wanted}")
     if len(coefficients) != steps:
         raise ValueError(f"{name}: coefficients has {len(coefficients)} triples, {wanted}")
     return tuple(tuple(map(float, each)) for each in coefficients)

@@ -9,7 +9,7 @@ the sum, the sum of the other factor over it, times zero point and scale.
 from __future__ import annotations
 
 import dataclasses
-import reprlib
+import numbers
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxext._told import told
 from jaxext.backends.xla.xla_scaled import summed
 from jaxext.families import fuse, scaled
 from jaxext.families.dispatch import compiled, sharding_in_types
@@ -88,10 +89,13 @@ def _blocks(name: str, shape: tuple[int, ...], group: int | None, axis: int | No
     parts = [[n] for n in shape]
     if axis is None:
         if group is not None:
-            raise ValueError(f"{name}: group is {group} without an axis, want None: one scale for all of w")
+            raise ValueError(f"{name}: group is {told(group)} without an axis, want None: one scale for all of w")
         return parts, tuple(range(len(shape)))
+    if not isinstance(axis, numbers.Integral) or not isinstance(group, numbers.Integral | None):
+        raise TypeError(f"{name}: axis is {told(axis)} and group is {told(group)}, want whole numbers, or None")
     if not -len(shape) <= axis < len(shape):
-        raise ValueError(f"{name}: axis is {axis}, want one of the {len(shape)} axes of w, or None")
+        want = "0, the axis of a vector, or None" if len(shape) == 1 else f"one of the {len(shape)} axes of w, or None"
+        raise ValueError(f"{name}: axis is {axis}, want {want}")
     axis %= len(shape)
     length = shape[axis]
     size = length if group is None else group
@@ -121,8 +125,8 @@ def _rounded(x: jax.Array, dtype, low: float) -> jax.Array:
 def dtype_of(name: str, bits: int, dtype) -> np.dtype:
     """What `quantize` is told to make."""
     if dtype is None:
-        if bits not in _DTYPES:
-            raise ValueError(f"{name}: bits is {bits!r}, want one of {sorted(_DTYPES)}")
+        if not isinstance(bits, int) or bits not in _DTYPES:
+            raise ValueError(f"{name}: bits is {told(bits)}, want one of {sorted(_DTYPES)}")
         return jnp.dtype(_DTYPES[bits])
     dtype = jnp.dtype(dtype)
     if dtype.itemsize > 1 or not jnp.issubdtype(dtype, jnp.number) or dtype == jnp.float8_e8m0fnu:
@@ -134,11 +138,8 @@ def matmul(name: str, x: Any, weight: Any, *, preferred_element_type, out_shardi
     """`weight` has the attributes of `Quantized`."""
     missing = [field for field in ("qvalue", "scale") if not hasattr(weight, field)]
     if missing:
-        is_array = hasattr(weight, "shape") and hasattr(weight, "dtype")
-        told = f"an array {weight.dtype}{list(weight.shape)}" if is_array else reprlib.repr(weight)
-        raise TypeError(
-            f"{name}: weight is {told}, want a Quantized, such as quantize(weight), or what has its attributes {missing[0]}, ..."
-        )
+        what = f"{name}: weight is {told(weight)}"
+        raise TypeError(f"{what}, want a Quantized, such as quantize(weight), or what has its attributes {missing[0]}, ...")
     arrays = {"x": x, "weight.qvalue": weight.qvalue, "weight.scale": weight.scale}
     if (zero := getattr(weight, "zero_point", None)) is not None:
         arrays["weight.zero_point"] = zero

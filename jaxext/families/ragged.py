@@ -25,6 +25,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
+from jaxext._told import told
 from jaxext.backends.cuda.cuda_products import CudaRagged
 from jaxext.backends.triton.triton_binding import TritonRagged
 from jaxext.backends.xla.xla_ragged import XlaRagged
@@ -186,7 +187,7 @@ def product(name: str, arrays: Mapping[str, Any], numbers, *, implementation, **
     """`arrays`: lhs, rhs, group_sizes, and group_offset if it is given; `numbers`: None for those of `lax.ragged_dot`."""
     for argument, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
-            raise TypeError(f"{name}: {argument} is {x!r}, want an array")
+            raise TypeError(f"{name}: {argument} is {told(x)}, want an array")
     given = tuple(jnp.asarray(x) for x in arrays.values())
     return compiled(_product, (name, numbers), FAMILY, implementation, given, static, name=name)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from jaxext._told import told
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Implementation, Plan
 from jaxext.forms.invariant import Invariant, by_parts, part_of
@@ -160,7 +161,7 @@ def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> Any:
     else:
         got = list(results) if isinstance(results, tuple | list) else [results]
     if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:
-        gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else repr(y) for y in got)
+        gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else told(y) for y in got)
         want = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in wanted)
         raise TypeError(f"{call.op}: implementation {plan.implementation.name!r} gave {gave}, want {want}")
     return tuple(got) if call.further else got[0]

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from jaxext._compat import Splitter
+from jaxext._told import told
 from jaxext.forms.call import EXPORTED, Call
 from jaxext.forms.precisions import by_xla
 
@@ -115,7 +116,7 @@ class Implementation:
         """
         if self.version is not None:
             if not isinstance(self.version, str) or not self.version.isprintable() or not 0 < len(self.version) <= 100:
-                raise ValueError(f"register: {self.name} has the version {self.version!r}, want a word")
+                raise ValueError(f"register: {self.name} has the version {told(self.version)}, want a word")
             return self.version
         try:
             return hash_of([file_of(type(self))])
@@ -127,14 +128,14 @@ class Implementation:
         reason = getattr(self, question)(call)
         if reason is not None and not (isinstance(reason, str) and reason):
             want = f"want None or a reason: None if it {MEANING[question]}, else a str that says {REFUSING[question]}"
-            raise TypeError(f"{call.op}: `{question}` of implementation {self.name!r} gave {reason!r}, {want}")
+            raise TypeError(f"{call.op}: `{question}` of implementation {self.name!r} gave {told(reason)}, {want}")
         return reason
 
     def planned(self, call: Call) -> Plan | str:
         """The answer of `plan`, with its type checked."""
         plan = self.plan(call)
         if not isinstance(plan, Plan) and not (isinstance(plan, str) and plan):
-            raise TypeError(f"{call.op}: `plan` of implementation {self.name!r} gave {plan!r}, want a Plan, or a str that says why not")
+            raise TypeError(f"{call.op}: `plan` of implementation {self.name!r} gave {told(plan)}, want a Plan, or a str that says why not")
         return plan
 
 
@@ -169,7 +170,9 @@ class Plan:
         found = self.implementation.candidates(self.call)
         if not isinstance(found, Sequence) or not found or not all(map(_is_config, found)):
             wanted = "one or more frozen dataclasses of whole numbers, words and truth values"
-            raise TypeError(f"{self.call.op}: `candidates` of implementation {self.implementation.name!r} gave {found!r}, want {wanted}")
+            raise TypeError(
+                f"{self.call.op}: `candidates` of implementation {self.implementation.name!r} gave {told(found)}, want {wanted}"
+            )
         return found
 
     def gains(self) -> str | None:

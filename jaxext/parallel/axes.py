@@ -7,18 +7,20 @@ from collections.abc import Hashable
 import jax
 from jax import lax
 
+from jaxext._told import told
+
 
 def devices_along(axis: Hashable, argument: str) -> int:
     """The number of devices along an axis, or along a tuple of axes.  `argument` names the function and argument in errors."""
     if isinstance(axis, list):
-        raise TypeError(f"{argument} is {axis!r}, want a name or a tuple of names")
+        raise TypeError(f"{argument} is {told(axis)}, want a name or a tuple of names")
     try:
         n = lax.axis_size(axis)
     except NameError as error:
-        raise NameError(f"{argument} is {axis!r}, want an axis of a shard_map or pmap around the call ({error})") from error
+        raise NameError(f"{argument} is {told(axis)}, want an axis of a shard_map or pmap around the call ({error})") from error
     if isinstance(axis, tuple) and len(axis) > 1:
         # ppermute numbers the devices in mesh order; PartitionSpec and other collectives number them in the order of the names
         ordered = tuple(name for name in jax.sharding.get_abstract_mesh().axis_names if name in axis)
         if axis != ordered:
-            raise ValueError(f"{argument} is {axis!r}, want several axes in the order of their mesh, {ordered!r}")
+            raise ValueError(f"{argument} is {told(axis)}, want several axes in the order of their mesh, {ordered!r}")
     return n

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from jaxext._told import told
 from jaxext.forms.form import Form, owner
 from jaxext.forms.window import Window, dilate, labels, meetings
 from jaxext.parallel.shards import halo
@@ -127,22 +128,23 @@ def cost(
         scattered slot is not replicated; a sent slot lacks a label; or jax.lax does not know the padding.
     """
     known = forms()
-    if form not in known:
-        raise ValueError(f"cost: form is {form!r}, want one of {', '.join(known)}")
-    if spatial not in ("halo", "gather"):
-        raise ValueError(f"cost: spatial is {spatial!r}, want 'halo' or 'gather'")
+    if not isinstance(form, str) or form not in known:
+        raise ValueError(f"cost: form is {told(form)}, want one of {', '.join(known)}")
+    if not isinstance(spatial, str) or spatial not in ("halo", "gather"):
+        raise ValueError(f"cost: spatial is {told(spatial)}, want 'halo' or 'gather'")
     product = known[form]
     rank = len(product.window) // 3
     sizes = _sizes(product, rank, sizes)
     window = _window(rank, sizes, padding, window_strides=window_strides, lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)
     splittable = (*product.free, *labels(rank)[0])
     if unknown := sharding.keys() - {*splittable}:
-        raise ValueError(f"cost: sharding splits {', '.join(map(repr, unknown))}, want labels of {', '.join(splittable)}")
+        raise ValueError(f"cost: sharding splits {', '.join(map(told, unknown))}, want labels of {', '.join(splittable)}")
+    devices = {label: _positive(f"sharding of {label}", n) for label, n in sharding.items()}
     split = _Split(
         form=product,
         window=window,
         sizes=sizes | window.sizes,
-        devices={label: _positive(f"sharding of {label}", n) for label, n in sharding.items() if n != 1},
+        devices={label: n for label, n in devices.items() if n != 1},
         scattered=dict(scattered or {}),
         sent=dict(sent or {}),
         gathers=spatial == "gather",
@@ -250,7 +252,7 @@ class _Split:
         for slot, label in self.scattered.items():
             if slot not in self.form.slots or label not in self.form.labels[slot]:
                 slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
-                raise ValueError(f"cost: scattered is {label!r} of {slot!r}, want a slot and one of its labels ({slots})")
+                raise ValueError(f"cost: scattered is {told(label)} of {told(slot)}, want a slot and one of its labels ({slots})")
             if self.copies(slot) == 1:
                 raise ValueError(f"cost: scattered has {slot!r}, which has only one copy; want a slot that lacks a split label")
             if self.sizes[label] % (self.parts(label) * self.copies(slot)):
@@ -260,7 +262,7 @@ class _Split:
             of_slot = self.form.labels.get(slot, ())
             if not {outside, label} <= {*of_slot} or self.parts(outside) > 1:
                 slots = "; ".join(f"{slot}: {' '.join(labels)}" for slot, labels in self.form.slots.items())
-                got = f"{(outside, label)!r} of {slot!r}"
+                got = f"{told((outside, label))} of {told(slot)}"
                 raise ValueError(f"cost: sent is {got}, want two labels of a slot, of which the first is not split ({slots})")
             if self.sizes[outside] % self.parts(label):
                 want = f"want {self.parts(label)} parts of {outside}={self.sizes[outside]}"
@@ -288,7 +290,7 @@ def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int]
     inputs, filters, _ = labels(rank)
     for name, entries in dict(steps, padding=padding).items():
         if entries is not None and not isinstance(entries, str) and not (isinstance(entries, Sequence) and len(entries) == rank):
-            raise ValueError(f"cost: {name} is {entries!r}, want one entry for each of {rank} spatial axes")
+            raise ValueError(f"cost: {name} is {told(entries)}, want one entry for each of {rank} spatial axes")
     strides, of_input, of_filter = (tuple(_positive(name, n) for n in entries or (1,) * rank) for name, entries in steps.items())
     input, filter = (tuple(sizes[label] for label in names) for names in (inputs, filters))
     if isinstance(padding, str):
@@ -303,5 +305,5 @@ def _window(rank: int, sizes: Mapping[str, int], padding, **steps: Sequence[int]
 
 def _positive(what: str, n: int) -> int:
     if not isinstance(n, numbers.Integral) or n < 1:
-        raise ValueError(f"cost: {what} is {n!r}, want a positive integer")
+        raise ValueError(f"cost: {what} is {told(n)}, want a positive integer")
     return int(n)

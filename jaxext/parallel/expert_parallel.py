@@ -26,6 +26,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxext._compat import align_varying
+from jaxext._told import told
 from jaxext.families.ragged import ranges
 from jaxext.parallel import by_platform
 from jaxext.parallel.axes import devices_along
@@ -99,7 +100,7 @@ def expert_parallel(
     if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
         raise TypeError(f"{name}: capacity is {capacity!r}, want a number of rows or None")
     if capacity is not None and capacity < 0:
-        raise ValueError(f"{name}: capacity is {capacity}, want 0 or more")
+        raise ValueError(f"{name}: capacity is {told(capacity)}, want 0 or more")
 
     rows, sizes, _ = align_varying(rows, sizes, lax.axis_index(axis_name))
     exchange = _Exchange(axis_name, n, len(rows), len(rows) if capacity is None else min(capacity, len(rows)))

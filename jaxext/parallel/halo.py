@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 from jaxext import ops
 from jaxext._compat import align_varying
+from jaxext._told import told
 from jaxext.forms.form import owner
 from jaxext.parallel.axes import devices_along
 from jaxext.parallel.shards import Part
@@ -110,11 +111,11 @@ def conv_general_dilated(
 def _sizes(axis_names, rank) -> list[int]:
     """The number of devices along each spatial axis."""
     if isinstance(axis_names, str) or not isinstance(axis_names, Sequence) or len(axis_names) != rank:
-        raise ValueError(f"conv_general_dilated: axis_names is {axis_names!r}, want one entry for each of {rank} spatial axes")
+        raise ValueError(f"conv_general_dilated: axis_names is {told(axis_names)}, want one entry for each of {rank} spatial axes")
     sizes = [1 if entry is None else devices_along(entry, f"conv_general_dilated: axis_names[{i}]") for i, entry in enumerate(axis_names)]
     names = [name for entry in axis_names if entry is not None for name in (entry if isinstance(entry, tuple) else (entry,))]
     if len(set(names)) < len(names):
-        raise ValueError(f"conv_general_dilated: axis_names is {axis_names!r}, want no mesh axis twice")
+        raise ValueError(f"conv_general_dilated: axis_names is {told(axis_names)}, want no mesh axis twice")
     return sizes
 
 

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
+from jaxext._told import told
 from jaxext.forms import partition
 from jaxext.privacy.products import squared
 from jaxext.privacy.taps import Met, Taps, used_often
@@ -67,8 +68,8 @@ class Function:
                     raise ValueError(f"{self.asked_by}: {name} is a scalar, want a first axis of examples")
                 sizes[name] = jnp.shape(leaf)[0]
         if len({*sizes.values()}) != 1:
-            told = ", ".join(f"{size} in {name}" for name, size in sizes.items()) or "no array"
-            raise ValueError(f"{self.asked_by}: batch_argnums is {self.batch_argnums}, with examples {told}: want one number of examples")
+            got = ", ".join(f"{size} in {name}" for name, size in sizes.items()) or "no array"
+            raise ValueError(f"{self.asked_by}: batch_argnums is {self.batch_argnums}, with examples {got}: want one number of examples")
         return next(iter(sizes.values()))
 
     def batched(self, args: Sequence[Any]) -> tuple[int, Batch]:
@@ -104,10 +105,10 @@ class Batch:
         count = len(args) + len(self.others)
         result = function.fun(*(args[i] if i in args else next(others) for i in range(count)))
         if function.has_aux and not (isinstance(result, tuple) and len(result) == 2):
-            raise TypeError(f"{function.asked_by}: fun returned {_told(result)}, want a pair of loss and aux, as has_aux is set")
+            raise TypeError(f"{function.asked_by}: fun returned {told(result)}, want a pair of loss and aux, as has_aux is set")
         value, aux = result if function.has_aux else (result, ())
         if not isinstance(value, _NUMBER) or jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-            raise TypeError(f"{function.asked_by}: fun returned {_told(value)} for one example, want a real scalar, its loss")
+            raise TypeError(f"{function.asked_by}: fun returned {told(value)} for one example, want a real scalar, its loss")
         return jnp.asarray(value), aux
 
     @property
@@ -146,10 +147,6 @@ class Batch:
 
 
 _NUMBER = jax.Array | np.ndarray | np.generic | float
-
-
-def _told(x: Any) -> str:
-    return f"{jnp.result_type(x)}[{','.join(map(str, jnp.shape(x)))}]" if isinstance(x, _NUMBER) else type(x).__name__
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform as machine
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -101,7 +102,6 @@ def codes(platform: str) -> dict[str, str]:
 def report() -> dict:
     """The environment as data: the device, its host, the versions, our commit, the date and the command."""
     platform = default_platform()
-    program = pathlib.Path(sys.argv[0]).name.replace("__main__.py", "python -m jaxext")  # without its folder
     return {
         "device": device_kind(platform),
         "capability": capability(platform),
@@ -111,8 +111,26 @@ def report() -> dict:
         "sources": codes(platform),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join([program, *sys.argv[1:]]),
+        "command": command(),
     }
+
+
+def command() -> str:
+    """How this process was started, as a shell takes it, without the folders of this machine."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.origin == sys.argv[0]:
+        program = f"python -m {spec.name.removesuffix('.__main__')}"
+    else:
+        program = pathlib.Path(sys.argv[0]).name.replace("__main__.py", "python -m jaxext")
+    return " ".join([program, *(shlex.quote("=".join(map(_without_folders, each.split("=")))) for each in sys.argv[1:])])
+
+
+def _without_folders(argument: str) -> str:
+    """An absolute path from our checkout on, if it is in it, and else its last part alone."""
+    if not (path := pathlib.Path(argument)).is_absolute():
+        return argument
+    checkout = _PACKAGE.parent
+    return str(path.relative_to(checkout)) if path.is_relative_to(checkout) and path != checkout else path.name
 
 
 def commit() -> str | None:

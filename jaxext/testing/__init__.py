@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxext._told import told
 from jaxext.testing.conformance import Case, Row, is_float, judge
 from jaxext.testing.derivatives import DERIVATIVES
 from jaxext.testing.halves import HALVES, cuts_of
@@ -83,13 +84,14 @@ def check_op(
       True
     """
     case = _case(fn, reference, args, linear, splits, examples, tuple(jax.local_devices() if devices is None else devices))
-    if not isinstance(skip or {}, Mapping):
-        raise TypeError(f"check_op: skip is {skip!r}, want a mapping of checks to reasons")
-    skip = dict(skip or {})
+    skip = {} if skip is None else skip
+    if not isinstance(skip, Mapping):
+        raise TypeError(f"check_op: skip is {told(skip)}, want a mapping of checks to reasons")
+    skip = dict(skip)
     if unknown := set(skip) - set(CHECKS):
         raise ValueError(f"check_op: skip names {sorted(unknown)}, want names of testing.CHECKS")
     if tolerance is not None and not tolerance >= 0:
-        raise ValueError(f"check_op: tolerance is {tolerance}, want none or a number that is not negative")
+        raise ValueError(f"check_op: tolerance is {told(tolerance)}, want none or a number that is not negative")
     rows = []
     for row in judge(_ALL, case, reference, tolerance, skip):
         rows.append(row)
@@ -111,7 +113,7 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     if keys := [k for k, x in enumerate(args) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]:
         raise TypeError(f"check_op: args has random keys at {keys}, want arrays of numbers: bind keys by functools.partial")
     if bad := [k for k in linear if not (k in range(len(args)) and is_float(args[k]))]:
-        raise ValueError(f"check_op: linear has {bad}, want positions of floating-point arguments among {len(args)}")
+        raise ValueError(f"check_op: linear has {told(bad)}, want positions of floating-point arguments among {len(args)}")
     result, mesh = jax.eval_shape(reference, *args), mesh_of(devices)
     own = cuts_of(fn, args, result)
     splits, unsplit = splits_along(own, result, mesh, args) if splits is None else (tuple(splits), "")
@@ -143,7 +145,7 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
 
 def _of_all(name: str, given, kind: type) -> None:
     if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
-        raise TypeError(f"check_op: {name} is {given!r}, want a sequence" + (f" of {kind.__name__}" if kind is not object else ""))
+        raise TypeError(f"check_op: {name} is {told(given)}, want a sequence" + (f" of {kind.__name__}" if kind is not object else ""))
 
 
 def _stacked(args, examples, n) -> tuple:

@@ -7,7 +7,7 @@ axis that vmap adds, with each argument in turn replicated; this needs no declar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxext._told import told
 from jaxext.testing.conformance import Case, Tree, is_float
 from jaxext.testing.derivatives import square
 from jaxext.testing.vmapped import one_by_one
@@ -54,9 +55,13 @@ class Split:
     def __post_init__(self):
         object.__setattr__(self, "args", tuple(self.args))
         if bad := [spec for spec in (*self.args, *jax.tree.leaves(self.result)) if not isinstance(spec, P)]:
-            raise TypeError(f"Split: args and result have {bad}, want a jax.P of each array")
-        if isinstance(self.collectives, str) or not set(self.collectives) <= set(COLLECTIVES):
-            raise ValueError(f"Split: collectives is {self.collectives!r}, want a sequence of {', '.join(COLLECTIVES)}")
+            raise TypeError(f"Split: args and result have {told(bad)}, want a jax.P of each array")
+        if (
+            not isinstance(self.collectives, Collection)
+            or isinstance(self.collectives, str)
+            or not all(isinstance(name, str) and name in COLLECTIVES for name in self.collectives)
+        ):
+            raise ValueError(f"Split: collectives is {told(self.collectives)}, want a sequence of {', '.join(COLLECTIVES)}")
 
     def fit(self, args: tuple, result: Tree, mesh: Mesh) -> None:
         """Raise ValueError if arrays of these shapes cannot be split this way."""

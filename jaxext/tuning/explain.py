@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import reprlib
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,6 +11,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxext._compat import PLATFORMS, Splitter
 from jaxext._target import compute_capability
+from jaxext._told import told
 from jaxext.forms.call import Call, precision_name
 from jaxext.forms.choose import Choice, choose, planned
 from jaxext.forms.form import owner
@@ -95,7 +95,7 @@ def geometry(window: Window) -> str:
     """Such as "stride 2, padding 0:1, dilation 2": one number if all axes are alike, else one per axis.  Values without effect are
     omitted, except the stride."""
 
-    def told(what: str, per_axis: tuple, nothing: object) -> list[str]:
+    def steps(what: str, per_axis: tuple, nothing: object) -> list[str]:
         if all(n == nothing for n in per_axis):
             return []
         each = [str(n) if not isinstance(n, tuple) else str(n[0]) if n[0] == n[1] else f"{n[0]}:{n[1]}" for n in per_axis]
@@ -103,10 +103,10 @@ def geometry(window: Window) -> str:
 
     return ", ".join(
         [
-            *(told("stride", window.stride, None)),
-            *(told("padding", window.padding, (0, 0))),
-            *(told("dilation", window.filter_dilation, 1)),
-            *(told("input dilation", window.input_dilation, 1)),
+            *(steps("stride", window.stride, None)),
+            *(steps("padding", window.padding, (0, 0))),
+            *(steps("dilation", window.filter_dilation, 1)),
+            *(steps("input dilation", window.input_dilation, 1)),
         ]
     )
 
@@ -130,7 +130,7 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
       ValueError: `platform` is unknown.
     """
     if not callable(fun):
-        raise TypeError(f"explain: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
+        raise TypeError(f"explain: fun is {told(fun)}, want the function itself, and its arguments after it")
     platform = known_platform("explain", platform)
     jaxpr = jax.make_jaxpr(fun)(*args, **kwargs)
     rows: dict[tuple, Explained] = {}
@@ -147,9 +147,8 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
 def known_platform(asked_by: str, platform: str | None) -> str:
     """The platform as XLA names it; None is that of the default backend."""
     platform = jax.default_backend() if platform is None else platform
-    platform = {"gpu": "cuda"}.get(platform, platform)
-    if platform not in PLATFORMS:
-        raise ValueError(f"{asked_by}: platform is {platform!r}, want one of {PLATFORMS} or None")
+    if not isinstance(platform, str) or (platform := {"gpu": "cuda"}.get(platform, platform)) not in PLATFORMS:
+        raise ValueError(f"{asked_by}: platform is {told(platform)}, want one of {PLATFORMS} or None")
     return platform
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import reprlib
 import warnings
 from collections.abc import Callable
 
@@ -18,6 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxext._compat import without_stored_programs
+from jaxext._told import told
 from jaxext.forms.call import Call
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tuning import timing
@@ -91,14 +91,14 @@ def tune(
     if (processes := jax.process_count()) > 1:
         raise RuntimeError(f"tune: this run has {processes} processes, want one: tune in it, and give all the same table (`use_table`)")
     if not callable(fun):
-        raise TypeError(f"tune: fun is {reprlib.repr(fun)}, want the function itself, and its arguments after it")
+        raise TypeError(f"tune: fun is {told(fun)}, want the function itself, and its arguments after it")
     if any(isinstance(x, Tracer) for x in [jnp.zeros(()), *jax.tree.leaves((args, kwargs))]):
         raise RuntimeError(
             "tune: jax is tracing the function that calls it (jit, grad, vmap, scan), so nothing can be timed: call it outside, with "
             "arrays or jax.ShapeDtypeStructs"
         )
     if not isinstance(candidates, int) or candidates < 1:
-        raise ValueError(f"tune: candidates is {candidates!r}, want a whole number from 1 on")
+        raise ValueError(f"tune: candidates is {told(candidates)}, want a whole number from 1 on")
     path = pathlib.Path(table_file.default_path() if table is None else table)
     table_file.check_writable(path)
     calls = {(call.problem or call.op, _unanswered(call)): call for call in _collected(fun, args, kwargs, backward)}

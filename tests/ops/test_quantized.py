@@ -274,6 +274,45 @@ def test_quantize_along_an_axis(axis):
     np.testing.assert_allclose(value(q), w, atol=np.abs(w).max() / 250)
 
 
+@pytest.mark.parametrize("group", [None, 4])
+def test_stacked_weights_have_scales_of_their_own(group):
+    """Those that each has alone; a second expert that is a thousand times as small keeps its values."""
+    w = random((2, 3, 8, 6), np.float32, 5) * np.array([1, 1e-3, 1], np.float32)[:, None, None]
+    q = jaxext.quantize(w, 8, group)
+    assert q.scale.shape == (2, 3, 8 // (group or 8), 6)
+    for i in np.ndindex(2, 3):
+        for got, want in zip(jax.tree.leaves(q), jax.tree.leaves(jaxext.quantize(w[i], 8, group, axis=0)), strict=True):
+            np.testing.assert_array_equal(got[i], want)
+        np.testing.assert_allclose(value(q)[i], w[i], atol=np.abs(w[i]).max() / 250)
+    x = random((2, 3, 5, 8), np.float32, 0)
+    y = jax.vmap(jax.vmap(jaxext.quantized_matmul))(x, q)
+    np.testing.assert_allclose(y, x.astype(np.float64) @ value(q), atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, None])
+def test_a_vector_names_its_axis(axis):
+    w = random((8,), np.float32, 5)
+    q = jaxext.quantize(w, axis=axis)
+    np.testing.assert_array_equal(q.scale, np.abs(w).max(keepdims=True) / np.float32(127))
+    np.testing.assert_allclose(q.dequantize(), w, atol=np.abs(w).max() / 250)
+    with pytest.raises(ValueError, match="quantize: axis is -2, want 0, the axis of a vector, or None"):
+        jaxext.quantize(w)
+
+
+def test_the_derivative_of_quantize_is_that_of_its_scales():
+    """So of each block the largest number alone has one; by a straight-through gradient all have the wide weight's."""
+    w, x = jnp.asarray(random((8, 3), np.float32, 5)), random((4, 8), np.float32, 0)
+    of_w = jax.grad(lambda w: jaxext.quantized_matmul(x, jaxext.quantize(w, 8, 4)).sum())(w).reshape(2, 4, 3)
+    blocks = np.asarray(w).reshape(2, 4, 3)
+    largest = np.abs(blocks) == np.abs(blocks).max(1, keepdims=True)
+    q = jaxext.quantize(w, 8, 4)
+    of_scale = jax.grad(lambda s: jaxext.quantized_matmul(x, jaxext.Quantized(q.qvalue, s)).sum())(q.scale)
+    np.testing.assert_allclose(of_scale, (x.sum(0)[:, None] * wide(q.qvalue)).reshape(2, 4, 3).sum(1), rtol=1e-5)
+    np.testing.assert_allclose(of_w, np.where(largest, np.sign(blocks) * of_scale[:, None] / 127, 0), atol=1e-5)
+    through = lambda w: w + jax.lax.stop_gradient(jaxext.quantize(w, 8, 4).dequantize() - w)
+    np.testing.assert_allclose(jax.grad(lambda w: (x @ through(w)).sum())(w), np.tile(x.sum(0)[:, None], 3), rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [*FLOAT8, np.int8, ml_dtypes.int4], ids=lambda dtype: dtype.__name__)
 def test_quantize_saturates(dtype):
     """Also where a division rounds up, and a block of zeros stays zero."""
@@ -431,6 +470,7 @@ def test_qwix_arrays_are_taken():
 LIST: Any = [1.0]
 X, W, S = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32), np.ones((1, 4), np.float32)
 INT = np.ones((8, 4), np.int8)
+FLOAT: Any = 4.0
 WRONG = {
     "rank": (TypeError, "as many axes", lambda: jaxext.scaled_dot(X, W[0])),
     "lists": (TypeError, "lhs is", lambda: jaxext.scaled_dot(LIST, W)),
@@ -446,7 +486,7 @@ WRONG = {
         "stop_gradient",
         lambda: jax.grad(lambda s: jaxext.scaled_dot(X, W, lhs_scale=s).astype(jnp.float32).sum())(jnp.ones((2, 1), jnp.float8_e8m0fnu)),
     ),
-    "no weight": (TypeError, r"weight is an array float32\[8, 4\], want a Quantized", lambda: jaxext.quantized_matmul(X, W)),
+    "no weight": (TypeError, r"weight is float32\[8,4\], want a Quantized", lambda: jaxext.quantized_matmul(X, W)),
     "weight of text": (TypeError, "weight is 'w', want a Quantized", lambda: jaxext.quantized_matmul(X, "w")),
     "weight of another K": (TypeError, r"weight.qvalue has the shape \(4, 4\)", lambda: jaxext.quantized_matmul(X, q(INT[:4], S))),
     "wide weight": (TypeError, "weight.qvalue is int32", lambda: jaxext.quantized_matmul(X, q(INT.astype(np.int32), S))),
@@ -467,7 +507,8 @@ WRONG = {
     "floats with zeros": (ValueError, "finest around zero", lambda: jaxext.quantize(W, dtype=jnp.float8_e5m2, symmetric=False)),
     "group": (ValueError, "group is 3", lambda: jaxext.quantize(W, group=3)),
     "group without an axis": (ValueError, "group is 4 without", lambda: jaxext.quantize(W, group=4, axis=None)),
-    "axis": (ValueError, "axis is 2", lambda: jaxext.quantize(W, axis=2)),
+    "axis": (ValueError, "axis is 2, want one of the 2 axes of w", lambda: jaxext.quantize(W, axis=2)),
+    "a group of floats": (TypeError, "group is 4.0, want whole numbers", lambda: jaxext.quantize(W, group=FLOAT)),
     "integers to quantize": (TypeError, "w is int8", lambda: jaxext.quantize(INT)),
     "odd int4": (ValueError, "even size", lambda: jaxext.pack_int4(np.ones((2, 3), ml_dtypes.int4))),
     "int8 to pack": (TypeError, "q is int8", lambda: jaxext.pack_int4(INT)),

@@ -260,7 +260,7 @@ def test_bad_input():
     refused(TypeError, r"argument 0\['first'\]\[0\] is a parameter of dtype int64, want floating-point numbers", integer, BATCH)
     refused(TypeError, r"fun returned float64\[1,8\] for one example, want a real scalar", P, BATCH, loss=lambda p, batch: batch[0])
     refused(TypeError, r"fun returned int64\[\] for one example", P, BATCH, loss=lambda p, batch: batch[1].sum())
-    refused(TypeError, "fun returned dict for one example", P, BATCH, loss=lambda p, batch: {})
+    refused(TypeError, "fun returned {} for one example", P, BATCH, loss=lambda p, batch: {})
     refused(TypeError, r"fun returned float64\[\], want a pair of loss and aux, as has_aux is set", P, BATCH, has_aux=True)
     refused(TypeError, "fun is 3, want a function", loss=3)
     with pytest.raises(ValueError, match=r"is_padding_example is bool\[4\], want bool\[5\]"):

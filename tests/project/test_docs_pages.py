@@ -1,4 +1,5 @@
-"""The pages of operations and demands: each operation has one, what the site puts into them exists, and what they say of kernels is so."""
+"""The pages of operations and demands: each operation has one, what the site puts into them exists, their tables are current, and what they
+say of kernels is so."""
 
 import importlib.util
 import json
@@ -45,18 +46,50 @@ def test_each_page_is_in_the_index_and_on_the_site(folder):
     assert pages == {*re.findall(rf"\b{folder}/(\S+\.md)", site)}
 
 
-def test_tables_and_sections_of_all_pages_exist():
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_tables_are_current(page):
+    text = page.read_text()
+    assert tables.written(text) == text, "run `python docs/tables.py`"
+
+
+def test_a_table_that_is_stale_is_written_anew():
+    text = (DOCS / "operations" / "gram.md").read_text()
+    stale = re.sub(r"\d\.\d\d", "9.99", text.replace("takes it", "refuses it"))
+    assert stale.count("9.99") > 9 and "refuses it" in stale and tables.written(stale) == text
+    for table in ("refusals", "speed"):  # a page as it is written at first
+        stale = re.sub(rf"(<!-- table: {table} gram -->).*?(<!-- end of table -->)", r"\1\n\2", text, flags=re.DOTALL)
+        assert len(stale) < len(text) and tables.written(stale) == text
+
+
+def test_names_are_told_in_a_sentence():
+    """As the documentation has it, where the site has all of it."""
+    text = (DOCS / "api" / "operations.md").read_text()
+    line = "[`jaxext.pack_int4`](../../jaxext/quantized.py): int4 or uint4 numbers (..., N) as bytes, uint8 (..., N / 2)."
+    assert f"- {line} <!-- ::: jaxext.pack_int4 -->\n" in text and tables.written(text.replace("as bytes", "as bits")) == text
+    assert "\n::: jaxext.pack_int4\n" in tables.expanded(text, "api") and "<!--" not in tables.expanded(text, "api")
+    policies = tables.expanded((DOCS / "api" / "checkpoint_policies.md").read_text(), "api")
+    assert "\n::: jaxext.checkpoint_policies\n    options:\n      show" in policies
+    with pytest.raises((AttributeError, ImportError)):
+        tables.written("- <!-- ::: jaxext.no_such_name -->")
+
+
+def test_sections_of_all_pages_exist():
     expanded = {page: tables.expanded(page.read_text(), str(page.parent.relative_to(DOCS)).removeprefix(".")) for page in PAGES}
-    assert not [page for page, text in expanded.items() if re.search(r"^<!-- table|<!-- include -->$", text, re.MULTILINE)]
+    assert not [page for page, text in expanded.items() if re.search(r"<!-- include -->$", text, re.MULTILINE)]
     text = expanded[DOCS / "operations" / "causal_conv1d.md"]
     assert "`conv_state_indices` a part of a larger buffer" in text and "| forward | " in text and "31 at most" in text
     assert "](../benchmarks.md#causal-convolutions-on-a-cpu)" in text and "](benchmarks.md" not in text
 
 
 def test_a_table_or_section_that_does_not_exist_is_noticed():
-    for missing in ("<!-- table: speed none -->", "<!-- table: none conv -->", "[a](../operations.md#none) <!-- include -->"):
+    for missing in ("speed none", "none conv"):
         with pytest.raises(KeyError):
-            tables.expanded(missing, "operations")
+            tables.written(f"<!-- table: {missing} -->\n{tables.END}")
+    for unended in ("<!-- table: speed conv -->", f"<!-- table: speed -->\n{tables.END}", "<!-- table: speed conv -->\n" + 2 * tables.END):
+        with pytest.raises(ValueError, match="want `<!-- table"):
+            tables.written(unended)
+    with pytest.raises(KeyError):
+        tables.expanded("[a](../operations.md#none) <!-- include -->", "operations")
 
 
 def test_ratios_are_those_of_the_rows(tmp_path, monkeypatch):

@@ -317,8 +317,15 @@ def test_processors_are_told_apart(name, cpuinfo, monkeypatch):
 
 
 def test_the_report(monkeypatch):
-    """It is data, says what a reader of results asks, and not where we are installed."""
-    for arguments, want in ((["/opt/jaxext/__main__.py", "bench"], "python -m jaxext bench"), (["/opt/bin/jaxext", "info"], "jaxext info")):
+    """It is data, says what a reader of results asks, and not where we are installed or where files lie."""
+    inside = str(ROOT / "benchmarks/results/cpu.json")
+    for arguments, want in (
+        (["/opt/jaxext/__main__.py", "bench"], "python -m jaxext bench"),
+        (["/opt/bin/jaxext", "info"], "jaxext info"),
+        (["/opt/gram.py", "--json", "/scratch/me/gram.json", "--rounds=9"], "gram.py --json gram.json --rounds=9"),
+        (["a.py", f"--json={inside}", "--plot", "docs/cpu.svg"], "a.py --json=benchmarks/results/cpu.json --plot docs/cpu.svg"),
+        (["a.py", "--only", "cube, 512x512 nn"], "a.py --only 'cube, 512x512 nn'"),
+    ):
         monkeypatch.setattr(sys, "argv", arguments)
         report = json.loads(json.dumps(environment.report()))
         assert report["command"] == want

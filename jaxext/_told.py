@@ -1,0 +1,75 @@
+"""How messages tell a value: an array by its dtype and shape, as `float32[3,4]`, and everything in a line of limited length.
+
+The numbers of an array say nothing about a wrong call, and there may be a thousand lines of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import reprlib
+from typing import Any
+
+import jax
+import numpy as np
+
+_LENGTH = 200  # characters
+
+
+def told(x: Any) -> str:
+    """`repr(x)` in short, with `float32[3,4]` in the place of each array in x, which may be a pytree."""
+    return _cut(" ".join(_SHORT.repr(x).splitlines()), _LENGTH)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+class _Bare(str):
+    """Without quotes where it stands in a container."""
+
+    __repr__ = str.__str__
+
+
+class _Short(reprlib.Repr):
+    def __init__(self):
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxset, self.maxfrozenset, self.maxdict = 4, 12, 12, 12, 12, 12
+        self.maxstring = self.maxother = 120
+
+    def repr1(self, x: Any, level: int) -> str:
+        shape, dtype = _of_array(x)
+        if shape is None:
+            return super().repr1(x, level)
+        text = f"{dtype}[{','.join(map(str, shape))}]"
+        return text if isinstance(x, jax.Array | np.ndarray) else f"{type(x).__name__}({text})"
+
+    def repr_partial(self, x: functools.partial, level: int) -> str:
+        given = [self.repr1(each, level - 1) for each in (x.func, *x.args)]
+        return f"partial({', '.join(given + [f'{name}={self.repr1(each, level - 1)}' for name, each in x.keywords.items()])})"
+
+    repr_Partial = repr_partial  # jax's
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """A class of the user's: its arrays are found if it is a pytree."""
+        if level > 0 and not isinstance(x, type):
+            try:
+                leaves, structure = jax.tree.flatten(x, is_leaf=lambda leaf: leaf is not x)
+                if any(leaf is not x for leaf in leaves):
+                    return _cut(repr(structure.unflatten([_Bare(self.repr1(leaf, level - 1)) for leaf in leaves])), self.maxother)
+            except Exception:  # of a class that holds nothing but arrays; a message must not fail for want of a value's name
+                return f"<{type(x).__name__}>"
+        return super().repr_instance(x, level)
+
+
+def _of_array(x: Any) -> tuple[tuple | None, Any]:
+    """Shape and dtype, or None: of no array, and of numbers such as np.float32(1), which are as short as they are."""
+    if isinstance(x, np.generic | type):
+        return None, None
+    try:
+        shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+        return (None, None) if shape is None or dtype is None else (tuple(shape), dtype)
+    except Exception:  # as of an array that was deleted, or a class of one's own
+        return None, None
+
+
+_SHORT = _Short()
