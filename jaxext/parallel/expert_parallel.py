@@ -98,7 +98,7 @@ def expert_parallel(
             of = f"{len(sizes)} experts on {n} devices"
             raise ValueError(f"{name}: weights{jax.tree_util.keystr(path)} has {leaf.shape[0]} experts, want {len(sizes) // n} of {of}")
     if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
-        raise TypeError(f"{name}: capacity is {capacity!r}, want a number of rows or None")
+        raise TypeError(f"{name}: capacity is {told(capacity)}, want a number of rows or None")
     if capacity is not None and capacity < 0:
         raise ValueError(f"{name}: capacity is {told(capacity)}, want 0 or more")
 
