@@ -122,33 +122,34 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
 def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | None = None, measure: bool = False, **kwargs) -> Report:
     """Name the hazards of lax's own products in `fun(*args, **kwargs)`: where they are wrong, crash or are slow, and the cure.
 
-    XX
-      Args:
-        fun: a function of arrays, or pytrees of them.
-        *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.  A sharding may be on a
-          `jax.sharding.AbstractMesh`, of devices that need not be here.
-        platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
-        gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
-          Arrays that it closes over are constants, in which no gradient is read.  A training step that computes gradients itself is read
-          as it stands.
-        measure: whether to time lax's product and jaxext's, alone or in a loop of their own, wherever lax's is slow on one device.
+    Args:
+      fun: a function of arrays, or pytrees of them.
+      *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.  A sharding may be on a
+        `jax.sharding.AbstractMesh`, of devices that need not be here.
+      platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
+      gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
+        Arrays that it closes over are constants, in which no gradient is read.  A training step that computes gradients itself is read
+        as it stands.
+      measure: whether to time lax's product and jaxext's, alone or in a loop of their own, wherever lax's is slow on one device.
 
-      Returns:
-        a `Report`: print it, read its `findings`, or assert that it is `ok`.
+    Returns:
+      a `Report`: print it, read its `findings`, or assert that it is `ok`.
 
-      Examples:
-        >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()
-        >>> doctor(loss, jnp.ones((4, 3, 3, 3)), jnp.ones((8, 3, 16, 16)), platform="cpu").ok
-        True
+    Examples:
+      >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()
+      >>> doctor(loss, jnp.ones((4, 3, 3, 3)), jnp.ones((8, 3, 16, 16)), platform="cpu").ok
+      True
 
-      Raises:
-        TypeError: `fun` is not callable.
-        ValueError: `platform` is unknown; the arguments are split over several meshes; or `measure` is set for another platform than the
-          one here.
-        Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
+    Raises:
+      TypeError: `fun` is not callable, or `gradients` is not True, False or None.
+      ValueError: `platform` is unknown; the arguments are split over several meshes; or `measure` is set for another platform than the
+        one here.
+      Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
     """
     if not callable(fun):
         raise TypeError(f"doctor: fun is {told(fun)}, want the function itself, and its arguments after it")
+    if not isinstance(gradients, bool | None):
+        raise TypeError(f"doctor: gradients is {told(gradients)}, want True, False or None: they are of all floating-point arguments")
     platform = known_platform("doctor", platform)
     if measure and platform != known_platform("doctor", None):
         raise ValueError(f"doctor: measure is set and platform is {told(platform)}, want {known_platform('doctor', None)!r}, which is here")

@@ -335,6 +335,8 @@ def test_bad_input():
         jaxext.doctor(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="doctor: platform is 'npu', want one of"):
         jaxext.doctor(depthwise, X, W, platform="npu")
+    with pytest.raises(TypeError, match=r"doctor: gradients is \(0,\), want True, False or None"):
+        jaxext.doctor(jnp.sin, 1.0, gradients=(0,))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="doctor: measure is set and platform is 'tpu', want"):
         jaxext.doctor(depthwise, X, W, platform="tpu", measure=True)
     line = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
