@@ -118,10 +118,10 @@ struct GramProduct {
       return {part % params.batch, part / params.batch, tile * kTileM, (band * kColumnsOfBand + rest) * kTileN};
     }
 
-    static CUTLASS_DEVICE int FirstStep(const Params& params, const Work& work) { return work.split * params.steps_of_split; }
+    static CUTLASS_DEVICE int SplitOf(const Params& params, int index) { return index / params.of_matrix / params.batch; }
 
-    static CUTLASS_DEVICE int StepsOf(const Params& params, const Work& work) {
-      return cute::min(params.steps_of_split, params.steps - FirstStep(params, work));
+    static CUTLASS_DEVICE int StepsOf(const Params& params, int split) {
+      return cute::min(params.steps_of_split, params.steps - split * params.steps_of_split);
     }
 
     CUTLASS_DEVICE void operator()(const Params& params, char* shared) {
@@ -143,10 +143,10 @@ struct GramProduct {
       const auto tiles = mainloop.load_init(cute::make_tuple(params.rows, params.rows, params.depth, params.batch), params.mainloop);
       for (int index = blockIdx.y; index < params.works; index += gridDim.y) {
         const Work work = WorkOf(params, index);
-        const int steps = StepsOf(params, work);
+        const int steps = StepsOf(params, work.split);
         mainloop.load(params.mainloop, pipeline, state, tiles,
                       cute::make_coord(work.row / kTileM, work.column / kTileN, cute::_, work.batch),
-                      cute::make_coord_iterator(FirstStep(params, work), params.steps), steps,
+                      cute::make_coord_iterator(work.split * params.steps_of_split, params.steps), steps,
                       threadIdx.x, cute::block_rank_in_cluster(), storage.tensors);
         state.advance(steps);
       }
@@ -158,11 +158,11 @@ struct GramProduct {
       Sums sums;
       typename Mainloop::PipelineState state;
       for (int index = blockIdx.y; index < params.works; index += gridDim.y) {
-        const Work work = WorkOf(params, index);
-        const int steps = StepsOf(params, work);
+        const int steps = StepsOf(params, SplitOf(params, index));
         mainloop.mma(pipeline, state, sums, steps, thread, storage.tensors, params.mainloop);
         mainloop.mma_tail(pipeline, state, steps);
         state.advance(steps);
+        const Work work = WorkOf(params, index);  // not before: it would take registers
         if (params.wide) {
           Store<float>(params, storage.scratch[thread / 128], sums, work, thread);
         } else {
