@@ -11,9 +11,7 @@ namespace {
 
 constexpr int64_t kMostSplits = 32;  // known to jaxext/backends/cuda/cuda_gram.py
 
-std::string Text(const GramProblem& p) {
-  return "B=" + std::to_string(p.B) + " M=" + std::to_string(p.M) + " N=" + std::to_string(p.N);
-}
+std::string Text(const GramProblem& p) { return "B=" + std::to_string(p.B) + " M=" + std::to_string(p.M) + " N=" + std::to_string(p.N); }
 
 int64_t Cut(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
 

@@ -2,10 +2,10 @@
 //
 //     y[i, j] = scale Σ_k x[i, k] x[j, k] + of_addend addend[i, j]
 //
-// CUTLASS's collective loads by TMA into a ring of shared memory and multiplies, both factors from the same array.  A cluster has two tiles,
-// one below the other, that load their columns' rows of x once.  Only the clusters that touch the lower triangle are computed.  Each tile
-// stores what lies on or below the diagonal, in squares of 8 x 8, and the same numbers mirrored above it; the squares on the diagonal are
-// made symmetric before, so that y is symmetric to the last bit.  Blocks are persistent.  It must not know XLA or Python.
+// CUTLASS's collective loads by TMA into a ring of shared memory and multiplies, both factors from the same array.  A cluster has two
+// tiles, one below the other, that load their columns' rows of x once.  Only the clusters that touch the lower triangle are computed.  Each
+// tile stores what lies on or below the diagonal, in squares of 8 x 8, and the same numbers mirrored above it; the squares on the diagonal
+// are made symmetric before, so that y is symmetric to the last bit.  Blocks are persistent.  It must not know XLA or Python.
 #pragma once
 
 #include <algorithm>
@@ -40,13 +40,13 @@ struct GramProduct {
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kDepth>>;
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
   using Strides = cute::Stride<int64_t, cute::_1, int64_t>;
-  using Mma = decltype(cute::make_tiled_mma(
-      cute::GMMA::ss_op_selector<Element, Element, float, Tile, cute::GMMA::Major::K, cute::GMMA::Major::K>(),
-      cute::Layout<cute::Shape<cute::Int<kWarpGroups>, cute::_1, cute::_1>>{}));
+  using Mma =
+      decltype(cute::make_tiled_mma(cute::GMMA::ss_op_selector<Element, Element, float, Tile, cute::GMMA::Major::K, cute::GMMA::Major::K>(),
+                                    cute::Layout<cute::Shape<cute::Int<kWarpGroups>, cute::_1, cute::_1>>{}));
   using Atom = cute::GMMA::Layout_K_SW128_Atom<Element>;
   using Mainloop = cutlass::gemm::collective::CollectiveMma<
-      cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, cutlass::gemm::KernelTmaWarpSpecializedCooperative>, Tile, Element,
-      Strides, Element, Strides, Mma, cute::SM90_TMA_LOAD, Atom, void, cute::identity, cute::SM90_TMA_LOAD_MULTICAST, Atom, void,
+      cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, cutlass::gemm::KernelTmaWarpSpecializedCooperative>, Tile,
+      Element, Strides, Element, Strides, Mma, cute::SM90_TMA_LOAD, Atom, void, cute::identity, cute::SM90_TMA_LOAD_MULTICAST, Atom, void,
       cute::identity>;
   using Pipeline = typename Mainloop::MainloopPipeline;
   using Sums = decltype(cute::partition_fragment_C(Mma{}, cute::take<0, 2>(Tile{})));
@@ -146,8 +146,8 @@ struct GramProduct {
         const int steps = StepsOf(params, work.split);
         mainloop.load(params.mainloop, pipeline, state, tiles,
                       cute::make_coord(work.row / kTileM, work.column / kTileN, cute::_, work.batch),
-                      cute::make_coord_iterator(work.split * params.steps_of_split, params.steps), steps,
-                      threadIdx.x, cute::block_rank_in_cluster(), storage.tensors);
+                      cute::make_coord_iterator(work.split * params.steps_of_split, params.steps), steps, threadIdx.x,
+                      cute::block_rank_in_cluster(), storage.tensors);
         state.advance(steps);
       }
       mainloop.load_tail(pipeline, state);  // blocks of a cluster end together
@@ -171,9 +171,7 @@ struct GramProduct {
       }
     }
 
-    static CUTLASS_DEVICE void SyncGroup(int thread) {
-      cutlass::arch::NamedBarrier::sync(128, uint32_t(thread / 128));
-    }
+    static CUTLASS_DEVICE void SyncGroup(int thread) { cutlass::arch::NamedBarrier::sync(128, uint32_t(thread / 128)); }
 
     // The rows of a warp group, 128 bytes of each at a time.  They go through shared memory, so that a warp stores whole lines: of rows,
     // and then of columns.
@@ -222,7 +220,7 @@ struct GramProduct {
         __syncwarp();
         MakeSymmetric<Result>(own, first_row, column, lane);
         CUTLASS_PRAGMA_NO_UNROLL  // addresses would take registers that there are not
-        for (int down = lane / 8; down < 16; down += 4) {
+            for (int down = lane / 8; down < 16; down += 4) {
           const int row = first_row + down, at = column + lane % 8 * kVector;
           if (row < params.rows && at < params.rows && row / kSquare >= at / kSquare) {
             *reinterpret_cast<uint4*>(y + int64_t(row) * params.rows + at) =

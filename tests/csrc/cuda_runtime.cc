@@ -298,9 +298,9 @@ int32_t CallGram(int32_t on_device, const char* fail, const int64_t* dtypes, con
   Begin(on_device, fail);
   const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
   const GramOperands operands = {at(0), at(1), factors[0], factors[1]};
-  const Status status = LaunchGram(*reinterpret_cast<const GramProblem*>(problem), *reinterpret_cast<const GramConfig*>(config),
-                                   static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), operands, at(2),
-                                   static_cast<cudaStream_t>(at(3)));
+  const Status status =
+      LaunchGram(*reinterpret_cast<const GramProblem*>(problem), *reinterpret_cast<const GramConfig*>(config),
+                 static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), operands, at(2), static_cast<cudaStream_t>(at(3)));
   return Conclude(status, answer, room);
 }
 

@@ -1,4 +1,4 @@
-"""The implementation `cuda` of matrix products: plain, with an own transpose, ragged, of scaled 8-bit floats, and with quantised weights."""
+"""The implementation `cuda` of matrix products: plain, symmetric, ragged, of scaled 8-bit floats, and with quantised weights."""
 
 from __future__ import annotations
 

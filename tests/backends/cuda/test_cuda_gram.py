@@ -15,10 +15,8 @@ TABLE = [dict(operands="bf16", **tile) for tile in TILES]
 
 
 def a_problem(rows=4096, depth=4096, **changes) -> cuda_gram.GramProblem:
-    sizes = dict(B=1, M=rows, N=depth, K=rows)
-    return cuda_gram.GramProblem(
-        **(dict(name="gram", role="nt", dtypes=("bf16", "bf16", "bf16"), precision="ieee", arch=90) | sizes | changes)
-    )
+    fields: dict[str, Any] = dict(name="gram", role="nt", B=1, M=rows, N=depth, K=rows, dtypes=("bf16",) * 3, precision="ieee", arch=90)
+    return cuda_gram.GramProblem(**(fields | changes))
 
 
 REASONS: dict[str, tuple[dict[str, Any], str]] = {

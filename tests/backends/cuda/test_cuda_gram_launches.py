@@ -61,7 +61,7 @@ def test_faults(answer, fault):
 def test_configs_without_a_kernel(answer):
     for name in ("tile_m", "tile_n", "tile_k", "cluster_m"):
         assert "no kernel of tiles" in answer(right().attribute(**{name: 96}))[1]
-    plain = dict(result="float32", addend=False)
+    plain: dict[str, Any] = dict(result="float32", addend=False)
     for splits in (0, -1, 33, 2**40):
         assert "want 1 to 32" in answer(right(**plain, splits=splits))[1]
     assert "splits is 5, with 8 steps of the sum a part has none" in answer(right(**plain, splits=5))[1]

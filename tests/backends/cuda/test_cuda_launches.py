@@ -52,7 +52,17 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "scaled", "weight_only", "wide_weight_only", "gram")  # of the families of kernels
+NAMES = (
+    "matmul",
+    "conv",
+    "depthwise",
+    "ragged",
+    "causal",
+    "scaled",
+    "weight_only",
+    "wide_weight_only",
+    "gram",
+)  # of the families of kernels
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
 TMA = (
@@ -306,7 +316,9 @@ def test_descriptors_of_gram_are_both_x(row):
     B, M, N = 3, 160, 224
     status, (*descriptors, launch) = ask(gram(row, B, M, N, row["operands"]))
     assert status == OK and launch["cluster"] == [2, 1, 1]
-    assert [(entry["address"], entry["sizes"], entry["strides"]) for entry in descriptors] == [(GRAM["x"], [N, M, B], [2 * N, 2 * N * M])] * 2
+    assert [(entry["address"], entry["sizes"], entry["strides"]) for entry in descriptors] == [
+        (GRAM["x"], [N, M, B], [2 * N, 2 * N * M])
+    ] * 2
     assert [entry["box"] for entry in descriptors] == [[64, row["tile_m"], 1], [64, row["tile_n"] // 2, 1]]
 
 

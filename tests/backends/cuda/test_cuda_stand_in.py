@@ -43,6 +43,7 @@ def module(monkeypatch):
     tables["gram_kernels"] = lambda: GRAMS
     tables["conv_kernels"] = lambda: CONVS
     families["scaled_refuses"] = lambda **asked: None if {*asked["dtypes"][:2]} <= {"fp8e4nv", "fp8e5"} else "says the stand-in"
+    families["gram_refuses"] = lambda **asked: None if asked["dtypes"][0] == "bf16" else "says the stand-in"
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
@@ -176,7 +177,9 @@ def test_gram_is_called_with_x_alone(layers):
         lower = lambda f: jax.jit(f).trace(struct(*layers, 512, 2048)).lower(lowering_platforms=("cuda",))
         gram = lower(lambda x: jaxext.gram(x, implementation="cuda"))
         muon = lower(lambda x: jaxext.newton_schulz(x, 1, implementation="cuda"))
-    assert calls(gram) == {"jaxext_gram_v1": [x, square if layers else (8, *square)]}, "one matrix has parts, so that all multiprocessors work"
+    assert calls(gram) == {"jaxext_gram_v1": [x, square if layers else (8, *square)]}, (
+        "one matrix has parts, so that all multiprocessors work"
+    )
     assert calls(muon) == {"jaxext_gram_v1": [square] * 3, "jaxext_linear_v1": [square, x, x, x]}
 
 
