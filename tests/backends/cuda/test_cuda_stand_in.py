@@ -180,6 +180,9 @@ def test_gram_is_called_with_x_alone(layers):
     assert calls(gram) == {"jaxext_gram_v1": [x, square if layers else (8, *square)]}, (
         "one matrix has parts, so that all multiprocessors work"
     )
+    called = [op for op in operations(muon) if op.name == "stablehlo.custom_call" and "gram" in str(op.attributes["call_target_name"])]
+    configs = [op.attributes["mhlo.backend_config"] for op in called]
+    assert [(of["scale"].value, of["of_addend"].value) for of in configs] == [(1, 0), (2.0315, -4.775)]
     assert calls(muon) == {"jaxext_gram_v1": [square] * 3, "jaxext_linear_v1": [square, x, x, x]}
 
 
