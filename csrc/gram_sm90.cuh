@@ -196,7 +196,7 @@ struct GramProduct {
         if (params.addend != nullptr) {
           const int at = column + lane % 8 * kVector;
           const Result* from = addend + int64_t(first_row + lane / 8) * params.rows + at;
-          CUTLASS_PRAGMA_UNROLL
+#pragma unroll 2  // more in flight would take registers that there are not
           for (int down = 0; down < 16; down += 4, from += 4 * params.rows) {
             uint4 vector = {};
             if (first_row + down + lane / 8 < params.rows && at < params.rows) vector = __ldg(reinterpret_cast<const uint4*>(from));
