@@ -195,7 +195,7 @@ DEFECTS = {
     "gram: a stage is not given back": ("gram", REMOTE_ARRIVE, "", None, "deadlock"),
     "gram: sums are not begun anew": ("gram", r"setp\.ne\.b32 p, %r\d+, 0;", "setp.eq.b32 p, 0, 0;", None, WRONG),
     "gram: no barriers of a warp": ("gram", WARP_BARRIER, "", None, "which another lane of the warp|race"),
-    "gram: no barriers of a warp group": ("gram", r"bar\.sync %r\d+, %r\d+;", "", None, "race"),
+    "gram: no barriers of a warp group": ("gram", r"bar\.sync %r\d+, %r\d+;", "", None, "race|reads shared memory at"),
     "gram: columns are not turned": ("gram", r"stmatrix\S* \[%r\d+\S*\], \{[^}]*\};", "", None, WRONG),
     "gram: swapped squares": ("gram", r"(stmatrix\S* \[%r\d+\S*\], \{)(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
     "gram: a store is shifted": ("gram", r"(st\.global\.v4\.u32 \[%rd\d+)\]", r"\1+16]", None, f"{TWICE}|outside of all arrays"),

@@ -78,7 +78,12 @@ def test_scaled(row):
         ScaledCall(row, (1, 1, 8, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1), "float32", 3).check()
 
 
-@pytest.mark.parametrize("row", GRAMS, ids=id_of)
+def gram_rows(short):
+    """A tile of each number of warp groups is in the short suite, one for each dtype."""
+    return [pytest.param(row, id=id_of(row), marks=() if short(row) else pytest.mark.slow) for row in GRAMS]
+
+
+@pytest.mark.parametrize("row", gram_rows(lambda row: (row["operands"], row["tile_m"]) in (("bfloat16", 192), ("float16", 128))))
 def test_gram(row):
     """One tile that is not full, several clusters and steps, with an addend, batches, and results of both widths, in parts too."""
     m, k, dtype = row["tile_m"], row["tile_k"], row["operands"]
@@ -91,6 +96,7 @@ def test_gram(row):
         GramCall(row, 2, m + 36, 5 * k + 16, "float32", splits=3).check(device=TWO_MULTIPROCESSORS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in GRAMS if row["operands"] == "bfloat16"], ids=id_of)
 def test_bands_of_gram(row):
     """A band is eight tiles wide: behind two whole ones there is one that ends early."""
