@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import host_code
+import numpy as np
 import pytest
 from test_cuda_gram import REASONS, a_problem
 from test_cuda_handlers import GRAM, INTERNAL, INVALID, Buffer, Call, answer, device, library
@@ -20,7 +21,7 @@ ROWS = _cuda_module.gram_kernels()
 def right(row=ROWS[0], result=None, addend=True, **changes: Any) -> Call:
     """A call that is right, but for changes of attributes, which its arrays agree with."""
     config = {name: row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m")} | {"splits": 1}
-    attributes: dict[str, Any] = dict(B=2, M=256, N=512, scale=2.0, of_addend=0.5) | config | changes
+    attributes: dict[str, Any] = dict(B=2, M=256, N=512, scale=np.float64(2), of_addend=np.float64(0.5)) | config | changes
     B, M, N = (attributes[name] for name in "BMN")
     parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
     y = Buffer(result or row["operands"], (B, M, M))
