@@ -44,7 +44,7 @@ _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
 _NAME = re.compile(
     r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
-    r"(Matmul|RaggedProduct|ScaledProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf)<([^<>]*)"
+    r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf)<([^<>]*)"
 )  # up to a template among the arguments
 
 
@@ -158,6 +158,14 @@ def describe(name: str) -> dict:
             "config": f"{m}x{n}, cluster {cluster}",
             **{"tile_m": m, "tile_n": n, "cluster_m": cluster},
         }
+    if template == "GramProduct":
+        m, n = map(int, arguments[1:3])
+        return {
+            "kernel": "gram",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"{m}x{n}, cluster 2",
+            **{"tile_m": m, "tile_n": n, "cluster_m": 2},
+        }
     if template == "Convolution":
         role, rank, m, n, cluster = (int(arguments[i]) for i in (0, 1, 3, 4, 5))
         return {
@@ -220,11 +228,13 @@ def identity(row: dict) -> tuple:
     family = "conv" if "rank" in row else "ragged" if "cluster_n" in row else "matmul"
     of_product = "scaled" if "second" in row else f"{family}_{row.get('role')}"
     of_product = "wide_weight_only" if "bits" in row else of_product
+    of_product = "gram" if "cluster_m" in row and not {"role", "second", "kernel"} & row.keys() else of_product
     kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else of_product)
     names = {
         "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
         "ragged": ("cluster_n",),
         "scaled": ("cluster_m", "second"),
+        "gram": ("cluster_m",),
         "wide": ("bits",),
     }.get(kernel.partition("_")[0], ("cluster",))
     return kernel, *(row.get(name) for name in ("operands", "tile_m", "tile_n", *names))
@@ -258,7 +268,7 @@ def sums(row: dict) -> bool:
 
 def stores_lines(row: dict) -> bool:
     gradient = row["kernel"].startswith("conv") and "fprop" not in row["kernel"]  # what fprop's epilogue saves goes by pairs
-    return row["kernel"].startswith(("ragged", "scaled")) or gradient or vectorised(row) and not sums(row)
+    return row["kernel"].startswith(("ragged", "scaled", "gram")) or gradient or vectorised(row) and not sums(row)
 
 
 # What no kernel may do -> whether a row does it.
@@ -354,8 +364,8 @@ def load(path: pathlib.Path) -> Any:
 
 def tables(module: Any) -> list[dict]:
     """A row for each Hopper kernel in the module's tables."""
-    families = module.matmul_kernels, module.ragged_kernels, module.scaled_kernels, module.wide_weight_only_kernels, module.conv_kernels
-    return [row for kernels in families for row in kernels()]
+    products = module.matmul_kernels, module.ragged_kernels, module.scaled_kernels, module.gram_kernels, module.wide_weight_only_kernels
+    return [row for kernels in (*products, module.conv_kernels) for row in kernels()]
 
 
 def collect(path: pathlib.Path, module: Any, archs: Collection[int] = ()) -> list[dict]:

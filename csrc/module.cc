@@ -7,6 +7,7 @@
 #include <string>
 
 #include "conv.h"
+#include "gram.h"
 #include "matmul.h"
 #include "ragged.h"
 #include "refusals.h"
@@ -22,8 +23,8 @@ namespace {
 
 py::dict Handlers() {
   py::dict handlers;
-  for (const auto& targets :
-       {MatmulTargets(), RaggedTargets(), ScaledTargets(), ConvTargets(), DepthwiseTargets(), CausalTargets(), WeightOnlyTargets()}) {
+  for (const auto& targets : {MatmulTargets(), RaggedTargets(), ScaledTargets(), GramTargets(), ConvTargets(), DepthwiseTargets(),
+                              CausalTargets(), WeightOnlyTargets()}) {
     for (const Target& target : targets) handlers[py::str(target.name)] = py::capsule(reinterpret_cast<void*>(target.handler));
   }
   return handlers;
@@ -58,6 +59,16 @@ py::list ScaledTable() {
     rows.append(py::dict("operands"_a = Name(k.first), "second"_a = Name(k.second), "tile_m"_a = k.config.tile_m,
                          "tile_n"_a = k.config.tile_n, "tile_k"_a = k.config.tile_k, "cluster_m"_a = k.config.cluster_m,
                          "stages"_a = k.stages, "shared"_a = k.shared_bytes));
+  }
+  return rows;
+}
+
+py::list GramTable() {
+  py::list rows;
+  for (const GramKernel& k : GramKernels()) {
+    rows.append(py::dict("operands"_a = Name(k.operands), "tile_m"_a = k.config.tile_m, "tile_n"_a = k.config.tile_n,
+                         "tile_k"_a = k.config.tile_k, "cluster_m"_a = k.config.cluster_m, "stages"_a = k.stages,
+                         "shared"_a = k.shared_bytes));
   }
   return rows;
 }
@@ -123,6 +134,12 @@ Reason AskScaled(const py::object& B, const py::object& M, const py::object& N, 
                        arch);
 }
 
+// `addend`: its dtype, or None.
+Reason AskGram(const py::object& B, const py::object& M, const py::object& N, const Names& dtypes, const std::optional<std::string>& addend,
+               int arch) {
+  return GramRefuses({Number(B), Number(M), Number(N)}, {dtypes[0], dtypes[1], dtypes[2]}, addend.value_or(""), arch);
+}
+
 template <auto kRefuses>
 Reason AskConv(const std::string& role, int rank, const py::object& B, const py::object& N, const py::object& G, const py::object& C,
                const py::object& K, const Three& input, const Three& filter, const Three& output, const Three& stride, const Three& low,
@@ -177,6 +194,9 @@ PYBIND11_MODULE(_cuda_module, module) {
   module.def("scaled_kernels", &jaxext::ScaledTable, "The kernels of products of scaled numbers, a dict for each.");
   module.def("scaled_refuses", &jaxext::AskScaled, "Why no kernel takes this scaled product, or None.", py::kw_only(), "B"_a, "M"_a, "N"_a,
              "K"_a, "I"_a, "J"_a, "S"_a, "dtypes"_a, "arch"_a);
+  module.def("gram_kernels", &jaxext::GramTable, "The kernels of products with an own transpose, a dict for each.");
+  module.def("gram_refuses", &jaxext::AskGram, "Why no kernel takes this product with an own transpose, or None.", py::kw_only(), "B"_a,
+             "M"_a, "N"_a, "dtypes"_a, "addend"_a, "arch"_a);
   jaxext::DefineConv<&jaxext::ConvRefuses>(module, "conv_refuses", "Why no kernel takes this dense convolution, or None.");
   jaxext::DefineConv<&jaxext::DepthwiseRefuses>(module, "depthwise_refuses", "Why no kernel takes this depthwise convolution, or None.");
   module.def("causal_refuses", &jaxext::AskCausal, "Why no kernel takes this causal convolution, or None.", py::kw_only(), "role"_a, "B"_a,

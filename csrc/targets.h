@@ -17,6 +17,7 @@ struct Target {
 std::vector<Target> MatmulTargets();
 std::vector<Target> RaggedTargets();
 std::vector<Target> ScaledTargets();
+std::vector<Target> GramTargets();
 std::vector<Target> ConvTargets();
 std::vector<Target> DepthwiseTargets();
 std::vector<Target> CausalTargets();

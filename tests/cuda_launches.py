@@ -43,6 +43,8 @@ ADDED = {slot: (i << 44) + 16 for i, slot in enumerate(("bias", "residual", "sav
 PLACES = (7 << 44) + 4  # of a ragged product
 # Of a scaled product's: factors, their scales, and the result.
 SCALED = {name: (i << 44) + 16 for i, name in enumerate(("a", "b", "left", "right", "d"), 1)}
+# Of a product's with an own transpose.
+GRAM = {name: (i << 44) + 16 for i, name in enumerate(("x", "addend", "y"), 1)}
 # Of a causal convolution's arrays.
 CAUSAL = {name: (i << 44) + 16 for i, name in enumerate((*OPERANDS, *RESULTS), 1)}
 # Of a weight-only product's.
@@ -54,6 +56,7 @@ SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes
 # What can be called, a row for each compiled kernel.
 MATMULS = _cuda_module.matmul_kernels()
 SCALEDS = _cuda_module.scaled_kernels()
+GRAMS = _cuda_module.gram_kernels()
 RAGGEDS = _cuda_module.ragged_kernels()
 CONVS = [row | {"family": 1} for row in _cuda_module.conv_kernels()]
 DEPTHWISE = [
@@ -93,6 +96,11 @@ def ask(case, device=0, failing=""):
     if case["family"] == 5:
         given = [_pointer(case[name]) for name in ("dtypes", "problem", "config", "strides", "addresses")]
         return _told(runtime().CallScaled(device, failing.encode(), *given, answer, ctypes.c_int64(len(answer))), answer)
+    if case["family"] == 7:
+        dtypes, problem, config, addresses = (_pointer(case[name]) for name in ("dtypes", "problem", "config", "addresses"))
+        factors = (ctypes.c_double * 2)(*case["factors"])
+        given = dtypes, problem, config, factors, addresses
+        return _told(runtime().CallGram(device, failing.encode(), *given, answer, ctypes.c_int64(len(answer))), answer)
     if case["family"] == 6:
         return _ask_weight_only(case, device, failing, answer)
     where = (case["family"], case["rank"], ROLES[case["role"]], device, failing.encode())
@@ -163,6 +171,24 @@ def scaled(row, problem, left, right, result="bfloat16", splits=1):
         strides=strides,
         addresses=[*SCALED.values(), STREAM],
         bytes=dict(a=B * M * K, b=B * N * K, left=4 * math.prod(left), right=4 * math.prod(right), d=B * M * N * BYTES[result] * splits),
+    )
+
+
+def gram(row, B, M, N, result, factors=(1.0, 0.0), splits=1):
+    """`factors`: of the product, and of the addend, which is there if its factor is not 0."""
+    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m")] + [splits]
+    shapes = dict(x=B * M * N * BYTES[row["operands"]], addend=B * M * M * BYTES[result], y=B * M * M * BYTES[result] * splits)
+    given = {name: size for name, size in shapes.items() if name != "addend" or factors[1]}
+    return dict(
+        family=7,
+        dtypes=[CODES.index(dtype) for dtype in (row["operands"], result)],
+        operands=row["operands"],
+        result=result,
+        problem=[B, M, N],
+        config=config,
+        factors=factors,
+        addresses=[*(GRAM[name] if name in given else 0 for name in GRAM), STREAM],
+        bytes=given,
     )
 
 

@@ -14,6 +14,7 @@
 #include "causal.h"
 #include "conv.h"
 #include "depthwise.h"
+#include "gram.h"
 #include "matmul.h"
 #include "ragged.h"
 #include "scaled.h"
@@ -286,6 +287,20 @@ int32_t CallScaled(int32_t on_device, const char* fail, const int64_t* dtypes, c
   const Scale right = {static_cast<const float*>(at(3)), strides[3], strides[4], strides[5]};
   const Status status = Scaled(*reinterpret_cast<const ScaledProblem*>(problem), *reinterpret_cast<const ScaledConfig*>(config), dtype(0),
                                dtype(1), dtype(2), at(0), at(1), left, right, at(4), static_cast<cudaStream_t>(at(5)));
+  return Conclude(status, answer, room);
+}
+
+// The same of a product with an own transpose.  `dtypes`: of x and of the result.  `factors`: of the product and of the addend.
+// `addresses`: of x, the addend and the result, and the stream.
+int32_t CallGram(int32_t on_device, const char* fail, const int64_t* dtypes, const int64_t* problem, const int64_t* config,
+                 const double* factors, const int64_t* addresses, char* answer, int64_t room) {
+  using namespace jaxext;
+  Begin(on_device, fail);
+  const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
+  const GramOperands operands = {at(0), at(1), factors[0], factors[1]};
+  const Status status =
+      LaunchGram(*reinterpret_cast<const GramProblem*>(problem), *reinterpret_cast<const GramConfig*>(config),
+                 static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), operands, at(2), static_cast<cudaStream_t>(at(3)));
   return Conclude(status, answer, room);
 }
 

@@ -7,6 +7,7 @@
 #include "causal.h"
 #include "conv.h"
 #include "depthwise.h"
+#include "gram.h"
 #include "matmul.h"
 #include "ragged.h"
 #include "scaled.h"
@@ -81,6 +82,12 @@ Status Scaled(const ScaledProblem& p, const ScaledConfig& c, Dtype first, Dtype 
              first, result, {a, b, left.data, right.data, d}, /*epilogue=*/nullptr);
 }
 
+Status LaunchGram(const GramProblem& p, const GramConfig& c, Dtype dtype, Dtype result, const GramOperands& o, void* y, cudaStream_t) {
+  const auto whole = [](double number) { return static_cast<int64_t>(number); };
+  return Say("gram", {p.B, p.M, p.N}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.splits, whole(o.scale), whole(o.of_addend)}, dtype,
+             result, {o.x, o.addend, y}, /*epilogue=*/nullptr);
+}
+
 Status Causal(CausalRole role, const CausalProblem& p, const CausalConfig& c, const CausalOperands& o, const CausalResults& r,
               cudaStream_t) {
   const int64_t of_bias = o.bias != nullptr ? static_cast<int64_t>(o.of_bias) : -1;
@@ -99,8 +106,8 @@ Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const W
 
 // The handler of that name, or null.
 extern "C" void* HandlerOf(const char* name) {
-  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::ConvTargets(),
-                              jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
+  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::GramTargets(),
+                              jaxext::ConvTargets(), jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
     for (const jaxext::Target& target : targets) {
       if (target.name == name) return reinterpret_cast<void*>(target.handler);
     }

@@ -11,8 +11,8 @@ import test_causal_kernel
 import test_depthwise
 import test_simt
 import test_small_kernels
-from cuda_kernels import CausalCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import CONVS, DEPTHWISE, MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, ask
+from cuda_kernels import CausalCall, GramCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
+from cuda_launches import CONVS, DEPTHWISE, GRAMS, MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, ask
 from defects import TWICE, WRONG, planted, said
 from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS
@@ -50,6 +50,13 @@ def scaled(each):
     M, N, steps = 2 * row["tile_m"] + 8, 3 * 128, row["stages"] + 1
     right = (1, steps, N) if each else (1, N // 128, steps)
     return ScaledCall(row, (1, M, N, 128 * steps, M, N if each else N // 128, steps), (1, M, steps), right), {"device": TWO_MULTIPROCESSORS}
+
+
+def gram():
+    """Two rows of clusters and more steps than stages, with an addend."""
+    row = row_of(GRAMS, operands="bfloat16", tile_m=192)
+    sizes = 2 * row["tile_m"] + 40, (row["stages"] + 1) * row["tile_k"] + 8
+    return GramCall(row, 1, *sizes, factors=(2.0, -1.0)), {"device": TWO_MULTIPROCESSORS}
 
 
 def convolution(name, tile=(128, 128), **changes):
@@ -92,6 +99,7 @@ CALLS = {
     "ragged sum": functools.partial(ragged, "tn"),
     "scaled": functools.partial(scaled, False),
     "scaled columns": functools.partial(scaled, True),
+    "gram": gram,
     "fprop": functools.partial(convolution, "strided, padded unevenly", C=520, K=72),
     "wgrad": functools.partial(convolution, "wgrad", N=12, C=136, K=72),
     "dgrad": functools.partial(convolution, "dgrad, strided, 1x1", C=72, K=136),
@@ -183,6 +191,14 @@ DEFECTS = {
         None,
         WRONG,
     ),
+    "gram: sums are read early": ("gram", r"wgmma\.wait_group\.sync\.aligned 0;", "", None, "which a wgmma under way writes"),
+    "gram: a stage is not given back": ("gram", REMOTE_ARRIVE, "", None, "deadlock"),
+    "gram: sums are not begun anew": ("gram", r"setp\.ne\.b32 p, %r\d+, 0;", "setp.eq.b32 p, 0, 0;", None, WRONG),
+    "gram: no barriers of a warp": ("gram", WARP_BARRIER, "", None, "which another lane of the warp|race"),
+    "gram: no barriers of a warp group": ("gram", r"bar\.sync %r\d+, %r\d+;", "", None, "race|reads shared memory at"),
+    "gram: columns are not turned": ("gram", r"stmatrix\S* \[%r\d+\S*\], \{[^}]*\};", "", None, WRONG),
+    "gram: swapped squares": ("gram", r"(stmatrix\S* \[%r\d+\S*\], \{)(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
+    "gram: a store is shifted": ("gram", r"(st\.global\.v4\.u32 \[%rd\d+)\]", r"\1+16]", None, f"{TWICE}|outside of all arrays"),
     "im2col: stages reused early": ("fprop", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
     "im2col: swapped corners": ("fprop", r"(im2col\S* \[%r\d+\], \[%rd\d+, \{%r\d+, )(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
     "im2col: too few bytes expected": ("fprop", EXPECT, r"\1, 16384", None, "bytes more than they expect"),

@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxext._target import named
 from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_scaled
+from jaxext.backends.cuda.cuda_gram import GramProblem
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
 from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart
 from jaxext.forms.call import Call, no_kernel
@@ -64,6 +65,8 @@ def refused(problem: MatmulProblem | ConvProblem | CausalProblem, family: Any) -
     if isinstance(problem, cuda_scaled.ScaledProblem):
         asked = fields(problem) | {"dtypes": (*problem.operand_dtypes, problem.dtypes[2]), "arch": problem.arch}
         return cuda_scaled.scaled_both_ways(problem) or _cuda_module.scaled_refuses(**asked)
+    if isinstance(problem, GramProblem):
+        return _cuda_module.gram_refuses(**fields(problem), dtypes=problem.dtypes, addend=problem.addend, arch=problem.arch)
     if reason := _refused_epilogue(problem):
         return reason
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
@@ -97,6 +100,8 @@ def fields(problem: MatmulProblem | ConvProblem | CausalProblem) -> dict[str, An
         return {name: getattr(problem, name) for name in "BMNKS"} | {"bits": problem.bits_of_weight}
     if isinstance(problem, cuda_scaled.ScaledProblem):
         return cuda_scaled.asked(problem)
+    if isinstance(problem, GramProblem):
+        return problem.sizes
     of_products = "BPRMNKG" if isinstance(problem, RaggedProblem) else "BMNK"
     names = of_products if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
     return {name: getattr(problem, name) for name in names}
@@ -146,7 +151,7 @@ def called(target: str, attributes: Mapping[str, Any], slots: Sequence[str], sha
 def ffi_call(target: str, results: Any, operands: Sequence[jax.Array], attributes: Mapping[str, Any]) -> Any:
     """The results of a handler."""
     register()
-    typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
+    typed = {name: np.array(value, np.float64 if isinstance(value, float) else np.int64)[()] for name, value in attributes.items()}
     return jax.ffi.ffi_call(target, results)(*operands, **typed)
 
 

@@ -1,4 +1,4 @@
-"""The implementation `cuda` of matrix products: plain, ragged, of scaled 8-bit floats, and with quantised weights."""
+"""The implementation `cuda` of matrix products: plain, symmetric, ragged, of scaled 8-bit floats, and with quantised weights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.cuda import cuda_matmul, cuda_ragged, cuda_scaled, cuda_weight_only
+from jaxext.backends.cuda import cuda_gram, cuda_matmul, cuda_ragged, cuda_scaled, cuda_weight_only
 from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, ffi_call, fields, kernel_call, not_compiled_for, refused
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
-from jaxext.backends.kernel import KernelCall, apart, matmul_problem, scaled_problem
+from jaxext.backends.kernel import KernelCall, apart, gram_problem, matmul_problem, scaled_problem
+from jaxext.backends.preference import of_half
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._ragged import RaggedProblem, visits
 
@@ -39,6 +40,35 @@ class CudaMatmul(Cuda):
 
     def launch(self, call, problem, config):
         return kernel_call(call, problem, call.op, config)
+
+
+class CudaGram(Cuda):
+    """Half of a product with its own transpose."""
+
+    custom_calls = ("jaxext_gram_v1",)
+
+    def problem(self, call):
+        return gram_problem(call, cuda_gram.GramProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem, cuda_gram)
+
+    def slower(self, call):
+        return of_half(cuda_gram.share(self.problem(call), compiled("gram_kernels")))
+
+    def configs(self, problem):
+        return cuda_gram.candidates(problem, compiled("gram_kernels"))
+
+    def launch(self, call, problem, config):
+        slots = ("c", "addend") if problem.addend else ("c",)
+        shapes = {"c": (problem.B, problem.rows, problem.depth)} | dict.fromkeys(("addend", "result"), (problem.B, *(problem.rows,) * 2))
+        attributes = fields(problem) | dataclasses.asdict(config) | {name: float(getattr(problem, name)) for name in ("scale", "of_addend")}
+        return KernelCall(
+            describe="gram" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            slots=slots,
+            splits=config.splits,
+            call=functools.partial(called, *self.custom_calls, attributes, slots, shapes),
+        )
 
 
 class CudaRagged(Cuda):

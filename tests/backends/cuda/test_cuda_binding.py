@@ -22,9 +22,9 @@ import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.cuda.cuda_convolutions import CudaCausal, CudaConv
-from jaxext.backends.cuda.cuda_products import CudaMatmul, CudaRagged, CudaScaled
+from jaxext.backends.cuda.cuda_products import CudaGram, CudaMatmul, CudaRagged, CudaScaled
 
-FAMILIES = (CudaMatmul, CudaRagged, CudaScaled, CudaConv, CudaCausal)
+FAMILIES = (CudaMatmul, CudaGram, CudaRagged, CudaScaled, CudaConv, CudaCausal)
 CUSTOM_CALLS = [name for family in FAMILIES for name in family.custom_calls]
 built = pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")
 

@@ -45,8 +45,9 @@ HANDLERS = _cuda_module.handlers()
 FUSED = [name for name in HANDLERS if "linear" in name or "bias_act" in name]  # with an epilogue
 CAUSAL = [name for name in HANDLERS if "causal" in name]
 SCALED = [name for name in HANDLERS if "scaled" in name]  # test_cuda_scaled_launches.py calls it
+GRAM = [name for name in HANDLERS if "gram" in name]  # test_cuda_gram_launches.py calls it
 WEIGHT_ONLY = [name for name in HANDLERS if "weight_only" in name]
-PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *SCALED, *WEIGHT_ONLY)]
+PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *SCALED, *GRAM, *WEIGHT_ONLY)]
 MATMUL = [name for name in PLAIN if "matmul" in name]
 CONV = [name for name in PLAIN if "_conv" in name]
 DEPTHWISE = [name for name in PLAIN if "depthwise" in name]
@@ -252,6 +253,7 @@ def test_targets():
     forms = ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d", "depthwise3d")
     assert set(FUSED) == {"jaxext_linear_v1"} | {f"jaxext_{form}_bias_act_v1" for form in forms}
     assert SCALED == ["jaxext_scaled_v1"]
+    assert GRAM == ["jaxext_gram_v1"]
     assert set(CAUSAL) == {"jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1"}
     assert set(WEIGHT_ONLY) == {"jaxext_weight_only_v1"}
 

@@ -34,7 +34,7 @@ import importlib.util
 spec = importlib.util.spec_from_file_location("_cuda_module", {str(FILE)!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.handlers(), module.matmul_kernels(), module.ragged_kernels(), module.scaled_kernels(), module.conv_kernels()
+module.handlers(), module.matmul_kernels(), module.ragged_kernels(), module.scaled_kernels(), module.gram_kernels(), module.conv_kernels()
 module.wide_weight_only_kernels()
 print([line for line in open("/proc/self/maps") if "libcuda" in line])
 """
@@ -80,7 +80,7 @@ def test_rows_are_told_apart():
     rows = [compiled_cuda.identity(row) for row in TABLES]
     assert len(set(rows)) == len(rows) > 0
     kernels = {name for name, *_ in rows}
-    assert kernels == {"scaled", "wide_weight_only"} | {
+    assert kernels == {"scaled", "gram", "wide_weight_only"} | {
         f"{family}_{role}" for family in ("matmul", "ragged") for role in ("nn", "nt", "tn")
     } | {f"conv{rank}d_{role}" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")}
 

@@ -25,6 +25,8 @@ SCALED = [{"operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_m": 128
 SCALED.append({**SCALED[0], "tile_m": 64, "tile_n": 128, "cluster_m": 1})
 SCALED += [{**row, "operands": "float8_e5m2"} for row in SCALED] + [{**row, "second": "float8_e5m2"} for row in SCALED]
 
+GRAMS = [{"operands": "bfloat16", "tile_m": m, "tile_n": n, "tile_k": 64, "cluster_m": 2} for m, n in ((128, 256), (192, 192))]
+
 CONVS = [
     {"rank": 2, "role": role, "operands": "bfloat16", "tile_m": 128, "tile_n": 128, "cluster": 2} for role in ("fprop", "dgrad", "wgrad")
 ]
@@ -33,12 +35,15 @@ CONVS = [
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
     families: dict[str, Any] = {
-        f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "scaled", "conv", "depthwise", "causal", "weight_only")
+        f"{family}_refuses": lambda **asked: None
+        for family in ("matmul", "ragged", "scaled", "gram", "conv", "depthwise", "causal", "weight_only")
     }
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     tables["scaled_kernels"] = lambda: SCALED
+    tables["gram_kernels"] = lambda: GRAMS
     tables["conv_kernels"] = lambda: CONVS
     families["scaled_refuses"] = lambda **asked: None if {*asked["dtypes"][:2]} <= {"fp8e4nv", "fp8e5"} else "says the stand-in"
+    families["gram_refuses"] = lambda **asked: None if asked["dtypes"][0] == "bf16" else "says the stand-in"
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
@@ -162,6 +167,32 @@ def test_products_of_eight_bits_are_computed_so():
         assert chosen(jaxext.fp8_matmul, struct(2048, 2048), struct(2048, 2048)) == "cuda"
         assert [chosen(scaled_dot, *operands) for operands in ((x, x), (g, x), (x, g))] == ["cuda"] * 3
         assert chosen(scaled_dot, struct(2048, 2048), x) != "cuda"
+
+
+@pytest.mark.parametrize("layers", [(), (3,)], ids=str)
+def test_gram_is_called_with_x_alone(layers):
+    """And Muon's iteration by gram twice, once with what is added, and by a product with a residual."""
+    x, square = (*(layers or (1,)), 512, 2048), (*(layers or (1,)), 512, 512)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        lower = lambda f: jax.jit(f).trace(struct(*layers, 512, 2048)).lower(lowering_platforms=("cuda",))
+        gram = lower(lambda x: jaxext.gram(x, implementation="cuda"))
+        muon = lower(lambda x: jaxext.newton_schulz(x, 1, implementation="cuda"))
+    assert calls(gram) == {"jaxext_gram_v1": [x, square if layers else (8, *square)]}, (
+        "one matrix has parts, so that all multiprocessors work"
+    )
+    called = [op for op in operations(muon) if op.name == "stablehlo.custom_call" and "gram" in str(op.attributes["call_target_name"])]
+    configs = [op.attributes["mhlo.backend_config"] for op in called]
+    assert [(of["scale"].value, of["of_addend"].value) for of in configs] == [(1, 0), (2.0315, -4.775)]
+    assert calls(muon) == {"jaxext_gram_v1": [square] * 3, "jaxext_linear_v1": [square, x, x, x]}
+
+
+@pytest.mark.parametrize("rows, chosen", [(8, "xla"), (1024, "xla"), (4096, "cuda"), (8192, "cuda")])
+def test_gram_is_preferred_where_half_of_the_tiles_are_expected_to_take_less_time(rows, chosen):
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(jaxext.gram, struct(rows, rows), platform="cuda").rows
+        (wide,) = jaxext.explain(jaxext.gram, struct(rows, rows, dtype=jnp.float32), platform="cuda").rows
+    assert row.chosen == chosen
+    assert wide.chosen != "cuda"
 
 
 @pytest.mark.parametrize("turned", [False, True])
