@@ -20,15 +20,7 @@ bool Empty(const MatmulProblem& p) { return Product({p.B, p.M, p.N, p.K}) == 0; 
 
 int64_t Depth(MatmulRole role, const MatmulProblem& p) { return role == MatmulRole::kNN ? p.K : role == MatmulRole::kNT ? p.N : p.M; }
 
-int64_t Blocks(MatmulRole role, const MatmulProblem& p, const PiecesConfig& config, int64_t splits) {
-  const Gemm gemm = GemmOf(role, p, 1, nullptr, nullptr, nullptr);
-  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
-  return Product({tiles(gemm.m, config.tile_m), tiles(gemm.n, config.tile_n), p.B, splits});
-}
-
-std::string ManyTiles(const MatmulProblem& p) { return Text(p) + " make 2^31 tiles or more, want fewer"; }
-
-// The reason if no kernel supports the problem, whatever the tile.
+// The reason if no kernel supports the problem.  What it lets pass has fewer than 2^31 tiles.
 Reason CheckProblem(MatmulRole role, const MatmulProblem& p) {
   for (int64_t size : {p.B, p.M, p.N, p.K}) {
     if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
@@ -63,11 +55,7 @@ Reason PiecesRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtyp
     if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
   }
   if (Empty(p)) return {};
-  if (Reason reason = CheckProblem(role, p)) return reason;
-  for (const PiecesKernel& kernel : PiecesKernels()) {
-    if (Blocks(role, p, kernel.config, kMostSplits) <= kMostOfAxis) return {};
-  }
-  return ManyTiles(p);
+  return CheckProblem(role, p);
 }
 
 Status Pieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& config, Dtype operands, Dtype result, const void* first,
@@ -95,7 +83,6 @@ Status Pieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& confi
     return Invalid("pieces: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + " in " +
                    std::to_string(config.pieces) + " pieces");
   }
-  if (Blocks(role, p, config, splits) > kMostOfAxis) return Invalid("pieces: " + ManyTiles(p));
   for (const void* array : {first, second, static_cast<const void*>(out)}) {
     if (!Aligned(array)) return Invalid("pieces: an operand or a result does not begin at a multiple of 16 bytes");
   }

@@ -23,6 +23,7 @@ from cuda_launches import (
     LIBRARY,
     MATMULS,
     OK,
+    PIECES,
     RAGGEDS,
     SCALED,
     SCALEDS,
@@ -36,6 +37,7 @@ from cuda_launches import (
     causal,
     conv,
     matmul,
+    pieces,
     ragged,
     runtime,
     scaled,
@@ -49,7 +51,7 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "scaled", "weight_only", "wide_weight_only")  # of the families of kernels
+NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "scaled", "weight_only", "wide_weight_only", "pieces")  # of the families of kernels
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
 TMA = (
@@ -78,6 +80,18 @@ def some_matmuls(row, count):
         yield matmul(row, batch, m, n, k, splits)
     yield matmul(row, 1, 2**31 - 2**16, step, step)
     yield matmul(row, 9, 2**16 + 8 * step, 2**16, 2**16)
+
+
+def some_pieces(row, count):
+    """As `some_matmuls`."""
+    pick = random.Random(str(row))
+    for _ in range(count):
+        batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), (1, 2), (1, 4)])
+        most = 10 if batch > 3 else 150
+        m, n, k = (splits * 4 * pick.choice([1, pick.randint(1, most)]) for _ in "mnk")
+        yield pieces(row, batch, m, n, k, splits)
+    yield pieces(row, 1, 2**31 - 2**16, 4, 4)
+    yield pieces(row, 9, 2**16 + 32, 2**16, 2**16)
 
 
 def some_raggeds(row, count):
@@ -176,6 +190,7 @@ def some_wide_weight_onlys(row, count):
 
 def cases(matmuls, of_conv):
     yield from (case for row in MATMULS for case in some_matmuls(row, matmuls))
+    yield from (case for row in PIECES for case in some_pieces(row, matmuls))
     yield from (case for row in RAGGEDS for case in some_raggeds(row, matmuls))
     yield from (case for row in SCALEDS for case in some_scaleds(row, matmuls))
     yield from (case for row in CONVS + DEPTHWISE for case in convs(row, of_conv))
@@ -240,7 +255,7 @@ def test_what_is_asked_is_what_cuda_takes(device):
         assert "kernel" in asked[-1], "descriptors are made before the launch that takes them"
         seen |= {launch["kernel"] for launch in launches}
     assert not runtime().CapturesRelaxed(), "each launch leaves the mode of capturing as it was"
-    assert len(seen) >= sum(map(len, (MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, CONVS))) + len(DEPTHWISE) // 2
+    assert len(seen) >= sum(map(len, (MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, CONVS))) + len(PIECES) // 3 + len(DEPTHWISE) // 2
 
 
 @pytest.mark.parametrize(
@@ -259,6 +274,22 @@ def test_descriptors_of_products_are_the_arrays(row):
         element = BYTES[row["result"] if array == 2 else row["operands"]]
         outer, inner = sizes[SLOTS[row["role"]][array]]
         assert (entry["sizes"], entry["strides"]) == ([inner, outer, B], [inner * element, outer * inner * element])
+
+
+@pytest.mark.parametrize("row", PIECES, ids=lambda row: f"{row['role']}-{row['pieces']}")
+def test_descriptors_of_products_in_pieces_are_the_factors(row):
+    """As those of other products; boxes of 128 bytes of neighbours, and the blocks are the tiles of all batches."""
+    B, M, N, K = 3, 160, 224, 288
+    status, (*descriptors, launch) = ask(pieces(row, B, M, N, K))
+    assert status == OK
+    sizes, (first, second, open_) = {"a": (M, K), "b": (K, N), "c": (M, N)}, SLOTS[row["role"]]
+    found = {entry["address"]: (entry["sizes"], entry["strides"], entry["box"][0]) for entry in descriptors}
+    want = {}
+    for address, slot in zip(ADDRESSES, (first, second), strict=False):
+        outer, inner = sizes[slot]
+        want[address] = ([inner, outer, B], [4 * inner, 4 * outer * inner], 32)
+    assert found == want
+    assert launch["grid"] == [B * math.prod(-(-size // 128) for size in sizes[open_]), 1, 1]
 
 
 @pytest.mark.parametrize("row", RAGGEDS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "tile_n")))
@@ -342,10 +373,11 @@ def test_bands_cost_few_rounds():
 def one_of_each():
     several = (some_matmuls, MATMULS), (convs, CONVS), (convs, DEPTHWISE), (some_raggeds, RAGGEDS), (some_causals, CAUSALS)
     several = *several, (some_scaleds, SCALEDS), (some_weight_onlys, WEIGHT_ONLYS), (some_wide_weight_onlys, WIDE_WEIGHT_ONLYS)
+    several = *several, (some_pieces, PIECES)
     return [next(some(rows[0], 1)) for some, rows in several]
 
 
-OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1])
+OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1], TMA[:-1])
 CALLED = [(family, function) for family, functions in enumerate(OF_FAMILIES) for function in functions]
 
 

@@ -34,7 +34,7 @@ import importlib.util
 spec = importlib.util.spec_from_file_location("_cuda_module", {str(FILE)!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.handlers(), module.matmul_kernels(), module.ragged_kernels(), module.scaled_kernels(), module.conv_kernels()
+module.handlers(), module.matmul_kernels(), module.pieces_kernels(), module.ragged_kernels(), module.scaled_kernels(), module.conv_kernels()
 module.wide_weight_only_kernels()
 print([line for line in open("/proc/self/maps") if "libcuda" in line])
 """
