@@ -284,7 +284,9 @@ LAWS: dict[str, Callable[[dict], bool]] = {
         row["kernel"] in ("wide_weight_only", "pieces") and row["of_registers"] < row["wgmma"]
     ),
     # three products of two pieces, six of three, of 16 elements of the sum each; more would be what a compiler took apart
-    "not one instruction for each product of pieces": lambda row: row["kernel"] == "pieces" and row["wgmma"] != {2: 6, 3: 12}[row["pieces"]],
+    "not one instruction for each product of pieces": lambda row: (
+        row["kernel"] == "pieces" and row["wgmma"] != {2: 6, 3: 12}[row["pieces"]]
+    ),
     "operands not loaded by TMA": lambda row: hopper(row) and row["tma"] == 0,
     "pixels not gathered by TMA": lambda row: row["kernel"].startswith("conv") and row["im2col"] == 0,
     "nothing shared in a cluster": lambda row: (
@@ -367,7 +369,14 @@ def load(path: pathlib.Path) -> Any:
 
 def tables(module: Any) -> list[dict]:
     """A row for each Hopper kernel in the module's tables."""
-    families = module.matmul_kernels, module.pieces_kernels, module.ragged_kernels, module.scaled_kernels, module.wide_weight_only_kernels, module.conv_kernels
+    families = (
+        module.matmul_kernels,
+        module.pieces_kernels,
+        module.ragged_kernels,
+        module.scaled_kernels,
+        module.wide_weight_only_kernels,
+        module.conv_kernels,
+    )
     return [row for kernels in families for row in kernels()]
 
 

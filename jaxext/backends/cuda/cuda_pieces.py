@@ -1,9 +1,9 @@
 """How a product of float32 numbers in pieces of bfloat16 is launched on Hopper (csrc/pieces.h): in how many parts.
 
-`table` is the list of kernels that were compiled, which the module tells.  There is one tile for each number of pieces.  Its time for a step
-of the sum is the longest of: multiplying, loading, moving bytes of shared memory, and issuing the instructions that split factors and add
-sums.  TMA writes both factors to shared memory, from which each is read once, the pieces of the right one are written, and wgmma reads them
-for each product and each 64 rows.
+`table` is the list of kernels that were compiled, which the module tells.  There is one tile for each number of pieces.  Its time for a
+step of the sum is the longest of: multiplying, loading, moving bytes of shared memory, and issuing the instructions that split factors and
+add sums.  TMA writes both factors to shared memory, from which each is read once, the pieces of the right one are written, and wgmma reads
+them for each product and each 64 rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PiecesConfig:
 
 
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[PiecesConfig]:
-    """The tiles of the precision, in one part and in those that TMA can find.  The one that is expected to take the fewest clocks is first."""
+    """The tiles of the precision, in one part and in those that TMA can find.  The one with the fewest expected clocks is first."""
     configs = [
         PiecesConfig(tile_m=row["tile_m"], tile_n=row["tile_n"], pieces=row["pieces"], splits=splits)
         for row in table

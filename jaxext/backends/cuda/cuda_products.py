@@ -39,7 +39,7 @@ class CudaMatmul(Cuda):
             return refused(problem, cuda_matmul)
         if problem.precision not in cuda_pieces.PIECES:
             return _OTHER_PRECISION
-        return "its kernels of float32 fuse no epilogue" if problem.epilogue else refused(problem, cuda_pieces)
+        return refused(problem, cuda_pieces)
 
     def multiplied(self, problem):
         return problem.precision if _float32(problem) else "ieee"
@@ -58,7 +58,8 @@ class CudaMatmul(Cuda):
 
 
 def _float32(problem: MatmulProblem) -> bool:
-    return problem.dtypes[:2] == ("fp32", "fp32")
+    """Whether the kernels of products in pieces are those to ask.  They fuse no epilogue."""
+    return problem.dtypes[:2] == ("fp32", "fp32") and problem.epilogue is None
 
 
 class CudaRagged(Cuda):

@@ -51,7 +51,8 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "scaled", "weight_only", "wide_weight_only", "pieces")  # of the families of kernels
+# Of the families of kernels.
+NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "scaled", "weight_only", "wide_weight_only", "pieces")
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
 TMA = (

@@ -9,17 +9,16 @@ from host_code import refuses
 from jaxext.backends.cuda import cuda_pieces
 from jaxext.backends.cuda.cuda_pieces import PiecesConfig, candidates, clocks, pick
 from jaxext.backends.cuda.cuda_products import CudaMatmul
-from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._roofline import machine
 
 TABLE = [dict(operands="fp32", pieces=pieces, tile_m=128, tile_n=128) for pieces in (2, 3)]  # that of tests/csrc/host_code.cc
 
 
-def product(m, n, k, *, B=1, role="nn", dtypes=("fp32",) * 3, precision="bf16x6", arch=90, **more) -> MatmulProblem:
+def product(m, n, k, *, B=1, role="nn", dtypes=("fp32",) * 3, precision="bf16x6", arch=90) -> MatmulProblem:
     """Of this many rows, columns and contracted elements, in this role."""
     sizes = {"nn": dict(M=m, N=n, K=k), "nt": dict(M=m, K=n, N=k), "tn": dict(K=m, N=n, M=k)}[role]
-    return MatmulProblem(name=f"matmul_{role}", role=role, B=B, **sizes, dtypes=dtypes, precision=precision, arch=arch, **more)
+    return MatmulProblem(name=f"matmul_{role}", role=role, B=B, **sizes, dtypes=dtypes, precision=precision, arch=arch)
 
 
 @pytest.mark.parametrize(("precision", "pieces"), [("bf16x3", 2), ("bf16x6", 3)])
@@ -102,10 +101,6 @@ def test_other_precisions_of_float32_are_refused(precision):
     """HIGHEST too: numbers below 2**-110 have no last piece, and what operands hold is not known when a kernel is chosen."""
     reason = CudaMatmul().refuses(product(64, 64, 64, precision=precision))
     assert reason == "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
-
-
-def test_an_epilogue_is_refused():
-    assert CudaMatmul().refuses(product(64, 64, 64, epilogue=Epilogue(bias="fp32"))) == "its kernels of float32 fuse no epilogue"
 
 
 def test_how_float32_is_multiplied_is_told():

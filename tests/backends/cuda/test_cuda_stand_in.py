@@ -34,7 +34,8 @@ CONVS = [
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
     families: dict[str, Any] = {
-        f"{family}_refuses": lambda **asked: None for family in ("matmul", "pieces", "ragged", "scaled", "conv", "depthwise", "causal", "weight_only")
+        f"{family}_refuses": lambda **asked: None
+        for family in ("matmul", "pieces", "ragged", "scaled", "conv", "depthwise", "causal", "weight_only")
     }
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     tables["scaled_kernels"] = lambda: SCALED
