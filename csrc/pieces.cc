@@ -27,8 +27,8 @@ Reason CheckProblem(MatmulRole role, const MatmulProblem& p) {
   }
   const auto check = [](const std::string& what, char axis, int64_t size) -> Reason {
     if (size % kUnit == 0) return {};
-    return "a row of the " + what + " operand has " + std::to_string(size * 4) + " bytes, TMA wants a multiple of 16: pad " + axis + " to " +
-           std::to_string((size + kUnit - 1) / kUnit * kUnit);
+    return "a row of the " + what + " operand has " + std::to_string(size * 4) + " bytes, TMA wants a multiple of 16: pad " + axis +
+           " to " + std::to_string((size + kUnit - 1) / kUnit * kUnit);
   };
   const bool nt = role == MatmulRole::kNT;
   if (Reason reason = check("left", nt ? 'N' : 'K', nt ? p.N : p.K)) return reason;

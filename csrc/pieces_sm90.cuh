@@ -1,8 +1,9 @@
 // Products of float32 numbers on Hopper's tensor cores, in two or three pieces of bfloat16.
 //
-// A factor is the sum of its pieces, each of eight bits: x = x0 + x1 (+ x2).  The products of pieces whose numbers add up to less than their
-// count make  x y ≈ Σ x_i y_j : three of two pieces, six of three.  wgmma takes the left factor from registers, so each warp group splits its
-// own rows there.  It takes the right one from shared memory: a warp group of its own splits that once for both.  TMA brings float32.
+// A factor is the sum of its pieces, each of eight bits: x = x0 + x1 (+ x2).  The products of pieces whose numbers add up to less than
+// their count make  x y ≈ Σ x_i y_j : three of two pieces, six of three.  wgmma takes the left factor from registers, so each warp group
+// splits its own rows there.  It takes the right one from shared memory: a warp group of its own splits that once for both.  TMA brings
+// float32.
 //
 // Each step of 32 of the sum goes into sums of its own, the small products first, and then to those of all in float32, since tensor cores
 // cut off the last bits of what they add to.  A product of small pieces is NaN where a factor is infinite or NaN: those sums are taken as
@@ -24,8 +25,8 @@ namespace jaxext::sm90 {
 struct PiecesParams {
   CUtensorMap a, b;
   float* d;
-  int m, n, steps;        // of the sum, 32 elements each
-  int down, across;       // tiles
+  int m, n, steps;          // of the sum, 32 elements each
+  int down, across;         // tiles
   bool a_turned, b_turned;  // whether rows (columns) are neighbours in memory, and not elements of the sum
 };
 
@@ -55,10 +56,10 @@ CUTLASS_DEVICE void Split(float low, float high, uint32_t (&pieces)[kPieces]) {
 
 template <int kPieces>
 struct Pieces {
-  static constexpr int kTile = 128;  // rows, and columns, of a block
-  static constexpr int kStep = 32;   // of the sum: 128 bytes of float32, the widest swizzle
-  static constexpr int kStages = 4;  // of both factors in float32
-  static constexpr int kSlots = 3;   // of the right factor in pieces
+  static constexpr int kTile = 128;     // rows, and columns, of a block
+  static constexpr int kStep = 32;      // of the sum: 128 bytes of float32, the widest swizzle
+  static constexpr int kStages = 4;     // of both factors in float32
+  static constexpr int kSlots = 3;      // of the right factor in pieces
   static constexpr int kThreads = 512;  // warp groups: one loads, one splits the right factor, two multiply
   static constexpr int kBytes = kTile * kStep * 4;
   static constexpr int kBand = 8;  // tiles, one below the other, that are computed one after the other and share columns in the L2 cache
