@@ -293,6 +293,29 @@ def test_descriptors_of_products_in_pieces_are_the_factors(row):
     assert launch["grid"] == [B * math.prod(-(-size // 128) for size in sizes[open_]), 1, 1]
 
 
+WRONG_PIECES = {
+    "a batch in parts": ((2, 8, 8, 8), dict(splits=2), "splits is 2 and B is 2, want one of them to be 1"),
+    "parts that are not equal": ((1, 40, 40, 40), dict(splits=3), "has 40 elements, want a multiple of 4 for each of 3 parts"),
+    "too many parts": ((1, 512, 512, 512), dict(splits=64), "splits is 64, want 1 to 32"),
+    "no part": ((1, 8, 8, 8), dict(splits=0), "splits is 0, want 1 to 32"),
+    "four pieces": ((1, 8, 8, 8), dict(pieces=4), "no kernel of tiles 128x128 in 4 pieces"),
+    "another tile": ((1, 8, 8, 8), dict(tile_n=64), "no kernel of tiles 128x64 in 2 pieces"),
+    "nothing": ((1, 0, 8, 8), {}, "sizes are B=1 M=0 N=8 K=8, want 1 or more"),
+    "another dtype": ((1, 8, 8, 8), dict(operands="bfloat16"), "bf16 times bf16 into fp32, want fp32 alone"),
+    "rows of 24 bytes": ((1, 8, 6, 8), {}, "has 24 bytes, TMA wants a multiple of 16: pad N to 8"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PIECES)
+def test_what_products_in_pieces_refuse(name):
+    """In each role, before CUDA is asked for anything."""
+    sizes, changes, reason = WRONG_PIECES[name]
+    for row in PIECES[:3]:
+        case = pieces(row | changes, *sizes, splits=changes.get("splits", 1)) | {"operands": changes.get("operands", "float32")}
+        status, message = ask(case)
+        assert status == INVALID and message.startswith("pieces: ") and message.endswith(reason), message
+
+
 @pytest.mark.parametrize("row", RAGGEDS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "tile_n")))
 def test_descriptors_of_ragged_products_are_the_operands(row):
     """All matrices of an array, one behind the other."""
