@@ -53,7 +53,14 @@ def test_matmul(row):
         matmul_call(row, 1, m + step, step, 4 * k, splits=2).check()
 
 
-@pytest.mark.parametrize("row", PIECES, ids=lambda row: f"{row['role']}-{row['pieces']}")
+QUICK_PIECES = {("nn", 3), ("nt", 2), ("tn", 3)}
+EACH_OF_PIECES = [
+    pytest.param(row, id=f"{row['role']}-{row['pieces']}", marks=() if (row["role"], row["pieces"]) in QUICK_PIECES else pytest.mark.slow)
+    for row in PIECES
+]
+
+
+@pytest.mark.parametrize("row", EACH_OF_PIECES)
 def test_pieces(row):
     """Tiles, steps and rows of four elements that end early; more steps than the ring has stages; a batch, and parts."""
     m, n = row["tile_m"], row["tile_n"]
