@@ -15,6 +15,7 @@ struct Target {
 };
 
 std::vector<Target> MatmulTargets();
+std::vector<Target> PiecesTargets();
 std::vector<Target> RaggedTargets();
 std::vector<Target> ScaledTargets();
 std::vector<Target> GramTargets();

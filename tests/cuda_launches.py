@@ -57,6 +57,7 @@ SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes
 MATMULS = _cuda_module.matmul_kernels()
 SCALEDS = _cuda_module.scaled_kernels()
 GRAMS = _cuda_module.gram_kernels()
+PIECES = [row | {"role": role} for row in _cuda_module.pieces_kernels() for role in ("nn", "nt", "tn")]
 RAGGEDS = _cuda_module.ragged_kernels()
 CONVS = [row | {"family": 1} for row in _cuda_module.conv_kernels()]
 DEPTHWISE = [
@@ -141,6 +142,21 @@ def matmul(row, B, M, N, K, splits=1):
     if not row["fused"]:
         return case
     return case | dict(epilogue=(3, list(ADDED)), bytes=[*case["bytes"], 4 * B * N, case["bytes"][2], case["bytes"][2]])
+
+
+def pieces(row, B, M, N, K, splits=1):
+    sizes = dict(zip("BMNK", (B, M, N, K), strict=True))
+    counts = [math.prod(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]]]
+    return dict(
+        family=7,
+        rank=0,
+        role=row["role"],
+        operands="float32",
+        result="float32",
+        problem=[B, M, N, K],
+        config=[row["tile_m"], row["tile_n"], row["pieces"], splits],
+        bytes=[4 * n for n in (*counts[:2], counts[2] * splits)],
+    )
 
 
 def ragged(row, B, P, R, M, N, K, G):

@@ -56,7 +56,7 @@ def _library() -> ctypes.CDLL:
     if shutil.which("g++") is None:
         pytest.skip("no g++ found")
     csrc, tests = ROOT / "csrc", ROOT / "tests/csrc"
-    names = ("matmul", "ragged", "scaled", "gram", "conv_plan", "depthwise_plan", "causal_plan", "weight_only_plan")
+    names = ("matmul", "pieces", "ragged", "scaled", "gram", "conv_plan", "depthwise_plan", "causal_plan", "weight_only_plan")
     units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in names)]
     with tempfile.TemporaryDirectory() as folder:
         objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in units]

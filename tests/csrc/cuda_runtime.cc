@@ -16,6 +16,7 @@
 #include "depthwise.h"
 #include "gram.h"
 #include "matmul.h"
+#include "pieces.h"
 #include "ragged.h"
 #include "scaled.h"
 #include "weight_only.h"
@@ -233,6 +234,9 @@ int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, cons
   } else if (family == 1) {
     status = Conv(static_cast<ConvRole>(role), rank, *reinterpret_cast<const ConvProblem*>(problem),
                   *reinterpret_cast<const ConvConfig*>(config), dtype, of_result, first, second, out, added, stream);
+  } else if (family == 7) {
+    status = Pieces(static_cast<MatmulRole>(role), *reinterpret_cast<const MatmulProblem*>(problem),
+                    *reinterpret_cast<const PiecesConfig*>(config), dtype, of_result, first, second, out, stream);
   } else if (family == 3) {
     status = Ragged(static_cast<MatmulRole>(role), *reinterpret_cast<const RaggedProblem*>(problem),
                     *reinterpret_cast<const RaggedConfig*>(config), dtype, of_result, first, second,

@@ -5,6 +5,7 @@
 #include "conv_plan.h"
 #include "gram.h"
 #include "matmul.h"
+#include "pieces.h"
 #include "ragged.h"
 #include "refusals.h"
 #include "scaled.h"
@@ -37,6 +38,8 @@ std::vector<MatmulKernel> MatmulNTE4M3() {
 }
 std::vector<MatmulKernel> MatmulNNFused() { return {}; }
 
+std::vector<PiecesKernel> PiecesOfBF16() { return {{{128, 128, 2, 1}, 0, 0, nullptr}, {{128, 128, 3, 1}, 0, 0, nullptr}}; }
+
 std::vector<RaggedKernel> RaggedNN() { return {{MatmulRole::kNN, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
 std::vector<RaggedKernel> RaggedNT() { return {{MatmulRole::kNT, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
 std::vector<RaggedKernel> RaggedTN() { return {{MatmulRole::kTN, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
@@ -58,6 +61,8 @@ extern "C" int Refuses(const char* family, int role, int rank, const int64_t* pr
   Reason reason;
   if (!std::strcmp(family, "matmul")) {
     reason = MatmulRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, /*fused=*/false, arch);
+  } else if (!std::strcmp(family, "pieces")) {
+    reason = PiecesRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, arch);
   } else if (!std::strcmp(family, "ragged")) {
     reason = RaggedRefuses(MatmulRole(role), *reinterpret_cast<const RaggedProblem*>(problem), names, arch);
   } else if (!std::strcmp(family, "scaled")) {

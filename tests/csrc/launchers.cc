@@ -9,6 +9,7 @@
 #include "depthwise.h"
 #include "gram.h"
 #include "matmul.h"
+#include "pieces.h"
 #include "ragged.h"
 #include "scaled.h"
 #include "targets.h"
@@ -68,6 +69,13 @@ Status Matmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dt
              operands, result, {first, second, out}, epilogue);
 }
 
+Status Pieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& c, Dtype operands, Dtype result, const void* first,
+              const void* second, void* out, cudaStream_t) {
+  const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
+  return Say(std::string("pieces ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.pieces, c.splits}, operands, result,
+             {first, second, out}, /*epilogue=*/nullptr);
+}
+
 Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, Dtype operands, Dtype result, const void* first,
               const void* second, const int32_t* places, void* out, cudaStream_t) {
   const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
@@ -106,7 +114,7 @@ Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const W
 
 // The handler of that name, or null.
 extern "C" void* HandlerOf(const char* name) {
-  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::GramTargets(),
+  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::PiecesTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::GramTargets(),
                               jaxext::ConvTargets(), jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
     for (const jaxext::Target& target : targets) {
       if (target.name == name) return reinterpret_cast<void*>(target.handler);

@@ -41,6 +41,7 @@ from cuda_launches import (
     conv,
     gram,
     matmul,
+    pieces,
     ragged,
     runtime,
     scaled,
@@ -404,11 +405,12 @@ def _operands(row, shapes, integers):
 
 
 def matmul_call(row, B, rows, columns, depth, splits=1, integers=True) -> Call:
-    """`rows` and `columns`: of the result."""
+    """`rows` and `columns`: of the result.  Of a kernel of products in pieces too."""
     names = {"nn": "MNK", "nt": "MKN", "tn": "KNM"}[row["role"]]
     sizes = dict(zip(names, (rows, columns, depth), strict=True)) | {"B": B}
     shapes = {slot: tuple(sizes[label] for label in labels) for slot, labels in SHAPES.items()}
-    case = matmul(row, **sizes, splits=splits) | ({"result": "float32"} if splits > 1 else {})
+    of = pieces if "pieces" in row else matmul
+    case = of(row, **sizes, splits=splits) | ({"result": "float32"} if splits > 1 else {})
     open_slot = SLOTS[row["role"]][2]
 
     def product(operands):

@@ -14,7 +14,7 @@ import test_causal_kernel
 import test_depthwise
 import test_simt
 from cuda_kernels import CausalCall, FusedCall, GramCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import BYTES, CONVS, DEPTHWISE, GRAMS, MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, conv, matmul
+from cuda_launches import BYTES, CONVS, DEPTHWISE, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, conv, matmul
 from simt_weight_only import a_problem as a_weight_only_problem
 
 from jaxext.backends import kernel
@@ -51,6 +51,25 @@ def test_matmul(row):
     matmul_call(row, 1, 3 * m + step, 2 * n + step, k + step).check(device=TWO_MULTIPROCESSORS)
     if row["result"] == "float32":
         matmul_call(row, 1, m + step, step, 4 * k, splits=2).check()
+
+
+QUICK_PIECES = {("nn", 3), ("nt", 2), ("tn", 3)}
+EACH_OF_PIECES = [
+    pytest.param(row, id=f"{row['role']}-{row['pieces']}", marks=() if (row["role"], row["pieces"]) in QUICK_PIECES else pytest.mark.slow)
+    for row in PIECES
+]
+
+
+@pytest.mark.parametrize("row", EACH_OF_PIECES)
+def test_pieces(row):
+    """Tiles, steps and rows of four elements that end early; more steps than the ring has stages; a batch, and parts."""
+    m, n = row["tile_m"], row["tile_n"]
+    matmul_call(row, 1, 4, 4, 4).check()
+    matmul_call(row, 2, m + 4, n + 4, (row["stages"] + 1) * 32 + 4).check()
+    matmul_call(row, 1, 2 * m + 4, 3 * n - 60, 36, integers=row["pieces"] == 2).check()  # two pieces have fewer bits
+    matmul_call(row, 1, m + 4, 12, 8 * 32, splits=2).check()
+    if row["role"] == "nt":  # where nothing wants columns in fours
+        matmul_call(row, 1, 7, n + 3, 40).check()
 
 
 @pytest.mark.parametrize("row", RAGGEDS, ids=id_of)
@@ -295,7 +314,8 @@ def test_each_kernel_of_the_library_has_a_row():
     assert sum("ScaledProduct" in name for name in kernels) == len(SCALEDS)
     assert sum("GramProduct" in name for name in kernels) == len(GRAMS)
     assert sum("cutlass13device_kernel" in name for name in kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS)))
+    assert sum("PiecesKernelOf" in name for name in kernels) == len(PIECES) // 3  # a kernel has all roles
     assert sum("ConvKernelOf" in name for name in kernels) == len(CONVS)
     assert sum("WideWeightOnly" in name for name in kernels) == len(WIDE_WEIGHT_ONLYS)
     portable = [kernel for kernel in kernels if any(name in kernel for name in ("depthwise", "6causal", "11weight_only"))]
-    assert len(kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS, portable)))
+    assert len(kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS, portable))) + len(PIECES) // 3

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
-from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_scaled
+from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_pieces, cuda_scaled
 from jaxext.backends.cuda.cuda_gram import GramProblem
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
 from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart
@@ -46,7 +46,7 @@ class Cuda(KernelImplementation):
         return no_kernel(call, "cuda") or missing() or _older_driver()
 
     def multiplied(self, problem):
-        return "ieee"  # no kernel takes float32 numbers to the tensor cores
+        return "ieee"  # but for those of CudaMatmul, no kernel takes float32 numbers to the tensor cores
 
     def code(self, platform):
         """On CUDA devices also of the compiler and of what it compiled for, which only the compiled module tells."""
@@ -72,6 +72,8 @@ def refused(problem: MatmulProblem | ConvProblem | CausalProblem, family: Any) -
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
     if isinstance(problem, RaggedProblem):
         return _cuda_module.ragged_refuses(**asked)
+    if family is cuda_pieces:
+        return _cuda_module.pieces_refuses(**asked)
     if isinstance(problem, MatmulProblem):
         return _cuda_module.matmul_refuses(**asked, fused=problem.epilogue is not None)
     ask = _cuda_module.depthwise_refuses if family is cuda_depthwise else _cuda_module.conv_refuses

@@ -194,7 +194,7 @@ REFUSALS = {
     "float32": (
         (jaxext.matmul, struct(64, 64, dtype=jnp.float32), struct(64, 64, dtype=jnp.float32)),
         {},
-        "the operands are fp32, nn takes bf16, fp16",
+        "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6",
     ),
     "float64": ((jaxext.matmul, struct(64, 64, dtype=jnp.float64), struct(64, 64, dtype=jnp.float64)), {}, "a is float64, want one of"),
     "rows of no 16 bytes": (

@@ -57,6 +57,8 @@ CAUSAL_BACK = CAUSAL | {"kernel": "causal_backward", "vector": 4, "access": 8, "
 WEIGHT_ONLY = MATMUL | PORTABLE | {"kernel": "weight_only", "mma": 32, "access": 16, "loads": {"16": 25}, "stores": {"16": 12}}
 WIDE = MATMUL | {"kernel": "wide_weight_only", "bits": 4, "cluster_m": 1, "multicast": 0, "of_registers": 28, "tma_stores": 0}
 WIDE |= {"wgmma": 28, "loads": {"8": 9}, "stores": {"16": 32, "8": 32}}
+PIECES = MATMUL | {"kernel": "pieces", "pieces": 3, "cluster_m": 1, "multicast": 0, "tma_stores": 0, "wgmma": 12, "of_registers": 12}
+PIECES |= {"operands": "float32", "stores": {"8": 32, "4": 64}}
 GOOD = {
     "matmul": MATMUL,
     "conv": CONV,
@@ -69,6 +71,7 @@ GOOD = {
     "causal backward": CAUSAL_BACK,
     "weight-only": WEIGHT_ONLY,
     "wide weight-only": WIDE,
+    "pieces": PIECES,
     "weight-only, narrow": WEIGHT_ONLY | {"access": 4, "loads": {"16": 6, "4": 32}},
     "many filters per channel": GATHER | {"many": True, "stores": {"16": 4, "8": 4, "2": 4}},
     "many filters per channel, wgrad": WGRAD | {"many": True, "loads": {"16": 8, "8": 7, "2": 7}},
@@ -85,7 +88,9 @@ BROKEN = [
     ("static shared memory misaligns the swizzled tiles", CONV | {"static": 2048}),
     ("not on the tensor cores", CONV | {"wgmma": 0}),
     ("not on the tensor cores", WEIGHT_ONLY | {"mma": 0}),
-    ("weights not multiplied from registers", WIDE | {"of_registers": 20}),
+    ("left factors not multiplied from registers", WIDE | {"of_registers": 20}),
+    ("left factors not multiplied from registers", PIECES | {"of_registers": 6}),
+    ("not one instruction for each product of pieces", PIECES | {"pieces": 2}),
     ("narrow loads", WEIGHT_ONLY | {"loads": {"8": 50}}),
     ("narrow stores", WEIGHT_ONLY | {"stores": {"16": 8, "4": 16}}),
     ("operands not loaded by TMA", MATMUL | {"tma": 0}),

@@ -47,7 +47,8 @@ CAUSAL = [name for name in HANDLERS if "causal" in name]
 SCALED = [name for name in HANDLERS if "scaled" in name]  # test_cuda_scaled_launches.py calls it
 GRAM = [name for name in HANDLERS if "gram" in name]  # test_cuda_gram_launches.py calls it
 WEIGHT_ONLY = [name for name in HANDLERS if "weight_only" in name]
-PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *SCALED, *GRAM, *WEIGHT_ONLY)]
+PIECES = [name for name in HANDLERS if "pieces" in name]  # test_cuda_pieces_launches.py calls these
+PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *SCALED, *GRAM, *WEIGHT_ONLY, *PIECES)]
 MATMUL = [name for name in PLAIN if "matmul" in name]
 CONV = [name for name in PLAIN if "_conv" in name]
 DEPTHWISE = [name for name in PLAIN if "depthwise" in name]
@@ -256,6 +257,7 @@ def test_targets():
     assert GRAM == ["jaxext_gram_v1"]
     assert set(CAUSAL) == {"jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1"}
     assert set(WEIGHT_ONLY) == {"jaxext_weight_only_v1"}
+    assert PIECES == [f"jaxext_pieces_{role}_v1" for role in ("nn", "nt", "tn")]
 
 
 @pytest.mark.skipif(device(), reason="there is a GPU, which would run them")

@@ -25,6 +25,7 @@ from cuda_launches import (
     LIBRARY,
     MATMULS,
     OK,
+    PIECES,
     RAGGEDS,
     SCALED,
     SCALEDS,
@@ -39,6 +40,7 @@ from cuda_launches import (
     conv,
     gram,
     matmul,
+    pieces,
     ragged,
     runtime,
     scaled,
@@ -62,6 +64,7 @@ NAMES = (
     "weight_only",
     "wide_weight_only",
     "gram",
+    "pieces",
 )  # of the families of kernels
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
@@ -91,6 +94,18 @@ def some_matmuls(row, count):
         yield matmul(row, batch, m, n, k, splits)
     yield matmul(row, 1, 2**31 - 2**16, step, step)
     yield matmul(row, 9, 2**16 + 8 * step, 2**16, 2**16)
+
+
+def some_pieces(row, count):
+    """As `some_matmuls`."""
+    pick = random.Random(str(row))
+    for _ in range(count):
+        batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), (1, 2), (1, 4)])
+        most = 10 if batch > 3 else 150
+        m, n, k = (splits * 4 * pick.choice([1, pick.randint(1, most)]) for _ in "mnk")
+        yield pieces(row, batch, m, n, k, splits)
+    yield pieces(row, 1, 2**31 - 2**16, 4, 4)
+    yield pieces(row, 9, 2**16 + 32, 2**16, 2**16)
 
 
 def some_raggeds(row, count):
@@ -199,6 +214,7 @@ def some_wide_weight_onlys(row, count):
 
 def cases(matmuls, of_conv):
     yield from (case for row in MATMULS for case in some_matmuls(row, matmuls))
+    yield from (case for row in PIECES for case in some_pieces(row, matmuls))
     yield from (case for row in RAGGEDS for case in some_raggeds(row, matmuls))
     yield from (case for row in SCALEDS for case in some_scaleds(row, matmuls))
     yield from (case for row in GRAMS for case in some_grams(row, matmuls))
@@ -264,7 +280,7 @@ def test_what_is_asked_is_what_cuda_takes(device):
         assert "kernel" in asked[-1], "descriptors are made before the launch that takes them"
         seen |= {launch["kernel"] for launch in launches}
     assert not runtime().CapturesRelaxed(), "each launch leaves the mode of capturing as it was"
-    assert len(seen) >= sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS))) + len(DEPTHWISE) // 2
+    assert len(seen) >= sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS))) + len(PIECES) // 3 + len(DEPTHWISE) // 2
 
 
 @pytest.mark.parametrize(
@@ -283,6 +299,45 @@ def test_descriptors_of_products_are_the_arrays(row):
         element = BYTES[row["result"] if array == 2 else row["operands"]]
         outer, inner = sizes[SLOTS[row["role"]][array]]
         assert (entry["sizes"], entry["strides"]) == ([inner, outer, B], [inner * element, outer * inner * element])
+
+
+@pytest.mark.parametrize("row", PIECES, ids=lambda row: f"{row['role']}-{row['pieces']}")
+def test_descriptors_of_products_in_pieces_are_the_factors(row):
+    """As those of other products; boxes of 128 bytes of neighbours, and the blocks are the tiles of all batches."""
+    B, M, N, K = 3, 160, 224, 288
+    status, (*descriptors, launch) = ask(pieces(row, B, M, N, K))
+    assert status == OK
+    sizes, (first, second, open_) = {"a": (M, K), "b": (K, N), "c": (M, N)}, SLOTS[row["role"]]
+    found = {entry["address"]: (entry["sizes"], entry["strides"], entry["box"][0]) for entry in descriptors}
+    want = {}
+    for address, slot in zip(ADDRESSES, (first, second), strict=False):
+        outer, inner = sizes[slot]
+        want[address] = ([inner, outer, B], [4 * inner, 4 * outer * inner], 32)
+    assert found == want
+    assert launch["grid"] == [B * math.prod(-(-size // 128) for size in sizes[open_]), 1, 1]
+
+
+WRONG_PIECES = {
+    "a batch in parts": ((2, 8, 8, 8), dict(splits=2), "splits is 2 and B is 2, want one of them to be 1"),
+    "parts that are not equal": ((1, 40, 40, 40), dict(splits=3), "has 40 elements, want a multiple of 4 for each of 3 parts"),
+    "too many parts": ((1, 512, 512, 512), dict(splits=64), "splits is 64, want 1 to 32"),
+    "no part": ((1, 8, 8, 8), dict(splits=0), "splits is 0, want 1 to 32"),
+    "four pieces": ((1, 8, 8, 8), dict(pieces=4), "no kernel of tiles 128x128 in 4 pieces"),
+    "another tile": ((1, 8, 8, 8), dict(tile_n=64), "no kernel of tiles 128x64 in 2 pieces"),
+    "nothing": ((1, 0, 8, 8), {}, "sizes are B=1 M=0 N=8 K=8, want 1 or more"),
+    "another dtype": ((1, 8, 8, 8), dict(operands="bfloat16"), "bf16 times bf16 into fp32, want fp32 alone"),
+    "rows of 24 bytes": ((1, 8, 6, 8), {}, "has 24 bytes, TMA wants a multiple of 16: pad N to 8"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PIECES)
+def test_what_products_in_pieces_refuse(name):
+    """In each role, before CUDA is asked for anything."""
+    sizes, changes, reason = WRONG_PIECES[name]
+    for row in PIECES[:3]:
+        case = pieces(row | changes, *sizes, splits=changes.get("splits", 1)) | {"operands": changes.get("operands", "float32")}
+        status, message = ask(case)
+        assert status == INVALID and message.startswith("pieces: ") and message.endswith(reason), message
 
 
 @pytest.mark.parametrize("row", RAGGEDS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "tile_n")))
@@ -388,7 +443,7 @@ def test_bands_cost_few_rounds():
 def one_of_each():
     several = (some_matmuls, MATMULS), (convs, CONVS), (convs, DEPTHWISE), (some_raggeds, RAGGEDS), (some_causals, CAUSALS)
     several = *several, (some_scaleds, SCALEDS), (some_weight_onlys, WEIGHT_ONLYS), (some_wide_weight_onlys, WIDE_WEIGHT_ONLYS)
-    several = *several, (some_grams, GRAMS)
+    several = *several, (some_grams, GRAMS), (some_pieces, PIECES)
     return [next(some(rows[0], 1)) for some, rows in several]
 
 

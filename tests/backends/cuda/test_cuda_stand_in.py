@@ -21,6 +21,7 @@ from jaxext.backends.cuda import cuda_binding, cuda_convolutions
 KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0}
 ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
 ROWS.append({**ROWS[0], "fused": True})
+PIECES = [{"operands": "float32", "pieces": pieces, "tile_m": 128, "tile_n": 128} for pieces in (2, 3)]
 SCALED = [{"operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_m": 128, "tile_n": 256, "tile_k": 128, "cluster_m": 2}]
 SCALED.append({**SCALED[0], "tile_m": 64, "tile_n": 128, "cluster_m": 1})
 SCALED += [{**row, "operands": "float8_e5m2"} for row in SCALED] + [{**row, "second": "float8_e5m2"} for row in SCALED]
@@ -36,11 +37,12 @@ CONVS = [
 def module(monkeypatch):
     families: dict[str, Any] = {
         f"{family}_refuses": lambda **asked: None
-        for family in ("matmul", "ragged", "scaled", "gram", "conv", "depthwise", "causal", "weight_only")
+        for family in ("matmul", "pieces", "ragged", "scaled", "gram", "conv", "depthwise", "causal", "weight_only")
     }
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     tables["scaled_kernels"] = lambda: SCALED
     tables["gram_kernels"] = lambda: GRAMS
+    tables["pieces_kernels"] = lambda: PIECES
     tables["conv_kernels"] = lambda: CONVS
     families["scaled_refuses"] = lambda **asked: None if {*asked["dtypes"][:2]} <= {"fp8e4nv", "fp8e5"} else "says the stand-in"
     families["gram_refuses"] = lambda **asked: None if asked["dtypes"][0] == "bf16" else "says the stand-in"
@@ -79,14 +81,21 @@ def conv(x, w):
     return jaxext.conv_general_dilated(x, w, (1,) * len(axes), "VALID", None, None, numbers, groups, implementation="cuda")
 
 
+def in_pieces(a, b):
+    return jaxext.matmul(a, b, precision=jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6, implementation="cuda")
+
+
+FLOATS = struct(128, 256, dtype=jnp.float32), struct(256, 512, dtype=jnp.float32)
 CALLS = {  # the function, its operands, and of each call the operands and the result
     "matmul": (matmul, (struct(128, 256), struct(256, 512)), {"nn": "abc", "nt": "bca", "tn": "acb"}),
+    "pieces": (in_pieces, FLOATS, {"nn": "abc", "nt": "bca", "tn": "acb"}),
     "conv2d": (conv, (struct(2, 8, 9, 16), struct(3, 2, 16, 24)), {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}),
     "depthwise2d": (conv, (struct(2, 8, 9, 16), struct(3, 2, 1, 16)), {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}),
     "depthwise3d": (conv, (struct(2, 4, 8, 9, 16), struct(2, 3, 2, 1, 32)), {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}),
 }
 SHAPES = {
     "matmul": {"a": (1, 128, 256), "b": (1, 256, 512), "c": (1, 128, 512)},
+    "pieces": {"a": (1, 128, 256), "b": (1, 256, 512), "c": (1, 128, 512)},
     "conv2d": {"x": (1, 2, 1, 8, 9, 1, 16), "w": (1, 1, 24, 1, 3, 2, 16), "y": (1, 2, 1, 6, 8, 1, 24)},
     "depthwise3d": {"x": (1, 2, 4, 8, 9, 16, 1), "w": (1, 16, 2, 2, 3, 2, 1), "y": (1, 2, 3, 6, 8, 16, 2)},
     "depthwise2d": {"x": (1, 2, 1, 8, 9, 16, 1), "w": (1, 16, 1, 1, 3, 2, 1), "y": (1, 2, 1, 6, 8, 16, 1)},
@@ -324,6 +333,7 @@ def test_no_cuda_kernel_has_a_gate():
 
 ASKED = {  # of each form's first role, what the module is asked
     "matmul": ("matmul", dict(role="nn", B=1, M=128, N=512, K=256)),
+    "pieces": ("pieces", dict(role="nn", B=1, M=128, N=512, K=256)),
     "conv2d": ("conv", dict(role="fprop", rank=2, B=1, N=2, G=1, C=16, K=24, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
     "depthwise3d": ("depthwise", dict(role="fprop", rank=3, B=1, N=2, G=16, C=1, K=2, input=(4, 8, 9), filter=(2, 3, 2), output=(3, 6, 8))),
     "depthwise2d": ("depthwise", dict(role="fprop", rank=2, B=1, N=2, G=16, C=1, K=1, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
@@ -353,8 +363,8 @@ def test_what_the_module_refuses_is_refused(module, monkeypatch, form):
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         (row,) = jaxext.explain(function, *operands, platform="cuda").rows
     assert row.refused["cuda"] == "says the test"
-    window = {"fused": False} if form == "matmul" else WINDOW
-    assert asked == sizes | window | {"dtypes": ("bf16",) * 3, "arch": 90}
+    window = {"matmul": {"fused": False}, "pieces": {}}.get(form, WINDOW)
+    assert asked == sizes | window | {"dtypes": ("fp32" if form == "pieces" else "bf16",) * 3, "arch": 90}
 
 
 def test_what_the_module_refuses_of_causal_convolutions(module, monkeypatch):

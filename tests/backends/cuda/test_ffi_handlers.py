@@ -41,6 +41,7 @@ PROBLEM = {
 }
 CONFIGS = {  # and the number of parts
     "matmul": ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong"),
+    "pieces": ("tile_m", "tile_n", "pieces"),
     "conv": ("tile_m", "tile_n", "cluster"),
     "depthwise": ("lanes", "strip", "pieces"),
 }
@@ -105,7 +106,7 @@ def right(target, splits):
     form, role = role_of(target)
     family = next(name for name in CONFIGS if form.startswith(name))
     config = dict(zip(CONFIGS[family], itertools.count(103), strict=False)) | {"splits": splits}
-    if family == "matmul":
+    if family in ("matmul", "pieces"):
         problem = {"B": 2, "M": 3, "N": 5, "K": 7}
         shapes = {"a": (2, 3, 7), "b": (2, 7, 5), "c": (2, 3, 5)}
     else:
