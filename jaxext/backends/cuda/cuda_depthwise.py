@@ -31,6 +31,7 @@ class DepthwiseConfig:
     strip: int  # targets in a row that a thread walks along
     pieces: int = 1  # wgrad: pieces of the filter that share a block, a power of two
     splits: int = 1  # wgrad: partial sums, along a leading axis of the result, which is float32 if there are several
+    lines: int = 0  # fprop, dgrad: on tensor cores, lines of targets that a warp walks down; 0 for the other kernels
 
 
 def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
