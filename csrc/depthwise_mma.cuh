@@ -21,8 +21,8 @@
 
 namespace jaxext::depthwise {
 
-// The arrays of a block in shared memory are of words by channel: sources as pairs [half of the 8 pairs][line][pair], sums as [line][target].
-// 16 words lie between the vectors of channels, so that neighbouring threads, which have one each, meet different banks.
+// The arrays of a block in shared memory are of words by channel: sources as pairs [half of the 8 pairs][line][pair], sums as
+// [line][target]. 16 words lie between the vectors of channels, so that neighbouring threads, which have one each, meet different banks.
 constexpr int kPlane = kMmaLines * kMmaTargets, kVectorPlanes = kMmaVector * kPlane + 16, kArray = 2 * kVectorPlanes;
 constexpr int kBuffer = 2 * kArray;  // sources, and sums behind them
 static_assert(2 * kBuffer * sizeof(float) == kMmaSharedBytes);
@@ -173,7 +173,19 @@ struct MmaStorer {
  private:
   __device__ void End(int number, float (&z)[kMmaVector]) const {
     const int64_t element = at + number * p.target_pitch;
-    finish(z, element, static_cast<int64_t>(blockIdx.z) * p.channels + Own().channel);
+    const int64_t column = static_cast<int64_t>(blockIdx.z) * p.channels + Own().channel;
+    if constexpr (Finish::kLong) {  // in halves: its instructions are there once, and need fewer registers
+      constexpr int kHalf = kMmaVector / 2;
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        float few[kHalf];
+#pragma unroll
+        for (int k = 0; k < kHalf; ++k) few[k] = z[k];
+        finish(few, element + kHalf * half, column + kHalf * half);
+#pragma unroll
+        for (int k = 0; k < kHalf; ++k) z[k] = z[kHalf + k], z[kHalf + k] = few[k];
+      }
+    }
     jaxext::Store(Rounded<T, kMmaVector>(z), targets + element);
   }
 };
@@ -204,7 +216,7 @@ __global__ void __launch_bounds__(kMmaThreads, kMmaResident)
 #pragma unroll
       for (int r = kRows - 1; r > 0; --r) MultiplyAdd<T>(sums[c][r], a, bands[c][r], sums[c][r - 1]);
       MultiplyAdd<T>(sums[c][0], a, bands[c][0], {0.0f, 0.0f, 0.0f, 0.0f});
-      const float(&done)[4] = sums[c][kRows - 1];
+      const float (&done)[4] = sums[c][kRows - 1];
       auto* at = reinterpret_cast<SumPair*>(words + buffer + kArray + own + thread + c * kPlane);
       at[0] = {done[0], done[1]};
       at[8 * kMmaTargets / 2] = {done[2], done[3]};

@@ -48,7 +48,7 @@ Status CheckConfig(ConvRole role, const DepthwiseConfig& config, Dtype result) {
   }
   const int64_t most_splits = wgrad ? kMostGridYZ : 1;
   if (config.splits < 1 || config.splits > most_splits) return refuse("splits", config.splits, "1 to " + std::to_string(most_splits));
-  const int64_t most_lines = wgrad ? 0 : kMostIndex - 1;
+  const int64_t most_lines = wgrad ? 0 : kMmaMostLines;
   if (config.lines < 0 || config.lines > most_lines) return refuse("lines", config.lines, "0 to " + std::to_string(most_lines));
   if (config.splits > 1 && result != Dtype::kF32) return Invalid(name + "a result of " + Name(result) + " in parts, want float32");
   return {};

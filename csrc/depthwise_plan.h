@@ -14,16 +14,17 @@
 
 namespace jaxext::depthwise {
 
-constexpr int kThreads = 128;           // of a block
-constexpr int kVectorBytes = 16;        // the widest access
-constexpr int kWgradTaps = 7;           // the most taps of a filter row whose sums a thread of wgrad holds
-constexpr int kFewWgradTaps = 4;        // the same for a thread without a window of sources, or of several filters per channel
+constexpr int kThreads = 128;     // of a block
+constexpr int kVectorBytes = 16;  // the widest access
+constexpr int kWgradTaps = 7;     // the most taps of a filter row whose sums a thread of wgrad holds
+constexpr int kFewWgradTaps = 4;  // the same for a thread without a window of sources, or of several filters per channel
 constexpr int kWarp = 32;
 constexpr int kSharedBytes = 48 << 10;  // the shared memory of a block without opting in for more, on every device
 
 // Of the kernel on tensor cores (depthwise_mma.cuh).
 constexpr int kMmaThreads = 256, kMmaResident = 2;  // of a block, and blocks on a multiprocessor
 constexpr int kMmaLines = 16;                       // that a block walks down in step
+constexpr int kMmaMostLines = 32;                   // of targets that it walks along: a thread has a bit for each
 constexpr int kMmaTargets = 8;                      // neighbours in a line
 constexpr int kMmaVector = 8;                       // channels of an access
 constexpr int kMmaChannels = 16;                    // of a block

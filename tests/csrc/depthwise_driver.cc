@@ -91,11 +91,17 @@ int main(int, char** arguments) {
     std::string result;
     if (!c.dry) status = Run(c, first, second, &result);
     const int64_t length = static_cast<int64_t>(status.message.size());
-    const Reply reply{status.code,       length,
-                      plan.vector,       plan.many,
-                      plan.window,       plan.line,
-                      plan.taps,         plan.rows, {plan.grid[0], plan.grid[1], plan.grid[2]},
-                      plan.shared_bytes, cudaGetLastError()};
+    const Reply reply{status.code,
+                      length,
+                      plan.vector,
+                      plan.many,
+                      plan.window,
+                      plan.line,
+                      plan.taps,
+                      plan.rows,
+                      {plan.grid[0], plan.grid[1], plan.grid[2]},
+                      plan.shared_bytes,
+                      cudaGetLastError()};
     out.write(reinterpret_cast<const char*>(&reply), sizeof reply);
     out << status.message << result;
   }
