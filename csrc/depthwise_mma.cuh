@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kMmaThreads, kMmaResident)
   float sums[2][kRows][4] = {};
   const int own = pair / kMmaVector * kVectorPlanes + pair % kMmaVector * kPlane + thread;
 #pragma unroll 1
-  for (int i = 0, buffer = 0; i < p.steps; ++i, buffer = kBuffer - buffer) {
+  for (int i = 0, buffer = 0, other = kBuffer; i < p.steps; ++i) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const uint32_t* line = words + buffer + own + c * kPlane;
@@ -216,15 +216,17 @@ __global__ void __launch_bounds__(kMmaThreads, kMmaResident)
 #pragma unroll
       for (int r = kRows - 1; r > 0; --r) MultiplyAdd<T>(sums[c][r], a, bands[c][r], sums[c][r - 1]);
       MultiplyAdd<T>(sums[c][0], a, bands[c][0], {0.0f, 0.0f, 0.0f, 0.0f});
-      const float (&done)[4] = sums[c][kRows - 1];
+      const float (&last)[4] = sums[c][kRows - 1];
       auto* at = reinterpret_cast<SumPair*>(words + buffer + kArray + own + thread + c * kPlane);
-      at[0] = {done[0], done[1]};
-      at[8 * kMmaTargets / 2] = {done[2], done[3]};
+      at[0] = {last[0], last[1]};
+      at[8 * kMmaTargets / 2] = {last[2], last[3]};
     }
-    loader.Put(words + kBuffer - buffer);
+    loader.Put(words + other);
     loader.Load(p);
     __syncthreads();  // the next line and the sums are there, and all have done with the lines and the sums before these
     storer.Store(i + 1 - p.h.taps, reinterpret_cast<float*>(words + buffer + kArray));
+    const int done = buffer;
+    buffer = other, other = done;
   }
   if (storer.again != 0) storer.StoreAgain(sources, filters);
 }

@@ -163,17 +163,17 @@ MmaAxis MakeMmaAxis(const Axis& axis) {
 // Neighbouring targets and taps meet neighbouring sources.
 bool HasUnitSteps(const Axis& axis) { return axis.d == 1 && axis.a == 1 && std::abs(axis.b) == 1; }
 
-// Why tensor cores do not take it.
+// What tensor cores take instead, if they do not take the problem.
 Reason MmaRefuses(const ConvProblem& problem, ConvRole role, Dtype dtype) {
   const Axis d = MakeAxis(problem, role, 0), h = MakeAxis(problem, role, 1), w = MakeAxis(problem, role, 2);
-  if (Bytes(dtype) != 2) return std::string(Name(dtype)) + " operands, they take 16 bits";
+  if (Bytes(dtype) != 2) return std::string("16 bits, not ") + Name(dtype);
   if (problem.K != 1 || problem.G % kMmaVector != 0) {
-    return Text(problem.G) + " groups of " + Text(problem.K) + " outputs, they take multiples of " + Text(kMmaVector) + " of one";
+    return "a multiple of " + Text(kMmaVector) + " groups of one output, not " + Text(problem.G) + " of " + Text(problem.K);
   }
-  if (d.R != 1 || d.T != d.S || d.offset != 0 || d.d != 1 || d.a != 1) return "a filter along three axes, they take two";
-  if (!HasUnitSteps(h) || !HasUnitSteps(w)) return "strides or dilations, they take none";
+  if (d.R != 1 || d.T != d.S || d.offset != 0 || d.d != 1 || d.a != 1) return "two axes, not three";
+  if (!HasUnitSteps(h) || !HasUnitSteps(w)) return "no strides and dilations";
   if (h.R < 1 || h.R > kMmaRows || w.R < 1 || w.R > kMmaColumns) {
-    return Text(h.R) + "x" + Text(w.R) + " taps, they take 1x1 to " + Text(kMmaRows) + "x" + Text(kMmaColumns);
+    return "1x1 to " + Text(kMmaRows) + "x" + Text(kMmaColumns) + " taps, not " + Text(h.R) + "x" + Text(w.R);
   }
   return {};
 }
@@ -231,7 +231,8 @@ Status Make(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& co
   *plan = {};
   if (config.lines > 0) {
     if (const Reason reason = MmaRefuses(problem, role, dtype)) {
-      return Invalid("depthwise " + std::string(RoleName(role)) + ": lines is " + Text(config.lines) + ", on tensor cores, for " + *reason);
+      return Invalid("depthwise " + std::string(RoleName(role)) + ": lines is " + Text(config.lines) + ", want 0: tensor cores take " +
+                     *reason);
     }
   }
   if (IsEmpty(problem, role)) return {};

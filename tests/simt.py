@@ -133,7 +133,7 @@ def run(
         numbers = [list(ROLES).index(problem.role), CODES.index(dtypes[0]), CODES.index(dtypes[2])]
         numbers += [problem.B, problem.N, problem.G, problem.C, problem.K, *problem.input, *problem.filter, *problem.output]
         numbers += [*problem.stride, *problem.low, *problem.input_dilation, *problem.filter_dilation]
-        numbers += [config.lanes, config.strip, config.pieces, config.splits, config.lines, *shifts, dry, blocks, pending, refusal]
+        numbers += [config.lanes, config.strip, config.pieces, config.lines, config.splits, *shifts, dry, blocks, pending, refusal]
         numbers += [0] * 6 if dry else [*sizes[:2], sizes[2] * config.splits, *carried]
         arrays = [] if dry else [np.ascontiguousarray(operands[slot]).tobytes() for slot in slots[:2]]
         request += [np.array(numbers, np.int64).tobytes(), *arrays]

@@ -41,7 +41,7 @@ PROBLEM = {
 CONFIGS = {  # and the number of parts
     "matmul": ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong"),
     "conv": ("tile_m", "tile_n", "cluster"),
-    "depthwise": ("lanes", "strip", "pieces"),
+    "depthwise": ("lanes", "strip", "pieces", "lines"),
 }
 
 
