@@ -174,17 +174,19 @@ struct MmaStorer {
   __device__ void End(int number, float (&z)[kMmaVector]) const {
     const int64_t element = at + number * p.target_pitch;
     const int64_t column = static_cast<int64_t>(blockIdx.z) * p.channels + Own().channel;
-    if constexpr (Finish::kLong) {  // in halves: its instructions are there once, and need fewer registers
-      constexpr int kHalf = kMmaVector / 2;
+    if constexpr (Finish::kLong) {
+      finish.Before(z, element, column);
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < 2; ++half) {  // with fewer registers
+        constexpr int kHalf = kMmaVector / 2;
         float few[kHalf];
 #pragma unroll
         for (int k = 0; k < kHalf; ++k) few[k] = z[k];
-        finish(few, element + kHalf * half, column + kHalf * half);
+        Activate(finish.activation, few);
 #pragma unroll
         for (int k = 0; k < kHalf; ++k) z[k] = z[kHalf + k], z[kHalf + k] = few[k];
       }
+      finish.After(z, element);
     }
     jaxext::Store(Rounded<T, kMmaVector>(z), targets + element);
   }

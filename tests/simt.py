@@ -78,7 +78,8 @@ def either(names, pieces) -> dict[str, str]:
 
 def _made(folder, broken, family):
     csrc, sound = ROOT / "csrc", folder / f"simt-{family}"
-    replaced = f"{family}_bf16.cu" if family == "weight_only" else f"{family}_f32.cu", f"{family}.cc"
+    ones = {"weight_only": ("weight_only_bf16.cu",), "depthwise": ("depthwise_f32.cu", "depthwise_mma_bf16.cu")}
+    replaced = *ones.get(family, (f"{family}_f32.cu",)), f"{family}.cc"
     home = folder / f"simt-{family}-broken" if broken else sound
     units = [*csrc.glob(f"{family}_*.cu"), csrc / f"{family}.cc", csrc / f"{family}_plan.cc", ROOT / f"tests/csrc/{family}_driver.cc"]
     others = []
