@@ -25,6 +25,8 @@ CASES = {
     "planes": problem((3, 5, 4), (1, 3, 3), G=8, N=2, low=(0, 1, 1), high=(0, 1, 1)),
 }
 
+SMALL = problem((7, 9), (7, 7), G=8, N=2, low=3, high=3)
+
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory):
@@ -54,30 +56,30 @@ def test_geometry(driver, tmp_path, role, dtype):
             raise AssertionError(f"{case}, {config}: {error}") from None
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_rounding(driver, tmp_path, dtype):
     """The result is the float32 sum, rounded once."""
-    case = of_role(CASES["7x7"], "fprop", dtype)
+    case = of_role(SMALL, "fprop", dtype)
     operands = operands_of(case, integers=False)
     magnitudes = truth(case, {slot: np.abs(x.astype(np.float64)) for slot, x in operands.items()})
     (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(5), operands)])
     harness.check(reply.result, truth(case, operands), magnitudes)
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("role", ROLES)
-def test_what_is_not_finite_reaches_only_targets_that_meet_it(driver, tmp_path, role, value):
+def test_what_is_not_finite_reaches_only_targets_that_meet_it(driver, tmp_path, role):
     """The band's zeros multiply it too.  All others keep their sums, and those that meet it have what the definition has."""
-    case = of_role(CASES["7x7"], role, "bf16")
+    case = of_role(SMALL, role, "bf16")
     operands = operands_of(case)
     source = operands["x" if role == "fprop" else "y"]
-    source[0, 1, 0, 4, 6, 3] = value
-    source[0, 2, 0, -1, -1, 20] = value
+    source[0, 0, 0, 3, 6, 3] = np.inf
+    source[0, 0, 0, 0, 0, 1] = -np.inf
+    source[0, 1, 0, -1, -1, 7] = np.nan
     (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(4), operands)])
     with np.errstate(invalid="ignore"):
         want = _summed(case, operands)
     np.testing.assert_array_equal(reply.result.astype(np.float64), want)
-    assert 0 < np.count_nonzero(~np.isfinite(want)) < 200
+    assert 30 < np.count_nonzero(~np.isfinite(want)) < want.size / 4
 
 
 def _summed(case, operands):
@@ -97,14 +99,14 @@ def _summed(case, operands):
 
 
 def test_an_infinite_tap_meets_no_padding(driver, tmp_path):
-    case = of_role(CASES["7x7"], "fprop", "bf16")
+    case = of_role(SMALL, "fprop", "bf16")
     operands = operands_of(case)
     operands["w"][...] = 1
     operands["w"][0, 5, 0, 0, 0, 0] = np.inf
     operands["x"][...] = 1
     (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(32), operands)])
     finite = np.isfinite(reply.result.astype(np.float32)[0, :, 0, :, :, :, 0])
-    assert finite[..., [c for c in range(24) if c != 5]].all()
+    assert finite[..., [c for c in range(8) if c != 5]].all()
     assert finite[:, :3, :, 5].all() and finite[:, :, :3, 5].all() and not finite[:, 3:, 3:, 5].any()
 
 
@@ -116,10 +118,10 @@ def test_large_sums_round_to_infinity(driver, tmp_path):
     assert (reply.result == np.inf).all()
 
 
-@pytest.mark.parametrize("shifts", [(2, 0, 0), (0, 0, 8), (0, 2, 0)])
+@pytest.mark.parametrize("shifts", [(2, 0, 0), (0, 0, 8)])
 def test_misaligned_arrays(driver, tmp_path, shifts):
-    """Another kernel takes those that do not start at a multiple of a vector; filters may start anywhere."""
-    case = of_role(CASES["7x7"], "dgrad", "bf16")
+    """Another kernel takes those that do not start at a multiple of a vector."""
+    case = of_role(SMALL, "dgrad", "bf16")
     operands = operands_of(case)
     (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(4), operands)], shifts=shifts)
     harness.check(reply.result, truth(case, operands))
