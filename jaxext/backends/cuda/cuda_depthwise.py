@@ -36,7 +36,6 @@ MMA_MOST_LINES = 32  # of targets that it walks down
 MMA_SHARED = 4 * 8192  # bytes of shared memory for each step: sources and sums, written and read
 MMA_ISSUED = 104  # instructions of a warp for each step, beside two products for each filter row: counted in its code
 MMA_FEWEST_TAPS = 21  # with fewer, products outside tensor cores take less time than moving the arrays
-MMA_CANDIDATES = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,8 +60,8 @@ def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:
     strips = [strip for strip in STRIPS if strip < longest] + [min(longest, STRIPS[-1])]
     configs = [DepthwiseConfig(lanes=lanes, strip=strip) for strip in dict.fromkeys(strips)]
     configs = [_shared_out(problem, config) for config in configs] if problem.role == "wgrad" else configs
-    configs.sort(key=lambda config: (clocks(problem, config), -config.strip))
-    return sorted(_on_tensor_cores(problem, configs[0]) + configs, key=lambda config: clocks(problem, config))
+    configs += _on_tensor_cores(problem, configs[-1])
+    return sorted(configs, key=lambda config: (clocks(problem, config), -config.lines, -config.strip))
 
 
 def pick(problem: ConvProblem) -> DepthwiseConfig:
@@ -135,14 +134,14 @@ def on_tensor_cores(problem: ConvProblem) -> bool:
 
 
 def _on_tensor_cores(problem: ConvProblem, other: DepthwiseConfig) -> list[DepthwiseConfig]:
-    """Those of parts of an image of about the same number of lines that take the fewest clocks, longer ones first among equals.  Lanes and
-    strip are for arrays that do not start at a multiple of a vector, which the other kernels take."""
+    """Every length of parts of an image that have about the same number of lines.  The list does not depend on the number of images, so
+    that a batch may have the config of a part of it.  Lanes and strip are for arrays that do not start at a multiple of a vector, which
+    the other kernels take."""
     _, h, w = problem.axes
     if not on_tensor_cores(problem) or h.R * w.R < MMA_FEWEST_TAPS:
         return []
     lines = {cdiv(h.T, cdiv(h.T, most)) for most in range(1, min(h.T, MMA_MOST_LINES) + 1)}
-    configs = [dataclasses.replace(other, lines=number) for number in sorted(lines, reverse=True)]
-    return sorted(configs, key=lambda config: clocks(problem, config))[:MMA_CANDIDATES]
+    return [dataclasses.replace(other, lines=number) for number in sorted(lines)]
 
 
 def _walked(problem: ConvProblem, config: DepthwiseConfig) -> int:

@@ -167,6 +167,8 @@ def test_the_model_prefers_tensor_cores_for_large_filters():
             found = cuda_depthwise.candidates(dataclasses.replace(of_role(convnext, role, "bf16"), arch=arch))
             assert found[0].lines > 0 and any(config.lines == 0 for config in found)
             assert all(config.lines <= cuda_depthwise.MMA_MOST_LINES for config in found)
+            few = cuda_depthwise.candidates(dataclasses.replace(of_role(convnext, role, "bf16"), arch=arch, N=1))
+            assert {*few} == {*found}, "a batch may have the config of a part of it"
     others = [
         of_role(convnext, "fprop", "fp32"),
         of_role(convnext, "wgrad", "bf16"),
