@@ -323,7 +323,6 @@ DEFECTS = {
         None,
         "outside of all arrays|wrong",
     ),
-    "tensor cores: sums are finite where they are not": ("tensor cores", r"setp\.(?:n)?eu?\.f32", "setp.nan.f32", None, TWICE),
     "causal: no barrier after the taps": ("causal forward", r"bar\.sync\s+0;", "", 0, "nothing has written|race"),
     "causal: a store too far": ("causal forward", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),
     "causal: an unaligned load": ("causal forward", r"(ld\.global\.v4\S* \{[^}]*\}, \[%rd\d+)\]", r"\1+2]", None, "no multiple of 16"),
