@@ -76,6 +76,7 @@ def test_what_is_not_finite_reaches_only_targets_that_meet_it(driver, tmp_path, 
     source[0, 0, 0, 0, 0, 1] = -np.inf
     source[0, 1, 0, -1, -1, 7] = np.nan
     (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(4), operands)])
+    assert reply.result is not None, reply.message
     with np.errstate(invalid="ignore"):
         want = _summed(case, operands)
     np.testing.assert_array_equal(reply.result.astype(np.float64), want)
@@ -105,6 +106,7 @@ def test_an_infinite_tap_meets_no_padding(driver, tmp_path):
     operands["w"][0, 5, 0, 0, 0, 0] = np.inf
     operands["x"][...] = 1
     (reply,) = simt.run(driver, tmp_path, [(case, on_tensor_cores(32), operands)])
+    assert reply.result is not None, reply.message
     finite = np.isfinite(reply.result.astype(np.float32)[0, :, 0, :, :, :, 0])
     assert finite[..., [c for c in range(8) if c != 5]].all()
     assert finite[:, :3, :, 5].all() and finite[:, :, :3, 5].all() and not finite[:, 3:, 3:, 5].any()
