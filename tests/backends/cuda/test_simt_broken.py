@@ -75,7 +75,6 @@ ON_TENSOR_CORES = problem((5, 9), (6, 7), G=24, N=2, low=3, high=3)
 BROKEN |= {
     f"tensor cores: {what}": (role, ON_TENSOR_CORES, old, new)
     for what, role, old, new in (
-        ("no barrier after the first line", "fprop", "__syncthreads();  // the first line is there", ""),
         ("no barrier after a line", "fprop", NEXT_LINE, ""),
         ("sources beside the image", "fprop", "Inside(place + i, p.w.S)", "true"),
         ("sources below the image", "fprop", "max(min(next + own.count + p.h.taps - 1, p.h.S), 0)", "next + own.count + p.h.taps - 1"),
