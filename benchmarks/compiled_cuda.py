@@ -44,7 +44,7 @@ _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
 _NAME = re.compile(
     r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
-    r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf|PiecesKernelOf)<([^<>]*)"
+    r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|GatherMma|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf|PiecesKernelOf)<([^<>]*)"
 )  # up to a template among the arguments
 
 
@@ -201,6 +201,14 @@ def describe(name: str) -> dict:
             "config": f"int{bits}, {m}x256",
             **{"bits": bits, "tile_m": m, "tile_n": 256},
         }
+    if template == "GatherMma":
+        return {
+            "kernel": "depthwise_mma",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"8 channels, {arguments[1]} rows" + (", epilogue" if arguments[2].endswith("Finish") else ""),
+            "vector": 8,
+            "rows": int(arguments[1]),
+        }
     element, vector, taps, *flags = arguments
     apart, many = flags[:1] == ["false"], flags[1:2] == ["true"]
     walk = {"GatherLine": "line", "GatherPlane": "plane", "Wgrad": "sums"}[template]
@@ -289,7 +297,12 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     # swizzles go by the bits of an address, so tiles begin at multiples of 1 KiB: behind the system's, and nothing else, the dynamic do
     "static shared memory misaligns the swizzled tiles": lambda row: hopper(row) and row["static"] > 1 << 10,
     # what sm_90a is for
-    "not on the tensor cores": lambda row: hopper(row) and row["wgmma"] == 0 or row["kernel"] == "weight_only" and row["mma"] == 0,
+    "not on the tensor cores": lambda row: (
+        hopper(row) and row["wgmma"] == 0 or row["kernel"] in ("weight_only", "depthwise_mma") and row["mma"] == 0
+    ),
+    # a line meets each filter row once, in two channels
+    "not two products for each filter row": lambda row: row["kernel"] == "depthwise_mma" and row["mma"] != 2 * row["rows"],
+    "fewer than two blocks on a multiprocessor": lambda row: row["kernel"] == "depthwise_mma" and row["registers"] > 128,
     "left factors not multiplied from registers": lambda row: (
         row["kernel"] in ("wide_weight_only", "pieces") and row["of_registers"] < row["wgmma"]
     ),

@@ -214,7 +214,7 @@ def conv(row, p, config):
     counts = [dict(x=x, w=w, y=y)[slot] for slot in SLOTS[row["role"]]]
     scale = [BYTES[row["operands"]], BYTES[row["operands"]], BYTES[result] * config.splits]
     numbers = [p.B, p.N, p.G, p.C, p.K, *p.input, *p.filter, *p.output, *p.stride, *p.low, *p.input_dilation, *p.filter_dilation]
-    fields = ("lanes", "strip", "pieces") if row["family"] == 2 else ("tile_m", "tile_n", "cluster")
+    fields = ("lanes", "strip", "pieces", "lines") if row["family"] == 2 else ("tile_m", "tile_n", "cluster")
     values = [row[name] if name in row else getattr(config, name) for name in fields] + [config.splits]
     return row | dict(result=result, problem=numbers, config=values, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
 

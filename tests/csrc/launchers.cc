@@ -58,8 +58,8 @@ Status Conv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& c, 
 
 Status Depthwise(ConvRole role, const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* first,
                  const void* second, void* out, const Epilogue* epilogue, cudaStream_t) {
-  return Say(std::string("depthwise ") + NameOf(role), p, {c.lanes, c.strip, c.pieces, c.splits}, dtype, result, {first, second, out},
-             epilogue);
+  return Say(std::string("depthwise ") + NameOf(role), p, {c.lanes, c.strip, c.pieces, c.lines, c.splits}, dtype, result,
+             {first, second, out}, epilogue);
 }
 
 Status Matmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dtype operands, Dtype result, const void* first,

@@ -72,11 +72,12 @@ def convolution(name, tile=(128, 128), **changes):
     return conv_call(row, problem, cuda_conv.ConvConfig(**tile, cluster=2)), {}
 
 
-def depthwise(name, role, dtype, **changes):
+def depthwise(name, role, dtype, tensor_cores=False, **changes):
     case = dataclasses.replace(test_simt.CASES[name], **changes)
     problem = test_depthwise.of_role(case, role, kernel.DTYPES[dtype], arch=90)
     row = row_of(DEPTHWISE, rank=int(problem.name[4]), role=role, operands=dtype)
-    return conv_call(row, problem, cuda_depthwise.pick(problem)), {}
+    config = next(config for config in cuda_depthwise.candidates(problem) if (config.lines > 0) == tensor_cores)
+    return conv_call(row, problem, config), {}
 
 
 def causal_conv1d(role, **given):
@@ -119,6 +120,7 @@ CALLS = {
     "causal": functools.partial(depthwise, "causal k3, several chunks", "fprop", "float32", G=240),
     "depthwise wgrad": functools.partial(depthwise, "3x3", "wgrad", "bfloat16", G=240),
     "7x7": functools.partial(depthwise, "7x7", "dgrad", "float16", G=240),
+    "tensor cores": functools.partial(depthwise, "7x7", "fprop", "bfloat16", True, G=24, N=3),
     "many outputs": functools.partial(depthwise, "multiplier 2", "fprop", "bfloat16", G=120),
     "sums of outputs": functools.partial(depthwise, "multiplier 16", "dgrad", "bfloat16", G=15),
     "planes": functools.partial(depthwise, "3x2x3", "fprop", "bfloat16", G=240),
@@ -360,6 +362,18 @@ DEFECTS = {
         "planes",
         r"setp\.(?:ge|lt|gt|le)\.u32 (%p\d+), (%r\d+), (%r\d+);",
         r"setp.eq.u32 \1, \2, \2;",
+        None,
+        "outside of all arrays|wrong",
+    ),
+    "tensor cores: no barrier after the first line": ("tensor cores", r"bar\.sync\s+0;", "", 0, "nothing has written|race"),
+    "tensor cores: no barrier between lines": ("tensor cores", r"bar\.sync\s+0;", "", 1, "nothing has written|race"),
+    "tensor cores: swapped factors": ("tensor cores", r"(mma\.sync\S* \{[^}]*\}, \{)(%r\d+), (%r\d+)", r"\1\3, \2", 3, WRONG),
+    "tensor cores: swapped positions": ("tensor cores", r"(prmt\.b32\s+%r\d+, )(%r\d+), (%r\d+), ", r"\1\3, \2, ", 9, WRONG),
+    "tensor cores: a store too far": ("tensor cores", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),
+    "tensor cores: a load too far": (
+        "tensor cores",
+        r"(ld\.global\.nc\.v4\S* \{[^}]*\}, \[%rd\d+)\]",
+        r"\1+16]",
         None,
         "outside of all arrays|wrong",
     ),

@@ -52,6 +52,8 @@ RAGGED = MATMUL | {"kernel": "ragged_nn", "cluster_m": 1, "cluster_n": 2, "tma_s
 PORTABLE = {"arch": "80", "cluster_m": 1, "vector": 8, "wgmma": 0, "tma": 0, "multicast": 0, "tma_stores": 0, "shared": 0, "told": False}
 GATHER = MATMUL | PORTABLE | {"kernel": "depthwise_gather", "loads": {"16": 6, "2": 7}, "stores": {"16": 4}}
 WGRAD = MATMUL | PORTABLE | {"kernel": "depthwise_wgrad", "loads": {"16": 14}, "stores": {"4": 3, "2": 3}}
+MMA = MATMUL | PORTABLE | {"kernel": "depthwise_mma", "registers": 128, "rows": 7, "mma": 14}
+MMA |= {"loads": {"16": 5, "2": 64}, "stores": {"16": 2}}
 CAUSAL = MATMUL | PORTABLE | {"kernel": "causal_forward", "access": 16, "loads": {"16": 11, "4": 1, "2": 2}, "stores": {"16": 4}}
 CAUSAL_BACK = CAUSAL | {"kernel": "causal_backward", "vector": 4, "access": 8, "loads": {"8": 20, "4": 9}, "stores": {"8": 4, "4": 5}}
 WEIGHT_ONLY = MATMUL | PORTABLE | {"kernel": "weight_only", "mma": 32, "access": 16, "loads": {"16": 25}, "stores": {"16": 12}}
@@ -67,6 +69,7 @@ GOOD = {
     "gram": GRAM,
     "gather": GATHER,
     "wgrad": WGRAD,
+    "depthwise on tensor cores": MMA,
     "causal": CAUSAL,
     "causal backward": CAUSAL_BACK,
     "weight-only": WEIGHT_ONLY,
@@ -88,6 +91,9 @@ BROKEN = [
     ("static shared memory misaligns the swizzled tiles", CONV | {"static": 2048}),
     ("not on the tensor cores", CONV | {"wgmma": 0}),
     ("not on the tensor cores", WEIGHT_ONLY | {"mma": 0}),
+    ("not two products for each filter row", MMA | {"mma": 28}),
+    ("fewer than two blocks on a multiprocessor", MMA | {"registers": 136}),
+    ("narrow stores", MMA | {"stores": {"16": 2, "4": 8}}),
     ("left factors not multiplied from registers", WIDE | {"of_registers": 20}),
     ("left factors not multiplied from registers", PIECES | {"of_registers": 6}),
     ("not one instruction for each product of pieces", PIECES | {"pieces": 2}),

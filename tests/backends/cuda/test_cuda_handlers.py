@@ -106,7 +106,7 @@ def rank_of(target):
 def compiled(target, operands, result):
     """The fields of a config that has a kernel."""
     if "depthwise" in target:
-        return {"lanes": 4, "strip": 4, "pieces": 1, "splits": 1}
+        return {"lanes": 4, "strip": 4, "pieces": 1, "lines": 0, "splits": 1}
     rows = _cuda_module.matmul_kernels() if of_matmul(target) else _cuda_module.conv_kernels()
     where = {"role": role_of(target), "operands": operands} | (
         {"result": result, "fused": target in FUSED} if of_matmul(target) else {"rank": rank_of(target)}
@@ -339,8 +339,8 @@ def test_sizes_beyond_all_bounds(refuses, target, name):
 @pytest.mark.parametrize("target", ALL)
 def test_configs_without_a_kernel(refuses, target):
     for name in compiled(target, "bfloat16", "bfloat16"):
-        for value in (-1, 2**40, *((0,) if name != "pingpong" else ())):
-            refuses(right(target, **{name: value}), "no kernel of tiles|splits=-?[0-9]|(lanes|strip|pieces|splits) is")
+        for value in (-1, 2**40, *((0,) if name not in ("pingpong", "lines") else ())):
+            refuses(right(target, **{name: value}), "no kernel of tiles|splits=-?[0-9]|(lanes|strip|pieces|lines|splits) is")
 
 
 # What is wrong with the calls of one family.
@@ -461,10 +461,13 @@ def test_depthwise(refuses, target):
     if role == "wgrad":
         refuses(right(target, pieces=64), "pieces is 64, want a power of two up to 32")
         refuses(right(target, splits=65536), "splits is 65536, want 1 to 65535")
+        refuses(right(target, lines=1), "lines is 1, want 0 to 0")
         refuses(right(target, splits=2).buffer(2, dtype="bfloat16"), "a result of bfloat16 in parts, want float32")
     else:
         refuses(right(target, pieces=2), "pieces is 2, want a power of two up to 1")
         refuses(right(target, splits=2), "splits is 2, want 1 to 1")
+        refuses(right(target, lines=33), "lines is 33, want 0 to 32")
+        refuses(right(target, "float32", "float32", lines=1), "lines is 1, want 0: tensor cores take 16 bits, not float32")
     if role == "dgrad" and rank > 1:
         refuses(right(target, input=(1, 300, 300), stride=(1, 300, 300)), "B=1 and 90000 phases, it takes 65535 at most")
 

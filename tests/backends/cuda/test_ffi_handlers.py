@@ -43,7 +43,7 @@ CONFIGS = {  # and the number of parts
     "matmul": ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong"),
     "pieces": ("tile_m", "tile_n", "pieces"),
     "conv": ("tile_m", "tile_n", "cluster"),
-    "depthwise": ("lanes", "strip", "pieces"),
+    "depthwise": ("lanes", "strip", "pieces", "lines"),
 }
 
 
