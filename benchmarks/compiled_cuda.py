@@ -44,7 +44,7 @@ _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
 _NAME = re.compile(
     r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
-    r"(Matmul|RaggedProduct|ScaledProduct|Convolution|GatherLine|GatherPlane|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf)<([^<>]*)"
+    r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|GatherMma|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf|PiecesKernelOf)<([^<>]*)"
 )  # up to a template among the arguments
 
 
@@ -158,6 +158,22 @@ def describe(name: str) -> dict:
             "config": f"{m}x{n}, cluster {cluster}",
             **{"tile_m": m, "tile_n": n, "cluster_m": cluster},
         }
+    if template == "GramProduct":
+        m, n = map(int, arguments[1:3])
+        return {
+            "kernel": "gram",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"{m}x{n}, cluster 2",
+            **{"tile_m": m, "tile_n": n, "cluster_m": 2},
+        }
+    if template == "PiecesKernelOf":
+        (pieces,) = map(int, arguments)
+        return {
+            "kernel": "pieces",
+            "operands": "float32",
+            "config": f"{pieces} pieces, 128x128",
+            **{"pieces": pieces, "tile_m": 128, "tile_n": 128},
+        }
     if template == "Convolution":
         role, rank, m, n, cluster = (int(arguments[i]) for i in (0, 1, 3, 4, 5))
         return {
@@ -184,6 +200,14 @@ def describe(name: str) -> dict:
             "operands": ELEMENTS[arguments[0]],
             "config": f"int{bits}, {m}x256",
             **{"bits": bits, "tile_m": m, "tile_n": 256},
+        }
+    if template == "GatherMma":
+        return {
+            "kernel": "depthwise_mma",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"8 channels, {arguments[1]} rows" + (", epilogue" if arguments[2].endswith("Finish") else ""),
+            "vector": 8,
+            "rows": int(arguments[1]),
         }
     element, vector, taps, *flags = arguments
     apart, many = flags[:1] == ["false"], flags[1:2] == ["true"]
@@ -219,13 +243,16 @@ def identity(row: dict) -> tuple:
     """The fields that identify a row."""
     family = "conv" if "rank" in row else "ragged" if "cluster_n" in row else "matmul"
     of_product = "scaled" if "second" in row else f"{family}_{row.get('role')}"
-    of_product = "wide_weight_only" if "bits" in row else of_product
+    of_product = "wide_weight_only" if "bits" in row else "pieces" if "pieces" in row else of_product
+    of_product = "gram" if "cluster_m" in row and not {"role", "second", "kernel"} & row.keys() else of_product
     kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else of_product)
     names = {
         "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
         "ragged": ("cluster_n",),
         "scaled": ("cluster_m", "second"),
+        "gram": ("cluster_m",),
         "wide": ("bits",),
+        "pieces": ("pieces",),
     }.get(kernel.partition("_")[0], ("cluster",))
     return kernel, *(row.get(name) for name in ("operands", "tile_m", "tile_n", *names))
 
@@ -258,7 +285,7 @@ def sums(row: dict) -> bool:
 
 def stores_lines(row: dict) -> bool:
     gradient = row["kernel"].startswith("conv") and "fprop" not in row["kernel"]  # what fprop's epilogue saves goes by pairs
-    return row["kernel"].startswith(("ragged", "scaled")) or gradient or vectorised(row) and not sums(row)
+    return row["kernel"].startswith(("ragged", "scaled", "gram")) or gradient or vectorised(row) and not sums(row)
 
 
 # What no kernel may do -> whether a row does it.
@@ -270,8 +297,19 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     # swizzles go by the bits of an address, so tiles begin at multiples of 1 KiB: behind the system's, and nothing else, the dynamic do
     "static shared memory misaligns the swizzled tiles": lambda row: hopper(row) and row["static"] > 1 << 10,
     # what sm_90a is for
-    "not on the tensor cores": lambda row: hopper(row) and row["wgmma"] == 0 or row["kernel"] == "weight_only" and row["mma"] == 0,
-    "weights not multiplied from registers": lambda row: row["kernel"] == "wide_weight_only" and row["of_registers"] < row["wgmma"],
+    "not on the tensor cores": lambda row: (
+        hopper(row) and row["wgmma"] == 0 or row["kernel"] in ("weight_only", "depthwise_mma") and row["mma"] == 0
+    ),
+    # a line meets each filter row once, in two channels
+    "not two products for each filter row": lambda row: row["kernel"] == "depthwise_mma" and row["mma"] != 2 * row["rows"],
+    "fewer than two blocks on a multiprocessor": lambda row: row["kernel"] == "depthwise_mma" and row["registers"] > 128,
+    "left factors not multiplied from registers": lambda row: (
+        row["kernel"] in ("wide_weight_only", "pieces") and row["of_registers"] < row["wgmma"]
+    ),
+    # three products of two pieces, six of three, of 16 elements of the sum each; more would be what a compiler took apart
+    "not one instruction for each product of pieces": lambda row: (
+        row["kernel"] == "pieces" and row["wgmma"] != {2: 6, 3: 12}[row["pieces"]]
+    ),
     "operands not loaded by TMA": lambda row: hopper(row) and row["tma"] == 0,
     "pixels not gathered by TMA": lambda row: row["kernel"].startswith("conv") and row["im2col"] == 0,
     "nothing shared in a cluster": lambda row: (
@@ -354,7 +392,15 @@ def load(path: pathlib.Path) -> Any:
 
 def tables(module: Any) -> list[dict]:
     """A row for each Hopper kernel in the module's tables."""
-    families = module.matmul_kernels, module.ragged_kernels, module.scaled_kernels, module.wide_weight_only_kernels, module.conv_kernels
+    families = (
+        module.matmul_kernels,
+        module.pieces_kernels,
+        module.ragged_kernels,
+        module.scaled_kernels,
+        module.gram_kernels,
+        module.wide_weight_only_kernels,
+        module.conv_kernels,
+    )
     return [row for kernels in families for row in kernels()]
 
 

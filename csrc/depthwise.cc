@@ -8,11 +8,21 @@ namespace {
 
 using depthwise::IsEmpty;
 using depthwise::LaunchGather;
+using depthwise::LaunchMma;
 using depthwise::LaunchWgrad;
 using depthwise::Make;
 using depthwise::Plan;
 
 bool IsAligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+// Of a dtype that tensor cores take.
+template <typename T>
+cudaError_t LaunchShort(const Plan& plan, bool wgrad, const void* first, const void* second, void* third, const Epilogue* epilogue,
+                        cudaStream_t stream) {
+  if (wgrad) return LaunchWgrad<T>(plan, first, second, third, stream);
+  return plan.rows > 0 ? LaunchMma<T>(plan, first, second, third, epilogue, stream)
+                       : LaunchGather<T>(plan, first, second, third, epilogue, stream);
+}
 
 // `first` and `second` in the order of the kernel's pointers.
 Status Launch(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* first,
@@ -36,12 +46,10 @@ Status Launch(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& 
                     : LaunchGather<float>(plan, first, second, third, epilogue, stream);
       break;
     case Dtype::kBF16:
-      error = wgrad ? LaunchWgrad<__nv_bfloat16>(plan, first, second, third, stream)
-                    : LaunchGather<__nv_bfloat16>(plan, first, second, third, epilogue, stream);
+      error = LaunchShort<__nv_bfloat16>(plan, wgrad, first, second, third, epilogue, stream);
       break;
     case Dtype::kF16:
-      error = wgrad ? LaunchWgrad<__half>(plan, first, second, third, stream)
-                    : LaunchGather<__half>(plan, first, second, third, epilogue, stream);
+      error = LaunchShort<__half>(plan, wgrad, first, second, third, epilogue, stream);
       break;
     default:
       break;  // Make has refused it

@@ -23,6 +23,7 @@ struct DepthwiseConfig {
   int64_t lanes;   // vectors of channels side by side in a block, a power of two
   int64_t strip;   // targets in a row that a thread walks along
   int64_t pieces;  // wgrad: pieces of the filter that share a block, a power of two; otherwise 1
+  int64_t lines;   // fprop, dgrad: on tensor cores, lines of targets that are walked down; otherwise 0
   int64_t splits;  // wgrad: partial sums, which go along a leading axis of the result; otherwise 1
 };
 

@@ -6,7 +6,7 @@
 namespace jaxext {
 
 struct DepthwiseAttributes : ConvAttributes {
-  int64_t lanes, strip, pieces, splits;
+  int64_t lanes, strip, pieces, lines, splits;
 };
 
 struct DepthwiseBiasActAttributes : DepthwiseAttributes, EpilogueAttributes {};
@@ -15,7 +15,7 @@ struct DepthwiseBiasActAttributes : DepthwiseAttributes, EpilogueAttributes {};
 
 #define JAXEXT_DEPTHWISE_CONFIG                                                                                                        \
   ::xla::ffi::StructMember<int64_t>("lanes"), ::xla::ffi::StructMember<int64_t>("strip"), ::xla::ffi::StructMember<int64_t>("pieces"), \
-      ::xla::ffi::StructMember<int64_t>("splits")
+      ::xla::ffi::StructMember<int64_t>("lines"), ::xla::ffi::StructMember<int64_t>("splits")
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::DepthwiseAttributes, JAXEXT_CONV_MEMBERS, JAXEXT_DEPTHWISE_CONFIG);
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::DepthwiseBiasActAttributes, JAXEXT_CONV_MEMBERS, JAXEXT_DEPTHWISE_CONFIG,
@@ -24,7 +24,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::DepthwiseBiasActAttributes, JAXEXT
 namespace jaxext {
 namespace {
 
-DepthwiseConfig ConfigOf(const DepthwiseAttributes& a) { return {a.lanes, a.strip, a.pieces, a.splits}; }
+DepthwiseConfig ConfigOf(const DepthwiseAttributes& a) { return {a.lanes, a.strip, a.pieces, a.lines, a.splits}; }
 
 template <ConvRole kRole>
 ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, DepthwiseAttributes attributes) {

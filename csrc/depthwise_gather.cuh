@@ -151,17 +151,26 @@ struct Finish {
 
   template <int kVector>
   __device__ void operator()(float (&z)[kVector], int64_t at, int64_t column) const {
+    Before(z, at, column);
+    Activate(activation, z);
+    After(z, at);
+  }
+
+  template <int kVector>
+  __device__ void Before(float (&z)[kVector], int64_t at, int64_t column) const {
     if (bias != nullptr) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) z[k] += bias[column + k];
     }
     if (saved != nullptr) Store(Rounded<T, kVector>(z), saved + at);
-    Activate(activation, z);
-    if (residual != nullptr) {
-      const Pack<T, kVector> added = Load<T, kVector>(residual + at, true);
+  }
+
+  template <int kVector>
+  __device__ void After(float (&z)[kVector], int64_t at) const {
+    if (residual == nullptr) return;
+    const Pack<T, kVector> added = Load<T, kVector>(residual + at, true);
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) z[k] += Get(added, k);
-    }
+    for (int k = 0; k < kVector; ++k) z[k] += Get(added, k);
   }
 };
 

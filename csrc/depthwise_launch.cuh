@@ -5,40 +5,56 @@
 
 #include "depthwise_gather.cuh"
 #include "depthwise_launch.h"
+#include "depthwise_mma.cuh"
 #include "depthwise_wgrad.cuh"
 #include "relaxed_capture.h"
 
 namespace jaxext::depthwise {
 
 // What was wrong on this thread before is not asked for, and a launch that CUDA refuses leaves nothing for the next who asks.
-template <typename... Arguments>
-cudaError_t Launch(const Plan& plan, cudaStream_t stream, void (*kernel)(Params, Arguments...), Arguments... arguments) {
+template <typename P, typename... Arguments>
+cudaError_t Launch(const Plan& plan, int threads, const P& params, cudaStream_t stream, void (*kernel)(P, Arguments...),
+                   Arguments... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3{static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]), static_cast<unsigned>(plan.grid[2])};
-  config.blockDim = dim3{static_cast<unsigned>(plan.lanes), static_cast<unsigned>(kThreads / plan.lanes), 1};
+  config.blockDim = dim3{static_cast<unsigned>(plan.lanes), static_cast<unsigned>(threads / plan.lanes), 1};
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
   const RelaxedCapture relaxed;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, plan.params, arguments...);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params, arguments...);
   if (error != cudaSuccess) cudaGetLastError();
   return error;
 }
 
-template <typename T>
-cudaError_t LaunchGather(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
-                         cudaStream_t stream) {
-  const auto launch = [&](auto finish) {
-    return Launch(plan, stream, GatherKernel<T, decltype(finish)>(plan), finish, static_cast<const T*>(source),
-                  static_cast<const T*>(filter), static_cast<T*>(target));
-  };
+// Calls `launch` with what a kernel does with its sums.
+template <typename T, class What>
+cudaError_t WithFinish(const Epilogue* epilogue, const What& launch) {
   if (epilogue == nullptr) return launch(Unchanged<T>{});
   return launch(
       Finish<T>{epilogue->activation, epilogue->bias, static_cast<const T*>(epilogue->residual), static_cast<T*>(epilogue->saved)});
 }
 
 template <typename T>
+cudaError_t LaunchGather(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
+                         cudaStream_t stream) {
+  return WithFinish<T>(epilogue, [&](auto finish) {
+    return Launch(plan, kThreads, plan.params, stream, GatherKernel<T, decltype(finish)>(plan), finish, static_cast<const T*>(source),
+                  static_cast<const T*>(filter), static_cast<T*>(target));
+  });
+}
+
+template <typename T>
+cudaError_t LaunchMma(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
+                      cudaStream_t stream) {
+  return WithFinish<T>(epilogue, [&](auto finish) {
+    return Launch(plan, kMmaThreads, plan.mma, stream, MmaKernel<T, decltype(finish)>(plan), finish, static_cast<const T*>(source),
+                  static_cast<const T*>(filter), static_cast<T*>(target));
+  });
+}
+
+template <typename T>
 cudaError_t LaunchWgrad(const Plan& plan, const void* x, const void* y, void* w, cudaStream_t stream) {
-  return Launch(plan, stream, WgradKernel<T>(plan), static_cast<const T*>(x), static_cast<const T*>(y), w);
+  return Launch(plan, kThreads, plan.params, stream, WgradKernel<T>(plan), static_cast<const T*>(x), static_cast<const T*>(y), w);
 }
 
 }  // namespace jaxext::depthwise

@@ -15,6 +15,9 @@ template <typename T>
 cudaError_t LaunchGather(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
                          cudaStream_t stream);
 template <typename T>
+cudaError_t LaunchMma(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
+                      cudaStream_t stream);
+template <typename T>
 cudaError_t LaunchWgrad(const Plan& plan, const void* x, const void* y, void* w, cudaStream_t stream);
 
 }  // namespace jaxext::depthwise

@@ -48,6 +48,8 @@ Status CheckConfig(ConvRole role, const DepthwiseConfig& config, Dtype result) {
   }
   const int64_t most_splits = wgrad ? kMostGridYZ : 1;
   if (config.splits < 1 || config.splits > most_splits) return refuse("splits", config.splits, "1 to " + std::to_string(most_splits));
+  const int64_t most_lines = wgrad ? 0 : kMmaMostLines;
+  if (config.lines < 0 || config.lines > most_lines) return refuse("lines", config.lines, "0 to " + std::to_string(most_lines));
   if (config.splits > 1 && result != Dtype::kF32) return Invalid(name + "a result of " + Name(result) + " in parts, want float32");
   return {};
 }
@@ -152,6 +154,47 @@ Status PlanGather(const ConvProblem& problem, const DepthwiseConfig& config, int
   return {};
 }
 
+MmaAxis MakeMmaAxis(const Axis& axis) {
+  const bool turned = axis.tap_stride < 0;
+  const int last = axis.R - 1;
+  return {axis.T, axis.S, axis.R, axis.offset - (turned ? last : 0), turned ? last : 0, turned ? -1 : 1};
+}
+
+// Neighbouring targets and taps meet neighbouring sources.
+bool HasUnitSteps(const Axis& axis) { return axis.d == 1 && axis.a == 1 && std::abs(axis.b) == 1; }
+
+// What tensor cores take instead, if they do not take the problem.
+Reason MmaRefuses(const ConvProblem& problem, ConvRole role, Dtype dtype) {
+  const Axis d = MakeAxis(problem, role, 0), h = MakeAxis(problem, role, 1), w = MakeAxis(problem, role, 2);
+  if (Bytes(dtype) != 2) return std::string("16 bits, not ") + Name(dtype);
+  if (problem.K != 1 || problem.G % kMmaVector != 0) {
+    return "a multiple of " + Text(kMmaVector) + " groups of one output, not " + Text(problem.G) + " of " + Text(problem.K);
+  }
+  if (d.R != 1 || d.T != d.S || d.offset != 0 || d.d != 1 || d.a != 1) return "two axes, not three";
+  if (!HasUnitSteps(h) || !HasUnitSteps(w)) return "no strides and dilations";
+  if (h.R < 1 || h.R > kMmaRows || w.R < 1 || w.R > kMmaColumns) {
+    return "1x1 to " + Text(kMmaRows) + "x" + Text(kMmaColumns) + " taps, not " + Text(h.R) + "x" + Text(w.R);
+  }
+  return {};
+}
+
+void PlanMma(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& config, Plan* plan) {
+  MmaParams& p = plan->mma;
+  p.h = MakeMmaAxis(plan->params.h), p.w = MakeMmaAxis(MakeAxis(problem, role, 2));
+  p.images = plan->params.N * plan->params.d.T, p.channels = plan->params.filters;
+  p.lines = static_cast<int>(std::min<int64_t>(config.lines, p.h.T));
+  p.parts = static_cast<int>(CeilDiv(p.h.T, p.lines));
+  p.steps = p.lines + p.h.taps - 1;
+  p.source_pitch = int64_t{p.w.S} * p.channels, p.target_pitch = int64_t{p.w.T} * p.channels;
+  p.channel_blocks = static_cast<int>(CeilDiv(p.channels, kMmaChannels));
+  p.column_blocks = static_cast<int>(CeilDiv(p.w.T, kMmaTargets));
+  plan->rows = p.h.taps <= 5 ? 5 : kMmaRows;
+  plan->grid[0] = CeilDiv(int64_t{p.images} * p.parts, kMmaLines) * p.column_blocks * p.channel_blocks;
+  plan->grid[1] = 1, plan->grid[2] = problem.B;
+  plan->shared_bytes = kMmaSharedBytes;
+  plan->lanes = kMmaThreads;
+}
+
 void PlanWgrad(const ConvProblem& problem, const DepthwiseConfig& config, int vector, Dtype result, Plan* plan) {
   Params& p = plan->params;
   plan->window = plan->window && plan->vector;
@@ -186,6 +229,12 @@ Status Make(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& co
     return Invalid("depthwise: " + *reason);
   }
   *plan = {};
+  if (config.lines > 0) {
+    if (const Reason reason = MmaRefuses(problem, role, dtype)) {
+      return Invalid("depthwise " + std::string(RoleName(role)) + ": lines is " + Text(config.lines) + ", want 0: tensor cores take " +
+                     *reason);
+    }
+  }
   if (IsEmpty(problem, role)) return {};
   plan->vector = aligned && FillsVectors(problem, kVectorBytes / Bytes(dtype));
   plan->many = plan->vector && problem.K > 1;
@@ -203,6 +252,8 @@ Status Make(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& co
   p.channel_blocks = static_cast<int>(CeilDiv(p.filters, config.lanes * vector * p.folds));
   if (role == ConvRole::kWgrad) {
     PlanWgrad(problem, config, vector, result, plan);
+  } else if (config.lines > 0 && aligned) {  // others go without vectors, which the tensor cores' kernel has not
+    PlanMma(problem, role, config, plan);
   } else if (Status status = PlanGather(problem, config, vector, plan); !status.ok()) {
     return status;
   }

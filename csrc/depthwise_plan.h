@@ -14,11 +14,22 @@
 
 namespace jaxext::depthwise {
 
-constexpr int kThreads = 128;           // of a block
-constexpr int kVectorBytes = 16;        // the widest access
-constexpr int kWgradTaps = 7;           // the most taps of a filter row whose sums a thread of wgrad holds
-constexpr int kFewWgradTaps = 4;        // the same for a thread without a window of sources, or of several filters per channel
+constexpr int kThreads = 128;     // of a block
+constexpr int kVectorBytes = 16;  // the widest access
+constexpr int kWgradTaps = 7;     // the most taps of a filter row whose sums a thread of wgrad holds
+constexpr int kFewWgradTaps = 4;  // the same for a thread without a window of sources, or of several filters per channel
+constexpr int kWarp = 32;
 constexpr int kSharedBytes = 48 << 10;  // the shared memory of a block without opting in for more, on every device
+
+// Of the kernel on tensor cores (depthwise_mma.cuh).
+constexpr int kMmaThreads = 256, kMmaResident = 2;  // of a block, and blocks on a multiprocessor
+constexpr int kMmaLines = 16;                       // that a block walks down in step
+constexpr int kMmaMostLines = 32;                   // of targets that it walks along: a thread has a bit for each
+constexpr int kMmaTargets = 8;                      // neighbours in a line
+constexpr int kMmaVector = 8;                       // channels of an access
+constexpr int kMmaChannels = 16;                    // of a block
+constexpr int kMmaRows = 7, kMmaColumns = 9;        // the most taps along the axes: the sums of all rows are held, a band has 16 sources
+constexpr int kMmaSharedBytes = 33280;              // two lines' sources and sums
 
 // Limits, which the messages name in figures.
 constexpr int kMostTaps = 31;            // of an axis
@@ -69,13 +80,31 @@ struct Params {
   bool float_result;  // wgrad
 };
 
+// An axis of the kernel on tensor cores: the target j meets the source j + origin + u at its tap first_tap + tap_step·u.
+struct MmaAxis {
+  int T, S, taps;
+  int origin, first_tap, tap_step;
+};
+
+// The arguments of that kernel.  Its lines are numbered: those of one part of an image after those of another.
+struct MmaParams {
+  int images, channels;
+  int lines, parts;  // lines of targets of a part, and parts of an image
+  int steps;         // lines of sources that a part meets
+  int channel_blocks, column_blocks;
+  int64_t source_pitch, target_pitch;  // elements of a line
+  MmaAxis h, w;
+};
+
 struct Plan {
   Params params;
+  MmaParams mma;
   bool vector;  // 16 bytes of channels of y per access, or one channel
   bool many;    // vectors, and several filters per channel of x
   bool window;  // neighbouring targets share sources (hop 1)
   bool line;    // a filter of one row, which stays in registers along the whole strip
   int taps;     // of a filter row or a piece of it, if a kernel is specialised for this number; otherwise 0
+  int rows;     // of the filter, which a kernel on tensor cores is specialised for; otherwise 0
   int lanes;
   int64_t grid[3];
   int shared_bytes;

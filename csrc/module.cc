@@ -7,7 +7,9 @@
 #include <string>
 
 #include "conv.h"
+#include "gram.h"
 #include "matmul.h"
+#include "pieces.h"
 #include "ragged.h"
 #include "refusals.h"
 #include "scaled.h"
@@ -22,8 +24,8 @@ namespace {
 
 py::dict Handlers() {
   py::dict handlers;
-  for (const auto& targets :
-       {MatmulTargets(), RaggedTargets(), ScaledTargets(), ConvTargets(), DepthwiseTargets(), CausalTargets(), WeightOnlyTargets()}) {
+  for (const auto& targets : {MatmulTargets(), PiecesTargets(), RaggedTargets(), ScaledTargets(), GramTargets(), ConvTargets(), DepthwiseTargets(),
+                              CausalTargets(), WeightOnlyTargets()}) {
     for (const Target& target : targets) handlers[py::str(target.name)] = py::capsule(reinterpret_cast<void*>(target.handler));
   }
   return handlers;
@@ -38,6 +40,15 @@ py::list MatmulTable() {
                          "tile_m"_a = k.config.tile_m, "tile_n"_a = k.config.tile_n, "tile_k"_a = k.config.tile_k,
                          "cluster_m"_a = k.config.cluster_m, "pingpong"_a = k.config.pingpong, "stages"_a = k.stages,
                          "shared"_a = k.shared_bytes));
+  }
+  return rows;
+}
+
+py::list PiecesTable() {
+  py::list rows;
+  for (const PiecesKernel& k : PiecesKernels()) {
+    rows.append(py::dict("operands"_a = Name(Dtype::kF32), "pieces"_a = k.config.pieces, "tile_m"_a = k.config.tile_m,
+                         "tile_n"_a = k.config.tile_n, "stages"_a = k.stages, "shared"_a = k.shared_bytes));
   }
   return rows;
 }
@@ -58,6 +69,16 @@ py::list ScaledTable() {
     rows.append(py::dict("operands"_a = Name(k.first), "second"_a = Name(k.second), "tile_m"_a = k.config.tile_m,
                          "tile_n"_a = k.config.tile_n, "tile_k"_a = k.config.tile_k, "cluster_m"_a = k.config.cluster_m,
                          "stages"_a = k.stages, "shared"_a = k.shared_bytes));
+  }
+  return rows;
+}
+
+py::list GramTable() {
+  py::list rows;
+  for (const GramKernel& k : GramKernels()) {
+    rows.append(py::dict("operands"_a = Name(k.operands), "tile_m"_a = k.config.tile_m, "tile_n"_a = k.config.tile_n,
+                         "tile_k"_a = k.config.tile_k, "cluster_m"_a = k.config.cluster_m, "stages"_a = k.stages,
+                         "shared"_a = k.shared_bytes));
   }
   return rows;
 }
@@ -110,6 +131,12 @@ Reason AskMatmul(const std::string& role, const py::object& B, const py::object&
                        {dtypes[0], dtypes[1], dtypes[2]}, fused, arch);
 }
 
+Reason AskPieces(const std::string& role, const py::object& B, const py::object& M, const py::object& N, const py::object& K,
+                 const Names& dtypes, int arch) {
+  return PiecesRefuses(RoleOf<MatmulRole>(role, {"nn", "nt", "tn"}), {Number(B), Number(M), Number(N), Number(K)},
+                       {dtypes[0], dtypes[1], dtypes[2]}, arch);
+}
+
 Reason AskRagged(const std::string& role, const py::object& B, const py::object& P, const py::object& R, const py::object& M,
                  const py::object& N, const py::object& K, const py::object& G, const Names& dtypes, int arch) {
   return RaggedRefuses(RoleOf<MatmulRole>(role, {"nn", "nt", "tn"}),
@@ -121,6 +148,12 @@ Reason AskScaled(const py::object& B, const py::object& M, const py::object& N, 
                  const py::object& J, const py::object& S, const Names& dtypes, int arch) {
   return ScaledRefuses({Number(B), Number(M), Number(N), Number(K), Number(I), Number(J), Number(S)}, {dtypes[0], dtypes[1], dtypes[2]},
                        arch);
+}
+
+// `addend`: its dtype, or None.
+Reason AskGram(const py::object& B, const py::object& M, const py::object& N, const Names& dtypes, const std::optional<std::string>& addend,
+               int arch) {
+  return GramRefuses({Number(B), Number(M), Number(N)}, {dtypes[0], dtypes[1], dtypes[2]}, addend.value_or(""), arch);
 }
 
 template <auto kRefuses>
@@ -171,12 +204,18 @@ PYBIND11_MODULE(_cuda_module, module) {
   module.def("conv_kernels", &jaxext::ConvTable, "The kernels of dense convolutions, a dict for each.");
   module.def("matmul_refuses", &jaxext::AskMatmul, "Why no kernel takes this matrix product, or None.", py::kw_only(), "role"_a, "B"_a,
              "M"_a, "N"_a, "K"_a, "dtypes"_a, "fused"_a, "arch"_a);
+  module.def("pieces_kernels", &jaxext::PiecesTable, "The kernels of products in pieces, a dict for each.");
+  module.def("pieces_refuses", &jaxext::AskPieces, "Why no kernel takes this product in pieces, or None.", py::kw_only(), "role"_a, "B"_a,
+             "M"_a, "N"_a, "K"_a, "dtypes"_a, "arch"_a);
   module.def("ragged_kernels", &jaxext::RaggedTable, "The kernels of ragged products, a dict for each.");
   module.def("ragged_refuses", &jaxext::AskRagged, "Why no kernel takes this ragged product, or None.", py::kw_only(), "role"_a, "B"_a,
              "P"_a, "R"_a, "M"_a, "N"_a, "K"_a, "G"_a, "dtypes"_a, "arch"_a);
   module.def("scaled_kernels", &jaxext::ScaledTable, "The kernels of products of scaled numbers, a dict for each.");
   module.def("scaled_refuses", &jaxext::AskScaled, "Why no kernel takes this scaled product, or None.", py::kw_only(), "B"_a, "M"_a, "N"_a,
              "K"_a, "I"_a, "J"_a, "S"_a, "dtypes"_a, "arch"_a);
+  module.def("gram_kernels", &jaxext::GramTable, "The kernels of products with an own transpose, a dict for each.");
+  module.def("gram_refuses", &jaxext::AskGram, "Why no kernel takes this product with an own transpose, or None.", py::kw_only(), "B"_a,
+             "M"_a, "N"_a, "dtypes"_a, "addend"_a, "arch"_a);
   jaxext::DefineConv<&jaxext::ConvRefuses>(module, "conv_refuses", "Why no kernel takes this dense convolution, or None.");
   jaxext::DefineConv<&jaxext::DepthwiseRefuses>(module, "depthwise_refuses", "Why no kernel takes this depthwise convolution, or None.");
   module.def("causal_refuses", &jaxext::AskCausal, "Why no kernel takes this causal convolution, or None.", py::kw_only(), "role"_a, "B"_a,

@@ -15,8 +15,10 @@ struct Target {
 };
 
 std::vector<Target> MatmulTargets();
+std::vector<Target> PiecesTargets();
 std::vector<Target> RaggedTargets();
 std::vector<Target> ScaledTargets();
+std::vector<Target> GramTargets();
 std::vector<Target> ConvTargets();
 std::vector<Target> DepthwiseTargets();
 std::vector<Target> CausalTargets();

@@ -67,6 +67,10 @@ def quantised(rows, bits, group=None, dtype="bfloat16"):
     return function, [jax.ShapeDtypeStruct((rows, 1024), dtype), *weight]
 
 
+def six_products(a, b):
+    return jaxext.matmul(a, b, precision=jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6)
+
+
 def groups(x, w, sizes=(8,), dtype="bfloat16"):
     return [*arrays(x, w, dtype=dtype), jax.ShapeDtypeStruct(sizes, "int32")]
 
@@ -102,6 +106,7 @@ CALLS = {
     "matmul": {
         "bfloat16": step(jaxext.matmul, *arrays(*SQUARE)),
         "float32": step(jaxext.matmul, *arrays(*SQUARE, dtype="float32")),
+        "float32 as six products of bfloat16": step(six_products, *arrays(*SQUARE, dtype="float32")),
         "bfloat16, 1001 columns": step(jaxext.matmul, *arrays((256, 1024), (1024, 1001))),
         "int8 into int32": (
             lambda a, b: jaxext.matmul(a, b, preferred_element_type=jnp.int32),

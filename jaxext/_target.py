@@ -10,8 +10,21 @@ import jax
 from jaxext._scope import Scope
 from jaxext._told import told
 
-# GPU names for messages (https://developer.nvidia.com/cuda-gpus).
-_KNOWN = {"sm_90a": "H100, H200", "sm_80": "A100", "sm_86": "RTX 3090", "sm_89": "L4, L40S, RTX 4090", "sm_100a": "B200"}
+# Name of a compute capability -> GPUs that have it (https://developer.nvidia.com/cuda-gpus).  NVIDIA adds "a" or "f" to names from 9.0 on.
+_KNOWN = {
+    "sm_90a": "H100, H200",
+    "sm_80": "A100",
+    "sm_86": "A10, RTX 3090",
+    "sm_89": "L4, L40S, RTX 4090",
+    "sm_100a": "B200",
+    "sm_103a": "B300",
+    "sm_120a": "RTX 5090",
+    "sm_70": "V100",
+    "sm_75": "T4",
+    "sm_87": "Jetson Orin",
+    "sm_110a": "Jetson Thor",
+    "sm_121a": "DGX Spark",
+}
 
 # The compute capability set by `use_target`, times 10.  Part of jit's cache key.
 _named = jax.make_user_context(None)
@@ -24,19 +37,40 @@ def use_target(arch: str | None) -> Scope:
     lowering, so put the decorator above `@jax.jit`.
 
     Args:
-      arch: NVIDIA's name of a compute capability, such as "sm_80" (A100), "sm_90a" (H100, H200) or "sm_100a" (B200).  None is the
-        architecture of this machine's GPUs, if they all have the same.
+      arch: NVIDIA's name of a compute capability, such as "sm_80" (A100), "sm_90a" (H100, H200) or "sm_100a" (B200), and not the name of
+        a GPU.  None is the architecture of this machine's GPUs, if they all have the same.
 
     Raises:
-      ValueError: `arch` is not such a name.
+      ValueError: `arch` is not such a name, or there is no GPU of this capability.
     """
     if arch is None:
         return Scope("use_target", _named, None)
-    match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch) if isinstance(arch, str) else None
-    if not match:
-        known = ", ".join(f'"{name}" ({gpus})' for name, gpus in _KNOWN.items())
-        raise ValueError(f"arch is {told(arch)}, want a name such as {known}; or None")
-    return Scope("use_target", _named, int(match[1]))
+    return Scope("use_target", _named, _capability(arch))
+
+
+def _capability(arch: str) -> int:
+    match = re.fullmatch(r"sm_(\d{2,3})([af]?)", arch) if isinstance(arch, str) else None
+    capability = int(match[1]) if match else -1
+    if match and capability in map(_number, _KNOWN) and (not match[2] or capability >= 90):
+        return capability
+    meant = _meant(arch) if isinstance(arch, str) else None
+    known = ", ".join(f'"{name}" ({gpus})' for name, gpus in _KNOWN.items() if name == (meant or name))
+    raise ValueError(f"arch is {told(arch)}, want {known}" if meant else f"arch is {told(arch)}, want one of {known}; or None")
+
+
+def _number(name: str) -> int:
+    return int(name.strip("sm_af"))
+
+
+def _meant(arch: str) -> str | None:
+    """The name of the compute capability that is meant: by a GPU, such as "h100" or "rtx-4090", or by its number, such as "90" or "8.0"."""
+    plain = re.sub(r"[^a-z0-9]", "", arch.lower())
+    number = re.fullmatch(r"(?:sm|compute)?(\d{2,3})[af]?", plain)
+    for name, gpus in _KNOWN.items():
+        called = {re.sub(r"\W", "", gpu.lower()) for gpu in gpus.split(", ")}
+        if plain.removeprefix("nvidia") in called or number and _number(name) == int(number[1]):
+            return name
+    return None
 
 
 def lower_for(fun: Callable, *args, arch: str, **kwargs) -> jax.stages.Lowered:

@@ -43,6 +43,8 @@ ADDED = {slot: (i << 44) + 16 for i, slot in enumerate(("bias", "residual", "sav
 PLACES = (7 << 44) + 4  # of a ragged product
 # Of a scaled product's: factors, their scales, and the result.
 SCALED = {name: (i << 44) + 16 for i, name in enumerate(("a", "b", "left", "right", "d"), 1)}
+# Of a product's with an own transpose.
+GRAM = {name: (i << 44) + 16 for i, name in enumerate(("x", "addend", "y"), 1)}
 # Of a causal convolution's arrays.
 CAUSAL = {name: (i << 44) + 16 for i, name in enumerate((*OPERANDS, *RESULTS), 1)}
 # Of a weight-only product's.
@@ -54,6 +56,8 @@ SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes
 # What can be called, a row for each compiled kernel.
 MATMULS = _cuda_module.matmul_kernels()
 SCALEDS = _cuda_module.scaled_kernels()
+GRAMS = _cuda_module.gram_kernels()
+PIECES = [row | {"role": role} for row in _cuda_module.pieces_kernels() for role in ("nn", "nt", "tn")]
 RAGGEDS = _cuda_module.ragged_kernels()
 CONVS = [row | {"family": 1} for row in _cuda_module.conv_kernels()]
 DEPTHWISE = [
@@ -93,6 +97,11 @@ def ask(case, device=0, failing=""):
     if case["family"] == 5:
         given = [_pointer(case[name]) for name in ("dtypes", "problem", "config", "strides", "addresses")]
         return _told(runtime().CallScaled(device, failing.encode(), *given, answer, ctypes.c_int64(len(answer))), answer)
+    if case["family"] == 7:
+        dtypes, problem, config, addresses = (_pointer(case[name]) for name in ("dtypes", "problem", "config", "addresses"))
+        factors = (ctypes.c_double * 2)(*case["factors"])
+        given = dtypes, problem, config, factors, addresses
+        return _told(runtime().CallGram(device, failing.encode(), *given, answer, ctypes.c_int64(len(answer))), answer)
     if case["family"] == 6:
         return _ask_weight_only(case, device, failing, answer)
     where = (case["family"], case["rank"], ROLES[case["role"]], device, failing.encode())
@@ -135,6 +144,21 @@ def matmul(row, B, M, N, K, splits=1):
     return case | dict(epilogue=(3, list(ADDED)), bytes=[*case["bytes"], 4 * B * N, case["bytes"][2], case["bytes"][2]])
 
 
+def pieces(row, B, M, N, K, splits=1):
+    sizes = dict(zip("BMNK", (B, M, N, K), strict=True))
+    counts = [math.prod(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]]]
+    return dict(
+        family=7,
+        rank=0,
+        role=row["role"],
+        operands="float32",
+        result="float32",
+        problem=[B, M, N, K],
+        config=[row["tile_m"], row["tile_n"], row["pieces"], splits],
+        bytes=[4 * n for n in (*counts[:2], counts[2] * splits)],
+    )
+
+
 def ragged(row, B, P, R, M, N, K, G):
     sizes = dict(zip("BPRMNKG", (B, P, R, M, N, K, G), strict=True))
     count = lambda slot: math.prod(sizes[label] for label in RAGGED_SHAPES[slot])
@@ -166,13 +190,31 @@ def scaled(row, problem, left, right, result="bfloat16", splits=1):
     )
 
 
+def gram(row, B, M, N, result, factors=(1.0, 0.0), splits=1):
+    """`factors`: of the product, and of the addend, which is there if its factor is not 0."""
+    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m")] + [splits]
+    shapes = dict(x=B * M * N * BYTES[row["operands"]], addend=B * M * M * BYTES[result], y=B * M * M * BYTES[result] * splits)
+    given = {name: size for name, size in shapes.items() if name != "addend" or factors[1]}
+    return dict(
+        family=7,
+        dtypes=[CODES.index(dtype) for dtype in (row["operands"], result)],
+        operands=row["operands"],
+        result=result,
+        problem=[B, M, N],
+        config=config,
+        factors=factors,
+        addresses=[*(GRAM[name] if name in given else 0 for name in GRAM), STREAM],
+        bytes=given,
+    )
+
+
 def conv(row, p, config):
     result = "float32" if config.splits > 1 else row["operands"]
     x, w, y = (p.B * p.G * n for n in (p.N * math.prod(p.input) * p.C, p.K * math.prod(p.filter) * p.C, p.N * math.prod(p.output) * p.K))
     counts = [dict(x=x, w=w, y=y)[slot] for slot in SLOTS[row["role"]]]
     scale = [BYTES[row["operands"]], BYTES[row["operands"]], BYTES[result] * config.splits]
     numbers = [p.B, p.N, p.G, p.C, p.K, *p.input, *p.filter, *p.output, *p.stride, *p.low, *p.input_dilation, *p.filter_dilation]
-    fields = ("lanes", "strip", "pieces") if row["family"] == 2 else ("tile_m", "tile_n", "cluster")
+    fields = ("lanes", "strip", "pieces", "lines") if row["family"] == 2 else ("tile_m", "tile_n", "cluster")
     values = [row[name] if name in row else getattr(config, name) for name in fields] + [config.splits]
     return row | dict(result=result, problem=numbers, config=values, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
 

@@ -15,7 +15,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_matmul, cuda_scaled
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_gram, cuda_matmul, cuda_scaled
 from jaxext.backends.cuda.cuda_conv import ConvConfig
 from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._gemm import MatmulProblem
@@ -56,7 +56,7 @@ def _library() -> ctypes.CDLL:
     if shutil.which("g++") is None:
         pytest.skip("no g++ found")
     csrc, tests = ROOT / "csrc", ROOT / "tests/csrc"
-    names = ("matmul", "ragged", "scaled", "conv_plan", "depthwise_plan", "causal_plan", "weight_only_plan")
+    names = ("matmul", "pieces", "ragged", "scaled", "gram", "conv_plan", "depthwise_plan", "causal_plan", "weight_only_plan")
     units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in names)]
     with tempfile.TemporaryDirectory() as folder:
         objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in units]
@@ -80,9 +80,9 @@ def refuses(problem: MatmulProblem | ConvProblem | CausalProblem, family=cuda_ma
     """Why the kernels of the family, which has the module, do not take the problem, or None."""
     name = family.__name__.rpartition("cuda_")[2]
     rank = cuda_conv.rank(problem) if isinstance(problem, ConvProblem) else 0
-    bias = [problem.epilogue.bias or ""] if family is cuda_causal else []
+    added = [problem.epilogue.bias or ""] if family is cuda_causal else [problem.addend or ""] if family is cuda_gram else []
     dtypes = (*problem.operand_dtypes, problem.dtypes[2]) if family is cuda_scaled else problem.dtypes
-    names = [dtype.encode() for dtype in (*dtypes, *bias)]
+    names = [dtype.encode() for dtype in (*dtypes, *added)]
     dtypes = (ctypes.c_char_p * len(names))(*names)
     text = ctypes.create_string_buffer(1000)
     refused = _library().Refuses(name.encode(), ROLES[problem.role], rank, _numbers(problem), dtypes, problem.arch, text)

@@ -47,6 +47,7 @@ class Reply:
     window: bool
     line: bool
     taps: int  # of the kernel that was taken, 0 for any
+    rows: int  # of the filter, for which a kernel on tensor cores is made, 0 for another
     grid: tuple[int, int, int]
     shared_bytes: int
     remembered: int  # the error that CUDA still knows of
@@ -77,7 +78,8 @@ def either(names, pieces) -> dict[str, str]:
 
 def _made(folder, broken, family):
     csrc, sound = ROOT / "csrc", folder / f"simt-{family}"
-    replaced = f"{family}_bf16.cu" if family == "weight_only" else f"{family}_f32.cu", f"{family}.cc"
+    ones = {"weight_only": ("weight_only_bf16.cu",), "depthwise": ("depthwise_f32.cu", "depthwise_mma_bf16.cu")}
+    replaced = *ones.get(family, (f"{family}_f32.cu",)), f"{family}.cc"
     home = folder / f"simt-{family}-broken" if broken else sound
     units = [*csrc.glob(f"{family}_*.cu"), csrc / f"{family}.cc", csrc / f"{family}_plan.cc", ROOT / f"tests/csrc/{family}_driver.cc"]
     others = []
@@ -132,7 +134,7 @@ def run(
         numbers = [list(ROLES).index(problem.role), CODES.index(dtypes[0]), CODES.index(dtypes[2])]
         numbers += [problem.B, problem.N, problem.G, problem.C, problem.K, *problem.input, *problem.filter, *problem.output]
         numbers += [*problem.stride, *problem.low, *problem.input_dilation, *problem.filter_dilation]
-        numbers += [config.lanes, config.strip, config.pieces, config.splits, *shifts, dry, blocks, pending, refusal]
+        numbers += [config.lanes, config.strip, config.pieces, config.lines, config.splits, *shifts, dry, blocks, pending, refusal]
         numbers += [0] * 6 if dry else [*sizes[:2], sizes[2] * config.splits, *carried]
         arrays = [] if dry else [np.ascontiguousarray(operands[slot]).tobytes() for slot in slots[:2]]
         request += [np.array(numbers, np.int64).tobytes(), *arrays]
@@ -146,9 +148,9 @@ def run(
 def _replies(response, results, dry, parts):
     at = 0
     for case, dtype, shape in results:
-        code, length, vector, many, window, line, taps, *grid, shared, remembered = np.frombuffer(response, np.int64, 12, at).tolist()
-        message = response[at + 96 : at + 96 + length].decode()
-        at += 96 + length
+        code, length, vector, many, window, line, taps, rows, *grid, shared, remembered = np.frombuffer(response, np.int64, 13, at).tolist()
+        message = response[at + 104 : at + 104 + length].decode()
+        at += 104 + length
         result = None
         if not dry:
             result = np.frombuffer(response, dtype, math.prod(shape), at).reshape(shape)
@@ -164,6 +166,7 @@ def _replies(response, results, dry, parts):
             window=bool(window),
             line=bool(line),
             taps=taps,
+            rows=rows,
             grid=tuple(grid),
             shared_bytes=shared,
             remembered=remembered,

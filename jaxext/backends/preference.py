@@ -23,6 +23,17 @@ TILE = 64  # channels that fill a tile
 FAST = (90, 100, 103)  # compute capabilities, times 10, that have wgmma or tcgen05
 
 
+LARGEST_SHARE = 0.7  # of the time of a whole product, that half of one may take
+
+
+def of_half(share: float) -> str | None:
+    """Why XLA, which computes both halves of a product with its own transpose, is expected to be as fast as a kernel that computes one in
+    this share of the time; or None."""
+    if share <= LARGEST_SHARE:
+        return None
+    return f"it is expected to take {share:.2f} of a product's time, want {LARGEST_SHARE} or less, as XLA's (cuBLAS) are fast"
+
+
 @dataclasses.dataclass(frozen=True)
 class Preference:
     """A row of the table."""

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxext.backends.cuda.cuda_convolutions import CudaCausal
 from jaxext.backends.triton.triton_binding import TritonCausal
@@ -27,6 +29,7 @@ from jaxext.families import activation as _activation
 from jaxext.families import fuse
 from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
+from jaxext.forms import partition
 from jaxext.forms.by_reference import Declaration, Keywords, Reference
 from jaxext.forms.call import Call
 from jaxext.forms.family import Family, declare
@@ -43,6 +46,7 @@ LABELS = {
     "idx_of_states": ("B", "S"),
 }
 NUMBERS = ("seq_idx", "idx_of_states")
+FACTORS = ("weight", "bias", "initial_states")  # beside x, whose dtype the result has
 
 
 def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_final_states: bool, implementation: str | None):
@@ -76,6 +80,7 @@ def _refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wante
     for argument in ("x", "weight"):
         if not jnp.issubdtype(arrays[argument].dtype, jnp.inexact):
             raise TypeError(f"{name}: {argument} is {arrays[argument].dtype}, want floating-point numbers")
+    fuse.refuse_kinds(name, {argument: arrays[argument] for argument in FACTORS if argument in arrays}, x.dtype)
     if "bias" in arrays:
         fuse.refuse_shape(name, "bias", arrays["bias"], x.shape[-1:], "an element for each channel")
 
@@ -89,6 +94,9 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
     x, taps = given["x"], given["weight"].shape[0]
     fuse.promoted(given, ("x", "weight"))  # raises where the user wants no promotion
     empty = () if taps > 1 else ("initial_states", "idx_of_states")  # XLA 0.11.2 crashes where devices add up cotangents without elements
+    for argument, dtype in (("bias", accumulated(x.dtype)), ("initial_states", x.dtype)):
+        if argument in given and not jnp.issubdtype(given[argument].dtype, jnp.inexact):
+            given[argument] = given[argument].astype(dtype)  # integers have no derivative
     operands = {name: given[name] for name in LABELS if name in given and name not in empty}
     operation = _declaration(tuple(operands)).operation
     rank = {"B": x.ndim - 2}
@@ -161,7 +169,7 @@ FAMILY, _ = (
 
 def _convolved(x, weight, bias, activation, low, implementation):
     """The results that a state has not changed: as many as there are inputs, or k - 1 fewer without a `low` padding."""
-    arrays = {"lhs": x, "rhs": weight[:, None]} | ({} if bias is None else {"bias": bias})
+    arrays = {"lhs": x, "rhs": weight[:, None][:, : x.shape[-1]]} | ({} if bias is None else {"bias": bias})  # without channels, of none
     return fuse.conv_bias_act(
         arrays,
         activation,
@@ -243,6 +251,9 @@ def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
     indices = "conv_state_indices" in arrays
     if indices and state.ndim != 3 or not indices and state.shape[:-2] != lead:
         raise TypeError(f"{name}: conv_state has the shape {state.shape}, want {(*lead, state.shape[-2], x.shape[-1])}")
+    kind, wanted = (jnp.floating, "floating-point") if jnp.issubdtype(x.dtype, jnp.floating) else (jnp.complexfloating, "complex")
+    if not jnp.issubdtype(state.dtype, kind):
+        raise TypeError(f"{name}: conv_state is {state.dtype}, want {wanted} numbers, since x is {x.dtype}")
     for argument in ("cache_seqlens", "conv_state_indices"):
         if argument in arrays:
             fuse.refuse_shape(name, argument, arrays[argument], lead, "an element for each sequence")
@@ -259,7 +270,10 @@ def _update(names, activation, *arrays, implementation):
     single = x.ndim < buffer.ndim
     x = x[..., None, :] if single else x
     indices, lengths = given.get("conv_state_indices"), given.get("cache_seqlens")
-    state = buffer if indices is None else buffer[jnp.clip(indices, 0, buffer.shape[0] - 1)]
+    indices = None if indices is None else indices.astype(jnp.int32)  # the rows may be more than fewer bits count
+    own = partition.explicit(jax.typeof(buffer))
+    of_rows = None if own is None else NamedSharding(own.mesh, P(jax.typeof(x).sharding.spec[0], *own.spec[1:]))
+    state = buffer if indices is None else buffer.at[jnp.clip(indices, 0, buffer.shape[0] - 1)].get(out_sharding=of_rows)
     taps, size, steps = weight.shape[0], state.shape[-2], x.shape[-2]
     if lengths is None:
         before = state[..., size - (taps - 1) :, :]
@@ -274,7 +288,7 @@ def _update(names, activation, *arrays, implementation):
     if indices is not None:  # a negative index has no state
         y = jnp.where((indices >= 0)[..., None, None], y, jnp.zeros((), y.dtype))
         at = jnp.where(indices >= 0, indices, buffer.shape[0])
-        new = buffer.at[at].set(new, mode="drop")
+        new = buffer.at[at].set(new, mode="drop", out_sharding=own)
     return (y[..., 0, :] if single else y), new
 
 
@@ -282,6 +296,7 @@ def _in_circle(state, x, lengths, taps):
     """The inputs before these, and the state with these; step t of a sequence lies at t modulo the size."""
     size, steps = state.shape[-2], x.shape[-2]
     kept = min(steps, size)  # the others would be overwritten
+    lengths = (lengths % max(size, 1) if size <= jnp.iinfo(lengths.dtype).max else lengths).astype(jnp.int32)  # offsets may be negative
 
     def place(first, last):
         offsets = lax.broadcasted_iota(lengths.dtype, (*lengths.shape, last - first), lengths.ndim) + first

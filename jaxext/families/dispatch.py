@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxext import _compat
 from jaxext._scope import Scope
 from jaxext._told import told
-from jaxext.families.substitute import Keywords, substitute
+from jaxext.families.substitute import CacheKey, substitute
 from jaxext.forms import flops
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.family import Family, families, names_of_implementations
@@ -104,7 +104,7 @@ def like(
     """
     name = name or namesake.__name__
     by = _resolved(implementation, name, family)
-    keywords = Keywords.of(static)
+    keywords = CacheKey.of(static)
     if keywords is None or not all([_is_array(x) for x in arrays]):
         return substitute(functools.partial(namesake, *arrays, **static), (), by)
     return _program(namesake, name, keywords, by)(*arrays)
@@ -122,7 +122,7 @@ def compiled(
 ) -> jax.Array:
     """`function(*key, *arrays, **static, implementation=)` as a jitted program, as in `like`."""
     by = _resolved(implementation, name, family)
-    keywords = Keywords.of(static)
+    keywords = CacheKey.of(static)
     if keywords is None:
         return function(*key, *arrays, **static, implementation=by)
     return _program_of(function, key, name, keywords, by)(*arrays)

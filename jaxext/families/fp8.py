@@ -60,7 +60,7 @@ def _matmul(name, given, x, w, *scales, out_sharding, implementation):
 
     def product(left, right, gradient_scale):
         y = _product({"x": left, "w": right}, _labels(x.ndim - 1), "y", out_sharding=sharding, **static)
-        # y along the axes of vmap that only this scale has: jax wants those of its tangent, and XLA drops the selection
+        # vmap may map this scale alone.  The tangent has its axis, and jax wants it in y too.  XLA removes the selection.
         return y if gradient_scale is None else jnp.where(gradient_scale > 0, y, y)
 
     @jax.custom_jvp

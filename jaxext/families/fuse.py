@@ -40,7 +40,12 @@ def _refuse_dtypes(name: str, activation, dtype, added: Mapping[str, Any]) -> No
     """Raise TypeError for an activation of integers, and for an operand that the result's kind of numbers cannot hold."""
     if activation is not None and not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(f"{name}: the result is {dtype} and activation is {activation!r}, want None for a result of integers")
-    for argument, x in added.items():
+    refuse_kinds(name, added, dtype)
+
+
+def refuse_kinds(name: str, arrays: Mapping[str, Any], dtype) -> None:
+    """Raise TypeError for an array that a result of this dtype cannot hold, such as a complex one beside real numbers."""
+    for argument, x in arrays.items():
         if _kind(x.dtype) > _kind(dtype):
             raise TypeError(f"{name}: {argument} is {x.dtype}, want a dtype that converts to {dtype}, the dtype of the result")
 

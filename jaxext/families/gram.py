@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxext.backends.cuda.cuda_products import CudaGram
 from jaxext.backends.triton.triton_binding import TritonGram
 from jaxext.backends.xla.xla_gram import XlaGram, symmetric
 from jaxext.families import fuse
@@ -98,7 +99,7 @@ def tangents(operation, operands, results, dots, *, ranks, window, dtypes, preci
     return {"a": functools.reduce(jnp.add, of_y)} if of_y else {}
 
 
-FAMILY = declare(Family("gram", twin=lax.dot_general_p, names="gram"), TritonGram(), XlaGram())
+FAMILY = declare(Family("gram", twin=lax.dot_general_p, names="gram"), CudaGram(), TritonGram(), XlaGram())
 
 
 @functools.cache

@@ -87,12 +87,13 @@ def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, sym
 def _blocks(name: str, shape: tuple[int, ...], group: int | None, axis: int | None) -> tuple[list[list[int]], tuple[int, ...]]:
     """What becomes of each axis, and the axes over which numbers share a scale then."""
     parts = [[n] for n in shape]
+    for argument, value in {"axis": axis, "group": group}.items():
+        if not isinstance(value, numbers.Integral | None) or isinstance(value, bool):
+            raise TypeError(f"{name}: {argument} is {told(value)}, want a whole number, or None")
     if axis is None:
         if group is not None:
-            raise ValueError(f"{name}: group is {told(group)} without an axis, want None: one scale for all of w")
+            raise ValueError(f"{name}: group is {group} without an axis, want None: one scale for all of w")
         return parts, tuple(range(len(shape)))
-    if not isinstance(axis, numbers.Integral) or not isinstance(group, numbers.Integral | None):
-        raise TypeError(f"{name}: axis is {told(axis)} and group is {told(group)}, want whole numbers, or None")
     if not -len(shape) <= axis < len(shape):
         want = "0, the axis of a vector, or None" if len(shape) == 1 else f"one of the {len(shape)} axes of w, or None"
         raise ValueError(f"{name}: axis is {axis}, want {want}")

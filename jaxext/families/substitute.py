@@ -25,7 +25,7 @@ from jaxext.forms.family import readers
 from jaxext.forms.invariant import Invariant
 
 
-class Keywords(tuple):
+class CacheKey(tuple):
     """Static keyword arguments as a cache key that compares and hashes as fast as a tuple.  `given` holds the original values.
 
     Keys are equal only if all types in them are equal: lax distinguishes 1 from 1.0, and in numpy the dtype float64 equals None.
@@ -34,7 +34,7 @@ class Keywords(tuple):
     given: Mapping[str, Any]
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Keywords | None:
+    def of(cls, given: Mapping[str, Any]) -> CacheKey | None:
         """The key, or None if a value is mutable, an iterator, traced, or of another type that is not plain."""
         try:
             self = cls([None if value is None else _frozen(value) for value in given.values()])

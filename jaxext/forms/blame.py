@@ -73,7 +73,11 @@ def _inexact(x) -> bool:
 
 
 def _error(y: np.ndarray, want: np.ndarray) -> float:
-    """The largest, relative to the largest element."""
+    """The largest, relative to the largest finite element; infinite if infinities and NaN are not in the same places."""
     wide = np.complex128 if jnp.issubdtype(y.dtype, jnp.complexfloating) else np.float64
     y, want = y.astype(wide), want.astype(wide)
-    return float(np.max(np.abs(y - want)) / (np.max(np.abs(want)) or 1.0))
+    finite = np.isfinite(want)
+    if not np.array_equal(y[~finite], want[~finite], equal_nan=True) or not np.isfinite(y[finite]).all():
+        return np.inf
+    y, want = y[finite], want[finite]
+    return float(np.max(np.abs(y - want), initial=0) / (np.max(np.abs(want), initial=0) or 1.0))

@@ -21,20 +21,10 @@ from jaxext.forms.call import Call
 from jaxext.forms.coupling import refuse_coupled
 from jaxext.forms.family import Family, declare, families
 from jaxext.forms.implementation import Algorithm, Definition
+from jaxext.forms.keywords import Keywords
 from jaxext.forms.operation import Operation, composed, sharded_as
 
 UNMEASURED = "random operands need not be ones that the operation accepts, such as labels, or saved results that fit the others"
-
-
-@dataclasses.dataclass(frozen=True)
-class Keywords:
-    """The static keywords of a call, by name; of a tangent also the implementation that was named, which its transpose uses."""
-
-    items: tuple[tuple[str, Any], ...]
-    named: str | None = None
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.items)
 
 
 class Reference(Definition):

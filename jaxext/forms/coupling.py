@@ -1,7 +1,8 @@
 """Finds where a reference couples the elements of a label: by a sum, a sort or a cumulative sum over its axis, or by their positions.
 
-The axis is followed through the program, from the operands to the results.  What is found is certain.  Where the axis cannot be followed
-(a gather, a loop, a call of foreign code), nothing is said; `jaxext.testing.check_op` compares numbers.
+The axis is followed through the program, from the operands to the results.  A dependence that is found is there, but may cancel: then
+the label is declared `independent`.  Where the axis cannot be followed (a gather, a loop, a reduction by a function, a call of foreign
+code), nothing is said; `jaxext.testing.check_op` compares numbers.
 """
 
 from __future__ import annotations
@@ -110,15 +111,18 @@ def _of_results(eqn, places: list[Place]) -> Place:
 
 
 def inner(eqn) -> ClosedJaxpr | None:
-    """The program of an equation that only calls it: jit, checkpoint, custom derivatives."""
+    """The program of an equation that only calls it: jit, checkpoint, custom derivatives.
+
+    It has the operands and the results of the equation.  That of a reduction by a function has scalars.
+    """
     if eqn.primitive.name in ("scan", "while", "cond"):
         return None
     programs = [p if isinstance(p, ClosedJaxpr) else ClosedJaxpr(p, ()) for p in eqn.params.values() if isinstance(p, ClosedJaxpr | Jaxpr)]
     if len(programs) != 1:
         return None
     called = programs[0].jaxpr
-    fits = (len(called.invars), len(called.outvars)) == (len(eqn.invars), len(eqn.outvars))
-    return programs[0] if fits and len(called.constvars) == len(programs[0].consts) else None
+    own, outer = ([[atom.aval.shape for atom in atoms] for atoms in (of.invars, of.outvars)] for of in (called, eqn))
+    return programs[0] if own == outer and len(called.constvars) == len(programs[0].consts) else None
 
 
 def _rule(eqn) -> Callable[..., Place]:

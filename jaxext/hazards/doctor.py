@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from jaxext._told import told
@@ -21,7 +20,10 @@ from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
 from jaxext.hazards.compare import Measured, compare
+from jaxext.hazards.fused_reduction import FusedReductions
 from jaxext.hazards.known_hazards import HAZARDS, PRODUCTS, Hazard
+from jaxext.hazards.reading import Origins, computes_gradients
+from jaxext.hazards.remarks import no_loss, remarks
 from jaxext.hazards.split_axes import SplitAxes, of_sharding
 from jaxext.hazards.subjects import Equation, Place, Planned, place
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
@@ -71,15 +73,17 @@ class Finding:
 class Report:
     """What `doctor` found, the worst first.  `ok` says that nothing is wrong or crashes; `str` gives a text.
 
+    `remarks` say how the function was read: which gradient, or why none, and which operands are constants of the program.
     `refusal` is the error of jaxext if the function cannot be traced inside `in_place_of_lax`; then what is slow is not known.
     """
 
     platform: str
     jax: str  # its version
-    read: str  # "forward", or "forward and backward"
+    read: str  # "forward", "forward and backward", or "as it stands" if the function computes gradients itself
     products: int  # of lax, in the program
     findings: tuple[Finding, ...]
     refusal: str | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -92,6 +96,7 @@ class Report:
         by_hazard: dict[str, list[Finding]] = {}
         for finding in self.findings:
             by_hazard.setdefault(finding.hazard, []).append(finding)
+        head += "".join(f"\n{textwrap.fill(remark, WIDTH, break_on_hyphens=False)}" for remark in self.remarks)
         head += f"\nwhat is slow is not known, since in_place_of_lax() ends with {self.refusal}" if self.refusal else ""
         return "\n\n".join([head, *("\n".join(_section(findings)) for findings in by_hazard.values())])
 
@@ -117,44 +122,51 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
 def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | None = None, measure: bool = False, **kwargs) -> Report:
     """Name the hazards of lax's own products in `fun(*args, **kwargs)`: where they are wrong, crash or are slow, and the cure.
 
-    XX
-      Args:
-        fun: a function of arrays, or pytrees of them.
-        *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.  A sharding may be on a
-          `jax.sharding.AbstractMesh`, of devices that need not be here.
-        platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
-        gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
-        measure: whether to time lax's product and jaxext's, alone or in a loop of their own, wherever lax's is slow on one device.
+    Args:
+      fun: a function of arrays, or pytrees of them.
+      *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays, with their shardings.  A sharding may be on a
+        `jax.sharding.AbstractMesh`, of devices that need not be here.
+      platform: "cpu", "cuda", "rocm" or "tpu".  None is the platform of the default backend.
+      gradients: whether to read the gradient in all floating-point arguments too.  None: if the function returns one real number.
+        Arrays that it closes over are constants, in which no gradient is read.  A training step that computes gradients itself is read
+        as it stands.
+      measure: whether to time lax's product and jaxext's, alone or in a loop of their own, wherever lax's is slow on one device.
 
-      Returns:
-        a `Report`: print it, read its `findings`, or assert that it is `ok`.
+    Returns:
+      a `Report`: print it, read its `findings`, or assert that it is `ok`.
 
-      Examples:
-        >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()
-        >>> doctor(loss, jnp.ones((4, 3, 3, 3)), jnp.ones((8, 3, 16, 16)), platform="cpu").ok
-        True
+    Examples:
+      >>> loss = lambda w, x: jax.lax.conv(x, w, (1, 1), "SAME").sum()
+      >>> doctor(loss, jnp.ones((4, 3, 3, 3)), jnp.ones((8, 3, 16, 16)), platform="cpu").ok
+      True
 
-      Raises:
-        TypeError: `fun` is not callable.
-        ValueError: `platform` is unknown; the arguments are split over several meshes; or `measure` is set for another platform than the
-          one here.
-        Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
+    Raises:
+      TypeError: `fun` is not callable, or `gradients` is not True, False or None.
+      ValueError: `platform` is unknown; the arguments are split over several meshes; or `measure` is set for another platform than the
+        one here.
+      Exception: any error that JAX raises if `fun` cannot be traced, or differentiated.
     """
     if not callable(fun):
         raise TypeError(f"doctor: fun is {told(fun)}, want the function itself, and its arguments after it")
+    if not isinstance(gradients, bool | None):
+        raise TypeError(f"doctor: gradients is {told(gradients)}, want True, False or None: they are of all floating-point arguments")
     platform = known_platform("doctor", platform)
     if measure and platform != known_platform("doctor", None):
         raise ValueError(f"doctor: measure is set and platform is {told(platform)}, want {known_platform('doctor', None)!r}, which is here")
     with replacing_lax(False):
         program = jax.make_jaxpr(fun)(*args, **kwargs)
-        backward = _is_loss(program) if gradients is None else gradients
+        backward = no_loss(program) is None if gradients is None else gradients
+        said = (*remarks(program, backward, gradients),)
+        read = "forward and backward" if backward else "as it stands" if computes_gradients(program) else "forward"
+        leaves, alone = jax.tree.leaves((args, kwargs)), program
         if backward:
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
-    equations = [*_equations(program, jax.tree.leaves((args, kwargs)), platform)]
+    equations = [*_equations(program, leaves, platform)]
+    in_evaluation = [*_fused_in_evaluation(alone, equations, leaves)] if backward and platform == "cpu" else []
     planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
     findings: dict[tuple, tuple[Finding, Any]] = {}
-    for subject, step in (*equations, *planned):
+    for subject, step in (*equations, *in_evaluation, *planned):
         for hazard in _hazards(subject):
             where = place(step)
             key = hazard.name, subject.key, where.source, where.backward
@@ -165,9 +177,8 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         dataclasses.replace(finding, measured=compare(subject)) if measure and finding.what == "slow" else finding
         for finding, subject in ordered
     ]
-    read = "forward and backward" if backward else "forward"
     products = sum(equation.name in PRODUCTS for equation, _ in equations)
-    return Report(platform, jax.__version__, read, products, tuple(measured), refusal)
+    return Report(platform, jax.__version__, read, products, tuple(measured), refusal, said)
 
 
 def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
@@ -176,12 +187,6 @@ def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
     except Exception as error:
         error.add_note("doctor: this is of the gradient; with gradients=False (--no-backward) the function alone is read")
         raise
-
-
-def _is_loss(program: ClosedJaxpr) -> bool:
-    arguments = any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in program.in_avals)
-    results = program.out_avals
-    return arguments and len(results) == 1 and results[0].shape == () and jnp.issubdtype(results[0].dtype, jnp.floating)
 
 
 def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> Iterator[tuple[Equation, Step]]:
@@ -197,12 +202,22 @@ def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> It
         raise ValueError(f"doctor: the arguments are split over the meshes {[*meshes]}, want one")
     for mesh in meshes:
         splits.add_mesh(mesh)
+    fused = FusedReductions(program, origins := Origins(program))
     for step in walk(program.jaxpr):
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
             operands = [splits.of(atom) for atom in step.eqn.invars]
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
-            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop), step
+            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop, fused.has_one_number(step)), step
         splits.follow(step)
+        origins.follow(step)
+
+
+def _fused_in_evaluation(alone: ClosedJaxpr, equations, leaves: Sequence[Any]) -> Iterator[tuple[Equation, Step]]:
+    """Products that are fused with their reduction in the function alone, but not beside its gradient, which reads them once more."""
+    known = {(equation.key, place(step).source) for equation, step in equations if equation.one_number_reduced}
+    for equation, step in _equations(alone, leaves, "cpu"):
+        if equation.one_number_reduced and (equation.key, place(step).source) not in known:
+            yield equation, step
 
 
 def _in_kernel(step: Step) -> bool:

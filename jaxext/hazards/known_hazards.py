@@ -200,6 +200,17 @@ HAZARDS = (
         platforms=CPU,
     ),
     Hazard(
+        name="product with one number, reduced",
+        what="wrong",
+        of=Equation,
+        holds=lambda equation: equation.one_number_reduced,
+        why="If the right factor of a matrix product is one number everywhere, and the product of 4,096 elements or more is reduced in the "
+        "same jit, XLA's CPU backend makes one kernel of all, whose numbers are wrong, infinite or NaN.",
+        cure="number * x.sum(-1, keepdims=True) in place of the product, or lax.reduce_precision(y, 8, 23) of a float32 product y",
+        page="lax-hazards.md#a-product-with-one-number-everywhere-then-a-reduction",
+        platforms=CPU,
+    ),
+    Hazard(
         name="integer convolution on a GPU",
         what="crash",
         of=Equation,

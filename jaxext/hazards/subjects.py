@@ -47,6 +47,7 @@ class Equation:
     axes: Mapping[str, int]
     platform: str
     in_loop: bool = False
+    one_number_reduced: bool = False  # whether it is a product with one number everywhere, and reduced at once
 
     @property
     def name(self) -> str:

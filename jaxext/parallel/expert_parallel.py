@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
@@ -76,7 +77,8 @@ def expert_parallel(
 
     Raises:
       NameError: no `shard_map` or `pmap` around the call binds the axis.
-      TypeError: `group_sizes` is not of one axis of integers; `x`, or a leaf of the weights, has no axes; `axis_name` is a list.
+      TypeError: `group_sizes` is not of one axis of integers; `x`, or a leaf of the weights, has no axes; `axis_name` is a list;
+        `capacity` is not an int.
       ValueError: n does not divide the number of experts; a leaf of the weights has other than E/n of them; the capacity is negative;
         `experts` gives another number of rows.
     """
@@ -95,6 +97,8 @@ def expert_parallel(
         if leaf.shape[0] != len(sizes) // n:
             of = f"{len(sizes)} experts on {n} devices"
             raise ValueError(f"{name}: weights{jax.tree_util.keystr(path)} has {leaf.shape[0]} experts, want {len(sizes) // n} of {of}")
+    if not isinstance(capacity, int | np.integer | None) or isinstance(capacity, bool):
+        raise TypeError(f"{name}: capacity is {told(capacity)}, want a number of rows or None")
     if capacity is not None and capacity < 0:
         raise ValueError(f"{name}: capacity is {told(capacity)}, want 0 or more")
 

@@ -146,6 +146,8 @@ def clipped_grad(
     ):
         if not isinstance(given, wanted) or isinstance(given, bool):
             raise TypeError(f"clipped_grad: {name} is {told(given)}, want a number")
+    if shape := jnp.shape(l2_clip_norm):
+        raise TypeError(f"clipped_grad: l2_clip_norm has the shape {shape}, want a number")
     if isinstance(l2_clip_norm, numbers.Real) and not l2_clip_norm >= 0:
         raise ValueError(f"clipped_grad: l2_clip_norm is {told(l2_clip_norm)}, want at least 0")
     if not normalize_by > 0:
@@ -187,8 +189,10 @@ def function_of(asked_by, fun, argnums, has_aux, batch_argnums, keep_batch_dim, 
     if not callable(fun):
         raise TypeError(f"{asked_by}: fun is {told(fun)}, want a function")
     for name, given in (("argnums", argnums), ("batch_argnums", batch_argnums)):
-        if not all(isinstance(n, int) for n in ((given,) if isinstance(given, int) else given)):
+        if not all(isinstance(n, int) for n in (given if isinstance(given, Sequence) else (given,))):
             raise TypeError(f"{asked_by}: {name} is {told(given)}, want an int, or some")
+    if not isinstance(prng_argnum, int | None):
+        raise TypeError(f"{asked_by}: prng_argnum is {told(prng_argnum)}, want an int or None")
     numbers_of = [(n,) if isinstance(n, int) else tuple(n) for n in (argnums, batch_argnums)]
     parameters, batched = numbers_of
     everything = (*parameters, *batched, *(() if prng_argnum is None else (prng_argnum,)))
@@ -215,7 +219,7 @@ def _padding(padding: Any, batch: Batch, size: int) -> jax.Array:
 
 
 def _scale(norms: jax.Array, *, clip: jax.Array, unit: bool) -> jax.Array:
-    """What to multiply gradients by.  A gradient of zero, and one whose norm is a NaN, is multiplied by 0."""
+    """What to multiply gradients by: 0 if the norm is a NaN, or if a gradient of zero is clipped to 0."""
     scale = jnp.minimum(1, clip / norms)
     if unit:
         scale = jnp.where(clip > 0, scale / clip, 1 / norms)

@@ -3,8 +3,8 @@
 - The Gram form of a product (`products`) or of looking up rows (`lookups`) does not make the gradient.
 - The gradient is made by the operation's transpose, and squared: of all examples at once if it is small, as that of a bias is.
 
-Gram matrices, and gradients that are large or those of products, are made for a few examples at a time, so that they are no larger than one
-array of the layer.
+Some arrays are made for a few examples at a time, so that they are no larger than one array of the layer: Gram matrices, the gradients of
+products, and other large gradients.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a report says of a failure: the rule that is missing, or the kernel that is wrong; and of what this machine leaves out."""
+"""The words of a report: for a failure, the rule that is missing or the kernel that is wrong; for a check that was left out, the cure."""
 
 from __future__ import annotations
 

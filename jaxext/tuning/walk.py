@@ -23,13 +23,18 @@ class Step:
 def walk(jaxpr: Jaxpr, times: int = 1, within: tuple[JaxprEqn, ...] = ()) -> Iterator[Step]:
     """The equations in program order."""
     for eqn in jaxpr.eqns:
-        inside = tuple(_jaxprs(tuple(eqn.params.values())))
+        inside = jaxprs_in(eqn)
         yield Step(eqn, jaxpr, times, within, inside)
         repeat = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         for inner in inside:
             yield from walk(inner, times * repeat, (*within, eqn))
         if inside:
             yield Step(eqn, jaxpr, times, within, inside, left=True)
+
+
+def jaxprs_in(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
+    """In the order of its parameters."""
+    return tuple(_jaxprs(tuple(eqn.params.values())))
 
 
 def _jaxprs(value) -> Iterator[Jaxpr]:

@@ -30,7 +30,7 @@ from test_simt import CASES as DEPTHWISE
 
 import jaxext
 from jaxext._target import compute_capability
-from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_ragged, cuda_scaled
+from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_ragged, cuda_scaled
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._ragged import visits
@@ -202,6 +202,38 @@ def test_matmul_kernel(name, role, dtype, result):
     truth = np.einsum(equation, *(x.astype(np.float64) for x in operands.values()), optimize=True)
     for config in some(cuda_matmul.candidates(problem, table)):
         check(alone(problem.name, problem, config, shapes[open], list(operands.values()), tuple("BMNK")), truth)
+
+
+PIECES = {
+    "ragged": dict(M=204, N=340, K=144),
+    "batch": dict(B=3, M=76, N=144, K=272),
+    "one row": dict(M=4, N=256, K=512),
+    "skinny": dict(M=16, N=1024, K=4096),
+    "tiles": dict(M=1036, N=784, K=528),
+}
+
+
+@hopper
+@pytest.mark.parametrize("precision", cuda_pieces.PIECES)
+@pytest.mark.parametrize("role", ["nn", "nt", "tn"])
+@pytest.mark.parametrize("name", PIECES)
+def test_products_in_pieces(name, role, precision):
+    """Integers are exact in any number of pieces; of other numbers six products keep what float32 does."""
+    B, M, N, K = ({"B": 1} | PIECES[name]).values()
+    problem = MatmulProblem(
+        name=f"pieces_{role}", role=role, B=B, M=M, N=N, K=K, dtypes=("fp32",) * 3, precision=precision, arch=90
+    )  # fmt: skip
+    assert cuda_binding.refused(problem, cuda_pieces) is None
+    shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
+    open = {"nn": "c", "nt": "a", "tn": "b"}[role]
+    equation = {"nn": "bmk,bkn->bmn", "nt": "bkn,bmn->bmk", "tn": "bmk,bmn->bkn"}[role]
+    for integers in (True, *((False,) if precision == "bf16x6" else ())):
+        operands = {slot: random(shape, np.float32, seed, integers) for seed, (slot, shape) in enumerate(shapes.items()) if slot != open}
+        exact = [x.astype(np.float64) for x in operands.values()]
+        truth = np.einsum(equation, *exact, optimize=True)
+        scale = None if integers else np.einsum(equation, *map(np.abs, exact), optimize=True)
+        for config in some(cuda_pieces.candidates(problem, cuda_binding.compiled("pieces_kernels"))):
+            check(alone(problem.name, problem, config, shapes[open], list(operands.values()), tuple("BMNK")), truth, scale)
 
 
 # The sizes of groups, rows of which the last may be nobody's, and the rest of the problem.

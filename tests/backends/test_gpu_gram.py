@@ -37,3 +37,26 @@ def test_newton_schulz(implementation, shape):
     y = jaxext.newton_schulz(x, implementation=implementation, precision="highest")
     want = jaxext.newton_schulz(x.astype(np.float64), implementation="xla")
     np.testing.assert_allclose(np.asarray(y), np.asarray(want), atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("result", [None, "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(8, 8), (520, 264), (3, 1096, 512), (256, 8192), (2304, 1024)], ids=str)
+def test_gram_by_cuda(shape, dtype, result):
+    """Every tile and width, batches and parts; bit for bit symmetric."""
+    x = jnp.asarray(random(shape, np.float32, 0), dtype)
+    exact = np.asarray(x, np.float64)
+    want = exact @ exact.swapaxes(-1, -2)
+    y = jax.jit(lambda x: jaxext.gram(x, preferred_element_type=result, implementation="cuda"))(x)
+    np.testing.assert_array_equal(y, y.swapaxes(-1, -2))
+    np.testing.assert_allclose(np.asarray(y, np.float64), want, atol=(2.0**-8 if result is None else 2.0**-18) * np.abs(want).max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2, 256, 336), (2, 336, 256)], ids=str)
+def test_newton_schulz_by_cuda(shape):
+    x = jnp.asarray(random(shape, np.float32, 0), jnp.bfloat16)
+    y = jax.jit(lambda x: jaxext.newton_schulz(x, implementation="cuda"))(x)
+    want = jaxext.newton_schulz(np.asarray(x, np.float64), implementation="xla")
+    np.testing.assert_allclose(np.asarray(y, np.float64), np.asarray(want), atol=2.0**-4)

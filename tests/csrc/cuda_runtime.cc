@@ -14,7 +14,9 @@
 #include "causal.h"
 #include "conv.h"
 #include "depthwise.h"
+#include "gram.h"
 #include "matmul.h"
+#include "pieces.h"
 #include "ragged.h"
 #include "scaled.h"
 #include "weight_only.h"
@@ -232,6 +234,9 @@ int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, cons
   } else if (family == 1) {
     status = Conv(static_cast<ConvRole>(role), rank, *reinterpret_cast<const ConvProblem*>(problem),
                   *reinterpret_cast<const ConvConfig*>(config), dtype, of_result, first, second, out, added, stream);
+  } else if (family == 7) {
+    status = Pieces(static_cast<MatmulRole>(role), *reinterpret_cast<const MatmulProblem*>(problem),
+                    *reinterpret_cast<const PiecesConfig*>(config), dtype, of_result, first, second, out, stream);
   } else if (family == 3) {
     status = Ragged(static_cast<MatmulRole>(role), *reinterpret_cast<const RaggedProblem*>(problem),
                     *reinterpret_cast<const RaggedConfig*>(config), dtype, of_result, first, second,
@@ -286,6 +291,20 @@ int32_t CallScaled(int32_t on_device, const char* fail, const int64_t* dtypes, c
   const Scale right = {static_cast<const float*>(at(3)), strides[3], strides[4], strides[5]};
   const Status status = Scaled(*reinterpret_cast<const ScaledProblem*>(problem), *reinterpret_cast<const ScaledConfig*>(config), dtype(0),
                                dtype(1), dtype(2), at(0), at(1), left, right, at(4), static_cast<cudaStream_t>(at(5)));
+  return Conclude(status, answer, room);
+}
+
+// The same of a product with an own transpose.  `dtypes`: of x and of the result.  `factors`: of the product and of the addend.
+// `addresses`: of x, the addend and the result, and the stream.
+int32_t CallGram(int32_t on_device, const char* fail, const int64_t* dtypes, const int64_t* problem, const int64_t* config,
+                 const double* factors, const int64_t* addresses, char* answer, int64_t room) {
+  using namespace jaxext;
+  Begin(on_device, fail);
+  const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
+  const GramOperands operands = {at(0), at(1), factors[0], factors[1]};
+  const Status status =
+      LaunchGram(*reinterpret_cast<const GramProblem*>(problem), *reinterpret_cast<const GramConfig*>(config),
+                 static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), operands, at(2), static_cast<cudaStream_t>(at(3)));
   return Conclude(status, answer, room);
 }
 

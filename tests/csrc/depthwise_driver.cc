@@ -13,6 +13,7 @@
 #include "depthwise.h"
 #include "depthwise_plan.h"
 #include "driver.h"
+#include "simt_mma.h"
 
 namespace jaxext::depthwise {
 float4 shared_memory[kSharedBytes / sizeof(float4)];
@@ -45,7 +46,7 @@ struct Case {
 
 struct Reply {
   int64_t code, message_bytes;
-  int64_t vector, many, window, line, taps, grid[3], shared_bytes;
+  int64_t vector, many, window, line, taps, rows, grid[3], shared_bytes;
   int64_t remembered;  // the error that CUDA remembers afterwards
 };
 
@@ -90,11 +91,17 @@ int main(int, char** arguments) {
     std::string result;
     if (!c.dry) status = Run(c, first, second, &result);
     const int64_t length = static_cast<int64_t>(status.message.size());
-    const Reply reply{status.code,       length,
-                      plan.vector,       plan.many,
-                      plan.window,       plan.line,
-                      plan.taps,         {plan.grid[0], plan.grid[1], plan.grid[2]},
-                      plan.shared_bytes, cudaGetLastError()};
+    const Reply reply{status.code,
+                      length,
+                      plan.vector,
+                      plan.many,
+                      plan.window,
+                      plan.line,
+                      plan.taps,
+                      plan.rows,
+                      {plan.grid[0], plan.grid[1], plan.grid[2]},
+                      plan.shared_bytes,
+                      cudaGetLastError()};
     out.write(reinterpret_cast<const char*>(&reply), sizeof reply);
     out << status.message << result;
   }

@@ -3,7 +3,9 @@
 #include <cstring>
 
 #include "conv_plan.h"
+#include "gram.h"
 #include "matmul.h"
+#include "pieces.h"
 #include "ragged.h"
 #include "refusals.h"
 #include "scaled.h"
@@ -36,6 +38,8 @@ std::vector<MatmulKernel> MatmulNTE4M3() {
 }
 std::vector<MatmulKernel> MatmulNNFused() { return {}; }
 
+std::vector<PiecesKernel> PiecesOfBF16() { return {{{128, 128, 2, 1}, 0, 0, nullptr}, {{128, 128, 3, 1}, 0, 0, nullptr}}; }
+
 std::vector<RaggedKernel> RaggedNN() { return {{MatmulRole::kNN, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
 std::vector<RaggedKernel> RaggedNT() { return {{MatmulRole::kNT, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
 std::vector<RaggedKernel> RaggedTN() { return {{MatmulRole::kTN, Dtype::kBF16, {128, 256, 64, 2}, 0, 0, nullptr}}; }
@@ -43,21 +47,28 @@ std::vector<RaggedKernel> RaggedTN() { return {{MatmulRole::kTN, Dtype::kBF16, {
 std::vector<ScaledKernel> ScaledE4M3() { return {{Dtype::kE4M3, Dtype::kE4M3, {128, 256, 128, 2, 1}, 0, 0, nullptr}}; }
 std::vector<ScaledKernel> ScaledE5M2() { return {{Dtype::kE5M2, Dtype::kE4M3, {64, 128, 128, 1, 1}, 0, 0, nullptr}}; }
 
+std::vector<GramKernel> GramBF16() { return {{Dtype::kBF16, {128, 256, 64, 2, 1}, 0, 0, nullptr}}; }
+std::vector<GramKernel> GramF16() { return {}; }
+
 }  // namespace jaxext
 
 using namespace jaxext;
 
 // Whether a problem is refused, and the reason.  Problems are the fields of their structs, in order.  A causal convolution's dtypes have
-// the bias's too.
+// the bias's too, those of a product with an own transpose the addend's.
 extern "C" int Refuses(const char* family, int role, int rank, const int64_t* problem, const char* const* dtypes, int arch, char* text) {
   const Dtypes names = {dtypes[0], dtypes[1], dtypes[2]};
   Reason reason;
   if (!std::strcmp(family, "matmul")) {
     reason = MatmulRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, /*fused=*/false, arch);
+  } else if (!std::strcmp(family, "pieces")) {
+    reason = PiecesRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, arch);
   } else if (!std::strcmp(family, "ragged")) {
     reason = RaggedRefuses(MatmulRole(role), *reinterpret_cast<const RaggedProblem*>(problem), names, arch);
   } else if (!std::strcmp(family, "scaled")) {
     reason = ScaledRefuses(*reinterpret_cast<const ScaledProblem*>(problem), names, arch);
+  } else if (!std::strcmp(family, "gram")) {
+    reason = GramRefuses(*reinterpret_cast<const GramProblem*>(problem), names, dtypes[3], arch);
   } else if (!std::strcmp(family, "causal")) {
     reason = CausalRefuses(CausalRole(role), *reinterpret_cast<const CausalProblem*>(problem), names, dtypes[3], arch);
   } else if (!std::strcmp(family, "weight_only")) {

@@ -7,7 +7,9 @@
 #include "causal.h"
 #include "conv.h"
 #include "depthwise.h"
+#include "gram.h"
 #include "matmul.h"
+#include "pieces.h"
 #include "ragged.h"
 #include "scaled.h"
 #include "targets.h"
@@ -56,8 +58,8 @@ Status Conv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& c, 
 
 Status Depthwise(ConvRole role, const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* first,
                  const void* second, void* out, const Epilogue* epilogue, cudaStream_t) {
-  return Say(std::string("depthwise ") + NameOf(role), p, {c.lanes, c.strip, c.pieces, c.splits}, dtype, result, {first, second, out},
-             epilogue);
+  return Say(std::string("depthwise ") + NameOf(role), p, {c.lanes, c.strip, c.pieces, c.lines, c.splits}, dtype, result,
+             {first, second, out}, epilogue);
 }
 
 Status Matmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dtype operands, Dtype result, const void* first,
@@ -65,6 +67,13 @@ Status Matmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dt
   const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
   return Say(std::string("matmul ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.pingpong, c.splits},
              operands, result, {first, second, out}, epilogue);
+}
+
+Status Pieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& c, Dtype operands, Dtype result, const void* first,
+              const void* second, void* out, cudaStream_t) {
+  const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
+  return Say(std::string("pieces ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.pieces, c.splits}, operands, result,
+             {first, second, out}, /*epilogue=*/nullptr);
 }
 
 Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, Dtype operands, Dtype result, const void* first,
@@ -79,6 +88,12 @@ Status Scaled(const ScaledProblem& p, const ScaledConfig& c, Dtype first, Dtype 
   return Say("scaled", {p.B, p.M, p.N, p.K, p.I, p.J, p.S, static_cast<int64_t>(second)},
              {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.splits, left.batch, left.outer, left.step, right.batch, right.outer, right.step},
              first, result, {a, b, left.data, right.data, d}, /*epilogue=*/nullptr);
+}
+
+Status LaunchGram(const GramProblem& p, const GramConfig& c, Dtype dtype, Dtype result, const GramOperands& o, void* y, cudaStream_t) {
+  const auto whole = [](double number) { return static_cast<int64_t>(number); };
+  return Say("gram", {p.B, p.M, p.N}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.splits, whole(o.scale), whole(o.of_addend)}, dtype,
+             result, {o.x, o.addend, y}, /*epilogue=*/nullptr);
 }
 
 Status Causal(CausalRole role, const CausalProblem& p, const CausalConfig& c, const CausalOperands& o, const CausalResults& r,
@@ -99,8 +114,8 @@ Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const W
 
 // The handler of that name, or null.
 extern "C" void* HandlerOf(const char* name) {
-  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::ConvTargets(),
-                              jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
+  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::PiecesTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::GramTargets(),
+                              jaxext::ConvTargets(), jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
     for (const jaxext::Target& target : targets) {
       if (target.name == name) return reinterpret_cast<void*>(target.handler);
     }

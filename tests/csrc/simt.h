@@ -48,6 +48,7 @@ struct dim3 {
 
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+using std::max;
 using std::min;
 
 inline float __fdividef(float x, float y) { return x / y; }

@@ -188,6 +188,79 @@ def test_the_gradient_of_a_loss_and_of_nothing_else():
     assert jaxext.doctor(loss, X, W).read == "forward and backward" and jaxext.doctor(depthwise, X, W).read == "forward"
 
 
+def test_constants_among_the_operands():
+    """A function that closes over its parameters has fewer gradients, and the report says so."""
+    images, filters = np.ones(X.shape, np.float32), np.ones(W.shape, np.float32)
+    report = jaxext.doctor(lambda x: (depthwise(x, filters) ** 2).sum(), SPLIT, platform="cpu")
+    (remark,) = report.remarks
+    assert remark.startswith("1 product has an operand made of arrays that the function closes over (f32[3,3,1,8]). These are constants")
+    assert "No gradient in them is read" in remark and "pass them as arguments" in remark and "pass them as arguments" in str(report)
+    whole = jaxext.doctor(lambda x, w: (depthwise(x, w) ** 2).sum(), SPLIT, W, platform="cpu")
+    assert whole.remarks == () and report.ok and not whole.ok  # the gradient of the filter is wrong
+    none = jaxext.doctor(lambda i: depthwise(images, filters)[i].sum(), struct(dtype=np.int32), platform="cpu")
+    assert none.read == "forward" and none.remarks[0] == "No gradient is read, since no argument is a floating-point array."
+    assert "(f32[3,3,1,8], f32[8,16,16,8])" in none.remarks[1]
+    ours = jaxext.doctor(jaxext.in_place_of_lax()(lambda x: (depthwise(x, filters) ** 2).sum()), X, platform="cpu")
+    assert len(ours.remarks) == 1 and "closes over (f32[3,3,1,8])" in ours.remarks[0]
+
+
+FILTERS = np.ones((3, 3, 1, 8), np.float32)
+CLOSING = dict(
+    jit=jax.jit(lambda x: depthwise(x, FILTERS)),
+    scan=lambda x: lax.scan(lambda y, _: (depthwise(y, FILTERS * 2), None), x, length=3)[0],
+    loop=lambda x: lax.while_loop(lambda c: c[0, 0, 0, 0] < 3, lambda c: depthwise(c, FILTERS), x),
+    cond=lambda x: lax.cond(x[0, 0, 0, 0] > 0, lambda x: depthwise(x, FILTERS), lambda x: x, x),
+    remat=jax.checkpoint(lambda x: depthwise(x, FILTERS)),
+    vjp=lambda x: custom(x, FILTERS),
+)
+
+
+@pytest.mark.parametrize("name", CLOSING)
+def test_constants_are_seen_through(name):
+    assert "1 product has an operand" in jaxext.doctor(CLOSING[name], X, platform="cpu").remarks[-1]
+
+
+def test_constants_of_any_kind():
+    """Tracers of a program around, and arrays on an explicit mesh."""
+    reports = []
+    jax.jit(lambda w: reports.append(jaxext.doctor(lambda x: depthwise(x, w), X, platform="cpu")))(FILTERS)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        split = jax.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, P("data")))
+        reports.append(jaxext.doctor(lambda x: x @ split, struct(8, 64), platform="cpu"))
+    assert all("1 product has an operand" in report.remarks[-1] for report in reports)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x, w: depthwise(x, w * FILTERS),  # of arguments too
+        lambda x, w: lax.scan(lambda c, _: (c + w, depthwise(x, c)), FILTERS, length=2)[1],  # after the first step
+        lambda x, w: depthwise(x, w) @ jnp.eye(8, dtype=np.float32),  # made inside
+        lambda x, w: depthwise(x, w) * np.float32(2),
+    ],
+)
+def test_what_is_no_constant(fun):
+    (remark,) = jaxext.doctor(fun, X, W, platform="cpu").remarks
+    assert remark.startswith("No gradient is read, since the function does not return one real number. gradients=True (--backward)")
+
+
+def test_a_training_step_is_read_as_it_stands():
+    def step(w, x):
+        loss, gradient = jax.value_and_grad(lambda w: (depthwise(x, w) ** 2).mean())(w)
+        return w - gradient, loss
+
+    report = jaxext.doctor(step, W, SPLIT, platform="cpu")
+    assert report.read == "as it stands" and report.products == 2 and "2 products of lax on cpu, as it stands" in str(report)
+    assert report.remarks[0].startswith("The function computes gradients itself, as a training step does.")
+    assert (GROUPED, "backward") in {(finding.hazard, finding.where) for finding in report.findings}
+    twice = jaxext.doctor(step, W, SPLIT, platform="cpu", gradients=True)
+    assert twice.read == "forward and backward" and twice.products > 2 and twice.remarks[0].endswith("second derivatives.")
+    penalty = jaxext.doctor(lambda w, x: (step(w, x)[0] ** 2).sum(), W, SPLIT, platform="cpu")
+    assert penalty.read == "forward and backward" and "gradients=False (--no-backward) reads it as it stands" in penalty.remarks[0]
+    assert jaxext.doctor(depthwise, X, W, platform="cpu", gradients=False).remarks == ()
+
+
 def test_a_finding_says_where_and_what():
     first, *_ = jaxext.doctor(depthwise, X, W, platform="cpu").findings
     assert first.what == "slow" and first.product == "conv2d_fprop x:f32[8,16,16,8,1] w:f32[8,1,3,3,1] -> y:f32[8,16,16,8,1]"
@@ -262,6 +335,8 @@ def test_bad_input():
         jaxext.doctor(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="doctor: platform is 'npu', want one of"):
         jaxext.doctor(depthwise, X, W, platform="npu")
+    with pytest.raises(TypeError, match=r"doctor: gradients is \(0,\), want True, False or None"):
+        jaxext.doctor(jnp.sin, 1.0, gradients=(0,))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="doctor: measure is set and platform is 'tpu', want"):
         jaxext.doctor(depthwise, X, W, platform="tpu", measure=True)
     line = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))

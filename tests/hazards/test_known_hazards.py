@@ -55,8 +55,8 @@ class Program:
         return [x if t.sharding is None else jax.device_put(x, t.sharding) for x, t in zip(self.operands(), self.types, strict=True)]
 
     def is_wrong(self):
-        """Whether it is wrong on its mesh, or in its dtype: compared with one device, and with float64."""
-        want = jax.tree.leaves(jax.jit(self.function)(*self.operands(np.float64)))
+        """Whether it is wrong on its mesh, in its dtype or in one jit: compared with one device, float64 and operation by operation."""
+        want = jax.tree.leaves(self.function(*self.operands(np.float64)))
         got = jax.tree.leaves(jax.jit(self.function)(*self.split()))
         return not all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
@@ -116,6 +116,24 @@ def repeated(call):
     return lambda x, w: lax.fori_loop(0, 3, lambda _, x: call(x, w), x)
 
 
+def spread(number, x, rows=64, columns=64):
+    """A matrix that is one number everywhere."""
+    return jnp.full((rows, columns), number, x.dtype)
+
+
+def reduced(call, *shape, dtype: Any = np.float32, read: Any = None):
+    return Program(call, (struct(*(shape or (64, 64)), dtype=dtype),), how=dict(platform="cpu", gradients=read))
+
+
+def squares(x):
+    return (x**2).sum()
+
+
+def norm_of_gradient(labels):
+    """Of a loss that is linear in the product."""
+    return lambda x: squares(jax.grad(lambda w: jnp.einsum(labels, x, w).sum())(jnp.ones_like(x)))
+
+
 HOPPER: Any = dict(arch="sm_90a", how=dict(platform="cuda"))
 MAPPED = struct(8, 2, 6, 6, 3, mesh=LINE, spec=P("data")), struct(8, 3, 3, 3, 4, mesh=LINE, spec=P("data"))
 MAPPED_POINTWISE = struct(8, 2, 6, 6, 3, mesh=GRID, spec=P("data")), struct(8, 1, 1, 3, 4, mesh=GRID, spec=P("data"))
@@ -164,6 +182,36 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
             ),
         ],
         [padded((0, 0), (-7, 3), rhs_dilation=(2, 2)), padded((0, 0), (-9, 1)), padded((0, 0), (9, -3))],
+    ),
+    "product with one number, reduced": (
+        [
+            reduced(lambda x: (x @ spread(2, x)).sum()),
+            reduced(lambda x: squares(x @ spread(2, x))),
+            reduced(lambda x: (x @ spread(x[0, 0] + 3, x)).max(1)),
+            reduced(lambda x: jax.jit(lambda x: x @ spread(2, x))(x).sum(), read=False),
+            reduced(lambda x: lax.map(lambda x: (x @ spread(2, x)).sum(), x), 2, 64, 64),
+            reduced(lambda x: (x @ spread(2, x, 2, 64)).sum(), 64, 2),
+            reduced(lambda x: jax.nn.relu(x @ spread(2, x)).sum()),
+            reduced(lambda x: (x @ np.full((64, 64), 2, x.dtype)).sum()),
+            reduced(norm_of_gradient("kn,km->nm")),
+        ],
+        [
+            reduced(lambda x: (spread(2, x) @ x).sum()),
+            reduced(lambda x: (x.T @ spread(2, x)).sum()),
+            reduced(lambda x: (x @ spread(2, x)).T.sum()),
+            reduced(lambda x: (lambda y: (y, y.sum()))(x @ spread(2, x))),
+            reduced(lambda x: jnp.clip(x @ spread(2, x), -9, 9).sum()),
+            reduced(lambda x: lax.reduce_precision(x @ spread(2, x), 8, 23).sum()),
+            reduced(lambda x: (2 * x.sum(-1, keepdims=True) + spread(0, x)).sum()),
+            reduced(lambda x: (x @ jnp.broadcast_to(x[:1], (64, 64))).sum()),
+            reduced(lambda x: (x @ jnp.eye(64, dtype=x.dtype)).sum()),
+            reduced(lambda x: (x @ spread(2, x)).sum(), 63, 64),
+            reduced(lambda x: (x @ spread(2, x, 1, 64)).sum(), 64, 1),
+            reduced(lambda x: (x @ spread(2, x, 64, 1)).sum(), 4096, 64),
+            reduced(lambda x: (x @ spread(2, x)).sum(), dtype=np.int32),
+            reduced(norm_of_gradient("nk,km->nm")),
+            reduced(norm_of_gradient("nk,mk->nm")),
+        ],
     ),
     "integer convolution on a GPU": (
         [of_gpu(np.int32), of_gpu(np.int8, np.int32), of_gpu(np.uint8, platform="rocm")],

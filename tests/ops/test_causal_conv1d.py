@@ -222,6 +222,47 @@ def test_states_of_a_larger_buffer():
         np.testing.assert_array_equal(new[row], buffer[row])
 
 
+@pytest.mark.parametrize("split", [P(), P("d")], ids=["a whole buffer", "a split one"])
+def test_states_of_a_larger_buffer_on_an_explicit_mesh(split):
+    """Each device has a part of the sequences."""
+    x, weight, bias, _ = some(jnp.float32, 3, 4, batch=(8,))
+    buffer, rows = jnp.asarray(random((16, 2, 8), np.float32, 9)), np.array([4, -1, 0, 15, 7, 2, 3, 1], np.int32)
+    update = jax.jit(lambda x, buffer: jaxext.causal_conv1d_update(x, buffer, weight, bias, conv_state_indices=rows))
+    want = update(x, buffer)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        got = update(jax.device_put(x, P("d")), jax.device_put(buffer, split))
+        assert jax.typeof(got[0]).sharding.spec == P("d", None, None) and jax.typeof(got[1]).sharding.spec == P(
+            *split, *[None] * (3 - len(split))
+        )
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32], ids=lambda dtype: np.dtype(dtype).name)
+def test_numbers_of_steps_and_rows_are_integers_of_any_dtype(dtype):
+    """Of few bits, which count fewer steps or rows than there are, and without a sign, in which no step is before the first."""
+    x, weight, bias, state = some(jnp.float32, 3, 4, batch=(3,))
+    state = jnp.asarray(random((3, 5, 8), np.float32, 9))
+    lengths = np.array([1, 126, 127])
+    update = functools.partial(jaxext.causal_conv1d_update, x, weight=weight, bias=bias)
+    for got, want in zip(*(update(conv_state=state, cache_seqlens=lengths.astype(of)) for of in (dtype, np.int32)), strict=True):
+        np.testing.assert_array_equal(got, want)
+    buffer, rows = jnp.asarray(random((300, 2, 8), np.float32, 9)), np.array([4, 0, 120])
+    for got, want in zip(*(update(conv_state=buffer, conv_state_indices=rows.astype(of)) for of in (dtype, np.int32)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_integers_beside_x_and_no_channels():
+    """Integers have no gradient, and x has that beside the same floats."""
+    x, weight, _, _ = some(jnp.float32, 3, 6)
+    bias, state = np.arange(8), np.arange(32).reshape(2, 2, 8)
+    gradient = jax.grad(lambda x, b, s: jnp.sin(jaxext.causal_conv1d(x, weight, b, initial_states=s, activation="silu")).sum())
+    floats = gradient(x, jnp.asarray(bias, jnp.float32), jnp.asarray(state, jnp.float32))
+    np.testing.assert_array_equal(gradient(x, bias, state), floats)
+    assert jaxext.causal_conv1d(x[..., :0], weight[:, :0]).shape == (2, 6, 0)
+
+
 def test_a_donated_state_is_updated_in_place():
     x, weight, bias, _ = some(jnp.float32, batch=(3,))
     update = jax.jit(jaxext.causal_conv1d_update, donate_argnums=1)
@@ -240,6 +281,8 @@ def test_a_donated_state_is_updated_in_place():
         (dict(weight=jnp.ones((4, 1, 8))), TypeError, r"weight has the shape \(4, 1, 8\), want \(k, 8\) with at least one tap"),
         (dict(weight=jnp.ones((0, 8))), TypeError, r"weight has the shape \(0, 8\), want \(k, 8\) with at least one tap"),
         (dict(bias=jnp.ones(4)), TypeError, r"bias has the shape \(4,\), want \(8,\): an element for each channel"),
+        (dict(weight=jnp.ones((4, 8), complex)), TypeError, "weight is complex.*, want a dtype that converts to float32"),
+        (dict(initial_states=jnp.ones((2, 3, 8), complex)), TypeError, "initial_states is complex.*, want a dtype that converts"),
         (dict(initial_states=jnp.ones((2, 4, 8))), TypeError, r"initial_states has the shape \(2, 4, 8\), want \(2, 3, 8\)"),
         (dict(seq_idx=np.zeros((2, 12), np.int32)), TypeError, r"seq_idx has the shape \(2, 12\), want \(2, 13\)"),
         (dict(seq_idx=np.zeros((2, 13))), TypeError, "seq_idx is float.*, want integers"),
@@ -266,6 +309,8 @@ def test_errors(change, error, message):
         (dict(conv_state=jnp.ones((2, 2, 8))), ValueError, "conv_state has 2 steps, want 3 at least, one less than weight has taps"),
         (dict(conv_state=jnp.ones((2, 3, 4))), TypeError, r"conv_state has the shape \(2, 3, 4\), want \(..., steps, C\)"),
         (dict(conv_state=jnp.ones((3, 3, 8))), TypeError, r"conv_state has the shape \(3, 3, 8\), want \(2, 3, 8\)"),
+        (dict(conv_state=jnp.ones((2, 3, 8), int)), TypeError, "conv_state is int.*, want floating-point numbers, since x is float32"),
+        (dict(x=jnp.ones((2, 8), complex)), TypeError, "conv_state is float32, want complex numbers, since x is complex"),
         (dict(cache_seqlens=np.ones(3, np.int32)), TypeError, r"cache_seqlens has the shape \(3,\), want \(2,\)"),
         (dict(cache_seqlens=np.ones(2)), TypeError, "cache_seqlens is float.*, want integers"),
         (dict(conv_state_indices=np.ones(3, np.int32)), TypeError, r"conv_state_indices has the shape \(3,\), want \(2,\)"),

@@ -212,6 +212,16 @@ def test_any_number_of_axes_and_static_keywords(case):
     close(ours, plain, LOGITS, LABELS, X, G)
 
 
+def test_equal_keywords_of_other_types():
+    """As `jax.jit` has it for static arguments."""
+    told = extend.operation("toy_told", lambda x, *, n: x * (1 if n is True or n == (1.0,) and type(n[0]) is int else 2),
+        operands=dict(x="N"), results=dict(y="N"))  # fmt: skip
+    x = jnp.ones(2)
+    for f in (told, lambda x, n: jax.jit(lambda x: told(x, n=n))(x)):
+        got = [float(f(x, n=n)[0]) for n in (1, True, 1.0, True, (1.0,), (1,))]
+        assert got == [2, 1, 2, 1, 2, 1]
+
+
 def test_the_dtypes(case):
     """bfloat16, and an array without rows."""
     _, (loss, _), (norm, _) = case

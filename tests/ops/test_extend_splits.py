@@ -108,6 +108,17 @@ def test_check_op_finds_what_is_not_seen(name):
     assert [row.check for row in report.failures] == ["halves"] and "along N0" in report["halves"].detail
 
 
+def test_a_reduction_by_a_function_is_not_followed():
+    """Its function, of scalars, is no program that the equation calls, in which an axis keeps its place."""
+
+    def reference(x):
+        largest = jax.lax.reduce(x, jnp.asarray(-jnp.inf, x.dtype), jnp.logaddexp, (0,))
+        return jnp.stack([largest, -largest], 1).sum(1) + jnp.broadcast_to(largest[:, None], (x.shape[1], 2)).max(1)
+
+    reduced = operation(f"toy_reduced_{next(NAMES)}", reference, operands=dict(x="C N"), results=dict(y="N"))
+    np.testing.assert_allclose(reduced(X), np.log(np.exp(X).sum(0)), rtol=1e-5)
+
+
 def test_what_is_coupled_in_appearance_alone():
     """A common maximum does not change the loss: declared so, it is mapped and split without communication, and check_op agrees."""
 

@@ -514,7 +514,7 @@ EQUAL_BUT_OF_TWO_TYPES = [
 
 @pytest.mark.parametrize(("one", "other"), EQUAL_BUT_OF_TWO_TYPES, ids=range(len(EQUAL_BUT_OF_TWO_TYPES)))
 def test_keywords_of_two_types_are_two_keys(one, other):
-    key: Any = lambda value: substitute.Keywords.of({"a": value})
+    key: Any = lambda value: substitute.CacheKey.of({"a": value})
     assert key(one) == key(one)
     assert hash(key(one)) == hash(key(one))
     assert key(one) != key(other)
@@ -522,7 +522,7 @@ def test_keywords_of_two_types_are_two_keys(one, other):
 
 @pytest.mark.parametrize("value", [{}, {1}, object(), iter([1]), jnp.ones(1), (1, [object()]), np.array([None]), lambda: 0], ids=range(8))
 def test_only_plain_values_are_keys(value):
-    assert substitute.Keywords.of({"a": value}) is None
+    assert substitute.CacheKey.of({"a": value}) is None
 
 
 def test_a_wrong_type_after_the_right_value():

@@ -508,7 +508,8 @@ WRONG = {
     "group": (ValueError, "group is 3", lambda: jaxext.quantize(W, group=3)),
     "group without an axis": (ValueError, "group is 4 without", lambda: jaxext.quantize(W, group=4, axis=None)),
     "axis": (ValueError, "axis is 2, want one of the 2 axes of w", lambda: jaxext.quantize(W, axis=2)),
-    "a group of floats": (TypeError, "group is 4.0, want whole numbers", lambda: jaxext.quantize(W, group=FLOAT)),
+    "axis of floats": (TypeError, "axis is 0.5, want a whole number, or None", lambda: jaxext.quantize(W, axis=0.5)),  # type: ignore[arg-type]
+    "a group of floats": (TypeError, "group is 4.0, want a whole number", lambda: jaxext.quantize(W, group=FLOAT)),
     "integers to quantize": (TypeError, "w is int8", lambda: jaxext.quantize(INT)),
     "odd int4": (ValueError, "even size", lambda: jaxext.pack_int4(np.ones((2, 3), ml_dtypes.int4))),
     "int8 to pack": (TypeError, "q is int8", lambda: jaxext.pack_int4(INT)),

@@ -243,6 +243,7 @@ WRONG = {
     ),
     "a number in the weights": (dict(weights=[1.0]), TypeError, r"weights\[0\] has shape \(\), want an axis of experts"),
     "a negative capacity": (dict(capacity=-1), ValueError, "capacity is -1, want 0 or more"),
+    "half a row": (dict(capacity=2.5), TypeError, "capacity is 2.5, want a number of rows or None"),
     "another axis": (dict(axis_name="z"), NameError, "axis_name is 'z', want an axis of a shard_map or pmap around the call"),
     "a list": (dict(axis_name=["x"]), TypeError, r"axis_name is \['x'\], want a name or a tuple of names"),
     "other rows": (

@@ -242,8 +242,11 @@ def refused(error, match, *args, loss=LOSS, **how):
 def test_bad_input():
     x, labels = BATCH
     refused(TypeError, "l2_clip_norm is 'a', want", P, BATCH, l2_clip_norm="a")
+    refused(TypeError, r"l2_clip_norm has the shape \(5,\), want a number", P, BATCH, l2_clip_norm=np.ones(5))
     refused(TypeError, "normalize_by is 'a', want", P, BATCH, normalize_by="a")
     refused(TypeError, "argnums is 'a', want", P, BATCH, argnums="a")
+    refused(TypeError, "batch_argnums is 1.5, want an int, or some", P, BATCH, batch_argnums=1.5)
+    refused(TypeError, "prng_argnum is 'a', want an int or None", P, BATCH, prng_argnum="a")
     refused(ValueError, "clipped_grad: l2_clip_norm is -1, want at least 0", l2_clip_norm=-1)
     refused(ValueError, "l2_clip_norm is nan", l2_clip_norm=np.nan)
     refused(ValueError, "normalize_by is 0, want a positive number", normalize_by=0)

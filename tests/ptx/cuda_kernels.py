@@ -28,6 +28,7 @@ from cuda_launches import (
     ADDRESSES,
     CAUSAL,
     ELEMENTS,
+    GRAM,
     LIBRARY,
     OK,
     PLACES,
@@ -38,7 +39,9 @@ from cuda_launches import (
     ask,
     causal,
     conv,
+    gram,
     matmul,
+    pieces,
     ragged,
     runtime,
     scaled,
@@ -272,6 +275,64 @@ class WeightOnlyCall:
 
 
 @dataclasses.dataclass(frozen=True)
+class GramCall:
+    """Of a product with an own transpose."""
+
+    row: Mapping[str, Any]
+    B: int
+    M: int
+    N: int
+    result: str = "bfloat16"
+    factors: tuple[float, float] = (1.0, 0.0)
+    splits: int = 1
+    integers: bool = True
+
+    @property
+    def case(self):
+        return gram(self.row, self.B, self.M, self.N, self.result, self.factors, self.splits)
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        draw = lambda *shape: rng.integers(-3, 4, shape) if self.integers else rng.standard_normal(shape)
+        x, half = draw(self.B, self.M, self.N).astype(DTYPES[self.row["operands"]]), np.tril(draw(self.B, self.M, self.M))
+        symmetric = half + np.tril(half, -1).swapaxes(1, 2)
+        return {"x": x} | ({"addend": symmetric.astype(DTYPES[self.result])} if self.factors[1] else {})
+
+    def truth(self, absolute=False) -> np.ndarray:
+        found = {name: values.astype(np.float64) for name, values in self.arrays.items()}
+        scale, of_addend = self.factors
+        if absolute:
+            found, scale, of_addend = {name: np.abs(values) for name, values in found.items()}, abs(scale), abs(of_addend)
+        return scale * np.einsum("bin,bjn->bij", found["x"], found["x"]) + of_addend * found.get("addend", 0)
+
+    def check(self, **where) -> None:
+        """As a plain call, and the result is symmetric to the last bit."""
+        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
+        np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
+        self.check_result(late)
+
+    def check_result(self, parts) -> None:
+        got = parts[0] if len(parts) == 1 else parts.sum(axis=0)
+        check(got, self.truth(), None if self.integers else self.truth(absolute=True))
+        np.testing.assert_array_equal(parts, parts.swapaxes(-1, -2))
+
+    def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
+        """The partial results.  Each element is written once, the operands never."""
+        kernels = instead or modules(arch)
+        status, asked = ask(self.case, device)
+        assert status == OK, asked
+        inputs = [Input(values, GRAM[name]) for name, values in self.arrays.items()]
+        before = [values.tobytes() for values in self.arrays.values()]
+        dtype = np.dtype(DTYPES[self.result])
+        result = Output(np.full((self.splits, self.B, self.M, self.M), -1, f"i{dtype.itemsize}").view(dtype), GRAM["y"])
+        launch(asked, kernels, [*inputs, result], late)
+        assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written.ravel())}"
+        assert [values.tobytes() for values in self.arrays.values()] == before
+        return result.values
+
+
+@dataclasses.dataclass(frozen=True)
 class ScaledCall:
     """Of a scaled product: problem and scales as in cuda_launches."""
 
@@ -344,11 +405,12 @@ def _operands(row, shapes, integers):
 
 
 def matmul_call(row, B, rows, columns, depth, splits=1, integers=True) -> Call:
-    """`rows` and `columns`: of the result."""
+    """`rows` and `columns`: of the result.  Of a kernel of products in pieces too."""
     names = {"nn": "MNK", "nt": "MKN", "tn": "KNM"}[row["role"]]
     sizes = dict(zip(names, (rows, columns, depth), strict=True)) | {"B": B}
     shapes = {slot: tuple(sizes[label] for label in labels) for slot, labels in SHAPES.items()}
-    case = matmul(row, **sizes, splits=splits) | ({"result": "float32"} if splits > 1 else {})
+    of = pieces if "pieces" in row else matmul
+    case = of(row, **sizes, splits=splits) | ({"result": "float32"} if splits > 1 else {})
     open_slot = SLOTS[row["role"]][2]
 
     def product(operands):

@@ -11,8 +11,8 @@ import test_causal_kernel
 import test_depthwise
 import test_simt
 import test_small_kernels
-from cuda_kernels import CausalCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import CONVS, DEPTHWISE, MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, ask
+from cuda_kernels import CausalCall, GramCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
+from cuda_launches import CONVS, DEPTHWISE, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, ask
 from defects import TWICE, WRONG, planted, said
 from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS
@@ -52,6 +52,19 @@ def scaled(each):
     return ScaledCall(row, (1, M, N, 128 * steps, M, N if each else N // 128, steps), (1, M, steps), right), {"device": TWO_MULTIPROCESSORS}
 
 
+def gram():
+    """Two rows of clusters and more steps than stages, with an addend."""
+    row = row_of(GRAMS, operands="bfloat16", tile_m=192)
+    sizes = 2 * row["tile_m"] + 40, (row["stages"] + 1) * row["tile_k"] + 8
+    return GramCall(row, 1, *sizes, factors=(2.0, -1.0)), {"device": TWO_MULTIPROCESSORS}
+
+
+def pieces(role, number):
+    """More steps than stages and slots; rows, columns and a part of a step that are not there."""
+    row = row_of(PIECES, role=role, pieces=number)
+    return matmul_call(row, 1, row["tile_m"] + 4, row["tile_n"] + 4, (row["stages"] + 1) * 32 + 4, integers=number == 2), {}
+
+
 def convolution(name, tile=(128, 128), **changes):
     problem = dataclasses.replace(cuda_convs.CASES[name], **changes)
     tile = dict(zip(("tile_m", "tile_n"), tile, strict=True))
@@ -59,11 +72,12 @@ def convolution(name, tile=(128, 128), **changes):
     return conv_call(row, problem, cuda_conv.ConvConfig(**tile, cluster=2)), {}
 
 
-def depthwise(name, role, dtype, **changes):
+def depthwise(name, role, dtype, tensor_cores=False, **changes):
     case = dataclasses.replace(test_simt.CASES[name], **changes)
     problem = test_depthwise.of_role(case, role, kernel.DTYPES[dtype], arch=90)
     row = row_of(DEPTHWISE, rank=int(problem.name[4]), role=role, operands=dtype)
-    return conv_call(row, problem, cuda_depthwise.pick(problem)), {}
+    config = next(config for config in cuda_depthwise.candidates(problem) if (config.lines > 0) == tensor_cores)
+    return conv_call(row, problem, config), {}
 
 
 def causal_conv1d(role, **given):
@@ -92,6 +106,9 @@ CALLS = {
     "ragged sum": functools.partial(ragged, "tn"),
     "scaled": functools.partial(scaled, False),
     "scaled columns": functools.partial(scaled, True),
+    "gram": gram,
+    "pieces": functools.partial(pieces, "nn", 3),
+    "two pieces": functools.partial(pieces, "tn", 2),
     "fprop": functools.partial(convolution, "strided, padded unevenly", C=520, K=72),
     "wgrad": functools.partial(convolution, "wgrad", N=12, C=136, K=72),
     "dgrad": functools.partial(convolution, "dgrad, strided, 1x1", C=72, K=136),
@@ -103,6 +120,7 @@ CALLS = {
     "causal": functools.partial(depthwise, "causal k3, several chunks", "fprop", "float32", G=240),
     "depthwise wgrad": functools.partial(depthwise, "3x3", "wgrad", "bfloat16", G=240),
     "7x7": functools.partial(depthwise, "7x7", "dgrad", "float16", G=240),
+    "tensor cores": functools.partial(depthwise, "7x7", "fprop", "bfloat16", True, G=24, N=3),
     "many outputs": functools.partial(depthwise, "multiplier 2", "fprop", "bfloat16", G=120),
     "sums of outputs": functools.partial(depthwise, "multiplier 16", "dgrad", "bfloat16", G=15),
     "planes": functools.partial(depthwise, "3x2x3", "fprop", "bfloat16", G=240),
@@ -116,6 +134,8 @@ TRY_WAIT = r"(mbarrier\.try_wait\.parity\S* P1, \[%r\d+\]), %r\d+"
 WAITS = r"mbarrier\.try_wait\.parity\S* P1, \[%r\d+\], %r\d+, %r\d+;"  # without an end
 EXPECT = r"(mbarrier\.arrive\.expect_tx\S* _, \[%r\d+\]), %r\d+"
 WARP_BARRIER = r"bar\.warp\.sync\s+-1;"
+ARRIVE = r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];"
+ROUNDED_PAIR = r"cvt\.rn\.bf16x2\.f32 (%r\d+), (%f\d+), (%f\d+);"
 REMOTE_ARRIVE = r"mbarrier\.arrive\.shared::cluster\.b64 _, \[remAddr32\];"
 
 # call, what is replaced, by what, which of the places (None: all), what is said
@@ -182,6 +202,42 @@ DEFECTS = {
         r"\1\3, \2",
         None,
         WRONG,
+    ),
+    "gram: sums are read early": ("gram", r"wgmma\.wait_group\.sync\.aligned 0;", "", None, "which a wgmma under way writes"),
+    "gram: a stage is not given back": ("gram", REMOTE_ARRIVE, "", None, "deadlock"),
+    "gram: sums are not begun anew": ("gram", r"setp\.ne\.b32 p, %r\d+, 0;", "setp.eq.b32 p, 0, 0;", None, WRONG),
+    "gram: no barriers of a warp": ("gram", WARP_BARRIER, "", None, "which another lane of the warp|race"),
+    "gram: no barriers of a warp group": ("gram", r"bar\.sync %r\d+, %r\d+;", "", None, "race|reads shared memory at"),
+    "gram: columns are not turned": ("gram", r"stmatrix\S* \[%r\d+\S*\], \{[^}]*\};", "", None, WRONG),
+    "gram: swapped squares": ("gram", r"(stmatrix\S* \[%r\d+\S*\], \{)(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
+    "gram: a store is shifted": ("gram", r"(st\.global\.v4\.u32 \[%rd\d+)\]", r"\1+16]", None, f"{TWICE}|outside of all arrays"),
+    "pieces: small sums are read early": ("pieces", r"wgmma\.wait_group\.sync\.aligned 0;", "", 0, "which a wgmma under way writes"),
+    "pieces: sums are read early": ("pieces", r"wgmma\.wait_group\.sync\.aligned 0;", "", 1, "which a wgmma under way writes"),
+    "pieces: no fence before wgmma": ("pieces", r"wgmma\.fence\.sync\.aligned;", "", 0, "no wgmma.fence"),
+    "pieces: no fence after they are written": ("pieces", r"fence\.proxy\.async\.shared::cta;", "", None, "no fence.proxy.async follows"),
+    "pieces: the columns of a stage are not given back": ("pieces", ARRIVE, "", 0, "deadlock"),
+    "pieces: they are not told to be there": ("pieces", ARRIVE, "", 1, "deadlock"),
+    "pieces: the rows of a stage are not given back": ("pieces", ARRIVE, "", 2, "deadlock"),
+    "pieces: no turn is given": ("pieces", ARRIVE, "", 3, "deadlock"),
+    "pieces: a slot is not given back": ("pieces", ARRIVE, "", 4, "deadlock"),
+    "pieces: columns are read before they come": ("pieces", TRY_WAIT, r"\1, 1", 0, "a copy is under way|nothing has written"),
+    "pieces: a slot is taken early": ("two pieces", TRY_WAIT, r"\1, 1", 1, "deadlock|more arrivals|race|under way"),
+    "pieces: rows are read before they come": ("pieces", TRY_WAIT, r"\1, 1", 3, "a copy is under way|nothing has written"),
+    "pieces: too few bytes expected": ("pieces", EXPECT, r"\1, 1024", None, "bytes more than they expect"),
+    "pieces: no barrier after the barriers": ("pieces", r"bar\.sync\s+0;", "", None, "which another warp initialised|no mbarrier"),
+    "pieces: sums are not begun anew": ("pieces", r"setp\.ne\.b32 p, %r\d+, 0;", "setp.eq.b32 p, 0, 0;", None, WRONG),
+    "pieces: neighbours change places": ("pieces", ROUNDED_PAIR, r"cvt.rn.bf16x2.f32 \1, \3, \2;", 3, WRONG),
+    "pieces: a last piece is lost": ("pieces", ROUNDED_PAIR, r"mov.b32 \1, 0;", 1, WRONG),
+    "pieces: swapped factors": ("pieces", r"(wgmma\.mma_async\S* \{[^}]*\}, *\{)(%r\d+), (%r\d+)", r"\1\3, \2", 0, WRONG),
+    "pieces: columns in another order": ("two pieces", r"(st\.shared\.v4\S* \[%r\d+\S*\], \{)(%\w+), (%\w+)", r"\1\3, \2", 1, WRONG),
+    "pieces: sums are not added": ("two pieces", r"add(?:\.rn)?\.f32 (%f\d+), (%f\d+), \1;", r"mov.f32 \1, \2;", None, WRONG),
+    "pieces: a store too far": ("pieces", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),
+    "pieces: more registers than there are": (
+        "pieces",
+        r"(setmaxnreg\.dec\.sync\.aligned\.u32) 104;",
+        r"\1 128;",
+        None,
+        "registers, more than 65536",
     ),
     "im2col: stages reused early": ("fprop", r"wgmma\.wait_group\.sync\.aligned 1;", "", None, "under way still reads"),
     "im2col: swapped corners": ("fprop", r"(im2col\S* \[%r\d+\], \[%rd\d+, \{%r\d+, )(%r\d+), (%r\d+)", r"\1\3, \2", None, WRONG),
@@ -306,6 +362,18 @@ DEFECTS = {
         "planes",
         r"setp\.(?:ge|lt|gt|le)\.u32 (%p\d+), (%r\d+), (%r\d+);",
         r"setp.eq.u32 \1, \2, \2;",
+        None,
+        "outside of all arrays|wrong",
+    ),
+    "tensor cores: no barrier after the first line": ("tensor cores", r"bar\.sync\s+0;", "", 0, "nothing has written|race"),
+    "tensor cores: no barrier between lines": ("tensor cores", r"bar\.sync\s+0;", "", 1, "nothing has written|race"),
+    "tensor cores: swapped factors": ("tensor cores", r"(mma\.sync\S* \{[^}]*\}, \{)(%r\d+), (%r\d+)", r"\1\3, \2", 3, WRONG),
+    "tensor cores: swapped positions": ("tensor cores", r"(prmt\.b32\s+%r\d+, )(%r\d+), (%r\d+), ", r"\1\3, \2, ", 9, WRONG),
+    "tensor cores: a store too far": ("tensor cores", r"(st\.global\S* \[%rd\d+)\]", r"\1+16]", None, "outside of all arrays|once"),
+    "tensor cores: a load too far": (
+        "tensor cores",
+        r"(ld\.global\.nc\.v4\S* \{[^}]*\}, \[%rd\d+)\]",
+        r"\1+16]",
         None,
         "outside of all arrays|wrong",
     ),

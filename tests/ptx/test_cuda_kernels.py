@@ -13,8 +13,8 @@ import pytest
 import test_causal_kernel
 import test_depthwise
 import test_simt
-from cuda_kernels import CausalCall, FusedCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import BYTES, CONVS, DEPTHWISE, MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, conv, matmul
+from cuda_kernels import CausalCall, FusedCall, GramCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
+from cuda_launches import BYTES, CONVS, DEPTHWISE, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, conv, matmul
 from simt_weight_only import a_problem as a_weight_only_problem
 
 from jaxext.backends import kernel
@@ -53,6 +53,25 @@ def test_matmul(row):
         matmul_call(row, 1, m + step, step, 4 * k, splits=2).check()
 
 
+QUICK_PIECES = {("nn", 3), ("nt", 2), ("tn", 3)}
+EACH_OF_PIECES = [
+    pytest.param(row, id=f"{row['role']}-{row['pieces']}", marks=() if (row["role"], row["pieces"]) in QUICK_PIECES else pytest.mark.slow)
+    for row in PIECES
+]
+
+
+@pytest.mark.parametrize("row", EACH_OF_PIECES)
+def test_pieces(row):
+    """Tiles, steps and rows of four elements that end early; more steps than the ring has stages; a batch, and parts."""
+    m, n = row["tile_m"], row["tile_n"]
+    matmul_call(row, 1, 4, 4, 4).check()
+    matmul_call(row, 2, m + 4, n + 4, (row["stages"] + 1) * 32 + 4).check()
+    matmul_call(row, 1, 2 * m + 4, 3 * n - 60, 36, integers=row["pieces"] == 2).check()  # two pieces have fewer bits
+    matmul_call(row, 1, m + 4, 12, 8 * 32, splits=2).check()
+    if row["role"] == "nt":  # where nothing wants columns in fours
+        matmul_call(row, 1, 7, n + 3, 40).check()
+
+
 @pytest.mark.parametrize("row", RAGGEDS, ids=id_of)
 def test_ragged(row):
     m, n, sizes = row["tile_m"], row["tile_n"], dict(K=row["tile_m"] + 72, N=row["tile_n"] + 40)
@@ -76,6 +95,31 @@ def test_scaled(row):
         ScaledCall(row, (2, m + 6, 384, K, 2, 3, 3), (2, 2, 3), (2, 3, 3)).check()
         ScaledCall(row, (1, m, 264, 384, m, 264, 3), (1, m, 3), (1, 3, 264), integers=False).check(device=TWO_MULTIPROCESSORS)
         ScaledCall(row, (1, 1, 8, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1), "float32", 3).check()
+
+
+def gram_rows(short):
+    """A tile of each number of warp groups is in the short suite, one for each dtype."""
+    return [pytest.param(row, id=id_of(row), marks=() if short(row) else pytest.mark.slow) for row in GRAMS]
+
+
+@pytest.mark.parametrize("row", gram_rows(lambda row: (row["operands"], row["tile_m"]) in (("bfloat16", 192), ("float16", 128))))
+def test_gram(row):
+    """One tile that is not full, several clusters and steps, with an addend, batches, and results of both widths, in parts too."""
+    m, k, dtype = row["tile_m"], row["tile_k"], row["operands"]
+    GramCall(row, 2, 2 * m + 24, (row["stages"] + 1) * k + 8, dtype, (2.0, -1.0)).check(device=TWO_MULTIPROCESSORS)
+    GramCall(row, 1, m + 40, k - 8, dtype, (0.7, 1.3), integers=False).check()
+    if dtype == "bfloat16":  # what depends on the dtype is little
+        GramCall(row, 1, 8, 8).check()
+        GramCall(row, 1, 4, 2 * k, "float32").check()
+        GramCall(row, 1, 2 * m + 12, 2 * k, "float32", (0.7, 1.3), integers=False).check()
+        GramCall(row, 2, m + 36, 5 * k + 16, "float32", splits=3).check(device=TWO_MULTIPROCESSORS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in GRAMS if row["operands"] == "bfloat16"], ids=id_of)
+def test_bands_of_gram(row):
+    """A band is eight tiles wide: behind two whole ones there is one that ends early."""
+    GramCall(row, 1, 17 * row["tile_n"] + 8, 8).check(device=TWO_MULTIPROCESSORS)
 
 
 def larger(problem):
@@ -122,7 +166,8 @@ def test_depthwise_convolution(dtype, arch):
             if problem.name == f"conv{row['rank']}d_{row['role']}" and not refused(problem):
                 configs = cuda_depthwise.candidates(problem)
                 conv_call(row, problem, configs[0]).check(arch=arch)
-                conv_call(row, problem, configs[-1], integers=False).check(arch=arch)
+                others = [config for config in configs if config.lines == 0]  # than those on tensor cores
+                conv_call(row, problem, others[-1], integers=False).check(arch=arch)
     assert_all_ran(dtype, arch, lambda name: "depthwise" in name and "Finish" not in name)
 
 
@@ -260,7 +305,10 @@ def test_depthwise_convolution_with_an_epilogue(dtype):
             problem = test_depthwise.of_role(case, "fprop", kernel.DTYPES[dtype], arch=90)
             if problem.name == f"conv{row['rank']}d_fprop" and not refused(problem):
                 problem = fused(problem, dict(activation="silu", bias="fp32", residual=True, saves=True))
-                FusedCall(conv(row, problem, cuda_depthwise.pick(problem)), "depthwise", problem).check()
+                configs = cuda_depthwise.candidates(problem)
+                other = next(config for config in configs if config.lines == 0)  # than one on tensor cores
+                for config in dict.fromkeys((configs[0], other)):
+                    FusedCall(conv(row, problem, config), "depthwise", problem).check()
     assert_all_ran(dtype, "sm_90", lambda name: "depthwise" in name and "Finish" in name)
 
 
@@ -268,8 +316,10 @@ def test_each_kernel_of_the_library_has_a_row():
     kernels = list(modules())
     assert sum("RaggedProduct" in name for name in kernels) == len(RAGGEDS)
     assert sum("ScaledProduct" in name for name in kernels) == len(SCALEDS)
-    assert sum("cutlass13device_kernel" in name for name in kernels) == len(MATMULS) + len(RAGGEDS) + len(SCALEDS)
+    assert sum("GramProduct" in name for name in kernels) == len(GRAMS)
+    assert sum("cutlass13device_kernel" in name for name in kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS)))
+    assert sum("PiecesKernelOf" in name for name in kernels) == len(PIECES) // 3  # a kernel has all roles
     assert sum("ConvKernelOf" in name for name in kernels) == len(CONVS)
     assert sum("WideWeightOnly" in name for name in kernels) == len(WIDE_WEIGHT_ONLYS)
     portable = [kernel for kernel in kernels if any(name in kernel for name in ("depthwise", "6causal", "11weight_only"))]
-    assert len(kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, CONVS, portable)))
+    assert len(kernels) == sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS, portable))) + len(PIECES) // 3

@@ -573,6 +573,15 @@ def test_f32_to_pairs_of_halves(type, relu):
 
 
 @QUIET
+def test_f32_to_pairs_of_bf16_towards_zero():
+    """As one by one, each in its half; infinities and NaN stay."""
+    high = close_to_halves(DTYPES["bf16"])
+    low = np.roll(high, 7)
+    pair, one = of_each("cvt.rz.bf16x2.f32 %x, %a, %b; cvt.rz.bf16.f32 %y, %a;", high, low, out=[np.uint32, DTYPES["bf16"]])
+    same(pair.view(DTYPES["bf16"]).reshape(-1, 2), np.stack([np.roll(one, 7), one], axis=1))
+
+
+@QUIET
 def test_f32_to_tf32_rounds_away_from_the_middle():
     values = close_to_halves(F16)
     values = np.concatenate([values, values * F32.type(2.0**60), values * F32.type(2.0**-60)])[::2]

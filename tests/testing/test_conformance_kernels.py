@@ -49,8 +49,8 @@ def reference(x, w):
     return jnp.einsum("nkc,kmc->nmc", x, w)
 
 
-def rules(fn, wanted=reference, args=(X, W)):
-    skip = {name: "not in this test" for name in testing.CHECKS if name not in ("eager", "jit", "vmap", "vjp", "gradient per example")}
+def rules(fn, wanted=reference, args=(X, W), checks=("eager", "jit", "vmap", "vjp", "gradient per example")):
+    skip = {name: "not in this test" for name in testing.CHECKS if name not in checks}
     return {row.check: row.rule for row in testing.check_op(fn, wanted, args, devices=ONE, skip=skip, show=False).failures}
 
 
@@ -79,6 +79,22 @@ def test_a_function_around_a_right_kernel():
     registered()
     assert not rules(ours)
     assert rules(lambda x, w: 2 * ours(x, w))["eager"].startswith("the eager rule")
+
+
+def test_infinities_of_a_right_kernel():
+    """They are equal, though their difference is a NaN."""
+    registered()
+    args = np.where(X == X.max(), np.inf, X).astype(X.dtype), np.abs(W) + 1
+    with np.errstate(invalid="ignore"):  # numpy's warning, an error in tests, would end the search
+        assert rules(lambda x, w: 2 * ours(x, w), args=args, checks=("eager",))["eager"].startswith("the eager rule")
+
+
+def test_a_wrong_kernel_behind_a_reduction_by_a_function():
+    """Whose function, of scalars, is no program that the equation calls."""
+    registered(wrong=("y",))
+    summed = lambda x: jax.lax.reduce(x, jnp.asarray(0, x.dtype), lambda a, b: a + b * 1, (0,))[None]
+    found = rules(lambda x, w: ours(summed(x), w), lambda x, w: reference(summed(x), w))
+    assert "implementation 'mine' is wrong where call.op is 'toy_blamed_y'" in found["eager"]
 
 
 def test_a_kernel_of_jaxexts_operations():

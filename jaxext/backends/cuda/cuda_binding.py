@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
-from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_scaled
+from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_pieces, cuda_scaled
+from jaxext.backends.cuda.cuda_gram import GramProblem
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
 from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart
 from jaxext.forms.call import Call, no_kernel
@@ -45,7 +46,7 @@ class Cuda(KernelImplementation):
         return no_kernel(call, "cuda") or missing() or _older_driver()
 
     def multiplied(self, problem):
-        return "ieee"  # no kernel takes float32 numbers to the tensor cores
+        return "ieee"  # but for those of CudaMatmul, no kernel takes float32 numbers to the tensor cores
 
     def code(self, platform):
         """On CUDA devices also of the compiler and of what it compiled for, which only the compiled module tells."""
@@ -64,11 +65,15 @@ def refused(problem: MatmulProblem | ConvProblem | CausalProblem, family: Any) -
     if isinstance(problem, cuda_scaled.ScaledProblem):
         asked = fields(problem) | {"dtypes": (*problem.operand_dtypes, problem.dtypes[2]), "arch": problem.arch}
         return cuda_scaled.scaled_both_ways(problem) or _cuda_module.scaled_refuses(**asked)
+    if isinstance(problem, GramProblem):
+        return _cuda_module.gram_refuses(**fields(problem), dtypes=problem.dtypes, addend=problem.addend, arch=problem.arch)
     if reason := _refused_epilogue(problem):
         return reason
     asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
     if isinstance(problem, RaggedProblem):
         return _cuda_module.ragged_refuses(**asked)
+    if family is cuda_pieces:
+        return _cuda_module.pieces_refuses(**asked)
     if isinstance(problem, MatmulProblem):
         return _cuda_module.matmul_refuses(**asked, fused=problem.epilogue is not None)
     ask = _cuda_module.depthwise_refuses if family is cuda_depthwise else _cuda_module.conv_refuses
@@ -97,6 +102,8 @@ def fields(problem: MatmulProblem | ConvProblem | CausalProblem) -> dict[str, An
         return {name: getattr(problem, name) for name in "BMNKS"} | {"bits": problem.bits_of_weight}
     if isinstance(problem, cuda_scaled.ScaledProblem):
         return cuda_scaled.asked(problem)
+    if isinstance(problem, GramProblem):
+        return problem.sizes
     of_products = "BPRMNKG" if isinstance(problem, RaggedProblem) else "BMNK"
     names = of_products if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
     return {name: getattr(problem, name) for name in names}
@@ -146,7 +153,7 @@ def called(target: str, attributes: Mapping[str, Any], slots: Sequence[str], sha
 def ffi_call(target: str, results: Any, operands: Sequence[jax.Array], attributes: Mapping[str, Any]) -> Any:
     """The results of a handler."""
     register()
-    typed = {name: np.array(value, np.int64)[()] for name, value in attributes.items()}
+    typed = {name: np.array(value, np.float64 if isinstance(value, float) else np.int64)[()] for name, value in attributes.items()}
     return jax.ffi.ffi_call(target, results)(*operands, **typed)
 
 

@@ -50,7 +50,8 @@ class CudaConv(Cuda):
 
     def launch(self, call, problem, config):
         stem = call.op.replace("conv", "depthwise", 1) if _family(problem) is cuda_depthwise else call.op
-        return kernel_call(call, problem, stem, config)
+        made = kernel_call(call, problem, stem, config)
+        return dataclasses.replace(made, describe=f"{made.describe} on tensor cores") if getattr(config, "lines", 0) else made
 
 
 class CudaCausal(Cuda):

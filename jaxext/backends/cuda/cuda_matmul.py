@@ -14,6 +14,7 @@ rows: that bounds tiles of few rows or columns.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
     pairs = cdiv(cdiv(problem.rows, config.tile_m), config.cluster_m)  # clusters, one below the other
     tiles = pairs * config.cluster_m * cdiv(problem.cols, config.tile_n) * problem.B * config.splits
 
-    mainloop = problem.depth // config.splits * _step(config, gpu, bits)
+    mainloop = problem.depth // config.splits * step(config, gpu, bits)
     store = stored(problem.epilogue) * config.tile_m * config.tile_n * result_bits / 8 / STORED
     computed = START + gpu.rounds(tiles) * (max(mainloop, store) if config.pingpong else mainloop + store)
 
@@ -78,8 +79,20 @@ def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
     return max(computed, gpu.moving(operands if split else operands + written)) + (gpu.adding(written) if split else 0)
 
 
-def _step(config: MatmulConfig, gpu: Machine, bits: int) -> float:
-    """Clocks of a tile for one element of depth."""
+# What makes a 16-bit product of XLA's, for comparison.
+_LIBRARY = [
+    MatmulConfig(tile_m=m, tile_n=n, tile_k=64, cluster_m=cluster, pingpong=pingpong, splits=splits)
+    for (m, n, cluster, pingpong), splits in itertools.product([(128, 256, 2, 0), (128, 192, 2, 1), (64, 128, 1, 1)], _SPLITS)
+]
+
+
+def of_library(problem: MatmulProblem) -> float:
+    """Expected time of XLA's product of 16-bit factors, in clocks."""
+    return min(clocks(problem, config) for config in _LIBRARY)
+
+
+def step(config: Any, gpu: Machine, bits: int) -> float:
+    """Clocks of a tile for one element of depth.  `config` has the fields of a tile."""
     m, n = config.tile_m, config.tile_n
     shared = (m + n) + (m + m // 64 * n)  # written, and read
     loaded = m + n / config.cluster_m

@@ -1,4 +1,4 @@
-"""The implementation `cuda` of matrix products: plain, ragged, of scaled 8-bit floats, and with quantised weights."""
+"""The implementation `cuda` of matrix products: plain, symmetric, ragged, of scaled 8-bit floats, and with quantised weights."""
 
 from __future__ import annotations
 
@@ -11,34 +11,85 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.cuda import cuda_matmul, cuda_ragged, cuda_scaled, cuda_weight_only
+from jaxext.backends.cuda import cuda_gram, cuda_matmul, cuda_pieces, cuda_ragged, cuda_scaled, cuda_weight_only
 from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, ffi_call, fields, kernel_call, not_compiled_for, refused
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
-from jaxext.backends.kernel import KernelCall, apart, matmul_problem, scaled_problem
+from jaxext.backends.kernel import KernelCall, apart, gram_problem, matmul_problem, scaled_problem
+from jaxext.backends.preference import of_half
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._ragged import RaggedProblem, visits
 
+_OTHER_PRECISION = "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
 _CLEARLY = 1.25  # models of two kernels differ by less than that without a reason
 
 
 # The names of handlers carry a version: csrc/*_ffi.cc raises it where a meaning changes, since exported programs outlive releases.
 class CudaMatmul(Cuda):
-    custom_calls = (*(f"jaxext_matmul_{role}_v1" for role in ("nn", "nt", "tn")), "jaxext_linear_v1")
+    """Products of 16 and 8 bits, and of float32 where a precision asks for pieces of bfloat16."""
+
+    custom_calls = (
+        *(f"jaxext_{kernel}_{role}_v1" for kernel in ("matmul", "pieces") for role in ("nn", "nt", "tn")),
+        "jaxext_linear_v1",
+    )
 
     def problem(self, call):
         return matmul_problem(call, MatmulProblem, call.arch or 0)
 
     def refuses(self, problem):
-        return refused(problem, cuda_matmul)
+        if not _float32(problem):
+            return refused(problem, cuda_matmul)
+        if problem.precision not in cuda_pieces.PIECES:
+            return _OTHER_PRECISION
+        return refused(problem, cuda_pieces)
+
+    def multiplied(self, problem):
+        return problem.precision if _float32(problem) else "ieee"
 
     def slower(self, call):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
 
     def configs(self, problem):
+        if _float32(problem):
+            return cuda_pieces.candidates(problem, compiled("pieces_kernels"))
         return cuda_matmul.candidates(problem, compiled("matmul_kernels"))
 
     def launch(self, call, problem, config):
-        return kernel_call(call, problem, call.op, config)
+        op = call.op.replace("matmul", "pieces") if _float32(problem) else call.op
+        return kernel_call(call, problem, op, config)
+
+
+def _float32(problem: MatmulProblem) -> bool:
+    """Whether the kernels of products in pieces are those to ask.  They fuse no epilogue."""
+    return problem.dtypes[:2] == ("fp32", "fp32") and problem.epilogue is None
+
+
+class CudaGram(Cuda):
+    """Half of a product with its own transpose."""
+
+    custom_calls = ("jaxext_gram_v1",)
+
+    def problem(self, call):
+        return gram_problem(call, cuda_gram.GramProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem, cuda_gram)
+
+    def slower(self, call):
+        return of_half(cuda_gram.share(self.problem(call), compiled("gram_kernels")))
+
+    def configs(self, problem):
+        return cuda_gram.candidates(problem, compiled("gram_kernels"))
+
+    def launch(self, call, problem, config):
+        slots = ("c", "addend") if problem.addend else ("c",)
+        shapes = {"c": (problem.B, problem.rows, problem.depth)} | dict.fromkeys(("addend", "result"), (problem.B, *(problem.rows,) * 2))
+        attributes = fields(problem) | dataclasses.asdict(config) | {name: float(getattr(problem, name)) for name in ("scale", "of_addend")}
+        return KernelCall(
+            describe="gram" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            slots=slots,
+            splits=config.splits,
+            call=functools.partial(called, *self.custom_calls, attributes, slots, shapes),
+        )
 
 
 class CudaRagged(Cuda):

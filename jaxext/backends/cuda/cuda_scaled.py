@@ -11,7 +11,6 @@ before, and the partial results written and read again.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,11 +29,6 @@ _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 _RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
 _LEFT, _RIGHT, _OPEN = {"nn": "x", "nt": "y", "tn": "x"}, {"nn": "w", "nt": "w", "tn": "y"}, {"nn": "y", "nt": "x", "tn": "w"}
 _TURNED = {"nn": "b", "nt": "", "tn": "ab"}  # factors that lie with what is contracted first
-# What makes a 16-bit product of XLA's, for comparison.
-_WIDE = [
-    cuda_matmul.MatmulConfig(tile_m=m, tile_n=n, tile_k=64, cluster_m=cluster, pingpong=pingpong, splits=splits)
-    for (m, n, cluster, pingpong), splits in itertools.product([(128, 256, 2, 0), (128, 192, 2, 1), (64, 128, 1, 1)], _SPLITS)
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,4 +174,4 @@ def wide_clocks(problem: MatmulProblem) -> float:
         **{field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem) if field.name != "dtypes"},
         dtypes=("bf16", "bf16", problem.dtypes[2]),
     )
-    return min(cuda_matmul.clocks(plain, config) for config in _WIDE)
+    return cuda_matmul.of_library(plain)

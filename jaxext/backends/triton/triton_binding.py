@@ -25,14 +25,13 @@ from jaxext.backends.kernel import (
     matmul_problem,
     scaled_problem,
 )
-from jaxext.backends.preference import preference
+from jaxext.backends.preference import of_half, preference
 from jaxext.backends.triton import triton_call
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Plan
 from jaxext.kernels._ragged import visits
 
 _INTERPRETED_CAPABILITY = 90
-LARGEST_SHARE = 0.7  # of the time of a whole product, that half of one may take
 FEW_ROWS = 128  # of a product whose time is that of reading its other factor
 
 
@@ -98,10 +97,7 @@ class TritonGram(TritonKernels):
         return gram
 
     def slower(self, call):
-        share = self.kernels(None).share(self.problem(call))
-        if share > LARGEST_SHARE:
-            return f"it is expected to take {share:.2f} of a product's time, want {LARGEST_SHARE} or less, as XLA's (cuBLAS) are fast"
-        return None  # XLA computes both halves
+        return of_half(self.kernels(None).share(self.problem(call)))
 
 
 class TritonRagged(TritonMatmul):

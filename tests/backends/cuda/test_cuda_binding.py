@@ -22,9 +22,9 @@ import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
 from jaxext.backends.cuda.cuda_convolutions import CudaCausal, CudaConv
-from jaxext.backends.cuda.cuda_products import CudaMatmul, CudaRagged, CudaScaled
+from jaxext.backends.cuda.cuda_products import CudaGram, CudaMatmul, CudaRagged, CudaScaled
 
-FAMILIES = (CudaMatmul, CudaRagged, CudaScaled, CudaConv, CudaCausal)
+FAMILIES = (CudaMatmul, CudaGram, CudaRagged, CudaScaled, CudaConv, CudaCausal)
 CUSTOM_CALLS = [name for family in FAMILIES for name in family.custom_calls]
 built = pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")
 
@@ -194,7 +194,7 @@ REFUSALS = {
     "float32": (
         (jaxext.matmul, struct(64, 64, dtype=jnp.float32), struct(64, 64, dtype=jnp.float32)),
         {},
-        "the operands are fp32, nn takes bf16, fp16",
+        "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6",
     ),
     "float64": ((jaxext.matmul, struct(64, 64, dtype=jnp.float64), struct(64, 64, dtype=jnp.float64)), {}, "a is float64, want one of"),
     "rows of no 16 bytes": (

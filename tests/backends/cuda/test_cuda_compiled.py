@@ -47,26 +47,34 @@ MATMUL = {
 }
 CONV = MATMUL | {"kernel": "conv2d_fprop", "cluster": 2, "im2col": 1, "tma_stores": 0, "stores": {"16": 64, "4": 128}}
 SCALED = MATMUL | {"kernel": "scaled", "second": "float8_e5m2", "tma_stores": 0, "loads": {"16": 4, "4": 12}, "stores": {"16": 16}}
+GRAM = MATMUL | {"kernel": "gram", "tma_stores": 0, "loads": {"16": 12}, "stores": {"16": 13}}
 RAGGED = MATMUL | {"kernel": "ragged_nn", "cluster_m": 1, "cluster_n": 2, "tma_stores": 0, "stores": {"16": 16}}
 PORTABLE = {"arch": "80", "cluster_m": 1, "vector": 8, "wgmma": 0, "tma": 0, "multicast": 0, "tma_stores": 0, "shared": 0, "told": False}
 GATHER = MATMUL | PORTABLE | {"kernel": "depthwise_gather", "loads": {"16": 6, "2": 7}, "stores": {"16": 4}}
 WGRAD = MATMUL | PORTABLE | {"kernel": "depthwise_wgrad", "loads": {"16": 14}, "stores": {"4": 3, "2": 3}}
+MMA = MATMUL | PORTABLE | {"kernel": "depthwise_mma", "registers": 128, "rows": 7, "mma": 14}
+MMA |= {"loads": {"16": 5, "2": 64}, "stores": {"16": 2}}
 CAUSAL = MATMUL | PORTABLE | {"kernel": "causal_forward", "access": 16, "loads": {"16": 11, "4": 1, "2": 2}, "stores": {"16": 4}}
 CAUSAL_BACK = CAUSAL | {"kernel": "causal_backward", "vector": 4, "access": 8, "loads": {"8": 20, "4": 9}, "stores": {"8": 4, "4": 5}}
 WEIGHT_ONLY = MATMUL | PORTABLE | {"kernel": "weight_only", "mma": 32, "access": 16, "loads": {"16": 25}, "stores": {"16": 12}}
 WIDE = MATMUL | {"kernel": "wide_weight_only", "bits": 4, "cluster_m": 1, "multicast": 0, "of_registers": 28, "tma_stores": 0}
 WIDE |= {"wgmma": 28, "loads": {"8": 9}, "stores": {"16": 32, "8": 32}}
+PIECES = MATMUL | {"kernel": "pieces", "pieces": 3, "cluster_m": 1, "multicast": 0, "tma_stores": 0, "wgmma": 12, "of_registers": 12}
+PIECES |= {"operands": "float32", "stores": {"8": 32, "4": 64}}
 GOOD = {
     "matmul": MATMUL,
     "conv": CONV,
     "ragged": RAGGED,
     "scaled": SCALED,
+    "gram": GRAM,
     "gather": GATHER,
     "wgrad": WGRAD,
+    "depthwise on tensor cores": MMA,
     "causal": CAUSAL,
     "causal backward": CAUSAL_BACK,
     "weight-only": WEIGHT_ONLY,
     "wide weight-only": WIDE,
+    "pieces": PIECES,
     "weight-only, narrow": WEIGHT_ONLY | {"access": 4, "loads": {"16": 6, "4": 32}},
     "many filters per channel": GATHER | {"many": True, "stores": {"16": 4, "8": 4, "2": 4}},
     "many filters per channel, wgrad": WGRAD | {"many": True, "loads": {"16": 8, "8": 7, "2": 7}},
@@ -83,7 +91,12 @@ BROKEN = [
     ("static shared memory misaligns the swizzled tiles", CONV | {"static": 2048}),
     ("not on the tensor cores", CONV | {"wgmma": 0}),
     ("not on the tensor cores", WEIGHT_ONLY | {"mma": 0}),
-    ("weights not multiplied from registers", WIDE | {"of_registers": 20}),
+    ("not two products for each filter row", MMA | {"mma": 28}),
+    ("fewer than two blocks on a multiprocessor", MMA | {"registers": 136}),
+    ("narrow stores", MMA | {"stores": {"16": 2, "4": 8}}),
+    ("left factors not multiplied from registers", WIDE | {"of_registers": 20}),
+    ("left factors not multiplied from registers", PIECES | {"of_registers": 6}),
+    ("not one instruction for each product of pieces", PIECES | {"pieces": 2}),
     ("narrow loads", WEIGHT_ONLY | {"loads": {"8": 50}}),
     ("narrow stores", WEIGHT_ONLY | {"stores": {"16": 8, "4": 16}}),
     ("operands not loaded by TMA", MATMUL | {"tma": 0}),
@@ -103,6 +116,7 @@ BROKEN = [
     ("narrow stores", RAGGED | {"stores": {"4": 64}}),
     ("narrow stores", CONV | {"kernel": "conv2d_dgrad"}),
     ("narrow stores", SCALED | {"stores": {"16": 16, "4": 64}}),
+    ("narrow stores", GRAM | {"stores": {"16": 13, "2": 64}}),
     ("nothing shared in a cluster", SCALED | {"multicast": 0}),
     ("named after nothing in csrc", GATHER | {"kernel": "unknown"}),
     ("not in the module's table", CONV | {"told": False}),

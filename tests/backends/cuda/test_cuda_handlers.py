@@ -45,8 +45,10 @@ HANDLERS = _cuda_module.handlers()
 FUSED = [name for name in HANDLERS if "linear" in name or "bias_act" in name]  # with an epilogue
 CAUSAL = [name for name in HANDLERS if "causal" in name]
 SCALED = [name for name in HANDLERS if "scaled" in name]  # test_cuda_scaled_launches.py calls it
+GRAM = [name for name in HANDLERS if "gram" in name]  # test_cuda_gram_launches.py calls it
 WEIGHT_ONLY = [name for name in HANDLERS if "weight_only" in name]
-PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *SCALED, *WEIGHT_ONLY)]
+PIECES = [name for name in HANDLERS if "pieces" in name]  # test_cuda_pieces_launches.py calls these
+PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *SCALED, *GRAM, *WEIGHT_ONLY, *PIECES)]
 MATMUL = [name for name in PLAIN if "matmul" in name]
 CONV = [name for name in PLAIN if "_conv" in name]
 DEPTHWISE = [name for name in PLAIN if "depthwise" in name]
@@ -104,7 +106,7 @@ def rank_of(target):
 def compiled(target, operands, result):
     """The fields of a config that has a kernel."""
     if "depthwise" in target:
-        return {"lanes": 4, "strip": 4, "pieces": 1, "splits": 1}
+        return {"lanes": 4, "strip": 4, "pieces": 1, "lines": 0, "splits": 1}
     rows = _cuda_module.matmul_kernels() if of_matmul(target) else _cuda_module.conv_kernels()
     where = {"role": role_of(target), "operands": operands} | (
         {"result": result, "fused": target in FUSED} if of_matmul(target) else {"rank": rank_of(target)}
@@ -252,8 +254,10 @@ def test_targets():
     forms = ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d", "depthwise3d")
     assert set(FUSED) == {"jaxext_linear_v1"} | {f"jaxext_{form}_bias_act_v1" for form in forms}
     assert SCALED == ["jaxext_scaled_v1"]
+    assert GRAM == ["jaxext_gram_v1"]
     assert set(CAUSAL) == {"jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1"}
     assert set(WEIGHT_ONLY) == {"jaxext_weight_only_v1"}
+    assert PIECES == [f"jaxext_pieces_{role}_v1" for role in ("nn", "nt", "tn")]
 
 
 @pytest.mark.skipif(device(), reason="there is a GPU, which would run them")
@@ -335,8 +339,8 @@ def test_sizes_beyond_all_bounds(refuses, target, name):
 @pytest.mark.parametrize("target", ALL)
 def test_configs_without_a_kernel(refuses, target):
     for name in compiled(target, "bfloat16", "bfloat16"):
-        for value in (-1, 2**40, *((0,) if name != "pingpong" else ())):
-            refuses(right(target, **{name: value}), "no kernel of tiles|splits=-?[0-9]|(lanes|strip|pieces|splits) is")
+        for value in (-1, 2**40, *((0,) if name not in ("pingpong", "lines") else ())):
+            refuses(right(target, **{name: value}), "no kernel of tiles|splits=-?[0-9]|(lanes|strip|pieces|lines|splits) is")
 
 
 # What is wrong with the calls of one family.
@@ -457,10 +461,13 @@ def test_depthwise(refuses, target):
     if role == "wgrad":
         refuses(right(target, pieces=64), "pieces is 64, want a power of two up to 32")
         refuses(right(target, splits=65536), "splits is 65536, want 1 to 65535")
+        refuses(right(target, lines=1), "lines is 1, want 0 to 0")
         refuses(right(target, splits=2).buffer(2, dtype="bfloat16"), "a result of bfloat16 in parts, want float32")
     else:
         refuses(right(target, pieces=2), "pieces is 2, want a power of two up to 1")
         refuses(right(target, splits=2), "splits is 2, want 1 to 1")
+        refuses(right(target, lines=33), "lines is 33, want 0 to 32")
+        refuses(right(target, "float32", "float32", lines=1), "lines is 1, want 0: tensor cores take 16 bits, not float32")
     if role == "dgrad" and rank > 1:
         refuses(right(target, input=(1, 300, 300), stride=(1, 300, 300)), "B=1 and 90000 phases, it takes 65535 at most")
 

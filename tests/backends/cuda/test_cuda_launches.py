@@ -18,11 +18,14 @@ from cuda_launches import (
     CONVS,
     DEPTHWISE,
     ELEMENTS,
+    GRAM,
+    GRAMS,
     INTERNAL,
     INVALID,
     LIBRARY,
     MATMULS,
     OK,
+    PIECES,
     RAGGEDS,
     SCALED,
     SCALEDS,
@@ -35,7 +38,9 @@ from cuda_launches import (
     ask,
     causal,
     conv,
+    gram,
     matmul,
+    pieces,
     ragged,
     runtime,
     scaled,
@@ -49,7 +54,18 @@ from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
-NAMES = ("matmul", "conv", "depthwise", "ragged", "causal", "scaled", "weight_only", "wide_weight_only")  # of the families of kernels
+NAMES = (
+    "matmul",
+    "conv",
+    "depthwise",
+    "ragged",
+    "causal",
+    "scaled",
+    "weight_only",
+    "wide_weight_only",
+    "gram",
+    "pieces",
+)  # of the families of kernels
 PORTABLE = ("depthwise", "causal", "weight_only")  # which other GPUs run too
 # What the Hopper kernels' host code calls; the last three to make descriptors, the last only for convolutions.
 TMA = (
@@ -80,6 +96,18 @@ def some_matmuls(row, count):
     yield matmul(row, 9, 2**16 + 8 * step, 2**16, 2**16)
 
 
+def some_pieces(row, count):
+    """As `some_matmuls`."""
+    pick = random.Random(str(row))
+    for _ in range(count):
+        batch, splits = pick.choice([(1, 1), (3, 1), (70000, 1), (1, 2), (1, 4)])
+        most = 10 if batch > 3 else 150
+        m, n, k = (splits * 4 * pick.choice([1, pick.randint(1, most)]) for _ in "mnk")
+        yield pieces(row, batch, m, n, k, splits)
+    yield pieces(row, 1, 2**31 - 2**16, 4, 4)
+    yield pieces(row, 9, 2**16 + 32, 2**16, 2**16)
+
+
 def some_raggeds(row, count):
     """Then a result of 2^31 rows, and arrays of far more than 2^31 elements."""
     pick = random.Random(str(row))
@@ -104,6 +132,16 @@ def some_scaleds(row, count):
         yield scaled(row, (B, M, N, K, M, J, s), (B, M, s), (B, s, J) if each else (B, J, s), result, splits)
     yield scaled(row, (1, 2**31 - 2**16, 8, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1))
     yield scaled(row, (9, 2**16 + 3, 2**16, 2**16, 1, 2**9, 2**9), (1, 1, 1), (9, 2**9, 2**9))
+
+
+def some_grams(row, count):
+    """Then arrays of far more than 2^31 elements."""
+    pick = random.Random(str(row))
+    sizes = [(pick.choice([1, 3]), 8 * pick.randint(1, 200), 8 * pick.randint(1, 90)) for _ in range(count)]
+    for B, M, N in [*sizes, (9, 2**16 + 8, 2**17)]:
+        factors = pick.choice([(1.0, 0.0), (2.0, 0.0), (0.5, 3.0)])
+        splits = pick.choice([1, 2]) if not factors[1] and N > 64 else 1
+        yield gram(row, B, M, N, "float32" if splits > 1 else pick.choice([row["operands"], "float32"]), factors, splits)
 
 
 def convs(row, count):
@@ -176,8 +214,10 @@ def some_wide_weight_onlys(row, count):
 
 def cases(matmuls, of_conv):
     yield from (case for row in MATMULS for case in some_matmuls(row, matmuls))
+    yield from (case for row in PIECES for case in some_pieces(row, matmuls))
     yield from (case for row in RAGGEDS for case in some_raggeds(row, matmuls))
     yield from (case for row in SCALEDS for case in some_scaleds(row, matmuls))
+    yield from (case for row in GRAMS for case in some_grams(row, matmuls))
     yield from (case for row in CONVS + DEPTHWISE for case in convs(row, of_conv))
     yield from (case for row in CAUSALS for case in some_causals(row, of_conv))
     yield from (case for row in WEIGHT_ONLYS for case in some_weight_onlys(row, of_conv))
@@ -198,7 +238,7 @@ def check_launch(launch, multiprocessors, case):
     assert launch["shared"] <= max(48 << 10, launch["allowed"]), "more shared memory than was asked for on this device"
     if case["family"] == 0:
         assert math.prod(grid) <= multiprocessors, "blocks stay, one on each multiprocessor of the device at most"
-    if case["family"] in (3, 5):
+    if case["family"] in (3, 5, 7):
         assert math.prod(grid) * launch["shared"] <= multiprocessors * SHARED_MEMORY[90], "blocks stay, as many as there is memory for"
 
 
@@ -219,7 +259,7 @@ def check_descriptor(d, case):
         assert all(-corner <= at < corner for at in d["lower"] + d["upper"])
     array = (d["address"] >> 44) - 1
     end = d["address"] + sum((extent - 1) * stride for extent, stride in zip(d["sizes"], [size, *d["strides"]], strict=True)) + size
-    begin, size = [*ADDRESSES, *ADDED.values()][array], [*(case["bytes"].values() if case["family"] in (5, 6) else case["bytes"])][array]
+    begin, size = [*ADDRESSES, *ADDED.values()][array], [*(case["bytes"].values() if case["family"] >= 5 else case["bytes"])][array]
     assert begin <= d["address"] and end <= begin + size
 
 
@@ -240,7 +280,7 @@ def test_what_is_asked_is_what_cuda_takes(device):
         assert "kernel" in asked[-1], "descriptors are made before the launch that takes them"
         seen |= {launch["kernel"] for launch in launches}
     assert not runtime().CapturesRelaxed(), "each launch leaves the mode of capturing as it was"
-    assert len(seen) >= sum(map(len, (MATMULS, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, CONVS))) + len(DEPTHWISE) // 2
+    assert len(seen) >= sum(map(len, (MATMULS, RAGGEDS, SCALEDS, GRAMS, WIDE_WEIGHT_ONLYS, CONVS))) + len(PIECES) // 3 + len(DEPTHWISE) // 2
 
 
 @pytest.mark.parametrize(
@@ -259,6 +299,45 @@ def test_descriptors_of_products_are_the_arrays(row):
         element = BYTES[row["result"] if array == 2 else row["operands"]]
         outer, inner = sizes[SLOTS[row["role"]][array]]
         assert (entry["sizes"], entry["strides"]) == ([inner, outer, B], [inner * element, outer * inner * element])
+
+
+@pytest.mark.parametrize("row", PIECES, ids=lambda row: f"{row['role']}-{row['pieces']}")
+def test_descriptors_of_products_in_pieces_are_the_factors(row):
+    """As those of other products; boxes of 128 bytes of neighbours, and the blocks are the tiles of all batches."""
+    B, M, N, K = 3, 160, 224, 288
+    status, (*descriptors, launch) = ask(pieces(row, B, M, N, K))
+    assert status == OK
+    sizes, (first, second, open_) = {"a": (M, K), "b": (K, N), "c": (M, N)}, SLOTS[row["role"]]
+    found = {entry["address"]: (entry["sizes"], entry["strides"], entry["box"][0]) for entry in descriptors}
+    want = {}
+    for address, slot in zip(ADDRESSES, (first, second), strict=False):
+        outer, inner = sizes[slot]
+        want[address] = ([inner, outer, B], [4 * inner, 4 * outer * inner], 32)
+    assert found == want
+    assert launch["grid"] == [B * math.prod(-(-size // 128) for size in sizes[open_]), 1, 1]
+
+
+WRONG_PIECES = {
+    "a batch in parts": ((2, 8, 8, 8), dict(splits=2), "splits is 2 and B is 2, want one of them to be 1"),
+    "parts that are not equal": ((1, 40, 40, 40), dict(splits=3), "has 40 elements, want a multiple of 4 for each of 3 parts"),
+    "too many parts": ((1, 512, 512, 512), dict(splits=64), "splits is 64, want 1 to 32"),
+    "no part": ((1, 8, 8, 8), dict(splits=0), "splits is 0, want 1 to 32"),
+    "four pieces": ((1, 8, 8, 8), dict(pieces=4), "no kernel of tiles 128x128 in 4 pieces"),
+    "another tile": ((1, 8, 8, 8), dict(tile_n=64), "no kernel of tiles 128x64 in 2 pieces"),
+    "nothing": ((1, 0, 8, 8), {}, "sizes are B=1 M=0 N=8 K=8, want 1 or more"),
+    "another dtype": ((1, 8, 8, 8), dict(operands="bfloat16"), "bf16 times bf16 into fp32, want fp32 alone"),
+    "rows of 24 bytes": ((1, 8, 6, 8), {}, "has 24 bytes, TMA wants a multiple of 16: pad N to 8"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PIECES)
+def test_what_products_in_pieces_refuse(name):
+    """In each role, before CUDA is asked for anything."""
+    sizes, changes, reason = WRONG_PIECES[name]
+    for row in PIECES[:3]:
+        case = pieces(row | changes, *sizes, splits=changes.get("splits", 1)) | {"operands": changes.get("operands", "float32")}
+        status, message = ask(case)
+        assert status == INVALID and message.startswith("pieces: ") and message.endswith(reason), message
 
 
 @pytest.mark.parametrize("row", RAGGEDS, ids=lambda row: "-".join(str(row[name]) for name in ("role", "operands", "tile_n")))
@@ -284,6 +363,28 @@ def test_descriptors_of_scaled_products_are_the_factors(row):
     assert status == OK
     found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
     assert found == {SCALED["a"]: ([K, M, B], [K, M * K]), SCALED["b"]: ([K, N, B], [K, N * K])}
+
+
+@pytest.mark.parametrize("row", GRAMS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "tile_m", "tile_n")))
+def test_descriptors_of_gram_are_both_x(row):
+    """Boxes of the tile's rows, and of half of its columns' rows: both blocks of a cluster load some."""
+    B, M, N = 3, 160, 224
+    status, (*descriptors, launch) = ask(gram(row, B, M, N, row["operands"]))
+    assert status == OK and launch["cluster"] == [2, 1, 1]
+    assert [(entry["address"], entry["sizes"], entry["strides"]) for entry in descriptors] == [
+        (GRAM["x"], [N, M, B], [2 * N, 2 * N * M])
+    ] * 2
+    assert [entry["box"] for entry in descriptors] == [[64, row["tile_m"], 1], [64, row["tile_n"] // 2, 1]]
+
+
+@pytest.mark.parametrize("row", GRAMS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "tile_m", "tile_n")))
+def test_half_of_the_tiles_are_launched(row):
+    """On a device that has as many multiprocessors as there are blocks."""
+    rows = 2 * row["tile_m"]
+    for count in (1, 2, 3):
+        status, (*_, launch) = ask(gram(row, 1, count * rows, 64, row["operands"]))
+        wide = [-(-(i + 1) * rows // row["tile_n"]) for i in range(count)]
+        assert status == OK and launch["grid"] == [2, sum(wide), 1]
 
 
 @pytest.mark.parametrize("row", WIDE_WEIGHT_ONLYS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "bits", "tile_m")))
@@ -342,10 +443,11 @@ def test_bands_cost_few_rounds():
 def one_of_each():
     several = (some_matmuls, MATMULS), (convs, CONVS), (convs, DEPTHWISE), (some_raggeds, RAGGEDS), (some_causals, CAUSALS)
     several = *several, (some_scaleds, SCALEDS), (some_weight_onlys, WEIGHT_ONLYS), (some_wide_weight_onlys, WIDE_WEIGHT_ONLYS)
+    several = *several, (some_grams, GRAMS), (some_pieces, PIECES)
     return [next(some(rows[0], 1)) for some, rows in several]
 
 
-OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1])
+OF_FAMILIES = (TMA[:-1], TMA, TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1], TMA[3:4], TMA[:-1], TMA[:-1])
 CALLED = [(family, function) for family, functions in enumerate(OF_FAMILIES) for function in functions]
 
 

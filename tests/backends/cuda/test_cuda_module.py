@@ -17,7 +17,7 @@ from simt_weight_only import a_problem as a_weight_only_problem
 from test_causal_kernel import a_problem
 from test_cuda_matmul import product
 
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_weight_only
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_weight_only
 from jaxext.benchmarks import compiled_cuda
 from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._launch import SHARED_MEMORY
@@ -34,7 +34,8 @@ import importlib.util
 spec = importlib.util.spec_from_file_location("_cuda_module", {str(FILE)!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.handlers(), module.matmul_kernels(), module.ragged_kernels(), module.scaled_kernels(), module.conv_kernels()
+module.handlers(), module.matmul_kernels(), module.pieces_kernels(), module.ragged_kernels(), module.scaled_kernels()
+module.gram_kernels(), module.conv_kernels()
 module.wide_weight_only_kernels()
 print([line for line in open("/proc/self/maps") if "libcuda" in line])
 """
@@ -80,7 +81,7 @@ def test_rows_are_told_apart():
     rows = [compiled_cuda.identity(row) for row in TABLES]
     assert len(set(rows)) == len(rows) > 0
     kernels = {name for name, *_ in rows}
-    assert kernels == {"scaled", "wide_weight_only"} | {
+    assert kernels == {"pieces", "scaled", "gram", "wide_weight_only"} | {
         f"{family}_{role}" for family in ("matmul", "ragged") for role in ("nn", "nt", "tn")
     } | {f"conv{rank}d_{role}" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")}
 
@@ -165,6 +166,8 @@ def test_refusals_of_products_are_those_of_the_sources():
         for sizes in itertools.product((0, 8, 60, 2**29, 2**31), repeat=4):
             case = dataclasses.replace(product(8, 8, 8, role=role), **dict(zip("BMNK", sizes, strict=True)))
             assert cuda_binding.refused(case, cuda_matmul) == host_code.refuses(case)
+            case = dataclasses.replace(case, dtypes=("fp32",) * 3)
+            assert cuda_binding.refused(case, cuda_pieces) == host_code.refuses(case, cuda_pieces)
 
 
 @pytest.mark.parametrize("beyond", [2**63, -(2**63) - 1, 10**30])

@@ -21,9 +21,12 @@ from jaxext.backends.cuda import cuda_binding, cuda_convolutions
 KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0}
 ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
 ROWS.append({**ROWS[0], "fused": True})
+PIECES = [{"operands": "float32", "pieces": pieces, "tile_m": 128, "tile_n": 128} for pieces in (2, 3)]
 SCALED = [{"operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_m": 128, "tile_n": 256, "tile_k": 128, "cluster_m": 2}]
 SCALED.append({**SCALED[0], "tile_m": 64, "tile_n": 128, "cluster_m": 1})
 SCALED += [{**row, "operands": "float8_e5m2"} for row in SCALED] + [{**row, "second": "float8_e5m2"} for row in SCALED]
+
+GRAMS = [{"operands": "bfloat16", "tile_m": m, "tile_n": n, "tile_k": 64, "cluster_m": 2} for m, n in ((128, 256), (192, 192))]
 
 CONVS = [
     {"rank": 2, "role": role, "operands": "bfloat16", "tile_m": 128, "tile_n": 128, "cluster": 2} for role in ("fprop", "dgrad", "wgrad")
@@ -33,12 +36,16 @@ CONVS = [
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
     families: dict[str, Any] = {
-        f"{family}_refuses": lambda **asked: None for family in ("matmul", "ragged", "scaled", "conv", "depthwise", "causal", "weight_only")
+        f"{family}_refuses": lambda **asked: None
+        for family in ("matmul", "pieces", "ragged", "scaled", "gram", "conv", "depthwise", "causal", "weight_only")
     }
     tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
     tables["scaled_kernels"] = lambda: SCALED
+    tables["gram_kernels"] = lambda: GRAMS
+    tables["pieces_kernels"] = lambda: PIECES
     tables["conv_kernels"] = lambda: CONVS
     families["scaled_refuses"] = lambda **asked: None if {*asked["dtypes"][:2]} <= {"fp8e4nv", "fp8e5"} else "says the stand-in"
+    families["gram_refuses"] = lambda **asked: None if asked["dtypes"][0] == "bf16" else "says the stand-in"
     module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
@@ -74,14 +81,21 @@ def conv(x, w):
     return jaxext.conv_general_dilated(x, w, (1,) * len(axes), "VALID", None, None, numbers, groups, implementation="cuda")
 
 
+def in_pieces(a, b):
+    return jaxext.matmul(a, b, precision=jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6, implementation="cuda")
+
+
+FLOATS = struct(128, 256, dtype=jnp.float32), struct(256, 512, dtype=jnp.float32)
 CALLS = {  # the function, its operands, and of each call the operands and the result
     "matmul": (matmul, (struct(128, 256), struct(256, 512)), {"nn": "abc", "nt": "bca", "tn": "acb"}),
+    "pieces": (in_pieces, FLOATS, {"nn": "abc", "nt": "bca", "tn": "acb"}),
     "conv2d": (conv, (struct(2, 8, 9, 16), struct(3, 2, 16, 24)), {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}),
     "depthwise2d": (conv, (struct(2, 8, 9, 16), struct(3, 2, 1, 16)), {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}),
     "depthwise3d": (conv, (struct(2, 4, 8, 9, 16), struct(2, 3, 2, 1, 32)), {"fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}),
 }
 SHAPES = {
     "matmul": {"a": (1, 128, 256), "b": (1, 256, 512), "c": (1, 128, 512)},
+    "pieces": {"a": (1, 128, 256), "b": (1, 256, 512), "c": (1, 128, 512)},
     "conv2d": {"x": (1, 2, 1, 8, 9, 1, 16), "w": (1, 1, 24, 1, 3, 2, 16), "y": (1, 2, 1, 6, 8, 1, 24)},
     "depthwise3d": {"x": (1, 2, 4, 8, 9, 16, 1), "w": (1, 16, 2, 2, 3, 2, 1), "y": (1, 2, 3, 6, 8, 16, 2)},
     "depthwise2d": {"x": (1, 2, 1, 8, 9, 16, 1), "w": (1, 16, 1, 1, 3, 2, 1), "y": (1, 2, 1, 6, 8, 16, 1)},
@@ -162,6 +176,32 @@ def test_products_of_eight_bits_are_computed_so():
         assert chosen(jaxext.fp8_matmul, struct(2048, 2048), struct(2048, 2048)) == "cuda"
         assert [chosen(scaled_dot, *operands) for operands in ((x, x), (g, x), (x, g))] == ["cuda"] * 3
         assert chosen(scaled_dot, struct(2048, 2048), x) != "cuda"
+
+
+@pytest.mark.parametrize("layers", [(), (3,)], ids=str)
+def test_gram_is_called_with_x_alone(layers):
+    """And Muon's iteration by gram twice, once with what is added, and by a product with a residual."""
+    x, square = (*(layers or (1,)), 512, 2048), (*(layers or (1,)), 512, 512)
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        lower = lambda f: jax.jit(f).trace(struct(*layers, 512, 2048)).lower(lowering_platforms=("cuda",))
+        gram = lower(lambda x: jaxext.gram(x, implementation="cuda"))
+        muon = lower(lambda x: jaxext.newton_schulz(x, 1, implementation="cuda"))
+    assert calls(gram) == {"jaxext_gram_v1": [x, square if layers else (8, *square)]}, (
+        "one matrix has parts, so that all multiprocessors work"
+    )
+    called = [op for op in operations(muon) if op.name == "stablehlo.custom_call" and "gram" in str(op.attributes["call_target_name"])]
+    configs = [op.attributes["mhlo.backend_config"] for op in called]
+    assert [(of["scale"].value, of["of_addend"].value) for of in configs] == [(1, 0), (2.0315, -4.775)]
+    assert calls(muon) == {"jaxext_gram_v1": [square] * 3, "jaxext_linear_v1": [square, x, x, x]}
+
+
+@pytest.mark.parametrize("rows, chosen", [(8, "xla"), (1024, "xla"), (4096, "cuda"), (8192, "cuda")])
+def test_gram_is_preferred_where_half_of_the_tiles_are_expected_to_take_less_time(rows, chosen):
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(jaxext.gram, struct(rows, rows), platform="cuda").rows
+        (wide,) = jaxext.explain(jaxext.gram, struct(rows, rows, dtype=jnp.float32), platform="cuda").rows
+    assert row.chosen == chosen
+    assert wide.chosen != "cuda"
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -293,6 +333,7 @@ def test_no_cuda_kernel_has_a_gate():
 
 ASKED = {  # of each form's first role, what the module is asked
     "matmul": ("matmul", dict(role="nn", B=1, M=128, N=512, K=256)),
+    "pieces": ("pieces", dict(role="nn", B=1, M=128, N=512, K=256)),
     "conv2d": ("conv", dict(role="fprop", rank=2, B=1, N=2, G=1, C=16, K=24, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
     "depthwise3d": ("depthwise", dict(role="fprop", rank=3, B=1, N=2, G=16, C=1, K=2, input=(4, 8, 9), filter=(2, 3, 2), output=(3, 6, 8))),
     "depthwise2d": ("depthwise", dict(role="fprop", rank=2, B=1, N=2, G=16, C=1, K=1, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
@@ -322,8 +363,8 @@ def test_what_the_module_refuses_is_refused(module, monkeypatch, form):
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         (row,) = jaxext.explain(function, *operands, platform="cuda").rows
     assert row.refused["cuda"] == "says the test"
-    window = {"fused": False} if form == "matmul" else WINDOW
-    assert asked == sizes | window | {"dtypes": ("bf16",) * 3, "arch": 90}
+    window = {"matmul": {"fused": False}, "pieces": {}}.get(form, WINDOW)
+    assert asked == sizes | window | {"dtypes": ("fp32" if form == "pieces" else "bf16",) * 3, "arch": 90}
 
 
 def test_what_the_module_refuses_of_causal_convolutions(module, monkeypatch):

@@ -30,6 +30,7 @@ DTYPES = {
     "float8_e5m2": 19,
     "int32": 4,
     "int64": 5,
+    "float64": 12,
 }  # XLA_FFI_DataType
 INVALID, INTERNAL = 3, 13  # XLA_FFI_Error_Code
 ADDRESSES = [i << 20 for i in range(1, 7)]  # of both operands, the result, bias, residual and what is saved
@@ -40,8 +41,9 @@ PROBLEM = {
 }
 CONFIGS = {  # and the number of parts
     "matmul": ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong"),
+    "pieces": ("tile_m", "tile_n", "pieces"),
     "conv": ("tile_m", "tile_n", "cluster"),
-    "depthwise": ("lanes", "strip", "pieces"),
+    "depthwise": ("lanes", "strip", "pieces", "lines"),
 }
 
 
@@ -82,8 +84,8 @@ def call(library, target, dtypes, shapes, attributes, given=0):
 
 
 def answer(library, target, operands, results, attributes):
-    values = {name: np.array(value, np.int64) for name, value in sorted(attributes.items())}
-    described = [Attribute(name.encode(), 5, v.size if v.ndim else -1, v.ctypes.data) for name, v in values.items()]
+    values = {name: np.array(v, np.float64 if isinstance(v, float) else np.int64) for name, v in sorted(attributes.items())}
+    described = [Attribute(name.encode(), DTYPES[v.dtype.name], v.size if v.ndim else -1, v.ctypes.data) for name, v in values.items()]
     message = ctypes.create_string_buffer(4096)
     groups = ((Buffer, operands), (Buffer, results), (Attribute, described))
     counted = [x for kind, items in groups for x in (ctypes.c_int64(len(items)), (kind * len(items))(*items))]
@@ -104,7 +106,7 @@ def right(target, splits):
     form, role = role_of(target)
     family = next(name for name in CONFIGS if form.startswith(name))
     config = dict(zip(CONFIGS[family], itertools.count(103), strict=False)) | {"splits": splits}
-    if family == "matmul":
+    if family in ("matmul", "pieces"):
         problem = {"B": 2, "M": 3, "N": 5, "K": 7}
         shapes = {"a": (2, 3, 7), "b": (2, 7, 5), "c": (2, 3, 5)}
     else:
@@ -215,6 +217,46 @@ def test_scaled_arrays_that_do_not_fit_are_refused(library):
             assert code == INVALID and f"{name} has the shape ({', '.join(map(str, wrong))}), want" in message
     code, message = call(library, "jaxext_scaled_v1", [*dtypes[:4], "bfloat16"], shapes, problem | config, given=2)
     assert code == INVALID and message.endswith("right is BF16, want F32")
+
+
+GRAM = dict(B=2, M=3, N=5), dict(tile_m=103, tile_n=104, tile_k=105, cluster_m=106, splits=1), dict(scale=7.0, of_addend=-11.0)
+
+
+@pytest.mark.parametrize("added, splits", [(False, 1), (False, 4), (True, 1)])
+def test_a_gram_call_reaches_its_launcher(library, added, splits):
+    problem, config, factors = GRAM[0], GRAM[1] | {"splits": splits}, GRAM[2]
+    x, result = (2, 3, 5), (2, 3, 3)
+    arrays = [("bfloat16", x), *([("float32", result)] if added else []), ("float32", (splits, *result) if splits > 1 else result)]
+    numbers = "; ".join(" ".join(map(str, each)) for each in (problem.values(), (*config.values(), 7, -11)))
+    one, *_, last = of = [i << 20 for i in range(1, len(arrays) + 1)]
+    said = f"gram: {numbers}; bfloat16 float32; {one} {of[1] if added else 0} {last}"
+    assert ask_gram(library, arrays, problem | config | factors) == (INTERNAL, said)
+
+
+def ask_gram(library, arrays, attributes):
+    """The answer, where the address of the i-th array is 2^20 i."""
+    sizes = [np.array(shape, np.int64) for _, shape in arrays]
+    of = [Buffer(DTYPES[dtype], i << 20, len(s), s.ctypes.data) for i, ((dtype, _), s) in enumerate(zip(arrays, sizes, strict=True), 1)]
+    return answer(library, "jaxext_gram_v1", of[:-1], of[-1:], attributes)
+
+
+def test_gram_arrays_that_do_not_fit_are_refused(library):
+    attributes = GRAM[0] | GRAM[1] | GRAM[2]
+    right = {"x": ("bfloat16", (2, 3, 5)), "addend": ("bfloat16", (2, 3, 3)), "y": ("bfloat16", (2, 3, 3))}
+    for name, (dtype, shape) in right.items():
+        for wrong in (shape[1:], (*shape[:-1], 4), (math.prod(shape),)):
+            code, message = ask_gram(library, [*(right | {name: (dtype, wrong)}).values()], attributes)
+            assert code == INVALID and message.startswith(f"{name} has the shape ({', '.join(map(str, wrong))}), want")
+        code, message = ask_gram(library, [*(right | {name: ("int64", shape)}).values()], attributes)
+        assert code == INVALID and message.startswith(f"{name} is S64, want")
+    wide = right | {"addend": ("float32", (2, 3, 3))}
+    assert ask_gram(library, [*wide.values()], attributes) == (INVALID, "addend is float32, want bfloat16")
+    several = [right["x"], right["addend"], *right.values()]
+    assert ask_gram(library, several[1:], attributes)[1].startswith("x has the shape")
+    assert ask_gram(library, [right["x"], right["addend"], right["addend"], right["y"]], attributes) == (
+        INVALID,
+        "2 operands beside x, want an addend or none",
+    )
 
 
 @pytest.mark.parametrize("target", FUSED)

@@ -15,6 +15,7 @@ from test_simt import CASES
 from jaxext.backends.cuda.cuda_depthwise import DepthwiseConfig
 
 ROWS = "__syncthreads();  // the rows are there"
+NEXT_LINE = "__syncthreads();  // the next line and the sums are there, and all have done with the lines and the sums before these"
 MANY_ROWS = problem((5, 4), (31, 31), G=64, low=15, high=15)
 ALIGNED = problem((9,), (4,), G=8, low=3)
 SHIFTED = {"vectors of a source wherever it starts": (4, 0, 0), "vectors of a target wherever it starts": (0, 0, 4)}
@@ -70,17 +71,36 @@ BROKEN = {  # the fault -> the role and a case that show it, a piece of the sour
     "vectors of a source wherever it starts": ("fprop", ALIGNED, "IsAligned(first, depthwise::kVectorBytes)", "true"),
     "vectors of a target wherever it starts": ("fprop", ALIGNED, "IsAligned(wgrad ? second : third, depthwise::kVectorBytes)", "true"),
 }
+ON_TENSOR_CORES = problem((5, 9), (6, 7), G=24, N=5, low=3, high=3)  # more than 8 of the 16 lines in step
+BROKEN |= {
+    f"tensor cores: {what}": (role, ON_TENSOR_CORES, old, new)
+    for what, role, old, new in (
+        ("no barrier after a line", "fprop", NEXT_LINE, ""),
+        ("sources beside the image", "fprop", "Inside(place + i, p.w.S)", "true"),
+        ("sources below the image", "fprop", "max(min(next + own.count + p.h.taps - 1, p.h.S), 0)", "next + own.count + p.h.taps - 1"),
+        ("taps that do not ascend", "dgrad", "axis.first_tap + axis.tap_step * number", "number"),
+        ("bands of other filter rows", "fprop", "r + p.h.taps - kRows", "r"),
+        ("sums of other filter rows", "fprop", "sums[c][r - 1]", "sums[c][r]"),
+        ("sums of other lines", "fprop", "at[8 * kMmaTargets / 2] = {last[2], last[3]};", "at[8 * kMmaTargets / 2] = {last[0], last[1]};"),
+        ("a part's line too many", "dgrad", "min(p.lines, p.h.T - first)", "p.lines"),
+        ("targets beside the image", "fprop", "Column() < p.w.T ? own.count : 0", "own.count"),
+        ("a channel too many", "fprop", "number < p.images * p.parts && channel < p.channels", "number < p.images * p.parts"),
+    )
+}
 
 
 @pytest.fixture(scope="session")
 def broken_driver(tmp_path_factory):
     """Has every piece beside what takes its place where the environment's BROKEN is its number."""
-    files = (*(f"depthwise_{name}.cuh" for name in ("common", "gather", "wgrad")), "depthwise.cc")
+    files = (*(f"depthwise_{name}.cuh" for name in ("common", "gather", "mma", "wgrad")), "depthwise.cc")
     return build(tmp_path_factory, either(files, [(old, new) for _, _, old, new in BROKEN.values()]))
 
 
 def asked(what):
     role, case, *_ = BROKEN[what]
+    if case is ON_TENSOR_CORES:
+        case = of_role(case, role, "bf16")
+        return [(case, DepthwiseConfig(lanes=4, strip=9, lines=4), operands_of(case))]
     config = DepthwiseConfig(lanes=4, strip=9, pieces=2 if role == "wgrad" else 1, splits=2 if role == "wgrad" else 1)
     cases = [of_role(case, role), of_role(dataclasses.replace(case, G=8), role)]
     return [(case, config, operands_of(case)) for case in cases]

@@ -307,10 +307,25 @@ def chosen(fun, *args):
         return [(row.op, row.chosen) for row in jaxext.explain(fun, *args, platform="cuda").rows]
 
 
-@pytest.mark.parametrize("arch", ["90", "sm_9x", "sm90", "", 90])
+@pytest.mark.parametrize("arch", ["sm_9x", "", 90, "h100x", "rtx", "sm_91", "sm_900", "sm_12"])
 def test_targets_that_are_none(arch):
-    with pytest.raises(ValueError, match="arch is .*want a name such as"):
+    with pytest.raises(ValueError, match=re.escape(f'arch is {arch!r}, want one of "sm_90a" (H100, H200), "sm_80" (A100), ')):
         jaxext.use_target(arch)
+
+
+@pytest.mark.parametrize(
+    ("arch", "want"),
+    [("90", "sm_90a"), ("sm90", "sm_90a"), ("H100", "sm_90a"), ("nvidia-rtx-4090", "sm_89"), ("8.0", "sm_80"), ("sm_80a", "sm_80")],
+)
+def test_targets_that_are_named_otherwise(arch, want):
+    with pytest.raises(ValueError, match=rf'arch is .*, want "{want}" \([^()]*\)$'):
+        jaxext.use_target(arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a", "sm_100f", "sm_103", "sm_120", None])
+def test_targets(arch):
+    with jaxext.use_target(arch):
+        assert _target.compute_capability("cuda") == (arch and int(arch.strip("sm_af")))
 
 
 def test_the_target_is_what_the_gpus_of_this_machine_are(monkeypatch):

@@ -1,0 +1,94 @@
+"""How a product of a matrix with its own transpose is launched on Hopper (csrc/gram.h), and which kernel is expected to be fastest.
+
+`table` is the list of kernels that were compiled, which the module tells.  A tile is judged by the model of matrix products
+(cuda_matmul.py), with the tiles that touch the lower triangle, each of which is stored twice.  Clusters are two tiles high, and those on
+the diagonal are whole, so the number of rows decides which tile leaves the fewest multiprocessors without work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxext.backends.cuda import cuda_matmul
+from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._geometry import MOST_POSITIONS
+from jaxext.kernels._launch import BITS, cdiv
+from jaxext.kernels._roofline import START, STORED, machine
+
+_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/gram.cc
+_FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GramProblem(MatmulProblem):
+    """The role nt of a product, whose two operands are the slot c."""
+
+    addend: str | None = None  # its dtype
+    scale: float = 1.0
+    of_addend: float = 0.0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The fields of jaxext::GramProblem."""
+        return dict(B=self.B, M=self.rows, N=self.depth)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GramConfig:
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    cluster_m: int  # blocks, one above the other, that share what they load for the columns
+    splits: int = 1  # partial results along a leading axis of the result, which is float32 if there are several
+
+
+def candidates(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> list[GramConfig]:
+    """Every tile of the operands' dtype, in one part or, without an addend, in more.  The one that is expected to take the fewest clocks
+    is first."""
+    configs = [
+        GramConfig(**{field.name: row[field.name] for field in dataclasses.fields(GramConfig) if field.name != "splits"}, splits=splits)
+        for row in table
+        for splits in _SPLITS
+        if row["operands"] == problem.dtypes[0] and (splits == 1 or _divides(problem, splits, row["tile_k"]))
+    ]
+    fit = [config for config in configs if tiles(problem, config) // config.cluster_m <= MOST_POSITIONS]
+    return sorted(fit, key=lambda config: clocks(problem, config))
+
+
+def _divides(problem: GramProblem, splits: int, tile_k: int) -> bool:
+    """Whether each part has enough steps, and there are few tiles without them."""
+    return problem.B == 1 and problem.addend is None and cdiv(problem.depth, tile_k) // splits >= _FEWEST_STEPS
+
+
+def pick(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> GramConfig:
+    return candidates(problem, table)[0]
+
+
+def tiles(problem: GramProblem, config: GramConfig) -> int:
+    """Of all parts, with those of clusters that lie above the diagonal."""
+    height, across = config.tile_m * config.cluster_m, cdiv(problem.rows, config.tile_n)
+    clusters = sum(min(across, cdiv(i * height, config.tile_n)) for i in range(1, cdiv(problem.rows, height) + 1))
+    return clusters * config.cluster_m * problem.B * config.splits
+
+
+def clocks(problem: GramProblem, config: GramConfig) -> float:
+    """Expected time, in clocks."""
+    gpu, split = machine(problem.arch), config.splits > 1
+    result_bits = 32 if split else BITS[problem.dtypes[2]]
+    depth = cdiv(cdiv(problem.depth, config.tile_k), config.splits) * config.tile_k
+    added = problem.addend is not None  # and read, where tiles of the result are stored
+    store = (2 + added) * config.tile_m * config.tile_n * result_bits / 8 / STORED
+    computed = START + gpu.rounds(tiles(problem, config)) * (depth * cuda_matmul.step(config, gpu, BITS[problem.dtypes[0]]) + store)
+
+    operands = problem.B * problem.rows * problem.depth * BITS[problem.dtypes[0]] / 8
+    written = problem.B * problem.rows * problem.rows * config.splits * result_bits / 8
+    moving = gpu.moving(operands if split else operands + (1 + added / 2) * written)
+    return max(computed, moving) + (gpu.adding(written) if split else 0)
+
+
+def share(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> float:
+    """The clocks of this kernel over those of a kernel that computes the whole product, by the models."""
+    fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem)}
+    return clocks(problem, pick(problem, table)) / cuda_matmul.of_library(MatmulProblem(**fields))
