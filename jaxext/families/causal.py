@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -134,11 +133,9 @@ def _declaration(names: tuple[str, ...]) -> Declaration:
 
 
 def _examples(call: Call) -> dict[str, jax.Array]:
-    """Numbers of four sequences of one length behind each other, the first of which has the state."""
-    steps = call.sizes["T"]
-    numbers = {"seq_idx": np.arange(steps) * 4 // max(1, steps), "idx_of_states": np.zeros(1)}
-    arrays = {name: jnp.asarray(of, call.dtypes[name]) for name, of in numbers.items() if name in call.dtypes}
-    return {name: jnp.broadcast_to(x, call.shape_of(name)) for name, x in arrays.items()}
+    """Numbers of four sequences of one length behind each other."""
+    numbers = jnp.arange(call.sizes["T"]) * 4 // call.sizes["T"]
+    return {name: jnp.broadcast_to(numbers.astype(of), call.shape_of(name)) for name, of in call.dtypes.items() if name == "seq_idx"}
 
 
 def _composed(names, *arrays, activation, implementation=None) -> tuple[jax.Array]:

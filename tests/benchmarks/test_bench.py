@@ -80,7 +80,9 @@ def test_an_operation_of_a_user(tmp_path, capsys):
 
         class Mine(extend.Implementation):
             name, version = "bench_mine", "1"
-            supports = staticmethod(lambda call: None)
+
+            def supports(self, call):
+                return None
 
             def run(self, call, config, operands):
                 return XlaMatmul().run(call, Algorithm("dot_general"), operands)

@@ -93,7 +93,7 @@ def test_registered_again():
 def test_registered_after_a_call():
     """In the order of the tutorial: no program that was compiled or traced before is reused; and where there is none, all stay."""
     form: Any = extend.define("toy_late", x="B N K", w="B K M", y="B N M")
-    other = jax.jit(lambda a: a + 1)
+    other: Any = jax.jit(lambda a: a + 1)
     other(A)
     extend.register(form, times(5, "early"))
     assert other._cache_size() == 1
