@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxext._scope import Scope
+from jaxext._scope import Scope, in_parentheses
 from jaxext._told import told
 
 # GPU names for messages (https://developer.nvidia.com/cuda-gpus).
@@ -17,6 +17,7 @@ _KNOWN = {"sm_90a": "H100, H200", "sm_80": "A100", "sm_86": "RTX 3090", "sm_89":
 _named = jax.make_user_context(None)
 
 
+@in_parentheses('use_target("sm_90a")')
 def use_target(arch: str | None) -> Scope:
     """A context in which CUDA programs are compiled for the GPU architecture `arch`.
 
