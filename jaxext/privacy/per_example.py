@@ -82,10 +82,10 @@ class Function:
         """
         for i, x in enumerate(args):
             if i not in (*self.parameters, *self.mapped) and isinstance(x, jax.Array | np.ndarray) and x.ndim and x.shape[0] == size > 1:
+                all_of_them = tuple(sorted((*self.batch_argnums, i)))
                 warnings.warn(
                     f"{self.asked_by}: argument {i} is {told(x)}, as long as the batch, and batch_argnums is {told(self.batch_argnums)}, so"
-                    f" each example sees all of it: if it belongs to the examples, want batch_argnums={tuple(sorted((*self.batch_argnums, i)))};"
-                    " if not, close over it",
+                    f" each example sees all of it: if it belongs to the examples, want batch_argnums={all_of_them}; if not, close over it",
                     stacklevel=depth_of_the_user(),
                 )
 

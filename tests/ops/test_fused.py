@@ -414,7 +414,9 @@ def test_every_operation_knows_the_same_activations():
         "gated_linear_unit": lambda activation: jaxext.gated_linear_unit(X, weights, activation=activation),
         "conv_bias_act": lambda activation: jaxext.conv_bias_act(X.T[None], W.T[..., None], None, (1,), "SAME", activation=activation),
         "ragged_linear": lambda activation: jaxext.ragged_linear(X, np.stack([W, W]), sizes, activation=activation),
-        "ragged_gated_linear_unit": lambda activation: jaxext.ragged_gated_linear_unit(X, np.stack([weights] * 2), sizes, activation=activation),
+        "ragged_gated_linear_unit": lambda activation: jaxext.ragged_gated_linear_unit(
+            X, np.stack([weights] * 2), sizes, activation=activation
+        ),
         "causal_conv1d": lambda activation: jaxext.causal_conv1d(X, X[:2], activation=activation),
         "causal_conv1d_update": lambda activation: jaxext.causal_conv1d_update(X, np.stack([X] * 2, 1), X[:3], activation=activation)[0],
     }

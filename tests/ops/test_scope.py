@@ -13,7 +13,7 @@ import jaxext
 from jaxext import _scope, _target
 from jaxext.families import dispatch
 from jaxext.forms import choose
-from jaxext.tables import in_force
+from jaxext.tables import in_force, table_file
 
 X = jnp.ones((2, 2), "float32")
 
@@ -153,11 +153,16 @@ def test_what_is_no_function_is_refused(scope, thing):
         scope[0](thing)
 
 
-@pytest.mark.parametrize("name", ["use_implementation", "use_invariant", "in_place_of_lax", "use_table", "use_target"])
-def test_a_decorator_without_parentheses(name):
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("use_implementation", ["name"]), ("use_invariant", []), ("in_place_of_lax", []), ("use_table", ["table"]), ("use_target", ["arch"])],
+)
+def test_a_decorator_without_parentheses(name, parameters, tmp_path, monkeypatch):
     """The message has a call that works."""
     make = getattr(jaxext, name)
+    assert [*inspect.signature(make).parameters] == parameters
     with pytest.raises(TypeError, match=rf"^{name}: got <function generator .*>, want parentheses: write @{name}\(") as error:
         make(generator)
-    assert list(inspect.signature(make).parameters) == {"use_table": ["table"], "use_target": ["arch"], "use_implementation": ["name"]}.get(name, [])
-    assert isinstance(eval(f"jaxext.{str(error.value).rpartition('@')[2]}") if name != "use_table" else make(None), _scope.Scope)
+    monkeypatch.chdir(tmp_path)
+    table_file.write("tables.json", in_force.context("cpu"), {})
+    assert isinstance(eval(f"jaxext.{str(error.value).rpartition('@')[2]}"), _scope.Scope)
