@@ -73,12 +73,15 @@ class Work:
 def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench) -> Measured:
     """The row of a case in the report."""
     arguments = random_operands.normal(case.shapes, case.dtypes)
-    default = _default(case, arguments)
+    products = jaxext.explain(case.build("jaxext"), *arguments).rows
+    default = tuple(Default(row.chosen, row.how) for row in products if row.chosen)
+    having = {"lax", "jaxext", *(name for row in products for name in (row.chosen, *row.refused))}  # the form's implementations
+    having |= {"cublas"} if case.operation == "dot_general" else set()
     mixed = len({product.implementation for product in default}) > 1
     results: dict[str, Any] = {}  # first those in words, then those with times
     programs: dict[str, Any] = {}
     for library in bench.libraries:
-        if (library != "jaxext" or mixed) and (library != "cublas" or case.operation == "dot_general"):
+        if library in having and (library != "jaxext" or mixed):
             programs[library] = _attempt(library, results, functools.partial(_program, case, library, arguments))
     errors = _errors(case, arguments, programs, results)
     samples = {field: _samples(clock, programs, results, bench.repeats, field) for field, clock in bench.clocks.items()}
@@ -127,12 +130,6 @@ def _program(case: Case, library: str, arguments: Sequence[jax.Array]) -> Progra
         program = timing.compile(case.build(library), arguments)
     program()
     return program
-
-
-def _default(case: Case, arguments: Sequence[jax.Array]) -> tuple[Default, ...]:
-    """For each product, the implementation that jaxext takes if none is named."""
-    rows = jaxext.explain(case.build("jaxext"), *arguments).rows
-    return tuple(Default(row.chosen, row.how) for row in rows if row.chosen)
 
 
 def _work(case: Case, arguments: Sequence[jax.Array], ceilings: Mapping[str, float]) -> Work:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,8 @@ class Bilinear:
     """A bilinear operation made by `define`.  Call it like a function."""
 
     _form: Form
+
+    linear: ClassVar = (0, 1)  # the operands in each of which it is linear; `jaxext.testing.check_op` reads it
 
     @property
     def __name__(self) -> str:  # jax.jit names the program after it
@@ -352,16 +354,15 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
     """Add an implementation to an operation, in front of those that it has.
 
     Calls can then name it.  Calls without a name and without measurements ask it first, and use it if it `supports` the call and `gains`
-    has no objection.  Compiled programs do not change.  It stays registered until the process ends: register at import, in every process
-    of a run.
+    has no objection.  It stays registered until the process ends: register at import, in every process of a run.  If the operation was
+    traced before, jax forgets all programs of the process (`jax.clear_caches`) and compiles them anew, so that later calls have it.
+    Programs that you hold yourself (`jit(f).lower(...).compile()`) do not change, nor do those that `jax.export` has stored.
 
     Args:
       operation: the result of `define`; "matmul", which includes `jaxext.dot_general`; or "conv" for all convolutions, where `call.op` is
         conv1d_fprop, conv2d_wgrad and so on, and `call.window` is the geometry.
       implementation: an instance of a class derived from `Implementation`.
-      replace: whether it takes the place of yours of the same name, if there is one: so a cell of a notebook can run again.  Then jax
-        forgets all programs of the process (`jax.clear_caches`), so that none holds the former one, and compiles them anew.  Programs that
-        you hold yourself (`jit(f).lower(...).compile()`) keep it, as do those that `jax.export` has stored.
+      replace: whether it takes the place of yours of the same name, if there is one: so a cell of a notebook can run again.
 
     Raises:
       TypeError: `implementation` is not an instance, lacks a method, or its `supports` or `gains` says that it returns something other

@@ -30,6 +30,7 @@ from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
 from jaxext.forms import partition
 from jaxext.forms.by_reference import Declaration, Keywords, Reference
+from jaxext.forms.call import Call
 from jaxext.forms.family import Family, declare
 
 LAYOUT = ("NWC", "WIO", "NWC")
@@ -121,9 +122,16 @@ def _declaration(names: tuple[str, ...]) -> Declaration:
         whole=("J", "T", "S") if any("S" in of for of in inputs.values()) else ("J", "T"),
         constant=tuple(name for name in NUMBERS if name in names),
         dropped=("y",),
+        examples=_examples,
     )
     _ = declared.backward  # for which there are kernels
     return declared
+
+
+def _examples(call: Call) -> dict[str, jax.Array]:
+    """Numbers of four sequences of one length behind each other."""
+    numbers = jnp.arange(call.sizes["T"]) * 4 // call.sizes["T"]
+    return {name: jnp.broadcast_to(numbers.astype(of), call.shape_of(name)) for name, of in call.dtypes.items() if name == "seq_idx"}
 
 
 def _composed(names, *arrays, activation, implementation=None) -> tuple[jax.Array]:

@@ -43,7 +43,8 @@ def of_form(name: str, slots: Mapping[str, str]) -> dict[str, Labels]:
         if not isinstance(text, str):
             raise TypeError(f"define: {what} is {told(text)}, want a str")
     if len(slots) != 3:
-        raise ValueError(f"define: {name} has the slots {list(slots)}, want three: two operands and the result")
+        more = "; `extend.operation` declares an operation of another number of operands or results, by a reference in jnp"
+        raise ValueError(f"define: {name} has the slots {list(slots)}, want three: two operands and the result{more}")
     labels = {slot: _words("define", name, slot, text) for slot, text in slots.items()}
     for slot, of_slot in labels.items():
         for label in of_slot:

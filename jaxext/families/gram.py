@@ -115,7 +115,7 @@ def operation(addend: bool) -> Operation:
         family=FAMILY,
         product=(MATMUL, "a"),
         apart=_apart,
-        of_any_numbers=not addend,  # which is symmetric
+        unmeasured="its addend has to be a symmetric matrix, which random operands are not" if addend else "",
     )
 
 

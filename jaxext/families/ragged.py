@@ -33,6 +33,7 @@ from jaxext.families.dispatch import as_lax_says, compiled, sharding_in_types
 from jaxext.families.matmul import read as read_dot_general
 from jaxext.families.substitute import transpose
 from jaxext.forms import partition
+from jaxext.forms.call import Call
 from jaxext.forms.family import Family, declare
 from jaxext.forms.form import Companion, Form, define, dimension_numbers
 
@@ -82,6 +83,14 @@ def cut(companions: dict[str, jax.Array], label: str, first: jax.Array, size: in
     if label == "G":
         return {name: lax.dynamic_slice_in_dim(row, first, size, row.ndim - 1) for name, row in companions.items()}
     return {name: jnp.clip(row - first, 0, size) for name, row in companions.items()}
+
+
+def examples(call: Call) -> dict[str, jax.Array]:
+    """Ranges that hold all rows, of groups whose sizes differ by up to a third, as those of a balanced router do, and fit no tile."""
+    weights = np.cumsum([6 + i % 3 for i in range(call.sizes["G"])])
+    end = call.sizes["M"] * weights // weights[-1]
+    begin = np.concatenate([[0], end[:-1]])
+    return {name: jnp.broadcast_to(jnp.asarray(of, jnp.int32), call.shape_of(name)) for name, of in (("begin", begin), ("end", end))}
 
 
 def read(lhs, rhs, group_sizes, *, ragged_dot_dimension_numbers, dtype, group_offset=None, **params):
@@ -251,5 +260,6 @@ RAGGED = define(
         companions={"begin": Companion(("B", "P", "G")), "end": Companion(("B", "P", "G"))},
         tied=("M", "G"),
         cut=cut,
+        examples=examples,
     )
 )

@@ -24,6 +24,8 @@ from jaxext.forms.implementation import Algorithm, Definition
 from jaxext.forms.keywords import Keywords
 from jaxext.forms.operation import Operation, composed, sharded_as
 
+UNMEASURED = "random operands need not be ones that the operation accepts, such as labels, or saved results that fit the others"
+
 
 class Reference(Definition):
     """The definition.  It supports every call."""
@@ -55,6 +57,7 @@ class Declaration:
       constant: the operands and results that are not differentiable.
       unread: the operands that the reference does not read.  Only a `backward` has any: the results, which are for its kernels.
       dropped: the results that no kernel of `backward` reads, and that are not saved for it.  Only a single result can be.
+      examples: operands with which a call can be measured, besides random ones, as of `Operation`.  None: it cannot be.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Declaration:
     constant: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    examples: Callable[[Call], dict[str, jax.Array]] | None = None
 
     @property
     def differentiable(self) -> list[str]:
@@ -113,6 +117,7 @@ class Declaration:
             believed=self.believed,
             constant=tuple(name for name in self.constant if name in self.inputs),
             unread=tuple(self.kept),
+            examples=self.examples,
         )
 
     @functools.cached_property
@@ -150,6 +155,8 @@ class Declaration:
             family=family,
             saved=lambda static: tuple(self.kept) if name == self.name and self.has_backward else (),
             whole=self.whole,
+            examples=self.examples,
+            unmeasured="" if self.examples else UNMEASURED,
         )
 
     def dtypes(self, operands: Mapping[str, jax.Array], ranks: Sequence[int], static: Keywords) -> tuple:

@@ -156,10 +156,7 @@ def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> Any:
     results: Any = plan.run(config, operands)
     call = plan.call
     wanted = [(dtype, call.shape_of(slot)) for slot, dtype in call.results.items()]
-    if not call.further:
-        got = [results]
-    else:
-        got = list(results) if isinstance(results, tuple | list) else [results]
+    got = list(results) if isinstance(results, tuple | list) else [results]
     if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:
         gave = ", ".join(f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else told(y) for y in got)
         want = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in wanted)

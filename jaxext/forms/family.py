@@ -18,6 +18,9 @@ from jaxext.tables import in_force
 # All families, by name.
 families: dict[str, Family] = {}
 
+# The families of which jax may hold programs.
+in_use: set[Family] = set()
+
 # lax's primitive -> the function that turns its equations into jaxext's products.
 readers: dict[Primitive, Callable[..., jax.Array]] = {}
 
@@ -81,17 +84,19 @@ def is_replaced(primitive: Primitive) -> bool:
 def register(family: Family, implementation: Implementation) -> None:
     """Add an implementation to a family, in front of those that it has, or in the place of the one of the same name.
 
-    Then programs that hold that one are forgotten, by jax too.
+    Then jax forgets all programs if it may hold one of the family, or a gradient by the reference of an operation whose backward it is.
     """
     names = family.names_of_implementations
     if implementation.name not in names:
         in_force.add_code(implementation.name, implementation.code)
         family.implementations.insert(0, implementation)
-        return
-    at = names.index(implementation.name)
-    in_force.add_code(implementation.name, implementation.code, instead_of=family.implementations[at].code)
-    family.implementations[at] = implementation
-    jax.clear_caches()
+    else:
+        at = names.index(implementation.name)
+        in_force.add_code(implementation.name, implementation.code, instead_of=family.implementations[at].code)
+        family.implementations[at] = implementation
+    if in_use & {family, families.get(family.name.removesuffix("_backward"))}:
+        jax.clear_caches()
+        in_use.clear()
 
 
 def names_of_implementations() -> list[str]:

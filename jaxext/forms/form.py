@@ -39,7 +39,7 @@ from jaxext import _compat
 from jaxext.forms import flops, partition
 from jaxext.forms.call import Call
 from jaxext.forms.choose import run
-from jaxext.forms.family import Family
+from jaxext.forms.family import Family, in_use
 from jaxext.forms.labelled import Labelled
 from jaxext.tables import in_force
 
@@ -72,6 +72,7 @@ class Form(Labelled):
       tied: the labels whose elements the companions tie to each other.
       cut: `cut(companions, label, first, size)` gives the companions of a device that has only the `size` elements of a tied label from
         `first` (an int32 scalar) on.  Companions themselves are not split along a tied label.
+      examples: `examples(call)` gives companions with which a call can be measured, where random numbers would have no meaning.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Form(Labelled):
     companions: Mapping[str, Companion] = dataclasses.field(default_factory=dict)
     tied: tuple[str, ...] = ()
     cut: Callable[[dict[str, jax.Array], str, jax.Array, int], dict[str, jax.Array]] | None = None
+    examples: Callable[[Call], dict[str, jax.Array]] | None = None
     primitives: dict = dataclasses.field(default_factory=dict)  # open slot -> primitive, filled by `define`
 
     def op(self, open: str) -> str:
@@ -154,8 +156,16 @@ class Form(Labelled):
 
     def bind(self, open: str, operands: Mapping[str, jax.Array], **params) -> jax.Array:
         flops.tell(owner)
+        in_use.add(self.family)
         args = _compat.align_varying(*(operands[slot] for slot in self.operands(open)))
         return self.primitives[open].bind(*args, **params)
+
+
+def form_of(call: Call) -> Form | None:
+    """The form of the call's product.  None if it is an operation without one."""
+    if call.operation is not None:
+        return call.operation.form
+    return next(form for form, open in owner.values() if form.op(open) == call.op)
 
 
 def define(form: Form) -> Form:

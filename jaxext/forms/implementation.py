@@ -99,6 +99,7 @@ class Implementation:
     def run(self, call: Call, config: Any, operands: Mapping[str, jax.Array]) -> jax.Array:
         """Compute the result, of `call.shape` and `call.dtype`, in code that JAX can trace, such as `jax.ffi.ffi_call` or `jax.numpy`.
 
+        An operation gives a tuple of the results in `call.results`, in that order.  They may be a part of all.  One may be an array.
         `operands` maps slots to arrays with the axes `call.axes`; `call.flatten(operands)` has exactly one axis per label, of `call.sizes`.
         A size may be 0.  If you call a jaxext operation here, name its implementation, such as "xla", or this one may be asked again.
         """

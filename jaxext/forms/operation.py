@@ -32,7 +32,7 @@ from jaxext import _compat
 from jaxext.forms import flops, partition
 from jaxext.forms.call import Call
 from jaxext.forms.choose import replacing_lax, run
-from jaxext.forms.family import Family
+from jaxext.forms.family import Family, in_use
 from jaxext.forms.form import Form, cut, known, owner
 from jaxext.forms.implementation import Algorithm, Definition
 from jaxext.forms.labelled import Labelled
@@ -54,7 +54,8 @@ class Operation(Labelled):
       product: the form and the open slot of the product inside, whose factors are the first operands; None if there is none.
       apart: `apart(static, split)` gives `static` for the composition into which the operation falls apart where devices split these
         labels, and None where it does not.  By default it does if that makes its product a sum over devices.
-      of_any_numbers: whether its implementations agree about any operands, such as random ones.
+      examples: as of a form: operands with which a call can be measured, where random numbers would have no meaning.
+      unmeasured: the reason why a call cannot be measured with random operands, or "".
     """
 
     name: str
@@ -68,7 +69,8 @@ class Operation(Labelled):
     whole: tuple[str, ...] = ()
     product: tuple | None = None
     apart: Callable[[Any, set[str]], Any] | None = None
-    of_any_numbers: bool = True
+    examples: Callable[[Call], dict[str, jax.Array]] | None = None
+    unmeasured: str = ""
 
     @functools.cached_property
     def labels(self) -> dict[str, tuple[str, ...]]:
@@ -116,6 +118,7 @@ class Operation(Labelled):
         """The wanted results, by name."""
         primitive = self.primitive
         flops.tell(owner)
+        in_use.add(self.family)
         args = _compat.align_varying(*(operands[name] for name in self.inputs))
         return dict(zip(wanted, primitive.bind(*args, wanted=tuple(wanted), **params), strict=True))
 

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxext._told import told
 from jaxext.testing.conformance import Case, Row, is_float, judge
 from jaxext.testing.derivatives import DERIVATIVES
-from jaxext.testing.halves import HALVES, cuts_of
+from jaxext.testing.halves import HALVES, cuts_of, linear_of
 from jaxext.testing.layouts import Split, mesh_of, splits_along
 from jaxext.testing.programs import PROGRAMS
 from jaxext.testing.sharded import SHARDED
@@ -35,7 +35,7 @@ def check_op(
     args: Sequence[ArrayLike],
     *,
     tolerance: float | None = None,
-    linear: Sequence[int] = (),
+    linear: Sequence[int] | None = None,
     splits: Sequence[Split] | None = None,
     examples: Callable[[int], Sequence[ArrayLike]] | None = None,
     skip: Mapping[str, str] | None = None,
@@ -47,7 +47,8 @@ def check_op(
     `CHECKS` lists the transformations: eager, jit, vmap over every subset of the arguments, both modes of differentiation in every order,
     control flow, remat, export, donation, pmap, shard_map, automatic and explicit meshes, with the collectives of the compiled programs.
     The expected values are T(reference) in float64 on one device, computed in the simplest way (vmap as a loop).  The expected shapes and
-    dtypes are the reference's own.  A check is skipped if its prerequisite (`jacfwd` for its `vmap`) did not pass.
+    dtypes are the reference's own.  A check is skipped if its prerequisite did not pass: `jit` and `disable_jit` need `eager`, all others
+    need `jit`, derivatives need `jvp` in forward mode and `vjp` in reverse mode, and Jacobians and meshes need `vmap`.
 
     Args:
       fn: the function under test.  It takes as many arrays as `args` has, and returns an array or a pytree of arrays.  Bind other
@@ -57,13 +58,15 @@ def check_op(
         elements.  Small integers in float32 have exact sums and allow `tolerance=0`.
       tolerance: the largest allowed error, relative to the largest element of each array.  Defaults to eps^(2/3) of its dtype (2.4e-5 in
         float32, 0.04 in bfloat16).
-      linear: positions of the arguments in which fn is linear, for `jax.linear_transpose`.
+      linear: positions of the arguments in which fn is linear, for `jax.linear_transpose`.  Both of an operation of `extend.define`, itself
+        or in `functools.partial` or `jax.jit`, by default.
       splits: how fn is split over devices, besides the axis that vmap adds (`Split`).  By default along each axis that fn names: an
         operation of `jaxext.extend`, itself or in `functools.partial` or `jax.jit`, names those that devices may split.  Along these
         axes, and those of a split without collectives, fn of two halves put together must be fn of the whole, also on one device.
       examples: `examples(i)` returns further arguments for vmap, of the same shapes and dtypes.  By default the elements of each argument
         are rolled by i, so an integer array of one element does not change.
-      skip: name of a check -> reason for skipping it.
+      skip: name of a check -> reason for skipping it.  Checks that need it are skipped too, and the report is not `complete`
+        unless it names these as well.
       devices: defaults to all devices of this process.  Checks that need several are skipped if there is one:
         `XLA_FLAGS=--xla_force_host_platform_device_count=8`, set before jax starts, simulates 8 on a CPU.
       show: print each row as soon as it is known.  If XLA aborts the process, the check after the last printed row caused it.  If that is
@@ -105,13 +108,14 @@ def check_op(
 
 def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     _of_all("args", args, object)
-    _of_all("linear", linear, SupportsIndex)
+    _of_all("linear", () if linear is None else linear, SupportsIndex)
     _of_all("splits", splits or (), Split)
     args = tuple(map(jnp.asarray, args))
     if not args:
         raise ValueError("check_op: args is empty, want one array or more")
     if keys := [k for k, x in enumerate(args) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]:
         raise TypeError(f"check_op: args has random keys at {keys}, want arrays of numbers: bind keys by functools.partial")
+    linear = linear_of(fn, args) if linear is None else linear
     if bad := [k for k in linear if not (k in range(len(args)) and is_float(args[k]))]:
         raise ValueError(f"check_op: linear has {told(bad)}, want positions of floating-point arguments among {len(args)}")
     result, mesh = jax.eval_shape(reference, *args), mesh_of(devices)

@@ -22,10 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxext.testing.advice import NARROW, NO_FLATBUFFERS, NO_SPLITS, ONE_DEVICE, blamed, missing
+from jaxext.testing.advice import CURES, NARROW, NO_FLATBUFFERS, NO_SPLITS, ONE_DEVICE, blamed, missing
 
 Tree = Any
 _WIDTH = 48  # of the longest name of a check, for tables
+NEEDS = "needs"  # begins the reason of a check whose prerequisite did not pass
 
 # Compilation dominates the cost: a program of many results runs once, so it is compiled without optimization.
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -94,12 +95,16 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The outcome of a check: "passed", "failed" or "skipped", with the reason and the rule to fix."""
+    """The outcome of a check: "passed", "failed" or "skipped", with the reason and the rule to fix.
+
+    `complete` is False if it, or a part of it, was left out although it applies, and was not named in `skip`.
+    """
 
     check: str
     outcome: str
     detail: str = ""
     rule: str = ""
+    complete: bool = True
 
     def __str__(self) -> str:
         rule = f"\n{'':{_WIDTH}}  -> {self.rule}" if self.rule else ""
@@ -121,23 +126,25 @@ def is_float(x) -> bool:
 def judge(checks: Sequence[Check], case: Case, reference: Callable, tolerance: float | None, skip: Mapping[str, str]) -> Iterator[Row]:
     """Yield a row for each check, in order."""
     skipped: dict[str, str] = {}  # check -> why
+    unnamed = {name: f"{NEEDS} {name}, which was skipped" for name in skip}  # why those that need a check of `skip` are left out
     for check in checks:
-        reasons = skip.get(check.name), *map(case.lacks, check.needs), *map(skipped.get, check.needs)
+        reasons = skip.get(check.name), *map(case.lacks, check.needs), *(unnamed.get(need) or skipped.get(need) for need in check.needs)
         if reason := next(filter(None, reasons), None):
             skipped[check.name] = reason
     possible = [check for check in checks if check.name not in skipped]
+    applies = {*CURES, *unnamed.values(), case.unsplit, case.uncut} - {""}  # reasons to leave out what another call could check
     truth, structs = _truth(possible, case, reference)
     got = None
     for check in checks:
         if reason := next(filter(None, map(skipped.get, (check.name, *check.needs))), None):
             skipped[check.name] = reason
-            yield Row(check.name, "skipped", reason)
+            yield Row(check.name, "skipped", reason, complete=reason not in applies)
             continue
         if got is None and check.run is None:
             got = _together({check.name: check.traced or check.want for check in possible if check.run is None}, case)
         row = _verdict(check, case, (got or {}).get(check.name), truth[check.want], structs[check.want], tolerance)
         if row.outcome == "failed":
-            skipped |= {other.name: f"needs {check.name}, which failed" for other in possible if check.name in other.needs}
+            skipped |= {other.name: f"{NEEDS} {check.name}, which failed" for other in possible if check.name in other.needs}
         yield row
 
 
@@ -149,7 +156,7 @@ def _verdict(check, case, got, want, structs, tolerance) -> Row:
         got = check.run(case) if check.run else got
         if check.partial:
             if not got:
-                return Row(check.name, "skipped", check.note(case) or "no layout is such")
+                return Row(check.name, "skipped", check.note(case) or "no layout is such", complete=not check.note(case))
             want, structs = ({label: tree[label] for label in got} for tree in (want, structs))
         compare(got, want, structs, tolerance)
     except Exception as error:
@@ -161,7 +168,7 @@ def _verdict(check, case, got, want, structs, tolerance) -> Row:
             )
         text = " ".join(str(error).split())
         return Row(check.name, "failed", f"{where}{type(error).__name__}: {text[:200]}", missing(text) or own)
-    return Row(check.name, "passed", check.note(case))
+    return Row(check.name, "passed", check.note(case), complete=not check.note(case))
 
 
 def _labels(error: Exception) -> list[str]:

@@ -23,14 +23,7 @@ from jaxext.testing.layouts import Cut
 
 def cuts_of(fn: Any, args: Sequence, result: Tree) -> list[Cut]:
     """The axes that a function names by `independent_axes(**keywords)`: axis -> its positions in the arguments and in the results."""
-    bound: tuple = ()
-    keywords: dict[str, Any] = {}
-    while isinstance(fn, functools.partial | jax.stages.Wrapped):
-        around: Any = fn
-        if isinstance(fn, functools.partial):
-            fn, bound, keywords = around.func, (*around.args, *bound), {**around.keywords, **keywords}
-        else:
-            fn = around.__wrapped__
+    fn, bound, keywords = _unwrapped(fn)
     named: Any = getattr(fn, "independent_axes", None)
     if not callable(named):
         return []
@@ -44,6 +37,26 @@ def cuts_of(fn: Any, args: Sequence, result: Tree) -> list[Cut]:
             raise ValueError(f"check_op: fn.independent_axes has {cut} for {len(args)} arguments and {jax.tree.structure(result)}")
         cuts.append(cut)
     return cuts
+
+
+def linear_of(fn: Any, args: Sequence) -> tuple[int, ...]:
+    """The floating-point arguments in each of which a function says by `linear` that it is linear."""
+    fn, bound, _ = _unwrapped(fn)
+    said = getattr(fn, "linear", ())
+    return tuple(k for k, x in enumerate(args) if is_float(x) and isinstance(said, tuple) and k + len(bound) in said)
+
+
+def _unwrapped(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
+    """What `functools.partial` and `jax.jit` are around, with the arguments and keywords that are bound."""
+    bound: tuple = ()
+    keywords: dict[str, Any] = {}
+    while isinstance(fn, functools.partial | jax.stages.Wrapped):
+        around: Any = fn
+        if isinstance(fn, functools.partial):
+            fn, bound, keywords = around.func, (*around.args, *bound), {**around.keywords, **keywords}
+        else:
+            fn = around.__wrapped__
+    return fn, bound, keywords
 
 
 def _parts(case: Case, cut: Cut) -> list[Case]:

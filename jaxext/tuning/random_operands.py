@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.forms.call import Call
+from jaxext.forms.form import form_of
 
 
 def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
@@ -24,8 +25,19 @@ def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
 
 
 def of(call: Call) -> list[jax.Array]:
-    """Such operands of a call."""
-    return normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
+    """Such operands of a call, except those that must be valid."""
+    operands = normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
+    fixed = valid(call)
+    return [fixed.get(slot, x) for slot, x in zip(call.dtypes, operands, strict=True)]
+
+
+def valid(call: Call) -> dict[str, jax.Array]:
+    """The operands for which random numbers would have no meaning, such as ranges of rows."""
+    found = {}
+    for of in (call.operation, form_of(call)):
+        if of is not None and of.examples is not None:
+            found |= of.examples(call)
+    return found
 
 
 def _draw(key, shape, dtype) -> jax.Array:
@@ -37,6 +49,8 @@ def _draw(key, shape, dtype) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _array(numbers, shape, dtype) -> jax.Array:
+    if dtype == jnp.float8_e8m0fnu:  # which has no negative numbers
+        numbers = jnp.abs(numbers)
     return numbers[: math.prod(shape)].astype(dtype).reshape(shape)
 
 

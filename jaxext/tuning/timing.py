@@ -81,14 +81,19 @@ class Chain:
     """Wall time of a chain of calls in one program, which a GPU runs as a CUDA graph.  It includes the gaps between kernels.
 
     Each call depends on the previous one; otherwise XLA would merge equal calls (it drops `lax.optimization_barrier` before that).  The
-    chain owns its operands, and overwrites one element of each in place with whether an element of the results was zero.  All results are
+    chain owns its operands, and overwrites one element of each in place with whether an element of the results was zero.  Integers of 32
+    bits beside other numbers stay as they are, since they may be ranges of rows, which say how much work there is.  All results are
     returned; otherwise XLA might compute only the part that is used.
     """
 
     name = f"wall time of a chain of {CALLS} calls in one program, warm L2"
 
     def sampler(self, program: Program) -> Sampler:
-        def fed(operand, bit):
+        indices = [jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize >= 4 for x in program.arguments]
+
+        def fed(operand, is_index, bit):
+            if is_index and not all(indices):
+                return operand
             return lax.dynamic_update_slice(operand.ravel(), bit.astype(operand.dtype), (0,)).reshape(operand.shape)
 
         def chain(operands):
@@ -96,7 +101,8 @@ class Chain:
             for _ in range(CALLS):
                 results.append(program.function(*operands))
                 zeros = [leaf.ravel()[:1] == 0 for leaf in jax.tree.leaves(results[-1])]
-                operands = [fed(operand, functools.reduce(jnp.logical_or, zeros)) for operand in operands]
+                bit = functools.reduce(jnp.logical_or, zeros)
+                operands = [fed(*of, bit) for of in zip(operands, indices, strict=True)]
             return operands, results
 
         operands = [jnp.array(operand) for operand in program.arguments]  # copies

@@ -166,12 +166,17 @@ def _short(error: Exception) -> str:
 
 
 def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results computed by xla, as precisely as possible.  Integers wrap around, and a sum of booleans is "any"."""
+    """The results computed by xla, as precisely as possible.  Integers wrap around, and a sum of booleans is "any".
+
+    Operands that must be valid, such as ranges of rows, keep their dtype.
+    """
+    kept = random_operands.valid(call)
 
     def of(real, precision):
         def wide(dtypes):
             complex_ = np.result_type(real, np.complex64)
-            return {name: complex_ if jnp.issubdtype(d, jnp.complexfloating) else np.dtype(real) for name, d in dtypes.items()}
+            numbers = {name: complex_ if jnp.issubdtype(d, jnp.complexfloating) else np.dtype(real) for name, d in dtypes.items()}
+            return numbers | {name: d for name, d in dtypes.items() if name in kept}
 
         dtypes, results = wide(call.dtypes), wide(call.results)
         further = {name: results[name] for name in call.further}

@@ -86,7 +86,8 @@ def tune(
       Exception: any error that JAX raises if `fun` cannot be differentiated.
 
     Warns:
-      UserWarning: a candidate's result is wrong, so it is not stored; or the function has no jaxext products.
+      UserWarning: a candidate's result is wrong, so it is not stored; measuring a product failed, so it is left out; or the function has no
+        jaxext products.
     """
     if (processes := jax.process_count()) > 1:
         raise RuntimeError(f"tune: this run has {processes} processes, want one: tune in it, and give all the same table (`use_table`)")
@@ -107,7 +108,7 @@ def tune(
     context, (clock, _) = in_force.context(environment.default_platform()), timing.timer()
     rows: list[Trial] = []
     for (problem, unanswered), call in calls.items():
-        row = Trial(problem, skipped=unanswered) if unanswered else measure(call, candidates, clock)
+        row = Trial(problem, skipped=unanswered) if unanswered else _measured(problem, call, candidates, clock)
         if row.winner:
             table_file.write(path, context, {problem: row.measurements})
         if wrong := [str(c) for c in row.candidates if c.wrong]:
@@ -116,6 +117,16 @@ def tune(
         if progress is not None:
             progress(row, len(rows), len(calls))
     return Tuned(context.device, clock.name, path, tuple(rows))
+
+
+def _measured(problem: str, call: Call, candidates: int, clock: timing.Clock) -> Trial:
+    """The trial of a call; one that fails leaves the others to be measured."""
+    try:
+        return measure(call, candidates, clock)
+    except Exception as error:  # of an implementation that plans, or of the definition in float64
+        why = f"measuring it failed, {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+        warnings.warn(f"tune: {problem} is not measured: {why}", stacklevel=3)
+        return Trial(problem, skipped=why)
 
 
 def _collected(fun, args, kwargs, backward) -> list[Call]:
@@ -155,6 +166,6 @@ def _unanswered(call: Call) -> str | None:
         return reason
     if call.platform != (platform := environment.default_platform()):
         return f"it is for another device than the {platform} of this process"
-    if call.operation is not None and (call.operation.product is None or not call.operation.of_any_numbers):
-        return "random operands need not be ones that the operation accepts, such as labels, or a symmetric matrix"
+    if call.operation is not None and call.operation.unmeasured:
+        return call.operation.unmeasured
     return "an axis is empty, so nothing is computed" if 0 in call.sizes.values() else None

@@ -14,11 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import registrations
 
 import jaxext
+from jaxext import extend
+from jaxext.backends.xla.xla_matmul import XlaMatmul
 from jaxext.benchmarks import bench, cells, cublas, problems, report, tables
 from jaxext.benchmarks.kinds import Conv, Matmul
 from jaxext.cli.terminal import UsageError
+from jaxext.forms.implementation import Algorithm
 from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement, Table
 from jaxext.tuning import random_operands, timing
@@ -66,6 +70,30 @@ def test_trial_run(tmp_path, capsys):
     assert product.results["cublas"] == report.Refusal("the platform is 'cpu'") and "cublas" not in convolution.results
     assert product.floor_ms == pytest.approx(1e3 * max(product.bytes / read.ceilings["copy"], product.flops / read.ceilings["float32"]))
     assert product.timed["lax"].roofline == pytest.approx(product.floor_ms / product.timed["lax"].ms[1])
+
+
+@on_cpu
+def test_an_operation_of_a_user(tmp_path, capsys):
+    """By its own kernel and by no kernel that the operation does not have, which is no failure; another's kernel is not its own either."""
+    with registrations.undone():
+        form = extend.define("bench_own", a="B M K", b="B K N", c="B M N")
+
+        class Mine(extend.Implementation):
+            name, version = "bench_mine", "1"
+
+            def supports(self, call):
+                return None
+
+            def run(self, call, config, operands):
+                return XlaMatmul().run(call, Algorithm("dot_general"), operands)
+
+        extend.register(form, Mine())
+        assert run("--only", "bench_own", "--only", "tiny nn", "--dtype", "float32", "--json", tmp_path / "report.json") == 0
+        product, *own = report.read(tmp_path / "report.json").rows
+        line = tables.line(own[0], ["lax", "triton", "bench_mine"]).plain
+    assert len(own) == 3 and all(row.timed.keys() == row.results.keys() == {"lax", "xla", "bench_mine"} for row in own)
+    assert "bench_mine" not in product.results and product.results.keys() >= {"lax", "xla", "triton", "cuda"}
+    assert "FAILED" not in capsys.readouterr().out and line[tables.NAME + tables.TIME :].split()[0] == "-"
 
 
 @pytest.mark.parametrize(

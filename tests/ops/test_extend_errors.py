@@ -90,11 +90,47 @@ def test_registered_again():
         np.testing.assert_allclose(jaxext.matmul(A, B, implementation="mine"), factor * (A @ B), rtol=1e-6)
 
 
+def test_registered_after_a_call():
+    """In the order of the tutorial: no program that was compiled or traced before is reused; and where there is none, all stay."""
+    form: Any = extend.define("toy_late", x="B N K", w="B K M", y="B N M")
+    other: Any = jax.jit(lambda a: a + 1)
+    other(A)
+    extend.register(form, times(5, "early"))
+    assert other._cache_size() == 1
+    product = functools.partial(form, B=0)
+    calls = [product, jax.jit(product), lambda a, b: jax.vmap(product)(a[None], b[None])[0]]
+    for factor in (5, 2):
+        for f in calls:
+            np.testing.assert_allclose(f(A, B), factor * (A @ B), rtol=1e-6)
+        if factor == 5:
+            extend.register(form, times(2, "late"))
+
+
+def test_a_kernel_of_a_backward_registered_after_a_gradient():
+    """Which was the reference's, so that no program has the primitive of the backward."""
+    toy: Any = extend.operation("toy_late_gradient", lambda x: 2 * x, operands=dict(x="N"), results=dict(y="N"))
+    x = np.linspace(0, 1, 4, dtype=np.float32)
+    gradient = jax.jit(jax.grad(lambda x: toy(x).sum()))
+    np.testing.assert_allclose(gradient(x), 2 + 0 * x)
+    extend.register(toy.backward, Einsum("late", run=lambda call, config, operands: 7 * operands["d_y"]))
+    np.testing.assert_allclose(gradient(x), 7 + 0 * x)
+
+
 def test_an_operation_of_one_operand_is_explained():
     """There was an error where the reference computes it: it has no second factor."""
     one: Any = extend.operation("toy_one_operand", lambda x: 3 * x, operands=dict(x="N"), results=dict(y="N"))
     (row,) = jaxext.explain(one, np.ones(4, np.float32)).rows
     assert (row.op, row.chosen, row.multiplies) == ("toy_one_operand", "xla", "")
+
+
+@pytest.mark.parametrize("of", [tuple, list, lambda results: results[0]], ids=["tuple", "list", "array"])
+def test_a_single_result(of):
+    """Which may be all that is wanted of several."""
+    labels: Any = dict(operands=dict(x="N"), results=dict(y="N"), saved=dict(z="N"))
+    toy: Any = extend.operation("toy_single_result", lambda x: (2 * x, x), **labels, replace=True)
+    x = np.linspace(0, 1, 4, dtype=np.float32)
+    extend.register(toy, Einsum("single", run=lambda call, config, operands: of([7 * operands["x"]])))
+    np.testing.assert_array_equal(toy(x), 7 * x)
 
 
 def test_declared_again():
@@ -130,6 +166,7 @@ class Fraction:
         (dict(run=lambda *_: np.ones((7, 2, 3), np.float32)), r"gave float32\[7, 2, 3\], want float32\[3, 7\]"),
         (dict(run=lambda *_: np.ones((3, 7), np.float16)), r"gave float16\[3, 7\], want float32\[3, 7\]"),
         (dict(run=lambda *_: None), "gave None, want float32"),
+        (dict(run=lambda *_: [np.ones((3, 7), np.float32)] * 2), r"gave float32\[3, 7\], float32\[3, 7\], want float32\[3, 7\]"),
         (dict(supports=lambda call: True), "^toy_checked_y: `supports` of implementation 'bad' gave True, want None or a reason: None if it"
             " computes the call, else a str that says why it does not"),
         (dict(supports=lambda call: False), "`supports` of implementation 'bad' gave False, want None or a reason"),
@@ -165,6 +202,8 @@ def test_what_an_implementation_answers_is_checked(answer, message):
         (lambda: FORM()(U, V, out_sharding="a"), TypeError, "toy_sum: out_sharding is 'a', want a NamedSharding or a PartitionSpec"),
         (lambda: FORM()(U, V, implementation="fast"), ValueError, r"toy_sum: implementation is 'fast', want one of \['xla'\] or None"),
         (lambda: extend.define("bad", x="A B", y="A B"), ValueError, "bad has the slots .*, want three"),
+        (lambda: extend.define("bad", x="B N", w="B M", v="B K", y="B N M K"), ValueError,
+            "want three: two operands and the result; `extend.operation` declares an operation of another number of operands or results"),
         (lambda: extend.define("bad", x="A b", w="A", y="A"), ValueError, "x of bad is 'A b', want different words of letters"),
         (lambda: extend.define("bad", x="A A", w="A", y="A"), ValueError, "x of bad is 'A A', want different"),
         (lambda: extend.define("bad", x="A B", w="A", y="A"), ValueError, "label B of bad stands in x alone, want it in two slots"),

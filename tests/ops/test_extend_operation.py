@@ -401,7 +401,7 @@ def test_tune_leaves_declared_operations_out(tmp_path):
     rows = jaxext.tune(loss, LOGITS, LABELS, table=tmp_path / "table.json").rows
     assert len(rows) == 3 and not any(row.winner for row in rows)  # the loss, the loss with what is saved, and the gradient
     assert {row.skipped for row in rows} == {
-        "random operands need not be ones that the operation accepts, such as labels, or a symmetric matrix"
+        "random operands need not be ones that the operation accepts, such as labels, or saved results that fit the others"
     }
 
 

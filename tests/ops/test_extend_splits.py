@@ -161,6 +161,33 @@ def test_a_kernel_that_couples_is_found():
     assert f"implementation 'of_eight' is wrong where call.op is '{sine.__name__}_backward', in 'd_x'" in report["vjp of halves"].rule
 
 
+def test_sizes_that_no_mesh_divides_are_not_complete():
+    """All splits are left out, or one; with sizes that the mesh divides it is complete."""
+    product = extend.define(f"toy_product_{next(NAMES)}", x="B N K", w="B K M", y="B N M")
+    fn, names = functools.partial(product, B=0), ("splits, automatic mesh",)
+    for n, m, left in ((2, 3, "not over N0 (size 2), M0 (size 3): want"), (4, 3, "not over M0 (size 3): want"), (4, 4, "")):
+        x, w = np.ones((n, 2), np.float32), np.ones((2, m), np.float32)
+        report = check(fn, lambda x, w: x @ w, (x, w), *names)
+        row = report["splits, automatic mesh"]
+        assert row.outcome == ("skipped" if (n, m) == (2, 3) else "passed") and row.detail.startswith(left)
+        assert report.passed and report.complete == (not left)
+        if left:
+            with pytest.raises(AssertionError, match="splits, automatic mesh .*not over"):
+                report.raise_if_failed(complete=True)
+
+
+def test_a_bilinear_operation_is_linear_by_its_declaration():
+    product = extend.define(f"toy_product_{next(NAMES)}", x="B N K", w="B K M", y="B N M")
+    names = ("vjp", "linear_transpose")
+    for fn, args, of in (
+        (jax.jit(functools.partial(product, B=0)), (X, X), lambda x, w: x @ w),
+        (functools.partial(product, X, B=0), (X,), lambda w: X.astype(w.dtype) @ w),
+    ):
+        assert check(fn, of, args, *names, devices=jax.devices()[:1])["linear_transpose"].outcome == "passed"
+    report = check(functools.partial(product, B=0), lambda x, w: x @ w, (X, X), *names, linear=(), devices=jax.devices()[:1])
+    assert report["linear_transpose"].detail == "no argument is declared linear"
+
+
 def test_the_axes_that_an_operation_names():
     norm, *_ = declared("rms_norm", whole="C")
     assert norm.independent_axes() == {"N0": ((0, None), (0,))}

@@ -209,6 +209,27 @@ def test_what_one_device_leaves_out_is_said():
     assert accepted.complete
 
 
+def test_what_needs_a_skipped_check_is_said():
+    """With its own reason, and it is not complete: nobody asked to leave out the derivative, which is wrong."""
+
+    @jax.custom_jvp
+    def wrong(x):
+        return jnp.sin(x)
+
+    wrong.defjvp(lambda primals, tangents: (wrong(*primals), 3 * tangents[0]))
+    x = np.arange(3, dtype=np.float32)
+    report = testing.check_op(wrong, jnp.sin, (x,), skip={"jit": "slow", "jacfwd": "large"}, devices=ONE, show=False)
+    assert report.passed and not report.complete
+    assert {row.check for row in report.rows if row.outcome == "passed"} == {"eager", "disable_jit"}
+    assert (report["jit"].detail, report["jacfwd"].detail) == ("slow", "large")
+    for name in ("vmap", "jvp", "vjp", "grad of jvp", "finite differences", "gradient per example"):
+        assert report[name].detail == "needs jit, which was skipped"
+    assert report["hessian"].detail == "needs jacfwd, which was skipped"
+    assert ": needs jit, which was skipped; " in report.summary and "; 1: slow" in report.summary
+    with pytest.raises(AssertionError, match="jvp +skipped  needs jit, which was skipped"):
+        report.raise_if_failed(complete=True)
+
+
 def test_a_split_that_some_devices_cannot_make_is_said():
     """Two devices have no mesh axis "y", and halves need two elements: the rows that pass say what they leave out."""
     split = [testing.Split((P("x"),), P("x")), testing.Split((P(None, "y"),), P(None, "y"))]

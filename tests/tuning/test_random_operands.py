@@ -21,6 +21,12 @@ def test_operands(dtype):
         assert abs(values.mean()) < 0.1 and abs(values.std() - 1) < 0.1
 
 
+def test_scales_without_a_sign_are_numbers():
+    (x,) = random_operands.normal([(40, 50)], "float8_e8m0fnu")
+    values = np.asarray(x).astype(float)
+    assert (values > 0).all() and len({*values.ravel()}) > 4
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "complex64", "int8", "bool"])
 def test_soil_is_no_result(dtype, monkeypatch):
     made = []

@@ -59,6 +59,19 @@ def test_a_chain_computes_each_link(monkeypatch, f, links):
     assert np.all(x == 1) and np.all(y == 1)
 
 
+@pytest.mark.parametrize("dtypes", [("int8", "int32"), ("float32", "int32"), ("int32", "int32")])
+def test_a_chain_leaves_ranges(monkeypatch, dtypes):
+    """It overwrites an element of the numbers, and none of the 32-bit integers beside them."""
+    programs = []
+    monkeypatch.setattr(timing.jax, "jit", lambda f, jit=jax.jit, **how: programs.append(f) or jit(f, **how))
+    operands = [jnp.full(4, 3, dtype) for dtype in dtypes]
+    timing.Chain().sampler(timing.Program(lambda x, y: x * y.astype(x.dtype) * 0, tuple(operands), None, 0, 0))
+    after, _ = programs[0](operands)
+    changed = {dtype for dtype, x in zip(dtypes, after, strict=True) if x[0] == 1 and (x[1:] == 3).all()}
+    same = {dtype for dtype, x in zip(dtypes, after, strict=True) if (x == 3).all()}
+    assert changed == {dtypes[0]} and same == {*dtypes} - changed
+
+
 def test_samples_are_taken_in_turn():
     order = []
     taken = timing.take({name: lambda name=name: order.append(name) or float(len(order)) for name in "abc"}, 4, math.inf)

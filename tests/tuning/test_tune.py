@@ -3,6 +3,7 @@
 Time is never asserted: a stand-in for the clock says what each candidate takes.
 """
 
+import functools
 import re
 
 import cases
@@ -167,6 +168,55 @@ def test_ties(ms, won, ties, why, clock, path):
     assert row.preferred == PREFERRED and winner(row) == won and [c.name for c in row.candidates if c.ties] == ties
     assert str(row).count("\n  = ") == len(ties) and (f"  {PREFERRED}, as preferred\n" in str(row)) == (won == PREFERRED)
     assert re.fullmatch(f"measured at {why}", taken(path).why)
+
+
+def gated(x, w, sizes):
+    return jaxext.ragged_gated_linear_unit(x, w.reshape(3, 4, 2, 3), sizes, activation="silu")
+
+
+@pytest.mark.parametrize(("function", "rows", "dtype", "names"), [
+    (jaxext.ragged_dot, 8, np.float32, "ragged_nn ragged_nt ragged_tn"),
+    (functools.partial(jaxext.ragged_linear, activation="silu"), 100, jnp.bfloat16, "ragged_linear ragged_nn"),
+    (gated, 8, np.float32, "ragged_gated_linear_unit ragged_nn"),
+], ids=["dot", "linear", "gated"])  # fmt: skip
+def test_ragged_products(function, rows, dtype, names, clock, path):
+    """The ranges are integers in the truth, too, and hold rows, so that there are numbers to compare."""
+    arguments = struct(rows, 4, dtype=dtype), struct(3, 4, 6, dtype=dtype), struct(3, dtype=np.int32)
+    tuned = tune(function, *arguments, table=path, backward="tn" in names)
+    assert ops(tuned) == {*names.split()} and {*stored(path)} == {row.problem for row in tuned.rows}
+    for row in tuned.rows:
+        assert winner(row) is not None and all(c.error is not None and max(c.error) < 1e-2 for c in row.candidates)
+
+
+def test_causal_convolutions(clock, path):
+    """With their gradient, of sequences behind each other."""
+
+    def packed(x, w, seq_idx):
+        return jaxext.causal_conv1d(x, w, seq_idx=seq_idx, activation="silu")
+
+    with in_force.collecting() as calls:
+        tuned = tune(packed, struct(2, 9, 3), struct(4, 3), struct(2, 9, dtype=np.int8), table=path)
+    assert ops(tuned) == {"causal_conv1d", "causal_conv1d_backward"} and all(winner(row) for row in tuned.rows)
+    for call in calls:
+        np.testing.assert_array_equal(random_operands.valid(call)["seq_idx"], [[0, 0, 0, 1, 1, 2, 2, 3, 3]] * 2)
+
+
+@pytest.mark.parametrize(("rows", "groups", "lead"), [(100, 3, (2,)), (2, 5, ()), (7, 1, ())])
+def test_ranges_that_are_measured_are_valid(rows, groups, lead):
+    """In order, without overlap, and with every row."""
+
+    def product(x, w, sizes):
+        return jaxext.ragged_dot(x, w, sizes)
+
+    for _ in lead:
+        product = jax.vmap(product)
+    with in_force.collecting() as calls:
+        jax.jit(product).lower(struct(*lead, rows, 4), struct(*lead, groups, 4, 6), struct(*lead, groups, dtype=np.int32))
+    (call,) = calls
+    operands = dict(zip(call.dtypes, random_operands.of(call), strict=True))
+    assert {name: (x.shape, x.dtype) for name, x in operands.items()} == {name: (call.shape_of(name), d) for name, d in call.dtypes.items()}
+    begin, end = (np.asarray(operands[name]).reshape(-1, groups) for name in ("begin", "end"))
+    assert (begin[:, 0] == 0).all() and (begin[:, 1:] == end[:, :-1]).all() and (begin <= end).all() and (end[:, -1] == rows).all()
 
 
 def test_what_is_measured_stays_if_interrupted(clock, path):

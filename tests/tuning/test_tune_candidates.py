@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tune import DOTS, LAX, PREFERRED, Clock, clock, matmul, of_depthwise, path, stored, struct, winner
+from test_tune import DEPTHWISE, DOTS, LAX, PREFERRED, Clock, clock, depthwise, matmul, of_depthwise, path, stored, struct, winner
 
 from jaxext.backends.xla.xla_conv import XlaConv
 from jaxext.backends.xla.xla_matmul import XlaMatmul
@@ -84,6 +84,25 @@ def test_a_timer_that_fails(of, name, clock, path, monkeypatch):
     (row,) = tune(matmul, struct(2, 3), struct(3, 4), table=path, backward=False).rows
     assert winner(row) is None and "RuntimeError: CUPTI lost kernels" in (row.skipped, row.candidates[0].left_out)
     assert not path.exists()
+
+
+def test_a_product_that_fails_leaves_the_others(clock, path, monkeypatch):
+    """A defect in what the truth is computed by."""
+    run = XlaMatmul.run
+
+    def fails(self, call, config, operands):
+        if call.dtype == np.float64:
+            raise TypeError("not of this kind\nand more lines of it")
+        return run(self, call, config, operands)
+
+    def both(a, x, w):
+        return matmul(a, a), depthwise(x, w)
+
+    monkeypatch.setattr(XlaMatmul, "run", fails)
+    with pytest.warns(UserWarning, match="tune: matmul_nn .* is not measured: measuring it failed, TypeError: not of this kind$"):
+        rows = tune(both, struct(3, 3), *DEPTHWISE, table=path, backward=False).rows
+    assert [(row.problem.split()[0], row.winner is None) for row in rows] == [("matmul_nn", True), ("conv1d_fprop", False)]
+    assert rows[0].skipped == "measuring it failed, TypeError: not of this kind" and {*stored(path)} == {rows[1].problem}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float64", "complex64", "int8", "bool"])
