@@ -53,7 +53,7 @@ def first_sentence(name: str) -> str:
     whole = importlib.import_module(path)
     found = getattr(whole, attribute, None) or importlib.import_module(name)
     documented = inspect.ismodule(found) or inspect.isclass(found) or inspect.isfunction(found)
-    file = pathlib.Path(inspect.getsourcefile(found if documented else whole) or "").resolve().relative_to(ROOT)
+    file = pathlib.Path(inspect.getsourcefile(inspect.unwrap(found) if documented else whole) or "").resolve().relative_to(ROOT)
     text = " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split()) if documented else ""
     sentence = re.split(r"(?<=\.) ", text)[0]
     escaped = re.sub(r"(`[^`]*`)|([*<])", lambda match: match[1] or f"\\{match[2]}", sentence)

@@ -1,5 +1,6 @@
 """Trains a small ConvNet on scikit-learn's handwritten digits: jaxext's convolutions and matmul under jit, grad, vmap and a sharded batch.
 
+    pip install '.[demo]'
     python examples/digits.py                # jaxext
     python examples/digits.py --reference    # the same run with jax.lax and jax.numpy
 
@@ -21,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure  # pip install '.[demo]'
 from rich.progress import track
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # pip install '.[demo]'
 
 import jaxext
 
@@ -138,15 +139,15 @@ def train(ops=OURS, epochs=12, rate=0.01):
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def hardest(ops, params, images, labels, count=5):
-    """(indices of the examples with the largest loss, norm of the gradient that each of them alone would give)."""
-    _, worst = jax.lax.top_k(losses(ops, params, images, labels), count)
+    """(indices of the examples with the largest loss, their losses, norm of the gradient that each of them alone would give)."""
+    largest, worst = jax.lax.top_k(losses(ops, params, images, labels), count)
 
     def loss_of_one(params, image, label):
         return losses(ops, params, image[None], label[None])[0]
 
     grads = jax.vmap(jax.grad(loss_of_one), in_axes=(None, 0, 0))(params, images[worst], labels[worst])
     squares = [jnp.sum(g**2, axis=range(1, g.ndim)) for g in grads.values()]
-    return worst, jnp.sqrt(sum(squares))
+    return worst, largest, jnp.sqrt(sum(squares))
 
 
 def plot(path, curve, accuracies, images, titles):
@@ -165,15 +166,15 @@ def plot(path, curve, accuracies, images, titles):
 
 
 def report(ops, params, images, labels, curve, accuracies, path):
-    """Prints the five hardest digits and plots them below the curves."""
-    worst, norms = map(np.asarray, hardest(ops, params, images, labels))
+    """Prints the five digits with the largest loss and plots them below the curves."""
+    worst, largest, norms = map(np.asarray, hardest(ops, params, images, labels))
     found = np.argmax(logits(ops, params, images[worst]), axis=1)
-    print("\nThe five hardest test digits, and the norm of the gradient that each would give by itself:")
+    print("\nThe five test digits with the largest loss, and the norm of the gradient that each would give by itself:")
     titles = []
-    for index, label, digit, norm in zip(worst, labels[worst], found, norms, strict=True):
+    for index, label, digit, loss, norm in zip(worst, labels[worst], found, largest, norms, strict=True):
         title = f"a {label}, taken for {digit}" if label != digit else f"a {label}, recognised"
-        print(f"  test image {index:3}   {title:16}   |gradient| = {norm:.2f}")
-        titles.append(f"{title}\n|gradient| = {norm:.2f}")
+        print(f"  test image {index:3}   {title:16}   loss = {loss:.2f}   |gradient| = {norm:.2f}")
+        titles.append(f"{title}\nloss = {loss:.2f}\n|gradient| = {norm:.2f}")
 
     plot(path, curve, accuracies, images[worst], titles)
     print(f"\nPlot saved to {path}")

@@ -2,6 +2,7 @@
 
     w  <-  w - rate / batch (Σ_b g_b min(1, C / |g_b|) + σ C z),   z ~ N(0, 1)
 
+    pip install '.[demo]'
     python examples/dp_sgd.py
 
 What to see: no gradient of an example is ever made, and the sum is that of clipped gradients all the same.  Each batch is a Poisson sample,
@@ -15,8 +16,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
+from matplotlib.figure import Figure  # pip install '.[demo]'
+from sklearn.datasets import load_digits  # pip install '.[demo]'
 
 import jaxext
 

@@ -1,5 +1,6 @@
 """Trains a small network on handwritten digits in 8-bit floats, beside bfloat16, and then rounds its weights to int8 and int4.
 
+    pip install '.[demo]'
     python examples/fp8_training.py
 
 What to see: `jaxext.fp8_matmul` in place of `@` trains as well as bfloat16, and keeps fewer bytes for the gradients.  The trained
@@ -12,7 +13,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn import datasets
+from sklearn import datasets  # pip install '.[demo]'
 
 import jaxext
 

@@ -1,6 +1,7 @@
 """Blurs, sharpens, outlines, tracks and deblurs a photograph, by convolutions in one, two and three dimensions.
 
-    python examples/image_convolution.py    # saves image_convolution.png; needs the extra demo
+    pip install '.[demo]'
+    python examples/image_convolution.py    # saves image_convolution.png
 
 The photograph comes with scikit-learn.  `convolve` below is `jax.scipy.signal.convolve` and `convolve2d` in one function, written with
 `jaxext.conv_general_dilated`, and gives what they give.
@@ -21,8 +22,8 @@ import jax.scipy.signal
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from matplotlib.figure import Figure
-from sklearn.datasets import load_sample_image
+from matplotlib.figure import Figure  # pip install '.[demo]'
+from sklearn.datasets import load_sample_image  # pip install '.[demo]'
 
 import jaxext
 

@@ -4,6 +4,7 @@
     Δ = softplus(v D + d);   B, C = v P, v Q                what is kept depends on what is read
     h = exp(-Δ A) h + Δ v B;   y = x + (h C + v) silu(g) O  a state of STATE numbers for each channel
 
+    pip install '.[demo]'
     python examples/mamba.py
 
 What to see: training convolves whole sequences.  Afterwards the network reads the test images one row at a time, and keeps nothing but
@@ -18,8 +19,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
+from matplotlib.figure import Figure  # pip install '.[demo]'
+from sklearn.datasets import load_digits  # pip install '.[demo]'
 
 import jaxext
 

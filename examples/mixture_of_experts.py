@@ -3,6 +3,7 @@
     router:   p = softmax(x R);  each row goes to the TOP experts with the largest p
     layer:    y = x + Σ_e p_e down_e(relu(up_e(x)))  over these experts
 
+    pip install '.[demo]'
     python examples/mixture_of_experts.py
 
 What to see: the rows are sorted by expert, and `jaxext.ragged_dot` multiplies those of each expert by its matrix, however many there are.
@@ -26,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
+from matplotlib.figure import Figure  # pip install '.[demo]'
+from sklearn.datasets import load_digits  # pip install '.[demo]'
 
 import jaxext
 

@@ -1,5 +1,6 @@
 """The optimizer Muon by `jaxext.newton_schulz`, in optax's form, trains a network on handwritten digits, beside optax's own Muon.
 
+    pip install '.[demo]'
     python examples/muon.py            # compares with optax.contrib.muon if optax is installed
     python examples/muon.py --help
 
@@ -16,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
-from sklearn import datasets
+from matplotlib.figure import Figure  # pip install '.[demo]'
+from sklearn import datasets  # pip install '.[demo]'
 
 import jaxext
 

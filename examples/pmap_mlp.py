@@ -3,6 +3,7 @@
     each device d:   g_d = gradient of the mean loss over its part of the batch
     all of them:     g = (1/D) Σ_d g_d,  the gradient over the whole batch, because the parts are equally long
 
+    pip install '.[demo]'
     python examples/pmap_mlp.py
 
 What to see: with the mean over devices (`lax.pmean`), the parameters after every step are those that one device finds on the whole batch,
@@ -23,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # pip install '.[demo]'
 
 import jaxext
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -58,3 +59,23 @@ class Scope(contextlib.ContextDecorator, threading.local):
         if not callable(fun) or isinstance(fun, type):
             raise TypeError(f"{self._name}: a decorator of functions, got {told(fun)}")
         return super().__call__(fun)
+
+
+def in_parentheses(example: str) -> Callable[[_Fun], _Fun]:
+    """Makes a function that returns a `Scope` refuse to be a decorator itself: `@use_target`, in place of `@use_target("sm_90a")`.
+
+    Args:
+      example: a call, for the message.
+    """
+
+    def of(make: _Fun) -> _Fun:
+        @functools.wraps(make)
+        def made(*args, **kwargs):
+            if len(args) == 1 and not kwargs and callable(args[0]):
+                name = make.__name__
+                raise TypeError(f"{name}: got {told(args[0])}, want parentheses: write @{example}")
+            return make(*args, **kwargs)
+
+        return made  # type: ignore[return-value]
+
+    return of

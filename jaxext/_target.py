@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxext._scope import Scope
+from jaxext._scope import Scope, in_parentheses
 from jaxext._told import told
 
 # Name of a compute capability -> GPUs that have it (https://developer.nvidia.com/cuda-gpus).  NVIDIA adds "a" or "f" to names from 9.0 on.
@@ -30,6 +30,7 @@ _KNOWN = {
 _named = jax.make_user_context(None)
 
 
+@in_parentheses('use_target("sm_90a")')
 def use_target(arch: str | None) -> Scope:
     """A context in which CUDA programs are compiled for the GPU architecture `arch`.
 

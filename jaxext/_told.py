@@ -1,4 +1,4 @@
-"""How messages tell a value: an array by its dtype and shape, as `float32[3,4]`, and everything in a line of limited length.
+"""How messages tell a value: an array by its dtype and shape, as `float32[3,4]`, and everything in a line of limited length.  And whom.
 
 The numbers of an array say nothing about a wrong call, and there may be a thousand lines of them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import reprlib
+import sys
 from typing import Any
 
 import jax
@@ -18,6 +19,14 @@ _LENGTH = 200  # characters
 def told(x: Any) -> str:
     """`repr(x)` in short, with `float32[3,4]` in the place of each array in x, which may be a pytree."""
     return _cut(" ".join(_SHORT.repr(x).splitlines()), _LENGTH)
+
+
+def depth_of_the_user() -> int:
+    """The `stacklevel` of the first frame above the caller that is outside jax and jaxext."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jax", "jaxext", "contextlib", "functools"):
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def _cut(text: str, length: int) -> str:

@@ -7,13 +7,13 @@ recomputed, with a warning.  `seeing_products(policy)` shows them to a policy as
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 from collections.abc import Callable
 
 import jax
 
 from jaxext import _compat
+from jaxext._told import depth_of_the_user
 from jaxext.forms.form import dimension_numbers, owner
 
 __all__ = [
@@ -79,16 +79,8 @@ def _warn(policy: Callable, product) -> None:
     warnings.warn(
         f"jax.checkpoint: {f'jax.checkpoint_policies.{name}' if name else 'its policy'} knows lax's products only, so jaxext's are computed"
         f" again where lax's would be saved: use jaxext.checkpoint_policies.{name or 'seeing_products(policy)'}",
-        stacklevel=_depth_of_the_user(),
+        stacklevel=depth_of_the_user(),
     )
-
-
-def _depth_of_the_user() -> int:
-    """The `stacklevel` of the first frame above the caller that is outside jax and jaxext."""
-    frame, depth = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jax", "jaxext", "contextlib", "functools"):
-        frame, depth = frame.f_back, depth + 1
-    return depth
 
 
 _compat.policies_asked.listener = _warn

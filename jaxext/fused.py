@@ -38,9 +38,9 @@ def linear(
       x: shape (..., K).
       w: shape (K, N).
       bias: shape (N,), or None.
-      activation: "relu", "relu6", "gelu" (exact), "gelu_tanh" (its approximation, the default of `jax.nn.gelu`), "silu", "sigmoid", "tanh",
-        "leaky_relu" (with the slope 0.01), "squared_relu" (relu(z)²), or any elementwise function.  A function of jax.nn that is one of
-        these, such as `jax.nn.silu`, counts as its name.  No kernel fuses another function.
+      activation: "relu", "relu6", "gelu" (exact), "gelu_tanh" (its approximation, the default of `jax.nn.gelu`), "silu" or "swish",
+        "sigmoid", "tanh", "leaky_relu" (with the slope 0.01), "squared_relu" (relu(z)²), or any elementwise function.  A function of jax.nn
+        that is one of these, such as `jax.nn.silu`, counts as its name.  No kernel fuses another function.
       residual: shape (..., N), or None.  It is added after the activation.
       precision, out_sharding: as in `matmul`.
       preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and residual does not count.

@@ -60,7 +60,7 @@ def causal_conv1d(
         own number.  A number that comes back after another one would see the steps of before.
       initial_states: shape (..., k - 1, C), or None for zeros.
       return_final_states: whether to return the last k - 1 inputs too.
-      activation: as in `linear`; "swish" is "silu".
+      activation: as in `linear`.
       implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
 
     Returns:

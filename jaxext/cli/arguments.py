@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import functools
 import importlib
 import inspect
 import os
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -111,11 +113,15 @@ def function(name: str, arguments: Iterable) -> Callable:
     """Import `module:function`, and check that it accepts these arguments."""
     where, _, attributes = name.partition(":")
     if not all(part.isidentifier() for part in [*where.split("."), *attributes.split(".")]):
-        raise UsageError(f"{name!r} is no module:function, want such as examples.digits:loss")
-    found: Any = module(where)
+        raise UsageError(f"{name!r} is no module:function, want such as {_of_file(where, attributes) or 'examples.digits:loss'}")
+    try:
+        found: Any = module(where)
+    except UsageError as error:
+        of_file = _of_file(where, attributes)
+        raise UsageError(f"{error}; want a module, not its file: write {of_file}") if of_file else error from None
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
-            raise UsageError(f"{where} has no {attributes!r}")
+            raise UsageError(f"{where} has no {attributes!r}{_nearest(attribute, found)}")
         found = getattr(found, attribute)
     if not callable(found):
         raise UsageError(f"{name} is of type {type(found).__name__}, want a function")
@@ -124,6 +130,20 @@ def function(name: str, arguments: Iterable) -> Callable:
     except TypeError as error:
         raise UsageError(f"{name}: {error}; give a SHAPE for each argument") from None
     return found
+
+
+def _of_file(where: str, attributes: str) -> str | None:
+    """What to write in place of `folder/mynet.py:loss`, or None if it does not name a file."""
+    path = pathlib.PurePath(where)
+    parts = path.with_suffix("").parts
+    return f"{'.'.join(parts)}:{attributes or 'function'}" if path.suffix == ".py" and all(map(str.isidentifier, parts)) else None
+
+
+def _nearest(name: str, where: Any) -> str:
+    """The function that was meant, for messages."""
+    near = difflib.get_close_matches(name, dir(where))
+    meant = next((each for each in near if callable(getattr(where, each, None))), None)
+    return f", did you mean {meant!r}?" if meant else ""
 
 
 def module(name: str) -> ModuleType:

@@ -58,6 +58,8 @@ def _here(options) -> table_format.Context | None:
 
 def _kept(options, path: pathlib.Path) -> Sequence[table_format.Entry]:
     """Do the action, and return the entries of the table at `path` afterwards."""
+    if options.action == "show" and options.table and not path.exists():
+        raise UsageError(f"no table {path}")
     if options.action == "clear":
         table_file.clear(path)
     elif options.action != "show":

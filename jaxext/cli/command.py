@@ -105,12 +105,16 @@ def _info(options) -> int:
     tell(
         options,
         found,
-        Grid("Here", ("what", "is"), [*here.items(), *devices]),
+        Grid("Here", ("what", "is"), [*_known(here), *devices]),
         Grid("Implementations", ("platform", "call", "implementation", "is"), implementations),
-        Grid("Table of measurements", ("what", "is"), [*found["table"].items()]),
-        Grid("CUDA kernels", ("what", "is"), [*found["build"].items()]),
+        Grid("Table of measurements", ("what", "is"), _known(found["table"])),
+        Grid("CUDA kernels", ("what", "is"), _known(found["build"])),
     )
     return 0
+
+
+def _known(facts: dict) -> list[tuple]:
+    return [(what, value) for what, value in facts.items() if value is not None]
 
 
 def _explain_arguments(command: argparse.ArgumentParser) -> None:

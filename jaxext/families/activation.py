@@ -30,6 +30,8 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 assert tuple(FUNCTIONS) == ACTIVATIONS
 
+_ALIASES = {"swish": "silu"}  # causal-conv1d's and jax.nn's second name
+
 # A function that is one of these, by the name that kernels know.
 _NAMES = {
     jax.nn.relu: "relu",
@@ -63,12 +65,14 @@ def named(operation: str, activation: Activation) -> Activation:
     """
     if activation is None:
         return None
+    wanted = f"want one of {[*FUNCTIONS, *_ALIASES]}, a function, or None"
     if isinstance(activation, str):
+        activation = _ALIASES.get(activation, activation)
         if activation not in FUNCTIONS:
-            raise ValueError(f"{operation}: activation is {told(activation)}, want one of {list(FUNCTIONS)}, a function, or None")
+            raise ValueError(f"{operation}: activation is {told(activation)}, {wanted}")
         return activation
     if not callable(activation):
-        raise TypeError(f"{operation}: activation is {told(activation)}, want one of {list(FUNCTIONS)}, a function, or None")
+        raise TypeError(f"{operation}: activation is {told(activation)}, {wanted}")
     try:
         return _NAMES.get(activation, activation)
     except TypeError:

@@ -65,7 +65,7 @@ def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_fina
     if "initial_states" in arrays:
         state = (*x.shape[:-2], weight.shape[0] - 1, x.shape[-1])
         fuse.refuse_shape(name, "initial_states", arrays["initial_states"], state, "the inputs before the first step")
-    activation = _named(name, activation)
+    activation = _activation.named(name, activation)
     key = (tuple(arrays), activation, return_final_states)
     return compiled(_convolution, key, FAMILY, implementation, tuple(arrays.values()), {}, name=name)
 
@@ -82,10 +82,6 @@ def _refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wante
     fuse.refuse_kinds(name, {argument: arrays[argument] for argument in FACTORS if argument in arrays}, x.dtype)
     if "bias" in arrays:
         fuse.refuse_shape(name, "bias", arrays["bias"], x.shape[-1:], "an element for each channel")
-
-
-def _named(name: str, activation):
-    return "silu" if activation == "swish" else _activation.named(name, activation)
 
 
 def _convolution(names, activation, return_final_states, *arrays, implementation):
@@ -256,7 +252,7 @@ def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
             fuse.refuse_shape(name, argument, arrays[argument], lead, "an element for each sequence")
             if not jnp.issubdtype(arrays[argument].dtype, jnp.integer):
                 raise TypeError(f"{name}: {argument} is {arrays[argument].dtype}, want integers")
-    key = (tuple(arrays), _named(name, activation))
+    key = (tuple(arrays), _activation.named(name, activation))
     return compiled(_update, key, FAMILY, None, tuple(arrays.values()), {}, name=name)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext._scope import Scope
+from jaxext._scope import Scope, in_parentheses
 from jaxext._told import told
 from jaxext.families.substitute import CacheKey, substitute
 from jaxext.forms import flops
@@ -29,6 +29,7 @@ _named = jax.make_user_context(None)
 _invariant = jax.make_user_context(False)
 
 
+@in_parentheses('use_implementation("xla")')
 def use_implementation(name: str | None) -> Scope:
     """A context in which every jaxext operation and its gradients use the implementation `name` (None: select automatically).
 
@@ -46,6 +47,7 @@ def use_implementation(name: str | None) -> Scope:
     return Scope("use_implementation", _named, name)
 
 
+@in_parentheses("use_invariant()")
 def use_invariant() -> Scope:
     """A context in which the bits of a row of a result do not depend on the other rows: the same for each size of a batch.
 
@@ -66,6 +68,7 @@ def use_invariant() -> Scope:
     return Scope("use_invariant", _invariant, True)
 
 
+@in_parentheses("in_place_of_lax()")
 def in_place_of_lax() -> Scope:
     """A context in which jaxext's products replace lax's, for models that do not let you pass in an operation.
 

@@ -50,6 +50,7 @@ class Quantized:
     def dequantize(self) -> jax.Array:
         """The values, with the dtype of the scale, but float32 for scales of fewer bits."""
         wide = summed(self.scale.dtype)
+        _refuse_scale("dequantize", "", self.scale.shape, self.qvalue)
 
         def of_each(blocks):
             return scaled.spread(blocks.astype(wide).reshape(blocks.shape or (1,) * self.qvalue.ndim), self.qvalue.shape)
@@ -152,12 +153,20 @@ def matmul(name: str, x: Any, weight: Any, *, preferred_element_type, out_shardi
         raise TypeError(f"{name}: weight.qvalue has the shape {q.shape}, want ({x.shape[-1]}, N), since x has the shape {x.shape}")
     scaled.refuse_dtype(name, "weight.qvalue", q.dtype, integers=True)
     scaled.refuse_dtype(name, "weight.scale", scale.dtype)
-    scaled.refuse_blocks(name, "weight.scale", scale.shape, "weight.qvalue", q.shape)
+    _refuse_scale(name, "weight.", scale.shape, q)
     if zeros:
         _refuse_zeros(name, zeros[0], scale.shape, q.dtype)
     dtype = scaled.dtype_of_result(name, x.dtype if preferred_element_type is None else preferred_element_type)
     static = dict(preferred_element_type=dtype, out_sharding=out_sharding)
     return compiled(_matmul, (name,), scaled.FAMILY, implementation, (x, q, scale, *zeros), static, name=name)
+
+
+def _refuse_scale(name: str, where: str, scale: tuple[int, ...], q: jax.Array) -> None:
+    bytes_of_two = q.ndim and q.dtype in (jnp.int8, jnp.uint8)
+    if bytes_of_two and not scaled.blocks_fit(scale, q.shape) and scaled.blocks_fit(scale, (*q.shape[:-1], 2 * q.shape[-1])):
+        got = f"{where}qvalue is {q.dtype} of the shape {q.shape}, and {where}scale has the shape {scale}"
+        raise TypeError(f"{name}: {got}, which fits twice as many columns: of int4 in bytes, want unpack_int4({where}qvalue)")
+    scaled.refuse_blocks(name, f"{where}scale", scale, f"{where}qvalue", q.shape)
 
 
 def _refuse_zeros(name: str, zero: jax.Array, wanted: tuple[int, ...], dtype) -> None:

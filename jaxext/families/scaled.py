@@ -133,9 +133,15 @@ def _is_number(dtype, integers: bool) -> bool:
 
 
 def refuse_blocks(name: str, argument: str, counts: Sequence[int], of: str, shape: Sequence[int]) -> None:
-    if counts and (len(counts) != len(shape) or not all(n and size % n == 0 or n == size for n, size in zip(counts, shape, strict=True))):
+    if not blocks_fit(counts, shape):
         want = f"as many axes as {of}, which has the shape {tuple(shape)}, of sizes that divide its sizes"
         raise TypeError(f"{name}: {argument} has the shape {tuple(counts)}, want {want}")
+
+
+def blocks_fit(counts: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether an array of this shape has as many blocks of equal size along each axis."""
+    same = len(counts) == len(shape)
+    return not counts or same and all(n and size % n == 0 or n == size for n, size in zip(counts, shape, strict=True))
 
 
 def _dimension_numbers(name: str, lhs, rhs, numbers) -> Any:

@@ -118,7 +118,8 @@ def clipped_grad(
       l2_clip_norm: the largest norm of an example's gradient that stays as it is.
       rescale_to_unit_norm: whether to divide the sum by `l2_clip_norm`.
       normalize_by: a number by which to divide the sum.
-      batch_argnums: the arguments with examples along the first axis of each of their arrays.
+      batch_argnums: the arguments with examples along the first axis of each of their arrays: of a loss of (params, x, y), (1, 2).  Each
+        example sees the whole of all other arguments.
       keep_batch_dim: whether `fun` gets this axis, with size 1.  If not, `fun` is a loss of a single example; or an example is a group,
         such as the data of one user, and its own first axis follows.
       return_values, return_grad_norms: whether to return losses and norms of all examples.
@@ -139,6 +140,9 @@ def clipped_grad(
       TypeError: a parameter does not consist of floating-point numbers, or `fun` does not return a real scalar for an example.
       ValueError: `l2_clip_norm` is negative, or `normalize_by` not positive; `argnums` and `batch_argnums` overlap or are negative; or the
         arguments of a batch differ in length.
+
+    Warns:
+      UserWarning: an array that is no argument of `batch_argnums` is as long as the batch.
     """
     for name, given, wanted in (
         ("l2_clip_norm", l2_clip_norm, numbers.Real | jax.Array | np.ndarray),

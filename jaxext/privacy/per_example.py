@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext._told import told
+from jaxext._told import depth_of_the_user, told
 from jaxext.forms import partition
 from jaxext.privacy.products import squared
 from jaxext.privacy.taps import Met, Taps, used_often
@@ -70,7 +71,23 @@ class Function:
         if len({*sizes.values()}) != 1:
             got = ", ".join(f"{size} in {name}" for name, size in sizes.items()) or "no array"
             raise ValueError(f"{self.asked_by}: batch_argnums is {self.batch_argnums}, with examples {got}: want one number of examples")
-        return next(iter(sizes.values()))
+        size = next(iter(sizes.values()))
+        self._warn_of_forgotten(args, size)
+        return size
+
+    def _warn_of_forgotten(self, args: Sequence[Any], size: int) -> None:
+        """Warn of arrays that look like examples, such as the labels of a loss of (params, x, y), but are not split.
+
+        Containers of arrays are rather parameters or states that are not trained, whose sizes may be that of a batch.
+        """
+        for i, x in enumerate(args):
+            if i not in (*self.parameters, *self.mapped) and isinstance(x, jax.Array | np.ndarray) and x.ndim and x.shape[0] == size > 1:
+                all_of_them = tuple(sorted((*self.batch_argnums, i)))
+                warnings.warn(
+                    f"{self.asked_by}: argument {i} is {told(x)}, as long as the batch, and batch_argnums is {told(self.batch_argnums)}, so"
+                    f" each example sees all of it: if it belongs to the examples, want batch_argnums={all_of_them}; if not, close over it",
+                    stacklevel=depth_of_the_user(),
+                )
 
     def batched(self, args: Sequence[Any]) -> tuple[int, Batch]:
         """The number of examples and the arguments in parts."""

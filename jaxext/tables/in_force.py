@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from jaxext._compat import published
-from jaxext._scope import Scope
+from jaxext._scope import Scope, in_parentheses
 from jaxext.tables import environment, table_file
 from jaxext.tables.table_format import Context, Entry, Measurement, Table, select
 
@@ -42,6 +42,7 @@ _agreed: dict[str, list[str]] = {}  # platform and "default" or "named" -> diges
 _collectors: dict[int, list] = {}
 
 
+@in_parentheses('use_table("tables.json")')
 def use_table(table: str | os.PathLike | Table | None) -> Scope:
     """A context in which this table alone decides between implementations and their configurations.
 
@@ -79,7 +80,7 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
 
 def _warn(source: str, ignored: str | None) -> None:
     if ignored is not None:
-        warnings.warn(f"jaxext ignores measurements in {source}: {ignored}", stacklevel=3)
+        warnings.warn(f"jaxext ignores measurements in {source}: {ignored}", stacklevel=4)  # of the caller of `use_table`
 
 
 def current():

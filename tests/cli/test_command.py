@@ -193,7 +193,10 @@ def test_info(capsys, cache, monkeypatch):
 def test_info_says_why_not(capsys, monkeypatch, cache):
     """Each implementation of each kind says its own reason, whole, and a table has them as JSON has."""
     monkeypatch.setattr("jaxext.backends.cuda.cuda_binding.missing", lambda: "built without CUDA (no nvcc)")
+    monkeypatch.setattr("jaxext.tables.environment.commit", lambda: None)
+    monkeypatch.setattr(in_force, "_tables", {})
     tables = said(capsys, "info", "--arch", "sm_75")
+    assert not re.search(r"^\S.* None$", tables, re.MULTILINE)  # neither "commit  None" nor "ignored  None"
     lines = [line for line in tables.splitlines() if line.startswith("cuda sm_75")]
     assert len(lines) == 9
     assert sum("not available: built without CUDA (no nvcc)" in line for line in lines) == 3
@@ -271,9 +274,14 @@ def _calls():
         (["users_module.deep:f"], "no module 'users_module.deep', neither installed nor in "),
         (["users_module:nonsense"], "users_module has no 'nonsense'"),
         (["users_module:Net.nonsense"], "users_module has no 'Net.nonsense'"),
+        (["users_module:raise"], "users_module has no 'raise', did you mean 'raises'?"),
+        (["users_module:Net.aply"], "users_module has no 'Net.aply', did you mean 'apply'?"),
         (["users_module:SIZE"], "users_module:SIZE is of type int, want a function"),
         (["users_module"], "'users_module' is no module:function"),
-        (["./users_module.py:raises"], "'./users_module.py:raises' is no module:function"),
+        (["./users_module.py:raises"], "'./users_module.py:raises' is no module:function, want such as users_module:raises"),
+        (["nets/users_module.py:raises"], "is no module:function, want such as nets.users_module:raises"),
+        (["/users_module.py:raises"], "is no module:function, want such as examples.digits:loss"),
+        (["users_module.py:raises"], "; want a module, not its file: write users_module:raises"),
         (["users_module:raises"], "users_module:raises: missing a required argument: 'x'; give a SHAPE for each argument"),
         (["users_module:raises", "f32[]", "f32[]"], "users_module:raises: too many positional arguments"),
         (["users_module:raises", "f32[3"], "argument SHAPE: 'f32[3' is no shape, want one such as f32[8,32,32,3]"),

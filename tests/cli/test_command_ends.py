@@ -163,6 +163,7 @@ def locks(folder):
     (2, ["tune", *MATMUL[1:], "--table", "folder"]),
     (2, ["cache", "export", "x.json"]),
     (2, ["cache", "import", "gone.json"]),
+    (2, ["cache", "show", "--table", "gone.json"]),
     (1, ["cache", "import", "notes.json"]),
     (1, ["cache", "import", "good.json", "--table", "notes.json"]),
     (1, ["cache", "import", "good.json", "--table", "folder"]),

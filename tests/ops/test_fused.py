@@ -373,9 +373,9 @@ ERRORS = [
     (lambda: jaxext.linear(X, W, BIAS[:7]), TypeError, r"linear: bias has the shape \(7,\), want \(8,\): an element for each column of w"),
     (lambda: jaxext.linear(X, W, residual=RESIDUAL[:1]), TypeError, r"linear: residual has the shape \(1, 8\), want \(4, 8\)"),
     (
-        lambda: jaxext.linear(X, W, activation="swish"),
+        lambda: jaxext.linear(X, W, activation="swoosh"),
         ValueError,
-        r"activation is 'swish', want one of \['relu', .*\], a function",
+        r"activation is 'swoosh', want one of \['relu', .*, 'swish'\], a function",
     ),
     (lambda: jaxext.linear(X, W, activation=cast(Any, 3)), TypeError, r"linear: activation is 3, want one of"),
     (lambda: jaxext.linear(X, W, BIAS * 1j), TypeError, r"linear: bias is complex64, want a dtype that converts to float32"),
@@ -404,3 +404,23 @@ ERRORS = [
 def test_errors_name_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_every_operation_knows_the_same_activations():
+    """Swish is silu: the same program, not another one that kernels do not fuse."""
+    sizes, weights = np.array([1, 3], np.int32), np.stack([W, W], 1)
+    calls = {
+        "linear": lambda activation: jaxext.linear(X, W, activation=activation),
+        "gated_linear_unit": lambda activation: jaxext.gated_linear_unit(X, weights, activation=activation),
+        "conv_bias_act": lambda activation: jaxext.conv_bias_act(X.T[None], W.T[..., None], None, (1,), "SAME", activation=activation),
+        "ragged_linear": lambda activation: jaxext.ragged_linear(X, np.stack([W, W]), sizes, activation=activation),
+        "ragged_gated_linear_unit": lambda activation: jaxext.ragged_gated_linear_unit(
+            X, np.stack([weights] * 2), sizes, activation=activation
+        ),
+        "causal_conv1d": lambda activation: jaxext.causal_conv1d(X, X[:2], activation=activation),
+        "causal_conv1d_update": lambda activation: jaxext.causal_conv1d_update(X, np.stack([X] * 2, 1), X[:3], activation=activation)[0],
+    }
+    for name, call in calls.items():
+        assert str(jax.make_jaxpr(lambda call=call: call("swish"))()) == str(jax.make_jaxpr(lambda call=call: call("silu"))()), name
+        with pytest.raises(ValueError, match=f"^{name}: activation is 'swoosh', want one of .*'swish'"):
+            call("swoosh")

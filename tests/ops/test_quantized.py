@@ -469,7 +469,7 @@ def test_qwix_arrays_are_taken():
 
 LIST: Any = [1.0]
 X, W, S = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32), np.ones((1, 4), np.float32)
-INT = np.ones((8, 4), np.int8)
+INT, UINT = np.ones((8, 4), np.int8), np.ones((8, 4), np.uint8)
 FLOAT: Any = 4.0
 WRONG = {
     "rank": (TypeError, "as many axes", lambda: jaxext.scaled_dot(X, W[0])),
@@ -492,6 +492,9 @@ WRONG = {
     "wide weight": (TypeError, "weight.qvalue is int32", lambda: jaxext.quantized_matmul(X, q(INT.astype(np.int32), S))),
     "integer x": (TypeError, "x is int8", lambda: jaxext.quantized_matmul(INT, q(INT, S))),
     "blocks of a weight": (TypeError, r"weight.scale has the shape \(3, 4\)", lambda: jaxext.quantized_matmul(X, q(INT, np.ones((3, 4))))),
+    "bytes of int4": (TypeError, r"want unpack_int4\(weight.qvalue\)", lambda: jaxext.quantized_matmul(X, q(UINT, np.ones((1, 8))))),
+    "bytes of grouped int4": (TypeError, "of int4 in bytes", lambda: jaxext.quantized_matmul(X, q(INT, np.ones((2, 8))))),
+    "bytes to dequantize": (TypeError, r"dequantize: .* want unpack_int4\(qvalue\)", lambda: q(INT, np.ones((1, 8))).dequantize()),
     "zeros of another shape": (TypeError, "weight.zero_point has", lambda: jaxext.quantized_matmul(X, q(INT, S, np.ones(4, np.int8)))),
     "zeros out of range": (ValueError, "from 200 to 200", lambda: jaxext.quantized_matmul(X, q(INT, S, np.full((1, 4), 200)))),
     "bits": (ValueError, "bits is 3", lambda: jaxext.quantize(W, 3)),

@@ -210,7 +210,7 @@ def test_export():
         (dict(bias=BIAS[0]), TypeError, r"bias has the shape \(8,\), want \(4, 8\): an element for each group and column of w"),
         (dict(row_scale=SCALE[:3]), TypeError, r"row_scale has the shape \(3,\), want \(16,\): an element for each row of x"),
         (dict(row_scale=SCALE.astype(np.complex64)), TypeError, "row_scale is complex64, want a dtype that converts to float32"),
-        (dict(activation="swish"), ValueError, "ragged_linear: activation is 'swish', want one of"),
+        (dict(activation="swoosh"), ValueError, "ragged_linear: activation is 'swoosh', want one of"),
         (dict(implementation="none"), ValueError, "ragged_linear: implementation is 'none', want one of"),
         (dict(implementation="cuda"), NotImplementedError, "implementation 'cuda' does not support this call"),
     ],

@@ -1,4 +1,4 @@
-"""`use_implementation`, `in_place_of_lax`, `use_table`, `use_target`: context managers and decorators alike."""
+"""`use_implementation`, `use_invariant`, `in_place_of_lax`, `use_table`, `use_target`: context managers and decorators alike."""
 
 import functools
 import inspect
@@ -10,10 +10,10 @@ import pytest
 from cases import equations
 
 import jaxext
-from jaxext import _target
+from jaxext import _scope, _target
 from jaxext.families import dispatch
 from jaxext.forms import choose
-from jaxext.tables import in_force
+from jaxext.tables import in_force, table_file
 
 X = jnp.ones((2, 2), "float32")
 
@@ -151,3 +151,18 @@ def test_functions_whose_bodies_run_later_are_refused(scope, fun):
 def test_what_is_no_function_is_refused(scope, thing):
     with pytest.raises(TypeError, match=r"^(use|in)_\w+: a decorator of functions, got "):
         scope[0](thing)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("use_implementation", ["name"]), ("use_invariant", []), ("in_place_of_lax", []), ("use_table", ["table"]), ("use_target", ["arch"])],
+)
+def test_a_decorator_without_parentheses(name, parameters, tmp_path, monkeypatch):
+    """The message has a call that works."""
+    make = getattr(jaxext, name)
+    assert [*inspect.signature(make).parameters] == parameters
+    with pytest.raises(TypeError, match=rf"^{name}: got <function generator .*>, want parentheses: write @{name}\(") as error:
+        make(generator)
+    monkeypatch.chdir(tmp_path)
+    table_file.write("tables.json", in_force.context("cpu"), {})
+    assert isinstance(eval(f"jaxext.{str(error.value).rpartition('@')[2]}"), _scope.Scope)

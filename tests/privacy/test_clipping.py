@@ -86,6 +86,21 @@ def test_options():
     close(norms(key, (x, labels), w, 0.5, b), norms_of(found))
 
 
+def test_labels_as_an_argument_of_their_own():
+    """Both are split if both are named.  If not, each example sees all labels: said where the user calls."""
+    loss = lambda p, x, y: LOSS(p, (x, y))
+    how: dict[str, Any] = dict(l2_clip_norm=CLIP, nan_safe=False)
+    close(jaxext.privacy.clipped_grad(loss, batch_argnums=(1, 2), **how)(P, *BATCH), jaxext.privacy.clipped_grad(LOSS, **how)(P, BATCH))
+    fun, p, x, y = lambda p, x, y: jnp.sum(x @ p) * jnp.sum(y), jnp.ones(3), jnp.ones((4, 3)), np.ones(4)
+    wanted = r"argument 2 is float64\[4\], as long as the batch, and batch_argnums is \(1,\), .* want batch_argnums=\(1, 2\);"
+    for called in (jaxext.privacy.clipped_grad(fun, l2_clip_norm=1.0), jaxext.privacy.per_example_norms(fun), jaxext.privacy.explain(fun)):
+        with pytest.warns(UserWarning, match=wanted) as warned:
+            called(p, x, y)
+        assert [each.filename for each in warned] == [__file__]
+    for other in (y[:3], 2.0, np.ones(()), {"w": y}):  # nothing is said of these
+        jaxext.privacy.per_example_norms(lambda p, x, y: jnp.sum(x @ p))(p, x, other)
+
+
 @pytest.mark.parametrize("mode", ["promise_in_bounds", "clip", "fill"])
 def test_rows_that_a_table_has_not(mode):
     """jax leaves them out of the gradient, unless the index is clipped."""

@@ -1,6 +1,9 @@
 """The demo: jaxext and jax.lax learn the same, and it fails when it learned too little."""
 
+import ast
 import functools
+import pathlib
+import re
 
 import digits
 import jax
@@ -40,8 +43,9 @@ def test_only_one_of_them_runs_jaxext():
 def test_gradient_norms_of_single_examples():
     params = digits.init(jax.random.key(0))
     _, (images, labels) = digits.load()
-    worst, norms = digits.hardest(digits.OURS, params, images, labels)
-    assert np.isfinite(norms).all()
+    worst, losses, norms = digits.hardest(digits.OURS, params, images, labels)
+    assert np.isfinite(norms).all() and (np.diff(losses) <= 0).all()
+    np.testing.assert_allclose(losses, digits.losses(digits.REFERENCE, params, images[worst], labels[worst]), rtol=1e-4)
     gradient = jax.jit(jax.grad(digits.mean_loss, argnums=1), static_argnums=0)
     for i, norm in zip(np.asarray(worst), norms, strict=True):
         grads = gradient(digits.REFERENCE, params, images[[i]], labels[[i]])
@@ -53,3 +57,17 @@ def test_a_missed_goal_is_a_failure(tmp_path, capsys):
     assert digits.main(["--epochs", "1", "--plot", str(path)]) == 1
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "goal" in capsys.readouterr().out
+
+
+def test_examples_that_need_the_extra_say_so():
+    """In their first lines, in the line that a traceback shows, and in the gallery."""
+    folder, extra, need = pathlib.Path(digits.__file__).parent, "pip install '.[demo]'", set()
+    for path in folder.glob("*.py"):
+        text = path.read_text()
+        imports = re.findall(r"^(?:from|import) (?:matplotlib|sklearn)\b.*$", text, re.MULTILINE)
+        assert all(line.endswith(f"  # {extra}") for line in imports), path
+        assert (extra in (ast.get_docstring(ast.parse(text)) or "")) == bool(imports), path
+        need |= {path.stem} if imports else set()
+    (line,) = [line for line in (folder.parent / "docs" / "gallery.md").read_text().splitlines() if extra in line]
+    assert need == {*re.findall(r"`(\w+)`", line.partition(" need ")[0])}
+    assert len(need) == 8 and "Eight of them need" in (folder.parent / "README.md").read_text()

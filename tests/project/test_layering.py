@@ -36,7 +36,7 @@ MAY = {
     "quantized": {"families"},
     "symmetric_products": {"families"},
     "extend": {"ops", "families", "forms", "backends.xla", "_told"},
-    "checkpoint_policies": {"forms", "_compat"},
+    "checkpoint_policies": {"forms", "_compat", "_told"},
     "tuning": {"forms", "tables", "_compat", "_target", "_told"},
     "hazards": {"tuning", "families", "forms", "_compat", "_told"},
     "parallel": {"ops", "families", "forms", "_compat", "_told"},
