@@ -24,8 +24,8 @@ namespace {
 
 py::dict Handlers() {
   py::dict handlers;
-  for (const auto& targets : {MatmulTargets(), PiecesTargets(), RaggedTargets(), ScaledTargets(), GramTargets(), ConvTargets(), DepthwiseTargets(),
-                              CausalTargets(), WeightOnlyTargets()}) {
+  for (const auto& targets : {MatmulTargets(), PiecesTargets(), RaggedTargets(), ScaledTargets(), GramTargets(), ConvTargets(),
+                              DepthwiseTargets(), CausalTargets(), WeightOnlyTargets()}) {
     for (const Target& target : targets) handlers[py::str(target.name)] = py::capsule(reinterpret_cast<void*>(target.handler));
   }
   return handlers;

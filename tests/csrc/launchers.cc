@@ -114,8 +114,9 @@ Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const W
 
 // The handler of that name, or null.
 extern "C" void* HandlerOf(const char* name) {
-  for (const auto& targets : {jaxext::MatmulTargets(), jaxext::PiecesTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::GramTargets(),
-                              jaxext::ConvTargets(), jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
+  for (const auto& targets :
+       {jaxext::MatmulTargets(), jaxext::PiecesTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::GramTargets(),
+        jaxext::ConvTargets(), jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
     for (const jaxext::Target& target : targets) {
       if (target.name == name) return reinterpret_cast<void*>(target.handler);
     }

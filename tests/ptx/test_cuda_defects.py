@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import cuda_convs
 import pytest
@@ -61,7 +62,7 @@ def gram():
 
 def pieces(role, number):
     """More steps than stages and slots; rows, columns and a part of a step that are not there."""
-    row = row_of(PIECES, role=role, pieces=number)
+    row: dict[str, Any] = row_of(PIECES, role=role, pieces=number)
     return matmul_call(row, 1, row["tile_m"] + 4, row["tile_n"] + 4, (row["stages"] + 1) * 32 + 4, integers=number == 2), {}
 
 

@@ -75,7 +75,9 @@ class CudaGram(Cuda):
         return refused(problem, cuda_gram)
 
     def slower(self, call):
-        return of_half(cuda_gram.share(self.problem(call), compiled("gram_kernels")))
+        problem = self.problem(call)
+        assert not isinstance(problem, str)  # it is asked of calls that it supports
+        return of_half(cuda_gram.share(problem, compiled("gram_kernels")))
 
     def configs(self, problem):
         return cuda_gram.candidates(problem, compiled("gram_kernels"))
