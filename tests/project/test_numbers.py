@@ -1,4 +1,4 @@
-"""The README and the list of changes say of speed and memory what was measured last, and each result says how to repeat it."""
+"""The README, the list of changes and docs/cuda.md give the numbers that were found last, and each result says how to repeat it."""
 
 import json
 import pathlib
@@ -46,6 +46,15 @@ CLAIMS = {
     "memory": (README, lambda: f"a training step keeps [{of_memory()} of the memory]"),
     "loops, in the list of changes": (CHANGES, lambda: f"lax's gradients take {of_loops()} times as long there"),
 }
+
+
+def test_kernels_are_as_many_as_the_page_says():
+    """Of the families for Hopper alone, of which each row of the table says `all N kernels`."""
+    page = (ROOT / "docs" / "cuda.md").read_text()
+    said = {name: int(number) for name, number in re.findall(r"^\| `(\w+)` \|.*right: all (\d+) kernels", page, re.MULTILINE)}
+    rows = [row["kernel"] for row in result("kernels_cuda_13.0")["cuda"]["rows"] if row["arch"] == "90a"]
+    assert said == {name: sum(re.match(rf"{name}(\d?d?_|$)", row) is not None for row in rows) for name in said}
+    assert {"matmul", "gram", "pieces", "conv"} < said.keys()
 
 
 @pytest.mark.parametrize("text, claim", CLAIMS.values(), ids=CLAIMS)
