@@ -1,51 +1,36 @@
 """Reads the resources and the important instructions of every CUDA kernel in the compiled module, without a GPU.
 
 A row describes one kernel for one architecture.  Kernels that the module holds as PTX, for future GPUs, are assembled here for the known
-architectures; on a GPU the driver's assembler decides.  `LAWS` say what is wrong with a row.  Speed needs a device and is not reported.
+architectures; on a GPU the driver's assembler decides.  `cuda_laws` says what is wrong with a row.  Speed needs a device and is
+not reported.
 """
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
-import ctypes
 import dataclasses
 import importlib.util
 import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from jaxext.backends.cuda import cuda_binding
-from jaxext.kernels._launch import SHARED_MEMORY
 
+from .cuda_laws import offences
+from .cuda_names import demangled, describe, identity
 from .machine_code import access_bytes, find, instructions, tool
 
-ONLY = ("weight_only", "wide_weight_only")  # families that Triton has not
+ONLY = ("pieces", "weight_only", "wide_weight_only")  # families that Triton has not
 NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
-DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")  # jaxext::Dtype
-ELEMENTS = {
-    "float": "float32",
-    "__nv_bfloat16": "bfloat16",
-    "__half": "float16",
-    "cutlass::bfloat16_t": "bfloat16",
-    "cutlass::half_t": "float16",
-    "cutlass::float_e4m3_t": "float8_e4m3fn",
-    "cutlass::float_e5m2_t": "float8_e5m2",
-}
-MATMUL_ROLES = ("nn", "nt", "tn")
-CONV_ROLES = ("fprop", "dgrad", "wgrad")
 
 _FUNCTION = re.compile(r"^\s*Function : (\w+)\n", re.MULTILINE)
 _RESOURCES = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.DOTALL)
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
-_NAME = re.compile(
-    r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
-    r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|GatherMma|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf|PiecesKernelOf)<([^<>]*)"
-)  # up to a template among the arguments
 
 
 def rows_of(module: pathlib.Path, tables: Iterable[dict], archs: Collection[int]) -> Iterator[dict]:
@@ -122,223 +107,6 @@ def count(code: str) -> dict:
         "stores": {str(width): stores[width] for width in sorted(stores, reverse=True)},
         "bytes": end,
     }
-
-
-def describe(name: str) -> dict:
-    """A kernel by the arguments of its template in csrc/, under the names that the module's tables use."""
-    found = _NAME.search(name)
-    if not found:
-        return {"kernel": "unknown", "config": name[:60]}
-    template, arguments = found[1], [argument.rpartition(")")[2] for argument in found[2].split(", ")]  # without casts to enumerations
-    if template == "Matmul":
-        role, operands, result, m, n, k, cluster, schedule = map(int, arguments[:-1])
-        fused = arguments[-1] == "true"
-        return {
-            "kernel": f"matmul_{MATMUL_ROLES[role]}",
-            "fused": fused,
-            "operands": DTYPES[operands],
-            "result": DTYPES[result],
-            "config": f"{m}x{n}x{k}, {'ping-pong' if schedule else 'cooperative'}, cluster {cluster}" + (", epilogue" if fused else ""),
-            **{"tile_m": m, "tile_n": n, "tile_k": k, "cluster_m": cluster, "pingpong": schedule},
-        }
-    if template == "RaggedProduct":
-        role, m, n, cluster = (int(arguments[i]) for i in (0, 2, 3, 4))
-        return {
-            "kernel": f"ragged_{MATMUL_ROLES[role]}",
-            "operands": ELEMENTS[arguments[1]],
-            "config": f"{m}x{n}, cluster {cluster}",
-            **{"tile_m": m, "tile_n": n, "cluster_n": cluster},
-        }
-    if template == "ScaledProduct":
-        m, n, cluster = map(int, arguments[2:5])
-        return {
-            "kernel": "scaled",
-            "operands": ELEMENTS[arguments[0]],
-            "second": ELEMENTS[arguments[1]],
-            "config": f"{m}x{n}, cluster {cluster}",
-            **{"tile_m": m, "tile_n": n, "cluster_m": cluster},
-        }
-    if template == "GramProduct":
-        m, n = map(int, arguments[1:3])
-        return {
-            "kernel": "gram",
-            "operands": ELEMENTS[arguments[0]],
-            "config": f"{m}x{n}, cluster 2",
-            **{"tile_m": m, "tile_n": n, "cluster_m": 2},
-        }
-    if template == "PiecesKernelOf":
-        (pieces,) = map(int, arguments)
-        return {
-            "kernel": "pieces",
-            "operands": "float32",
-            "config": f"{pieces} pieces, 128x128",
-            **{"pieces": pieces, "tile_m": 128, "tile_n": 128},
-        }
-    if template == "Convolution":
-        role, rank, m, n, cluster = (int(arguments[i]) for i in (0, 1, 3, 4, 5))
-        return {
-            "kernel": f"conv{rank}d_{CONV_ROLES[role]}",
-            "operands": ELEMENTS[arguments[2]],
-            "config": f"{m}x{n}, cluster {cluster}",
-            **{"tile_m": m, "tile_n": n, "cluster": cluster},
-        }
-    if template.startswith("Causal"):
-        return _describe_causal(template, *arguments)
-    if template == "WeightOnlyKernel":
-        bits, tiles, columns = map(int, arguments[1:])
-        return {
-            "kernel": "weight_only",
-            "operands": ELEMENTS[arguments[0]],
-            "config": f"int{bits}, {8 * tiles}x{8 * tiles * columns}",
-            "vector": columns,
-            "access": columns * bits // 8,
-        }
-    if template == "WideWeightOnlyKernelOf":
-        bits, m = map(int, arguments[1:])
-        return {
-            "kernel": "wide_weight_only",
-            "operands": ELEMENTS[arguments[0]],
-            "config": f"int{bits}, {m}x256",
-            **{"bits": bits, "tile_m": m, "tile_n": 256},
-        }
-    if template == "GatherMma":
-        return {
-            "kernel": "depthwise_mma",
-            "operands": ELEMENTS[arguments[0]],
-            "config": f"8 channels, {arguments[1]} rows" + (", epilogue" if arguments[2].endswith("Finish") else ""),
-            "vector": 8,
-            "rows": int(arguments[1]),
-        }
-    element, vector, taps, *flags = arguments
-    apart, many = flags[:1] == ["false"], flags[1:2] == ["true"]
-    walk = {"GatherLine": "line", "GatherPlane": "plane", "Wgrad": "sums"}[template]
-    return {
-        "kernel": "depthwise_wgrad" if template == "Wgrad" else "depthwise_gather",  # fprop and dgrad are one kernel
-        "operands": ELEMENTS[element],
-        "config": f"{walk}, {vector} channels, {taps if int(taps) else 'any'} taps"
-        + (", apart" if apart else "")
-        + (", many" if many else "")
-        + (", epilogue" if flags and flags[-1].endswith("Finish") else ""),
-        "vector": int(vector),
-        **({"many": True} if many else {}),
-    }
-
-
-def _describe_causal(template: str, element: str, vector: str, *which: str) -> dict:
-    """Taps are those that stay in registers."""
-    if template == "CausalForward":
-        taps = ("4 taps", "up to 4 taps", "any taps")[int(which[0])]
-    else:
-        taps = f"{'up to ' * (which[1] == 'false')}{which[0]} taps"
-    return {
-        "kernel": "causal_forward" if template == "CausalForward" else "causal_backward",
-        "operands": ELEMENTS[element],
-        "config": f"{vector} channels, {taps}",
-        "vector": int(vector),
-        "access": int(vector) * (4 if element == "float" else 2),
-    }
-
-
-def identity(row: dict) -> tuple:
-    """The fields that identify a row."""
-    family = "conv" if "rank" in row else "ragged" if "cluster_n" in row else "matmul"
-    of_product = "scaled" if "second" in row else f"{family}_{row.get('role')}"
-    of_product = "wide_weight_only" if "bits" in row else "pieces" if "pieces" in row else of_product
-    of_product = "gram" if "cluster_m" in row and not {"role", "second", "kernel"} & row.keys() else of_product
-    kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else of_product)
-    names = {
-        "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
-        "ragged": ("cluster_n",),
-        "scaled": ("cluster_m", "second"),
-        "gram": ("cluster_m",),
-        "wide": ("bits",),
-        "pieces": ("pieces",),
-    }.get(kernel.partition("_")[0], ("cluster",))
-    return kernel, *(row.get(name) for name in ("operands", "tile_m", "tile_n", *names))
-
-
-def demangled(function: str) -> str:
-    """The names, demangled by the C++ library, which the module needs anyway."""
-    demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
-    demangle.restype = ctypes.c_void_p
-    text = demangle(function.encode(), None, None, None)
-    return ctypes.string_at(text).decode() if text else function
-
-
-def hopper(row: dict) -> bool:
-    return row["arch"] == "90a"
-
-
-def vectorised(row: dict) -> bool:
-    return row.get("vector", 1) > 1
-
-
-def access(row: dict) -> str:
-    """Bytes of a load or store of a vector."""
-    return str(row.get("access", 16))
-
-
-def sums(row: dict) -> bool:
-    """Whether its results, or some, are sums, which go element by element."""
-    return "wgrad" in row["kernel"] or row["kernel"] == "causal_backward"
-
-
-def stores_lines(row: dict) -> bool:
-    gradient = row["kernel"].startswith("conv") and "fprop" not in row["kernel"]  # what fprop's epilogue saves goes by pairs
-    return row["kernel"].startswith(("ragged", "scaled", "gram")) or gradient or vectorised(row) and not sums(row)
-
-
-# What no kernel may do -> whether a row does it.
-LAWS: dict[str, Callable[[dict], bool]] = {
-    # registers that do not suffice cost more than what the kernel saves
-    "spills": lambda row: row["spills"] > 0,
-    "has local memory": lambda row: row["local"] + row["stack"] > 0,
-    "more shared memory than a block gets": lambda row: row["shared"] > SHARED_MEMORY[int(row["arch"].rstrip("af"))],
-    # swizzles go by the bits of an address, so tiles begin at multiples of 1 KiB: behind the system's, and nothing else, the dynamic do
-    "static shared memory misaligns the swizzled tiles": lambda row: hopper(row) and row["static"] > 1 << 10,
-    # what sm_90a is for
-    "not on the tensor cores": lambda row: (
-        hopper(row) and row["wgmma"] == 0 or row["kernel"] in ("weight_only", "depthwise_mma") and row["mma"] == 0
-    ),
-    # a line meets each filter row once, in two channels
-    "not two products for each filter row": lambda row: row["kernel"] == "depthwise_mma" and row["mma"] != 2 * row["rows"],
-    "fewer than two blocks on a multiprocessor": lambda row: row["kernel"] == "depthwise_mma" and row["registers"] > 128,
-    "left factors not multiplied from registers": lambda row: (
-        row["kernel"] in ("wide_weight_only", "pieces") and row["of_registers"] < row["wgmma"]
-    ),
-    # three products of two pieces, six of three, of 16 elements of the sum each; more would be what a compiler took apart
-    "not one instruction for each product of pieces": lambda row: (
-        row["kernel"] == "pieces" and row["wgmma"] != {2: 6, 3: 12}[row["pieces"]]
-    ),
-    "operands not loaded by TMA": lambda row: hopper(row) and row["tma"] == 0,
-    "pixels not gathered by TMA": lambda row: row["kernel"].startswith("conv") and row["im2col"] == 0,
-    "nothing shared in a cluster": lambda row: (
-        max(row.get(name, 1) for name in ("cluster", "cluster_m", "cluster_n")) > 1 and row["multicast"] == 0
-    ),
-    "results not stored by TMA": lambda row: row["kernel"].startswith("matmul") and row["tma_stores"] == 0,
-    # a memory-bound kernel: the filter, which is small, and sums go element by element, and the numbers of sequences; channels of x that
-    # several filters share are fewer than a vector's
-    "narrow loads": lambda row: (
-        vectorised(row)
-        and (access(row) not in row["loads"] or "wgrad" in row["kernel"] and "many" not in row and set(row["loads"]) != {"16"})
-    ),
-    "narrow stores": lambda row: (
-        row["kernel"].startswith("matmul")  # TMA stores all its results
-        and bool(row["stores"])
-        or stores_lines(row)
-        and (set(row["stores"]) != {"16"} if "many" not in row else "16" not in row["stores"])
-        or vectorised(row)
-        and "causal" in row["kernel"]
-        and access(row) not in row["stores"]
-    ),
-    # profiles show it, and this table reads it
-    "named after nothing in csrc": lambda row: row["kernel"] == "unknown",
-    "not in the module's table": lambda row: hopper(row) and not row["told"],
-}
-
-
-def offences(row: dict) -> list[str]:
-    return [law for law, broken in LAWS.items() if broken(row)]
 
 
 COLUMNS = {

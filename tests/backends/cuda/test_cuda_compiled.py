@@ -10,7 +10,7 @@ import re
 import pytest
 
 from jaxext.backends.cuda import cuda_binding
-from jaxext.benchmarks import compiled_cuda, machine_code
+from jaxext.benchmarks import compiled_cuda, cuda_laws, cuda_names, machine_code
 
 NEWER = 100  # PTX is assembled for it, if for no other: that takes longer than all else here
 
@@ -125,18 +125,18 @@ BROKEN = [
 
 @pytest.mark.parametrize("name", GOOD)
 def test_good_rows_break_no_law(name):
-    assert compiled_cuda.offences(GOOD[name]) == []
+    assert cuda_laws.offences(GOOD[name]) == []
     assert "!!" not in compiled_cuda.line(GOOD[name])
 
 
 @pytest.mark.parametrize("law, row", BROKEN)
 def test_laws_bite(law, row):
-    assert compiled_cuda.offences(row) == [law]
+    assert cuda_laws.offences(row) == [law]
     assert compiled_cuda.line(row).endswith(f"!! {law}")
 
 
 def test_every_law_is_tested():
-    assert {law for law, _ in BROKEN} == set(compiled_cuda.LAWS)
+    assert {law for law, _ in BROKEN} == set(cuda_laws.LAWS)
 
 
 SASS = """
@@ -201,13 +201,13 @@ def rows(module, archs):
 
 
 def test_every_kernel_is_well_compiled(rows):
-    assert [compiled_cuda.line(row) for row in rows if compiled_cuda.offences(row)] == []
+    assert [compiled_cuda.line(row) for row in rows if cuda_laws.offences(row)] == []
 
 
 def test_every_kernel_of_the_tables_is_there_once(module, rows):
     tables = compiled_cuda.tables(module)
-    assert collections.Counter(map(compiled_cuda.identity, tables)) == collections.Counter(
-        compiled_cuda.identity(row) for row in rows if row["arch"] == "90a"
+    assert collections.Counter(map(cuda_names.identity, tables)) == collections.Counter(
+        cuda_names.identity(row) for row in rows if row["arch"] == "90a"
     )
 
 

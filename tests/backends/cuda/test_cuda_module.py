@@ -18,7 +18,8 @@ from test_causal_kernel import a_problem
 from test_cuda_matmul import product
 
 from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_weight_only
-from jaxext.benchmarks import compiled_cuda
+from jaxext.benchmarks import compiled_cuda, cuda_names
+from jaxext.benchmarks.compiled_problems import KERNELS
 from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._launch import SHARED_MEMORY
 
@@ -78,12 +79,14 @@ def test_it_exports_nothing_but_the_module():
 
 def test_rows_are_told_apart():
     """By what a call says of a kernel."""
-    rows = [compiled_cuda.identity(row) for row in TABLES]
+    rows = [cuda_names.identity(row) for row in TABLES]
     assert len(set(rows)) == len(rows) > 0
     kernels = {name for name, *_ in rows}
     assert kernels == {"pieces", "scaled", "gram", "wide_weight_only"} | {
         f"{family}_{role}" for family in ("matmul", "ragged") for role in ("nn", "nt", "tn")
     } | {f"conv{rank}d_{role}" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")}
+    asked = (*KERNELS, *compiled_cuda.ONLY)  # what `python -m jaxext kernels --kernel` takes
+    assert all(kernel.startswith(asked) for kernel in kernels)
 
 
 @pytest.mark.parametrize("row", TABLES, ids=lambda row: "-".join(map(str, row.values())))

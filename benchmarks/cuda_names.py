@@ -1,0 +1,165 @@
+"""The CUDA kernels by name: what the arguments of a kernel's template say, under the names that the module's tables use."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")  # jaxext::Dtype
+ELEMENTS = {
+    "float": "float32",
+    "__nv_bfloat16": "bfloat16",
+    "__half": "float16",
+    "cutlass::bfloat16_t": "bfloat16",
+    "cutlass::half_t": "float16",
+    "cutlass::float_e4m3_t": "float8_e4m3fn",
+    "cutlass::float_e5m2_t": "float8_e5m2",
+}
+MATMUL_ROLES = ("nn", "nt", "tn")
+CONV_ROLES = ("fprop", "dgrad", "wgrad")
+
+_NAME = re.compile(
+    r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
+    r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|GatherMma|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf|PiecesKernelOf)<([^<>]*)"
+)  # up to a template among the arguments
+
+
+def describe(name: str) -> dict:
+    """A kernel by the arguments of its template in csrc/, under the names that the module's tables use."""
+    found = _NAME.search(name)
+    if not found:
+        return {"kernel": "unknown", "config": name[:60]}
+    template, arguments = found[1], [argument.rpartition(")")[2] for argument in found[2].split(", ")]  # without casts to enumerations
+    if template == "Matmul":
+        role, operands, result, m, n, k, cluster, schedule = map(int, arguments[:-1])
+        fused = arguments[-1] == "true"
+        return {
+            "kernel": f"matmul_{MATMUL_ROLES[role]}",
+            "fused": fused,
+            "operands": DTYPES[operands],
+            "result": DTYPES[result],
+            "config": f"{m}x{n}x{k}, {'ping-pong' if schedule else 'cooperative'}, cluster {cluster}" + (", epilogue" if fused else ""),
+            **{"tile_m": m, "tile_n": n, "tile_k": k, "cluster_m": cluster, "pingpong": schedule},
+        }
+    if template == "RaggedProduct":
+        role, m, n, cluster = (int(arguments[i]) for i in (0, 2, 3, 4))
+        return {
+            "kernel": f"ragged_{MATMUL_ROLES[role]}",
+            "operands": ELEMENTS[arguments[1]],
+            "config": f"{m}x{n}, cluster {cluster}",
+            **{"tile_m": m, "tile_n": n, "cluster_n": cluster},
+        }
+    if template == "ScaledProduct":
+        m, n, cluster = map(int, arguments[2:5])
+        return {
+            "kernel": "scaled",
+            "operands": ELEMENTS[arguments[0]],
+            "second": ELEMENTS[arguments[1]],
+            "config": f"{m}x{n}, cluster {cluster}",
+            **{"tile_m": m, "tile_n": n, "cluster_m": cluster},
+        }
+    if template == "GramProduct":
+        m, n = map(int, arguments[1:3])
+        return {
+            "kernel": "gram",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"{m}x{n}, cluster 2",
+            **{"tile_m": m, "tile_n": n, "cluster_m": 2},
+        }
+    if template == "PiecesKernelOf":
+        (pieces,) = map(int, arguments)
+        return {
+            "kernel": "pieces",
+            "operands": "float32",
+            "config": f"{pieces} pieces, 128x128",
+            **{"pieces": pieces, "tile_m": 128, "tile_n": 128},
+        }
+    if template == "Convolution":
+        role, rank, m, n, cluster = (int(arguments[i]) for i in (0, 1, 3, 4, 5))
+        return {
+            "kernel": f"conv{rank}d_{CONV_ROLES[role]}",
+            "operands": ELEMENTS[arguments[2]],
+            "config": f"{m}x{n}, cluster {cluster}",
+            **{"tile_m": m, "tile_n": n, "cluster": cluster},
+        }
+    if template.startswith("Causal"):
+        return _describe_causal(template, *arguments)
+    if template == "WeightOnlyKernel":
+        bits, tiles, columns = map(int, arguments[1:])
+        return {
+            "kernel": "weight_only",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"int{bits}, {8 * tiles}x{8 * tiles * columns}",
+            "vector": columns,
+            "access": columns * bits // 8,
+        }
+    if template == "WideWeightOnlyKernelOf":
+        bits, m = map(int, arguments[1:])
+        return {
+            "kernel": "wide_weight_only",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"int{bits}, {m}x256",
+            **{"bits": bits, "tile_m": m, "tile_n": 256},
+        }
+    if template == "GatherMma":
+        return {
+            "kernel": "depthwise_mma",
+            "operands": ELEMENTS[arguments[0]],
+            "config": f"8 channels, {arguments[1]} rows" + (", epilogue" if arguments[2].endswith("Finish") else ""),
+            "vector": 8,
+            "rows": int(arguments[1]),
+        }
+    element, vector, taps, *flags = arguments
+    apart, many = flags[:1] == ["false"], flags[1:2] == ["true"]
+    walk = {"GatherLine": "line", "GatherPlane": "plane", "Wgrad": "sums"}[template]
+    return {
+        "kernel": "depthwise_wgrad" if template == "Wgrad" else "depthwise_gather",  # fprop and dgrad are one kernel
+        "operands": ELEMENTS[element],
+        "config": f"{walk}, {vector} channels, {taps if int(taps) else 'any'} taps"
+        + (", apart" if apart else "")
+        + (", many" if many else "")
+        + (", epilogue" if flags and flags[-1].endswith("Finish") else ""),
+        "vector": int(vector),
+        **({"many": True} if many else {}),
+    }
+
+
+def _describe_causal(template: str, element: str, vector: str, *which: str) -> dict:
+    """Taps are those that stay in registers."""
+    if template == "CausalForward":
+        taps = ("4 taps", "up to 4 taps", "any taps")[int(which[0])]
+    else:
+        taps = f"{'up to ' * (which[1] == 'false')}{which[0]} taps"
+    return {
+        "kernel": "causal_forward" if template == "CausalForward" else "causal_backward",
+        "operands": ELEMENTS[element],
+        "config": f"{vector} channels, {taps}",
+        "vector": int(vector),
+        "access": int(vector) * (4 if element == "float" else 2),
+    }
+
+
+def identity(row: dict) -> tuple:
+    """The fields that identify a row."""
+    family = "conv" if "rank" in row else "ragged" if "cluster_n" in row else "matmul"
+    of_product = "scaled" if "second" in row else f"{family}_{row.get('role')}"
+    of_product = "wide_weight_only" if "bits" in row else "pieces" if "pieces" in row else of_product
+    of_product = "gram" if "cluster_m" in row and not {"role", "second", "kernel"} & row.keys() else of_product
+    kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else of_product)
+    names = {
+        "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
+        "ragged": ("cluster_n",),
+        "scaled": ("cluster_m", "second"),
+        "gram": ("cluster_m",),
+        "wide": ("bits",),
+        "pieces": ("pieces",),
+    }.get(kernel.partition("_")[0], ("cluster",))
+    return kernel, *(row.get(name) for name in ("operands", "tile_m", "tile_n", *names))
+
+
+def demangled(function: str) -> str:
+    """The names, demangled by the C++ library, which the module needs anyway."""
+    demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
+    demangle.restype = ctypes.c_void_p
+    text = demangle(function.encode(), None, None, None)
+    return ctypes.string_at(text).decode() if text else function
