@@ -148,7 +148,7 @@ def pieces(row, B, M, N, K, splits=1):
     sizes = dict(zip("BMNK", (B, M, N, K), strict=True))
     counts = [math.prod(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]]]
     return dict(
-        family=7,
+        family=8,
         rank=0,
         role=row["role"],
         operands="float32",

@@ -234,7 +234,7 @@ int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, cons
   } else if (family == 1) {
     status = Conv(static_cast<ConvRole>(role), rank, *reinterpret_cast<const ConvProblem*>(problem),
                   *reinterpret_cast<const ConvConfig*>(config), dtype, of_result, first, second, out, added, stream);
-  } else if (family == 7) {
+  } else if (family == 8) {
     status = Pieces(static_cast<MatmulRole>(role), *reinterpret_cast<const MatmulProblem*>(problem),
                     *reinterpret_cast<const PiecesConfig*>(config), dtype, of_result, first, second, out, stream);
   } else if (family == 3) {
