@@ -21,8 +21,8 @@ demo: $(VENV)/.demo
 # all but the long tail, which test-all runs too; two workers: most of the time goes into compiling, and the simulated devices take cores of
 # their own; a process of Triton's interpreter cannot compile, so the tests of kernels are a run of their own
 test: $(ready)
-	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 -m "$(MARK)" $(filter-out tests/kernels%,$(TESTS)))
-	$(if $(filter tests tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 -m "$(MARK)" $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
+	$(if $(filter-out tests/kernels%,$(TESTS)),$(python) -m pytest -n 2 --durations=20 -m "$(MARK)" $(filter-out tests/kernels%,$(TESTS)))
+	$(if $(filter tests tests/kernels%,$(TESTS)),TRITON_INTERPRET=1 $(python) -m pytest -n 2 --durations=20 -m "$(MARK)" $(or $(filter tests/kernels%,$(TESTS)),tests/kernels))
 test-all: MARK =
 test-all: test
 

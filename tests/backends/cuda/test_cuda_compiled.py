@@ -12,7 +12,7 @@ import pytest
 from jaxext.backends.cuda import cuda_binding
 from jaxext.benchmarks import compiled_cuda, cuda_laws, cuda_names, machine_code
 
-NEWER = 100  # PTX is assembled for it, if for no other: that takes longer than all else here
+NEWER = 100  # PTX is assembled for it, if for no other: slow
 
 MATMUL = {
     "arch": "90a",
@@ -190,9 +190,11 @@ def module():
     return _cuda_module
 
 
-@pytest.fixture(scope="module")
-def archs(module):
-    return {90, NEWER, *(int(number) for number in re.findall(r"\d+", module.archs))}
+@pytest.fixture(scope="module", params=["compiled", pytest.param("assembled", marks=pytest.mark.slow)])
+def archs(module, request):
+    """Those that the module has code for, and the newer one."""
+    newer = {NEWER} if request.param == "assembled" else set()
+    return {90, *(int(number) for number in re.findall(r"\d+", module.archs))} | newer
 
 
 @pytest.fixture(scope="module")
