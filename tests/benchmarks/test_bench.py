@@ -401,7 +401,7 @@ def test_a_mixture_is_measured_too(monkeypatch):
     """What jaxext takes by itself is a library of its own where it is none of the others."""
 
     def rows(*names):
-        return lambda *_: types.SimpleNamespace(rows=[types.SimpleNamespace(chosen=name, how="so") for name in names])
+        return lambda *_: types.SimpleNamespace(rows=[types.SimpleNamespace(chosen=name, how="so", refused={}) for name in names])
 
     for names, there in ((("xla", "triton"), True), (("xla", "xla"), False)):
         monkeypatch.setattr(cells.jaxext, "explain", rows(*names))
