@@ -119,24 +119,21 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer weight, ff
   return ToError(Causal(kRole, {a.B, a.T, a.C, a.J}, {a.lanes, a.strip, a.splits}, operands, results, stream));
 }
 
-template <CausalRole kRole>
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<Stream>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .RemainingArgs()
-                             .RemainingRets()
-                             .Attrs<CausalAttributes>()
-                             .To(&Call<kRole>, {ffi::Traits::kCmdBufferCompatible})
-                             .release();
-  return handler->Call(frame);
+auto Bind() {
+  return ffi::Ffi::Bind()
+      .Ctx<Stream>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attrs<CausalAttributes>();
 }
 
 }  // namespace
 
 std::vector<Target> CausalTargets() {
-  return {{"jaxext_causal_conv1d_v1", &Handle<CausalRole::kForward>}, {"jaxext_causal_conv1d_backward_v1", &Handle<CausalRole::kBackward>}};
+  return {{"jaxext_causal_conv1d_v1", &Handle<&Bind, &Call<CausalRole::kForward>>},
+          {"jaxext_causal_conv1d_backward_v1", &Handle<&Bind, &Call<CausalRole::kBackward>>}};
 }
 
 }  // namespace jaxext

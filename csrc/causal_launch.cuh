@@ -5,7 +5,7 @@
 
 #include "causal.cuh"
 #include "causal_launch.h"
-#include "relaxed_capture.h"
+#include "launch.cuh"
 
 namespace jaxext::causal {
 
@@ -22,19 +22,8 @@ Arrays<T> ArraysOf(const CausalOperands& o) {
           o.idx_of_states};
 }
 
-// What was wrong on this thread before is not asked for, and a launch that CUDA refuses leaves nothing for the next who asks.
-template <typename... Arguments>
-cudaError_t Launch(const Plan& plan, cudaStream_t stream, void (*kernel)(Params, Arguments...), Arguments... arguments) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3{static_cast<unsigned>(plan.grid), 1, 1};
-  config.blockDim = dim3{static_cast<unsigned>(plan.lanes), static_cast<unsigned>(kThreads / plan.lanes), 1};
-  config.dynamicSmemBytes = plan.shared_bytes;
-  config.stream = stream;
-  const RelaxedCapture relaxed;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, plan.params, arguments...);
-  if (error != cudaSuccess) cudaGetLastError();
-  return error;
-}
+inline dim3 GridOf(const Plan& plan) { return {static_cast<unsigned>(plan.grid), 1, 1}; }
+inline dim3 BlockOf(const Plan& plan) { return {static_cast<unsigned>(plan.lanes), static_cast<unsigned>(kThreads / plan.lanes), 1}; }
 
 template <typename T>
 cudaError_t LaunchForward(const Plan& plan, const CausalOperands& operands, const CausalResults& results, cudaStream_t stream) {
@@ -45,7 +34,8 @@ cudaError_t LaunchForward(const Plan& plan, const CausalOperands& operands, cons
              : plan.kind == Kind::kUpTo ? CausalForward<T, kVector, Kind::kUpTo>
                                         : CausalForward<T, kVector, Kind::kMany>;
   }
-  return Launch(plan, stream, kernel, ArraysOf<T>(operands), static_cast<T*>(results.first));
+  return Launch(GridOf(plan), BlockOf(plan), plan.shared_bytes, stream, kernel, plan.params, ArraysOf<T>(operands),
+                static_cast<T*>(results.first));
 }
 
 template <typename T>
@@ -57,8 +47,8 @@ cudaError_t LaunchBackward(const Plan& plan, const CausalOperands& operands, con
              : plan.kind == Kind::kUpTo ? CausalBackward<T, kManyVector, kTaps, false>
                                         : CausalBackward<T, kManyVector, kMoreTaps, false>;
   }
-  return Launch(plan, stream, kernel, ArraysOf<T>(operands), static_cast<T*>(results.first), results.sums,
-                static_cast<T*>(results.d_initial_states));
+  return Launch(GridOf(plan), BlockOf(plan), plan.shared_bytes, stream, kernel, plan.params, ArraysOf<T>(operands),
+                static_cast<T*>(results.first), results.sums, static_cast<T*>(results.d_initial_states));
 }
 
 }  // namespace jaxext::causal

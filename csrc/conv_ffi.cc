@@ -51,24 +51,15 @@ ffi::Error CallBiasAct(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer
 }
 
 template <int kRank, ConvRole kRole>
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = Binding<ConvCallAttributes>().To(&Call<kRank, kRole>, {ffi::Traits::kCmdBufferCompatible}).release();
-  return handler->Call(frame);
-}
-
-template <int kRank>
-XLA_FFI_Error* HandleBiasAct(XLA_FFI_CallFrame* frame) {
-  static auto* handler = EpilogueBinding<ConvBiasActAttributes>().To(&CallBiasAct<kRank>, {ffi::Traits::kCmdBufferCompatible}).release();
-  return handler->Call(frame);
-}
+constexpr auto kHandle = &Handle<&Binding<ConvCallAttributes>, &Call<kRank, kRole>>;
 
 template <int kRank>
 void AddTargets(std::vector<Target>* targets) {
   const std::string stem = "jaxext_conv" + std::to_string(kRank) + "d_";
-  targets->push_back({stem + "fprop_v1", &Handle<kRank, ConvRole::kFprop>});
-  targets->push_back({stem + "dgrad_v1", &Handle<kRank, ConvRole::kDgrad>});
-  targets->push_back({stem + "wgrad_v1", &Handle<kRank, ConvRole::kWgrad>});
-  targets->push_back({stem + "bias_act_v1", &HandleBiasAct<kRank>});
+  targets->push_back({stem + "fprop_v1", kHandle<kRank, ConvRole::kFprop>});
+  targets->push_back({stem + "dgrad_v1", kHandle<kRank, ConvRole::kDgrad>});
+  targets->push_back({stem + "wgrad_v1", kHandle<kRank, ConvRole::kWgrad>});
+  targets->push_back({stem + "bias_act_v1", &Handle<&EpilogueBinding<ConvBiasActAttributes>, &CallBiasAct<kRank>>});
 }
 
 }  // namespace

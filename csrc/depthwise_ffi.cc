@@ -51,15 +51,7 @@ ffi::Error CallBiasAct(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer
 }
 
 template <ConvRole kRole>
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = Binding<DepthwiseAttributes>().To(&Call<kRole>, {ffi::Traits::kCmdBufferCompatible}).release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* HandleBiasAct(XLA_FFI_CallFrame* frame) {
-  static auto* handler = EpilogueBinding<DepthwiseBiasActAttributes>().To(&CallBiasAct, {ffi::Traits::kCmdBufferCompatible}).release();
-  return handler->Call(frame);
-}
+constexpr auto kHandle = &Handle<&Binding<DepthwiseAttributes>, &Call<kRole>>;
 
 }  // namespace
 
@@ -67,10 +59,10 @@ XLA_FFI_Error* HandleBiasAct(XLA_FFI_CallFrame* frame) {
 std::vector<Target> DepthwiseTargets() {
   std::vector<Target> targets;
   for (const std::string rank : {"1", "2", "3"}) {
-    targets.push_back({"jaxext_depthwise" + rank + "d_fprop_v1", &Handle<ConvRole::kFprop>});
-    targets.push_back({"jaxext_depthwise" + rank + "d_dgrad_v1", &Handle<ConvRole::kDgrad>});
-    targets.push_back({"jaxext_depthwise" + rank + "d_wgrad_v1", &Handle<ConvRole::kWgrad>});
-    targets.push_back({"jaxext_depthwise" + rank + "d_bias_act_v1", &HandleBiasAct});
+    targets.push_back({"jaxext_depthwise" + rank + "d_fprop_v1", kHandle<ConvRole::kFprop>});
+    targets.push_back({"jaxext_depthwise" + rank + "d_dgrad_v1", kHandle<ConvRole::kDgrad>});
+    targets.push_back({"jaxext_depthwise" + rank + "d_wgrad_v1", kHandle<ConvRole::kWgrad>});
+    targets.push_back({"jaxext_depthwise" + rank + "d_bias_act_v1", &Handle<&EpilogueBinding<DepthwiseBiasActAttributes>, &CallBiasAct>});
   }
   return targets;
 }

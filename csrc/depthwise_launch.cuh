@@ -7,23 +7,15 @@
 #include "depthwise_launch.h"
 #include "depthwise_mma.cuh"
 #include "depthwise_wgrad.cuh"
-#include "relaxed_capture.h"
+#include "launch.cuh"
 
 namespace jaxext::depthwise {
 
-// What was wrong on this thread before is not asked for, and a launch that CUDA refuses leaves nothing for the next who asks.
-template <typename P, typename... Arguments>
-cudaError_t Launch(const Plan& plan, int threads, const P& params, cudaStream_t stream, void (*kernel)(P, Arguments...),
-                   Arguments... arguments) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3{static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]), static_cast<unsigned>(plan.grid[2])};
-  config.blockDim = dim3{static_cast<unsigned>(plan.lanes), static_cast<unsigned>(threads / plan.lanes), 1};
-  config.dynamicSmemBytes = plan.shared_bytes;
-  config.stream = stream;
-  const RelaxedCapture relaxed;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params, arguments...);
-  if (error != cudaSuccess) cudaGetLastError();
-  return error;
+template <typename P, typename Kernel, typename... Arguments>
+cudaError_t Launch(const Plan& plan, int threads, const P& params, cudaStream_t stream, Kernel kernel, Arguments... arguments) {
+  const dim3 grid = {static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]), static_cast<unsigned>(plan.grid[2])};
+  const dim3 block = {static_cast<unsigned>(plan.lanes), static_cast<unsigned>(threads / plan.lanes), 1};
+  return jaxext::Launch(grid, block, plan.shared_bytes, stream, kernel, params, arguments...);
 }
 
 // Calls `launch` with what a kernel does with its sums.

@@ -148,10 +148,28 @@ inline Status CheckConv(ConvRole role, const ConvProblem& p, int64_t splits, con
   return CheckSame(*operands, second_operand);
 }
 
-// Two operands, one result, and attributes.
+// Two operands, or three, one result, and attributes.
 template <class Attributes>
 auto Binding() {
   return ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Attrs<Attributes>();
+}
+
+template <class Attributes>
+auto BindingOfThree() {
+  return ffi::Ffi::Bind()
+      .Ctx<Stream>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Ret<ffi::AnyBuffer>()
+      .Attrs<Attributes>();
+}
+
+// The handler that calls `kCall` with what `kBind` binds.
+template <auto kBind, auto kCall>
+XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
+  static auto* handler = kBind().To(kCall, {ffi::Traits::kCmdBufferCompatible}).release();
+  return handler->Call(frame);
 }
 
 }  // namespace jaxext

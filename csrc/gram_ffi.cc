@@ -40,20 +40,10 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs added,
   return ToError(LaunchGram({B, M, N}, {tile_m, tile_n, tile_k, cluster_m, splits}, dtype, result, operands, y->untyped_data(), stream));
 }
 
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<Stream>()
-                             .Arg<ffi::AnyBuffer>()
-                             .RemainingArgs()
-                             .Ret<ffi::AnyBuffer>()
-                             .Attrs<GramAttributes>()
-                             .To(&Call, {ffi::Traits::kCmdBufferCompatible})
-                             .release();
-  return handler->Call(frame);
-}
+auto Bind() { return ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().RemainingArgs().Ret<ffi::AnyBuffer>().Attrs<GramAttributes>(); }
 
 }  // namespace
 
-std::vector<Target> GramTargets() { return {{"jaxext_gram_v1", &Handle}}; }
+std::vector<Target> GramTargets() { return {{"jaxext_gram_v1", &Handle<&Bind, &Call>}}; }
 
 }  // namespace jaxext

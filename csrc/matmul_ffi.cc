@@ -4,6 +4,7 @@
 #include "epilogue_ffi.h"
 #include "ffi.h"
 #include "matmul.h"
+#include "matmul_ffi.h"
 
 namespace jaxext {
 
@@ -31,30 +32,12 @@ namespace {
 MatmulProblem ProblemOf(const MatmulAttributes& a) { return {a.B, a.M, a.N, a.K}; }
 MatmulConfig ConfigOf(const MatmulAttributes& a) { return {a.tile_m, a.tile_n, a.tile_k, a.cluster_m, a.pingpong, a.splits}; }
 
-// Checks the product's arrays and says their dtypes.
-template <MatmulRole kRole>
-Status CheckMatmul(const MatmulAttributes& attributes, const ffi::AnyBuffer& first, const ffi::AnyBuffer& second, const ffi::AnyBuffer& out,
-                   Dtype* operands, Dtype* result) {
-  const auto [B, M, N, K] = ProblemOf(attributes);
-  const struct {
-    const char* name;
-    std::vector<int64_t> shape;
-  } a = {"a", {B, M, K}}, b = {"b", {B, K, N}}, c = {"c", {B, M, N}};
-  const auto& x = kRole == MatmulRole::kNT ? b : a;
-  const auto& y = kRole == MatmulRole::kNN ? b : c;
-  const auto& z = kRole == MatmulRole::kNN ? c : kRole == MatmulRole::kNT ? a : b;
-
-  Dtype other;
-  if (Status s = Check(x.name, first, x.shape, operands); !s.ok()) return s;
-  if (Status s = Check(y.name, second, y.shape, &other); !s.ok()) return s;
-  if (Status s = Check(z.name, out, InParts(z.shape, attributes.splits), result); !s.ok()) return s;
-  return CheckSame(*operands, other);
-}
-
 template <MatmulRole kRole>
 ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, MatmulAttributes attributes) {
   Dtype operands, result;
-  if (Status s = CheckMatmul<kRole>(attributes, first, second, *out, &operands, &result); !s.ok()) return ToError(s);
+  if (Status s = CheckMatmul(kRole, ProblemOf(attributes), attributes.splits, first, second, *out, &operands, &result); !s.ok()) {
+    return ToError(s);
+  }
   return ToError(Matmul(kRole, ProblemOf(attributes), ConfigOf(attributes), operands, result, first.untyped_data(), second.untyped_data(),
                         out->untyped_data(), /*epilogue=*/nullptr, stream));
 }
@@ -64,32 +47,24 @@ ffi::Error CallLinear(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer 
   constexpr auto kRole = MatmulRole::kNN;
   Dtype dtype, result;
   Epilogue epilogue;
-  if (Status s = CheckMatmul<kRole>(attributes, first, second, *out, &dtype, &result); !s.ok()) return ToError(s);
   const auto [B, M, N, K] = ProblemOf(attributes);
+  if (Status s = CheckMatmul(kRole, {B, M, N, K}, attributes.splits, first, second, *out, &dtype, &result); !s.ok()) return ToError(s);
   if (Status s = EpilogueOf(attributes, operands, results, {B, N}, {B, M, N}, result, &epilogue); !s.ok()) return ToError(s);
   return ToError(Matmul(kRole, ProblemOf(attributes), ConfigOf(attributes), dtype, result, first.untyped_data(), second.untyped_data(),
                         out->untyped_data(), &epilogue, stream));
 }
 
 template <MatmulRole kRole>
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = Binding<MatmulAttributes>().To(&Call<kRole>, {ffi::Traits::kCmdBufferCompatible}).release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* HandleLinear(XLA_FFI_CallFrame* frame) {
-  static auto* handler = EpilogueBinding<LinearAttributes>().To(&CallLinear, {ffi::Traits::kCmdBufferCompatible}).release();
-  return handler->Call(frame);
-}
+constexpr auto kHandle = &Handle<&Binding<MatmulAttributes>, &Call<kRole>>;
 
 }  // namespace
 
 std::vector<Target> MatmulTargets() {
   return {
-      {"jaxext_matmul_nn_v1", &Handle<MatmulRole::kNN>},
-      {"jaxext_matmul_nt_v1", &Handle<MatmulRole::kNT>},
-      {"jaxext_matmul_tn_v1", &Handle<MatmulRole::kTN>},
-      {"jaxext_linear_v1", &HandleLinear},
+      {"jaxext_matmul_nn_v1", kHandle<MatmulRole::kNN>},
+      {"jaxext_matmul_nt_v1", kHandle<MatmulRole::kNT>},
+      {"jaxext_matmul_tn_v1", kHandle<MatmulRole::kTN>},
+      {"jaxext_linear_v1", &Handle<&EpilogueBinding<LinearAttributes>, &CallLinear>},
   };
 }
 

@@ -1,6 +1,7 @@
 // The handlers of products in pieces: XLA's buffers and attributes become a call of `Pieces`.
-#include "ffi.h"
 #include "pieces.h"
+
+#include "matmul_ffi.h"
 
 namespace jaxext {
 
@@ -23,35 +24,22 @@ namespace {
 template <MatmulRole kRole>
 ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, PiecesAttributes attributes) {
   const auto [B, M, N, K, tile_m, tile_n, pieces, splits] = attributes;
-  const struct {
-    const char* name;
-    std::vector<int64_t> shape;
-  } a = {"a", {B, M, K}}, b = {"b", {B, K, N}}, c = {"c", {B, M, N}};
-  const auto& x = kRole == MatmulRole::kNT ? b : a;
-  const auto& y = kRole == MatmulRole::kNN ? b : c;
-  const auto& z = kRole == MatmulRole::kNN ? c : kRole == MatmulRole::kNT ? a : b;
-  Dtype operands, other, result;
-  if (Status s = Check(x.name, first, x.shape, &operands); !s.ok()) return ToError(s);
-  if (Status s = Check(y.name, second, y.shape, &other); !s.ok()) return ToError(s);
-  if (Status s = Check(z.name, *out, InParts(z.shape, splits), &result); !s.ok()) return ToError(s);
-  if (Status s = CheckSame(operands, other); !s.ok()) return ToError(s);
+  Dtype operands, result;
+  if (Status s = CheckMatmul(kRole, {B, M, N, K}, splits, first, second, *out, &operands, &result); !s.ok()) return ToError(s);
   return ToError(Pieces(kRole, {B, M, N, K}, {tile_m, tile_n, pieces, splits}, operands, result, first.untyped_data(),
                         second.untyped_data(), out->untyped_data(), stream));
 }
 
 template <MatmulRole kRole>
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = Binding<PiecesAttributes>().To(&Call<kRole>, {ffi::Traits::kCmdBufferCompatible}).release();
-  return handler->Call(frame);
-}
+constexpr auto kHandle = &Handle<&Binding<PiecesAttributes>, &Call<kRole>>;
 
 }  // namespace
 
 std::vector<Target> PiecesTargets() {
   return {
-      {"jaxext_pieces_nn_v1", &Handle<MatmulRole::kNN>},
-      {"jaxext_pieces_nt_v1", &Handle<MatmulRole::kNT>},
-      {"jaxext_pieces_tn_v1", &Handle<MatmulRole::kTN>},
+      {"jaxext_pieces_nn_v1", kHandle<MatmulRole::kNN>},
+      {"jaxext_pieces_nt_v1", kHandle<MatmulRole::kNT>},
+      {"jaxext_pieces_tn_v1", kHandle<MatmulRole::kTN>},
   };
 }
 

@@ -50,26 +50,15 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second
 }
 
 template <MatmulRole kRole>
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<Stream>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Ret<ffi::AnyBuffer>()
-                             .Attrs<RaggedAttributes>()
-                             .To(&Call<kRole>, {ffi::Traits::kCmdBufferCompatible})
-                             .release();
-  return handler->Call(frame);
-}
+constexpr auto kHandle = &Handle<&BindingOfThree<RaggedAttributes>, &Call<kRole>>;
 
 }  // namespace
 
 std::vector<Target> RaggedTargets() {
   return {
-      {"jaxext_ragged_nn_v1", &Handle<MatmulRole::kNN>},
-      {"jaxext_ragged_nt_v1", &Handle<MatmulRole::kNT>},
-      {"jaxext_ragged_tn_v1", &Handle<MatmulRole::kTN>},
+      {"jaxext_ragged_nn_v1", kHandle<MatmulRole::kNN>},
+      {"jaxext_ragged_nt_v1", kHandle<MatmulRole::kNT>},
+      {"jaxext_ragged_tn_v1", kHandle<MatmulRole::kTN>},
   };
 }
 

@@ -55,22 +55,19 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::An
                         b.untyped_data(), of_a, of_b, out->untyped_data(), stream));
 }
 
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<Stream>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Ret<ffi::AnyBuffer>()
-                             .Attrs<ScaledAttributes>()
-                             .To(&Call, {ffi::Traits::kCmdBufferCompatible})
-                             .release();
-  return handler->Call(frame);
+auto Bind() {
+  return ffi::Ffi::Bind()
+      .Ctx<Stream>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Ret<ffi::AnyBuffer>()
+      .Attrs<ScaledAttributes>();
 }
 
 }  // namespace
 
-std::vector<Target> ScaledTargets() { return {{"jaxext_scaled_v1", &Handle}}; }
+std::vector<Target> ScaledTargets() { return {{"jaxext_scaled_v1", &Handle<&Bind, &Call>}}; }
 
 }  // namespace jaxext

@@ -39,21 +39,8 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::An
   return ToError(WeightOnly({a.B, a.M, a.N, a.K, a.S, a.bits}, {a.tile_m, a.tile_n, a.splits}, operands, y->untyped_data(), stream));
 }
 
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = ffi::Ffi::Bind()
-                             .Ctx<Stream>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
-                             .Ret<ffi::AnyBuffer>()
-                             .Attrs<WeightOnlyAttributes>()
-                             .To(&Call, {ffi::Traits::kCmdBufferCompatible})
-                             .release();
-  return handler->Call(frame);
-}
-
 }  // namespace
 
-std::vector<Target> WeightOnlyTargets() { return {{"jaxext_weight_only_v1", &Handle}}; }
+std::vector<Target> WeightOnlyTargets() { return {{"jaxext_weight_only_v1", &Handle<&BindingOfThree<WeightOnlyAttributes>, &Call>}}; }
 
 }  // namespace jaxext

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "relaxed_capture.h"
+#include "launch.cuh"
 #include "weight_only.cuh"
 #include "weight_only_launch.h"
 
@@ -20,20 +20,11 @@ auto KernelOf(int bits, int tiles, int columns) -> decltype(&WeightOnlyKernel<T,
   return tiles == 2 ? WeightOnlyKernel<T, 8, 2, 8> : WeightOnlyKernel<T, 8, 4, 8>;
 }
 
-// What was wrong on this thread before is not asked for, and a launch that CUDA refuses leaves nothing for the next who asks.
 template <typename T>
 cudaError_t Launch(const Plan& plan, const WeightOnlyOperands& operands, void* result, cudaStream_t stream) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3{static_cast<unsigned>(plan.grid), 1, 1};
-  config.blockDim = dim3{kThreads, 1, 1};
-  config.dynamicSmemBytes = plan.shared_bytes;
-  config.stream = stream;
-  const RelaxedCapture relaxed;
-  const cudaError_t error =
-      cudaLaunchKernelEx(&config, KernelOf<T>(plan.bits, plan.tiles, plan.columns), plan.params, static_cast<const T*>(operands.x),
-                         static_cast<const uint8_t*>(operands.q), operands.scale, result);
-  if (error != cudaSuccess) cudaGetLastError();
-  return error;
+  return jaxext::Launch({static_cast<unsigned>(plan.grid), 1, 1}, {kThreads, 1, 1}, plan.shared_bytes, stream,
+                        KernelOf<T>(plan.bits, plan.tiles, plan.columns), plan.params, static_cast<const T*>(operands.x),
+                        static_cast<const uint8_t*>(operands.q), operands.scale, result);
 }
 
 }  // namespace jaxext::weight_only

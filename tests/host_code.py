@@ -15,7 +15,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_gram, cuda_matmul, cuda_scaled
+from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_gram, cuda_matmul, cuda_scaled
 from jaxext.backends.cuda.cuda_conv import ConvConfig
 from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._gemm import MatmulProblem
@@ -71,9 +71,9 @@ def _pointer(values):
     return np.ctypeslib.as_ctypes(np.array(values, np.int64))
 
 
-def _numbers(problem: MatmulProblem | ConvProblem | CausalProblem):
+def _numbers(problem: MatmulProblem | ConvProblem | CausalProblem, family=cuda_conv):
     """The fields of its struct in csrc, in order."""
-    return _pointer(np.hstack([*cuda_binding.fields(problem).values()]))
+    return _pointer(np.hstack([*family.fields(problem).values()]))
 
 
 def refuses(problem: MatmulProblem | ConvProblem | CausalProblem, family=cuda_matmul) -> str | None:
@@ -85,7 +85,7 @@ def refuses(problem: MatmulProblem | ConvProblem | CausalProblem, family=cuda_ma
     names = [dtype.encode() for dtype in (*dtypes, *added)]
     dtypes = (ctypes.c_char_p * len(names))(*names)
     text = ctypes.create_string_buffer(1000)
-    refused = _library().Refuses(name.encode(), ROLES[problem.role], rank, _numbers(problem), dtypes, problem.arch, text)
+    refused = _library().Refuses(name.encode(), ROLES[problem.role], rank, _numbers(problem, family), dtypes, problem.arch, text)
     return text.value.decode() if refused else None
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.kernel import DTYPES
+from jaxext.backends.problems import DTYPES
 from jaxext.backends.triton.triton_binding import TritonKernels
 from jaxext.forms.call import Call
 from jaxext.forms.family import Family, declare

@@ -1,4 +1,4 @@
-"""The common part of implementations that launch kernels: from a `Call` to the kernel's problem, and from the launch to the result.
+"""The common part of implementations that launch kernels: the plan of a `Call` that is a kernel's problem, and the launch.
 
 A kernel takes dense operands with exactly one axis per label.  It writes the result, or partial results along an additional first axis
 ("splits", as in split-K).  These are added here, always in the same order.
@@ -15,42 +15,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jaxext._told import told
 from jaxext.forms.call import EXPORTED, Call, Splitter, symbolic_size
 from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
 from jaxext.forms.operation import composed
 from jaxext.forms.precisions import WORDS
-from jaxext.kernels._causal import CausalProblem
-from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._geometry import ConvProblem
 
 KERNELS = file_of(MatmulProblem).parent  # the folder of the Triton kernels, and of the geometry shared with the CUDA kernels
-
-# Short names of the dtypes that kernels support.
-DTYPES = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float8_e4m3fn": "fp8e4nv",
-    "float8_e5m2": "fp8e5",
-    "int32": "i32",
-    "int8": "i8",
-}
-
-# How float32 operands are multiplied, by the requested precision.  DEFAULT and HIGH are TF32, as XLA's defaults on GPUs.
-_PRESETS = {
-    "DEFAULT": "tf32",
-    "TF32_TF32_F32": "tf32",
-    "TF32_TF32_F32_X3": "tf32x3",
-    "BF16_BF16_F32_X3": "bf16x3",
-    "BF16_BF16_F32_X6": "bf16x6",
-    "F32_F32_F32": "ieee",
-}
-
 
 ZEROS = Algorithm("zeros")  # the config for empty sums and empty results: no kernel is launched; an epilogue is jnp's then
 
@@ -75,7 +48,7 @@ class KernelImplementation(Implementation, abc.ABC):
     rows_by_config = True
     epilogues = False  # whether its kernels fuse them
     # Files outside the class's own folder that its results depend on.
-    shared: Sequence[pathlib.Path] = (pathlib.Path(__file__),)
+    shared: Sequence[pathlib.Path] = (pathlib.Path(__file__), pathlib.Path(__file__).with_name("problems.py"))
 
     def plan(self, call: Call) -> Plan | str:
         if reason := symbolic_size(call) or self.lacks(call):
@@ -176,168 +149,3 @@ def apart(x: jax.Array) -> jax.Array:
     parameters, or the part of an array that a loop writes.  It does not do so across an optimization barrier of a single array.
     """
     return lax.optimization_barrier(x)
-
-
-def matmul_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
-    """A call of a form of matrix products as a problem of this class, which has a field for each label, or the reason why it is not one."""
-    common = _common(call, arch)
-    labels = (field.name for field in dataclasses.fields(kind) if field.name in call.sizes)
-    return common if isinstance(common, str) else kind(**{label: call.sizes[label] for label in labels}, **common)
-
-
-def scaled_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
-    """A call of a product of scaled numbers as a problem of this class, which has fields for blocks, or the reason why it is not one.
-
-    Results that are no wider than 8 bits are float32 to the kernel.
-    """
-    dtypes = {slot: call.dtypes[slot].name for slot in call.factors}
-    packed = dtypes.get("w") == "int4"
-    dtypes |= {"w": "int8"} if packed else {}
-    for slot, name in dtypes.items():
-        if name not in DTYPES:
-            return f"{slot} is {name}, want one of {sorted(DTYPES)}" + (", or int4" if slot == "w" else "")
-    if (precision := _precision(call.precision, map(np.dtype, dtypes.values()))) is None:
-        return f"precision is {call.precision}, want one of {sorted(_PRESETS)}, or one that the operands have of themselves"
-    sizes = {label: call.sizes[blocks] * call.sizes[label] for blocks, label in ("IM", "SK", "JN")}
-    return kind(
-        name=call.op,
-        role=call.op.rpartition("_")[2],
-        B=call.sizes["B"],
-        **sizes,
-        **{blocks: call.sizes[blocks] for blocks in "ISJ"},
-        dtypes=(*(DTYPES[name] for name in dtypes.values()), DTYPES[call.dtype.name] if call.dtype.itemsize > 1 else "fp32"),
-        scaled=tuple(slot for slot in "xwy" if f"{slot}_scale" in call.dtypes),
-        packed=packed,
-        precision=precision,
-        arch=arch,
-    )
-
-
-def conv_problem(call: Call, arch: int) -> ConvProblem | str:
-    """A call of a convolution as a problem, or the reason why it is not one."""
-    window = call.window
-    assert window is not None
-    if window.rank > 3:
-        return f"{window.rank} spatial axes, want 3 at most"
-    common = _common(call, arch)
-    if isinstance(common, str):
-        return common
-
-    def three(values, missing) -> Any:
-        return (missing,) * (3 - window.rank) + tuple(values)
-
-    return ConvProblem(
-        **{label: call.sizes[label] for label in "BNGCK"},
-        input=three(window.input, 1),
-        filter=three(window.filter, 1),
-        output=three(window.output, 1),
-        stride=three(window.stride, 1),
-        low=three((low for low, _ in window.padding), 0),
-        input_dilation=three(window.input_dilation, 1),
-        filter_dilation=three(window.filter_dilation, 1),
-        **common,
-    )
-
-
-def causal_problem(call: Call, arch: int) -> CausalProblem | str:
-    """A call of `causal_conv1d`, or of its backward, as a problem, or the reason why it is not one."""
-    for name in ("seq_idx", "idx_of_states"):
-        if name in call.dtypes and call.dtypes[name] != np.int32:
-            return f"{name} is {call.dtypes[name].name}, want int32"
-    dtypes = {}
-    for name in ("x", "weight", "bias", "initial_states"):
-        if name in call.dtypes:
-            if call.dtypes[name].name not in DTYPES:
-                return f"{name} is {call.dtypes[name].name}, want one of {sorted(DTYPES)}"
-            dtypes[name] = DTYPES[call.dtypes[name].name]
-    activation = dict(call.static.items)["activation"]
-    if reason := _not_fused(activation):
-        return reason
-    return CausalProblem(
-        name=call.op,
-        role="backward" if call.op.endswith("_backward") else "forward",
-        **{label: call.sizes[label] for label in "BTCJ"},
-        dtypes=(dtypes["x"], dtypes["weight"], dtypes["x"]),
-        epilogue=Epilogue(activation=activation, bias=dtypes.get("bias")),
-        state=dtypes.get("initial_states"),
-        idx="seq_idx" in call.dtypes,
-        idx_of_states="idx_of_states" in call.dtypes,
-        arch=arch,
-    )
-
-
-def _not_fused(activation: Any) -> str | None:
-    """Why no kernel fuses an activation, or None."""
-    if activation is None or isinstance(activation, str):
-        return None
-    return f"activation is {told(getattr(activation, '__name__', activation))}, want one of {list(ACTIVATIONS)}, which kernels fuse"
-
-
-def gram_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
-    """A call of `gram` as a problem of this class, which has fields for what is added, or the reason why it is not one."""
-    numbers = _numbers(call, arch)
-    if isinstance(numbers, str):
-        return numbers
-    added = {}
-    if "addend" in call.dtypes:
-        if (dtype := call.dtypes["addend"].name) not in DTYPES:
-            return f"addend is {dtype}, want one of {sorted(DTYPES)}"
-        added = dict(addend=DTYPES[dtype], of_addend=call.static.of_addend)
-    return kind(**{label: call.sizes[label] for label in "BMNK"}, scale=call.static.scale, **added, **numbers)
-
-
-def _common(call: Call, arch: int) -> dict[str, Any] | str:
-    """The part of a problem that is the same for all kernels of products and convolutions."""
-    numbers = _numbers(call, arch)
-    epilogue = None if isinstance(numbers, str) else _epilogue(call)
-    if isinstance(numbers, str) or isinstance(epilogue, str):
-        return numbers if isinstance(numbers, str) else str(epilogue)
-    return dict(**numbers, epilogue=epilogue)
-
-
-def _numbers(call: Call, arch: int) -> dict[str, Any] | str:
-    """The names of a product, and what is multiplied how."""
-    dtypes = []
-    factors = {slot: call.dtypes[slot] for slot in call.factors}
-    for slot, dtype in (*factors.items(), (call.open, call.dtype)):
-        if dtype.name not in DTYPES:
-            return f"{slot} is {dtype.name}, want one of {sorted(DTYPES)}"
-        dtypes.append(DTYPES[dtype.name])
-    precision = _precision(call.precision, factors.values())
-    if precision is None:
-        return f"precision is {call.precision}, want one of {sorted(_PRESETS)}, or one that the operands have of themselves"
-    return dict(name=call.op, role=call.product.rpartition("_")[2], dtypes=tuple(dtypes), precision=precision, arch=arch)
-
-
-def _epilogue(call: Call) -> Epilogue | None | str:
-    """The epilogue of a call as kernels know it, or the reason why they do not."""
-    if call.operation is None:
-        return None
-    activation = call.static.activation
-    if reason := _not_fused(activation):
-        return reason
-    added = {}
-    for slot in ("bias", "residual", "scale"):
-        if slot in call.dtypes:
-            name = call.dtypes[slot].name
-            if name not in DTYPES:
-                return f"{slot} is {name}, want one of {sorted(DTYPES)}"
-            added[slot] = DTYPES[name]
-    gated = call.window is None and "T" in call.sizes  # of a convolution along three axes T is an axis of the filter
-    return Epilogue(activation=activation, gated=gated, saves=bool(call.further), **added)
-
-
-def _precision(asked: Any, dtypes) -> str | None:
-    """The kernels' name of a precision, or None if they do not support it."""
-    dtypes = {np.dtype(dtype) for dtype in dtypes}
-    if isinstance(asked, lax.DotAlgorithmPreset):
-        # For operands of these dtypes the preset is what kernels do anyway: exact products, accumulated in float32.
-        own = {
-            "F16_F16_F32": {np.dtype(np.float16)},
-            "BF16_BF16_F32": {np.dtype(jnp.bfloat16)},
-            "ANY_F8_ANY_F8_F32": {np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2)},
-        }.get(asked.name)
-        return "ieee" if own and dtypes <= own else _PRESETS.get(asked.name)
-    if asked is None or isinstance(asked, tuple) and all(isinstance(p, lax.Precision) for p in asked):
-        return "ieee" if asked is not None and lax.Precision.HIGHEST in asked else "tf32"
-    return None

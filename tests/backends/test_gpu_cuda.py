@@ -94,7 +94,7 @@ def some(configs):
 
 def check_conv(stem, kernels, problem, configs, operands, truth, shape, scale=None):
     """Every configuration of it."""
-    assert cuda_binding.refused(problem, kernels) is None
+    assert kernels.refused(problem) is None
     for config in configs:
         target = problem.name.replace("conv", stem)
         check(alone(target, problem, config, shape, list(operands.values())), truth, scale)
@@ -152,7 +152,7 @@ DENSE = {name: case | {"C": 8 * case.get("C", 3), "K": 8 * case.get("K", 5)} for
 def taken(name, role, dtype, result):
     problem = dense.a_problem(role, **DENSE[name], dtypes=(dtype, dtype, result))
     sizes = (problem.B, problem.N, problem.G, problem.C, problem.K, *problem.input, *problem.filter, *problem.output)
-    refused = cuda_binding.missing() or cuda_binding.refused(problem, cuda_conv)
+    refused = cuda_binding.missing() or cuda_conv.refused(problem)
     return None if refused or 0 in sizes else problem
 
 
@@ -193,7 +193,7 @@ def test_matmul_kernel(name, role, dtype, result):
         name=f"matmul_{role}", role=role, **sizes, dtypes=(dtype, dtype, result), precision="tf32", arch=90
     )  # fmt: skip
     table = cuda_binding.compiled("matmul_kernels")
-    assert cuda_binding.refused(problem, cuda_matmul) is None
+    assert cuda_matmul.refused(problem) is None
     B, M, N, K = sizes.values()
     shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
     open = {"nn": "c", "nt": "a", "tn": "b"}[role]
@@ -223,7 +223,7 @@ def test_products_in_pieces(name, role, precision):
     problem = MatmulProblem(
         name=f"pieces_{role}", role=role, B=B, M=M, N=N, K=K, dtypes=("fp32",) * 3, precision=precision, arch=90
     )  # fmt: skip
-    assert cuda_binding.refused(problem, cuda_pieces) is None
+    assert cuda_pieces.refused(problem) is None
     shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
     open = {"nn": "c", "nt": "a", "tn": "b"}[role]
     equation = {"nn": "bmk,bkn->bmn", "nt": "bkn,bmn->bmk", "tn": "bmk,bmn->bkn"}[role]
@@ -255,7 +255,7 @@ def test_ragged_kernel(name, role, dtype):
     sizes, rows, more = RAGGED[name]
     begin, end = ragged.ranges_of(sizes, more.get("B", 1), more.get("P", 1))
     problem = ragged.a_problem(role, (begin, end), rows, **more, dtypes=(dtype,) * 3)
-    assert cuda_binding.refused(problem, cuda_ragged) is None
+    assert cuda_ragged.refused(problem) is None
     operands = ragged.some_operands(problem, begin, end)
     truth = ragged.true(problem, operands, begin, end)
     for config in cuda_ragged.candidates(problem, cuda_binding.compiled("ragged_kernels")):
@@ -282,10 +282,10 @@ def test_scaled_kernel(name, role, dtypes):
     sizes, cuts = SCALED[name]
     for result in ("bf16", "fp32"):
         problem = scaled_product(role, sizes, cuts, dtypes=(*dtypes, result), B=2 if name == "long blocks" else 1)
-        assert cuda_binding.refused(problem, cuda_scaled) is None
+        assert cuda_scaled.refused(problem) is None
         operands = scaled.some_operands(problem)
         given = cuda_scaled.arrays(problem, {slot: jnp.asarray(operands[slot]) for slot in cuda_scaled.slots(problem)})
-        fields = cuda_binding.fields(problem)
+        fields = cuda_scaled.fields(problem)
         truth, numbers = scaled.true(problem, operands), types.SimpleNamespace(**fields, dtypes=problem.dtypes)
         for config in some(cuda_scaled.candidates(problem, cuda_binding.compiled("scaled_kernels"))):
             check(alone("scaled", numbers, config, truth.shape, list(given.values()), tuple(fields)), truth)

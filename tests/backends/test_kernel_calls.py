@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import jaxext
-from jaxext.backends import kernel
+from jaxext.backends import kernel, problems
 from jaxext.forms.implementation import Plan
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
@@ -47,13 +47,13 @@ def call_of(dtype=np.float32, precision=None, result=None):
     ids=str,
 )
 def test_the_precision_that_kernels_multiply_with(precision, dtype, want):
-    problem: Any = kernel.matmul_problem(call_of(dtype, precision, np.float32), MatmulProblem, 90)
+    problem: Any = problems.matmul_problem(call_of(dtype, precision, np.float32), MatmulProblem, 90)
     assert isinstance(problem, MatmulProblem) and problem.precision == want
 
 
 @pytest.mark.parametrize("precision", [PRESET.BF16_BF16_F32, PRESET.F16_F16_F32, PRESET.F64_F64_F64], ids=str)
 def test_a_precision_that_no_kernel_has_is_refused(precision):
-    reason = kernel.matmul_problem(call_of(np.float32, precision), MatmulProblem, 90)
+    reason = problems.matmul_problem(call_of(np.float32, precision), MatmulProblem, 90)
     assert isinstance(reason, str) and reason.startswith(f"precision is {precision}, want one of")
 
 
@@ -62,7 +62,7 @@ def test_missing_spatial_axes_are_the_leading_ones():
     with in_force.collecting() as calls:
         conv = lambda x, w: jaxext.conv_general_dilated(x, w, (2,), [(3, 1)], (6,), (4,), ("NWC", "WIO", "NWC"))
         jax.jit(conv).trace(x, w).lower(lowering_platforms=("cuda",))
-    problem: Any = kernel.conv_problem(calls[0], 90)
+    problem: Any = problems.conv_problem(calls[0], 90)
     assert isinstance(problem, ConvProblem)
     assert (problem.input, problem.filter, problem.output) == ((1, 1, 9), (1, 1, 5), (1, 1, 19))
     assert (problem.stride, problem.low) == ((1, 1, 2), (0, 0, 3))

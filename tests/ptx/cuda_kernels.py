@@ -51,8 +51,8 @@ from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output, TensorMap
 from opcodes import untested
 
-from jaxext.backends import kernel
-from jaxext.backends.cuda import cuda_binding
+from jaxext.backends import problems
+from jaxext.backends.cuda import cuda_ragged
 from jaxext.kernels._epilogue import ACTIVATIONS
 from jaxext.kernels._ragged import visits
 
@@ -422,10 +422,10 @@ def matmul_call(row, B, rows, columns, depth, splits=1, integers=True) -> Call:
 def ragged_call(row, sizes, rows, integers=True, offset=0, B=1, P=1, R=1, **columns) -> Call:
     """`sizes`: of groups, `columns`: K and N.  Ranges and operands are those of test_ragged_kernel: rows of no group are NaN."""
     begin, end = test_ragged_kernel.ranges_of(sizes, B, P, offset)
-    dtypes = (kernel.DTYPES[row["operands"]],) * 3
+    dtypes = (problems.DTYPES[row["operands"]],) * 3
     problem = test_ragged_kernel.a_problem(row["role"], (begin, end), rows, B, P, R, **columns, dtypes=dtypes)
     return Call(
-        ragged(row, **cuda_binding.fields(problem)),
+        ragged(row, **cuda_ragged.fields(problem)),
         test_ragged_kernel.some_operands(problem, begin, end, integers),
         problem.shapes[test_ragged_kernel.ROLES[row["role"]]],
         lambda operands: test_ragged_kernel.true(problem, operands, begin, end),

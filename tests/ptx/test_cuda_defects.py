@@ -18,7 +18,7 @@ from defects import TWICE, WRONG, planted, said
 from interpreter import LATE, Fault, Module
 from test_cuda_kernels import TWO_MULTIPROCESSORS
 
-from jaxext.backends import kernel
+from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
 
 
@@ -75,7 +75,7 @@ def convolution(name, tile=(128, 128), **changes):
 
 def depthwise(name, role, dtype, tensor_cores=False, **changes):
     case = dataclasses.replace(test_simt.CASES[name], **changes)
-    problem = test_depthwise.of_role(case, role, kernel.DTYPES[dtype], arch=90)
+    problem = test_depthwise.of_role(case, role, problems.DTYPES[dtype], arch=90)
     row = row_of(DEPTHWISE, rank=int(problem.name[4]), role=role, operands=dtype)
     config = next(config for config in cuda_depthwise.candidates(problem) if (config.lines > 0) == tensor_cores)
     return conv_call(row, problem, config), {}

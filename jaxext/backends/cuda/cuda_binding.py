@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,19 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
-from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_pieces, cuda_scaled
-from jaxext.backends.cuda.cuda_gram import GramProblem
-from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
-from jaxext.backends.kernel import DTYPES, KERNELS, KernelCall, KernelImplementation, apart
+from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation, apart
+from jaxext.backends.problems import DTYPES
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.implementation import folder_of, hash_of
 from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._epilogue import ACTIVATIONS
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
-from jaxext.kernels._ragged import RaggedProblem
-
-GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
 
 
 class Cuda(KernelImplementation):
@@ -53,34 +48,14 @@ class Cuda(KernelImplementation):
         return hash_of([*folder_of(type(self)), *self.shared], _csrc(), _build() if platform == "cuda" else b"")
 
 
-def refused(problem: MatmulProblem | ConvProblem | CausalProblem, family: Any) -> str | None:
-    """Why the kernels of the family, which has the module, do not take the problem, or None; as the compiled module tells."""
+def asked(family: str, problem: MatmulProblem | ConvProblem | CausalProblem, fields: Mapping[str, Any], **more: Any) -> str | None:
+    """Why the kernels of a family do not take a problem with these fields, or None; as the compiled module tells."""
     from jaxext import _cuda_module
 
-    if isinstance(problem, CausalProblem):
-        asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "bias": problem.epilogue.bias, "arch": problem.arch}
-        return _cuda_module.causal_refuses(**asked)
-    if isinstance(problem, WeightOnlyProblem):
-        return _cuda_module.weight_only_refuses(**fields(problem), dtypes=problem.dtypes, arch=problem.arch)
-    if isinstance(problem, cuda_scaled.ScaledProblem):
-        asked = fields(problem) | {"dtypes": (*problem.operand_dtypes, problem.dtypes[2]), "arch": problem.arch}
-        return cuda_scaled.scaled_both_ways(problem) or _cuda_module.scaled_refuses(**asked)
-    if isinstance(problem, GramProblem):
-        return _cuda_module.gram_refuses(**fields(problem), dtypes=problem.dtypes, addend=problem.addend, arch=problem.arch)
-    if reason := _refused_epilogue(problem):
-        return reason
-    asked = fields(problem) | {"role": problem.role, "dtypes": problem.dtypes, "arch": problem.arch}
-    if isinstance(problem, RaggedProblem):
-        return _cuda_module.ragged_refuses(**asked)
-    if family is cuda_pieces:
-        return _cuda_module.pieces_refuses(**asked)
-    if isinstance(problem, MatmulProblem):
-        return _cuda_module.matmul_refuses(**asked, fused=problem.epilogue is not None)
-    ask = _cuda_module.depthwise_refuses if family is cuda_depthwise else _cuda_module.conv_refuses
-    return ask(rank=cuda_conv.rank(problem), **asked)
+    return getattr(_cuda_module, f"{family}_refuses")(**fields, **{"dtypes": problem.dtypes, "arch": problem.arch} | more)
 
 
-def _refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
+def refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
     """Why no kernel fuses it, or None.  Its role is the forward one, since operations have no other."""
     epilogue, result = problem.epilogue, problem.dtypes[2]
     if epilogue is None:
@@ -94,24 +69,16 @@ def _refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
     return None
 
 
-def fields(problem: MatmulProblem | ConvProblem | CausalProblem) -> dict[str, Any]:
-    """Sizes and geometry, by the names that their structs in csrc have for them."""
-    if isinstance(problem, CausalProblem):
-        return {name: getattr(problem, name) for name in "BTCJ"}
-    if isinstance(problem, WeightOnlyProblem):
-        return {name: getattr(problem, name) for name in "BMNKS"} | {"bits": problem.bits_of_weight}
-    if isinstance(problem, cuda_scaled.ScaledProblem):
-        return cuda_scaled.asked(problem)
-    if isinstance(problem, GramProblem):
-        return problem.sizes
-    of_products = "BPRMNKG" if isinstance(problem, RaggedProblem) else "BMNK"
-    names = of_products if isinstance(problem, MatmulProblem) else (*"BNGCK", *GEOMETRY)
+def of_struct(problem: MatmulProblem | ConvProblem | CausalProblem, names: Iterable[str]) -> dict[str, Any]:
+    """Sizes and geometry, by the names that the problem's struct in csrc has for them."""
     return {name: getattr(problem, name) for name in names}
 
 
-def kernel_call(call: Call, problem: MatmulProblem | ConvProblem, stem: str, config: Any, *more: str) -> KernelCall:
+def kernel_call(
+    call: Call, problem: MatmulProblem | ConvProblem, fields: Mapping[str, Any], stem: str, config: Any, *more: str
+) -> KernelCall:
     """`more`: operands beside the factors."""
-    attributes, slots, epilogue = fields(problem) | dataclasses.asdict(config), [*call.factors, *more], problem.epilogue
+    attributes, slots, epilogue = {**fields, **dataclasses.asdict(config)}, [*call.factors, *more], problem.epilogue
     if epilogue is not None:
         added = [slot for slot in ("bias", "residual") if getattr(epilogue, slot)]
         attributes |= {slot: int(slot in added) for slot in ("bias", "residual")} | {"saves": int(epilogue.saves)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxext.backends.cuda.cuda_binding import asked, of_struct
 from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._launch import BITS, cdiv, largest_block
 from jaxext.kernels._roofline import ACCESS, ACTIVATED, START, machine
@@ -27,6 +28,16 @@ class CausalConfig:
     lanes: int  # vectors of channels side by side in a block, a power of two
     strip: int  # steps of a sequence that a thread walks along
     splits: int = 1  # backward: partial sums of the cotangents of weight and bias
+
+
+def fields(problem: CausalProblem) -> dict[str, int]:
+    """Those of jaxext::CausalProblem."""
+    return of_struct(problem, "BTCJ")
+
+
+def refused(problem: CausalProblem) -> str | None:
+    """Why the kernels do not take it, or None."""
+    return asked("causal", problem, fields(problem), role=problem.role, bias=problem.epilogue.bias)
 
 
 def candidates(problem: CausalProblem) -> list[CausalConfig]:

@@ -21,10 +21,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxext.backends.cuda.cuda_binding import asked, of_struct, refused_epilogue
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine, stored
 
+GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
 MOST_PARTS = 64  # B·G·splits: kMostParts in csrc/conv_plan.h
 PARTS_OF_LAUNCH = {"fprop": 8, "dgrad": 8, "wgrad": 30}  # kParts in csrc/conv_sm90.cuh
 _DEPTH = 64  # of a stage
@@ -36,6 +38,16 @@ class ConvConfig:
     tile_n: int
     cluster: int  # blocks that load together what they share: one above the other, in wgrad side by side
     splits: int = 1  # wgrad: partial sums, along a leading axis of the result, which is float32 if there are several
+
+
+def fields(problem: ConvProblem) -> dict[str, Any]:
+    """Those of jaxext::ConvProblem."""
+    return of_struct(problem, (*"BNGCK", *GEOMETRY))
+
+
+def refused(problem: ConvProblem) -> str | None:
+    """Why the kernels do not take it, or None."""
+    return refused_epilogue(problem) or asked("conv", problem, fields(problem), role=problem.role, rank=rank(problem))
 
 
 def candidates(problem: ConvProblem, table: Sequence[Mapping[str, Any]]) -> list[ConvConfig]:

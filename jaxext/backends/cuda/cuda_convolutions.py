@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise
-from jaxext.backends.cuda.cuda_binding import Cuda, compiled, ffi_call, fields, kernel_call, not_compiled_for, number_of, refused
-from jaxext.backends.kernel import KernelCall, causal_problem, conv_problem
+from jaxext.backends.cuda.cuda_binding import Cuda, compiled, ffi_call, kernel_call, not_compiled_for, number_of
+from jaxext.backends.kernel import KernelCall
 from jaxext.backends.preference import preference
+from jaxext.backends.problems import causal_problem, conv_problem
 from jaxext.forms.call import Call
 from jaxext.kernels._geometry import ConvProblem
 
@@ -33,7 +34,7 @@ class CudaConv(Cuda):
 
     def refuses(self, problem):
         family = _family(problem)
-        return refused(problem, family) or (not_compiled_for(problem.arch) if family is cuda_depthwise else None)
+        return family.refused(problem) or (not_compiled_for(problem.arch) if family is cuda_depthwise else None)
 
     def slower(self, call):
         row = preference(call)
@@ -50,7 +51,7 @@ class CudaConv(Cuda):
 
     def launch(self, call, problem, config):
         stem = call.op.replace("conv", "depthwise", 1) if _family(problem) is cuda_depthwise else call.op
-        made = kernel_call(call, problem, stem, config)
+        made = kernel_call(call, problem, cuda_conv.fields(problem), stem, config)
         return dataclasses.replace(made, describe=f"{made.describe} on tensor cores") if getattr(config, "lines", 0) else made
 
 
@@ -63,7 +64,7 @@ class CudaCausal(Cuda):
         return causal_problem(call, call.arch or 0)
 
     def refuses(self, problem):
-        return refused(problem, cuda_causal) or not_compiled_for(problem.arch)
+        return cuda_causal.refused(problem) or not_compiled_for(problem.arch)
 
     def slower(self, call):
         return None  # others take several kernels
@@ -74,7 +75,7 @@ class CudaCausal(Cuda):
     def launch(self, call, problem, config):
         added = [name for name in _CAUSAL_ADDED if name in call.dtypes]
         backward = problem.role == "backward"
-        attributes = fields(problem) | dataclasses.asdict(config) | {name: int(name in added) for name in _CAUSAL_ADDED}
+        attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in added) for name in _CAUSAL_ADDED}
         attributes["activation"] = number_of(problem.epilogue.activation)
         return KernelCall(
             describe="causal" + (f" in {config.splits} parts" if config.splits > 1 else ""),

@@ -14,6 +14,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from jaxext.backends.cuda.cuda_binding import asked, refused_epilogue
+from jaxext.backends.cuda.cuda_conv import fields, rank
 from jaxext.kernels._geometry import Axis, ConvProblem
 from jaxext.kernels._launch import BITS, cdiv, largest_block
 from jaxext.kernels._roofline import ISSUED, LEGACY, START, machine, stored
@@ -45,6 +47,11 @@ class DepthwiseConfig:
     pieces: int = 1  # wgrad: pieces of the filter that share a block, a power of two
     lines: int = 0  # fprop, dgrad: on tensor cores, lines of targets that a warp walks down; 0 for the other kernels
     splits: int = 1  # wgrad: partial sums, along a leading axis of the result, which is float32 if there are several
+
+
+def refused(problem: ConvProblem) -> str | None:
+    """Why the kernels do not take it, or None."""
+    return refused_epilogue(problem) or asked("depthwise", problem, fields(problem), role=problem.role, rank=rank(problem))
 
 
 def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:

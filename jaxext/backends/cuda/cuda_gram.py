@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda import cuda_matmul
+from jaxext.backends.cuda.cuda_binding import asked
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
@@ -29,11 +30,6 @@ class GramProblem(MatmulProblem):
     scale: float = 1.0
     of_addend: float = 0.0
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The fields of jaxext::GramProblem."""
-        return dict(B=self.B, M=self.rows, N=self.depth)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GramConfig:
@@ -42,6 +38,16 @@ class GramConfig:
     tile_k: int
     cluster_m: int  # blocks, one above the other, that share what they load for the columns
     splits: int = 1  # partial results along a leading axis of the result, which is float32 if there are several
+
+
+def fields(problem: GramProblem) -> dict[str, int]:
+    """Those of jaxext::GramProblem."""
+    return dict(B=problem.B, M=problem.rows, N=problem.depth)
+
+
+def refused(problem: GramProblem) -> str | None:
+    """Why the kernels do not take it, or None."""
+    return asked("gram", problem, fields(problem), addend=problem.addend)
 
 
 def candidates(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> list[GramConfig]:

@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxext.backends.cuda.cuda_binding import asked, of_struct, refused_epilogue
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
@@ -35,6 +36,17 @@ class MatmulConfig:
     cluster_m: int  # blocks, one above the other, that share what they load of the right operand
     pingpong: int  # 1: two warp groups take turns, one multiplies while the other stores; 0: both work on one tile
     splits: int = 1  # partial results along a leading axis of the result, which is float32 if there are several
+
+
+def fields(problem: MatmulProblem) -> dict[str, int]:
+    """Those of jaxext::MatmulProblem."""
+    return of_struct(problem, "BMNK")
+
+
+def refused(problem: MatmulProblem) -> str | None:
+    """Why the kernels do not take it, or None."""
+    fused = problem.epilogue is not None
+    return refused_epilogue(problem) or asked("matmul", problem, fields(problem), role=problem.role, fused=fused)
 
 
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[MatmulConfig]:

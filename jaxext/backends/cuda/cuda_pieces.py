@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxext.backends.cuda.cuda_binding import asked
+from jaxext.backends.cuda.cuda_matmul import fields
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._launch import PRODUCTS_OF_PARTS, cdiv
 from jaxext.kernels._roofline import ISSUED, REACHED, START, STORED, machine
@@ -30,6 +32,13 @@ class PiecesConfig:
     tile_n: int
     pieces: int
     splits: int = 1  # partial results along a leading axis of the result
+
+
+def refused(problem: MatmulProblem) -> str | None:
+    """Why the kernels do not take it, or None."""
+    if problem.precision not in PIECES:
+        return "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
+    return asked("pieces", problem, fields(problem), role=problem.role)
 
 
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[PiecesConfig]:

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext.backends.cuda import cuda_gram, cuda_matmul, cuda_pieces, cuda_ragged, cuda_scaled, cuda_weight_only
-from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, ffi_call, fields, kernel_call, not_compiled_for, refused
+from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, ffi_call, kernel_call, not_compiled_for
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
-from jaxext.backends.kernel import KernelCall, apart, gram_problem, matmul_problem, scaled_problem
+from jaxext.backends.kernel import KernelCall, apart
 from jaxext.backends.preference import of_half
+from jaxext.backends.problems import gram_problem, matmul_problem, scaled_problem
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._ragged import RaggedProblem, visits
 
-_OTHER_PRECISION = "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
 _CLEARLY = 1.25  # models of two kernels differ by less than that without a reason
 
 
@@ -36,11 +36,7 @@ class CudaMatmul(Cuda):
         return matmul_problem(call, MatmulProblem, call.arch or 0)
 
     def refuses(self, problem):
-        if not _float32(problem):
-            return refused(problem, cuda_matmul)
-        if problem.precision not in cuda_pieces.PIECES:
-            return _OTHER_PRECISION
-        return refused(problem, cuda_pieces)
+        return cuda_pieces.refused(problem) if _float32(problem) else cuda_matmul.refused(problem)
 
     def multiplied(self, problem):
         return problem.precision if _float32(problem) else "ieee"
@@ -55,7 +51,7 @@ class CudaMatmul(Cuda):
 
     def launch(self, call, problem, config):
         op = call.op.replace("matmul", "pieces") if _float32(problem) else call.op
-        return kernel_call(call, problem, op, config)
+        return kernel_call(call, problem, cuda_matmul.fields(problem), op, config)
 
 
 def _float32(problem: MatmulProblem) -> bool:
@@ -72,7 +68,7 @@ class CudaGram(Cuda):
         return gram_problem(call, cuda_gram.GramProblem, call.arch or 0)
 
     def refuses(self, problem):
-        return refused(problem, cuda_gram)
+        return cuda_gram.refused(problem)
 
     def slower(self, call):
         problem = self.problem(call)
@@ -85,7 +81,8 @@ class CudaGram(Cuda):
     def launch(self, call, problem, config):
         slots = ("c", "addend") if problem.addend else ("c",)
         shapes = {"c": (problem.B, problem.rows, problem.depth)} | dict.fromkeys(("addend", "result"), (problem.B, *(problem.rows,) * 2))
-        attributes = fields(problem) | dataclasses.asdict(config) | {name: float(getattr(problem, name)) for name in ("scale", "of_addend")}
+        scales = {name: float(getattr(problem, name)) for name in ("scale", "of_addend")}
+        attributes = cuda_gram.fields(problem) | dataclasses.asdict(config) | scales
         return KernelCall(
             describe="gram" + (f" in {config.splits} parts" if config.splits > 1 else ""),
             slots=slots,
@@ -102,7 +99,7 @@ class CudaRagged(Cuda):
         return matmul_problem(call, RaggedProblem, call.arch or 0)
 
     def refuses(self, problem):
-        return refused(problem, cuda_ragged)
+        return cuda_ragged.refused(problem)
 
     def slower(self, call):
         return None  # XLA multiplies the rows by every group's matrix, or block by block in a loop
@@ -111,7 +108,7 @@ class CudaRagged(Cuda):
         return cuda_ragged.candidates(problem, compiled("ragged_kernels"))
 
     def launch(self, call, problem, config):
-        plain = kernel_call(call, problem, call.op, config, "places")
+        plain = kernel_call(call, problem, cuda_ragged.fields(problem), call.op, config, "places")
 
         def with_places(result, first, second, begin, end):
             places = jnp.stack([begin, end], -1) if problem.role == "tn" else visits(jnp, begin, end, problem.M, config.tile_m)
@@ -130,7 +127,7 @@ class CudaWeightOnly(Cuda):
         return scaled_problem(call, WeightOnlyProblem, call.arch or 0)
 
     def refuses(self, problem):
-        return cuda_weight_only.refuses(problem) or refused(problem, cuda_weight_only) or not_compiled_for(problem.arch)
+        return cuda_weight_only.refused(problem) or not_compiled_for(problem.arch)
 
     def slower(self, call):
         if call.sizes["S"] == 1:
@@ -153,7 +150,7 @@ class CudaWeightOnly(Cuda):
             describe="weight_only" + (f" in {config.splits} parts" if config.splits > 1 else ""),
             slots=("x", "w", "w_scale"),
             splits=config.splits,
-            call=functools.partial(_weight_only, problem, fields(problem) | dataclasses.asdict(config)),
+            call=functools.partial(_weight_only, problem, cuda_weight_only.fields(problem) | dataclasses.asdict(config)),
         )
 
 
@@ -171,7 +168,7 @@ class CudaScaled(Cuda):
         return scaled_problem(call, cuda_scaled.ScaledProblem, call.arch or 0)
 
     def refuses(self, problem):
-        return refused(problem, cuda_scaled)
+        return cuda_scaled.refused(problem)
 
     def slower(self, call):
         problem = self.problem(call)
@@ -184,7 +181,7 @@ class CudaScaled(Cuda):
         return cuda_scaled.candidates(problem, compiled("scaled_kernels"))
 
     def launch(self, call, problem, config):
-        slots, attributes = cuda_scaled.slots(problem), fields(problem) | dataclasses.asdict(config)
+        slots, attributes = cuda_scaled.slots(problem), cuda_scaled.fields(problem) | dataclasses.asdict(config)
         shapes = {"result": tuple(attributes[name] for name in "BMN")}
 
         def prepared(result, *operands):

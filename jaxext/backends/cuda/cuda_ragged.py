@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxext.backends.cuda.cuda_binding import asked, of_struct
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._ragged import RaggedProblem
@@ -25,6 +26,16 @@ class RaggedConfig:
     tile_n: int
     tile_k: int
     cluster_n: int  # blocks, side by side, that share what they load of the left operand
+
+
+def fields(problem: RaggedProblem) -> dict[str, int]:
+    """Those of jaxext::RaggedProblem."""
+    return of_struct(problem, "BPRMNKG")
+
+
+def refused(problem: RaggedProblem) -> str | None:
+    """Why the kernels do not take it, or None."""
+    return asked("ragged", problem, fields(problem), role=problem.role)
 
 
 def candidates(problem: RaggedProblem, table: Sequence[Mapping[str, Any]]) -> list[RaggedConfig]:

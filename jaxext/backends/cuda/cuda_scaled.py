@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda import cuda_matmul
+from jaxext.backends.cuda.cuda_binding import asked
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
@@ -71,16 +72,18 @@ class ScaledProblem(MatmulProblem):
         return s > 1 and j == self.cols
 
 
-def scaled_both_ways(problem: ScaledProblem) -> str | None:
-    """The reason if the result has scales that join neither its rows' nor its columns'."""
-    rows, cols, _ = problem.blocks
-    return "the result has scales of rows and columns at once" if problem.has(_OPEN) and min(rows, cols) > 1 else None
-
-
-def asked(problem: ScaledProblem) -> dict[str, int]:
-    """The fields of jaxext::ScaledProblem."""
+def fields(problem: ScaledProblem) -> dict[str, int]:
+    """Those of jaxext::ScaledProblem."""
     i, j, s = problem.kernel_blocks
     return dict(B=problem.B, M=problem.rows, N=problem.cols, K=problem.depth, I=i, J=j, S=s)
+
+
+def refused(problem: ScaledProblem) -> str | None:
+    """Why the kernels do not take it, or None."""
+    rows, cols, _ = problem.blocks
+    if problem.has(_OPEN) and min(rows, cols) > 1:
+        return "the result has scales of rows and columns at once"  # which join neither its rows' nor its columns'
+    return asked("scaled", problem, fields(problem), dtypes=(*problem.operand_dtypes, problem.dtypes[2]))
 
 
 def slots(problem: ScaledProblem) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxext.backends.cuda import cuda_scaled
+from jaxext.backends.cuda.cuda_binding import asked, of_struct
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
@@ -52,15 +53,20 @@ class WeightOnlyConfig:
     splits: int = 1  # partial results along a leading axis of the result, which is float32 if there are several
 
 
-def refuses(problem: WeightOnlyProblem) -> str | None:
-    """Why a problem is none of these products, or None.  The compiled module refuses more."""
+def fields(problem: WeightOnlyProblem) -> dict[str, int]:
+    """Those of jaxext::WeightOnlyProblem."""
+    return of_struct(problem, "BMNKS") | {"bits": problem.bits_of_weight}
+
+
+def refused(problem: WeightOnlyProblem) -> str | None:
+    """Why the kernels do not take it, or None."""
     if problem.role != "nn":
         return f"the product {problem.role}, a derivative, want the product itself"
     if problem.scaled != ("w",):
         return f"scales of {' and '.join(problem.scaled)}, want scales of w alone"
     if problem.J != problem.N:
         return f"{problem.J} scales along N of {problem.N}, want one for each column"
-    return None
+    return asked("weight_only", problem, fields(problem))
 
 
 def candidates(problem: WeightOnlyProblem) -> list[WeightOnlyConfig]:

@@ -15,17 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.kernel import (
-    KERNELS,
-    KernelCall,
-    KernelImplementation,
-    causal_problem,
-    conv_problem,
-    gram_problem,
-    matmul_problem,
-    scaled_problem,
-)
+from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation
 from jaxext.backends.preference import of_half, preference
+from jaxext.backends.problems import causal_problem, conv_problem, gram_problem, matmul_problem, scaled_problem
 from jaxext.backends.triton import triton_call
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Plan

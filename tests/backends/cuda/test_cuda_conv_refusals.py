@@ -14,8 +14,7 @@ from lowered import NHWC, custom_calls, struct
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.cuda.cuda_binding import GEOMETRY
-from jaxext.backends.cuda.cuda_conv import ConvConfig
+from jaxext.backends.cuda.cuda_conv import GEOMETRY, ConvConfig
 
 REFUSED = {
     "input dilation": (problem("fprop", (8, 8), (3, 3), input_dilation=(1, 2, 1)), "input dilation of 2"),

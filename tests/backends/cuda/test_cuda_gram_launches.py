@@ -78,5 +78,5 @@ def test_nothing_is_launched_without_work(answer):
 
 def test_refusals_are_those_of_the_sources():
     problems = [a_problem(**changes) for changes, _ in REASONS.values()]
-    assert [cuda_binding.refused(problem, cuda_gram) for problem in problems] == [host_code.refuses(p, cuda_gram) for p in problems]
-    assert cuda_binding.refused(a_problem(B=10**30), cuda_gram)
+    assert [cuda_gram.refused(problem) for problem in problems] == [host_code.refuses(p, cuda_gram) for p in problems]
+    assert cuda_gram.refused(a_problem(B=10**30))

@@ -48,8 +48,8 @@ from cuda_launches import (
 )
 
 from jaxext import _cuda_build, _cuda_module
-from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
-from jaxext.backends.kernel import DTYPES
+from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
+from jaxext.backends.problems import DTYPES
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
 
@@ -173,7 +173,7 @@ def convs(row, count):
             precision="ieee",
             arch=90,
         )
-        if cuda_binding.refused(problem, cuda_depthwise if depthwise else cuda_conv) is None:
+        if (cuda_depthwise if depthwise else cuda_conv).refused(problem) is None:
             taken += 1
             table = [row | {"operands": problem.dtypes[0]}]
             candidates = cuda_depthwise.candidates(problem) if depthwise else cuda_conv.candidates(problem, table)

@@ -122,7 +122,7 @@ def test_refusals_of_convolutions_are_those_of_the_sources(family):
     cases = [dataclasses.replace(case, **{name: value}) for name in ("B", "N", "G", "C", "K") for value in (0, -7, 40, 3 << 30)]
     cases += [
         dataclasses.replace(case, **{name: (*now[:axis], value, *now[axis + 1 :])})
-        for name, now in cuda_binding.fields(case).items()
+        for name, now in cuda_conv.fields(case).items()
         if isinstance(now, tuple)
         for axis in range(3)
         for value in (0, -7, 33, 3 << 30)
@@ -130,7 +130,7 @@ def test_refusals_of_convolutions_are_those_of_the_sources(family):
     cases += [dataclasses.replace(case, name=f"conv{rank}d_{role}", role=role) for rank in range(5) for role in ("fprop", "dgrad", "wgrad")]
     cases += [dataclasses.replace(case, arch=arch) for arch in (75, 80, 100)]
     cases += [dataclasses.replace(case, dtypes=("bf16", *others)) for others in (("bf16", "fp32"), ("fp16", "bf16"), ("bf16", "i8"))]
-    answers = [(cuda_binding.refused(case, family), host_code.refuses(case, family)) for case in cases]
+    answers = [(family.refused(case), host_code.refuses(case, family)) for case in cases]
     assert [answer for answer, _ in answers] == [answer for _, answer in answers]
     assert len({answer for answer, _ in answers}) > 20
 
@@ -142,25 +142,26 @@ def test_refusals_of_causal_convolutions_are_those_of_the_sources():
         cases = [dataclasses.replace(case, **{name: value}) for name in "BTCJ" for value in (0, -7, 9, 40, 3 << 30)]
         cases += [dataclasses.replace(case, arch=75), dataclasses.replace(case, dtypes=("fp16", "i8", "fp16"))]
         cases += [dataclasses.replace(case, epilogue=Epilogue(bias=bias)) for bias in (None, "bf16", "i8")]
-        answers = [(cuda_binding.refused(case, cuda_causal), host_code.refuses(case, cuda_causal)) for case in cases]
+        answers = [(cuda_causal.refused(case), host_code.refuses(case, cuda_causal)) for case in cases]
         assert [answer for answer, _ in answers] == [answer for _, answer in answers]
         assert len({answer for answer, _ in answers}) >= 9
-    assert cuda_binding.refused(dataclasses.replace(case, T=10**30), cuda_causal)
+    assert cuda_causal.refused(dataclasses.replace(case, T=10**30))
 
 
 def test_refusals_of_weight_only_products_are_those_of_the_sources():
     """Every number arrives where it belongs."""
     case = a_weight_only_problem(N=160)
-    cases = [dataclasses.replace(case, **{name: value}) for name in "BMNKS" for value in (0, -7, 3, 96, 3 << 30)]
+    cases = [dataclasses.replace(case, **{name: value}) for name in "BMKS" for value in (0, -7, 3, 96, 3 << 30)]
+    cases += [dataclasses.replace(case, N=value, J=value) for value in (0, -7, 3, 96, 3 << 30)]
     cases += [
         dataclasses.replace(case, arch=75),
         dataclasses.replace(case, packed=True),
         dataclasses.replace(case, dtypes=("fp16", "i8", "bf16")),
     ]
-    answers = [(cuda_binding.refused(case, cuda_weight_only), host_code.refuses(case, cuda_weight_only)) for case in cases]
+    answers = [(cuda_weight_only.refused(case), host_code.refuses(case, cuda_weight_only)) for case in cases]
     assert [answer for answer, _ in answers] == [answer for _, answer in answers]
     assert len({answer for answer, _ in answers}) >= 10
-    assert cuda_binding.refused(dataclasses.replace(case, N=10**30), cuda_weight_only)
+    assert cuda_weight_only.refused(dataclasses.replace(case, N=10**30, J=10**30))
 
 
 def test_refusals_of_products_are_those_of_the_sources():
@@ -168,21 +169,21 @@ def test_refusals_of_products_are_those_of_the_sources():
     for role in ("nn", "nt", "tn"):
         for sizes in itertools.product((0, 8, 60, 2**29, 2**31), repeat=4):
             case = dataclasses.replace(product(8, 8, 8, role=role), **dict(zip("BMNK", sizes, strict=True)))
-            assert cuda_binding.refused(case, cuda_matmul) == host_code.refuses(case)
-            case = dataclasses.replace(case, dtypes=("fp32",) * 3)
-            assert cuda_binding.refused(case, cuda_pieces) == host_code.refuses(case, cuda_pieces)
+            assert cuda_matmul.refused(case) == host_code.refuses(case)
+            case = dataclasses.replace(case, dtypes=("fp32",) * 3, precision="bf16x6")
+            assert cuda_pieces.refused(case) == host_code.refuses(case, cuda_pieces)
 
 
 @pytest.mark.parametrize("beyond", [2**63, -(2**63) - 1, 10**30])
 def test_numbers_beyond_64_bits_are_refused(beyond):
     case = problem("fprop", (9, 8), (3, 2))
-    assert cuda_binding.refused(dataclasses.replace(case, N=beyond), cuda_conv)
-    assert cuda_binding.refused(dataclasses.replace(case, low=(0, beyond, 0)), cuda_conv)
-    assert cuda_binding.refused(dataclasses.replace(case, C=1, K=1, low=(0, beyond, 0)), cuda_depthwise)
+    assert cuda_conv.refused(dataclasses.replace(case, N=beyond))
+    assert cuda_conv.refused(dataclasses.replace(case, low=(0, beyond, 0)))
+    assert cuda_depthwise.refused(dataclasses.replace(case, C=1, K=1, low=(0, beyond, 0)))
 
 
 def test_what_is_asked_in_vain():
-    asked: dict[str, Any] = cuda_binding.fields(product(8, 8, 8))
+    asked: dict[str, Any] = cuda_matmul.fields(product(8, 8, 8))
     asked |= {"role": "nn", "dtypes": ("bf16", "bf16", "bf16"), "fused": False, "arch": 90}
     assert _cuda_module.matmul_refuses(**asked) is None
     with pytest.raises(ValueError, match="role is fprop, want forward or backward"):

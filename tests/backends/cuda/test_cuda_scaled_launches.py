@@ -50,7 +50,7 @@ def test_arrays_of_every_role_are_taken(answer, role, cuts):
     operands = tuple(Buffer(x.dtype.name, x.shape) for x in made.values())
     config = cuda_scaled.pick(problem, cuda_binding.compiled("scaled_kernels"))
     result = Buffer("bfloat16", (2, problem.rows, problem.cols))
-    code, message = answer(Call(TARGET, operands, (result,), cuda_binding.fields(problem) | dataclasses.asdict(config)))
+    code, message = answer(Call(TARGET, operands, (result,), cuda_scaled.fields(problem) | dataclasses.asdict(config)))
     assert code == INTERNAL and "CUDA" in message
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_launched_without_work(answer):
 
 def test_refusals_are_those_of_the_sources():
     problems = [product(**changes) for name, (changes, _) in REASONS.items() if name != "many tiles"]  # the table there has one tile
-    assert [cuda_binding.refused(problem, cuda_scaled) for problem in problems] == [host_code.refuses(p, cuda_scaled) for p in problems]
-    assert cuda_binding.refused(product(B=10**30), cuda_scaled)
+    assert [cuda_scaled.refused(problem) for problem in problems] == [host_code.refuses(p, cuda_scaled) for p in problems]
+    assert cuda_scaled.refused(product(B=10**30))
     both = product("nt", cuts=(16, 1, 3), slots="xy")
-    assert cuda_binding.refused(both, cuda_scaled) == "the result has scales of rows and columns at once"
+    assert cuda_scaled.refused(both) == "the result has scales of rows and columns at once"

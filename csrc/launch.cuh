@@ -1,0 +1,26 @@
+// The launch of a portable kernel.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "relaxed_capture.h"
+
+namespace jaxext {
+
+// What was wrong on this thread before is not asked for, and a launch that CUDA refuses leaves nothing for the next who asks.
+template <typename... Parameters, typename... Arguments>
+cudaError_t Launch(dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  const RelaxedCapture relaxed;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
+}  // namespace jaxext
