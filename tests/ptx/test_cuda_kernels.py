@@ -17,8 +17,8 @@ from cuda_kernels import CausalCall, FusedCall, GramCall, ScaledCall, WeightOnly
 from cuda_launches import BYTES, CONVS, DEPTHWISE, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, conv, matmul
 from simt_weight_only import a_problem as a_weight_only_problem
 
-from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
+from jaxext.backends.problems import DTYPES
 from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
 from jaxext.kernels._gemm import MatmulProblem
 
@@ -138,7 +138,7 @@ def test_conv(row):
     if row["operands"] == "float16":  # what depends on the dtype is little
         problems = problems[:1]
     for problem in problems:
-        problem = dataclasses.replace(problem, dtypes=(problems.DTYPES[row["operands"]],) * 3)
+        problem = dataclasses.replace(problem, dtypes=(DTYPES[row["operands"]],) * 3)
         configs = of_row(row, problem)
         splits = {config.splits: config for config in configs}
         for few_or_most in {min(splits), max(splits)}:  # the most parts may be more than a launch takes
@@ -162,7 +162,7 @@ def test_depthwise_convolution(dtype, arch):
     cases: list[Any] = list(test_simt.CASES.values())
     for row, few in itertools.product(rows, cases):
         for case in (few, test_simt.in_vectors(few)):
-            problem = test_depthwise.of_role(case, row["role"], problems.DTYPES[dtype], arch=int(arch[3:]))
+            problem = test_depthwise.of_role(case, row["role"], DTYPES[dtype], arch=int(arch[3:]))
             if problem.name == f"conv{row['rank']}d_{row['role']}" and not refused(problem):
                 configs = cuda_depthwise.candidates(problem)
                 conv_call(row, problem, configs[0]).check(arch=arch)
@@ -181,10 +181,10 @@ def test_causal_convolution(dtype, arch):
     config = cuda_causal.CausalConfig(lanes=2, strip=6)
     sizes = itertools.product(("forward", "backward"), (3, 4, 7), (24, 7), CAUSAL_GIVEN)
     for role, taps, C, given in sizes:
-        problem = test_causal_kernel.a_problem(role, taps, activation=None, dtype=problems.DTYPES[dtype], C=C, **given)
+        problem = test_causal_kernel.a_problem(role, taps, activation=None, dtype=DTYPES[dtype], C=C, **given)
         CausalCall(problem, dataclasses.replace(config, splits=2 if role == "backward" else 1)).check(arch=arch)
     for role, taps in (("forward", 31), ("forward", 4), ("backward", 4), ("backward", 8)):
-        problem = test_causal_kernel.a_problem(role, taps, dtype=problems.DTYPES[dtype], C=24, T=33, **CAUSAL_GIVEN[1])
+        problem = test_causal_kernel.a_problem(role, taps, dtype=DTYPES[dtype], C=24, T=33, **CAUSAL_GIVEN[1])
         CausalCall(problem, cuda_causal.pick(problem), integers=False).check(arch=arch)
     assert_all_ran(dtype, arch, lambda name: "6causal" in name)
 
@@ -203,7 +203,7 @@ def test_weight_only_product(dtype, arch):
     """All kernels of the dtype run: exactly, with tails of rows, columns and the sum, with blocks of scales and with one for all, in parts;
     and rounded."""
     for bits, tiles in cuda_weight_only.TILES.items():
-        given: dict[str, Any] = dict(bits=bits, dtype=problems.DTYPES[dtype], arch=int(arch[3:]))
+        given: dict[str, Any] = dict(bits=bits, dtype=DTYPES[dtype], arch=int(arch[3:]))
         for m, n in tiles:
             config = cuda_weight_only.WeightOnlyConfig(tile_m=m, tile_n=n)
             problem = a_weight_only_problem(M=m + 1, N=n // 2 + 32, K=6 * 32, S=3, **given)
@@ -219,7 +219,7 @@ def test_weight_only_product(dtype, arch):
 def test_wide_weight_only_product(row):
     """With tails of rows, columns and the sum, more stages than the ring has, blocks of scales of 32 elements and others, and one for all;
     batches and parts, of which one has no step; rounded too."""
-    given: dict[str, Any] = dict(bits=row["bits"], dtype=problems.DTYPES[row["operands"]])
+    given: dict[str, Any] = dict(bits=row["bits"], dtype=DTYPES[row["operands"]])
     m, ring = row["tile_m"], row["stages"] * cuda_weight_only.WIDE_STEP
     config = cuda_weight_only.WeightOnlyConfig(tile_m=m, tile_n=row["tile_n"])
     in_parts = dataclasses.replace(config, splits=3)
@@ -234,7 +234,7 @@ def test_each_byte_of_a_wide_weight():
     """Rows of x pick rows of the weight; each kernel that makes floats of integers, so not each number of rows, has each of its bytes."""
     for row in WIDE_WEIGHT_ONLYS:
         if row["tile_m"] == 64:
-            problem = a_weight_only_problem(M=64, N=256, K=64, S=1, bits=row["bits"], dtype=problems.DTYPES[row["operands"]], result="fp32")
+            problem = a_weight_only_problem(M=64, N=256, K=64, S=1, bits=row["bits"], dtype=DTYPES[row["operands"]], result="fp32")
             call = WeightOnlyCall(problem, cuda_weight_only.WeightOnlyConfig(tile_m=64, tile_n=256), picks=True)
             call.check()
 
@@ -264,7 +264,7 @@ def fused(problem, epilogue):
 @pytest.mark.parametrize("row", [row for row in MATMULS if row["fused"]], ids=id_of)
 def test_matmul_with_an_epilogue(row):
     m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
-    dtype = problems.DTYPES[row["operands"]]
+    dtype = DTYPES[row["operands"]]
     plain = MatmulProblem(name="linear", role="nn", B=2, M=m + 8, N=n + 8, K=k + 8, dtypes=(dtype,) * 3, precision="tf32", arch=90)
     small = dataclasses.replace(plain, B=1, M=24, N=40, K=16)
     epilogues = EPILOGUES if dtype == "bf16" else []  # what depends on the dtype is little
@@ -285,7 +285,7 @@ def test_activation(activation):
 @pytest.mark.parametrize("row", [row for row in CONVS if row["role"] == "fprop"], ids=id_of)
 def test_conv_with_an_epilogue(row):
     plain = next(case for case in cuda_convs.CASES.values() if case.name == f"conv{row['rank']}d_fprop")
-    dtype = problems.DTYPES[row["operands"]]
+    dtype = DTYPES[row["operands"]]
     cases = [(dataclasses.replace(plain, B=2, G=3), ALL | dict(residual=True), dtype)]  # each of several parts has a bias of its own
     if (row["rank"], row["operands"]) == (2, "bfloat16"):  # what depends on these is little
         cases += [(plain, epilogue, result) for epilogue in EPILOGUES for result in (dtype, "fp32")]
@@ -302,7 +302,7 @@ def test_depthwise_convolution_with_an_epilogue(dtype):
     cases: list[Any] = list(test_simt.CASES.values())
     for row, few in itertools.product(rows, cases):
         for case in (few, test_simt.in_vectors(few)):
-            problem = test_depthwise.of_role(case, "fprop", problems.DTYPES[dtype], arch=90)
+            problem = test_depthwise.of_role(case, "fprop", DTYPES[dtype], arch=90)
             if problem.name == f"conv{row['rank']}d_fprop" and not refused(problem):
                 problem = fused(problem, dict(activation="silu", bias="fp32", residual=True, saves=True))
                 configs = cuda_depthwise.candidates(problem)

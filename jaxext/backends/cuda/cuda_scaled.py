@@ -78,12 +78,15 @@ def fields(problem: ScaledProblem) -> dict[str, int]:
     return dict(B=problem.B, M=problem.rows, N=problem.cols, K=problem.depth, I=i, J=j, S=s)
 
 
+def scaled_both_ways(problem: ScaledProblem) -> str | None:
+    """The reason if the result has scales that join neither its rows' nor its columns'."""
+    rows, cols, _ = problem.blocks
+    return "the result has scales of rows and columns at once" if problem.has(_OPEN) and min(rows, cols) > 1 else None
+
+
 def refused(problem: ScaledProblem) -> str | None:
     """Why the kernels do not take it, or None."""
-    rows, cols, _ = problem.blocks
-    if problem.has(_OPEN) and min(rows, cols) > 1:
-        return "the result has scales of rows and columns at once"  # which join neither its rows' nor its columns'
-    return asked("scaled", problem, fields(problem), dtypes=(*problem.operand_dtypes, problem.dtypes[2]))
+    return scaled_both_ways(problem) or asked("scaled", problem, fields(problem), dtypes=(*problem.operand_dtypes, problem.dtypes[2]))
 
 
 def slots(problem: ScaledProblem) -> tuple[str, ...]:

@@ -77,9 +77,9 @@ def test_a_row_of_float32_may_be_shorter():
 @pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**62, 2**31, -1, 0])
 def test_every_number_may_be_asked_about(position, number, monkeypatch):
     """Sizes of 0 and axes in no blocks too."""
-    asked = cuda_scaled.asked(product())
-    asked[list(asked)[position]] = number
-    monkeypatch.setattr(cuda_scaled, "asked", lambda problem: asked)
+    fields = cuda_scaled.fields(product())
+    fields[list(fields)[position]] = number
+    monkeypatch.setattr(cuda_scaled, "fields", lambda problem: fields)
     assert (refused(product()) is None) == (position < 4 and number == 0)
 
 
@@ -115,8 +115,8 @@ def test_arrays_of_the_kernel(role, cuts):
         assert len(given) == len(operands)
         made = cuda_scaled.arrays(problem, {name: jnp.asarray(x) for name, x in given.items()})
         a, b, left, right = (np.asarray(x.astype(jnp.float32), np.float64) for x in made.values())
-        asked = cuda_scaled.asked(problem)
-        B, M, N, K, blocks, columns, steps = asked.values()
+        fields = cuda_scaled.fields(problem)
+        B, M, N, K, blocks, columns, steps = fields.values()
         assert a.shape == (B, M, K) and b.shape == (B, N, K)
         assert all(size in (1, want) for size, want in zip(left.shape, (B, blocks, steps), strict=True))
         each = columns == N
