@@ -110,26 +110,27 @@ format: $(ready)
 	$(python) -m ruff format .
 
 # Made afresh when the dependencies may have changed, so that what was dropped from them cannot linger; editable, so that edits of Python need
-# nothing.  The build's tools stay in it, and builds in build/, so that a change in csrc/ compiles no more than it must.
-install = JAXEXT_CUDA=$(JAXEXT_CUDA) $(python) -m pip --disable-pip-version-check install --no-build-isolation
+# nothing.  The build's tools stay in it, and builds in build/, so that a change in csrc/ compiles no more than it must.  Python compiles the
+# modules that it imports: pip would compile all, which takes longer than to install them.
+install = JAXEXT_CUDA=$(JAXEXT_CUDA) $(python) -m pip --disable-pip-version-check install --no-compile --no-build-isolation
 define cuda_tools
-$(pip) install pybind11 jaxlib
-$(pip) install --no-deps nvidia-cutlass==4.2.0.0
+$(pip) install --no-compile pybind11 jaxlib
+$(pip) install --no-compile --no-deps nvidia-cutlass==4.2.0.0
 endef
 $(VENV)/.demo: pyproject.toml CMakeLists.txt
 	$(PYTHON) -m venv --clear $(VENV)
-	$(pip) install cmake ninja scikit-build-core
+	$(pip) install --no-compile cmake ninja scikit-build-core
 	$(if $(filter OFF,$(JAXEXT_CUDA)),,$(cuda_tools))
 	$(install) $(if $(filter OFF,$(JAXEXT_CUDA)),--quiet,--verbose) --editable '.[demo]'
 	touch $@
 $(ready): $(VENV)/.demo
 	$(install) --quiet --editable '.[test]'
 	# what jax-triton imports; it needs no GPU, and is made for Linux, like Triton
-	[ "$$(uname)" != Linux ] || $(pip) install --no-deps "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
+	[ "$$(uname)" != Linux ] || $(pip) install --no-compile --no-deps "jax-cuda13-plugin==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
 	touch $@
 
 $(VENV)/gpu-compiler: $(ready)
-	$(pip) install --no-deps --upgrade --target $@ "jax-cuda13-pjrt==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
+	$(pip) install --no-compile --no-deps --upgrade --target $@ "jax-cuda13-pjrt==$$($(python) -c 'import jaxlib; print(jaxlib.__version__)')"
 	touch $@
 
 clean:
