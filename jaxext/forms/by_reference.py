@@ -18,11 +18,12 @@ from jax.interpreters import ad
 
 from jaxext.forms import partition
 from jaxext.forms.call import Call
+from jaxext.forms.composition import composed
 from jaxext.forms.coupling import refuse_coupled
 from jaxext.forms.family import Family, declare, families
 from jaxext.forms.implementation import Algorithm, Definition
 from jaxext.forms.keywords import Keywords
-from jaxext.forms.operation import Operation, composed, sharded_as
+from jaxext.forms.operation import Operation, sharded_as
 
 UNMEASURED = "random operands need not be ones that the operation accepts, such as labels, or saved results that fit the others"
 
