@@ -208,9 +208,8 @@ class Declaration:
     def _results(self, operands, ranks, static) -> dict[str, jax.Array]:
         """All results of the reference, of operands with any number of axes for each independent label."""
         rank = dict(zip(self.operation.free, ranks, strict=True))
-        args = [operands[name] for name in self.inputs]
-        keywords = dict(static.items)
-        return dict(zip(self.results, self._mapped(rank, keywords)(*args), strict=True))
+        results = self._mapped(rank, dict(static.items))(*(operands[name] for name in self.inputs))
+        return dict(zip(self.results, results, strict=True))
 
     def _mapped(self, rank: Mapping[str, int], keywords: Mapping[str, Any]) -> Callable:
         label = next((label for label, n in rank.items() if n != 1), None)
