@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxext._told import told
+from jaxext._told import counted, told
 from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
@@ -92,7 +92,7 @@ class Report:
     def __str__(self) -> str:
         counts = collections.Counter(finding.what for finding in self.findings)
         found = ", ".join(f"{counts[what]} {what}" for what in ORDER if counts[what]) or "no hazard"
-        head = f"{self.products} products of lax on {self.platform}, {self.read}, jax {self.jax}: {found}"
+        head = f"{counted(self.products, 'product')} of lax on {self.platform}, {self.read}, jax {self.jax}: {found}"
         by_hazard: dict[str, list[Finding]] = {}
         for finding in self.findings:
             by_hazard.setdefault(finding.hazard, []).append(finding)
