@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxext.kernels._roofline import machine
-from jaxext.parallel.cost_model import Collective, Cost, cost
+from jaxext.parallel.cost_model import cost
+from jaxext.parallel.split_form import Collective, Cost
 
 # NVIDIA's data sheets of the H100 and H200 (SXM) and of ConnectX-7: all of each is assumed, and no latency.
 FLOPS = machine(90).flops  # per second: dense bfloat16 products

@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import jax
 from jax.typing import ArrayLike
 
-from jaxext.families import causal, fuse
+from jaxext.families import causal, causal_update, fuse
 
 __all__ = ["causal_conv1d", "causal_conv1d_update"]
 
@@ -129,4 +129,4 @@ def causal_conv1d_update(
       ValueError: the state has fewer than k - 1 steps; `activation` is unknown.
     """
     optional = fuse.given(bias=bias, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)
-    return causal.update("causal_conv1d_update", {"x": x, "conv_state": conv_state, "weight": weight} | optional, activation)
+    return causal_update.update("causal_conv1d_update", {"x": x, "conv_state": conv_state, "weight": weight} | optional, activation)

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext.forms.call import EXPORTED, Call, Splitter, symbolic_size
+from jaxext.forms.composition import composed
 from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
-from jaxext.forms.operation import composed
 from jaxext.forms.precisions import WORDS
 from jaxext.kernels._gemm import MatmulProblem
 

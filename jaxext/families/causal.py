@@ -1,4 +1,4 @@
-"""Causal depthwise convolutions along time: of a whole sequence, of a piece of one, of several behind each other, and step by step.
+"""Causal depthwise convolutions along time: of a whole sequence, of a piece of one, and of several behind each other.
 
     z[t, c] = Σ_i w[i, c] x[t - (k - 1) + i, c] + bias[c]        y = activation(z)
 
@@ -19,8 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jaxext.backends.cuda.cuda_convolutions import CudaCausal
 from jaxext.backends.triton.triton_binding import TritonCausal
@@ -28,7 +26,6 @@ from jaxext.families import activation as _activation
 from jaxext.families import fuse
 from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
-from jaxext.forms import partition
 from jaxext.forms.by_reference import Declaration, Keywords, Reference
 from jaxext.forms.call import Call
 from jaxext.forms.family import Family, declare
@@ -53,7 +50,7 @@ def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_fina
     fuse.refuse(name, arrays)
     arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
     x, weight = arrays["x"], arrays["weight"]
-    _refuse_shapes(name, arrays, x.ndim >= 2, "(..., T, C)")
+    refuse_shapes(name, arrays, x.ndim >= 2, "(..., T, C)")
     if "seq_idx" in arrays:
         fuse.refuse_shape(name, "seq_idx", arrays["seq_idx"], x.shape[:-1], "the number of each step's sequence")
         if not jnp.issubdtype(arrays["seq_idx"].dtype, jnp.integer):
@@ -70,7 +67,8 @@ def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_fina
     return compiled(_convolution, key, FAMILY, implementation, tuple(arrays.values()), {}, name=name)
 
 
-def _refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wanted: str) -> None:
+def refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wanted: str) -> None:
+    """Raise if x, whose shape `fits` or is not as `wanted`, weight and bias do not go together."""
     x, weight = arrays["x"], arrays["weight"]
     if not fits:
         raise TypeError(f"{name}: x has the shape {x.shape}, want {wanted}")
@@ -190,14 +188,15 @@ def _packed(x, weight, bias, seq_idx, idx_of_states, state, activation) -> jax.A
     def term(i):
         back = taps - 1 - i
         read = jnp.where(_same(seq_idx, back)[..., None], _delayed(x, back, axis), jnp.zeros((), x.dtype))
-        return read.astype(wide) * _along(weight[i].astype(wide), x)
+        return read.astype(wide) * along(weight[i].astype(wide), x)
 
     z = functools.reduce(jnp.add, map(term, range(taps)))
-    z = z if bias is None else z + _along(bias.astype(wide), x)
+    z = z if bias is None else z + along(bias.astype(wide), x)
     return _activation.apply(activation, z).astype(x.dtype)
 
 
-def _along(of_channels: jax.Array, x: jax.Array) -> jax.Array:
+def along(of_channels: jax.Array, x: jax.Array) -> jax.Array:
+    """A number for each channel, with as many axes as x."""
     return lax.expand_dims(of_channels, range(x.ndim - 1))
 
 
@@ -226,88 +225,3 @@ def _last(state: jax.Array | None, x: jax.Array, steps: int) -> jax.Array:
         jnp.zeros((*x.shape[:-2], missing, x.shape[-1]), x.dtype) if state is None else state[..., steps - missing :, :].astype(x.dtype)
     )
     return jnp.concatenate([before, x], -2)
-
-
-def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
-    """`arrays`: x, conv_state and weight, and bias, cache_seqlens and conv_state_indices if they are given."""
-    fuse.refuse(name, arrays)
-    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
-    x, state, weight = arrays["x"], arrays["conv_state"], arrays["weight"]
-    if x.ndim == 0 or state.ndim < 2 or state.shape[-1] != x.shape[-1]:
-        raise TypeError(f"{name}: conv_state has the shape {state.shape}, want (..., steps, C), since x has the shape {x.shape}")
-    _refuse_shapes(name, arrays, x.ndim in (state.ndim - 1, state.ndim), "(..., C) or (..., T, C), beside conv_state (..., steps, C)")
-    lead = x.shape[: state.ndim - 2]
-    if state.shape[-2] < weight.shape[0] - 1:
-        raise ValueError(
-            f"{name}: conv_state has {state.shape[-2]} steps, want {weight.shape[0] - 1} at least, one less than weight has taps"
-        )
-    indices = "conv_state_indices" in arrays
-    if indices and state.ndim != 3 or not indices and state.shape[:-2] != lead:
-        raise TypeError(f"{name}: conv_state has the shape {state.shape}, want {(*lead, state.shape[-2], x.shape[-1])}")
-    kind, wanted = (jnp.floating, "floating-point") if jnp.issubdtype(x.dtype, jnp.floating) else (jnp.complexfloating, "complex")
-    if not jnp.issubdtype(state.dtype, kind):
-        raise TypeError(f"{name}: conv_state is {state.dtype}, want {wanted} numbers, since x is {x.dtype}")
-    for argument in ("cache_seqlens", "conv_state_indices"):
-        if argument in arrays:
-            fuse.refuse_shape(name, argument, arrays[argument], lead, "an element for each sequence")
-            if not jnp.issubdtype(arrays[argument].dtype, jnp.integer):
-                raise TypeError(f"{name}: {argument} is {arrays[argument].dtype}, want integers")
-    key = (tuple(arrays), _activation.named(name, activation))
-    return compiled(_update, key, FAMILY, None, tuple(arrays.values()), {}, name=name)
-
-
-def _update(names, activation, *arrays, implementation):
-    del implementation
-    given = dict(zip(names, partition.on_one_mesh(arrays), strict=True))
-    x, buffer, weight, bias = given["x"], given["conv_state"], given["weight"], given.get("bias")
-    single = x.ndim < buffer.ndim
-    x = x[..., None, :] if single else x
-    indices, lengths = given.get("conv_state_indices"), given.get("cache_seqlens")
-    indices = None if indices is None else indices.astype(jnp.int32)  # the rows may be more than fewer bits count
-    own = partition.explicit(jax.typeof(buffer))
-    of_rows = None if own is None else NamedSharding(own.mesh, P(jax.typeof(x).sharding.spec[0], *own.spec[1:]))
-    state = buffer if indices is None else buffer.at[jnp.clip(indices, 0, buffer.shape[0] - 1)].get(out_sharding=of_rows)
-    for axis in (*range(x.ndim - 2), x.ndim - 1):  # sequences and channels
-        of_lengths = axis if lengths is not None and axis < lengths.ndim else None
-        x, state, lengths = partition.alike((x, state, lengths), (axis, axis, of_lengths))
-    taps, size, steps = weight.shape[0], state.shape[-2], x.shape[-2]
-    if lengths is None:
-        before = state[..., size - (taps - 1) :, :]
-        new = jnp.concatenate([state, x.astype(state.dtype)], -2)[..., steps:, :]
-    else:
-        before, new = _in_circle(state, x, lengths, taps)
-    wide = accumulated(jnp.promote_types(x.dtype, weight.dtype))
-    read = jnp.concatenate([before.astype(wide), x.astype(wide)], -2)
-    z = functools.reduce(jnp.add, [read[..., i : i + steps, :] * _along(weight[i].astype(wide), x) for i in range(taps)])
-    z = z if bias is None else z + _along(bias.astype(wide), x)
-    y = _activation.apply(activation, z).astype(given["x"].dtype)
-    if indices is not None:  # a negative index has no state
-        y = jnp.where((indices >= 0)[..., None, None], y, jnp.zeros((), y.dtype))
-        at = jnp.where(indices >= 0, indices, buffer.shape[0])
-        new = buffer.at[at].set(new, mode="drop", out_sharding=own)
-    return (y[..., 0, :] if single else y), new
-
-
-def _in_circle(state, x, lengths, taps):
-    """The inputs before these, and the state with these; step t of a sequence lies at t modulo the size."""
-    size, steps = state.shape[-2], x.shape[-2]
-    kept = min(steps, size)  # the others would be overwritten
-    lengths = (lengths % max(size, 1) if size <= jnp.iinfo(lengths.dtype).max else lengths).astype(jnp.int32)  # offsets may be negative
-
-    def place(first, last):
-        offsets = lax.broadcasted_iota(lengths.dtype, (*lengths.shape, last - first), lengths.ndim) + first
-        return (lengths[..., None] + offsets) % size
-
-    own = partition.explicit(jax.typeof(state))  # said where jax cannot tell it: a caller's vmap may map the places, and not the state
-    of_all, of_some = (own and NamedSharding(own.mesh, P(at, own.spec[-1])) for at in (own and own.spec[-2], None))
-
-    def read(state, at):
-        return state.at[at].get(out_sharding=of_some)
-
-    def put(state, at, x):
-        return state.at[at].set(x, unique_indices=True, out_sharding=of_all)
-
-    for _ in lengths.shape:
-        read, put = jax.vmap(read), jax.vmap(put)
-    before = read(state, place(1 - taps, 0))
-    return before, put(state, place(steps - kept, steps), x[..., steps - kept :, :].astype(state.dtype))

@@ -33,9 +33,10 @@ from jaxext.families.matmul import MATMUL
 from jaxext.families.ragged import FAMILY as RAGGED_FAMILY
 from jaxext.families.ragged import RAGGED, in_groups
 from jaxext.forms import partition
+from jaxext.forms.composition import Composition
 from jaxext.forms.family import Family, declare
 from jaxext.forms.form import Form
-from jaxext.forms.operation import Composition, Operation
+from jaxext.forms.operation import Operation
 
 PREACTIVATION = "preactivation"
 GATES = "T"  # the label of gate and up, in this order

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jaxext._told import told
 from jaxext.backends.xla.xla_scaled import summed
 from jaxext.families import fuse, scaled
+from jaxext.families.blocks import blocks_fit, divided, joined, placed, spread
 from jaxext.families.dispatch import compiled, sharding_in_types
 
 _DTYPES = {8: jnp.int8, 4: jnp.int4}
@@ -53,7 +54,7 @@ class Quantized:
         _refuse_scale("dequantize", "", self.scale.shape, self.qvalue)
 
         def of_each(blocks):
-            return scaled.spread(blocks.astype(wide).reshape(blocks.shape or (1,) * self.qvalue.ndim), self.qvalue.shape)
+            return spread(blocks.astype(wide).reshape(blocks.shape or (1,) * self.qvalue.ndim), self.qvalue.shape)
 
         value = self.qvalue.astype(wide)
         return (value if self.zero_point is None else value - of_each(self.zero_point)) * of_each(self.scale)
@@ -70,7 +71,7 @@ def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, sym
     if symmetric and jnp.issubdtype(dtype, jnp.unsignedinteger):
         raise ValueError(f"{name}: symmetric is {symmetric} and dtype {dtype}, which has no negative numbers, want symmetric=False")
     parts, over = _blocks(name, w.shape, group, axis)
-    blocks = scaled.divided(w.astype(summed(w.dtype)), parts)
+    blocks = divided(w.astype(summed(w.dtype)), parts)
     low, high = limits(dtype)
     if symmetric:
         scale, zero = positive(jnp.max(jnp.abs(blocks), over, keepdims=True, initial=0) / high), None
@@ -82,7 +83,7 @@ def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, sym
         q = _rounded(blocks / scale + zero, dtype, low)
     dropped = () if axis is None else over
     zero_point = None if zero is None else lax.squeeze(zero.astype(dtype), dropped)
-    return Quantized(scaled.joined(q, parts), lax.squeeze(scale, dropped), zero_point)
+    return Quantized(joined(q, parts), lax.squeeze(scale, dropped), zero_point)
 
 
 def _blocks(name: str, shape: tuple[int, ...], group: int | None, axis: int | None) -> tuple[list[list[int]], tuple[int, ...]]:
@@ -163,7 +164,7 @@ def matmul(name: str, x: Any, weight: Any, *, preferred_element_type, out_shardi
 
 def _refuse_scale(name: str, where: str, scale: tuple[int, ...], q: jax.Array) -> None:
     bytes_of_two = q.ndim and q.dtype in (jnp.int8, jnp.uint8)
-    if bytes_of_two and not scaled.blocks_fit(scale, q.shape) and scaled.blocks_fit(scale, (*q.shape[:-1], 2 * q.shape[-1])):
+    if bytes_of_two and not blocks_fit(scale, q.shape) and blocks_fit(scale, (*q.shape[:-1], 2 * q.shape[-1])):
         got = f"{where}qvalue is {q.dtype} of the shape {q.shape}, and {where}scale has the shape {scale}"
         raise TypeError(f"{name}: {got}, which fits twice as many columns: of int4 in bytes, want unpack_int4({where}qvalue)")
     scaled.refuse_blocks(name, f"{where}scale", scale, f"{where}qvalue", q.shape)
@@ -193,12 +194,12 @@ def _matmul(name, x, q, scale, *zeros, preferred_element_type, out_sharding, imp
     if not zeros:
         return y
     scale = scale.reshape(scale.shape or (1, 1))
-    per_block = scaled.divided(x, [*([n] for n in x.shape[:-1]), [scale.shape[0], x.shape[-1] // max(1, scale.shape[0])]])
+    per_block = divided(x, [*([n] for n in x.shape[:-1]), [scale.shape[0], x.shape[-1] // max(1, scale.shape[0])]])
     added = zeros[0].reshape(scale.shape).astype(sums) * scale.astype(sums)
     sharding = sharding_in_types(name, out_sharding, x.ndim)
     of_rows = sharding and NamedSharding(sharding.mesh, P(*sharding.spec[:-1], None))  # there are fewer columns, of blocks
-    y_of_zeros = scaled.spread(product(("lhs", "rhs"), per_block.astype(sums).sum(-1), added, out_sharding=of_rows), y.shape)
-    return (y - scaled.placed(y_of_zeros, sharding)).astype(dtype)
+    y_of_zeros = spread(product(("lhs", "rhs"), per_block.astype(sums).sum(-1), added, out_sharding=of_rows), y.shape)
+    return (y - placed(y_of_zeros, sharding)).astype(dtype)
 
 
 def packed(name: str, q: Any) -> jax.Array:
@@ -209,7 +210,7 @@ def packed(name: str, q: Any) -> jax.Array:
         raise TypeError(f"{name}: q is {q.dtype}, want int4 or uint4")
     if q.ndim < 1 or q.shape[-1] % 2:
         raise ValueError(f"{name}: q has the shape {q.shape}, want a last axis of an even size")
-    pairs = scaled.divided(q, [*([n] for n in q.shape[:-1]), [q.shape[-1] // 2, 2]])
+    pairs = divided(q, [*([n] for n in q.shape[:-1]), [q.shape[-1] // 2, 2]])
     return lax.bitcast_convert_type(pairs, jnp.uint8)
 
 
@@ -222,4 +223,4 @@ def unpacked(name: str, packed: Any, dtype) -> jax.Array:
     if jnp.dtype(dtype) not in (jnp.int4, jnp.uint4):
         raise TypeError(f"{name}: dtype is {jnp.dtype(dtype)}, want int4 or uint4")
     pairs = lax.bitcast_convert_type(packed, dtype)
-    return scaled.joined(pairs, [*([n] for n in packed.shape[:-1]), [packed.shape[-1], 2]])
+    return joined(pairs, [*([n] for n in packed.shape[:-1]), [packed.shape[-1], 2]])

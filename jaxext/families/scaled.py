@@ -14,25 +14,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
 from jaxext.backends.cuda.cuda_products import CudaScaled
 from jaxext.backends.triton.triton_binding import TritonScaled
 from jaxext.backends.xla.xla_scaled import XlaScaled, summed
 from jaxext.families import fuse
+from jaxext.families.blocks import Cut, blocks_fit, divided, joined, of_divided, placed, spread
 from jaxext.families.dispatch import as_lax_says, compiled, sharding_in_types
 from jaxext.families.matmul import MATMUL, arrangement
 from jaxext.families.substitute import transpose
-from jaxext.forms import partition
 from jaxext.forms.family import Family, declare
 from jaxext.forms.form import Companion, Form, define
 
@@ -138,12 +135,6 @@ def refuse_blocks(name: str, argument: str, counts: Sequence[int], of: str, shap
         raise TypeError(f"{name}: {argument} has the shape {tuple(counts)}, want {want}")
 
 
-def blocks_fit(counts: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether an array of this shape has as many blocks of equal size along each axis."""
-    same = len(counts) == len(shape)
-    return not counts or same and all(n and size % n == 0 or n == size for n, size in zip(counts, shape, strict=True))
-
-
 def _dimension_numbers(name: str, lhs, rhs, numbers) -> Any:
     """As `lax.scaled_dot` takes them: by default the last axis of lhs with the one before the last of rhs, and equal axes in front."""
     if numbers is None:
@@ -156,45 +147,6 @@ def _dimension_numbers(name: str, lhs, rhs, numbers) -> Any:
     bare = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (lhs, rhs)]
     jax.eval_shape(lambda lhs, rhs: lax.dot_general(lhs, rhs, numbers), *bare)  # raises what lax raises
     return numbers
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cut:
-    """Neighbouring axes in blocks.  Axes before the last one that has several scales have one for each element."""
-
-    sizes: tuple[int, ...]
-    counts: tuple[int, ...]  # of the scales along each axis
-
-    @classmethod
-    def of(cls, sizes: Sequence[int], *scales: Sequence[int]) -> _Cut:
-        """`scales`: how many there are along each axis, one for each array that has these axes."""
-        counts = [functools.reduce(_common, along) for along in zip(*scales, strict=True)]
-        last = max((i for i, count in enumerate(counts) if count != 1), default=0)
-        return cls(tuple(sizes), (*sizes[:last], *counts[last:]))
-
-    @property
-    def scaled(self) -> list[bool]:
-        """Which axes have blocks."""
-        last = max((i for i, count in enumerate(self.counts) if count != 1), default=-1)
-        return [i <= last for i in range(len(self.sizes))]
-
-    @property
-    def parts(self) -> list[list[int]]:
-        """The sizes that become of each axis: how many blocks, if it has any, and their size, if that is not one."""
-        return [
-            [size] if not scaled else [count] if count == size else [count, size // count]
-            for size, count, scaled in zip(self.sizes, self.counts, self.scaled, strict=True)
-        ]
-
-    @property
-    def ranks(self) -> tuple[int, int]:
-        """How many axes are of blocks, and how many inside."""
-        return sum(self.scaled), sum(map(len, self.parts)) - sum(self.scaled)
-
-
-def _common(one: int, other: int) -> int:
-    """The least number of blocks in which those of both lie; either may be symbolic if they are alike."""
-    return one if other == 1 or one == other else other if one == 1 else math.lcm(one, other)
 
 
 @dataclasses.dataclass
@@ -217,7 +169,7 @@ class _Side:
     def scales(self, axes: Sequence[int]) -> tuple[int, ...]:
         return tuple(self.counts[axis] for axis in axes)
 
-    def arrays(self, slot: str, free: _Cut, cut: _Cut) -> dict[str, jax.Array]:
+    def arrays(self, slot: str, free: Cut, cut: Cut) -> dict[str, jax.Array]:
         """The operand with its axes in blocks, and its scale with an element for each."""
         groups = [(self.contract, cut), (self.free, free)] if self.contract_first else [(self.free, free), (self.contract, cut)]
         order = [*self.batch, *(axis for axes, _ in groups for axis in axes)]
@@ -231,56 +183,6 @@ class _Side:
         return {slot: x, f"{slot}_scale": lax.squeeze(scale, dropped)}
 
 
-def divided(x: jax.Array, parts: Sequence[Sequence[int]]) -> jax.Array:
-    """Each axis as several.  If it is sharded in the type, the first of them is, where devices divide it."""
-    sizes, sharding = [size for part in parts for size in part], partition.explicit(jax.typeof(x))
-    if sharding is None or sizes == [*x.shape]:
-        return x.reshape(sizes)
-    kept = _kept(sharding, parts)
-    x = placed(x, NamedSharding(sharding.mesh, P(*kept)))
-    return lax.reshape(x, sizes, out_sharding=NamedSharding(sharding.mesh, _of_parts(kept, parts)))
-
-
-def joined(x: jax.Array, parts: Sequence[Sequence[int]]) -> jax.Array:
-    """The inverse of `divided`."""
-    sizes, sharding = [math.prod(part) for part in parts], partition.explicit(jax.typeof(x))
-    if sharding is None or sizes == [*x.shape]:
-        return x.reshape(sizes)
-    specs = iter(sharding.spec)
-    firsts = [[next(specs) for _ in part][0] for part in parts]
-    x = placed(x, NamedSharding(sharding.mesh, _of_parts(firsts, parts)))
-    return lax.reshape(x, sizes, out_sharding=NamedSharding(sharding.mesh, P(*firsts)))
-
-
-def placed(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    """Resharded in its type, but for what is so already: from jax 0.12 that is an error in the program of one device."""
-    return x if sharding is None or jax.typeof(x).sharding == sharding else jax.sharding.reshard(x, sharding)
-
-
-def _of_parts(specs: Sequence, parts: Sequence[Sequence[int]]) -> P:
-    return P(*(spec if i == 0 else None for spec, part in zip(specs, parts, strict=True) for i in range(len(part))))
-
-
-def _kept(sharding: NamedSharding, parts: Sequence[Sequence[int]]) -> list:
-    """The specs of axes whose first part is split evenly."""
-
-    def devices(spec) -> int:
-        return math.prod(sharding.mesh.shape[name] for name in (spec if isinstance(spec, tuple) else (spec,)) if name is not None)
-
-    return [None if part[0] % devices(spec) else spec for spec, part in zip(sharding.spec, parts, strict=True)]
-
-
-def spread(scale: jax.Array, wanted: Sequence[int]) -> jax.Array:
-    """Each element of the scale as often as it takes for these sizes."""
-    for axis, size in enumerate(wanted):
-        if (n := scale.shape[axis]) != size:
-            parts = [[n] for n in scale.shape]
-            parts[axis] = [n, size // n]
-            repeated = jnp.broadcast_to(lax.expand_dims(scale, [axis + 1]), [n for part in parts for n in part])
-            scale = joined(repeated, parts)
-    return scale
-
-
 def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) -> jax.Array:
     given = dict(zip(names, arrays, strict=True))
     (lc, rc), (lb, rb) = dims
@@ -290,8 +192,8 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) ->
     n_last = right.contract_first or not right.free
     right.contract_first = n_last
     left.contract_first &= n_last
-    sums = _Cut.of(left.sizes(left.contract), left.scales(left.contract), right.scales(right.contract))
-    rows, cols = (_Cut.of(side.sizes(side.free), side.scales(side.free)) for side in (left, right))
+    sums = Cut.of(left.sizes(left.contract), left.scales(left.contract), right.scales(right.contract))
+    rows, cols = (Cut.of(side.sizes(side.free), side.scales(side.free)) for side in (left, right))
     if left.contract_first:
         open, first, second, m, k, n = "w", "x", "y", sums, rows, cols
     elif n_last:
@@ -311,7 +213,7 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) ->
         dtype=dtype,
         precision=said["precision"],
         implementation=implementation,
-        out_sharding=sharding and NamedSharding(sharding.mesh, _of_parts(_kept(sharding, parts), parts)),
+        out_sharding=sharding and of_divided(sharding, parts),
     )
     return placed(joined(y, parts), sharding)
 

@@ -18,11 +18,12 @@ from jax.interpreters import ad
 
 from jaxext.forms import partition
 from jaxext.forms.call import Call
+from jaxext.forms.composition import composed
 from jaxext.forms.coupling import refuse_coupled
 from jaxext.forms.family import Family, declare, families
 from jaxext.forms.implementation import Algorithm, Definition
 from jaxext.forms.keywords import Keywords
-from jaxext.forms.operation import Operation, composed, sharded_as
+from jaxext.forms.operation import Operation, sharded_as
 
 UNMEASURED = "random operands need not be ones that the operation accepts, such as labels, or saved results that fit the others"
 
@@ -207,9 +208,8 @@ class Declaration:
     def _results(self, operands, ranks, static) -> dict[str, jax.Array]:
         """All results of the reference, of operands with any number of axes for each independent label."""
         rank = dict(zip(self.operation.free, ranks, strict=True))
-        args = [operands[name] for name in self.inputs]
-        keywords = dict(static.items)
-        return dict(zip(self.results, self._mapped(rank, keywords)(*args), strict=True))
+        results = self._mapped(rank, dict(static.items))(*(operands[name] for name in self.inputs))
+        return dict(zip(self.results, results, strict=True))
 
     def _mapped(self, rank: Mapping[str, int], keywords: Mapping[str, Any]) -> Callable:
         label = next((label for label, n in rank.items() if n != 1), None)

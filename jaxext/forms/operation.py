@@ -32,9 +32,9 @@ from jaxext import _compat
 from jaxext.forms import flops, partition
 from jaxext.forms.call import Call
 from jaxext.forms.choose import replacing_lax, run
+from jaxext.forms.composition import composed
 from jaxext.forms.family import Family, in_use
 from jaxext.forms.form import Form, cut, known, owner
-from jaxext.forms.implementation import Algorithm, Definition
 from jaxext.forms.labelled import Labelled
 from jaxext.tables import in_force
 
@@ -264,43 +264,3 @@ def _static_of_parts(operation: Operation, static, axes: set[str], summed: Calla
     if operation.apart is not None:
         return operation.apart(static, {label for label in operation.free if any(axis.rstrip("0123456789") == label for axis in axes)})
     return static if operation.product and summed is not None else None
-
-
-def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:
-    """The result of a call, or a tuple of several, by the composition, on one device.
-
-    Its products are computed by the implementation that is `named`, and their partial sums are added over devices by `summed`.
-    """
-    all_axes = {axis for axes in call.axes.values() for axis in axes}
-
-    def product(form, open, operands, *, implementation, out_sharding, **params):
-        del implementation, out_sharding  # `named` says it, and this is one device
-        names = form.operands(open)
-        operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
-        device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
-        inner = form.call(open, list(operands.values()), **device, **params)
-        y = run(inner, form.family.implementations, named, in_force.current(), operands)
-        if summed is None:
-            return y
-        contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}
-        return summed(y, all_axes - contracted)
-
-    # XLA writes a product to memory before what follows it: on GPUs, where that takes the time, no wider than the result.
-    narrow = call.platform != "cpu" and summed is None
-    dtypes = tuple(call.results.get(name, call.dtype) for name in call.operation.results)
-    params = {**call.params, "dtypes": dtypes, "precision": call.precision}
-    results = call.operation.composition(call.operation, product, operands, out_sharding=None, narrow=narrow, **params)
-    return tuple(results[name] for name in call.results) if call.further else results[call.open]
-
-
-class Composition(Definition):
-    """The definition of an operation with a product inside.  It supports every call."""
-
-    name, version = "xla", "of its call"
-
-    def candidates(self, call: Call) -> Sequence[Algorithm]:
-        return (Algorithm("composition"),)
-
-    def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]):
-        named = call.params["implementation"]
-        return composed(call, operands, named if named == self.name else None)

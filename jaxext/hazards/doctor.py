@@ -22,12 +22,13 @@ from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
 from jaxext.hazards.compare import Measured, compare
 from jaxext.hazards.fused_reduction import FusedReductions
-from jaxext.hazards.known_hazards import HAZARDS, PRODUCTS, Hazard
+from jaxext.hazards.hazard import Hazard
+from jaxext.hazards.known_hazards import HAZARDS
 from jaxext.hazards.own_products import fused_in_own
 from jaxext.hazards.reading import Origins, computes_gradients
 from jaxext.hazards.remarks import no_loss, remarks
 from jaxext.hazards.split_axes import SplitAxes, of_sharding
-from jaxext.hazards.subjects import Equation, Place, Planned, place
+from jaxext.hazards.subjects import PRODUCTS, Equation, Place, Planned, place
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
 from jaxext.tuning.tune import with_gradient
 from jaxext.tuning.walk import Step, walk

@@ -2,138 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
-
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext._compat import PLATFORMS
-from jaxext.forms.call import Call
-from jaxext.hazards.subjects import Conv, Equation, Planned
+from jaxext.hazards.hazard import CPU, GPUS, Hazard
+from jaxext.hazards.predicates import (
+    all_groups,
+    by_eigen,
+    dilated,
+    factor,
+    float32_at_most,
+    gathered,
+    in_several_groups,
+    of_conv,
+    of_planned,
+    zeros,
+)
+from jaxext.hazards.subjects import Equation, Planned
 
-CPU, GPUS = ("cpu",), ("cuda", "rocm")
-IN_PLACE = "jaxext's operation, or jaxext.in_place_of_lax() around the model"
 NOT_MEASURED = "This follows from the structure of XLA's program; no GPU has been measured."
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hazard:
-    """A fault or a weakness of lax's own products.
-
-    Attributes:
-      name: its name in reports.
-      what: "wrong" numbers, a "crash" (an error or the end of the process), "slow", or a "note".
-      of: the class of what it looks at.
-      holds: whether a subject of that class has it.
-      why: one or two sentences; by platform if they differ.
-      cure: what to call instead.
-      page: the section in docs/.
-      platforms: where it shows.
-      fixed: the first version of jax that is free of it; None if there is none.  It shows from the oldest supported one on.
-      seen: whether a test shows it; otherwise it was read about, or is on a GPU, of which the tests have none.
-      cost: what it costs, if that is more than the product itself.
-    """
-
-    name: str
-    what: Literal["wrong", "crash", "slow", "note"]
-    of: type
-    holds: Callable[[Any], bool]
-    why: str | Mapping[str, str]
-    cure: str = IN_PLACE
-    page: str
-    platforms: tuple[str, ...] = PLATFORMS
-    fixed: tuple[int, ...] | None = None
-    seen: bool = True
-    cost: Callable[[Any], str] = lambda subject: ""
-
-    def shows_on(self, version: tuple[int, ...]) -> bool:
-        """Whether this version of jax has it."""
-        return self.fixed is None or version < self.fixed
-
-    def found_in(self, subject: Equation | Planned, version: tuple[int, ...]) -> bool:
-        return isinstance(subject, self.of) and subject.platform in self.platforms and self.shows_on(version) and self.holds(subject)
-
-    def why_on(self, platform: str) -> str:
-        return self.why if isinstance(self.why, str) else self.why[platform if platform in self.why else "cuda"]
-
-    def since_on(self, platform: str) -> str:
-        """On which versions it shows, in words."""
-        versions = "every version tested" if self.fixed is None else f"jax before {'.'.join(map(str, self.fixed))}"
-        return versions + (", as reported" if not self.seen else "" if platform == "cpu" else ", on CPUs")
-
-
-def _conv(holds: Callable[[Conv, Equation], bool]) -> Callable[[Equation], bool]:
-    """A predicate on lax's convolutions."""
-    return lambda equation: equation.conv is not None and holds(equation.conv, equation)
-
-
-def _by_eigen(conv: Conv, equation: Equation) -> bool:
-    """Whether XLA's CPU compiler has Eigen compute this convolution, without a loop of its own."""
-    floats = all(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4 for dtype in equation.dtypes)
-    return floats and conv.groups == conv.batch_groups == 1 and {*conv.lhs_dilation, *conv.rhs_dilation} <= {1}
-
-
-def _planned(holds: Callable[[Call], bool]) -> Callable[[Planned], bool]:
-    """A predicate on products that jaxext would not compute as lax does, without those of integers."""
-
-    def found(planned: Planned) -> bool:
-        inexact = all(jnp.issubdtype(planned.call.dtypes[slot], jnp.inexact) for slot in planned.call.factors)
-        return inexact and not planned.as_lax and holds(planned.call)
-
-    return found
-
-
-def _in_several_groups(call: Call) -> bool:
-    return call.window is not None and call.sizes["G"] * call.sizes["B"] > 1
-
-
-def _dilated(call: Call) -> bool:
-    """Whether lax's convolution has an input that is full of zeros."""
-    window = call.window
-    return window is not None and max(*window.input_dilation, *(window.stride if call.open == "x" else ()), 1) > 1
-
-
-LEVELS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
-
-
-def _float32_at_most(highest: lax.Precision):
-    """Whether float32 operands, or complex ones of them, are multiplied with a precision up to this one; of two the higher holds."""
-
-    def holds(equation: Equation) -> bool:
-        precision = equation.eqn.params.get("precision")
-        default = precision is None or precision == lax.DotAlgorithmPreset.DEFAULT
-        asked = {lax.Precision.DEFAULT} if default else {*(precision if isinstance(precision, tuple) else ())}
-        level = max(asked, key=LEVELS.index, default=lax.Precision.HIGHEST)
-        narrow = all(dtype in (jnp.float32, jnp.complex64) for dtype in equation.dtypes)
-        return equation.name in PRODUCTS and narrow and LEVELS.index(level) <= LEVELS.index(highest)
-
-    return holds
-
-
-def _factor(equation: Equation) -> str:
-    return f"the gradient is {math.prod(equation.unused.values())} times too large"
-
-
-def _gathered(equation: Equation) -> str:
-    aval = equation.eqn.invars[0].aval
-    return f"{math.prod(aval.shape) * aval.dtype.itemsize / 2**20:.3g} MiB of input gathered on every device"
-
-
-def _zeros(planned: Planned) -> str:
-    window = planned.call.window
-    assert window is not None
-    steps = math.prod(window.input_dilation) * (math.prod(window.stride) if planned.call.open == "x" else 1)
-    return f"up to {steps} times the multiplications in lax" if planned.platform in GPUS else ""
-
-
-def _all_groups(planned: Planned) -> str:
-    return f"{planned.call.sizes['G']} times the multiplications in lax"
-
-
-PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 # A subject has the hazards that hold; of those that are slow, only the first.
 HAZARDS = (
@@ -141,29 +28,29 @@ HAZARDS = (
         name="grouped filter gradient on a mesh",
         what="wrong",
         of=Equation,
-        holds=_conv(lambda conv, e: conv.batch_groups > 1 and (conv.split("channels") or conv.split_images()) and bool(e.unused)),
+        holds=of_conv(lambda conv, e: conv.batch_groups > 1 and (conv.split("channels") or conv.split_images()) and bool(e.unused)),
         why="If devices split the images, and another axis of the mesh splits nothing, XLA adds up the gradient of a grouped or depthwise "
         "filter over that axis too.",
         page="lax-hazards.md#gradient-of-a-grouped-filter-on-a-mesh-of-two-axes",
-        cost=_factor,
+        cost=factor,
     ),
     Hazard(
         name="filter gradient with split space",
         what="wrong",
         of=Equation,
-        holds=_conv(
+        holds=of_conv(
             lambda conv, e: conv.batch_groups == 1 and conv.split_images() and not (conv.split("batch") or conv.is_dot) and bool(e.unused)
         ),
         why="If devices split the images along height or width, and another axis of the mesh splits nothing, XLA adds up the gradient of "
         "the filter over that axis too.",
         page="lax-hazards.md#gradient-of-a-filter-with-images-split-along-space",
-        cost=_factor,
+        cost=factor,
     ),
     Hazard(
         name="pointwise groups split over devices",
         what="wrong",
         of=Equation,
-        holds=_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split_pointwise),
+        holds=of_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split_pointwise),
         why="If devices split the channels of a grouped convolution with a filter of one tap, as vmap makes it too, XLA multiplies other "
         "groups, or refuses its own program.",
         page="lax-hazards.md#groups-of-a-pointwise-convolution-split-over-devices",
@@ -172,7 +59,7 @@ HAZARDS = (
         name="pointwise depthwise convolution with split channels",
         what="crash",
         of=Equation,
-        holds=_conv(lambda conv, e: conv.groups > 1 == conv.channels and conv.split_pointwise and bool(e.unused)),
+        holds=of_conv(lambda conv, e: conv.groups > 1 == conv.channels and conv.split_pointwise and bool(e.unused)),
         why="If one axis of a mesh splits the channels of a depthwise convolution with a filter of one tap, and another splits nothing, "
         "XLA ends the process.",
         page="lax-hazards.md#a-pointwise-depthwise-convolution-with-split-channels",
@@ -181,7 +68,7 @@ HAZARDS = (
         name="cropped and padded",
         what="wrong",
         of=Equation,
-        holds=_conv(lambda conv, e: _by_eigen(conv, e) and any(low < 0 < high and left > 0 for low, high, left in conv.crops())),
+        holds=of_conv(lambda conv, e: by_eigen(conv, e) and any(low < 0 < high and left > 0 for low, high, left in conv.crops())),
         why="If the beginning of an axis is cropped (negative padding, as gradients have it) and its end is padded, XLA's CPU convolution "
         "can read beyond the row and the array.",
         page="lax-hazards.md#cropped-and-padded-on-one-axis",
@@ -192,7 +79,7 @@ HAZARDS = (
         name="crop that leaves nothing",
         what="crash",
         of=Equation,
-        holds=_conv(
+        holds=of_conv(
             lambda conv, e: 0 not in conv.output and any(left <= 0 < n for (*_, left), n in zip(conv.crops(), conv.input, strict=True))
         ),
         why="If negative padding leaves no row of the input, XLA's CPU convolution reads far outside of the array and can end the process.",
@@ -214,7 +101,7 @@ HAZARDS = (
         name="integer convolution on a GPU",
         what="crash",
         of=Equation,
-        holds=_conv(lambda conv, e: e.integers and not (e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8)),
+        holds=of_conv(lambda conv, e: e.integers and not (e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8)),
         why="XLA's GPU compiler refuses convolutions of integers, except those of int8 into int8.",
         page="doctor.md#integer-convolutions-on-gpus",
         platforms=GPUS,
@@ -224,7 +111,7 @@ HAZARDS = (
         name="int8 convolution that saturates",
         what="wrong",
         of=Equation,
-        holds=_conv(lambda conv, e: e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8),
+        holds=of_conv(lambda conv, e: e.dtypes[0] == e.dtypes[1] == e.dtype == jnp.int8),
         why="On GPUs cuDNN saturates the sums of int8 convolutions, which wrap around elsewhere; with groups it returns a wrong channel.",
         page="doctor.md#integer-convolutions-on-gpus",
         platforms=GPUS,
@@ -234,7 +121,7 @@ HAZARDS = (
         name="bfloat16 conv1d with stride and dilation",
         what="crash",
         of=Equation,
-        holds=_conv(lambda conv, e: jnp.bfloat16 in e.dtypes and len(conv.input) == 1 and conv.strides[0] > 1 < conv.rhs_dilation[0]),
+        holds=of_conv(lambda conv, e: jnp.bfloat16 in e.dtypes and len(conv.input) == 1 and conv.strides[0] > 1 < conv.rhs_dilation[0]),
         why="On GPUs a convolution along one axis in bfloat16 that is strided and dilated ends with an error of CUDA.",
         cure="jaxext's operation with implementation='triton', or float32",
         page="doctor.md#bfloat16-convolutions-along-one-axis",
@@ -245,25 +132,25 @@ HAZARDS = (
         name="batch of grouped convolutions",
         what="slow",
         of=Equation,
-        holds=_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("batch", "space")),
+        holds=of_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("batch", "space")),
         why="XLA gathers the input of a convolution with groups of several channels on every device, and convolves all of it there.",
         page="lax-hazards.md#a-batch-of-grouped-convolutions",
-        cost=_gathered,
+        cost=gathered,
     ),
     Hazard(
         name="groups split over devices",
         what="slow",
         of=Equation,
-        holds=_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("channels") and not conv.split("batch", "space")),
+        holds=of_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split("channels") and not conv.split("batch", "space")),
         why="vmap over images and filters makes a grouped convolution. If devices split the mapped axis, or the groups, XLA gathers them.",
         page="lax-hazards.md#vmap-over-a-split-axis",
-        cost=_gathered,
+        cost=gathered,
     ),
     Hazard(
         name="convolution in a loop",
         what="slow",
         of=Equation,
-        holds=_conv(lambda conv, e: e.in_loop and _by_eigen(conv, e) and not conv.in_own_layout),
+        holds=of_conv(lambda conv, e: e.in_loop and by_eigen(conv, e) and not conv.in_own_layout),
         why="XLA's CPU compiler gives convolutions the layout of its fast code only outside of loops, such as lax.scan and lax.while_loop.",
         page="lax-hazards.md#convolutions-in-a-loop",
         platforms=CPU,
@@ -272,7 +159,7 @@ HAZARDS = (
         name="float32 multiplied as TF32",
         what="note",
         of=Equation,
-        holds=_float32_at_most(lax.Precision.HIGH),
+        holds=float32_at_most(lax.Precision.HIGH),
         why="With the precision 'default' or 'high', products of float32 on GPUs since Ampere round their operands to TF32: 11 bits of 24.",
         cure="jax.default_matmul_precision('highest'), or precision='highest' in the call, where float32 is meant",
         page="doctor.md#float32-with-the-default-precision",
@@ -283,7 +170,7 @@ HAZARDS = (
         name="float32 multiplied as bfloat16",
         what="note",
         of=Equation,
-        holds=_float32_at_most(lax.Precision.DEFAULT),
+        holds=float32_at_most(lax.Precision.DEFAULT),
         why="With the default precision, products of float32 on TPUs round their operands to bfloat16: 8 bits of 24.",
         cure="jax.default_matmul_precision('highest'), or precision='highest' in the call, where float32 is meant",
         page="doctor.md#float32-with-the-default-precision",
@@ -294,19 +181,19 @@ HAZARDS = (
         name="dilated input",
         what="slow",
         of=Planned,
-        holds=_planned(_dilated),
+        holds=of_planned(dilated),
         why={
             "cpu": "XLA's CPU compiler has no fast code for this transposed convolution, or strided gradient, and multiplies the zeros.",
             "cuda": f"XLA multiplies the zeros of a transposed convolution, or of a strided gradient. {NOT_MEASURED}",
         },
         page="doctor.md#transposed-convolutions-and-strided-gradients",
-        cost=_zeros,
+        cost=zeros,
     ),
     Hazard(
         name="depthwise convolution",
         what="slow",
         of=Planned,
-        holds=_planned(lambda call: _in_several_groups(call) and call.sizes["C"] == 1 and call.sizes["G"] > 1),
+        holds=of_planned(lambda call: in_several_groups(call) and call.sizes["C"] == 1 and call.sizes["G"] > 1),
         why={
             "cpu": "XLA's CPU compiler has no fast code for groups of one channel.",
             "cuda": f"With one channel in a group cuDNN leaves most of its tiles empty. {NOT_MEASURED}",
@@ -317,7 +204,7 @@ HAZARDS = (
         name="gradients of each example",
         what="slow",
         of=Planned,
-        holds=_planned(lambda call: _in_several_groups(call) and call.sizes["B"] > 1 and call.open == "w"),
+        holds=of_planned(lambda call: in_several_groups(call) and call.sizes["B"] > 1 and call.open == "w"),
         why={
             "cpu": "lax makes a grouped convolution of the gradients of each example, for which XLA's CPU compiler has no fast code.",
             "cuda": f"lax makes a grouped convolution of a filter's gradient for each example, with images as filters. {NOT_MEASURED}",
@@ -328,7 +215,7 @@ HAZARDS = (
         name="batched filters",
         what="slow",
         of=Planned,
-        holds=_planned(lambda call: _in_several_groups(call) and call.sizes["B"] > 1),
+        holds=of_planned(lambda call: in_several_groups(call) and call.sizes["B"] > 1),
         why={
             "cpu": "lax makes a grouped convolution of vmap over filters, for which XLA's CPU compiler has no fast code.",
             "cuda": f"lax makes a grouped convolution of vmap over filters, and moves the images beside the channels. {NOT_MEASURED}",
@@ -339,7 +226,7 @@ HAZARDS = (
         name="grouped convolution",
         what="slow",
         of=Planned,
-        holds=_planned(_in_several_groups),
+        holds=of_planned(in_several_groups),
         why={
             "cpu": "XLA's CPU compiler has no fast code for groups.",
             "cuda": f"Groups of few channels leave most of cuDNN's tiles empty in gradients. {NOT_MEASURED}",
@@ -350,16 +237,16 @@ HAZARDS = (
         name="ragged product",
         what="slow",
         of=Planned,
-        holds=_planned(lambda call: call.op.startswith("ragged")),
+        holds=of_planned(lambda call: call.op.startswith("ragged")),
         why="lax multiplies every row by the filter of every group, except where XLA has a kernel for it.",
         page="doctor.md#ragged-products",
-        cost=_all_groups,
+        cost=all_groups,
     ),
     Hazard(
         name="another implementation is faster",
         what="slow",
         of=Planned,
-        holds=_planned(lambda call: True),
+        holds=of_planned(lambda call: True),
         why="jaxext has an implementation that it prefers here, by its structure or by what `tune` measured.",
         page="implementations.md",
     ),

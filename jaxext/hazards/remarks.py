@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from jaxext.forms.form import owner
-from jaxext.hazards.known_hazards import PRODUCTS
 from jaxext.hazards.reading import computes_gradients, constants_in_products
+from jaxext.hazards.subjects import PRODUCTS
 
 LISTED = 3  # constants that are named
 NOTHING = "no argument is a floating-point array"

@@ -21,6 +21,8 @@ from jaxext.forms.window import dilate
 from jaxext.hazards.split_axes import Split
 from jaxext.tuning.walk import Step
 
+PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")  # lax's primitives
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:

@@ -7,9 +7,10 @@ sends.
 
 from jaxext.parallel.causal_split import causal_conv1d
 from jaxext.parallel.collective_matmul import all_gather_matmul, matmul_reduce_scatter
-from jaxext.parallel.cost_model import Collective, Cost, cost
+from jaxext.parallel.cost_model import cost
 from jaxext.parallel.expert_parallel import expert_parallel
 from jaxext.parallel.halo import conv_general_dilated
+from jaxext.parallel.split_form import Collective, Cost
 
 __all__ = [
     "Collective",

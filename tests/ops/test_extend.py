@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext import extend
+from jaxext.families import callables
 from jaxext.forms import implementation
 from jaxext.forms.family import families
 from jaxext.forms.form import owner
@@ -257,6 +258,7 @@ class Stacked(Once):
 
 def test_the_examples_in_docstrings():
     with jax.enable_x64(False):
-        names = vars(extend) | dict(jaxext=jaxext)
-        assert doctest.testmod(extend, extraglobs=names) == doctest.TestResults(failed=0, attempted=7)
+        names = vars(extend) | dict(jaxext=jaxext, jnp=jnp, np=np)
+        assert doctest.testmod(extend, extraglobs=names) == doctest.TestResults(failed=0, attempted=5)
+        assert doctest.testmod(callables, extraglobs=names) == doctest.TestResults(failed=0, attempted=2)
         assert doctest.testmod(implementation, extraglobs=names) == doctest.TestResults(failed=0, attempted=3)

@@ -11,9 +11,9 @@ from jax import lax
 from jaxext._compat import Splitter
 from jaxext.backends.xla.xla_matmul import XlaDefinition, product
 from jaxext.forms.call import Call, symbolic_size
+from jaxext.forms.composition import composed
 from jaxext.forms.form import dimension_numbers
 from jaxext.forms.implementation import Algorithm
-from jaxext.forms.operation import composed
 
 DOT = Algorithm("dot_general")
 HALVES = Algorithm("halves")

@@ -1,0 +1,105 @@
+"""Causal depthwise convolutions along time, step by step: the last inputs lie in a state, which each call updates."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxext.families import activation as _activation
+from jaxext.families import fuse
+from jaxext.families.causal import FAMILY, along, refuse_shapes
+from jaxext.families.dispatch import compiled
+from jaxext.families.epilogues import accumulated
+from jaxext.forms import partition
+
+
+def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
+    """`arrays`: x, conv_state and weight, and bias, cache_seqlens and conv_state_indices if they are given."""
+    fuse.refuse(name, arrays)
+    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    x, state, weight = arrays["x"], arrays["conv_state"], arrays["weight"]
+    if x.ndim == 0 or state.ndim < 2 or state.shape[-1] != x.shape[-1]:
+        raise TypeError(f"{name}: conv_state has the shape {state.shape}, want (..., steps, C), since x has the shape {x.shape}")
+    refuse_shapes(name, arrays, x.ndim in (state.ndim - 1, state.ndim), "(..., C) or (..., T, C), beside conv_state (..., steps, C)")
+    lead = x.shape[: state.ndim - 2]
+    if state.shape[-2] < weight.shape[0] - 1:
+        raise ValueError(
+            f"{name}: conv_state has {state.shape[-2]} steps, want {weight.shape[0] - 1} at least, one less than weight has taps"
+        )
+    indices = "conv_state_indices" in arrays
+    if indices and state.ndim != 3 or not indices and state.shape[:-2] != lead:
+        raise TypeError(f"{name}: conv_state has the shape {state.shape}, want {(*lead, state.shape[-2], x.shape[-1])}")
+    kind, wanted = (jnp.floating, "floating-point") if jnp.issubdtype(x.dtype, jnp.floating) else (jnp.complexfloating, "complex")
+    if not jnp.issubdtype(state.dtype, kind):
+        raise TypeError(f"{name}: conv_state is {state.dtype}, want {wanted} numbers, since x is {x.dtype}")
+    for argument in ("cache_seqlens", "conv_state_indices"):
+        if argument in arrays:
+            fuse.refuse_shape(name, argument, arrays[argument], lead, "an element for each sequence")
+            if not jnp.issubdtype(arrays[argument].dtype, jnp.integer):
+                raise TypeError(f"{name}: {argument} is {arrays[argument].dtype}, want integers")
+    key = (tuple(arrays), _activation.named(name, activation))
+    return compiled(_update, key, FAMILY, None, tuple(arrays.values()), {}, name=name)
+
+
+def _update(names, activation, *arrays, implementation):
+    del implementation
+    given = dict(zip(names, partition.on_one_mesh(arrays), strict=True))
+    x, buffer, weight, bias = given["x"], given["conv_state"], given["weight"], given.get("bias")
+    single = x.ndim < buffer.ndim
+    x = x[..., None, :] if single else x
+    indices, lengths = given.get("conv_state_indices"), given.get("cache_seqlens")
+    indices = None if indices is None else indices.astype(jnp.int32)  # the rows may be more than fewer bits count
+    own = partition.explicit(jax.typeof(buffer))
+    of_rows = None if own is None else NamedSharding(own.mesh, P(jax.typeof(x).sharding.spec[0], *own.spec[1:]))
+    state = buffer if indices is None else buffer.at[jnp.clip(indices, 0, buffer.shape[0] - 1)].get(out_sharding=of_rows)
+    for axis in (*range(x.ndim - 2), x.ndim - 1):  # sequences and channels
+        of_lengths = axis if lengths is not None and axis < lengths.ndim else None
+        x, state, lengths = partition.alike((x, state, lengths), (axis, axis, of_lengths))
+    taps, size, steps = weight.shape[0], state.shape[-2], x.shape[-2]
+    if lengths is None:
+        before = state[..., size - (taps - 1) :, :]
+        new = jnp.concatenate([state, x.astype(state.dtype)], -2)[..., steps:, :]
+    else:
+        before, new = _in_circle(state, x, lengths, taps)
+    wide = accumulated(jnp.promote_types(x.dtype, weight.dtype))
+    read = jnp.concatenate([before.astype(wide), x.astype(wide)], -2)
+    z = functools.reduce(jnp.add, [read[..., i : i + steps, :] * along(weight[i].astype(wide), x) for i in range(taps)])
+    z = z if bias is None else z + along(bias.astype(wide), x)
+    y = _activation.apply(activation, z).astype(given["x"].dtype)
+    if indices is not None:  # a negative index has no state
+        y = jnp.where((indices >= 0)[..., None, None], y, jnp.zeros((), y.dtype))
+        at = jnp.where(indices >= 0, indices, buffer.shape[0])
+        new = buffer.at[at].set(new, mode="drop", out_sharding=own)
+    return (y[..., 0, :] if single else y), new
+
+
+def _in_circle(state, x, lengths, taps):
+    """The inputs before these, and the state with these; step t of a sequence lies at t modulo the size."""
+    size, steps = state.shape[-2], x.shape[-2]
+    kept = min(steps, size)  # the others would be overwritten
+    lengths = (lengths % max(size, 1) if size <= jnp.iinfo(lengths.dtype).max else lengths).astype(jnp.int32)  # offsets may be negative
+
+    def place(first, last):
+        offsets = lax.broadcasted_iota(lengths.dtype, (*lengths.shape, last - first), lengths.ndim) + first
+        return (lengths[..., None] + offsets) % size
+
+    own = partition.explicit(jax.typeof(state))  # said where jax cannot tell it: a caller's vmap may map the places, and not the state
+    of_all, of_some = (own and NamedSharding(own.mesh, P(at, own.spec[-1])) for at in (own and own.spec[-2], None))
+
+    def read(state, at):
+        return state.at[at].get(out_sharding=of_some)
+
+    def put(state, at, x):
+        return state.at[at].set(x, unique_indices=True, out_sharding=of_all)
+
+    for _ in lengths.shape:
+        read, put = jax.vmap(read), jax.vmap(put)
+    before = read(state, place(1 - taps, 0))
+    return before, put(state, place(steps - kept, steps), x[..., steps - kept :, :].astype(state.dtype))
