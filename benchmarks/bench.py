@@ -43,7 +43,7 @@ STUCK_S = 120  # a row on a GPU that takes longer waits for a kernel that hangs,
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The options by which `cases` chooses."""
     which = parser.add_argument_group("which cases of the suite")
-    declares = "imported first: the forms that it declares (jaxext.extend) are in the suite, each tagged with its name"
+    declares = "imported first: the forms that it declares (jaxext.extend) are in the suite, each tagged with its name, and its kernels"
     which.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=declares)
     which.add_argument("--tags", nargs="+", action="extend", default=[], metavar="TAG", help="problems with one of these tags")
     which.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="cases with this, or one of these, in their name")
@@ -59,9 +59,9 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     how = parser.add_argument_group("how, with no table of measurements in force")
-    libraries = report.libraries()
-    how.add_argument("--implementation", action="append", default=[], choices=libraries[1:], help="beside lax (default: all)")
-    how.add_argument("--without", action="append", default=[], choices=libraries, help="a library to leave out")
+    known = ", ".join(report.libraries()[1:])  # not its choices: what --import imports registers more
+    how.add_argument("--implementation", action="append", default=[], metavar="NAME", help=f"beside lax (default: all): {known}, or yours")
+    how.add_argument("--without", action="append", default=[], metavar="NAME", help="a library to leave out: one of these, or lax")
     how.add_argument("--repeats", type=count, default=10, help="samples per case and library (default: 10)")
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
     how.add_argument("--brief", action="store_true", help="on a GPU, times of kernels with a cold L2 alone")
@@ -102,14 +102,14 @@ def run(options: argparse.Namespace) -> int:
     if options.read:
         return _conclude(options, _stored(options.read, "--read"), console)
     kept = keep_freed_memory()  # before anything asks jax for a device
-    chosen = cases(options)
+    chosen, libraries = cases(options), _libraries(options)
     if options.list:
         names = [case.name for case in chosen]
         tell(options, {"cases": names})
         if options.json != "-":
             print(*names, sep="\n")
         return 0
-    return _measured(options, chosen, console, kept)
+    return _measured(options, chosen, libraries, console, kept)
 
 
 def _stored(path: str, option: str) -> report.Report:
@@ -149,10 +149,18 @@ def _in(problem: Problem, numbers: Sequence[str]) -> Problem:
     return dataclasses.replace(problem, numbers=fitting)  # type: ignore[type-var]
 
 
-def _measured(options: argparse.Namespace, chosen: Sequence[Case], console: Console, kept: bool) -> int:
+def _libraries(options: argparse.Namespace) -> list[str]:
+    """Those that the options ask for, after the modules that may register some are imported."""
+    known = report.libraries()
+    for option, names, of in (("--implementation", options.implementation, known[1:]), ("--without", options.without, known)):
+        if unknown := [name for name in names if name not in of]:
+            raise UsageError(f"{option}: no {unknown[0]!r}, want one of {', '.join(of)}; --import MODULE imports what registers yours")
+    asked = {"lax", *(options.implementation or known)} - {*options.without}
+    return [library for library in known if library in asked]
+
+
+def _measured(options: argparse.Namespace, chosen: Sequence[Case], libraries: list[str], console: Console, kept: bool) -> int:
     start = time.monotonic()
-    asked = {"lax", *(options.implementation or report.libraries())} - {*options.without}
-    libraries = [library for library in report.libraries() if library in asked]
     clock, why_not = timing.timer()
     world = environment.report()
     timer = clock.name + (", freed memory kept" if kept and isinstance(clock, timing.Wall) else "")

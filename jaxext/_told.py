@@ -21,6 +21,11 @@ def told(x: Any) -> str:
     return _cut(" ".join(_SHORT.repr(x).splitlines()), _LENGTH)
 
 
+def counted(n: int, noun: str) -> str:
+    """Such as "1 product" and "2 products"."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 def depth_of_the_user() -> int:
     """The `stacklevel` of the first frame above the caller that is outside jax and jaxext."""
     frame, depth = sys._getframe(1), 1

@@ -24,6 +24,7 @@ import jax
 
 import jaxext
 from jaxext._compat import PLATFORMS
+from jaxext._told import counted
 from jaxext.benchmarks import bench, kernel_table
 from jaxext.cli import cache, diagnose
 from jaxext.cli.arguments import arch, function, takes_function
@@ -221,7 +222,7 @@ def _tune(options) -> int:
         status = INTERRUPTED
     world = environment.report()
     document = {"environment": world, "table": path, "interrupted": bool(status), "rows": [dataclasses.asdict(row) for row in rows]}
-    tell(options, document, *([f"{len(rows)} products on {world['device']}: {path}"] if rows else []))
+    tell(options, document, *([f"{counted(len(rows), 'product')} on {world['device']}: {path}"] if rows else []))
     if not rows and not status:
         return failed(f"tune: {NOTHING}")
     return status or (1 if any(candidate.wrong for row in rows for candidate in row.candidates) else 0)

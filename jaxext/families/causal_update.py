@@ -50,7 +50,7 @@ def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
 
 def _update(names, activation, *arrays, implementation):
     del implementation
-    given = dict(zip(names, arrays, strict=True))
+    given = dict(zip(names, partition.on_one_mesh(arrays), strict=True))
     x, buffer, weight, bias = given["x"], given["conv_state"], given["weight"], given.get("bias")
     single = x.ndim < buffer.ndim
     x = x[..., None, :] if single else x
@@ -59,6 +59,9 @@ def _update(names, activation, *arrays, implementation):
     own = partition.explicit(jax.typeof(buffer))
     of_rows = None if own is None else NamedSharding(own.mesh, P(jax.typeof(x).sharding.spec[0], *own.spec[1:]))
     state = buffer if indices is None else buffer.at[jnp.clip(indices, 0, buffer.shape[0] - 1)].get(out_sharding=of_rows)
+    for axis in (*range(x.ndim - 2), x.ndim - 1):  # sequences and channels
+        of_lengths = axis if lengths is not None and axis < lengths.ndim else None
+        x, state, lengths = partition.alike((x, state, lengths), (axis, axis, of_lengths))
     taps, size, steps = weight.shape[0], state.shape[-2], x.shape[-2]
     if lengths is None:
         before = state[..., size - (taps - 1) :, :]
@@ -87,10 +90,16 @@ def _in_circle(state, x, lengths, taps):
         offsets = lax.broadcasted_iota(lengths.dtype, (*lengths.shape, last - first), lengths.ndim) + first
         return (lengths[..., None] + offsets) % size
 
+    own = partition.explicit(jax.typeof(state))  # said where jax cannot tell it: a caller's vmap may map the places, and not the state
+    of_all, of_some = (own and NamedSharding(own.mesh, P(at, own.spec[-1])) for at in (own and own.spec[-2], None))
+
+    def read(state, at):
+        return state.at[at].get(out_sharding=of_some)
+
     def put(state, at, x):
-        return state.at[at].set(x, unique_indices=True)
+        return state.at[at].set(x, unique_indices=True, out_sharding=of_all)
 
     for _ in lengths.shape:
-        put = jax.vmap(put)
-    before = jnp.take_along_axis(state, place(1 - taps, 0)[..., None], -2)
+        read, put = jax.vmap(read), jax.vmap(put)
+    before = read(state, place(1 - taps, 0))
     return before, put(state, place(steps - kept, steps), x[..., steps - kept :, :].astype(state.dtype))

@@ -19,6 +19,7 @@ import hashlib
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ def of_cotangent(linear, *operands) -> NamedSharding | None:
     if not linear.sharding.mesh.empty:
         return explicit(linear)
     mesh = next((s.mesh for s in map(explicit, map(jax.typeof, operands)) if s is not None), None)
-    return None if mesh is None else NamedSharding(mesh, P())
+    return None if mesh is None else NamedSharding(mesh, P(*(None,) * linear.ndim))
 
 
 def insert(sharding: NamedSharding, axis: int, spec) -> NamedSharding:
@@ -85,7 +86,20 @@ def renamed(sharding: NamedSharding, axes: Sequence[str], others: Sequence[str])
     return NamedSharding(sharding.mesh, P(*(specs.get(axis) for axis in others)))
 
 
-def alike(args: Sequence[jax.Array], axes: Sequence[int | None]) -> list[jax.Array]:
+def on_one_mesh(args: Sequence[jax.Array]) -> list[jax.Array]:
+    """The arrays, with those on no mesh replicated over that of the others, if it has explicit axes."""
+    mesh = next((s.mesh for s in map(explicit, map(jax.typeof, args)) if s is not None), None)
+    if mesh is None:
+        return list(args)
+
+    def placed(x):  # the transpose of a reshard would have a mapped cotangent on no mesh
+        whole = NamedSharding(mesh, P(*(None,) * (x.ndim + 1)))
+        return lax.squeeze(lax.broadcast_in_dim(x, (1, *x.shape), range(1, x.ndim + 1), out_sharding=whole), [0])
+
+    return [placed(x) if jax.typeof(x).sharding.mesh.empty else x for x in args]
+
+
+def alike(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
     """The arrays with one sharding of these axes in their types, as vmap wants: that of the first that is sharded, if it fits all."""
     shardings = [None if at is None else explicit(jax.typeof(x)) for x, at in zip(args, axes, strict=True)]
     specs = [s.spec[at] for s, at in zip(shardings, axes, strict=True) if s is not None and at is not None]

@@ -1,7 +1,8 @@
 """`doctor`: reads a function's program, forwards and backwards, and names where lax's own products are wrong, crash or are slow.
 
 Faults are looked for in the program as it is, and slowness in the same program inside `in_place_of_lax`: what is slow there is by
-definition what jaxext would not compute as lax does, so the doctor and `explain` agree.
+definition what jaxext would not compute as lax does, so the doctor and `explain` agree.  Of the program's own products of jaxext, those are
+named that XLA's CPU compiler gets wrong as it does lax's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxext._told import told
+from jaxext._told import counted, told
 from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
@@ -23,6 +24,7 @@ from jaxext.hazards.compare import Measured, compare
 from jaxext.hazards.fused_reduction import FusedReductions
 from jaxext.hazards.hazard import Hazard
 from jaxext.hazards.known_hazards import HAZARDS
+from jaxext.hazards.own_products import fused_in_own
 from jaxext.hazards.reading import Origins, computes_gradients
 from jaxext.hazards.remarks import no_loss, remarks
 from jaxext.hazards.split_axes import SplitAxes, of_sharding
@@ -93,7 +95,7 @@ class Report:
     def __str__(self) -> str:
         counts = collections.Counter(finding.what for finding in self.findings)
         found = ", ".join(f"{counts[what]} {what}" for what in ORDER if counts[what]) or "no hazard"
-        head = f"{self.products} products of lax on {self.platform}, {self.read}, jax {self.jax}: {found}"
+        head = f"{counted(self.products, 'product')} of lax on {self.platform}, {self.read}, jax {self.jax}: {found}"
         by_hazard: dict[str, list[Finding]] = {}
         for finding in self.findings:
             by_hazard.setdefault(finding.hazard, []).append(finding)
@@ -122,6 +124,8 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
 
 def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | None = None, measure: bool = False, **kwargs) -> Report:
     """Name the hazards of lax's own products in `fun(*args, **kwargs)`: where they are wrong, crash or are slow, and the cure.
+
+    Also those of jaxext's products that lax's have on CPUs, because XLA computes both.
 
     Args:
       fun: a function of arrays, or pytrees of them.
@@ -163,7 +167,7 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         if backward:
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
-    equations = [*_equations(program, leaves, platform)]
+    equations = [*_equations(program, leaves, platform), *fused_in_own(program, platform)]
     in_evaluation = [*_fused_in_evaluation(alone, equations, leaves)] if backward and platform == "cpu" else []
     planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
     findings: dict[tuple, tuple[Finding, Any]] = {}
@@ -216,7 +220,7 @@ def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> It
 def _fused_in_evaluation(alone: ClosedJaxpr, equations, leaves: Sequence[Any]) -> Iterator[tuple[Equation, Step]]:
     """Products that are fused with their reduction in the function alone, but not beside its gradient, which reads them once more."""
     known = {(equation.key, place(step).source) for equation, step in equations if equation.one_number_reduced}
-    for equation, step in _equations(alone, leaves, "cpu"):
+    for equation, step in (*_equations(alone, leaves, "cpu"), *fused_in_own(alone, "cpu")):
         if equation.one_number_reduced and (equation.key, place(step).source) not in known:
             yield equation, step
 

@@ -42,7 +42,9 @@ def place(step: Step) -> Place:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equation:
-    """An equation of lax, perhaps in a loop.  `axes` are the mesh axes, with their sizes, over which XLA still splits the program there."""
+    """An equation of lax, perhaps in a loop, or a product of jaxext that XLA's compiler gets wrong.  `axes` are the mesh axes, with their
+    sizes, over which XLA still splits the program there.
+    """
 
     eqn: Any  # a JaxprEqn
     splits: Sequence[Split | None]  # of the operands

@@ -5,7 +5,7 @@ Not imported by `import jaxext`: `from jaxext import testing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import SupportsIndex
 
 import jax
@@ -86,13 +86,15 @@ def check_op(
       >>> report.passed
       True
     """
-    case = _case(fn, reference, args, linear, splits, examples, tuple(jax.local_devices() if devices is None else devices))
+    case = _case(fn, reference, args, linear, splits, examples, _devices(devices))
     skip = {} if skip is None else skip
     if not isinstance(skip, Mapping):
         raise TypeError(f"check_op: skip is {told(skip)}, want a mapping of checks to reasons")
     skip = dict(skip)
     if unknown := set(skip) - set(CHECKS):
         raise ValueError(f"check_op: skip names {sorted(unknown)}, want names of testing.CHECKS")
+    if tolerance is not None and not (isinstance(tolerance, int | float | np.number | jax.Array) and np.ndim(tolerance) == 0):
+        raise TypeError(f"check_op: tolerance is {told(tolerance)}, want None or a number")
     if tolerance is not None and not tolerance >= 0:
         raise ValueError(f"check_op: tolerance is {told(tolerance)}, want none or a number that is not negative")
     rows = []
@@ -109,7 +111,10 @@ def check_op(
 def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     _of_all("args", args, object)
     _of_all("linear", () if linear is None else linear, SupportsIndex)
-    _of_all("splits", splits or (), Split)
+    _of_all("splits", () if splits is None else splits, Split)
+    for name, function in (("fn", fn), ("reference", reference), *(() if examples is None else (("examples", examples),))):
+        if not callable(function):
+            raise TypeError(f"check_op: {name} is {told(function)}, want a function")
     args = tuple(map(jnp.asarray, args))
     if not args:
         raise ValueError("check_op: args is empty, want one array or more")
@@ -147,6 +152,16 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     )
 
 
+def _devices(given) -> tuple:
+    given = jax.local_devices() if given is None else given
+    devices = tuple(given) if isinstance(given, Iterable) else None
+    if devices is None or not all(isinstance(one, jax.Device) for one in devices):
+        raise TypeError(f"check_op: devices is {told(given)}, want a sequence of jax.Device")
+    if not devices:
+        raise ValueError(f"check_op: devices is {told(given)}, want one device or more, or None for all of this process")
+    return devices
+
+
 def _of_all(name: str, given, kind: type) -> None:
     if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
         raise TypeError(f"check_op: {name} is {told(given)}, want a sequence" + (f" of {kind.__name__}" if kind is not object else ""))
@@ -154,7 +169,12 @@ def _of_all(name: str, given, kind: type) -> None:
 
 def _stacked(args, examples, n) -> tuple:
     """Each argument stacked over n examples, the first of which is `args`."""
-    several = [args, *(tuple(map(jnp.asarray, (examples or _rolled(args))(i))) for i in range(1, n))]
+    several = [args]
+    for i in range(1, n):
+        example = (_rolled(args) if examples is None else examples)(i)
+        if not isinstance(example, Iterable):
+            raise TypeError(f"check_op: examples({i}) is {told(example)}, want a sequence of arrays, as args is")
+        several.append(tuple(map(jnp.asarray, example)))
     kinds = {tuple((x.shape, x.dtype) for x in example) for example in several}
     if len(kinds) > 1:
         raise ValueError(f"check_op: examples are of several shapes or dtypes: {kinds}, want those of args")

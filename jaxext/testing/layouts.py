@@ -7,7 +7,7 @@ axis that vmap adds, with each argument in turn replicated; this needs no declar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -53,6 +53,10 @@ class Split:
     part: Callable | None = None
 
     def __post_init__(self):
+        if not isinstance(self.args, Iterable):
+            raise TypeError(f"Split: args is {told(self.args)}, want a sequence of a jax.P for each argument")
+        if self.part is not None and not callable(self.part):
+            raise TypeError(f"Split: part is {told(self.part)}, want a function, or None")
         object.__setattr__(self, "args", tuple(self.args))
         if bad := [spec for spec in (*self.args, *jax.tree.leaves(self.result)) if not isinstance(spec, P)]:
             raise TypeError(f"Split: args and result have {told(bad)}, want a jax.P of each array")

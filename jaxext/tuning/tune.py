@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxext._compat import without_stored_programs
-from jaxext._told import told
+from jaxext._told import counted, told
 from jaxext.forms.call import Call
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tuning import timing
@@ -44,7 +44,7 @@ class Tuned:
     def __str__(self) -> str:
         if not self.rows:
             return NOTHING
-        return "\n\n".join([f"{len(self.rows)} products on {self.device}, by {self.timer}: {self.table}", *map(str, self.rows)])
+        return "\n\n".join([f"{counted(len(self.rows), 'product')} on {self.device}, by {self.timer}: {self.table}", *map(str, self.rows)])
 
 
 def tune(

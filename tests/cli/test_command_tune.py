@@ -33,7 +33,7 @@ def test_tune(capsys, tmp_path, cache):
     assert why.startswith("measured at ")
     rows = said(capsys, "tune", *MATMUL[1:], "--no-backward", "--candidates", 1)
     assert rows.startswith("matmul_nn ") and "matmul_nt" not in rows and cache.exists()
-    assert rows.splitlines()[-1].startswith("1 products on ") and rows.endswith(f": {cache}\n")
+    assert rows.splitlines()[-1].startswith("1 product on ") and rows.endswith(f": {cache}\n")
 
 
 @pytest.fixture

@@ -295,6 +295,29 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
 }  # fmt: skip
 
 
+# jaxext's own products: those that have the hazard "product with one number, reduced", near misses.
+OWN = (
+    [
+        reduced(lambda x: jaxext.matmul(x, spread(2, x)).sum()),
+        reduced(lambda x: jaxext.matmul(x, spread(2, x), implementation="xla").max(1)),
+        reduced(lambda x: jaxext.linear(x, spread(2, x), x[0], activation="relu").sum()),
+        reduced(lambda x: jax.vmap(lambda x: jaxext.matmul(x, spread(2, x)).sum())(x), 2, 64, 64),
+        reduced(lambda x: lax.map(lambda x: jaxext.matmul(x, spread(2, x)).sum(), x), 2, 64, 64),
+        reduced(lambda x: squares(jax.grad(lambda w: jaxext.dot_general(x, w, (((0,), (0,)), ((), ()))).sum())(jnp.ones_like(x)))),
+    ],
+    [
+        reduced(lambda x: jaxext.matmul(spread(2, x), x).sum()),
+        reduced(lambda x: jaxext.matmul(x.T, spread(2, x)).sum()),
+        reduced(lambda x: jaxext.matmul(x, x).sum()),
+        reduced(lambda x: (lambda y: (y, y.sum()))(jaxext.matmul(x, spread(2, x)))),
+        reduced(lambda x: jnp.clip(jaxext.matmul(x, spread(2, x)), -9, 9).sum()),
+        reduced(lambda x: jaxext.gram(spread(2, x)).sum()),
+        reduced(lambda x: jaxext.matmul(x, spread(2, x)).sum(), 63, 64),
+        reduced(jaxext.use_invariant()(lambda x: jaxext.matmul(x, spread(2, x)).sum())),
+    ],
+)
+
+
 def test_every_hazard_has_a_pair():
     assert PAIRS.keys() == BY_NAME.keys() and len(BY_NAME) == len(HAZARDS)
 
@@ -307,6 +330,26 @@ def test_it_is_found_and_a_near_miss_is_not(name):
         assert (name in program.hazards()) == shows
     for program in near:
         assert name not in program.hazards()
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["own", "in place of lax"])
+def test_it_is_found_in_products_of_jaxext(in_place):
+    """XLA's compiler gets them wrong as it does lax's, and the doctor names the line and the product."""
+    name = "product with one number, reduced"
+    having, near = PAIRS[name] if in_place else OWN
+    if in_place:
+        having, near = (
+            [dataclasses.replace(each, function=jaxext.in_place_of_lax()(each.function)) for each in of] for of in (having, near)
+        )
+    for program in having:
+        assert name in program.hazards()
+    for program in near:
+        assert name not in program.hazards()
+    some = slice(0, None, 4 if in_place else 1)
+    assert all(program.is_wrong() for program in having[some]) and not any(program.is_wrong() for program in near[some])
+    (finding,) = jaxext.doctor(having[0].function, *having[0].types, platform="cpu").findings
+    assert finding.product == "matmul_nn f32[64,64] f32[64,64] -> f32[64,64]" and "test_known_hazards.py" in finding.source
+    assert not jaxext.doctor(having[0].function, *having[0].types, platform="cuda").findings or in_place
 
 
 SEEN_WRONG = (*(hazard.name for hazard in HAZARDS if hazard.what == "wrong" and hazard.seen),)

@@ -239,6 +239,50 @@ def test_states_of_a_larger_buffer_on_an_explicit_mesh(split):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("placed", [True, False], ids=["replicated", "on no mesh"])
+@pytest.mark.parametrize(
+    ("mode", "mapped"),
+    [("in order", "x"), ("in order", "state")]
+    + [(mode, mapped) for mode in ("circle", "rows") for mapped in ("x", "state", "numbers", "x numbers")],
+)
+def test_updates_mapped_over_an_axis_of_an_explicit_mesh(mapped, mode, placed):
+    """What is mapped is split, also where it is the steps or rows alone; the rest is on every device, or on no mesh."""
+    x, weight, bias, _ = some(jnp.float32, 3, 4, batch=(4, 2))
+    state = jnp.asarray(random((4, 2, 5, 8) if mode != "rows" else (4, 6, 2, 8), np.float32, 9))
+    numbers = jnp.array([[0, 3], [1, 4], [7, 5], [2, -1 if mode == "rows" else 9]], jnp.int32)
+    argument = {"in order": None, "circle": "cache_seqlens", "rows": "conv_state_indices"}[mode]
+    axes = tuple(0 if name in mapped.split() else None for name in ("x", "state", "numbers"))
+    args = [each if axis == 0 else each[1] for each, axis in zip((x, state, numbers), axes, strict=True)]
+
+    def update(x, state, numbers):
+        return jaxext.causal_conv1d_update(x, state, weight, bias, **({argument: numbers} if argument else {}))
+
+    gradient = jax.grad(lambda *args: sum(jnp.sin(y).sum() for y in update(*args)), (0, 1))
+    functions = [jax.vmap(f, axes) for f in ((update, gradient) if mapped == "x numbers" else (update,))]
+    want = jax.jit(lambda *args: [f(*args) for f in functions])(*args)
+    with jax.set_mesh(jax.make_mesh((4, 2), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)):
+        specs = [P("d") if axis == 0 else P() if placed else None for axis in axes]
+        args = [x if spec is None else jax.device_put(x, spec) for x, spec in zip(args, specs, strict=True)]
+        got = jax.jit(lambda *args: [f(*args) for f in functions])(*args)
+    assert [jax.typeof(y).sharding.spec[0] for y in jax.tree.leaves(got)] == ["d"] * 2 * len(functions)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("split", [*itertools.product([P(), P("d")], repeat=3)], ids=str)
+def test_updates_with_parts_of_the_sequences_on_an_explicit_mesh(split):
+    """Of x, the state and the steps some may be whole, as for `causal_conv1d`."""
+    x, weight, bias, _ = some(jnp.float32, 3, 4, batch=(4,))
+    args = x, jnp.asarray(random((4, 5, 8), np.float32, 9)), jnp.array([0, 4, 7, 9], jnp.int32)
+    update = jax.jit(lambda x, state, lengths: jaxext.causal_conv1d_update(x, state, weight, bias, cache_seqlens=lengths))
+    want = update(*args)
+    with jax.set_mesh(jax.make_mesh((4, 2), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)):
+        got = update(*(jax.device_put(x, spec) for x, spec in zip(args, split, strict=True)))
+    assert [jax.typeof(y).sharding.spec[0] for y in got] == ["d" if P("d") in split else None] * 2
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32], ids=lambda dtype: np.dtype(dtype).name)
 def test_numbers_of_steps_and_rows_are_integers_of_any_dtype(dtype):
     """Of few bits, which count fewer steps or rows than there are, and without a sign, in which no step is before the first."""

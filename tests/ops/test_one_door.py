@@ -98,12 +98,23 @@ def test_cost_names_and_export(door):
 
 def test_bench_of_a_users_module(tmp_path, monkeypatch, capsys):
     (tmp_path / "one_door_module.py").write_text(
-        "from jaxext import extend\nextend.define('one_door_import', x='B N K', w='B K M', y='B N M')\n"
+        "from jaxext import extend\nproduct = extend.define('one_door_import', x='B N K', w='B K M', y='B N M')\n"
+        "class Mine(extend.Implementation):\n"
+        "    name, version = 'one_door_mine', '1'\n"
+        "    supports = lambda self, call: None\n"
+        "    run = lambda self, call, config, operands: None\n"
+        "extend.register(product, Mine())\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert command.main(["bench", "--import", "one_door_module", "--tags", "one_door_import", "--list"]) == 0
+    asked = ["bench", "--import", "one_door_module", "--tags", "one_door_import", "--list"]
+    assert command.main([*asked, "--implementation", "one_door_mine", "--without", "lax"]) == 0
     assert len(capsys.readouterr().out.split("one_door_import")) == 1 + 3
+    for option in ("--implementation", "--without"):
+        with pytest.raises(SystemExit, match="2"):
+            command.main([*asked, option, "one_door_yours"])
+        told = capsys.readouterr().err
+        assert f"{option}: no 'one_door_yours', want one of " in told and "xla" in told and "one_door_mine" in told
     with pytest.raises(SystemExit, match="2"):
         command.main(["bench", "--import", "one_door_nowhere", "--list"])
 

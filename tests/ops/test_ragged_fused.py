@@ -162,6 +162,18 @@ def test_devices(name, kind):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
+def test_gradient_of_a_bias_on_no_mesh_for_each_example():
+    """The mapped axis is split there, and not the first one."""
+    bias = BIAS[:3]
+    gradient = jax.jit(jax.vmap(jax.grad(lambda b, x: jnp.sin(jaxext.ragged_linear(x, W[:3], SIZES[:3], b)).sum()), (None, 0)))
+    x = jnp.stack([X, 2 * X, 3 * X, 4 * X])
+    want = gradient(bias, x)
+    with jax.set_mesh(jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)):
+        got = gradient(bias, jax.device_put(x, P("x")))
+        assert jax.typeof(got).sharding.spec == P("x", None, None)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_a_gate_of_split_groups():
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
     w = jax.device_put(GATES, NamedSharding(mesh, P("x")))

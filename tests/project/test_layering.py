@@ -42,7 +42,7 @@ MAY = {
     "parallel": {"ops", "families", "forms", "_compat", "_told"},
     "privacy": {"families", "forms", "_compat", "_told"},
     "testing": {"_told"},  # it tests any function
-    "cli": {"__init__", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", *BUILT},
+    "cli": {"__init__", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", "_told", *BUILT},
     "__init__": {
         "ops",
         "fused",

@@ -288,6 +288,19 @@ def test_what_the_kit_is_given_is_checked():
         testing.check_op(reference, reference, X)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"args has random keys at \[0\]"):
         testing.check_op(jax.random.normal, jax.random.normal, (jax.random.key(0),))
+    with pytest.raises(ValueError, match=r"devices is \(\), want one device or more"):
+        testing.check_op(reference, reference, (X, W), devices=())
+    for name, values in {"devices": [5, [0], ONE[0]], "tolerance": ["0.1", X], "examples": [3, lambda i: 3]}.items():
+        for value in values:
+            with pytest.raises(TypeError, match=rf"check_op: {name}(\(1\))? is .*, want "):
+                testing.check_op(reference, reference, (X, W), **{name: value})
+    for name in ("fn", "reference"):
+        functions: Any = {"fn": reference, "reference": reference, name: "jnp.dot"}
+        with pytest.raises(TypeError, match=f"check_op: {name} is 'jnp.dot', want a function"):
+            testing.check_op(args=(X, W), **functions)
+    for fields in ({"args": 3}, {"part": "product"}):
+        with pytest.raises(TypeError, match=r"Split: (args|part) is .*, want "):
+            testing.Split(**({"args": (P(),), "result": P()} | fields))  # pyright: ignore[reportArgumentType]
     for tolerance in (-1.0, np.nan):
         with pytest.raises(ValueError, match=f"tolerance is {tolerance}"):
             testing.check_op(reference, reference, (X, W), tolerance=tolerance)
