@@ -74,6 +74,8 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
     if name == "rows":
         return (conv_line.wgrad if conv_line.fits(a.shape[-1], b.shape[-1], window) else conv_lanes.rows_wgrad)(a, b, window, acc=acc)
     if name == "dots":
+        if platform == "cpu" and jnp.issubdtype(a.dtype, jnp.floating):
+            a, b = a.astype(acc), b.astype(acc)  # as XLA does, but for products of bfloat16 that it does not compute then
         return getattr(rewrites, f"dots_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
 
     def part(a, b, window):

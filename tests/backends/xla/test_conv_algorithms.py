@@ -580,3 +580,20 @@ def wide_of_lax(operation):
     """lax's convolution of the same, in float32: small integers are exact."""
     op = functools.partial(jax.lax.conv_general_dilated, **operation.keywords)
     return lambda x, w: op(x.astype(jnp.float32), w.astype(jnp.float32)).astype(jnp.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_dots_of_short_floats_that_lie_in_another_order(dtype):
+    """XLA's CPU backend (jax 0.10.2) has no code for such a product of bfloat16 with a float32 result: lax.dot_general fails of it."""
+    sizes, same = labels(B=4, N=1, C=4, K=17), window((16,), (3,), padding=((1, 1),))
+    operands = operands_of("y", sizes, same, dtype)
+
+    @jax.jit
+    def conv(x, w):
+        return conv_algorithms.conv(
+            "y", {"x": jnp.swapaxes(x, 1, 2).reshape(4, 1, 16, 1, 4), "w": w}, same,
+            algorithm="dots", dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY, platform="cpu",
+        )  # fmt: skip
+
+    y = conv(jnp.swapaxes(operands["x"].reshape(4, 16, 4), 1, 2), operands["w"])
+    np.testing.assert_array_equal(y, definition("y", operands, sizes, same))
