@@ -27,6 +27,7 @@ class FusedReductions:
         self._origins = origins
         self._users: dict[Any, dict[int, Any]] = collections.defaultdict(dict)  # variable -> equations, each once
         self._maker: dict[Any, Any] = {}
+        self._given: dict[Any, list[Any]] = collections.defaultdict(list)  # variable inside of calls -> what they give it
         self._home: dict[int, Jaxpr] = {}  # of each equation
         live = set()
         _add_live(program.jaxpr, program.jaxpr.outvars, live)
@@ -36,6 +37,10 @@ class FusedReductions:
             for atom in step.eqn.invars if id(step.eqn) in live else ():
                 if not isinstance(atom, Literal):
                     self._users[atom][id(step.eqn)] = step.eqn
+            if step.eqn.primitive.name in CALLS and not step.left and len(step.inside) == 1:
+                for var, atom in zip(step.inside[0].invars, step.eqn.invars, strict=False):
+                    if not isinstance(atom, Literal):
+                        self._given[var].append(atom)
 
     def has_one_number(self, step: Step) -> bool:
         """Whether this equation is such a product."""
@@ -69,7 +74,7 @@ class FusedReductions:
         return users[0].outvars[0] if len(users) == 1 and users[0].primitive.name == "transpose" else None
 
     def _is_transposed(self, var: Any) -> bool:
-        """Whether the array is a transposed one, or elementwise operations of one."""
+        """Whether the array is a transposed one, or elementwise operations of one, perhaps outside of the call that it is given to."""
         while (maker := self._maker.get(var)) is not None:
             if maker.primitive.name == "transpose":
                 return True
@@ -79,7 +84,7 @@ class FusedReductions:
             if any(map(self._is_transposed, arrays[1:])):
                 return True
             var = arrays[0]
-        return False
+        return any(map(self._is_transposed, self._given.get(var, ())))
 
     def _reduced(self, var: Any, within: Sequence[Any]) -> bool:
         """Whether the one use of the array is elementwise, and leads to a reduction."""

@@ -198,6 +198,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
         [
             reduced(lambda x: (spread(2, x) @ x).sum()),
             reduced(lambda x: (x.T @ spread(2, x)).sum()),
+            reduced(lambda x: jax.jit(lambda x: x @ spread(2, x))(x.T).sum()),
             reduced(lambda x: (x @ spread(2, x)).T.sum()),
             reduced(lambda x: (lambda y: (y, y.sum()))(x @ spread(2, x))),
             reduced(lambda x: jnp.clip(x @ spread(2, x), -9, 9).sum()),
