@@ -7,7 +7,8 @@ import time
 from importlib.metadata import version
 
 # No table of this machine's user decides here.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxext-tests-")
+_cache = tempfile.TemporaryDirectory(prefix="jaxext-tests-")
+os.environ["XDG_CACHE_HOME"] = _cache.name
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     # The tests spend most of their time compiling, and half of that in LLVM's optimisation, which comes after everything that they check.

@@ -65,7 +65,11 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
         return rewrites.dense(open, a, b, window, precision=precision, preferred=_preferred(a.dtype, dtype))
     if name == "lax":
         return lax_conv(open, a, b, window, dtype=dtype, precision=precision)
+    if name in ("loop", "dots") and platform == "cpu" and jnp.issubdtype(a.dtype, jnp.floating):
+        a, b = a.astype(acc), b.astype(acc)  # as XLA does, but for bfloat16 in each step of a loop, and not in all dots
     if name == "loop":
+        if open == "w" and platform == "cpu":
+            a, window = conv_phases.larger_than_output(a, window)
         loop = {"y": rewrites.loop_fprop, "w": rewrites.loop_wgrad}[open]
         return loop(a, b, window, precision=precision, preferred=_preferred(a.dtype, dtype))
     if name == "shifts":
@@ -74,8 +78,6 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
     if name == "rows":
         return (conv_line.wgrad if conv_line.fits(a.shape[-1], b.shape[-1], window) else conv_lanes.rows_wgrad)(a, b, window, acc=acc)
     if name == "dots":
-        if platform == "cpu" and jnp.issubdtype(a.dtype, jnp.floating):
-            a, b = a.astype(acc), b.astype(acc)  # as XLA does, but for products of bfloat16 that it does not compute then
         return getattr(rewrites, f"dots_{ROLES[open]}")(a, b, window, acc=acc, precision=precision)
 
     def part(a, b, window):

@@ -28,36 +28,46 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
     B, G, K = w.shape[:3]
     N, C = x.shape[1], x.shape[-1]
     w = outputs_last(w).reshape(B, -1, C, G * K).astype(acc)  # (B, taps, C, lanes)
+    x = x.astype(acc) if K > 1 else x  # once, and not for each of K lanes
     rest = math.prod(window.filter[1:])
     in_parts = math.prod(window.filter) * C > UNROLLED_TERMS[window.rank]
 
     def images(x, w, see):
         if not in_parts:
             return _shifted(x, w, window, see, K, acc)
-        at_once = _divisor(window.filter[0], TERMS_OF_PART // (rest * C))
-        step, dilation = window.stride[0], window.filter_dilation[0]
-        rows = step * (window.output[0] - 1) + dilation * (at_once - 1) + 1  # of x for each part
-        w = w.reshape((w.shape[0], -1, at_once * rest, *w.shape[2:]))
-        of_part = dataclasses.replace(
-            window,
-            input=(rows, *x.shape[3 : 2 + window.rank]),
-            filter=(at_once, *window.filter[1:]),
-            padding=((0, 0),) * window.rank,
-            input_dilation=(1,) * window.rank,
-        )
+        step, dilation, most = window.stride[0], window.filter_dilation[0], TERMS_OF_PART // (rest * C)
+        at_once = _divisor(window.filter[0], most)
+        at_once = at_once if 2 * at_once >= most else most  # else the last rows are a part of their own
+        parts, left = divmod(window.filter[0], at_once)
 
-        def part(i, y):
-            weights = lax.dynamic_index_in_dim(w, i, 1, keepdims=False, allow_negative_indices=False)
+        def added(y, weights, first, rows):
+            """y and the terms of `rows` rows of the filter, from the row `first` on."""
+            of_x = step * (window.output[0] - 1) + dilation * (rows - 1) + 1
+            of_part = dataclasses.replace(
+                window,
+                input=(of_x, *x.shape[3 : 2 + window.rank]),
+                filter=(rows, *window.filter[1:]),
+                padding=((0, 0),) * window.rank,
+                input_dilation=(1,) * window.rank,
+            )
             if C == 1:  # each view is read once, and need not be an array
 
                 def see_from(x, _, tap):
-                    return see(x, window, (i * np.int32(at_once) + np.int32(tap[0]), *tap[1:]))
+                    return see(x, window, (first + np.int32(tap[0]), *tap[1:]))
 
                 return lax.add(y, _shifted(x, weights, of_part, see_from, K, acc))
-            seen = lax.dynamic_slice_in_dim(x, i * np.int32(dilation * at_once), rows, axis=2, allow_negative_indices=False)
+            seen = lax.dynamic_slice_in_dim(x, first * np.int32(dilation), of_x, axis=2, allow_negative_indices=False)
             return lax.add(y, _shifted(seen, weights, of_part, see, K, acc))
 
-        return repeat(w.shape[1], part, zeros((*x.shape[:2], *window.output, G * K), acc, x, w))
+        in_loop, last = jnp.split(w, [parts * at_once * rest], 1)
+        in_loop = in_loop.reshape((w.shape[0], parts, -1, *w.shape[2:]))
+
+        def part(i, y):
+            weights = lax.dynamic_index_in_dim(in_loop, i, 1, keepdims=False, allow_negative_indices=False)
+            return added(y, weights, i * np.int32(at_once), at_once)
+
+        y = repeat(parts, part, zeros((*x.shape[:2], *window.output, G * K), acc, x, w))
+        return added(y, last, np.int32(parts * at_once), left) if left else y
 
     if fold:
         y = images(x, w, view)

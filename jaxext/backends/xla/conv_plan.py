@@ -67,44 +67,74 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if open == "y" and by_batch_groups(B, G, K, window):
         return grouped
     large = alone or C * K > FEW_CHANNELS and _products(sizes, window) >= LEAST_OF_STEP["y"]
-    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, alone, window, dtype)):
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, alone, sizes, window, dtype)):
         return "folded" if open == "w" and _folds(sizes, window, dtype) else "phases"
     if alone:
         return "lax"
-    if not window.rank:
-        copied, weights = sizes["N"] * (C + K), C * K
-        return grouped if open == "y" and B == 1 and copied > weights else "dots"
-    if open == "y":
-        # Lanes fewer than half of the channels are slower than a matrix.
-        if G > 1 and C * K <= FEW_CHANNELS and C < 2 * G * K and C * math.prod(window.filter) <= MOST_TERMS:
-            return "shifts"
-        return "loop" if _loops(dgrad, sizes, window) else grouped
-    return _plan_of_wgrad(sizes, window, grouped)
+    if open == "w":
+        return _plan_of_wgrad(sizes, window, grouped)
+    if _few_channels(sizes, window):
+        return "shifts"
+    if math.prod(window.filter) == 1 and (B > 1 or not window.rank):
+        copied, weights = _copied_and_weights(sizes, window)
+        return grouped if B == 1 and copied > weights else "dots"
+    return "loop" if _loops(dgrad, sizes, window) else grouped
+
+
+def _few_channels(sizes, window):
+    """Whether fprop is cheaper as a sum of elementwise products.  Lanes fewer than half of the channels are slower than a matrix."""
+    B, G, C, K = (sizes[label] for label in "BGCK")
+    terms = C * math.prod(window.filter)
+    if not window.rank or C >= 2 * G * K:
+        return False
+    if G > 1 and C * K <= FEW_CHANNELS:
+        return terms <= (UNROLLED if _of_one_channel(sizes, window) else MOST_TERMS)
+    lax_is_fast = B == window.rank == 1
+    if max(window.input_dilation) > 1 or lax_is_fast and (G * K < FEW_LANES or window.stride[0] > 1):
+        return False
+    return C * K <= 2 * FEW_CHANNELS and terms <= UNROLLED or C * K <= 4 * FEW_CHANNELS and terms <= FEW_TERMS[lax_is_fast]
+
+
+def _of_one_channel(sizes, window):
+    """Whether each channel has several outputs, and the images two axes or three: for many taps nothing is faster than lax then."""
+    return sizes["C"] == 1 and FEWEST_OUTPUTS < sizes["K"] <= FEW_CHANNELS and window.rank > 1
 
 
 def _loops(dgrad, sizes, window):
     """Whether a loop of dense convolutions is faster than lax's grouped one.
 
-    With three axes XLA has no faster convolution without groups, so only lax's batch groups, in fprop, are worth avoiding.  A single tap
-    along one axis is a product of matrices to lax too.
+    With three axes XLA has no faster convolution without groups.  Along one axis lax's own is as fast, unless there are many taps or more
+    weights than images.  So it is with a single tap and small matrices.
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
-    if window.rank == 3 and (B == 1 or dgrad):
+    if window.rank == 3 or dgrad and G == 1 and C * K <= FEWEST_CHANNELS or _of_one_channel(sizes, window):
         return False
-    if window.filter == (1,) and B == 1 or dgrad and G == 1 and C * K <= FEWEST_CHANNELS:
-        return False
+    if B == 1 and max(window.input_dilation) == 1:
+        copied, weights = _copied_and_weights(sizes, window)
+        if window.rank == 1 and C * K > FEW_CHANNELS and window.filter[0] <= FEW_TAPS and (copied > weights or G == 2):
+            return False
+        if math.prod(window.filter) == 1 and (window.rank == 1 or C * K <= SMALL_MATRIX):
+            return False
     return _products(sizes, window) >= LEAST_OF_STEP["y"]
 
 
+def _copied_and_weights(sizes, window):
+    """Elements of images and results, and of the filter, in a group of fprop."""
+    C, K = sizes["C"], sizes["K"]
+    return sizes["N"] * math.prod(window.output) * (C + K), C * K * math.prod(window.filter)
+
+
 def _plan_of_wgrad(sizes, window, grouped):
-    """Rows for few channels, the loop for large products, and lax for the rest.
+    """Rows for few channels, a dot for a single tap, the loop for large products, and lax for the rest.
 
     Times per multiply-add, measured on a CPU: lax takes 0.4 ns with one channel in few groups, and far more otherwise.  The loop takes 0.1
     ns along one axis, 0.6 ns along more, and 0.1 ms for each step.  Rows take 0.2 ns if there are enough lanes, and 0.6 ns along one axis
     where `conv_line` does not compute them.
     """
-    B, G, C, K = (sizes[label] for label in "BGCK")
-    long = window.rank == 1 and sizes["N"] * window.output[0] * window.filter[0] >= LONG
+    B, N, G, C, K = (sizes[label] for label in "BNGCK")
+    if not window.rank:
+        return "dots"
+    long = window.rank == 1 and N * window.output[0] * window.filter[0] >= LONG
     if long and G >= LEAST_LANES and conv_line.fits(C, K, window):
         return "rows"
     if G > 1 and C * K <= FEW_CHANNELS and K < MANY_OUTPUTS and not long and C * math.prod(window.filter) <= MOST_TERMS:
@@ -112,6 +142,12 @@ def _plan_of_wgrad(sizes, window, grouped):
             return "rows"
         if C * K == 1:
             return grouped
+    if math.prod(window.filter) == 1:
+        return "dots"
+    if window.rank == 3 and (G == 1 or C * K <= 2 * FEW_CHANNELS):
+        return grouped
+    if N == G == 1 and window.rank == 2 and K <= FEW_OUTPUTS:
+        return grouped  # the one image is the only channel of the loop's convolution, which is slow with few outputs
     # With groups lax takes 2 ns per multiply-add, and multiplies each group with all others.
     return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else grouped
 
@@ -142,15 +178,18 @@ def _folds(sizes, window, dtype):
     return not few or plan("w", {**sizes, "K": K * factor}, largest, dtype=dtype, splitter=Splitter.NOBODY) == "rows"
 
 
-def _transposed_by_lax(open, alone, window, dtype):
+def _transposed_by_lax(open, alone, sizes, window, dtype):
     """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation.
 
-    With three axes it has none, but exchanges input and filter if the filter is larger.  This beats many small phases.
+    With three axes it has none, but exchanges input and filter if the filter is larger.  This beats many small phases, and those of one
+    image that are a single convolution, if the filter is far larger.
     """
     if open != "y" or max(*window.stride, *window.filter_dilation) > 1:
         return False
     if window.rank == 3:
-        return alone and math.prod(window.filter) > math.prod(window.input) and len(window.merged_phases) > 1
+        taps, positions = math.prod(window.filter), math.prod(window.input)
+        far_larger = sizes["N"] == 1 < positions and taps >= FAR_LARGER * positions
+        return alone and taps > positions and (len(window.merged_phases) > 1 or far_larger)
     return np.dtype(dtype).itemsize <= 4
 
 
@@ -160,8 +199,9 @@ def _products(sizes, window):
 
 
 def by_batch_groups(B, G, K, window):
-    """Whether to use lax's batch groups, with one output each: XLA has no fast dilated convolution with three axes."""
-    return B > 1 and G == K == 1 and window.rank == 3 and max(*window.input_dilation, *window.filter_dilation) > 1
+    """Whether to use lax's batch groups.  With three axes and few outputs they are fast; XLA multiplies each with the images of all."""
+    dilated = window.rank == 3 and max(*window.input_dilation, *window.filter_dilation) > 1
+    return B > 1 == G and window.rank == 3 and K <= (1 if dilated else FEWEST_OUTPUTS)
 
 
 GPUS = ("cuda", "rocm")
@@ -174,14 +214,24 @@ MOST_FOLDED, MANY_CHANNELS = {False: 2.5, True: 1.5}, 1024
 FEW_CHANNELS = 32
 # Up to this C·K, a dense convolution gains nothing over dgrad's grouped one.
 FEWEST_CHANNELS = 16
-# In wgrad lanes are cheaper only below this K, and fill vectors only if G·K is at least FEW_LANES.
+# In wgrad lanes are cheaper only below this K.  They fill vectors only if G·K is at least FEW_LANES.
 MANY_OUTPUTS, FEW_LANES = 8, 16
 # From this G on, `conv_line` beats the loop at long sequences.
 LEAST_LANES = 4
 # From this many positions times taps on, a step of the loop is fast at wgrad along one axis.
 LONG = 300_000
-# The most terms of an elementwise sum.
-MOST_TERMS = 1024
+# The most terms of an elementwise sum; with more channels than FEW_CHANNELS; and with twice as many again, where lax is slow and where not.
+MOST_TERMS, UNROLLED, FEW_TERMS = 1024, 128, {False: 64, True: 16}
+# Along one axis, up to this many taps lax's grouped fprop is as fast as a loop.
+FEW_TAPS = 32
+# Up to this C·K a single tap is no faster in a loop.
+SMALL_MATRIX = 4096
+# In wgrad of single images along two axes, a step of the loop is slow up to this K.
+FEW_OUTPUTS = 16
+# In fprop with three axes, lax's batch groups are fast up to this K; and sums of many taps of one channel, with two axes or three.
+FEWEST_OUTPUTS = 4
+# From this many taps per position of a 3-D input on, XLA's exchanged convolution beats phases that are one convolution.
+FAR_LARGER = 8
 # Up to this C·K and this many terms, XLA's GPU compiler fuses padding, elementwise sum and the operations after it into one kernel.
 FEW_ON_GPU, FOLDED_ON_GPU = 16, 9
 # Up to this many terms, XLA's CPU compiler computes padding and sum in one pass, as fast as the sum alone.

@@ -170,7 +170,12 @@ PLANS = [
     ("lax", "x", labels(C=3, K=4), SAME, False),
     ("lax", "w", labels(C=3, K=4), SAME, False),
     ("lax", "w", labels(B=2, C=3, K=4), SAME, False),
-    ("lax", "y", labels(G=3, C=8, K=8), window((9,), (3,), padding=((1, 2),)), False),
+    ("lax", "y", labels(N=8, G=3, C=16, K=16), window((40,), (3,), padding=((1, 2),)), False),  # as fast along one axis
+    ("lax", "y", labels(N=40, G=2, C=12, K=7), window((40,), (4,)), False),  # few lanes
+    ("lax", "x", labels(N=40, G=4, C=10, K=8), window((40,), (4,)), False),  # many terms along one axis
+    ("lax", "y", labels(N=8, G=2, C=16, K=16), window((9, 9), (1, 1)), False),  # small matrices
+    ("lax", "w", labels(B=2, N=1, C=48, K=16), window((40, 30), (3, 3)), False),  # one image, few outputs
+    ("lax", "x", labels(N=1, C=2, K=5), window((8, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # far more taps than positions
     ("lax", "y", labels(C=3, K=4), TRANSPOSED, False),
     ("lax", "x", labels(C=3, K=4), STRIDED, False),
     ("lax", "y", labels(B=2, C=5, K=1), window((4, 3, 3), (2, 2, 1), padding=((1, 1),) * 3, filter_dilation=(2, 1, 1)), False),
@@ -205,20 +210,31 @@ PLANS = [
     ("shifts", "y", labels(G=5), SAME, False),
     ("shifts", "y", labels(B=2, G=5, C=2, K=3), SAME, False),
     ("shifts", "x", labels(B=2, G=5, K=2), SAME, False),
+    ("shifts", "y", labels(B=2, C=5, K=7), FLAT, False),  # batched filters
+    ("shifts", "x", labels(G=2, C=8, K=8), FLAT, False),
+    ("shifts", "y", labels(G=3, C=8, K=8), window((9,), (3,), padding=((1, 2),)), False),
     ("shifts", "y", labels(B=2, G=4), window((9, 9), (4, 4), padding=((1, 2), (3, 0))), False),
     ("shifts", "y", labels(B=2, N=2, G=4), window((3, 2), (3, 3), padding=((4, 5), (3, 4))), False),  # an image at a time
     ("shifts", "y", labels(G=3), window((9, 9), (12, 12), padding=((6, 6), (5, 6))), False),  # a row of the filter at a time
     ("shifts", "y", labels(G=16, C=2), window((80,), (66,), padding=((9, 0),), stride=(2,)), False),  # 11 taps at a time
     ("shifts", "y", labels(B=2, N=1, G=3), window((70,), (68,), filter_dilation=(1,)), False),  # 17 taps at a time
     ("shifts", "x", labels(G=4, K=6), window((6, 7), (5, 7), padding=((2, 2), (3, 3))), False),  # a row of the filter, of more channels
+    ("shifts", "y", labels(G=8, C=5), window((60,), (31,), padding=((30, 0),)), False),  # 5 times 6 taps, and one
+    ("shifts", "y", labels(B=2, G=3, K=2), window((70, 3), (67, 1)), False),  # twice 32 taps, and 3
+    ("lax", "y", labels(N=9, G=3, K=8), window((30, 30), (12, 11)), False),  # many taps of one channel
     ("loop", "x", labels(N=9, G=3, K=8), window((12, 12), (5, 5)), False),  # lanes would be few
     ("rows", "w", labels(B=2, G=5, C=2, K=4), SAME, False),
     ("rows", "w", labels(G=16), window((70,), (3,), stride=(1,)), False),
     ("rows", "w", labels(G=16), window((9, 9), (8, 7), padding=((4, 4), (3, 3))), False),  # some taps at a time
     ("lax", "w", labels(G=5), SAME, False),
     ("loop", "y", labels(G=2, C=8, K=8), TRANSPOSED, False),
-    ("loop", "y", labels(B=2, G=8, C=5, K=7), FLAT, False),
-    ("loop", "x", labels(B=3, C=9, K=4), FLAT, False),
+    ("loop", "y", labels(B=2, G=8, C=9, K=15), FLAT, False),
+    ("loop", "x", labels(B=3, C=16, K=9), FLAT, False),
+    ("loop", "y", labels(N=4, G=3, C=9, K=9), window((100,), (40,)), False),  # many taps along one axis
+    ("loop", "y", labels(N=1, G=3, C=64, K=64), window((9,), (5,)), False),  # more weights than images
+    ("loop", "y", labels(N=2, G=2, C=80, K=80), window((5, 6), (1, 1)), False),  # large matrices
+    ("loop", "w", labels(B=2, N=1, C=9, K=24), window((40, 30), (3, 3)), False),
+    ("loop", "w", labels(N=3, G=2, C=9, K=40), window((12, 13), (3, 3), padding=((2, 2), (2, 2))), False),  # the output is the larger
     ("loop", "w", labels(G=29, C=48, K=48), window((6,), (2,)), False),
     ("loop", "w", labels(B=2, C=48, K=16), window((16, 12), (3, 3), stride=(2, 1), padding=((1, 0), (1, 1))), False),
     ("zeros", "y", labels(N=0, C=3, K=4), SAME, False),
@@ -227,10 +243,14 @@ PLANS = [
     ("dots", "y", labels(N=1, G=3, C=2, K=4), window((), ()), False),
     ("dots", "y", labels(B=2, N=9, C=2, K=4), window((), ()), False),
     ("dots", "w", labels(N=9, G=3, C=2, K=4), window((), ()), False),
+    ("dots", "y", labels(B=2, C=9, K=15), window((6, 5), (1, 1), padding=((1, 0), (0, 2))), False),
+    ("dots", "w", labels(G=2, C=9, K=15), window((6, 5), (1, 1), stride=(2, 1), padding=((1, 0), (0, -1))), False),
     ("lax", "x", labels(N=9, G=3, C=2, K=4), window((), ()), False),  # copies would be larger than the filter
     ("lax", "y", labels(N=40, G=2, C=16, K=16), window((9,), (1,)), False),
     ("lax", "y", labels(G=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
-    ("loop", "y", labels(B=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
+    ("lax", "y", labels(B=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
+    ("lax", "y", labels(B=2, C=40, K=3), window((5, 6, 7), (2, 3, 2)), False),  # batch groups
+    ("lax", "w", labels(G=2, C=4, K=4), window((5, 6, 7), (5, 5, 5), padding=((2, 2),) * 3), False),
     ("lax", "x", labels(B=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
     ("lax", "x", labels(B=3, N=90, C=2, K=8), window((9, 9), (3, 3)), False),
     ("dots", "y", labels(G=5), SAME, True),
