@@ -36,13 +36,13 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     """The name of the algorithm, from static facts: labels, sizes, window, the dtype of both operands (`promote`) and the platform.
 
     zeros      an axis is empty, so nothing is computed
-    lax        lax's own convolution: for dense ones, unless phases are faster; and for groups too small for the loop
+    lax        lax's own convolution: for dense ones, unless phases are faster; and for groups where it is as fast as the loop
     phases     one convolution per residue of the outputs: for input dilation, if XLA has no fast transposed convolution
     folded     the residues as channels of one convolution: for wgrad where phases would be, if they are of one size
-    shifts     shifted inputs times weights, elementwise: for fprop of few channels per group (depthwise)
+    shifts     shifted inputs times weights, elementwise: for fprop of few channels, depthwise, in groups or with batched filters
     rows       a loop over output rows: for wgrad of few channels per group
     loop       one dense convolution per b and g, in a loop: for groups, batched filters, per-example gradients
-    dots       one batched dot per tap: for no spatial axes, integers on GPUs, and groups that XLA may still partition
+    dots       one batched dot per tap: for a single tap, integers on GPUs, and groups that XLA may still partition
     """
     dgrad = open == "x"
     if dgrad:
