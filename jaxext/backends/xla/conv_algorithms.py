@@ -53,7 +53,7 @@ def conv(
     where: Any = dict(splitter=splitter, platform=platform)
     name = algorithm or conv_plan.plan(open, _sizes(open, a, b), window, dtype=common, **where)
     if name == "lax" and w is not None and w.shape[:2] == (1, 1) and not _in_own_layout(1, splitter, platform):
-        return lax_conv("x", a, w.astype(common), window, dtype=np.dtype(dtype), precision=precision).astype(dtype)
+        return lax_conv("x", a, w.astype(common), window, dtype=np.dtype(dtype), precision=precision, platform=platform).astype(dtype)
     return run(name, open, a, b, window, acc=acc, dtype=np.dtype(dtype), precision=precision, **where).astype(dtype)
 
 
@@ -64,11 +64,11 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
     if name == "lax" and _in_own_layout(a.shape[0] * a.shape[-2], splitter, platform):
         return rewrites.dense(open, a, b, window, precision=precision, preferred=_preferred(a.dtype, dtype))
     if name == "lax":
-        return lax_conv(open, a, b, window, dtype=dtype, precision=precision)
+        return lax_conv(open, a, b, window, dtype=dtype, precision=precision, platform=platform)
     if name in ("loop", "dots") and platform == "cpu" and jnp.issubdtype(a.dtype, jnp.floating):
-        a, b = a.astype(acc), b.astype(acc)  # as XLA does, but for bfloat16 in each step of a loop, and not in all dots
+        a, b = a.astype(acc), b.astype(acc)  # XLA would convert a bfloat16 result in every step, and has no code for some dots of it
     if name == "loop":
-        if open == "w" and platform == "cpu":
+        if open == "w" and platform == "cpu" and a.shape[-2] == 1:  # in groups, an infinity must not meet the padding
             a, window = conv_phases.larger_than_output(a, window)
         loop = {"y": rewrites.loop_fprop, "w": rewrites.loop_wgrad}[open]
         return loop(a, b, window, precision=precision, preferred=_preferred(a.dtype, dtype))
@@ -140,7 +140,7 @@ def promote(a, b):
         return jnp.promote_types(a, b)
 
 
-def lax_conv(open, a, b, window: Window, *, dtype, precision):
+def lax_conv(open, a, b, window: Window, *, dtype, precision, platform):
     """lax's convolution, with groups if B·G > 1: the same HLO as lax's own forward and transposes.
 
     x may be open if there is one group.  Then `a` is y, `b` is w, the window is transposed, and the filter is reversed right before the
@@ -152,7 +152,7 @@ def lax_conv(open, a, b, window: Window, *, dtype, precision):
     conv = functools.partial(_compat.conv_general_dilated, precision=precision, preferred_element_type=preferred, out_sharding=None)
     if open != "w":
         w = b.reshape((-1,) + b.shape[3:])
-        feature_groups, batch_groups = (1, B) if conv_plan.by_batch_groups(B, G, b.shape[2], window) else (B * G, 1)
+        feature_groups, batch_groups = (1, B) if conv_plan.by_batch_groups(B, G, b.shape[2], window, platform) else (B * G, 1)
         x = a.reshape((-1,) + a.shape[2:-2] + a.shape[-1:]) if batch_groups > 1 else _merge(a)
         spec = filter_spec = (first, last, *space)
         if open == "x":

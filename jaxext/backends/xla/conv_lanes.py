@@ -30,7 +30,7 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
     w = outputs_last(w).reshape(B, -1, C, G * K).astype(acc)  # (B, taps, C, lanes)
     x = x.astype(acc) if K > 1 else x  # once, and not for each of K lanes
     rest = math.prod(window.filter[1:])
-    in_parts = math.prod(window.filter) * C > UNROLLED_TERMS[window.rank]
+    in_parts = math.prod(window.filter) * C > UNROLLED_TERMS.get(window.rank, UNROLLED_TERMS[3])
 
     def images(x, w, see):
         if not in_parts:

@@ -64,7 +64,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
         return "lax" if alone else grouped
     if platform in GPUS:
         return _plan_of_gpu(open, dgrad, sizes, window, grouped)
-    if open == "y" and by_batch_groups(B, G, K, window):
+    if open == "y" and by_batch_groups(B, G, K, window, platform):
         return grouped
     large = alone or C * K > FEW_CHANNELS and _products(sizes, window) >= LEAST_OF_STEP["y"]
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, alone, sizes, window, dtype)):
@@ -73,38 +73,41 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
         return "lax"
     if open == "w":
         return _plan_of_wgrad(sizes, window, grouped)
-    if _few_channels(sizes, window):
+    if _few_channels(sizes, window, dtype):
         return "shifts"
-    if math.prod(window.filter) == 1 and (B > 1 or not window.rank):
+    if math.prod(window.filter) == max(window.input_dilation, default=1) == 1 and (B > 1 or not window.rank):
         copied, weights = _copied_and_weights(sizes, window)
         return grouped if B == 1 and copied > weights else "dots"
     return "loop" if _loops(dgrad, sizes, window) else grouped
 
 
-def _few_channels(sizes, window):
-    """Whether fprop is cheaper as a sum of elementwise products.  Lanes fewer than half of the channels are slower than a matrix."""
+def _few_channels(sizes, window, dtype):
+    """Whether fprop is cheaper as a sum of elementwise products.  Lanes up to half of the channels are slower than a matrix."""
     B, G, C, K = (sizes[label] for label in "BGCK")
-    terms = C * math.prod(window.filter)
+    terms, lax_is_fast = C * math.prod(window.filter), B == window.rank == 1
     if not window.rank or C >= 2 * G * K:
         return False
     if G > 1 and C * K <= FEW_CHANNELS:
-        return terms <= (UNROLLED if _of_one_channel(sizes, window) else MOST_TERMS)
-    lax_is_fast = B == window.rank == 1
+        return terms <= (MANY_TERMS if _of_one_channel(sizes, window) else MOST_TERMS)
     if max(window.input_dilation) > 1 or lax_is_fast and (G * K < FEW_LANES or window.stride[0] > 1):
+        return False  # zeros too would be terms
+    rows = window.filter[0] * math.prod(window.input[1:]) * G * C  # elements of x for a row of outputs
+    if not jnp.issubdtype(dtype, jnp.floating) or rows + G * K * terms > CACHED or C == 1 and K > FEW_CHANNELS:
         return False
-    return C * K <= 2 * FEW_CHANNELS and terms <= UNROLLED or C * K <= 4 * FEW_CHANNELS and terms <= FEW_TERMS[lax_is_fast]
+    most = FEW_TERMS_OF_A_LINE if lax_is_fast else FEW_TERMS
+    return C * K <= 2 * FEW_CHANNELS and terms <= MANY_TERMS or C * K <= 4 * FEW_CHANNELS and terms <= most
 
 
 def _of_one_channel(sizes, window):
-    """Whether each channel has several outputs, and the images two axes or three: for many taps nothing is faster than lax then."""
-    return sizes["C"] == 1 and FEWEST_OUTPUTS < sizes["K"] <= FEW_CHANNELS and window.rank > 1
+    """Whether each channel has several outputs, and the images two axes or three: nothing is faster than lax then at many taps."""
+    return sizes["C"] == 1 and MOST_FILTERS_OF_A_CHANNEL < sizes["K"] <= FEW_CHANNELS and window.rank > 1
 
 
 def _loops(dgrad, sizes, window):
     """Whether a loop of dense convolutions is faster than lax's grouped one.
 
-    With three axes XLA has no faster convolution without groups.  Along one axis lax's own is as fast, unless there are many taps or more
-    weights than images.  So it is with a single tap and small matrices.
+    With three axes XLA has no faster convolution without groups.  Along one axis lax's own is as fast, unless there are many taps or, in
+    more than two groups, more weights than images.  With a single tap it is as fast if the matrices are small.
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
     if window.rank == 3 or dgrad and G == 1 and C * K <= FEWEST_CHANNELS or _of_one_channel(sizes, window):
@@ -121,7 +124,7 @@ def _loops(dgrad, sizes, window):
 def _copied_and_weights(sizes, window):
     """Elements of images and results, and of the filter, in a group of fprop."""
     C, K = sizes["C"], sizes["K"]
-    return sizes["N"] * math.prod(window.output) * (C + K), C * K * math.prod(window.filter)
+    return sizes["N"] * (math.prod(window.input) * C + math.prod(window.output) * K), C * K * math.prod(window.filter)
 
 
 def _plan_of_wgrad(sizes, window, grouped):
@@ -142,11 +145,12 @@ def _plan_of_wgrad(sizes, window, grouped):
             return "rows"
         if C * K == 1:
             return grouped
-    if math.prod(window.filter) == 1:
+    inside = {(0, 0)} >= {*window.padding}  # an infinity times the zeros of a border would be NaN
+    if math.prod(window.filter) == max(window.input_dilation) == 1 and inside:
         return "dots"
     if window.rank == 3 and (G == 1 or C * K <= 2 * FEW_CHANNELS):
         return grouped
-    if N == G == 1 and window.rank == 2 and K <= FEW_OUTPUTS:
+    if N == G == 1 and window.rank == 2 and K <= SLOW_OUTPUTS:
         return grouped  # the one image is the only channel of the loop's convolution, which is slow with few outputs
     # With groups lax takes 2 ns per multiply-add, and multiplies each group with all others.
     return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else grouped
@@ -198,10 +202,15 @@ def _products(sizes, window):
     return sizes["N"] * math.prod(window.output) * math.prod(window.filter) * sizes["C"] * sizes["K"]
 
 
-def by_batch_groups(B, G, K, window):
-    """Whether to use lax's batch groups.  With three axes and few outputs they are fast; XLA multiplies each with the images of all."""
-    dilated = window.rank == 3 and max(*window.input_dilation, *window.filter_dilation) > 1
-    return B > 1 == G and window.rank == 3 and K <= (1 if dilated else FEWEST_OUTPUTS)
+def by_batch_groups(B, G, K, window, platform):
+    """Whether to use lax's batch groups in fprop: XLA's other convolutions with three axes are slow, the more so with a dilation.
+
+    XLA's CPU backend multiplies the filter of each group with the images of all.
+    """
+    if window.rank != 3 or not all(isinstance(n, int) for n in (B, G, K)) or not B > 1 == G:
+        return False
+    dilated = max(*window.input_dilation, *window.filter_dilation) > 1
+    return K == 1 if dilated else platform == "cpu" and K <= FILTERS_OF_BATCH_GROUPS and B <= MOST_BATCH_GROUPS
 
 
 GPUS = ("cuda", "rocm")
@@ -210,26 +219,30 @@ MOST_PHASES = 64
 # The most work of a folded product, in multiples of that of its phases: taps are computed in whole periods.  With more than MANY_CHANNELS
 # in C·K, matrices take the time, else what gathers them.
 MOST_FOLDED, MANY_CHANNELS = {False: 2.5, True: 1.5}, 1024
-# Up to this C·K, a group's channels are cheaper as elementwise lanes than as a matrix.
+# Up to this C·K, a group's channels are cheaper as elementwise lanes than as a matrix; in fprop up to four times as many if terms are few.
 FEW_CHANNELS = 32
 # Up to this C·K, a dense convolution gains nothing over dgrad's grouped one.
 FEWEST_CHANNELS = 16
-# In wgrad lanes are cheaper only below this K.  They fill vectors only if G·K is at least FEW_LANES.
+# In wgrad lanes are cheaper only below this K.  In every role G·K lanes fill vectors only from FEW_LANES on.
 MANY_OUTPUTS, FEW_LANES = 8, 16
 # From this G on, `conv_line` beats the loop at long sequences.
 LEAST_LANES = 4
 # From this many positions times taps on, a step of the loop is fast at wgrad along one axis.
 LONG = 300_000
-# The most terms of an elementwise sum; with more channels than FEW_CHANNELS; and with twice as many again, where lax is slow and where not.
-MOST_TERMS, UNROLLED, FEW_TERMS = 1024, 128, {False: 64, True: 16}
+# The most terms of an elementwise sum, up to FEW_CHANNELS; up to twice as many; and up to four times as many, on a line and elsewhere.
+MOST_TERMS, MANY_TERMS, FEW_TERMS_OF_A_LINE, FEW_TERMS = 1024, 128, 16, 64
+# The most elements of x and w that such a sum of more than FEW_CHANNELS may read for a row of outputs.
+CACHED = 55_000
+# With more filters than this for one channel, lax is as fast beyond MANY_TERMS.
+MOST_FILTERS_OF_A_CHANNEL = 4
 # Along one axis, up to this many taps lax's grouped fprop is as fast as a loop.
 FEW_TAPS = 32
 # Up to this C·K a single tap is no faster in a loop.
 SMALL_MATRIX = 4096
 # In wgrad of single images along two axes, a step of the loop is slow up to this K.
-FEW_OUTPUTS = 16
-# In fprop with three axes, lax's batch groups are fast up to this K; and sums of many taps of one channel, with two axes or three.
-FEWEST_OUTPUTS = 4
+SLOW_OUTPUTS = 16
+# Up to this K and B, lax's batch groups are fast in fprop with three axes.
+FILTERS_OF_BATCH_GROUPS, MOST_BATCH_GROUPS = 4, 8
 # From this many taps per position of a 3-D input on, XLA's exchanged convolution beats phases that are one convolution.
 FAR_LARGER = 8
 # Up to this C·K and this many terms, XLA's GPU compiler fuses padding, elementwise sum and the operations after it into one kernel.

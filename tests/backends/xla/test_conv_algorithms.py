@@ -101,6 +101,7 @@ GEOMETRIES = {
     "causal": window((11,), (4,), padding=((3, 0),)),
     "long": window((150,), (3,), padding=((1, 1),)),
     "scalar": window((), ()),
+    "four axes": window((3, 2, 3, 2), (2, 2, 1, 2)),
     "volume": window((4, 3, 5), (2, 3, 2), stride=(1, 2, 1), padding=((1, 0), (1, 1), (0, 1)), input_dilation=(1, 1, 2)),
 }
 SIZES = {
@@ -215,12 +216,15 @@ PLANS = [
     ("shifts", "y", labels(G=3, C=8, K=8), window((9,), (3,), padding=((1, 2),)), False),
     ("shifts", "y", labels(B=2, G=4), window((9, 9), (4, 4), padding=((1, 2), (3, 0))), False),
     ("shifts", "y", labels(B=2, N=2, G=4), window((3, 2), (3, 3), padding=((4, 5), (3, 4))), False),  # an image at a time
-    ("shifts", "y", labels(G=3), window((9, 9), (12, 12), padding=((6, 6), (5, 6))), False),  # a row of the filter at a time
+    ("shifts", "y", labels(G=3), window((9, 9), (12, 12), padding=((6, 6), (5, 6))), False),  # two rows of the filter at a time
     ("shifts", "y", labels(G=16, C=2), window((80,), (66,), padding=((9, 0),), stride=(2,)), False),  # 11 taps at a time
     ("shifts", "y", labels(B=2, N=1, G=3), window((70,), (68,), filter_dilation=(1,)), False),  # 17 taps at a time
     ("shifts", "x", labels(G=4, K=6), window((6, 7), (5, 7), padding=((2, 2), (3, 3))), False),  # a row of the filter, of more channels
     ("shifts", "y", labels(G=8, C=5), window((60,), (31,), padding=((30, 0),)), False),  # 5 times 6 taps, and one
-    ("shifts", "y", labels(B=2, G=3, K=2), window((70, 3), (67, 1)), False),  # twice 32 taps, and 3
+    ("shifts", "y", labels(B=2, G=3, K=2), window((99,), (67,), stride=(3,)), False),  # twice 32 taps, and 3
+    ("shifts", "y", labels(G=4, C=2), window((99,), (47,), filter_dilation=(2,), stride=(2,)), False),  # twice 16 taps, and 15
+    ("loop", "y", labels(G=64, C=8, K=8), window((3, 56), (3, 3)), False),  # more than a cache holds
+    ("lax", "y", labels(B=9, C=40, K=3), window((5, 6, 7), (2, 3, 2)), False),  # many groups, each with the images of all
     ("lax", "y", labels(N=9, G=3, K=8), window((30, 30), (12, 11)), False),  # many taps of one channel
     ("loop", "x", labels(N=9, G=3, K=8), window((12, 12), (5, 5)), False),  # lanes would be few
     ("rows", "w", labels(B=2, G=5, C=2, K=4), SAME, False),
@@ -244,7 +248,8 @@ PLANS = [
     ("dots", "y", labels(B=2, N=9, C=2, K=4), window((), ()), False),
     ("dots", "w", labels(N=9, G=3, C=2, K=4), window((), ()), False),
     ("dots", "y", labels(B=2, C=9, K=15), window((6, 5), (1, 1), padding=((1, 0), (0, 2))), False),
-    ("dots", "w", labels(G=2, C=9, K=15), window((6, 5), (1, 1), stride=(2, 1), padding=((1, 0), (0, -1))), False),
+    ("dots", "w", labels(G=2, C=9, K=15), window((6, 5), (1, 1), stride=(2, 1), padding=((0, 0), (0, -1))), False),
+    ("lax", "w", labels(G=2, C=9, K=15), window((6, 5), (1, 1), padding=((1, 0), (0, 0))), False),  # an infinity beside the image
     ("lax", "x", labels(N=9, G=3, C=2, K=4), window((), ()), False),  # copies would be larger than the filter
     ("lax", "y", labels(N=40, G=2, C=16, K=16), window((9,), (1,)), False),
     ("lax", "y", labels(G=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
@@ -462,6 +467,7 @@ INFINITE = {
     "4 groups": ((1, 8, 8, 32), (3, 3, 8, 32), 4),
     "depthwise 13x13": ((1, 14, 14, 16), (13, 13, 1, 16), 16),
     "32 groups": ((1, 6, 6, 128), (3, 3, 4, 128), 32),
+    "a loop": ((1, 8, 8, 48), (3, 3, 12, 48), 4),
 }
 
 
@@ -483,6 +489,28 @@ def test_an_infinity_stays_in_its_group(name):
         infinite = ~np.isfinite(np.asarray(result)[0])
         np.testing.assert_array_equal(infinite.any(-1), reached)
         np.testing.assert_array_equal(infinite[5, 5].nonzero()[0], np.arange(per_group))
+
+
+BESIDE = {
+    "a loop": ((3, 12, 13, 18), (3, 3, 9, 80), 2, 2),
+    "one tap": ((2, 6, 5, 18), (1, 1, 9, 30), 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_infinity_beside_the_image_reaches_the_taps_that_meet_it(name):
+    """The gradient of the filter, with an infinite cotangent at a corner that lies in the padding: as lax's."""
+    x, w, padding, groups = BESIDE[name]
+
+    def gradient(conv):
+        def case(w):
+            return conv(jnp.ones(x), w, (1, 1), [(padding, padding)] * 2, dimension_numbers=NHWC, feature_group_count=groups)
+
+        y, pullback = jax.vjp(case, jnp.ones(w))
+        return np.asarray(pullback(jnp.ones_like(y).at[0, 0, 0, 0].set(jnp.inf))[0])
+
+    ours, theirs = gradient(jaxext.conv_general_dilated), gradient(jax.lax.conv_general_dilated)
+    np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))
 
 
 def equations(jaxpr):
@@ -516,7 +544,7 @@ def grouped(open, sizes, geometry, partitioned):
 def test_a_partitioned_convolution_is_never_grouped():
     for open, sizes, geometry in itertools.product("yxw", SIZES.values(), map(GEOMETRIES.get, ("causal", "everything"))):
         assert not grouped(open, sizes, geometry, partitioned=True)
-    assert grouped("y", PLANS[4][2], PLANS[4][3], partitioned=False), "the check can fail"
+    assert grouped("y", labels(N=8, G=2, C=16, K=16), window((9, 9), (1, 1)), partitioned=False), "the check can fail"
 
 
 # XLA refuses every shard_map of empty arrays alone, as the operands of "zeros" are here.
