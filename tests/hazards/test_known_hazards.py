@@ -279,10 +279,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
         [loss(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, struct(3, 3, 1, 16))],
         [loss(conv, IMAGES, FILTER), loss(lambda x, w: conv(x, w, feature_group_count=1), struct(4, 32, 32, 1), struct(3, 3, 1, 16))],
     ),
-    "gradients of each example": (
-        [Program(PER_EXAMPLE, (struct(3, 3, 16, 32), IMAGES))],
-        [Program(gradient(), (FILTER, IMAGES)), Program(PER_EXAMPLE, (FILTER, IMAGES))],  # with 16 outputs nothing is faster
-    ),
+    "gradients of each example": ([Program(PER_EXAMPLE, (struct(3, 3, 16, 16), IMAGES))], [Program(gradient(), (FILTER, IMAGES))]),
     "batched filters": (
         [Program(jax.vmap(conv), (struct(4, 2, 16, 16, 16), struct(4, 3, 3, 16, 16)))],
         [Program(jax.vmap(conv, (0, None)), (struct(4, 2, 16, 16, 16), FILTER))],

@@ -69,7 +69,7 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
         a, b = a.astype(acc), b.astype(acc)  # XLA would convert a bfloat16 result in every step, and has no code for some dots of it
     if name == "loop":
         if open == "w" and platform == "cpu" and a.shape[-2] == 1:  # in groups, an infinity must not meet the padding
-            a, window = conv_phases.larger_than_output(a, window)
+            a, window = (conv_phases.padded_apart if a.shape[1] == 1 else conv_phases.larger_than_output)(a, window)
         loop = {"y": rewrites.loop_fprop, "w": rewrites.loop_wgrad}[open]
         return loop(a, b, window, precision=precision, preferred=_preferred(a.dtype, dtype))
     if name == "shifts":

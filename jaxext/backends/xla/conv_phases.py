@@ -123,9 +123,17 @@ def _slices(ranges):
 def larger_than_output(x, window: Window):
     """x, padded if it is smaller than the output, which is the filter of wgrad's convolution.
 
-    XLA would exchange the two, and its CPU backend has no fast convolution for the result.  The barrier keeps the padding apart.
+    XLA would exchange the two, and its CPU backend has no fast convolution for the result.
     """
-    if max(window.input_dilation, default=1) > 1 or math.prod(window.output) <= math.prod(window.input):
+    return padded_apart(x, window) if math.prod(window.output) > math.prod(window.input) else (x, window)
+
+
+def padded_apart(x, window: Window):
+    """x, padded, and the window that is left, if no input is dilated.  The barrier keeps the padding out of the convolution.
+
+    XLA's CPU backend is slow at padding images of a single channel, which one image is in wgrad.
+    """
+    if max(window.input_dilation, default=1) > 1 or {(0, 0)} >= {*window.padding}:
         return x, window
     x = lax.optimization_barrier(rewrites.padded(x, window))
     return x, dataclasses.replace(window, input=x.shape[2:-2], padding=((0, 0),) * window.rank)

@@ -150,8 +150,6 @@ def _plan_of_wgrad(sizes, window, grouped):
         return "dots"
     if window.rank == 3 and (G == 1 or C * K <= 2 * FEW_CHANNELS):
         return grouped
-    if N == G == 1 and window.rank == 2 and K <= SLOW_OUTPUTS:
-        return grouped  # the one image is the only channel of the loop's convolution, which is slow with few outputs
     # With groups lax takes 2 ns per multiply-add, and multiplies each group with all others.
     return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else grouped
 
@@ -239,8 +237,6 @@ MOST_FILTERS_OF_A_CHANNEL = 4
 FEW_TAPS = 32
 # Up to this C·K a single tap is no faster in a loop.
 SMALL_MATRIX = 4096
-# In wgrad of single images along two axes, a step of the loop is slow up to this K.
-SLOW_OUTPUTS = 16
 # Up to this K and B, lax's batch groups are fast in fprop with three axes.
 FILTERS_OF_BATCH_GROUPS, MOST_BATCH_GROUPS = 4, 8
 # From this many taps per position of a 3-D input on, XLA's exchanged convolution beats phases that are one convolution.

@@ -175,7 +175,7 @@ PLANS = [
     ("lax", "y", labels(N=40, G=2, C=12, K=7), window((40,), (4,)), False),  # few lanes
     ("lax", "x", labels(N=40, G=4, C=10, K=8), window((40,), (4,)), False),  # many terms along one axis
     ("lax", "y", labels(N=8, G=2, C=16, K=16), window((9, 9), (1, 1)), False),  # small matrices
-    ("lax", "w", labels(B=2, N=1, C=48, K=16), window((40, 30), (3, 3)), False),  # one image, few outputs
+    ("loop", "w", labels(B=2, N=1, C=9, K=16), window((40, 30), (3, 3), padding=((1, 1), (0, 2))), False),  # padded apart
     ("lax", "x", labels(N=1, C=2, K=5), window((8, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # far more taps than positions
     ("lax", "y", labels(C=3, K=4), TRANSPOSED, False),
     ("lax", "x", labels(C=3, K=4), STRIDED, False),
