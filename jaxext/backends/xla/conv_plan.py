@@ -148,7 +148,7 @@ def _plan_of_wgrad(sizes, window, grouped):
     inside = {(0, 0)} >= {*window.padding}  # an infinity times the zeros of a border would be NaN
     if math.prod(window.filter) == max(window.input_dilation) == 1 and inside:
         return "dots"
-    if window.rank == 3 and (G == 1 or C * K <= 2 * FEW_CHANNELS):
+    if window.rank == 3 and B == 1 and C * K <= 2 * FEW_CHANNELS and math.prod(window.output) <= SMALL_IMAGE:
         return grouped
     # With groups lax takes 2 ns per multiply-add, and multiplies each group with all others.
     return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else grouped
@@ -237,6 +237,8 @@ MOST_FILTERS_OF_A_CHANNEL = 4
 FEW_TAPS = 32
 # Up to this C·K a single tap is no faster in a loop.
 SMALL_MATRIX = 4096
+# In wgrad of few channels with three axes, up to this many outputs lax is faster than a loop.
+SMALL_IMAGE = 1000
 # Up to this K and B, lax's batch groups are fast in fprop with three axes.
 FILTERS_OF_BATCH_GROUPS, MOST_BATCH_GROUPS = 4, 8
 # From this many taps per position of a 3-D input on, XLA's exchanged convolution beats phases that are one convolution.

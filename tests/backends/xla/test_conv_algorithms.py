@@ -241,6 +241,8 @@ PLANS = [
     ("loop", "w", labels(N=3, G=2, C=9, K=40), window((12, 13), (3, 3), padding=((2, 2), (2, 2))), False),  # the output is the larger
     ("loop", "w", labels(G=29, C=48, K=48), window((6,), (2,)), False),
     ("loop", "w", labels(B=2, C=48, K=16), window((16, 12), (3, 3), stride=(2, 1), padding=((1, 0), (1, 1))), False),
+    ("loop", "w", labels(B=8, N=1, G=2, C=6, K=8), window((8, 7, 8), (2, 2, 4)), False),
+    ("loop", "w", labels(N=1, G=3, K=8), window((20, 20, 20), (5, 2, 1), padding=((0, 0), (0, 1), (1, 0))), False),
     ("zeros", "y", labels(N=0, C=3, K=4), SAME, False),
     ("zeros", "w", labels(N=0, C=3, K=4), SAME, False),
     ("zeros", "y", labels(C=3, K=4), window((3, 4), (2, 2), padding=((-1, -2), (5, 5))), False),  # a crop that leaves nothing
