@@ -75,10 +75,15 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
         return _plan_of_wgrad(sizes, window, grouped)
     if _few_channels(sizes, window, dtype):
         return "shifts"
-    if math.prod(window.filter) == max(window.input_dilation, default=1) == 1 and (B > 1 or not window.rank):
+    if _has_single_tap(window) and (B > 1 or not window.rank):
         copied, weights = _copied_and_weights(sizes, window)
         return grouped if B == 1 and copied > weights else "dots"
     return "loop" if _loops(dgrad, sizes, window) else grouped
+
+
+def _has_single_tap(window):
+    """Whether it is a product of matrices, without zeros between its inputs."""
+    return math.prod(window.filter) == max(window.input_dilation, default=1) == 1
 
 
 def _few_channels(sizes, window, dtype):
@@ -89,17 +94,19 @@ def _few_channels(sizes, window, dtype):
         return False
     if G > 1 and C * K <= FEW_CHANNELS:
         return terms <= (MANY_TERMS if _of_one_channel(sizes, window) else MOST_TERMS)
-    if max(window.input_dilation) > 1 or lax_is_fast and (G * K < FEW_LANES or window.stride[0] > 1):
-        return False  # zeros too would be terms
-    rows = window.filter[0] * math.prod(window.input[1:]) * G * C  # elements of x for a row of outputs
-    if not jnp.issubdtype(dtype, jnp.floating) or rows + G * K * terms > CACHED or C == 1 and K > FEW_CHANNELS:
+    if max(window.input_dilation) > 1:  # zeros too would be terms
+        return False
+    if lax_is_fast and (G * K < FEW_LANES or window.stride[0] > 1) or C == 1 and K > FEW_CHANNELS:
+        return False
+    read = window.filter[0] * math.prod(window.input[1:]) * G * C + G * K * terms  # elements of x and w for a row of outputs
+    if read > CACHED or not jnp.issubdtype(dtype, jnp.floating):
         return False
     most = FEW_TERMS_OF_A_LINE if lax_is_fast else FEW_TERMS
     return C * K <= 2 * FEW_CHANNELS and terms <= MANY_TERMS or C * K <= 4 * FEW_CHANNELS and terms <= most
 
 
 def _of_one_channel(sizes, window):
-    """Whether each channel has several outputs, and the images two axes or three: nothing is faster than lax then at many taps."""
+    """Whether each channel has several filters along two axes or more: a loop is slower than lax then, and so is a sum of many terms."""
     return sizes["C"] == 1 and MOST_FILTERS_OF_A_CHANNEL < sizes["K"] <= FEW_CHANNELS and window.rank > 1
 
 
@@ -146,7 +153,7 @@ def _plan_of_wgrad(sizes, window, grouped):
         if C * K == 1:
             return grouped
     inside = {(0, 0)} >= {*window.padding}  # an infinity times the zeros of a border would be NaN
-    if math.prod(window.filter) == max(window.input_dilation) == 1 and inside:
+    if _has_single_tap(window) and inside:
         return "dots"
     if window.rank == 3 and B == 1 and C * K <= 2 * FEW_CHANNELS and math.prod(window.output) <= SMALL_IMAGE:
         return grouped
