@@ -50,9 +50,11 @@ def wgrad(channels=512):
     """The gradient of a depthwise filter, which takes some 50 µs on an H100, as a function of x and the cotangent, and these two."""
 
     def gradient(x, y):
-        how = dict(dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=channels)
-        w = jnp.zeros((3, 3, 1, channels), x.dtype)
-        return jax.linear_transpose(lambda w: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", **how), w)(y)
+        def conv(w):
+            numbers = ("NHWC", "HWIO", "NHWC")
+            return jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=channels)
+
+        return jax.linear_transpose(conv, jnp.zeros((3, 3, 1, channels), x.dtype))(y)
 
     return gradient, struct(64, 56, 56, channels, dtype=jnp.bfloat16), struct(64, 56, 56, channels, dtype=jnp.bfloat16)
 
@@ -161,6 +163,7 @@ def least(fun, *arrays):
     """Seconds, by the model of an H100 or H200."""
     call, _ = choice(fun, *arrays)
     plan = TritonMatmul().planned(call)
+    assert isinstance(plan, kernel.KernelPlan)
     return kernel.least_seconds(call, plan.problem, "ieee")
 
 
@@ -176,8 +179,10 @@ def test_measured_kernels_count_as_verified(monkeypatch):
     """`tune` compares results with float64."""
 
     def measured(call, used=None):
-        config = dataclasses.asdict(TritonConv().planned(call).configs[0])
-        return [Measurement("xla", {"algorithm": "lax"}, (2.0,) * 3, 0.0), Measurement("triton", config, (1.0,) * 3, 0.0)]
+        plan = TritonConv().planned(call)
+        assert isinstance(plan, kernel.KernelPlan)
+        ours = Measurement("triton", dataclasses.asdict(plan.configs[0]), (1.0, 1.0, 1.0), 0.0)
+        return [Measurement("xla", {"algorithm": "lax"}, (2.0, 2.0, 2.0), 0.0), ours]
 
     monkeypatch.setattr(in_force, "measured", measured)
     assert taken() == "triton"
