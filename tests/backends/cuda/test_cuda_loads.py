@@ -40,10 +40,10 @@ def test_a_kernel_is_loaded_once_on_each_device(family, first):
 def test_two_blocks_of_few_rows_share_a_multiprocessor():
     """Those kernels of products with integers whose registers allow it."""
     found = {}
-    for case in (case for row in WEIGHT_ONLYS for case in some_weight_onlys(row, 30)):
+    for row, case in ((each, case) for each in WEIGHT_ONLYS for case in some_weight_onlys(each, 30)):
         status, (launch,) = ask(case)
         assert status == OK
-        found.setdefault((case["problem"][-1], launch["carveout"]), set()).add(launch["kernel"])
+        found.setdefault((row["bits"], launch["carveout"]), set()).add(launch["kernel"])
     kernels = {key: len(names) for key, names in found.items()}
     assert kernels == {(4, -1): 6, (4, 25): 2, (8, -1): 6, (8, 25): 2}
 
