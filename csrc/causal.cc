@@ -10,7 +10,7 @@ bool IsAligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uin
 
 template <typename T>
 cudaError_t Launch(CausalRole role, const causal::Plan& plan, const CausalOperands& operands, const CausalResults& results,
-                   cudaStream_t stream) {
+                   LaunchStream stream) {
   return role == CausalRole::kForward ? causal::LaunchForward<T>(plan, operands, results, stream)
                                       : causal::LaunchBackward<T>(plan, operands, results, stream);
 }
@@ -18,7 +18,7 @@ cudaError_t Launch(CausalRole role, const causal::Plan& plan, const CausalOperan
 }  // namespace
 
 Status Causal(CausalRole role, const CausalProblem& problem, const CausalConfig& config, const CausalOperands& operands,
-              const CausalResults& results, cudaStream_t stream) {
+              const CausalResults& results, LaunchStream stream) {
   const void* const of_dtype[] = {operands.x, operands.initial_states, operands.d_y, results.first, results.d_initial_states};
   bool vectors = true,
        elements = IsAligned(operands.weight, Bytes(operands.of_weight)) && IsAligned(operands.bias, Bytes(operands.of_bias));

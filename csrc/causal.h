@@ -18,8 +18,6 @@
 #include "problem.h"
 #include "status.h"
 
-struct CUstream_st;  // cudaStream_t is a pointer to it
-
 namespace jaxext {
 
 enum class CausalRole { kForward, kBackward };
@@ -53,6 +51,6 @@ struct CausalResults {
 };
 
 Status Causal(CausalRole role, const CausalProblem& problem, const CausalConfig& config, const CausalOperands& operands,
-              const CausalResults& results, CUstream_st* stream);
+              const CausalResults& results, LaunchStream stream);
 
 }  // namespace jaxext

@@ -2,7 +2,7 @@
 
 namespace jaxext::causal {
 
-template cudaError_t LaunchForward<float>(const Plan&, const CausalOperands&, const CausalResults&, cudaStream_t);
-template cudaError_t LaunchBackward<float>(const Plan&, const CausalOperands&, const CausalResults&, cudaStream_t);
+template cudaError_t LaunchForward<float>(const Plan&, const CausalOperands&, const CausalResults&, LaunchStream);
+template cudaError_t LaunchBackward<float>(const Plan&, const CausalOperands&, const CausalResults&, LaunchStream);
 
 }  // namespace jaxext::causal

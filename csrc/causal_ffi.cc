@@ -104,7 +104,7 @@ Status ResultsOf(const CausalAttributes& a, bool backward, Dtype dtype, ffi::Rem
 }
 
 template <CausalRole kRole>
-ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::RemainingArgs more, ffi::RemainingRets rets,
+ffi::Error Call(LaunchStream stream, ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::RemainingArgs more, ffi::RemainingRets rets,
                 CausalAttributes a) {
   constexpr bool kBackward = kRole == CausalRole::kBackward;
   CausalOperands operands = {};
@@ -132,8 +132,8 @@ auto Bind() {
 }  // namespace
 
 std::vector<Target> CausalTargets() {
-  return {{"jaxext_causal_conv1d_v1", &Handle<&Bind, &Call<CausalRole::kForward>>},
-          {"jaxext_causal_conv1d_backward_v1", &Handle<&Bind, &Call<CausalRole::kBackward>>}};
+  return {{"jaxext_causal_conv1d_v1", kHandlers<&Bind, &Call<CausalRole::kForward>>},
+          {"jaxext_causal_conv1d_backward_v1", kHandlers<&Bind, &Call<CausalRole::kBackward>>}};
 }
 
 }  // namespace jaxext

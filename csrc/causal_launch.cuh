@@ -26,7 +26,7 @@ inline dim3 GridOf(const Plan& plan) { return {static_cast<unsigned>(plan.grid),
 inline dim3 BlockOf(const Plan& plan) { return {static_cast<unsigned>(plan.lanes), static_cast<unsigned>(kThreads / plan.lanes), 1}; }
 
 template <typename T>
-cudaError_t LaunchForward(const Plan& plan, const CausalOperands& operands, const CausalResults& results, cudaStream_t stream) {
+cudaError_t LaunchForward(const Plan& plan, const CausalOperands& operands, const CausalResults& results, LaunchStream stream) {
   constexpr int kVector = kVectorBytes / sizeof(T);
   void (*kernel)(Params, Arrays<T>, T*) = CausalForward<T, 1, Kind::kMany>;
   if (plan.vector > 1) {
@@ -39,7 +39,7 @@ cudaError_t LaunchForward(const Plan& plan, const CausalOperands& operands, cons
 }
 
 template <typename T>
-cudaError_t LaunchBackward(const Plan& plan, const CausalOperands& operands, const CausalResults& results, cudaStream_t stream) {
+cudaError_t LaunchBackward(const Plan& plan, const CausalOperands& operands, const CausalResults& results, LaunchStream stream) {
   constexpr int kVector = kVectorBytes / sizeof(T);
   void (*kernel)(Params, Arrays<T>, T*, float*, T*) = CausalBackward<T, 1, kMoreTaps, false>;
   if (plan.vector > 1) {

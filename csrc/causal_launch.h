@@ -11,8 +11,8 @@ namespace jaxext::causal {
 
 // Launch what is planned for x of T.
 template <typename T>
-cudaError_t LaunchForward(const Plan& plan, const CausalOperands& operands, const CausalResults& results, cudaStream_t stream);
+cudaError_t LaunchForward(const Plan& plan, const CausalOperands& operands, const CausalResults& results, LaunchStream stream);
 template <typename T>
-cudaError_t LaunchBackward(const Plan& plan, const CausalOperands& operands, const CausalResults& results, cudaStream_t stream);
+cudaError_t LaunchBackward(const Plan& plan, const CausalOperands& operands, const CausalResults& results, LaunchStream stream);
 
 }  // namespace jaxext::causal

@@ -35,7 +35,7 @@ const std::vector<ConvKernel>& ConvKernels() {
 }
 
 Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result, const void* first,
-            const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream) {
+            const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   if (epilogue != nullptr && role != ConvRole::kFprop) return Invalid("conv: an epilogue of another role, want fprop");
   if (const Reason reason = ConvRefuses(role, rank, problem, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("conv: " + *reason);

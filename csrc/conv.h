@@ -22,7 +22,7 @@ struct ConvKernel {
   int parts;  // most of a launch
   int shared_bytes;
   Status (*launch)(const ConvProblem&, const std::vector<ConvPart>&, Dtype result, const void* first, const void* second, void* out,
-                   const Epilogue* epilogue, cudaStream_t);
+                   const Epilogue* epilogue, LaunchStream);
 };
 
 // Every kernel that was compiled, in no particular order.
@@ -32,7 +32,7 @@ const std::vector<ConvKernel>& ConvKernels();
 // there are so many partial results, float32, along a leading axis, for the caller to add up.  Fprop may have an epilogue; its bias is
 // [B,G,K].
 Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result, const void* first,
-            const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream);
+            const void* second, void* out, const Epilogue* epilogue, LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<ConvKernel> Conv1dFprop();

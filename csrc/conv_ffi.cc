@@ -26,7 +26,7 @@ namespace {
 ConvConfig ConfigOf(const ConvCallAttributes& a) { return {a.tile_m, a.tile_n, a.cluster, a.splits}; }
 
 template <int kRank, ConvRole kRole>
-ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, ConvCallAttributes attributes) {
+ffi::Error Call(LaunchStream stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, ConvCallAttributes attributes) {
   ConvProblem problem;
   Dtype operands, result;
   if (Status s = ProblemOf(attributes, &problem); !s.ok()) return ToError(s);
@@ -36,7 +36,7 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second
 }
 
 template <int kRank>
-ffi::Error CallBiasAct(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::RemainingArgs operands, Result out,
+ffi::Error CallBiasAct(LaunchStream stream, ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::RemainingArgs operands, Result out,
                        ffi::RemainingRets results, ConvBiasActAttributes attributes) {
   ConvProblem problem;
   Dtype dtype, result;
@@ -51,15 +51,15 @@ ffi::Error CallBiasAct(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer
 }
 
 template <int kRank, ConvRole kRole>
-constexpr auto kHandle = &Handle<&Binding<ConvCallAttributes>, &Call<kRank, kRole>>;
+constexpr Handlers kHandlersOf = kHandlers<&Binding<ConvCallAttributes>, &Call<kRank, kRole>>;
 
 template <int kRank>
 void AddTargets(std::vector<Target>* targets) {
   const std::string stem = "jaxext_conv" + std::to_string(kRank) + "d_";
-  targets->push_back({stem + "fprop_v1", kHandle<kRank, ConvRole::kFprop>});
-  targets->push_back({stem + "dgrad_v1", kHandle<kRank, ConvRole::kDgrad>});
-  targets->push_back({stem + "wgrad_v1", kHandle<kRank, ConvRole::kWgrad>});
-  targets->push_back({stem + "bias_act_v1", &Handle<&EpilogueBinding<ConvBiasActAttributes>, &CallBiasAct<kRank>>});
+  targets->push_back({stem + "fprop_v1", kHandlersOf<kRank, ConvRole::kFprop>});
+  targets->push_back({stem + "dgrad_v1", kHandlersOf<kRank, ConvRole::kDgrad>});
+  targets->push_back({stem + "wgrad_v1", kHandlersOf<kRank, ConvRole::kWgrad>});
+  targets->push_back({stem + "bias_act_v1", kHandlers<&EpilogueBinding<ConvBiasActAttributes>, &CallBiasAct<kRank>>});
 }
 
 }  // namespace

@@ -29,10 +29,16 @@
 
 namespace jaxext::sm90 {
 
+// Bytes that the parameters of a launch take at most.  With 4096, CUDA's limit before 12.1, no TMA descriptor lies further behind in them:
+// convolutions of several parts then take more launches, of four parts each.
+#ifndef JAXEXT_PARAMETER_BYTES
+#define JAXEXT_PARAMETER_BYTES 32764
+#endif
+
 template <class Kernel, int kParts>
 struct ConvParts {
   typename Kernel::Params part[kParts];
-  static_assert(sizeof(part) <= 32764, "what CUDA lets a kernel's parameters be");
+  static_assert(sizeof(part) <= JAXEXT_PARAMETER_BYTES);
 };
 
 // TMA descriptors are read where the kernel's parameters lie, hence __grid_constant__.
@@ -49,9 +55,6 @@ struct Convolution {
   static constexpr bool kFuses = kRole == ConvRole::kFprop;
   static constexpr bool kPhases = kRole == ConvRole::kDgrad;
   static constexpr int kTileK = 64;  // 128 bytes, the widest swizzle
-  // The most parts of a launch.  A split wgrad has many.  Others have several only with groups, a batch label or the phases of strides;
-  // otherwise the space is copied unused.
-  static constexpr int kParts = kWgrad ? 30 : 8;
 
   static constexpr auto kOperator = kRole == ConvRole::kFprop   ? cutlass::conv::Operator::kFprop
                                     : kRole == ConvRole::kDgrad ? cutlass::conv::Operator::kDgrad
@@ -66,6 +69,7 @@ struct Convolution {
 
   static constexpr int kWarpGroups = kTileM * kTileN > 128 * 128 ? 2 : 1;  // that multiply, with 128 sums in a thread
   static constexpr int kConsumers = 128 * kWarpGroups;
+  static constexpr int kLoad = 40, kMultiply = 232;  // registers of their threads, if there are two
 
   // CUTLASS builds it for one warp group; two take turns with 64 rows.
   using Built = typename cutlass::conv::collective::CollectiveBuilder<
@@ -112,7 +116,7 @@ struct Convolution {
       const auto& of_a = cute::get<0>(loads);
       const int steps = cute::size<3>(of_a);
       if (warp_group == 0) {
-        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_dealloc<40>();
+        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_dealloc<kLoad>();
         if (warp != 0) return;
         auto state = cutlass::make_producer_start_state<Pipeline>();
         const auto tile = cute::make_coord(cute::idx2crd(int(blockIdx.x), cute::shape<2>(of_a)),
@@ -122,7 +126,7 @@ struct Convolution {
         state.advance(steps);
         mainloop.load_tail(pipeline, state);  // blocks of a cluster end together
       } else {
-        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_alloc<232>();
+        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_alloc<kMultiply>();
         const int thread = threadIdx.x - 128;
         auto sums = cute::partition_fragment_C(typename Mainloop::TiledMma{}, cute::take<0, 2>(Tile{}));
         typename Mainloop::PipelineState state;
@@ -132,6 +136,13 @@ struct Convolution {
       }
     }
   };
+
+  // The most parts of a launch.  A split wgrad has many.  Others have several only with groups, a batch label or the phases of strides;
+  // otherwise the space is copied unused.
+  static constexpr int kParts = std::min<int>(kWgrad ? 30 : 8, JAXEXT_PARAMETER_BYTES / sizeof(typename Kernel::Params));
+  static constexpr int kRegisters = kWarpGroups == 2 ? kLoad + 2 * kMultiply : 0;
+  static constexpr int kSharedBytes =
+      BlockBudget<Kernel::MaxThreadsPerBlock, kBlocks, sizeof(typename Kernel::SharedStorage), kRegisters>::kSharedBytes;
 
   // [N, spatial axes, channels], of which the last `kRank` spatial axes are real.
   static typename Shape::TensorExtent Sizes(int64_t outer, const std::array<int64_t, 3>& axes, int64_t inner) {
@@ -238,9 +249,10 @@ struct Convolution {
   }
 
   static Status Launch(const ConvProblem& problem, const std::vector<ConvPart>& parts, Dtype result, const void* first, const void* second,
-                       void* out, const Epilogue* epilogue, cudaStream_t stream) {
+                       void* out, const Epilogue* epilogue, LaunchStream stream) {
+    constexpr auto kKernel = ConvKernelOf<Kernel, kParts, kBlocks>;
     Device device;
-    if (Status s = CurrentDevice("conv", &device); !s.ok()) return s;
+    if (Status s = Prepare("conv", kKernel, kSharedBytes, kBlocks, &device); !s.ok() || !stream) return s;
     for (size_t begin = 0; begin < parts.size(); begin += kParts) {
       const int count = static_cast<int>(std::min<size_t>(kParts, parts.size() - begin));
       ForgetDescriptors();
@@ -252,17 +264,15 @@ struct Convolution {
       for (int i = 0; i < count; ++i) rows = std::max(rows, params.part[i].store.rows);
       const int columns = cute::ceil_div(params.part[0].store.columns, kTileN) * params.part[0].store.taps;
       const dim3 grid(cute::round_up(cute::ceil_div(rows, kTileM), kClusterM), cute::round_up(columns, kClusterN), count);
-      const Status launched =
-          sm90::Launch("conv", ConvKernelOf<Kernel, kParts, kBlocks>, params, grid, dim3(Kernel::MaxThreadsPerBlock, 1, 1),
-                       dim3(kClusterM, kClusterN, 1), sizeof(typename Kernel::SharedStorage), stream);
+      const Status launched = sm90::Launch("conv", kKernel, params, grid, dim3(Kernel::MaxThreadsPerBlock, 1, 1),
+                                           dim3(kClusterM, kClusterN, 1), kSharedBytes, *stream);
       if (!launched.ok()) return launched;
     }
     return {};
   }
 
   static ConvKernel Entry(Dtype operands) {
-    constexpr int kShared = sizeof(typename Kernel::SharedStorage);
-    return {kRole, kRank, operands, {kTileM, kTileN, kCluster, 1}, kTileK, kStages, kParts, kShared, &Launch};
+    return {kRole, kRank, operands, {kTileM, kTileN, kCluster, 1}, kTileK, kStages, kParts, kSharedBytes, &Launch};
   }
 };
 

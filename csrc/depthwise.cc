@@ -18,7 +18,7 @@ bool IsAligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uin
 // Of a dtype that tensor cores take.
 template <typename T>
 cudaError_t LaunchShort(const Plan& plan, bool wgrad, const void* first, const void* second, void* third, const Epilogue* epilogue,
-                        cudaStream_t stream) {
+                        LaunchStream stream) {
   if (wgrad) return LaunchWgrad<T>(plan, first, second, third, stream);
   return plan.rows > 0 ? LaunchMma<T>(plan, first, second, third, epilogue, stream)
                        : LaunchGather<T>(plan, first, second, third, epilogue, stream);
@@ -26,7 +26,7 @@ cudaError_t LaunchShort(const Plan& plan, bool wgrad, const void* first, const v
 
 // `first` and `second` in the order of the kernel's pointers.
 Status Launch(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* first,
-              const void* second, void* third, const Epilogue* epilogue, cudaStream_t stream) {
+              const void* second, void* third, const Epilogue* epilogue, LaunchStream stream) {
   // The filter is read, and written, element by element.
   const bool wgrad = role == ConvRole::kWgrad;
   const Epilogue none, &added = epilogue != nullptr ? *epilogue : none;
@@ -61,7 +61,7 @@ Status Launch(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& 
 }  // namespace
 
 Status Depthwise(ConvRole role, const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* first,
-                 const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream) {
+                 const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   if (epilogue != nullptr && role != ConvRole::kFprop) return Invalid("depthwise: an epilogue of another role, want fprop");
   const bool dgrad = role == ConvRole::kDgrad;  // of (w, y) its kernel has the source y first
   return Launch(problem, role, config, dtype, result, dgrad ? second : first, dgrad ? first : second, out, epilogue, stream);

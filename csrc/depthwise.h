@@ -14,8 +14,6 @@
 #include "problem.h"
 #include "status.h"
 
-struct CUstream_st;  // cudaStream_t is a pointer to it
-
 namespace jaxext {
 
 // How; by the same names as in jaxext/backends/cuda/cuda_depthwise.py.
@@ -30,6 +28,6 @@ struct DepthwiseConfig {
 // The result of `role`, of operands in the order of slots (x, w, y without the open one), both of `dtype`.  The result is of it too; of
 // wgrad it may be, and with splits > 1 it is, float32.  Fprop may have an epilogue; its bias is [B,G,K].
 Status Depthwise(ConvRole role, const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* first,
-                 const void* second, void* out, const Epilogue* epilogue, CUstream_st* stream);
+                 const void* second, void* out, const Epilogue* epilogue, LaunchStream stream);
 
 }  // namespace jaxext

@@ -2,7 +2,7 @@
 
 namespace jaxext::depthwise {
 
-template cudaError_t LaunchGather<__half>(const Plan&, const void*, const void*, void*, const Epilogue*, cudaStream_t);
-template cudaError_t LaunchWgrad<__half>(const Plan&, const void*, const void*, void*, cudaStream_t);
+template cudaError_t LaunchGather<__half>(const Plan&, const void*, const void*, void*, const Epilogue*, LaunchStream);
+template cudaError_t LaunchWgrad<__half>(const Plan&, const void*, const void*, void*, LaunchStream);
 
 }  // namespace jaxext::depthwise

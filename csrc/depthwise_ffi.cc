@@ -27,7 +27,7 @@ namespace {
 DepthwiseConfig ConfigOf(const DepthwiseAttributes& a) { return {a.lanes, a.strip, a.pieces, a.lines, a.splits}; }
 
 template <ConvRole kRole>
-ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, DepthwiseAttributes attributes) {
+ffi::Error Call(LaunchStream stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, DepthwiseAttributes attributes) {
   ConvProblem problem;
   Dtype operands, result;
   if (Status s = ProblemOf(attributes, &problem); !s.ok()) return ToError(s);
@@ -36,7 +36,7 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second
                            out->untyped_data(), /*epilogue=*/nullptr, stream));
 }
 
-ffi::Error CallBiasAct(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::RemainingArgs operands, Result out,
+ffi::Error CallBiasAct(LaunchStream stream, ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::RemainingArgs operands, Result out,
                        ffi::RemainingRets results, DepthwiseBiasActAttributes attributes) {
   ConvProblem problem;
   Dtype dtype, result;
@@ -51,7 +51,7 @@ ffi::Error CallBiasAct(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer
 }
 
 template <ConvRole kRole>
-constexpr auto kHandle = &Handle<&Binding<DepthwiseAttributes>, &Call<kRole>>;
+constexpr Handlers kHandlersOf = kHandlers<&Binding<DepthwiseAttributes>, &Call<kRole>>;
 
 }  // namespace
 
@@ -59,10 +59,10 @@ constexpr auto kHandle = &Handle<&Binding<DepthwiseAttributes>, &Call<kRole>>;
 std::vector<Target> DepthwiseTargets() {
   std::vector<Target> targets;
   for (const std::string rank : {"1", "2", "3"}) {
-    targets.push_back({"jaxext_depthwise" + rank + "d_fprop_v1", kHandle<ConvRole::kFprop>});
-    targets.push_back({"jaxext_depthwise" + rank + "d_dgrad_v1", kHandle<ConvRole::kDgrad>});
-    targets.push_back({"jaxext_depthwise" + rank + "d_wgrad_v1", kHandle<ConvRole::kWgrad>});
-    targets.push_back({"jaxext_depthwise" + rank + "d_bias_act_v1", &Handle<&EpilogueBinding<DepthwiseBiasActAttributes>, &CallBiasAct>});
+    targets.push_back({"jaxext_depthwise" + rank + "d_fprop_v1", kHandlersOf<ConvRole::kFprop>});
+    targets.push_back({"jaxext_depthwise" + rank + "d_dgrad_v1", kHandlersOf<ConvRole::kDgrad>});
+    targets.push_back({"jaxext_depthwise" + rank + "d_wgrad_v1", kHandlersOf<ConvRole::kWgrad>});
+    targets.push_back({"jaxext_depthwise" + rank + "d_bias_act_v1", kHandlers<&EpilogueBinding<DepthwiseBiasActAttributes>, &CallBiasAct>});
   }
   return targets;
 }

@@ -12,7 +12,7 @@
 namespace jaxext::depthwise {
 
 template <typename P, typename Kernel, typename... Arguments>
-cudaError_t Launch(const Plan& plan, int threads, const P& params, cudaStream_t stream, Kernel kernel, Arguments... arguments) {
+cudaError_t Launch(const Plan& plan, int threads, const P& params, LaunchStream stream, Kernel kernel, Arguments... arguments) {
   const dim3 grid = {static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]), static_cast<unsigned>(plan.grid[2])};
   const dim3 block = {static_cast<unsigned>(plan.lanes), static_cast<unsigned>(threads / plan.lanes), 1};
   return jaxext::Launch(grid, block, plan.shared_bytes, stream, kernel, params, arguments...);
@@ -28,7 +28,7 @@ cudaError_t WithFinish(const Epilogue* epilogue, const What& launch) {
 
 template <typename T>
 cudaError_t LaunchGather(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
-                         cudaStream_t stream) {
+                         LaunchStream stream) {
   return WithFinish<T>(epilogue, [&](auto finish) {
     return Launch(plan, kThreads, plan.params, stream, GatherKernel<T, decltype(finish)>(plan), finish, static_cast<const T*>(source),
                   static_cast<const T*>(filter), static_cast<T*>(target));
@@ -37,7 +37,7 @@ cudaError_t LaunchGather(const Plan& plan, const void* source, const void* filte
 
 template <typename T>
 cudaError_t LaunchMma(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
-                      cudaStream_t stream) {
+                      LaunchStream stream) {
   return WithFinish<T>(epilogue, [&](auto finish) {
     return Launch(plan, kMmaThreads, plan.mma, stream, MmaKernel<T, decltype(finish)>(plan), finish, static_cast<const T*>(source),
                   static_cast<const T*>(filter), static_cast<T*>(target));
@@ -45,7 +45,7 @@ cudaError_t LaunchMma(const Plan& plan, const void* source, const void* filter, 
 }
 
 template <typename T>
-cudaError_t LaunchWgrad(const Plan& plan, const void* x, const void* y, void* w, cudaStream_t stream) {
+cudaError_t LaunchWgrad(const Plan& plan, const void* x, const void* y, void* w, LaunchStream stream) {
   return Launch(plan, kThreads, plan.params, stream, WgradKernel<T>(plan), static_cast<const T*>(x), static_cast<const T*>(y), w);
 }
 

@@ -13,11 +13,11 @@ namespace jaxext::depthwise {
 // Launch what is planned for operands of T, in the order of the kernels' pointers: source, filter and target, or x, y and w.
 template <typename T>
 cudaError_t LaunchGather(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
-                         cudaStream_t stream);
+                         LaunchStream stream);
 template <typename T>
 cudaError_t LaunchMma(const Plan& plan, const void* source, const void* filter, void* target, const Epilogue* epilogue,
-                      cudaStream_t stream);
+                      LaunchStream stream);
 template <typename T>
-cudaError_t LaunchWgrad(const Plan& plan, const void* x, const void* y, void* w, cudaStream_t stream);
+cudaError_t LaunchWgrad(const Plan& plan, const void* x, const void* y, void* w, LaunchStream stream);
 
 }  // namespace jaxext::depthwise

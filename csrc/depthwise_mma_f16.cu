@@ -2,6 +2,6 @@
 
 namespace jaxext::depthwise {
 
-template cudaError_t LaunchMma<__half>(const Plan&, const void*, const void*, void*, const Epilogue*, cudaStream_t);
+template cudaError_t LaunchMma<__half>(const Plan&, const void*, const void*, void*, const Epilogue*, LaunchStream);
 
 }  // namespace jaxext::depthwise

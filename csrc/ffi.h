@@ -167,10 +167,24 @@ auto BindingOfThree() {
 
 // The handler that calls `kCall` with what `kBind` binds.
 template <auto kBind, auto kCall>
-XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
   static auto* handler = kBind().To(kCall, {ffi::Traits::kCmdBufferCompatible}).release();
   return handler->Call(frame);
 }
+
+// The same without a stream: before a program runs, its kernels are loaded, so that none is in the capture of a CUDA graph, or beside
+// collectives that wait for each other.  XLA passes what it will pass to execute, so that one binding, of the execute stage, serves both.
+template <auto kBind, auto kCall>
+XLA_FFI_Error* Initialize(XLA_FFI_CallFrame* frame) {
+  static auto* handler = kBind().To([](cudaStream_t, auto... rest) { return kCall(LaunchStream{}, rest...); }).release();
+  XLA_FFI_CallFrame as_execute = *frame;
+  const bool right = frame->stage == XLA_FFI_ExecutionStage_INITIALIZE;
+  as_execute.stage = right ? XLA_FFI_ExecutionStage_EXECUTE : XLA_FFI_ExecutionStage_INITIALIZE;  // which it refuses
+  return handler->Call(&as_execute);
+}
+
+template <auto kBind, auto kCall>
+constexpr Handlers kHandlers = {&Initialize<kBind, kCall>, &Execute<kBind, kCall>};
 
 }  // namespace jaxext
 

@@ -75,7 +75,7 @@ Reason GramRefuses(const GramProblem& p, const Dtypes& dtypes, const std::string
 }
 
 Status LaunchGram(const GramProblem& p, const GramConfig& config, Dtype dtype, Dtype result, const GramOperands& operands, void* y,
-                  cudaStream_t stream) {
+                  LaunchStream stream) {
   const std::string of_addend = operands.addend == nullptr ? "" : ShortName(result);
   if (Reason reason = GramRefuses(p, {ShortName(dtype), ShortName(dtype), ShortName(result)}, of_addend)) {
     return Invalid("gram: " + *reason);

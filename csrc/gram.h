@@ -47,7 +47,7 @@ struct GramKernel {
   GramConfig config;  // of one part
   int stages;
   int shared_bytes;
-  Status (*launch)(const Gram&, cudaStream_t);
+  Status (*launch)(const Gram&, LaunchStream);
 };
 
 // Every kernel that was compiled, in no particular order.
@@ -61,7 +61,7 @@ int64_t GramClusters(int64_t rows, const GramConfig& config);
 
 // y, or its partial results.
 Status LaunchGram(const GramProblem& problem, const GramConfig& config, Dtype dtype, Dtype result, const GramOperands& operands, void* y,
-                  cudaStream_t stream);
+                  LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<GramKernel> GramBF16();

@@ -23,7 +23,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxext::GramAttributes, ::xla::ffi::Struct
 namespace jaxext {
 namespace {
 
-ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs added, Result y, GramAttributes attributes) {
+ffi::Error Call(LaunchStream stream, ffi::AnyBuffer x, ffi::RemainingArgs added, Result y, GramAttributes attributes) {
   const auto [B, M, N, tile_m, tile_n, tile_k, cluster_m, splits, scale, of_addend] = attributes;
   Dtype dtype, result;
   if (Status s = Check("x", x, {B, M, N}, &dtype); !s.ok()) return ToError(s);
@@ -44,6 +44,6 @@ auto Bind() { return ffi::Ffi::Bind().Ctx<Stream>().Arg<ffi::AnyBuffer>().Remain
 
 }  // namespace
 
-std::vector<Target> GramTargets() { return {{"jaxext_gram_v1", &Handle<&Bind, &Call>}}; }
+std::vector<Target> GramTargets() { return {{"jaxext_gram_v1", kHandlers<&Bind, &Call>}}; }
 
 }  // namespace jaxext

@@ -11,8 +11,8 @@
 #include <algorithm>
 
 #include "sm90.cuh"  // first
+#include "barriers_sm90.cuh"
 #include "cute/arch/copy_sm90.hpp"
-#include "cutlass/arch/barrier.h"
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/gemm/dispatch_policy.hpp"
 #include "cutlass/gemm/collective/collective_mma_decl.hpp"
@@ -35,7 +35,8 @@ template <class Element, int kTileM, int kTileN, int kStages>
 struct GramProduct {
   static constexpr int kWarpGroups = kTileM / 64;  // that multiply
   static constexpr int kConsumers = 128 * kWarpGroups;
-  static constexpr int kRows = kClusterM * kTileM;  // of a cluster
+  static constexpr int kLoad = kWarpGroups == 3 ? 32 : 40, kMultiply = kWarpGroups == 3 ? 160 : 232;  // registers of their threads
+  static constexpr int kRows = kClusterM * kTileM;                                                    // of a cluster
 
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kDepth>>;
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
@@ -129,10 +130,10 @@ struct GramProduct {
       const int warp_group = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
       Pipeline pipeline = BeginPipeline<Mainloop, Cluster>(params.mainloop, storage.pipeline, kConsumers);
       if (warp_group == 0) {
-        cutlass::arch::warpgroup_reg_dealloc<kWarpGroups == 3 ? 32 : 40>();
+        cutlass::arch::warpgroup_reg_dealloc<kLoad>();
         if (warp == 0) Load(params, storage, pipeline);
       } else {
-        cutlass::arch::warpgroup_reg_alloc<kWarpGroups == 3 ? 160 : 232>();
+        cutlass::arch::warpgroup_reg_alloc<kMultiply>();
         Multiply(params, storage, pipeline, threadIdx.x - 128);
       }
     }
@@ -171,7 +172,7 @@ struct GramProduct {
       }
     }
 
-    static CUTLASS_DEVICE void SyncGroup(int thread) { cutlass::arch::NamedBarrier::sync(128, uint32_t(thread / 128)); }
+    static CUTLASS_DEVICE void SyncGroup(int thread) { SyncThreads(128, uint32_t(thread / 128)); }
 
     // The rows of a warp group, 128 bytes of each at a time.  They go through shared memory, so that a warp stores whole lines: of rows,
     // and then of columns.
@@ -285,10 +286,12 @@ struct GramProduct {
     }
   };
 
-  static Status Run(const Gram& gram, cudaStream_t stream) {
+  static constexpr int kSharedBytes =
+      BlockBudget<Kernel::MaxThreadsPerBlock, 1, sizeof(typename Kernel::SharedStorage), kLoad + kWarpGroups * kMultiply>::kSharedBytes;
+
+  static Status Run(const Gram& gram, LaunchStream stream) {
     Device device;
-    if (Status s = CurrentDevice("gram", &device); !s.ok()) return s;
-    ForgetDescriptors();
+    if (Status s = Prepare("gram", cutlass::device_kernel<Kernel>, kSharedBytes, 1, &device); !s.ok() || !stream) return s;
     const GramProblem& p = gram.sizes;
     const auto* const x = static_cast<const Element*>(gram.operands.x);
     const Strides strides = {p.N, cute::_1{}, p.M * p.N};
@@ -306,12 +309,10 @@ struct GramProduct {
     params.wide = gram.wide;
     const int clusters = std::min(params.works, device.multiprocessors / kClusterM);
     return Launch("gram", cutlass::device_kernel<Kernel>, params, dim3(kClusterM, clusters, 1), dim3(Kernel::MaxThreadsPerBlock, 1, 1),
-                  dim3(kClusterM, 1, 1), sizeof(typename Kernel::SharedStorage), stream);
+                  dim3(kClusterM, 1, 1), kSharedBytes, *stream);
   }
 
-  static GramKernel Entry(Dtype operands) {
-    return {operands, {kTileM, kTileN, kDepth, kClusterM, 1}, kStages, static_cast<int>(sizeof(typename Kernel::SharedStorage)), &Run};
-  }
+  static GramKernel Entry(Dtype operands) { return {operands, {kTileM, kTileN, kDepth, kClusterM, 1}, kStages, kSharedBytes, &Run}; }
 };
 
 // The kernels of a dtype.  Which of their tiles leaves the fewest multiprocessors without work depends on the number of rows.

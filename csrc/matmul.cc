@@ -171,7 +171,7 @@ Reason MatmulRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtyp
 }
 
 Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream) {
+              const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   const bool fused = epilogue != nullptr;
   for (int64_t size : {problem.B, problem.M, problem.N, problem.K, config.splits}) {
     if (size < 1)

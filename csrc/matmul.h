@@ -41,7 +41,7 @@ struct MatmulKernel {
   MatmulConfig config;  // with splits = 1
   int stages;
   int shared_bytes;
-  Status (*launch)(const Gemm&, cudaStream_t);
+  Status (*launch)(const Gemm&, LaunchStream);
 };
 
 // Every kernel that was compiled, in no particular order.
@@ -57,7 +57,7 @@ int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int6
 
 // The result of `role`, of NN with an epilogue if there is one.
 Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, const Epilogue* epilogue, cudaStream_t stream);
+              const void* second, void* out, const Epilogue* epilogue, LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<MatmulKernel> MatmulNN();

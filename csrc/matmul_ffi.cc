@@ -33,7 +33,7 @@ MatmulProblem ProblemOf(const MatmulAttributes& a) { return {a.B, a.M, a.N, a.K}
 MatmulConfig ConfigOf(const MatmulAttributes& a) { return {a.tile_m, a.tile_n, a.tile_k, a.cluster_m, a.pingpong, a.splits}; }
 
 template <MatmulRole kRole>
-ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, MatmulAttributes attributes) {
+ffi::Error Call(LaunchStream stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, MatmulAttributes attributes) {
   Dtype operands, result;
   if (Status s = CheckMatmul(kRole, ProblemOf(attributes), attributes.splits, first, second, *out, &operands, &result); !s.ok()) {
     return ToError(s);
@@ -42,7 +42,7 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second
                         out->untyped_data(), /*epilogue=*/nullptr, stream));
 }
 
-ffi::Error CallLinear(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::RemainingArgs operands, Result out,
+ffi::Error CallLinear(LaunchStream stream, ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::RemainingArgs operands, Result out,
                       ffi::RemainingRets results, LinearAttributes attributes) {
   constexpr auto kRole = MatmulRole::kNN;
   Dtype dtype, result;
@@ -55,16 +55,16 @@ ffi::Error CallLinear(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer 
 }
 
 template <MatmulRole kRole>
-constexpr auto kHandle = &Handle<&Binding<MatmulAttributes>, &Call<kRole>>;
+constexpr Handlers kHandlersOf = kHandlers<&Binding<MatmulAttributes>, &Call<kRole>>;
 
 }  // namespace
 
 std::vector<Target> MatmulTargets() {
   return {
-      {"jaxext_matmul_nn_v1", kHandle<MatmulRole::kNN>},
-      {"jaxext_matmul_nt_v1", kHandle<MatmulRole::kNT>},
-      {"jaxext_matmul_tn_v1", kHandle<MatmulRole::kTN>},
-      {"jaxext_linear_v1", &Handle<&EpilogueBinding<LinearAttributes>, &CallLinear>},
+      {"jaxext_matmul_nn_v1", kHandlersOf<MatmulRole::kNN>},
+      {"jaxext_matmul_nt_v1", kHandlersOf<MatmulRole::kNT>},
+      {"jaxext_matmul_tn_v1", kHandlersOf<MatmulRole::kTN>},
+      {"jaxext_linear_v1", kHandlers<&EpilogueBinding<LinearAttributes>, &CallLinear>},
   };
 }
 

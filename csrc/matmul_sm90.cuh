@@ -163,6 +163,7 @@ struct Matmul {
   };
   // A class of our own, so that the kernel goes by our name in profiles.
   struct Kernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Store> {};
+  static constexpr int kSharedBytes = BlockBudget<Kernel::MaxThreadsPerBlock, 1, Kernel::SharedStorageSize, 0>::kSharedBytes;
 
   // Sets the strides that are not known to be 1: of the rows (or of depth), and of the batch.
   template <class Stride>
@@ -175,9 +176,9 @@ struct Matmul {
     cute::get<2>(stride) = batch;
   }
 
-  static Status Run(const Gemm& gemm, cudaStream_t stream) {
+  static Status Run(const Gemm& gemm, LaunchStream stream) {
     Device device;
-    if (Status s = CurrentDevice("matmul", &device); !s.ok()) return s;
+    if (Status s = Prepare("matmul", cutlass::device_kernel<Kernel>, kSharedBytes, 1, &device); !s.ok() || !stream) return s;
     typename Kernel::Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     arguments.problem_shape = cute::make_shape(int(gemm.m), int(gemm.n), int(gemm.k), int(gemm.l));
@@ -213,21 +214,14 @@ struct Matmul {
     if (!Kernel::can_implement(arguments)) return Invalid("matmul: CUTLASS refuses these sizes, strides or alignments");
     if (Kernel::get_workspace_size(arguments) != 0) return Internal("matmul: the kernel wants a workspace, and there is none");
 
-    ForgetDescriptors();
     const typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, /*workspace=*/nullptr);
     return Launch("matmul", cutlass::device_kernel<Kernel>, params, Kernel::get_grid_shape(params), Kernel::get_block_shape(),
-                  dim3(kClusterM, 1, 1), Kernel::SharedStorageSize, stream);
+                  dim3(kClusterM, 1, 1), kSharedBytes, *stream);
   }
 
   static MatmulKernel Entry() {
-    return {kRole,
-            kOperands,
-            kResult,
-            kFused,
-            {kTileM, kTileN, kTileK, kClusterM, kPingpong, 1},
-            Mainloop::DispatchPolicy::Stages,
-            static_cast<int>(Kernel::SharedStorageSize),
-            &Run};
+    return {kRole,        kOperands, kResult, kFused, {kTileM, kTileN, kTileK, kClusterM, kPingpong, 1}, Mainloop::DispatchPolicy::Stages,
+            kSharedBytes, &Run};
   }
 };
 

@@ -22,11 +22,14 @@ using namespace py::literals;
 namespace jaxext {
 namespace {
 
-py::dict Handlers() {
+py::dict HandlersByTarget() {
+  const auto capsule = [](Handler* handler) { return py::capsule(reinterpret_cast<void*>(handler)); };
   py::dict handlers;
   for (const auto& targets : {MatmulTargets(), PiecesTargets(), RaggedTargets(), ScaledTargets(), GramTargets(), ConvTargets(),
                               DepthwiseTargets(), CausalTargets(), WeightOnlyTargets()}) {
-    for (const Target& target : targets) handlers[py::str(target.name)] = py::capsule(reinterpret_cast<void*>(target.handler));
+    for (const auto& [name, stages] : targets) {
+      handlers[py::str(name)] = py::dict("initialize"_a = capsule(stages.initialize), "execute"_a = capsule(stages.execute));
+    }
   }
   return handlers;
 }
@@ -199,7 +202,7 @@ void DefineConv(py::module_& module, const char* name, const char* doc) {
 
 PYBIND11_MODULE(_cuda_module, module) {
   module.doc() = "CUDA kernels behind jaxext: FFI handlers, what kernels refuse, and the facts of the build.";
-  module.def("handlers", &jaxext::Handlers, "Target name -> capsule, for jax.ffi.register_ffi_target.");
+  module.def("handlers", &jaxext::HandlersByTarget, "Target name -> capsules by stage, for jax.ffi.register_ffi_target.");
   module.def("matmul_kernels", &jaxext::MatmulTable, "The kernels of matrix products, a dict for each.");
   module.def("conv_kernels", &jaxext::ConvTable, "The kernels of dense convolutions, a dict for each.");
   module.def("matmul_refuses", &jaxext::AskMatmul, "Why no kernel takes this matrix product, or None.", py::kw_only(), "role"_a, "B"_a,

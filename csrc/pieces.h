@@ -23,7 +23,7 @@ struct PiecesKernel {
   PiecesConfig config;  // of one part
   int stages;
   int shared_bytes;
-  Status (*launch)(MatmulRole, const Gemm&, cudaStream_t);
+  Status (*launch)(MatmulRole, const Gemm&, LaunchStream);
 };
 
 // Every kernel that was compiled, in no particular order.
@@ -31,7 +31,7 @@ const std::vector<PiecesKernel>& PiecesKernels();
 
 // The float32 result of `role`, or its partial sums.
 Status Pieces(MatmulRole role, const MatmulProblem& problem, const PiecesConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, cudaStream_t stream);
+              const void* second, void* out, LaunchStream stream);
 
 // The compile unit's part of the table.
 std::vector<PiecesKernel> PiecesOfBF16();

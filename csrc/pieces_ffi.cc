@@ -22,7 +22,7 @@ namespace jaxext {
 namespace {
 
 template <MatmulRole kRole>
-ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, PiecesAttributes attributes) {
+ffi::Error Call(LaunchStream stream, ffi::AnyBuffer first, ffi::AnyBuffer second, Result out, PiecesAttributes attributes) {
   const auto [B, M, N, K, tile_m, tile_n, pieces, splits] = attributes;
   Dtype operands, result;
   if (Status s = CheckMatmul(kRole, {B, M, N, K}, splits, first, second, *out, &operands, &result); !s.ok()) return ToError(s);
@@ -31,15 +31,15 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second
 }
 
 template <MatmulRole kRole>
-constexpr auto kHandle = &Handle<&Binding<PiecesAttributes>, &Call<kRole>>;
+constexpr Handlers kHandlersOf = kHandlers<&Binding<PiecesAttributes>, &Call<kRole>>;
 
 }  // namespace
 
 std::vector<Target> PiecesTargets() {
   return {
-      {"jaxext_pieces_nn_v1", kHandle<MatmulRole::kNN>},
-      {"jaxext_pieces_nt_v1", kHandle<MatmulRole::kNT>},
-      {"jaxext_pieces_tn_v1", kHandle<MatmulRole::kTN>},
+      {"jaxext_pieces_nn_v1", kHandlersOf<MatmulRole::kNN>},
+      {"jaxext_pieces_nt_v1", kHandlersOf<MatmulRole::kNT>},
+      {"jaxext_pieces_tn_v1", kHandlersOf<MatmulRole::kTN>},
   };
 }
 

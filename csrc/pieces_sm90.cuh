@@ -11,11 +11,11 @@
 #pragma once
 
 #include "sm90.cuh"  // first
+#include "barriers_sm90.cuh"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90.hpp"
 #include "cute/atom/mma_traits_sm90_gmma.hpp"
-#include "cutlass/arch/barrier.h"
 #include "cutlass/arch/reg_reconfig.h"
 #include "matmul.h"
 #include "pieces.h"
@@ -56,11 +56,12 @@ CUTLASS_DEVICE void Split(float low, float high, uint32_t (&pieces)[kPieces]) {
 
 template <int kPieces>
 struct Pieces {
-  static constexpr int kTile = 128;     // rows, and columns, of a block
-  static constexpr int kStep = 32;      // of the sum: 128 bytes of float32, the widest swizzle
-  static constexpr int kStages = 4;     // of both factors in float32
-  static constexpr int kSlots = 3;      // of the right factor in pieces
-  static constexpr int kThreads = 512;  // warp groups: one loads, one splits the right factor, two multiply
+  static constexpr int kTile = 128;                                // rows, and columns, of a block
+  static constexpr int kStep = 32;                                 // of the sum: 128 bytes of float32, the widest swizzle
+  static constexpr int kStages = 4;                                // of both factors in float32
+  static constexpr int kSlots = 3;                                 // of the right factor in pieces
+  static constexpr int kThreads = 512;                             // warp groups: one loads, one splits the right factor, two multiply
+  static constexpr int kLoad = 24, kSplit = 104, kMultiply = 192;  // registers of their threads
   static constexpr int kBytes = kTile * kStep * 4;
   static constexpr int kBand = 8;  // tiles, one below the other, that are computed one after the other and share columns in the L2 cache
 
@@ -71,7 +72,6 @@ struct Pieces {
   using LayoutB = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW64_Atom<Element>{},
                                                cute::make_shape(cute::Int<kTile>{}, cute::Int<kStep>{}, cute::Int<kSlots * kPieces>{})));
   using Factors = decltype(cute::make_tensor<Element>(cute::Shape<cute::Shape<cute::_2, cute::_2, cute::_2>, cute::_2>{}));
-  using Barrier = cutlass::arch::ClusterTransactionBarrier;
 
   struct alignas(1024) Storage {
     uint8_t a[kStages][kBytes], b[kStages][kBytes];
@@ -80,6 +80,7 @@ struct Pieces {
     // the other has begun its step.
     Barrier::ValueType full[kStages], empty[kStages], ready[kSlots], free[kSlots], turn[2];
   };
+  static constexpr int kSharedBytes = BlockBudget<kThreads, 1, sizeof(Storage), kLoad + kSplit + 2 * kMultiply>::kSharedBytes;
 
   // A block's tile.
   struct Place {
@@ -111,26 +112,26 @@ struct Pieces {
       cute::prefetch_tma_descriptor(&params.a);
       cute::prefetch_tma_descriptor(&params.b);
       for (int i = 0; i < kStages; ++i) {
-        Barrier::init(&storage.full[i], 1);
-        Barrier::init(&storage.empty[i], 12);  // each warp that reads
+        Barrier::Init(&storage.full[i], 1);
+        Barrier::Init(&storage.empty[i], 12);  // each warp that reads
       }
       for (int i = 0; i < kSlots; ++i) {
-        Barrier::init(&storage.ready[i], 4);
-        Barrier::init(&storage.free[i], 8);
+        Barrier::Init(&storage.ready[i], 4);
+        Barrier::Init(&storage.free[i], 8);
       }
-      for (int i = 0; i < 2; ++i) Barrier::init(&storage.turn[i], 4);
-      cutlass::arch::fence_barrier_init();
+      for (int i = 0; i < 2; ++i) Barrier::Init(&storage.turn[i], 4);
+      FenceBarriers();
     }
     __syncthreads();  // the barriers are there
     const Place place(params);
     if (warp_group == 0) {
-      cutlass::arch::warpgroup_reg_dealloc<24>();
+      cutlass::arch::warpgroup_reg_dealloc<kLoad>();
       if (warp == 0 && cute::elect_one_sync()) Load(params, storage, place);
     } else if (warp_group == 1) {
-      cutlass::arch::warpgroup_reg_dealloc<104>();
+      cutlass::arch::warpgroup_reg_dealloc<kSplit>();
       SplitColumns(params, storage, threadIdx.x - 128);
     } else {
-      cutlass::arch::warpgroup_reg_alloc<192>();
+      cutlass::arch::warpgroup_reg_alloc<kMultiply>();
       Multiply(params, storage, place, threadIdx.x - 256);
     }
   }
@@ -139,9 +140,9 @@ struct Pieces {
   static CUTLASS_DEVICE void Load(const PiecesParams& params, Storage& storage, const Place& place) {
     Turn<kStages> turn;
     for (int step = 0; step < params.steps; ++step, ++turn) {
-      Barrier::wait(&storage.empty[turn.at], turn.phase ^ 1);
+      Barrier::Wait(&storage.empty[turn.at], turn.phase ^ 1);
       Barrier::ValueType* const full = &storage.full[turn.at];
-      Barrier::arrive_and_expect_tx(full, 2 * kBytes);
+      Barrier::ArriveAndExpect(full, 2 * kBytes);
       LoadFactor(params.a, params.a_turned, full, storage.a[turn.at], place.row, step * kStep, place.batch);
       LoadFactor(params.b, params.b_turned, full, storage.b[turn.at], place.column, step * kStep, place.batch);
     }
@@ -171,8 +172,8 @@ struct Pieces {
     Turn<kStages> stage;
     Turn<kSlots> slot;
     for (int step = 0; step < params.steps; ++step, ++stage, ++slot) {
-      Barrier::wait(&storage.full[stage.at], stage.phase);
-      Barrier::wait(&storage.free[slot.at], slot.phase ^ 1);
+      Barrier::Wait(&storage.full[stage.at], stage.phase);
+      Barrier::Wait(&storage.free[slot.at], slot.phase ^ 1);
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < 2; ++half) {
         uint32_t words[2][4][kPieces];
@@ -192,11 +193,11 @@ struct Pieces {
           }
         }
       }
-      cutlass::arch::fence_view_async_shared();  // wgmma reads what was written
+      FenceWrites();  // wgmma reads what was written
       __syncwarp();
       if (column % 32 == 0) {
-        Barrier::arrive(&storage.empty[stage.at]);
-        Barrier::arrive(&storage.ready[slot.at]);
+        Barrier::Arrive(&storage.empty[stage.at]);
+        Barrier::Arrive(&storage.ready[slot.at]);
       }
     }
   }
@@ -244,7 +245,7 @@ struct Pieces {
     Turn<kSlots> slot;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int step = 0; step < params.steps; ++step, ++stage, ++slot) {
-      Barrier::wait(&storage.full[stage.at], stage.phase);
+      Barrier::Wait(&storage.full[stage.at], stage.phase);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int k = i / 2, below = i % 2;
@@ -259,10 +260,10 @@ struct Pieces {
         }
       }
       __syncwarp();
-      if (thread % 32 == 0) Barrier::arrive(&storage.empty[stage.at]);
-      Barrier::wait(&storage.ready[slot.at], slot.phase);
+      if (thread % 32 == 0) Barrier::Arrive(&storage.empty[stage.at]);
+      Barrier::Wait(&storage.ready[slot.at], slot.phase);
       // The warp groups take turns: one splits and adds while the other multiplies.
-      Barrier::wait(&storage.turn[warp_group], (step & 1) ^ (warp_group ^ 1));
+      Barrier::Wait(&storage.turn[warp_group], (step & 1) ^ (warp_group ^ 1));
       CUTLASS_PRAGMA_UNROLL
       for (int piece = 0; piece < kPieces; ++piece) cute::warpgroup_fence_operand(left[piece]);
       cute::warpgroup_fence_operand(of_step);
@@ -271,7 +272,7 @@ struct Pieces {
       CUTLASS_PRAGMA_UNROLL
       for (int level = kPieces - 1; level > 0; --level) MultiplyLevel(mma, left, right, slot.at, level, of_step);
       cute::warpgroup_commit_batch();
-      if (thread % 32 == 0) Barrier::arrive(&storage.turn[warp_group ^ 1]);
+      if (thread % 32 == 0) Barrier::Arrive(&storage.turn[warp_group ^ 1]);
       cute::warpgroup_wait<0>();
       cute::warpgroup_fence_operand(of_step);
       ForgetNaN(of_step);
@@ -281,7 +282,7 @@ struct Pieces {
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<0>();
       cute::warpgroup_fence_operand(of_step);
-      if (thread % 32 == 0) Barrier::arrive(&storage.free[slot.at]);
+      if (thread % 32 == 0) Barrier::Arrive(&storage.free[slot.at]);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kOwn; ++i) sums[i] += of_step(i);
     }
@@ -301,9 +302,9 @@ struct Pieces {
     }
   }
 
-  static Status Launch(MatmulRole role, const Gemm& gemm, cudaStream_t stream);
+  static Status Launch(MatmulRole role, const Gemm& gemm, LaunchStream stream);
 
-  static PiecesKernel Entry() { return {{kTile, kTile, kPieces, 1}, kStages, static_cast<int>(sizeof(Storage)), &Launch}; }
+  static PiecesKernel Entry() { return {{kTile, kTile, kPieces, 1}, kStages, kSharedBytes, &Launch}; }
 };
 
 // TMA descriptors are read where the kernel's parameters lie, hence __grid_constant__.
@@ -328,10 +329,9 @@ inline CUtensorMap MapOfFactor(const void* array, bool turned, int64_t lines, in
 }
 
 template <int kPieces>
-Status Pieces<kPieces>::Launch(MatmulRole role, const Gemm& gemm, cudaStream_t stream) {
+Status Pieces<kPieces>::Launch(MatmulRole role, const Gemm& gemm, LaunchStream stream) {
   Device device;
-  if (Status s = CurrentDevice("pieces", &device); !s.ok()) return s;
-  ForgetDescriptors();
+  if (Status s = Prepare("pieces", PiecesKernelOf<kPieces>, kSharedBytes, 1, &device); !s.ok() || !stream) return s;
   PiecesParams params = {};
   params.a_turned = role == MatmulRole::kTN, params.b_turned = role != MatmulRole::kNT;
   params.a = MapOfFactor(gemm.a, params.a_turned, gemm.m, gemm.k, gemm.l, gemm.a_leading, gemm.a_batch);
@@ -341,7 +341,7 @@ Status Pieces<kPieces>::Launch(MatmulRole role, const Gemm& gemm, cudaStream_t s
   params.down = int(cute::ceil_div(gemm.m, int64_t{kTile})), params.across = int(cute::ceil_div(gemm.n, int64_t{kTile}));
   const int64_t blocks = int64_t(params.down) * params.across * gemm.l;
   return sm90::Launch("pieces", PiecesKernelOf<kPieces>, params, dim3(unsigned(blocks), 1, 1), dim3(kThreads, 1, 1), dim3(1, 1, 1),
-                      sizeof(Storage), stream);
+                      kSharedBytes, *stream);
 }
 
 }  // namespace jaxext::sm90

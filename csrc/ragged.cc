@@ -76,7 +76,7 @@ Reason RaggedRefuses(MatmulRole role, const RaggedProblem& p, const Dtypes& dtyp
 }
 
 Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, const int32_t* places, void* out, cudaStream_t stream) {
+              const void* second, const int32_t* places, void* out, LaunchStream stream) {
   if (Reason reason = RaggedRefuses(role, p, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("ragged: " + *reason);
   }

@@ -38,7 +38,7 @@ struct RaggedKernel {
   RaggedConfig config;
   int stages;
   int shared_bytes;
-  Status (*launch)(const RaggedGemm&, cudaStream_t);
+  Status (*launch)(const RaggedGemm&, LaunchStream);
 };
 
 // Every kernel that was compiled, in no particular order.
@@ -49,7 +49,7 @@ inline int64_t VisitsOf(const RaggedProblem& p, int64_t tile_m) { return Sum(Sum
 
 // The result of `role`, of its operands in the order of slots (x, w, y without the open one).
 Status Ragged(MatmulRole role, const RaggedProblem& problem, const RaggedConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, const int32_t* places, void* out, cudaStream_t stream);
+              const void* second, const int32_t* places, void* out, LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<RaggedKernel> RaggedNN();

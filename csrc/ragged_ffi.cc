@@ -24,7 +24,7 @@ namespace {
 
 // The places are visits or, in TN, ranges.
 template <MatmulRole kRole>
-ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::AnyBuffer places, Result out,
+ffi::Error Call(LaunchStream stream, ffi::AnyBuffer first, ffi::AnyBuffer second, ffi::AnyBuffer places, Result out,
                 RaggedAttributes attributes) {
   const auto [B, P, R, M, N, K, G, tile_m, tile_n, tile_k, cluster_n] = attributes;
   const RaggedProblem problem = {B, P, R, M, N, K, G};
@@ -50,15 +50,15 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer first, ffi::AnyBuffer second
 }
 
 template <MatmulRole kRole>
-constexpr auto kHandle = &Handle<&BindingOfThree<RaggedAttributes>, &Call<kRole>>;
+constexpr Handlers kHandlersOf = kHandlers<&BindingOfThree<RaggedAttributes>, &Call<kRole>>;
 
 }  // namespace
 
 std::vector<Target> RaggedTargets() {
   return {
-      {"jaxext_ragged_nn_v1", kHandle<MatmulRole::kNN>},
-      {"jaxext_ragged_nt_v1", kHandle<MatmulRole::kNT>},
-      {"jaxext_ragged_tn_v1", kHandle<MatmulRole::kTN>},
+      {"jaxext_ragged_nn_v1", kHandlersOf<MatmulRole::kNN>},
+      {"jaxext_ragged_nt_v1", kHandlersOf<MatmulRole::kNT>},
+      {"jaxext_ragged_tn_v1", kHandlersOf<MatmulRole::kTN>},
   };
 }
 

@@ -17,7 +17,7 @@
 #include <algorithm>
 
 #include "sm90.cuh"  // first
-#include "cutlass/arch/barrier.h"
+#include "barriers_sm90.cuh"
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/gemm/dispatch_policy.hpp"
 #include "cutlass/gemm/collective/collective_mma_decl.hpp"
@@ -39,6 +39,7 @@ struct RaggedProduct {
   static constexpr bool kSums = kRole == MatmulRole::kTN;
   static constexpr int kWarpGroups = kTileM / 64;  // that multiply
   static constexpr int kConsumers = 128 * kWarpGroups;
+  static constexpr int kLoad = 40, kMultiply = 232;  // registers of their threads, if there are several warp groups that multiply
 
   using LayoutA = cute::conditional_t<kSums, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
   using LayoutB = cute::conditional_t<kRole == MatmulRole::kNT, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
@@ -135,10 +136,10 @@ struct RaggedProduct {
       Pipeline pipeline = BeginPipeline<Mainloop, Cluster>(params.mainloop, storage.pipeline, kConsumers);
 
       if (warp_group == 0) {
-        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_dealloc<40>();
+        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_dealloc<kLoad>();
         if (warp == 0) Load(params, storage, pipeline);
       } else {
-        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_alloc<232>();
+        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_alloc<kMultiply>();
         Multiply(params, storage, pipeline, threadIdx.x - 128);
       }
     }
@@ -188,7 +189,7 @@ struct RaggedProduct {
           const Stretch stretch = StretchOf(params, work, i);
           CUTLASS_PRAGMA_NO_UNROLL
           for (int begin = stretch.begin; begin < stretch.end; begin += kTileK) {
-            pipeline.consumer_wait(state);
+            WaitForStage(pipeline, state);
             if constexpr (kSums) {
               if (stretch.end - begin < kTileK) ClearRows(a, b, state.index(), stretch.end - begin, thread);
             }
@@ -200,7 +201,7 @@ struct RaggedProduct {
             cute::warpgroup_wait<1>();
             cute::warpgroup_fence_operand(sums);
             if (running) {
-              pipeline.consumer_release(released);
+              ReleaseStage(pipeline, released);
               ++released;
             }
             running = true;
@@ -209,7 +210,7 @@ struct RaggedProduct {
         cute::warpgroup_wait<0>();
         cute::warpgroup_fence_operand(sums);
         if (running) {
-          pipeline.consumer_release(released);
+          ReleaseStage(pipeline, released);
           ++released;
         }
         Store(params, storage.staging[thread / 32], sums, RowsOf(params, work), work, thread);
@@ -226,8 +227,8 @@ struct RaggedProduct {
       };
       clear(a, kTileM);
       clear(b, kTileN);
-      cutlass::arch::fence_view_async_shared();  // wgmma reads by another proxy
-      cutlass::arch::NamedBarrier::sync(kConsumers, 0);
+      FenceWrites();  // wgmma reads by another proxy
+      SyncThreads(kConsumers, 0);
     }
 
     // Through shared memory, so that a warp stores whole lines of 128 bytes.
@@ -262,10 +263,13 @@ struct RaggedProduct {
     }
   };
 
-  static Status Run(const RaggedGemm& gemm, cudaStream_t stream) {
+  static constexpr int kRegisters = kWarpGroups == 2 ? kLoad + 2 * kMultiply : 0;
+  static constexpr int kSharedBytes =
+      BlockBudget<Kernel::MaxThreadsPerBlock, kBlocks, sizeof(typename Kernel::SharedStorage), kRegisters>::kSharedBytes;
+
+  static Status Run(const RaggedGemm& gemm, LaunchStream stream) {
     Device device;
-    if (Status s = CurrentDevice("ragged", &device); !s.ok()) return s;
-    ForgetDescriptors();
+    if (Status s = Prepare("ragged", cutlass::device_kernel<Kernel>, kSharedBytes, kBlocks, &device); !s.ok() || !stream) return s;
     const auto tensor = [](const void* array, int64_t outer, int64_t k, int64_t matrices, auto strides, int64_t leading, int64_t batch) {
       if constexpr (cute::is_static_v<cute::remove_cvref_t<decltype(cute::get<0>(strides))>>) {
         cute::get<1>(strides) = leading;
@@ -296,16 +300,11 @@ struct RaggedProduct {
     params.works = gemm.d_matrices * params.down * params.across;
     const int clusters = std::min(params.works, device.multiprocessors * kBlocks / kClusterN);
     return Launch("ragged", cutlass::device_kernel<Kernel>, params, dim3(clusters, kClusterN, 1), dim3(Kernel::MaxThreadsPerBlock, 1, 1),
-                  dim3(1, kClusterN, 1), sizeof(typename Kernel::SharedStorage), stream);
+                  dim3(1, kClusterN, 1), kSharedBytes, *stream);
   }
 
   static RaggedKernel Entry(Dtype dtype) {
-    return {kRole,
-            dtype,
-            {kTileM, kTileN, kTileK, kClusterN},
-            Mainloop::DispatchPolicy::Stages,
-            static_cast<int>(sizeof(typename Kernel::SharedStorage)),
-            &Run};
+    return {kRole, dtype, {kTileM, kTileN, kTileK, kClusterN}, Mainloop::DispatchPolicy::Stages, kSharedBytes, &Run};
   }
 };
 

@@ -89,7 +89,7 @@ Reason ScaledRefuses(const ScaledProblem& p, const Dtypes& dtypes, std::optional
 }
 
 Status Scaled(const ScaledProblem& p, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a, const void* b,
-              const Scale& left, const Scale& right, void* d, cudaStream_t stream) {
+              const Scale& left, const Scale& right, void* d, LaunchStream stream) {
   if (Reason reason = ScaledRefuses(p, {ShortName(first), ShortName(second), ShortName(result)})) return Invalid("scaled: " + *reason);
   if (Empty(p)) return Invalid("scaled: sizes are " + Text(p) + ", want 1 or more");
   const auto& kernels = ScaledKernels();

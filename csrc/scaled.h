@@ -43,7 +43,7 @@ struct ScaledKernel {
   ScaledConfig config;  // of one part
   int stages;
   int shared_bytes;
-  Status (*launch)(const ScaledGemm&, cudaStream_t);
+  Status (*launch)(const ScaledGemm&, LaunchStream);
 };
 
 // Every kernel that was compiled, in no particular order.
@@ -51,7 +51,7 @@ const std::vector<ScaledKernel>& ScaledKernels();
 
 // d, or its partial sums.  A scale of columns that have one each has them beside each other.
 Status Scaled(const ScaledProblem& problem, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a,
-              const void* b, const Scale& left, const Scale& right, void* d, cudaStream_t stream);
+              const void* b, const Scale& left, const Scale& right, void* d, LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<ScaledKernel> ScaledE4M3();

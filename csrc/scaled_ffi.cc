@@ -40,7 +40,7 @@ Status ScaleOf(const std::string& name, const ffi::AnyBuffer& buffer, int64_t ba
   return {};
 }
 
-ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer left, ffi::AnyBuffer right, Result out,
+ffi::Error Call(LaunchStream stream, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer left, ffi::AnyBuffer right, Result out,
                 ScaledAttributes attributes) {
   const auto [B, M, N, K, I, J, S, tile_m, tile_n, tile_k, cluster_m, splits] = attributes;
   Dtype first, second, result;
@@ -68,6 +68,6 @@ auto Bind() {
 
 }  // namespace
 
-std::vector<Target> ScaledTargets() { return {{"jaxext_scaled_v1", &Handle<&Bind, &Call>}}; }
+std::vector<Target> ScaledTargets() { return {{"jaxext_scaled_v1", kHandlers<&Bind, &Call>}}; }
 
 }  // namespace jaxext

@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "sm90.cuh"  // first
-#include "cutlass/arch/barrier.h"
+#include "barriers_sm90.cuh"
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/gemm/dispatch_policy.hpp"
 #include "cutlass/gemm/collective/collective_mma_decl.hpp"
@@ -34,6 +34,7 @@ template <class ElementA, class ElementB, int kTileM, int kTileN, int kClusterM,
 struct ScaledProduct {
   static constexpr int kWarpGroups = kTileM / 64;  // that multiply
   static constexpr int kConsumers = 128 * kWarpGroups;
+  static constexpr int kLoad = 40, kMultiply = kWarpGroups == 2 ? 232 : 208;  // registers of their threads
   static constexpr int kHalves = kTileN / kHalf;
 
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kStep>>;
@@ -106,10 +107,10 @@ struct ScaledProduct {
       Pipeline pipeline = BeginPipeline<Mainloop, Cluster>(params.mainloop, storage.pipeline, kConsumers);
 
       if (warp_group == 0) {
-        cutlass::arch::warpgroup_reg_dealloc<40>();
+        cutlass::arch::warpgroup_reg_dealloc<kLoad>();
         if (warp == 0) Load(params, storage, pipeline);
       } else {
-        cutlass::arch::warpgroup_reg_alloc<kWarpGroups == 2 ? 232 : 208>();
+        cutlass::arch::warpgroup_reg_alloc<kMultiply>();
         if (params.steps_of_block > 0 && params.halves_of_block == 0) {
           Multiply<true>(params, storage, pipeline, threadIdx.x - 128);
         } else {
@@ -193,7 +194,7 @@ struct ScaledProduct {
         for (int step = first; step < last; ++step) {
           const int block = in_steps ? step / params.steps_of_block : 0;
           const float rows[] = {in_steps ? scales.Row(params, 0, block) : 1.f, in_steps ? scales.Row(params, 1, block) : 1.f};
-          pipeline.consumer_wait(state);
+          WaitForStage(pipeline, state);
           CUTLASS_PRAGMA_UNROLL
           for (int half = 0; half < kHalves; ++half) {
             cute::warpgroup_fence_operand(of_step);
@@ -210,7 +211,7 @@ struct ScaledProduct {
             cute::warpgroup_wait<0>();
             cute::warpgroup_fence_operand(of_step);
             if (half + 1 == kHalves) {
-              pipeline.consumer_release(state);
+              ReleaseStage(pipeline, state);
               ++state;
             }
             const float factors[] = {rows[0] * common, rows[1] * common};
@@ -297,10 +298,12 @@ struct ScaledProduct {
     }
   };
 
-  static Status Run(const ScaledGemm& gemm, cudaStream_t stream) {
+  static constexpr int kSharedBytes = BlockBudget<Kernel::MaxThreadsPerBlock, kBlocks, sizeof(typename Kernel::SharedStorage),
+                                                  kLoad + kWarpGroups * kMultiply>::kSharedBytes;
+
+  static Status Run(const ScaledGemm& gemm, LaunchStream stream) {
     Device device;
-    if (Status s = CurrentDevice("scaled", &device); !s.ok()) return s;
-    ForgetDescriptors();
+    if (Status s = Prepare("scaled", cutlass::device_kernel<Kernel>, kSharedBytes, kBlocks, &device); !s.ok() || !stream) return s;
     const ScaledProblem& p = gemm.sizes;
     const auto tensor = [&](const void* array, int64_t outer) {
       const typename Mainloop::StrideA strides = {p.K, cute::_1{}, outer * p.K};
@@ -329,11 +332,11 @@ struct ScaledProduct {
     params.works = p.B * gemm.splits * params.down * params.across;
     const int clusters = std::min(params.works, device.multiprocessors * kBlocks / kClusterM);
     return Launch("scaled", cutlass::device_kernel<Kernel>, params, dim3(kClusterM, clusters, 1), dim3(Kernel::MaxThreadsPerBlock, 1, 1),
-                  dim3(kClusterM, 1, 1), sizeof(typename Kernel::SharedStorage), stream);
+                  dim3(kClusterM, 1, 1), kSharedBytes, *stream);
   }
 
   static ScaledKernel Entry(Dtype first, Dtype second) {
-    return {first, second, {kTileM, kTileN, kStep, kClusterM, 1}, kStages, static_cast<int>(sizeof(typename Kernel::SharedStorage)), &Run};
+    return {first, second, {kTileM, kTileN, kStep, kClusterM, 1}, kStages, kSharedBytes, &Run};
   }
 };
 

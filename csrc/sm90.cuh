@@ -4,35 +4,18 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <map>
+#include <mutex>
 #include <string>
 
-#include "cutlass/cuda_host_adapter.hpp"
-#include "relaxed_capture.h"
-#include "status.h"
-
-namespace jaxext::sm90 {
-
-// The driver's error if it made no TMA descriptor on this thread: CUTLASS ignores it.
-inline thread_local CUresult descriptor_error = CUDA_SUCCESS;
-
-inline CUresult Noted(CUresult result) {
-  if (result != CUDA_SUCCESS) {
-    descriptor_error = result;
-    cudaGetLastError();  // if the runtime did not find the driver's function, the next launch would be blamed for it
-  }
-  return result;
-}
-
-}  // namespace jaxext::sm90
-
-// CUTLASS calls the driver through this macro, so it must be defined before all other headers of CUTLASS and CuTe, which make
-// descriptors.
-#undef CUTLASS_CUDA_DRIVER_WRAPPER_CALL
-#define CUTLASS_CUDA_DRIVER_WRAPPER_CALL(func) ([](auto... arguments) { return ::jaxext::sm90::Noted(cutlass::call_##func(arguments...)); })
-
+#include "tensor_map.h"  // before CUTLASS's
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
 #include "cutlass/device_kernel.h"
+#include "cutlass/version.h"
+#include "load.h"
+#include "status.h"
 
 namespace jaxext::sm90 {
 
@@ -42,40 +25,71 @@ inline Status Check(cudaError_t error, const std::string& what) {
   return Internal(what + ": " + cudaGetErrorString(error));
 }
 
+// Kernels take collectives of CUTLASS apart, whose members another version may have changed.
+static_assert(CUTLASS_MAJOR == 4 && CUTLASS_MINOR == 2, "want CUTLASS 4.2");
+
+// What a block takes of a multiprocessor, checked when its kernel is compiled.  kRegisters: the sum over its warp groups of what setmaxnreg
+// gives a thread; 0 where registers stay as the compiler distributes them.
+template <int kThreads, int kBlocks, size_t kShared, int kRegisters>
+struct BlockBudget {
+  static constexpr int kLaunched = std::min(248, 65536 / (kThreads * kBlocks) / 8 * 8);  // registers of a thread, in units of 8
+  static_assert(kShared <= 232448, "a block has 227 KB of shared memory at most");
+  static_assert((kShared + 1024) * kBlocks <= 233472, "a multiprocessor has 228 KB, of which each block takes 1 KB besides");
+  static_assert(kRegisters * 128 <= kLaunched * kThreads, "a warp group would wait for registers that no other gives up");
+  static constexpr int kSharedBytes = kShared;
+};
+
 struct Device {
   int number = 0, multiprocessors = 0;
 };
 
-// The current device, if it is one that these kernels run on.
+// The current device, if it is one that these kernels run on.  A device is asked once.
 inline Status CurrentDevice(const std::string& name, Device* device) {
+  static auto* const mutex = new std::mutex;
+  static auto* const known = new std::map<int, Device>;
+  if (Status s = Check(cudaGetDevice(&device->number), name + ": cudaGetDevice"); !s.ok()) return s;
+  {
+    const std::lock_guard<std::mutex> lock(*mutex);
+    if (const auto found = known->find(device->number); found != known->end()) {
+      *device = found->second;
+      return {};
+    }
+  }
   int major = 0, minor = 0;
   const auto ask = [&](cudaDeviceAttr attribute, int* value) {
     return Check(cudaDeviceGetAttribute(value, attribute, device->number), name + ": cudaDeviceGetAttribute");
   };
-  if (Status s = Check(cudaGetDevice(&device->number), name + ": cudaGetDevice"); !s.ok()) return s;
   if (Status s = ask(cudaDevAttrMultiProcessorCount, &device->multiprocessors); !s.ok()) return s;
   if (Status s = ask(cudaDevAttrComputeCapabilityMajor, &major); !s.ok()) return s;
   if (Status s = ask(cudaDevAttrComputeCapabilityMinor, &minor); !s.ok()) return s;
-  if (major == 9 && minor == 0) return {};
-  return Invalid(name + ": compute capability of the device is " + std::to_string(major) + "." + std::to_string(minor) + ", want 9.0");
+  if (major != 9 || minor != 0) {
+    return Invalid(name + ": compute capability of the device is " + std::to_string(major) + "." + std::to_string(minor) + ", want 9.0");
+  }
+  const std::lock_guard<std::mutex> lock(*mutex);
+  (*known)[device->number] = *device;
+  return {};
 }
 
 // Clear earlier errors.
 inline void ForgetDescriptors() { descriptor_error = CUDA_SUCCESS; }
 
+// The beginning of each launcher: its kernel is loaded on the current device.  Several blocks that are to share a multiprocessor have its
+// L1 cache as shared memory.
+template <class Params>
+Status Prepare(const std::string& name, void (*kernel)(Params), int shared_bytes, int blocks, Device* device) {
+  if (Status s = CurrentDevice(name, device); !s.ok()) return s;
+  ForgetDescriptors();
+  const KernelNeeds needs = {shared_bytes, blocks > 1 ? cudaSharedmemCarveoutMaxShared : cudaSharedmemCarveoutDefault};
+  return Check(Load(reinterpret_cast<const void*>(kernel), needs), name + ": the kernel does not load");
+}
+
 // Launches with parameters whose TMA descriptors were made since ForgetDescriptors.  They travel with the parameters, and nothing is
 // allocated or awaited, so that the launch can be captured into a CUDA graph.
 template <class Params>
-Status Launch(const std::string& name, void (*kernel)(Params), const Params& params, dim3 grid, dim3 block, dim3 cluster, int shared,
+Status Launch(const std::string& name, void (*kernel)(Params), const Params& params, dim3 grid, dim3 block, dim3 cluster, int shared_bytes,
               cudaStream_t stream) {
   if (descriptor_error != CUDA_SUCCESS) {
     return Internal(name + ": the driver refuses a TMA descriptor, CUDA error " + std::to_string(descriptor_error));
-  }
-  const RelaxedCapture relaxed;
-  // Set for the current device at each launch: a process may have several devices, and remembering them would cost more.
-  if (Status s = Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name + ": cudaFuncSetAttribute");
-      !s.ok()) {
-    return s;
   }
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -85,7 +99,7 @@ Status Launch(const std::string& name, void (*kernel)(Params), const Params& par
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
-  config.dynamicSmemBytes = shared;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;

@@ -1,9 +1,15 @@
-// What a launcher answers.  Plain C++: it must not know CUDA, XLA or Python.
+// What a launcher is asked for, and what it answers.  Plain C++: it must not know CUDA, XLA or Python.
 #pragma once
 
+#include <optional>
 #include <string>
 
+struct CUstream_st;  // cudaStream_t is a pointer to it
+
 namespace jaxext {
+
+// Where a launcher launches its kernel.  Without a stream it makes the same checks, and only loads the kernel.
+using LaunchStream = std::optional<CUstream_st*>;
 
 struct Status {
   enum Code {

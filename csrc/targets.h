@@ -9,9 +9,16 @@ struct XLA_FFI_Error;
 
 namespace jaxext {
 
+using Handler = XLA_FFI_Error*(XLA_FFI_CallFrame*);
+
+// By the stages of XLA's FFI.
+struct Handlers {
+  Handler *initialize, *execute;
+};
+
 struct Target {
   std::string name;  // with a version: exported programs outlive releases
-  XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*);
+  Handlers handlers;
 };
 
 std::vector<Target> MatmulTargets();

@@ -18,7 +18,7 @@ const std::vector<WideWeightOnlyKernel>& WideWeightOnlyKernels() {
 namespace {
 
 Status LaunchWide(const weight_only::Plan& plan, const WeightOnlyConfig& config, const WeightOnlyOperands& operands, void* result,
-                  cudaStream_t stream) {
+                  LaunchStream stream) {
   for (const WideWeightOnlyKernel& kernel : WideWeightOnlyKernels()) {
     if (kernel.operands == operands.dtype && kernel.bits == plan.bits && kernel.config.tile_m == config.tile_m) {
       return kernel.launch(plan, operands, result, stream);
@@ -32,7 +32,7 @@ bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer
 }  // namespace
 
 Status WeightOnly(const WeightOnlyProblem& problem, const WeightOnlyConfig& config, const WeightOnlyOperands& operands, void* result,
-                  cudaStream_t stream) {
+                  LaunchStream stream) {
   weight_only::Plan plan;
   if (Status status = weight_only::Make(problem, config, operands, &plan); !status.ok()) return status;
   if (weight_only::IsEmpty(problem)) return {};

@@ -183,11 +183,10 @@ struct Worker {
 };
 
 // Blocks on a multiprocessor, which their registers allow: a thread has 2 columns tiles sums, and two chunks.
-template <int kBits, int kTiles, int kColumns>
-constexpr int kResident = kTiles > 1 || kColumns* kBits == 128 ? 1 : 2;
+constexpr int Resident(int bits, int tiles, int columns) { return tiles > 1 || columns * bits == 128 ? 1 : 2; }
 
 template <typename T, int kBits, int kTiles, int kColumns>
-__global__ void __launch_bounds__(kThreads, kResident<kBits, kTiles, kColumns>)
+__global__ void __launch_bounds__(kThreads, Resident(kBits, kTiles, kColumns))
     WeightOnlyKernel(const Params p, const T* __restrict__ x, const uint8_t* __restrict__ q, const float* __restrict__ scale,
                      void* __restrict__ y) {
   using Of = Worker<T, kBits, kTiles, kColumns>;

@@ -12,8 +12,6 @@
 #include "problem.h"
 #include "status.h"
 
-struct CUstream_st;  // cudaStream_t is a pointer to it
-
 namespace jaxext {
 
 // x[B,M,K], q[B,K,N], scale[B,S,N], y[B,M,N].  By the same names as in Python: jaxext/backends/cuda/cuda_weight_only.py.
@@ -36,6 +34,6 @@ struct WeightOnlyOperands {
 };
 
 Status WeightOnly(const WeightOnlyProblem& problem, const WeightOnlyConfig& config, const WeightOnlyOperands& operands, void* result,
-                  CUstream_st* stream);
+                  LaunchStream stream);
 
 }  // namespace jaxext

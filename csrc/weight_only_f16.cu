@@ -2,6 +2,6 @@
 
 namespace jaxext::weight_only {
 
-template cudaError_t Launch<__half>(const Plan&, const WeightOnlyOperands&, void*, cudaStream_t);
+template cudaError_t Launch<__half>(const Plan&, const WeightOnlyOperands&, void*, LaunchStream);
 
 }  // namespace jaxext::weight_only

@@ -26,7 +26,7 @@ Status CheckWeight(const ffi::AnyBuffer& buffer, const WeightOnlyAttributes& a) 
   return buffer.element_type() == ffi::S8 ? Status{} : WrongDtype("w", buffer, "S8");
 }
 
-ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::AnyBuffer scale, Result y, WeightOnlyAttributes a) {
+ffi::Error Call(LaunchStream stream, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::AnyBuffer scale, Result y, WeightOnlyAttributes a) {
   WeightOnlyOperands operands = {};
   Dtype of_scale;
   if (Status s = Check("x", x, {a.B, a.M, a.K}, &operands.dtype); !s.ok()) return ToError(s);
@@ -41,6 +41,6 @@ ffi::Error Call(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::An
 
 }  // namespace
 
-std::vector<Target> WeightOnlyTargets() { return {{"jaxext_weight_only_v1", &Handle<&BindingOfThree<WeightOnlyAttributes>, &Call>}}; }
+std::vector<Target> WeightOnlyTargets() { return {{"jaxext_weight_only_v1", kHandlers<&BindingOfThree<WeightOnlyAttributes>, &Call>}}; }
 
 }  // namespace jaxext

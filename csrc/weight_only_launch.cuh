@@ -21,10 +21,14 @@ auto KernelOf(int bits, int tiles, int columns) -> decltype(&WeightOnlyKernel<T,
 }
 
 template <typename T>
-cudaError_t Launch(const Plan& plan, const WeightOnlyOperands& operands, void* result, cudaStream_t stream) {
-  return jaxext::Launch({static_cast<unsigned>(plan.grid), 1, 1}, {kThreads, 1, 1}, plan.shared_bytes, stream,
-                        KernelOf<T>(plan.bits, plan.tiles, plan.columns), plan.params, static_cast<const T*>(operands.x),
-                        static_cast<const uint8_t*>(operands.q), operands.scale, result);
+cudaError_t Launch(const Plan& plan, const WeightOnlyOperands& operands, void* result, LaunchStream stream) {
+  const auto kernel = KernelOf<T>(plan.bits, plan.tiles, plan.columns);
+  KernelNeeds needs;
+  if (Resident(plan.bits, plan.tiles, plan.columns) > 1)
+    needs.carveout = 25;  // two blocks take 18 KB, of 100 KB or more; x is cached in the rest
+  if (cudaError_t error = Load(reinterpret_cast<const void*>(kernel), needs); error != cudaSuccess) return error;
+  return jaxext::Launch({static_cast<unsigned>(plan.grid), 1, 1}, {kThreads, 1, 1}, plan.shared_bytes, stream, kernel, plan.params,
+                        static_cast<const T*>(operands.x), static_cast<const uint8_t*>(operands.q), operands.scale, result);
 }
 
 }  // namespace jaxext::weight_only

@@ -11,6 +11,6 @@ namespace jaxext::weight_only {
 
 // Launch what is planned for x of T.
 template <typename T>
-cudaError_t Launch(const Plan& plan, const WeightOnlyOperands& operands, void* result, cudaStream_t stream);
+cudaError_t Launch(const Plan& plan, const WeightOnlyOperands& operands, void* result, LaunchStream stream);
 
 }  // namespace jaxext::weight_only

@@ -14,11 +14,11 @@
 #include <algorithm>
 
 #include "sm90.cuh"  // first
+#include "barriers_sm90.cuh"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90.hpp"
 #include "cute/atom/mma_traits_sm90_gmma.hpp"
-#include "cutlass/arch/barrier.h"
 #include "cutlass/arch/reg_reconfig.h"
 #include "pack.cuh"
 #include "weight_only_mma.cuh"
@@ -38,7 +38,8 @@ struct WideWeightOnly {
   static constexpr int kColumns = 256;  // of a block: 128 of each warp group, in two products
   static constexpr int kDepth = 64;     // of a stage: 128 bytes of x, the widest swizzle
   static constexpr int kStep = weight_only::kStep;
-  static constexpr int kThreads = 128 + 256;  // a warp group loads, two multiply
+  static constexpr int kThreads = 128 + 256;         // a warp group loads, two multiply
+  static constexpr int kLoad = 24, kMultiply = 240;  // registers of their threads
   static constexpr int kBoxBytes = 128 * kDepth;
   static constexpr int kBoxes = kColumns * kBits / 8 / 128;  // of the weight, side by side
   static constexpr int kStageBytes = kBoxes * kBoxBytes + kRows * kDepth * int(sizeof(T));
@@ -59,8 +60,9 @@ struct WideWeightOnly {
   struct alignas(1024) Storage {
     uint8_t weight[kStages][kBoxes * kBoxBytes];
     Element x[kStages][kRows * kDepth];
-    cutlass::arch::ClusterTransactionBarrier::ValueType full[kStages], empty[kStages];
+    Barrier::ValueType full[kStages], empty[kStages];
   };
+  static constexpr int kSharedBytes = BlockBudget<kThreads, 1, sizeof(Storage), kLoad + 2 * kMultiply>::kSharedBytes;
 
   // A block's part of the result and of the sum, by stages.
   struct Place {
@@ -93,24 +95,23 @@ struct WideWeightOnly {
   }
 
   static CUTLASS_DEVICE void Run(const WideWeightOnlyParams& params, Storage& storage) {
-    using Barrier = cutlass::arch::ClusterTransactionBarrier;
     const int warp_group = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
     if (threadIdx.x == 0) {
       cute::prefetch_tma_descriptor(&params.x);
       cute::prefetch_tma_descriptor(&params.w);
       for (int i = 0; i < kStages; ++i) {
-        Barrier::init(&storage.full[i], 1);
-        Barrier::init(&storage.empty[i], (kThreads - 128) / 32);  // each warp that multiplies
+        Barrier::Init(&storage.full[i], 1);
+        Barrier::Init(&storage.empty[i], (kThreads - 128) / 32);  // each warp that multiplies
       }
-      cutlass::arch::fence_barrier_init();
+      FenceBarriers();
     }
     __syncthreads();  // the barriers are there
     const Place place(params.sizes);
     if (warp_group == 0) {
-      cutlass::arch::warpgroup_reg_dealloc<24>();
+      cutlass::arch::warpgroup_reg_dealloc<kLoad>();
       if (warp == 0) Load(params, storage, place);
     } else {
-      cutlass::arch::warpgroup_reg_alloc<240>();
+      cutlass::arch::warpgroup_reg_alloc<kMultiply>();
       const auto& p = params.sizes;
       if (p.S > 1 && p.K / p.S % kDepth != 0) {
         Multiply<kStep>(params, storage, place, threadIdx.x - 128);
@@ -122,15 +123,14 @@ struct WideWeightOnly {
 
   // By a warp, of which one thread asks TMA, and others bring the scales of the stage nearer.
   static CUTLASS_DEVICE void Load(const WideWeightOnlyParams& params, Storage& storage, const Place& place) {
-    using Barrier = cutlass::arch::ClusterTransactionBarrier;
     constexpr auto kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     const int lane = threadIdx.x % 32, column = place.column + lane % 8 * 32;
     Turn turn;
     for (int step = place.begin; step < place.end; ++step, ++turn) {
-      Barrier::wait(&storage.empty[turn.stage], turn.phase ^ 1);
+      Barrier::Wait(&storage.empty[turn.stage], turn.phase ^ 1);
       if (lane == 0) {
         Barrier::ValueType* full = &storage.full[turn.stage];
-        Barrier::arrive_and_expect_tx(full, kStageBytes);
+        Barrier::ArriveAndExpect(full, kStageBytes);
         for (int i = 0; i < kBoxes; ++i) {
           cute::SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, storage.weight[turn.stage] + i * kBoxBytes,
                                        place.column * kBits / 8 + i * 128, step * kDepth, place.batch);
@@ -157,7 +157,6 @@ struct WideWeightOnly {
   // Σ over all stages.  kUnit: elements of the sum that have the same scales.
   template <int kUnit>
   static CUTLASS_DEVICE void Multiply(const WideWeightOnlyParams& params, Storage& storage, const Place& place, int thread) {
-    using Barrier = cutlass::arch::ClusterTransactionBarrier;
     const auto& p = params.sizes;
     const int group = thread % 32 / 4, lane = thread % 4, warp = thread / 32;
     // TMA's swizzle: 16 bytes lie where their number and that of the row, of eight, differ in no bit or in some.
@@ -179,7 +178,7 @@ struct WideWeightOnly {
 
     Turn turn;
     if (place.begin < place.end) {
-      Barrier::wait(&storage.full[0], 0);
+      Barrier::Wait(&storage.full[0], 0);
       Convert(storage.weight[0], at, 0, 0, factors[0]);
     }
     CUTLASS_PRAGMA_NO_UNROLL
@@ -208,7 +207,7 @@ struct WideWeightOnly {
         if (i < 3) {
           Convert(storage.weight[own.stage], at, (i + 1) / 2, 1 - step, factors[1 - step]);
         } else if (stage + 1 < place.end) {
-          Barrier::wait(&storage.full[turn.stage], turn.phase);
+          Barrier::Wait(&storage.full[turn.stage], turn.phase);
           Convert(storage.weight[turn.stage], at, 0, 0, factors[0]);
         }
         if (!ends) continue;
@@ -218,7 +217,7 @@ struct WideWeightOnly {
         for (int k = 0; k < kRows / 2; ++k) sums[product][k] = fmaf(of_unit(k), k / 2 % 2 ? scales.y : scales.x, sums[product][k]);
       }
       __syncwarp();
-      if (thread % 32 == 0) Barrier::arrive(&storage.empty[own.stage]);
+      if (thread % 32 == 0) Barrier::Arrive(&storage.empty[own.stage]);
     }
     if (!real) return;
     if (p.wide != 0) {
@@ -241,11 +240,9 @@ struct WideWeightOnly {
     }
   }
 
-  static Status Launch(const weight_only::Plan& plan, const WeightOnlyOperands& operands, void* result, cudaStream_t stream);
+  static Status Launch(const weight_only::Plan& plan, const WeightOnlyOperands& operands, void* result, LaunchStream stream);
 
-  static WideWeightOnlyKernel Entry(Dtype dtype) {
-    return {dtype, kBits, {kRows, kColumns, 1}, kStages, static_cast<int>(sizeof(Storage)), &Launch};
-  }
+  static WideWeightOnlyKernel Entry(Dtype dtype) { return {dtype, kBits, {kRows, kColumns, 1}, kStages, kSharedBytes, &Launch}; }
 };
 
 // TMA descriptors are read where the kernel's parameters lie, hence __grid_constant__.
@@ -271,10 +268,10 @@ inline CUtensorMap MapOf(CUtensorMapDataType type, int bytes, const void* array,
 
 template <typename T, int kBits, int kRows>
 Status WideWeightOnly<T, kBits, kRows>::Launch(const weight_only::Plan& plan, const WeightOnlyOperands& operands, void* result,
-                                               cudaStream_t stream) {
+                                               LaunchStream stream) {
   Device device;
-  if (Status s = CurrentDevice("wide_weight_only", &device); !s.ok()) return s;
-  ForgetDescriptors();
+  constexpr auto kKernel = WideWeightOnlyKernelOf<T, kBits, kRows>;
+  if (Status s = Prepare("wide_weight_only", kKernel, kSharedBytes, 1, &device); !s.ok() || !stream) return s;
   const weight_only::Params& p = plan.params;
   WideWeightOnlyParams params = {};
   if (p.K > 0) {  // else nothing is read, and there is no such map
@@ -283,8 +280,8 @@ Status WideWeightOnly<T, kBits, kRows>::Launch(const weight_only::Plan& plan, co
     params.w = MapOf(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, operands.q, int64_t(p.N) * kBits / 8, p.K, p.B, kDepth);
   }
   params.scale = operands.scale, params.y = result, params.sizes = p;
-  return sm90::Launch("wide_weight_only", WideWeightOnlyKernelOf<T, kBits, kRows>, params, dim3(unsigned(plan.grid), 1, 1),
-                      dim3(kThreads, 1, 1), dim3(1, 1, 1), sizeof(Storage), stream);
+  return sm90::Launch("wide_weight_only", kKernel, params, dim3(unsigned(plan.grid), 1, 1), dim3(kThreads, 1, 1), dim3(1, 1, 1),
+                      kSharedBytes, *stream);
 }
 
 template <typename T>

@@ -14,7 +14,7 @@ struct WideWeightOnlyKernel {
   WeightOnlyConfig config;  // of one part
   int stages;
   int shared_bytes;
-  Status (*launch)(const weight_only::Plan&, const WeightOnlyOperands&, void* result, CUstream_st*);
+  Status (*launch)(const weight_only::Plan&, const WeightOnlyOperands&, void* result, LaunchStream);
 };
 
 // Every kernel that was compiled, in no particular order.

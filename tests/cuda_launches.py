@@ -12,6 +12,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+from typing import Any
 
 import pytest
 import simt_weight_only
@@ -72,8 +73,8 @@ CAUSALS = [dict(family=4, role=role, operands=dtype) for role in ("forward", "ba
 
 
 @functools.cache
-def runtime(*more: str | pathlib.Path) -> ctypes.CDLL:
-    """The stand-in for CUDA with our host code, and with what `more` names to nvcc."""
+def runtime(*more: str | pathlib.Path, copy: int = 0) -> ctypes.CDLL:
+    """The stand-in for CUDA with our host code, and with what `more` names to nvcc.  A copy remembers nothing of the others' calls."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/cuda_runtime.so"
         # -z,defs: a function of CUDA that the runtime has not, such as one that allocates, waits or copies, is an error
@@ -82,6 +83,22 @@ def runtime(*more: str | pathlib.Path) -> ctypes.CDLL:
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         return ctypes.CDLL(path)
+
+
+def prepared() -> list[dict[str, Any]]:
+    """What this thread's last call asked of CUDA before descriptors and launches: kernels that it loaded, attributes that it set."""
+    answer = ctypes.create_string_buffer(1 << 16)
+    runtime().Prepared(answer, ctypes.c_int64(len(answer)))
+    return json.loads(answer.value)
+
+
+def load(case, device=0, failing=""):
+    """As `ask`, without a stream: as a handler's initialize stage calls."""
+    runtime().OnlyLoad(1)
+    try:
+        return ask(case, device, failing)
+    finally:
+        runtime().OnlyLoad(0)
 
 
 def ask(case, device=0, failing=""):

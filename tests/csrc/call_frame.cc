@@ -38,11 +38,11 @@ const XLA_FFI_Api* Api() {
   return &api;
 }
 
-XLA_FFI_CallFrame Frame() {
+XLA_FFI_CallFrame Frame(XLA_FFI_ExecutionStage stage) {
   XLA_FFI_CallFrame frame = {};
   frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
   frame.api = Api();
-  frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
+  frame.stage = stage;
   return frame;
 }
 
@@ -80,8 +80,8 @@ struct Attribute {
   void* data;
 };
 
-int32_t CallHandler(XLA_FFI_Handler* handler, int64_t operand_count, const Buffer* operands, int64_t result_count, const Buffer* results,
-                    int64_t attribute_count, const Attribute* attributes, char* message, int64_t room) {
+int32_t CallHandler(XLA_FFI_Handler* handler, int32_t stage, int64_t operand_count, const Buffer* operands, int64_t result_count,
+                    const Buffer* results, int64_t attribute_count, const Attribute* attributes, char* message, int64_t room) {
   std::vector<XLA_FFI_Buffer> buffers;
   buffers.reserve(operand_count + result_count);  // so that pointers to them stay
   const auto pointers_to = [&](int64_t count, const Buffer* described) {
@@ -115,7 +115,7 @@ int32_t CallHandler(XLA_FFI_Handler* handler, int64_t operand_count, const Buffe
     attrs[i] = scalar ? static_cast<void*>(&scalars[i]) : &arrays[i];
   }
 
-  XLA_FFI_CallFrame frame = Frame();
+  XLA_FFI_CallFrame frame = Frame(static_cast<XLA_FFI_ExecutionStage>(stage));
   frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, operand_count, arg_types.data(), args.data()};
   frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, result_count, ret_types.data(), rets.data()};
   frame.attrs = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, attribute_count, types.data(), name_pointers.data(), attrs.data()};
@@ -130,7 +130,7 @@ int32_t AskMetadata(XLA_FFI_Handler* handler, int32_t* major, int32_t* minor, ui
   extension.extension_base.struct_size = XLA_FFI_Metadata_Extension_STRUCT_SIZE;
   extension.extension_base.type = XLA_FFI_Extension_Metadata;
   extension.metadata = &metadata;
-  XLA_FFI_CallFrame frame = Frame();
+  XLA_FFI_CallFrame frame = Frame(XLA_FFI_ExecutionStage_EXECUTE);
   frame.extension_start = &extension.extension_base;
   const int32_t code = Call(handler, &frame, message, room);
   *major = metadata.api_version.major_version, *minor = metadata.api_version.minor_version, *traits = metadata.traits;

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <random>
 
-#include "cutlass/cuda_host_adapter.hpp"
+#include "tensor_map.h"
 
 // What a descriptor was made of, which stands in its place.
 struct Description {
@@ -30,21 +30,18 @@ void Describe(CUtensorMap* map, Description* d, const void* address, const cuuin
   ++described;
 }
 
-namespace cutlass {  // in place of the functions that call the driver
-
-template <class... Rest>
 CUresult DescribeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address, const cuuint64_t* sizes,
-                       const cuuint64_t* strides, const cuuint32_t*, const cuuint32_t* step, Rest...) {
+                       const cuuint64_t* strides, const cuuint32_t*, const cuuint32_t* step, CUtensorMapInterleave, CUtensorMapSwizzle,
+                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   Description d = {};
   d.rank = rank;
   Describe(map, &d, address, sizes, strides, step);
   return CUDA_SUCCESS;
 }
 
-template <class... Rest>
 CUresult DescribeIm2col(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address, const cuuint64_t* sizes,
                         const cuuint64_t* strides, const int* lower, const int* upper, cuuint32_t, cuuint32_t, const cuuint32_t* step,
-                        Rest...) {
+                        CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   Description d = {};
   d.rank = rank, d.gathers = true;
   for (cuuint32_t i = 0; i + 2 < rank; ++i) d.lower[i] = lower[i], d.upper[i] = upper[i];
@@ -52,10 +49,20 @@ CUresult DescribeIm2col(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, 
   return CUDA_SUCCESS;
 }
 
-}  // namespace cutlass
+namespace jaxext::sm90 {  // in place of the driver's functions
 
-#define call_cuTensorMapEncodeTiled DescribeTiled
-#define call_cuTensorMapEncodeIm2col DescribeIm2col
+template <>
+decltype(DescribeTiled)* DriverFunction<decltype(DescribeTiled)>(const char*) {
+  return DescribeTiled;
+}
+
+template <>
+decltype(DescribeIm2col)* DriverFunction<decltype(DescribeIm2col)>(const char*) {
+  return DescribeIm2col;
+}
+
+}  // namespace jaxext::sm90
+
 #include "conv_sm90.cuh"
 #include "refusals.h"
 

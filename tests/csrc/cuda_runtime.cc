@@ -26,7 +26,7 @@ namespace {
 struct FakeDevice {
   int multiprocessors, major, minor;
 };
-constexpr FakeDevice kDevices[] = {{132, 9, 0}, {78, 9, 0}, {108, 8, 0}, {2, 9, 0}};
+constexpr FakeDevice kDevices[] = {{132, 9, 0}, {78, 9, 0}, {108, 8, 0}, {2, 9, 0}};  // of every four
 
 // Of all threads: names of kernels, and what was set for which device.
 std::mutex mutex;
@@ -34,14 +34,19 @@ std::map<const void*, std::string>& Names() {
   static auto* names = new std::map<const void*, std::string>;
   return *names;
 }
-std::map<std::pair<int, const void*>, int> shared_allowed;
+struct Loaded {
+  int shared = 0, carveout = cudaSharedmemCarveoutDefault;
+};
+std::map<std::pair<int, const void*>, Loaded> loaded;
 std::map<std::string, std::vector<size_t>> parameters_of;  // name of a kernel -> bytes of its parameters, for those that were told
 
 // Of one thread, as in CUDA.
 thread_local int device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
-thread_local std::string failing;  // a function, "" for none
-thread_local std::string asked;    // JSON, comma-separated
+thread_local std::string failing;      // a function, "" for none
+thread_local bool only_loads = false;  // launchers get no stream
+thread_local std::string asked;        // JSON, comma-separated: descriptors and launches
+thread_local std::string prepared;     // and what comes before them
 thread_local uint64_t descriptors = 0;
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeThreadLocal;  // XLA's
 struct Configuration {
@@ -63,7 +68,16 @@ std::string List(const T* values, size_t count) {
   return "[" + text + "]";
 }
 
-void Note(const std::string& entry) { asked += (asked.empty() ? "" : ", ") + ("{" + entry + "}"); }
+void Note(const std::string& entry, std::string& to = asked) { to += (to.empty() ? "" : ", ") + ("{" + entry + "}"); }
+
+bool Relaxed() { return capture_mode == cudaStreamCaptureModeRelaxed; }
+
+// Of a kernel on the current device, with the lock.
+void NotePrepared(const char* what, const void* kernel, int value) {
+  Note("\"" + std::string(what) + "\": " + std::to_string(value) + ", \"kernel\": \"" + Names()[kernel] +
+           "\", \"relaxed\": " + (Relaxed() ? "true" : "false"),
+       prepared);
+}
 
 std::string Sizes(dim3 d) {
   const unsigned sizes[] = {d.x, d.y, d.z};
@@ -82,13 +96,15 @@ std::string Parameters(const std::string& name, void** arguments) {
   return text;
 }
 
-void NoteLaunch(const void* kernel, const Configuration& c, dim3 cluster, void** arguments) {
+cudaError_t NoteLaunch(const void* kernel, const Configuration& c, dim3 cluster, void** arguments) {
   const std::lock_guard<std::mutex> lock(mutex);
+  if (loaded.count({device, kernel}) == 0) return last_error = cudaErrorStreamCaptureUnsupported;  // it would be loaded now
   Note("\"kernel\": \"" + Names()[kernel] + "\", \"device\": " + std::to_string(device) + ", \"grid\": " + Sizes(c.grid) +
        ", \"block\": " + Sizes(c.block) + ", \"cluster\": " + Sizes(cluster) + ", \"shared\": " + std::to_string(c.shared) +
-       ", \"allowed\": " + std::to_string(shared_allowed[{device, kernel}]) +
-       ", \"relaxed\": " + (capture_mode == cudaStreamCaptureModeRelaxed ? "true" : "false") + ", \"stream\": " +
-       std::to_string(reinterpret_cast<uintptr_t>(c.stream)) + ", \"parameters\": \"" + Parameters(Names()[kernel], arguments) + "\"");
+       ", \"allowed\": " + std::to_string(loaded[{device, kernel}].shared) + ", \"carveout\": " +
+       std::to_string(loaded[{device, kernel}].carveout) + ", \"stream\": " + std::to_string(reinterpret_cast<uintptr_t>(c.stream)) +
+       ", \"parameters\": \"" + Parameters(Names()[kernel], arguments) + "\"");
+  return cudaSuccess;
 }
 
 void NoteDescriptor(const char* kind, CUtensorMap* map, CUtensorMapDataType type, unsigned rank, void* address, const cuuint64_t* sizes,
@@ -149,8 +165,7 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
   const cudaError_t error = Answer("cudaLaunchKernelEx");
-  if (error == cudaSuccess) NoteLaunch(kernel, {grid, block, shared, stream}, {1, 1, 1}, arguments);
-  return error;
+  return error != cudaSuccess ? error : NoteLaunch(kernel, {grid, block, shared, stream}, {1, 1, 1}, arguments);
 }
 
 // What our code and CUTLASS's call.
@@ -159,17 +174,30 @@ cudaError_t cudaGetDevice(int* number) {
   return Answer("cudaGetDevice");
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int number) {
-  const FakeDevice& d = kDevices[number];
+  const FakeDevice& d = kDevices[number % 4];
   *value = attribute == cudaDevAttrMultiProcessorCount      ? d.multiprocessors
            : attribute == cudaDevAttrComputeCapabilityMajor ? d.major
            : attribute == cudaDevAttrComputeCapabilityMinor ? d.minor
                                                             : -1;
+  Note("\"asks\": " + std::to_string(attribute), prepared);
   return Answer("cudaDeviceGetAttribute");
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const cudaError_t error = Answer("cudaFuncGetAttributes");
+  if (error != cudaSuccess) return error;
+  NotePrepared("load", kernel, device);
+  loaded[{device, kernel}];
+  return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) shared_allowed[{device, kernel}] = value;
-  return Answer("cudaFuncSetAttribute");
+  const cudaError_t error = Answer("cudaFuncSetAttribute");
+  if (error != cudaSuccess) return error;
+  const bool shared = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
+  NotePrepared(shared ? "shared" : "carveout", kernel, value);
+  (shared ? loaded[{device, kernel}].shared : loaded[{device, kernel}].carveout) = value;
+  return cudaSuccess;
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
   dim3 cluster = {1, 1, 1};
@@ -179,14 +207,14 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
   }
   const cudaError_t error = Answer("cudaLaunchKernelEx");
   const Configuration launch = {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
-  if (error == cudaSuccess) NoteLaunch(kernel, launch, cluster, arguments);
-  return error;
+  return error != cudaSuccess ? error : NoteLaunch(kernel, launch, cluster, arguments);
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* status) {
   *function =
       std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0 ? reinterpret_cast<void*>(EncodeTiled) : reinterpret_cast<void*>(EncodeIm2col);
   *status = cudaDriverEntryPointSuccess;
+  Note("\"finds\": \"" + std::string(symbol) + "\"", prepared);
   return Answer("cudaGetDriverEntryPointByVersion");
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
@@ -197,8 +225,16 @@ cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); 
 const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorNotPermitted ? "not permitted, says the test" : "?"; }
 
 // What the tests call: from Begin to Told all that is asked of CUDA is written down, as JSON.
-void Begin(int32_t on_device, const char* fail) { device = on_device, failing = fail, asked.clear(), descriptors = 0; }
+void Begin(int32_t on_device, const char* fail) { device = on_device, failing = fail, asked.clear(), prepared.clear(), descriptors = 0; }
 void Told(char* answer, int64_t room) { std::strncpy(answer, ("[" + asked + "]").c_str(), room - 1); }
+
+// What came before the descriptors and launches: kernels loaded, attributes set, and what CUDA was asked for.
+void Prepared(char* answer, int64_t room) { std::strncpy(answer, ("[" + prepared + "]").c_str(), room - 1); }
+
+// From now on this thread's calls only load their kernels, or launch them.
+void OnlyLoad(int32_t only) { only_loads = only; }
+
+jaxext::LaunchStream StreamAt(int64_t address) { return only_loads ? jaxext::LaunchStream() : reinterpret_cast<cudaStream_t>(address); }
 
 // The status, and its message or, if there is none, what was asked of CUDA.
 int32_t Conclude(const jaxext::Status& status, char* answer, int64_t room) {
@@ -219,7 +255,7 @@ int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, cons
   const auto* first = reinterpret_cast<const void*>(addresses[0]);
   const auto* second = reinterpret_cast<const void*>(addresses[1]);
   auto* out = reinterpret_cast<void*>(addresses[2]);
-  auto* stream = reinterpret_cast<cudaStream_t>(addresses[3]);
+  const jaxext::LaunchStream stream = StreamAt(addresses[3]);
   const auto dtype = static_cast<Dtype>(operands), of_result = static_cast<Dtype>(result);
   Epilogue fused;
   if (epilogue) {
@@ -259,9 +295,9 @@ int32_t CallCausal(int32_t role, int32_t on_device, const char* fail, const int6
   const CausalOperands operands = {dtype(0), dtype(1), dtype(2), static_cast<Activation>(numbers[3]), at(0),
                                    at(1),    at(2),    at(3),    static_cast<const int32_t*>(at(4)),  static_cast<const int32_t*>(at(5)),
                                    at(6)};
-  const Status status = Causal(static_cast<CausalRole>(role), *reinterpret_cast<const CausalProblem*>(problem),
-                               *reinterpret_cast<const CausalConfig*>(config), operands, {at(7), static_cast<float*>(at(8)), at(9)},
-                               static_cast<cudaStream_t>(at(10)));
+  const Status status =
+      Causal(static_cast<CausalRole>(role), *reinterpret_cast<const CausalProblem*>(problem),
+             *reinterpret_cast<const CausalConfig*>(config), operands, {at(7), static_cast<float*>(at(8)), at(9)}, StreamAt(addresses[10]));
   return Conclude(status, answer, room);
 }
 
@@ -275,7 +311,7 @@ int32_t CallWeightOnly(int32_t on_device, const char* fail, const int64_t* dtype
   const WeightOnlyOperands operands = {static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), at(0), at(1),
                                        static_cast<const float*>(at(2))};
   const Status status = WeightOnly(*reinterpret_cast<const WeightOnlyProblem*>(problem), *reinterpret_cast<const WeightOnlyConfig*>(config),
-                                   operands, at(3), static_cast<cudaStream_t>(at(4)));
+                                   operands, at(3), StreamAt(addresses[4]));
   return Conclude(status, answer, room);
 }
 
@@ -290,7 +326,7 @@ int32_t CallScaled(int32_t on_device, const char* fail, const int64_t* dtypes, c
   const Scale left = {static_cast<const float*>(at(2)), strides[0], strides[1], strides[2]};
   const Scale right = {static_cast<const float*>(at(3)), strides[3], strides[4], strides[5]};
   const Status status = Scaled(*reinterpret_cast<const ScaledProblem*>(problem), *reinterpret_cast<const ScaledConfig*>(config), dtype(0),
-                               dtype(1), dtype(2), at(0), at(1), left, right, at(4), static_cast<cudaStream_t>(at(5)));
+                               dtype(1), dtype(2), at(0), at(1), left, right, at(4), StreamAt(addresses[5]));
   return Conclude(status, answer, room);
 }
 
@@ -302,9 +338,8 @@ int32_t CallGram(int32_t on_device, const char* fail, const int64_t* dtypes, con
   Begin(on_device, fail);
   const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
   const GramOperands operands = {at(0), at(1), factors[0], factors[1]};
-  const Status status =
-      LaunchGram(*reinterpret_cast<const GramProblem*>(problem), *reinterpret_cast<const GramConfig*>(config),
-                 static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), operands, at(2), static_cast<cudaStream_t>(at(3)));
+  const Status status = LaunchGram(*reinterpret_cast<const GramProblem*>(problem), *reinterpret_cast<const GramConfig*>(config),
+                                   static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), operands, at(2), StreamAt(addresses[3]));
   return Conclude(status, answer, room);
 }
 
@@ -319,7 +354,7 @@ int32_t BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, 
 }
 
 // As the thread captures outside of launches.
-int32_t CapturesRelaxed() { return capture_mode == cudaStreamCaptureModeRelaxed; }
+int32_t CapturesRelaxed() { return Relaxed(); }
 
 // Whether the thread remembers an error that was told, and that the next launch would be blamed for.
 int32_t Remembers() { return last_error != cudaSuccess; }

@@ -1,5 +1,5 @@
-// In place of the launchers that the handlers of csrc/*_ffi.cc call: each does nothing, but says in its error what it was asked.  Built
-// with the handlers and call_frame.cc by tests/backends/cuda/test_ffi_handlers.py; needs no CUDA.
+// In place of the launchers that the handlers of csrc/*_ffi.cc call: each does nothing, but says in its error what it was asked, and
+// whether only to load it.  Built with the handlers and call_frame.cc by tests/backends/cuda/test_ffi_handlers.py; needs no CUDA.
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -18,9 +18,9 @@
 namespace jaxext {
 namespace {
 
-Status Say(const std::string& launcher, std::initializer_list<int64_t> problem, std::initializer_list<int64_t> config, Dtype operands,
-           Dtype result, std::initializer_list<const void*> arrays, const Epilogue* epilogue) {
-  std::string text = launcher + ":";
+Status Say(LaunchStream stream, const std::string& launcher, std::initializer_list<int64_t> problem, std::initializer_list<int64_t> config,
+           Dtype operands, Dtype result, std::initializer_list<const void*> arrays, const Epilogue* epilogue) {
+  std::string text = (stream ? "" : "load ") + launcher + ":";
   for (const auto& numbers : {problem, config}) {
     for (int64_t number : numbers) text += " " + std::to_string(number);
     text += ";";
@@ -36,13 +36,14 @@ Status Say(const std::string& launcher, std::initializer_list<int64_t> problem, 
   return {Status::kInternal, text};
 }
 
-Status Say(const std::string& launcher, const ConvProblem& p, std::initializer_list<int64_t> config, Dtype operands, Dtype result,
-           std::initializer_list<const void*> arrays, const Epilogue* epilogue) {
+Status Say(LaunchStream stream, const std::string& launcher, const ConvProblem& p, std::initializer_list<int64_t> config, Dtype operands,
+           Dtype result, std::initializer_list<const void*> arrays, const Epilogue* epilogue) {
   const auto& [in, filter, out] = std::tie(p.input, p.filter, p.output);
   const auto& [stride, low, of_input, of_filter] = std::tie(p.stride, p.low, p.input_dilation, p.filter_dilation);
-  return Say(launcher, {p.B,       p.N,       p.G,         p.C,         p.K,         in[0],        in[1],        in[2],       filter[0],
-                        filter[1], filter[2], out[0],      out[1],      out[2],      stride[0],    stride[1],    stride[2],   low[0],
-                        low[1],    low[2],    of_input[0], of_input[1], of_input[2], of_filter[0], of_filter[1], of_filter[2]},
+  return Say(stream, launcher,
+             {p.B,       p.N,       p.G,         p.C,         p.K,         in[0],        in[1],        in[2],       filter[0],
+              filter[1], filter[2], out[0],      out[1],      out[2],      stride[0],    stride[1],    stride[2],   low[0],
+              low[1],    low[2],    of_input[0], of_input[1], of_input[2], of_filter[0], of_filter[1], of_filter[2]},
              config, operands, result, arrays, epilogue);
 }
 
@@ -51,74 +52,75 @@ const char* NameOf(ConvRole role) { return role == ConvRole::kFprop ? "fprop" : 
 }  // namespace
 
 Status Conv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& c, Dtype operands, Dtype result, const void* first,
-            const void* second, void* out, const Epilogue* epilogue, cudaStream_t) {
-  return Say("conv" + std::to_string(rank) + "d " + NameOf(role), p, {c.tile_m, c.tile_n, c.cluster, c.splits}, operands, result,
+            const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+  return Say(stream, "conv" + std::to_string(rank) + "d " + NameOf(role), p, {c.tile_m, c.tile_n, c.cluster, c.splits}, operands, result,
              {first, second, out}, epilogue);
 }
 
 Status Depthwise(ConvRole role, const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* first,
-                 const void* second, void* out, const Epilogue* epilogue, cudaStream_t) {
-  return Say(std::string("depthwise ") + NameOf(role), p, {c.lanes, c.strip, c.pieces, c.lines, c.splits}, dtype, result,
+                 const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+  return Say(stream, std::string("depthwise ") + NameOf(role), p, {c.lanes, c.strip, c.pieces, c.lines, c.splits}, dtype, result,
              {first, second, out}, epilogue);
 }
 
 Status Matmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, const Epilogue* epilogue, cudaStream_t) {
+              const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
-  return Say(std::string("matmul ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.pingpong, c.splits},
+  return Say(stream, std::string("matmul ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.pingpong, c.splits},
              operands, result, {first, second, out}, epilogue);
 }
 
 Status Pieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& c, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, cudaStream_t) {
+              const void* second, void* out, LaunchStream stream) {
   const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
-  return Say(std::string("pieces ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.pieces, c.splits}, operands, result,
+  return Say(stream, std::string("pieces ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.pieces, c.splits}, operands, result,
              {first, second, out}, /*epilogue=*/nullptr);
 }
 
 Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, Dtype operands, Dtype result, const void* first,
-              const void* second, const int32_t* places, void* out, cudaStream_t) {
+              const void* second, const int32_t* places, void* out, LaunchStream stream) {
   const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
-  return Say(std::string("ragged ") + name, {p.B, p.P, p.R, p.M, p.N, p.K, p.G}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_n}, operands,
-             result, {first, second, places, out}, /*epilogue=*/nullptr);
+  return Say(stream, std::string("ragged ") + name, {p.B, p.P, p.R, p.M, p.N, p.K, p.G}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_n},
+             operands, result, {first, second, places, out}, /*epilogue=*/nullptr);
 }
 
 Status Scaled(const ScaledProblem& p, const ScaledConfig& c, Dtype first, Dtype second, Dtype result, const void* a, const void* b,
-              const Scale& left, const Scale& right, void* d, cudaStream_t) {
-  return Say("scaled", {p.B, p.M, p.N, p.K, p.I, p.J, p.S, static_cast<int64_t>(second)},
+              const Scale& left, const Scale& right, void* d, LaunchStream stream) {
+  return Say(stream, "scaled", {p.B, p.M, p.N, p.K, p.I, p.J, p.S, static_cast<int64_t>(second)},
              {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.splits, left.batch, left.outer, left.step, right.batch, right.outer, right.step},
              first, result, {a, b, left.data, right.data, d}, /*epilogue=*/nullptr);
 }
 
-Status LaunchGram(const GramProblem& p, const GramConfig& c, Dtype dtype, Dtype result, const GramOperands& o, void* y, cudaStream_t) {
+Status LaunchGram(const GramProblem& p, const GramConfig& c, Dtype dtype, Dtype result, const GramOperands& o, void* y,
+                  LaunchStream stream) {
   const auto whole = [](double number) { return static_cast<int64_t>(number); };
-  return Say("gram", {p.B, p.M, p.N}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.splits, whole(o.scale), whole(o.of_addend)}, dtype,
-             result, {o.x, o.addend, y}, /*epilogue=*/nullptr);
+  return Say(stream, "gram", {p.B, p.M, p.N}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.splits, whole(o.scale), whole(o.of_addend)},
+             dtype, result, {o.x, o.addend, y}, /*epilogue=*/nullptr);
 }
 
 Status Causal(CausalRole role, const CausalProblem& p, const CausalConfig& c, const CausalOperands& o, const CausalResults& r,
-              cudaStream_t) {
+              LaunchStream stream) {
   const int64_t of_bias = o.bias != nullptr ? static_cast<int64_t>(o.of_bias) : -1;
-  return Say(role == CausalRole::kForward ? "causal forward" : "causal backward", {p.B, p.T, p.C, p.J},
+  return Say(stream, role == CausalRole::kForward ? "causal forward" : "causal backward", {p.B, p.T, p.C, p.J},
              {c.lanes, c.strip, c.splits, static_cast<int64_t>(o.activation), of_bias}, o.dtype, o.of_weight,
              {o.x, o.weight, o.bias, o.initial_states, o.seq_idx, o.idx_of_states, o.d_y, r.first, r.sums, r.d_initial_states},
              /*epilogue=*/nullptr);
 }
 
-Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const WeightOnlyOperands& o, void* result, cudaStream_t) {
-  return Say("weight_only", {p.B, p.M, p.N, p.K, p.S, p.bits}, {c.tile_m, c.tile_n, c.splits}, o.dtype, o.of_result,
+Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const WeightOnlyOperands& o, void* result, LaunchStream stream) {
+  return Say(stream, "weight_only", {p.B, p.M, p.N, p.K, p.S, p.bits}, {c.tile_m, c.tile_n, c.splits}, o.dtype, o.of_result,
              {o.x, o.q, o.scale, result}, /*epilogue=*/nullptr);
 }
 
 }  // namespace jaxext
 
-// The handler of that name, or null.
-extern "C" void* HandlerOf(const char* name) {
+// The handler of that name and stage, or null.
+extern "C" void* HandlerOf(const char* name, int32_t initialize) {
   for (const auto& targets :
        {jaxext::MatmulTargets(), jaxext::PiecesTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::GramTargets(),
         jaxext::ConvTargets(), jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
     for (const jaxext::Target& target : targets) {
-      if (target.name == name) return reinterpret_cast<void*>(target.handler);
+      if (target.name == name) return reinterpret_cast<void*>(initialize ? target.handlers.initialize : target.handlers.execute);
     }
   }
   return nullptr;

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import functools
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -30,11 +31,13 @@ from cuda_launches import (
     ELEMENTS,
     GRAM,
     LIBRARY,
+    NVCC,
     OK,
     PLACES,
     SCALED,
     SHAPES,
     SLOTS,
+    TESTS,
     WEIGHT_ONLY,
     ask,
     causal,
@@ -85,10 +88,28 @@ def modules_of(binary, arch: str) -> dict[str, Module]:
         for path in sorted(pathlib.Path(folder).glob("*.ptx")):
             text = path.read_text()
             if f".target {arch}" in text:
+                assert "brkpt" not in text, "an assertion in CUTLASS's pipelines: compiled without NDEBUG"
                 module = Module(text)
                 assert not (without_test := untested(module)), without_test
                 found |= dict.fromkeys(module.kernels, module)
     return found
+
+
+def compiled(source: str, *flags: str) -> tuple[ctypes.CDLL, dict[str, Module]]:
+    """The runtime with what a file of tests/ptx/cuda launches, and its modules."""
+    package = importlib.util.find_spec("cutlass_library")
+    if package is None:
+        pytest.skip("no headers of CUTLASS: nvidia-cutlass is not installed")
+    cutlass = pathlib.Path(next(iter(package.submodule_search_locations or ()))) / "source"
+    include = [f"-I{folder}" for folder in (cutlass / "include", cutlass / "tools/util/include", TESTS.parent / "csrc")]
+    options = ["-std=c++17", "-O1", "-DNDEBUG", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC", *flags]
+    with tempfile.TemporaryDirectory() as folder:
+        made = f"{folder}/{source}.o"
+        command = [str(NVCC), "-gencode=arch=compute_90a,code=compute_90a", *options, *include, "-c", TESTS / "ptx/cuda" / source]
+        subprocess.run([*command, "-o", made], check=True)
+        library, found = runtime(made), modules_of(made, "sm_90")
+    tell_parameters(library, found)
+    return library, found
 
 
 def tell_parameters(runtime: ctypes.CDLL, modules: dict[str, Module]) -> None:

@@ -1,37 +1,15 @@
 """Products by CUTLASS's own collectives on the interpreter, of dtypes that our kernels do not have: cuda/cutlass_products.cu."""
 
 import ctypes
-import importlib.util
 import itertools
 import json
-import pathlib
-import subprocess
-import tempfile
 
 import numpy as np
 import pytest
-from cuda_kernels import launch, modules_of, tell_parameters
-from cuda_launches import NVCC, runtime
+from cuda_kernels import compiled, launch
 from interpreter import EARLY, LATE, Input, Output
 
 ADDRESSES = [i << 44 for i in (1, 2, 3)]
-
-
-def compiled():
-    """The runtime that launches them, and their modules."""
-    package = importlib.util.find_spec("cutlass_library")
-    if package is None:
-        pytest.skip("no headers of CUTLASS: nvidia-cutlass is not installed")
-    cutlass = pathlib.Path(next(iter(package.submodule_search_locations or ()))) / "source"
-    include = [f"-I{cutlass / folder}" for folder in ("include", "tools/util/include")]
-    flags = ["-std=c++17", "-O1", "-DNDEBUG", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC"]
-    source = pathlib.Path(__file__).parent / "cuda/cutlass_products.cu"
-    with tempfile.TemporaryDirectory() as folder:
-        made = f"{folder}/products.o"
-        subprocess.run([str(NVCC), "-gencode=arch=compute_90a,code=compute_90a", *flags, *include, "-c", source, "-o", made], check=True)
-        library, modules = runtime(made), modules_of(made, "sm_90")
-    tell_parameters(library, modules)
-    return library, modules
 
 
 def check_product(library, modules, name, dtype, most, sizes, late):
@@ -54,7 +32,7 @@ def check_product(library, modules, name, dtype, most, sizes, late):
 @pytest.mark.slow
 def test_products():
     """One test, because what it runs takes most of a minute to compile."""
-    library, modules = compiled()
+    library, modules = compiled("cutlass_products.cu")
     for sizes, late in itertools.product([(16, 16, 32), (300, 100, 560)], [LATE, EARLY]):
         check_product(library, modules, "ProductS8", np.int8, 127, sizes, late)
         check_product(library, modules, "ProductTf32", np.float32, 30, sizes, late)

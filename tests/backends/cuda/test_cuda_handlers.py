@@ -40,6 +40,7 @@ DTYPES = {
 }  # XLA_FFI_DataType
 ADDRESS = 1 << 20  # of every array: nothing is read or written before all is checked
 COMMAND_BUFFER_COMPATIBLE = 1
+STAGES = {"initialize": 2, "execute": 3}  # XLA_FFI_ExecutionStage
 
 HANDLERS = _cuda_module.handlers()
 FUSED = [name for name in HANDLERS if "linear" in name or "bias_act" in name]  # with an epilogue
@@ -174,15 +175,15 @@ def library(tmp_path_factory):
     return ctypes.CDLL(str(path))
 
 
-def handler_of(target):
+def handler_of(target, stage="execute"):
     ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
     ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    return ctypes.c_void_p(ctypes.pythonapi.PyCapsule_GetPointer(HANDLERS[target], None))
+    return ctypes.c_void_p(ctypes.pythonapi.PyCapsule_GetPointer(HANDLERS[target][stage], None))
 
 
 @pytest.fixture
 def answer(library):
-    """answer(call) -> (code, message) of the handler."""
+    """answer(call) -> (code, message) of the handlers of both stages, which answer alike where nothing can be loaded."""
 
     def buffers(described):
         sizes = [np.array(b.sizes, np.int64) for b in described]
@@ -199,10 +200,14 @@ def answer(library):
                 for name, value in values.items()
             )
         )
-        message = ctypes.create_string_buffer(4096)
         counted = [x for array in (operands, results, attributes) for x in (ctypes.c_int64(len(array)), array)]
-        code = library.CallHandler(handler_of(call.target), *counted, message, ctypes.c_int64(len(message)))
-        return code, message.value.decode()
+        answers = []
+        for name, stage in STAGES.items():
+            message = ctypes.create_string_buffer(4096)
+            code = library.CallHandler(handler_of(call.target, name), stage, *counted, message, ctypes.c_int64(len(message)))
+            answers.append((code, message.value.decode()))
+        assert answers[0] == answers[1]
+        return answers[0]
 
     return answer
 
@@ -234,7 +239,8 @@ def device():
 
 @pytest.mark.parametrize("target", HANDLERS)
 def test_metadata(library, target):
-    """XLA asks a handler for its version, and whether its launches can be recorded."""
+    """XLA asks a handler for its version, and whether its launches can be recorded: that of execute alone."""
+    assert list(HANDLERS[target]) == [*STAGES]
     major, minor, traits = ctypes.c_int32(), ctypes.c_int32(), ctypes.c_uint32()
     message = ctypes.create_string_buffer(4096)
     pointers = [ctypes.byref(x) for x in (major, minor, traits)]

@@ -34,9 +34,10 @@ def nvcc(*arguments) -> str:
 def test_no_descriptor_fails_without_a_word(unit):
     """CUTLASS goes on where the driver refuses a TMA descriptor: every such call has to pass through ours, which notes it.  A header of
     CUTLASS before sm90.cuh took the tiled ones past it."""
-    calls = re.findall(r"(\S*)\s*cutlass::call_cuTensorMapEncode(\w+)\(", nvcc("-E", CSRC / unit))
-    assert {kind for _, kind in calls} == ({"Tiled"} if unit.startswith("matmul") else {"Tiled", "Im2col"})
-    assert all(before.endswith("::jaxext::sm90::Noted(") for before, _ in calls), calls
+    text = nvcc("-E", CSRC / unit)
+    assert "cutlass::call_cuTensorMapEncode" not in text
+    calls = re.findall(r"DriverFunction<decltype\(cuTensorMapEncode(\w+)\)>", text)
+    assert set(calls) == ({"Tiled"} if unit.startswith("matmul") else {"Tiled", "Im2col"})
 
 
 @pytest.mark.parametrize("rank", [2, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 3))])  # 50 s each to compile
@@ -49,6 +50,29 @@ def test_what_cutlass_makes_of_our_convolutions(tmp_path, rank):
     assert done.returncode == 0, done.stdout
     parts = {role: int(count) for role, count in re.findall(rf"conv{rank}d_(\w+): (\d+) parts", done.stdout)}
     assert set(parts) == {"fprop", "dgrad", "wgrad"} and min(parts.values()) > 50
+
+
+def test_blocks_that_do_not_fit_are_not_compiled(tmp_path):
+    """By the budget that every Hopper kernel states."""
+    unit = tmp_path / "budgets.cu"
+    right = ["384, 1, 232448, 40 + 2 * 232", "256, 2, 115712, 40 + 208", "512, 1, 1024, 24 + 104 + 2 * 192", "128, 1, 0, 0"]
+    block, blocks = "a block has 227 KB of shared memory at most", "a multiprocessor has 228 KB, of which each block takes 1 KB besides"
+    registers = "a warp group would wait for registers that no other gives up"
+    wrong = {
+        "384, 1, 232449, 0": [block, blocks],
+        "256, 2, 115713, 0": [blocks],
+        "384, 1, 1024, 40 + 2 * 240": [registers],
+        "256, 2, 1024, 40 + 224": [registers],
+    }
+    budgets = "".join(f"static_assert(jaxext::sm90::BlockBudget<{each}>::kSharedBytes >= 0);\n" for each in (*right, *wrong))
+    unit.write_text(f'#include "sm90.cuh"\n{budgets}')
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        nvcc("-c", "-o", tmp_path / "budgets.o", unit)
+    found = re.findall(r'static assertion failed with "(.*?)"', failed.value.stderr)
+    assert found == sum(wrong.values(), []), failed.value.stderr
+    for source in {"pieces_sm90.cuh", "wide_weight_only.cuh", *(path.name for path in CSRC.glob("*_sm90.cuh"))}:
+        text = (CSRC / source).read_text()
+        assert ("BlockBudget<" in text) == ("Launch(" in text), source
 
 
 def test_products_are_told_by_their_strides(tmp_path):

@@ -33,6 +33,7 @@ DTYPES = {
     "float64": 12,
 }  # XLA_FFI_DataType
 INVALID, INTERNAL = 3, 13  # XLA_FFI_Error_Code
+PREPARE, INITIALIZE, EXECUTE = 1, 2, 3  # XLA_FFI_ExecutionStage
 ADDRESSES = [i << 20 for i in range(1, 7)]  # of both operands, the result, bias, residual and what is saved
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # both operands and the result
 PROBLEM = {
@@ -84,14 +85,23 @@ def call(library, target, dtypes, shapes, attributes, given=0):
 
 
 def answer(library, target, operands, results, attributes):
+    """What the handler of each stage answers, which is the same but for the launcher's word that it only loads."""
+    given = operands, results, attributes
+    loading, code = (staged(library, target, stage, stage, *given) for stage in (INITIALIZE, EXECUTE))
+    assert loading == ((INTERNAL, f"load {code[1]}") if code[0] == INTERNAL else code)
+    return code
+
+
+def staged(library, target, handler, stage, operands, results, attributes):
+    """What the handler of one stage answers in another."""
     values = {name: np.array(v, np.float64 if isinstance(v, float) else np.int64) for name, v in sorted(attributes.items())}
     described = [Attribute(name.encode(), DTYPES[v.dtype.name], v.size if v.ndim else -1, v.ctypes.data) for name, v in values.items()]
     message = ctypes.create_string_buffer(4096)
     groups = ((Buffer, operands), (Buffer, results), (Attribute, described))
     counted = [x for kind, items in groups for x in (ctypes.c_int64(len(items)), (kind * len(items))(*items))]
-    handler = ctypes.c_void_p(library.HandlerOf(target.encode()))
-    assert handler.value, f"there is no handler {target}"
-    code = library.CallHandler(handler, *counted, message, ctypes.c_int64(len(message)))
+    pointer = ctypes.c_void_p(library.HandlerOf(target.encode(), handler == INITIALIZE))
+    assert pointer.value, f"there is no handler {target}"
+    code = library.CallHandler(pointer, stage, *counted, message, ctypes.c_int64(len(message)))
     return code, message.value.decode()
 
 
@@ -125,6 +135,13 @@ def test_a_call_reaches_the_launcher_of_its_role(library, target):
         numbers = " ".join(str(n) for value in problem.values() for n in np.ravel(value))
         said = f"{launcher}: {numbers}; {' '.join(map(str, config.values()))}; bfloat16 float32; {' '.join(map(str, ADDRESSES[:3]))}"
         assert call(library, target, dtypes, shapes, problem | config) == (INTERNAL, said)
+
+
+@pytest.mark.parametrize("handler", [INITIALIZE, EXECUTE])
+def test_a_handler_refuses_other_stages(library, handler):
+    for stage in {PREPARE, INITIALIZE, EXECUTE} - {handler}:
+        code, message = staged(library, "jaxext_gram_v1", handler, stage, [], [], {})
+        assert code == INVALID and message.startswith("Wrong execution stage"), message
 
 
 def with_epilogue(target, bias, residual, saves, activation=7):

@@ -1,7 +1,8 @@
-// In place of CUDA's: a device that runs kernels through simt.h, and has only what our launchers need.  One that allocated, waited or set
-// attributes would not compile.
+// In place of CUDA's: a device that runs kernels through simt.h, and has only what our launchers need.  One that allocated or waited would
+// not compile.
 #pragma once
 
+#include <set>
 #include <utility>
 
 #include "../simt.h"
@@ -19,6 +20,10 @@ struct cudaLaunchConfig_t {
 
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
 
+enum cudaSharedCarveout { cudaSharedmemCarveoutDefault = -1 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributePreferredSharedMemoryCarveout };
+struct cudaFuncAttributes {};
+
 namespace simt {
 
 struct Runtime {
@@ -29,6 +34,7 @@ struct Runtime {
 };
 
 inline Runtime runtime;
+inline std::set<const void*> loaded;  // kernels, for the life of the process
 
 // What every device refuses.
 inline bool Launches(const cudaLaunchConfig_t& config) {
@@ -49,11 +55,26 @@ inline cudaError_t cudaGetLastError() { return std::exchange(simt::runtime.last,
 
 inline const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorInvalidConfiguration ? "invalid configuration" : "?"; }
 
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) {
+  if (simt::runtime.capture != cudaStreamCaptureModeRelaxed) simt::Fail("a kernel is loaded, in a capture that may forbid it");
+  simt::loaded.insert(kernel);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
+  if (attribute != cudaFuncAttributePreferredSharedMemoryCarveout || value < 0 || value > 100) simt::Fail("an attribute that none needs");
+  return cudaSuccess;
+}
+
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments... arguments) {
   if (config->stream != simt::runtime.stream) simt::Fail("a launch on another stream");
-  if (simt::runtime.capture != cudaStreamCaptureModeRelaxed)
-    simt::Fail("a launch, which may load its kernel, in a capture that forbids it");
+  if (simt::loaded.count(reinterpret_cast<const void*>(kernel)) == 0) simt::Fail("a launch before its kernel is loaded");
   const cudaError_t error = simt::Launches(*config) ? simt::runtime.refusal : cudaErrorInvalidConfiguration;
   if (error != cudaSuccess) return simt::runtime.last = error;
   simt::Run(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
