@@ -1,7 +1,13 @@
 """Helpers of the kernels that multiply tiles."""
 
+import re
+
 import triton
 import triton.language as tl
+
+
+def triton_version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
 
 
 @triton.jit

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jaxext.backends.kernel import apart
+from jaxext.backends.triton import fences
 from jaxext.forms.call import Call, Splitter, no_kernel
 from jaxext.kernels._launch import SHARED_MEMORY
 
@@ -58,6 +59,8 @@ def missing(*, interpreted: bool) -> str | None:
 
         if not interpreted and _keywords() is None:
             return f"jax-triton {found['jax-triton']} has another triton_call than 0.3.1 and 0.4"
+        if not interpreted and fences.omitted() and not fences.can_patch(_jax_triton()):
+            return f"triton {found['triton']} omits fences on Hopper, want {'.'.join(map(str, fences.FIXED))} or newer with this jax-triton"
     except Exception as error:  # a broken installation may raise any type
         if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
             return f"jax's CUDA plugin is not installed; without a GPU: pip install --no-deps jax-cuda13-plugin=={_version('jaxlib')}"
@@ -81,11 +84,13 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _jax_triton() -> ModuleType:
-    """Import jax_triton, and restore TRITON_CACHE_DIR, which the import changes."""
+    """Import jax_triton, restore TRITON_CACHE_DIR, which the import changes, and have it add fences to our kernels."""
     before = os.environ.get("TRITON_CACHE_DIR")
     try:
         import jax_triton
 
+        if fences.can_patch(jax_triton):
+            fences.patch(jax_triton)
         return jax_triton
     finally:
         os.environ.pop("TRITON_CACHE_DIR", None)
