@@ -513,7 +513,7 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
     if _refusal(problem, packed) is None and 4 * math.prod(_extent(problem, packed)) <= 3 * math.prod(_extent(problem, config)):
         config = packed
     steps, programs = _extent(problem, config)[2], math.prod(_tiles(problem, config))
-    shares = min(steps // 8, 2 * machine(problem.arch).multiprocessors // max(programs, 1))
+    shares = min(steps // 8, 2 * machine(problem.arch, problem.device).multiprocessors // max(programs, 1))
     if problem.epilogue:
         return config
     least = cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.tile_k) if "i8" in problem.dtypes else 1
@@ -526,7 +526,7 @@ def clocks(problem: Problem, config: Config) -> float:
 
     A step takes 50 more clocks for addresses and barriers.  Programs on the same multiprocessor hide one another's start.
     """
-    gpu, bits, programs = machine(problem.arch), _bits(problem), grid(problem, config)[0]
+    gpu, bits, programs = machine(problem.arch, problem.device), _bits(problem), grid(problem, config)[0]
     m, n, k = config.tile_m, config.tile_n, config.tile_k
     loaded = (m + n) * k * bits // 8
     step = gpu.tile(m * n * k, gpu.rate(bits, problem.precision), loaded) + 50

@@ -150,6 +150,7 @@ class Form(Labelled):
             precision=precision,
             platform=platform,
             arch=arch,
+            device=_compat.device_kind(platform),
             splitter=splitter,
             rows=self.rows(open),
         )
