@@ -181,7 +181,7 @@ def assembled(ptx: str) -> dict:
     resources = _RESOURCES.search(told)
     assert resources, told
     loads, stores, made, local, loops = collections.Counter(), collections.Counter(), collections.Counter(), [], []
-    for place, opcode, modifiers, rest in instructions(code):
+    for place, opcode, modifiers, rest, _ in instructions(code):
         if opcode in ("LDG", "LDGSTS"):
             loads[access_bytes(modifiers)] += 1
         elif opcode == "STG":

@@ -23,7 +23,7 @@ import triton.language as tl
 from . import _fused
 from ._geometry import MOST_POSITIONS, ConvProblem
 from ._launch import BITS, MOST_INTEGER_PRODUCTS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, lacking_memory, tensor_memory
-from ._products import to_tf32
+from ._products import refused_pair, to_tf32
 from ._roofline import START, machine
 
 Problem = ConvProblem
@@ -359,6 +359,9 @@ def supports(problem: Problem) -> str | None:
         return (
             f"operands {first} and {second} into {result}, it takes floats of 8 to 32 bits into fp32, bf16 or fp16, and i8 into i8 or i32"
         )
+    left, right = (first, second) if problem.role == "fprop" else (second, first)
+    if reason := refused_pair(problem.arch, left, right, problem.precision, turned=right == "fp32" and problem.role != "fprop"):
+        return reason
     axes = problem.axes
     if (positions := problem.N * math.prod(axis.period * axis.targets for axis in axes)) >= MOST_POSITIONS:
         return f"{positions} positions, it takes fewer than {MOST_POSITIONS}"

@@ -34,7 +34,7 @@ from ._launch import (
     lacking_memory,
     tensor_memory,
 )
-from ._products import to_tf32
+from ._products import refused_pair, to_tf32
 from ._roofline import START, machine
 
 GROUP = tl.constexpr(8)  # tile rows of a band: what 132 programs read at once is then near its least
@@ -177,7 +177,7 @@ def _refused_numbers(problem: Problem) -> str | None:
         return f"8-bit floats need compute capability 8.9, got {problem.arch / 10}"
     if problem.bits == 32 and problem.precision not in _PRECISIONS:
         return f"precision {problem.precision!r} of float32 (want one of {', '.join(_PRECISIONS)})"
-    return None
+    return refused_pair(problem.arch, *problem.operand_dtypes, problem.method, problem.turned[1])
 
 
 def candidates(problem: Problem) -> list[Config]:
