@@ -14,8 +14,8 @@ import test_matmul
 
 import jaxext
 from jaxext.benchmarks import compiled, compiled_cuda, register_hazards
-from jaxext.benchmarks.compiled_problems import KERNELS
-from jaxext.kernels import _products, conv, matmul
+from jaxext.benchmarks.compiled_problems import COMPILED, KERNELS
+from jaxext.kernels import _products, conv, matmul, scaled
 
 # A loop of two steps: one group of two multiplications each, from R104 to R111 and from R112 to R119.
 LOOP = """
@@ -142,6 +142,17 @@ def test_pairs_that_an_old_triton_breaks_are_refused(pair, monkeypatch):
 def test_convolutions_that_an_old_triton_breaks_are_refused(role, dtypes, refused, monkeypatch):
     monkeypatch.setattr(_products, "triton_version", lambda: (3, 6, 0))
     assert ("overwrites" in (conv.supports(test_conv.a_problem(role, dtypes=dtypes)) or "")) == refused
+
+
+def test_scaled_products_that_an_old_triton_breaks_are_refused(monkeypatch):
+    """The weight's gradient of fp8 activations and a bfloat16 cotangent; the forward product is of two fp8 factors."""
+    (case,) = (case for case in COMPILED if case.name == "scaled 4096 cubed in fp8, for w")
+    problems = [case.problem("tn", numbers, 90) for numbers in case.numbers]
+    monkeypatch.setattr(_products, "triton_version", lambda: (3, 7, 1))
+    assert all("overwrites factors" in (scaled.supports(problem) or "") for problem in problems)
+    assert scaled.supports(case.problem("nn", "fp8 rows", 90)) is None
+    monkeypatch.setattr(_products, "triton_version", lambda: (3, 8, 0))
+    assert not any(map(scaled.supports, problems))
 
 
 def test_a_refused_pair_is_told(monkeypatch):
