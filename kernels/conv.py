@@ -326,10 +326,13 @@ def conv_wgrad(
 
 HALF, EIGHT = {"bf16", "fp16"}, {"fp8e4nv", "fp8e5"}
 
-# tile_m, tile_n, bytes of tile_k, warps, stages.  Large tiles re-read least, small ones are many and waste little.
+# tile_m, tile_n, bytes of tile_k, warps, stages.  Large tiles re-read least, small ones are many and waste little.  Those of 256 rows
+# read the filter half as often; they are for gathers on 9.0, where factors take no registers.
 SHAPES = (
+    (256, 128, 128, 8, 3),
     (128, 256, 128, 8, 3),
     (128, 128, 128, 8, 3),
+    (256, 64, 128, 8, 3),
     (128, 64, 128, 4, 3),
     (64, 128, 128, 4, 3),
     (64, 64, 128, 4, 4),
@@ -380,7 +383,8 @@ def candidates(problem: Problem) -> list[Config]:
 
     The one with the fewest clocks, by a rough model, is first.
     """
-    configs = [_complete(problem, shape) for shape in SHAPES]
+    tall = problem.arch == 90 and problem.role != "wgrad" and not _in_parts(problem)
+    configs = [_complete(problem, shape) for shape in SHAPES if tall or shape[0] <= 128]
     fitting = (config for config in configs if _refusal(problem, config) is None and _fills(problem, config))
     return sorted(fitting, key=functools.partial(clocks, problem))
 
