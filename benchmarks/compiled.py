@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from unittest import mock
 
+from jaxext.backends.triton.fences import fenced
 from jaxext.kernels._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 
 from .alignment import aligned, dtypes_of, widest
@@ -125,7 +126,10 @@ def innermost(error: BaseException) -> str:
 
 
 def compile_launch(launch, problem) -> Any:
-    """Compile as jax-triton does, up to PTX: pointers are aligned to 16 bytes, everything else is constant."""
+    """Compile as `triton_call` does, up to PTX: pointers are aligned to 16 bytes, everything else is constant.
+
+    Fences are added to what Triton returns, so that its cache, which does not know of them, serves no PTX without them.
+    """
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
@@ -141,7 +145,9 @@ def compile_launch(launch, problem) -> Any:
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
     with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", without_cubin):
-        return triton.compile(source, target=GPUTarget("cuda", problem.arch, 32), options=options)
+        compiled = triton.compile(source, target=GPUTarget("cuda", problem.arch, 32), options=options)
+    compiled.asm["ptx"] = fenced(str(compiled.asm["ptx"]))
+    return compiled
 
 
 def without_cubin(backend=None, stages=None, *_) -> tuple[str, str]:
@@ -175,7 +181,7 @@ def assembled(ptx: str) -> dict:
     resources = _RESOURCES.search(told)
     assert resources, told
     loads, stores, made, local, loops = collections.Counter(), collections.Counter(), collections.Counter(), [], []
-    for place, opcode, modifiers, rest in instructions(code):
+    for place, opcode, modifiers, rest, _ in instructions(code):
         if opcode in ("LDG", "LDGSTS"):
             loads[access_bytes(modifiers)] += 1
         elif opcode == "STG":

@@ -22,12 +22,11 @@ from jaxext.backends.cuda import cuda_binding
 
 from .cuda_laws import offences
 from .cuda_names import demangled, describe, identity
-from .machine_code import access_bytes, find, instructions, tool
+from .machine_code import access_bytes, find, functions, instructions, tool
 
 ONLY = ("pieces", "weight_only", "wide_weight_only")  # families that Triton has not
 NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
 
-_FUNCTION = re.compile(r"^\s*Function : (\w+)\n", re.MULTILINE)
 _RESOURCES = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _ATTRIBUTES = re.compile(r"^\.nv\.info\.(\w+)\n(.*?)(?=^\.)", re.MULTILINE | re.DOTALL)
 _BARRIERS = re.compile(r"EIATTR_NUM_BARRIERS\s+Format:\s*\w+\s+Value:\s*0x([0-9a-f]+)")
@@ -69,9 +68,8 @@ def kernels_in(image: Image) -> list[dict]:
         tool("ptxas-blackwell", f"--gpu-name=sm_{image.arch}", image.path, "-o", cubin)
     resources = {name: numbers for name, *numbers in _RESOURCES.findall(tool("cuobjdump", "-res-usage", cubin))}
     attributes = dict(_ATTRIBUTES.findall(tool("cuobjdump", "-elf", cubin)))
-    _, *parts = _FUNCTION.split(tool("cuobjdump", "-sass", cubin))
     rows = []
-    for function, code in zip(parts[::2], parts[1::2], strict=True):
+    for function, code in functions(tool("cuobjdump", "-sass", cubin)).items():
         registers, stack, static, local = map(int, resources[function])
         barriers = _BARRIERS.search(attributes.get(function, ""))
         used = {
@@ -88,7 +86,7 @@ def kernels_in(image: Image) -> list[dict]:
 def count(code: str) -> dict:
     """The counts of the important instructions in a function's disassembly; accesses to global memory by width."""
     counted, loads, stores, end = collections.Counter(), collections.Counter(), collections.Counter(), 0
-    for place, name, modifiers, operands in instructions(code):
+    for place, name, modifiers, operands, _ in instructions(code):
         end = place + 16  # bytes of an instruction
         if name == "LDG":
             loads[access_bytes(modifiers)] += 1

@@ -11,8 +11,21 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import NamedTuple
 
-_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\w[\w.]*)(.*);", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?(\w[\w.]*)(.*);", re.MULTILINE)
+_FUNCTION = re.compile(r"Function : (\w+)\n")
+
+
+class Instruction(NamedTuple):
+    place: int  # its address
+    name: str
+    modifiers: list[str]
+    operands: str
+    predicate: str = ""  # such as "@!P0"
+
+    def __str__(self):
+        return f"{'.'.join([self.name, *self.modifiers])} {self.operands.strip()}"
 
 
 def tool(name: str, *arguments, cwd=None) -> str:
@@ -33,11 +46,17 @@ def find(name: str) -> str:
     return found
 
 
-def instructions(code: str) -> Iterator[tuple[int, str, list[str], str]]:
-    """Address, name, modifiers and operands of each instruction in a disassembly."""
-    for place, instruction, operands in _INSTRUCTION.findall(code):
+def functions(code: str) -> dict[str, str]:
+    """The disassembly of each function in that of a file, by its name."""
+    _, *parts = _FUNCTION.split(code)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def instructions(code: str) -> Iterator[Instruction]:
+    """The instructions in a disassembly."""
+    for place, predicate, instruction, operands in _INSTRUCTION.findall(code):
         name, *modifiers = instruction.split(".")
-        yield int(place, 16), name, modifiers, operands
+        yield Instruction(int(place, 16), name, modifiers, operands, predicate.strip())
 
 
 def access_bytes(modifiers: list[str]) -> int:

@@ -10,6 +10,7 @@ the benchmark, and also tells for each family by how much its kernels took longe
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import math
 import pathlib
@@ -47,11 +48,11 @@ family's model is.
 """
 
 
-def predictions(tag: str = "", arch: int = 90) -> Iterator[tuple[str, str, dict[str, float]]]:
+def predictions(tag: str = "", arch: int = 90, device: str = "") -> Iterator[tuple[str, str, dict[str, float]]]:
     """For each row of the benchmark (of problems with the tag): its name, its family, and library -> expected microseconds."""
     for problem in PRODUCTS:
         for case in problem.cases(problem.products) if not tag or tag in problem.tags else ():
-            asked = problem.problem(case.role, case.numbers, arch)
+            asked = dataclasses.replace(problem.problem(case.role, case.numbers, arch), device=device)
             took = {kind.name: _microseconds(asked, kind()) for kind in KERNELS[problem.kernel] if _takes(kind, asked)}
             yield case.name, problem.kernel, took
 
@@ -61,7 +62,7 @@ def _takes(kind, asked) -> bool:
 
 
 def _microseconds(asked, implementation) -> float:
-    config, gpu = implementation.configs(asked)[0], machine(asked.arch)
+    config, gpu = implementation.configs(asked)[0], machine(asked.arch, asked.device)
     model = importlib.import_module(type(config).__module__)
     slots = list("abc" if asked.name.startswith("matmul") else "xwy")
     slots.append(slots.pop(OPEN[asked.role]))
@@ -75,7 +76,10 @@ def page(report: Report | None, tag: str = "") -> Iterator[str]:
     took = _took(report)
     yield from HEAD.splitlines()
     yield ""
-    yield from _quotients(report, took, list(predictions(tag, arch))) if report else ["**Nothing has been measured on a GPU yet.**"]
+    if report is None:
+        yield "**Nothing has been measured on a GPU yet.**"
+    else:
+        yield from _quotients(report, took, list(predictions(tag, arch, report.environment["device"])))
     expected = {gpu: list(predictions(tag, gpu)) for gpu in dict.fromkeys(gpu for gpu, _ in COLUMNS)}
     for family in dict.fromkeys(family for _, family, _ in expected[90]):
         yield from ("", f"## {family.capitalize()}", "")

@@ -42,7 +42,7 @@ from jax.interpreters import mlir
 from jax.interpreters.partial_eval import dce_rules, partial_eval_jaxpr_custom_rules
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxext._target import compute_capability
+from jaxext._target import compute_capability, device_kind
 
 __all__ = [
     "PLATFORMS",
@@ -50,6 +50,7 @@ __all__ = [
     "Splitter",
     "align_varying",
     "conv_general_dilated",
+    "device_kind",
     "evaluated",
     "hide_frames",
     "kernels_launched",

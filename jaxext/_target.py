@@ -104,8 +104,21 @@ def compute_capability(platform: str) -> int | None:
         return None
     if named():
         return _named.value
-    try:
-        here = {device.compute_capability for device in jax.local_devices(backend="cuda")}
-    except RuntimeError:  # jax has no CUDA backend here
-        return None
+    here = {device.compute_capability for device in _gpus()}
     return int(here.pop().replace(".", "")) if len(here) == 1 else None
+
+
+def device_kind(platform: str) -> str:
+    """The name of the GPUs that a program for `platform` is lowered for, such as "NVIDIA H200".
+
+    It is empty if `use_target` names an architecture, if this machine has GPUs of several names, and if it has none.
+    """
+    here = {device.device_kind for device in _gpus()} if platform == "cuda" and not named() else set()
+    return here.pop() if len(here) == 1 else ""
+
+
+def _gpus():
+    try:
+        return jax.local_devices(backend="cuda")
+    except RuntimeError:  # jax has no CUDA backend here
+        return []

@@ -21,6 +21,7 @@ class CausalProblem:
     idx: bool = False  # whether there are numbers of sequences, [B,T]
     idx_of_states: bool = False  # and those of the state, [B,J-1]
     arch: int
+    device: str = dataclasses.field(default="", repr=False)
 
     @property
     def reads_z(self) -> bool:

@@ -136,6 +136,7 @@ class ConvProblem:
     dtypes: tuple[str, str, str]  # of the operands in the order of slots (x, w, y without the open one), and of the result
     precision: str  # of float32 products: tf32, tf32x3, bf16x3, bf16x6 or ieee
     arch: int  # compute capability times 10, such as 90
+    device: str = dataclasses.field(default="", repr=False)  # its name, such as "NVIDIA H200", if it is known
     epilogue: Epilogue | None = None  # of fprop
 
     @property

@@ -70,24 +70,25 @@ class Machine:
         return self.moving(2 * size) + LAUNCH
 
 
-# Compute capability -> its largest common device.  Products are those of data sheets, dense, at the boost clock.  Memory was measured: 1.73
-# TB/s at 1.41 GHz, 4.1 at 1.75, which an H200 keeps while it multiplies; that others keep their boost is a guess.  L2 is nine tenths of
-# what a loop gets that only reads (te42kyfo/gpu-benches, gpu-l2-cache: A100 5.4 TB/s at 1.41 GHz, H200 9.8 at 1.98, H100 PCIe 6.9 at 1.755,
-# which are 35, 37 and 34 bytes), half of what the port of one multiprocessor takes.  A B200 is thought to have an H200's L2, and nine
-# tenths of 8 TB/s from memory.
+# Compute capability -> a common device that has it.  Products are those of data sheets, dense, at the boost clock.  Memory was measured:
+# 1.73 TB/s at 1.41 GHz, and at 1.75 GHz 3.0 of an H100 and 4.1 of an H200, which keeps that clock while it multiplies; that others keep
+# their boost is a guess.  L2 is nine tenths of what a loop gets that only reads (te42kyfo/gpu-benches: A100 5.4 TB/s at 1.41 GHz,
+# H200 9.8 at 1.98, H100 PCIe 6.9 at 1.755, which are 35, 37 and 34 bytes), half of what the port of one multiprocessor takes.  A B200 is
+# thought to have an H200's L2, and nine tenths of 8 TB/s from memory.
 _MACHINES = {
     80: Machine(name="A100", hertz=1.41e9, boost=1.41e9, bandwidth=2.04e12, multiprocessors=108, products=1024, fma=64, l2=32, memory=11),
-    90: Machine(name="H200", hertz=1.75e9, boost=1.83e9, bandwidth=4.8e12, multiprocessors=132, products=2048, fma=128, l2=32, memory=18),
+    90: Machine(name="H100", hertz=1.75e9, boost=1.83e9, bandwidth=3.35e12, multiprocessors=132, products=2048, fma=128, l2=32, memory=13),
     100: Machine(name="B200", hertz=1.85e9, boost=1.85e9, bandwidth=8e12, multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
     103: Machine(name="B300", hertz=1.85e9, boost=1.85e9, bandwidth=8e12, multiprocessors=148, products=4096, fma=128, l2=32, memory=26),
 }
+_H200 = dataclasses.replace(_MACHINES[90], name="H200", bandwidth=4.8e12, memory=18)
 # Others, from an A10 to an RTX PRO 6000, have 72 to 188 multiprocessors.  An L40's rates: L2 5.2 TB/s, memory 0.8 TB/s, at 2.49 GHz.
 _OTHERS = Machine(name="L40", hertz=2.49e9, boost=2.49e9, bandwidth=0.864e12, multiprocessors=128, products=512, fma=128, l2=13, memory=2)
 
 
-def machine(arch: int) -> Machine:
-    """The GPU of a compute capability times 10."""
-    return _MACHINES.get(arch, _OTHERS)
+def machine(arch: int, device: str = "") -> Machine:
+    """The GPU of a compute capability times 10, and of this name; an H100 if 9.0 has no name."""
+    return _H200 if arch == 90 and "H200" in device.split() else _MACHINES.get(arch, _OTHERS)
 
 
 def stored(epilogue: Epilogue | None) -> int:

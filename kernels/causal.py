@@ -85,7 +85,7 @@ def candidates(problem: Problem) -> list[Config]:
         for strip in STRIPS:
             config = Config(tile_c=block, strips=rows, strip=strip, num_warps=NUM_WARPS)
             if problem.role == "backward":
-                wanted = 6 * machine(problem.arch).multiprocessors // max(1, cdiv(problem.C, block))
+                wanted = 6 * machine(problem.arch, problem.device).multiprocessors // max(1, cdiv(problem.C, block))
                 config = dataclasses.replace(config, splits=max(1, min(wanted, cdiv(strips(problem, config), rows))))
             if config not in configs:
                 configs.append(config)
@@ -118,7 +118,7 @@ def registers(problem: Problem, config: Config) -> int:
 
 def clocks(problem: Problem, config: Config) -> float:
     """The larger of two times of a multiprocessor: to move its vectors to and from the L2 cache, and to compute."""
-    gpu, taps, strip = machine(problem.arch), problem.J, config.strip
+    gpu, taps, strip = machine(problem.arch, problem.device), problem.J, config.strip
     if problem.role == "backward":
         moved = 3 * strip + 3 * (taps - 1)
         computed = 2 * taps * strip + (strip + taps - 1) * ((taps + ACTIVATED) if problem.reads_z else 1)

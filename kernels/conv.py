@@ -23,7 +23,7 @@ import triton.language as tl
 from . import _fused
 from ._geometry import MOST_POSITIONS, ConvProblem
 from ._launch import BITS, MOST_INTEGER_PRODUCTS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, lacking_memory, tensor_memory
-from ._products import to_tf32
+from ._products import refused_pair, to_tf32
 from ._roofline import START, machine
 
 Problem = ConvProblem
@@ -326,10 +326,13 @@ def conv_wgrad(
 
 HALF, EIGHT = {"bf16", "fp16"}, {"fp8e4nv", "fp8e5"}
 
-# tile_m, tile_n, bytes of tile_k, warps, stages.  Large tiles re-read least, small ones are many and waste little.
+# tile_m, tile_n, bytes of tile_k, warps, stages.  Large tiles re-read least, small ones are many and waste little.  Those of 256 rows
+# read the filter half as often; they are for gathers on 9.0, where factors take no registers.
 SHAPES = (
+    (256, 128, 128, 8, 3),
     (128, 256, 128, 8, 3),
     (128, 128, 128, 8, 3),
+    (256, 64, 128, 8, 3),
     (128, 64, 128, 4, 3),
     (64, 128, 128, 4, 3),
     (64, 64, 128, 4, 4),
@@ -359,6 +362,9 @@ def supports(problem: Problem) -> str | None:
         return (
             f"operands {first} and {second} into {result}, it takes floats of 8 to 32 bits into fp32, bf16 or fp16, and i8 into i8 or i32"
         )
+    left, right = (first, second) if problem.role == "fprop" else (second, first)
+    if reason := refused_pair(problem.arch, left, right, problem.precision, turned=right == "fp32" and problem.role != "fprop"):
+        return reason
     axes = problem.axes
     if (positions := problem.N * math.prod(axis.period * axis.targets for axis in axes)) >= MOST_POSITIONS:
         return f"{positions} positions, it takes fewer than {MOST_POSITIONS}"
@@ -377,7 +383,8 @@ def candidates(problem: Problem) -> list[Config]:
 
     The one with the fewest clocks, by a rough model, is first.
     """
-    configs = [_complete(problem, shape) for shape in SHAPES]
+    tall = problem.arch == 90 and problem.role != "wgrad" and not _in_parts(problem)
+    configs = [_complete(problem, shape) for shape in SHAPES if tall or shape[0] <= 128]
     fitting = (config for config in configs if _refusal(problem, config) is None and _fills(problem, config))
     return sorted(fitting, key=functools.partial(clocks, problem))
 
@@ -513,7 +520,7 @@ def _complete(problem: Problem, shape: tuple[int, int, int, int, int]) -> Config
     if _refusal(problem, packed) is None and 4 * math.prod(_extent(problem, packed)) <= 3 * math.prod(_extent(problem, config)):
         config = packed
     steps, programs = _extent(problem, config)[2], math.prod(_tiles(problem, config))
-    shares = min(steps // 8, 2 * machine(problem.arch).multiprocessors // max(programs, 1))
+    shares = min(steps // 8, 2 * machine(problem.arch, problem.device).multiprocessors // max(programs, 1))
     if problem.epilogue:
         return config
     least = cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.tile_k) if "i8" in problem.dtypes else 1
@@ -526,7 +533,7 @@ def clocks(problem: Problem, config: Config) -> float:
 
     A step takes 50 more clocks for addresses and barriers.  Programs on the same multiprocessor hide one another's start.
     """
-    gpu, bits, programs = machine(problem.arch), _bits(problem), grid(problem, config)[0]
+    gpu, bits, programs = machine(problem.arch, problem.device), _bits(problem), grid(problem, config)[0]
     m, n, k = config.tile_m, config.tile_n, config.tile_k
     loaded = (m + n) * k * bits // 8
     step = gpu.tile(m * n * k, gpu.rate(bits, problem.precision), loaded) + 50

@@ -178,7 +178,7 @@ def _with_splits(problem: Problem, config: Config) -> Config:
     rows = config.strips
     lanes = largest_block([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), idle=1 / 4)
     config = dataclasses.replace(config, pieces=lanes, strips=rows // lanes)
-    wanted = 6 * machine(problem.arch).multiprocessors // max(1, grid(problem, config)[0])
+    wanted = 6 * machine(problem.arch, problem.device).multiprocessors // max(1, grid(problem, config)[0])
     return dataclasses.replace(config, splits=max(1, min(wanted, strips(problem, config) // (4 * config.strips))))
 
 
@@ -198,7 +198,7 @@ def clocks(problem: Problem, config: Config) -> float:
     else:
         rows = problem.filter[0] * problem.filter[1] * line.pieces
         of_program = config.strip + rows * (line.sources + line.COLUMNS / 2)
-    gpu, vectors = machine(problem.arch), 32 * config.num_warps * VECTOR_BITS // 8
+    gpu, vectors = machine(problem.arch, problem.device), 32 * config.num_warps * VECTOR_BITS // 8
     return gpu.rounds(grid(problem, config)[0]) * of_program * vectors / gpu.l2
 
 

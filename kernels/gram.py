@@ -67,7 +67,7 @@ def candidates(problem: Problem) -> list[Config]:
 def _splits(problem: Problem, config: Config) -> int:
     """As many programs per tile as fill the device once, each with at least 4 steps of depth if possible."""
     steps = cdiv(problem.depth, config.tile_k)
-    wanted = machine(problem.arch).multiprocessors // max(1, grid(problem, config)[0])
+    wanted = machine(problem.arch, problem.device).multiprocessors // max(1, grid(problem, config)[0])
     return cdiv(steps, max(4, cdiv(steps, max(1, wanted)))) or 1
 
 
@@ -77,7 +77,7 @@ def pick(problem: Problem) -> Config:
 
 def clocks(problem: Problem, config: Config) -> float:
     """As of a matrix product with fewer programs."""
-    gpu = machine(problem.arch)
+    gpu = machine(problem.arch, problem.device)
     multiplied, loaded = config.tile_m * config.tile_n, (config.tile_m + config.tile_n) * problem.bits / 8
     depth = tiles(problem, config)[2] * config.tile_k
     of_program = START + depth * gpu.tile(multiplied, gpu.rate(problem.bits, problem.method), loaded)

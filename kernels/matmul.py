@@ -34,7 +34,7 @@ from ._launch import (
     lacking_memory,
     tensor_memory,
 )
-from ._products import to_tf32
+from ._products import refused_pair, to_tf32
 from ._roofline import START, machine
 
 GROUP = tl.constexpr(8)  # tile rows of a band: what 132 programs read at once is then near its least
@@ -177,7 +177,7 @@ def _refused_numbers(problem: Problem) -> str | None:
         return f"8-bit floats need compute capability 8.9, got {problem.arch / 10}"
     if problem.bits == 32 and problem.precision not in _PRECISIONS:
         return f"precision {problem.precision!r} of float32 (want one of {', '.join(_PRECISIONS)})"
-    return None
+    return refused_pair(problem.arch, *problem.operand_dtypes, problem.method, problem.turned[1])
 
 
 def candidates(problem: Problem) -> list[Config]:
@@ -265,7 +265,7 @@ def _splits(problem: Problem, config: Config) -> int:
     """As many programs per tile as fill the device once, each with at least 4 steps of depth if possible and never with none; more for
     integers whose sum could exceed int32."""
     rows, cols, steps = tiles(problem, config)
-    wanted = machine(problem.arch).multiprocessors // max(1, rows * cols * problem.B)
+    wanted = machine(problem.arch, problem.device).multiprocessors // max(1, rows * cols * problem.B)
     if problem.integers:
         wanted = max(wanted, cdiv(steps, (MOST_INTEGER_PRODUCTS - 1) // config.tile_k))
     return cdiv(steps, max(4, cdiv(steps, max(1, wanted)))) or 1
@@ -281,7 +281,7 @@ def pick(problem: Problem) -> Config:
 
 def clocks(problem: Problem, config: Config) -> float:
     """The time of one multiprocessor's programs, each a start and its depth, and of adding partial results if the depth is split."""
-    gpu, depth = machine(problem.arch), tiles(problem, config)[2] * config.tile_k
+    gpu, depth = machine(problem.arch, problem.device), tiles(problem, config)[2] * config.tile_k
     lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
     rate, loaded = gpu.rate(problem.bits, problem.method), config.tile_m * lhs + config.tile_n * rhs
     of_programs = gpu.rounds(grid(problem, config)[0]) * (START + depth * gpu.tile(config.tile_m * config.tile_n, rate, loaded))

@@ -48,7 +48,7 @@ def pick(problem: Problem) -> Config:
 
 def clocks(problem: Problem, config: Config) -> float:
     """The time of one multiprocessor's programs if half of the groups end within a tile of rows."""
-    gpu = machine(problem.arch)
+    gpu = machine(problem.arch, problem.device)
     lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
     loaded = config.tile_m * lhs + config.tile_n * rhs
     programs = problem.batches * problem.expected_tiles_down(config.tile_m) * cdiv(problem.cols, config.tile_n)

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from . import matmul
 from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, kernel_name, lacking_memory
-from ._products import to_tf32
+from ._products import refused_pair, to_tf32
 from .matmul import Config, _inside, _place
 
 LEAST_STEP = 32  # of the depth, whose product is scaled: tensor cores take so many numbers of 8 bits at once
@@ -134,6 +134,8 @@ def supports(problem: Problem) -> str | None:
         return f"8-bit floats need compute capability 8.9, got {problem.arch / 10}"
     if problem.bits == 32 and problem.precision not in ("tf32", "ieee"):
         return f"precision {problem.precision!r} of float32 (want tf32 or ieee)"
+    if reason := refused_pair(problem.arch, *problem.operand_dtypes, problem.method, problem.turned[1]):
+        return reason
     if problem.packed and max(problem.rhs_strides) % 2:
         return f"packed rows of {max(problem.rhs_strides)} numbers, want an even number"
     if not candidates(problem):

@@ -70,6 +70,7 @@ def scaled_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulPr
         packed=packed,
         precision=precision,
         arch=arch,
+        device=call.device,
     )
 
 
@@ -123,6 +124,7 @@ def causal_problem(call: Call, arch: int) -> CausalProblem | str:
         idx="seq_idx" in call.dtypes,
         idx_of_states="idx_of_states" in call.dtypes,
         arch=arch,
+        device=call.device,
     )
 
 
@@ -166,7 +168,8 @@ def _numbers(call: Call, arch: int) -> dict[str, Any] | str:
     precision = _precision(call.precision, factors.values())
     if precision is None:
         return f"precision is {call.precision}, want one of {sorted(_PRESETS)}, or one that the operands have of themselves"
-    return dict(name=call.op, role=call.product.rpartition("_")[2], dtypes=tuple(dtypes), precision=precision, arch=arch)
+    role = call.product.rpartition("_")[2]
+    return dict(name=call.op, role=role, dtypes=tuple(dtypes), precision=precision, arch=arch, device=call.device)
 
 
 def _epilogue(call: Call) -> Epilogue | None | str:

@@ -31,6 +31,7 @@ class Call:
     platform: str  # "cpu", "cuda", "rocm", "tpu" or "other"
     arch: int | None  # compute capability of the CUDA device times 10, such as 90, if known
     splitter: Splitter  # who may still split this over devices
+    device: str = ""  # the name of the CUDA device, such as "NVIDIA H200", if it is here
     further: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)  # an operation's further results -> dtype
     operation: Any = None  # the `Operation`; None if this is a product of a form
     static: Any = None  # what determines an operation besides its operands

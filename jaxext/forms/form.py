@@ -151,6 +151,7 @@ class Form(Labelled):
             precision=precision,
             platform=platform,
             arch=arch,
+            device=_compat.device_kind(platform),
             splitter=splitter,
             rows=self.rows(open),
         )

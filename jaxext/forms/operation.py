@@ -146,6 +146,7 @@ class Operation(Labelled):
             precision=params["precision"],
             platform=platform,
             arch=arch,
+            device=_compat.device_kind(platform),
             splitter=splitter,
             operation=self,
             static=params["static"],

@@ -38,7 +38,7 @@ def test_nobody_is_expected_to_be_faster_than_the_machine(arch):
 
 def test_moving_the_arrays_is_the_least(monkeypatch):
     gpu = dataclasses.replace(machine(90), memory=1)
-    monkeypatch.setattr(predictions, "machine", lambda arch: gpu)
+    monkeypatch.setattr(predictions, "machine", lambda arch, device: gpu)
     (_, _, of), *_ = predictions.predictions("sweep")
     assert of["triton"] == pytest.approx(3 * 2 * 4096**2 / 132 / gpu.hertz * 1e6)
 

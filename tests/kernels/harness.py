@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from triton import knobs
 
+from jaxext.backends.triton.fences import stages_with_fences
 from jaxext.backends.triton.interpreter import DTYPES, interpret, interpreting
 from jaxext.kernels._launch import Launch
 
@@ -89,7 +90,8 @@ def launch_on_gpu(launch: Launch, *tensors) -> None:
     how = dict(num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True)
     with knobs.compilation.scope():
         knobs.compilation.always_compile = True
-        launch.kernel[launch.grid](*tensors, **launch.constants, **how)
+        with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", stages_with_fences):
+            launch.kernel[launch.grid](*tensors, **launch.constants, **how)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ import test_gram_kernel
 import test_matmul
 import test_ragged_kernel
 import test_scaled_dot
-import triton
 from harness import check
 from interpreter import EARLY, LATE, Input, Module, Output
 
@@ -66,7 +65,7 @@ class Call:
 
     @functools.cached_property
     def module(self) -> Module:
-        return Module(with_fences(self.ptx))
+        return Module(self.ptx)
 
     @property
     def open_slot(self) -> str:
@@ -262,16 +261,6 @@ class GramCall(Call):
 def call(kernel: str, problem: Any) -> Call:
     """With the configuration that the kernel picks for the problem."""
     return (FusedCall if problem.epilogue else Call)(kernel, problem, kernel_module(kernel).pick(problem))
-
-
-OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)  # with faults that docs/versions.md tells
-
-
-def with_fences(ptx: str) -> str:
-    """The PTX with the fences that an old Triton forgets, between copies into shared memory and the wgmma that read them."""
-    if not OLD or "wgmma.mma_async" not in ptx or "fence.proxy.async" in ptx:
-        return ptx
-    return ptx.replace("wgmma.fence.sync.aligned;", "fence.proxy.async.shared::cta; wgmma.fence.sync.aligned;")
 
 
 def skip_without_compiler() -> None:

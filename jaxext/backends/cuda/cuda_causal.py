@@ -52,7 +52,8 @@ def candidates(problem: CausalProblem) -> list[CausalConfig]:
     for strip in dict.fromkeys(min(strip, max(1, problem.T)) for strip in STRIPS[problem.role]):
         config = CausalConfig(lanes=lanes, strip=strip)
         if problem.role == "backward":
-            wanted = ROUNDS * resident(problem) * machine(problem.arch).multiprocessors // max(1, _channel_blocks(problem, config))
+            gpu = machine(problem.arch, problem.device)
+            wanted = ROUNDS * resident(problem) * gpu.multiprocessors // max(1, _channel_blocks(problem, config))
             config = dataclasses.replace(config, splits=max(1, min(wanted, _tiles(problem, config), MOST_SPLITS)))
         configs.append(config)
     return sorted(configs, key=lambda config: (clocks(problem, config), -config.strip))
@@ -87,7 +88,7 @@ def clocks(problem: CausalProblem, config: CausalConfig) -> float:
 
     While a block loads its taps, the others on its multiprocessor work.  Partial sums are written and read again.
     """
-    gpu, taps, strip, channels = machine(problem.arch), problem.J, config.strip, vector(problem)
+    gpu, taps, strip, channels = machine(problem.arch, problem.device), problem.J, config.strip, vector(problem)
     halo, activated = taps - 1, ACTIVATED if problem.epilogue.activation else 1
     if problem.role == "backward":
         moved = 3 * strip + 3 * halo

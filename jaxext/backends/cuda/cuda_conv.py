@@ -85,7 +85,7 @@ def clocks(problem: ConvProblem, config: ConvConfig) -> float:
     A launch deals its blocks out to the multiprocessors in rounds.  Those which share a multiprocessor multiply in turns and hide one
     another's beginning and end, so that they are counted once.  Each tap belongs to one phase, and the blocks of all phases run together.
     """
-    gpu = machine(problem.arch)
+    gpu = machine(problem.arch, problem.device)
     taps, phases = math.prod(problem.filter), phases_of(problem)
     x, y = (problem.N * math.prod(sizes) for sizes in (map(cdiv, problem.input, phases), problem.output))
     rows, columns, channels, steps = {

@@ -94,7 +94,7 @@ def clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
         moved = stored(problem.epilogue) * of_target * config.strip + rows * of_source * (config.strip + columns - 1)
         chunk = 8 if vector == 1 else SUMS // vector  # targets that a thread sums at once
         multiplied = rows * columns * cdiv(config.strip, chunk) * chunk
-    gpu, loaded = machine(problem.arch), moved * THREADS * vector * BITS[problem.dtypes[0]] / 8
+    gpu, loaded = machine(problem.arch, problem.device), moved * THREADS * vector * BITS[problem.dtypes[0]] / 8
     of_block = gpu.tile(multiplied * THREADS * vector, gpu.fma, loaded)
     return gpu.rounds(math.prod(grid(problem, config)), RESIDENT) * RESIDENT * of_block
 
@@ -102,7 +102,7 @@ def clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
 def _mma_clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
     """The same on tensor cores: of loads and stores, products, instructions, or shared memory, whichever takes longest, for each line of
     sources; and of a block's start, with its filters."""
-    gpu, (_, h, w), lines = machine(problem.arch), problem.axes, _walked(problem, config)
+    gpu, (_, h, w), lines = machine(problem.arch, problem.device), problem.axes, _walked(problem, config)
     rows, steps = _mma_rows(h.R), lines + h.R - 1
     positions = steps * (MMA_TARGETS + w.R - 1) + lines * MMA_TARGETS * stored(problem.epilogue)
     loaded = positions * MMA_LINES * MMA_CHANNELS * 2
@@ -165,7 +165,7 @@ def _shared_out(problem: ConvProblem, config: DepthwiseConfig) -> DepthwiseConfi
     """With a wgrad's blocks shared between pieces, and its sum between blocks."""
     most = THREADS // config.lanes
     config = dataclasses.replace(config, pieces=largest_block([1 << i for i in range(most.bit_length())], _pieces(problem), idle=1 / 4))
-    wanted = RESIDENT * machine(problem.arch).multiprocessors // max(1, math.prod(grid(problem, config)))
+    wanted = RESIDENT * machine(problem.arch, problem.device).multiprocessors // max(1, math.prod(grid(problem, config)))
     splits = min(wanted, _strips(problem, config) // (4 * _strip_lanes(config)), MOST_SPLITS)
     return dataclasses.replace(config, splits=max(1, splits))
 

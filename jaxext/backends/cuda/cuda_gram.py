@@ -81,7 +81,7 @@ def tiles(problem: GramProblem, config: GramConfig) -> int:
 
 def clocks(problem: GramProblem, config: GramConfig) -> float:
     """Expected time, in clocks."""
-    gpu, split = machine(problem.arch), config.splits > 1
+    gpu, split = machine(problem.arch, problem.device), config.splits > 1
     result_bits = 32 if split else BITS[problem.dtypes[2]]
     depth = cdiv(cdiv(problem.depth, config.tile_k), config.splits) * config.tile_k
     added = problem.addend is not None  # and read, where tiles of the result are stored

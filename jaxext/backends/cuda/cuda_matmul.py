@@ -77,7 +77,7 @@ def pick(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> MatmulCo
 
 def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
     """Expected time of the product, in clocks."""
-    gpu, split = machine(problem.arch), config.splits > 1
+    gpu, split = machine(problem.arch, problem.device), config.splits > 1
     bits, result_bits = BITS[problem.dtypes[0]], 32 if split else BITS[problem.dtypes[2]]
     pairs = cdiv(cdiv(problem.rows, config.tile_m), config.cluster_m)  # clusters, one below the other
     tiles = pairs * config.cluster_m * cdiv(problem.cols, config.tile_n) * problem.B * config.splits

@@ -59,7 +59,7 @@ def pick(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> PiecesCo
 
 def clocks(problem: MatmulProblem, config: PiecesConfig) -> float:
     """Expected time of the product, in clocks of a multiprocessor."""
-    gpu, m, n = machine(problem.arch), config.tile_m, config.tile_n
+    gpu, m, n = machine(problem.arch, problem.device), config.tile_m, config.tile_n
     products = PRODUCTS_OF_PARTS[problem.precision]
     in_shared_memory = 2 * 4 * (m + n) + 2 * config.pieces * n + products * m // 64 * 2 * n
     step = max(

@@ -55,7 +55,7 @@ def pick(problem: RaggedProblem, table: Sequence[Mapping[str, Any]]) -> RaggedCo
 
 def clocks(problem: RaggedProblem, config: RaggedConfig) -> float:
     """Expected time, in clocks.  Blocks that share a multiprocessor multiply in turns and hide one another's stores."""
-    gpu, bits = machine(problem.arch), BITS[problem.dtypes[0]]
+    gpu, bits = machine(problem.arch, problem.device), BITS[problem.dtypes[0]]
     tiles = _tiles(problem, config, problem.expected_tiles_down(config.tile_m))
     resident = max(1, min(_RESIDENT[config.tile_m], gpu.rounds(tiles)))
     elements = config.tile_m * config.tile_n

@@ -147,7 +147,7 @@ def pick(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> ScaledCo
 
 def clocks(problem: ScaledProblem, config: ScaledConfig) -> float:
     """Expected time, in clocks.  While one warp group, or block, moves its sums another multiplies."""
-    gpu, split = machine(problem.arch), config.splits > 1
+    gpu, split = machine(problem.arch, problem.device), config.splits > 1
     result_bits = 32 if split else BITS[problem.dtypes[2]]
     elements, resident = config.tile_m * config.tile_n, _RESIDENT[config.tile_m]
     tiles = _tiles(problem, config)

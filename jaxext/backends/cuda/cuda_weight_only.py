@@ -103,7 +103,7 @@ def grid(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> int:
 def clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
     """Expected time, in clocks: to start, and the largest of three: to load all from memory, to load a block's share from the L2 cache, and
     to compute it.  Blocks that lie one above the other find the weight in the cache."""
-    gpu, bits, blocks = machine(problem.arch), problem.bits_of_weight, resident(problem, config)
+    gpu, bits, blocks = machine(problem.arch, problem.device), problem.bits_of_weight, resident(problem, config)
     if config.tile_m > FEW_ROWS:
         return _wide_clocks(problem, config)
     depth = cdiv(problem.K // STEP, config.splits) * STEP
@@ -120,7 +120,7 @@ def clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
 def _wide_clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
     """The same of Hopper's kernels.  Blocks store after they have multiplied, and those side by side find x in the cache.  All warps add up
     the sums of each step."""
-    gpu, bits, split = machine(problem.arch), problem.bits_of_weight, config.splits > 1
+    gpu, bits, split = machine(problem.arch, problem.device), problem.bits_of_weight, config.splits > 1
     depth = cdiv(cdiv(problem.K, WIDE_STEP), config.splits) * WIDE_STEP
     integers, sums = depth * config.tile_n, config.tile_m * config.tile_n
     unit = STEP if problem.S > 1 and problem.K // problem.S % WIDE_STEP else WIDE_STEP  # whose sums are added at once
@@ -137,7 +137,7 @@ def _wide_clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
 
 def dequantised_clocks(problem: WeightOnlyProblem) -> float:
     """Of a product with the weight in 16 bits, which another kernel writes before."""
-    gpu, numbers = machine(problem.arch), problem.B * problem.N * problem.K
+    gpu, numbers = machine(problem.arch, problem.device), problem.B * problem.N * problem.K
     return gpu.moving(weight_bytes(problem) + 2 * numbers) + LAUNCH + cuda_scaled.wide_clocks(problem)
 
 

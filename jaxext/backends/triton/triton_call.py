@@ -11,14 +11,18 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
+import pathlib
 import re
+import shutil
 from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxext._target import named
 from jaxext.backends.kernel import apart
+from jaxext.backends.triton import fences
 from jaxext.forms.call import Call, Splitter, no_kernel
 from jaxext.kernels._launch import SHARED_MEMORY
 
@@ -39,7 +43,7 @@ def unavailable(call: Call) -> str | None:
         return reason
     if call.arch not in SHARED_MEMORY:
         return f"compute capability is {(call.arch or 0) / 10}, want one of {sorted(arch / 10 for arch in SHARED_MEMORY)}"
-    return missing(interpreted=False)
+    return missing(interpreted=False) or (None if named() else missing_ptxas())
 
 
 @functools.cache
@@ -58,6 +62,8 @@ def missing(*, interpreted: bool) -> str | None:
 
         if not interpreted and _keywords() is None:
             return f"jax-triton {found['jax-triton']} has another triton_call than 0.3.1 and 0.4"
+        if not interpreted and fences.omitted() and not fences.can_patch(_jax_triton()):
+            return f"triton {found['triton']} omits fences on Hopper, want {'.'.join(map(str, fences.FIXED))} or newer with this jax-triton"
     except Exception as error:  # a broken installation may raise any type
         if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
             return f"jax's CUDA plugin is not installed; without a GPU: pip install --no-deps jax-cuda13-plugin=={installed('jaxlib')}"
@@ -65,6 +71,21 @@ def missing(*, interpreted: bool) -> str | None:
     if interpreting() != interpreted:
         return f"Triton was imported {'with' if interpreting() else 'without'} TRITON_INTERPRET=1 in the environment"
     return None
+
+
+def missing_ptxas() -> str | None:
+    """The reason if jaxlib finds no ptxas on this machine, or None.
+
+    jaxlib runs it at the first launch of a kernel, so a program that is lowered for another machine needs none here.  It is looked for as
+    jaxlib does: in bin/ of the working directory, on the PATH, in the CUDA toolkit, and in NVIDIA's wheel beside jax's plugin.
+    """
+    roots = [pathlib.Path(), pathlib.Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")), pathlib.Path("/usr/local/cuda")]
+    for plugin, wheel in (("jax_cuda13_plugin", "cu13"), ("jax_cuda12_plugin", "cuda_nvcc")):
+        if (spec := importlib.util.find_spec(plugin)) and spec.origin:
+            roots.append(pathlib.Path(spec.origin).parents[1] / "nvidia" / wheel)
+    if shutil.which("ptxas") or any(os.access(root / "bin" / "ptxas", os.X_OK) for root in roots):
+        return None
+    return "ptxas is missing, which jaxlib runs at a kernel's first launch: install CUDA 12.9 or newer, or pip install nvidia-cuda-nvcc"
 
 
 def _wanted(package: str) -> str:
@@ -82,11 +103,13 @@ def installed(package: str) -> str | None:
 
 @functools.cache
 def _jax_triton() -> ModuleType:
-    """Import jax_triton, and restore TRITON_CACHE_DIR, which the import changes."""
+    """Import jax_triton, restore TRITON_CACHE_DIR, which the import changes, and have it add fences to our kernels."""
     before = os.environ.get("TRITON_CACHE_DIR")
     try:
         import jax_triton
 
+        if fences.can_patch(jax_triton):
+            fences.patch(jax_triton)
         return jax_triton
     finally:
         os.environ.pop("TRITON_CACHE_DIR", None)

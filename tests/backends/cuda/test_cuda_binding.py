@@ -299,7 +299,7 @@ def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
     asked = functools.partial(jaxext.explain, causal, *LONG, platform="cuda")
     with jaxext.use_target("sm_90a"):
         assert asked().rows[0].chosen == "cuda"
-    here = [types.SimpleNamespace(compute_capability="9.0")]
+    here = [types.SimpleNamespace(compute_capability="9.0", device_kind="NVIDIA H100")]
     monkeypatch.setattr(_target, "jax", types.SimpleNamespace(local_devices=lambda backend: here))
     (row,) = asked().rows
     assert (row.chosen == "cuda", row.refused.get("cuda")) == (reason is None, reason)

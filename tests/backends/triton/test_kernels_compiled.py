@@ -28,7 +28,7 @@ from jaxext.benchmarks import alignment, compiled, device_code
 from jaxext.benchmarks.case import LAYOUTS
 from jaxext.benchmarks.compiled_problems import COMPILED, KERNELS
 from jaxext.benchmarks.problems import PRODUCTS, Conv
-from jaxext.kernels import depthwise, matmul
+from jaxext.kernels import _products, depthwise, matmul
 from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import SHARED_MEMORY
@@ -50,9 +50,12 @@ SHOWN = [program for program in PICKED if program.numbers in ("bf16", "int4") an
 FRESH = [program for program in SHOWN if program.problem.arch == 90 or program.problem.name == "matmul_nn"]
 
 
-@pytest.fixture(scope="module", params=TABLES, ids=lambda path: path.stem)
-def table(request):
-    return json.loads(request.param.read_text())["triton"]
+@pytest.fixture(params=TABLES, ids=lambda path: path.stem)
+def table(request, monkeypatch):
+    """A table, and the kernels as they are with its Triton, some of which refuse more."""
+    table = json.loads(request.param.read_text())["triton"]
+    monkeypatch.setattr(_products, "triton_version", lambda: tuple(map(int, table["version"].split("."))))
+    return table
 
 
 def test_the_tables_are_of_the_kernels_that_are_here(table):
@@ -118,7 +121,7 @@ def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
             for arch in SHARED_MEMORY if "sweep" in case.tags else compiled.ARCHS:
                 problem = case.problem(role, numbers, arch)
                 if (reason := module.supports(problem)) is not None:
-                    assert numbers.startswith("fp8") and arch < 89, reason
+                    assert numbers.startswith("fp8") and arch < 89 or "overwrites factors" in reason, reason
                     continue
                 candidates = module.candidates(problem)
                 assert module.pick(problem) in candidates

@@ -42,7 +42,7 @@ def asked(monkeypatch):
     def compile(source, target=None, options=None, **_):
         sources.append((source, options, knobs.compilation.always_compile))
         run = lambda *args: launched.append(args)
-        return types.SimpleNamespace(run=run, launch_metadata=lambda *_: None, function=None, packed_metadata=None)
+        return types.SimpleNamespace(run=run, launch_metadata=lambda *_: None, function=None, packed_metadata=None, asm={"ptx": ""})
 
     monkeypatch.setattr(triton, "compile", compile)
     monkeypatch.setattr(triton.compiler, "compile", compile)

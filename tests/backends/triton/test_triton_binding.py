@@ -25,8 +25,9 @@ from lowered import BLOCK, IMAGES, MESH, conv, loss, moved, operations, resnet_b
 
 import jaxext
 from jaxext import _target
+from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.triton import triton_call
+from jaxext.backends.triton import triton_binding, triton_call
 
 pytest.importorskip("triton")
 pytest.importorskip("jax_triton", exc_type=ImportError)
@@ -258,6 +259,40 @@ def test_a_jax_triton_with_another_interface(monkeypatch):
     assert chosen(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, TAPS) == [("conv2d_fprop", "xla")]
 
 
+@pytest.fixture
+def without_ptxas(monkeypatch, tmp_path):
+    """A machine with an H100 and no ptxas; returns a folder, the working directory."""
+    gpus_here(monkeypatch, "9.0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith("/usr/local/cuda") and access(path, mode))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: types.SimpleNamespace(origin=str(tmp_path / "site" / name / "__init__.py"))
+    )
+    return tmp_path
+
+
+def test_a_gpu_of_this_machine_needs_ptxas(without_ptxas):
+    """It is run at the first launch, where it ended the user's program."""
+    assert "ptxas is missing, which jaxlib runs at a kernel's first launch" in refusal()
+
+
+@pytest.mark.parametrize("place", ["bin", "path", "cuda/bin", "site/nvidia/cu13/bin", "site/nvidia/cuda_nvcc/bin"])
+def test_ptxas_is_found_where_jaxlib_looks(place, without_ptxas):
+    (without_ptxas / place).mkdir(parents=True)
+    (without_ptxas / place / "ptxas").touch(mode=0o755)
+    assert triton_call.missing_ptxas() is None
+    (row,) = jaxext.explain(functools.partial(jaxext.matmul, implementation="triton"), *[struct(64, 64)] * 2, platform="cuda").rows
+    assert row.chosen == "triton"
+
+
+def test_other_machines_need_ptxas_but_not_this_one(without_ptxas):
+    square = jax.jit(lambda x: jaxext.matmul(x, x, implementation="triton"))
+    assert kernels(jaxext.lower_for(square, struct(64, 64), arch="sm_90a")) == {"matmul_nn": 1}
+
+
 def test_symbolic_sizes_are_left_to_xla():
     """Kernels are compiled for the sizes: with a symbolic batch an unnamed program raised TracerBoolConversionError."""
     (batch,) = export.symbolic_shape("b")
@@ -361,6 +396,21 @@ def test_the_target_is_what_the_gpus_of_this_machine_are(monkeypatch):
         assert _target.compute_capability("cuda") == 90
 
 
+def test_models_know_the_gpus_of_this_machine_by_name(monkeypatch):
+    """Unless a target is named, or they have several names."""
+    devices = gpus_here(monkeypatch, "9.0", "9.0")
+    devices[0].device_kind = devices[1].device_kind = "NVIDIA H200"
+    assert _target.device_kind("cuda") == "NVIDIA H200" and _target.device_kind("cpu") == ""
+    plans = []
+    monkeypatch.setattr(triton_binding, "matmul_problem", lambda *args: plans.append(problems.matmul_problem(*args)) or plans[-1])
+    jaxext.explain(functools.partial(jaxext.matmul, implementation="triton"), struct(64, 64), struct(64, 64), platform="cuda")
+    assert {plan.device for plan in plans} == {"NVIDIA H200"}
+    with jaxext.use_target("sm_90a"):
+        assert _target.device_kind("cuda") == ""
+    devices[0].device_kind = "NVIDIA H100"
+    assert _target.device_kind("cuda") == ""
+
+
 def test_gpus_of_several_kinds_have_no_target(monkeypatch):
     """The first one decided, and what was compiled for it did not load on the others."""
     gpus_here(monkeypatch, "9.0", "8.0")
@@ -373,8 +423,9 @@ def test_gpus_of_several_kinds_have_no_target(monkeypatch):
 
 
 def gpus_here(monkeypatch, *capabilities):
-    devices = [types.SimpleNamespace(compute_capability=capability) for capability in capabilities]
+    devices = [types.SimpleNamespace(compute_capability=capability, device_kind="a GPU") for capability in capabilities]
     monkeypatch.setattr(_target, "jax", types.SimpleNamespace(local_devices=lambda backend: devices))
+    return devices
 
 
 def test_the_target_is_part_of_jits_key():

@@ -1,0 +1,157 @@
+"""The fences that Triton before 3.7.1 omits are in the PTX of our kernels, and in no other.
+
+Where a newer Triton is installed, it is made to omit them.
+"""
+
+import re
+import zlib
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import pytest
+from lowered import operations
+
+import jaxext
+
+pytest.importorskip("triton")
+jax_triton = pytest.importorskip("jax_triton", exc_type=ImportError)
+
+# ruff: noqa: E402
+import triton
+import triton.language as tl
+from jax_triton import triton_lib
+from triton import knobs
+from triton.backends.nvidia.compiler import CUDABackend
+
+from jaxext.backends.triton import fences, triton_call
+from jaxext.benchmarks import compiled
+from jaxext.kernels import _products, matmul
+
+FENCE = "fence.proxy.async.shared::cta;"
+X = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def old_triton(monkeypatch, tmp_path):
+    """A Triton that omits fences, and compiles everything anew."""
+    make_ptx = CUDABackend.make_ptx
+    monkeypatch.setattr(CUDABackend, "make_ptx", lambda *args: make_ptx(*args).replace(FENCE, ""))
+    monkeypatch.setattr(_products, "triton_version", lambda: (3, 6, 0))
+    if not fences.can_patch(jax_triton):
+        pytest.skip("jax-triton 0.4 is refused beside such a Triton")
+    monkeypatch.setattr(triton_lib, "_COMPILED_KERNEL_CACHE", {})
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@triton.jit
+def squares(x_ptr, y_ptr, N: tl.constexpr, STEPS: tl.constexpr):
+    """The kernel of somebody else: the sum of the products of STEPS tiles with themselves."""
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)
+    total = tl.zeros([N, N], tl.float32)
+    for step in range(STEPS):
+        x = tl.load(x_ptr + step * N * N + at)
+        total = tl.dot(x, x, total)
+    tl.store(y_ptr + at, total)
+
+
+def of_somebody_else(x):
+    y = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    return jax_triton.triton_call(x, kernel=squares, out_shape=y, grid=1, N=64, STEPS=16, compute_capability=90)
+
+
+def matmul_of_ours(x):
+    return jaxext.matmul(x, x, implementation="triton")
+
+
+def lowered_ptx(fun, arch="sm_90a") -> str:
+    """The description of the only kernel in a program: its PTX, and its code in Triton's own language."""
+    lowered = jaxext.lower_for(lambda x: fun(x), X, arch=arch)  # a new function, since jax remembers programs
+    calls = [op for op in operations(lowered) if op.name == "stablehlo.custom_call" and "triton" in str(op.attributes["call_target_name"])]
+    (description,) = (zlib.decompress(op.attributes["backend_config"].value_bytes) for op in calls)
+    return description.decode("latin-1")
+
+
+def problem(arch, **changes):
+    sizes = dict(B=1, M=2048, N=2048, K=2048)
+    return matmul.Problem(name="matmul_nn", role="nn", **sizes, dtypes=("bf16",) * 3, precision="tf32", arch=arch, **changes)
+
+
+def compiled_ptx(arch) -> str:
+    asked = problem(arch)
+    return str(compiled.compile_launch(matmul.launch(asked, matmul.pick(asked)), asked).asm["ptx"])
+
+
+def unfenced_waits(ptx: str) -> int:
+    """The number of waits for copies that no fence follows before the next barrier."""
+    waits = re.split(r"cp\.async\.wait_group", ptx)[1:]
+    assert waits
+    return sum("fence.proxy.async" not in behind.partition("bar.sync")[0] for behind in waits)
+
+
+def test_each_wait_for_copies_has_a_fence_before_the_barrier():
+    ptx = lowered_ptx(matmul_of_ours)
+    assert "wgmma.mma_async" in ptx and unfenced_waits(ptx) == 0
+    assert unfenced_waits(ptx.replace(FENCE, "")) > 0
+
+
+def test_compile_launch_makes_the_same_ptx():
+    assert compiled_ptx(90) in lowered_ptx(matmul_of_ours)
+
+
+def test_the_cache_of_triton_serves_no_kernel_without_fences():
+    """It knows nothing of the fences: what is in it, of whatever version of jaxext, gets them when it is read."""
+    with mock.patch.object(compiled, "fenced", lambda ptx: ptx):
+        before = compiled_ptx(90)
+    assert unfenced_waits(before) > 0
+    assert unfenced_waits(compiled_ptx(90)) == 0
+
+
+def test_kernels_of_others_are_compiled_as_before():
+    lowered_ptx(matmul_of_ours)
+    ptx = lowered_ptx(of_somebody_else)
+    assert "wgmma.mma_async" in ptx and "cp.async.wait_group" in ptx and FENCE not in ptx
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_devices_without_wgmma_need_none(arch):
+    assert FENCE not in lowered_ptx(matmul_of_ours, arch)
+
+
+def test_a_kernel_without_wgmma_is_unchanged():
+    ptx = "cp.async.wait_group 1;\nbar.sync 0;\nmma.sync.aligned"
+    assert fences.fenced(ptx) == ptx
+    assert fences.fenced(ptx + "wgmma.mma_async") != ptx + "wgmma.mma_async"
+
+
+def test_a_newer_triton_is_left_alone(monkeypatch):
+    monkeypatch.setattr(_products, "triton_version", lambda: fences.FIXED)
+    assert FENCE not in lowered_ptx(matmul_of_ours)  # the one here omits them
+
+
+def test_fences_are_not_added_twice():
+    ptx = lowered_ptx(matmul_of_ours)
+    assert fences.fenced(ptx) == ptx
+
+
+def test_triton_adds_them_by_its_hook():
+    """On a GPU the tests of kernels compile by Triton alone."""
+    asked, without_cubin = problem(90), compiled.without_cubin
+    with (
+        mock.patch.object(compiled, "fenced", lambda ptx: ptx),
+        mock.patch.object(compiled, "without_cubin", lambda *args: fences.stages_with_fences(*args) and without_cubin(*args)),
+        knobs.compilation.scope(),
+    ):
+        knobs.compilation.always_compile = True
+        ptx = str(compiled.compile_launch(matmul.launch(asked, matmul.pick(asked)), asked).asm["ptx"])
+    assert unfenced_waits(ptx) == 0
+
+
+def test_a_jax_triton_that_cannot_be_patched_is_refused(monkeypatch):
+    monkeypatch.delattr(triton_lib, "get_or_create_triton_kernel")
+    triton_call.missing.cache_clear()
+    try:
+        reason = triton_call.missing(interpreted=False)
+    finally:
+        triton_call.missing.cache_clear()
+    assert reason and re.search(r"triton .* omits fences on Hopper, want 3\.7\.1 or newer", reason)
