@@ -31,10 +31,11 @@ from jaxext.tuning import timing
 
 from . import cells, findings, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
+from .digests import digests
 from .heap import keep_freed_memory
 from .targets import in_order, targets
 
-ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "step")
+ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "backward", "step")
 UNFOLDED = 240  # columns of tables in files and pipes
 QUICK = 2e6  # operations per role in a trial of the harness
 STUCK_S = 120  # a row on a GPU that takes longer waits for a kernel that hangs, which only the end of the process ends
@@ -188,15 +189,22 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], libraries: li
 
 
 def _before(options: argparse.Namespace, world: Mapping[str, Any]) -> report.Report | None:
-    """The report to resume, if there is one: of the same device, versions and code, but maybe of another commit."""
+    """The report to resume, if there is one: of the same device and versions, with the results whose code has not changed."""
     if not options.resume or not pathlib.Path(options.json).exists():
         return None
     before = _stored(options.json, "--resume")
     other = {"timer": before.timer, "choice of --quick": before.trial, **before.environment}
-    differing = [name for name in world if name not in ("date", "command", "commit") and world[name] != other.get(name)]
+    differing = [name for name in world if name not in ("date", "command", "commit", "sources") and world[name] != other.get(name)]
     if differing:
         raise UsageError(f"--resume: {options.json} is of another {', '.join(differing)}: name another file, or remove it")
-    return before
+    platform = environment.default_platform()
+    return structs.replace(before, rows=tuple(row for row in before.rows if current(row, platform) == row.results))
+
+
+def current(row: report.Measured, platform: str) -> report.Results:
+    """The results of a row whose code is today's."""
+    known = digests(row.tags, row.numbers, row.results, platform)
+    return report.Results((library, result) for library, result in row.results.items() if row.digests.get(library) == known[library])
 
 
 def _with_rows(
