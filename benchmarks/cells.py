@@ -82,7 +82,7 @@ def measure(
     arguments: Sequence[jax.Array] = (),
     truth: Callable[[], Any] | None = None,
 ) -> Measured:
-    """The row of a case in the report; with the case's random operands, and a function that gives the truth about them, if they are known."""
+    """The row of a case in the report, with its random operands and a function that gives the truth about them, if they are known."""
     arguments = arguments or random_operands.normal(case.shapes, case.dtypes)
     products = jaxext.explain(case.build("jaxext"), *arguments).rows
     default = tuple(Default(row.chosen, row.how) for row in products if row.chosen)

@@ -18,6 +18,8 @@ from jaxext.backends.triton import triton_binding
 from jaxext.forms.implementation import hash_of
 from jaxext.tables import environment
 
+from .report import Measured, Results
+
 # Tag -> the family of kernels; a problem with none of these is a matrix product.
 _FAMILIES = {
     "depthwise": "depthwise",
@@ -36,6 +38,12 @@ _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 def digests(tags: Collection[str], numbers: str, libraries: Iterable[str], platform: str) -> dict[str, str]:
     """Library -> digest, for a problem with these tags in this kind of numbers.  lax and cuBLAS have "": versions tell what they are."""
     return {library: _digest(family(tags, numbers), library, platform) for library in libraries}
+
+
+def current(row: Measured, platform: str) -> Results:
+    """The results of a row whose code is today's."""
+    known = digests(row.tags, row.numbers, row.results, platform)
+    return Results((library, result) for library, result in row.results.items() if row.digests.get(library) == known[library])
 
 
 def family(tags: Collection[str], numbers: str) -> str:

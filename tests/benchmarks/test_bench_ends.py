@@ -8,7 +8,7 @@ import pytest
 import test_bench
 from test_bench import MATMUL, few_problems, made_up, options, run  # noqa: F401
 
-from jaxext.benchmarks import bench, cells, problems, report
+from jaxext.benchmarks import bench, cells, digests, problems, report
 from jaxext.benchmarks.targets import FIRST, targets
 from jaxext.cli.terminal import UsageError
 from jaxext.tables import environment
@@ -78,8 +78,8 @@ def test_a_run_goes_on_with_the_rows_whose_code_is_the_same(made_up, tmp_path, m
     world = environment.report()
     monkeypatch.setattr(bench.environment, "report", lambda: dict(world, sources={"triton": "another"}))
     assert run("--json", path, "--resume") == 0 and not made_up.asked
-    known = bench.digests
-    monkeypatch.setattr(bench, "digests", lambda *asked: known(*asked) | {"triton": "mended"})
+    known = digests.digests
+    monkeypatch.setattr(digests, "digests", lambda *asked: known(*asked) | {"triton": "mended"})
     assert run("--json", path, "--resume") == 0
     assert names(case for case, *_ in made_up.asked) == everything[1:2] and sorted(names(report.read(path).rows)) == sorted(everything)
 

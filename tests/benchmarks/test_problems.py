@@ -25,7 +25,8 @@ NETWORKS = {
 }  # fmt: skip
 KINDS = {
     "matmul", "skinny", "batched", "mlp", "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped", "depthwise",
-    "strided", "dilated", "transposed", "causal", "batched-filters", "per-example", "fused", "gated", "ragged", "own", "causal_conv1d", "gram", "quantized_matmul",
+    "strided", "dilated", "transposed", "causal", "batched-filters", "per-example", "fused", "gated", "ragged",
+    "own", "causal_conv1d", "gram", "quantized_matmul",
 }  # fmt: skip
 MARKS = {"target", "sweep", "precision", "cpu", "large", "long", "short", "waves", "thin", "few-images", "many-images", "clocks"}
 
