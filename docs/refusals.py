@@ -2,17 +2,19 @@
 
     python docs/refusals.py     # where the CUDA kernels are compiled
 
-Each call is explained for an H100, once with each implementation named, and once without a name.  `docs/tables.py` makes tables
-of it, and `tests/project/test_docs_pages.py` asks again.
+Each call is explained for an H100: with each implementation named, without a name by the package's own record of verified kernels, and
+without a name as if all kernels were verified.  `docs/tables.py` makes tables of it, and `tests/project/test_docs_pages.py` asks again.
 """
 
 import json
 import pathlib
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 import jaxext
+from jaxext.tables import record, table_file
 
 PATH = pathlib.Path(__file__).parent / "operations" / "refusals.json"
 NHWC, NHC = ("NHWC", "HWIO", "NHWC"), ("NHC", "HIO", "NHC")
@@ -56,7 +58,7 @@ def scaled(lhs, rhs, of):
 
 def weights(bits, group=None):
     """x times quantised weights, whose numbers and scales are arguments of the program."""
-    k, n = 1024, 1024
+    k, n = 16384, 8192
     kept = {8: jnp.int8, 4: jnp.int4}[bits]
     shapes = [((k, n), kept), ((k // (group or k), n), "float32")]
     return lambda x, q, s: jaxext.quantized_matmul(x, jaxext.Quantized(q, s)), [jax.ShapeDtypeStruct(*of) for of in shapes]
@@ -64,7 +66,7 @@ def weights(bits, group=None):
 
 def quantised(rows, bits, group=None, dtype="bfloat16"):
     function, weight = weights(bits, group)
-    return function, [jax.ShapeDtypeStruct((rows, 1024), dtype), *weight]
+    return function, [jax.ShapeDtypeStruct((rows, 16384), dtype), *weight]
 
 
 def six_products(a, b):
@@ -75,7 +77,8 @@ def groups(x, w, sizes=(8,), dtype="bfloat16"):
     return [*arrays(x, w, dtype=dtype), jax.ShapeDtypeStruct(sizes, "int32")]
 
 
-IMAGES, FILTERS, SQUARE = (8, 28, 28, 64), (3, 3, 64, 64), ((256, 1024), (1024, 1024))
+# Large enough that a launch matters little: small calls are XLA's.
+IMAGES, FILTERS, SQUARE = (128, 56, 56, 64), (3, 3, 64, 64), ((4096, 4096), (4096, 4096))
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 # page -> what is called -> the function and its arguments
@@ -84,30 +87,30 @@ CALLS = {
         "3x3, bfloat16": step(conv(), *arrays(IMAGES, FILTERS)),
         "3x3, float32": step(conv(), *arrays(IMAGES, FILTERS, dtype="float32")),
         "3x3 with stride 2, bfloat16": step(conv(stride=2), *arrays(IMAGES, FILTERS)),
-        "3x3, 3 input channels, bfloat16": step(conv(), *arrays((8, 28, 28, 3), (3, 3, 3, 64))),
-        "3x3x3, bfloat16": step(conv(), *arrays((2, 16, 28, 28, 64), (3, 3, 3, 64, 64))),
+        "3x3, 3 input channels, bfloat16": step(conv(), *arrays((128, 56, 56, 3), (3, 3, 3, 64))),
+        "3x3x3, bfloat16": step(conv(), *arrays((8, 16, 56, 56, 64), (3, 3, 3, 64, 64))),
         "3x3, 32 groups, bfloat16": step(conv(groups=32), *arrays(IMAGES, (3, 3, 2, 64))),
         "depthwise 3x3, bfloat16": step(conv(groups=64), *arrays(IMAGES, (3, 3, 1, 64))),
-        "depthwise 3x3x3, 2 outputs per group, bfloat16": step(conv(groups=64), *arrays((2, 16, 28, 28, 64), (3, 3, 3, 1, 128))),
-        "depthwise 33 taps, bfloat16": step(conv(groups=64), *arrays((8, 2048, 64), (33, 1, 64))),
+        "depthwise 3x3x3, 2 outputs per group, bfloat16": step(conv(groups=64), *arrays((8, 16, 56, 56, 64), (3, 3, 3, 1, 128))),
+        "depthwise 33 taps, bfloat16": step(conv(groups=64), *arrays((64, 8192, 64), (33, 1, 64))),
         "depthwise 7x7, float32": step(conv(groups=64), *arrays(IMAGES, (7, 7, 1, 64), dtype="float32")),
         "four spatial axes": (conv(padding="VALID"), arrays((2, 4, 6, 6, 6, 6), (4, 4, 3, 3, 3, 3))),
         "int8 into int8": (conv(), arrays(IMAGES, FILTERS, dtype="int8")),
         "complex64": (conv(), arrays(IMAGES, FILTERS, dtype="complex64")),
     },
     "conv_transpose": {
-        "4x4 by 2, bfloat16": step(lambda x, w: jaxext.conv_transpose(x, w, (2, 2), "SAME"), *arrays((8, 16, 16, 64), (4, 4, 64, 64))),
-        "depthwise 4x4 by 2, bfloat16": step(conv(padding=[(2, 2)] * 2, dilation=2, groups=64), *arrays((8, 16, 16, 64), (4, 4, 1, 64))),
+        "4x4 by 2, bfloat16": step(lambda x, w: jaxext.conv_transpose(x, w, (2, 2), "SAME"), *arrays((64, 64, 64, 64), (4, 4, 64, 64))),
+        "depthwise 4x4 by 2, bfloat16": step(conv(padding=[(2, 2)] * 2, dilation=2, groups=64), *arrays((64, 64, 64, 64), (4, 4, 1, 64))),
     },
     "convolve": {
-        "float32": step(jaxext.convolve, *arrays((4096,), (31,), dtype="float32")),
-        "64 signals with a window each, float32": step(jax.vmap(jaxext.convolve), *arrays((64, 4096), (64, 31), dtype="float32")),
+        "float32": step(jaxext.convolve, *arrays((1 << 24,), (31,), dtype="float32")),
+        "64 signals with a window each, float32": step(jax.vmap(jaxext.convolve), *arrays((64, 1 << 18), (64, 31), dtype="float32")),
     },
     "matmul": {
         "bfloat16": step(jaxext.matmul, *arrays(*SQUARE)),
         "float32": step(jaxext.matmul, *arrays(*SQUARE, dtype="float32")),
         "float32 as six products of bfloat16": step(six_products, *arrays(*SQUARE, dtype="float32")),
-        "bfloat16, 1001 columns": step(jaxext.matmul, *arrays((256, 1024), (1024, 1001))),
+        "bfloat16, 1001 columns": step(jaxext.matmul, *arrays((4096, 4096), (4096, 1001))),
         "int8 into int32": (
             lambda a, b: jaxext.matmul(a, b, preferred_element_type=jnp.int32),
             arrays(*SQUARE, dtype="int8"),
@@ -119,13 +122,13 @@ CALLS = {
         "complex64": (jaxext.matmul, arrays(*SQUARE, dtype="complex64")),
     },
     "linear": {
-        "linear, bias and gelu, bfloat16": (epilogue("gelu"), arrays(*SQUARE, (1024,))),
-        "linear, bias and gelu, float32": (epilogue("gelu"), arrays(*SQUARE, (1024,), dtype="float32")),
-        "linear, bias, gelu, residual, bfloat16": (epilogue("gelu", True), arrays(*SQUARE, (1024,))),
-        "linear, an activation of your own": (epilogue(lambda z: jnp.sin(z)), arrays(*SQUARE, (1024,))),
+        "linear, bias and gelu, bfloat16": (epilogue("gelu"), arrays(*SQUARE, (4096,))),
+        "linear, bias and gelu, float32": (epilogue("gelu"), arrays(*SQUARE, (4096,), dtype="float32")),
+        "linear, bias, gelu, residual, bfloat16": (epilogue("gelu", True), arrays(*SQUARE, (4096,))),
+        "linear, an activation of your own": (epilogue(lambda z: jnp.sin(z)), arrays(*SQUARE, (4096,))),
         "gated_linear_unit, silu, bfloat16": (
             lambda x, w: jaxext.gated_linear_unit(x, w, activation="silu"),
-            arrays((256, 1024), (1024, 2, 1024)),
+            arrays((4096, 4096), (4096, 2, 4096)),
         ),
         "conv_bias_act, 3x3, relu, bfloat16": (
             lambda x, w, b: jaxext.conv_bias_act(x, w, b, (1, 1), "SAME", dimension_numbers=NHWC, activation="relu"),
@@ -139,41 +142,41 @@ CALLS = {
         ),
     },
     "ragged": {
-        "ragged_dot, 8 groups, bfloat16": step(jaxext.ragged_dot, *groups((4096, 512), (8, 512, 1024))),
-        "ragged_dot, 8 groups, float32": step(jaxext.ragged_dot, *groups((4096, 512), (8, 512, 1024), dtype="float32")),
+        "ragged_dot, 8 groups, bfloat16": step(jaxext.ragged_dot, *groups((16384, 1024), (8, 1024, 2048))),
+        "ragged_dot, 8 groups, float32": step(jaxext.ragged_dot, *groups((16384, 1024), (8, 1024, 2048), dtype="float32")),
         "ragged_linear, bias and gelu, bfloat16": (
             lambda x, w, s, b: jaxext.ragged_linear(x, w, s, b, activation="gelu"),
-            [*groups((4096, 512), (8, 512, 1024)), *arrays((8, 1024))],
+            [*groups((16384, 1024), (8, 1024, 2048)), *arrays((8, 2048))],
         ),
         "ragged_gated_linear_unit, silu, bfloat16": (
             lambda x, w, s: jaxext.ragged_gated_linear_unit(x, w, s, activation="silu"),
-            groups((4096, 512), (8, 512, 2, 1024)),
+            groups((16384, 1024), (8, 1024, 2, 2048)),
         ),
     },
     "causal_conv1d": {
         "4 taps, silu, bfloat16": step(
-            lambda x, w, b: jaxext.causal_conv1d(x, w, b, activation="silu"), *arrays((4, 2048, 512), (4, 512), (512,))
+            lambda x, w, b: jaxext.causal_conv1d(x, w, b, activation="silu"), *arrays((8, 4096, 2048), (4, 2048), (2048,))
         ),
-        "16 taps, float32": step(jaxext.causal_conv1d, *arrays((4, 2048, 512), (16, 512), (512,), dtype="float32")),
-        "32 taps, bfloat16": step(jaxext.causal_conv1d, *arrays((4, 2048, 512), (32, 512), (512,))),
+        "16 taps, float32": step(jaxext.causal_conv1d, *arrays((8, 4096, 2048), (16, 2048), (2048,), dtype="float32")),
+        "32 taps, bfloat16": step(jaxext.causal_conv1d, *arrays((8, 4096, 2048), (32, 2048), (2048,))),
         "an activation of your own": (
             lambda x, w: jaxext.causal_conv1d(x, w, activation=lambda z: jnp.sin(z)),
-            arrays((4, 2048, 512), (4, 512)),
+            arrays((8, 4096, 2048), (4, 2048)),
         ),
-        "float64": (jaxext.causal_conv1d, arrays((4, 2048, 512), (4, 512), dtype="float64")),
+        "float64": (jaxext.causal_conv1d, arrays((8, 4096, 2048), (4, 2048), dtype="float64")),
     },
     "scaled_dot": {
         "e4m3 by e4m3, scales of blocks of 128, into bfloat16": (
             scaled(E4M3, E4M3, jnp.bfloat16),
-            arrays(*SQUARE, (256, 8), (8, 8), dtype="float32"),
+            arrays(*SQUARE, (4096, 32), (32, 32), dtype="float32"),
         ),
         "e4m3 by e4m3, scales of blocks of 32, into bfloat16": (
             scaled(E4M3, E4M3, jnp.bfloat16),
-            arrays(*SQUARE, (256, 32), (32, 1024), dtype="float32"),
+            arrays(*SQUARE, (4096, 128), (128, 4096), dtype="float32"),
         ),
-        "e5m2 by e5m2": (scaled(E5M2, E5M2, jnp.bfloat16), arrays(*SQUARE, (256, 1), (1, 1024), dtype="float32")),
-        "int8 by int8": (scaled(jnp.int8, jnp.int8, jnp.bfloat16), arrays(*SQUARE, (256, 1), (1, 1024), dtype="float32")),
-        "into float16": (scaled(E4M3, E4M3, jnp.float16), arrays(*SQUARE, (256, 1), (1, 1024), dtype="float32")),
+        "e5m2 by e5m2": (scaled(E5M2, E5M2, jnp.bfloat16), arrays(*SQUARE, (4096, 1), (1, 4096), dtype="float32")),
+        "int8 by int8": (scaled(jnp.int8, jnp.int8, jnp.bfloat16), arrays(*SQUARE, (4096, 1), (1, 4096), dtype="float32")),
+        "into float16": (scaled(E4M3, E4M3, jnp.float16), arrays(*SQUARE, (4096, 1), (1, 4096), dtype="float32")),
     },
     "quantized_matmul": {
         "16 rows, int8, a scale for each column": quantised(16, 8),
@@ -184,7 +187,7 @@ CALLS = {
     },
     "fp8_matmul": {
         "bfloat16 operands": step(jaxext.fp8_matmul, *arrays(*SQUARE)),
-        "1001 columns": step(jaxext.fp8_matmul, *arrays((256, 1024), (1024, 1001))),
+        "1001 columns": step(jaxext.fp8_matmul, *arrays((4096, 4096), (4096, 1001))),
     },
     "gram": {
         "gram of 4096x1024, bfloat16": step(jaxext.gram, *arrays((4096, 1024))),
@@ -207,15 +210,21 @@ def words(function, operands, named):
 
 
 def asked(names=("triton", "cuda")):
-    """page -> rows: what is called, the product, what each implementation says, and which one runs if none is named."""
+    """page -> rows: what is called, the product, what each implementation says, and which one runs unnamed, and once all are verified."""
+    without_users = mock.patch.object(table_file, "record_path", lambda: pathlib.Path("no record of the user's"))
+    all_verified = mock.patch.object(record, "unverified", lambda *_: None)
     pages = {}
     for page, calls in CALLS.items():
         pages[page] = []
         for title, (function, operands) in calls.items():
-            said = {name: words(function, operands, name) for name in names} | {"unnamed": words(function, operands, None)}
-            for op, taken in said["unnamed"].items():
+            said = {name: words(function, operands, name) for name in names}
+            with without_users:
+                unnamed = words(function, operands, None)
+            with all_verified:
+                verified = words(function, operands, None)
+            for op, taken in unnamed.items():
                 row = {name: "yes" if said[name].get(op) == name else said[name].get(op, "no such kernel") for name in names}
-                pages[page].append({"call": title, "product": op, **row, "unnamed": taken})
+                pages[page].append({"call": title, "product": op, **row, "unnamed": taken, "verified": verified[op]})
     return pages
 
 

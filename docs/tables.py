@@ -98,13 +98,14 @@ def slug(title: str) -> str:
 
 
 def refusals(page: str) -> str:
-    lines = ["| call | product | `triton` | `cuda` | unnamed |", "|---|---|---|---|---|"]
+    lines = ["| call | product | `triton` | `cuda` | unnamed | once verified |", "|---|---|---|---|---|---|"]
     for row in json.loads((ROOT / "docs" / "operations" / "refusals.json").read_text())[page]:
         triton, cuda = ("takes it" if row[name] == "yes" else row[name].replace("|", "\\|") for name in ("triton", "cuda"))
-        lines.append(f"| {row['call']} | {row['product']} | {triton} | {cuda} | `{row['unnamed']}` |")
+        lines.append(f"| {row['call']} | {row['product']} | {triton} | {cuda} | `{row['unnamed']}` | `{row['verified']}` |")
     return "\n".join(lines) + _below(
         "The sentences are the implementations' own (`docs/refusals.py` asks them), for an H100. *Unnamed* is what runs there "
-        "if no implementation is named and nothing was measured. No kernel has run on a GPU yet."
+        "if no implementation is named and nothing was measured; *once verified*, after `python -m jaxext verify` found the kernels right. "
+        "No kernel has run on a GPU yet."
     )
 
 

@@ -28,6 +28,16 @@ jax.config.update("jax_enable_x64", True)
 gc.freeze()  # imported modules stay, and the collector, which tracing calls often, need not look at them each time
 
 
+@pytest.fixture
+def verified(monkeypatch):
+    """Kernels are preferred as where `python -m jaxext verify` found all of them right, and however small the call."""
+    from jaxext.backends import kernel
+    from jaxext.tables import record
+
+    monkeypatch.setattr(record, "unverified", lambda *_: None)
+    monkeypatch.setattr(kernel, "SMALL_SECONDS", 0)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def registrations_end_with_the_module():
     with registrations.undone():

@@ -7,8 +7,10 @@ A kernel takes dense operands with exactly one axis per label.  It writes the re
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,9 +23,15 @@ from jaxext.forms.call import EXPORTED, Call, Splitter, symbolic_size
 from jaxext.forms.composition import composed
 from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
 from jaxext.forms.precisions import WORDS
+from jaxext.forms.window import meetings
 from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels._launch import BITS
+from jaxext.kernels._roofline import machine
+from jaxext.tables import record
 
 KERNELS = file_of(MatmulProblem).parent  # the folder of the Triton kernels, and of the geometry shared with the CUDA kernels
+
+SMALL_SECONDS = 10e-6  # about what a launch outside of XLA's fusions and CUDA graphs costs
 
 ZEROS = Algorithm("zeros")  # the config for empty sums and empty results: no kernel is launched; an epilogue is jnp's then
 
@@ -79,6 +87,14 @@ class KernelImplementation(Implementation, abc.ABC):
         return getattr(problem, "precision", "ieee") if "fp32" in problem.dtypes[:2] else "ieee"
 
     @abc.abstractmethod
+    def family(self, problem: Any, config: Any) -> str:
+        """The family of the kernel that takes a supported problem with one of its configs, such as "depthwise"."""
+
+    @abc.abstractmethod
+    def compiler(self) -> str:
+        """The compiler of its kernels, with the version, such as "nvcc 13.0"."""
+
+    @abc.abstractmethod
     def slower(self, call: Call) -> str | None:
         """Why another implementation is expected to be as fast, or None."""
 
@@ -105,10 +121,50 @@ class KernelPlan(Plan):
         return (ZEROS,) if self.call.empty else self.implementation.configs(self.problem)
 
     def gains(self) -> str | None:
-        return EXPORTED if self.call.splitter is Splitter.LATER else self.implementation.slower(self.call)
+        if self.call.splitter is Splitter.LATER:
+            return EXPORTED
+        return self.implementation.slower(self.call) or self._small() or self._unverified()
+
+    def kind(self, config: Any) -> str:
+        """The family, role and dtypes of the kernel, by which it is verified: such as "conv conv2d_fprop bf16"."""
+        problem, multiplied = self.problem, self.implementation.multiplied(self.problem)
+        *factors, result = problem.dtypes
+        factors[1] = "i4" if getattr(problem, "packed", False) else factors[1]
+        dtypes = "x".join(dict.fromkeys(factors)) + (f"->{result}" if {*factors} != {result} else "")
+        role = problem.name + ("+z" if self.call.further and self.call.product != self.call.op else "")
+        return " ".join([self.implementation.family(problem, config), role, dtypes + (f",{multiplied}" if "fp32" in factors else "")])
+
+    def _unverified(self) -> str | None:
+        if self.configs[0] == ZEROS or self.call.arch is None:
+            return None
+        implementation = self.implementation
+        return record.unverified(implementation.name, self.kind(self.configs[0]), self.call.arch, implementation.compiler())
+
+    def _small(self) -> str | None:
+        """The reason for leaving a small call to XLA, which fuses it, or None."""
+        least = least_seconds(self.call, self.problem, self.implementation.multiplied(self.problem))
+        if least >= SMALL_SECONDS:
+            return None
+        return f"it takes {least * 1e6:.2g} µs at least, and XLA fuses what takes less than {SMALL_SECONDS * 1e6:.0f}"
 
     def describe(self, config: Any) -> str:
         return config.algorithm if config == ZEROS else self._launch(config).describe
+
+    def fails(self, config: Any) -> str | None:
+        key = (self.implementation, self.call.problem, self.call.arch, config)
+        if key not in _failures:
+            _failures[key] = self._failure(config)
+        return _failures[key]
+
+    def _failure(self, config: Any) -> str | None:
+        """The reason why a program with nothing else cannot be lowered: a kernel is compiled when its call is lowered."""
+        call = self.call
+        operands = {name: jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.dtypes.items()}
+        try:
+            jax.jit(functools.partial(self.run, config)).trace(operands).lower(lowering_platforms=(call.platform,))
+        except Exception as error:  # of Triton's compiler, in any of its stages
+            return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        return None
 
     def multiplies(self) -> str:
         return WORDS.get(self.implementation.multiplied(self.problem), "")
@@ -140,6 +196,23 @@ class KernelPlan(Plan):
 
     def _launch(self, config: Any) -> KernelCall:
         return self.implementation.launch(self.call, self.problem, config)
+
+
+# The implementation, the problem, its device and config -> the answer of `KernelPlan.fails`.
+_failures: dict[tuple, str | None] = {}
+
+
+def least_seconds(call: Call, problem: Any, multiplied: str) -> float:
+    """The least possible time of a call on the problem's device, by its bytes and its products of two numbers."""
+    gpu = machine(problem.arch)
+    arrays = [*call.dtypes.items(), *call.results.items()]
+    moved = sum(math.prod(call.shape_of(name)) * dtype.itemsize for name, dtype in arrays)
+    shared = collections.Counter(label for name, _ in arrays for label in call.labels[name])
+    window = {} if call.window is None else call.window.sizes
+    products = math.prod(size for label, size in call.sizes.items() if shared[label] > 1 and label not in window)
+    products *= math.prod(meetings(call.window, axis) for axis in range(call.window.rank)) if call.window else 1
+    rate = gpu.rate(BITS[problem.dtypes[0]], multiplied) * gpu.multiprocessors
+    return gpu.seconds(max(gpu.moving(moved), products / rate))
 
 
 def apart(x: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ FUSED_TAPS = 9  # most taps of a depthwise convolution in one XLA fusion: `conv_
 FUSED_OUTPUTS = 16  # most outputs of a group in one XLA fusion: `conv_plan.FEW_ON_GPU`
 SMALL_GROUP = 32  # groups of at most this many channels leave most of a tensor core's tile empty
 TILE = 64  # channels that fill a tile
-FAST = (90, 100, 103)  # compute capabilities, times 10, that have wgmma or tcgen05
+FAST = (90,)  # compute capabilities, times 10, whose tensor core instructions the kernels of dense convolutions use to the full
 
 
 LARGEST_SHARE = 0.7  # of the time of a whole product, that half of one may take
@@ -34,6 +34,17 @@ def of_half(share: float) -> str | None:
     return f"it is expected to take {share:.2f} of a product's time, want {LARGEST_SHARE} or less, as XLA's (cuBLAS) are fast"
 
 
+def ragged(call: Call) -> str | None:
+    """The reason why XLA is expected to be as fast at a ragged product, or None: it multiplies the rows by every group's matrix, or block
+    by block in a loop."""
+    return "one group makes a plain matrix product, in which XLA (cuBLAS) is expected to be as fast" if call.sizes["G"] == 1 else None
+
+
+def causal(call: Call) -> str | None:
+    """The reason why XLA is expected to be as fast at a causal convolution, which it computes in several kernels, or None."""
+    return "a sequence of one step is a few elementwise operations, which XLA fuses" if call.sizes["T"] == 1 else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Preference:
     """A row of the table."""
@@ -44,7 +55,7 @@ class Preference:
     reason: str
 
 
-def preference(call: Call) -> Preference:
+def convolution(call: Call) -> Preference:
     """The first row of `CONVOLUTIONS` that holds for a call of a convolution's form."""
     return next(row for row in CONVOLUTIONS if row.holds(call))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -138,7 +139,7 @@ def run(
     """The result of the call, or a tuple if it has several, with `in_force.current()` at the time of lowering as the `table`."""
     with replacing_lax(False), in_force.as_in(table):
         name, part = planned(call, named)
-        choice = choose(part or call, implementations, name, () if part else in_force.measured(call, table))
+        choice = _usable(part or call, implementations, name, () if part else in_force.measured(call, table))
         if choice.plan is None:
             reason = choice.refusals.get(name or "", f"it has only {sorted(choice.refusals)}")
             raise NotImplementedError(f"{call.op}: implementation {name!r} does not support this call: {reason}")
@@ -149,6 +150,17 @@ def run(
             if isinstance(plan, Plan) and choice.config in plan.configs:
                 return computed(plan, choice.config, operands)  # the bits of its rows are those that parts by this config have
         return by_parts(call, part, operands, functools.partial(computed, choice.plan, choice.config))
+
+
+def _usable(call: Call, implementations: Sequence[Implementation], named: str | None, measured: Sequence[Measurement]) -> Choice:
+    """Choose as `choose` does.  If nobody named the implementation, one whose kernel cannot be compiled here gives way, with a warning."""
+    choice = choose(call, implementations, named, measured)
+    while named is None and choice.plan is not None and (reason := choice.plan.fails(choice.config)):
+        kernel = f"{call.op}: the {choice.implementation} kernel {choice.plan.describe(choice.config)}"
+        warnings.warn(f"{kernel} cannot be compiled here, another implementation is used: {reason}", stacklevel=2)
+        implementations = [each for each in implementations if each is not choice.plan.implementation]
+        choice = choose(call, implementations, named, measured)
+    return choice
 
 
 def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> Any:

@@ -36,12 +36,13 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jaxext import _compat
+from jaxext._target import compute_capability
 from jaxext.forms import flops, partition
 from jaxext.forms.call import Call
 from jaxext.forms.choose import run
 from jaxext.forms.family import Family, in_use
 from jaxext.forms.labelled import Labelled
-from jaxext.tables import in_force
+from jaxext.tables import in_force, record
 
 # The form and the open slot of each primitive, or the operation and its first result, to interpret jaxprs.
 owner: dict[Primitive, tuple[Any, str]] = {}
@@ -291,6 +292,7 @@ def known(splitter, platform, primitive, params, family, table) -> dict[str, str
     if splitter is not _compat.Splitter.LABELS:
         return {}
     implementations = family.implementations
-    operation = f"{primitive} {params} {in_force.known_as(platform, [each.name for each in implementations], table)}"
+    code = in_force.known_as(platform, [each.name for each in implementations], table) + record.known_as(compute_capability(platform))
+    operation = f"{primitive} {params} {code}"
     # If `version` is None, a user's implementation is identified only by a hash of its class's file.
     return partition.known(operation, by_version=all(each.version is not None for each in implementations))

@@ -180,6 +180,10 @@ class Plan:
         """None, or the reason for preferring the implementations after it unless this one is named."""
         return self.implementation._answer(self.call, "gains")
 
+    def fails(self, config: Any) -> str | None:
+        """Return the reason why this machine cannot compile it, or None.  It is asked when a program is lowered, if nobody named it."""
+        return None
+
     def describe(self, config: Any) -> str:
         """How the call would be computed, in a word or two, for `explain`."""
         return self.implementation.describe(self.call, config)

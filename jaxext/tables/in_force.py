@@ -22,7 +22,7 @@ import jax
 from jaxext._compat import published
 from jaxext._scope import Scope, in_parentheses
 from jaxext.tables import environment, table_file
-from jaxext.tables.table_format import Context, Entry, Measurement, Table, select
+from jaxext.tables.table_format import Context, Entry, Measurement, Record, Table, select
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +74,14 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
     if not os.path.exists(path):
         raise FileNotFoundError(f"use_table: there is no file {path}")
     entries, ignored = table_file.try_load(path)
-    _warn(path, ignored)
+    warn(path, ignored)
     return Scope("use_table", _used, _File(path, entries))
 
 
-def _warn(source: str, ignored: str | None) -> None:
+def warn(source: str, ignored: str | None, what: str = "measurements") -> None:
+    """Warn that a file is ignored, if there is a reason."""
     if ignored is not None:
-        warnings.warn(f"jaxext ignores measurements in {source}: {ignored}", stacklevel=4)  # of the caller of `use_table`
+        warnings.warn(f"jaxext ignores {what} in {source}: {ignored}", stacklevel=4)  # of the caller of `use_table`
 
 
 def current():
@@ -162,9 +163,9 @@ def _in_force(used, platform: str) -> Table:
     with _lock:
         known = (used, platform) in _tables
         table = _tables[used, platform] = _tables[used, platform] if known else _read(used, platform)
-        _agree(f"{platform}/{'default' if used == 'default' else 'named'}", table)
+        agree(f"{platform}/{'default' if used == 'default' else 'named'}", table)
     if not known:
-        _warn(table.source, table.ignored)
+        warn(table.source, table.ignored)
     return table
 
 
@@ -185,8 +186,8 @@ def _read(used, platform: str) -> Table:
     return dataclasses.replace(select([*shipped, *own], here, path), ignored=why or select(own, here, path).ignored)
 
 
-def _agree(role: str, table: Table) -> None:
-    """Publish the digest of this process's table; raise if another process has published another.
+def agree(role: str, table: Table | Record, what: str = "tables of measurements", cure: str = ", or use_table(None)") -> None:
+    """Publish the digest of this process's table or record; raise if another process has published another.
 
     No process waits, since one may lower a program alone.  Each publishes before it reads, so of two with different tables at least the
     later one raises.  The n-th table of a process in one role is compared with the n-th of the others.
@@ -197,9 +198,9 @@ def _agree(role: str, table: Table) -> None:
     if jax.process_count() > 1:
         told = published(f"jaxext/tables/{role}/{len(digests)}", json.dumps([table.digest, table.source, len(table.rows)]))
         if told is None and table.rows:
-            raise RuntimeError(f"{table.source}: processes cannot compare their tables without jax.distributed.initialize; use_table(None)")
+            raise RuntimeError(f"{table.source}: processes cannot compare their {what} without jax.distributed.initialize{cure}")
         tables = {process: json.loads(text) for process, text in sorted((told or {}).items())}
         if len({digest for digest, *_ in tables.values()}) > 1:
             each = "; ".join(f"process {p} has {rows} rows, {digest[:12]}, of {source}" for p, (digest, source, rows) in tables.items())
-            raise RuntimeError(f"processes have different tables of measurements ({each}): copy one to all of them, or use_table(None)")
+            raise RuntimeError(f"processes have different {what} ({each}): copy one to all of them{cure}")
     digests.append(table.digest)

@@ -1,7 +1,7 @@
 """The files that hold measurements: read with suspicion, replaced whole, under a lock.
 
-A file that the user names may lie anywhere, and is left alone if it is not a table.  The user's own table (`default_path`) is read
-unasked, so nobody else may be able to write it; if it is not a table, it is renamed.
+A file that the user names may lie anywhere, and is left alone if it is not a table.  The user's own table (`default_path`) and record
+(`record_path`) are read unasked, so nobody else may be able to write them; one that is not a table is renamed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ def default_path() -> pathlib.Path:
     return platformdirs.user_cache_path("jaxext", appauthor=False) / "tables.json"
 
 
+def record_path() -> pathlib.Path:
+    """The user's own record of verified kernels, beside the table."""
+    return default_path().with_name("verified.json")
+
+
 def _is_own(path: str | os.PathLike) -> bool:
-    return os.path.abspath(path) == os.path.abspath(default_path())
+    return os.path.abspath(path) in map(os.path.abspath, (default_path(), record_path()))
 
 
 def load(path: str | os.PathLike) -> tuple[Entry, ...]:
@@ -140,7 +145,8 @@ def _joined(entries: Sequence[Entry]) -> list[Entry]:
     joined: dict[bytes, Entry] = {}
     for entry in entries:
         before = joined.pop(key := msgspec.json.encode(entry.context, order="sorted"), entry)
-        joined[key] = msgspec.structs.replace(entry, measured=max(before.measured, entry.measured), rows=before.rows | entry.rows)
+        rows, verified = before.rows | entry.rows, before.verified | entry.verified
+        joined[key] = msgspec.structs.replace(entry, measured=max(before.measured, entry.measured), rows=rows, verified=verified)
     places = [entry.place for entry in joined.values()]
     return [entry for i, entry in enumerate(joined.values()) if places[i:].count(entry.place) <= CONTEXTS]
 

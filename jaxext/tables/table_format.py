@@ -1,4 +1,4 @@
-"""The format of stored measurements, and which of them hold here.
+"""The format of stored measurements and of the record of verified kernels, and which measurements hold here.
 
 A file is JSON, with an entry for each device and set of versions:
 
@@ -6,7 +6,8 @@ A file is JSON, with an entry for each device and set of versions:
       {"device": "NVIDIA H200", "capability": 90, "versions": {"jax": "0.10.2", ...}, "sources": {"xla": "38617145de5d5706", ...},
        "measured": "2026-11-22",
        "rows": {"matmul_nn B=1 M=8 ...": [
-         {"implementation": "xla", "config": {"algorithm": "lax"}, "ms": [0.9, 1.0, 1.1], "error": 1e-7}, ...]}}]}
+         {"implementation": "xla", "config": {"algorithm": "lax"}, "ms": [0.9, 1.0, 1.1], "error": 1e-7}, ...]},
+       "verified": {"triton conv conv2d_fprop bf16": {"right": true, "error": 0.002, "compiler": "triton 3.6.0"}, ...}}]}
 
 `decode` checks a file against the annotations of the classes below, and one error refuses all of it.
 """
@@ -46,6 +47,15 @@ class Measurement(_Stored, frozen=True):
             raise ValueError(f"ms is {list(self.ms)}, want three quartiles above 0, in order")
 
 
+class Verified(_Stored, frozen=True, omit_defaults=True):
+    """Whether the kernels of one kind gave right results on a device."""
+
+    right: bool
+    error: float | None  # the worst of all cases, relative to the float64 truth, in the norm; None if a case gave no result
+    compiler: Text  # and its version: "triton 3.6.0", or "nvcc 13.0"
+    code: Text | None = None  # a digest of the machine-independent code that ran, if the package shall ship this
+
+
 Rows = Mapping[str, Sequence[Measurement]]  # `Call.problem` -> measurements
 
 
@@ -62,15 +72,17 @@ class Context(_Stored, frozen=True):
         return self.device, self.capability
 
 
-class Entry(Context, frozen=True):
-    """The rows that were measured in one context, the last of them on the day `measured` (UTC)."""
+class Entry(Context, frozen=True, omit_defaults=True):
+    """The rows that were measured and the kernels that were verified in one context, the last of them on the day `measured` (UTC)."""
 
     measured: datetime.date
     rows: dict[Text, tuple[Measurement, ...]]
+    verified: dict[Text, Verified] = {}  # "implementation family role dtypes" -> the outcome
 
     @classmethod
-    def of(cls, context: Context, measured: datetime.date, rows: Rows) -> Entry:
-        return cls(**msgspec.structs.asdict(context), measured=measured, rows={problem: tuple(row) for problem, row in rows.items()})
+    def of(cls, context: Context, measured: datetime.date, rows: Rows, verified: Mapping[str, Verified] | None = None) -> Entry:
+        stored = {problem: tuple(row) for problem, row in rows.items()}
+        return cls(**msgspec.structs.asdict(context), measured=measured, rows=stored, verified=dict(verified or {}))
 
     @property
     def context(self) -> Context:
@@ -113,6 +125,21 @@ class Table:
     def digest(self) -> str:
         """A hash of the rows."""
         return hashlib.sha256(msgspec.json.encode(self.rows, order="sorted")).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The outcomes of verification that hold for one compute capability."""
+
+    rows: Mapping[tuple[str, str], Verified]  # "implementation family role dtypes" and the compiler -> the outcome
+    source: str  # the user's file, for messages
+    ignored: str | None = None  # why the outcomes in it do not hold
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of what was right, and what was not."""
+        right = sorted((*key, verified.right) for key, verified in self.rows.items())
+        return hashlib.sha256(msgspec.json.encode(right)).hexdigest()
 
 
 def select(entries: Sequence[Entry], here: Context, source: str) -> Table:

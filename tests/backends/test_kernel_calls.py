@@ -84,6 +84,12 @@ class InThreeParts(kernel.KernelImplementation):
     def refuses(self, problem):
         return None
 
+    def family(self, problem, config):
+        return "parts"
+
+    def compiler(self):
+        return "none"
+
     def slower(self, call):
         return None
 

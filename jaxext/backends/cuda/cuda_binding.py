@@ -43,6 +43,11 @@ class Cuda(KernelImplementation):
     def multiplied(self, problem):
         return "ieee"  # but for those of CudaMatmul, no kernel takes float32 numbers to the tensor cores
 
+    def compiler(self):
+        from jaxext import _cuda_module
+
+        return f"nvcc {_cuda_module.cuda_version}"
+
     def code(self, platform):
         """On CUDA devices also of the compiler and of what it compiled for, which only the compiled module tells."""
         return hash_of([*folder_of(type(self)), *self.shared], _csrc(), _build() if platform == "cuda" else b"")

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise
 from jaxext.backends.cuda.cuda_binding import Cuda, compiled, ffi_call, kernel_call, not_compiled_for, number_of
 from jaxext.backends.kernel import KernelCall
-from jaxext.backends.preference import preference
 from jaxext.backends.problems import causal_problem, conv_problem
 from jaxext.forms.call import Call
 from jaxext.kernels._geometry import ConvProblem
@@ -36,8 +36,13 @@ class CudaConv(Cuda):
         family = _family(problem)
         return family.refused(problem) or (not_compiled_for(problem.arch) if family is cuda_depthwise else None)
 
+    def family(self, problem, config):
+        if _family(problem) is cuda_conv:
+            return "conv"
+        return "depthwise_mma" if config.lines else "depthwise"
+
     def slower(self, call):
-        row = preference(call)
+        row = preference.convolution(call)
         if not row.kernel:
             return row.reason
         if row.name == "three axes" or row.name == "depthwise" and call.sizes["K"] == 1:
@@ -66,8 +71,11 @@ class CudaCausal(Cuda):
     def refuses(self, problem):
         return cuda_causal.refused(problem) or not_compiled_for(problem.arch)
 
+    def family(self, problem, config):
+        return "causal"
+
     def slower(self, call):
-        return None  # others take several kernels
+        return preference.causal(call)
 
     def configs(self, problem):
         return cuda_causal.candidates(problem)

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_gram, cuda_matmul, cuda_pieces, cuda_ragged, cuda_scaled, cuda_weight_only
 from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, ffi_call, kernel_call, not_compiled_for
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
 from jaxext.backends.kernel import KernelCall, apart
-from jaxext.backends.preference import of_half
 from jaxext.backends.problems import gram_problem, matmul_problem, scaled_problem
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._ragged import RaggedProblem, visits
@@ -40,6 +40,9 @@ class CudaMatmul(Cuda):
 
     def multiplied(self, problem):
         return problem.precision if _float32(problem) else "ieee"
+
+    def family(self, problem, config):
+        return "pieces" if _float32(problem) else "matmul"
 
     def slower(self, call):
         return "XLA's matrix products (cuBLAS) are expected to be as fast"
@@ -70,10 +73,13 @@ class CudaGram(Cuda):
     def refuses(self, problem):
         return cuda_gram.refused(problem)
 
+    def family(self, problem, config):
+        return "gram"
+
     def slower(self, call):
         problem = self.problem(call)
         assert not isinstance(problem, str)  # it is asked of calls that it supports
-        return of_half(cuda_gram.share(problem, compiled("gram_kernels")))
+        return preference.of_half(cuda_gram.share(problem, compiled("gram_kernels")))
 
     def configs(self, problem):
         return cuda_gram.candidates(problem, compiled("gram_kernels"))
@@ -101,8 +107,11 @@ class CudaRagged(Cuda):
     def refuses(self, problem):
         return cuda_ragged.refused(problem)
 
+    def family(self, problem, config):
+        return "ragged"
+
     def slower(self, call):
-        return None  # XLA multiplies the rows by every group's matrix, or block by block in a loop
+        return preference.ragged(call)
 
     def configs(self, problem):
         return cuda_ragged.candidates(problem, compiled("ragged_kernels"))
@@ -128,6 +137,9 @@ class CudaWeightOnly(Cuda):
 
     def refuses(self, problem):
         return cuda_weight_only.refused(problem) or not_compiled_for(problem.arch)
+
+    def family(self, problem, config):
+        return "wide_weight_only" if config.tile_m > cuda_weight_only.FEW_ROWS else "weight_only"
 
     def slower(self, call):
         if call.sizes["S"] == 1:
@@ -169,6 +181,9 @@ class CudaScaled(Cuda):
 
     def refuses(self, problem):
         return cuda_scaled.refused(problem)
+
+    def family(self, problem, config):
+        return "scaled"
 
     def slower(self, call):
         problem = self.problem(call)

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext.backends import preference
 from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation
-from jaxext.backends.preference import of_half, preference
 from jaxext.backends.problems import causal_problem, conv_problem, gram_problem, matmul_problem, scaled_problem
 from jaxext.backends.triton import triton_call
 from jaxext.forms.call import Call
@@ -52,6 +52,12 @@ class TritonKernels(KernelImplementation):
 
     def configs(self, problem: Any) -> Sequence[Any]:
         return self.kernels(problem).candidates(problem)
+
+    def family(self, problem: Any, config: Any) -> str:
+        return self.kernels(problem).__name__.rpartition(".")[2]
+
+    def compiler(self) -> str:
+        return f"triton {triton_call.installed('triton')}"
 
     def launch(self, call: Call, problem: Any, config: Any) -> KernelCall:
         kernels = self.kernels(problem)
@@ -89,7 +95,7 @@ class TritonGram(TritonKernels):
         return gram
 
     def slower(self, call):
-        return of_half(self.kernels(None).share(self.problem(call)))
+        return preference.of_half(self.kernels(None).share(self.problem(call)))
 
 
 class TritonRagged(TritonMatmul):
@@ -99,7 +105,7 @@ class TritonRagged(TritonMatmul):
         return ragged
 
     def slower(self, call):
-        return None  # XLA multiplies the rows by every group's matrix, or block by block in a loop
+        return preference.ragged(call)
 
     def launch(self, call, problem, config):
         plain = super().launch(call, problem, config)
@@ -173,7 +179,7 @@ class TritonConv(TritonKernels):
         return "ieee" if self.kernels(problem).__name__.endswith("depthwise") else super().multiplied(problem)
 
     def slower(self, call):
-        row = preference(call)
+        row = preference.convolution(call)
         return None if row.kernel else row.reason
 
 
@@ -189,7 +195,7 @@ class TritonCausal(TritonKernels):
         return causal
 
     def slower(self, call):
-        return None  # others take several kernels
+        return preference.causal(call)
 
     def launch(self, call, problem, config):
         plain = super().launch(call, problem, config)

@@ -45,7 +45,7 @@ def unavailable(call: Call) -> str | None:
 @functools.cache
 def missing(*, interpreted: bool) -> str | None:
     """Which package is missing or has an unsupported version, or None.  Imports Triton."""
-    found = {package: _version(package) for package in _WANTED}
+    found = {package: installed(package) for package in _WANTED}
     for package, version in found.items():
         if interpreted and package == "jax-triton":
             continue
@@ -60,7 +60,7 @@ def missing(*, interpreted: bool) -> str | None:
             return f"jax-triton {found['jax-triton']} has another triton_call than 0.3.1 and 0.4"
     except Exception as error:  # a broken installation may raise any type
         if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
-            return f"jax's CUDA plugin is not installed; without a GPU: pip install --no-deps jax-cuda13-plugin=={_version('jaxlib')}"
+            return f"jax's CUDA plugin is not installed; without a GPU: pip install --no-deps jax-cuda13-plugin=={installed('jaxlib')}"
         return "; ".join(f"{package} {version} is installed, {_wanted(package)}" for package, version in found.items()) + f": {error}"
     if interpreting() != interpreted:
         return f"Triton was imported {'with' if interpreting() else 'without'} TRITON_INTERPRET=1 in the environment"
@@ -72,7 +72,8 @@ def _wanted(package: str) -> str:
     return f"want {version} or newer: pip install '{package}>={version}'"
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """The version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -32,6 +32,7 @@ pytest.importorskip("triton")
 pytest.importorskip("jax_triton", exc_type=ImportError)
 
 
+WITH_24 = struct(2, 16, 16, 24), struct(7, 7, 1, 24)  # an image and a depthwise filter
 TAPS = struct(7, 7, 1, 16)  # of a depthwise convolution: so many that a kernel is preferred
 
 
@@ -288,6 +289,29 @@ def test_several_platforms_in_one_program_take_xla():
         exported = export.export(jax.jit(depthwise), platforms=["cpu", "cuda"])(IMAGES, TAPS)
         assert chosen(depthwise, IMAGES, TAPS) == [("conv2d_fprop", "triton")]  # as it would be for a GPU alone
     assert "triton_kernel_call" not in exported.mlir_module()
+
+
+def broken(*args, **kwargs):
+    raise RuntimeError("PassManager::run failed\n at line 3")
+
+
+def test_an_unnamed_kernel_that_cannot_be_compiled_gives_way(monkeypatch):
+    """One warning names it and the reason.  A named one is an error."""
+    monkeypatch.setattr("jax_triton.triton_lib.compile_ttir_inplace", broken)
+    lower = lambda **named: jaxext.lower_for(lambda x, w: conv(x, w, feature_group_count=24, **named), *WITH_24, arch="sm_90a")
+    with pytest.warns(UserWarning, match="conv2d_fprop: the triton kernel depthwise cannot be compiled here") as told:
+        assert not kernels(lower())
+    assert len(told) == 1 and "another implementation is used: RuntimeError: PassManager::run failed at line 3" in str(told[0].message)
+    with pytest.raises(RuntimeError, match="PassManager::run failed"):
+        lower(implementation="triton")
+
+
+def test_devices_that_share_a_product_do_without_such_a_kernel_too(monkeypatch):
+    monkeypatch.setattr("jax_triton.triton_lib.compile_ttir_inplace", broken)
+    x = jax.ShapeDtypeStruct((16, 16, 16, 24), jnp.bfloat16, sharding=NamedSharding(MESH, P("data")))
+    fun = jax.shard_map(lambda x, w: conv(x, w, feature_group_count=24), mesh=MESH, in_specs=(P("data"), P()), out_specs=P("data"))
+    with pytest.warns(UserWarning, match="the triton kernel depthwise cannot be compiled here"):
+        assert not kernels(jaxext.lower_for(fun, x, WITH_24[1], arch="sm_90a"))
 
 
 def test_importing_jax_triton_leaves_the_environment(tmp_path):

@@ -1,0 +1,89 @@
+"""The record of kernels that were verified on a device: the package's own, and the user's, which `python -m jaxext verify` writes.
+
+A kind of kernels, "implementation family role dtypes", is known for a compute capability if it was run there, made by the same compiler,
+and compared with float64.  An entry of the user's own holds for the sources that it was made with.  Entries of the package hold for the
+code whose digest they carry, which `make record` compares.  What a user's GPU showed goes before what the package knows.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from jaxext.tables import environment, in_force, table_file
+from jaxext.tables.table_format import Entry, Record, Verified
+
+SHIPPED = pathlib.Path(__file__).with_name("verified.json")
+
+_lock = threading.Lock()
+_records: dict[int, Record] = {}  # compute capability times 10 -> what is known
+
+
+def unverified(implementation: str, kind: str, arch: int, compiler: str) -> str | None:
+    """Return None if kernels of this kind were seen right on a device of this compute capability (times 10), or the reason why they are
+    not used without a name.
+
+    Raises:
+      RuntimeError: another process of this run has another record.
+
+    Warns:
+      UserWarning: once for each capability, that the user's own record is ignored.
+    """
+    found = record(arch).rows.get((f"{implementation} {kind}", compiler))
+    if found is None:
+        return f"not yet verified on {arch / 10}: `python -m jaxext verify` takes three minutes there, or name it"
+    return None if found.right else f"`python -m jaxext verify` found it wrong on {arch / 10}"
+
+
+def record(arch: int) -> Record:
+    """The record for a compute capability, read when it is first needed; raises and warns as `unverified` does."""
+    with _lock:
+        known = arch in _records
+        found = _records[arch] = _records[arch] if known else read(arch)
+        in_force.agree(f"verified/{arch}", found, "records of verified kernels", "")
+    if not known:
+        in_force.warn(found.source, found.ignored, "the record of verified kernels")
+    return found
+
+
+def known_as(arch: int | None) -> str:
+    """A text that differs if other kernels are verified for this capability."""
+    return "" if arch is None else record(arch).digest
+
+
+def forget() -> None:
+    """Read the record again when it is next needed, as after `verify`."""
+    with _lock:
+        _records.clear()
+
+
+def read(arch: int) -> Record:
+    """The outcomes that hold for a compute capability.  A file that cannot be read has none."""
+    path = table_file.record_path()
+    own, ignored = table_file.try_load(path)
+    kinds: dict[tuple[str, str], Verified] = {}
+    for entry in table_file.load(SHIPPED):
+        _add(kinds, entry, arch)
+    here, held = environment.codes("cuda"), {}
+    for entry in own:
+        same = {name for name, code in entry.sources.items() if here.get(name) == code}
+        _add(held, msgspec.structs.replace(entry, verified={k: v for k, v in entry.verified.items() if k.partition(" ")[0] in same}), arch)
+    return Record(kinds | held, str(path), ignored or (_of_others(own, arch) if own and not held else None))
+
+
+def _add(kinds: dict[tuple[str, str], Verified], entry: Entry, arch: int) -> None:
+    """Add an entry of this capability.  A kind that was wrong on one of several devices is wrong."""
+    for kind, verified in entry.verified.items() if entry.capability == arch else ():
+        before = kinds.get(key := (kind, verified.compiler), verified)
+        kinds[key] = verified if before.right else before
+
+
+def _of_others(entries: Sequence[Entry], arch: int) -> str:
+    """The reason why none of these entries holds for this capability."""
+    there = sorted({(entry.capability or 0) / 10 for entry in entries})
+    if arch / 10 in there:
+        return f"for {arch / 10} it verified another build of jaxext: verify again"
+    return f"it is of compute capability {', '.join(map(str, there))}, this program is for {arch / 10}"
