@@ -244,7 +244,10 @@ def _before(options: argparse.Namespace, world: Mapping[str, Any]) -> report.Rep
         return None
     before = _stored(options.json, "--resume")
     other = {"timer": before.timer, "choice of --quick": before.trial, **before.environment}
-    differing = [name for name in world if name not in ("date", "command", "commit", "sources") and world[name] != other.get(name)]
+    may_differ = {"date", "command", "commit", "sources"} | (
+        {"processor", "cores"} if world.get("capability") else set()
+    )  # of a GPU's host
+    differing = [name for name in world if name not in may_differ and world[name] != other.get(name)]
     if differing:
         raise UsageError(f"--resume: {options.json} is of another {', '.join(differing)}: name another file, or remove it")
     return before

@@ -67,6 +67,14 @@ def test_what_cannot_be_gone_on_with(made_up, tmp_path, monkeypatch):
     monkeypatch.setattr(bench.environment, "report", lambda: dict(world, device="another", versions={}))
     with pytest.raises(UsageError, match="--resume: .*report.json is of another device, versions: name another file"):
         run("--roles", "nn", "--json", path, "--resume")
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, processor="another"))
+    with pytest.raises(UsageError, match="is of another processor"):
+        run("--roles", "nn", "--json", path, "--resume")
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, capability=90))
+    run("--roles", "nn", "--json", path)
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, capability=90, processor="of another host", cores=1000))
+    made_up.asked.clear()
+    assert run("--roles", "nn", "--json", path, "--resume") == 0 and not made_up.asked
 
 
 def test_a_run_goes_on_with_the_rows_whose_code_is_the_same(made_up, tmp_path, monkeypatch):
