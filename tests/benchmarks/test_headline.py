@@ -7,6 +7,7 @@ import time
 import types
 
 import headline_stand_ins
+import numpy as np
 import pytest
 from headline_stand_ins import HELLO, answer, row
 from msgspec import structs
@@ -16,7 +17,7 @@ from jaxext.benchmarks.headline import HEADLINE, PATHOLOGICAL, cases, steps
 from jaxext.benchmarks.headline_worker import Worker
 from jaxext.benchmarks.report import Failure, Refusal, Result
 from jaxext.cli import command
-from jaxext.tuning import timing
+from jaxext.tuning import random_operands, timing
 
 CHOSEN = cases(True)
 
@@ -200,9 +201,16 @@ def test_what_the_process_measures(monkeypatch):
     assert isinstance(failure, Failure) and not is_lost
 
 
+@pytest.mark.parametrize("case", [case for case in CHOSEN if "dense" in case.tags], ids=lambda case: case.name)
+def test_a_sum_of_taps_is_the_convolution(case):
+    operands = [np.asarray(x) for x in random_operands.normal(case.shapes, case.dtypes)]
+    error, _ = timing.relative_error(headline_worker._exact(case, operands), headline_worker.cells.exact(case, operands))
+    assert error < 1e-12
+
+
 def test_a_truth_that_takes_too_long_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(headline_worker, "TRUTH_S", 0.01)
-    monkeypatch.setattr(headline_worker.cells, "exact", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(headline_worker, "_exact", lambda *_: time.sleep(0.5))
     ahead = headline_worker.Ahead()
     ahead.begin([CHOSEN[3], CHOSEN[0]])
     assert [x.shape for x in ahead.operands(CHOSEN[3])] == [*CHOSEN[3].shapes]
