@@ -139,7 +139,7 @@ say "installed after $SECONDS s"
 case $call in
   A)
     verify contact "$within"
-    printed $most
+    printed 11500 # its table comes before its failures, all of which are at most 11,000 characters
     ;;
   B)
     reserve=12
@@ -154,6 +154,7 @@ case $call in
       [ ! "$before" -ef "$out" ] || { mv "$contact" "$out/contact_before.jsonl" && contact=$out/contact_before.jsonl; }
       verify again $((left / 4)) --again "$contact"
       again=$(printed 2400)
+      case $again in *"no case is left"*) status=0 ;; esac
     fi
     headline $((left * 3 / 10))
     tune $((left * 3 / 10))
