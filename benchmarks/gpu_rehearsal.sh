@@ -9,7 +9,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3.12} call=${CALL:-300}
-there=(jax==0.11.2 triton==3.6.0 pybind11 scikit-build-core cmake ninja) # and jax's plugin, without the libraries of CUDA
+there=(jax==0.11.2 triton==3.6.0 numpy==2.5.2 pybind11 scikit-build-core cmake ninja) # and jax's plugin, without the libraries of CUDA
 limit=$((64 << 20))                                                     # bytes that may travel
 most=$((16 << 20)) files=8                                              # of each file that comes back, and of how many
 
