@@ -65,18 +65,20 @@ wheel:
 	rm -rf wheels.new
 	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels.new .
 	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest wheels.new $(carried)
+	git rev-parse HEAD >wheels.new/COMMIT # for a machine to which the checkout travels without .git
 	rm -rf wheels && mv wheels.new wheels
 
 # every wheel and the sdist, each in an empty environment; with CMAKE_ARGS=-DJAXEXT_KERNELS=... those with CUDA kernels too
 check-wheels:
 	.ci/check-wheels
 
-# on a machine with a GPU and no network, with its own packages and what lies in wheels/; PARTS may be some of: tests suite examples
-# sanitizer bench profile
+# on a machine with a GPU, maybe without a network, with its own packages and what lies in wheels/; PARTS may be some of: tests suite examples
+# sanitizer bench profile.  benchmarks/campaign.sh is for a machine that is lent for minutes
 gpu:
 	bash benchmarks/on_gpu.sh $(PARTS)
 
-# the same, up to where a GPU is needed, as if on a machine that has nothing but jax, Triton and what compiles: with PYTHON a Python 3.12
+# the same, up to where a GPU is needed, and the three calls of benchmarks/campaign.sh as trials, as if on a machine that has nothing but jax,
+# Triton and what compiles: with PYTHON a Python 3.12
 gpu-rehearsal:
 	PYTHON=$(PYTHON) bash benchmarks/gpu_rehearsal.sh
 

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import faulthandler
+import functools
 import importlib.util
 import json
 import math
@@ -29,12 +30,15 @@ from jaxext.cli.terminal import UsageError, count, make_folders, says_json, tell
 from jaxext.tables import environment
 from jaxext.tuning import timing
 
-from . import cells, findings, pictures, problems, report, tables
+from . import cells, findings, headline, headline_run, pictures, problems, report, tables
 from .case import PLAIN, Case, Problem, kind
+from .digests import current
+from .headline import HEADLINE, PATHOLOGICAL
+from .headline_worker import Hello, Worker, serve
 from .heap import keep_freed_memory
 from .targets import in_order, targets
 
-ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "step")
+ROLES = ("fprop", "dgrad", "wgrad", "nn", "nt", "tn", "forward", "backward", "step")
 UNFOLDED = 240  # columns of tables in files and pipes
 QUICK = 2e6  # operations per role in a trial of the harness
 STUCK_S = 120  # a row on a GPU that takes longer waits for a kernel that hangs, which only the end of the process ends
@@ -65,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--repeats", type=count, default=10, help="samples per case and library (default: 10)")
     how.add_argument("--minutes", type=float, default=math.inf, help="start no case after this time")
     how.add_argument("--brief", action="store_true", help="on a GPU, times of kernels with a cold L2 alone")
+    few = f"the {len(HEADLINE) + len(PATHOLOGICAL)} headline rows alone, ours first, each result by a process that is replaced if it hangs"
+    how.add_argument("--headline", action=_Headline, nargs=0, default=False, help=few)
     how.add_argument("--resume", action="store_true", help="go on with the report in --json: last with cases in which a run died or ended")
     told = parser.add_argument_group("what becomes of it")
     told.add_argument("--list", action="store_true", help="say the names of the cases, and measure nothing")
@@ -77,6 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told.add_argument(
         "--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="say what changed from one report to another, and measure nothing"
     )
+
+
+class _Headline(argparse.Action):
+    """Asks for no device here: the process that measures needs all of its memory."""
+
+    def __call__(self, parser, namespace, values, option=None):
+        namespace.headline, namespace.needs_device = True, False
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,8 +112,13 @@ def run(options: argparse.Namespace) -> int:
         return _compare(options, console)
     if options.plot and not importlib.util.find_spec("matplotlib"):
         raise UsageError("--plot: there is no matplotlib here (pip install 'jaxext[bench]')")
+    if options.read and options.headline:
+        print(headline_run.summary(_stored(options.read, "--read")))
+        return 0
     if options.read:
         return _conclude(options, _stored(options.read, "--read"), console)
+    if options.headline:
+        return _headline(options, console)
     kept = keep_freed_memory()  # before anything asks jax for a device
     chosen, libraries = cases(options), _libraries(options)
     if options.list:
@@ -159,6 +177,39 @@ def _libraries(options: argparse.Namespace) -> list[str]:
     return [library for library in known if library in asked]
 
 
+def _headline(options: argparse.Namespace, console: Console) -> int:
+    """The headline rows, whose report is written after each result."""
+    chosen, until = headline.cases(options.quick), time.monotonic() + 60 * options.minutes
+    if options.list:
+        print(*(case.name for case in chosen), sep="\n")
+        return 0
+
+    def begin(hello: Hello) -> report.Report:
+        facts = {"timer": hello.timer, "choice of --quick": options.quick, **hello.environment}
+        if before := _before(options, facts):
+            return structs.replace(before, interrupted=True, left_out=(), environment=hello.environment, state=hello.state)
+        return report.Report(
+            environment=hello.environment,
+            timer=hello.timer,
+            not_cupti=hello.not_cupti,
+            reduced=options.quick,
+            trial=options.quick,
+            ceilings={},
+            state=hello.state,
+            interrupted=True,
+        )
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    try:
+        whole = headline_run.run(chosen, Worker(serve, options.quick), begin, functools.partial(_write, options), until, say)
+    except RuntimeError as error:
+        raise UsageError(f"--headline: {error}") from None
+    say(headline_run.summary(whole))
+    return 130 if whole.interrupted else int(any(map(findings.faults, whole.rows)))
+
+
 def _measured(options: argparse.Namespace, chosen: Sequence[Case], libraries: list[str], console: Console, kept: bool) -> int:
     start = time.monotonic()
     clock, why_not = timing.timer()
@@ -176,7 +227,7 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], libraries: li
         state=cells.state(),
         interrupted=True,  # until it is done
         begun=before.begun if before else (),
-        rows=before.rows if before else (),
+        rows=tuple(row for row in before.rows if current(row, environment.default_platform()) == row.results) if before else (),
     )
     try:
         _write(options, whole)
@@ -188,12 +239,15 @@ def _measured(options: argparse.Namespace, chosen: Sequence[Case], libraries: li
 
 
 def _before(options: argparse.Namespace, world: Mapping[str, Any]) -> report.Report | None:
-    """The report to resume, if there is one: of the same device, versions and code, but maybe of another commit."""
+    """The report to resume, if there is one: of the same device and versions."""
     if not options.resume or not pathlib.Path(options.json).exists():
         return None
     before = _stored(options.json, "--resume")
     other = {"timer": before.timer, "choice of --quick": before.trial, **before.environment}
-    differing = [name for name in world if name not in ("date", "command", "commit") and world[name] != other.get(name)]
+    may_differ = {"date", "command", "commit", "sources"} | (
+        {"processor", "cores"} if world.get("capability") else set()
+    )  # of a GPU's host
+    differing = [name for name in world if name not in may_differ and world[name] != other.get(name)]
     if differing:
         raise UsageError(f"--resume: {options.json} is of another {', '.join(differing)}: name another file, or remove it")
     return before

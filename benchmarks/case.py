@@ -40,6 +40,8 @@ NUMBERS = {
     "fp8 both": (("fp8e4nv", "fp8e5", "fp32"), "tf32"),
     "int8": (("i8", "i8", "i32"), "tf32"),
     "fp32bf16": (("fp32", "bf16", "fp32"), "tf32"),
+    "int8 weights": (("bf16", "i8", "bf16"), "tf32"),
+    "int4 weights": (("bf16", "i4", "bf16"), "tf32"),
 }
 _NAMES = {
     "bf16": "bfloat16",
@@ -48,6 +50,7 @@ _NAMES = {
     "fp8e4nv": "float8_e4m3fn",
     "fp8e5": "float8_e5m2",
     "i8": "int8",
+    "i4": "int4",
     "i32": "int32",
 }
 _PRECISIONS = {
@@ -107,12 +110,14 @@ class Case:
 
     @property
     def truth(self) -> Callable:
-        return self.function(functools.partial(_operation("xla", self.operation), **self.static))
+        # jaxext refuses weights in float64, which are no quantised numbers
+        library = "lax" if self.operation == "quantized_matmul" else "xla"
+        return self.function(functools.partial(_operation(library, self.operation), **self.static))
 
 
 def _operation(library: str, name: str) -> Callable:
     if name in _COMPOSITIONS:
-        return _COMPOSITIONS[name] if library == "lax" else _ours(getattr(jaxext, name), library)
+        return _COMPOSITIONS[name] if library == "lax" else _ours(_OF_ARRAYS.get(name) or getattr(jaxext, name), library)
     if declared := next((form for form, _ in owner.values() if form.name == name), None):
         return functools.partial(_definition, declared) if library == "lax" else _ours(extend.Bilinear(declared), library)
     if library == "lax":
@@ -142,7 +147,33 @@ def _gated(x, weights, *, activation: str, precision=None) -> jax.Array:
     return _ACTIVATIONS[activation](gate) * up
 
 
-_COMPOSITIONS: Mapping[str, Callable] = {"linear": _linear, "gated_linear_unit": _gated}
+def _causal(x, w, bias, *, activation: str) -> jax.Array:
+    """As lax's users write it."""
+    numbers = {"dimension_numbers": LAYOUTS[1], "feature_group_count": x.shape[-1]}
+    z = lax.conv_general_dilated(x, w[:, None], (1,), ((len(w) - 1, 0),), **numbers)
+    return _ACTIVATIONS[activation](z + jnp.broadcast_to(bias, z.shape))
+
+
+def _gram(x, *, precision=None) -> jax.Array:
+    return jnp.matmul(x, x.mT, precision=precision)
+
+
+def _dequantized(x, qvalue, scale) -> jax.Array:
+    return jnp.matmul(x, jaxext.Quantized(qvalue, scale).dequantize().astype(x.dtype))
+
+
+def _quantized(x, qvalue, scale, **how) -> jax.Array:
+    return jaxext.quantized_matmul(x, jaxext.Quantized(qvalue, scale), **how)
+
+
+_OF_ARRAYS: Mapping[str, Callable] = {"quantized_matmul": _quantized}  # operations of more than arrays
+_COMPOSITIONS: Mapping[str, Callable] = {
+    "linear": _linear,
+    "gated_linear_unit": _gated,
+    "causal_conv1d": _causal,
+    "gram": _gram,
+    "quantized_matmul": _dequantized,
+}
 _ACTIVATIONS: Mapping[str, Callable] = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
@@ -206,7 +237,7 @@ class Problem:
         shapes = self.shapes(role)
         first, second, result = DTYPES[kind(dtype)]
         # The operands in the order of the form's slots; beyond two, all are of one dtype.
-        dtypes = (second, first) if role == "nt" else (first, second, *(result,) * (len(shapes) - 2))
+        dtypes = (second, first) if role == "nt" else (first, second, *(result,) * (len(shapes) - 2))[: len(shapes)]
         return Case(
             name=f"{self.name} {role} {PLAIN.get(kind(dtype), dtype)}",
             problem=self.name,
@@ -218,9 +249,13 @@ class Problem:
             flops=self.flops(role),
             operation=operation,
             static=static,
-            how=how(kind(dtype)),
+            how=self._how(kind(dtype)),
             function=function,
         )
+
+    def _how(self, numbers: str) -> Mapping[str, Any]:
+        """The operation's arguments for this kind of numbers."""
+        return how(numbers)
 
     def _writable(self, role: str, numbers: str) -> bool:
         """Whether lax supports it: a gradient has mixed dtypes if the product's result has another dtype than its operands."""

@@ -19,11 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxext
+from jaxext.tables import environment
 from jaxext.tuning import random_operands, timing
 from jaxext.tuning.timing import Chain, Clock, Cupti, Program, Sampler
 
 from . import cublas
 from .case import PLAIN, Case
+from .digests import digests
 from .kinds import Matmul
 from .report import Default, Failure, Measured, Refusal, Result, Results
 
@@ -57,22 +59,31 @@ class Bench:
 @dataclasses.dataclass(frozen=True)
 class Work:
     """The work of a case: operations, bytes read and written, the time to copy as many bytes, and the least possible time (`floor_ms`) if
-    the machine's peak rate is known."""
+    the machine's peak rates are known."""
 
     flops: float
     bytes: int
-    copied_ms: float
+    copied_ms: float | None
     floor_ms: float | None
 
     def rates(self, ms: float) -> dict[str, float | None]:
         """The fields of a `Result` that takes `ms` milliseconds."""
-        share = None if self.floor_ms is None else self.floor_ms / ms
-        return {"roofline": share, "copy": self.copied_ms / ms, "tflops": self.flops / ms / 1e9, "gbps": self.bytes / ms / 1e6}
+        shares = {"roofline": self.floor_ms, "copy": self.copied_ms}
+        return {name: least and least / ms for name, least in shares.items()} | {
+            "tflops": self.flops / ms / 1e9,
+            "gbps": self.bytes / ms / 1e6,
+        }
 
 
-def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench) -> Measured:
-    """The row of a case in the report."""
-    arguments = random_operands.normal(case.shapes, case.dtypes)
+def measure(
+    case: Case,
+    targets: Mapping[str, Mapping[str, float]],
+    bench: Bench,
+    arguments: Sequence[jax.Array] = (),
+    truth: Callable[[], Any] | None = None,
+) -> Measured:
+    """The row of a case in the report, with its random operands and a function that gives the truth about them, if they are known."""
+    arguments = arguments or random_operands.normal(case.shapes, case.dtypes)
     products = jaxext.explain(case.build("jaxext"), *arguments).rows
     default = tuple(Default(row.chosen, row.how) for row in products if row.chosen)
     having = {"lax", "jaxext", *(name for row in products for name in (row.chosen, *row.refused))}  # the form's implementations
@@ -83,7 +94,7 @@ def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench
     for library in bench.libraries:
         if library in having and (library != "jaxext" or mixed):
             programs[library] = _attempt(library, results, functools.partial(_program, case, library, arguments))
-    errors = _errors(case, arguments, programs, results)
+    errors = _errors(case, arguments, programs, results, truth or functools.partial(exact, case, arguments))
     samples = {field: _samples(clock, programs, results, bench.repeats, field) for field, clock in bench.clocks.items()}
     work = _work(case, arguments, bench.ceilings)
     for library in programs.keys() - results.keys():
@@ -103,7 +114,7 @@ def measure(case: Case, targets: Mapping[str, Mapping[str, float]], bench: Bench
         floor_ms=work.floor_ms,
         default=default,
         targets=targets,
-        state=state(),
+        digests=digests(case.tags, case.numbers, programs, environment.default_platform()),
         results=Results((library, results[library]) for library in programs),
     )
 
@@ -134,21 +145,28 @@ def _program(case: Case, library: str, arguments: Sequence[jax.Array]) -> Progra
 
 def _work(case: Case, arguments: Sequence[jax.Array], ceilings: Mapping[str, float]) -> Work:
     arrays = jax.tree.leaves((arguments, jax.eval_shape(case.build("lax"), *arguments)))
-    moved = sum(x.size * x.dtype.itemsize for x in arrays)
-    copied_ms = moved / ceilings["copy"] * 1e3
+    moved = sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in arrays)  # two numbers of 4 bits lie in a byte
+    copied_ms = moved / ceilings["copy"] * 1e3 if "copy" in ceilings else None
     rate = ceilings.get(case.dtype)
-    return Work(case.flops, moved, copied_ms, None if rate is None else max(copied_ms, case.flops / rate * 1e3))
+    return Work(case.flops, moved, copied_ms, None if rate is None or copied_ms is None else max(copied_ms, case.flops / rate * 1e3))
 
 
-def _errors(case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, Any], results: dict) -> dict[str, dict]:
-    """Library -> the error fields of its `Result`; texts if there is no truth."""
+def exact(case: Case, arguments: Sequence[Any]) -> Any:
+    """The right result of a case, on the device of its arguments."""
 
     def exactly(real, precision):
         with jax.default_matmul_precision(precision and precision.name.lower()):
             return jax.jit(case.truth)(*(x.astype(real) for x in arguments))
 
+    return timing.truth(exactly)
+
+
+def _errors(
+    case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, Any], results: dict, known: Callable[[], Any]
+) -> dict[str, dict]:
+    """Library -> the error fields of its `Result`; texts if there is no truth."""
     try:
-        truth = timing.truth(exactly)
+        truth = known()
     except Exception as failure:  # memory, or a convolution that cuDNN lacks
         why = " ".join(f"no truth: {type(failure).__name__}: {failure}".split())[:200]
         return {library: {"error": why, "worst": why} for library in programs}

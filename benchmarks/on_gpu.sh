@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Everything for a machine with a CUDA GPU and no network: installs the checkout, tests it there, and measures.
+# Everything for a machine with a CUDA GPU, maybe without a network, and without a limit of time: installs the checkout, tests it, and measures.
 #
-#     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench] [profile]       these six without arguments; installs first
-#     benchmarks/on_gpu.sh [smoke=90] [memcheck=120] [tune] [walls] [causal] [quantized] ...      six more; any part with the seconds it may take
+#     benchmarks/on_gpu.sh [tests] [suite] [examples] [sanitizer] [bench] [profile]       all without arguments; installs first
 #
 # tests      pytest -m gpu: the whole path and the CUDA kernels (tests/backends/test_gpu*.py, without the suite's), then the Triton kernels alone
 #            (tests/kernels), or the files in TESTS; of these, and of the suite's, those that fit pytest's -k ONLY
@@ -11,42 +10,34 @@
 #            they print is kept.  Some need scikit-learn and matplotlib
 # sanitizer  every STEP-th (25th) test of all kernels under compute-sanitizer's memcheck, and of the CUDA kernels written by hand under its
 #            racecheck and initcheck, a quarter of LIMIT each
-# bench      python -m jaxext bench, with the arguments in BENCH; RESUME=1 goes on with the gpu.json in OUT
-# smoke      of the suite one case of each family and role, by every implementation
-# memcheck   every STEP-th test of CUTLASS's kernels under compute-sanitizer
-# tune       python -m jaxext tune on a dozen problems, into tuned.json: what the models of clocks are calibrated by
-# causal     python -m jaxext.benchmarks.causal, into causal.json
-# quantized  python -m jaxext.benchmarks.quantized on the first of its layers, into quantized.json
-# walls      wall times, as they are (walls.json) and without CUDA graphs (walls_without_graphs.json)
+# bench      python -m jaxext bench, with the arguments in BENCH
 # profile    what the kernels' models expected of the rows in gpu.json, into predictions.md; and the GAPS (10) largest gaps between what it
 #            says and what was aimed at, one after the other under Nsight Compute
 #
-# Before the first part it installs, imports and collects the tests, in PREPARE (180) seconds at most; only then is a GPU needed, and
-# where there is none a sentence says so (benchmarks/gpu_rehearsal.sh goes so far).  A part takes LIMIT (480) seconds at most, and all of
-# them end WITHIN seconds of the start, if that is given.  Each file of tests is a process of its own; a worker in it that hangs for EACH
-# (120) seconds, or in which an illegal access has left nothing usable, is replaced.  A failure does not stop what comes after it; the exit
-# status tells of all.
+# A part takes LIMIT (480) seconds at most.  Each file of tests is a process of its own; a worker in it that hangs for EACH (120) seconds, or in
+# which an illegal access has left nothing usable, is replaced.  A failure does not stop what comes after it; the exit status tells of all.
 #
 # Logs, raw JSON and failures.txt go to OUT (benchmarks/results, in the checkout, as any relative path).  Wanted there: python3 with pip and
 # its headers, a C compiler, ptxas, jax and its CUDA plugin, triton, torch and scikit-build-core with cmake and ninja.  What else it needs is
-# taken from the wheels in WHEELS (wheels/, by `make wheel`): jaxext with its CUDA kernels compiled, if there is one of this checkout for the Python there.  Without that it
-# is compiled on the spot if there is nvcc and nvidia-cutlass, which may be among the wheels; otherwise there are no CUDA kernels.  TRIAL=1
-# goes through it all without a GPU, where every such test is skipped, to see that nothing else is in the way.
+# taken from the wheels in WHEELS (wheels/, by `make wheel`): jaxext with its CUDA kernels compiled, if there is one of this checkout for the
+# Python there.  Without that it is compiled on the spot, with CUDA kernels if there is nvcc and nvidia-cutlass.  TRIAL=1 goes through it all
+# without a GPU, where every such test is skipped, to see that nothing else is in the way.  campaign.sh is for machines with a limit.
 set -u
 cd "$(dirname "$0")/.."
-python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} within=${WITHIN:-1000000} step=${STEP:-25} trial=${TRIAL:-}
-site=$PWD/build/site
+python=${PYTHON:-python3} out=${OUT:-benchmarks/results} wheels=${WHEELS:-wheels} limit=${LIMIT:-480} step=${STEP:-25} trial=${TRIAL:-}
 # shellcheck disable=SC2206
 paths=(tests/backends/test_gpu.py tests/backends/test_gpu_{cuda,fused,ragged,causal,scaled,gram}.py tests/kernels/test_*.py)
 # shellcheck disable=SC2206
 files=(${TESTS:-${paths[@]}})
-report=() failed=() logs=() until=0 missing=""
+report=() failed=() logs=() until=0
 
 export PYTHONUNBUFFERED=1
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # of those that others installed there
 export JAX_PLATFORMS=cuda,cpu           # the truth of tests is computed on the CPU
 [ -z "$trial" ] || JAX_PLATFORMS=cpu
 export COMMIT=${COMMIT:-$(git rev-parse HEAD 2>/dev/null)}
+# shellcheck source=benchmarks/installed.sh
+. benchmarks/installed.sh
 
 # limited <command...>: in the time that is left until `until`; an interrupt first, at which pytest says what failed, and bench keeps its rows
 limited() {
@@ -82,55 +73,22 @@ quarter() {
   part "$@"
 }
 
-# The wheels and jaxext beside each other in build/site, which goes before what is installed; nothing else is changed.
 install() {
-  local wheel own="" others=() jaxext=(. -C cmake.define.JAXEXT_CUDA=OFF) cuda
-  local tag && tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])') || return
-  for wheel in "$wheels"/*.whl; do
-    case ${wheel##*/} in
-      jaxext-*-"$tag"-*) own=$wheel ;;
-      jaxext-* | "*.whl") ;; # for another Python; no wheel at all
-      *) others+=("$wheel") ;;
-    esac
-  done
-  rm -rf "$site"
-  export PYTHONPATH=$site
-  set -- --quiet --no-index --no-deps --no-build-isolation --target "$site"
-  [ ${#others[@]} = 0 ] || limited "$python" -m pip install "$@" "${others[@]}" || return
-  if [ -n "$own" ]; then
-    jaxext=("$own")
-  elif "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("cutlass_library") is None)' &&
-    { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }; then
-    jaxext=(. -C cmake.define.JAXEXT_CUDA=ON)
-    echo "no jaxext for $tag in $wheels: the CUDA kernels are compiled, until $((until - SECONDS)) s have passed; \`make wheel\` does it beforehand"
-  fi
-  limited "$python" -m pip install "$@" "${jaxext[@]}" && is_this_checkout && cuda=$(describe) || return
+  local cuda
+  unpack
+  case $? in
+    0) is_this_checkout || return ;;
+    2) "$python" -m pip install --quiet --no-index --no-deps --no-build-isolation --target "$site" . || return ;;
+    *) return 1 ;;
+  esac
+  cuda=$(describe) || return
   report+=("CUDA kernels: $cuda")
-  if [ "$cuda" != compiled ]; then
-    printf '\n!!! NO CUDA KERNELS: %s.  Their tests would be skipped, and they would not be measured.\n' "$cuda"
-    [ "${jaxext[*]}" = ". -C cmake.define.JAXEXT_CUDA=OFF" ] ||
-      { echo "$own should have them: make it anew, or remove it to go on without" && return 1; }
-  fi
-  missing=$(lacking) || return
-  [ -z "$missing" ] || { report+=("missing: $missing (without which tests of kernels fail)") && echo "${report[-1]}"; }
-}
-
-# A wheel may be older than the checkout whose tests and commit it would be judged by.
-is_this_checkout() {
-  local file different=()
-  for file in jaxext/*.py; do cmp --silent "$file" "$site/$file" || different+=("$file"); done
-  for file in kernels/*.py benchmarks/*.py; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done
-  "$python" -P -c '
-import hashlib, pathlib, runpy, sys
-hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").glob("[!.]*"))]
-built = runpy.run_path(sys.argv[1])["SOURCES"]
-sys.exit(built != hashlib.sha256("".join(hashes).encode()).hexdigest())' "$site/jaxext/_cuda_build.py" || different+=(csrc)
-  [ ${#different[@]} = 0 ] || { echo "the wheel is not of this checkout, make it anew: they differ in ${different[*]}" && return 1; }
+  [ "$cuda" = compiled ] || printf '\n!!! NO CUDA KERNELS: %s.  Their tests will be skipped, and they will not be measured.\n' "$cuda"
 }
 
 # What is installed, on stderr, and whether the CUDA kernels are ("compiled") or why not.
 describe() {
-  JAX_PLATFORMS=cpu limited "$python" -P -c '
+  JAX_PLATFORMS=cpu "$python" -P -c '
 import importlib.metadata, sys, jaxext, jax_triton
 from jaxext.backends.cuda import cuda_binding
 sys.path[0] in jaxext.__file__ or sys.exit(f"another jaxext is installed there, which goes before this one: {jaxext.__file__}; uninstall it")
@@ -139,39 +97,14 @@ print(jaxext.__file__, found, file=sys.stderr)
 print(cuda_binding.missing() or "compiled")'
 }
 
-# What is first asked for when a kernel is launched: Triton compiles its launcher on the spot, tests/kernels launches with PyTorch's arrays,
-# and jax has what jax-triton compiled assembled by the ptxas of its own wheels, or of the toolkit that it finds.
-lacking() {
-  limited "$python" -P -c '
-import importlib.util, os, pathlib, shutil, sys, sysconfig
-named = os.environ.get("CC")
-compilers = [named] if named else ["gcc", "clang"]
-wheels = [ptxas for path in sys.path for ptxas in pathlib.Path(path).glob("nvidia/*/bin/ptxas")]
-there = {
-    "a C compiler (%s)" % (named or "gcc, clang or CC"): any(map(shutil.which, compilers)),
-    "Python.h": pathlib.Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").is_file(),
-    "torch": importlib.util.find_spec("torch"),
-    "ptxas (on PATH, or in /usr/local/cuda/bin)": wheels or shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin"),
-}
-print(", ".join(what for what, found in there.items() if not found))'
-}
-
-# Needs no GPU: a file that cannot be imported is known before one is used.
-collect() {
-  JAX_PLATFORMS=cpu limited "$python" -P -m pytest -q --collect-only -m gpu "${files[@]}" tests/backends/test_gpu_suite.py >"$out/collected.log" ||
-    { cat "$out/collected.log" && return 1; }
-  report+=("collected: $(tail -n 1 "$out/collected.log")")
-}
-
 # Without a GPU all tests would be skipped, and so pass.
 device() {
-  nvidia-smi 2>/dev/null || { echo "NO GPU: nvidia-smi finds none.  $prepared." && return 1; }
-  limited "$python" -P -c 'import jax; print(jax.devices("gpu"))' || { echo "NO GPU: nvidia-smi finds one, jax does not.  $prepared." && return 1; }
+  nvidia-smi 2>/dev/null || { echo "NO GPU: nvidia-smi finds none.  Installed: ${report[*]}." && return 1; }
+  "$python" -P -c 'import jax; print(jax.devices("gpu"))' || { echo "NO GPU: nvidia-smi finds one, jax does not.  Installed: ${report[*]}." && return 1; }
 }
 
 tests() {
   local file name
-  [ -z "$missing" ] || [ -n "$trial" ] || failed+=("tests, for what is missing")
   for file in "${files[@]}"; do
     name=${file#tests/} name=${name%.py}
     gpu_tests "tests-${name//\//-}" "$file"
@@ -182,16 +115,12 @@ suite() {
   gpu_tests suite tests/backends/test_gpu_suite.py
 }
 
-smoke() {
-  marked="gpu and smoke" gpu_tests smoke tests/backends/test_gpu_suite.py
-}
-
 # gpu_tests <name> <file>: -P: the tests import the installed package, not the one in the working directory.  Several workers share the
 # GPU, for most of the time is expected to go into compiling, of which XLA's own choice among algorithms would be a large part.  What
 # others' packages warn of there is not a failure.
 gpu_tests() {
   set -- "$1" -n "$(nproc)" --max-worker-restart=40 -o faulthandler_timeout="${EACH:-120}" -o faulthandler_exit_on_timeout=1 -W default \
-    -m "${marked:-gpu}" --durations=10 ${ONLY:+-k "$ONLY"} "$2"
+    -m gpu --durations=10 ${ONLY:+-k "$ONLY"} "$2"
   part "$1" env XLA_PYTHON_CLIENT_PREALLOCATE=false XLA_FLAGS="--xla_gpu_autotune_level=1 --xla_gpu_enable_triton_gemm=false" \
     "$python" -P -m pytest -p xdist "${@:2}"
 }
@@ -204,10 +133,6 @@ sanitizer() {
   sanitize racecheck-cuda racecheck "${only[*]}" "${cuda[@]}"
   sanitize initcheck-cuda initcheck "${only[*]}" "${cuda[@]}"
   sanitize memcheck-triton memcheck "" tests/kernels
-}
-
-memcheck() {
-  sanitize memcheck memcheck "" tests/backends/test_gpu_cuda.py -k "test_conv_kernel or test_matmul_kernel or test_ragged_kernel"
 }
 
 # sanitize <name> <tool> <options> <tests...>: without the pools of PyTorch and XLA each array is an allocation of its own, so that what
@@ -258,37 +183,13 @@ minutes() {
 
 # What ends the process, such as an illegal access, ends one row: the next try goes on after it.
 bench() {
-  local try resume=${RESUME:+--resume}
+  local try resume=""
   for try in 1 2 3 4 5; do
     # shellcheck disable=SC2086
     part "bench-$try" "$python" -P -m jaxext bench --json "$out/gpu.json" $resume --minutes "$(minutes $((until - SECONDS - 30)))" \
       ${trial:+--quick} ${BENCH:-}
     resume=--resume
     grep -q '"interrupted": true' "$out/gpu.json" && [ $((until - SECONDS)) -gt 60 ] || break
-  done
-}
-
-# What is stored as it is measured stays when the time is over.
-tune() {
-  part tune "$python" -P -m jaxext tune --tags clocks --dtype bfloat16 --table "$out/tuned.json" ${trial:+--quick --candidates 1}
-}
-
-causal() {
-  part causal "$python" -P -m jaxext.benchmarks.causal --json "$out/causal.json" ${trial:+--rounds 1 --shapes 1}
-}
-
-quantized() {
-  part quantized "$python" -P -m jaxext.benchmarks.quantized --layers 1 --json "$out/quantized.json" ${trial:+--rounds 1}
-}
-
-# Half the time for each.
-walls() {
-  local half=$(((until - SECONDS) / 2)) until=$until flags
-  for flags in "" --xla_gpu_enable_command_buffer=; do
-    local name=walls${flags:+_without_graphs}
-    until=$((SECONDS + half))
-    part "$name" env XLA_FLAGS="$flags" "$python" -P -m jaxext bench --json "$out/$name.json" --implementation triton --implementation cuda \
-      --tags clocks --dtype bfloat16 --minutes "$(minutes $((half - 15)))" ${trial:+--quick}
   done
 }
 
@@ -303,23 +204,17 @@ profile() {
   done
 }
 
-[ $# -gt 0 ] || set -- tests suite examples sanitizer bench profile
-parts=(tests suite examples sanitizer bench profile smoke memcheck tune walls causal quantized)
+parts=(tests suite examples sanitizer bench profile)
+[ $# -gt 0 ] || set -- "${parts[@]}"
 for name in "$@"; do
-  [[ " ${parts[*]} " == *" ${name%%=*} "* ]] || { echo "no part is called $name: ${parts[*]}" >&2 && exit 2; }
+  [[ " ${parts[*]} " == *" $name "* ]] || { echo "no part is called $name: ${parts[*]}" >&2 && exit 2; }
 done
 mkdir -p "$out"
-until=${PREPARE:-180}
 install || { echo "FAILED: installing" && exit 1; }
-collect || { echo "FAILED: collecting the tests" && exit 1; }
-printf -v prepared '%s; ' "${report[@]}"
-prepared="Prepared in $SECONDS s: ${prepared%; }"
-until=$((SECONDS + 60)) # however long that took
 [ -n "$trial" ] || device || exit 3
 for name in "$@"; do
-  [[ $name != *=* ]] && seconds=$limit || seconds=${name#*=}
-  until=$((SECONDS + seconds < within ? SECONDS + seconds : within))
-  "${name%%=*}"
+  until=$((SECONDS + limit))
+  "$name"
 done
 
 cat /dev/null "${logs[@]}" | grep -E '^(FAILED|ERROR) ' >"$out/failures.txt"

@@ -1,8 +1,8 @@
 """The suite: real problems, named and tagged, that benchmarks, tuning, compile sweeps and tests share.
 
 Tags are the kind ("matmul", "skinny", "batched", "ragged", "mlp", "fused", "gated"; "one-axis", "two-axes", "three-axes", "dense",
-"pointwise", "stem", "grouped", "depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"), the network
-that a problem is from ("llama", "resnet50", "wrn", ...), and
+"pointwise", "stem", "grouped", "depthwise", "strided", "dilated", "transposed", "causal", "batched-filters", "per-example"; of jaxext's own
+operations "own" and the name), the network that a problem is from ("llama", "resnet50", "wrn", ...), and
 
     target      has targets on a GPU: by kind, or because it is "large", "thin", "long" or "short" in the contracted axis, in "waves", or of
                 "few-images" or "many-images"
@@ -25,6 +25,7 @@ from jaxext.forms.form import Form, owner
 
 from .case import Problem
 from .kinds import FPROP, NN, NT, STEP, WGRAD, Conv, Fused, Labelled, Matmul, Mlp, Ragged
+from .own_kinds import Causal, Gram, Quantised
 
 DEFAULT = 1e8  # operations of a twin for a CPU, per role
 ELEMENT = 32  # operations that take a CPU as long as one element does to go through its memory
@@ -247,9 +248,21 @@ EXPERTS = [
     _ragged("gpt-oss experts down, half empty", (512, 0) * 16, 2880, 2880, "gpt-oss"),
 ]
 
+# The layer before each scan of Mamba-2 2.7B, as its own package computes it; a weight matrix of Muon's iteration; a layer of Llama 3 8B at
+# 16 tokens, in the two formats in which weights are commonly published.
+OWN = [
+    _named(Causal(name="causal k=4 silu", N=8, T=2048, C=5376, k=4), "own causal_conv1d mamba"),
+    _named(Gram(name="gram", M=4096, K=4096), "own gram"),
+    _named(Quantised(name="llama 8B up quantised", M=16, K=4096, N=14336, numbers=("int8 weights",)), "own quantized_matmul llama"),
+    _named(
+        Quantised(name="llama 8B up quantised by 128", M=16, K=4096, N=14336, group=128, numbers=("int4 weights",)),
+        "own quantized_matmul llama",
+    ),
+]
+
 # what kernels are compiled for
 PRODUCTS: tuple[Matmul | Conv | Ragged, ...] = (*MATMULS, *IMAGES, *VOLUMES, *SEQUENCES, *BATCHES, *EXPERTS)
-PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *ON_CPU)
+PROBLEMS: tuple[Problem, ...] = (*PRODUCTS, *MLPS, *FUSED, *OWN, *ON_CPU)
 
 
 def select(tags: Collection[str] = (), names: Collection[str] = ()) -> list[Problem]:

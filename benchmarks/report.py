@@ -126,7 +126,7 @@ class Measured(_Record, frozen=True, kw_only=True):
       floor_ms: the least time that the ceilings allow, if those of the dtype are known.
       default: by product; none where jaxext refuses.
       targets: implementation -> kind -> least value; kinds are the ratios "lax", "xla" and "best", "copy" (a share) and "tflops".
-      state: of the GPU, as nvidia-smi says.
+      digests: library -> the digest of the code that gave its result (digests.py).
       results: by library; "jaxext" is what is taken where nobody names an implementation, where that is none of the others.
     """
 
@@ -141,7 +141,7 @@ class Measured(_Record, frozen=True, kw_only=True):
     floor_ms: Positive | None = None
     default: tuple[Default, ...] = ()
     targets: Mapping[Name, Mapping[str, float]] = {}
-    state: Mapping[str, str] = {}
+    digests: Mapping[Name, str] = {}
     results: Results = msgspec.field(default_factory=Results)
 
     def __post_init__(self):

@@ -5,9 +5,10 @@
 import types
 
 import pytest
+import test_bench
 from test_bench import MATMUL, few_problems, made_up, options, run  # noqa: F401
 
-from jaxext.benchmarks import bench, cells, problems, report
+from jaxext.benchmarks import bench, cells, digests, problems, report
 from jaxext.benchmarks.targets import FIRST, targets
 from jaxext.cli.terminal import UsageError
 from jaxext.tables import environment
@@ -63,9 +64,32 @@ def test_what_cannot_be_gone_on_with(made_up, tmp_path, monkeypatch):
     world = environment.report()
     monkeypatch.setattr(bench.environment, "report", lambda: dict(world, commit="another"))
     assert run("--roles", "nn", "--json", path, "--resume") == 0 and len(made_up.asked) == 1
-    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, device="another", sources={}))
-    with pytest.raises(UsageError, match="--resume: .*report.json is of another device, sources: name another file"):
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, device="another", versions={}))
+    with pytest.raises(UsageError, match="--resume: .*report.json is of another device, versions: name another file"):
         run("--roles", "nn", "--json", path, "--resume")
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, processor="another"))
+    with pytest.raises(UsageError, match="is of another processor"):
+        run("--roles", "nn", "--json", path, "--resume")
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, capability=90))
+    run("--roles", "nn", "--json", path)
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, capability=90, processor="of another host", cores=1000))
+    made_up.asked.clear()
+    assert run("--roles", "nn", "--json", path, "--resume") == 0 and not made_up.asked
+
+
+def test_a_run_goes_on_with_the_rows_whose_code_is_the_same(made_up, tmp_path, monkeypatch):
+    """Another hash of all sources alone changes nothing, and a row of which one library has changed is measured again."""
+    path = tmp_path / "report.json"
+    made_up.outcomes += [{}, {"triton": test_bench.result()}]
+    run("--json", path)
+    everything, made_up.asked[:] = names(case for case, *_ in made_up.asked), []
+    world = environment.report()
+    monkeypatch.setattr(bench.environment, "report", lambda: dict(world, sources={"triton": "another"}))
+    assert run("--json", path, "--resume") == 0 and not made_up.asked
+    known = digests.digests
+    monkeypatch.setattr(digests, "digests", lambda *asked: known(*asked) | {"triton": "mended"})
+    assert run("--json", path, "--resume") == 0
+    assert names(case for case, *_ in made_up.asked) == everything[1:2] and sorted(names(report.read(path).rows)) == sorted(everything)
 
 
 def test_a_row_that_hangs_ends_the_process(monkeypatch):

@@ -16,6 +16,7 @@ from jaxext.benchmarks.case import DTYPES, PLAIN
 from jaxext.benchmarks.kinds import Conv, Fused, Matmul, Mlp, Ragged
 from jaxext.benchmarks.problems import DEFAULT, PROBLEMS, declared, reduced, select, twins
 from jaxext.benchmarks.targets import OF_CPUS, OF_GPUS, targets
+from jaxext.tuning import random_operands, timing
 
 SMALL = 2e6
 NETWORKS = {
@@ -25,6 +26,7 @@ NETWORKS = {
 KINDS = {
     "matmul", "skinny", "batched", "mlp", "one-axis", "two-axes", "three-axes", "dense", "pointwise", "stem", "grouped", "depthwise",
     "strided", "dilated", "transposed", "causal", "batched-filters", "per-example", "fused", "gated", "ragged",
+    "own", "causal_conv1d", "gram", "quantized_matmul",
 }  # fmt: skip
 MARKS = {"target", "sweep", "precision", "cpu", "large", "long", "short", "waves", "thin", "few-images", "many-images", "clocks"}
 
@@ -82,6 +84,17 @@ def test_a_twin_computes_what_lax_does(problem):
     for ours, right in zip(jax.tree.leaves(got), jax.tree.leaves(truth), strict=True):
         assert ours.dtype == np.float32 and right.dtype == np.float64 and np.isfinite(ours).all()
         assert np.linalg.norm(np.asarray(ours) - np.asarray(right)) <= 1e-5 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("case", [case for problem in select(tags=["own"]) for case in reduced(problem, SMALL).cases()], ids=named)
+def test_an_own_operation_is_what_lax_users_write(case):
+    """In the numbers of the problem, against float64; lax's form rounds between its operations."""
+    arrays = random_operands.normal(case.shapes, case.dtypes)
+    with jax.enable_x64(True):
+        right = jax.jit(case.truth)(*(x.astype(np.float64) for x in arrays))
+    for library, times in {"lax": 2, "xla": 1}.items():
+        error, _ = timing.relative_error(jax.jit(case.build(library))(*arrays), right)
+        assert error <= times * timing.law(["bfloat16"], None, "cuda"), library
 
 
 ODD = Conv(name="odd", x=(2, 7, 6, 6), w=(3, 2, 2, 9), groups=3, stride=2, dilation=2, padding=((0, 0),) * 2)

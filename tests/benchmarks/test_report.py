@@ -53,7 +53,6 @@ def report(*rows, **fields):
 WHOLE = report(
     row("a, 8x56", lax=2.0, xla=result(1.0, roofline=0.5, warm_ms=(0.5, 0.6, 0.7), kernels_ms={"fusion": 1.0}), triton=REFUSAL),
     row("a, 8x56", "dgrad", lax=1.0, xla=2.0, cuda=Failure("out of memory"), targets={"xla": {"lax": 1.5}}),
-    state={"power.draw": "70 W"},
     left_out=("b",),
     interrupted=True,
 )

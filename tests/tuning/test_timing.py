@@ -90,7 +90,7 @@ def test_patience(monkeypatch, repeats, patience_s, want):
 def test_kernel_times(monkeypatch):
     """What clears the cache is not counted, nor is a sample with lost kernels, and the sum over calls is one call's."""
     reports = [[("xor", 9.0)] * timing.CALLS]
-    monkeypatch.setattr(timing, "FLUSHED_BYTES", 64)
+    monkeypatch.setattr(timing, "FLUSHED_BYTES", 64 * timing.FLUSHED_ROWS)
     monkeypatch.setattr(timing, "kernels_launched", lambda run: run() or reports.pop(0))
     clock, program = timing.Cupti(), timing.compile(jnp.negative, [jnp.ones(1)])
     whole, lost = [("xor", 9.0), ("pad", 0.25), ("gemm", 1.0)] * timing.CALLS, [("gemm", 1.0)] * (timing.CALLS - 1)
@@ -99,11 +99,25 @@ def test_kernel_times(monkeypatch):
     reports += [lost] * timing.TRIES
     with pytest.raises(RuntimeError, match="CUPTI lost kernels"):
         clock.sampler(program)()
+    order, flush = [], clock._flush
+    monkeypatch.setattr(clock, "_flush", lambda rows: order.append("flush") or flush(rows))
     for cold in (True, False):
         reports.append(whole)
-        buffer = clock._buffer
-        clock.sampler(program, cold)()
-        assert (clock._buffer is not buffer) == cold
+        order.clear()
+        clock.sampler(lambda: order.append("run") or program(), cold)()
+        assert order[timing.WARM_UP :] == (["flush", "run"] if cold else ["run"]) * timing.CALLS
+
+
+def test_a_flush_reads_all_and_leaves_one_row_dirty():
+    """It is one elementwise kernel, whose name no measured reduction has, and it writes no more than its result."""
+    rows = jnp.zeros((timing.FLUSHED_ROWS, 4), jnp.uint32)
+    compiled = jax.jit(timing.flush).lower(rows).compile()
+    assert all((compiled(rows.at[i].set(i + 1)) == i + 1).all() for i in range(len(rows)))
+    text, memory = str(compiled.as_text()), compiled.memory_analysis()
+    assert memory is not None and "reduce" not in text and len(re.findall(r" xor\(", text)) == len(rows) - 1
+    assert (memory.output_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes) == (16, 0, 0)
+    assert re.findall(r"ENTRY .* -> (.*) {", text) == ["u32[4]"] and len(re.findall(r" fusion\(", text)) <= 1
+    assert timing.FLUSHED_BYTES // timing.FLUSHED_ROWS <= 1 << 20 < 200 << 20 <= timing.FLUSHED_BYTES
 
 
 def test_cupti_is_what_the_clock_takes_it_for():

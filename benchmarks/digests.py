@@ -1,0 +1,112 @@
+"""The digest of the code that computes a row of the report by a library.
+
+It is of the files of one family of kernels and of all that they include or import, not of all kernels: a report in which a kernel was
+mended keeps the rows of the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Collection, Iterable, Iterator
+
+from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.kernel import KERNELS, KernelImplementation
+from jaxext.backends.triton import triton_binding
+from jaxext.forms.implementation import hash_of
+from jaxext.tables import environment
+
+from .report import Measured, Results
+
+# Tag -> the family of kernels; a problem with none of these is a matrix product.
+_FAMILIES = {
+    "depthwise": "depthwise",
+    **dict.fromkeys(("one-axis", "two-axes", "three-axes"), "conv"),
+    "ragged": "ragged",
+    "causal_conv1d": "causal",
+    "gram": "gram",
+    "quantized_matmul": "scaled",
+}
+# Family -> the beginnings of the names of its files in csrc and in backends/cuda, where they are others than its own name.
+_STEMS = {"scaled": ("scaled", "weight_only", "wide_weight_only")}
+_IMPORT = re.compile(r"^from \.(\w*) import (.*)", re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
+
+
+def digests(tags: Collection[str], numbers: str, libraries: Iterable[str], platform: str) -> dict[str, str]:
+    """Library -> digest, for a problem with these tags in this kind of numbers.  lax and cuBLAS have "": versions tell what they are."""
+    return {library: _digest(family(tags, numbers), library, platform) for library in libraries}
+
+
+def current(row: Measured, platform: str) -> Results:
+    """The results of a row whose code is today's."""
+    known = digests(row.tags, row.numbers, row.results, platform)
+    return Results((library, result) for library, result in row.results.items() if row.digests.get(library) == known[library])
+
+
+def family(tags: Collection[str], numbers: str) -> str:
+    """The family of kernels that compute a problem."""
+    found = next((family for tag, family in _FAMILIES.items() if tag in tags), "matmul")
+    return "pieces" if found == "matmul" and numbers in ("bf16x3", "bf16x6") else found
+
+
+@functools.cache
+def _digest(family: str, library: str, platform: str) -> str:
+    codes = environment.codes(platform)
+    if library == "triton":
+        return hash_of([*_triton_files("matmul" if family == "pieces" else family)])
+    if library == "cuda" and (csrc := _csrc()):
+        return hash_of([*_cuda_files(family, csrc)])
+    return " ".join(codes.values()) if library == "jaxext" else codes.get(library, "")
+
+
+def _triton_files(family: str) -> Iterator[pathlib.Path]:
+    yield from KernelImplementation.shared
+    yield from sorted(pathlib.Path(triton_binding.__file__).parent.glob("*.py"))
+    yield from _closure([KERNELS / f"{family}.py"], _imported)
+
+
+def _cuda_files(family: str, csrc: pathlib.Path) -> Iterator[pathlib.Path]:
+    stems, folder = _STEMS.get(family, (family,)), pathlib.Path(cuda_binding.__file__).parent
+    yield from KernelImplementation.shared
+    calls = "convolutions" if family in ("conv", "depthwise", "causal") else "products"
+    names = ("binding", calls, *stems)
+    yield from (path for name in names if (path := folder / f"cuda_{name}.py").exists())
+    yield from sorted(KERNELS.glob("_*.py"))
+    yield from _closure([path for stem in stems for path in sorted(csrc.glob(f"{stem}*.c[cu]"))], _included)
+
+
+def _closure(files: Iterable[pathlib.Path], named) -> list[pathlib.Path]:
+    """The files and all in their folders that they name, directly or not."""
+    found, waiting = set(), [*files]
+    while waiting:
+        if (path := waiting.pop()) not in found and path.exists():
+            found.add(path)
+            waiting += [path.with_name(name) for name in named(path.read_text())]
+    return sorted(found)
+
+
+def _included(text: str) -> list[str]:
+    return [pathlib.PurePath(name).name for name in _INCLUDE.findall(text)]
+
+
+def _imported(text: str) -> list[str]:
+    modules = (module or names for module, names in _IMPORT.findall(text))
+    return [f"{name.strip()}.py" for names in modules for name in names.split(",")]
+
+
+@functools.cache
+def _csrc() -> pathlib.Path | None:
+    """The folder of the sources of which the CUDA module was compiled, of this checkout or of the one in which the process runs; None
+    if they are not there."""
+    try:
+        from jaxext._cuda_build import SOURCES
+    except ImportError:
+        return None
+    for folder in (KERNELS.parent / "csrc", pathlib.Path("csrc").resolve()):
+        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("[!.]*"))]
+        if hashes and hashlib.sha256("".join(hashes).encode()).hexdigest() == SOURCES:
+            return folder
+    return None

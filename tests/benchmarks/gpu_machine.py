@@ -1,0 +1,58 @@
+"""A machine with a GPU, of stand-ins: a checkout with one file in each folder, its wheel, nvidia-smi, ncu, and a Python that answers by its
+arguments."""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import sys
+import zipfile
+
+SCRIPTS = pathlib.Path(__file__).parents[2] / "benchmarks"
+SMI = """#!/bin/bash
+echo "one GPU"
+while [[ "$*" == *-lms* ]]; do echo "1980, 650"; sleep 0.1; done
+"""
+NCU = """#!/bin/bash
+echo "ncu $*" | sed 's/--profile-from-start.*//'
+while [ $# -gt 0 ] && [ "$1" != off ]; do shift; done
+shift && "$@"
+"""
+
+
+class Machine:
+    """`commands` is a shell's cases of a Python's arguments; what they do not know goes to this Python, without its packages."""
+
+    def __init__(self, folder: pathlib.Path, commands: str, gpu: bool = True, tag: str | None = None):
+        self.checkout, self.bin, self.out = folder / "checkout", folder / "bin", folder / "out"
+        for name in ("jaxext", "kernels", "benchmarks", "csrc", "tests", "wheels"):
+            (self.checkout / name).mkdir(parents=True)
+            (self.checkout / name / "a.py").write_text(f"# of {name}\n")
+        (self.checkout / "jaxext/__init__.py").touch()
+        for script in SCRIPTS.glob("*.sh"):
+            shutil.copy(script, self.checkout / "benchmarks")
+        self._wheel(tag or "cp{}{}".format(*sys.version_info[:2]))
+        self.bin.mkdir()
+        python = f'#!/bin/bash\ncase "$*" in\n{commands}\n*) exec {sys.executable} -S "$@" ;;\nesac\n'
+        for name, text in {"python": python, "nvidia-smi": SMI if gpu else "#!/bin/sh\nexit 9\n", "ncu": NCU}.items():
+            (self.bin / name).write_text(text)
+            (self.bin / name).chmod(0o755)
+
+    def _wheel(self, tag: str) -> None:
+        csrc = hashlib.sha256((self.checkout / "csrc/a.py").read_bytes()).hexdigest()
+        with zipfile.ZipFile(self.checkout / f"wheels/jaxext-0.1.0-{tag}-{tag}-linux_x86_64.whl", "w") as wheel:
+            wheel.writestr("jaxext/_cuda_build.py", f'SOURCES = "{hashlib.sha256(csrc.encode()).hexdigest()}"')
+            for name, place in (
+                ("jaxext/__init__.py", ""),
+                ("jaxext/a.py", ""),
+                ("kernels/a.py", "jaxext/"),
+                ("benchmarks/a.py", "jaxext/"),
+            ):
+                wheel.write(self.checkout / name, place + name)
+
+    def environment(self, **settings: str) -> dict[str, str]:
+        paths = {"PATH": f"{self.bin}:{os.environ['PATH']}", "PYTHON": str(self.bin / "python"), "OUT": str(self.out)}
+        return paths | {"COMMIT": "abc"} | settings
+
+    def command(self, script: str, *arguments: str) -> list[str]:
+        return ["bash", str(self.checkout / "benchmarks" / script), *arguments]

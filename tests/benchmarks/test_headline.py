@@ -1,0 +1,264 @@
+"""The headline rows: which they are, in which order they are measured, and what is left when a library hangs, dies, raises or is mended."""
+
+import functools
+import math
+import re
+import time
+import types
+
+import headline_stand_ins
+import numpy as np
+import pytest
+from headline_stand_ins import HELLO, answer, row
+from msgspec import structs
+
+from jaxext.benchmarks import bench, digests, headline, headline_run, headline_worker, report
+from jaxext.benchmarks.headline import HEADLINE, PATHOLOGICAL, cases, steps
+from jaxext.benchmarks.headline_worker import Worker
+from jaxext.benchmarks.report import Failure, Refusal, Result
+from jaxext.cli import command
+from jaxext.tuning import random_operands, timing
+
+CHOSEN = cases(True)
+
+
+def test_the_list_is_complete_and_in_order():
+    whole = cases(False)
+    assert [case.name for case in whole] == [*HEADLINE, *PATHOLOGICAL] and len({*HEADLINE, *PATHOLOGICAL}) == 49 == len(HEADLINE) + 4
+    assert [(case.problem.split(",")[0], case.role) for case in whole[:10]] == [
+        *(("4096 cubed", role) for role in ("nn", "nt", "tn")),
+        *(("resnet50 3x3", role) for role in ("fprop", "dgrad", "wgrad")),
+        *(("mamba k=4", role) for role in ("fprop", "dgrad", "wgrad")),
+        ("causal k=4 silu", "forward"),
+    ]
+    assert {case.numbers for case in whole} == {"bf16", "tf32", "bf16x3", "bf16x6", "fp8", "int8 weights", "int4 weights"}
+    assert {digests.family(case.tags, case.numbers) for case in whole} == {
+        *("matmul", "pieces", "conv", "depthwise", "ragged", "causal", "gram", "scaled")
+    }
+    twins = cases(True)
+    assert len({case.name for case in twins}) == 49 and all(case.name.startswith(of.problem) for case, of in zip(twins, whole, strict=True))
+
+
+def test_ours_come_first_and_dear_rows_of_lax_last():
+    whole = cases(False)
+    order = steps(whole)
+    assert len(order) == len({*order}) == 3 * 49
+    assert order[:4] == [(0, "triton"), (0, "cuda"), (1, "triton"), (1, "cuda")] and {library for _, library in order[98:]} == {"lax"}
+    theirs = [whole[at] for at, _ in order[98:]]
+    windows = [case.operation in headline.WINDOWS for case in theirs[:-4]]
+    assert windows == sorted(windows) and {case.name for case in theirs[-4:]} == {*PATHOLOGICAL}
+    gradients = [case.role in ("wgrad", "backward") for case in theirs[:-4]]
+    assert gradients == sorted(gradients)
+
+
+class InProcess:
+    """A worker whose answers are given by a function; it keeps what was asked."""
+
+    def __init__(self, answer=answer):
+        self.answer, self.asked, self.stopped = answer, [], 0
+
+    def start(self):
+        return HELLO
+
+    def ask(self, request, seconds):
+        self.asked.append(request)
+        return self.answer(*request)
+
+    def stop(self):
+        self.stopped += 1
+
+
+def begin(before=()):
+    def begun(hello):
+        fields = {"environment": hello.environment, "timer": hello.timer, "not_cupti": None, "reduced": True}
+        return report.Report(**fields, ceilings={}, interrupted=True, rows=tuple(before))
+
+    return begun
+
+
+def run(worker, chosen=CHOSEN[:3], before=(), until=math.inf):
+    saved, said = [], []
+    return headline_run.run(chosen, worker, begin(before), saved.append, until, said.append), saved, said
+
+
+def results(whole):
+    return {(at.name, library) for at in whole.rows for library in at.results}
+
+
+def test_a_row_is_written_after_each_library():
+    worker = InProcess()
+    whole, saved, said = run(worker)
+    measured = [len(results(each)) for each in saved]
+    assert measured == [0, 0, 0, 0, *range(1, 10), 9] and all(each.interrupted for each in saved[:-1])
+    assert saved[-1] is whole and not whole.interrupted and not whole.left_out and worker.stopped == 1
+    assert whole.ceilings == dict.fromkeys(headline_run.CEILINGS, 1e12) and said[3] == f"{CHOSEN[0].name}: triton 1"
+    assert [request[1:3] for request in worker.asked[3:]] == steps(CHOSEN[:3])
+    following = [request[3] for request in worker.asked[3:]]
+    assert following == [1, 1, 2, 2, 0, 0, 1, 2, None]  # the next case that is another one
+    assert all(set(of.digests) == set(of.results) for of in whole.rows)
+
+
+def test_ctrl_c_and_the_end_of_the_time_keep_what_there_is():
+    def interrupted(kind, *request):
+        if request[:2] == (1, "triton"):
+            raise KeyboardInterrupt
+        return answer(kind, *request)
+
+    worker = InProcess(interrupted)
+    whole, *_ = run(worker)
+    assert whole.interrupted and len(results(whole)) == 2 and worker.stopped == 1
+    whole, *_ = run(InProcess(), until=-math.inf)
+    assert not whole.interrupted and not whole.rows and whole.left_out == tuple(case.name for case in CHOSEN[:3])
+
+    def over(kind, *request):
+        return answer(kind, *request) if request[:2] != (0, "cuda") else time.sleep(0.3) or Failure("no time in 0 s")
+
+    whole, *_ = run(InProcess(over), until=time.monotonic() + 0.2)
+    assert results(whole) == {(CHOSEN[0].name, "triton")}  # that the run's time was over is no result of the library
+
+
+def test_a_run_goes_on_with_each_result_whose_code_is_the_same(monkeypatch):
+    """A mended kernel is measured again, and lax beside it is not; a library that failed is tried again, last."""
+    few = CHOSEN[2:4]  # a product and a convolution
+    first, *_ = run(InProcess(lambda *asked: Failure("no") if asked[1:3] == (0, "cuda") else row_of(few, *asked)), few[:1])
+    worker = InProcess(functools.partial(row_of, few))
+    second, *_ = run(worker, few, first.rows)
+    assert [asked[1:3] for asked in worker.asked[3:]] == [(1, "triton"), (1, "cuda"), (1, "lax"), (0, "cuda")]
+    assert len(results(second)) == 6
+
+    known = digests._digest
+    monkeypatch.setattr(digests, "_digest", lambda family, *of: known(family, *of) + "mended" * ((family, of[0]) == ("conv", "triton")))
+    worker = InProcess(functools.partial(row_of, few))
+    third, *_ = run(worker, few, second.rows)
+    assert [asked[1:3] for asked in worker.asked[3:]] == [(1, "triton")] and results(third) == results(second)
+    assert third.rows[1].digests["triton"].endswith("mended") and third.rows[0] == second.rows[0]
+
+
+def row_of(chosen, kind, *request):
+    return 1e12 if kind == "ceiling" else row(*request[:2], chosen=chosen)
+
+
+def test_a_library_that_hangs_dies_or_raises_leaves_the_row_what_it_has(monkeypatch, tmp_path):
+    """By processes.  One in which a library hangs or dies is replaced; one in which a library raises is not."""
+    monkeypatch.setattr(headline_run, "LIMIT_S", 1)
+    planted = {(0, "cuda"): "dies", (1, "triton"): "raises", (1, "cuda"): "refuses", (0, "lax"): "hangs"}
+    worker, started, path = Worker(headline_stand_ins.serve, planted), [], tmp_path / "gpu.json"
+    start = worker.start
+    monkeypatch.setattr(worker, "start", lambda: started.append(1) or start())
+    whole = headline_run.run(CHOSEN[:2], worker, begin(), functools.partial(report.write, path), math.inf, print)
+    first, second = (of.results for of in whole.rows)
+    assert report.read(path) == whole and len(started) == 3 and not whole.left_out
+    assert isinstance(first["triton"], Result) and first["cuda"] == Failure("the process died: SIGSEGV")
+    assert second["triton"] == Failure("ValueError: planted") and second["cuda"] == Refusal("not this one")
+    assert first["lax"] == Failure("no time in 1 s") and isinstance(second["lax"], Result)
+
+
+def test_a_process_that_lost_the_device_is_replaced(monkeypatch):
+    answers = iter([(HELLO, False), (1.0, False), (Failure("CUDA_ERROR_ILLEGAL_ADDRESS"), True), (HELLO, False), (2.0, False)])
+    pipe = types.SimpleNamespace(poll=lambda seconds: True, recv=lambda: next(answers), send=lambda request: None, close=lambda: None)
+    started = []
+    process = types.SimpleNamespace(start=lambda: started.append(1), kill=lambda: None, join=lambda: None)
+    context = types.SimpleNamespace(Pipe=lambda: (pipe, pipe), Process=lambda **how: process)
+    monkeypatch.setattr(headline_worker.multiprocessing, "get_context", lambda how: context)
+    worker = Worker(headline_stand_ins.serve)
+    assert [worker.ask("a", 1), worker.ask("b", 1)] == [1.0, Failure("CUDA_ERROR_ILLEGAL_ADDRESS")] and len(started) == 1
+    assert worker.ask("c", 1) == 2.0 and len(started) == 2
+
+
+def test_where_no_process_can_be_started_the_run_ends(capsys):
+    with pytest.raises(RuntimeError, match="no process to measure in: the process died: exit status 1"):
+        run(Worker(headline_stand_ins.no_device))
+
+
+class Pipe:
+    """The pipe of a process, with all requests in it already; it keeps the answers."""
+
+    def __init__(self, *requests):
+        self.requests, self.answers = [*requests], []
+
+    def recv(self):
+        if not self.requests:
+            raise EOFError
+        return self.requests.pop(0)
+
+    def send(self, answer):
+        self.answers.append(answer)
+
+
+def test_what_the_process_measures(monkeypatch):
+    """A product and a convolution, whose operands and truth a thread computes, against float64; a kernel refuses without a GPU."""
+    monkeypatch.setattr(headline_worker.signal, "signal", lambda *_: None)
+    pipe = Pipe(
+        ("ceiling", "copy"), ("row", 0, "lax", 3, {"copy": 1e9}), ("row", 3, "lax", None, {}), ("row", 3, "cuda", None, {}), ("row",)
+    )
+    headline_worker.serve(pipe, True)
+    (hello, _), (rate, _), (first, _), (second, _), (refused, _), (failure, is_lost) = pipe.answers
+    assert hello.platform == "cpu" and hello.environment["versions"] and rate > 0
+    assert (first.name, second.name) == (CHOSEN[0].name, CHOSEN[3].name)
+    assert all(of.results["lax"].error < timing.law(["bfloat16"], None, "cuda") for of in (first, second))
+    assert first.results["lax"].copy > 0 and second.results["lax"].copy is None
+    assert "platform is 'cpu'" in refused.results["cuda"].refused and refused.digests["cuda"]
+    assert isinstance(failure, Failure) and not is_lost
+
+
+@pytest.mark.parametrize("case", [case for case in CHOSEN if "dense" in case.tags], ids=lambda case: case.name)
+def test_a_sum_of_taps_is_the_convolution(case):
+    operands = [np.asarray(x) for x in random_operands.normal(case.shapes, case.dtypes)]
+    error, _ = timing.relative_error(headline_worker._exact(case, operands), headline_worker.cells.exact(case, operands))
+    assert error < 1e-12
+
+
+def test_a_truth_that_takes_too_long_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(headline_worker, "TRUTH_S", 0.01)
+    monkeypatch.setattr(headline_worker, "_exact", lambda *_: time.sleep(0.5))
+    ahead = headline_worker.Ahead()
+    ahead.begin([CHOSEN[3], CHOSEN[0]])
+    assert [x.shape for x in ahead.operands(CHOSEN[3])] == [*CHOSEN[3].shapes]
+    with pytest.raises(TimeoutError):
+        ahead.truth(CHOSEN[3])
+    ahead.begin([CHOSEN[0]])
+    assert not ahead._known
+
+
+def planted_report():
+    rows = []
+    for at, case in enumerate(cases(False)):
+        ours = {
+            "triton": row(at, "triton").results["triton"],
+            "cuda": Failure("RuntimeError: " + "x" * 490),
+            "lax": Failure("no time in 25 s"),
+        }
+        ours["triton"] = structs.replace(ours["triton"], error=0.5 if at % 2 else 1e-6, roofline=0.5)
+        rows.append(
+            structs.replace(row(at, "lax"), name=case.name, results=report.Results(ours if at else ours | row(0, "lax", 2.0).results))
+        )
+    return begin(rows)(HELLO)
+
+
+def test_the_summary_is_short_and_its_table_last(tmp_path, capsys):
+    """However long the reasons are; and it is printed again from the file, without a device."""
+    text = headline_run.summary(planted_report())
+    lines = text.splitlines()
+    assert 8_000 < len(text) <= headline_run.MOST and len(lines) > 49
+    assert all(line.startswith(name[:40]) for line, name in zip(lines[-49:], (*HEADLINE, *PATHOLOGICAL), strict=True))
+    assert re.search(r"1 +FAILED +2 +2.00 +50% +1.0e-06$", lines[-49]) and re.search(r"1! +FAILED +FAILED +- +- +-$", lines[-48])
+    assert "triton: 25 right, 24 wrong" in lines and "cuda: 49 failed" in lines and "lax: 48 failed, 1 right" in lines
+    report.write(tmp_path / "gpu.json", planted_report())
+    assert command.main(["bench", "--headline", "--read", str(tmp_path / "gpu.json")]) == 0
+    assert capsys.readouterr().out == text + "\n"
+
+
+def test_the_command_leaves_the_device_to_the_process_that_measures(monkeypatch, tmp_path, capsys):
+    """`--headline` measures in another process, and `--resume` goes on with a report of the same device alone."""
+    monkeypatch.setattr(command, "check_device", lambda: pytest.fail("it asks for the device"))
+    monkeypatch.setattr(bench, "Worker", lambda serve, is_trial: InProcess())
+    path, asked = tmp_path / "gpu.json", ["bench", "--headline", "--quick", "--json", str(tmp_path / "gpu.json")]
+    assert command.main(asked) == 0 and len(results(report.read(path))) == 3 * 49
+    assert headline_run.summary(report.read(path)) in capsys.readouterr().out
+    assert command.main([*asked, "--resume"]) == 0
+    monkeypatch.setitem(headline_stand_ins.ENVIRONMENT, "device", "another")
+    with pytest.raises(SystemExit):
+        command.main([*asked, "--resume"])
+    assert "is of another device" in capsys.readouterr().err
+    assert command.main(["bench", "--headline", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [*HEADLINE, *PATHOLOGICAL]
