@@ -1,7 +1,7 @@
-"""The command line, `python -m jaxext`: info, explain, doctor, bench, tune, cache and kernels.
+"""The command line, `python -m jaxext`: info, explain, doctor, bench, tune, verify, cache and kernels.
 
 A command is a function of its options.  Its docstring is its help text.  It returns the exit status: 0 done, 1 found something wrong or
-cannot run on this machine, 2 invalid request, 130 interrupted.
+cannot run on this machine, 2 invalid request (of `verify`: no GPU), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import jaxext
 from jaxext._compat import PLATFORMS
 from jaxext._told import counted
 from jaxext.benchmarks import bench, kernel_table
-from jaxext.cli import cache, diagnose
+from jaxext.cli import cache, diagnose, verify
 from jaxext.cli.arguments import arch, function, takes_function
 from jaxext.cli.info import check_device, facts
 from jaxext.cli.terminal import LEAST_WIDTH, Failure, Grid, UsageError, count, failed, make_folders, says_json, tell
@@ -273,6 +273,7 @@ COMMANDS = {
     "doctor": (diagnose.doctor, diagnose.add_arguments),
     "bench": (_bench, bench.add_arguments),
     "tune": (_tune, _tune_arguments),
+    "verify": (verify.verify, verify.add_arguments),
     "cache": (cache.cache, cache.add_arguments),
     "kernels": (_kernels, kernel_table.add_arguments),
 }

@@ -15,7 +15,7 @@ from jaxext.forms.form import owner
 from jaxext.forms.implementation import Plan
 from jaxext.hazards.subjects import Equation, Planned
 from jaxext.tuning import random_operands, timing
-from jaxext.tuning.trial import alone
+from jaxext.tuning.truth import alone
 
 REPEATS = 9  # samples of each
 PATIENCE_S = 3  # seconds for the samples of one product

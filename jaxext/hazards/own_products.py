@@ -15,7 +15,7 @@ from jaxext.hazards.fused_reduction import FusedReductions
 from jaxext.hazards.reading import Origins
 from jaxext.hazards.subjects import Equation
 from jaxext.tuning.explain import chosen
-from jaxext.tuning.trial import alone
+from jaxext.tuning.truth import alone
 from jaxext.tuning.walk import Step, walk
 
 

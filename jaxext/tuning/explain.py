@@ -152,11 +152,17 @@ def known_platform(asked_by: str, platform: str | None) -> str:
     return platform
 
 
-def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], Choice]:
-    """The call of a product's equation, as one device would make it, what was measured of it, and the choice."""
+def call_of(eqn: JaxprEqn, platform: str) -> Call:
+    """The call of a product's equation, as one device would make it."""
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
-    call = form.call(open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
+    return form.call(open, avals, platform=platform, arch=compute_capability(platform), splitter=Splitter.NOBODY, **eqn.params)
+
+
+def chosen(eqn: JaxprEqn, platform: str) -> tuple[Call, Sequence[Measurement], Choice]:
+    """The call of a product's equation, as one device would make it, what was measured of it, and the choice."""
+    form, _ = owner[eqn.primitive]
+    call = call_of(eqn, platform)
     named = eqn.params["implementation"]
     name, part = planned(call, named)
     measured = () if part else in_force.measured(call)

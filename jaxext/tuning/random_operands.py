@@ -14,19 +14,20 @@ from jaxext.forms.call import Call
 from jaxext.forms.form import form_of
 
 
-def normal(shapes: Sequence[Sequence[int]], dtypes: Any) -> list[jax.Array]:
+def normal(shapes: Sequence[Sequence[int]], dtypes: Any, *, integers: bool = False) -> list[jax.Array]:
     """Arrays of normal random numbers, or of small integers, the same each time.  Zeros would draw less power and run faster.
 
-    `dtypes` is one dtype for all arrays, or a sequence with one for each.
+    `dtypes` is one dtype for all arrays, or a sequence with one for each.  `integers` asks for small integers in every dtype, whose sums of
+    products are exact.
     """
     each = dtypes if isinstance(dtypes, list | tuple) else [dtypes] * len(shapes)
     keys = jax.random.split(jax.random.key(0), len(shapes))
-    return [_draw(key, tuple(shape), jnp.dtype(dtype)) for key, shape, dtype in zip(keys, shapes, each, strict=True)]
+    return [_draw(key, tuple(shape), jnp.dtype(dtype), integers) for key, shape, dtype in zip(keys, shapes, each, strict=True)]
 
 
-def of(call: Call) -> list[jax.Array]:
+def of(call: Call, *, integers: bool = False) -> list[jax.Array]:
     """Such operands of a call, except those that must be valid."""
-    operands = normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()))
+    operands = normal([call.shape_of(slot) for slot in call.dtypes], list(call.dtypes.values()), integers=integers)
     fixed = valid(call)
     return [fixed.get(slot, x) for slot, x in zip(call.dtypes, operands, strict=True)]
 
@@ -40,16 +41,19 @@ def valid(call: Call) -> dict[str, jax.Array]:
     return found
 
 
-def _draw(key, shape, dtype) -> jax.Array:
+def _draw(key, shape, dtype, integers) -> jax.Array:
     size = math.prod(shape)
     narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    numbers = _numbers(key, 1 << max(size - 1, 0).bit_length(), jnp.dtype(jnp.float32) if narrow else dtype)
+    drawn = jnp.dtype(jnp.int32) if integers and dtype != jnp.bool_ else jnp.dtype(jnp.float32) if narrow else dtype
+    numbers = _numbers(key, 1 << max(size - 1, 0).bit_length(), drawn)
     return _array(numbers, shape, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _array(numbers, shape, dtype) -> jax.Array:
-    if dtype == jnp.float8_e8m0fnu:  # which has no negative numbers
+    if dtype == jnp.float8_e8m0fnu:  # which has positive powers of two alone
+        numbers = jnp.exp2(numbers % 3) if numbers.dtype == jnp.int32 else jnp.abs(numbers)
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
         numbers = jnp.abs(numbers)
     return numbers[: math.prod(shape)].astype(dtype).reshape(shape)
 

@@ -13,15 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxext._compat import Splitter
 from jaxext.forms.call import Call
-from jaxext.forms.choose import choose, computed, described, faster, replacing_lax
+from jaxext.forms.choose import choose, described, faster
 from jaxext.forms.form import owner
-from jaxext.forms.implementation import Implementation, Plan
+from jaxext.forms.implementation import Plan
 from jaxext.tables.table_format import Measurement
-from jaxext.tuning import random_operands, timing
+from jaxext.tuning import random_operands, timing, truth
 
 REPEATS = 15  # samples of each candidate that passes the first round
 PATIENCE_S = 10  # seconds for the samples of one call
@@ -111,10 +110,10 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     runs: dict[str, tuple[timing.Program, timing.Sampler]] = {}
     try:
         operands = random_operands.of(call)
-        truth = _truth(call, xla, operands)
+        right = timing.truth(lambda real, precision: truth.of(call, xla, operands, real=real, precision=precision)[0])
         for plan in (plan for name, plan in plans.items() if name not in refused):
             for config in plan.configs[: None if plan.implementation is xla else most]:
-                candidate, run = _tried(plan, config, operands, truth, clock, found[0].error if found else None)
+                candidate, run = _tried(plan, config, operands, right, clock, found[0].error if found else None)
                 found.append(candidate)
                 if run is not None:
                     runs[candidate.name] = run
@@ -133,23 +132,13 @@ def measure(call: Call, most: int, clock: timing.Clock) -> Trial:
     return dataclasses.replace(row, candidates=candidates, winner=winner)
 
 
-def alone(plan: Plan, config: Any) -> Callable:
-    """A function of the operands that is this candidate and no other product."""
-
-    def function(*operands):
-        with replacing_lax(False):
-            return computed(plan, config, dict(zip(plan.call.dtypes, operands, strict=True)))
-
-    return function
-
-
-def _tried(plan: Plan, config: Any, operands, truth, clock, of_xla) -> tuple[Candidate, tuple[timing.Program, timing.Sampler] | None]:
+def _tried(plan: Plan, config: Any, operands, right, clock, of_xla) -> tuple[Candidate, tuple[timing.Program, timing.Sampler] | None]:
     """The candidate with its error, its program and its sampler; or with the reason why it is wrong or cannot be compiled, run or timed."""
     call, candidate = plan.call, Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
-        program = timing.compile(alone(plan, config), operands)
+        program = timing.compile(truth.alone(plan, config), operands)
         random_operands.soil([jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.results.items()])
-        error = timing.relative_error(program(), truth)
+        error = timing.relative_error(program(), right)
         candidate, limits = dataclasses.replace(candidate, error=error), _allowed(call, of_xla or error)
         if not all(each <= limit for each, limit in zip(error, limits, strict=True)):  # NaN is not
             errors, most = (" and ".join(f"{x:.1e}" for x in pair) for pair in (error, limits))
@@ -163,30 +152,6 @@ def _tried(plan: Plan, config: Any, operands, truth, clock, of_xla) -> tuple[Can
 
 def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-
-
-def _truth(call: Call, xla: Implementation, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results computed by xla, as precisely as possible.  Integers wrap around, and a sum of booleans is "any".
-
-    Operands that must be valid, such as ranges of rows, keep their dtype.
-    """
-    kept = random_operands.valid(call)
-
-    def of(real, precision):
-        def wide(dtypes):
-            complex_ = np.result_type(real, np.complex64)
-            numbers = {name: complex_ if jnp.issubdtype(d, jnp.complexfloating) else np.dtype(real) for name, d in dtypes.items()}
-            return numbers | {name: d for name, d in dtypes.items() if name in kept}
-
-        dtypes, results = wide(call.dtypes), wide(call.results)
-        further = {name: results[name] for name in call.further}
-        precisions = precision and (precision,) * 2
-        plan: Any = xla.plan(dataclasses.replace(call, dtypes=dtypes, dtype=results[call.open], further=further, precision=precisions))
-        arguments = [x.astype(dtype) for x, dtype in zip(operands, dtypes.values(), strict=True)]
-        exact = jax.tree.leaves(timing.compile(alone(plan, plan.configs[0]), arguments)())
-        return exact if jnp.issubdtype(call.dtype, jnp.inexact) else [y.astype(np.int64).astype(call.dtype) for y in exact]
-
-    return timing.truth(of)
 
 
 # A candidate's error may be _AS_XLA times that of xla, which counts as at most _MOST_OF_XLA: a larger error is not rounding.

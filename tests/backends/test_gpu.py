@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from cases import CASES, ConvCase, DotCase, named, random, wide
@@ -19,6 +18,8 @@ from jax import lax
 
 import jaxext
 from jaxext.tuning import timing
+from jaxext.verify import laws
+from jaxext.verify.laws import STRAY, SUMS, TF32
 
 pytestmark = pytest.mark.gpu
 
@@ -27,11 +28,6 @@ NN = (((1,), (0,)), ((), ()))
 
 # The cases that the implementation does not take -> the reason.  All others it must.
 REFUSED: dict[str, str] = {}
-
-# How far a sum of products may stray, over the sum of their magnitudes.  TF32 keeps 10 bits of each float32 operand; the products of
-# 16-bit operands are exact, and sums in float32 stray by far less than 8 of its roundings of the sum of magnitudes.
-SUMS = 2.0**-20
-TF32 = 2.0**-9 + SUMS
 
 
 def conv(name, x, w, stride=1, padding: Any = "SAME", **more):
@@ -105,11 +101,8 @@ def exact(got, want):
 def near(got, want, scale, stray):
     """Within `stray` of the sum of magnitudes, and one rounding of the result."""
     for g, t, s in zip(got, want, scale, strict=True):
-        info = ml_dtypes.finfo(g.dtype)
-        allowed = stray * s + float(info.eps) / 2 * (1 + stray) * np.abs(t) + float(info.smallest_subnormal)
-        error = np.abs(wide(g) - t)
-        assert np.isfinite(error).all()
-        assert (error <= allowed).all(), f"error {error.max():.3g} where {allowed.ravel()[(error - allowed).argmax()]:.3g} is allowed"
+        wrong = laws.near(np.asarray(g), t, s, stray)
+        assert wrong is None, wrong
 
 
 def verify(case, dtype, stray, **more):
@@ -144,7 +137,7 @@ def test_large_case(case, dtype):
 
 @pytest.mark.parametrize(
     ("precision", "stray"),
-    [("highest", SUMS), ("TF32_TF32_F32_X3", 2.0**-18), ("BF16_BF16_F32_X3", 2.0**-14), ("BF16_BF16_F32_X6", 2.0**-18)],
+    [("highest", SUMS), *((f"{of[:4].upper()}_{of[:4].upper()}_F32_{of[4:].upper()}", STRAY[of]) for of in ("tf32x3", "bf16x3", "bf16x6"))],
     ids=str,
 )
 @pytest.mark.parametrize("case", [named("dot:odd"), LARGE[1]], ids=label)

@@ -25,7 +25,7 @@ from cases import CASES, ConvCase, DotCase, named, random
 from harness import check
 from jax import lax
 from test_cuda_scaled import product as scaled_product
-from test_gpu import HALF, NN, SUMS, conv, exact, label, on_cpu, ours, value_and_gradients, verify
+from test_gpu import HALF, NN, conv, exact, label, on_cpu, ours, value_and_gradients, verify
 from test_simt import CASES as DEPTHWISE
 
 import jaxext
@@ -34,6 +34,8 @@ from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_m
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._ragged import visits
+from jaxext.verify.check import RECORDED, held
+from jaxext.verify.laws import SUMS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")]
 hopper = pytest.mark.skipif(compute_capability("cuda") != 90, reason="the kernels of matmul and dense convolution are for sm_90a alone")
@@ -417,21 +419,16 @@ def inputs(case, dtype, seeds):
     "case", [ROUND, DEPTHWISE_CALLS[0], *(pytest.param(case, marks=hopper) for case in (HOPPER_CALLS[0], HOPPER_CALLS[5]))], ids=label
 )
 def test_recorded_in_cuda_graphs(case, tmp_path):
-    """XLA's command buffers hold every call of ours, and replay it with whatever arrays come.
-
-    Which calls they hold is decided after the HLO, so what XLA dumps of its last step is read: a line for each, those of a command buffer
-    indented below it.
-    """
-    options = {"xla_gpu_enable_command_buffer": "FUSION,CUSTOM_CALL", "xla_gpu_graph_min_graph_size": 1, "xla_dump_to": str(tmp_path)}
+    """XLA's command buffers hold every call of ours, and replay it with whatever arrays come."""
     tries = list(inputs(case, jnp.bfloat16, range(0, 40, 10)))
-    program = jax.jit(value_and_gradients(case, ours(case))).lower(*tries[0][0]).compile(compiler_options=options)
+    program = (
+        jax.jit(value_and_gradients(case, ours(case)))
+        .lower(*tries[0][0])
+        .compile(compiler_options={**RECORDED, "xla_dump_to": str(tmp_path)})
+    )
     calls = str(program.as_text()).count('custom_call_target="jaxext_')
     assert calls >= 3
-    dumped = [path.read_text() for path in tmp_path.glob("*thunk_sequence_after_thunk_passes*")]
-    assert dumped, f"no command buffer was made: {sorted(path.name for path in tmp_path.iterdir())}"
-    lines = [line for text in dumped for line in text.splitlines() if "kCustomCall" in line]
-    assert any("kCommandBuffer" in text for text in dumped)
-    assert len(lines) == calls and all(line.startswith(" ") for line in lines), "\n".join(dumped)
+    assert held(tmp_path) == (calls, None)
     for args, want in 3 * tries:  # it runs as it is, is recorded, and then replayed, or changed where arrays lie elsewhere
         exact(program(*args), want)
 

@@ -8,17 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import random, wide
-from test_gpu import SUMS, TF32, exact, near, on_cpu
+from test_gpu import exact, near, on_cpu
 
 from jaxext.benchmarks.case import Case
 from jaxext.benchmarks.problems import PROBLEMS, reduced
 from jaxext.tuning import random_operands, timing
+from jaxext.verify.laws import STRAY, SUMS, TF32
 
 OPERATIONS = 1e8  # per role: of many tiles, and soon done on a CPU
 
-# How far each sum of products may stray, over the sum of their magnitudes; where float32 is split, by what is left out.  That bounds every
-# element, whatever the others are: it is another kind of law than `timing.law`, in the norm, by which networks are judged.
-STRAY = {"tf32": TF32, "fp32bf16": TF32, "tf32x3": 2.0**-18, "bf16x3": 2.0**-14, "bf16x6": 2.0**-18}
 # What XLA does on a GPU is not ours to bound: parts of a sum may be added up in the result's dtype, and cuDNN may compute in Winograd's or
 # Fourier's basis.
 OTHER_BASIS = 2.0**-16
@@ -60,8 +58,8 @@ def operands_and_truth(at):
 
 
 def stray(case, implementation, dtype):
-    """How far each sum of products may, of results of such a dtype."""
-    of_kernels = STRAY.get(case.numbers, SUMS)
+    """How far each sum of products may stray over the sum of their magnitudes, of results of such a dtype."""
+    of_kernels = TF32 if case.numbers == "fp32bf16" else STRAY.get(str(case.numbers), SUMS)
     if implementation != "xla" or jax.default_backend() == "cpu":
         return of_kernels
     return max(of_kernels, OTHER_BASIS, float(jnp.finfo(dtype).eps))

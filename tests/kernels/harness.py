@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-import ml_dtypes
 import numpy as np
 import pytest
 from triton import knobs
@@ -24,6 +23,8 @@ from triton import knobs
 from jaxext.backends.triton.fences import stages_with_fences
 from jaxext.backends.triton.interpreter import DTYPES, interpret, interpreting
 from jaxext.kernels._launch import Launch
+from jaxext.verify import laws
+from jaxext.verify.laws import is_integer
 
 # Bytes on either side: more than a row or a tile's run of any case.  Where PyTorch makes every array an allocation of its own,
 # compute-sanitizer is to see what goes beyond it, which guards would hide.
@@ -48,7 +49,7 @@ def run_all(
     inputs = {slot: _Guarded.operand(operands[slot]) for slot in dict.fromkeys(launch.operands)}
     parts = [launch.splits > 1 and i not in launch.whole for i in range(len(shapes))]
     results = [
-        _Guarded.result((launch.splits, *shape), np.dtype(np.int32 if _is_integer(dtype) else np.float32))
+        _Guarded.result((launch.splits, *shape), np.dtype(np.int32 if is_integer(dtype) else np.float32))
         if partial
         else _Guarded.result(shape, dtype)
         for shape, dtype, partial in zip(shapes, dtypes, parts, strict=True)
@@ -174,23 +175,10 @@ def check(got: np.ndarray, want: np.ndarray, scale: np.ndarray | None = None) ->
 
     Without `scale` the operands are small integers, whose products and sums are exact in float32: no element may differ at all.
     """
-    assert got.shape == want.shape
-    finite = np.isfinite(got.astype(np.float64))
-    assert finite.all(), f"{np.argwhere(~finite)[:5].tolist()} and others ({(~finite).sum()} of {got.size}) were never written, or are NaN"
-    rounded = want.astype(np.int64).astype(got.dtype) if _is_integer(got.dtype) else want.astype(got.dtype)  # integers wrap
-    if scale is None or _is_integer(got.dtype):
-        wrong = got != rounded
-    else:
-        info = ml_dtypes.finfo(got.dtype)
-        # The last rounding is half an eps of the result.  Sums in float32, in any order, stray by its eps (2^-23) of the running sum,
-        # which is far below the sum of magnitudes: 4 of them are ample for the lengths of tests, and far below one missing product.
-        allowed = float(info.eps) / 2 * np.abs(want) + 4 * 2.0**-23 * scale + float(info.smallest_subnormal)
-        wrong = np.abs(got.astype(np.float64) - want) > allowed
-    places = np.argwhere(wrong)
-    assert not len(places), (
-        f"{len(places)} of {got.size} are wrong, the first at {tuple(map(int, places[0]))}: "
-        f"got {got[tuple(places[0])]}, want {rounded[tuple(places[0])]}"
-    )
+    # Sums in float32, in any order, are off by its eps (2^-23) of the running sum, which is far below the sum of magnitudes: 4 of them are
+    # ample for the lengths of tests, and far below one missing product.
+    wrong = laws.exact(got, want) if scale is None else laws.near(got, want, scale, stray=4 * 2.0**-23)
+    assert wrong is None, wrong
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -209,20 +197,16 @@ class _Guarded:
 
     @staticmethod
     def operand(array: np.ndarray) -> _Guarded:
-        guarded = _Guarded.make(array.shape, array.dtype, NOTHING if _is_integer(array.dtype) else NAN)
+        guarded = _Guarded.make(array.shape, array.dtype, NOTHING if is_integer(array.dtype) else NAN)
         guarded.array[...] = array
         return guarded
 
     @staticmethod
     def result(shape: tuple[int, ...], dtype: np.dtype) -> _Guarded:
         guarded = _Guarded.make(shape, dtype, NOTHING)
-        if not _is_integer(dtype):
+        if not is_integer(dtype):
             guarded.array.view(np.uint8)[...] = NAN
         return guarded
 
     def intact(self) -> bool:
         return bool((self.memory[:GUARD] == self.guard).all() and (self.memory[self.memory.size - GUARD :] == self.guard).all())
-
-
-def _is_integer(dtype: np.dtype) -> bool:
-    return np.issubdtype(dtype, np.integer)

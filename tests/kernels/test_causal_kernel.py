@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 
 import harness
+import ml_dtypes
 import numpy as np
 import pytest
 from cases import random
@@ -85,7 +86,7 @@ def true(problem, operands) -> list[np.ndarray]:
 
 
 def near(problem, got, operands):
-    eps = float(harness.ml_dtypes.finfo(DTYPES[problem.dtypes[0]]).eps)
+    eps = float(ml_dtypes.finfo(DTYPES[problem.dtypes[0]]).eps)
     for one, want in zip(got, true(problem, operands), strict=True):
         np.testing.assert_allclose(one.astype(np.float64), want, rtol=8 * eps, atol=16 * eps * np.abs(want).max(initial=1))
 

@@ -38,11 +38,12 @@ MAY = {
     "extend": {"ops", "families", "forms", "backends.xla", "_told"},
     "checkpoint_policies": {"forms", "_compat", "_told"},
     "tuning": {"forms", "tables", "_compat", "_target", "_told"},
+    "verify": {"__init__", "extend", "tuning", "backends", "forms", "tables"},
     "hazards": {"tuning", "families", "forms", "_compat", "_told"},
     "parallel": {"ops", "families", "forms", "_compat", "_told"},
     "privacy": {"families", "forms", "_compat", "_told"},
     "testing": {"_told"},  # it tests any function
-    "cli": {"__init__", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", "_told", *BUILT},
+    "cli": {"__init__", "verify", "tuning", "backends.cuda", "tables", "benchmarks", "_compat", "_target", "_told", *BUILT},
     "__init__": {
         "ops",
         "fused",
@@ -67,7 +68,7 @@ MAY = {
 # Folder of jaxext/ -> where it lies in the repository.
 ELSEWHERE = {"kernels", "benchmarks"}
 WITHOUT_JAX = {
-    *("forms.window", "parallel.shards", "tables.table_file", "tables.table_format"),
+    *("forms.window", "parallel.shards", "tables.table_file", "tables.table_format", "verify.controller", "verify.events"),
     *(f"backends.cuda.cuda_{family}" for family in ("matmul", "ragged", "conv", "depthwise")),
 }
 SEES_INTERNALS = {"_compat"}
@@ -75,6 +76,7 @@ THIRD_PARTIES = {"jax", "numpy"}
 THIRD_PARTIES_OF = {
     "backends.triton": {"jax_triton", "triton", "ml_dtypes"},
     "tables": {"filelock", "msgspec", "platformdirs"},
+    "verify": {"ml_dtypes"},
     "cli": {"rich"},
 }
 OF_KERNELS = {"triton"}

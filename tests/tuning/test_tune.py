@@ -63,7 +63,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(timing, "timer", lambda: (Clock(), "it is none"))
     monkeypatch.setattr(timing, "take", take)
     monkeypatch.setattr(
-        random_operands, "normal", lambda shapes, dtypes: [jnp.asarray(cases.random(*of)) for of in zip(shapes, dtypes, strict=True)]
+        random_operands, "normal", lambda shapes, dtypes, **_: [jnp.asarray(cases.random(*of)) for of in zip(shapes, dtypes, strict=True)]
     )
     return ms.update
 

@@ -1,0 +1,240 @@
+"""The command `verify`: checks every kernel on the GPU of this machine, and stores which kinds are right."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import importlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from jaxext._told import counted
+from jaxext.cli.terminal import Failure, Grid, UsageError, count, show
+from jaxext.tables import environment, in_force, record, table_file
+from jaxext.tables.table_format import Entry
+from jaxext.verify import contact_list, evidence, marks
+from jaxext.verify.cases import Case, listed
+from jaxext.verify.controller import Controller, Limits, NoWorker, Task, command
+from jaxext.verify.events import FAILED, Log, Past, Verdict, counts, read
+
+MOST_WORKERS = 14
+LINE_S = 15  # between two lines of progress where there is no terminal
+CLOSING_S = 3  # of the minutes, for the table and the record
+ROOM = 11_000  # characters of all that is printed at the end
+TRIAL = Limits(start=300, first=300, each=300, total=600)  # a busy machine is no fault
+# No autotuning of what XLA compiles beside a kernel, and memory for all workers.
+ENVIRONMENT = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+OF_TRIAL = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"}
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--family", nargs="+", metavar="NAME", help="only kernels of these families, as in the table")
+    add("--implementation", choices=contact_list.IMPLEMENTATIONS, help="only this one's")
+    add("--only", nargs="+", metavar="TEXT", help="only cases with one of these texts in their names")
+    add("--again", metavar="FILE", help="only cases that these events (of --json) do not call right")
+    add("--minutes", type=float, default=3, metavar="M", help="within which everything ends (default: %(default)s)")
+    add("--json", metavar="FILE", help="append every event to this file, a line each, when it happens")
+    add("--share", nargs="?", const="verified.json", metavar="FILE", help="write the record to this file too, for a pull request")
+    add("--workers", type=count, metavar="N", help=f"processes (default: the cores of this machine but 2, at most {MOST_WORKERS})")
+    add("--list", action="store_true", help="list the cases, and run none")
+    add("--trial", action="store_true", help="try all this on a CPU: Triton's interpreter, and stand-ins for kernels that fail")
+
+
+def verify(options) -> int:
+    """Runs every kernel once on the GPU of this machine, compares with float64, and stores which kinds of kernels are right.
+
+    Calls without a name take only kernels that were verified.  A wrong kernel, an exception, a hang and a crash are found in processes of
+    their own.  The exit status is 1 if there is one, and 2 if there is no GPU.
+
+    examples:
+      python -m jaxext verify
+      python -m jaxext verify --family conv depthwise --json events.jsonl
+      python -m jaxext verify --again events.jsonl --json events.jsonl
+      python -m jaxext verify --trial
+    """
+    if options.trial:
+        os.environ.update(OF_TRIAL)  # before Triton is imported
+    elif reason := _no_gpu():
+        print(f"python -m jaxext: verify: {reason}; --trial tries the command on a CPU", file=sys.stderr)
+        return 2
+    module = importlib.import_module("jaxext.verify.stand_ins") if options.trial else contact_list
+    past = _past(options.again)
+    try:
+        log = Log(options.json)
+    except OSError as error:
+        raise UsageError(f"--json: {error}") from None
+    controller = _controller(options, log, module)
+    try:
+        if not options.list:
+            log.write("environment", **environment.report())
+            controller.start()  # workers start while the cases are listed
+        cases, refusals = listed(module.contacts(), module.PLATFORM, module.IMPLEMENTATIONS)
+        chosen = [case for case in cases if _is_chosen(case, options) and _outcome(past, case) != "right"]
+        if options.list:
+            show(Grid(counted(len(chosen), "case"), ("case", "kind"), [(case.name, case.kind) for case in chosen]))
+            show(*(f"{each.implementation} refuses {each.op} of {each.contact}: {each.reason}" for each in refusals))
+            return 0
+        for refusal in refusals:
+            log.write("refused", **dataclasses.asdict(refusal))
+        return _run(options, log, controller, module, cases, chosen, past)
+    finally:
+        controller.close()
+        log.close()
+
+
+def _run(options, log: Log, controller: Controller, module: ModuleType, cases: list[Case], chosen: list[Case], past: Past) -> int:
+    """Check the chosen cases, store what is known, and return the exit status."""
+    if not chosen:
+        raise UsageError("no case is left: see --list")
+    log.write("listed", cases=len(chosen), nvidia_smi=None if options.trial else _nvidia_smi())
+    status = 0
+    try:
+        with _progress(len(chosen)) as controller.progress:
+            limits = getattr(module, "LIMITS", {})
+            controller.run([Task(case.name, case.contact, case.key, limits.get(case.implementation)) for case in chosen])
+    except KeyboardInterrupt:
+        status = 130
+    except NoWorker as error:
+        raise Failure(f"verify: no worker starts: {str(error).strip() or 'it says nothing'}") from None
+    verdicts = log.verdicts
+    _tell(chosen, verdicts, time.monotonic() - log.start)
+    if options.trial:
+        wrong = module.failures(verdicts, {case.name: case.implementation for case in cases})
+        print("\n".join(["Everything was reported as what it is."] if not wrong else wrong))
+        return status or (1 if wrong else 0)
+    _store(options, evidence.verified(cases, {**(past.verdicts if _is_of_here(past) else {}), **verdicts}))
+    return status or (1 if any(verdict.outcome in FAILED for verdict in verdicts.values()) else 0)
+
+
+def _controller(options, log: Log, module: ModuleType) -> Controller:
+    env = {**ENVIRONMENT, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()}
+    if options.trial:
+        env |= OF_TRIAL
+    else:
+        env["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    limits = TRIAL if options.trial else Limits(total=max(1.0, options.minutes * 60 - CLOSING_S))
+    workers = options.workers or max(1, min(MOST_WORKERS, environment.cores() - 2))
+    return Controller(log, command(module.__name__), workers=max(2, workers) if options.trial else workers, env=env, limits=limits)
+
+
+def _no_gpu() -> str | None:
+    """The reason why nothing can be verified here, or None."""
+    try:
+        environment.capability("cuda")
+    except RuntimeError as error:
+        return f"jax finds no GPU here ({str(error).strip().partition(chr(10))[0]})"
+    from jaxext._target import compute_capability
+
+    return None if compute_capability("cuda") else "the GPUs here have several compute capabilities: set CUDA_VISIBLE_DEVICES to one"
+
+
+def _is_chosen(case: Case, options) -> bool:
+    return (
+        (options.implementation in (None, case.implementation))
+        and (not options.family or case.family in options.family)
+        and (not options.only or any(text in case.name for text in options.only))
+    )
+
+
+def _past(path: str | None) -> Past:
+    if path is None:
+        return Past({}, {})
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--again: {error}") from None
+
+
+def _outcome(past: Past, case: Case) -> str | None:
+    verdict = past.verdicts.get(case.name)
+    return verdict and verdict.outcome
+
+
+def _is_of_here(past: Past) -> bool:
+    """Whether earlier verdicts are of the same code and device."""
+    here = environment.report()
+    return all(past.environment.get(name) == here[name] for name in ("device", "capability", "versions", "sources"))
+
+
+def _store(options, verified: Mapping[str, Any]) -> None:
+    """Add to the user's own record, and to the file that is shared."""
+    if not verified:
+        print("Nothing was stored: no kind of kernels was seen as a whole.")
+        return
+    entry = Entry.of(in_force.context("cuda"), datetime.datetime.now(datetime.UTC).date(), {}, verified=verified)
+    right = sum(each.right for each in verified.values())
+    for path in filter(None, (table_file.record_path(), options.share and pathlib.Path(options.share))):
+        try:
+            table_file.merge(path, [entry])
+        except (OSError, ValueError) as error:
+            raise Failure(f"verify: the record cannot be written: {error}") from None
+        print(f"{counted(right, 'kind')} of kernels right and {len(verified) - right} wrong: {path}")
+    record.forget()
+
+
+def _tell(cases: list[Case], verdicts: Mapping[str, Verdict], seconds: float) -> None:
+    """The table and the first failures, in at most `ROOM` characters."""
+    columns, rows = marks.table(cases, verdicts)
+    found = ", ".join(f"{number} {outcome}" for outcome, number in counts(verdicts.values()).items()) or "none finished"
+    title = f"{counted(len(cases), 'case')} in {seconds:.0f} s: {found}"
+    show(Grid(title, columns, rows), marks.LEGEND)
+    taken = sum(len(cell) + 2 for row in rows for cell in row) * 2 + 500
+    for line in marks.failures(cases, verdicts, max(1000, ROOM - taken)):
+        print(line)
+
+
+def _nvidia_smi() -> str:
+    """The driver and the clocks of the GPUs, or why they are not known."""
+    query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
+    try:
+        asked = ["nvidia-smi", f"--query-gpu={query}", "--format=csv"]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown: {type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[Controller], object]]:
+    """A bar on a terminal, otherwise a line from time to time."""
+    if not sys.stderr.isatty():
+        yield _Lines(total)
+        return
+    import rich.console
+    import rich.progress
+
+    bar = rich.progress.Progress(console=rich.console.Console(stderr=True), transient=True)
+    with bar:
+        task = bar.add_task("verify", total=total)
+        yield lambda controller: bar.update(task, completed=_done(controller), description=_words(controller))
+
+
+@dataclasses.dataclass
+class _Lines:
+    total: int
+    last: float = dataclasses.field(default_factory=time.monotonic)
+
+    def __call__(self, controller: Controller) -> None:
+        if time.monotonic() - self.last >= LINE_S:
+            self.last = time.monotonic()
+            print(
+                f"{self.last - controller.log.start:.0f} s: {_done(controller)} of {self.total}, {_words(controller)}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _done(controller: Controller) -> int:
+    return len(controller.log.verdicts)
+
+
+def _words(controller: Controller) -> str:
+    return ", ".join(f"{number} {outcome}" for outcome, number in counts(controller.log.verdicts.values()).items()) or "starting"

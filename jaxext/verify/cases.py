@@ -1,0 +1,163 @@
+"""The cases of a list of contacts: each a product, an implementation and a config.
+
+Every equation of a contact that is a product gives its `Call`, as for `explain`.  For each implementation that plans it there is a case
+with the picked config.  Of cases that differ in sizes alone, the first counts.  The first of each kind has one more with another tile,
+except in float16 and float32, whose kernels are those of bfloat16 with other instructions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxext.backends.kernel import KernelPlan
+from jaxext.forms.call import Call
+from jaxext.forms.family import Family
+from jaxext.forms.form import owner
+from jaxext.forms.implementation import Implementation, Plan
+from jaxext.tuning.explain import call_of
+from jaxext.tuning.walk import walk
+from jaxext.verify.contact_list import Contact
+
+ANOTHER = "another tile"
+_BOTH_TILES = ("bf16", "i8", "i4", "fp8")  # dtypes of kinds with a second tile
+_SAME_TILE = {"splits", "num_warps", "num_stages"}  # fields of a config that leave its tile
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A kernel that is to be right.  `name` is unique, and says everything else."""
+
+    name: str
+    contact: str  # the name of the contact that it comes from
+    implementation: str
+    kind: str  # family, role and dtypes
+    plan: Plan
+    config: Any
+    definition: Implementation  # xla, by which the truth is computed
+
+    @property
+    def call(self) -> Call:
+        return self.plan.call
+
+    @property
+    def family(self) -> str:
+        return self.kind.partition(" ")[0]
+
+    @property
+    def key(self) -> str:
+        """The kind with its implementation, as in the record."""
+        return f"{self.implementation} {self.kind}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """An implementation that does not take a product of a contact."""
+
+    contact: str
+    implementation: str
+    op: str
+    reason: str
+
+
+def calls_of(contact: Contact, platform: str) -> Iterator[tuple[Family, Call]]:
+    """The products of a contact, each once."""
+    seen = set()
+    for at in walk(jax.make_jaxpr(contact.function)(*contact.operands).jaxpr):
+        if at.eqn.primitive in owner and not at.left:
+            call = call_of(at.eqn, platform)
+            if call.problem not in seen:
+                seen.add(call.problem)
+                yield owner[at.eqn.primitive][0].family, call
+
+
+def listed(contacts: Iterable[Contact], platform: str, implementations: Sequence[str]) -> tuple[list[Case], list[Refusal]]:
+    """All cases, in the order in which they should run, and what the implementations refuse."""
+    found: list[Case] = []
+    refusals: dict[tuple, Refusal] = {}
+    seen = set()
+    for contact in contacts:
+        for case, sort in _all_of(contact, platform, implementations):
+            if isinstance(case, Refusal):
+                refusals.setdefault((case.implementation, case.op, case.reason), case)
+            elif sort not in seen:
+                seen.add(sort)
+                found.append(case)
+    return _in_turn(found), list(refusals.values())
+
+
+def named(contact: Contact, name: str, platform: str, implementations: Sequence[str]) -> Case:
+    """The case of that name."""
+    return next(case for case, _ in _all_of(contact, platform, implementations) if isinstance(case, Case) and case.name == name)
+
+
+def kind_of(plan: Plan, config: Any) -> str:
+    """The kind of a kernel, by which it is verified: its family, its role and its dtypes."""
+    if isinstance(plan, KernelPlan):
+        return plan.kind(config)
+    return " ".join([plan.call.op, plan.call.op, plan.call.dtype.name])
+
+
+def _all_of(contact: Contact, platform: str, implementations: Sequence[str]) -> Iterator[tuple[Case | Refusal, Any]]:
+    """The cases of a contact, each with what it is but for sizes; and the refusals."""
+    for family, call in calls_of(contact, platform):
+        for implementation in family.implementations:
+            if implementation.name not in implementations:
+                continue
+            plan = implementation.planned(call)
+            if isinstance(plan, str):
+                yield Refusal(contact.name, implementation.name, call.op, plan), None
+                continue
+            for which, config in _configs(plan, contact.splits):
+                name = f"{implementation.name} {call.op}: {contact.name}, {which}"
+                case = Case(name, contact.name, implementation.name, kind_of(plan, config), plan, config, family.implementations[-1])
+                sort = None if which == ANOTHER else (which, _sort(getattr(plan, "problem", call.problem)), _sort(config))
+                yield case, (case.implementation, case.kind, sort)
+
+
+def _configs(plan: Plan, splits: Sequence[int]) -> Iterator[tuple[str, Any]]:
+    """The picked config and one with another tile, or those with so many parts of the sum."""
+    picked, *others = plan.configs
+    if splits and any(getattr(config, "splits", 1) == splits[0] for config in plan.configs):
+        for number in splits:
+            yield f"{number} parts", next(config for config in plan.configs if config.splits == number)
+        return
+    yield "picked", picked
+    different = [config for config in others if _tile(config) != _tile(picked)]
+    dtypes = kind_of(plan, picked).rpartition(" ")[2]
+    if different and "fp32" not in dtypes.partition("->")[0].split("x")[:2] and any(name in dtypes for name in _BOTH_TILES):
+        yield ANOTHER, max(different, key=_size)
+
+
+def _tile(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in _SAME_TILE}
+
+
+def _size(config: Any) -> int:
+    """The elements of the tile of a result; the first of several equal ones is taken."""
+    fields = dataclasses.asdict(config)
+    return fields.get("tile_m", 0) * fields.get("tile_n", 0)
+
+
+def _sort(of: Any) -> Any:
+    """What a problem or a config is but for sizes: numbers are none, one or several."""
+    if dataclasses.is_dataclass(of):
+        return type(of).__name__, tuple((field.name, _sort(getattr(of, field.name))) for field in dataclasses.fields(of))
+    if isinstance(of, int) and not isinstance(of, bool):
+        return max(-1, min(of, 2))
+    if isinstance(of, tuple) and all(isinstance(x, int) for x in of):
+        return max(map(_sort, of), default=0)
+    return of
+
+
+def _in_turn(cases: Sequence[Case]) -> list[Case]:
+    """One case of each implementation and family after the other; of each, the first of every kind before all others."""
+    queues: dict[tuple, list[Case]] = {}
+    first = {case.key: case for case in reversed(cases)}
+    for case in sorted(cases, key=lambda case: case is not first[case.key]):
+        queues.setdefault((case.family, case.implementation), []).append(case)
+    turns = [(turn, case) for queue in queues.values() for turn, case in enumerate(queue)]
+    return [case for _, case in sorted(turns, key=lambda of: of[0])]

@@ -1,0 +1,58 @@
+"""The end of a verification in words: a table of marks for family, role and dtypes, and the first failure of each family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from jaxext.verify.cases import Case
+from jaxext.verify.events import FAILED, Verdict
+
+# Of the cases of a kind the first of these that occurs; "." is no verdict.
+MARKS = {"died": "D", "hung": "H", "wrong": "x", "raised": "!", None: ".", "refused": "r", "right": "+"}
+LEGEND = "+ right, x wrong, ! raised, H hung, D died, r refused, . not run"
+REASON = 700  # characters of a failure
+WIDTH = 44  # of a cell with marks, beyond which another row begins
+
+
+def table(cases: Iterable[Case], verdicts: Mapping[str, Verdict]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns, and the rows: family, role, and of each implementation its dtypes with their marks."""
+    names: dict[str, None] = {}
+    marks: dict[tuple[str, str], dict[str, dict[str, list[str | None]]]] = {}
+    for case in cases:
+        names[case.implementation] = None
+        family, role, dtypes = case.kind.split(" ", 2)
+        row = marks.setdefault((family, role), {}).setdefault(case.implementation, {})
+        verdict = verdicts.get(case.name)
+        row.setdefault(dtypes, []).append(verdict and verdict.outcome)
+    rows = []
+    for (family, role), each in sorted(marks.items()):
+        cells = [_folded([f"{dtypes} {_mark(outcomes)}" for dtypes, outcomes in each.get(name, {}).items()]) for name in names]
+        for line in range(max(map(len, cells))):
+            rows.append((family, role, *(cell[line] if line < len(cell) else "" for cell in cells)))
+            family = role = ""
+    return ("family", "role", *names), rows
+
+
+def failures(cases: Iterable[Case], verdicts: Mapping[str, Verdict], room: int) -> list[str]:
+    """The first failure of each family and implementation, in at most `room` characters in all."""
+    first: dict[tuple[str, str], str] = {}
+    for case in cases:
+        verdict = verdicts.get(case.name)
+        if verdict is not None and verdict.outcome in FAILED:
+            first.setdefault((case.family, case.implementation), f"{verdict.outcome}: {case.name}\n  {verdict.reason[:REASON]}")
+    lines = list(first.values())
+    while len(lines) > 1 and sum(map(len, lines)) + len(lines) > room:
+        lines = [*lines[:-2], f"and {len(first) - len(lines) + 2} more families"]
+    return lines
+
+
+def _mark(outcomes: Sequence[str | None]) -> str:
+    return next(mark for outcome, mark in MARKS.items() if outcome in outcomes)
+
+
+def _folded(parts: Sequence[str]) -> list[str]:
+    lines = [""]
+    for part in parts:
+        longer = f"{lines[-1]}  {part}" if lines[-1] else part
+        lines[-1:] = [longer] if len(longer) <= WIDTH or not lines[-1] else [lines[-1], part]
+    return lines

@@ -1,0 +1,129 @@
+"""What `python -m jaxext verify` stores, with workers that run no kernel: each case ends as its test says."""
+
+import json
+import sys
+
+import jax
+import pytest
+
+import jaxext
+from jaxext.cli import command, verify
+from jaxext.tables import environment, in_force, table_file
+from jaxext.tables.table_format import Context
+from jaxext.verify import cases, contact_list, marks
+from jaxext.verify.events import read
+
+WORKER = """
+import json, sys
+
+print(json.dumps({"event": "ready"}), flush=True)
+for line in sys.stdin:
+    case = json.loads(line)["case"]
+    if any(word in case for word in sys.argv[1:]):
+        told = {"event": "wrong", "check": "bits", "reason": "first at (0,)", "errors": {"norm": "nan", "worst": "nan"}}
+    else:
+        told = {"event": "right", "errors": {"norm": 0.25, "worst": 0.5}, "graph": "held 1"}
+    print(json.dumps(told), flush=True)
+"""
+FOUR_AXES = contact_list.arrays((2, 4, 6, 6, 6, 6), (4, 4, 3, 3, 3, 3))
+HERE = Context("NVIDIA H100", 90, {"jax": "1"}, {"triton": "a"})
+
+
+def four_axes(x, w):
+    return jaxext.conv_general_dilated(x, w, 4 * (1,), "VALID")
+
+
+def cases_of_gram(contacts=contact_list.contacts):
+    return [contact for contact in contacts() if contact.name in ("gram bfloat16", "gram float16", "gram into float32")]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Runs the command as on an H100: cases that have one of these words in their names are wrong."""
+    monkeypatch.setattr(table_file, "default_path", lambda: tmp_path / "cache/jaxext/tables.json")
+    monkeypatch.setattr(verify, "_no_gpu", lambda: None)
+    monkeypatch.setattr(in_force, "context", lambda platform: HERE)
+    monkeypatch.setattr(contact_list, "contacts", cases_of_gram)
+
+    def ran(*arguments, wrong=()):
+        monkeypatch.setattr(verify, "command", lambda module: [sys.executable, "-c", WORKER, *wrong])
+        with jaxext.use_target("sm_90a"), jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+            status = command.main(["verify", "--implementation", "triton", "--workers", "2", *map(str, arguments)])
+        return status, capsys.readouterr().out
+
+    return ran
+
+
+def stored():
+    """The kinds in the user's own record -> whether they are right, and their errors."""
+    found = {}
+    for entry in table_file.load(table_file.record_path()):
+        assert entry.context == HERE and not entry.rows
+        found |= {kind: (of.right, of.error) for kind, of in entry.verified.items()}
+    return found
+
+
+def test_what_was_right_and_wrong_is_stored(run, tmp_path):
+    status, out = run("--share", tmp_path / "shared.json", wrong=["gram float16"])
+    assert status == 1 and "wrong: triton" in out and "bits: first at (0,)" in out
+    assert stored() == {
+        "triton gram gram bf16": (True, 0.25),
+        "triton gram gram bf16->fp32": (True, 0.25),
+        "triton gram gram fp16": (False, None),
+        "triton matmul matmul_nn bf16": (True, 0.25),
+        "triton matmul matmul_nn fp16": (False, None),
+    }
+    assert table_file.load(tmp_path / "shared.json") == table_file.load(table_file.record_path())
+
+
+def test_what_an_implementation_refuses_is_in_the_events(run, tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    monkeypatch.setattr(contact_list, "contacts", lambda: [contact_list.Contact("four axes", four_axes, FOUR_AXES), *cases_of_gram()])
+    assert run("--json", path)[0] == 0
+    refused = [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] == "refused"]
+    assert [(event["implementation"], event["op"], event["reason"]) for event in refused if event["implementation"] == "triton"] == [
+        ("triton", "conv4d_fprop", "4 spatial axes, want 3 at most")
+    ]
+
+
+def test_a_kind_that_was_not_seen_as_a_whole_is_not_stored(run):
+    status, out = run("--only", "another tile")
+    assert status == 0 and stored() == {} and "Nothing was stored" in out
+
+
+def test_again_runs_what_was_not_right(run, tmp_path):
+    path = tmp_path / "events.jsonl"
+    assert run("--json", path, wrong=["float16"])[0] == 1
+    assert stored()["triton gram gram fp16"][0] is False
+    before = path.read_text().count('"begun"')
+    status, out = run("--json", path, "--again", path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    begun = [line["case"] for line in lines if line["event"] == "begun"][before:]
+    assert status == 0 and begun and all("float16" in case for case in begun)
+    assert stored()["triton gram gram fp16"] == stored()["triton gram gram bf16"] == (True, 0.25)
+
+
+def test_earlier_events_of_other_code_are_no_evidence(run, tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    run("--json", path, "--only", "picked")
+    monkeypatch.setattr(environment, "codes", lambda platform: {"triton": "changed"})
+    run("--again", path)
+    assert stored() == {"triton gram gram fp16": (True, 0.25), "triton matmul matmul_nn fp16": (True, 0.25)}
+
+
+def test_cases_are_listed(run):
+    status, out = run("--list", "--family", "gram")
+    assert status == 0 and "triton gram: gram bfloat16, picked" in out and "matmul_nn" not in out
+    assert stored() == {}
+    assert cases.ANOTHER in out
+
+
+def test_ctrl_c_ends_with_what_is_known(run, monkeypatch, tmp_path):
+    def interrupt(lines, controller):
+        if len(controller.log.verdicts) >= 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify._Lines, "__call__", interrupt)
+    status, out = run("--json", tmp_path / "events.jsonl", wrong=["float16"])
+    assert status == 130 and marks.LEGEND in out and "not run" in out
+    assert len(read(tmp_path / "events.jsonl").verdicts) >= 2
