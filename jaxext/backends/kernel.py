@@ -94,6 +94,10 @@ class KernelImplementation(Implementation, abc.ABC):
     def compiler(self) -> str:
         """The compiler of its kernels, with the version, such as "nvcc 13.0"."""
 
+    def unassembled(self, lowered: jax.stages.Lowered) -> str | None:
+        """Return the reason why this machine cannot assemble the kernels of a lowered program, or None."""
+        return None
+
     @abc.abstractmethod
     def slower(self, call: Call) -> str | None:
         """Why another implementation is expected to be as fast, or None."""
@@ -161,10 +165,11 @@ class KernelPlan(Plan):
         call = self.call
         operands = {name: jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.dtypes.items()}
         try:
-            jax.jit(functools.partial(self.run, config)).trace(operands).lower(lowering_platforms=(call.platform,))
+            lowered = jax.jit(functools.partial(self.run, config)).trace(operands).lower(lowering_platforms=(call.platform,))
+            reason = self.implementation.unassembled(lowered)
         except Exception as error:  # of Triton's compiler, in any of its stages
-            return " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        return None
+            reason = f"{type(error).__name__}: {error}"
+        return reason and " ".join(reason.split())[:500]
 
     def multiplies(self) -> str:
         return WORDS.get(self.implementation.multiplied(self.problem), "")
@@ -204,9 +209,9 @@ _failures: dict[tuple, str | None] = {}
 
 def least_seconds(call: Call, problem: Any, multiplied: str) -> float:
     """The least possible time of a call on the problem's device, by its bytes and its products of two numbers."""
-    gpu = machine(problem.arch)
+    gpu = machine(problem.arch, problem.device)
     arrays = [*call.dtypes.items(), *call.results.items()]
-    moved = sum(math.prod(call.shape_of(name)) * dtype.itemsize for name, dtype in arrays)
+    moved = sum(math.prod(call.shape_of(name)) * jax.dtypes.itemsize_bits(dtype) for name, dtype in arrays) / 8
     shared = collections.Counter(label for name, _ in arrays for label in call.labels[name])
     window = {} if call.window is None else call.window.sizes
     products = math.prod(size for label, size in call.sizes.items() if shared[label] > 1 and label not in window)

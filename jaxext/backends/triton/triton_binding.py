@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext._target import named
 from jaxext.backends import preference
 from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation
 from jaxext.backends.problems import causal_problem, conv_problem, gram_problem, matmul_problem, scaled_problem
-from jaxext.backends.triton import triton_call
+from jaxext.backends.triton import assembler, triton_call
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Plan
 from jaxext.kernels._ragged import visits
@@ -58,6 +59,11 @@ class TritonKernels(KernelImplementation):
 
     def compiler(self) -> str:
         return f"triton {triton_call.installed('triton')}"
+
+    def unassembled(self, lowered: jax.stages.Lowered) -> str | None:
+        """As in the base class; only where a GPU of this machine is the target."""
+        ptxas = None if named() else assembler.find()
+        return assembler.failure(lowered, ptxas) if ptxas else None
 
     def launch(self, call: Call, problem: Any, config: Any) -> KernelCall:
         kernels = self.kernels(problem)

@@ -11,9 +11,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
-import pathlib
 import re
-import shutil
 from types import ModuleType
 from typing import Any
 
@@ -22,13 +20,16 @@ import numpy as np
 
 from jaxext._target import named
 from jaxext.backends.kernel import apart
-from jaxext.backends.triton import fences
+from jaxext.backends.triton import assembler, fences
 from jaxext.forms.call import Call, Splitter, no_kernel
 from jaxext.kernels._launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 # Triton writes the newest PTX version of its own assembler, but jax runs that of the installed CUDA: CUDA 12.9 supports PTX 8.8.
 _PTX = 88
+
+
+NO_PTXAS = "ptxas is missing, which jaxlib runs at a kernel's first launch: install CUDA 12.9 or newer, or pip install nvidia-cuda-nvcc"
 
 
 def unavailable(call: Call) -> str | None:
@@ -43,7 +44,7 @@ def unavailable(call: Call) -> str | None:
         return reason
     if call.arch not in SHARED_MEMORY:
         return f"compute capability is {(call.arch or 0) / 10}, want one of {sorted(arch / 10 for arch in SHARED_MEMORY)}"
-    return missing(interpreted=False) or (None if named() else missing_ptxas())
+    return missing(interpreted=False) or (None if named() or assembler.find() else NO_PTXAS)
 
 
 @functools.cache
@@ -71,21 +72,6 @@ def missing(*, interpreted: bool) -> str | None:
     if interpreting() != interpreted:
         return f"Triton was imported {'with' if interpreting() else 'without'} TRITON_INTERPRET=1 in the environment"
     return None
-
-
-def missing_ptxas() -> str | None:
-    """The reason if jaxlib finds no ptxas on this machine, or None.
-
-    jaxlib runs it at the first launch of a kernel, so a program that is lowered for another machine needs none here.  It is looked for as
-    jaxlib does: in bin/ of the working directory, on the PATH, in the CUDA toolkit, and in NVIDIA's wheel beside jax's plugin.
-    """
-    roots = [pathlib.Path(), pathlib.Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")), pathlib.Path("/usr/local/cuda")]
-    for plugin, wheel in (("jax_cuda13_plugin", "cu13"), ("jax_cuda12_plugin", "cuda_nvcc")):
-        if (spec := importlib.util.find_spec(plugin)) and spec.origin:
-            roots.append(pathlib.Path(spec.origin).parents[1] / "nvidia" / wheel)
-    if shutil.which("ptxas") or any(os.access(root / "bin" / "ptxas", os.X_OK) for root in roots):
-        return None
-    return "ptxas is missing, which jaxlib runs at a kernel's first launch: install CUDA 12.9 or newer, or pip install nvidia-cuda-nvcc"
 
 
 def _wanted(package: str) -> str:

@@ -4,6 +4,7 @@ Whether its kernels compute what they should is tested in tests/kernels, how wel
 """
 
 import collections
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -12,7 +13,6 @@ import re
 import subprocess
 import sys
 import types
-import zlib
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,13 @@ import pytest
 from jax import export
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from lowered import BLOCK, IMAGES, MESH, conv, loss, moved, operations, resnet_block, struct
+from lowered import BLOCK, IMAGES, MESH, conv, loss, moved, resnet_block, struct
 
 import jaxext
 from jaxext import _target
 from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.triton import triton_binding, triton_call
+from jaxext.backends.triton import assembler, triton_binding, triton_call
 
 pytest.importorskip("triton")
 pytest.importorskip("jax_triton", exc_type=ImportError)
@@ -38,14 +38,8 @@ TAPS = struct(7, 7, 1, 16)  # of a depthwise convolution: so many that a kernel 
 
 
 def calls(lowered) -> list[tuple]:
-    """Each call of a kernel, and its description, which jax-triton compresses: the PTX is in it."""
-    found = []
-    for op in operations(lowered):
-        if op.name == "stablehlo.custom_call" and "triton_kernel_call" in str(op.attributes["call_target_name"]):
-            newer = "mhlo.backend_config" in op.attributes  # jax-triton 0.4
-            config = op.attributes["mhlo.backend_config"]["opaque"] if newer else op.attributes["backend_config"]
-            found.append((op, zlib.decompress(config.value_bytes)))
-    return found
+    """Each call of a kernel, and its description: the PTX is in it."""
+    return list(assembler.calls(lowered))
 
 
 def kernels(lowered) -> collections.Counter:
@@ -283,7 +277,7 @@ def test_a_gpu_of_this_machine_needs_ptxas(without_ptxas):
 def test_ptxas_is_found_where_jaxlib_looks(place, without_ptxas):
     (without_ptxas / place).mkdir(parents=True)
     (without_ptxas / place / "ptxas").touch(mode=0o755)
-    assert triton_call.missing_ptxas() is None
+    assert assembler.find() == str(without_ptxas / place / "ptxas")
     (row,) = jaxext.explain(functools.partial(jaxext.matmul, implementation="triton"), *[struct(64, 64)] * 2, platform="cuda").rows
     assert row.chosen == "triton"
 
@@ -339,6 +333,22 @@ def test_an_unnamed_kernel_that_cannot_be_compiled_gives_way(monkeypatch):
     assert len(told) == 1 and "another implementation is used: RuntimeError: PassManager::run failed at line 3" in str(told[0].message)
     with pytest.raises(RuntimeError, match="PassManager::run failed"):
         lower(implementation="triton")
+
+
+def test_an_unnamed_kernel_that_cannot_be_assembled_gives_way(monkeypatch, tmp_path):
+    """jaxlib would run the assembler at the first launch, where its error ends the program."""
+    gpus_here(monkeypatch, "9.0")
+    assembled = []
+    for status in (0, 1):
+        ptxas = tmp_path / f"ptxas-{status}"
+        ptxas.write_text(f'#!/bin/bash\ngrep -o "entry [a-z0-9_]*" "$2" >>{tmp_path}/told; echo "Unsupported .version"; exit {status}\n')
+        ptxas.chmod(0o755)
+        monkeypatch.setattr(assembler, "find", functools.partial(str, ptxas))
+        monkeypatch.setattr("jaxext.backends.kernel._failures", {})
+        program = jax.jit(lambda x, w: conv(x, w, feature_group_count=24)).trace(*WITH_24)
+        with pytest.warns(UserWarning, match="cannot be compiled here.*Unsupported .version") if status else contextlib.nullcontext():
+            assembled.append(bool(kernels(program.lower(lowering_platforms=("cuda",)))))
+    assert assembled == [True, False] and (tmp_path / "told").read_text().split() == ["entry", "conv2d_fprop"] * 2
 
 
 def test_devices_that_share_a_product_do_without_such_a_kernel_too(monkeypatch):
