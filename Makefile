@@ -13,7 +13,7 @@ ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 cpp    := $(shell find csrc tests/csrc tests/ptx examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
-.PHONY: build demo docs notebooks check-wheels test test-all fuzz mutations bench bench-plan kernels gpu-programs wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
+.PHONY: build demo docs notebooks check-wheels test test-all fuzz mutations bench bench-plan kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 
 demo: $(VENV)/.demo
 	$(python) examples/digits.py
@@ -57,6 +57,11 @@ kernels: $(ready)
 # own: in the environment, jax would look for a GPU in every program
 gpu-programs: $(VENV)/gpu-compiler
 	PYTHONPATH=$(abspath $<) $(python) -m pytest -n 2 $(wildcard tests/backends/test_gpu_program*.py)
+
+# the package's record of verified kernels: drops what has changed since, after adding what `python -m jaxext verify --share $(SHARED)` wrote;
+# with CHECK=1 it changes nothing, and fails if anything has changed
+record: $(ready)
+	$(python) -m jaxext.benchmarks.record $(if $(SHARED),--add $(SHARED)) $(if $(CHECK),--check)
 
 # for machines without a network: in wheels/ jaxext for the Python that makes it, its CUDA kernels compiled (all of them each time, unless
 # CMAKE_ARGS=-DJAXEXT_KERNELS=... names a library of them), and what it and its tests need beside jax and Triton 3.6; no GPU is needed

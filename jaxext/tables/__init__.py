@@ -1,1 +1,1 @@
-"""What was measured: its format, its file, and what of it holds for this device."""
+"""Measurements and the record of verified kernels: the format, the files, and what of them holds for this device."""

@@ -81,7 +81,7 @@ def use_table(table: str | os.PathLike | Table | None) -> Scope:
 def warn(source: str, ignored: str | None, what: str = "measurements") -> None:
     """Warn that a file is ignored, if there is a reason."""
     if ignored is not None:
-        warnings.warn(f"jaxext ignores {what} in {source}: {ignored}", stacklevel=4)  # of the caller of `use_table`
+        warnings.warn(f"jaxext ignores {what} in {source}: {ignored}", stacklevel=4)  # the caller of `use_table`, or deep in a lowering
 
 
 def current():
@@ -181,7 +181,9 @@ def _read(used, platform: str) -> Table:
         return table
     path = str(table_file.default_path())
     own, why = table_file.try_load(path)
-    shipped = [entry for file in sorted(_SHIPPED.glob("*.json")) for entry in table_file.try_load(file)[0]]
+    shipped = [
+        entry for file in sorted({*_SHIPPED.glob("*.json")} - {_SHIPPED / table_file.RECORD}) for entry in table_file.try_load(file)[0]
+    ]
     # Warn of invalid measurements in the user's own table only: the user cannot change a table of the package.
     return dataclasses.replace(select([*shipped, *own], here, path), ignored=why or select(own, here, path).ignored)
 

@@ -16,7 +16,7 @@ import msgspec
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_format import Entry, Record, Verified
 
-SHIPPED = pathlib.Path(__file__).with_name("verified.json")
+SHIPPED = pathlib.Path(__file__).with_name(table_file.RECORD)
 
 _lock = threading.Lock()
 _records: dict[int, Record] = {}  # compute capability times 10 -> what is known
@@ -43,7 +43,7 @@ def record(arch: int) -> Record:
     with _lock:
         known = arch in _records
         found = _records[arch] = _records[arch] if known else read(arch)
-        in_force.agree(f"verified/{arch}", found, "records of verified kernels", "")
+        in_force.agree(f"verified/{arch}", found, "records of verified kernels", ", or remove it")
     if not known:
         in_force.warn(found.source, found.ignored, "the record of verified kernels")
     return found

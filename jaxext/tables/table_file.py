@@ -21,6 +21,7 @@ import msgspec
 from jaxext.tables.table_format import MAX_BYTES, Context, Entry, Rows, decode, encode
 
 CONTEXTS = 8  # kept for each device, those written last; otherwise a file would grow with every version and change of code
+RECORD = "verified.json"  # the record of verified kernels: the user's, beside the table, and the package's
 PATIENCE_S = 60  # for the lock, which others hold while they read and write the file
 
 
@@ -33,7 +34,7 @@ def default_path() -> pathlib.Path:
 
 def record_path() -> pathlib.Path:
     """The user's own record of verified kernels, beside the table."""
-    return default_path().with_name("verified.json")
+    return default_path().with_name(RECORD)
 
 
 def _is_own(path: str | os.PathLike) -> bool:

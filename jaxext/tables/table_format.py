@@ -48,12 +48,13 @@ class Measurement(_Stored, frozen=True):
 
 
 class Verified(_Stored, frozen=True, omit_defaults=True):
-    """Whether the kernels of one kind gave right results on a device."""
+    """The outcome of verifying the kernels of one kind on a device."""
 
     right: bool
     error: float | None  # the worst of all cases, relative to the float64 truth, in the norm; None if a case gave no result
     compiler: Text  # and its version: "triton 3.6.0", or "nvcc 13.0"
-    code: Text | None = None  # a digest of the machine-independent code that ran, if the package shall ship this
+    code: Text | None = None  # in the package's record, a digest of the code that ran (benchmarks/record.py)
+    date: datetime.date | None = None  # there, the day of the verification
 
 
 Rows = Mapping[str, Sequence[Measurement]]  # `Call.problem` -> measurements
