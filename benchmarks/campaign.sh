@@ -9,7 +9,8 @@
 # B and C go on with gpu.json and contact.jsonl in BEFORE (benchmarks/results), which the calls before left, if they are there.
 # All results go straight into OUT (benchmarks/results), where they can be read at any moment, also if the call is killed:
 #
-#     log.txt (all that was printed)   smi.csv (clocks, power and memory twice a second)   contact.jsonl   gpu.json   tuned.json   ncu.txt
+#     log.txt (all that was printed)   smi.csv (clocks, power and memory twice a second)   contact.jsonl   verified.json (the record that
+#     `make record SHARED=` takes, at this commit)   gpu.json   tuned.json   ncu.txt
 #
 # What is printed is short, and ends in counts and one table.  Wanted there: what benchmarks/on_gpu.sh wants, and a jaxext for the Python there
 # in WHEELS (wheels/, by `make wheel`).  TRIAL=1 goes through it all without a GPU, and measures nothing.
@@ -27,6 +28,7 @@ export JAX_PLATFORMS=${trial:+cpu}
 [ -n "$trial" ] || JAX_PLATFORMS=cuda,cpu # truths are computed on the CPU
 COMMIT=${COMMIT:-$(git rev-parse HEAD 2>/dev/null || cat "$wheels/COMMIT" 2>/dev/null)}
 export COMMIT
+export XDG_CACHE_HOME=${XDG_CACHE_HOME:-$PWD/build/cache} # where the record of verified kernels is
 # shellcheck source=benchmarks/installed.sh
 . benchmarks/installed.sh
 
@@ -62,7 +64,7 @@ printed() {
 # The minutes that a command may take that ends itself, of so many seconds or of those that are left.
 minutes() {
   local left=$((end - SECONDS - reserve - 4))
-  awk -v left="$left" -v most="${1:-$left}" 'BEGIN { m = (left < most ? left : most) / 60; print (m > 0 ? m : 0) }'
+  awk -v left="$left" -v most="$((${1:-$left} - 4))" 'BEGIN { m = (left < most ? left : most) / 60; print (m > 0 ? m : 0) }'
 }
 
 install() {
@@ -86,9 +88,14 @@ machine() {
   trap 'kill "$logger" 2>/dev/null' EXIT
 }
 
+# Its record is copied beside the events.
 verify() {
+  local code
   # shellcheck disable=SC2086
   part "$1" "$2" "$python" -P -m jaxext verify --minutes "$(minutes "$2")" --json "$out/contact.jsonl" ${trial:+--trial} "${@:3}"
+  code=$?
+  cp "$XDG_CACHE_HOME/jaxext/verified.json" "$out" 2>/dev/null
+  return $code
 }
 
 headline() {
@@ -151,7 +158,7 @@ case $call in
     left=$((end - reserve - SECONDS))
     if [ -e "$before/contact.jsonl" ]; then
       contact=$before/contact.jsonl
-      [ ! "$before" -ef "$out" ] || { mv "$contact" "$out/contact_before.jsonl" && contact=$out/contact_before.jsonl; }
+      [ ! "$before" -ef "$out" ] || { mkdir -p build && mv "$contact" build/contact_before.jsonl && contact=build/contact_before.jsonl; }
       verify again $((left / 4)) --again "$contact"
       again=$(printed 2400)
       case $again in *"no case is left"*) status=0 ;; esac

@@ -74,5 +74,5 @@ def steps(chosen: Sequence[Case]) -> list[tuple[int, str]]:
 
 
 def _dear(case: Case) -> int:
-    """How long lax takes to choose an algorithm: products are cheap, gradients in filters are dear."""
+    """The order in which lax chooses an algorithm quickly: products are cheap, gradients in filters are dear."""
     return 0 if case.operation not in WINDOWS else 2 if case.role in ("wgrad", "backward") else 1

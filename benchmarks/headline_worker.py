@@ -33,7 +33,7 @@ REPEATS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """What a process says when it is ready: the fields of a report that depend on the device."""
+    """The first words of a process that is ready: the fields of a report that depend on the device."""
 
     platform: str
     environment: Mapping[str, Any]

@@ -43,7 +43,7 @@ class Causal(Own):
         return _by((self.N, self.T, self.C))
 
     def flops(self, role: str) -> float:
-        """Of the convolution alone.  The backward pass computes it again, and two gradients."""
+        """The operations of the convolution alone.  The backward pass computes it again, and two gradients."""
         return 2.0 * self.N * self.T * self.C * self.k * (3 if role == "backward" else 1)
 
     def shapes(self, role: str) -> tuple[tuple[int, ...], ...]:

@@ -40,7 +40,7 @@ NOTHING: Pending = (frozenset(),)
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """What was found in one kernel's machine code."""
+    """The findings in one kernel's machine code."""
 
     factors: int  # instructions that read a left factor from registers
     hazards: tuple[str, ...]  # instructions that write to one while it is read

@@ -24,7 +24,8 @@ def cache(options) -> int:
     """Shows, clears, exports or imports the stored measurements, as one table for several machines.
 
     An export adds the stored measurements to the file, an import adds the file to the stored measurements.  For a product in both, the
-    added measurements replace the others.  A file that is not a table is refused entirely.
+    added measurements replace the others.  A file that is not a table is refused entirely.  The record of verified kernels has the same
+    format, and lies beside the table as verified.json: --table names it.
 
     examples:
       python -m jaxext cache show
@@ -75,11 +76,11 @@ def _tell(options, path: pathlib.Path, entries: Sequence[table_format.Entry], he
     for entry in entries:
         measured, known = str(entry.measured), ("device", "capability", "versions", "sources")
         hold, why_not = (None, "there is no device here") if here is None else _holding(entry, here, path)
-        facts = {"measured": measured, "rows": len(entry.rows), "hold": hold, "why not": why_not}
+        facts = {"measured": measured, "rows": len(entry.rows), "verified": len(entry.verified), "hold": hold, "why not": why_not}
         told.append({name: getattr(entry, name) for name in known} | facts)
         versions = ", ".join(f"{name} {version}" for name, version in entry.versions.items())
-        rows.append((entry.device, entry.capability or "-", versions, measured, len(entry.rows), hold, why_not or "-"))
-    columns = ("device", "capability", "versions", "measured", "rows", "hold here", "why not")
+        rows.append((entry.device, entry.capability or "-", versions, measured, len(entry.rows), len(entry.verified), hold, why_not or "-"))
+    columns = ("device", "capability", "versions", "measured", "rows", "verified", "hold here", "why not")
     shown = Grid(str(path), columns, rows) if rows else Grid(f"{path}: nothing was measured", (), [])
     tell(options, {"path": str(path), "entries": told}, shown)
 

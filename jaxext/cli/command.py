@@ -89,7 +89,7 @@ def _info_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _info(options) -> int:
-    """What is here: versions, devices, implementations, the table in force, and how the CUDA kernels were built.
+    """What is here: versions, devices, implementations, the table in force, the verified kernels, and how the CUDA kernels were built.
 
     For a small call of each kind it shows whether each implementation is available, or why not, and which one is preferred without a table.
     On machines without a GPU it also asks for one.
@@ -109,6 +109,7 @@ def _info(options) -> int:
         Grid("Here", ("what", "is"), [*_known(here), *devices]),
         Grid("Implementations", ("platform", "call", "implementation", "is"), implementations),
         Grid("Table of measurements", ("what", "is"), _known(found["table"])),
+        Grid("Verified kernels", ("what", "is"), _known(found["verified"])),
         Grid("CUDA kernels", ("what", "is"), _known(found["build"])),
     )
     return 0

@@ -13,10 +13,11 @@ import os
 import jax
 
 import jaxext
+from jaxext._target import compute_capability
 from jaxext.backends.cuda import cuda_binding
 from jaxext.cli.arguments import shape
 from jaxext.cli.terminal import Failure
-from jaxext.tables import environment, in_force
+from jaxext.tables import environment, in_force, record
 
 
 def facts(arch: str | None) -> dict:
@@ -30,6 +31,7 @@ def facts(arch: str | None) -> dict:
         "devices": [{"platform": on, "kind": kind, "count": count} for (on, kind), count in kinds.items()],
         "implementations": [row for on, named in targets for row in _available(on, named)],
         "table": {"read from": table.source, "rows that hold here": len(table.rows), "ignored": table.ignored},
+        "verified": _verified(arch),
         "build": _build(),
     }
 
@@ -54,6 +56,16 @@ def _available(on: str, named: str | None) -> list[dict]:
                 state = state if row.chosen else f"not available: {row.refused[name]}"
                 rows.append({"platform": where, "call": kind, "implementation": name, "is": state})
     return rows
+
+
+def _verified(arch: str | None) -> dict:
+    """The record of verified kernels for the GPU `arch`, or for that which is here, or for sm_90a."""
+    with jaxext.use_target(arch):
+        capability = compute_capability("cuda") or 90
+    found = record.read(capability)
+    right = sum(verified.right for verified in found.rows.values())
+    facts = {"compute capability": capability / 10, "kinds of kernels that were right": right, "wrong": len(found.rows) - right}
+    return facts | {"the user's own": found.source, "ignored": found.ignored}
 
 
 def _build() -> dict[str, str]:

@@ -8,7 +8,6 @@ import dataclasses
 import datetime
 import importlib
 import os
-import pathlib
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from jaxext._told import counted
 from jaxext.cli.terminal import Failure, Grid, UsageError, count, show
-from jaxext.tables import environment, in_force, record, table_file
+from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_format import Entry
 from jaxext.verify import contact_list, evidence, marks
 from jaxext.verify.cases import Case, listed
@@ -27,12 +26,12 @@ from jaxext.verify.events import FAILED, Log, Past, Verdict, counts, read
 
 MOST_WORKERS = 14
 LINE_S = 15  # between two lines of progress where there is no terminal
-CLOSING_S = 3  # of the minutes, for the table and the record
+CLOSING_S = 10  # of the minutes, to end the workers, and for the table and the record
 ROOM = 11_000  # characters of all that is printed at the end
 TRIAL = Limits(start=300, first=300, each=300, total=600)  # a busy machine is no fault
 # No autotuning of what XLA compiles beside a kernel, and memory for all workers.
 ENVIRONMENT = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-OF_TRIAL = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"}
+TRIAL_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"}
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -61,15 +60,17 @@ def verify(options) -> int:
       python -m jaxext verify --again events.jsonl --json events.jsonl
       python -m jaxext verify --trial
     """
+    start = time.monotonic()
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # this process asks what the GPU is, and its workers want the memory
     if options.trial:
-        os.environ.update(OF_TRIAL)  # before Triton is imported
+        os.environ.update(TRIAL_ENVIRONMENT)  # before Triton is imported
     elif reason := _no_gpu():
         print(f"python -m jaxext: verify: {reason}; --trial tries the command on a CPU", file=sys.stderr)
         return 2
     module = importlib.import_module("jaxext.verify.stand_ins") if options.trial else contact_list
     past = _past(options.again)
     try:
-        log = Log(options.json)
+        log = Log(options.json, start)
     except OSError as error:
         raise UsageError(f"--json: {error}") from None
     controller = _controller(options, log, module)
@@ -78,7 +79,7 @@ def verify(options) -> int:
             log.write("environment", **environment.report())
             controller.start()  # workers start while the cases are listed
         cases, refusals = listed(module.contacts(), module.PLATFORM, module.IMPLEMENTATIONS)
-        chosen = [case for case in cases if _is_chosen(case, options) and _outcome(past, case) != "right"]
+        chosen = [case for case in _again(cases, past) if _is_chosen(case, options)]
         if options.list:
             show(Grid(counted(len(chosen), "case"), ("case", "kind"), [(case.name, case.kind) for case in chosen]))
             show(*(f"{each.implementation} refuses {each.op} of {each.contact}: {each.reason}" for each in refusals))
@@ -93,7 +94,7 @@ def verify(options) -> int:
 
 def _run(options, log: Log, controller: Controller, module: ModuleType, cases: list[Case], chosen: list[Case], past: Past) -> int:
     """Check the chosen cases, store what is known, and return the exit status."""
-    if not chosen:
+    if not chosen and not past.verdicts:
         raise UsageError("no case is left: see --list")
     log.write("listed", cases=len(chosen), nvidia_smi=None if options.trial else _nvidia_smi())
     status = 0
@@ -104,7 +105,11 @@ def _run(options, log: Log, controller: Controller, module: ModuleType, cases: l
     except KeyboardInterrupt:
         status = 130
     except NoWorker as error:
-        raise Failure(f"verify: no worker starts: {str(error).strip() or 'it says nothing'}") from None
+        reason = f"verify: no worker starts: {str(error).strip() or 'it says nothing'}"
+        if not log.verdicts:
+            raise Failure(reason) from None
+        print(reason, file=sys.stderr)
+        status = 1
     verdicts = log.verdicts
     _tell(chosen, verdicts, time.monotonic() - log.start)
     if options.trial:
@@ -118,7 +123,7 @@ def _run(options, log: Log, controller: Controller, module: ModuleType, cases: l
 def _controller(options, log: Log, module: ModuleType) -> Controller:
     env = {**ENVIRONMENT, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()}
     if options.trial:
-        env |= OF_TRIAL
+        env |= TRIAL_ENVIRONMENT
     else:
         env["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     limits = TRIAL if options.trial else Limits(total=max(1.0, options.minutes * 60 - CLOSING_S))
@@ -154,31 +159,38 @@ def _past(path: str | None) -> Past:
         raise UsageError(f"--again: {error}") from None
 
 
-def _outcome(past: Past, case: Case) -> str | None:
-    verdict = past.verdicts.get(case.name)
-    return verdict and verdict.outcome
+def _again(cases: list[Case], past: Past) -> list[Case]:
+    """The cases that the past does not call right; of other code or another device, all cases of their kinds."""
+    left = [case for case in cases if case.name not in past.verdicts or past.verdicts[case.name].outcome != "right"]
+    if not past.verdicts or _is_of_here(past):
+        return left
+    kinds = {case.key for case in left}
+    return [case for case in cases if case.key in kinds]
 
 
 def _is_of_here(past: Past) -> bool:
-    """Whether earlier verdicts are of the same code and device."""
+    """Return whether earlier verdicts are of the same code and device."""
     here = environment.report()
     return all(past.environment.get(name) == here[name] for name in ("device", "capability", "versions", "sources"))
 
 
 def _store(options, verified: Mapping[str, Any]) -> None:
-    """Add to the user's own record, and to the file that is shared."""
+    """Add to the user's own record, and to the file that is shared, with digests of the code of what was right."""
     if not verified:
-        print("Nothing was stored: no kind of kernels was seen as a whole.")
+        print("Nothing was stored: of no kind of kernels the first case was right.")
         return
     entry = Entry.of(in_force.context("cuda"), datetime.datetime.now(datetime.UTC).date(), {}, verified=verified)
     right = sum(each.right for each in verified.values())
-    for path in filter(None, (table_file.record_path(), options.share and pathlib.Path(options.share))):
-        try:
-            table_file.merge(path, [entry])
-        except (OSError, ValueError) as error:
-            raise Failure(f"verify: the record cannot be written: {error}") from None
-        print(f"{counted(right, 'kind')} of kernels right and {len(verified) - right} wrong: {path}")
-    record.forget()
+    try:
+        table_file.merge(table_file.record_path(), [entry])
+        print(f"{counted(right, 'kind')} of kernels right and {len(verified) - right} wrong: {table_file.record_path()}")
+        if options.share:
+            from jaxext.benchmarks.record import shipped
+
+            table_file.merge(options.share, [shipped(entry)])
+            print(f"with digests of the code of what was right: {options.share}")
+    except (OSError, ValueError) as error:
+        raise Failure(f"verify: the record cannot be written: {error}") from None
 
 
 def _tell(cases: list[Case], verdicts: Mapping[str, Verdict], seconds: float) -> None:
@@ -186,7 +198,7 @@ def _tell(cases: list[Case], verdicts: Mapping[str, Verdict], seconds: float) ->
     columns, rows = marks.table(cases, verdicts)
     found = ", ".join(f"{number} {outcome}" for outcome, number in counts(verdicts.values()).items()) or "none finished"
     title = f"{counted(len(cases), 'case')} in {seconds:.0f} s: {found}"
-    show(Grid(title, columns, rows), marks.LEGEND)
+    show(Grid(title, columns, rows), marks.LEGEND, *marks.graphs(verdicts.values()))
     taken = sum(len(cell) + 2 for row in rows for cell in row) * 2 + 500
     for line in marks.failures(cases, verdicts, max(1000, ROOM - taken)):
         print(line)

@@ -7,6 +7,7 @@ except in float16 and float32, whose kernels are those of bfloat16 with other in
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -86,7 +87,7 @@ def listed(contacts: Iterable[Contact], platform: str, implementations: Sequence
             elif sort not in seen:
                 seen.add(sort)
                 found.append(case)
-    return _in_turn(found), list(refusals.values())
+    return _round_robin(found), list(refusals.values())
 
 
 def named(contact: Contact, name: str, platform: str, implementations: Sequence[str]) -> Case:
@@ -114,7 +115,7 @@ def _all_of(contact: Contact, platform: str, implementations: Sequence[str]) -> 
             for which, config in _configs(plan, contact.splits):
                 name = f"{implementation.name} {call.op}: {contact.name}, {which}"
                 case = Case(name, contact.name, implementation.name, kind_of(plan, config), plan, config, family.implementations[-1])
-                sort = None if which == ANOTHER else (which, _sort(getattr(plan, "problem", call.problem)), _sort(config))
+                sort = None if which == ANOTHER else (which, _signature(getattr(plan, "problem", call.problem)), _signature(config))
                 yield case, (case.implementation, case.kind, sort)
 
 
@@ -142,22 +143,24 @@ def _size(config: Any) -> int:
     return fields.get("tile_m", 0) * fields.get("tile_n", 0)
 
 
-def _sort(of: Any) -> Any:
-    """What a problem or a config is but for sizes: numbers are none, one or several."""
+def _signature(of: Any) -> Any:
+    """A problem or a config without its sizes: numbers are none, one or several."""
     if dataclasses.is_dataclass(of):
-        return type(of).__name__, tuple((field.name, _sort(getattr(of, field.name))) for field in dataclasses.fields(of))
+        return type(of).__name__, tuple((field.name, _signature(getattr(of, field.name))) for field in dataclasses.fields(of))
     if isinstance(of, int) and not isinstance(of, bool):
         return max(-1, min(of, 2))
     if isinstance(of, tuple) and all(isinstance(x, int) for x in of):
-        return max(map(_sort, of), default=0)
+        return max(map(_signature, of), default=0)
     return of
 
 
-def _in_turn(cases: Sequence[Case]) -> list[Case]:
-    """One case of each implementation and family after the other; of each, the first of every kind before all others."""
-    queues: dict[tuple, list[Case]] = {}
+def _round_robin(cases: Sequence[Case]) -> list[Case]:
+    """The first case of every kind before all others, and of both one of each family and implementation after the other."""
     first = {case.key: case for case in reversed(cases)}
-    for case in sorted(cases, key=lambda case: case is not first[case.key]):
-        queues.setdefault((case.family, case.implementation), []).append(case)
-    turns = [(turn, case) for queue in queues.values() for turn, case in enumerate(queue)]
-    return [case for _, case in sorted(turns, key=lambda of: of[0])]
+    turns: collections.Counter[tuple] = collections.Counter()
+    ranked = []
+    for case in cases:
+        queue = (case is not first[case.key], case.family, case.implementation)
+        ranked.append(((queue[0], turns[queue]), case))
+        turns[queue] += 1
+    return [case for _, case in sorted(ranked, key=lambda of: of[0])]

@@ -80,7 +80,7 @@ def check(case: Case, launched: Callable[[], object] = lambda: None) -> Right:
 
 
 def held(folder: pathlib.Path) -> tuple[int, str | None]:
-    """How many custom calls the command buffers of a program hold, which XLA dumped there, and the reason if they do not hold all.
+    """The number of custom calls in the command buffers of a program, which XLA dumped there, and the reason if they do not hold all.
 
     Which calls they hold is decided after the HLO, so the last step is read: a line for each, those of a command buffer indented below it.
     """
@@ -93,7 +93,7 @@ def held(folder: pathlib.Path) -> tuple[int, str | None]:
 
 
 def is_exact(case: Case) -> bool:
-    """Whether the results for small integers are the truth rounded once: sums of their products, which float32 holds."""
+    """Return whether the results for small integers are the truth rounded once: sums of their products, which float32 holds."""
     problem = getattr(case.plan, "problem", None)
     epilogue = getattr(problem, "epilogue", None)
     plain = epilogue is None or epilogue.activation in (None, "relu") and not epilogue.gated
@@ -101,7 +101,7 @@ def is_exact(case: Case) -> bool:
 
 
 def allowance(case: Case) -> dict[str, float]:
-    """How far results for normal numbers may be off, as arguments of `laws.near`."""
+    """The largest error that is allowed for normal numbers, as arguments of `laws.near`."""
     problem: Any = getattr(case.plan, "problem", None)
     if problem is None:
         return {"stray": laws.SUMS}

@@ -96,17 +96,17 @@ class _Worker:
         return shortened(os.pread(self.stderr.fileno(), size, self.words).decode(errors="replace").strip(), STDERR)
 
     def where(self) -> str:
-        """Where its Python code is now, if it says so."""
+        """The place of its Python code now, if it says so."""
         if hasattr(signal, "SIGUSR1"):
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(ANSWER_S)
         return self.last_words()
 
-    def kill(self) -> str:
+    def kill(self, seconds: float = WAIT_S) -> str:
         """End it, and say how it ended."""
         self.process.kill()
         try:
-            code = self.process.wait(timeout=WAIT_S)
+            code = self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:  # a driver holds it
             return "no end after SIGKILL"
         for file in (self.process.stdin, self.process.stdout, self.stderr):
@@ -157,10 +157,11 @@ class Controller:
         """End all workers."""
         for worker in self._workers.values():
             worker.process.kill()
+        until = time.monotonic() + WAIT_S
         for worker in [*self._workers.values()]:
             if worker.task is not None:
                 self.log.write("stopped", case=worker.task.case, worker=worker.number)
-            self._end(worker)
+            self._end(worker, max(0.1, until - time.monotonic()))
 
     def _time_left(self) -> float:
         return self.log.start + self.limits.total - time.monotonic()
@@ -210,8 +211,8 @@ class Controller:
                 self.log.write(name, case=worker.task and worker.task.case, worker=worker.number)
             else:
                 self._done(worker, name, event)
-                if name == "raised" and worker.launched and not ended:
-                    self._end(worker)  # a kernel that failed spoils the device for the process
+                if event.get("lost") and not ended:
+                    self._end(worker)  # a kernel that failed spoilt the device for the process
                     return
         if ended:
             self._died(worker)
@@ -255,12 +256,12 @@ class Controller:
                 last = [each for each in self.waiting if each.kind == task.kind]
                 self.waiting = collections.deque([each for each in self.waiting if each.kind != task.kind] + last)
 
-    def _end(self, worker: _Worker) -> str:
+    def _end(self, worker: _Worker, seconds: float = WAIT_S) -> str:
         self._selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
         del self._workers[worker.number]
-        return worker.kill()
+        return worker.kill(seconds)
 
 
 def command(module: str) -> list[str]:
-    """How a worker is started."""
+    """The command that starts a worker."""
     return [sys.executable, "-P", "-m", "jaxext.verify.worker", module]

@@ -39,7 +39,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """What there is to say, in a line or several."""
+        """The reason in words, in a line or several."""
         event = self.event
         said = {
             "wrong": f"{event.get('check')}: {event.get('reason')}",
@@ -55,8 +55,8 @@ class Verdict:
 class Log:
     """Appends events to a file, if there is one, and keeps the verdict on each case."""
 
-    def __init__(self, path: str | os.PathLike | None = None):
-        self.start = time.monotonic()
+    def __init__(self, path: str | os.PathLike | None = None, start: float | None = None):
+        self.start = time.monotonic() if start is None else start
         self.verdicts: dict[str, Verdict] = {}
         self._file = None if path is None else open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
 
@@ -81,7 +81,7 @@ class Past:
 
 
 def read(path: str | os.PathLike) -> Past:
-    """What a file of events says.  A last line that was cut off is left out.
+    """Read a file of events.  A last line that was cut off is left out.
 
     Raises:
       OSError: it cannot be read.
@@ -119,6 +119,6 @@ def shortened(text: str, most: int) -> str:
 
 
 def counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """How many of each outcome there are, those that occur."""
+    """The number of each outcome, of those that occur."""
     outcomes = [verdict.outcome for verdict in verdicts]
     return {outcome: number for outcome in FINAL if (number := outcomes.count(outcome))}

@@ -1,4 +1,4 @@
-"""How far a kernel's result may be from the truth in float64: not at all for sums of small integers, else as far as rounding explains.
+"""The tolerances of a kernel's result against float64: none for sums of small integers, else what rounding explains.
 
 The laws bound each element by the sum of the magnitudes of its terms, whatever the other elements are.  `timing.law` is of another kind:
 in the norm, for results of any implementation.

@@ -33,6 +33,16 @@ def table(cases: Iterable[Case], verdicts: Mapping[str, Verdict]) -> tuple[tuple
     return ("family", "role", *names), rows
 
 
+def graphs(verdicts: Iterable[Verdict]) -> list[str]:
+    """A line on the cases whose kernels ran inside a CUDA graph, and the first reason why others did not."""
+    right = [str(verdict.event.get("graph")) for verdict in verdicts if verdict.outcome == "right"]
+    outside = [graph for graph in right if not graph.startswith("held")]
+    if not right:
+        return []
+    reason = f"; of others: {outside[0]}" if outside else ""
+    return [f"{len(right) - len(outside)} of {len(right)} that were right ran inside a CUDA graph{reason}"]
+
+
 def failures(cases: Iterable[Case], verdicts: Mapping[str, Verdict], room: int) -> list[str]:
     """The first failure of each family and implementation, in at most `room` characters in all."""
     first: dict[tuple[str, str], str] = {}

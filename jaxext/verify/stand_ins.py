@@ -1,4 +1,4 @@
-"""What `verify --trial` checks on a CPU: a few Triton kernels in the interpreter, and stand-ins for kernels that fail.
+"""The cases of `verify --trial`, for a CPU: a few Triton kernels in the interpreter, and stand-ins for kernels that fail.
 
 Each stand-in computes a matrix product through a callback into Python, and fails there in its own way.
 """

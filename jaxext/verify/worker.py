@@ -77,7 +77,19 @@ def _checked(case: Callable[[], Any], launched: Callable[[], object]) -> dict[st
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
         places = [f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
-        return event("raised", type=type(error).__name__, reason=shortened(" ".join(str(error).split()), REASON), frames=places)
+        reason = shortened(" ".join(str(error).split()), REASON)
+        return event("raised", type=type(error).__name__, reason=reason, frames=places, lost=_is_lost())
+
+
+def _is_lost() -> bool:
+    """Return whether the device is of no use to this process any more, as after an illegal access."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    try:
+        return np.asarray(jnp.arange(2) + 1).tolist() != [1, 2]
+    except Exception:
+        return True
 
 
 def _start(platform: str) -> None:

@@ -17,6 +17,7 @@ COMMANDS = f"""
     {LONG}
     ${{VERIFY:-true}} || exit 1
     echo '{{"event": "right"}}' >>"$file"
+    [ -z "$RECORDS" ] || {{ mkdir -p "$XDG_CACHE_HOME/jaxext" && echo "$RECORDS" >"$XDG_CACHE_HOME/jaxext/verified.json"; }}
     echo "the table of contact" ;;
 *"--headline --read"*) {LONG}; echo "the table of rows: $(cat "$OUT/gpu.json")" ;;
 *"-m jaxext bench"*)
@@ -102,13 +103,23 @@ def test_where_all_was_right_nothing_is_wrong_with_the_rest(tmp_path):
     assert run(machine, "C", BEFORE=str(machine.out), VERIFY=str(left))[0] == 1
 
 
+def test_both_contacts_leave_their_record(tmp_path):
+    for call in "AC":
+        machine = Machine(tmp_path / call, COMMANDS)
+        (machine.out.parent / "before").mkdir(parents=True)
+        (machine.out.parent / "before/contact.jsonl").touch()
+        assert run(machine, call, RECORDS=f"of {call}")[0] == 0
+        assert (machine.out / "verified.json").read_text() == f"of {call}\n"
+
+
 def test_the_rest_within_one_folder(tmp_path):
     machine = Machine(tmp_path, COMMANDS)
     machine.out.mkdir()
     (machine.out / "contact.jsonl").write_text('{"event": "wrong"}\n')
     status, _, _, asked = run(machine, "C", BEFORE=str(machine.out))
-    assert status == 0 and asked[0].endswith(f"--again {machine.out}/contact_before.jsonl")
-    assert (machine.out / "contact_before.jsonl").read_text() == '{"event": "wrong"}\n'
+    assert status == 0 and asked[0].endswith("--again build/contact_before.jsonl")
+    (before,) = tmp_path.rglob("contact_before.jsonl")
+    assert machine.out not in before.parents and before.read_text() == '{"event": "wrong"}\n'
 
 
 def test_a_call_ends_in_time_whatever_hangs_in_it(tmp_path):

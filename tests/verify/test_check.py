@@ -93,7 +93,7 @@ def verdicts(cases, *outcomes):
     return {case.name: Verdict(of, {"errors": {"norm": 0.25}}) for case, of in zip(cases, outcomes, strict=False)}
 
 
-def test_a_kind_is_right_if_all_of_its_cases_are(planted, monkeypatch):
+def test_a_kind_is_right_if_its_first_case_is_and_none_fails(planted, monkeypatch):
     monkeypatch.setattr(stand_ins.StandIn, "compiler", lambda self: "none 1", raising=False)
     one = planted["planted_right"]
     pair = [one, dataclasses.replace(one, name="another")]
@@ -101,7 +101,14 @@ def test_a_kind_is_right_if_all_of_its_cases_are(planted, monkeypatch):
     right, wrong = of("right", "right"), of("right", "wrong")
     assert right is not None and (right.right, right.error, right.compiler) == (True, 0.25, "none 1")
     assert wrong is not None and not wrong.right
-    assert of("right") is of("right", "refused") is None
+    for others in ((), ("refused",)):
+        seen = of("right", *others)
+        assert seen is not None and seen.right
+    assert evidence.verified(pair, verdicts(pair[1:], "right")) == evidence.verified(pair, verdicts(pair, "refused", "right")) == {}
+    slow = {one.name: Verdict("hung", {"launched": False})}
+    assert (
+        evidence.verified(pair, slow) == {} and not evidence.verified(pair, {one.name: Verdict("hung", {"launched": True})})[one.key].right
+    )
     died = evidence.verified(pair, {one.name: Verdict("died", {})})[one.key]
     assert (died.right, died.error) == (False, None)
 

@@ -35,7 +35,7 @@ for line in sys.stdin:
         sys.stderr.flush()
         os.abort()
     if "raises" in case:
-        tell("raised", type="ValueError", reason="mine", frames=["a.py:1 f"])
+        tell("raised", type="ValueError", reason="mine", frames=["a.py:1 f"], lost="lost" in case)
     elif "wrong" in case:
         tell("wrong", check="bits", reason="first at (1,)")
     else:
@@ -115,10 +115,10 @@ def test_a_kind_that_kills_twice_goes_last(tmp_path, of):
     assert names(tmp_path, "begun")[:4] == ["dies 1", "dies 2", "b", "a"]
 
 
-def test_a_worker_is_replaced_after_an_exception_of_a_launch(tmp_path, of):
-    """The device may be spoilt for the process."""
-    of(workers=1).run(tasks("raises", "a", "wrong", "b"))
-    assert len([event for event in written(tmp_path) if event["event"] == "started"]) == 2
+@pytest.mark.parametrize(("case", "workers"), [("raises", 1), ("raises, device lost", 2)])
+def test_a_worker_whose_device_is_lost_is_replaced(case, workers, tmp_path, of):
+    of(workers=1).run(tasks(case, "a", "wrong", "b"))
+    assert len([event for event in written(tmp_path) if event["event"] == "started"]) == workers
 
 
 def test_the_time_is_up(tmp_path, clock, of):

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 import jaxext
+from jaxext.benchmarks import record
 from jaxext.cli import command, verify
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_format import Context
@@ -26,7 +27,7 @@ for line in sys.stdin:
     print(json.dumps(told), flush=True)
 """
 FOUR_AXES = contact_list.arrays((2, 4, 6, 6, 6, 6), (4, 4, 3, 3, 3, 3))
-HERE = Context("NVIDIA H100", 90, {"jax": "1"}, {"triton": "a"})
+HERE = Context("NVIDIA H100", 90, {"jax": "1"}, {"triton": environment.codes("cuda")["triton"]})
 
 
 def four_axes(x, w):
@@ -63,7 +64,8 @@ def stored():
     return found
 
 
-def test_what_was_right_and_wrong_is_stored(run, tmp_path):
+def test_what_was_right_and_wrong_is_stored(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "digests", lambda kinds, arch: dict.fromkeys(kinds, f"code for {arch}"))
     status, out = run("--share", tmp_path / "shared.json", wrong=["gram float16"])
     assert status == 1 and "wrong: triton" in out and "bits: first at (0,)" in out
     assert stored() == {
@@ -73,7 +75,11 @@ def test_what_was_right_and_wrong_is_stored(run, tmp_path):
         "triton matmul matmul_nn bf16": (True, 0.25),
         "triton matmul matmul_nn fp16": (False, None),
     }
-    assert table_file.load(tmp_path / "shared.json") == table_file.load(table_file.record_path())
+    (shared,) = table_file.load(tmp_path / "shared.json")  # as the package ships it: what was right, with the code that ran
+    assert shared.place == HERE.place and not shared.sources
+    assert {kind: of.code for kind, of in shared.verified.items()} == {
+        kind: "code for 90" for kind, (right, _) in stored().items() if right
+    }
 
 
 def test_what_an_implementation_refuses_is_in_the_events(run, tmp_path, monkeypatch):
@@ -86,7 +92,7 @@ def test_what_an_implementation_refuses_is_in_the_events(run, tmp_path, monkeypa
     ]
 
 
-def test_a_kind_that_was_not_seen_as_a_whole_is_not_stored(run):
+def test_a_kind_whose_first_case_did_not_run_is_not_stored(run):
     status, out = run("--only", "another tile")
     assert status == 0 and stored() == {} and "Nothing was stored" in out
 
@@ -106,9 +112,11 @@ def test_again_runs_what_was_not_right(run, tmp_path):
 def test_earlier_events_of_other_code_are_no_evidence(run, tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
     run("--json", path, "--only", "picked")
+    table_file.record_path().unlink()
     monkeypatch.setattr(environment, "codes", lambda platform: {"triton": "changed"})
     run("--again", path)
-    assert stored() == {"triton gram gram fp16": (True, 0.25), "triton matmul matmul_nn fp16": (True, 0.25)}
+    kinds = ("gram gram bf16", "gram gram bf16->fp32", "matmul matmul_nn bf16")  # of which not all cases ran: these run whole
+    assert stored() == {f"triton {kind}": (True, 0.25) for kind in kinds}
 
 
 def test_cases_are_listed(run):
