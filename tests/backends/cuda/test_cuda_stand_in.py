@@ -186,7 +186,7 @@ def test_gram_is_called_with_x_alone(layers):
         lower = lambda f: jax.jit(f).trace(struct(*layers, 512, 2048)).lower(lowering_platforms=("cuda",))
         gram = lower(lambda x: jaxext.gram(x, implementation="cuda"))
         muon = lower(lambda x: jaxext.newton_schulz(x, 1, implementation="cuda"))
-    assert calls(gram) == {"jaxext_gram_v1": [x, square if layers else (8, *square)]}, (
+    assert calls(gram) == {"jaxext_gram_v1": [x, square if layers else (4, *square)]}, (
         "one matrix has parts, so that all multiprocessors work"
     )
     called = [op for op in operations(muon) if op.name == "stablehlo.custom_call" and "gram" in str(op.attributes["call_target_name"])]
