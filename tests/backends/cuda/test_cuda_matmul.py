@@ -61,7 +61,7 @@ def test_a_wave_that_a_wide_tile_leaves_empty_takes_the_narrow_one():
 
 def test_a_short_depth_takes_ping_pong():
     """Whose epilogue is hidden behind the other warp group's products."""
-    assert pick(product(8192, 8192, 128), TABLE).pingpong == 1
+    assert pick(product(8192, 8192, 256), TABLE).pingpong == 1
 
 
 def test_skinny_products_are_split():
@@ -134,7 +134,7 @@ def test_the_model_of_a_large_product_is_near_the_machines_rate():
 def test_the_right_factor_is_read_anew_for_each_64_rows(monkeypatch):
     """From shared memory, where nothing else is slow."""
     gpu = dataclasses.replace(machine(90), products=10**9, l2=10**9, memory=10**9, multiprocessors=1)
-    monkeypatch.setattr(cuda_matmul, "machine", lambda arch: gpu)
+    monkeypatch.setattr(cuda_matmul, "machine", lambda arch, device: gpu)
     long = 10**7
     for m, n, moved in ((128, 128, 2 * 128 + 128 + 2 * 128), (64, 256, 2 * (64 + 256)), (128, 256, 128 + 256 + 128 + 2 * 256)):
         config = MatmulConfig(tile_m=m, tile_n=n, tile_k=64, cluster_m=1, pingpong=1)
