@@ -17,8 +17,8 @@ from jaxext.parallel.cost_model import cost
 from jaxext.parallel.split_form import Collective, Cost
 
 # NVIDIA's data sheets of the H100 and H200 (SXM) and of ConnectX-7: all of each is assumed, and no latency.
-FLOPS = machine(90).flops  # per second: dense bfloat16 products
-HBM = machine(90).bandwidth  # bytes per second
+FLOPS = machine(90, "NVIDIA H200").flops  # per second: dense bfloat16 products
+HBM = machine(90, "NVIDIA H200").bandwidth  # bytes per second
 NODE = 8  # GPUs that NVLink joins
 NVLINK = 450e9  # bytes per second that a GPU sends to others of its node: NVLink 4, 900 GB/s in both directions together
 NETWORK = 50e9  # bytes per second that a GPU sends to other nodes: one link of InfiniBand NDR, 400 Gb/s, for each GPU

@@ -323,6 +323,7 @@ def test_every_hazard_has_a_pair():
     assert PAIRS.keys() == BY_NAME.keys() and len(BY_NAME) == len(HAZARDS)
 
 
+@pytest.mark.usefixtures("verified")
 @pytest.mark.parametrize("name", PAIRS)
 def test_it_is_found_and_a_near_miss_is_not(name):
     having, near = PAIRS[name]
