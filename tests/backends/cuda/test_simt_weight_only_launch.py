@@ -137,7 +137,7 @@ def test_what_is_picked_for_one_row_fills_a_gpu(layer, bits):
     K, N = LAYERS[layer]
     problem = dataclasses.replace(
         a_problem(1, N, K, K // 128, bits), device="NVIDIA H200"
-    )  # an H100 wants fewer blocks: its memory is slower
+    )  # an H100 wants fewer
     config = cuda_weight_only.pick(problem)
     assert config.tile_m == 8 and cuda_weight_only.grid(problem, config) >= 96
     assert 4 * config.splits * N < 0.05 * cuda_weight_only.weight_bytes(problem)  # partial results
