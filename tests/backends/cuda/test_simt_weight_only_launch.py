@@ -135,9 +135,7 @@ LAYERS = {"qkv": (4096, 6144), "out": (4096, 4096), "gate and up": (4096, 28672)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_what_is_picked_for_one_row_fills_a_gpu(layer, bits):
     K, N = LAYERS[layer]
-    problem = dataclasses.replace(
-        a_problem(1, N, K, K // 128, bits), device="NVIDIA H200"
-    )  # an H100 wants fewer
+    problem = dataclasses.replace(a_problem(1, N, K, K // 128, bits), device="NVIDIA H200")  # an H100 wants fewer
     config = cuda_weight_only.pick(problem)
     assert config.tile_m == 8 and cuda_weight_only.grid(problem, config) >= 96
     assert 4 * config.splits * N < 0.05 * cuda_weight_only.weight_bytes(problem)  # partial results
