@@ -110,8 +110,8 @@ def shipped(entry: Entry) -> Entry:
             raise ValueError(f"{entry.device}: its {name} kernels are of another build than those here, want the same commit and compiler")
     right = {kind: of for kind, of in entry.verified.items() if of.right}
     code = digests(right, entry.capability or 0)
-    told = {kind: _with_code(of, code[kind], entry.measured) for kind, of in right.items() if kind in code}
-    return Entry.of(Context(entry.device, entry.capability, {}, {}), entry.measured, {}, told)
+    recorded = {kind: _with_code(of, code[kind], entry.measured) for kind, of in right.items() if kind in code}
+    return Entry.of(Context(entry.device, entry.capability, {}, {}), entry.measured, {}, recorded)
 
 
 def compared(entry: Entry) -> Entry:

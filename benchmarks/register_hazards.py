@@ -31,7 +31,7 @@ MULTIPLIES = ("HGMMA", "QGMMA", "IGMMA")
 FACTOR = 4  # registers of a left factor, whatever its dtype
 # What names a register first and does not write it.
 READS = ("BAR", "BRX", "CALL", "JMX", "NANOSLEEP", "R2B", "R2P", "RET", "WARPSYNC")
-MOST_GROUPS = 16  # pending ones that are told apart
+MOST_GROUPS = 16  # of pending wgmma, which the scan distinguishes
 
 # Of pending multiplications, the registers of left factors: those of each committed group, and at the end those of no group yet.
 Pending = tuple[frozenset[int], ...]
