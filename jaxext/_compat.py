@@ -8,6 +8,7 @@ import contextlib
 import enum
 import functools
 import hashlib
+import inspect
 import os
 import sys
 import sysconfig
@@ -51,6 +52,7 @@ __all__ = [
     "align_varying",
     "conv_general_dilated",
     "device_kind",
+    "drop_unread_as_newer",
     "evaluated",
     "hide_frames",
     "kernels_launched",
@@ -124,6 +126,16 @@ def _drop_unread(used: list[bool], *rest):
     kept = [i for i, is_used in enumerate(used) if is_used or i == 0]
     wanted, outvars = tuple(eqn.params["wanted"][i] for i in kept), [eqn.outvars[i] for i in kept]
     return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params={**eqn.params, "wanted": wanted})
+
+
+def drop_unread_as_newer(primitive: Primitive) -> None:
+    """Have a primitive's rule of dead-code elimination for jax before 0.12 accept the inputs that are alive, which newer jax gives it too.
+
+    That of jax-triton 0.4.1 is such a rule.  Removed once jaxext needs a newer one.
+    """
+    rule: Any = dce_rules.get(primitive)
+    if jax.__version_info__ >= (0, 12) and rule and len(inspect.signature(rule).parameters) == 2:
+        dce_rules[primitive] = lambda used, alive, eqn: rule(used, eqn)  # type: ignore[assignment]
 
 
 def refuse_parts(name: str, argument: str, *shardings: NamedSharding | PartitionSpec | None) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxext._compat import drop_unread_as_newer
 from jaxext._target import named
 from jaxext.backends.kernel import apart
 from jaxext.backends.triton import assembler, fences
@@ -89,11 +90,12 @@ def installed(package: str) -> str | None:
 
 @functools.cache
 def _jax_triton() -> ModuleType:
-    """Import jax_triton, restore TRITON_CACHE_DIR, which the import changes, and have it add fences to our kernels."""
+    """Import jax_triton, restore TRITON_CACHE_DIR, which the import changes, and have it fit this jax and add fences to our kernels."""
     before = os.environ.get("TRITON_CACHE_DIR")
     try:
         import jax_triton
 
+        drop_unread_as_newer(jax_triton.triton_lib.triton_kernel_call_p)
         if fences.can_patch(jax_triton):
             fences.patch(jax_triton)
         return jax_triton
