@@ -25,7 +25,7 @@ MAY = {
     "forms": {"tables", "_compat", "_target", "_told"},
     "backends": {"forms", "tables", "kernels", "_told"},
     "backends.xla": {"forms", "_compat"},
-    "backends.triton": {"backends", "forms", "kernels", "_target"},
+    "backends.triton": {"backends", "forms", "kernels", "_compat", "_target"},
     "backends.cuda": {"backends", "forms", "kernels", "_target", *BUILT},
     "families": {"forms", "_compat", "_scope", "_told", "backends", *BACKENDS},
     "_export": {"forms", "backends.cuda"},
