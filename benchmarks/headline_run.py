@@ -42,7 +42,7 @@ def run(
     Raises:
       RuntimeError: no process could be started.
     """
-    hello = worker.start()
+    hello = worker.start(until)
     if isinstance(hello, Failure):
         raise RuntimeError(f"no process to measure in: {hello.failed}")
     whole = begin(hello)

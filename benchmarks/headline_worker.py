@@ -6,8 +6,10 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import math
 import multiprocessing
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,18 +51,21 @@ class Worker:
         self._serve, self._arguments = serve, arguments
         self._process: Any = None
         self._pipe: Any = None
+        self._until = math.inf
 
-    def start(self) -> Hello | Failure:
+    def start(self, until: float) -> Hello | Failure:
+        """Its first words, or a `Failure`.  Neither it nor one that replaces it waits for longer than `until`, in seconds of time.monotonic()."""
+        self._until = until
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
         self._process = context.Process(target=self._serve, args=(there, *self._arguments), daemon=True)
         self._process.start()
         there.close()  # so that the process's end is the pipe's
-        return self._answer(START_S)
+        return self._answer(max(0.0, min(START_S, until - time.monotonic())))
 
     def ask(self, request: Any, seconds: float) -> Any:
         """The answer, or a `Failure`: it took longer, or the process died, which is replaced then, or it could not be started."""
-        if self._process is None and isinstance(hello := self.start(), Failure):
+        if self._process is None and isinstance(hello := self.start(self._until), Failure):
             return hello
         with contextlib.suppress(BrokenPipeError):  # it is dead, as the answer will say
             self._pipe.send(request)

@@ -4,6 +4,7 @@ import functools
 import math
 import re
 import time
+import time
 import types
 
 import headline_stand_ins
@@ -57,7 +58,7 @@ class InProcess:
     def __init__(self, answer=answer):
         self.answer, self.asked, self.stopped = answer, [], 0
 
-    def start(self):
+    def start(self, until):
         return HELLO
 
     def ask(self, request, seconds):
@@ -144,7 +145,7 @@ def test_a_library_that_hangs_dies_or_raises_leaves_the_row_what_it_has(monkeypa
     planted = {(0, "cuda"): "dies", (1, "triton"): "raises", (1, "cuda"): "refuses", (0, "lax"): "hangs"}
     worker, started, path = Worker(headline_stand_ins.serve, planted), [], tmp_path / "gpu.json"
     start = worker.start
-    monkeypatch.setattr(worker, "start", lambda: started.append(1) or start())
+    monkeypatch.setattr(worker, "start", lambda until: started.append(1) or start(until))
     whole = headline_run.run(CHOSEN[:2], worker, begin(), functools.partial(report.write, path), math.inf, print)
     first, second = (of.results for of in whole.rows)
     assert report.read(path) == whole and len(started) == 3 and not whole.left_out
@@ -163,6 +164,12 @@ def test_a_process_that_lost_the_device_is_replaced(monkeypatch):
     worker = Worker(headline_stand_ins.serve)
     assert [worker.ask("a", 1), worker.ask("b", 1)] == [1.0, Failure("CUDA_ERROR_ILLEGAL_ADDRESS")] and len(started) == 1
     assert worker.ask("c", 1) == 2.0 and len(started) == 2
+
+
+def test_a_process_is_waited_for_no_longer_than_the_run_may_take():
+    worker = Worker(headline_stand_ins.serve, {(0, "cuda"): "hangs"})
+    assert worker.start(time.monotonic() - 1) == Failure("no time in 0 s")
+    assert worker.ask(("row", 0, "triton"), 1) == Failure("no time in 0 s")
 
 
 def test_where_no_process_can_be_started_the_run_ends(capsys):
