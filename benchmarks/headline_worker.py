@@ -54,7 +54,7 @@ class Worker:
         self._until = math.inf
 
     def start(self, until: float) -> Hello | Failure:
-        """Its first words, or a `Failure`.  Neither it nor one that replaces it waits for longer than `until`, in seconds of time.monotonic()."""
+        """Its first words, or a `Failure`.  It and those that replace it start no later than `until`, in seconds of time.monotonic()."""
         self._until = until
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()

@@ -4,7 +4,6 @@ import functools
 import math
 import re
 import time
-import time
 import types
 
 import headline_stand_ins
