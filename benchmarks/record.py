@@ -1,7 +1,7 @@
 """The package's record of verified kernels, kept true: adds what `python -m jaxext verify --share` wrote, and drops what has changed.
 
     make record                                     # drops the entries whose code has changed since, and says which
-    make record SHARED=verified.json                # adds first what a machine with a GPU found right: a shared record, or its user's own
+    make record SHARED=verified.json                # adds first what a machine with a GPU found: a shared record, or its user's own
     python -m jaxext.benchmarks.record --check      # changes nothing; exit status 1 if there is such an entry
 
 An entry is compared where its compiler is: Triton kernels are compiled here, CUDA kernels are read in the compiled module.
@@ -25,9 +25,9 @@ from unittest import mock
 import msgspec
 
 import jaxext
+from jaxext._target import use_device
 from jaxext.backends.cuda import cuda_binding, cuda_products
 from jaxext.backends.triton import triton_binding
-from jaxext.kernels._roofline import machine
 from jaxext.tables import environment, record, table_file
 from jaxext.tables.table_format import Context, Entry, Verified
 from jaxext.verify import cases, contact_list
@@ -43,11 +43,11 @@ def compilers() -> dict[str, str]:
     return found if cuda_binding.missing() else found | {"cuda": cuda_products.CudaMatmul().compiler()}
 
 
-def digests(kinds: Iterable[str], arch: int) -> dict[str, str]:
-    """Kind ("implementation family role dtypes") -> the digest of its code for a GPU; without those that have no code any more."""
+def digests(kinds: Iterable[str], arch: int, device: str) -> dict[str, str]:
+    """Kind ("implementation family role dtypes") -> the digest of its code for a GPU of this name.  A kind that has no code is left out."""
     asked = set(kinds)
     launched: dict[str, list[Launched]] = {kind: [] for kind in asked if kind.startswith("triton ")}
-    with jaxext.use_target(f"sm_{arch}"):
+    with jaxext.use_target(f"sm_{arch}"), use_device(device):
         listed, _ = cases.listed(contact_list.contacts(), "cuda", ["triton"] if launched else [])
     for case in listed:
         plan: Any = case.plan
@@ -79,7 +79,7 @@ def stale(entries: Sequence[Entry], here: Mapping[str, str]) -> Iterator[tuple[E
     """Each entry and kind whose code is another than the record says, with the reason; of the compilers that are `here`."""
     for entry in entries:
         asked = {kind: of for kind, of in entry.verified.items() if here.get(kind.partition(" ")[0]) == of.compiler}
-        found = digests(asked, entry.capability or 0) if asked else {}
+        found = digests(asked, entry.capability or 0, entry.device) if asked else {}
         for kind, verified in asked.items():
             if kind not in found:
                 yield entry, kind, "there are no such kernels any more"
@@ -95,22 +95,17 @@ def without(entries: Sequence[Entry], dropped: Iterable[tuple[Entry, str, str]])
 
 
 def shipped(entry: Entry) -> Entry:
-    """A user's entry in the form in which the package ships it: right kernels alone, with the digests of their code.
+    """A user's entry in the form in which the package ships it: with the digests of the code that was right or wrong.
 
     Raises:
       ValueError: it was made with other sources than these, so that the code that ran is not known.
     """
     here, sources = compilers(), environment.codes("cuda")
-    if machine(entry.capability or 0, entry.device) is not machine(entry.capability or 0):
-        raise ValueError(
-            f"{entry.device}: its kernels have other configs than those of a {machine(entry.capability or 0).name}, whose code is here"
-        )
     for name in sorted({kind.partition(" ")[0] for kind in entry.verified}):
         if entry.sources.get(name) != sources.get(name) or name not in here:
             raise ValueError(f"{entry.device}: its {name} kernels are of another build than those here, want the same commit and compiler")
-    right = {kind: of for kind, of in entry.verified.items() if of.right}
-    code = digests(right, entry.capability or 0)
-    recorded = {kind: _with_code(of, code[kind], entry.measured) for kind, of in right.items() if kind in code}
+    code = digests(entry.verified, entry.capability or 0, entry.device)
+    recorded = {kind: _with_code(of, code[kind], entry.measured) for kind, of in entry.verified.items() if kind in code}
     return Entry.of(Context(entry.device, entry.capability, {}, {}), entry.measured, {}, recorded)
 
 

@@ -28,6 +28,8 @@ _KNOWN = {
 
 # The compute capability set by `use_target`, times 10.  Part of jit's cache key.
 _named = jax.make_user_context(None)
+# The name of the GPU that is meant by it, if one is.
+_device = jax.make_user_context("")
 
 
 @in_parentheses('use_target("sm_90a")')
@@ -74,6 +76,11 @@ def _meant(arch: str) -> str | None:
     return None
 
 
+def use_device(name: str) -> Scope:
+    """A context inside `use_target` in which the GPU has this name: GPUs of one capability may differ in their picked configs."""
+    return Scope("use_device", _device, name)
+
+
 def lower_for(fun: Callable, *args, arch: str, **kwargs) -> jax.stages.Lowered:
     """`jax.jit(fun).lower(*args, **kwargs)` for CUDA devices of the architecture `arch`, on any machine.
 
@@ -111,9 +118,11 @@ def compute_capability(platform: str) -> int | None:
 def device_kind(platform: str) -> str:
     """The name of the GPUs that a program for `platform` is lowered for, such as "NVIDIA H200".
 
-    It is empty if `use_target` names an architecture, if this machine has GPUs of several names, and if it has none.
+    It is empty if `use_target` names an architecture without one, if this machine has GPUs of several names, and if it has none.
     """
-    here = {device.device_kind for device in _gpus()} if platform == "cuda" and not named() else set()
+    if platform == "cuda" and named():
+        return _device.value
+    here = {device.device_kind for device in _gpus()} if platform == "cuda" else set()
     return here.pop() if len(here) == 1 else ""
 
 

@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import datetime
 import importlib
+import io
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -27,7 +29,7 @@ from jaxext.verify.events import FAILED, Log, Past, Verdict, counts, read
 MOST_WORKERS = 14
 LINE_S = 15  # between two lines of progress where there is no terminal
 CLOSING_S = 10  # of the minutes, to end the workers, and for the table and the record
-ROOM = 11_000  # characters of all that is printed at the end
+ROOM = 10_500  # characters of the failures and the table
 TRIAL = Limits(start=300, first=300, each=300, total=600)  # a busy machine is no fault
 # No autotuning of what XLA compiles beside a kernel, and memory for all workers.
 ENVIRONMENT = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_ENABLE_COMPILATION_CACHE": "false"}
@@ -41,7 +43,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--only", nargs="+", metavar="TEXT", help="only cases with one of these texts in their names")
     add("--again", metavar="FILE", help="only cases that these events (of --json) do not call right")
     add("--minutes", type=float, default=3, metavar="M", help="within which everything ends (default: %(default)s)")
-    add("--json", metavar="FILE", help="append every event to this file, a line each, when it happens")
+    add("--json", metavar="FILE", help="append every event to this file, a line each, when it happens (default: verify.jsonl in the cache)")
     add("--share", nargs="?", const="verified.json", metavar="FILE", help="write the record to this file too, for a pull request")
     add("--workers", type=count, metavar="N", help=f"processes (default: the cores of this machine but 2, at most {MOST_WORKERS})")
     add("--list", action="store_true", help="list the cases, and run none")
@@ -70,7 +72,7 @@ def verify(options) -> int:
     module = importlib.import_module("jaxext.verify.stand_ins") if options.trial else contact_list
     past = _past(options.again)
     try:
-        log = Log(options.json, start)
+        log = Log(options.json or _events(options), start)
     except OSError as error:
         raise UsageError(f"--json: {error}") from None
     controller = _controller(options, log, module)
@@ -168,6 +170,17 @@ def _again(cases: list[Case], past: Past) -> list[Case]:
     return [case for case in cases if case.key in kinds]
 
 
+def _events(options) -> pathlib.Path | None:
+    """The file of events of the last run, beside the record: with `--again`, a run that was killed goes on from it."""
+    if options.trial or options.list:
+        return None
+    path = table_file.record_path().with_name("verify.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not (options.again and path.exists() and path.samefile(options.again)):
+        path.unlink(missing_ok=True)
+    return path
+
+
 def _is_of_here(past: Past) -> bool:
     """Return whether earlier verdicts are of the same code and device."""
     here = environment.report()
@@ -188,20 +201,22 @@ def _store(options, verified: Mapping[str, Any]) -> None:
             from jaxext.benchmarks.record import shipped
 
             table_file.merge(options.share, [shipped(entry)])
-            print(f"with digests of the code of what was right: {options.share}")
+            print(f"with digests of the code that ran: {options.share}")
     except (OSError, ValueError) as error:
         raise Failure(f"verify: the record cannot be written: {error}") from None
 
 
 def _tell(cases: list[Case], verdicts: Mapping[str, Verdict], seconds: float) -> None:
-    """The table and the first failures, in at most `ROOM` characters."""
+    """The first failures and the table, in at most `ROOM` characters where that is no terminal."""
     columns, rows = marks.table(cases, verdicts)
     found = ", ".join(f"{number} {outcome}" for outcome, number in counts(verdicts.values()).items()) or "none finished"
     title = f"{counted(len(cases), 'case')} in {seconds:.0f} s: {found}"
-    show(Grid(title, columns, rows), marks.LEGEND, *marks.graphs(verdicts.values()))
-    taken = sum(len(cell) + 2 for row in rows for cell in row) * 2 + 500
-    for line in marks.failures(cases, verdicts, max(1000, ROOM - taken)):
+    with contextlib.redirect_stdout(io.StringIO()) as table:  # lines of any length, as where there is no terminal
+        tables = Grid(title, columns, rows), marks.LEGEND, *marks.graphs(verdicts.values())
+        show(*tables)
+    for line in marks.failures(cases, verdicts, max(1000, ROOM - len(table.getvalue()))):
         print(line)
+    show(*tables)
 
 
 def _nvidia_smi() -> str:

@@ -30,7 +30,7 @@ def unverified(implementation: str, kind: str, arch: int, compiler: str) -> str 
       RuntimeError: another process of this run has another record.
 
     Warns:
-      UserWarning: once for each capability, that the user's own record is ignored.
+      UserWarning: once for each capability, that a record is ignored.
     """
     found = record(arch).rows.get((f"{implementation} {kind}", compiler))
     if found is None:
@@ -64,13 +64,16 @@ def read(arch: int) -> Record:
     """The outcomes that hold for a compute capability.  A file that cannot be read has none."""
     path = table_file.record_path()
     own, ignored = table_file.try_load(path)
+    ours, damaged = table_file.try_load(SHIPPED)
     kinds: dict[tuple[str, str], Verified] = {}
-    for entry in table_file.load(SHIPPED):
+    for entry in ours:
         _add(kinds, entry, arch)
     here, held = environment.codes("cuda"), {}
     for entry in own:
         same = {name for name, code in entry.sources.items() if here.get(name) == code}
         _add(held, msgspec.structs.replace(entry, verified={k: v for k, v in entry.verified.items() if k.partition(" ")[0] in same}), arch)
+    if damaged:
+        return Record(held, str(SHIPPED), damaged)
     return Record(kinds | held, str(path), ignored or (_of_others(own, arch) if own and not held else None))
 
 

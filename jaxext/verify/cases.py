@@ -2,7 +2,7 @@
 
 Every equation of a contact that is a product gives its `Call`, as for `explain`.  For each implementation that plans it there is a case
 with the picked config.  Of cases that differ in sizes alone, the first counts.  The first of each kind has one more with another tile,
-except in float16 and float32, whose kernels are those of bfloat16 with other instructions.
+except in float16 and float32, whose kernels are those of bfloat16 with other instructions, unless it would run small tiles alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from jaxext.verify.contact_list import Contact
 
 ANOTHER = "another tile"
 _BOTH_TILES = ("bf16", "i8", "i4", "fp8")  # dtypes of kinds with a second tile
+_SMALL = 64 * 64  # elements of the largest tile that is small
 _SAME_TILE = {"splits", "num_warps", "num_stages"}  # fields of a config that leave its tile
 
 
@@ -127,10 +128,11 @@ def _configs(plan: Plan, splits: Sequence[int]) -> Iterator[tuple[str, Any]]:
             yield f"{number} parts", next(config for config in plan.configs if config.splits == number)
         return
     yield "picked", picked
-    different = [config for config in others if _tile(config) != _tile(picked)]
+    another = max((config for config in others if _tile(config) != _tile(picked)), key=_size, default=None)
     dtypes = kind_of(plan, picked).rpartition(" ")[2]
-    if different and "fp32" not in dtypes.partition("->")[0].split("x")[:2] and any(name in dtypes for name in _BOTH_TILES):
-        yield ANOTHER, max(different, key=_size)
+    wanted = "fp32" not in dtypes.partition("->")[0].split("x")[:2] and any(name in dtypes for name in _BOTH_TILES)
+    if another is not None and (wanted or _size(picked) <= _SMALL < _size(another)):
+        yield ANOTHER, another
 
 
 def _tile(config: Any) -> dict[str, Any]:

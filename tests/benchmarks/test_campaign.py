@@ -24,7 +24,7 @@ COMMANDS = f"""
     echo "$*" >>"$OUT/asked"
     [[ "$*" == *--resume* ]] || echo '{{"rows": []}}' >"$OUT/gpu.json"
     ${{BENCH:-true}} ;;
-*"-m jaxext tune"*) echo "$*" >>"$OUT/asked"; echo '{{}}' >"$OUT/tuned.json"; ${{TUNE:-true}} ;;
+*"-m jaxext tune"*) echo "$*" >>"$OUT/asked"; echo '{{}}' >"$OUT/tuned.json"; : >"$OUT/tuned.json.lock"; ${{TUNE:-true}} ;;
 *benchmarks.gaps*--most*) printf '1. cuda takes 2 ms for a\\n2. triton takes 1 ms for b\\n' ;;
 *benchmarks.gaps*--run*) echo "$*" >>"$OUT/asked"; all="$*"; echo "profiled ${{all##* }}" ;;
 """
@@ -77,9 +77,9 @@ def test_the_rest(tmp_path):
     before.mkdir()
     (before / "gpu.json").write_text('{"rows": ["before"]}\n')
     (before / "contact.jsonl").write_text('{"event": "wrong"}\n')
-    status, said, _, asked = run(machine, "C")
+    status, said, _, asked = run(machine, "C", RECORDS="of C")
     verify, rows, tune, *profiled = asked
-    assert status == 0 and names(machine) == ["contact.jsonl", "gpu.json", "log.txt", "ncu.txt", "smi.csv", "tuned.json"]
+    assert status == 0 and names(machine) == ["contact.jsonl", "gpu.json", "log.txt", "ncu.txt", "smi.csv", "tuned.json", "verified.json"]
     assert verify.endswith(f"--json {machine.out}/contact.jsonl --again {before}/contact.jsonl")
     assert re.search(r"gpu.json --resume --minutes", rows)
     only = re.findall(r"--only (.*?)(?= --only|$)", tune)

@@ -120,7 +120,7 @@ def entry(device="H100", capability=90, **codes):
 def code(monkeypatch):
     """What the code is now, by kind."""
     now = dict(CODES)
-    monkeypatch.setattr(record, "digests", lambda kinds, arch: {kind: now[kind] for kind in kinds if kind in now})
+    monkeypatch.setattr(record, "digests", lambda kinds, arch, device: {kind: now[kind] for kind in kinds if kind in now})
     monkeypatch.setattr(record, "compilers", lambda: HERE)
     return now
 
@@ -162,20 +162,21 @@ def test_what_another_compiler_made_is_not_compared(code, path, monkeypatch):
 
 def test_what_a_machine_verified_is_added(code, path, tmp_path):
     sources = environment.codes("cuda")
-    verified = {kind: replace(of, code=None, right=kind[0] == "t") for kind, of in entry().verified.items()}
+    verified = {kind: replace(of, code=None, right="b r" not in kind) for kind, of in entry().verified.items()}
     shared = tmp_path / "shared.json"
     table_file.merge(shared, [Entry.of(Context("NVIDIA H100", 90, {"jax": "0.11.2"}, sources), DAY, {}, verified)])
     assert record.main(["--add", str(shared)], path) == 0
     added = next(each for each in table_file.load(path) if each.device == "NVIDIA H100")
-    assert {kind: (of.code, of.date) for kind, of in added.verified.items()} == {
-        "triton a r bf16": ("aa", DAY),
-        "triton b r bf16": ("bb", DAY),
+    assert {kind: (of.code, of.right, of.date) for kind, of in added.verified.items()} == {
+        "triton a r bf16": ("aa", True, DAY),
+        "triton b r bf16": ("bb", False, DAY),  # for all devices of this capability
+        "cuda c r bf16": ("cc", True, DAY),
     }
     given = tmp_path / "given.json"
     table_file.merge(given, [msgspec.structs.replace(added, device="GH200")])  # as --share writes it
     code["triton b r bf16"] = "changed"
     assert record.main(["--add", str(given)], path) == 0
-    assert {each for each in recorded(path) if each[0] == "GH200"} == {("GH200", "triton a r bf16")}
+    assert {each for each in recorded(path) if each[0] == "GH200"} == {("GH200", kind) for kind in CODES if "b r" not in kind}
     table_file.merge(shared, [Entry.of(Context("NVIDIA H100", 90, {}, {name: "other" for name in sources}), DAY, {}, verified)])
     with pytest.raises(ValueError, match="NVIDIA H100: its cuda kernels are of another build"):
         record.main(["--add", str(shared)], path)
@@ -187,11 +188,13 @@ def test_digests_are_those_of_the_cases(monkeypatch):
 
     contacts = [contact for contact in contact_list.contacts() if "depthwise" in contact.name][:1]
     monkeypatch.setattr(contact_list, "contacts", lambda: contacts)
+    devices, digest = set(), record._digest
     with monkeypatch.context() as patched:
+        patched.setattr(record, "_digest", lambda job: devices.add(job[1].device) or digest(job))
         patched.setattr(record.concurrent.futures, "ProcessPoolExecutor", InThisProcess)
         kinds = [f"triton {kind}" for kind in ("depthwise conv2d_fprop bf16", "nothing of this kind")]
-        found = record.digests(kinds, 90)
-    assert [*found] == kinds[:1] and re.fullmatch("[0-9a-f]{16}", found[kinds[0]])
+        found = record.digests(kinds, 90, "NVIDIA H200")
+    assert devices == {"NVIDIA H200"} and [*found] == kinds[:1] and re.fullmatch("[0-9a-f]{16}", found[kinds[0]])
 
 
 class InThisProcess(types.SimpleNamespace):

@@ -20,7 +20,7 @@ from jaxext.tuning.explain import chosen
 from jaxext.tuning.walk import walk
 
 pytest.importorskip("triton")
-from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul  # noqa: E402
+from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, TritonRagged  # noqa: E402
 
 SOURCES = environment.codes("cuda")
 H100 = Context("NVIDIA H100 80GB HBM3", 90, {"jax": "0.11.2"}, SOURCES)
@@ -153,16 +153,23 @@ def test_another_compiler_makes_other_kernels(own):
         assert "not yet verified" in unverified()
 
 
+def test_a_record_of_the_package_that_is_damaged_is_ignored_with_a_warning(own):
+    record.SHIPPED.write_text("{")
+    table_file.merge(own, [entry()])
+    with pytest.warns(UserWarning, match="package.json"):
+        assert choice(*wgrad())[1].implementation == "triton"  # by the user's own
+
+
 def test_small_calls_are_left_to_xla(own):
     table_file.merge(own, [entry()])
     _, found = choice(*wgrad(channels=8))
     assert found.implementation == "xla" and found.refusals["triton"].endswith("µs at least, and XLA fuses what takes less than 10")
 
 
-def least(fun, *arrays):
+def least(fun, *arrays, implementation=TritonMatmul):
     """Seconds, by the model of an H100 or H200."""
     call, _ = choice(fun, *arrays)
-    plan = TritonMatmul().planned(call)
+    plan = implementation().planned(call)
     assert isinstance(plan, kernel.KernelPlan)
     return kernel.least_seconds(call, plan.problem, "ieee")
 
@@ -173,6 +180,13 @@ def test_the_least_time_is_that_of_the_products_or_of_the_bytes():
     assert 0.8e-3 < least(jaxext.matmul, square, square) < 1.6e-3
     row, matrix = struct(1, 1 << 15, dtype=jnp.bfloat16), struct(1 << 15, 1 << 15, dtype=jnp.bfloat16)
     assert 0.4e-3 < least(jaxext.matmul, row, matrix) < 0.9e-3
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_each_row_of_a_ragged_product_meets_one_group(groups):
+    """6.9e10 operations, however many groups there are."""
+    x, w = struct(8192, 2048, dtype=jnp.bfloat16), struct(groups, 2048, 2048, dtype=jnp.bfloat16)
+    assert 50e-6 < least(jaxext.ragged_dot, x, w, struct(groups, dtype=jnp.int32), implementation=TritonRagged) < 100e-6
 
 
 def test_measured_kernels_count_as_verified(monkeypatch):

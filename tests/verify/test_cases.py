@@ -49,6 +49,30 @@ def benchmarked():
                 yield Contact(case.name, case.build("jaxext"), tuple(operands))
 
 
+def test_the_first_of_each_kind_comes_first_and_families_take_turns(found):
+    kinds = len({case.key for case in found})
+    assert len({case.key for case in found[:kinds]}) == kinds
+    families = list(dict.fromkeys((case.family, case.implementation) for case in found))
+    turn = [(case.family, case.implementation) for case in found[: len(families)]]
+    assert {*turn} == {*families}
+
+
+def test_each_kind_runs_a_large_tile_if_it_has_one(found):
+    largest = {}
+    for case in found:
+        largest.setdefault(case.key, []).append((cases._size(case.config), max(map(cases._size, case.plan.configs))))
+    small = [kind for kind, sizes in largest.items() if max(size for size, _ in sizes) <= 64 * 64 < max(most for _, most in sizes)]
+    assert not small
+
+
+@pytest.mark.skipif("cuda" not in KERNELS, reason="no CUDA module here")
+def test_a_gradient_is_computed_in_many_parts_and_in_one(found):
+    assert {case.config.splits for case in found if "conv2d_wgrad: conv 3x3 bfloat16 in parts" in case.name and "cuda" in case.name} == {
+        1,
+        30,
+    }
+
+
 @pytest.mark.parametrize("source", [documented, benchmarked])
 def test_every_kind_that_is_offered_has_a_case(found, source):
     listed = {case.key for case in found}

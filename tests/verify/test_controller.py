@@ -102,6 +102,19 @@ def test_every_outcome_is_written(tmp_path, clock, of):
     assert controller.running == []
 
 
+def test_the_first_case_of_a_worker_may_take_longer(tmp_path, clock, of):
+    """It is 45 s, and 20 s for others."""
+    controller = of(workers=1, first=Limits.first, each=Limits.each)
+
+    def progress(controller):
+        clock.seconds += any("hangs" in task.case for task in controller.running)
+
+    controller.progress = progress
+    controller.run(tasks("hangs first", "right", "hangs later"))
+    first, later = (controller.log.verdicts[f"hangs {when}"].event["seconds"] for when in ("first", "later"))
+    assert 45 <= first and 20 <= later < 45
+
+
 def test_what_dies_once_is_right_alone(tmp_path, of):
     controller = of()
     controller.run(tasks("once", "a", "b"))

@@ -65,7 +65,7 @@ def stored():
 
 
 def test_what_was_right_and_wrong_is_stored(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "digests", lambda kinds, arch: dict.fromkeys(kinds, f"code for {arch}"))
+    monkeypatch.setattr(record, "digests", lambda kinds, arch, device: dict.fromkeys(kinds, f"code for {arch}, {device}"))
     status, out = run("--share", tmp_path / "shared.json", wrong=["gram float16"])
     assert status == 1 and "wrong: triton" in out and "bits: first at (0,)" in out
     assert stored() == {
@@ -75,11 +75,20 @@ def test_what_was_right_and_wrong_is_stored(run, tmp_path, monkeypatch):
         "triton matmul matmul_nn bf16": (True, 0.25),
         "triton matmul matmul_nn fp16": (False, None),
     }
-    (shared,) = table_file.load(tmp_path / "shared.json")  # as the package ships it: what was right, with the code that ran
+    (shared,) = table_file.load(tmp_path / "shared.json")  # as the package ships it, with the code that ran
     assert shared.place == HERE.place and not shared.sources
-    assert {kind: of.code for kind, of in shared.verified.items()} == {
-        kind: "code for 90" for kind, (right, _) in stored().items() if right
+    assert {kind: (of.right, of.code) for kind, of in shared.verified.items()} == {
+        kind: (right, "code for 90, NVIDIA H100") for kind, (right, _) in stored().items()
     }
+
+
+def test_events_are_in_the_cache_unless_a_file_is_named(run):
+    path = table_file.record_path().with_name("verify.jsonl")
+    assert run(wrong=["gram float16"])[0] == 1
+    first = read(path)
+    assert run("--again", path)[0] == 0
+    assert {name for name, of in first.verdicts.items() if of.outcome == "wrong"} < {*read(path).verdicts}
+    assert run()[0] == 0 and path.read_text().count('"environment"') == 1  # made afresh
 
 
 def test_what_an_implementation_refuses_is_in_the_events(run, tmp_path, monkeypatch):
