@@ -174,7 +174,7 @@ def _errors(
     like = jax.eval_shape(case.build("lax"), *arguments)
 
     def errors(program):
-        random_operands.soil(like)
+        random_operands.poison(like)
         result = program()
         error, worst = timing.relative_error(program.result() if isinstance(program, cublas.Product) else result, truth)
         return {"error": error, "worst": worst}

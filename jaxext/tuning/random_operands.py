@@ -66,7 +66,7 @@ def _numbers(key, size, dtype) -> jax.Array:
     return jax.random.randint(key, (size,), -3 if jnp.issubdtype(dtype, jnp.signedinteger) else 0, 4, jnp.int32).astype(dtype)
 
 
-def soil(results: Any) -> None:
+def poison(results: Any) -> None:
     """Fill freed memory with large numbers, so that a kernel that leaves results of these shapes and dtypes partly unwritten cannot pass by
     reusing another program's correct result."""
 

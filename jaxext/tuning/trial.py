@@ -137,7 +137,7 @@ def _tried(plan: Plan, config: Any, operands, right, clock, of_xla) -> tuple[Can
     call, candidate = plan.call, Candidate(plan.implementation.name, dataclasses.asdict(config))
     try:
         program = timing.compile(truth.alone(plan, config), operands)
-        random_operands.soil([jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.results.items()])
+        random_operands.poison([jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.results.items()])
         error = timing.relative_error(program(), right)
         candidate, limits = dataclasses.replace(candidate, error=error), _allowed(call, of_xla or error)
         if not all(each <= limit for each, limit in zip(error, limits, strict=True)):  # NaN is not

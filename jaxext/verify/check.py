@@ -131,7 +131,7 @@ def _size(x: jax.Array) -> jax.Array:
 
 def _run(case: Case, program: Callable[..., Any], operands: Sequence[jax.Array]) -> list[np.ndarray]:
     call = case.call
-    random_operands.soil([jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.results.items()])
+    random_operands.poison([jax.ShapeDtypeStruct(call.shape_of(name), dtype) for name, dtype in call.results.items()])
     return [np.asarray(y) for y in jax.tree.leaves(jax.block_until_ready(program(*operands)))]
 
 

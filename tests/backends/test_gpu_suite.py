@@ -69,7 +69,7 @@ def verify(case, implementation):
     """The result is right, and a kernel's of the same bits when computed again; pytest's skip, with the reason, if there is a refusal."""
     arrays, truth, magnitudes = operands_and_truth(CASES.index(case))
     program = jax.jit(case.build(implementation))
-    random_operands.soil(jax.eval_shape(program, *arrays))  # another implementation's result may be left there
+    random_operands.poison(jax.eval_shape(program, *arrays))  # another implementation's result may be left there
     try:
         got = jax.tree.leaves(program(*arrays))
     except NotImplementedError as refusal:
@@ -119,7 +119,7 @@ def test_only_what_xla_does_on_a_gpu_may_stray_further(monkeypatch):
 
 def test_results_are_not_left_for_the_next_implementation(monkeypatch):
     order, build = [], Case.build
-    monkeypatch.setattr(random_operands, "soil", lambda results: order.append(results.shape))
+    monkeypatch.setattr(random_operands, "poison", lambda results: order.append(results.shape))
     monkeypatch.setattr(Case, "build", lambda *args: lambda *arrays: order.append("traced") or build(*args)(*arrays))
     verify(SOME[0], "xla")
     assert order[:2] == ["traced", (SOME[0].shapes[0][0], SOME[0].shapes[1][1])]

@@ -333,8 +333,10 @@ def test_wrong_and_broken_libraries():
 def test_nothing_right_is_left_in_memory(monkeypatch):
     """What a kernel leaves unwritten must not be the right result of the library before it."""
     order = []
-    soil = random_operands.soil
-    monkeypatch.setattr(random_operands, "soil", lambda results: soil(results) or order.append(jax.tree.map(lambda x: x.shape, results)))
+    poison = random_operands.poison
+    monkeypatch.setattr(
+        random_operands, "poison", lambda results: poison(results) or order.append(jax.tree.map(lambda x: x.shape, results))
+    )
     monkeypatch.setattr(timing, "relative_error", lambda result, truth: order.append("compared") or (0.0, 0.0))
     measured(MATMUL.case("step", "float32"), libraries=("lax", "xla"))
     assert order == 2 * [((6, 5), (6, 4), (4, 5)), "compared"]

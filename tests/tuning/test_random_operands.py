@@ -31,6 +31,6 @@ def test_scales_without_a_sign_are_numbers():
 def test_soil_is_no_result(dtype, monkeypatch):
     made = []
     monkeypatch.setattr(random_operands.jax, "block_until_ready", made.extend)
-    random_operands.soil((jax.ShapeDtypeStruct((2, 3), dtype), jax.ShapeDtypeStruct((4,), dtype)))
+    random_operands.poison((jax.ShapeDtypeStruct((2, 3), dtype), jax.ShapeDtypeStruct((4,), dtype)))
     assert [(x.shape, x.dtype) for x in made] == [((2, 3), dtype), ((4,), dtype)]
     assert all(np.real(np.asarray(x).astype(complex)).min() >= (1 if dtype == "bool" else 100) for x in made)

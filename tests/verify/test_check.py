@@ -56,10 +56,10 @@ def test_integers_alone_do_not_do(planted):
 
 def test_results_lie_in_poisoned_memory(planted, monkeypatch):
     order = []
-    monkeypatch.setattr(check.random_operands, "soil", lambda results: order.append(("soil", [x.shape for x in results])))
+    monkeypatch.setattr(check.random_operands, "poison", lambda results: order.append(("poison", [x.shape for x in results])))
     monkeypatch.setattr(np, "matmul", lambda *args, matmul=np.matmul: order.append("run") or matmul(*args))
     checked(planted["planted_right"])
-    assert order == [("soil", [(24, 40)]), "run"] * (1 + check.REPEATS)
+    assert order == [("poison", [(24, 40)]), "run"] * (1 + check.REPEATS)
 
 
 ONES = np.ones((2, 3))
