@@ -1,6 +1,8 @@
 """The world that every test runs in: 8 simulated devices, strict promotion of dtypes and ranks, no silent conversion, an empty cache."""
 
+import collections
 import gc
+import math
 import os
 import tempfile
 import time
@@ -62,6 +64,17 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no GPU here" + how))
         elif interpreting and not of_kernels:
             item.add_marker(pytest.mark.skip(reason="TRITON_INTERPRET is 1: only tests/kernels"))
+    if few := int(os.environ.get("JAXEXT_TESTS_FEW", "0")):
+        items[:] = sampled(items, few)
+
+
+def sampled(items, few):
+    """Of each function's tests at most so many, spread evenly over its parameters."""
+    functions = collections.defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    kept = {item for each in functions.values() for item in each[:: math.ceil(len(each) / few)]}
+    return [item for item in items if item in kept]
 
 
 def pytest_runtest_setup(item):
