@@ -106,10 +106,12 @@ headline() {
   part headline "$1" "$python" -P -m jaxext bench --headline --json "$out/gpu.json" $resume --minutes "$(minutes "$1")" ${trial:+--quick}
 }
 
-# Eight products, four configurations of each implementation; what is stored stays when the time is over.
+# Eight products, four configurations of each implementation; what is stored stays when the time is over.  XLA chooses no algorithm: it may
+# take minutes for a convolution, and the kernels' models are calibrated by the kernels' times.
 tune() {
   local case cases=("4096 cubed, 4096x4096x4096 nn" "short, 8192x256x8192 nn" "resnet50 3x3, 64x56x56x64 fprop" "resnet50 3x3, 64x56x56x64 wgrad"
     "mamba k=4, 8x2048x5376 fprop" "mamba k=4, 8x2048x5376 wgrad" "convnext 7x7, 64x56x56x96 fprop" "ensemble 3x3, 16 x 8x28x28x128 fprop")
+  local -x XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_autotune_level=0"
   for case in "${cases[@]}"; do
     [ -z "$trial" ] || case="${case% *} as" # a twin's name
     set -- "$@" --only "$case"
@@ -164,8 +166,8 @@ case $call in
       again=$(printed 2400)
       case $again in *"no case is left"*) status=0 ;; esac
     fi
-    headline $((left * 3 / 10))
-    tune $((left * 3 / 10))
+    headline $((left / 4))
+    tune $((left / 4))
     profile
     printf '%s\n' "$again" "$found"
     table $((most - ${#again} - ${#found}))

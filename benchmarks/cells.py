@@ -165,11 +165,14 @@ def _errors(
     case: Case, arguments: Sequence[jax.Array], programs: Mapping[str, Any], results: dict, known: Callable[[], Any]
 ) -> dict[str, dict]:
     """Library -> the error fields of its `Result`; texts if there is no truth."""
+    ready = {library: program for library, program in programs.items() if library not in results}
+    if not ready:
+        return {}
     try:
         truth = known()
     except Exception as failure:  # memory, or a convolution that cuDNN lacks
         why = " ".join(f"no truth: {type(failure).__name__}: {failure}".split())[:200]
-        return {library: {"error": why, "worst": why} for library in programs}
+        return {library: {"error": why, "worst": why} for library in ready}
 
     like = jax.eval_shape(case.build("lax"), *arguments)
 
@@ -179,7 +182,6 @@ def _errors(
         error, worst = timing.relative_error(program.result() if isinstance(program, cublas.Product) else result, truth)
         return {"error": error, "worst": worst}
 
-    ready = {library: program for library, program in programs.items() if library not in results}
     return {library: _attempt(library, results, functools.partial(errors, program)) for library, program in ready.items()}
 
 

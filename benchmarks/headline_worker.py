@@ -29,6 +29,7 @@ from .report import Failure, Measured
 from .targets import targets
 
 START_S = 90  # for a new process, until it has imported jax and found the device
+END_S = 5  # for a killed process to end, which a driver may hold
 TRUTH_S = 12  # to wait for a truth after the kernel ran: a row without one is better than none
 REPEATS = 5
 
@@ -78,7 +79,7 @@ class Worker:
         try:
             answer, is_lost = self._pipe.recv()
         except (EOFError, OSError):
-            self._process.join(5)
+            self._process.join(END_S)
             code = self._process.exitcode
             self.stop()
             return Failure(f"the process died: {signal.Signals(-code).name if code and code < 0 else f'exit status {code}'}")
@@ -89,16 +90,16 @@ class Worker:
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.join()
+            self._process.join(END_S)
             self._pipe.close()
             self._process = None
 
 
 class Ahead:
-    """Operands and truths of convolutions, computed on the CPU by a thread, while the GPU still works on the row before."""
+    """Operands and truths of convolutions, computed on the CPU by a thread for each, while the GPU still works on the row before."""
 
     def __init__(self):
-        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._of_operands, self._of_truths = (concurrent.futures.ThreadPoolExecutor(1) for _ in range(2))
         self._known: dict[str, tuple[concurrent.futures.Future, concurrent.futures.Future]] = {}
 
     def begin(self, cases: Sequence[Case]) -> None:
@@ -110,8 +111,8 @@ class Ahead:
         self._known = {case.name: known[case.name] or self._submitted(case) for case in cases if case.name in known}
 
     def _submitted(self, case: Case):
-        operands = self._thread.submit(_on_cpu, random_operands.normal, case.shapes, case.dtypes)
-        return operands, self._thread.submit(lambda: _on_cpu(_exact, case, operands.result()))
+        operands = self._of_operands.submit(_on_cpu, random_operands.normal, case.shapes, case.dtypes)
+        return operands, self._of_truths.submit(lambda: _on_cpu(_exact, case, operands.result()))
 
     def operands(self, case: Case) -> list[jax.Array]:
         return [jax.device_put(x) for x in self._known[case.name][0].result()]

@@ -144,8 +144,9 @@ def main(argv: Sequence[str] | None = None, path: pathlib.Path = record.SHIPPED)
         return 1 if dropped else 0
     kept = without(entries, dropped)
     added = [compared(entry) for entry in table_file.load(options.add)] if options.add else []
-    path.unlink(missing_ok=True)
-    table_file.merge(path, [*kept, *added])
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        table_file.merge(new := pathlib.Path(folder, path.name), [*kept, *added])
+        new.replace(path)
     print(f"{path.name}: {len(dropped)} kinds dropped, {sum(len(entry.verified) for entry in added)} added")
     return 0
 

@@ -24,9 +24,10 @@ from jaxext.tables.table_format import Entry
 from jaxext.verify import contact_list, evidence, marks
 from jaxext.verify.cases import Case, listed
 from jaxext.verify.controller import Controller, Limits, NoWorker, Task, command
-from jaxext.verify.events import FAILED, Log, Past, Verdict, counts, read
+from jaxext.verify.events import FAILED, Log, Past, Verdict, counts, is_alike, read
 
 MOST_WORKERS = 14
+WORKER_BYTES = 3 << 30  # of a GPU's memory, with jax's context and libraries
 LINE_S = 15  # between two lines of progress where there is no terminal
 CLOSING_S = 10  # of the minutes, to end the workers, and for the table and the record
 ROOM = 10_500  # characters of the failures and the table
@@ -72,7 +73,11 @@ def verify(options) -> int:
     module = importlib.import_module("jaxext.verify.stand_ins") if options.trial else contact_list
     past = _past(options.again)
     try:
+        if not options.trial and not options.list:
+            table_file.check_writable(table_file.record_path())
         log = Log(options.json or _events(options), start)
+    except PermissionError as error:
+        raise Failure(f"verify: the record cannot be written: {error}") from None
     except OSError as error:
         raise UsageError(f"--json: {error}") from None
     controller = _controller(options, log, module)
@@ -118,7 +123,7 @@ def _run(options, log: Log, controller: Controller, module: ModuleType, cases: l
         wrong = module.failures(verdicts, {case.name: case.implementation for case in cases})
         print("\n".join(["Everything was reported as what it is."] if not wrong else wrong))
         return status or (1 if wrong else 0)
-    _store(options, evidence.verified(cases, {**(past.verdicts if _is_of_here(past) else {}), **verdicts}))
+    _store(options, evidence.verified(cases, {**(past.alike if _is_of_here(past) else {}), **verdicts}))
     return status or (1 if any(verdict.outcome in FAILED for verdict in verdicts.values()) else 0)
 
 
@@ -129,8 +134,16 @@ def _controller(options, log: Log, module: ModuleType) -> Controller:
     else:
         env["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     limits = TRIAL if options.trial else Limits(total=max(1.0, options.minutes * 60 - CLOSING_S))
-    workers = options.workers or max(1, min(MOST_WORKERS, environment.cores() - 2))
+    workers = options.workers or max(1, min(MOST_WORKERS, environment.cores() - 2, MOST_WORKERS if options.trial else _fitting()))
     return Controller(log, command(module.__name__), workers=max(2, workers) if options.trial else workers, env=env, limits=limits)
+
+
+def _fitting() -> int:
+    """The number of workers for which the GPU has memory, if it says how much it has."""
+    import jax
+
+    stats = jax.local_devices(backend="cuda")[0].memory_stats() or {}
+    return stats.get("bytes_limit", MOST_WORKERS * WORKER_BYTES) // WORKER_BYTES
 
 
 def _no_gpu() -> str | None:
@@ -154,7 +167,7 @@ def _is_chosen(case: Case, options) -> bool:
 
 def _past(path: str | None) -> Past:
     if path is None:
-        return Past({}, {})
+        return Past({}, {}, {})
     try:
         return read(path)
     except (OSError, ValueError) as error:
@@ -175,16 +188,13 @@ def _events(options) -> pathlib.Path | None:
     if options.trial or options.list:
         return None
     path = table_file.record_path().with_name("verify.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not (options.again and path.exists() and path.samefile(options.again)):
         path.unlink(missing_ok=True)
     return path
 
 
 def _is_of_here(past: Past) -> bool:
-    """Return whether earlier verdicts are of the same code and device."""
-    here = environment.report()
-    return all(past.environment.get(name) == here[name] for name in ("device", "capability", "versions", "sources"))
+    return is_alike(past.environment, environment.report())
 
 
 def _store(options, verified: Mapping[str, Any]) -> None:

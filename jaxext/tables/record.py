@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -65,23 +65,29 @@ def read(arch: int) -> Record:
     path = table_file.record_path()
     own, ignored = table_file.try_load(path)
     ours, damaged = table_file.try_load(SHIPPED)
-    kinds: dict[tuple[str, str], Verified] = {}
-    for entry in ours:
-        _add(kinds, entry, arch)
-    here, held = environment.codes("cuda"), {}
-    for entry in own:
-        same = {name for name, code in entry.sources.items() if here.get(name) == code}
-        _add(held, msgspec.structs.replace(entry, verified={k: v for k, v in entry.verified.items() if k.partition(" ")[0] in same}), arch)
+    here = environment.codes("cuda")
+    kinds, held = _outcomes(ours, arch), _outcomes([_of_sources(entry, here) for entry in own], arch)
     if damaged:
         return Record(held, str(SHIPPED), damaged)
     return Record(kinds | held, str(path), ignored or (_of_others(own, arch) if own and not held else None))
 
 
-def _add(kinds: dict[tuple[str, str], Verified], entry: Entry, arch: int) -> None:
-    """Add an entry of this capability.  A kind that was wrong on one of several devices is wrong."""
-    for kind, verified in entry.verified.items() if entry.capability == arch else ():
-        before = kinds.get(key := (kind, verified.compiler), verified)
-        kinds[key] = verified if before.right else before
+def _of_sources(entry: Entry, sources: Mapping[str, str]) -> Entry:
+    """The entry without the implementations that have other sources now."""
+    same = {name for name, code in entry.sources.items() if sources.get(name) == code}
+    return msgspec.structs.replace(entry, verified={kind: of for kind, of in entry.verified.items() if kind.partition(" ")[0] in same})
+
+
+def _outcomes(entries: Sequence[Entry], arch: int) -> dict[tuple[str, str], Verified]:
+    """Kind and compiler -> the last outcome on a device of this capability.  What was wrong on one of several devices is wrong."""
+    devices: dict[str, dict[tuple[str, str], Verified]] = {}
+    for entry in entries:
+        if entry.capability == arch:
+            devices.setdefault(entry.device, {}).update({(kind, of.compiler): of for kind, of in entry.verified.items()})
+    found: dict[tuple[str, str], Verified] = {}
+    for kinds in devices.values():
+        found |= {key: of for key, of in kinds.items() if key not in found or found[key].right}
+    return found
 
 
 def _of_others(entries: Sequence[Entry], arch: int) -> str:

@@ -37,6 +37,10 @@ class Wrong(Exception):
     worst: float | None = None
 
 
+class Unchecked(Exception):
+    """The truth cannot be computed here, which says nothing of the kernel."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Right:
     """The errors of normal numbers, relative to the norm and to the largest element; and how many kernels a CUDA graph held."""
@@ -51,11 +55,15 @@ def check(case: Case, launched: Callable[[], object] = lambda: None) -> Right:
 
     Raises:
       NotImplementedError: the implementation refuses.
+      Unchecked: there is no truth.
       Exception: what compiling or running raises.
     """
     call, exact = case.call, is_exact(case)
-    normal, integers = random_operands.of(call), random_operands.of(call, integers=True)
-    right, magnitudes, of_integers = _truths(case, normal, [_size(x) for x in normal], integers)
+    try:
+        normal, integers = random_operands.of(call), random_operands.of(call, integers=True)
+        right, magnitudes, of_integers = _truths(case, normal, [_size(x) for x in normal], integers)
+    except Exception as error:
+        raise Unchecked(f"no truth: {type(error).__name__}: {error}") from error
     lowered = jax.jit(truth.alone(case.plan, case.config)).lower(*normal)
     on_gpu = jax.default_backend() == "gpu"
     program = lowered.compile(timing.UNCAPTURED if on_gpu else None)

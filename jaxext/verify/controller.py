@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import selectors
@@ -23,7 +24,7 @@ from typing import IO, Any
 from jaxext.verify.events import FINAL, Log, shortened
 
 TICK_S = 0.2  # at most, between two looks at the clock
-STARTS = 3  # workers in a row that fail to start, after which no other is tried
+STARTS = 3  # workers in a row that fail to start, after which those that are ready do alone
 KILLS = 2  # of one kind, after which its other cases go last
 ANSWER_S = 0.2  # for a worker that hangs to say where
 WAIT_S = 5  # for a killed worker to end
@@ -187,9 +188,7 @@ class Controller:
                 self._late(worker)
 
     def _spawn(self) -> None:
-        if self._failed_starts >= STARTS:
-            raise NoWorker(self._words)
-        number = next(number for number in range(self._number) if number not in self._workers)
+        number = next(number for number in itertools.count() if number not in self._workers)
         worker = self._workers[number] = _Worker(number, self._command, self._env, self.limits.start)
         self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
         self.log.write("started", worker=number, pid=worker.process.pid)
@@ -239,6 +238,10 @@ class Controller:
         self._words = words
         self._failed_starts += 1
         self.log.write("died", worker=worker.number, exit=self._end(worker), stderr=words)
+        if self._failed_starts >= STARTS:
+            self._number = sum(each.ready for each in self._workers.values())  # the device has no memory for more, say
+        if self._number == 0:
+            raise NoWorker(self._words)
 
     def _done(self, worker: _Worker, outcome: str, event: dict[str, Any], task: Task | None = None) -> None:
         task, worker.task = task or worker.task, None

@@ -74,10 +74,16 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """The last run of an events file: its environment, and the verdicts of all of its runs."""
+    """A file of events: the environment of its last run, all verdicts, and those of runs of the same code and device as the last."""
 
     environment: Mapping[str, Any]
     verdicts: Mapping[str, Verdict]
+    alike: Mapping[str, Verdict]
+
+
+def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two environments are of the same code and device."""
+    return all(one.get(name) == other.get(name) for name in ("device", "capability", "versions", "sources"))
 
 
 def read(path: str | os.PathLike) -> Past:
@@ -89,17 +95,21 @@ def read(path: str | os.PathLike) -> Past:
     """
     environment: Mapping[str, Any] = {}
     verdicts: dict[str, Verdict] = {}
+    alike: dict[str, Verdict] = {}
     *lines, last = pathlib.Path(path).read_text(encoding="utf-8").split("\n")
     for line in lines if not last else [*lines, last]:
         try:
             event = json.loads(line)
-            environment = event if event["event"] == "environment" else environment
+            if event["event"] == "environment":
+                alike = alike if is_alike(event, environment) else {}
+                environment = event
         except (ValueError, TypeError, KeyError):
             if line is last:
                 continue
             raise ValueError(f"{path} is no file of events: {line[:80]!r}") from None
         _take(verdicts, event)
-    return Past(environment, verdicts)
+        _take(alike, event)
+    return Past(environment, verdicts, alike)
 
 
 def _take(verdicts: dict[str, Verdict], event: Mapping[str, Any]) -> None:

@@ -14,7 +14,8 @@ def verified(cases: Iterable[Case], verdicts: Mapping[str, Verdict]) -> dict[str
     """The entry of each kind in the record.
 
     `cases` are all that there are, also those that did not run, each kind's most important first.  A kind of which a case failed is wrong.
-    One whose first case was not right is left out.  A case that did not come as far as its first launch in time says nothing.
+    One whose first case was not right is left out.  A case that did not come as far as its first launch in time says nothing, and neither
+    does one that the harness could not check.
     """
     kinds: dict[str, list[Case]] = {}
     for case in cases:
@@ -22,7 +23,7 @@ def verified(cases: Iterable[Case], verdicts: Mapping[str, Verdict]) -> dict[str
     found = {}
     for kind, members in kinds.items():
         each = [verdicts[case.name] for case in members if case.name in verdicts]
-        failed = any(verdict.outcome in FAILED and not _is_slow(verdict) for verdict in each)
+        failed = any(verdict.outcome in FAILED and not _says_nothing(verdict) for verdict in each)
         first = verdicts.get(members[0].name)
         if failed or first is not None and first.outcome == "right":
             errors = [_error(verdict) for verdict in each if failed or verdict.outcome == "right"]
@@ -32,8 +33,8 @@ def verified(cases: Iterable[Case], verdicts: Mapping[str, Verdict]) -> dict[str
     return found
 
 
-def _is_slow(verdict: Verdict) -> bool:
-    return verdict.outcome == "hung" and not verdict.event.get("launched")
+def _says_nothing(verdict: Verdict) -> bool:
+    return verdict.outcome == "hung" and not verdict.event.get("launched") or bool(verdict.event.get("harness"))
 
 
 def _error(verdict: Verdict) -> float | None:

@@ -58,7 +58,7 @@ def main() -> int:
 
 def _checked(case: Callable[[], Any], launched: Callable[[], object]) -> dict[str, Any]:
     """The last event of a case."""
-    from jaxext.verify.check import Wrong, check
+    from jaxext.verify.check import Unchecked, Wrong, check
     from jaxext.verify.events import shortened
 
     start = time.perf_counter()
@@ -78,7 +78,8 @@ def _checked(case: Callable[[], Any], launched: Callable[[], object]) -> dict[st
         frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
         places = [f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
         reason = shortened(" ".join(str(error).split()), REASON)
-        return event("raised", type=type(error).__name__, reason=reason, frames=places, lost=_is_lost())
+        is_harness = isinstance(error, Unchecked) or "out of memory" in reason.lower()  # which other workers may have taken
+        return event("raised", type=type(error).__name__, reason=reason, frames=places, lost=_is_lost(), harness=is_harness)
 
 
 def _is_lost() -> bool:

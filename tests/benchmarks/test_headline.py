@@ -157,7 +157,7 @@ def test_a_process_that_lost_the_device_is_replaced(monkeypatch):
     answers = iter([(HELLO, False), (1.0, False), (Failure("CUDA_ERROR_ILLEGAL_ADDRESS"), True), (HELLO, False), (2.0, False)])
     pipe = types.SimpleNamespace(poll=lambda seconds: True, recv=lambda: next(answers), send=lambda request: None, close=lambda: None)
     started = []
-    process = types.SimpleNamespace(start=lambda: started.append(1), kill=lambda: None, join=lambda: None)
+    process = types.SimpleNamespace(start=lambda: started.append(1), kill=lambda: None, join=lambda seconds: None)
     context = types.SimpleNamespace(Pipe=lambda: (pipe, pipe), Process=lambda **how: process)
     monkeypatch.setattr(headline_worker.multiprocessing, "get_context", lambda how: context)
     worker = Worker(headline_stand_ins.serve)

@@ -112,6 +112,12 @@ def test_a_kernel_that_is_wrong_on_one_of_two_devices_is_wrong(own):
     assert "found it wrong" in unverified()
 
 
+def test_the_last_outcome_on_a_device_counts(own):
+    """After an upgrade of jaxlib, say."""
+    table_file.merge(own, [entry(replace(H100, versions={"jax": "0.11.1"}), right=False), entry()])
+    assert choice(*wgrad())[1].implementation == "triton"
+
+
 IGNORED = {
     "another capability": (entry(replace(H100, capability=80)), "it is of compute capability 8.0, this program is for 9.0"),
     "another build": (

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxext.verify import cases, check, evidence, laws, marks, stand_ins
+from jaxext.verify import cases, check, evidence, laws, marks, stand_ins, worker
 from jaxext.verify.check import Wrong
 from jaxext.verify.events import Verdict
 
@@ -109,6 +109,7 @@ def test_a_kind_is_right_if_its_first_case_is_and_none_fails(planted, monkeypatc
     assert (
         evidence.verified(pair, slow) == {} and not evidence.verified(pair, {one.name: Verdict("hung", {"launched": True})})[one.key].right
     )
+    assert evidence.verified(pair, {one.name: Verdict("raised", {"harness": True})}) == {}
     died = evidence.verified(pair, {one.name: Verdict("died", {})})[one.key]
     assert (died.right, died.error) == (False, None)
 
@@ -138,3 +139,18 @@ def test_what_a_graph_holds_is_read_from_what_xla_dumped(tmp_path):
 
 def test_magnitudes_of_numbers_of_four_bits():
     assert check._size(jax.numpy.array([-3, 2], "int4")).tolist() == [3, 2]
+
+
+def test_what_the_harness_cannot_check_says_nothing_of_the_kernel(planted, monkeypatch):
+    def of(reason):
+        def raises(*_):
+            raise RuntimeError(reason)
+
+        return raises
+
+    case = planted["planted_right"]
+    for place, reason, is_harness in (("_truths", "x", True), ("_run", "RESOURCE_EXHAUSTED: Out of memory", True), ("_run", "x", False)):
+        with monkeypatch.context() as patched, jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+            patched.setattr(check, place, of(reason))
+            event = worker._checked(lambda: case, lambda: None)
+        assert (event["event"], event["harness"]) == ("raised", is_harness)

@@ -148,6 +148,20 @@ def test_the_time_is_up(tmp_path, clock, of):
     assert controller.running == []
 
 
+def test_workers_beyond_those_that_start_are_not_tried_for_ever(tmp_path, of):
+    """Memory for two, say: the others fail, and these two do all."""
+    two = f"""
+import os, pathlib, sys
+if len([*pathlib.Path(sys.argv[1]).glob('worker*')]) >= 2:
+    sys.exit('no memory')
+pathlib.Path(sys.argv[1], f'worker{{os.getpid()}}').touch()
+{WORKER}"""
+    controller = of(workers=8, program=two)
+    controller.run(tasks(*"abcdefgh"))
+    assert {verdict.outcome for verdict in controller.log.verdicts.values()} == {"right"} and len(controller.log.verdicts) == 8
+    assert len([event for event in written(tmp_path) if event["event"] == "died"]) < 8 + controlled.STARTS
+
+
 def test_no_worker_starts(tmp_path, of):
     with pytest.raises(NoWorker, match="no device"):
         of(program="import sys; sys.exit('no device')").run(tasks("a"))
@@ -187,6 +201,9 @@ def test_later_runs_of_a_file_count(tmp_path):
         log = Log(tmp_path / "events.jsonl")
         log.write("environment", device=outcome)
         log.write(outcome, case="a")
+        log.write("right", case=f"after {outcome}")
         log.close()
     past = read(tmp_path / "events.jsonl")
     assert past.environment["device"] == past.verdicts["a"].outcome == "right"
+    assert {*past.verdicts} == {"a", "after wrong", "after right"}
+    assert {*past.alike} == {"a", "after right"}  # what ran on another device is no evidence

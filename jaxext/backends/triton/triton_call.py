@@ -95,7 +95,7 @@ def _jax_triton() -> ModuleType:
     try:
         import jax_triton
 
-        drop_unread_as_newer(jax_triton.triton_lib.triton_kernel_call_p)
+        drop_unread_as_newer(jax_triton.triton_lib.triton_kernel_call_p)  # type: ignore[attr-defined]
         if fences.can_patch(jax_triton):
             fences.patch(jax_triton)
         return jax_triton
