@@ -66,13 +66,13 @@ def read(arch: int) -> Record:
     own, ignored = table_file.try_load(path)
     ours, damaged = table_file.try_load(SHIPPED)
     here = environment.codes("cuda")
-    kinds, held = _outcomes(ours, arch), _outcomes([_of_sources(entry, here) for entry in own], arch)
+    kinds, held = _outcomes(ours, arch), _outcomes([_current(entry, here) for entry in own], arch)
     if damaged:
         return Record(held, str(SHIPPED), damaged)
-    return Record(kinds | held, str(path), ignored or (_of_others(own, arch) if own and not held else None))
+    return Record(kinds | held, str(path), ignored or (_ignored_reason(own, arch) if own and not held else None))
 
 
-def _of_sources(entry: Entry, sources: Mapping[str, str]) -> Entry:
+def _current(entry: Entry, sources: Mapping[str, str]) -> Entry:
     """The entry without the implementations that have other sources now."""
     same = {name for name, code in entry.sources.items() if sources.get(name) == code}
     return msgspec.structs.replace(entry, verified={kind: of for kind, of in entry.verified.items() if kind.partition(" ")[0] in same})
@@ -90,7 +90,7 @@ def _outcomes(entries: Sequence[Entry], arch: int) -> dict[tuple[str, str], Veri
     return found
 
 
-def _of_others(entries: Sequence[Entry], arch: int) -> str:
+def _ignored_reason(entries: Sequence[Entry], arch: int) -> str:
     """The reason why none of these entries holds for this capability."""
     there = sorted({(entry.capability or 0) / 10 for entry in entries})
     if arch / 10 in there:
