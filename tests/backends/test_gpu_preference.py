@@ -204,3 +204,21 @@ def test_the_plan_of_xla_holds_no_loop(name):
     with jaxext.use_implementation("xla"):
         (row,) = (row for row in jaxext.explain(fun, *args, platform="cuda").rows if row.op.endswith(role))
     assert row.how == how
+
+
+@pytest.mark.parametrize(
+    ("fun", "shapes", "chosen", "reason"),
+    [
+        (jaxext.ragged_dot, ((256, 64), (1, 64, 64), (1,)), "xla", "one group makes a plain matrix product"),
+        (jaxext.ragged_dot, ((256, 64), (2, 64, 64), (2,)), None, ""),
+        (jaxext.causal_conv1d, ((4, 1, 64), (4, 64), (64,)), "xla", "a sequence of one step is a few elementwise operations"),
+        (jaxext.causal_conv1d, ((4, 2, 64), (4, 64), (64,)), None, ""),
+    ],
+    ids=["one group", "two groups", "one step", "two steps"],
+)
+def test_ragged_and_causal_products_that_xla_computes_as_well(fun, shapes, chosen, reason):
+    arrays = [struct(*shape, dtype=jnp.int32 if fun is jaxext.ragged_dot and len(shape) == 1 else BF16) for shape in shapes]
+    with jaxext.use_target("sm_90a"):
+        row, *_ = jaxext.explain(fun, *arrays, platform="cuda").rows
+    assert row.chosen == chosen if chosen else row.chosen in ("triton", "cuda")
+    assert row.refused.get("triton", "").startswith(reason)

@@ -207,3 +207,16 @@ def test_later_runs_of_a_file_count(tmp_path):
     assert past.environment["device"] == past.verdicts["a"].outcome == "right"
     assert {*past.verdicts} == {"a", "after wrong", "after right"}
     assert {*past.alike} == {"a", "after right"}  # what ran on another device is no evidence
+
+
+def test_where_there_is_no_terminal_a_line_comes_every_15_seconds(monkeypatch, capsys, of):
+    from jaxext.cli import verify
+
+    ahead = [0]
+    monkeypatch.setattr(verify, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
+    with verify._progress(7) as progress:
+        controller = of()
+        for ahead[0] in (1, 2, 40, 41, 42, 90):
+            progress(controller)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all(line.endswith("0 of 7, starting") for line in lines)
