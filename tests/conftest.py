@@ -51,6 +51,7 @@ def pytest_configure(config):
         config.pluginmanager.register(broken_device)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items):
     """Tests of kernels run on a GPU or, with Triton's switch, in its interpreter, where nothing else of Triton works."""
     gpu = any(d.platform == "gpu" for d in jax.devices())
@@ -64,17 +65,22 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no GPU here" + how))
         elif interpreting and not of_kernels:
             item.add_marker(pytest.mark.skip(reason="TRITON_INTERPRET is 1: only tests/kernels"))
+    quick = [item for item in items if item.get_closest_marker("sampled") and not item.get_closest_marker("slow")]
+    kept = sampled(quick, lambda item: item.get_closest_marker("sampled").args[0])
+    for item in quick:
+        if item not in kept:
+            item.add_marker("slow")
     if few := int(os.environ.get("JAXEXT_TESTS_FEW", "0")):
-        items[:] = sampled(items, few)
+        kept = sampled(items, lambda item: few)
+        items[:] = [item for item in items if item in kept]
 
 
 def sampled(items, few):
-    """Of each function's tests at most so many, spread evenly over its parameters."""
+    """Of each function's tests at most `few(test)`, spread evenly over its parameters."""
     functions = collections.defaultdict(list)
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)
-    kept = {item for each in functions.values() for item in each[:: math.ceil(len(each) / few)]}
-    return [item for item in items if item in kept]
+    return {item for each in functions.values() for item in each[:: math.ceil(len(each) / few(each[0]))]}
 
 
 def pytest_runtest_setup(item):

@@ -81,6 +81,7 @@ def test_every_file_of_gpu_tests_is_run():
     assert {f"_{name}" for name in braces.split(",")} == {*names} and "tests/backends/test_gpu_suite.py" in script
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", OF_GPUS, ids=lambda path: path.stem)
 def test_a_file_of_gpu_tests_is_collected_by_itself(path):
     """A GPU runs it in a process of its own, and another file, collected before, may have given it what it imports."""

@@ -446,6 +446,7 @@ DEFECTS = {
 }
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_defect_is_found(name):
     of, pattern, replacement, which, wanted = DEFECTS[name]
@@ -456,6 +457,7 @@ def test_a_planted_defect_is_found(name):
     assert re.search(wanted, said(lambda late: call.check_result(call.execute(late, instead=broken, **where))))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CALLS)
 def test_without_a_defect_nothing_is_said(name):
     call, where = CALLS[name]()

@@ -41,6 +41,7 @@ def in_short_suite(row) -> bool:
     return row["operands"] != "float16" or (row["role"], tile) == ("nn", TILES[1])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("row", [pytest.param(row, id=id_of(row), marks=() if in_short_suite(row) else pytest.mark.slow) for row in PLAIN])
 def test_matmul(row):
     m, n, k = row["tile_m"], row["tile_n"], row["tile_k"]
@@ -72,6 +73,7 @@ def test_pieces(row):
         matmul_call(row, 1, 7, n + 3, 40).check()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("row", RAGGEDS, ids=id_of)
 def test_ragged(row):
     m, n, sizes = row["tile_m"], row["tile_n"], dict(K=row["tile_m"] + 72, N=row["tile_n"] + 40)
@@ -131,6 +133,7 @@ def of_row(row, problem):
     return cuda_conv.candidates(problem, [row | {"operands": problem.dtypes[0]}])
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("row", CONVS, ids=id_of)
 def test_conv(row):
     problems = [case for case in cuda_convs.CASES.values() if case.name == f"conv{row['rank']}d_{row['role']}"]
@@ -282,6 +285,7 @@ def test_activation(activation):
     FusedCall(conv(row, problem, cuda_depthwise.pick(problem)), "depthwise", problem).check()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("row", [row for row in CONVS if row["role"] == "fprop"], ids=id_of)
 def test_conv_with_an_epilogue(row):
     plain = next(case for case in cuda_convs.CASES.values() if case.name == f"conv{row['rank']}d_fprop")

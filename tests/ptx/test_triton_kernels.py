@@ -86,6 +86,7 @@ def picks():
 PICKS: list[Any] = list(picks())
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("case", "role", "numbers", "arch", "config"), PICKS)
 def test_pick(case, role, numbers, arch, config):
     config = dataclasses.replace(config, splits=min(config.splits, MOST_SPLITS))
@@ -139,6 +140,7 @@ def edges():
 EDGES = list(edges())
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("kernel", "problem"), EDGES)
 def test_edges(kernel, problem):
     run(call(kernel, problem))

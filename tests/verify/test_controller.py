@@ -102,8 +102,9 @@ def test_every_outcome_is_written(tmp_path, clock, of):
     assert controller.running == []
 
 
-def test_the_first_case_of_a_worker_may_take_longer(tmp_path, clock, of):
+def test_the_first_case_of_a_worker_may_take_longer(tmp_path, clock, of, monkeypatch):
     """It is 45 s, and 20 s for others."""
+    monkeypatch.setattr(controlled, "TICK_S", 0.001)
     controller = of(workers=1, first=Limits.first, each=Limits.each)
 
     def progress(controller):

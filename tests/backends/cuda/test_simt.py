@@ -117,6 +117,7 @@ def questions(narrow):
     return [(case, config, operands_of(case)) for case in cases for config in configs(case)[:: 2 if few else 1]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", CASES)

@@ -58,6 +58,7 @@ def check(driver, folder, problems, integers=True, **options):
             raise AssertionError(f"{problem}, {config}: {error}") from None
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role, taps", [*itertools.product(ROLES, (1, 2, 3, 4, 5, 8)), ("forward", 9), ("forward", 31)])
 def test_values(driver, tmp_path, role, taps, dtype):

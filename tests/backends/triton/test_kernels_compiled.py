@@ -81,6 +81,7 @@ def test_every_kernel_of_the_tables_is_well_compiled(table):
         assert compiled.offences(row | compiled.facts(program.problem, launch)) == [], compiled.line(row)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("program", FRESH, ids=lambda program: f"{program.problem.name}-{program.problem.arch}")
 def test_the_compiler_makes_of_a_kernel_what_the_table_says(program, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -273,6 +274,7 @@ def fused():
                 yield pytest.param(program, marks=marks, id=f"{case.kernel}-{name}-{numbers}-{arch}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", list(fused()))
 def test_an_epilogue_is_well_compiled(program, tmp_path, monkeypatch):
     """It holds the sums of a wide tile in the registers that the plain kernel has, and spills none."""
