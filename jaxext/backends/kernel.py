@@ -212,9 +212,8 @@ def least_seconds(call: Call, problem: Any, multiplied: str) -> float:
     gpu = machine(problem.arch, problem.device)
     arrays = [*call.dtypes.items(), *call.results.items()]
     moved = sum(math.prod(call.shape_of(name)) * jax.dtypes.itemsize_bits(dtype) for name, dtype in arrays) / 8
-    shared = collections.Counter(
-        label for name in [*[*call.dtypes][:2], *call.results] for label in call.labels[name]
-    )  # not bounds of groups
+    factors = [*call.dtypes][:2]  # without companions, such as the bounds of groups
+    shared = collections.Counter(label for name in (*factors, *call.results) for label in call.labels[name])
     window = {} if call.window is None else call.window.sizes
     products = math.prod(size for label, size in call.sizes.items() if shared[label] > 1 and label not in window)
     products *= math.prod(meetings(call.window, axis) for axis in range(call.window.rank)) if call.window else 1

@@ -72,12 +72,12 @@ def verify(options) -> int:
         return 2
     module = importlib.import_module("jaxext.verify.stand_ins") if options.trial else contact_list
     past = _past(options.again)
+    events = options.json
+    if not options.trial and not options.list:
+        _check_writable()
+        events = events or _events(options)
     try:
-        if not options.trial and not options.list:
-            table_file.check_writable(table_file.record_path())
-        log = Log(options.json or _events(options), start)
-    except PermissionError as error:
-        raise Failure(f"verify: the record cannot be written: {error}") from None
+        log = Log(events, start)
     except OSError as error:
         raise UsageError(f"--json: {error}") from None
     controller = _controller(options, log, module)
@@ -183,10 +183,16 @@ def _again(cases: list[Case], past: Past) -> list[Case]:
     return [case for case in cases if case.key in kinds]
 
 
-def _events(options) -> pathlib.Path | None:
+def _check_writable() -> None:
+    """Raise before three minutes are spent what writing the record would raise."""
+    try:
+        table_file.check_writable(table_file.record_path())
+    except (OSError, ValueError) as error:
+        raise Failure(f"verify: the record cannot be written: {error}") from None
+
+
+def _events(options) -> pathlib.Path:
     """The file of events of the last run, beside the record: with `--again`, a run that was killed goes on from it."""
-    if options.trial or options.list:
-        return None
     path = table_file.record_path().with_name("verify.jsonl")
     if not (options.again and path.exists() and path.samefile(options.again)):
         path.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from typing import IO, Any
 from jaxext.verify.events import FINAL, Log, shortened
 
 TICK_S = 0.2  # at most, between two looks at the clock
-STARTS = 3  # workers in a row that fail to start, after which those that are ready do alone
+STARTS = 3  # workers in a row that fail to start, after which none takes their place
 KILLS = 2  # of one kind, after which its other cases go last
 ANSWER_S = 0.2  # for a worker that hangs to say where
 WAIT_S = 5  # for a killed worker to end
@@ -239,7 +239,7 @@ class Controller:
         self._failed_starts += 1
         self.log.write("died", worker=worker.number, exit=self._end(worker), stderr=words)
         if self._failed_starts >= STARTS:
-            self._number = sum(each.ready for each in self._workers.values())  # the device has no memory for more, say
+            self._number = len(self._workers)  # the device has no memory for more, say
         if self._number == 0:
             raise NoWorker(self._words)
 

@@ -165,7 +165,7 @@ pathlib.Path(sys.argv[1], f'worker{{os.getpid()}}').touch()
 
 def test_no_worker_starts(tmp_path, of):
     with pytest.raises(NoWorker, match="no device"):
-        of(program="import sys; sys.exit('no device')").run(tasks("a"))
+        of(workers=1, program="import sys; sys.exit('no device')").run(tasks("a"))
     assert len([event for event in written(tmp_path) if event["event"] == "died"]) == controlled.STARTS
 
 

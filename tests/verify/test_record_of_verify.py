@@ -144,3 +144,11 @@ def test_ctrl_c_ends_with_what_is_known(run, monkeypatch, tmp_path):
     status, out = run("--json", tmp_path / "events.jsonl", wrong=["float16"])
     assert status == 130 and marks.LEGEND in out and "not run" in out
     assert len(read(tmp_path / "events.jsonl").verdicts) >= 2
+
+
+def test_a_record_that_cannot_be_written_is_told_before_anything_runs(run, capsys):
+    folder = table_file.record_path().parent
+    folder.mkdir(parents=True, mode=0o755)
+    folder.chmod(0o775)
+    assert run()[0] == 1
+    assert not (folder / "verify.jsonl").exists()
