@@ -49,10 +49,10 @@ __all__ = [
     "PLATFORMS",
     "ShardingTypeError",
     "Splitter",
+    "adapt_dce_rule",
     "align_varying",
     "conv_general_dilated",
     "device_kind",
-    "drop_unread_as_newer",
     "evaluated",
     "hide_frames",
     "kernels_launched",
@@ -128,7 +128,7 @@ def _drop_unread(used: list[bool], *rest):
     return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params={**eqn.params, "wanted": wanted})
 
 
-def drop_unread_as_newer(primitive: Primitive) -> None:
+def adapt_dce_rule(primitive: Primitive) -> None:
     """Have a primitive's rule of dead-code elimination for jax before 0.12 accept the inputs that are alive, which newer jax gives it too.
 
     That of jax-triton 0.4.1 is such a rule.  Removed once jaxext needs a newer one.

@@ -70,17 +70,17 @@ def pytest_collection_modifyitems(items):
     for item in quick:
         if item not in kept:
             item.add_marker("slow")
-    if few := int(os.environ.get("JAXEXT_TESTS_FEW", "0")):
-        kept = sampled(items, lambda item: few)
+    if limit := int(os.environ.get("JAXEXT_TESTS_PER_FUNCTION", "0")):
+        kept = sampled(items, lambda item: limit)
         items[:] = [item for item in items if item in kept]
 
 
-def sampled(items, few):
-    """Of each function's tests at most `few(test)`, spread evenly over its parameters."""
+def sampled(items, limit):
+    """Return at most `limit(test)` tests of each function, spread evenly over its parameters."""
     functions = collections.defaultdict(list)
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)
-    return {item for each in functions.values() for item in each[:: math.ceil(len(each) / few(each[0]))]}
+    return {item for each in functions.values() for item in each[:: math.ceil(len(each) / limit(each[0]))]}
 
 
 def pytest_runtest_setup(item):

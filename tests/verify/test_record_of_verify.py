@@ -9,6 +9,7 @@ import pytest
 import jaxext
 from jaxext.benchmarks import record
 from jaxext.cli import command, verify
+from jaxext.cli.terminal import Failure
 from jaxext.tables import environment, in_force, table_file
 from jaxext.tables.table_format import Context
 from jaxext.verify import cases, contact_list, marks
@@ -146,9 +147,10 @@ def test_ctrl_c_ends_with_what_is_known(run, monkeypatch, tmp_path):
     assert len(read(tmp_path / "events.jsonl").verdicts) >= 2
 
 
-def test_a_record_that_cannot_be_written_is_told_before_anything_runs(run, capsys):
+def test_an_unwritable_record_is_an_error_before_anything_runs(run):
     folder = table_file.record_path().parent
-    folder.mkdir(parents=True, mode=0o755)
-    folder.chmod(0o775)
-    assert run()[0] == 1
-    assert not (folder / "verify.jsonl").exists()
+    folder.mkdir(parents=True)
+    folder.chmod(0o775)  # as by Ubuntu's umask
+    assert run()[0] == 1 and not [*folder.iterdir()]
+    with pytest.raises(Failure, match="the record cannot be written: .*chmod go-w"):
+        verify._check_writable()

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxext._compat import drop_unread_as_newer
+from jaxext._compat import adapt_dce_rule
 from jaxext._target import named
 from jaxext.backends.kernel import apart
 from jaxext.backends.triton import assembler, fences
@@ -95,7 +95,7 @@ def _jax_triton() -> ModuleType:
     try:
         import jax_triton
 
-        drop_unread_as_newer(jax_triton.triton_lib.triton_kernel_call_p)  # type: ignore[attr-defined]
+        adapt_dce_rule(jax_triton.triton_lib.triton_kernel_call_p)  # type: ignore[attr-defined]
         if fences.can_patch(jax_triton):
             fences.patch(jax_triton)
         return jax_triton
