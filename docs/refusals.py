@@ -125,7 +125,6 @@ CALLS = {
         "linear, bias and gelu, bfloat16": (epilogue("gelu"), arrays(*SQUARE, (4096,))),
         "linear, bias and gelu, float32": (epilogue("gelu"), arrays(*SQUARE, (4096,), dtype="float32")),
         "linear, bias, gelu, residual, bfloat16": (epilogue("gelu", True), arrays(*SQUARE, (4096,))),
-        "linear, an activation of your own": (epilogue(lambda z: jnp.sin(z)), arrays(*SQUARE, (4096,))),
         "gated_linear_unit, silu, bfloat16": (
             lambda x, w: jaxext.gated_linear_unit(x, w, activation="silu"),
             arrays((4096, 4096), (4096, 2, 4096)),
@@ -159,10 +158,6 @@ CALLS = {
         ),
         "16 taps, float32": step(jaxext.causal_conv1d, *arrays((8, 4096, 2048), (16, 2048), (2048,), dtype="float32")),
         "32 taps, bfloat16": step(jaxext.causal_conv1d, *arrays((8, 4096, 2048), (32, 2048), (2048,))),
-        "an activation of your own": (
-            lambda x, w: jaxext.causal_conv1d(x, w, activation=lambda z: jnp.sin(z)),
-            arrays((8, 4096, 2048), (4, 2048)),
-        ),
         "float64": (jaxext.causal_conv1d, arrays((8, 4096, 2048), (4, 2048), dtype="float64")),
     },
     "scaled_dot": {

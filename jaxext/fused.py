@@ -40,7 +40,8 @@ def linear(
       bias: shape (N,), or None.
       activation: "relu", "relu6", "gelu" (exact), "gelu_tanh" (its approximation, the default of `jax.nn.gelu`), "silu" or "swish",
         "sigmoid", "tanh", "leaky_relu" (with the slope 0.01), "squared_relu" (relu(z)²), or any elementwise function.  A function of jax.nn
-        that is one of these, such as `jax.nn.silu`, counts as its name.  No kernel fuses another function.
+        that is one of these, such as `jax.nn.silu`, counts as its name.  Another function may close over traced values.  It follows the
+        product, of which it gets the result.
       residual: shape (..., N), or None.  It is added after the activation.
       precision, out_sharding: as in `matmul`.
       preferred_element_type: dtype of the result.  Defaults to the promoted dtype of x and w; that of bias and residual does not count.

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext._told import told
 from jaxext.forms.call import Call
 from jaxext.kernels._causal import CausalProblem
-from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
+from jaxext.kernels._epilogue import ACTIVATIONS as ACTIVATIONS
+from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
@@ -111,28 +111,18 @@ def causal_problem(call: Call, arch: int) -> CausalProblem | str:
             if call.dtypes[name].name not in DTYPES:
                 return f"{name} is {call.dtypes[name].name}, want one of {sorted(DTYPES)}"
             dtypes[name] = DTYPES[call.dtypes[name].name]
-    activation = dict(call.static.items)["activation"]
-    if reason := _not_fused(activation):
-        return reason
     return CausalProblem(
         name=call.op,
         role="backward" if call.op.endswith("_backward") else "forward",
         **{label: call.sizes[label] for label in "BTCJ"},
         dtypes=(dtypes["x"], dtypes["weight"], dtypes["x"]),
-        epilogue=Epilogue(activation=activation, bias=dtypes.get("bias")),
+        epilogue=Epilogue(activation=dict(call.static.items)["activation"], bias=dtypes.get("bias")),
         state=dtypes.get("initial_states"),
         idx="seq_idx" in call.dtypes,
         idx_of_states="idx_of_states" in call.dtypes,
         arch=arch,
         device=call.device,
     )
-
-
-def _not_fused(activation: Any) -> str | None:
-    """Why no kernel fuses an activation, or None."""
-    if activation is None or isinstance(activation, str):
-        return None
-    return f"activation is {told(getattr(activation, '__name__', activation))}, want one of {list(ACTIVATIONS)}, which kernels fuse"
 
 
 def gram_problem(call: Call, kind: type[MatmulProblem], arch: int) -> MatmulProblem | str:
@@ -176,9 +166,6 @@ def _epilogue(call: Call) -> Epilogue | None | str:
     """The epilogue of a call as kernels know it, or the reason why they do not."""
     if call.operation is None:
         return None
-    activation = call.static.activation
-    if reason := _not_fused(activation):
-        return reason
     added = {}
     for slot in ("bias", "residual", "scale"):
         if slot in call.dtypes:
@@ -187,7 +174,7 @@ def _epilogue(call: Call) -> Epilogue | None | str:
                 return f"{slot} is {name}, want one of {sorted(DTYPES)}"
             added[slot] = DTYPES[name]
     gated = call.window is None and "T" in call.sizes  # of a convolution along three axes T is an axis of the filter
-    return Epilogue(activation=activation, gated=gated, saves=bool(call.further), **added)
+    return Epilogue(activation=call.static.activation, gated=gated, saves=bool(call.further), **added)
 
 
 def _precision(asked: Any, dtypes) -> str | None:

@@ -1,16 +1,17 @@
-"""The activations that kernels fuse, by name, and any other elementwise function."""
+"""The activations that kernels fuse, by name."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxext._told import told
-from jaxext.backends.problems import ACTIVATIONS  # type: ignore[attr-defined]
+from jaxext.backends.problems import ACTIVATIONS
 
 
 def _squared_relu(z: jax.Array) -> jax.Array:
@@ -53,36 +54,32 @@ _BY_RESULT: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": lambda y: (1 - y) * (1 + y),
 }
 
-Activation = str | Callable[[jax.Array], jax.Array] | None
+Activation = str | None
 
 
-def named(operation: str, activation: Activation) -> Activation:
-    """The activation by its name if it has one, or the function.
+def named(operation: str, activation: Any) -> tuple[Activation, Callable[[jax.Array], jax.Array] | None]:
+    """The activation by its name, and None; or None, and a function that has no name, which `fuse.applied` applies.
 
     Raises:
       TypeError: it is neither a name nor a function.
       ValueError: the name is unknown.
     """
     if activation is None:
-        return None
+        return None, None
     wanted = f"want one of {[*FUNCTIONS, *_ALIASES]}, a function, or None"
     if isinstance(activation, str):
         activation = _ALIASES.get(activation, activation)
         if activation not in FUNCTIONS:
             raise ValueError(f"{operation}: activation is {told(activation)}, {wanted}")
-        return activation
+        return activation, None
     if not callable(activation):
         raise TypeError(f"{operation}: activation is {told(activation)}, {wanted}")
-    try:
-        return _NAMES.get(activation, activation)
-    except TypeError:
-        raise TypeError(f"{operation}: activation is {told(activation)}, which has no hash, want a function") from None
+    name = next((name for function, name in _NAMES.items() if function is activation), None)
+    return name, activation if name is None else None
 
 
 def apply(activation: Activation, z: jax.Array) -> jax.Array:
-    if activation is None:
-        return z
-    return FUNCTIONS[activation](z) if isinstance(activation, str) else activation(z)
+    return z if activation is None else FUNCTIONS[activation](z)
 
 
 def by_result(activation: Activation) -> bool:
@@ -92,7 +89,7 @@ def by_result(activation: Activation) -> bool:
 
 def tangent_by_result(activation: Activation, y: jax.Array, dot: jax.Array) -> jax.Array:
     """The tangent of y = activation(z) for the tangent of z, with the dtype of `dot`."""
-    return dot if activation is None else _BY_RESULT[str(activation)](y.astype(dot.dtype)) * dot
+    return dot if activation is None else _BY_RESULT[activation](y.astype(dot.dtype)) * dot
 
 
 def tangent(function: Callable[[jax.Array], jax.Array], z: jax.Array, dot: jax.Array) -> jax.Array:

@@ -47,8 +47,7 @@ FACTORS = ("weight", "bias", "initial_states")  # beside x, whose dtype the resu
 
 def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_final_states: bool, implementation: str | None):
     """`arrays`: x and weight, and bias, seq_idx and initial_states if they are given; `idx_of_states`, their numbers, lets both be."""
-    fuse.refuse(name, arrays)
-    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    arrays = fuse.checked(name, arrays)
     x, weight = arrays["x"], arrays["weight"]
     refuse_shapes(name, arrays, x.ndim >= 2, "(..., T, C)")
     if "seq_idx" in arrays:
@@ -62,9 +61,11 @@ def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_fina
     if "initial_states" in arrays:
         state = (*x.shape[:-2], weight.shape[0] - 1, x.shape[-1])
         fuse.refuse_shape(name, "initial_states", arrays["initial_states"], state, "the inputs before the first step")
-    activation = _activation.named(name, activation)
+    activation, function = _activation.named(name, activation)
     key = (tuple(arrays), activation, return_final_states)
-    return compiled(_convolution, key, FAMILY, implementation, tuple(arrays.values()), {}, name=name)
+    z, *state = compiled(_convolution, key, FAMILY, implementation, tuple(arrays.values()), {}, name=name)
+    y = fuse.applied(name, function, z, {})
+    return (y, *state) if return_final_states else y
 
 
 def refuse_shapes(name: str, arrays: Mapping[str, jax.Array], fits: bool, wanted: str) -> None:
@@ -105,7 +106,7 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
         implementation=implementation,
         out_sharding=None,
     ).values()
-    return (y, _last(given.get("initial_states"), x, taps - 1)) if return_final_states else y
+    return (y, _last(given.get("initial_states"), x, taps - 1)) if return_final_states else (y,)
 
 
 @functools.cache

@@ -22,8 +22,7 @@ from jaxext.forms import partition
 
 def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
     """`arrays`: x, conv_state and weight, and bias, cache_seqlens and conv_state_indices if they are given."""
-    fuse.refuse(name, arrays)
-    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    arrays = fuse.checked(name, arrays)
     x, state, weight = arrays["x"], arrays["conv_state"], arrays["weight"]
     if x.ndim == 0 or state.ndim < 2 or state.shape[-1] != x.shape[-1]:
         raise TypeError(f"{name}: conv_state has the shape {state.shape}, want (..., steps, C), since x has the shape {x.shape}")
@@ -44,8 +43,10 @@ def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
             fuse.refuse_shape(name, argument, arrays[argument], lead, "an element for each sequence")
             if not jnp.issubdtype(arrays[argument].dtype, jnp.integer):
                 raise TypeError(f"{name}: {argument} is {arrays[argument].dtype}, want integers")
-    key = (tuple(arrays), _activation.named(name, activation))
-    return compiled(_update, key, FAMILY, None, tuple(arrays.values()), {}, name=name)
+    activation, function = _activation.named(name, activation)
+    z, state = compiled(_update, (tuple(arrays), activation), FAMILY, None, tuple(arrays.values()), {}, name=name)
+    indices = {"indices": arrays["conv_state_indices"]} if indices else {}
+    return fuse.applied(name, function, z, indices, _of_sequences), state
 
 
 def _update(names, activation, *arrays, implementation):
@@ -73,11 +74,18 @@ def _update(names, activation, *arrays, implementation):
     z = functools.reduce(jnp.add, [read[..., i : i + steps, :] * along(weight[i].astype(wide), x) for i in range(taps)])
     z = z if bias is None else z + along(bias.astype(wide), x)
     y = _activation.apply(activation, z).astype(given["x"].dtype)
-    if indices is not None:  # a negative index has no state
-        y = jnp.where((indices >= 0)[..., None, None], y, jnp.zeros((), y.dtype))
+    y = _of_sequences(y, indices)
+    if indices is not None:
         at = jnp.where(indices >= 0, indices, buffer.shape[0])
         new = buffer.at[at].set(new, mode="drop", out_sharding=own)
     return (y[..., 0, :] if single else y), new
+
+
+def _of_sequences(y: jax.Array, indices: jax.Array | None = None) -> jax.Array:
+    """y, and zeros of a negative index, which has no state."""
+    if indices is None:
+        return y
+    return jnp.where(lax.expand_dims(indices >= 0, range(indices.ndim, y.ndim)), y, jnp.zeros((), y.dtype))
 
 
 def _in_circle(state, x, lengths, taps):

@@ -49,8 +49,7 @@ class Static:
     activation: _activation.Activation
 
     def __str__(self) -> str:
-        named = self.activation is None or isinstance(self.activation, str)
-        return f"activation={self.activation if named else getattr(self.activation, '__name__', 'a function')}"
+        return f"activation={self.activation}"
 
 
 def accumulated(dtype) -> jnp.dtype:
@@ -113,8 +112,7 @@ def _of_groups(operation, product, operands, values: jax.Array, like: jax.Array,
 
 def _in_groups(operation: Operation, product, operands, y: jax.Array, static: Static, ranks: Sequence[int], **params) -> jax.Array:
     """The result, or its tangent, with zeros in the rows of no group."""
-    activation = static.activation
-    if not _ragged(operation) or "scale" not in operands and isinstance(activation, str | None) and activation != "sigmoid":
+    if not _ragged(operation) or "scale" not in operands and static.activation != "sigmoid":
         return y  # zero there already
     lead = operation.position(operation.open, "M", ranks) + 1
     rank = dict(zip(operation.free, ranks, strict=True))

@@ -37,10 +37,10 @@ FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 def matmul(name: str, x: Any, w: Any, scales: dict[str, Any], *, out_sharding, implementation) -> jax.Array:
     """`scales`: x_scale, w_scale and gradient_scale, those that are given."""
     scales = {argument: np.float32(scale) if isinstance(scale, float | int) else scale for argument, scale in scales.items()}
-    fuse.refuse(name, {"x": x, "w": w} | scales)
-    x, w = jnp.asarray(x), jnp.asarray(w)
-    scales = {argument: jnp.asarray(scale) for argument, scale in scales.items()}
-    for argument, array in dict(x=x, w=w, **scales).items():
+    arrays = fuse.checked(name, {"x": x, "w": w} | scales)
+    x, w = arrays["x"], arrays["w"]
+    scales = {argument: arrays[argument] for argument in scales}
+    for argument, array in arrays.items():
         scaled.refuse_dtype(name, argument, array.dtype)
     for argument, scale in scales.items():
         fuse.refuse_shape(name, argument, scale, (), "a scale for all of the array")

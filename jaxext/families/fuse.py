@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.core import Tracer
 
 from jaxext._told import told
 from jaxext.families import activation as _activation
 from jaxext.families import epilogues
 from jaxext.families.conv import Arrangement, arranged
 from jaxext.families.dispatch import as_dot_general_says, as_lax_says, compiled, sharding_in_types
-from jaxext.families.ragged import ranges
-from jaxext.forms.operation import Operation
+from jaxext.families.ragged import in_groups, ranges
+from jaxext.forms import partition
+from jaxext.forms.operation import Operation, sharded_as
 
 
 def given(**optional: Any) -> dict[str, Any]:
@@ -25,10 +28,12 @@ def given(**optional: Any) -> dict[str, Any]:
     return {argument: x for argument, x in optional.items() if x is not None}
 
 
-def refuse(name: str, arrays: Mapping[str, Any]) -> None:
+def checked(name: str, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """These arguments as arrays of jax.  TypeError for one that is no array."""
     for argument, x in arrays.items():
         if not isinstance(x, jax.Array | np.ndarray | np.generic) and not hasattr(x, "__jax_array__"):
             raise TypeError(f"{name}: {argument} is {told(x)}, want an array")
+    return {argument: x if isinstance(x, jax.Array) else jnp.asarray(x) for argument, x in arrays.items()}
 
 
 def refuse_shape(name: str, argument: str, x, wanted: tuple, labels: str) -> None:
@@ -54,10 +59,52 @@ def _kind(dtype) -> int:
     return next(i for i, kind in enumerate((jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)) if jnp.issubdtype(dtype, kind))
 
 
+def applied(
+    name: str, function: Callable | None, z: jax.Array, added: Mapping[str, jax.Array], then: Callable = lambda y: y, gated: bool = False
+) -> jax.Array:
+    """`then(function(z), **added)`, or `function(gate) up` of both along axis -2, with the dtype of z, and in float32 for one of 16 bits.
+
+    `function` is the user's: it may close over traced values, and any transformation follows it.  z alone is saved for the derivative.
+    If it is None, z is the result.
+    """
+    if function is None:
+        return z
+    if not jnp.issubdtype(z.dtype, jnp.inexact):
+        raise TypeError(f"{name}: the result is {z.dtype} and activation is {told(function)}, want None for a result of integers")
+    refuse_kinds(name, added, z.dtype)
+
+    def epilogue(z):
+        wide = _as(epilogues.accumulated(z.dtype), z)
+        into, up = (lax.index_in_dim(wide, i, -2, keepdims=False) for i in (0, 1)) if gated else (wide, None)
+        y = function(into)
+        of_array = isinstance(y, jax.Array) and y.shape == into.shape and y.dtype in (into.dtype, z.dtype)
+        if not of_array:
+            wanted = f"want {told(into)}, as it is given: an elementwise function"
+            raise TypeError(f"{name}: activation is {told(function)}, which gives {told(y)}, {wanted}")
+        y = _as(wide.dtype, y)
+        return _as(z.dtype, then(y if up is None else y * up, **added))
+
+    if not isinstance(z, Tracer):
+        return epilogue(z)
+    return jax.checkpoint(epilogue, prevent_cse=False)(checkpoint_name(z, epilogues.PREACTIVATION))
+
+
+def _as(dtype, x: jax.Array) -> jax.Array:
+    return x if x.dtype == dtype else x.astype(dtype)  # an eager call that changes nothing takes a sixth of this one
+
+
+def _plus(y: jax.Array, residual: jax.Array | None = None) -> jax.Array:
+    return y if residual is None else y + sharded_as(residual.astype(y.dtype), jax.typeof(y))
+
+
+def _apart(function: Callable | None, arrays: dict[str, jax.Array], argument: str) -> dict[str, jax.Array]:
+    """What follows the user's function if there is one, taken out of the operands of the product."""
+    return {argument: arrays.pop(argument)} if function is not None and argument in arrays else {}
+
+
 def linear(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
     """`arrays`: x, w or weights, and bias and residual if they are given."""
-    refuse(name, arrays)
-    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    arrays = checked(name, arrays)
     x, w = list(arrays.values())[:2]
     second = list(arrays)[1]
     if x.ndim == 0:
@@ -70,25 +117,27 @@ def linear(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
         refuse_shape(name, "bias", arrays["bias"], (columns,), "an element for each column of w")
     if "residual" in arrays:
         refuse_shape(name, "residual", arrays["residual"], (*x.shape[:-1], columns), "that of the result")
-    activation = _activation.named(name, activation)
-    operation = epilogues.gated_linear_unit() if gated else epilogues.linear("bias" in arrays, "residual" in arrays)
     keywords = dict(static, preferred_element_type=preferred_element_type)
+    activation, function = _activation.named(name, activation)
+    added = _apart(function, arrays, "residual")
+    fused = gated and function is None
+    operation = epilogues.gated_linear_unit() if fused else epilogues.linear("bias" in arrays, "residual" in arrays)
     key = (operation, name, activation)
-    return compiled(_linear, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
+    z = compiled(_linear, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
+    return applied(name, function, z, added, _plus, gated)
 
 
 def _linear(operation: Operation, name, activation, *arrays, **keywords) -> jax.Array:
     operands = dict(zip(operation.inputs, arrays, strict=True))
     added = {argument: argument for argument in list(operands)[2:]}
     ndim = operands["a"].ndim
-    ranks = dict(B=0, M=ndim - 1, K=1, N=1, T=1)
+    ranks = dict(B=0, M=ndim - 1, K=1, N=1 if operation.whole else operands["b"].ndim - 1, T=1)
     return _product(operation, name, activation, operands, "ab", (((ndim - 1,), (0,)), ((), ())), ranks, added, **keywords)
 
 
 def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, preferred_element_type, implementation, **static) -> jax.Array:
     """`arrays`: x, w or weights, and group_sizes, and bias and row_scale if they are given."""
-    refuse(name, arrays)
-    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    arrays = checked(name, arrays)
     x, w, sizes = list(arrays.values())[:3]
     second = list(arrays)[1]
     if x.ndim != 2:
@@ -102,18 +151,28 @@ def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
         refuse_shape(name, "bias", arrays["bias"], (w.shape[0], w.shape[-1]), "an element for each group and column of w")
     if "row_scale" in arrays:
         refuse_shape(name, "row_scale", arrays["row_scale"], x.shape[:1], "an element for each row of x")
-    activation = _activation.named(name, activation)
-    with_scale = "row_scale" in arrays
-    operation = epilogues.ragged_gated_linear_unit(with_scale) if gated else epilogues.ragged_linear("bias" in arrays, with_scale)
     keywords = dict(static, preferred_element_type=preferred_element_type)
-    return compiled(_ragged, (operation, name, activation), operation.family, implementation, tuple(arrays.values()), keywords, name=name)
+    activation, function = _activation.named(name, activation)
+    added = _apart(function, arrays, "row_scale")
+    with_scale, fused = "row_scale" in arrays, gated and function is None
+    operation = epilogues.ragged_gated_linear_unit(with_scale) if fused else epilogues.ragged_linear("bias" in arrays, with_scale)
+    key = (operation, name, activation)
+    z = compiled(_ragged, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
+    return applied(name, function, z, added, functools.partial(_of_rows, sizes), gated)
+
+
+def _of_rows(sizes: jax.Array, y: jax.Array, row_scale: jax.Array | None = None) -> jax.Array:
+    """y times the scale of each row, and zeros in rows of no group, where neither is read."""
+    inside = in_groups(*ranges(sizes, y.shape[0], sizes.shape[0]), y.sum(1), 0)[:, None]
+    y = jnp.where(inside, y, 0)
+    return y if row_scale is None else jnp.where(inside, y * row_scale.astype(y.dtype)[:, None], 0)
 
 
 def _ragged(operation: Operation, name, activation, x, w, sizes, *added, **keywords) -> jax.Array:
     begin, end = ranges(sizes, x.shape[0], w.shape[0])
     operands = dict(zip(operation.inputs, (x, w, *added, begin, end), strict=True))
     public = {slot: argument for slot, argument in (("bias", "bias"), ("scale", "row_scale")) if slot in operands}
-    ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1, T=1)
+    ranks = dict(B=0, P=0, R=0, M=1, K=1, G=1, N=1 if operation.whole else w.ndim - 2, T=1)
     return _product(operation, name, activation, operands, "xw", (((1,), (1,)), ((), ())), ranks, public, **keywords)
 
 
@@ -137,6 +196,9 @@ def _product(
         operands = operands | promoted(operands, factors)
     said = as_dot_general_says([operands[slot] for slot in factors], contracted, precision, preferred_element_type)
     dtype = said.pop("dtype")
+    sharding = sharding_in_types(name, out_sharding, operands[factors[0]].ndim)
+    if sharding is not None and ranks["N"] == 2:  # gate and up
+        sharding = partition.insert(sharding, len(sharding.spec) - 1, None)
     _refuse_dtypes(name, activation, dtype, {argument: operands[slot] for slot, argument in added.items()})
     return _bound(
         operation,
@@ -146,7 +208,7 @@ def _product(
         dtype=dtype,
         activation=activation,
         implementation=implementation,
-        out_sharding=sharding_in_types(name, out_sharding, operands[factors[0]].ndim),
+        out_sharding=sharding,
         **said,
     )
 
@@ -169,11 +231,13 @@ def _bound(operation: Operation, operands, *, dtype, activation, **params) -> ja
 def conv_bias_act(arrays: Mapping[str, Any], activation, *, implementation, **static) -> jax.Array:
     """`arrays`: lhs, rhs, and bias and residual if they are given; `static`: the keywords of lax's convolution."""
     name = "conv_bias_act"
-    refuse(name, arrays)
-    arrays = {argument: jnp.asarray(x) for argument, x in arrays.items()}
-    activation = _activation.named(name, activation)
-    key = (tuple(arrays), activation)
-    return compiled(_conv, key, epilogues.CONV_BIAS_ACT, implementation, tuple(arrays.values()), static, name=name)
+    arrays = checked(name, arrays)
+    activation, function = _activation.named(name, activation)
+    added = _apart(function, arrays, "residual")
+    z = compiled(_conv, (tuple(arrays), activation), epilogues.CONV_BIAS_ACT, implementation, tuple(arrays.values()), static, name=name)
+    if added:
+        refuse_shape(name, "residual", added["residual"], z.shape, "that of the result")
+    return applied(name, function, z, added, _plus)
 
 
 def _conv(names: tuple[str, ...], activation, *arrays, implementation, out_sharding, **static) -> jax.Array:

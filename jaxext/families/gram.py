@@ -137,8 +137,7 @@ def gram(name: str, x: Any, *, implementation: str | None, **static) -> jax.Arra
 
 
 def matrices(name: str, x: Any) -> jax.Array:
-    fuse.refuse(name, {"x": x})
-    x = jnp.asarray(x)
+    (x,) = fuse.checked(name, {"x": x}).values()
     if x.ndim < 2:
         raise TypeError(f"{name}: x has the shape {x.shape}, want (..., M, K)")
     return x

@@ -62,8 +62,7 @@ class Quantized:
 
 def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, symmetric: bool) -> Quantized:
     """`w` in numbers of this dtype, which lie in blocks of `group` along an axis."""
-    fuse.refuse(name, {"w": w})
-    w = jnp.asarray(w)
+    (w,) = fuse.checked(name, {"w": w}).values()
     if not jnp.issubdtype(w.dtype, jnp.floating):
         raise TypeError(f"{name}: w is {w.dtype}, want floating-point numbers")
     if not (symmetric or jnp.issubdtype(dtype, jnp.integer)):
@@ -146,8 +145,7 @@ def matmul(name: str, x: Any, weight: Any, *, preferred_element_type, out_shardi
     arrays = {"x": x, "weight.qvalue": weight.qvalue, "weight.scale": weight.scale}
     if (zero := getattr(weight, "zero_point", None)) is not None:
         arrays["weight.zero_point"] = zero
-    fuse.refuse(name, arrays)
-    x, q, scale, *zeros = (jnp.asarray(array) for array in arrays.values())
+    x, q, scale, *zeros = fuse.checked(name, arrays).values()
     if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name}: x is {x.dtype}{list(x.shape)}, want floating-point numbers of the shape (..., K)")
     if q.ndim != 2 or q.shape[0] != x.shape[-1]:
@@ -204,8 +202,7 @@ def _matmul(name, x, q, scale, *zeros, preferred_element_type, out_sharding, imp
 
 def packed(name: str, q: Any) -> jax.Array:
     """int4 (..., N) as bytes (..., N / 2), the first of two numbers in the low half."""
-    fuse.refuse(name, {"q": q})
-    q = jnp.asarray(q)
+    (q,) = fuse.checked(name, {"q": q}).values()
     if q.dtype not in (jnp.int4, jnp.uint4):
         raise TypeError(f"{name}: q is {q.dtype}, want int4 or uint4")
     if q.ndim < 1 or q.shape[-1] % 2:
@@ -216,8 +213,7 @@ def packed(name: str, q: Any) -> jax.Array:
 
 def unpacked(name: str, packed: Any, dtype) -> jax.Array:
     """The inverse of `packed`."""
-    fuse.refuse(name, {"packed": packed})
-    packed = jnp.asarray(packed)
+    (packed,) = fuse.checked(name, {"packed": packed}).values()
     if packed.dtype not in (jnp.int8, jnp.uint8) or packed.ndim < 1:
         raise TypeError(f"{name}: packed is {packed.dtype}{list(packed.shape)}, want bytes with an axis or more")
     if jnp.dtype(dtype) not in (jnp.int4, jnp.uint4):

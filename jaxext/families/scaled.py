@@ -84,8 +84,7 @@ def _tangent(slot: str, form: Form, open: str, operands: Mapping[str, jax.Array]
 
 def product(name: str, arrays: Mapping[str, Any], dimension_numbers, dtype, *, implementation: str | None, **static) -> jax.Array:
     """`arrays`: lhs and rhs, and lhs_scale and rhs_scale if they are given."""
-    fuse.refuse(name, arrays)
-    given = {argument: jnp.asarray(x) for argument, x in arrays.items()}
+    given = fuse.checked(name, arrays)
     dims = _dimension_numbers(name, given["lhs"], given["rhs"], dimension_numbers)
     dtype = dtype_of_result(name, jnp.bfloat16 if dtype is None else dtype)
     for side in ("lhs", "rhs"):

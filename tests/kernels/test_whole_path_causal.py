@@ -123,5 +123,3 @@ def test_refusals():
         by("triton", X, np.ones((32, 6), np.float32))
     with pytest.raises(NotImplementedError, match="9 taps, its backward takes 8 at most"):
         jax.grad(lambda x: by("triton", x, np.ones((9, 6), np.float32)).sum())(X)
-    with pytest.raises(NotImplementedError, match="activation is 'cos'"):
-        jaxext.causal_conv1d(X, WEIGHT, activation=jnp.cos, implementation="triton")
