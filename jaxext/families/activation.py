@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext._told import told
-from jaxext.backends.problems import ACTIVATIONS
+from jaxext.backends.problems import ACTIVATIONS  # type: ignore[attr-defined]
 
 
 def _squared_relu(z: jax.Array) -> jax.Array:
