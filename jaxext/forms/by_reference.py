@@ -216,9 +216,14 @@ class Declaration:
         if label is None:
             return functools.partial(self.reference, **keywords)
         inputs, results = ([self._first(label, labels, rank) for labels in of.values()] for of in (self.inputs, self.results))
-        if rank[label] > 1:
-            fewer = jax.vmap(self._mapped({**rank, label: rank[label] - 1}, keywords), in_axes=tuple(inputs), out_axes=tuple(results))
-            return lambda *args: fewer(*partition.alike(args, inputs))
+        if rank[label] > 1:  # a result without the label is a sum over it: only those of a `backward` are
+            fewer = self._mapped({**rank, label: rank[label] - 1}, keywords)
+            mapped = jax.vmap(fewer, in_axes=tuple(inputs), out_axes=tuple(at or 0 for at in results))
+
+            def with_more(*args):
+                return tuple(y.sum(0) if at is None else y for y, at in zip(mapped(*partition.alike(args, inputs)), results, strict=True))
+
+            return with_more
         single = self._mapped({**rank, label: 1}, keywords)
 
         def without(*args):

@@ -142,6 +142,18 @@ def test_derivatives_of_any_order():
             np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
 
 
+def test_gradients_with_several_axes_of_sequences():
+    """Of two, one of them mapped by vmap, and of three."""
+    x, weight, bias, state = some(jnp.float32, 3, 4, 2, (1, 2, 2))
+    mapped = jax.vmap(ours, (1, None, None, 1), 1)
+    one, other, truth = (
+        jax.jit(jax.grad(lambda *args, f=f: jnp.sin(f(*args)).sum(), (0, 1, 2, 3)))(x, weight, bias, state) for f in (ours, mapped, plain)
+    )
+    for got, mine, want in zip(one, other, truth, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(mine, want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 def test_devices(kind):
     """Batch and channels split; the gradients have the shardings of their values."""

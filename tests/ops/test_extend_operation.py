@@ -212,6 +212,15 @@ def test_any_number_of_axes_and_static_keywords(case):
     close(ours, plain, LOGITS, LABELS, X, G)
 
 
+def test_a_backward_whose_kernel_refuses_sums_over_all_axes():
+    """The gradient of the parameter is a sum over the rows, however many axes they have."""
+    with registrations.undone():
+        norm, _ = declared_norm()
+        extend.register(norm.backward, Kernel(None, refuses=lambda call: "not today"))
+        of = lambda f: jax.jit(lambda x, g: jax.jvp(jax.grad(scalar(f), (0, 1)), (x, g), (x, g)))
+        close(of(functools.partial(norm, ranks=dict(N=3))), of(lambda x, g: rms_norm(x.reshape(8, 4), g).reshape(x.shape)), X.reshape(2, 2, 2, 4), G)
+
+
 def test_equal_keywords_of_other_types():
     """As `jax.jit` has it for static arguments."""
     told = extend.operation("toy_told", lambda x, *, n: x * (1 if n is True or n == (1.0,) and type(n[0]) is int else 2),
