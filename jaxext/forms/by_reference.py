@@ -193,7 +193,7 @@ class Declaration:
             self._uncoupled.add(key)
         return tuple(y.dtype for y in given), next((x for x in program.consts if isinstance(x, Tracer)), None)
 
-    def inlined(self, operands, ranks, static, named: str | None, closed: Tracer) -> dict[str, jax.Array]:
+    def inlined(self, operands, ranks, static, named, closed: Tracer) -> dict[str, jax.Array]:
         """All results where the reference closes over a traced value: of the primitive, that has neither a derivative nor a value."""
         if named not in (None, Reference.name):
             why = f"{told(self.reference)} closes over {told(closed)}, a traced value, want it as an operand"
