@@ -96,7 +96,8 @@ def operation(
     Args:
       name: a unique identifier, also of the primitive.
       reference: a function of the operands, each with one axis for each of its labels, and of static keywords.  It gives the results, then
-        the saved ones: an array, or a tuple of several.
+        the saved ones: an array, or a tuple of several.  It computes a call itself, without kernels, where it closes over a value that
+        jax traces there, such as an argument of a function under `grad` or `jit`: kernels get operands alone.
       operands, results: name -> labels separated by spaces, in the order of the axes.  A label is a word that begins with a capital letter.
         The names are in the order of the reference's.
       saved: further results, for `backward`.  They are computed only where a derivative needs them.
@@ -191,8 +192,8 @@ def register(operation: Bilinear | Declared | str, implementation: Implementatio
       replace: whether it takes the place of yours of the same name, if there is one: so a cell of a notebook can run again.
 
     Raises:
-      TypeError: `implementation` is not an instance, lacks a method, or its `supports` or `gains` says that it returns something other
-        than None or a reason.
+      TypeError: `implementation` is not an instance, lacks a method, holds or closes over a traced value, or its `supports` or `gains` says
+        that it returns something other than None or a reason.
       ValueError: the operation is unknown, the name is taken, or the version of the code cannot be determined.
     """
     if not isinstance(implementation, Implementation):

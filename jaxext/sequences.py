@@ -58,14 +58,16 @@ def causal_conv1d(
       bias: shape (C,), or None.
       seq_idx: shape (..., T), integers: the number of each step's sequence, where several lie behind each other.  A step sees what has its
         own number.  A number that comes back after another one would see the steps of before.
-      initial_states: shape (..., k - 1, C), or None for zeros.
-      return_final_states: whether to return the last k - 1 inputs too.
+      initial_states: shape (..., k - 1, C), or None for zeros.  With `seq_idx` they are of the first sequence of each row: zeros where a
+        new one begins.
+      return_final_states: whether to return the last k - 1 inputs too, a bool.
       activation: as in `linear`.
       implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
 
     Returns:
       shape (..., T, C), with the dtype of x; and, if `return_final_states`, the final state, of shape (..., k - 1, C).  Where T is less
-      than k - 1, it begins with what is left of `initial_states`, or with zeros.
+      than k - 1, it begins with what is left of `initial_states`, or with zeros.  With `seq_idx` it is that of the last sequence of each
+      row, with zeros in the place of other sequences.
 
     Examples:
       >>> x, w = jnp.arange(1.0, 6.0)[:, None], jnp.array([[10.0], [1.0]])
@@ -78,8 +80,9 @@ def causal_conv1d(
       [34.0, 45.0]
 
     Raises:
-      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function.
-      ValueError: `seq_idx` beside `initial_states` or `return_final_states`; `activation` or `implementation` is unknown.
+      TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function;
+        `return_final_states` is not a bool.
+      ValueError: `activation` or `implementation` is unknown.
       NotImplementedError: the named implementation does not support the call.
     """
     return causal.convolution(
@@ -100,6 +103,7 @@ def causal_conv1d_update(
     activation: str | Callable[[jax.Array], jax.Array] | None = None,
     cache_seqlens: ArrayLike | None = None,
     conv_state_indices: ArrayLike | None = None,
+    implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """One or several steps of `causal_conv1d`, by the inputs before them, as a model that generates takes them.
 
@@ -114,6 +118,7 @@ def causal_conv1d_update(
       conv_state_indices: shape (N,), integers, if x has the shape (N, C) or (N, T, C): which rows of `conv_state`, of shape (rows, L, C),
         are the states of these sequences, each of another one.  The result of a sequence with a negative index is zero, and no state is
         changed for it.
+      implementation: "xla", the only one, or None.
 
     Returns:
       the results, with the shape and dtype of x, and the new state, with those of `conv_state`.
@@ -126,7 +131,8 @@ def causal_conv1d_update(
 
     Raises:
       TypeError: an argument is not an array, or its shape or dtype does not fit; `activation` is neither a str nor a function.
-      ValueError: the state has fewer than k - 1 steps; `activation` is unknown.
+      ValueError: the state has fewer than k - 1 steps; `activation` or `implementation` is unknown.
     """
     optional = fuse.given(bias=bias, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)
-    return causal_update.update("causal_conv1d_update", {"x": x, "conv_state": conv_state, "weight": weight} | optional, activation)
+    arrays = {"x": x, "conv_state": conv_state, "weight": weight} | optional
+    return causal_update.update("causal_conv1d_update", arrays, activation, implementation=implementation)

@@ -157,24 +157,30 @@ class Declared:
             keyword is not hashable; the reference gives other results than declared.
           ValueError: a label or the implementation is unknown, or the reference couples the elements of a label that is not in `whole`.
           NotImplementedError: the named implementation does not support this call.  Raised at lowering, or by vmap of what has no
-            independent label.
+            independent label, or by a call whose reference closes over a traced value.
         """
         declared, form = self._declaration, self._declaration.operation
         by = named(implementation, form.name, form.family)
         rank = declarations.ranks(form, {} if ranks is None else ranks)
         operands = declarations.operands_of(declared, arrays, rank)
         keywords = declarations.keywords(form.name, static)
-        results = form.bind(
-            operands,
-            wanted=tuple(name for name in declared.results if name not in declared.saved),
-            ranks=rank,
-            window=None,
-            dtypes=declared.dtypes(operands, rank, keywords),
-            precision=None,
-            static=keywords,
-            implementation=by,
-            out_sharding=None,
-        )
+        dtypes, closed = declared.types(operands, rank, keywords)
+        wanted = tuple(name for name in declared.results if name not in declared.saved)
+        if closed is not None:
+            inlined = declared.inlined(operands, rank, keywords, by, closed)
+            results = {name: inlined[name] for name in wanted}
+        else:
+            results = form.bind(
+                operands,
+                wanted=wanted,
+                ranks=rank,
+                window=None,
+                dtypes=dtypes,
+                precision=None,
+                static=keywords,
+                implementation=by,
+                out_sharding=None,
+            )
         return tuple(results.values()) if len(results) > 1 else results[form.open]
 
     def independent_axes(

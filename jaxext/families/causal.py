@@ -18,8 +18,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from jaxext._told import told
 from jaxext.backends.cuda.cuda_convolutions import CudaCausal
 from jaxext.backends.triton.triton_binding import TritonCausal
 from jaxext.families import activation as _activation
@@ -46,23 +48,21 @@ FACTORS = ("weight", "bias", "initial_states")  # beside x, whose dtype the resu
 
 
 def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_final_states: bool, implementation: str | None):
-    """`arrays`: x and weight, and bias, seq_idx and initial_states if they are given; `idx_of_states`, their numbers, lets both be."""
+    """`arrays`: x and weight, and bias, seq_idx, initial_states and their numbers, `idx_of_states`, if they are given."""
     arrays = fuse.checked(name, arrays)
+    if not isinstance(return_final_states, bool | np.bool_):
+        raise TypeError(f"{name}: return_final_states is {told(return_final_states)}, want a bool")
     x, weight = arrays["x"], arrays["weight"]
     refuse_shapes(name, arrays, x.ndim >= 2, "(..., T, C)")
     if "seq_idx" in arrays:
         fuse.refuse_shape(name, "seq_idx", arrays["seq_idx"], x.shape[:-1], "the number of each step's sequence")
         if not jnp.issubdtype(arrays["seq_idx"].dtype, jnp.integer):
             raise TypeError(f"{name}: seq_idx is {arrays['seq_idx'].dtype}, want integers")
-        state = "initial_states" in arrays and "idx_of_states" not in arrays
-        for argument, given in (("initial_states", state), ("return_final_states", return_final_states)):
-            if given:
-                raise ValueError(f"{name}: {argument} is given beside seq_idx, want one of them: a state is of a single sequence")
     if "initial_states" in arrays:
         state = (*x.shape[:-2], weight.shape[0] - 1, x.shape[-1])
         fuse.refuse_shape(name, "initial_states", arrays["initial_states"], state, "the inputs before the first step")
     activation, function = _activation.named(name, activation)
-    key = (tuple(arrays), activation, return_final_states)
+    key = (tuple(arrays), activation, bool(return_final_states))
     z, *state = compiled(_convolution, key, FAMILY, implementation, tuple(arrays.values()), {}, name=name)
     y = fuse.applied(name, function, z, {})
     return (y, *state) if return_final_states else y
@@ -91,6 +91,9 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
     for argument, dtype in (("bias", accumulated(x.dtype)), ("initial_states", x.dtype)):
         if argument in given and not jnp.issubdtype(given[argument].dtype, jnp.inexact):
             given[argument] = given[argument].astype(dtype)  # integers have no derivative
+    if "seq_idx" in given and "initial_states" in given and "idx_of_states" not in given:  # of the first sequence, if there are steps
+        first = given["seq_idx"][..., :1].sum(-1, keepdims=True, dtype=given["seq_idx"].dtype)
+        given["idx_of_states"] = jnp.broadcast_to(first, (*x.shape[:-2], taps - 1))
     operands = {name: given[name] for name in LABELS if name in given and name not in empty}
     operation = _declaration(tuple(operands)).operation
     rank = {"B": x.ndim - 2}
@@ -106,7 +109,7 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
         implementation=implementation,
         out_sharding=None,
     ).values()
-    return (y, _last(given.get("initial_states"), x, taps - 1)) if return_final_states else (y,)
+    return (y, _final(given, taps - 1)) if return_final_states else (y,)
 
 
 @functools.cache
@@ -128,9 +131,9 @@ def _declaration(names: tuple[str, ...]) -> Declaration:
 
 
 def _examples(call: Call) -> dict[str, jax.Array]:
-    """Numbers of four sequences of one length behind each other."""
-    numbers = jnp.arange(call.sizes["T"]) * 4 // call.sizes["T"]
-    return {name: jnp.broadcast_to(numbers.astype(of), call.shape_of(name)) for name, of in call.dtypes.items() if name == "seq_idx"}
+    """Numbers of four sequences of one length behind each other, the first of which has the state."""
+    numbers = {"seq_idx": jnp.arange(call.sizes["T"]) * 4 // call.sizes["T"], "idx_of_states": 0}
+    return {name: jnp.broadcast_to(numbers[name], call.shape_of(name)).astype(of) for name, of in call.dtypes.items() if name in NUMBERS}
 
 
 def _composed(names, *arrays, activation, implementation=None) -> tuple[jax.Array]:
@@ -215,6 +218,16 @@ def _delayed(x: jax.Array, steps: int, axis: int) -> jax.Array:
         return x
     steps = min(steps, x.shape[axis])
     return lax.pad(x, jnp.zeros((), x.dtype), [(steps, -steps, 0) if i == axis else (0, 0, 0) for i in range(x.ndim)])
+
+
+def _final(given: Mapping[str, jax.Array], steps: int) -> jax.Array:
+    """The last inputs, zeros in the place of those of other sequences than the last."""
+    last = _last(given.get("initial_states"), given["x"], steps)
+    if "seq_idx" not in given:
+        return last
+    before = given["idx_of_states"][..., None] if "idx_of_states" in given else None
+    numbers = _last(before, given["seq_idx"][..., None], steps)
+    return jnp.where(numbers == numbers[..., -1:, :], last, jnp.zeros((), last.dtype))
 
 
 def _last(state: jax.Array | None, x: jax.Array, steps: int) -> jax.Array:

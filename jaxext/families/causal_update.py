@@ -14,26 +14,33 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext.families import activation as _activation
 from jaxext.families import fuse
-from jaxext.families.causal import FAMILY, along, refuse_shapes
+from jaxext.families.causal import along, refuse_shapes
 from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
 from jaxext.forms import partition
+from jaxext.forms.by_reference import Reference
+from jaxext.forms.family import Family
+
+FAMILY = Family("causal_conv1d_update", twin=None, names="causal_conv1d_update", implementations=[Reference()])  # no kernel: not declared
 
 
-def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
+def update(name: str, arrays: Mapping[str, Any], activation, *, implementation: str | None) -> Any:
     """`arrays`: x, conv_state and weight, and bias, cache_seqlens and conv_state_indices if they are given."""
     arrays = fuse.checked(name, arrays)
     x, state, weight = arrays["x"], arrays["conv_state"], arrays["weight"]
-    if x.ndim == 0 or state.ndim < 2 or state.shape[-1] != x.shape[-1]:
-        raise TypeError(f"{name}: conv_state has the shape {state.shape}, want (..., steps, C), since x has the shape {x.shape}")
-    refuse_shapes(name, arrays, x.ndim in (state.ndim - 1, state.ndim), "(..., C) or (..., T, C), beside conv_state (..., steps, C)")
+    indices = "conv_state_indices" in arrays
+    lead, of_state = ("N", "(rows, steps, C)") if indices else ("...", "(..., steps, C)")
+    beside = " beside conv_state_indices" if indices else ""
+    if x.ndim == 0 or state.ndim < 2 or state.shape[-1] != x.shape[-1] or indices and state.ndim != 3:
+        raise TypeError(f"{name}: conv_state has the shape {state.shape}, want {of_state}{beside}, since x has the shape {x.shape}")
+    fits = x.ndim in (state.ndim - 1, state.ndim)
+    refuse_shapes(name, arrays, fits, f"({lead}, C) or ({lead}, T, C), beside conv_state {of_state}")
     lead = x.shape[: state.ndim - 2]
     if state.shape[-2] < weight.shape[0] - 1:
         raise ValueError(
             f"{name}: conv_state has {state.shape[-2]} steps, want {weight.shape[0] - 1} at least, one less than weight has taps"
         )
-    indices = "conv_state_indices" in arrays
-    if indices and state.ndim != 3 or not indices and state.shape[:-2] != lead:
+    if not indices and state.shape[:-2] != lead:
         raise TypeError(f"{name}: conv_state has the shape {state.shape}, want {(*lead, state.shape[-2], x.shape[-1])}")
     kind, wanted = (jnp.floating, "floating-point") if jnp.issubdtype(x.dtype, jnp.floating) else (jnp.complexfloating, "complex")
     if not jnp.issubdtype(state.dtype, kind):
@@ -44,13 +51,13 @@ def update(name: str, arrays: Mapping[str, Any], activation) -> Any:
             if not jnp.issubdtype(arrays[argument].dtype, jnp.integer):
                 raise TypeError(f"{name}: {argument} is {arrays[argument].dtype}, want integers")
     activation, function = _activation.named(name, activation)
-    z, state = compiled(_update, (tuple(arrays), activation), FAMILY, None, tuple(arrays.values()), {}, name=name)
-    indices = {"indices": arrays["conv_state_indices"]} if indices else {}
-    return fuse.applied(name, function, z, indices, _of_sequences), state
+    z, state = compiled(_update, (tuple(arrays), activation), FAMILY, implementation, tuple(arrays.values()), {}, name=name)
+    given = {"indices": arrays["conv_state_indices"]} if indices else {}
+    return fuse.applied(name, function, z, given, _of_sequences), state
 
 
 def _update(names, activation, *arrays, implementation):
-    del implementation
+    del implementation  # there is one
     given = dict(zip(names, partition.on_one_mesh(arrays), strict=True))
     x, buffer, weight, bias = given["x"], given["conv_state"], given["weight"], given.get("bias")
     single = x.ndim < buffer.ndim

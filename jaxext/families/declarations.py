@@ -5,15 +5,18 @@ A message says whose argument is wrong, and what is wanted.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import re
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxext._told import told
 from jaxext.forms.by_reference import Declaration, Keywords
@@ -154,7 +157,28 @@ def refuse_implementation(implementation: Implementation) -> None:
         raise TypeError(f"register: custom_calls of {name} is {told(targets)}, want a sequence of str")
     if not isinstance(implementation.rows_by_config, bool):
         raise TypeError(f"register: rows_by_config of {name} is {told(implementation.rows_by_config)}, want a bool")
+    if (value := _traced([vars(implementation), *map(vars, cls.__mro__)], set())) is not None:
+        raise TypeError(f"register: {name} closes over {told(value)}, a traced value, want it as an operand, which has derivatives")
     implementation.code("cpu")  # raises now if there is none
+
+
+def _traced(x: Any, seen: set[int]) -> Tracer | None:
+    """A traced value in a container, or that a function closes over."""
+    if isinstance(x, Tracer) or id(x) in seen:
+        return x if isinstance(x, Tracer) else None
+    seen.add(id(x))
+    inside: list[Any] = [getattr(x, "__wrapped__", None)]
+    if isinstance(x, Mapping):
+        inside += x.values()
+    elif isinstance(x, list | tuple):
+        inside += x
+    elif isinstance(x, functools.partial):
+        inside += [x.func, x.args, x.keywords]
+    elif isinstance(x, types.MethodType):
+        inside += [x.__func__]
+    elif isinstance(x, types.FunctionType):
+        inside += [x.__defaults__, x.__kwdefaults__, *(cell.cell_contents for cell in x.__closure__ or () if cell != types.CellType())]
+    return next((value for value in (_traced(each, seen) for each in inside if each is not None) if value is not None), None)
 
 
 # --- a call

@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.interpreters import ad
 
+from jaxext._told import told
 from jaxext.forms import partition
 from jaxext.forms.call import Call
 from jaxext.forms.composition import composed
@@ -160,8 +162,8 @@ class Declaration:
             unmeasured="" if self.examples else UNMEASURED,
         )
 
-    def dtypes(self, operands: Mapping[str, jax.Array], ranks: Sequence[int], static: Keywords) -> tuple:
-        """The dtypes of all results.
+    def types(self, operands: Mapping[str, jax.Array], ranks: Sequence[int], static: Keywords) -> tuple[tuple, Tracer | None]:
+        """The dtypes of all results, and a traced value that the reference closes over, or None.
 
         Raises:
           TypeError: the reference gives another number of results, or other shapes, than declared.
@@ -176,7 +178,7 @@ class Declaration:
             return tuple(one[label] for label in labels)
 
         bare = [jax.ShapeDtypeStruct(of_one(labels), operands[name].dtype) for name, labels in self.inputs.items()]
-        given = jax.eval_shape(functools.partial(self.reference, **dict(static.items)), *bare)
+        program, given = jax.make_jaxpr(functools.partial(self.reference, **dict(static.items)), return_shape=True)(*bare)
         shapes, wanted = [getattr(y, "shape", None) for y in given], [of_one(labels) for labels in self.results.values()]
         if shapes != wanted:
             raise TypeError(f"{self.name}: the reference gives arrays of the shapes {shapes}, want {wanted} for {list(self.results)}")
@@ -189,7 +191,15 @@ class Declaration:
                 self, {label: one[label] for label in operation.free if label not in (*self.whole, *self.believed)}, bare, static
             )
             self._uncoupled.add(key)
-        return tuple(y.dtype for y in given)
+        return tuple(y.dtype for y in given), next((x for x in program.consts if isinstance(x, Tracer)), None)
+
+    def inlined(self, operands, ranks, static, named, closed: Tracer) -> dict[str, jax.Array]:
+        """All results where the reference closes over a traced value: of the primitive, that has neither a derivative nor a value."""
+        if named not in (None, Reference.name):
+            why = f"{told(self.reference)} closes over {told(closed)}, a traced value, want it as an operand"
+            raise NotImplementedError(f"{self.name}: implementation {named!r} does not support this call: the reference {why}")
+        results = self._results(operands, ranks, static)
+        return {name: lax.stop_gradient(y) if name in self.constant else y for name, y in results.items()}
 
     @functools.cached_property
     def _uncoupled(self) -> set:
@@ -216,9 +226,14 @@ class Declaration:
         if label is None:
             return functools.partial(self.reference, **keywords)
         inputs, results = ([self._first(label, labels, rank) for labels in of.values()] for of in (self.inputs, self.results))
-        if rank[label] > 1:
-            fewer = jax.vmap(self._mapped({**rank, label: rank[label] - 1}, keywords), in_axes=tuple(inputs), out_axes=tuple(results))
-            return lambda *args: fewer(*partition.alike(args, inputs))
+        if rank[label] > 1:  # a result without the label is a sum over it: only those of a `backward` are
+            fewer = self._mapped({**rank, label: rank[label] - 1}, keywords)
+            mapped = jax.vmap(fewer, in_axes=tuple(inputs), out_axes=tuple(at or 0 for at in results))
+
+            def with_more(*args):
+                return tuple(y.sum(0) if at is None else y for y, at in zip(mapped(*partition.alike(args, inputs)), results, strict=True))
+
+            return with_more
         single = self._mapped({**rank, label: 1}, keywords)
 
         def without(*args):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxext._compat import align_varying
-from jaxext.families import causal
+from jaxext.families import causal, fuse
 from jaxext.parallel.axes import devices_along
+from jaxext.parallel.halo import edge
 
 
 def causal_conv1d(
@@ -28,14 +28,14 @@ def causal_conv1d(
     """Causal convolution of this device's part of sequences that are split along time.
 
     Equals `jaxext.causal_conv1d` of the whole.  Call it inside `jax.shard_map` or `jax.pmap`.  Each device sends its last k - 1 inputs to
-    the next one, by one `jax.lax.ppermute` (with `seq_idx`, two).
+    the next one, by one `jax.lax.ppermute` (with `seq_idx`, two).  If it has fewer, it sends them to as many devices as read them.
 
     Args:
       x: shape (..., T/n, C), this device's steps.
       weight, bias, activation, implementation: as in `jaxext.causal_conv1d`, whole.
       axis_name: a mesh or pmap axis of n devices, or a tuple of axes in mesh order, treated as one.
       seq_idx: shape (..., T/n), this device's part.
-      initial_states: shape (..., k - 1, C), those of the whole sequences.
+      initial_states: shape (..., k - 1, C), those of the whole sequences; with `seq_idx`, of the first one of each row.
 
     Returns:
       shape (..., T/n, C), this device's steps of the result.  All derivatives are supported, in both modes.
@@ -48,35 +48,38 @@ def causal_conv1d(
 
     Raises:
       Exception: any error that `jaxext.causal_conv1d` raises.
-      ValueError: this device has fewer than k - 1 steps; `seq_idx` beside `initial_states`; `axis_name` is invalid.
+      ValueError: `axis_name` is invalid.
       NameError: no `shard_map` or `pmap` around the call binds the axis.
     """
     name = "causal_conv1d"
-    n = devices_along(axis_name, f"{name}: axis_name")
-    arrays = {"x": x, "weight": weight} | {key: of for key, of in (("bias", bias), ("seq_idx", seq_idx)) if of is not None}
-    if seq_idx is not None and initial_states is not None:
-        raise ValueError(f"{name}: initial_states is given beside seq_idx, want one of them: a state is of a single sequence")
+    devices_along(axis_name, f"{name}: axis_name")
+    arrays = {"x": x, "weight": weight} | fuse.given(bias=bias, seq_idx=seq_idx)
 
     def of_part(**states):
         return causal.convolution(name, arrays | states, activation, return_final_states=False, implementation=implementation)
 
     # Traced for what it refuses, before shapes are relied on.
-    jax.eval_shape(lambda: of_part(**({} if initial_states is None else {"initial_states": initial_states})))
+    jax.eval_shape(lambda: of_part(**fuse.given(initial_states=initial_states)))
     steps, part = jnp.shape(weight)[0] - 1, jnp.asarray(x)
-    if part.shape[-2] < steps:
-        raise ValueError(
-            f"{name}: x has {part.shape[-2]} steps on each of {n} devices, want {steps} at least, one less than weight has taps"
-        )
-
-    def of_the_one_before(of, axis):
-        last = lax.slice_in_dim(of, of.shape[axis] - steps, of.shape[axis], axis=axis)
-        return lax.ppermute(last, axis_name, [(i, i + 1) for i in range(n - 1)])
-
-    state = of_the_one_before(part, part.ndim - 2)  # zeros for the first
+    state = edge(part, part.ndim - 2, axis_name, steps, before=True)  # zeros for the first
+    states = {"initial_states": state}
     if seq_idx is not None:
         numbers = jnp.asarray(seq_idx)
-        return of_part(initial_states=state, idx_of_states=of_the_one_before(numbers, numbers.ndim - 1))
-    if initial_states is not None:
-        first, state = align_varying(jnp.asarray(initial_states).astype(part.dtype), state)
-        state = jnp.where(lax.axis_index(axis_name) == 0, first, state)
-    return of_part(initial_states=state)
+        states["idx_of_states"] = of_state = edge(numbers, numbers.ndim - 1, axis_name, steps, before=True)
+    if initial_states is None:
+        return of_part(**states)
+    first = lax.axis_index(axis_name) * part.shape[-2]  # of this device's steps
+    begin = steps - first  # where in its state the first step of all lies
+    given = jnp.asarray(initial_states).astype(part.dtype)
+    own = lax.dynamic_slice_in_dim(jnp.concatenate([given, jnp.zeros_like(given)], -2), first, steps, given.ndim - 2)
+    states["initial_states"] = jnp.where(_places(state, -2) < begin, own, state)
+    if seq_idx is not None:  # the number of the given state is that of the first step
+        seen = jnp.concatenate([of_state, numbers], -1)
+        number = jnp.where(_places(seen, -1) == begin, seen, 0).sum(-1, keepdims=True, dtype=seen.dtype)
+        states["idx_of_states"] = jnp.where(_places(of_state, -1) < begin, number, of_state)
+    return of_part(**states)
+
+
+def _places(x: jax.Array, axis: int) -> jax.Array:
+    """The place of each element along an axis."""
+    return lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + axis)

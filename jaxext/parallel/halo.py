@@ -153,13 +153,26 @@ def _part(window, i, name, n) -> Part:
 
 def _exchange(x, axis, name, part):
     """x with its halo: the last rows of the previous part and the first rows of the next, or zeros at the ends."""
-    n, held, (low, high) = lax.axis_size(name), x.shape[axis], part.halo
-    rows = [x]
-    if low:
-        rows.insert(0, lax.ppermute(lax.slice_in_dim(x, held - low, held, axis=axis), name, [(i, i + 1) for i in range(n - 1)]))
-    if high:
-        rows.append(lax.ppermute(lax.slice_in_dim(x, 0, high, axis=axis), name, [(i + 1, i) for i in range(n - 1)]))
-    return lax.concatenate(rows, axis)
+    low, high = (edge(x, axis, name, rows, before=before) for rows, before in zip(part.halo, (True, False), strict=True))
+    return lax.concatenate([low, x, high], axis)
+
+
+def edge(x: jax.Array, axis: int, name: Hashable, rows: int, *, before: bool) -> jax.Array:
+    """The last `rows` rows of all devices before this one, or the first of those behind it; zeros beyond the ends.
+
+    A device that holds fewer sends them further, by one `ppermute` for each distance.
+    """
+    n, held, received = lax.axis_size(name), x.shape[axis], [lax.slice_in_dim(x, 0, 0, axis=axis)]
+    for hops in range(1, n):
+        take = min(held, rows - held * (hops - 1))
+        if take > 0:
+            begin = held - take if before else 0
+            pairs = [(i, i + hops) if before else (i + hops, i) for i in range(n - hops)]
+            received.append(lax.ppermute(lax.slice_in_dim(x, begin, begin + take, axis=axis), name, pairs))
+    found = lax.concatenate(received[::-1] if before else received, axis)
+    missing = rows - found.shape[axis]
+    ends = (missing, 0, 0) if before else (0, missing, 0)
+    return lax.pad(found, jnp.zeros((), x.dtype), [ends if i == axis else (0, 0, 0) for i in range(x.ndim)])
 
 
 def _take(x, axis, name, part):

@@ -34,7 +34,8 @@ def true(x, weight, bias=None, seq_idx=None, state=None, activation=None):
             same = 1 if seq_idx is None else (np.asarray(seq_idx)[..., at] == np.asarray(seq_idx)[..., t])[..., None]
             z[..., t, :] += weight[i] * np.where(same, read, 0)
         elif state is not None:
-            z[..., t, :] += weight[i] * np.asarray(state, np.float64)[..., taps - 1 + at, :]
+            same = 1 if seq_idx is None else (np.asarray(seq_idx)[..., 0] == np.asarray(seq_idx)[..., t])[..., None]
+            z[..., t, :] += weight[i] * np.where(same, np.asarray(state, np.float64)[..., taps - 1 + at, :], 0)
     return SILU[activation](z if bias is None else z + np.asarray(bias, np.float64))
 
 
@@ -94,6 +95,32 @@ def test_pieces_are_the_whole(taps, cuts):
     np.testing.assert_array_equal(state, last)
 
 
+@pytest.mark.parametrize("lengths", [(13,), (1, 1, 11), (3, 0, 5, 5), (12, 1)], ids=str)
+@pytest.mark.parametrize("taps", [1, 4, 7])
+def test_packed_sequences_with_states(taps, lengths):
+    """The first has the initial one, the last gives the final one; so pieces are the whole, wherever they are cut."""
+    x, weight, bias, state = some(jnp.float32, taps)
+    seq_idx = np.broadcast_to(np.repeat(np.arange(len(lengths), dtype=np.int32) + 5, lengths), x.shape[:-1])
+    convolve = functools.partial(jaxext.causal_conv1d, weight=weight, bias=bias, activation="silu", return_final_states=True)
+    y, last = convolve(x, seq_idx=seq_idx, initial_states=state)
+    near(y, true(x, weight, bias, seq_idx, state, "silu"), units=2 * taps)
+    of_last = jnp.concatenate([state, x] if lengths == (13,) else [0 * state, x[:, 13 - lengths[-1] :]], 1)
+    np.testing.assert_array_equal(last, of_last[:, of_last.shape[1] - (taps - 1) :])
+    for cut in (1, 2, 10):
+        head, middle = convolve(x[:, :cut], seq_idx=seq_idx[:, :cut], initial_states=state)
+        goes_on = seq_idx[0, cut - 1] == seq_idx[0, cut]
+        tail, end = convolve(x[:, cut:], seq_idx=seq_idx[:, cut:], initial_states=middle if goes_on else None)
+        near(jnp.concatenate([head, tail], 1), np.asarray(y, np.float64), units=4)
+        np.testing.assert_array_equal(end, last)
+
+
+def test_packed_sequences_without_steps():
+    x, weight, _, state = some(jnp.float32, steps=0)
+    y, last = jaxext.causal_conv1d(x, weight, seq_idx=np.zeros((2, 0), np.int8), initial_states=state, return_final_states=True)
+    assert y.shape == (2, 0, 8)
+    np.testing.assert_array_equal(last, state)
+
+
 def plain(x, weight, bias, state, activation=jax.nn.silu):
     """In jnp."""
     taps, steps = weight.shape[0], x.shape[-2]
@@ -114,17 +141,21 @@ def test_every_transformation():
 
 
 def test_every_transformation_of_packed_ones():
-    x, weight, bias, _ = some(jnp.float32, 3, 6, 4)
-    seq_idx = np.array([[0, 0, 1, 1, 1, 2], [3, 3, 3, 3, 4, 4]], np.int32)
+    """With a state of the first of each row."""
+    x, weight, bias, state = some(jnp.float32, 3, 6, 4)
+    seq_idx = np.array([[0, 0, 1, 1, 1, 2], [3, 4, 4, 4, 4, 4]], np.int32)
 
-    def by_mask(x, weight, bias, seq_idx):
-        back = np.arange(6)[:, None] - np.arange(6)[None]
-        same = (seq_idx[:, :, None] == seq_idx[:, None, :]) & np.broadcast_to((back >= 0) & (back < 3), (2, 6, 6))
-        z = jnp.einsum("nts,tsc,nsc->ntc", same.astype(x.dtype), weight[2 - np.clip(back, 0, 2)], x)
+    def by_mask(x, weight, bias, state, seq_idx):
+        read, numbers = jnp.concatenate([state, x], 1), jnp.concatenate([seq_idx[:, :1], seq_idx[:, :1], seq_idx], 1)
+        back = np.arange(2, 8)[:, None] - np.arange(8)[None]
+        same = (seq_idx[:, :, None] == numbers[:, None, :]) & np.broadcast_to((back >= 0) & (back < 3), (2, 6, 8))
+        z = jnp.einsum("nts,tsc,nsc->ntc", same.astype(x.dtype), weight[2 - np.clip(back, 0, 2)], read)
         return jnp.tanh(z + jnp.broadcast_to(bias, z.shape))
 
-    packed = lambda x, weight, bias, seq_idx: jaxext.causal_conv1d(x, weight, bias, seq_idx=seq_idx, activation="tanh")
-    testing.check_op(packed, by_mask, (x, weight, bias, seq_idx), show=False).raise_if_failed()
+    def packed(x, weight, bias, state, seq_idx):
+        return jaxext.causal_conv1d(x, weight, bias, seq_idx=seq_idx, initial_states=state, activation="tanh")
+
+    testing.check_op(packed, by_mask, (x, weight, bias, state, seq_idx), show=False).raise_if_failed()
 
 
 def test_only_operands_are_kept_for_the_derivative():
@@ -142,19 +173,41 @@ def test_derivatives_of_any_order():
             np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
 
 
+def test_gradients_with_several_axes_of_sequences():
+    """Of two, one of them mapped by vmap, and of three."""
+    x, weight, bias, state = some(jnp.float32, 3, 4, 2, (1, 2, 2))
+    mapped = jax.vmap(ours, (1, None, None, 1), 1)
+    one, other, truth = (
+        jax.jit(jax.grad(lambda *args, f=f: jnp.sin(f(*args)).sum(), (0, 1, 2, 3)))(x, weight, bias, state) for f in (ours, mapped, plain)
+    )
+    for got, mine, want in zip(one, other, truth, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(mine, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def test_devices(kind):
+def test_devices(kind, packed):
     """Batch and channels split; the gradients have the shardings of their values."""
     x, weight, bias, state = some(jnp.float32, batch=(4,))
     mesh = jax.make_mesh((2, 4), ("n", "c"), axis_types=(kind,) * 2)
     specs = P("n", None, "c"), P(None, "c"), P("c"), P("n", None, "c")
+    numbers = np.broadcast_to(np.repeat(np.arange(2, dtype=np.int32), (2, 11)), (4, 13))
+
+    def results(x, weight, bias, state, *numbers):
+        given: Any = dict(seq_idx=numbers[0]) if numbers else {}
+        return jaxext.causal_conv1d(x, weight, bias, initial_states=state, activation="silu", return_final_states=True, **given)
+
+    def all_of(*args):
+        return results(*args), jax.grad(lambda *args: sum(jnp.sum(jnp.sin(y)) for y in results(*args)), (0, 1, 2, 3))(*args)
+
+    args, specs = ((x, weight, bias, state, numbers), (*specs, P("n"))) if packed else ((x, weight, bias, state), specs)
     with jax.set_mesh(mesh):
-        args = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip((x, weight, bias, state), specs, strict=True)]
-        got = jax.jit(ours)(*args)
-        gradients = jax.jit(jax.grad(lambda *args: jnp.sum(jnp.sin(ours(*args))), (0, 1, 2, 3)))(*args)
-    near(got, true(x, weight, bias, None, state, "silu"))
-    want = jax.grad(lambda *args: jnp.sum(jnp.sin(plain(*args))), (0, 1, 2, 3))(x, weight, bias, state)
-    for one, other in zip(gradients, want, strict=True):
+        (y, last), got = jax.jit(all_of)(*(jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(args, specs, strict=True)))
+    near(y, true(x, weight, bias, numbers if packed else None, state, "silu"))
+    (_, end), want = jax.jit(all_of)(*args)
+    np.testing.assert_array_equal(last, end)
+    for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -330,12 +383,8 @@ def test_a_donated_state_is_updated_in_place():
         (dict(initial_states=jnp.ones((2, 4, 8))), TypeError, r"initial_states has the shape \(2, 4, 8\), want \(2, 3, 8\)"),
         (dict(seq_idx=np.zeros((2, 12), np.int32)), TypeError, r"seq_idx has the shape \(2, 12\), want \(2, 13\)"),
         (dict(seq_idx=np.zeros((2, 13))), TypeError, "seq_idx is float.*, want integers"),
-        (dict(seq_idx=np.zeros((2, 13), np.int32), return_final_states=True), ValueError, "return_final_states is given beside seq_idx"),
-        (
-            dict(seq_idx=np.zeros((2, 13), np.int32), initial_states=jnp.ones((2, 3, 8))),
-            ValueError,
-            "initial_states is given beside seq_idx",
-        ),
+        (dict(return_final_states="yes"), TypeError, "causal_conv1d: return_final_states is 'yes', want a bool"),
+        (dict(return_final_states=np.ones(2, bool)), TypeError, r"return_final_states is bool\[2\], want a bool"),
         (dict(activation="swoosh"), ValueError, "causal_conv1d: activation is 'swoosh', want one of"),
         (dict(implementation="none"), ValueError, "causal_conv1d: implementation is 'none', want one of"),
         (dict(implementation="cuda"), NotImplementedError, "implementation 'cuda' does not support this call"),
@@ -359,6 +408,13 @@ def test_errors(change, error, message):
         (dict(cache_seqlens=np.ones(2)), TypeError, "cache_seqlens is float.*, want integers"),
         (dict(conv_state_indices=np.ones(3, np.int32)), TypeError, r"conv_state_indices has the shape \(3,\), want \(2,\)"),
         (dict(x=jnp.ones((5, 2, 1, 8))), TypeError, r"x has the shape \(5, 2, 1, 8\), want \(..., C\) or \(..., T, C\)"),
+        (
+            dict(conv_state=jnp.ones((3, 8)), conv_state_indices=np.ones(2, np.int32)),
+            TypeError,
+            r"conv_state has the shape \(3, 8\), want \(rows, steps, C\) beside conv_state_indices",
+        ),
+        (dict(x=jnp.ones(8), conv_state_indices=np.int32(1)), TypeError, r"x has the shape \(8,\), want \(N, C\) or \(N, T, C\)"),
+        (dict(implementation="cuda"), ValueError, r"causal_conv1d_update: implementation is 'cuda', want one of \['xla'\] or None"),
     ],
 )
 def test_errors_of_updates(change, error, message):

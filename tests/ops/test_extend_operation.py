@@ -212,6 +212,20 @@ def test_any_number_of_axes_and_static_keywords(case):
     close(ours, plain, LOGITS, LABELS, X, G)
 
 
+def test_a_backward_whose_kernel_refuses_sums_over_all_axes():
+    """The gradient of the parameter is a sum over the rows, however many axes they have."""
+    with registrations.undone():
+        norm, _ = declared_norm()
+        extend.register(norm.backward, Kernel(None, refuses=lambda call: "not today"))
+        of = lambda f: jax.jit(lambda x, g: jax.jvp(jax.grad(scalar(f), (0, 1)), (x, g), (x, g)))
+        close(
+            of(functools.partial(norm, ranks=dict(N=3))),
+            of(lambda x, g: rms_norm(x.reshape(8, 4), g).reshape(x.shape)),
+            X.reshape(2, 2, 2, 4),
+            G,
+        )
+
+
 def test_equal_keywords_of_other_types():
     """As `jax.jit` has it for static arguments."""
     told = extend.operation("toy_told", lambda x, *, n: x * (1 if n is True or n == (1.0,) and type(n[0]) is int else 2),
@@ -370,6 +384,49 @@ def test_several_results():
         if not kernel.ran:
             extend.register(declared.backward, kernel)
     assert kernel.ran
+
+
+TRACED = {
+    "grad": jax.grad,
+    "jit of grad": lambda f: jax.jit(jax.grad(f)),
+    "jit of jvp": lambda f: jax.jit(lambda s: jax.jvp(f, (s,), (s,))),
+    "vmap": lambda f: lambda s: jax.vmap(f)(jnp.stack([s, 2 * s])),
+    "jit of vmap of grad": lambda f: jax.jit(lambda s: jax.vmap(jax.grad(f))(jnp.stack([s, 2 * s]))),
+    "scan": lambda f: lambda s: jax.lax.scan(lambda s, _: (s + 1, f(s)), s, length=2),
+}
+
+
+@pytest.mark.parametrize("how", TRACED)
+def test_a_reference_that_closes_over_a_traced_value(how):
+    """Its derivative is there, and it is mapped."""
+
+    def of(declared, s):
+        scaled = lambda x: (x * s, jnp.sin(x))
+        names = dict(operands=dict(x="N"), results=dict(y="N", k="N"), constant="k")
+        y, k = extend.operation(f"toy_closed_{next(NAMES)}", scaled, **names)(X[:, 0]) if declared else scaled(X[:, 0])
+        return jnp.sum(y * k)
+
+    with registrations.undone():
+        got, want = (TRACED[how](functools.partial(of, declared))(jnp.float32(2)) for declared in (True, False))
+    for one, true in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, true, rtol=1e-5)
+
+
+def test_kernels_have_no_traced_values():
+    """Of their own, or of a reference which they compute."""
+
+    def call(s, kernel):
+        scaled = extend.operation(f"toy_closed_{next(NAMES)}", lambda x: x * s, operands=dict(x="N"), results=dict(y="N"))
+        extend.register(scaled, Kernel(kernel(s)))
+        return scaled(X[0], implementation="mine").sum()
+
+    with registrations.undone():
+        with pytest.raises(TypeError, match=r"register: mine closes over float32\[\], a traced value, want it as an operand"):
+            jax.grad(call)(jnp.float32(2), lambda s: functools.partial(lambda call, flat: dict(y=flat["x"] * s)))
+        with pytest.raises(
+            NotImplementedError, match=r"'mine' does not .*: the reference .* closes over float32\[\], a traced value, want"
+        ):
+            jax.jit(lambda s: call(s, lambda s: norm_kernel))(jnp.float32(2))
 
 
 def test_a_named_implementation():

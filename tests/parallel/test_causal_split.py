@@ -55,13 +55,43 @@ def test_values_and_gradients(taps):
     check(split(P(), names=("initial_states",)), with_state, x, weight, bias, state, which=(0, 1, 2, 3))
 
 
+def packed(taps=4, steps=32, *, lengths=((4, 7, 1, 12, 8), (0, 30, 2))):
+    x, weight, bias, state = some(taps, steps)
+    numbers = np.stack([np.repeat(np.arange(len(of)) + 3, of) for of in lengths]).astype(np.int32)
+    whole = lambda x, weight, bias, *state: jaxext.causal_conv1d(
+        x, weight, bias, seq_idx=numbers, activation="silu", **dict(zip(["initial_states"], state, strict=False))
+    )
+    return numbers, whole, (x, weight, bias, state)
+
+
 def test_packed_sequences():
     """Edges of sequences on edges of devices, beside them, and far from them."""
-    x, weight, bias, _ = some()
-    numbers = np.stack([np.repeat(np.arange(5), (4, 7, 1, 12, 8)), np.repeat(np.arange(3), (0, 30, 2))]).astype(np.int32)
-    whole = lambda x, weight, bias: jaxext.causal_conv1d(x, weight, bias, seq_idx=numbers, activation="silu")
+    numbers, whole, (x, weight, bias, _) = packed()
     ours = split(SPLIT, names=("seq_idx",))
     check(lambda *args: ours(*args, numbers), whole, x, weight, bias, which=(0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("taps", "steps", "lengths"),
+    [(4, 32, ((2, 30), (9, 23))), (6, 16, ((3, 13), (1, 1, 14))), (12, 8, ((8,), (5, 3)))],
+    ids=["enough steps", "two a device", "one a device"],
+)
+def test_packed_sequences_with_states(taps, steps, lengths):
+    """The state reaches as many devices as it is long."""
+    numbers, whole, args = packed(taps, steps, lengths=lengths)
+    ours = split(SPLIT, P(), names=("seq_idx", "initial_states"))
+    check(lambda x, weight, bias, state: ours(x, weight, bias, numbers, state), whole, *args, which=(0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(("taps", "steps", "messages"), [(4, 16, 2), (12, 8, 7), (3, 0, 0)])
+def test_fewer_steps_than_the_state(taps, steps, messages):
+    """They come from further devices, one message from each distance."""
+    x, weight, bias, state = some(taps, steps)
+    whole = lambda x, weight, bias, state: jaxext.causal_conv1d(x, weight, bias, initial_states=state, activation="silu")
+    ours = split(P(), names=("initial_states",))
+    check(ours, whole, x, weight, bias, state, which=(0, 1, 2, 3))
+    sent = collectives(ours.lower(x, weight, bias, state).compile())
+    assert dict(sent) == ({"collective-permute": messages} if messages else {})
 
 
 def test_one_message():
@@ -71,13 +101,9 @@ def test_one_message():
 
 def test_errors():
     x, weight, bias, state = some()
-    with pytest.raises(
-        ValueError, match="causal_conv1d: x has 2 steps on each of 8 devices, want 3 at least, one less than weight has taps"
-    ):
-        split()(x[:, :16], weight, bias)
     with pytest.raises(TypeError, match=r"causal_conv1d: weight has the shape \(6,\), want \(k, 6\)"):
         split()(x, weight[0], bias)
-    with pytest.raises(ValueError, match="initial_states is given beside seq_idx"):
-        split(P(), SPLIT, names=("initial_states", "seq_idx"))(x, weight, bias, state, np.zeros((2, 32), np.int32))
+    with pytest.raises(TypeError, match=r"initial_states has the shape \(2, 2, 6\), want \(2, 3, 6\)"):
+        split(P(), names=("initial_states",))(x, weight, bias, state[:, 1:])
     with pytest.raises(NameError, match="axis_name is 'nowhere', want an axis of a shard_map"):
         jaxext.parallel.causal_conv1d(x, weight, bias, axis_name="nowhere")
