@@ -34,6 +34,7 @@ from jaxext.tuning.tune import with_gradient
 from jaxext.tuning.walk import Step, walk
 
 ORDER = ("wrong", "crash", "slow", "note")
+PAGES = "https://github.com/jaxext/jaxext/blob/main/docs/"  # an installed package has no docs/
 ALIKE = 5  # notes of one kind that are listed
 
 
@@ -54,7 +55,7 @@ class Finding:
       cost: what it costs, estimated.
       measured: milliseconds of lax's product and of jaxext's on this machine, if they were asked for.
       cure: what to call instead.
-      page: the section in docs/.
+      page: the address of its section of the documentation.
     """
 
     hazard: str
@@ -109,7 +110,7 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
     yield f"{first.what.upper()}: {first.hazard} ({first.since})"
     yield textwrap.fill(first.why, WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield f"  Use {first.cure}."
-    yield f"  See docs/{first.page}"
+    yield f"  See {first.page}"
     listed = findings if first.what != "note" else findings[:ALIKE]
     for each in listed:
         times = f", {each.times} times" if each.times > 1 else ""
@@ -286,7 +287,7 @@ def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Findi
         cost="; ".join(filter(None, cost)),
         measured=None,
         cure=hazard.cure,
-        page=hazard.page,
+        page=PAGES + hazard.page,
     )
 
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxext
 from jaxext.cli import command
+from jaxext.hazards.doctor import PAGES
 
 GRID = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 DEPTHWISE, GROUPED = "depthwise convolution", "grouped filter gradient on a mesh"
@@ -267,7 +268,7 @@ def test_a_finding_says_where_and_what():
     first, *_ = jaxext.doctor(depthwise, X, W, platform="cpu").findings
     assert first.what == "slow" and first.product == "conv2d_fprop x:f32[8,16,16,8,1] w:f32[8,1,3,3,1] -> y:f32[8,16,16,8,1]"
     assert "test_doctor.py:" in first.source and first.source.endswith("(depthwise)")
-    assert "MFLOP" in first.cost and "in_place_of_lax" in first.cure and first.page.startswith("doctor.md#")
+    assert "MFLOP" in first.cost and "in_place_of_lax" in first.cure and first.page.startswith(f"{PAGES}doctor.md#")
 
 
 def test_equal_products_are_counted():
