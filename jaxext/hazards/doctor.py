@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxext._told import counted, told
+from jaxext._told import PAGES, counted, told
 from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
@@ -34,7 +34,6 @@ from jaxext.tuning.tune import with_gradient
 from jaxext.tuning.walk import Step, walk
 
 ORDER = ("wrong", "crash", "slow", "note")
-PAGES = "https://github.com/jaxext/jaxext/blob/main/docs/"  # an installed package has no docs/
 ALIKE = 5  # notes of one kind that are listed
 
 

@@ -17,8 +17,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
+from jaxext._told import PAGES
 from jaxext.cli import command
-from jaxext.hazards.doctor import PAGES
 
 GRID = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 DEPTHWISE, GROUPED = "depthwise convolution", "grouped filter gradient on a mesh"
