@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run `python -m jaxext` with these arguments (None: those of the process), and return the exit status."""
     if sys.stdout is None:
         return failed("stdout is closed, want somewhere to write, such as /dev/null")
-    options = parser().parse_args(argv)
+    options, others = parser().parse_known_args(argv)
+    if others:
+        options.parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
         make_folders(options)
         if options.needs_device:

@@ -99,9 +99,23 @@ def test_without_a_command_it_helps(capsys):
     assert all(name in said(capsys) for name in command.COMMANDS)
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["info", "--nonsense"], ["explain"]])
-def test_usage(arguments, capsys):
-    assert refused(capsys, *arguments)
+@pytest.mark.parametrize(
+    ("arguments", "of", "sentence"),
+    [
+        (["nonsense"], "", "argument COMMAND: invalid choice: 'nonsense' (choose from "),
+        (["--nonsense"], "", "unrecognized arguments: --nonsense"),
+        (["info", "more", "--nonsense"], " info", "unrecognized arguments: more --nonsense"),
+        (["explain"], " explain", "the following arguments are required: module:function\n"),
+        (["doctor"], " doctor", "the following arguments are required: module:function\n"),
+    ],
+)
+def test_usage(arguments, of, sentence, capsys):
+    """The command's own, and what it wants: not a SHAPE, without which a function is called without arguments."""
+    with pytest.raises(SystemExit) as end:
+        command.main(arguments)
+    out, error = capsys.readouterr()
+    assert (end.value.code, out) == (2, "") and error.startswith(f"usage: python -m jaxext{of} ")
+    assert f"python -m jaxext{of}: error: {sentence}" in error
 
 
 def test_as_a_program():

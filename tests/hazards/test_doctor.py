@@ -497,7 +497,8 @@ def test_command(arguments, status, module, capsys):
         (["f32[8@data,16,16,8]", "--mesh", "3,2"], "--mesh does not fit a SHAPE"),
         (["f32[8@data,16@data,16,8]", "--mesh", "4,2"], "has an axis of the mesh twice"),
         (["f32[8,16,16,8]", "--mesh", "2,2,2"], "'2,2,2' is no mesh, want one such as 4,2 or data=4,model=2"),
-        (["f32[8,16,16,8]", "--mesh", "data=four"], "'four' is no number from 1 on"),
+        (["f32[8,16,16,8]", "--mesh", "data=four"], "'data=four' is no mesh, want one such as 4,2 or data=4,model=2"),
+        (["f32[8,16,16,8]", "--mesh", "0,2"], "'0,2' is no mesh, want one such as 4,2 or data=4,model=2"),
         (["f32[8,16,16,8]", "--platform", "tpu", "--measure"], "--measure is for the platform of this machine, which is not tpu"),
     ],
 )
