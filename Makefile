@@ -1,5 +1,5 @@
-# `make demo` and `make test` need python3 (>= 3.11), make and a network for pip; all else goes into $(VENV).  The CUDA kernels, which take minutes,
-# are compiled where a GPU can run them, where CMAKE_ARGS names a library of them, and where asked for: `make build`, or JAXEXT_CUDA=ON.
+# `make demo` and `make test` need python3 (>= 3.11), make and a network for pip; all else goes into $(VENV).  CMakeLists.txt decides whether the CUDA
+# kernels are compiled, which takes minutes.  Where it surely leaves them out, OFF spares their build tools and pip's --verbose.
 PYTHON ?= python3
 VENV   ?= .venv
 TESTS  ?= tests
@@ -68,7 +68,7 @@ record: $(ready)
 carried := jax-triton==0.3.1 absl-py filelock msgspec platformdirs rich markdown-it-py mdurl pygments "pytest>=9" iniconfig packaging pluggy pytest-xdist execnet
 wheel:
 	rm -rf wheels.new
-	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels.new .
+	JAXEXT_CUDA=ON $(PYTHON) -m pip wheel --disable-pip-version-check --no-deps --wheel-dir wheels.new .
 	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest wheels.new $(carried)
 	git rev-parse HEAD >wheels.new/COMMIT # for a machine to which the checkout travels without .git
 	rm -rf wheels && mv wheels.new wheels

@@ -23,6 +23,7 @@ import jax
 from msgspec import structs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 import jaxext
 from jaxext.cli.arguments import module
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told.add_argument(
         "--plot", type=_picture, metavar="PATH", help="a picture of the ratios, and one of the roofline beside it: .png, .svg"
     )
-    told.add_argument("--markdown", type=pathlib.Path, metavar="PATH", help="the tables, as docs/benchmarks.md has them")
+    told.add_argument("--markdown", type=pathlib.Path, metavar="PATH", help="the tables in Markdown, as the documentation has them")
     told.add_argument("--read", metavar="REPORT", help="say what is in a report of before, and measure nothing")
     told.add_argument(
         "--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="say what changed from one report to another, and measure nothing"
@@ -257,8 +258,7 @@ def _with_rows(
     options: argparse.Namespace, whole: report.Report, chosen: Sequence[Case], how: cells.Bench, console: Console, until: float
 ) -> report.Report:
     """The report with its missing rows, each written at once; those in which an earlier run died come last."""
-    shown = [library for library in how.libraries if library != "jaxext"]
-    console.print(tables.head(shown), soft_wrap=True)
+    shown: list[str] = []  # the libraries that did not refuse all rows so far
     there = {row.name for row in whole.rows}
     died = {name: place for place, name in enumerate(whole.begun, 1)}  # the last that did is the last again
     rest = sorted((case for case in chosen if case.name not in there), key=lambda case: died.get(case.name, 0))
@@ -271,7 +271,11 @@ def _with_rows(
             whole = structs.replace(whole, begun=(*others, case.name))
             _write(options, whole)
             row = _row(case, how)
-            console.print(tables.line(row, shown), soft_wrap=True)
+            timed = {*shown, *(name for name, result in row.results.items() if not isinstance(result, report.Refusal))} - {"jaxext"}
+            if timed != {*shown}:
+                shown = [library for library in how.libraries if library in timed]
+                console.print(tables.head(shown, console.width), soft_wrap=True)
+            console.print(tables.line(row, shown, console.width), soft_wrap=True)
             if why := cells.lost():
                 console.print(f"the device is lost, --resume goes on without this case: {why}", style="bold red", markup=False)
                 return whole
@@ -308,8 +312,10 @@ def _introduce(whole: report.Report, console: Console) -> None:
 def _with_progress(chosen: Sequence[Case], console: Console) -> Iterator[Case]:
     """The cases; on a terminal, a progress bar shows the case that is measured and the time left."""
     terminal = console if console.is_terminal else Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=terminal, transient=True, redirect_stdout=False, disable=not terminal.is_terminal) as progress:
+    name = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    columns = (BarColumn(10), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), name)
+    how: Any = {"transient": True, "redirect_stdout": False, "expand": True}
+    with Progress(*columns, console=terminal, disable=not terminal.is_terminal, **how) as progress:
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
             progress.update(task, description=case.name)

@@ -283,7 +283,7 @@ def line(row: dict) -> str:
 def missing() -> str | None:
     """The reason if nothing can be compiled here, or None."""
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
+        return "Triton is not installed: pip install 'jaxext[triton]'"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return "TRITON_INTERPRET is 1: a process of Triton's interpreter cannot compile"
     return None

@@ -42,7 +42,7 @@ def find(name: str) -> str:
     in_wheel = pathlib.Path(triton.origin).parent / "backends/nvidia/bin" / name if triton and triton.origin else None
     found = str(in_wheel) if in_wheel and in_wheel.exists() else shutil.which(name.removesuffix("-blackwell"))
     if not found:
-        raise FileNotFoundError(f"{name} is neither in Triton's wheel nor on the PATH")
+        raise FileNotFoundError(f"{name} is neither in Triton's wheel nor on the PATH: pip install 'jaxext[triton]'")
     return found
 
 

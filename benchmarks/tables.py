@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from . import findings
-from .report import KINDS, OTHER, PRECISION, THEIRS, Failure, Measured, Refusal, Report, Result, libraries
+from .report import KINDS, OTHER, PRECISION, THEIRS, Failure, Measured, Refusal, Report, Result
 
 STYLES = {findings.FASTER: "green", findings.SLOWER: "bold red", findings.MISSING: "red", findings.NEW: "cyan"}
-NAME, TIME, RATIO, SHARE, ERROR, STRAYS = 78, 14, 15, 7, 9, 10  # columns' widths
+NAME, TIME, RATIO, SHARE, ERROR, STRAYS = 78, 13, 15, 5, 8, 28  # columns' widths
+WIDE = 120  # columns from which a table has room for names of rows
 ROLES = ("fprop", "forward", "nn", "dgrad", "nt", "wgrad", "tn", "step")  # as they follow one another in a table
 
 CAPTION = (
@@ -25,43 +26,54 @@ CAPTION = (
 )
 
 
-def head(shown: Sequence[str] = ()) -> Text:
+def head(shown: Sequence[str], width: int) -> Text:
     """The heading of `line`: times with half the spread of their quartiles, and for the implementation that jaxext takes if none is named,
-    its speedup over lax, its share of the roofline, its error, and its transposes, copies and pads."""
-    times = [(f"{library} ms", TIME) for library in shown or libraries()]
-    cells = [("", NAME), *times, ("lax/jaxext", RATIO), ("roof", SHARE), ("error", ERROR)]
-    return Text("".join(f"{text:>{width}}" for text, width in (*cells, ("strays", STRAYS))) + "  targets", "bold")
+    its speedup over lax, its share of the roofline, its error, and the transposes, copies and pads that XLA puts around it."""
+    name, columns = _columns(shown, width)
+    return Text(" " * name + "".join(f"{title:>{size}}" for title, size in columns), "bold")
 
 
-def line(row: Measured, shown: Sequence[str] = ()) -> Text:
-    """One row, aligned with `head` of the same libraries."""
-    text = Text(f"{row.name:{NAME}.{NAME - 1}}")
-    for library in shown or libraries():
-        text.append(f"{_time(row.results.get(library)):>{TIME}}", "bold red" if isinstance(row.results.get(library), Failure) else "")
-    ratio = findings.ratio(row, findings.DEFAULT, "lax")
-    style = STYLES.get(findings.standing(row, findings.DEFAULT, "lax") or "", "")
-    text.append(f"{'-' if ratio is None else f'{row.ours} {ratio:.2f}x':>{RATIO}}", style)
+def line(row: Measured, shown: Sequence[str], width: int) -> Text:
+    """One row, aligned with `head` of the same libraries.  Where it is wider than `width`, its name has a line of its own."""
+    name, columns = _columns(shown, width)
     others = (result for library, result in reversed(row.timed.items()) if library not in THEIRS)
     of_ours = row.timed.get(row.ours or "") or next(others, None)
-    if of_ours is None:
-        return text
-    strays = " ".join(f"{count}{kind[0]}" for kind, count in of_ours.hlo.items() if count) or "none"
-    error = of_ours.error if isinstance(of_ours.error, str) else f"{of_ours.error:.1e}"
-    share = "-" if of_ours.roofline is None else f"{of_ours.roofline:.0%}"
-    text.append(f"{share:>{SHARE}}{error[: ERROR - 1]:>{ERROR}} {strays:>{STRAYS - 1}}")
-    for verdict in findings.verdicts(row):
-        text.append(f"  {verdict}", "green" if verdict.reached else "bold red")
+    ratio = findings.ratio(row, findings.DEFAULT, "lax")
+    cells = [(_time(row.results.get(library)), "bold red" if isinstance(row.results.get(library), Failure) else "") for library in shown]
+    standing = STYLES.get(findings.standing(row, findings.DEFAULT, "lax") or "", "")
+    cells.append(("-" if ratio is None else f"{row.ours} {ratio:.2f}x", standing))
+    if of_ours is not None:
+        error = of_ours.error if isinstance(of_ours.error, str) else f"{of_ours.error:.1e}"
+        strays = " ".join(f"{count} {kind}" for kind, count in of_ours.hlo.items() if count) or "nothing"
+        cells += [("-" if of_ours.roofline is None else f"{of_ours.roofline:.0%}", ""), (error[: ERROR - 1], ""), (strays, "")]
+    text = Text(f"{row.name:{name}.{NAME - 1}}" if name else f"{row.name[:width]}\n")
+    for (cell, style), (_, size) in zip(cells, columns, strict=False):
+        text.append(f"{cell:>{size}}", style)
+    for verdict in findings.verdicts(row) if of_ours is not None else ():
+        text.append(f"  {verdict}" if name else f"\n  {verdict}", "green" if verdict.reached else "bold red")
     return text
+
+
+def _columns(shown: Sequence[str], width: int) -> tuple[int, list[tuple[str, int]]]:
+    """The columns that the name of a row takes, or 0 if it has a line of its own; and the others that fit, the first ones first."""
+    columns = [(f"{library} ms", TIME) for library in shown]
+    columns += [("lax/jaxext", RATIO), ("roof", SHARE), ("error", ERROR), ("XLA adds", STRAYS)]
+    if NAME + sum(size for _, size in columns) <= width:
+        return NAME, columns
+    ends = itertools.accumulate(size for _, size in columns)
+    return 0, [column for column, end in zip(columns, ends, strict=True) if end <= width]
 
 
 def print_findings(report: Report, console: Console) -> None:
     """Print the means of a report's rows, the reasons why libraries have no time, missed targets, and faults."""
-    table = Table("kind", "role", "of", "over", "rows", "geometric mean", "least", "slower", "the row with the least")
+    wide = console.width >= WIDE
+    table = Table("kind", "role", "of", "over", "rows", "mean", "least", "slower", *(["the row with the least"] if wide else []))
+    table.title, table.title_justify = "geometric means of speedups", "left"
     for mean in findings.summary(report.rows):
         kind, role = mean.group  # type: ignore[misc]
         style = "red" if mean.losers else ""
         numbers = (f"{mean.geometric_mean:.2f}x", f"{mean.least:.2f}x", str(mean.losers))
-        table.add_row(kind, role, mean.ours, mean.other, str(mean.rows), *numbers, Text(mean.least_row), style=style)
+        table.add_row(kind, role, mean.ours, mean.other, str(mean.rows), *numbers, *([Text(mean.least_row)] if wide else []), style=style)
     if table.row_count:
         console.print(table)
     for note in findings.notes(report.rows):

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 _LENGTH = 200  # characters
+PAGES = "https://github.com/jaxext/jaxext/blob/main/docs/"  # for messages: an installed package has no docs/
 
 
 def told(x: Any) -> str:

@@ -84,3 +84,7 @@ def _warn(policy: Callable, product) -> None:
 
 
 _compat.policies_asked.listener = _warn
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -221,3 +221,7 @@ def _family(operation: Bilinear | Declared | str) -> Family:
         return _OWN[operation]
     _ = operation._declaration.operation.primitive  # which is made when it is needed
     return operation._declaration.operation.family
+
+
+def __dir__() -> list[str]:
+    return __all__

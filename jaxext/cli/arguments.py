@@ -29,6 +29,7 @@ def takes_function(command: argparse.ArgumentParser, leaf: Callable[[str], Any] 
     command.add_argument(
         "shapes",
         nargs="*",
+        default=[],  # otherwise an error lists it as required
         type=functools.partial(argument, leaf=leaf),
         metavar="SHAPE",
         help=f"of each argument, such as f32[8,32,32,3] or bf16[128]; of a pytree, a literal such as {_ARGUMENTS}",

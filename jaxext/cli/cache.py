@@ -16,7 +16,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=("show", "clear", "export", "import"))
     command.add_argument("path", nargs="?", metavar="PATH", help="where to export to, or what to import")
     command.add_argument("--table", metavar="PATH", help="another table than the user's own")
-    command.add_argument("--yes", action="store_true", help="clear without more ado")
+    command.add_argument("--yes", action="store_true", help="confirm clear, which deletes the table")
     says_json(command)
 
 

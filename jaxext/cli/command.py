@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run `python -m jaxext` with these arguments (None: those of the process), and return the exit status."""
     if sys.stdout is None:
         return failed("stdout is closed, want somewhere to write, such as /dev/null")
-    options = parser().parse_args(argv)
+    options, others = parser().parse_known_args(argv)
+    if others:
+        options.parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
         make_folders(options)
         if options.needs_device:
@@ -69,7 +71,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m jaxext", description="Convolution and matmul primitives for JAX.")
     top.add_argument("--version", action="version", version=f"jaxext {jaxext.__version__}")
     width = max(shutil.get_terminal_size().columns, LEAST_WIDTH) - 2
-    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    top.set_defaults(run=_help, parser=top, needs_device=False)
+    commands = top.add_subparsers(metavar="COMMAND")
     for name, (run, add_arguments) in COMMANDS.items():
         paragraphs = [textwrap.fill(part, width) if part[:9] != "examples:" else part for part in (inspect.getdoc(run) or "").split("\n\n")]
         command = commands.add_parser(
@@ -81,6 +84,11 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run, parser=command, needs_device=name in ("info", "explain", "doctor", "tune", "bench"))
         add_arguments(command)
     return top
+
+
+def _help(options) -> int:
+    options.parser.print_help()
+    return 0
 
 
 def _info_arguments(command: argparse.ArgumentParser) -> None:
@@ -102,15 +110,22 @@ def _info(options) -> int:
     found = facts(options.arch)
     world, devices = found["environment"], [(d["platform"], f"{d['count']} x {d['kind']}") for d in found["devices"]]
     here = world["versions"] | {name: world[name] for name in ("processor", "commit")}
-    implementations = [tuple(row.values()) for row in found["implementations"]]
+    alike: dict[tuple, list[str]] = {}  # the calls of which an implementation says the same
+    for row in found["implementations"]:
+        alike.setdefault((row["platform"], row["implementation"], row["is"]), []).append(row["call"])
+    columns = ("property", "value")
     tell(
         options,
         found,
-        Grid("Here", ("what", "is"), [*_known(here), *devices]),
-        Grid("Implementations", ("platform", "call", "implementation", "is"), implementations),
-        Grid("Table of measurements", ("what", "is"), _known(found["table"])),
-        Grid("Verified kernels", ("what", "is"), _known(found["verified"])),
-        Grid("CUDA kernels", ("what", "is"), _known(found["build"])),
+        Grid("This machine", columns, [*_known(here), *devices]),
+        Grid(
+            "Implementations",
+            ("platform", "implementation", "of", "state"),
+            sorted((*key[:2], ", ".join(of), key[2]) for key, of in alike.items()),
+        ),
+        Grid("Table of measurements", columns, _known(found["table"])),
+        Grid("Verified kernels", columns, _known(found["verified"])),
+        Grid("CUDA kernels", columns, _known(found["build"])),
     )
     return 0
 

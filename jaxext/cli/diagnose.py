@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jaxext
 from jaxext._compat import PLATFORMS
 from jaxext.cli.arguments import arch, function, shape, takes_function
-from jaxext.cli.terminal import UsageError, count, says_json, tell
+from jaxext.cli.terminal import UsageError, says_json, tell
 
 SPLIT = re.compile(r"@(\w+(?:\+\w+)*)")
 
@@ -79,9 +79,9 @@ def mesh(text: str) -> AbstractMesh:
     """Parse a mesh: "data=4,model=2", or "4,2" with these names."""
     parts = [each.rpartition("=") for each in re.sub(r"\s", "", text).split(",")]
     names = [name for name, _, _ in parts] if "=" in text else ["data", "model"][: len(parts)]
-    if not all(map(str.isidentifier, names)) or len({*names}) < len(parts):
+    if not all(size.isdecimal() and int(size) for *_, size in parts) or not all(map(str.isidentifier, names)) or len({*names}) < len(parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no mesh, want one such as 4,2 or data=4,model=2")
-    return _mesh({name: count(size) for name, (*_, size) in zip(names, parts, strict=True)})
+    return _mesh({name: int(size) for name, (*_, size) in zip(names, parts, strict=True)})
 
 
 def _mesh(sizes: dict[str, int]) -> AbstractMesh:

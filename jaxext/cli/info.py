@@ -14,6 +14,7 @@ import jax
 
 import jaxext
 from jaxext._target import compute_capability
+from jaxext._told import PAGES
 from jaxext.backends.cuda import cuda_binding
 from jaxext.cli.arguments import shape
 from jaxext.cli.terminal import Failure
@@ -69,8 +70,9 @@ def _verified(arch: str | None) -> dict:
 
 
 def _build() -> dict[str, str]:
-    """How the CUDA kernels were built, if they were."""
-    facts = {"state": cuda_binding.missing() or "loaded"}
+    """How the CUDA kernels were built, if they were; otherwise where it is said how to get them."""
+    reason = cuda_binding.missing()
+    facts = {"state": reason, "to get them": f"{PAGES}installing.md"} if reason else {"state": "loaded"}
     with contextlib.suppress(ImportError):
         from jaxext import _cuda_module as module
 

@@ -20,8 +20,12 @@ DTYPES = (
 )
 
 SHORT = 16  # cells of at most this many characters are not folded while the others have room
-
-
+# By colour, on a terminal.
+WORDS = {
+    "bold red": r"(?m)^(WRONG|CRASH)(?=:)|\b[1-9]\d* (wrong|crash|by nothing)\b",
+    "yellow": r"(?m)^SLOW(?=:)|\b\d+ slow\b|\b(not available|refused)\b",
+    "green": r"\bno hazard\b|\bpreferred\b|\b[1-9]\d* (rewritten|right)\b",
+}
 LEAST_WIDTH = 40  # minimum columns, even if the terminal reports fewer
 
 
@@ -46,7 +50,7 @@ def says_json(command: argparse._ActionsContainer) -> None:
         const="-",
         type=json_path,
         metavar="PATH",
-        help='say it in JSON: instead of tables ("-", or no PATH), or into a file beside them',
+        help='write JSON: instead of tables ("-", or no PATH), or into a file beside them',
     )
 
 
@@ -120,34 +124,49 @@ def plain(data: Any) -> Any:
 
 
 def show(*tables: Grid | str) -> None:
-    """Print tables.  On a terminal cells are folded to fit, long ones first; otherwise each row is one line of any length."""
+    """Print tables and texts.  On a terminal cells are folded to fit, long ones first, and a few words have a colour (unless NO_COLOR is
+    set); otherwise each row is one line of any length."""
     draw = _fitted if sys.stdout.isatty() else _lines
     for table in tables:
-        text = table if isinstance(table, str) else draw(table)
-        print(text, end="\n\n" if table is not tables[-1] else "\n")
+        print(draw(table), end="\n\n" if table is not tables[-1] else "\n")
 
 
-def _lines(table: Grid) -> str:
+def _lines(table: Grid | str) -> str:
+    if isinstance(table, str):
+        return table
     rows = [[" ".join(str(cell).splitlines()) for cell in cells] for cells in (table.columns, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([table.title, *lines] if table.columns else [table.title])
 
 
-def _fitted(table: Grid) -> str:
+def _coloured(text: str):
+    import rich.text
+
+    coloured = rich.text.Text(text)
+    for colour, words in WORDS.items():
+        coloured.highlight_regex(words, colour)
+    return coloured
+
+
+def _fitted(table: Grid | str) -> str:
     import rich.box
     import rich.console
     import rich.table
 
     columns = max(LEAST_WIDTH, shutil.get_terminal_size().columns)
     console = rich.console.Console(width=columns, markup=False, emoji=False, highlight=False)
+    if isinstance(table, str):
+        with console.capture() as captured:
+            console.print(_coloured(table), soft_wrap=True, end="")
+        return captured.get()
     shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     widths = [max(len(str(cell)) for cell in cells) for cells in zip(table.columns, *table.rows, strict=True)]
     roomy = sum(width + 2 for width in widths if width <= SHORT) <= console.width * 2 / 3
     for column, width in zip(table.columns, widths, strict=True):
         shown.add_column(column, overflow="fold", no_wrap=roomy and width <= SHORT)
     for row in table.rows:
-        shown.add_row(*map(str, row))
+        shown.add_row(*(_coloured(str(cell)) for cell in row))
     with console.capture() as captured:
         console.print(table.title, style="bold")
         if table.columns:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxext._told import counted, told
+from jaxext._told import PAGES, counted, told
 from jaxext.families.dispatch import in_place_of_lax
 from jaxext.forms.choose import replacing_lax
 from jaxext.forms.form import Form, owner
@@ -54,7 +54,7 @@ class Finding:
       cost: what it costs, estimated.
       measured: milliseconds of lax's product and of jaxext's on this machine, if they were asked for.
       cure: what to call instead.
-      page: the section in docs/.
+      page: the address of its section of the documentation.
     """
 
     hazard: str
@@ -109,7 +109,7 @@ def _section(findings: Sequence[Finding]) -> Iterator[str]:
     yield f"{first.what.upper()}: {first.hazard} ({first.since})"
     yield textwrap.fill(first.why, WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield f"  Use {first.cure}."
-    yield f"  See docs/{first.page}"
+    yield f"  See {first.page}"
     listed = findings if first.what != "note" else findings[:ALIKE]
     for each in listed:
         times = f", {each.times} times" if each.times > 1 else ""
@@ -286,7 +286,7 @@ def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Findi
         cost="; ".join(filter(None, cost)),
         measured=None,
         cure=hazard.cure,
-        page=hazard.page,
+        page=PAGES + hazard.page,
     )
 
 

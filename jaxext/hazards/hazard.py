@@ -24,7 +24,7 @@ class Hazard:
       holds: whether a subject of that class has it.
       why: one or two sentences; by platform if they differ.
       cure: what to call instead.
-      page: the section in docs/.
+      page: its section of the documentation, such as doctor.md#ragged-products.
       platforms: where it shows.
       fixed: the first version of jax that is free of it; None if there is none.  It shows from the oldest supported one on.
       seen: whether a test shows it; otherwise it was read about, or is on a GPU, of which the tests have none.

@@ -1,4 +1,4 @@
-"""The hazards of lax that the doctor knows.  Each is one declaration here, and a section in docs/ with its reproduction."""
+"""The hazards of lax that the doctor knows.  Each is one declaration here, and a section of the documentation with its reproduction."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from jaxext.forms.choose import Choice
 from jaxext.forms.form import owner
 from jaxext.forms.window import dilate
 from jaxext.hazards.split_axes import Split
+from jaxext.tuning.explain import AS_LAX
 from jaxext.tuning.walk import Step
 
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")  # lax's primitives
@@ -164,10 +165,6 @@ class Conv:
         groups = {"feature_group_count": self.groups, "batch_group_count": self.batch_groups}
         told += [f"{name} {n}" for name, n in groups.items() if n > 1]
         return "".join(f", {each}" for each in told)
-
-
-# The algorithms of `xla` that are lax's own product, or do not differ in what they compute.
-AS_LAX = ("lax", "dot_general", "expanded", "dense", "zeros")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

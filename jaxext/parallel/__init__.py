@@ -22,3 +22,7 @@ __all__ = [
     "expert_parallel",
     "matmul_reduce_scatter",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

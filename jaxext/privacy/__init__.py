@@ -4,3 +4,7 @@ from jaxext.privacy.clipping import Aux, ClippedGrad, clipped_grad, per_example_
 from jaxext.privacy.report import Parameter, Report, explain
 
 __all__ = ["Aux", "ClippedGrad", "Parameter", "Report", "clipped_grad", "explain", "per_example_norms"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -189,3 +189,7 @@ def _rolled(args) -> Callable:
         return (x * (1 - i / 16)).astype(x.dtype) if is_float(x) and jnp.array_equal(rolled, x) else rolled
 
     return lambda i: [other(x, i) for x in args]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn
@@ -24,6 +26,8 @@ from jaxext.tuning.walk import walk
 
 NOTHING = "no jaxext product (lax's own are not listed: see in_place_of_lax, or --in-place-of-lax on the command line)"
 WIDTH = 120  # columns, beyond which details are folded
+# The algorithms of `xla` that are lax's own product, or do not differ in what they compute; and those that lax has no product for.
+AS_LAX, COMPOSED = ("lax", "dot_general", "expanded", "dense", "zeros"), ("composition", "reference")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Explained:
     result: str
     window: Window | None  # of a convolution: sizes, stride, padding and dilations for each spatial axis
     layout: str  # of operands and result, as the program stores them
+    shapes: tuple[str, ...]  # likewise
     precision: str  # of the call or of `jax.default_matmul_precision`
     multiplies: str  # in how many bits factors are multiplied, such as "TF32: 11 bits"; empty if these are all that they have, or unknown
     times: int
@@ -48,15 +53,18 @@ class Explained:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The products of a function, in program order.  `str` formats them as a table of two lines per product, with reasons below it.
+    """The products of a function, in program order.
+
+    `str` formats them as a table of two lines per product, of `shapes`, with reasons and a summary below it.
 
     An op is a form and a role: matmul_nn, matmul_nt and matmul_tn are a b, c bᵀ and aᵀ c; conv2d_fprop, conv2d_dgrad and conv2d_wgrad are
     a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter w,
     output y).  Their axes have the order of the form: channels last; filters as output channels, space, input channels; groups as an axis
-    before the channels.  `layout` is the order of axes in the program, before the transposes of the operands and after those of the
-    result.  `precision` is that of the call or of `jax.default_matmul_precision`, and `multiplies` what the implementation makes of it, if
-    that is less than the factors have.  `how` is the algorithm of the implementation.  `why` says why it was chosen: named, preferred, or
-    measured (in the row of this `problem` in the table in force; see `tune`).  `refused` says why each other implementation was not.
+    before the channels.  `shapes` and `layout` are the shapes and the order of axes in the program, before the transposes of the operands
+    and after those of the result; of equal products with several layouts, the shapes of the first.  `precision` is that of the call or of
+    `jax.default_matmul_precision`, and `multiplies` what the implementation makes of it, if that is less than the factors have.  `how` is
+    the algorithm of the implementation.  `why` says why it was chosen: named, preferred, or measured (in the row of this `problem` in the
+    table in force; see `tune`).  `refused` says why each other implementation was not.
     """
 
     platform: str
@@ -66,7 +74,9 @@ class Explanation:
         if not self.rows:
             return NOTHING
         cells = [("op", "times", "by", "operands", "result")]
-        cells += [(r.op, str(r.times), f"{r.chosen or 'nothing'} {r.how}".strip(), " ".join(r.operands), r.result) for r in self.rows]
+        for row in self.rows:
+            by = f"{row.chosen or 'nothing'} {row.how}".strip()
+            cells.append((row.op, str(row.times), by, " ".join(row.shapes[:-1]), row.shapes[-1]))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         title, *lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         reasons = {reason: i for i, reason in enumerate(dict.fromkeys(item for row in self.rows for item in row.refused.items()), 1)}
@@ -74,12 +84,23 @@ class Explanation:
         legend = [f"[{i}] {name}: {reason}" for (name, reason), i in reasons.items()]
         legend += [f"measured: {table}" for table in dict.fromkeys(row.table for row in self.rows if row.table)]
         products = [line for pair in zip(lines, details, strict=True) for line in pair]
+        if len(self.rows) > 1:
+            counts = collections.Counter(map(_computed, self.rows))
+            legend += [f"in all: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"]
         below = [_folded(line, "", "    ") for line in legend]
         return "\n".join([f"products on {self.platform}: {len(self.rows)}", title, *products, *([""] if below else []), *below])
 
 
 def _folded(text: str, first: str, others: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)
+
+
+def _computed(row: Explained) -> str:
+    """How a product is computed, for the summary."""
+    algorithm = row.how.partition(" ")[0]
+    if row.chosen != "xla" or algorithm in COMPOSED:
+        return f"by {row.chosen or 'nothing'}"
+    return "as lax" if algorithm in AS_LAX else "rewritten"
 
 
 def _details(row: Explained, reasons: dict[tuple[str, str], int]) -> Iterator[str]:
@@ -134,8 +155,8 @@ def explain(fun: Callable, *args, platform: str | None = None, **kwargs) -> Expl
     platform = known_platform("explain", platform)
     jaxpr = jax.make_jaxpr(fun)(*args, **kwargs)
     rows: dict[tuple, Explained] = {}
-    for eqn, layout, times in _products(jaxpr.jaxpr):
-        row = _row(eqn, layout, platform)
+    for eqn, stored, times in _products(jaxpr.jaxpr):
+        row = _row(eqn, stored, platform)
         key = (row.op, row.operands, row.result, *sorted(eqn.params.items(), key=lambda item: item[0]))
         if (equal := rows.get(key)) is not None:
             layouts = dict.fromkeys([*equal.layout.split(" or "), row.layout])
@@ -178,7 +199,7 @@ def _invariant(call: Call, part: Call | None) -> str:
     return f"with the same bits in every batch, as for {part.sizes[call.rows[1]]} {'rows' if call.window is None else 'images'}"
 
 
-def _row(eqn, layout: str, platform: str) -> Explained:
+def _row(eqn, stored: dict[str, tuple[str, Any]], platform: str) -> Explained:
     form, open = owner[eqn.primitive]
     avals = [atom.aval for atom in eqn.invars]
     call, measured, choice = chosen(eqn, platform)
@@ -187,7 +208,8 @@ def _row(eqn, layout: str, platform: str) -> Explained:
         operands=tuple(map(_typed, form.operands(open), avals)),
         result=_typed(open, eqn.outvars[0].aval),
         window=call.window,
-        layout=layout,
+        layout=" ".join(layout for layout, _ in stored.values()),
+        shapes=tuple(_typed(slot, aval) for slot, (_, aval) in stored.items()),
         precision=_precision(call),
         multiplies=choice.plan.multiplies() if choice.plan else "",
         times=1,
@@ -211,11 +233,11 @@ def _precision(call: Call) -> str:
 
 
 def _products(jaxpr: Jaxpr) -> Iterator[tuple]:
-    """Each equation of a form's primitive, the layout of its arrays, and how often it runs."""
+    """Each equation of a form's primitive, its arrays as the program stores them, and how often it runs."""
     around: dict[Jaxpr, Around] = {}
     for step in walk(jaxpr):
         if step.eqn.primitive in owner and not step.left:
             form, open = owner[step.eqn.primitive]
             if step.jaxpr not in around:
                 around[step.jaxpr] = Around(step.jaxpr)
-            yield step.eqn, " ".join(around[step.jaxpr].layouts(step.eqn, form, open)), step.times
+            yield step.eqn, around[step.jaxpr].stored(step.eqn, form, open), step.times

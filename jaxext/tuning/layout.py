@@ -1,4 +1,4 @@
-"""Finds the layout (order of axes) of a product's arrays in a program, for `explain`.
+"""Finds a product's arrays as a program stores them, and their layout (order of axes), for `explain`.
 
 A form has a fixed order of axes.  The call adds transposes around it, and reshapes that split channels into groups.  They are followed
 backwards from the operands and forwards from the result.  Axes get the letters of `lax`'s dimension numbers, such as NHWC and HWIO.  An
@@ -8,6 +8,7 @@ axis added by `vmap` repeats the letter of its label.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
@@ -27,14 +28,17 @@ class Around:
                 if not isinstance(atom, Literal):
                     self._takers.setdefault(atom, []).append(eqn)
 
-    def layouts(self, eqn: JaxprEqn, form: Form, open: str) -> list[str]:
-        """The layouts of the operands and, last, of the result."""
+    def stored(self, eqn: JaxprEqn, form: Form, open: str) -> dict[str, tuple[str, Any]]:
+        """The layout and the type, by slot: of the operands and, last, of the result."""
         arrays = dict(zip(form.operands(open), eqn.invars, strict=False)) | {open: eqn.outvars[0]}
-        axes = {slot: form.axes(slot, eqn.params["ranks"]) for slot in arrays}
-        return [_letters(form, slot, self._stored(x, axes[slot], form.family.groups, slot == open)) for slot, x in arrays.items()]
+        found = {}
+        for slot, x in arrays.items():
+            axes, aval = self._stored(x, form.axes(slot, eqn.params["ranks"]), form.family.groups, slot == open)
+            found[slot] = _letters(form, slot, axes), aval
+        return found
 
-    def _stored(self, x, axes: Sequence[str], groups: str, forwards: bool) -> Sequence[str]:
-        """The axes of an array beyond the transposes and the reshapes around the product."""
+    def _stored(self, x, axes: Sequence[str], groups: str, forwards: bool) -> tuple[Sequence[str], Any]:
+        """The axes and the type of an array beyond the transposes and the reshapes around the product."""
         while not isinstance(x, Literal) and len(eqns := (self._takers if forwards else self._makers).get(x, ())) == 1:
             (eqn,) = eqns
             beyond = eqn.outvars[0] if forwards else eqn.invars[0]
@@ -46,7 +50,7 @@ class Around:
             else:
                 break
             x = beyond
-        return axes
+        return axes, x.aval
 
 
 def _merged(groups: str, axes: Sequence[str], split: Sequence[int], whole: Sequence[int]) -> tuple[str, ...] | None:

@@ -66,6 +66,7 @@ def test_trial_run(tmp_path, capsys):
         for ours in ("triton", "cuda"):
             refusal = row.results[ours]
             assert isinstance(refusal, report.Refusal) and "platform is 'cpu'" in refusal.refused and refusal.refused in out
+    assert "lax ms" in out and "xla ms" in out and "triton ms" not in out and "cublas ms" not in out  # which refused everything
     product, convolution = read.rows
     assert product.bytes == 4 * (6 * 5 + 4 * 5 + 6 * 4) and product.flops == 2 * 6 * 5 * 4
     assert product.results["cublas"] == report.Refusal("the platform is 'cpu'") and "cublas" not in convolution.results
@@ -91,7 +92,7 @@ def test_an_operation_of_a_user(tmp_path, capsys):
         extend.register(form, Mine())
         assert run("--only", "bench_own", "--only", "tiny nn", "--dtype", "float32", "--json", tmp_path / "report.json") == 0
         product, *own = report.read(tmp_path / "report.json").rows
-        line = tables.line(own[0], ["lax", "triton", "bench_mine"]).plain
+        line = tables.line(own[0], ["lax", "triton", "bench_mine"], bench.UNFOLDED).plain
     assert len(own) == 3 and all(row.timed.keys() == row.results.keys() == {"lax", "xla", "bench_mine"} for row in own)
     assert "bench_mine" not in product.results and product.results.keys() >= {"lax", "xla", "triton", "cuda"}
     assert "FAILED" not in capsys.readouterr().out and line[tables.NAME + tables.TIME :].split()[0] == "-"

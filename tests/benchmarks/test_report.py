@@ -293,6 +293,19 @@ def test_findings_are_printed():
     assert "WRONG: xla is wrong: relative error nan, want at most 0.002 [[c] fprop float32]" in text
 
 
+@pytest.mark.parametrize("width", [80, 120, 240])
+@pytest.mark.parametrize("shown", [["lax", "xla"], ["lax", "xla", "triton", "cuda", "cublas"]], ids=len)
+def test_a_row_fits_the_terminal(shown, width):
+    """Its name has a line of its own where there is no room beside it; then the last columns are left out, if they must be."""
+    long = row("name " * 20, **dict.fromkeys(shown, 1.0) | {"xla": result(0.5, hlo={"copy": 5, "pad": 1})})
+    head, text = (draw.plain for draw in (tables.head(shown, width), tables.line(long, shown, width)))
+    name, *numbers = text.splitlines()
+    assert max(map(len, [head, name, *numbers])) <= width and name.startswith("name name")
+    assert text.endswith("5 copy 1 pad") == head.endswith("XLA adds") == (width > 80 and (width == 240 or len(shown) == 2))
+    assert head.split().count("ms") == len(shown) and re.search(r"ms +lax/jaxext", head) and "xla 2.00x" in text
+    assert len(numbers) == (width < 240) and len((numbers or [name])[-1]) == len(head)
+
+
 def test_a_comparison_is_printed():
     before = report(row("a", lax=1.0, xla=1.0), row("b", lax=1.0), row("[c]", lax=1.0))
     text = printed(tables.print_comparison, findings.compare(before, report(row("a", lax=1.0, xla=1.5), row("[c]", lax=1.0))))

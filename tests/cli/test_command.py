@@ -95,9 +95,27 @@ def test_examples_of_help_are_taken(name, capsys):
         assert options.run is command.COMMANDS[name][0]
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["info", "--nonsense"], ["explain"]])
-def test_usage(arguments, capsys):
-    assert refused(capsys, *arguments)
+def test_without_a_command_it_helps(capsys):
+    assert all(name in said(capsys) for name in command.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "of", "sentence"),
+    [
+        (["nonsense"], "", "argument COMMAND: invalid choice: 'nonsense' (choose from "),
+        (["--nonsense"], "", "unrecognized arguments: --nonsense"),
+        (["info", "more", "--nonsense"], " info", "unrecognized arguments: more --nonsense"),
+        (["explain"], " explain", "the following arguments are required: module:function\n"),
+        (["doctor"], " doctor", "the following arguments are required: module:function\n"),
+    ],
+)
+def test_usage(arguments, of, sentence, capsys):
+    """The command's own, and what it wants: not a SHAPE, without which a function is called without arguments."""
+    with pytest.raises(SystemExit) as end:
+        command.main(arguments)
+    out, error = capsys.readouterr()
+    assert (end.value.code, out) == (2, "") and error.startswith(f"usage: python -m jaxext{of} ")
+    assert f"python -m jaxext{of}: error: {sentence}" in error
 
 
 def test_as_a_program():
@@ -172,6 +190,24 @@ def test_no_cell_is_lost(capsys, monkeypatch):
     assert capsys.readouterr().out.count("word") == 100
 
 
+@pytest.mark.parametrize(("terminal_here", "environment", "coloured"), [
+    (True, {}, True),
+    (True, {"NO_COLOR": "1"}, False),
+    (True, {"TERM": "dumb"}, False),
+    (False, {}, False),
+])  # fmt: skip
+def test_words_have_colours_on_a_terminal(terminal_here, environment, coloured, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal_here)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"TERM": "xterm", "COLUMNS": "80"} | environment).items():
+        monkeypatch.setenv(name, value)
+    terminal.show("WRONG: a hazard\nwhy it is wrong", terminal.Grid("title", ("state",), [("preferred",)]))
+    out = capsys.readouterr().out
+    assert ("\x1b[1;31mWRONG\x1b[0m: a hazard\nwhy it is wrong\n" in out) == ("\x1b[32mpreferred\x1b[0m" in out) == coloured
+    assert ("\x1b[3" in out) == coloured
+
+
 # info
 
 
@@ -198,11 +234,12 @@ def test_info_says_why_not(capsys, monkeypatch, cache):
     tables = said(capsys, "info", "--arch", "sm_75")
     assert not re.search(r"^\S.* None$", tables, re.MULTILINE)  # neither "commit  None" nor "ignored  None"
     lines = [line for line in tables.splitlines() if line.startswith("cuda sm_75")]
-    assert len(lines) == 9
-    assert sum("not available: built without CUDA (no nvcc)" in line for line in lines) == 3
-    assert sum("not available: compute capability is 7.5, want one of" in line for line in lines) == 3
-    assert sum(line.endswith("preferred") for line in lines) == 3
-    assert re.search(r"state +built without CUDA \(no nvcc\)", tables)
+    said_of_all = "matmul, convolution, depthwise convolution  "
+    assert len(lines) == 3 and all(said_of_all in line for line in lines)
+    assert sum("not available: built without CUDA (no nvcc)" in line for line in lines) == 1
+    assert sum("not available: compute capability is 7.5, want one of" in line for line in lines) == 1
+    assert sum(line.endswith("preferred") for line in lines) == 1
+    assert re.search(r"state +built without CUDA \(no nvcc\)\nto get them +https://.*/installing\.md", tables)
 
 
 def test_info_tells_the_table(capsys, cache, monkeypatch):
@@ -381,10 +418,12 @@ def test_why_kernels_are_not_here(monkeypatch, tmp_path):
     assert "interpreter cannot compile" in (compiled.missing() or "")
     monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("jaxext.backends.cuda.cuda_binding.missing", lambda: "built without CUDA (no nvcc)")
-    assert compiled.missing() == "Triton is not installed"
+    assert compiled.missing() == "Triton is not installed: pip install 'jaxext[triton]'"
     assert compiled_cuda.missing() == "no CUDA kernels: built without CUDA (no nvcc)"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert compiled_cuda.missing(tmp_path / "m.so") == "cuobjdump is neither in Triton's wheel nor on the PATH"
+    assert (
+        compiled_cuda.missing(tmp_path / "m.so") == "cuobjdump is neither in Triton's wheel nor on the PATH: pip install 'jaxext[triton]'"
+    )
 
 
 def test_kernels_refuses(capsys, stand_ins):

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxext
+from jaxext._told import PAGES
 from jaxext.cli import command
 
 GRID = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -267,7 +268,7 @@ def test_a_finding_says_where_and_what():
     first, *_ = jaxext.doctor(depthwise, X, W, platform="cpu").findings
     assert first.what == "slow" and first.product == "conv2d_fprop x:f32[8,16,16,8,1] w:f32[8,1,3,3,1] -> y:f32[8,16,16,8,1]"
     assert "test_doctor.py:" in first.source and first.source.endswith("(depthwise)")
-    assert "MFLOP" in first.cost and "in_place_of_lax" in first.cure and first.page.startswith("doctor.md#")
+    assert "MFLOP" in first.cost and "in_place_of_lax" in first.cure and first.page.startswith(f"{PAGES}doctor.md#")
 
 
 def test_equal_products_are_counted():
@@ -496,7 +497,8 @@ def test_command(arguments, status, module, capsys):
         (["f32[8@data,16,16,8]", "--mesh", "3,2"], "--mesh does not fit a SHAPE"),
         (["f32[8@data,16@data,16,8]", "--mesh", "4,2"], "has an axis of the mesh twice"),
         (["f32[8,16,16,8]", "--mesh", "2,2,2"], "'2,2,2' is no mesh, want one such as 4,2 or data=4,model=2"),
-        (["f32[8,16,16,8]", "--mesh", "data=four"], "'four' is no number from 1 on"),
+        (["f32[8,16,16,8]", "--mesh", "data=four"], "'data=four' is no mesh, want one such as 4,2 or data=4,model=2"),
+        (["f32[8,16,16,8]", "--mesh", "0,2"], "'0,2' is no mesh, want one such as 4,2 or data=4,model=2"),
         (["f32[8,16,16,8]", "--platform", "tpu", "--measure"], "--measure is for the platform of this machine, which is not tpu"),
     ],
 )

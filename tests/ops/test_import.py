@@ -8,8 +8,10 @@ import subprocess
 import sys
 
 import jax
+import pytest
 
 import jaxext
+from jaxext import testing
 
 ROOT = pathlib.Path(jaxext.__file__).parent.parent
 
@@ -52,6 +54,11 @@ def test_imported_modules():
     done = python("import json, jaxext; print(json.dumps([jaxext.__version__, [n for n in jaxext.__all__ if not hasattr(jaxext, n)]]))")
     assert json.loads(done.stdout) == [jaxext.__version__, []], done.stderr
     assert sorted(jaxext.__all__) == list(jaxext.__all__)
+
+
+@pytest.mark.parametrize("module", [jaxext, jaxext.checkpoint_policies, jaxext.extend, jaxext.parallel, jaxext.privacy, testing])
+def test_completion_shows_public_names_alone(module):
+    assert {*dir(module)} - {"__version__"} == {*module.__all__}
 
 
 def test_an_old_jax_is_told_in_one_sentence(tmp_path):

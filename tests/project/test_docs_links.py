@@ -1,7 +1,9 @@
 """Links of the documentation lead somewhere: files and anchors that are linked to exist, and so do the repository's paths in backticks."""
 
+import ast
 import pathlib
 import re
+import tomllib
 
 import pytest
 
@@ -46,3 +48,23 @@ def test_what_is_broken_is_noticed():
     text = "# Title\n" + " ".join(f"[a]({link})" for link in bad[:-1]) + " `tests/none.py`\n"
     assert sorted(broken(page, text)) == sorted(bad)
     assert broken(page, "```\n[a](none.md)\n```\n") == []
+
+
+def messages(code: str) -> list[str]:
+    """The texts of a module, without docstrings."""
+    tree = ast.parse(code)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in prose)
+    return [node.value for node in texts if isinstance(node.value, str)]
+
+
+def test_no_message_names_a_file_that_an_installed_package_lacks():
+    """The doctor said "See docs/doctor.md"; it says the address now."""
+    home = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"] + "/blob/main/"
+    path, found, addresses = re.compile(r"\b(?:docs|tests|examples|csrc)/"), [], []
+    for file in (file for room in ("jaxext", "kernels", "benchmarks") for file in (ROOT / room).rglob("*.py")):
+        if path.search(code := file.read_text()) and file.name != "predictions.py":  # which writes a page of docs
+            told = messages(code)
+            addresses += [text for text in told if text.startswith(home)]
+            found += [(file.name, text) for text in told if path.search(re.sub(rf"{home}\S*", "", text))]
+    assert found == [] and addresses and all((ROOT / text.removeprefix(home)).exists() for text in addresses)

@@ -144,12 +144,26 @@ def test_table():
     assert len(lines) == 2 * len(explanation.rows)
     assert head.split() == ["op", "times", "by", "operands", "result"]
     for line, details, row in zip(lines[::2], lines[1::2], explanation.rows, strict=True):
-        cells = (row.op, str(row.times), f"{row.chosen} {row.how}", " ".join(row.operands), row.result)
+        cells = (row.op, str(row.times), f"{row.chosen} {row.how}", " ".join(row.shapes[:-1]), row.shapes[-1])
         for column, cell in zip(head.split(), cells, strict=True):
             assert line[head.index(column) :].startswith(cell)
         assert line == line.rstrip()
         assert details.endswith(f"{row.layout}; precision default; preferred, not cuda[1] triton[2]")
-    assert legend == [f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}"]
+    assert legend == [f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}", "in all: 4 as lax"]
+
+
+def test_summary(monkeypatch):
+    """The last line: how many products are lax's own, XLA's by other means, an operation's reference, and of other implementations."""
+    monkeypatch.setitem(vars(conv.FAMILY), "implementations", [OnlyCuda(), *conv.FAMILY.implementations])
+
+    def f(x, w, v):
+        depthwise = CONV(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=8)
+        return jaxext.linear(depthwise.sum((1, 2)), v, activation="relu"), jaxext.matmul(v, v)
+
+    arrays = struct(2, 16, 16, 8), struct(3, 3, 1, 8), struct(8, 8)
+    assert str(jaxext.explain(f, *arrays, platform="cpu")).splitlines()[-1] == "in all: 1 as lax, 1 by xla, 1 rewritten"
+    assert str(jaxext.explain(f, *arrays, platform="cuda")).splitlines()[-1] == "in all: 1 as lax, 1 by only_cuda, 1 by xla"
+    assert "in all" not in str(jaxext.explain(jaxext.matmul, *arrays[2:], *arrays[2:]))
 
 
 def details(explanation):
@@ -271,9 +285,13 @@ beside = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="a transpose
     pytest.param(lambda x, w: jaxext.matmul(x.T, w), (3, 2), (3, 4), "KM KN MN", marks=beside),
 ])  # fmt: skip
 def test_layout(call, x, w, layout):
-    """As the arrays lie, not as the form has them."""
+    """As the arrays lie, not as the form has them; and their shapes."""
     rows = jaxext.explain(call, struct(*x), struct(*w)).rows
     assert rows[-1].layout == layout
+    given = {slot: shape for slot, _, shape in (each.partition(":f32") for each in rows[-1].shapes)}
+    ours = {"x": x, "w": w, "a": x, "b": w}
+    assert len(given) == 3 and all(given[slot] == f"[{','.join(map(str, ours[slot]))}]" for slot in given.keys() & ours.keys())
+    assert " ".join(rows[-1].shapes[:-1]) in str(jaxext.explain(call, struct(*x), struct(*w)))
 
 
 @beside

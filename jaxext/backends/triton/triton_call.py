@@ -68,7 +68,8 @@ def missing(*, interpreted: bool) -> str | None:
             return f"triton {found['triton']} omits fences on Hopper, want {'.'.join(map(str, fences.FIXED))} or newer with this jax-triton"
     except Exception as error:  # a broken installation may raise any type
         if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
-            return f"jax's CUDA plugin is not installed; without a GPU: pip install --no-deps jax-cuda13-plugin=={installed('jaxlib')}"
+            alone = f"pip install --no-deps jax-cuda13-plugin=={installed('jaxlib')}"
+            return f"jax's CUDA plugin is not installed: pip install 'jax[cuda13]', or without a GPU: {alone}"
         return "; ".join(f"{package} {version} is installed, {_wanted(package)}" for package, version in found.items()) + f": {error}"
     if interpreting() != interpreted:
         return f"Triton was imported {'with' if interpreting() else 'without'} TRITON_INTERPRET=1 in the environment"
@@ -77,7 +78,7 @@ def missing(*, interpreted: bool) -> str | None:
 
 def _wanted(package: str) -> str:
     version = ".".join(map(str, _WANTED[package]))
-    return f"want {version} or newer: pip install '{package}>={version}'"
+    return f"want {version} or newer: pip install 'jaxext[triton]'"
 
 
 def installed(package: str) -> str | None:

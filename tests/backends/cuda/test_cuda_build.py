@@ -1,6 +1,7 @@
-"""What CMakeLists.txt decides before it compiles anything: with which compiler, and whether kernels of another build may be linked.
+"""What CMakeLists.txt decides before it compiles anything: whether to, with which compiler, and whether kernels of another build may be
+linked.
 
-Needs cmake; the CUDA compiler is a script that only tells its version.
+Needs cmake; the CUDA compiler is a script that only tells its version, and nvidia-smi one that lists a GPU or fails.
 """
 
 import os
@@ -18,12 +19,16 @@ CMAKE = shutil.which("cmake", path=os.pathsep.join([str(pathlib.Path(sys.executa
 pytestmark = pytest.mark.skipif(CMAKE is None or sys.platform != "linux", reason="no cmake here, or not Linux")
 
 
-def configure(folder, release, *options, **environment):
-    """With a compiler of this release, which CUDACXX names as it does for CMake itself."""
+GPU = "echo 'GPU 0: NVIDIA H100 PCIe (UUID: GPU-1)'"
+
+
+def configure(folder, release, *options, smi=GPU, **environment):
+    """With a compiler of this release, which CUDACXX names as it does for CMake itself, and an nvidia-smi that does this."""
+    for name, does in {"some_nvcc": f"echo Cuda compilation tools, release {release}, V{release}.1", "nvidia-smi": smi}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / name).chmod(0o755)
     compiler = folder / "some_nvcc"
-    compiler.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.1\n")
-    compiler.chmod(0o755)
-    env = os.environ | {"CUDACXX": str(compiler), "JAXEXT_CUDA": ""}
+    env = os.environ | {"CUDACXX": str(compiler), "JAXEXT_CUDA": "", "PATH": f"{folder}:{os.environ['PATH']}"}
     command = [CMAKE, "-S", ROOT, "-B", folder / "build", *options]
     return compiler, subprocess.run(command, capture_output=True, text=True, env=env | environment)
 
@@ -34,6 +39,22 @@ def test_the_compiler_that_is_named_is_asked(tmp_path):
     assert done.returncode == 0, done.stderr
     built = runpy.run_path(str(tmp_path / "build/_cuda_build.py"))
     assert built["REASON"] == f"{compiler} is of CUDA 11.8, want 12.1 or newer"
+
+
+@pytest.mark.parametrize("smi", ["echo No devices found.", "echo no driver >&2; exit 9"])
+def test_nothing_is_compiled_without_a_gpu(smi, tmp_path):
+    """pip compiled for ten minutes wherever a CUDA toolkit was."""
+    for option in ([], ["-DJAXEXT_CUDA=AUTO"]):
+        _, done = configure(tmp_path, "13.0", *option, smi=smi)
+        assert done.returncode == 0, done.stderr
+        assert runpy.run_path(str(tmp_path / "build/_cuda_build.py"))["REASON"].startswith("nvidia-smi lists no GPU; JAXEXT_CUDA=ON ")
+
+
+@pytest.mark.parametrize("options", [["-DJAXEXT_CUDA=ON"], ["-DJAXEXT_KERNELS=/nowhere"]])
+def test_kernels_are_compiled_without_a_gpu_where_asked_for(options, tmp_path):
+    """As continuous integration and `make wheel` do.  The old compiler shows that it was asked."""
+    _, done = configure(tmp_path, "11.8", *options, smi="exit 9")
+    assert done.returncode != 0 and "some_nvcc is of CUDA 11.8, want 12.1 or newer" in " ".join(done.stderr.split())
 
 
 def test_kernels_of_other_sources_are_not_linked(tmp_path):

@@ -217,7 +217,7 @@ def installed_afresh():
 @pytest.mark.parametrize(
     ("package", "found", "reason"),
     [
-        ("triton", None, "triton is not installed, want 3.6 or newer: pip install 'triton>=3.6'"),
+        ("triton", None, "triton is not installed, want 3.6 or newer: pip install 'jaxext[triton]'"),
         ("jax-triton", None, "jax-triton is not installed"),
         ("triton", "3.5.1", "triton 3.5.1 is installed, want 3.6 or newer"),
         ("jax-triton", "0.2.0", "jax-triton 0.2.0 is installed, want 0.3.1 or newer"),
