@@ -81,8 +81,8 @@ def cost(
       ((), 'all-reduce', 784.0)
 
     Raises:
-      ValueError: a form, label, slot or option is unknown; a size is missing or not divisible by its parts; a halo exceeds a part; a
-        scattered slot is not replicated; a sent slot lacks a label; or jax.lax does not know the padding.
+      ValueError: a form, label, slot or option is unknown; a size is missing or not divisible by its parts; a scattered slot is
+        not replicated; a sent slot lacks a label; or jax.lax does not know the padding.
     """
     known = forms()
     if not isinstance(form, str) or form not in known:

@@ -23,7 +23,7 @@ from jaxext._compat import align_varying
 from jaxext._told import told
 from jaxext.forms.form import owner
 from jaxext.parallel.axes import devices_along
-from jaxext.parallel.shards import Part
+from jaxext.parallel.shards import Part, senders
 
 
 def conv_general_dilated(
@@ -47,7 +47,8 @@ def conv_general_dilated(
     The result equals `jaxext.conv_general_dilated` of the whole image.  Call it inside `jax.shard_map` or `jax.pmap`, but not over an axis
     named by `jax.vmap`, whose `ppermute` supports full rings only.  Along each split axis with input H and output P, device i of D holds
     rows [i·H/D, (i+1)·H/D) of the image and returns rows [i·P/D, (i+1)·P/D) of the result.  Its halo comes from its two neighbours, by one
-    `jax.lax.ppermute` each way, with as many rows on all devices as any needs.  The convolution starts when all rows have arrived.
+    `jax.lax.ppermute` each way, with as many rows on all devices as any needs; what they do not hold comes from further devices, by one
+    for each distance.  The convolution starts when all rows have arrived.
 
     Args:
       lhs: this device's part of the input, of rank n + 2.
@@ -66,7 +67,7 @@ def conv_general_dilated(
 
     Raises:
       Exception: any error that `jaxext.conv_general_dilated` raises for the whole image.
-      ValueError: a mesh axis does not divide an output evenly, a halo is larger than a neighbour's part, or `axis_names` is invalid.
+      ValueError: a mesh axis does not divide an output evenly, or `axis_names` is invalid.
       TypeError: `axis_names` holds a list of axes.
       NameError: an axis is not bound.
 
@@ -134,21 +135,14 @@ def _window(conv, image, filter):
 
 
 def _part(window, i, name, n) -> Part:
-    """How spatial axis i is convolved in n parts.  The parts must have equally many outputs, and a neighbour must hold the whole halo."""
+    """How spatial axis i is convolved in n parts, which must have equally many outputs."""
     if window.output[i] % n:
         more = window.stride[i] * (-window.output[i] % n)
         raise ValueError(
             f"conv_general_dilated: the output has {window.output[i]} rows along spatial axis {i}, want a multiple of {n}, the devices of"
             f" {name!r}: {more} rows of padding more would do, it is {window.padding[i]}"
         )
-    part, held = Part.of(window, i, n), window.input[i] // n
-    if max(part.halo) > held:
-        raise ValueError(
-            f"conv_general_dilated: along spatial axis {i}, whose {window.input[i]} rows {name!r} splits over {n} devices, a device reads"
-            f" {part.halo[0]} rows before and {part.halo[1]} behind its own, want at most the {held} of a neighbour: take fewer devices or"
-            " a larger image"
-        )
-    return part
+    return Part.of(window, i, n)
 
 
 def _exchange(x, axis, name, part):
@@ -163,12 +157,10 @@ def edge(x: jax.Array, axis: int, name: Hashable, rows: int, *, before: bool) ->
     A device that holds fewer sends them further, by one `ppermute` for each distance.
     """
     n, held, received = lax.axis_size(name), x.shape[axis], [lax.slice_in_dim(x, 0, 0, axis=axis)]
-    for hops in range(1, n):
-        take = min(held, rows - held * (hops - 1))
-        if take > 0:
-            begin = held - take if before else 0
-            pairs = [(i, i + hops) if before else (i + hops, i) for i in range(n - hops)]
-            received.append(lax.ppermute(lax.slice_in_dim(x, begin, begin + take, axis=axis), name, pairs))
+    for hops, take in enumerate(senders(rows, held, n), 1):
+        begin = held - take if before else 0
+        pairs = [(i, i + hops) if before else (i + hops, i) for i in range(n - hops)]
+        received.append(lax.ppermute(lax.slice_in_dim(x, begin, begin + take, axis=axis), name, pairs))
     found = lax.concatenate(received[::-1] if before else received, axis)
     missing = rows - found.shape[axis]
     ends = (missing, 0, 0) if before else (0, missing, 0)

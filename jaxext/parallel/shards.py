@@ -32,6 +32,11 @@ def halo(window: Window, axis: int, parts: int) -> tuple[int, int]:
     return low, high
 
 
+def senders(rows: int, held: int, parts: int) -> list[int]:
+    """How many of a halo's rows each of the parts on one side sends, the next one first, where a part holds `held`."""
+    return [take for i in range(parts - 1) if (take := min(held, rows - held * i)) > 0]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
     """How each part convolves its rows along one axis.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from jaxext._told import told
 from jaxext.forms.form import Form
 from jaxext.forms.window import Window, labels, meetings
-from jaxext.parallel.shards import halo
+from jaxext.parallel.shards import halo, senders
 
 # Bytes that each of n devices in a ring sends, divided by the bytes of its result.
 _RING: Mapping[str, Callable[[int], float]] = {
@@ -126,9 +126,10 @@ class SplitForm:
             local[label] //= self.parts(label)
         for axis, (label, _, _) in enumerate(self.axes):
             if label in self.form.labels[slot] and not self.gathers:
-                sides = halo(self.window, axis, self.parts(label))
+                n, sides = self.parts(label), halo(self.window, axis, self.parts(label))
                 row = self.itemsize * math.prod(local[other] for other in self.form.labels[slot] if other != label)
-                permutes += [Collective("collective-permute", slot, (label,), self.parts(label), rows * row) for rows in sides if rows]
+                sent = (rows for side in sides for rows in senders(side, local[label], n))
+                permutes += [Collective("collective-permute", slot, (label,), n, rows * row) for rows in sent]
                 local[label] += sum(sides)
         return permutes
 
@@ -161,7 +162,3 @@ class SplitForm:
             if self.sizes[outside] % self.parts(label):
                 want = f"want {self.parts(label)} parts of {outside}={self.sizes[outside]}"
                 raise ValueError(f"cost: sent splits {slot!r} along {outside}, {want}")
-        for axis, (label, _, _) in enumerate(self.axes):
-            rows, part = max(halo(self.window, axis, self.parts(label))), self.sizes[label] // self.parts(label)
-            if rows > part and not self.gathers:
-                raise ValueError(f"cost: sharding splits {label} into parts of {part}, want at least the halo of {rows}")
