@@ -90,10 +90,11 @@ def _rounded(x: jax.Array, dtype, scale: jax.Array | None, mapped: int = 0) -> Q
     x = _constant(x).astype(summed(x.dtype))
     low, high = limits(dtype)
     if scale is None:
-        scale = jnp.max(jnp.abs(x), range(mapped, x.ndim), keepdims=True, initial=0) / high
+        largest = jnp.max(jnp.abs(x), range(mapped, x.ndim), keepdims=True, initial=0)
+        scale = positive(largest / high, largest)
     else:
         scale = lax.stop_gradient(scale).astype(x.dtype).reshape(*scale.shape, *(1,) * (x.ndim - mapped))
-    scale = positive(scale)
+        scale = jnp.where(scale > 0, scale, 1)
     return Quantized(jnp.clip(x / scale, low, high).astype(dtype), scale)
 
 

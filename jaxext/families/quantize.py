@@ -73,11 +73,12 @@ def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, sym
     blocks = divided(w.astype(summed(w.dtype)), parts)
     low, high = limits(dtype)
     if symmetric:
-        scale, zero = positive(jnp.max(jnp.abs(blocks), over, keepdims=True, initial=0) / high), None
+        most = jnp.max(jnp.abs(blocks), over, keepdims=True, initial=0)
+        scale, zero = positive(most / high, most), None
         q = _rounded(blocks / scale, dtype, max(low, -high))
     else:
         least, most = (of(blocks, over, keepdims=True, initial=0) for of in (jnp.min, jnp.max))
-        scale = positive(most / (high - low) - least / (high - low))
+        scale = positive((most / 2 - least / 2) / ((high - low) / 2), most - least)
         zero = jnp.clip(jnp.round(low - least / scale), low, high)
         q = _rounded(blocks / scale + zero, dtype, low)
     dropped = () if axis is None else over
@@ -113,9 +114,9 @@ def limits(dtype) -> tuple[float, float]:
     return float(info.min), float(info.max)
 
 
-def positive(scale: jax.Array) -> jax.Array:
-    """One where all numbers of a block are zero."""
-    return jnp.where(scale > 0, scale, jnp.ones((), scale.dtype))
+def positive(scale: jax.Array, largest: jax.Array) -> jax.Array:
+    """One where the largest number of a block is zero, and else no subnormal number: XLA takes that for zero on CPUs."""
+    return jnp.where(largest > 0, jnp.maximum(scale, jnp.finfo(scale.dtype).tiny), jnp.ones((), scale.dtype))
 
 
 def _rounded(x: jax.Array, dtype, low: float) -> jax.Array:

@@ -24,7 +24,7 @@ from jax import lax
 from jaxext import _compat
 from jaxext.backends.cuda.cuda_products import CudaScaled
 from jaxext.backends.triton.triton_binding import TritonScaled
-from jaxext.backends.xla.xla_scaled import XlaScaled, summed
+from jaxext.backends.xla.xla_scaled import XlaScaled, in_range, summed
 from jaxext.families import fuse
 from jaxext.families.blocks import Cut, blocks_fit, divided, joined, of_divided, placed, spread
 from jaxext.families.dispatch import as_lax_says, compiled, sharding_in_types
@@ -204,9 +204,14 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) ->
     wide = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (left.x, right.x)]
     said, _ = as_lax_says(functools.partial(lax.dot_general, dimension_numbers=dims), *wide)  # the precision in force
     sharding = sharding_in_types(name, out_sharding, len(parts))
+    operands = left.arrays(first, rows, sums) | right.arrays(second, cols, sums)
+    scales = [scale for slot in (first, second) if (scale := f"{slot}_scale") in operands]
+    if len(scales) == 2 and all(operands[scale].ndim == len(lb) for scale in scales):  # of all of a matrix
+        dtype_of_sums = summed(dtype, *(x.dtype for x in operands.values()))
+        operands |= zip(scales, in_range(*(operands[scale].astype(dtype_of_sums) for scale in scales)), strict=True)
     y = bind(
         open,
-        left.arrays(first, rows, sums) | right.arrays(second, cols, sums),
+        operands,
         ranks=dict(B=len(lb), I=i, M=m, S=s, K=k, J=j, N=n),
         window=None,
         dtype=dtype,

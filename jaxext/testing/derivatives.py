@@ -29,9 +29,13 @@ def smooth(case: Case) -> tuple[Callable, tuple, tuple]:
     return g, tuple(case.args[k] for k in case.floats), tuple(case.tangents[k] for k in case.floats)
 
 
-def square(result: Tree):
-    """A nonlinear loss, so that derivatives of higher order are not zero."""
-    return total([jnp.sum(y * y) for y in jax.tree.leaves(result) if is_float(y)])
+def square(result: Tree, weights: Tree):
+    """A nonlinear loss, so that derivatives of higher order are not zero.  `weights` are as the result.
+
+    Without weights it is constant for a function that normalizes, and its gradient is zero up to rounding.
+    """
+    pairs = zip(jax.tree.leaves(result), jax.tree.leaves(weights), strict=True)
+    return total([jnp.sum(weight.astype(jnp.result_type(y)) * y * y) for y, weight in pairs if is_float(y)])
 
 
 def total(numbers: Sequence[jax.Array]) -> jax.Array:
@@ -42,7 +46,7 @@ def total(numbers: Sequence[jax.Array]) -> jax.Array:
 
 def loss(case: Case) -> tuple[Callable, tuple, tuple]:
     g, primals, tangents = smooth(case)
-    return (lambda *floats: square(g(*floats))), primals, tangents
+    return (lambda *floats: square(g(*floats), _cotangents(case))), primals, tangents
 
 
 def alone(g: Callable, args: tuple, k: int) -> Callable:
@@ -79,7 +83,7 @@ def by_linearize(case: Case) -> Tree:
 
 
 def _cotangents(case):
-    return [ct for ct in jax.tree.leaves(_whole_cotangent(case)) if is_float(ct)]
+    return [ct for ct in jax.tree.leaves(whole_cotangent(case)) if is_float(ct)]
 
 
 def vjp_of_all(case: Case) -> Tree:
@@ -94,14 +98,14 @@ def by_vjp(case: Case) -> Tree:
 
 
 def by_linear_transpose(case: Case) -> Tree:
-    return [jax.linear_transpose(alone(case.fn, case.args, k), case.args[k])(_whole_cotangent(case)) for k in case.linear]
+    return [jax.linear_transpose(alone(case.fn, case.args, k), case.args[k])(whole_cotangent(case)) for k in case.linear]
 
 
 def by_vjp_where_linear(case: Case) -> Tree:
-    return [jax.vjp(alone(case.fn, case.args, k), case.args[k])[1](_whole_cotangent(case)) for k in case.linear]
+    return [jax.vjp(alone(case.fn, case.args, k), case.args[k])[1](whole_cotangent(case)) for k in case.linear]
 
 
-def _whole_cotangent(case):
+def whole_cotangent(case):
     """The cotangents in the dtypes of the results, which may differ when the arguments are widened."""
     results, structure = jax.tree.flatten(jax.eval_shape(case.fn, *case.args))
     return jax.tree.unflatten(structure, [ct.astype(y.dtype) for ct, y in zip(case.cotangents, results, strict=True)])
@@ -220,10 +224,13 @@ def gradients_of_two(case: Case) -> Tree:
 
 def gradients_scanned(case: Case) -> Tree:
     """Through a scan over two examples."""
-    zero = jnp.zeros_like(jax.eval_shape(lambda: square(case.fn(*case.args))))
+    def of_one(args):
+        return square(case.fn(*args), case.cotangents)
+
+    zero = jnp.zeros_like(jax.eval_shape(of_one, case.args))
 
     def through(*examples):
-        return lax.scan(lambda total, args: (total + square(case.fn(*args)), None), zero, examples)[0]
+        return lax.scan(lambda total, args: (total + of_one(args), None), zero, examples)[0]
 
     return jax.grad(through, case.floats)(*(x[:2] for x in case.examples))
 

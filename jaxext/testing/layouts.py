@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext._told import told
 from jaxext.testing.conformance import Case, Tree, is_float
-from jaxext.testing.derivatives import square
+from jaxext.testing.derivatives import square, whole_cotangent
 from jaxext.testing.vmapped import one_by_one
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
@@ -115,12 +115,16 @@ def _is_spec(x) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A split with its arguments: `whole` is the function of them, `meaning` the same without vmap, `part` that of a device's parts."""
+    """A split with its arguments: `whole` is the function of them, `meaning` the same without vmap, `part` that of a device's parts.
+
+    `weights` are those of the result in a loss.
+    """
 
     args: tuple
     specs: tuple[P, ...]
     result: Any
     collectives: tuple[str, ...]
+    weights: Tree
     whole: Callable
     meaning: Callable
     part: Callable | None
@@ -139,6 +143,7 @@ def mesh_of(devices: tuple, kind: AxisType = AxisType.Auto) -> Mesh:
 def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
     """One example per device, split over mesh axes: with all arguments split, and with each argument in turn replicated."""
     args, n = range(len(case.args)), len(case.devices)
+    weights = jax.tree.map(lambda ct: jnp.stack([ct] * n), whole_cotangent(case))
     layouts = {}
     for whole in (None, *args) if len(args) > 1 else (None,):
         split = tuple(k for k in args if k != whole)
@@ -153,6 +158,7 @@ def mapped(case: Case, over: str | tuple[str, str]) -> dict[str, Layout]:
             specs=tuple(P(over) if k in split else P() for k in args),
             result=P(over),
             collectives=(),
+            weights=weights,
             whole=jax.vmap(case.fn, in_axes),
             meaning=lambda *args, split=split: one_by_one(case.fn, args, split),
             part=one,
@@ -175,6 +181,7 @@ def declared(case: Case) -> dict[str, Layout]:
             specs=split.args,
             result=split.result,
             collectives=split.collectives,
+            weights=whole_cotangent(case),
             whole=case.fn,
             meaning=case.fn,
             part=split.part or (None if split.collectives else case.fn),
@@ -226,7 +233,7 @@ def gradients(case: Case) -> Tree:
 
 def downhill(f: Callable, layout: Layout) -> Callable:
     """The gradient of a loss with respect to all floating-point arguments."""
-    return jax.grad(lambda *args: square(f(*args)), layout.floats)
+    return jax.grad(lambda *args: square(f(*args), layout.weights), layout.floats)
 
 
 def specs_of_gradients(layout: Layout) -> tuple[P, ...]:

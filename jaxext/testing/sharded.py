@@ -61,7 +61,12 @@ def gradient_across(layout, split):
 
 def gradient_inside(layout, split):
     """The gradient of a replicated argument is the sum over all devices."""
-    return split(downhill(layout.part, layout), in_specs=layout.specs, out_specs=specs_of_gradients(layout))
+
+    def inside(weights, *args):
+        return downhill(layout.part, dataclasses.replace(layout, weights=weights))(*args)
+
+    whole = split(inside, in_specs=(layout.result, *layout.specs), out_specs=specs_of_gradients(layout))
+    return functools.partial(whole, layout.weights)
 
 
 def half_manual(of, make):

@@ -51,6 +51,17 @@ def test_values_and_gradients(dtype, given):
         near(got, want)
 
 
+@pytest.mark.parametrize("sizes", [(1e36, 1, 1), (1e37, 1e-3, 1e34), (1e-36, 1, 1e35), (2e-38, 1e10, 1e-10), (1e36, 1e-36, 1e-3)], ids=str)
+def test_products_of_huge_and_tiny_numbers(sizes):
+    """What is between the numbers and the result leaves the range of float32 nowhere: neither scales nor their products."""
+    x, w, ct = (array * np.float32(size) for array, size in zip(arrays(), sizes, strict=True))
+    y, pullback = jax.vjp(jaxext.fp8_matmul, x, w)
+    x, w, ct, *gots = (np.asarray(array, np.float64) for array in (x, w, ct, y, *pullback(ct)))
+    for got, want in zip(gots, (x @ w, ct @ w.T, x.T @ ct), strict=True):
+        if 1e-36 < np.abs(want).max() < 1e38:
+            assert np.linalg.norm(got - want) < 0.1 * np.linalg.norm(want)
+
+
 def test_what_is_kept_has_8_bits():
     x, w, _ = arrays()
     kept = jax.tree.leaves(jax.vjp(jaxext.fp8_matmul, x, w)[1])

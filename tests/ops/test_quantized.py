@@ -363,6 +363,24 @@ def test_zero_points_on_an_explicit_mesh(given):
     np.testing.assert_allclose(jax.device_get(y), np.asarray(x, np.float64) @ value(q), atol=1e-5)
 
 
+@pytest.mark.parametrize("shapes", [((1, 1), (1, 1)), ((M, 1), (1, N)), ((M, 1), (1, 1))], ids=str)
+def test_scales_on_both_sides_of_the_range(shapes):
+    """The product with the first alone is infinite, or zero."""
+    x, w = small((M, K), jnp.float8_e4m3fn, 0) * 64, small((K, N), jnp.float8_e4m3fn, 1) * 64
+    for sizes in ((120, -60), (-60, 120), (-120, 30), (30, -120)):
+        s, t = (jnp.full(shape, 2.0**size, jnp.float32) for shape, size in zip(shapes, sizes, strict=True))
+        y = float32(x, w, lhs_scale=s, rhs_scale=t)
+        np.testing.assert_array_equal(y, wide(x, s) @ wide(w, t))
+
+
+@pytest.mark.parametrize("given", [{}, dict(symmetric=False), dict(dtype=jnp.float8_e4m3fn)], ids=str)
+def test_quantize_numbers_whose_scale_would_be_subnormal(given):
+    """XLA takes such a scale for zero on CPUs, and it counted as one: so all numbers were zero."""
+    w = random((32, 6), np.float32, 5) * np.float32(1e-36)
+    q = jaxext.quantize(w, **given)
+    np.testing.assert_allclose(value(q), w, rtol=0.0625, atol=np.finfo(np.float32).tiny)
+
+
 def test_one_scale_without_axes():
     q = jaxext.Quantized(small((32, 4), jnp.int8, 0), jnp.float32(0.5), jnp.int8(2))
     np.testing.assert_array_equal(q.dequantize(), (wide(q.qvalue) - 2) / 2)

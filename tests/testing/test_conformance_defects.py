@@ -370,3 +370,12 @@ def test_sound_functions_of_unusual_results():
     assert not report.passed
     with pytest.raises(AssertionError, match="works under jit only"):
         report.raise_if_failed()
+
+
+def test_a_sound_function_that_normalizes():
+    """The squares of its results add up to a constant, whose gradient is zero: so do those of examples that are rolled."""
+    normalized = lambda x, g: x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * g[None]
+    args = np.random.default_rng(0).standard_normal((1, 8), np.float32) / 8, np.linspace(0.5, 1.5, 8, dtype=np.float32)
+    derived = ("eager", "jit", "vjp", "vmap", "automatic mesh", "gradient, automatic mesh")
+    others = {check: "not in this test" for check in testing.CHECKS if check not in derived}
+    assert failures(normalized, normalized, args, skip=others) == {}

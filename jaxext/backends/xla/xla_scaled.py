@@ -47,8 +47,9 @@ class XlaScaled(XlaDefinition):
             return (_flat if parts else _MATMUL.run)(dataclasses.replace(call, dtype=dtype), config, factors)
 
         y = _by_parts(call, scaled, operands, dtype) if parts else scaled(operands)
-        for name in after:
-            y = y * _along(call, name, operands, call.open, sums)
+        along = [_along(call, name, operands, call.open, sums) for name in after]
+        for scale in in_range(*along) if len(along) == 2 else along:
+            y = y * scale
         return convert(y, call.dtype)
 
 
@@ -120,6 +121,15 @@ def _along(call: Call, name: str, operands: Mapping[str, jax.Array], slot: str, 
     """A scale with an axis of size 1 for each axis of a slot that it lacks."""
     missing = [i for i, axis in enumerate(call.axes[slot]) if axis not in call.axes[name]]
     return lax.expand_dims(operands[name].astype(dtype), missing)
+
+
+def in_range(one: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two scales for these, of the same product: a number times both leaves the range of the dtype only if the result does.
+
+    Scales on both sides of one are multiplied with each other: their product lies between them.
+    """
+    apart = (jnp.abs(one) < 1) != (jnp.abs(other) < 1)
+    return jnp.where(apart, one * other, one), jnp.where(apart, 1, other)
 
 
 def summed(*dtypes) -> jnp.dtype:
