@@ -1,8 +1,10 @@
 """Random calls of jaxext against their definition in float64: `python tests/fuzz.py --seeds 20000 --start 0 --jobs 2`.
 
-Each seed is one call (see fuzz_calls.py): its value, both gradients and its jvp, under jit, must be those of the direct sum in numpy, bit
-for bit where the operands are small integers.  A call that lax refuses must be refused with an exception of the same class.  Seeds run in
-chunks, each a process of its own: one that dies or hangs is a failure of the seed that it was in, and a new one goes on after that seed.
+Each even seed is one call of a product of lax (see fuzz_calls.py): its value, both gradients and its jvp, under jit, must be those of the
+direct sum in numpy, bit for bit where the operands are small integers.  Each odd seed is one of another operation (fuzz_operations.py):
+ragged, fused, causal, scaled, declared and so on, in derivatives of up to the second order, in contexts, and split over simulated devices
+(fuzz_functions.py).  A call that lax refuses must be refused with an exception of the same class.  Seeds run in chunks, each a process of
+its own: one that dies or hangs is a failure of the seed that it was in, and a new one goes on after that seed.
 The exit status is 1 if a seed failed.
 """
 
@@ -22,7 +24,7 @@ import threading
 import time
 
 # XLA_FLAGS of the environment come after these, so they win.
-FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1"
+FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_count=1 --xla_force_host_platform_device_count=4"
 # Compiling is most of the time.  What hangs so is tried as users compile: without optimisation XLA's program for many groups of integers
 # does not skip the zeros that it puts between groups, and 289 groups take ten minutes in place of 20 ms, for lax too.
 QUICKLY = "--xla_backend_optimization_level=0"
@@ -41,6 +43,7 @@ def main() -> int:
     parser.add_argument("--chunk", type=int, default=250, help="seeds per process (default: 250)")
     parser.add_argument("--limit", type=float, default=120, help="seconds after which a seed counts as hanging (default: 120)")
     parser.add_argument("--operations", default="jaxext", help="the module that has the operations (default: jaxext; jax.lax tests lax)")
+    parser.add_argument("--others", action="store_true", help="only the operations that are no products of lax: odd seeds")
     parser.add_argument("--planned", action="store_true", help="only the algorithms that `plan` names, else others for one product in four")
     parser.add_argument("--infinities", action="store_true", help="look only at where an infinity or NaN in one element spreads to")
     parser.add_argument("--optimised", action="store_true", help="compile as users do, which takes twice as long")
@@ -50,7 +53,8 @@ def main() -> int:
     if options.worker:
         import fuzz_worker
 
-        fuzz_worker.work(range(options.start, options.start + options.seeds), options.operations, options.planned, options.infinities)
+        seeds = [seed for seed in range(options.start, options.start + options.seeds) if seed % 2 or not options.others]
+        fuzz_worker.work(seeds, options.operations, options.planned, options.infinities)
         return 0
     return Run(options).result()
 
@@ -94,7 +98,11 @@ class Run:
         """Runs these seeds in a process; the seed that it was in last, and how it died if it did."""
         options = self.options
         command = [sys.executable, __file__, "--worker", "--start", str(seeds[0]), "--seeds", str(len(seeds))]
-        command += ["--operations", options.operations, *(f"--{name}" for name in ("planned", "infinities") if getattr(options, name))]
+        command += [
+            "--operations",
+            options.operations,
+            *(f"--{name}" for name in ("others", "planned", "infinities") if getattr(options, name)),
+        ]
         flags = [FLAGS, *([] if optimised else [QUICKLY]), os.environ.get("XLA_FLAGS", "")]
         environment = os.environ | ENVIRONMENT | {"XLA_FLAGS": " ".join(flags), "XDG_CACHE_HOME": self.cache}
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -10,10 +10,12 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import fuzz_functions
 import fuzz_windows
 import jax.numpy as jnp
 import numpy as np
 from direct_sum import Convolution, Product
+from fuzz_functions import Use
 from jax import lax
 
 DTYPES = {
@@ -73,9 +75,11 @@ class Draw(random.Random):
         return tuple(self.sample(range(n), n))
 
 
-def call(seed: int) -> Call:
-    """The call of a seed."""
-    draw = Draw(seed)
+def call(seed: int) -> Call | Use:
+    """The call of a seed: of a product of lax if it is even, else of another operation."""
+    draw = Draw(seed // 2)
+    if seed % 2:
+        return fuzz_functions.use(draw)
     kinds = {convolution: 86, transposed: 4, vectors: 2, product: 4, matrices: 4}
     kind = draw.weighted(kinds)
     return mapped(draw, kind(draw, **some_dtypes(draw)))

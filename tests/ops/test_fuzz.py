@@ -7,10 +7,14 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import Any
 
 import fuzz_calls
+import fuzz_functions
+import fuzz_operations
 import fuzz_worker
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from direct_sum import Product
@@ -27,7 +31,10 @@ import time
 
 from jax import lax
 import jaxext
-from jaxext import conv_general_dilated
+from jaxext import *
+
+def linear(x, w, *args, **kwargs):
+    return jaxext.linear(x, lax.stop_gradient(w), *args, **kwargs)
 
 def dot_general(lhs, rhs, *args, **kwargs):
     return jaxext.dot_general(lhs, lax.stop_gradient(rhs), *args, **kwargs)
@@ -52,20 +59,20 @@ def fuzz(*arguments, path=()):
     return done.returncode, done.stdout
 
 
-def test_60_seeds():
-    """Of these 537 found float8 sums rounded to float8, and 560 and 561 windows that read beyond an input of which nothing is left."""
-    code, output = fuzz("--start", 520, "--seeds", 60, "--chunk", 30, "--jobs", 2)
-    assert code == 0 and "60 seeds from 520, none failed" in output, output
+def test_80_seeds():
+    """Of these 1074 found float8 sums rounded to float8, and 1120 and 1122 windows that read beyond an input of which nothing is left."""
+    code, output = fuzz("--start", 1060, "--seeds", 80, "--chunk", 40, "--jobs", 2)
+    assert code == 0 and "80 seeds from 1060, none failed" in output, output
 
 
 @pytest.mark.slow
-def test_200_seeds():
+def test_400_seeds():
     """They reach every algorithm that the plan's documentation lists, though some only because the tool takes others than the plan's.
 
     The suite's flags make XLA compile faster; these programs are those of users.
     """
-    code, output = fuzz("--start", 400, "--seeds", 200, "--chunk", 100, "--jobs", 2, "--optimised")
-    assert code == 0 and "200 seeds from 400, none failed" in output, output
+    code, output = fuzz("--start", 800, "--seeds", 400, "--chunk", 100, "--jobs", 2, "--optimised")
+    assert code == 0 and "400 seeds from 800, none failed" in output, output
     algorithms = set(re.findall(r"^ {4}(\w+)\S* {2,}", str(conv_plan.plan.__doc__), re.MULTILINE))
     assert {"zeros", "lax", "phases"} <= algorithms
     reached = re.findall(r"^seeds with .*", output, re.MULTILINE)
@@ -76,7 +83,14 @@ def call_like(op) -> int:
     """A seed whose call is of this operation, is taken by lax, and has gradients that are not empty."""
     for seed in itertools.count():
         call = fuzz_calls.call(seed)
-        plain = call.op == op and set(call.dtypes) == {"float32"} and call.mapped == (None,) * 3
+        if call.op != op:
+            continue
+        if isinstance(call, fuzz_functions.Use):
+            sizes = [size for of in call.call.operands.values() for size in of.shape]
+            if min(sizes) > 2 and (call.order, call.mapped, call.mesh, call.how) == ("first", False, "", ()):
+                return seed
+            continue
+        plain = set(call.dtypes) == {"float32"} and call.mapped == (None,) * 3
         if plain and "preferred_element_type" not in call.kwargs and np.prod([*call.truth.x, *call.truth.w, *call.truth.output]):
             return seed
     raise AssertionError
@@ -89,6 +103,7 @@ def call_like(op) -> int:
         ("matmul", 2, "the process died of SIGABRT"),
         ("conv_transpose", 1, "lax: works; here: KeyError: 'planted'"),
         ("convolve", 1, "hangs: nothing for 5 s"),
+        ("linear", 1, r"gradient of w\[.*\] is 0.0, want "),
     ],
 )
 def test_a_planted_defect_is_reported_with_its_seed(tmp_path, op, seeds, wrong):
@@ -155,8 +170,8 @@ def test_what_lax_refuses_must_be_refused():
 def test_the_truth_is_lax_and_numpy():
     """Every kind of call against its namesake, in what both get right."""
     kinds = {"conv_general_dilated": 6, "conv_transpose": 4, "convolve": 3, "dot_general": 2, "matmul": 2}
-    for seed in itertools.count():
-        call = fuzz_calls.call(seed)
+    for seed in itertools.count(step=2):
+        call: Any = fuzz_calls.call(seed)
         crops = any(low < 0 or high < 0 for low, high in getattr(call.truth, "padding", ()))
         if set(call.dtypes) != {"float64"} and kinds.get(call.op) and not crops:
             call = dataclasses.replace(
@@ -167,3 +182,55 @@ def test_the_truth_is_lax_and_numpy():
             kinds[call.op] -= outcome == "right"
         if not any(kinds.values()):
             break
+
+
+def toy(module, of):
+    """Two results that are nonlinear in x, and linear in w and in n, which does not move."""
+    return module.sin(of["x"]) * of["w"][0] * of["n"], module.exp(of["x"]) + of["w"][1] * module.ones((2, 3))
+
+
+def use(dtype="float64", **more) -> fuzz_functions.Use:
+    operands = {
+        "x": fuzz_operations.Operand(shape=(2, 3), dtype=dtype),
+        "n": fuzz_operations.Operand(shape=(), dtype=dtype, moves=False),
+        "w": fuzz_operations.Operand(shape=(2,), dtype=dtype),
+    }
+    call = fuzz_operations.Call(op="toy", operands=operands, results=(dtype,) * 2, said={}, run=toy, truth=lambda of: toy(np, of))
+    plain: dict[str, Any] = dict(order="first", integers=False, axes=(None,) * 3, out=(0, 0))
+    return fuzz_functions.Use(call=call, **plain | more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(order="jvp of vjp", axes=(1, None, None), out=(-1, 0), size=3),
+        dict(order="vjp of jvp", axes=(0, None, 1), inside=True, size=2),
+        dict(order="vjp of vjp", how=("checkpoint", "x64")),
+        dict(order="jvp of vjp", how=("eager",), mesh="auto", specs=(("a", None), (), ("b",))),
+        dict(mesh="explicit", specs=(("a", None), (), (None,))),
+    ],
+    ids=str,
+)
+def test_every_result_of_a_function_is_looked_at(more, monkeypatch):
+    """Right as it is, and wrong where one element of any result is off by little, or not finite."""
+    seen = []
+    monkeypatch.setattr(fuzz_functions, "compare", lambda *args: seen.append(args) or compare(*args))
+    assert fuzz_functions.judge(use(**more), 0, jnp) == ("right", None)
+    (made, arrays, right), *_ = seen
+    for i, name in enumerate(fuzz_functions.names(made)):
+        for planted in (right[i].flat[-1] + 1e-5, np.inf, np.nan):
+            wrong = [value.copy() for value in right]
+            wrong[i].flat[-1] = planted
+            assert f"{name}[" in str(compare(made, arrays, wrong))
+
+
+compare = fuzz_functions.compare
+
+
+def test_every_operation_is_drawn():
+    drawn = {fuzz_calls.call(seed).op for seed in range(1, 1000, 2)}
+    assert drawn >= {
+        "linear", "gated_linear_unit", "conv_bias_act", "ragged_dot", "ragged_dot_general", "ragged_linear", "ragged_gated_linear_unit",
+        "causal_conv1d", "causal_conv1d_update", "scaled_dot", "fp8_matmul", "quantized_matmul", "gram", "newton_schulz", "extend.define",
+        "extend.operation", "clipped_grad",
+    }  # fmt: skip
