@@ -23,6 +23,7 @@ KINDS = {
     "bias": ((X, WEIGHT, BIAS), {}),
     "state": ((X, WEIGHT, BIAS), {"initial_states": STATE}),
     "packed": ((X, WEIGHT, BIAS), {"seq_idx": NUMBERS}),
+    "packed with a state": ((X, WEIGHT, BIAS), {"seq_idx": NUMBERS, "initial_states": STATE}),
 }
 
 

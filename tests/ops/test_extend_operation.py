@@ -402,7 +402,7 @@ def test_a_reference_that_closes_over_a_traced_value(how):
 
     def of(declared, s):
         scaled = lambda x: (x * s, jnp.sin(x))
-        names = dict(operands=dict(x="N"), results=dict(y="N", k="N"), constant="k")
+        names: Any = dict(operands=dict(x="N"), results=dict(y="N", k="N"), constant="k")
         y, k = extend.operation(f"toy_closed_{next(NAMES)}", scaled, **names)(X[:, 0]) if declared else scaled(X[:, 0])
         return jnp.sum(y * k)
 
