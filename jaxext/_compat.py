@@ -43,6 +43,7 @@ from jax.interpreters import mlir
 from jax.interpreters.partial_eval import dce_rules, partial_eval_jaxpr_custom_rules
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxext import _scope
 from jaxext._target import compute_capability, device_kind
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "hide_frames",
     "kernels_launched",
     "lowered_by",
+    "lowered_within",
     "named_specs",
     "policies_asked",
     "operation_primitive",
@@ -68,6 +70,7 @@ __all__ = [
     "replace_bind",
     "scaled_dot_p",
     "scan_counts",
+    "settings",
     "source_line",
     "trace_context",
     "without_stored_programs",
@@ -230,6 +233,44 @@ def lowered_by(ctx) -> Splitter:
         named = axes.device_assignment is not None and config.use_shardy_partitioner.value
         return Splitter.LABELS if named and not exported else Splitter.XLA
     return Splitter.LATER if exported else Splitter.NOBODY
+
+
+def settings() -> tuple[tuple[str, Any], ...]:
+    """What tracing and lowering depend on in this thread, by name: the settings of jax in jit's cache key, and the contexts of jaxext.
+
+    XLA asks for the parts of a program when it is compiled, which may be in another thread, or outside of the contexts of its lowering.
+    Not among them are the default device, which may differ between processes and which a program with a mesh does not have, and user
+    contexts of others, which have no list.  Removed once custom_partitioning calls back inside the contexts of the lowering.
+    """
+    return tuple((name, state.value) for name, state in _states().items())
+
+
+@functools.cache
+def _states() -> dict[str, Any]:
+    try:
+        names = config.trace_context_names()
+    except NotImplementedError:  # jaxlib 0.10.1
+        names = config.config_states
+    of_jax = {name: config.config_states[name] for name in names if name in config.config_states and name != "jax_default_device"}
+    return of_jax | _scope.contexts
+
+
+def lowered_within(settings: tuple[tuple[str, Any], ...], fun: Callable, avals: Sequence, *args) -> list:
+    """Results, of the types `avals`, of `fun(*args)`, which is traced and lowered inside the `settings()` of another place."""
+    return _within.bind(*args, settings=settings, fun=fun, avals=tuple(avals))
+
+
+def _lower_within(ctx, *args, settings, fun, avals):
+    with contextlib.ExitStack() as stack:
+        for name, value in settings:
+            stack.enter_context(_states()[name](value))
+        return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
+
+
+_within = Primitive("jaxext_within")
+_within.multiple_results = True
+_within.def_abstract_eval(lambda *_, avals, **__: avals)
+mlir.register_lowering(_within, _lower_within)
 
 
 def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:

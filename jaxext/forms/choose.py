@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from jaxext._scope import user_context
 from jaxext._told import told
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Implementation, Plan
@@ -23,8 +24,8 @@ from jaxext.forms.invariant import Invariant, by_parts, part_of
 from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement
 
-# True inside `in_place_of_lax`, part of jit's cache key.  False while an implementation is lowered, since these are written in lax.
-replacing_lax = jax.make_user_context(False)
+# False while an implementation is lowered, since these are written in lax.
+replacing_lax = user_context("in_place_of_lax", False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,17 +130,11 @@ def described(implementation: str, config: Mapping[str, Any]) -> str:
     return " ".join([implementation, *(f"{key}={value}" for key, value in config.items())])
 
 
-def run(
-    call: Call,
-    implementations: Sequence[Implementation],
-    named: str | Invariant | None,
-    table: Any,
-    operands: Mapping[str, jax.Array],
-) -> Any:
-    """The result of the call, or a tuple if it has several, with `in_force.current()` at the time of lowering as the `table`."""
-    with replacing_lax(False), in_force.as_in(table):
+def run(call: Call, implementations: Sequence[Implementation], named: str | Invariant | None, operands: Mapping[str, jax.Array]) -> Any:
+    """The result of the call, or a tuple if it has several."""
+    with replacing_lax(False):
         name, part = planned(call, named)
-        choice = _usable(part or call, implementations, name, () if part else in_force.measured(call, table))
+        choice = _usable(part or call, implementations, name, () if part else in_force.measured(call))
         if choice.plan is None:
             reason = choice.refusals.get(name or "", f"it has only {sorted(choice.refusals)}")
             raise NotImplementedError(f"{call.op}: implementation {name!r} does not support this call: {reason}")

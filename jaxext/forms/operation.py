@@ -36,7 +36,6 @@ from jaxext.forms.composition import composed
 from jaxext.forms.family import Family, in_use
 from jaxext.forms.form import Form, cut, known, owner
 from jaxext.forms.labelled import Labelled
-from jaxext.tables import in_force
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -223,7 +222,6 @@ def _label_to_map(operation, mapped):
 
 def _lower(operation, platform, arch, splitter, *args, implementation, out_sharding, **params):
     """Lower to the chosen implementation on one device's part of the operands, inside a program that splits them over devices."""
-    table = in_force.current()  # read now: XLA may call `local` later, outside this context
     wanted, ranks, form = params["wanted"], params["ranks"], operation.form
     sizes = operation.sizes(operation.open, [x.shape for x in args], ranks, params["window"])
 
@@ -238,9 +236,9 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
         of_parts = params if static is None else dict(params, static=static)
         call = operation.call(operation.open, args, implementation=implementation, **device, **of_parts)
         if static is None:
-            results = run(call, operation.family.implementations, implementation, table, operands)
+            results = run(call, operation.family.implementations, implementation, operands)
         else:
-            with replacing_lax(False), in_force.as_in(table):
+            with replacing_lax(False):
                 results = composed(call, operands, implementation, summed)
         results = results if call.further else (results,)
         if summed is None or static is not None:
@@ -254,7 +252,7 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
         results=tuple(operation.axes(name, ranks) for name in wanted),
         whole=(*operation.split_whole(ranks), *(form.uncut.values() if form else ())),
     )
-    known_as = known(splitter, platform, operation.primitive, everything, operation.family, table)
+    known_as = known(splitter, platform, operation.primitive, everything, operation.family)
     return partition.lower(
         lambda *args: tuple(operation.primitive.bind(*args, **everything)), known_as, local, names, splitter, platform, out_sharding, *args
     )
