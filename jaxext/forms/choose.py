@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 
 from jaxext._scope import user_context
 from jaxext._told import told
@@ -162,6 +163,8 @@ def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> Any:
     """The plan's result or results, with shapes and dtypes checked.  Otherwise the program would continue with wrong types."""
     results: Any = plan.run(config, operands)
     call = plan.call
+    if call.empty:  # XLA aborts on a sum of complex zeros over devices, also outside, if it sees that they are constant
+        results = lax.optimization_barrier(results)
     wanted = [(dtype, call.shape_of(slot)) for slot, dtype in call.results.items()]
     got = list(results) if isinstance(results, tuple | list) else [results]
     if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:

@@ -194,6 +194,8 @@ def _summed(names: Names, assigned: dict[str, tuple[str, ...]], wide=()) -> Call
             return y
         if y.dtype == bool:  # psum does not support booleans; their sum is "any"
             return lax.psum(y.astype(jnp.int32), over) != 0
+        if jnp.issubdtype(y.dtype, jnp.complexfloating):  # XLA aborts on a sum of complex parts that are constant
+            return lax.complex(*lax.psum((lax.real(y), lax.imag(y)), over))
         return lax.psum(y.astype(jnp.float32), over).astype(y.dtype) if y.dtype in wide else lax.psum(y, over)
 
     return summed if any(axis not in axes for axis in assigned for axes in names.results) else None

@@ -255,6 +255,20 @@ def test_zero_sized_and_indivisible_axes_on_a_mesh():
     same(y, np.asarray(jax.jit(functools.partial(f, OURS))(x, w)))
 
 
+def test_sums_over_devices_of_complex_zeros():
+    """XLA aborts the process if their parts are constant: of empty products, also outside by the transpose of vmap, or of no group."""
+    x, w, sizes = np.ones((8, 8), np.complex64), np.ones((4, 8, 2), np.complex64), np.full((2, 4), 2, np.int32)
+
+    def gradients(x, w, sizes):
+        mapped = lambda x, w: jax.vmap(lambda sizes: jaxext.ragged_dot(x, w, sizes))(sizes)
+        return jax.vjp(mapped, x, w)[1](jnp.zeros((2, 8, 0), x.dtype))
+
+    got = jax.jit(gradients)(place(x, P("data")), place(w[..., :0], P()), place(sizes, P("model")))
+    same(got, (np.zeros_like(x), w[..., :0]))
+    of_no_group = jax.jit(lambda x, w: jaxext.ragged_dot(x, w, jnp.zeros(4, jnp.int32)))
+    same(of_no_group(place(x, P(None, "data")), place(w, P(None, "data"))), np.zeros((8, 2), x.dtype))
+
+
 SETTINGS = {
     "jax_enable_x64": lambda: jax.enable_x64(False),
     "jax_default_matmul_precision": lambda: jax.default_matmul_precision("highest"),
