@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad, batching
 
 from jaxext import _compat
@@ -109,6 +111,7 @@ class Operation(Labelled):
         )
         ad.primitive_jvps[primitive] = functools.partial(_jvp_rule, self)
         batching.primitive_batchers[primitive] = functools.partial(_batch_rule, self)
+        _compat.register_remat(primitive, functools.partial(_remat_rule, self))
         _compat.register_lowering(primitive, functools.partial(_lower, self), multiple_results=True)
         owner[primitive] = self, self.open
         return primitive
@@ -171,16 +174,54 @@ def _sharding_rule(operation, *avals, result, ranks, out_sharding, **_):
     return operation.sharding(result, avals, ranks, None, operation.split_whole(ranks), gathered)
 
 
-def _jvp_rule(operation, primals, tangents, *, wanted, **params):
+def _jvp_rule(operation, primals, tangents, *, wanted, kept: Mapping[str, jax.Array] = types.MappingProxyType({}), **params):
+    """`kept`: results that need not be computed."""
     operands = dict(zip(operation.inputs, primals, strict=True))
     dots = {name: dot for name, dot in zip(operation.inputs, tangents, strict=True) if type(dot) is not ad.Zero}
     needed = {*wanted, *operation.saved(params["static"])}
-    results = operation.bind(operands, wanted=[name for name in operation.results if name in needed], **params)
+    if missing := [name for name in operation.results if name in needed - {*kept}]:
+        missing = [name for name in operation.results if name in missing or name == operation.open]
+        kept = {**operation.bind(operands, wanted=missing, **params), **kept}
+    results = {name: kept[name] for name in operation.results if name in needed}
     results = {name: y if name == operation.open else checkpoint_name(y, name) for name, y in results.items()}
     moved = operation.tangents(operation, operands, results, dots, **params)
     out = [results[name] for name in wanted]
     typed = {name: sharded_as(dot, jax.typeof(results[name])) for name, dot in moved.items() if name in results}
     return out, [typed.get(name, ad.Zero(jax.typeof(y).to_tangent_aval())) for name, y in zip(wanted, out, strict=True)]
+
+
+def _remat_rule(operation, policy, *args, wanted, **params):
+    """`jax_remat3` asks a policy before it takes derivatives, which need further results: these are saved with the result, or by name."""
+    needed = tuple(name for name in operation.results if name in {*wanted, *operation.saved(params["static"])})
+    results = operation.bind(dict(zip(operation.inputs, args, strict=True)), wanted=needed, **params)
+    of_all = _compat.storage(policy, operation.primitive, list(map(jax.typeof, args)), dict(params, wanted=needed))
+    stored = {name: of_all or _compat.storage(policy, _compat.name_p, [jax.typeof(y)], dict(name=name)) for name, y in results.items()}
+    saved = {name: how[0](results[name]) for name, how in stored.items() if how}
+
+    def again(saved, *args):
+        if not saved:
+            return operation.primitive.bind(*args, wanted=wanted, **params)
+        return _from_kept(operation, {name: stored[name][1](y) for name, y in saved.items()}, args, wanted=wanted, **params)
+
+    return [results[name] for name in wanted], saved, again
+
+
+def _from_kept(operation, kept, args, *, wanted, **params):
+    """The wanted results, which with their derivatives are computed from those that are kept."""
+
+    @jax.custom_jvp
+    def results(kept, *args):
+        missing = () if {*wanted} <= {*kept} else operation.primitive.bind(*args, wanted=wanted, **params)
+        return [kept[name] if name in kept else y for name, y in zip(wanted, missing or wanted, strict=True)]
+
+    def tangent(primals, tangents):
+        (kept, *args), (_, *dots) = primals, tangents
+        dots = [ad.Zero(dot.aval) if isinstance(dot, SymbolicZero) else dot for dot in dots]
+        out, moved = _jvp_rule(operation, args, dots, wanted=wanted, kept=kept, **params)
+        return out, list(map(ad.instantiate_zeros, moved))
+
+    results.defjvp(tangent, symbolic_zeros=True)
+    return results(kept, *args)
 
 
 def sharded_as(dot, aval):
