@@ -180,7 +180,7 @@ def checkpoint_of_tangent(fun: Callable) -> Callable:
 def storage(policy: Callable | None, primitive: Primitive, avals: Sequence, params: dict) -> tuple[Callable, Callable] | None:
     """How a policy saves the result of a primitive: a function that stores it, and one that loads it; None if it does not."""
     policies_asked.listener(policy, primitive, avals, params)
-    case = False if policy is None else policy(primitive, *avals, **params)
+    case: Any = False if policy is None else policy(primitive, *avals, **params)
     if isinstance(case, Offloadable):
         store, load = (functools.partial(jax.device_put, device=mem_kind_to_space(kind), may_alias=False) for kind in (case.dst, case.src))
         return store, load

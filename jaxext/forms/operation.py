@@ -195,13 +195,19 @@ def _remat_rule(operation, policy, *args, wanted, **params):
     needed = tuple(name for name in operation.results if name in {*wanted, *operation.saved(params["static"])})
     results = operation.bind(dict(zip(operation.inputs, args, strict=True)), wanted=needed, **params)
     of_all = _compat.storage(policy, operation.primitive, list(map(jax.typeof, args)), dict(params, wanted=needed))
-    stored = {name: of_all or _compat.storage(policy, _compat.name_p, [jax.typeof(y)], dict(name=name)) for name, y in results.items()}
-    saved = {name: how[0](results[name]) for name, how in stored.items() if how}
+
+    def storage_of(name):
+        named = name != operation.open and not of_all
+        return _compat.storage(policy, _compat.name_p, [jax.typeof(results[name])], dict(name=name)) if named else of_all
+
+    stored = {name: how for name in needed if (how := storage_of(name)) is not None}
+    saved = {name: store(results[name]) for name, (store, _) in stored.items()}
 
     def again(saved, *args):
         if not saved:
             return operation.primitive.bind(*args, wanted=wanted, **params)
-        return _from_kept(operation, {name: stored[name][1](y) for name, y in saved.items()}, args, wanted=wanted, **params)
+        kept = {name: load(saved[name]) for name, (_, load) in stored.items()}
+        return _from_kept(operation, kept, args, wanted=wanted, **params)
 
     return [results[name] for name in wanted], saved, again
 
