@@ -26,9 +26,12 @@ if jax.__version_info__ < MINIMUM_JAX:
 # ruff: noqa: E402
 try:
     from jax._src import config, dispatch, distributed, sharding_impls, traceback_util
-    from jax._src.core import ShardingTypeError, standard_vma_rule
+    from jax._src.ad_checkpoint import name_p, primal_left_tangent_right
+    from jax._src.core import ShardingTypeError, mem_kind_to_space, standard_vma_rule
     from jax._src.core import auto_insert_reshard as align_varying
     from jax._src.custom_partitioning import _sharding_callbacks
+    from jax._src.interpreters import remat
+    from jax._src.interpreters.partial_eval import Offloadable, RecomputeType
     from jax._src.lax.lax import ragged_dot_general_p
     from jax._src.lax.scaled_dot import scaled_dot_p
     from jax._src.lax.utils import standard_primitive
@@ -43,6 +46,7 @@ from jax.interpreters import mlir
 from jax.interpreters.partial_eval import dce_rules, partial_eval_jaxpr_custom_rules
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxext import _scope
 from jaxext._target import compute_capability, device_kind
 
 __all__ = [
@@ -51,30 +55,39 @@ __all__ = [
     "Splitter",
     "adapt_dce_rule",
     "align_varying",
+    "checkpoint_of_tangent",
     "conv_general_dilated",
     "device_kind",
     "evaluated",
     "hide_frames",
     "kernels_launched",
     "lowered_by",
+    "lowered_within",
+    "name_p",
     "named_specs",
     "policies_asked",
     "operation_primitive",
+    "primal_left_tangent_right",
     "product_primitive",
     "published",
     "ragged_dot_general_p",
     "refuse_parts",
     "register_lowering",
+    "register_remat",
     "replace_bind",
     "scaled_dot_p",
     "scan_counts",
+    "settings",
     "source_line",
+    "storage",
     "trace_context",
     "without_stored_programs",
 ]
 
 # ShardingTypeError: raised by lax for shardings in types that do not match; removed once jax.errors exports it.
 # align_varying: makes operands of a primitive vary over the same manual axes; removed once jax.lax has a public form of it.
+# name_p: the primitive of `checkpoint_name`, about which policies are asked; primal_left_tangent_right(x, y): x with the derivative of y.
+# Both are removed with `register_remat`.
 # trace_context: the part of the configuration that is in jit's cache keys; removed once make_jaxpr has a cache.
 trace_context = config.trace_context
 # conv_general_dilated: accepts symbolic padding; removed once lax's function does.
@@ -99,6 +112,7 @@ def product_primitive(name, shape_rule, dtype_rule, sharding_rule) -> Primitive:
     primitive = standard_primitive(shape, dtype_rule, name, sharding_rule=sharding_rule, vma_rule=vma_rule)
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     partial_eval_jaxpr_custom_rules[primitive] = policies_asked  # type: ignore[assignment]
+    register_remat(primitive, functools.partial(_remat_product, primitive))
     return primitive
 
 
@@ -136,6 +150,50 @@ def adapt_dce_rule(primitive: Primitive) -> None:
     rule: Any = dce_rules.get(primitive)
     if jax.__version_info__ >= (0, 12) and rule and len(inspect.signature(rule).parameters) == 2:
         dce_rules[primitive] = lambda used, alive, eqn: rule(used, eqn)  # type: ignore[assignment]
+
+
+def register_remat(primitive: Primitive, rule: Callable) -> None:
+    """Register `rule(policy, *operands, **params)` of a primitive for `jax_remat3`, without which no policy is asked about it.
+
+    The rule gives the results, the values saved, and `again(saved, *operands)`, of which derivatives are taken.  jax before 0.12 has no
+    values apart, and before 0.11 gives the policy itself.  Removed once policies are asked about primitives that are not jax's.
+    """
+
+    def of_version(trace, *operands, **params):
+        results, saved, again = rule(getattr(trace, "policy", trace), *operands, **params)
+        return (results, saved, again) if jax.__version_info__ >= (0, 12) else (results, functools.partial(again, saved))
+
+    remat.rules[primitive] = of_version
+
+
+def checkpoint_of_tangent(fun: Callable) -> Callable:
+    """`jax.checkpoint` of a function that is linear in some operands.  That of `jax_remat3` has no transpose.  Removed once it has."""
+
+    @functools.wraps(fun)
+    def checkpointed(*args):
+        with config.remat3(False):
+            return jax.checkpoint(fun, prevent_cse=False)(*args)
+
+    return checkpointed
+
+
+def storage(policy: Callable | None, primitive: Primitive, avals: Sequence, params: dict) -> tuple[Callable, Callable] | None:
+    """How a policy saves the result of a primitive: a function that stores it, and one that loads it; None if it does not."""
+    policies_asked.listener(policy, primitive, avals, params)
+    case: Any = False if policy is None else policy(primitive, *avals, **params)
+    if isinstance(case, Offloadable):
+        store, load = (functools.partial(jax.device_put, device=mem_kind_to_space(kind), may_alias=False) for kind in (case.dst, case.src))
+        return store, load
+    return None if case is False or isinstance(case, RecomputeType) else (remat.reduce_precision, lambda x: x)
+
+
+def _remat_product(primitive, policy, *operands, **params):
+    compute = functools.partial(primitive.bind, **params)
+    result, stored = compute(*operands), storage(policy, primitive, [jax.typeof(x) for x in operands], params)
+    if stored is None:
+        return result, (), lambda _, *operands: compute(*operands)
+    store, load = stored
+    return result, store(result), lambda y, *operands: primal_left_tangent_right(load(y), compute(*operands))
 
 
 def refuse_parts(name: str, argument: str, *shardings: NamedSharding | PartitionSpec | None) -> None:
@@ -230,6 +288,44 @@ def lowered_by(ctx) -> Splitter:
         named = axes.device_assignment is not None and config.use_shardy_partitioner.value
         return Splitter.LABELS if named and not exported else Splitter.XLA
     return Splitter.LATER if exported else Splitter.NOBODY
+
+
+def settings() -> tuple[tuple[str, Any], ...]:
+    """What tracing and lowering depend on in this thread, by name: the settings of jax in jit's cache key, and the contexts of jaxext.
+
+    XLA asks for the parts of a program when it is compiled, which may be in another thread, or outside of the contexts of its lowering.
+    Not among them are the default device, which may differ between processes and which a program with a mesh does not have, and user
+    contexts of others, which have no list.  Removed once custom_partitioning calls back inside the contexts of the lowering.
+    """
+    return tuple((name, state.value) for name, state in _states().items())
+
+
+@functools.cache
+def _states() -> dict[str, Any]:
+    try:
+        names = config.trace_context_names()
+    except NotImplementedError:  # jaxlib 0.10.1
+        names = config.config_states
+    of_jax = {name: config.config_states[name] for name in names if name in config.config_states and name != "jax_default_device"}
+    return of_jax | _scope.contexts
+
+
+def lowered_within(settings: tuple[tuple[str, Any], ...], fun: Callable, avals: Sequence, *args) -> list:
+    """Results, of the types `avals`, of `fun(*args)`, which is traced and lowered inside the `settings()` of another place."""
+    return _within.bind(*args, settings=settings, fun=fun, avals=tuple(avals))
+
+
+def _lower_within(ctx, *args, settings, fun, avals):
+    with contextlib.ExitStack() as stack:
+        for name, value in settings:
+            stack.enter_context(_states()[name](value))
+        return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
+
+
+_within = Primitive("jaxext_within")
+_within.multiple_results = True
+_within.def_abstract_eval(lambda *_, avals, **__: avals)
+mlir.register_lowering(_within, _lower_within)
 
 
 def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:
@@ -353,20 +449,21 @@ def hide_frames() -> None:
 
 
 class _PoliciesAsked:
-    """Calls `listener(policy, equation)` for each product before jax asks a policy of `jax.checkpoint` about it.
+    """Calls `listener(policy, primitive, avals, params)` for each product before jax asks a policy of `jax.checkpoint` about it.
 
     jax looks up a custom rule of the primitive before it asks the policy.  This object is registered as that rule but is false, so jax
     continues as if there were none.  `__bool__` reads the policy and the equation from jax's frame, and does not call the listener if the
     frame lacks them.  Removed once jax's policies recognise primitives that are not jax's.
     """
 
-    listener: Callable = staticmethod(lambda policy, equation: None)
+    listener: Callable = staticmethod(lambda policy, primitive, avals, params: None)
 
     def __bool__(self) -> bool:
         asking = sys._getframe(1).f_locals
         known = all(name in asking for name in ("saveable", "eqn", "unks_in"))
         if known and not any(asking["unks_in"]):  # no policy is asked about values that depend on unknowns
-            self.listener(asking["saveable"], asking["eqn"])
+            eqn = asking["eqn"]
+            self.listener(asking["saveable"], eqn.primitive, [x.aval for x in eqn.invars], eqn.params)
         return False
 
 

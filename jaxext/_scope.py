@@ -1,4 +1,4 @@
-"""Sets a `jax.make_user_context` for a block (`with`), or for every call of a function (as a decorator)."""
+"""Creates a `jax.make_user_context`, and sets it for a block (`with`), or for every call of a function (as a decorator)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
+
 from jaxext._told import told
 
 _Fun = TypeVar("_Fun", bound=Callable)
+
+contexts: dict[str, Any] = {}  # every context of jaxext, for `_compat.settings`
+
+
+def user_context(name: str, default: Any) -> Any:
+    """A `jax.make_user_context`, which is part of jit's cache key.  The `repr` of its values has to be the same in every process."""
+    return contexts.setdefault(name, jax.make_user_context(default))
+
 
 # Calls of these return before the body runs, so the scope would end too early.
 _LATER = {
@@ -29,7 +39,7 @@ class Scope(contextlib.ContextDecorator, threading.local):
 
     Args:
       name: the public function that made it, for messages.
-      config: the result of `jax.make_user_context`.
+      config: a `user_context`.
       value: hashable.
     """
 

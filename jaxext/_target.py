@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxext._scope import Scope, in_parentheses
+from jaxext._scope import Scope, in_parentheses, user_context
 from jaxext._told import told
 
 # Name of a compute capability -> GPUs that have it (https://developer.nvidia.com/cuda-gpus).  NVIDIA adds "a" or "f" to names from 9.0 on.
@@ -26,10 +26,10 @@ _KNOWN = {
     "sm_121a": "DGX Spark",
 }
 
-# The compute capability set by `use_target`, times 10.  Part of jit's cache key.
-_named = jax.make_user_context(None)
+# The compute capability set by `use_target`, times 10.
+_named = user_context("use_target", None)
 # The name of the GPU that is meant by it, if one is.
-_device = jax.make_user_context("")
+_device = user_context("use_device", "")
 
 
 @in_parentheses('use_target("sm_90a")')

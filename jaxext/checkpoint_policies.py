@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 
 from jaxext import _compat
-from jaxext._told import depth_of_the_user
+from jaxext._told import depth_of_the_user, told
 from jaxext.forms.form import dimension_numbers, owner
 
 __all__ = [
@@ -32,7 +32,12 @@ def seeing_products(policy: Callable) -> Callable:
     A matmul appears as `lax.dot_general_p` with its `dimension_numbers`, precision and dtype, a convolution as
     `lax.conv_general_dilated_p`, a ragged product as lax's `ragged_dot_general` with its `ragged_dot_dimension_numbers`, and an operation
     with an epilogue as the product inside it.
+
+    Raises:
+      TypeError: `policy` cannot be called.
     """
+    if not callable(policy):
+        raise TypeError(f"seeing_products: policy is {told(policy)}, want a function, such as jax.checkpoint_policies.dots_saveable")
 
     @functools.wraps(policy)
     def saveable(primitive, *avals, **params):
@@ -64,12 +69,12 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callab
     return seeing_products(jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst))
 
 
-def _warn(policy: Callable, product) -> None:
+def _warn(policy: Callable | None, primitive, avals, params) -> None:
     """Warn if one of jax's own policies would save this product if it were lax's, but recomputes it because it is jaxext's."""
-    if getattr(policy, "__module__", None) != jax.checkpoint_policies.dots_saveable.__module__:
+    if policy is None or getattr(policy, "__module__", None) != jax.checkpoint_policies.dots_saveable.__module__:
         return
     try:
-        asked = [ask(product.primitive, *(x.aval for x in product.invars), **product.params) for ask in (policy, seeing_products(policy))]
+        asked = [ask(primitive, *avals, **params) for ask in (policy, seeing_products(policy))]
     except Exception:  # the user's part of a combined policy failed: jax will ask it next and report the error
         return
     if asked[0] == asked[1]:

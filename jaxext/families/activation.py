@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxext import _compat
 from jaxext._told import told
 from jaxext.backends.problems import ACTIVATIONS  # type: ignore[attr-defined]
 
@@ -109,7 +110,7 @@ def tangent_by_result(activation: Activation, y: jax.Array, dot: jax.Array) -> j
 def tangent(function: Callable[[jax.Array], jax.Array], z: jax.Array, dot: jax.Array) -> jax.Array:
     """The tangent of function(z) for the tangent of z, computed with the dtype of `dot`.  For the transpose z is saved, not a slope."""
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
+    @_compat.checkpoint_of_tangent
     def slope_times(z, dot):
         return jax.jvp(function, (z.astype(dot.dtype),), (dot,))[1]
 

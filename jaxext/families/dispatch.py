@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
-from jaxext._scope import Scope, in_parentheses
+from jaxext._scope import Scope, in_parentheses, user_context
 from jaxext._told import told
 from jaxext.families.substitute import CacheKey, substitute
 from jaxext.forms import flops
@@ -24,9 +24,8 @@ from jaxext.forms.family import Family, families, names_of_implementations
 from jaxext.forms.form import owner
 from jaxext.forms.invariant import Invariant
 
-# What `use_implementation` and `use_invariant` set.  Part of jit's cache key.
-_named = jax.make_user_context(None)
-_invariant = jax.make_user_context(False)
+_named = user_context("use_implementation", None)
+_invariant = user_context("use_invariant", False)
 
 
 @in_parentheses('use_implementation("xla")')

@@ -53,13 +53,11 @@ def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = 
     begin = jnp.concatenate([jnp.zeros_like(end[..., :1]), end[..., :-1]], -1)
     if offset is None:
         return begin, end
-    if sizes.shape[-1] == 0:
-        none = jnp.zeros((*sizes.shape[:-1], groups), jnp.int32)
-        return none, none
+    # Compared with all groups: a gather has no sharding in types if vmap maps the offset alone.
     at = _clipped(offset, sizes.shape[-1], -groups) + jnp.arange(groups, dtype=jnp.int32)
-    exists = jnp.broadcast_to((at >= 0) & (at < sizes.shape[-1]), (*sizes.shape[:-1], groups))
-    begin, end = (jnp.take(of, jnp.clip(at, 0, sizes.shape[-1] - 1), axis=-1) for of in (begin, end))
-    return jnp.where(exists, begin, 0), jnp.where(exists, end, 0)
+    found = lax.expand_dims(at[:, None] == jnp.arange(sizes.shape[-1], dtype=jnp.int32)[None], range(sizes.ndim - 1))
+    begin, end = (jnp.where(found, of[..., None, :], 0).sum(-1, dtype=jnp.int32) for of in (begin, end))
+    return begin, end
 
 
 def in_groups(begin: jax.Array, end: jax.Array, like: jax.Array, same: int) -> jax.Array:

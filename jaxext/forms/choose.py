@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 
+from jaxext._scope import user_context
 from jaxext._told import told
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Implementation, Plan
@@ -23,8 +25,8 @@ from jaxext.forms.invariant import Invariant, by_parts, part_of
 from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement
 
-# True inside `in_place_of_lax`, part of jit's cache key.  False while an implementation is lowered, since these are written in lax.
-replacing_lax = jax.make_user_context(False)
+# False while an implementation is lowered, since these are written in lax.
+replacing_lax = user_context("in_place_of_lax", False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,17 +131,11 @@ def described(implementation: str, config: Mapping[str, Any]) -> str:
     return " ".join([implementation, *(f"{key}={value}" for key, value in config.items())])
 
 
-def run(
-    call: Call,
-    implementations: Sequence[Implementation],
-    named: str | Invariant | None,
-    table: Any,
-    operands: Mapping[str, jax.Array],
-) -> Any:
-    """The result of the call, or a tuple if it has several, with `in_force.current()` at the time of lowering as the `table`."""
-    with replacing_lax(False), in_force.as_in(table):
+def run(call: Call, implementations: Sequence[Implementation], named: str | Invariant | None, operands: Mapping[str, jax.Array]) -> Any:
+    """The result of the call, or a tuple if it has several."""
+    with replacing_lax(False):
         name, part = planned(call, named)
-        choice = _usable(part or call, implementations, name, () if part else in_force.measured(call, table))
+        choice = _usable(part or call, implementations, name, () if part else in_force.measured(call))
         if choice.plan is None:
             reason = choice.refusals.get(name or "", f"it has only {sorted(choice.refusals)}")
             raise NotImplementedError(f"{call.op}: implementation {name!r} does not support this call: {reason}")
@@ -167,6 +163,8 @@ def computed(plan: Plan, config: Any, operands: Mapping[str, jax.Array]) -> Any:
     """The plan's result or results, with shapes and dtypes checked.  Otherwise the program would continue with wrong types."""
     results: Any = plan.run(config, operands)
     call = plan.call
+    if call.empty:  # XLA aborts on a sum of complex zeros over devices, also outside, if it sees that they are constant
+        results = lax.optimization_barrier(results)
     wanted = [(dtype, call.shape_of(slot)) for slot, dtype in call.results.items()]
     got = list(results) if isinstance(results, tuple | list) else [results]
     if [(getattr(y, "dtype", None), getattr(y, "shape", None)) for y in got] != wanted:

@@ -11,7 +11,6 @@ from jaxext import _compat
 from jaxext.forms.call import Call
 from jaxext.forms.choose import run
 from jaxext.forms.implementation import Algorithm, Definition
-from jaxext.tables import in_force
 
 
 def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, summed: Callable | None = None) -> Any:
@@ -27,7 +26,7 @@ def composed(call: Call, operands: Mapping[str, jax.Array], named: str | None, s
         operands = dict(zip(names, _compat.align_varying(*(operands[name] for name in names)), strict=True))
         device = dict(platform=call.platform, arch=call.arch, splitter=call.splitter)
         inner = form.call(open, list(operands.values()), **device, **params)
-        y = run(inner, form.family.implementations, named, in_force.current(), operands)
+        y = run(inner, form.family.implementations, named, operands)
         if summed is None:
             return y
         contracted = {axis for name in names for axis in inner.axes[name]} - {*inner.axes[open]}

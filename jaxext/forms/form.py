@@ -257,12 +257,11 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
     """Lower to the chosen implementation on one device's part of the operands, inside a program that splits them over devices."""
     slots = form.operands(open)
     sizes = form.sizes(open, [x.shape for x in args], ranks, params["window"])
-    table = in_force.current()  # read now: XLA may call `local` later, outside this context
 
     def local(splitter, summed, part, *args):
         args = _compat.align_varying(*cut(form, slots, args, part, sizes))  # explicit: a shard_map, in which not all operands vary
         call = form.call(open, args, platform=platform, arch=arch, splitter=splitter, ranks=ranks, **params)
-        y = run(call, form.family.implementations, implementation, table, dict(zip(slots, args, strict=True)))
+        y = run(call, form.family.implementations, implementation, dict(zip(slots, args, strict=True)))
         return (y if summed is None else summed(y, form.axes(open, ranks)),)
 
     params_of_all = dict(params, ranks=ranks, implementation=implementation, out_sharding=out_sharding)
@@ -271,7 +270,7 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
         results=(form.axes(open, ranks),),
         whole=(*form.window, *form.uncut.values()),
     )
-    known_as = known(splitter, platform, form.primitives[open], params_of_all, form.family, table)
+    known_as = known(splitter, platform, form.primitives[open], params_of_all, form.family)
     (y,) = partition.lower(
         lambda *args: (form.primitives[open].bind(*args, **params_of_all),), known_as, local, names, splitter, platform, out_sharding, *args
     )
@@ -288,12 +287,12 @@ def cut(form: Form, names: Sequence[str], args: Sequence[jax.Array], part: Calla
     return tuple(companions.get(name, x) for name, x in zip(names, args, strict=True))
 
 
-def known(splitter, platform, primitive, params, family, table) -> dict[str, str]:
+def known(splitter, platform, primitive, params, family) -> dict[str, str]:
     """What identifies an operation to XLA's partitioner, if that calls back."""
     if splitter is not _compat.Splitter.LABELS:
         return {}
     implementations = family.implementations
-    code = in_force.known_as(platform, [each.name for each in implementations], table) + record.known_as(compute_capability(platform))
+    code = in_force.known_as(platform, [each.name for each in implementations]) + record.known_as(compute_capability(platform))
     operation = f"{primitive} {params} {code}"
     # If `version` is None, a user's implementation is identified only by a hash of its class's file.
     return partition.known(operation, by_version=all(each.version is not None for each in implementations))

@@ -102,6 +102,8 @@ class Implementation:
         An operation gives a tuple of the results in `call.results`, in that order.  They may be a part of all.  One may be an array.
         `operands` maps slots to arrays with the axes `call.axes`; `call.flatten(operands)` has exactly one axis per label, of `call.sizes`.
         A size may be 0.  If you call a jaxext operation here, name its implementation, such as "xla", or this one may be asked again.
+        Settings of jax and contexts of jaxext are those of the caller.  A `jax.make_user_context` of yours is not, where XLA splits the
+        program over devices.
         """
         raise NotImplementedError
 

@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad, batching
 
 from jaxext import _compat
@@ -36,7 +38,6 @@ from jaxext.forms.composition import composed
 from jaxext.forms.family import Family, in_use
 from jaxext.forms.form import Form, cut, known, owner
 from jaxext.forms.labelled import Labelled
-from jaxext.tables import in_force
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,6 +111,7 @@ class Operation(Labelled):
         )
         ad.primitive_jvps[primitive] = functools.partial(_jvp_rule, self)
         batching.primitive_batchers[primitive] = functools.partial(_batch_rule, self)
+        _compat.register_remat(primitive, functools.partial(_remat_rule, self))
         _compat.register_lowering(primitive, functools.partial(_lower, self), multiple_results=True)
         owner[primitive] = self, self.open
         return primitive
@@ -172,16 +174,60 @@ def _sharding_rule(operation, *avals, result, ranks, out_sharding, **_):
     return operation.sharding(result, avals, ranks, None, operation.split_whole(ranks), gathered)
 
 
-def _jvp_rule(operation, primals, tangents, *, wanted, **params):
+def _jvp_rule(operation, primals, tangents, *, wanted, kept: Mapping[str, jax.Array] = types.MappingProxyType({}), **params):
+    """`kept`: results that need not be computed."""
     operands = dict(zip(operation.inputs, primals, strict=True))
     dots = {name: dot for name, dot in zip(operation.inputs, tangents, strict=True) if type(dot) is not ad.Zero}
     needed = {*wanted, *operation.saved(params["static"])}
-    results = operation.bind(operands, wanted=[name for name in operation.results if name in needed], **params)
+    if missing := [name for name in operation.results if name in needed - {*kept}]:
+        missing = [name for name in operation.results if name in missing or name == operation.open]
+        kept = {**operation.bind(operands, wanted=missing, **params), **kept}
+    results = {name: kept[name] for name in operation.results if name in needed}
     results = {name: y if name == operation.open else checkpoint_name(y, name) for name, y in results.items()}
     moved = operation.tangents(operation, operands, results, dots, **params)
     out = [results[name] for name in wanted]
     typed = {name: sharded_as(dot, jax.typeof(results[name])) for name, dot in moved.items() if name in results}
     return out, [typed.get(name, ad.Zero(jax.typeof(y).to_tangent_aval())) for name, y in zip(wanted, out, strict=True)]
+
+
+def _remat_rule(operation, policy, *args, wanted, **params):
+    """`jax_remat3` asks a policy before it takes derivatives, which need further results: these are saved with the result, or by name."""
+    needed = tuple(name for name in operation.results if name in {*wanted, *operation.saved(params["static"])})
+    results = operation.bind(dict(zip(operation.inputs, args, strict=True)), wanted=needed, **params)
+    of_all = _compat.storage(policy, operation.primitive, list(map(jax.typeof, args)), dict(params, wanted=needed))
+
+    def storage_of(name):
+        named = name != operation.open and not of_all
+        return _compat.storage(policy, _compat.name_p, [jax.typeof(results[name])], dict(name=name)) if named else of_all
+
+    stored = {name: how for name in needed if (how := storage_of(name)) is not None}
+    saved = {name: store(results[name]) for name, (store, _) in stored.items()}
+
+    def again(saved, *args):
+        if not saved:
+            return operation.primitive.bind(*args, wanted=wanted, **params)
+        kept = {name: load(saved[name]) for name, (_, load) in stored.items()}
+        return _from_kept(operation, kept, args, wanted=wanted, **params)
+
+    return [results[name] for name in wanted], saved, again
+
+
+def _from_kept(operation, kept, args, *, wanted, **params):
+    """The wanted results, which with their derivatives are computed from those that are kept."""
+
+    @jax.custom_jvp
+    def results(kept, *args):
+        missing = () if {*wanted} <= {*kept} else operation.primitive.bind(*args, wanted=wanted, **params)
+        return [kept[name] if name in kept else y for name, y in zip(wanted, missing or wanted, strict=True)]
+
+    def tangent(primals, tangents):
+        (kept, *args), (_, *dots) = primals, tangents
+        dots = [ad.Zero(dot.aval) if isinstance(dot, SymbolicZero) else dot for dot in dots]
+        out, moved = _jvp_rule(operation, args, dots, wanted=wanted, kept=kept, **params)
+        return out, list(map(ad.instantiate_zeros, moved))
+
+    results.defjvp(tangent, symbolic_zeros=True)
+    return results(kept, *args)
 
 
 def sharded_as(dot, aval):
@@ -223,7 +269,6 @@ def _label_to_map(operation, mapped):
 
 def _lower(operation, platform, arch, splitter, *args, implementation, out_sharding, **params):
     """Lower to the chosen implementation on one device's part of the operands, inside a program that splits them over devices."""
-    table = in_force.current()  # read now: XLA may call `local` later, outside this context
     wanted, ranks, form = params["wanted"], params["ranks"], operation.form
     sizes = operation.sizes(operation.open, [x.shape for x in args], ranks, params["window"])
 
@@ -238,9 +283,9 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
         of_parts = params if static is None else dict(params, static=static)
         call = operation.call(operation.open, args, implementation=implementation, **device, **of_parts)
         if static is None:
-            results = run(call, operation.family.implementations, implementation, table, operands)
+            results = run(call, operation.family.implementations, implementation, operands)
         else:
-            with replacing_lax(False), in_force.as_in(table):
+            with replacing_lax(False):
                 results = composed(call, operands, implementation, summed)
         results = results if call.further else (results,)
         if summed is None or static is not None:
@@ -254,7 +299,7 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
         results=tuple(operation.axes(name, ranks) for name in wanted),
         whole=(*operation.split_whole(ranks), *(form.uncut.values() if form else ())),
     )
-    known_as = known(splitter, platform, operation.primitive, everything, operation.family, table)
+    known_as = known(splitter, platform, operation.primitive, everything, operation.family)
     return partition.lower(
         lambda *args: tuple(operation.primitive.bind(*args, **everything)), known_as, local, names, splitter, platform, out_sharding, *args
     )

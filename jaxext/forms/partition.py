@@ -144,10 +144,11 @@ def lower(
 def known(product: str, *, by_version: bool) -> dict[str, str]:
     """Attributes that identify a product lowered behind a callback, for the persistent cache of compiled programs.
 
-    Without `product` the cache would confuse convolutions of the same shapes, and choices of different tables.  `code` lets another process
-    find the program.  It is omitted if a user's implementation states no version.
+    Without `product` the cache would confuse convolutions of the same shapes, and choices of different tables or settings.  `code` lets
+    another process find the program.  It is omitted if a user's implementation states no version.
     """
-    code = _code() if by_version else None
+    code, settings = _code() if by_version else None, repr(_compat.settings())
+    product = f"{product} {hashlib.sha256(settings.encode()).hexdigest()[:16]}"
     return {"product": product} if code is None else {"product": product, "code": code}
 
 
@@ -193,6 +194,8 @@ def _summed(names: Names, assigned: dict[str, tuple[str, ...]], wide=()) -> Call
             return y
         if y.dtype == bool:  # psum does not support booleans; their sum is "any"
             return lax.psum(y.astype(jnp.int32), over) != 0
+        if jnp.issubdtype(y.dtype, jnp.complexfloating):  # XLA aborts on a sum of complex parts that are constant
+            return lax.complex(*lax.psum((lax.real(y), lax.imag(y)), over))
         return lax.psum(y.astype(jnp.float32), over).astype(y.dtype) if y.dtype in wide else lax.psum(y, over)
 
     return summed if any(axis not in axes for axis in assigned for axes in names.results) else None
@@ -216,6 +219,7 @@ def _by_labels(itself, known_as, local, names, *args):
     custom_partitioning wraps the product itself, not an implementation: only its shape is needed, and custom_partitioning accepts no
     constants, which an implementation may have.
     """
+    settings = _compat.settings()
 
     def partition(mesh, arg_shapes, result_shapes):
         shapes = (*arg_shapes, *result_shapes)
@@ -228,7 +232,9 @@ def _by_labels(itself, known_as, local, names, *args):
         kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in operands]
         assigned = _assign(names, mesh, sizes, [*_agreed(operands, *result), *kept, *operands, result])
         shardings = [tuple(NamedSharding(mesh, _place(axes, assigned)) for axes in arrays) for arrays in (names.results, names.operands)]
-        return mesh, functools.partial(local, Splitter.LABELS, _summed(names, assigned), _part(assigned, mesh)), *shardings
+        avals = [jax.core.ShapedArray(s.shard_shape(y.shape), y.dtype) for s, y in zip(shardings[0], result_shapes, strict=True)]
+        of_part = functools.partial(local, Splitter.LABELS, _summed(names, assigned), _part(assigned, mesh))
+        return mesh, functools.partial(_compat.lowered_within, settings, of_part, avals), *shardings
 
     product = custom_partitioning(itself)
     product.def_partition(partition=partition, decode_shardings=False, **names.shardy_rule)

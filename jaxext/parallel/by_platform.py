@@ -18,6 +18,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, Var, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
+from jaxext import _compat
+
 by_platform = Primitive("by_platform")
 by_platform.multiple_results = True
 
@@ -178,3 +180,19 @@ def _saved(saveable, jaxpr: Jaxpr) -> list[bool]:
 
 
 pe.partial_eval_jaxpr_custom_rules[by_platform] = _under_a_policy
+
+
+def _remat(policy, *args, cpu, others):
+    """The same under `jax_remat3`."""
+    results = by_platform.bind(*args, cpu=cpu, others=others)
+    marks = _saved(policy, cpu.jaxpr) if policy else [False] * len(results)
+    saved = [y if is_saved else None for y, is_saved in zip(results, marks, strict=True)]
+
+    def again(saved, *args):
+        computed = by_platform.bind(*args, cpu=cpu, others=others)
+        return [y if kept is None else _compat.primal_left_tangent_right(kept, y) for kept, y in zip(saved, computed, strict=True)]
+
+    return results, saved, again
+
+
+_compat.register_remat(by_platform, _remat)

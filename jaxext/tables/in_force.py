@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from jaxext._compat import published
-from jaxext._scope import Scope, in_parentheses
+from jaxext._scope import Scope, in_parentheses, user_context
 from jaxext.tables import environment, table_file
 from jaxext.tables.table_format import Context, Entry, Measurement, Record, Table, select
 
@@ -29,11 +29,11 @@ from jaxext.tables.table_format import Context, Entry, Measurement, Record, Tabl
 class _File:
     """The entries of a file at the time of `use_table`.  Which of them are valid depends on the platform of the call."""
 
-    source: str
+    source: str = dataclasses.field(repr=False)  # programs have the `repr`, and are the same for copies of a file
     entries: tuple[Entry, ...] = dataclasses.field(hash=False, repr=False)
 
 
-_used = jax.make_user_context("default")  # a `_File`, or the word "default"; part of jit's cache key
+_used = user_context("use_table", "default")  # a `_File`, or the word "default"
 
 _SHIPPED = pathlib.Path(__file__).parent  # the folder of the package's own tables, if there are any
 _lock = threading.Lock()
@@ -85,23 +85,18 @@ def warn(source: str, ignored: str | None, what: str = "measurements") -> None:
 
 
 def current():
-    """The value of `use_table` here.  XLA may need a decision later or in another thread, so `measured` takes it as an argument."""
+    """The value of `use_table` here."""
     return _used.value
 
 
-def as_in(used):
-    """A context of the table that `current()` gave."""
-    return _used(used)
-
-
-def measured(call, used=None) -> Sequence[Measurement]:
-    """The measurements of the call in the table in force, or in that of `used` (a `current()`).
+def measured(call) -> Sequence[Measurement]:
+    """The measurements of the call in the table in force.
 
     Raises RuntimeError if another process of this run has another table.
     """
     for calls in tuple(_collectors.values()):
         calls.append(call)
-    return () if unanswered(call) else _in_force(used or current(), call.platform).rows.get(call.problem, ())
+    return () if unanswered(call) else _in_force(current(), call.platform).rows.get(call.problem, ())
 
 
 def unanswered(call) -> str | None:
@@ -115,10 +110,10 @@ def unanswered(call) -> str | None:
     return None
 
 
-def known_as(platform: str, implementations: Iterable[str], used=None) -> str:
+def known_as(platform: str, implementations: Iterable[str]) -> str:
     """A text that differs if the code of these implementations or the rows of the table in force differ.  Raises as `measured` does."""
     codes = environment.codes(platform)
-    rows = _in_force(used or current(), platform).digest if _is_here(platform) else ""
+    rows = _in_force(current(), platform).digest if _is_here(platform) else ""
     return f"{[codes.get(name) for name in implementations]} {rows}"
 
 

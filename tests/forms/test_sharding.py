@@ -37,6 +37,10 @@ from collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxext
+from jaxext import _compat
+from jaxext.backends.xla.xla_matmul import XlaMatmul
+
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
@@ -249,6 +253,72 @@ def test_zero_sized_and_indivisible_axes_on_a_mesh():
     f = conv((1, 1), "SAME", NHWC, feature_group_count=6)
     y = jax.jit(functools.partial(f, OURS), out_shardings=NamedSharding(MESH, P()))(place(x, P("model")), place(w, P()))
     same(y, np.asarray(jax.jit(functools.partial(f, OURS))(x, w)))
+
+
+def test_sums_over_devices_of_complex_zeros():
+    """XLA aborts the process if their parts are constant: of empty products, also outside by the transpose of vmap, or of no group."""
+    x, w, sizes = np.ones((8, 8), np.complex64), np.ones((4, 8, 2), np.complex64), np.full((2, 4), 2, np.int32)
+
+    def gradients(x, w, sizes):
+        mapped = lambda x, w: jax.vmap(lambda sizes: jaxext.ragged_dot(x, w, sizes))(sizes)
+        return jax.vjp(mapped, x, w)[1](jnp.zeros((2, 8, 0), x.dtype))
+
+    got = jax.jit(gradients)(place(x, P("data")), place(w[..., :0], P()), place(sizes, P("model")))
+    same(got, (np.zeros_like(x), w[..., :0]))
+    of_no_group = jax.jit(lambda x, w: jaxext.ragged_dot(x, w, jnp.zeros(4, jnp.int32)))
+    same(of_no_group(place(x, P(None, "data")), place(w, P(None, "data"))), np.zeros((8, 2), x.dtype))
+
+
+SETTINGS = {
+    "jax_enable_x64": lambda: jax.enable_x64(False),
+    "jax_default_matmul_precision": lambda: jax.default_matmul_precision("highest"),
+    "jax_numpy_dtype_promotion": lambda: jax.numpy_dtype_promotion("standard"),
+    "jax_numpy_rank_promotion": lambda: jax.numpy_rank_promotion("allow"),
+    "use_implementation": lambda: jaxext.use_implementation("xla"),
+    "use_invariant": jaxext.use_invariant,
+    "use_table": lambda: jaxext.use_table(None),
+    "use_target": lambda: jaxext.use_target("sm_90a"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_parts_have_the_settings_of_their_lowering(name, monkeypatch):
+    """XLA asks for them when it compiles: in another thread, or outside of the context.  The persistent cache tells programs apart."""
+    run, seen = XlaMatmul.run, []
+
+    def recorded(self, *args):
+        seen.append(dict(_compat.settings())[name])
+        return run(self, *args)
+
+    monkeypatch.setattr(XlaMatmul, "run", recorded)
+    x = place(np.ones((8, 4), np.float32), P("data"))
+    product = jax.jit(lambda x: jaxext.matmul(x, x.T))
+    with SETTINGS[name]():
+        inside, lowered = dict(_compat.settings())[name], product.lower(x)
+    outside, elsewhere = dict(_compat.settings())[name], product.lower(x)
+    lowered.compile()
+    with SETTINGS[name]():
+        elsewhere.compile()
+    assert seen == [inside, outside] and inside != outside
+    assert lowered.as_text() != elsewhere.as_text()
+
+
+def test_float64_in_a_context_that_enables_it():
+    """Loops, sums and activations read the setting where they are traced, and some where they are lowered."""
+
+    def f(x, w, sizes):
+        return jaxext.ragged_dot(x, jnp.stack([w] * 2), sizes), jaxext.linear(x, w, activation="gelu"), jaxext.gram(x)
+
+    args = integers((8, 4), dtype=np.float64), integers((4, 6), 1, np.float64), np.array([5, 3], np.int32)
+    want = f(*args)
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with jax.enable_x64(True):
+            got = jax.jit(f)(*(place(x, P("data") if len(x) == 8 else P()) for x in args))
+    finally:
+        jax.config.update("jax_enable_x64", True)
+    assert [y.dtype for y in got] == [np.float64] * 3
+    same(got, want)
 
 
 def test_the_same_product_inside_and_outside_of_shard_map():

@@ -118,6 +118,20 @@ def test_vmap_with_batched_filters(problem):
     same(gradients, jax.jit(jax.grad(lambda w, x: jnp.sum(jax.vmap(problem.role("fprop"))(x, w) ** 2)))(w, x))
 
 
+def test_vmap_over_groups_alone():
+    """Their sizes, or the number of the first one, are split over the mapped axis, and nothing else is.  A gather has no sharding there."""
+    x, w = integers((6, 4)), integers((3, 4, 5), 1)
+    sizes, offset = np.array([2, 1, 3], np.int32), np.array([0], np.int32)
+    product = lambda sizes, offset: jaxext.ragged_dot(x, w, sizes, group_offset=offset)
+    for axes, args in (((None, 0), (sizes, np.arange(-1, 3, dtype=np.int32)[:, None])), ((0, None), (np.stack([sizes] * 4), offset))):
+        want = jax.jit(jax.vmap(product, axes))(*args)
+        with jax.set_mesh(EXPLICIT):
+            args = [arg if axis is None else place(arg, P("data"), EXPLICIT) for axis, arg in zip(axes, args, strict=True)]
+            got = jax.jit(jax.vmap(product, axes))(*args)
+        assert of(got) == P("data")
+        same(got, want)
+
+
 @pytest.mark.parametrize("problem", [DOT, CONV2D, GROUPED, DEPTHWISE], ids=str)
 def test_gradients_per_example(problem):
     """lax raises for convolutions; a filter's gradient here has the batch in front, sharded as it was, and nothing is sent."""

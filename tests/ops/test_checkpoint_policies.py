@@ -5,10 +5,13 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.interpreters import partial_eval as pe
 
 import jaxext
+from jaxext.parallel import by_platform
 
 JAX, OURS = jax.checkpoint_policies, jaxext.checkpoint_policies
 X = jnp.ones((4, 4), "float32")
@@ -98,3 +101,72 @@ def test_products_that_nobody_wrote():
 def test_without_a_gradient():
     """Nothing is saved, so nothing is computed again."""
     jax.make_jaxpr(jax.checkpoint(net, policy=JAX.dots_saveable))(X, X)  # a warning would be an error
+
+
+def test_a_policy_that_cannot_be_called():
+    with pytest.raises(
+        TypeError, match=r"^seeing_products: policy is None, want a function, such as jax.checkpoint_policies.dots_saveable"
+    ):
+        OURS.seeing_products(None)  # type: ignore[arg-type]
+
+
+# ---- jax_remat3, under which jax asks policies before it takes derivatives, if the primitive has a rule
+
+
+@pytest.fixture
+def remat3():
+    jax.config.update("jax_remat3", True)
+    yield
+    jax.config.update("jax_remat3", False)
+
+
+def count(jaxpr, name):
+    """How often a primitive stands in a jaxpr, also inside of others."""
+    inner = [sub for eqn in jaxpr.eqns for value in eqn.params.values() for sub in (value if isinstance(value, tuple | list) else [value])]
+    inner = [getattr(sub, "jaxpr", sub) for sub in inner]
+    return sum(eqn.primitive.name == name for eqn in jaxpr.eqns) + sum(count(sub, name) for sub in inner if hasattr(sub, "eqns"))
+
+
+def close(got, want):
+    jax.tree.map(lambda y, z: np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6, equal_nan=False), got, want)
+
+
+def gelu(w, x):
+    """Its derivative needs the input of the activation."""
+    return jnp.sum(jaxext.linear(jnp.sin(x), w, activation="gelu") * x)
+
+
+def product(x, w):
+    return (jaxext.matmul(x, w),)
+
+
+IMAGE, FILTERS = jnp.linspace(0, 1, 60, dtype="float32").reshape(2, 2, 15), jnp.linspace(-1, 1, 12, dtype="float32").reshape(2, 2, 3)
+OFFLOAD = OURS.offload_dot_with_no_batch_dims("device", "pinned_host")
+AGAIN = {
+    "matmul": (lambda w, x: jnp.sum(jnp.sin(jaxext.matmul(jnp.sin(x), w))), X, "matmul_nn", OURS.dots_saveable, 1),
+    "recomputed": (lambda w, x: jnp.sum(jnp.sin(jaxext.matmul(jnp.sin(x), w))), X, "matmul_nn", JAX.nothing_saveable, 2),
+    "offloaded": (lambda w, x: jnp.sum(jnp.sin(jaxext.matmul(jnp.sin(x), w))), X, "matmul_nn", OFFLOAD, 1),
+    "conv": (lambda w, x: jnp.sum(jnp.sin(jaxext.conv(x, w, (1,), "SAME"))), IMAGE, "conv1d_fprop", OURS.dots_saveable, 1),
+    "linear": (gelu, X, "linear", OURS.dots_saveable, 1),
+    "by name": (gelu, X, "linear", JAX.save_only_these_names("preactivation"), 1),
+    "by platform": (lambda w, x: jnp.sum(jnp.sin(by_platform.choose(product, product, x, w)[0])), X, "matmul_nn", OURS.dots_saveable, 1),
+    "another name": (gelu, X, "linear", JAX.save_only_these_names("z"), 2),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_how_often_remat3_computes_a_product(name, remat3):
+    """Every product that a policy saves once, also one whose derivative needs a further result.  Gradients of two orders stay the same."""
+    loss, x, primitive, policy, times = AGAIN[name]
+    w = FILTERS if x is IMAGE else X / 3
+    gradient = jax.value_and_grad(jax.checkpoint(loss, policy=policy))
+    alive, _ = pe.dce_jaxpr(jax.make_jaxpr(gradient)(w, x).jaxpr, [True] * 2)
+    assert count(alive, primitive) == times
+    close(jax.jit(gradient)(w, x), jax.value_and_grad(loss)(w, x))
+    if name == "linear":
+        second = lambda loss: jax.jit(jax.grad(lambda w: jnp.sum(jax.grad(loss)(w, x) ** 2)))(w)
+        close(second(jax.checkpoint(loss, policy=policy)), second(loss))
+
+
+def test_remat3_warns_of_a_policy_that_knows_lax_alone(remat3):
+    assert warned(JAX.dots_saveable)[0] and warned(OURS.dots_saveable) == (set(), set())

@@ -195,14 +195,6 @@ def test_the_table_is_part_of_the_cache_key():
         assert len(traced) == programs
 
 
-def test_the_table_of_where_a_program_was_lowered():
-    """XLA asks for the parts of a program when it is compiled, which may be elsewhere."""
-    with jaxext.use_table(Table(HERE, row(4.0), "memory")):
-        used = in_force.current()
-    assert times() == []
-    assert [m.ms[1] for m in in_force.measured(CALL, used)] == [4.0]
-
-
 # ---- of which calls it speaks
 
 

@@ -198,7 +198,7 @@ def test_each_row_of_a_ragged_product_meets_one_group(groups):
 def test_measured_kernels_count_as_verified(monkeypatch):
     """`tune` compares results with float64."""
 
-    def measured(call, used=None):
+    def measured(call):
         plan = TritonConv().planned(call)
         assert isinstance(plan, kernel.KernelPlan)
         ours = Measurement("triton", dataclasses.asdict(plan.configs[0]), (1.0, 1.0, 1.0), 0.0)
