@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -73,7 +74,7 @@ def arranged(
         input_dilation=lhs_dilation,
         filter_dilation=rhs_dilation,
     )
-    _refuse_sizes(window, lhs.shape[dimension_numbers.lhs_spec[0]], rhs.shape[dimension_numbers.rhs_spec[0]])
+    _refuse_large(window, lhs.shape[dimension_numbers.lhs_spec[0]], rhs.shape[dimension_numbers.rhs_spec[0]])
     form = conv_form(window.rank)
     arrangement = Arrangement(tuple(dimension_numbers.out_spec), feature_group_count, batch_group_count)
     if feature_group_count > 1:
@@ -130,16 +131,24 @@ def _refuse_numbers(rank, window_strides, lhs_dilation, rhs_dilation, dimension_
             raise error(f"conv_general_dilated: {name} of dimension_numbers is {told(spec)}, want each of {rank + 2} axes once")
 
 
-def _refuse_sizes(window, *others):
-    """Raise if a size overflows 64 bits: lax's shapes would wrap around, and XLA would abort the process."""
-    inputs = [low + dilate(n, d) + high for n, d, (low, high) in zip(window.input, window.input_dilation, window.padding, strict=True)]
-    filters = list(map(dilate, window.filter, window.filter_dilation))
-    result = [n for n in (*others, *window.output) if isinstance(n, int)]
-    if any(isinstance(n, int) and n >= 2**63 for n in (*inputs, *filters, math.prod(result))):
-        raise ValueError(
-            f"conv_general_dilated: padded and dilated, lhs and rhs have spatial shapes {inputs} and {filters}, and the result has"
-            f" {window.output}: want what 64 bits can count"
-        )
+def _refuse_large(window, *others):
+    """Raise if a number of the window overflows 32 bits, or the result 64: XLA would read elsewhere, or abort the process."""
+    numbers = {
+        "window_strides": window.stride,
+        "padding": [n for ends in window.padding for n in ends],
+        "lhs_dilation": window.input_dilation,
+        "rhs_dilation": window.filter_dilation,
+        "lhs, padded and dilated,": [
+            low + dilate(n, d) + high for n, d, (low, high) in zip(window.input, window.input_dilation, window.padding, strict=True)
+        ],
+        "rhs, dilated,": [*map(dilate, window.filter, window.filter_dilation)],
+    }
+    for name, sizes in numbers.items():
+        if any(isinstance(n, int | np.integer) and not -(2**31) <= n < 2**31 for n in sizes):
+            raise ValueError(f"conv_general_dilated: {name} has the spatial sizes {told(sizes)}, want what 32 bits can count")
+    result = [int(n) for n in (*others, *window.output) if isinstance(n, int | np.integer)]
+    if math.prod(result) >= 2**63:
+        raise ValueError(f"conv_general_dilated: the result has the spatial sizes {window.output}, want what 64 bits can count")
 
 
 def _channels_last(spec):

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -197,6 +198,13 @@ def dimension_numbers(lhs: Sequence[str], rhs: Sequence[str], result: Sequence[s
     batch = [axis for axis in lhs if axis in rhs and axis in result]
     (lc, rc), (lb, rb) = ([tuple(map(operand.index, axes)) for operand in (lhs, rhs)] for axes in (contract, batch))
     return (lc, rc), (lb, rb)
+
+
+def rows_columns_depth(lhs: Sequence[int], rhs: Sequence[int], dims) -> tuple[int, int, int]:
+    """The sizes of a product of these shapes, of which the rows are no fewer than the columns, and the batch is no part."""
+    sides = zip((lhs, rhs), *dims, strict=True)
+    free = [math.prod(n for i, n in enumerate(shape) if i not in (*c, *b)) for shape, c, b in sides]
+    return max(free), min(free), math.prod(lhs[i] for i in dims[0][0])
 
 
 def _shape_rule(form, open, *avals, ranks, window, **_):

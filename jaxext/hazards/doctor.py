@@ -212,7 +212,8 @@ def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> It
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
             operands = [splits.of(atom) for atom in step.eqn.invars]
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
-            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop, fused.has_one_number(step)), step
+            of_reduction = dict(one_number_reduced=fused.has_one_number(step), narrow_reduced=fused.is_narrow(step))
+            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop, **of_reduction), step
         splits.follow(step)
         origins.follow(step)
 

@@ -1,12 +1,14 @@
-"""Finds the products of which XLA's CPU compiler makes one kernel with the reduction behind them, and whose right factor is one number.
+"""Finds the products of which XLA's CPU compiler makes one kernel with the reduction behind them, and gets it wrong.
 
-XLA makes such a kernel if the product is used once, elementwise operations alone lie between it and the reduction, and nothing is
-transposed: the last axis of the left factor is contracted.  To XLA a product is the same as that of the exchanged factors, transposed.
+XLA grows such a kernel from a reduction, as far as it computes nothing twice: upwards by what only the kernel uses, downwards by the one
+user of its result.  Elementwise operations of 4,096 elements or more, broadcasts and the product alone are taken in.  The last axis of the
+product's left factor is contracted.  To XLA a product is the same as that of the exchanged factors, transposed.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,137 +16,186 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from jaxext.forms.form import rows_columns_depth
 from jaxext.hazards.reading import CALLS, ELEMENTWISE, Origins
-from jaxext.tuning.walk import Step, jaxprs_in, walk
+from jaxext.tuning.walk import Step, jaxprs_in
 
-REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
+REDUCTIONS = {f"reduce{window}_{of}" for of in ("sum", "max", "min") for window in ("", "_window")}
+TAKEN_IN = {*ELEMENTWISE, *REDUCTIONS, "broadcast_in_dim", "stop_gradient", "ceil", "floor", "expm1"}
 DTYPES = (jnp.bfloat16, jnp.float32, jnp.float64)
-LEAST_ELEMENTS = 4096  # smaller products are no kernel of this kind
+LEAST_ELEMENTS = 4096  # smaller operations are in no kernel of this kind
+LEAST_CHANNELS = 17  # of a convolution's input or output
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Node:
+    """An equation that is no call.  Its arrays are pairs: the calls and loops around the equation that makes it, and its variable."""
+
+    eqn: Any
+    operands: Sequence[Any]
+    results: Sequence[Any]
+
+    @property
+    def name(self) -> str:
+        return self.eqn.primitive.name
 
 
 class FusedReductions:
     def __init__(self, program: ClosedJaxpr, origins: Origins):
         self._origins = origins
-        self._users: dict[Any, dict[int, Any]] = collections.defaultdict(dict)  # variable -> equations, each once
-        self._maker: dict[Any, Any] = {}
-        self._given: dict[Any, list[Any]] = collections.defaultdict(list)  # variable inside of calls -> what they give it
-        self._home: dict[int, Jaxpr] = {}  # of each equation
-        live = set()
-        _add_live(program.jaxpr, program.jaxpr.outvars, live)
-        for step in walk(program.jaxpr):
-            self._home[id(step.eqn)] = step.jaxpr
-            self._maker.update(dict.fromkeys(step.eqn.outvars, step.eqn))
-            for atom in step.eqn.invars if id(step.eqn) in live else ():
-                if not isinstance(atom, Literal):
-                    self._users[atom][id(step.eqn)] = step.eqn
-            if step.eqn.primitive.name in CALLS and not step.left and len(step.inside) == 1:
-                for var, atom in zip(step.inside[0].invars, step.eqn.invars, strict=False):
-                    if not isinstance(atom, Literal):
-                        self._given[var].append(atom)
+        self._nodes: dict[tuple, _Node] = {}  # by the equations around it, and its own
+        self._users: dict[Any, list[_Node | None]] = collections.defaultdict(list)  # of each array; None is what returns it
+        for array in self._add(program.jaxpr, (), {}):
+            self._users[array].append(None)
+        for node in reversed(self._nodes.values()):  # XLA removes what nobody uses, such as the value of a loss in its gradient
+            if node.eqn.effects or any(self._users[array] for array in node.results):
+                for array in {*node.operands}:
+                    self._users[array].append(node)
+        self._maker = {array: node for node in self._nodes.values() for array in node.results}
+
+    def _add(self, jaxpr: Jaxpr, around: tuple, arrays: dict[Any, Any]) -> list[Any]:
+        """Add the equations, of variables that are these arrays, or new ones.  Returns the results."""
+
+        def array(var):
+            return arrays.setdefault(var, (around, var))
+
+        for eqn in jaxpr.eqns:
+            operands = [None if isinstance(atom, Literal) else array(atom) for atom in eqn.invars]
+            inside, here = jaxprs_in(eqn), (*around, id(eqn))
+            if eqn.primitive.name in CALLS and len(inside) == 1 and len(inside[0].invars) == len(operands):
+                given = {var: value for var, value in zip(inside[0].invars, operands, strict=True) if value is not None}
+                arrays.update(zip(eqn.outvars, self._add(inside[0], here, given), strict=True))
+                continue
+            for inner in inside:
+                for result in self._add(inner, here, {}):
+                    self._users[result].append(None)
+            self._nodes[here] = _Node(eqn, [each for each in operands if each is not None], [*map(array, eqn.outvars)])
+        return [(around, var) if isinstance(var, Literal) else array(var) for var in jaxpr.outvars]
 
     def has_one_number(self, step: Step) -> bool:
-        """Whether this equation is such a product."""
+        """Whether this equation is such a product, whose right factor is one number."""
+        node = self._product(step)
+        if node is None or node.eqn.outvars[0].aval.size < LEAST_ELEMENTS:
+            return False
+        left, right = (self._origins.of(atom) for atom in node.eqn.invars[:2])
+        if node.name == "conv_general_dilated":
+            return right.one_number and left.argument and not left.one_number and _is_plain(node.eqn) and self._is_reduced(node)
+        if _is_vector(node.eqn) or left.one_number == right.one_number:
+            return False
+        if left.one_number:  # as the right factor of the transposed product
+            return right.argument and self._contracts_last(node, 1) and self._is_reduced(self._transposed(node))
+        return left.argument and self._contracts_last(node, 0) and self._is_reduced(node)
+
+    def is_narrow(self, step: Step) -> bool:
+        """Whether this equation is such a product of a few rows and columns by many, and the kernel is wrong beyond its first 128 KiB."""
+        node = self._product(step)
+        if node is None or node.name != "dot_general" or jnp.bfloat16 == node.eqn.outvars[0].aval.dtype:
+            return False
+        (lhs, rhs), result = (atom.aval for atom in node.eqn.invars), node.eqn.outvars[0].aval
+        dims = node.eqn.params["dimension_numbers"]
+        rows, columns, depth = rows_columns_depth(lhs.shape, rhs.shape, dims)
+        most = 2**17  # bytes of a row, and elements of both
+        if columns < 2 or len(dims[0][0]) > 1 or depth & (depth - 1) == 0:
+            return False
+        if not most // result.dtype.itemsize < rows <= most // (-(-columns // depth) * depth):
+            return False
+        of_left = math.prod(lhs.shape[i] for i in range(lhs.ndim) if i not in (*dims[0][0], *dims[1][0]))
+        first = node if of_left == columns else self._transposed(node)
+        return rows in (*lhs.shape, *rhs.shape) and all(self._contracts_last(node, i) for i in (0, 1)) and self._is_reduced(first)
+
+    def _product(self, step: Step) -> _Node | None:
+        """The equation, if it is a product of arrays that XLA has such kernels for."""
         eqn: Any = step.eqn
-        if eqn.primitive.name != "dot_general" or any(around.primitive.name == "cond" for around in step.within):
+        if eqn.primitive.name not in ("dot_general", "ragged_dot_general", "conv_general_dilated"):
+            return None
+        avals = [atom.aval for atom in (*eqn.invars[:2], eqn.outvars[0])]
+        if any(aval.dtype not in DTYPES or not all(isinstance(n, int) for n in aval.shape) for aval in avals):
+            return None
+        in_branch = any(around.primitive.name == "cond" for around in step.within)
+        return None if in_branch else self._nodes.get((*map(id, step.within), id(eqn)))
+
+    def _transposed(self, node: _Node) -> _Node | None:
+        users = self._users[node.results[0]]
+        return users[0] if len(users) == 1 and users[0] is not None and users[0].name == "transpose" else None
+
+    def _contracts_last(self, node: _Node, i: int) -> bool:
+        """Whether the last axes of this factor are contracted.  XLA makes the transpose of matrices a part of the product."""
+        atom, axes = node.eqn.invars[i], _dimension_numbers(node.eqn)[0][i]
+        maker, ndim = self._maker.get(self._array(node, atom)), atom.aval.ndim
+        matrices = ndim - len(_dimension_numbers(node.eqn)[1][i]) == 2
+        while matrices and maker is not None and maker.name == "transpose":
+            axes = [maker.eqn.params["permutation"][axis] for axis in axes]
+            maker = self._maker.get(maker.operands[0]) if maker.operands else None
+        return sorted(axes) == [*range(ndim - len(axes), ndim)] and not (matrices and self._is_of_transposed(maker))
+
+    def _array(self, node: _Node, atom: Any) -> Any:
+        atoms = [each for each in node.eqn.invars if not isinstance(each, Literal)]
+        return None if isinstance(atom, Literal) else node.operands[atoms.index(atom)]
+
+    def _is_of_transposed(self, maker: _Node | None) -> bool:
+        """Whether elementwise operations of a transposed array make it."""
+        if maker is None or maker.name not in ELEMENTWISE:
             return False
-        (contracted, _), (result,) = eqn.params["dimension_numbers"], eqn.outvars
-        sizes = [n for atom in (*eqn.invars, result) for n in atom.aval.shape]
-        if not all(isinstance(n, int) for n in sizes) or result.aval.size < LEAST_ELEMENTS or _is_vector(eqn):
+        makers = [self._maker.get(array) for array in maker.operands if array[1].aval.shape == maker.results[0][1].aval.shape]
+        return any(each is not None and (each.name == "transpose" or self._is_of_transposed(each)) for each in makers)
+
+    def _is_reduced(self, product: _Node | None) -> bool:
+        """Whether a kernel that grows from a reduction takes in the product."""
+        if product is None:
             return False
-        if any(aval.dtype not in DTYPES for aval in (eqn.invars[0].aval, eqn.invars[1].aval, result.aval)):
-            return False
-        numbers = [self._origins.of(atom).one_number for atom in eqn.invars]
-        if numbers == [False, True]:
-            left, axes, first = eqn.invars[0], contracted[0], result
-        elif numbers == [True, False] and result.aval.ndim == 2:  # as the right factor of the transposed product
-            left, axes, first = eqn.invars[1], contracted[1], self._transposed(result)
-        else:
-            return False
-        ends_last = (*sorted(axes),) == (*range(left.aval.ndim - len(axes), left.aval.ndim),)
-        return (
-            first is not None
-            and ends_last
-            and self._origins.of(left).argument
-            and not self._is_transposed(left)
-            and self._reduced(first, step.within)
-        )
+        matrices = product.name == "transpose" or product.name == "dot_general" and _of_matrices(product.eqn)
+        reached, reductions = [product], {}
+        for node in reached:
+            for user in (user for array in node.results for user in self._users[array] if user is not None):
+                if user.name in REDUCTIONS:
+                    reductions[user] = None
+                elif user not in reached and _is_taken_in(user, matrices):
+                    reached.append(user)
+        return any(self._is_taken_in_by(reduction, product, matrices) for reduction in reductions)
 
-    def _transposed(self, var: Any) -> Any:
-        users = [*self._users[var].values()]
-        return users[0].outvars[0] if len(users) == 1 and users[0].primitive.name == "transpose" else None
-
-    def _is_transposed(self, var: Any) -> bool:
-        """Whether the array is a transposed one, or elementwise operations of one, perhaps outside of the call that it is given to."""
-        while (maker := self._maker.get(var)) is not None:
-            if maker.primitive.name == "transpose":
-                return True
-            arrays = [atom for atom in maker.invars if not isinstance(atom, Literal) and atom.aval.shape == var.aval.shape]
-            if maker.primitive.name not in ELEMENTWISE or not arrays:
-                return False
-            if any(map(self._is_transposed, arrays[1:])):
-                return True
-            var = arrays[0]
-        return any(map(self._is_transposed, self._given.get(var, ())))
-
-    def _reduced(self, var: Any, within: Sequence[Any]) -> bool:
-        """Whether the one use of the array is elementwise, and leads to a reduction."""
-        bounds = set()
-        while True:
-            users = [*self._users[var].values()]
-            around = within[-1] if within else None
-            if around is not None and around.primitive.name in CALLS and not users:
-                inside = self._home_of_result(var, around)
-                if inside is None:
-                    return False
-                var, within = inside, within[:-1]
-                continue
-            if len(users) != 1 or self._is_returned(var, users[0]):
-                return False
-            (eqn,) = users
-            name, result = eqn.primitive.name, eqn.outvars[0]
-            bounds |= {name} & {"min", "max"}
-            if len(bounds) == 2:  # a clamp, which XLA leaves out of such kernels
-                return False
-            if name in REDUCTIONS:
-                return True
-            if name in CALLS and (entered := _entered(eqn, var)) is not None:
-                var, within = entered, (*within, eqn)
-            elif name in ELEMENTWISE and result.aval.dtype in DTYPES and result.aval.size == var.aval.size:
-                var = result
-            else:
-                return False
-
-    def _home_of_result(self, var: Any, around: Any) -> Any:
-        """The result of a call that is this variable inside."""
-        (inner,) = jaxprs_in(around)
-        return next((out for out, own in zip(around.outvars, inner.outvars, strict=True) if own is var), None)
-
-    def _is_returned(self, var: Any, user: Any) -> bool:
-        return any(out is var for out in self._home[id(user)].outvars)
+    def _is_taken_in_by(self, reduction: _Node, product: Any, matrices: bool) -> bool:
+        kernel, grows = [reduction], True
+        while grows:
+            above = [self._maker.get(array) for node in kernel for array in node.operands]
+            used_here = [node for node in above if node and all(user in kernel for array in node.results for user in self._users[array])]
+            below = [self._users[array] for node in kernel for array in node.results]
+            candidates = (*used_here, *(users[0] for users in below if len(users) == 1))
+            new = {n: None for n in candidates if n is not None and n not in kernel and (n is product or _is_taken_in(n, matrices))}
+            kernel, grows = [*kernel, *new], bool(new)
+        clamps = {"min", "max"} <= {node.name for node in kernel}  # which XLA leaves out of such kernels
+        return product in kernel and not clamps
 
 
-def _add_live(jaxpr: Jaxpr, results: Sequence[Any], live: set[int]) -> None:
-    """Add the equations on which these results depend.  XLA removes the others, such as the value of a loss in its gradient."""
-    wanted = {atom for atom in results if not isinstance(atom, Literal)}
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or not wanted.isdisjoint(eqn.outvars):
-            live.add(id(eqn))
-            wanted.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
-            call = eqn.primitive.name in CALLS and len(jaxprs_in(eqn)) == 1
-            for inner in jaxprs_in(eqn):
-                outs = [out for out, own in zip(inner.outvars, eqn.outvars, strict=True) if own in wanted] if call else inner.outvars
-                _add_live(inner, outs, live)
+def _is_taken_in(node: _Node, matrices: bool) -> bool:
+    """Whether kernels take this equation in, behind a product of matrices or another."""
+    if node.name == "transpose":
+        return not matrices  # XLA makes it a part of their product
+    result, operands = node.eqn.outvars[0].aval, [atom.aval for atom in node.eqn.invars]
+    if result.dtype not in DTYPES or node.name not in TAKEN_IN:
+        return False
+    nothing = node.name == "max" and any(isinstance(atom, Literal) and atom.val == -math.inf for atom in node.eqn.invars)
+    return nothing or node.name in ("broadcast_in_dim", "reshape") or max(each.size for each in (result, *operands)) >= LEAST_ELEMENTS
+
+
+def _of_matrices(eqn: Any) -> bool:
+    return eqn.outvars[0].aval.ndim - len(_dimension_numbers(eqn)[1][0]) == 2
+
+
+def _is_plain(eqn: Any) -> bool:
+    """Whether it is a convolution of the only kind that is in such kernels."""
+    (x, w), y, params, numbers = (atom.aval for atom in eqn.invars), eqn.outvars[0].aval, eqn.params, eqn.params["dimension_numbers"]
+    input, filter, output = ([aval.shape[i] for i in spec] for aval, spec in zip((x, w, y), numbers, strict=True))
+    groups = {params["feature_group_count"], params["batch_group_count"], *params["lhs_dilation"]}
+    smaller = all(max(o, r) <= i for i, r, o in zip(input[2:], filter[2:], output[2:], strict=True))
+    return x.ndim == 4 and groups == {1} and smaller and max(input[1], output[1]) >= LEAST_CHANNELS and y.dtype != jnp.bfloat16
+
+
+def _dimension_numbers(eqn: Any) -> Any:
+    params = eqn.params
+    return params["ragged_dot_dimension_numbers"].dot_dimension_numbers if "ragged" in eqn.primitive.name else params["dimension_numbers"]
 
 
 def _is_vector(eqn: Any) -> bool:
     """Whether a factor has no axis of its own, or nothing is summed: XLA makes a matrix product of none of these."""
-    (contracted, batched), shapes = eqn.params["dimension_numbers"], [atom.aval.shape for atom in eqn.invars]
-    sides = [*zip(shapes, contracted, batched, strict=True)]
-    free = [math.prod(n for i, n in enumerate(shape) if i not in (*c, *b)) for shape, c, b in sides]
-    return 1 in (*free, math.prod(shapes[0][i] for i in contracted[0]))
-
-
-def _entered(eqn: Any, var: Any) -> Any:
-    """The variable inside a call, if the call has it once."""
-    inside, at = jaxprs_in(eqn), [i for i, atom in enumerate(eqn.invars) if atom is var]
-    return inside[0].invars[at[0]] if len(inside) == len(at) == 1 and len(inside[0].invars) == len(eqn.invars) else None
+    lhs, rhs = (atom.aval.shape for atom in eqn.invars[:2])
+    return 1 in rows_columns_depth(lhs, rhs, _dimension_numbers(eqn))[1:]

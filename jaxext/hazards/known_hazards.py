@@ -91,11 +91,22 @@ HAZARDS = (
         what="wrong",
         of=Equation,
         holds=lambda equation: equation.one_number_reduced,
-        why="If the right factor of a matrix product is one number everywhere, and the product of 4,096 elements or more is reduced in the "
-        "same jit, XLA's CPU backend makes one kernel of all, whose numbers are wrong, infinite or NaN.",
+        why="If the right factor of a matrix product, or the filter of a convolution, is one number everywhere, and the result of 4,096 "
+        "elements or more is reduced in the same jit, XLA's CPU backend makes one kernel of all, whose numbers are wrong, infinite or NaN.",
         cure="number * x.sum(-1, keepdims=True) in place of the product, or lax.reduce_precision(y, 8, 23) of a float32 product y",
         page="lax-hazards.md#a-product-with-one-number-everywhere-then-a-reduction",
         platforms=CPU,
+    ),
+    Hazard(
+        name="narrow product, reduced",
+        what="wrong",
+        of=Equation,
+        holds=lambda equation: equation.narrow_reduced,
+        why="If many rows, more than 128 KiB of one column, are multiplied by a few columns, as vmap makes it of a small matrix and a "
+        "vector, and the product is reduced in the same jit, XLA's CPU backend makes one kernel of all, which is wrong for the rows after.",
+        page="lax-hazards.md#a-product-with-a-few-columns-then-a-reduction",
+        platforms=CPU,
+        fixed=(0, 11),
     ),
     Hazard(
         name="integer convolution on a GPU",

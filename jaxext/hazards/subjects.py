@@ -53,6 +53,7 @@ class Equation:
     platform: str
     in_loop: bool = False
     one_number_reduced: bool = False  # whether it is a product with one number everywhere, and reduced at once
+    narrow_reduced: bool = False  # whether it is a product of many rows and a few columns, and reduced at once
 
     @property
     def name(self) -> str:

@@ -125,6 +125,16 @@ def reduced(call, *shape, dtype: Any = np.float32, read: Any = None):
     return Program(call, (struct(*(shape or (64, 64)), dtype=dtype),), how=dict(platform="cpu", gradients=read))
 
 
+def convolved(taps, columns=64, **how):
+    """The sum of a convolution whose filter is one number."""
+    rows = columns // how.get("feature_group_count", 1)
+    return lambda x: conv(x, jnp.full((taps, taps, rows, columns), 2.0, x.dtype), **how).sum()
+
+
+def narrow(call, rows=20001, depth=3, dtype: Any = np.float64):
+    return Program(call, (struct(rows, depth, dtype=dtype), struct(3, depth, dtype=dtype)), how=dict(platform="cpu", gradients=False))
+
+
 def squares(x):
     return (x**2).sum()
 
@@ -134,6 +144,7 @@ def norm_of_gradient(labels):
     return lambda x: squares(jax.grad(lambda w: jnp.einsum(labels, x, w).sum())(jnp.ones_like(x)))
 
 
+RAGGED = reduced(lambda x: lax.ragged_dot(x, jnp.full((2, 64, 64), 2.0, x.dtype), jnp.array([30, 34])).sum(), read=False)
 HOPPER: Any = dict(arch="sm_90a", how=dict(platform="cuda"))
 MAPPED = struct(8, 2, 6, 6, 3, mesh=LINE, spec=P("data")), struct(8, 3, 3, 3, 4, mesh=LINE, spec=P("data"))
 MAPPED_POINTWISE = struct(8, 2, 6, 6, 3, mesh=GRID, spec=P("data")), struct(8, 1, 1, 3, 4, mesh=GRID, spec=P("data"))
@@ -194,8 +205,22 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
             reduced(lambda x: jax.nn.relu(x @ spread(2, x)).sum()),
             reduced(lambda x: (x @ np.full((64, 64), 2, x.dtype)).sum()),
             reduced(norm_of_gradient("kn,km->nm")),
+            reduced(lambda x: (lambda y: (y * jnp.abs(y)).sum())(x @ spread(2, x))),
+            reduced(lambda x: (lambda y: jnp.abs(y - y.max(1, keepdims=True)))(x * (x @ spread(2, x)))),
+            reduced(lambda x: (spread(2, x) @ x.T).T.sum()),
+            reduced(lambda x: (x @ spread(2, x)).swapaxes(0, 1).sum(), 2, 64, 64),
+            reduced(lambda x: (x.swapaxes(1, 2) @ spread(2, x)).sum(), 2, 64, 64),
+            reduced(lambda x: lax.reduce_window(x @ spread(2, x), -jnp.inf, lax.max, (2, 2), (2, 2), "VALID")),
+            RAGGED,
+            reduced(convolved(1), 2, 8, 8, 64),
+            reduced(convolved(3), 2, 8, 8, 64),
         ],
         [
+            reduced(convolved(3, feature_group_count=2), 2, 8, 8, 64),
+            reduced(convolved(3, lhs_dilation=(2, 2), padding=[(1, 1)] * 2), 2, 8, 8, 64),
+            reduced(convolved(3, columns=8), 2, 32, 32, 8),
+            reduced(lambda x: (lambda y: (y.sum(), (y * y).sum()))(x @ spread(2, x))),
+            reduced(lambda x: (x.swapaxes(1, 2) @ jnp.full((2, 64, 64), 2.0, x.dtype)).sum(), 2, 64, 64),
             reduced(lambda x: (spread(2, x) @ x).sum()),
             reduced(lambda x: (x.T @ spread(2, x)).sum()),
             reduced(lambda x: jax.jit(lambda x: x @ spread(2, x))(x.T).sum()),
@@ -212,6 +237,23 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
             reduced(lambda x: (x @ spread(2, x)).sum(), dtype=np.int32),
             reduced(norm_of_gradient("nk,km->nm")),
             reduced(norm_of_gradient("nk,mk->nm")),
+        ],
+    ),
+    "narrow product, reduced": (
+        [
+            narrow(lambda x, w: jax.vmap(lambda row: squares(w @ row))(x)),
+            narrow(lambda x, w: jax.vmap(lambda row: (lambda y: (y * jnp.abs(y)).sum())(w @ row))(x)),
+            narrow(lambda x, w: (x @ w.T).T.max(0)),
+            narrow(lambda x, w: jax.jit(lambda x, w: w @ x.T)(x, w).sum()),
+            narrow(lambda x, w: jax.vmap(lambda row: squares(w @ row))(x), rows=33000, dtype=np.float32),
+        ],
+        [
+            narrow(lambda x, w: jax.vmap(lambda row: squares(row @ w))(x)),
+            narrow(lambda x, w: squares(x @ w.T)),
+            narrow(lambda x, w: jax.vmap(lambda row: squares(w @ row))(x), dtype=np.float32),
+            narrow(lambda x, w: jax.vmap(lambda row: squares(w @ row))(x), rows=45000),
+            narrow(lambda x, w: jax.vmap(lambda row: squares(w @ row))(x), depth=4),
+            narrow(lambda x, w: (lambda y: (y, squares(y)))(w @ x.T)),
         ],
     ),
     "integer convolution on a GPU": (
@@ -302,6 +344,8 @@ OWN = (
         reduced(lambda x: jaxext.matmul(x, spread(2, x)).sum()),
         reduced(lambda x: jaxext.matmul(x, spread(2, x), implementation="xla").max(1)),
         reduced(lambda x: jaxext.linear(x, spread(2, x), x[0], activation="relu").sum()),
+        reduced(lambda x: jaxext.linear(x, spread(2, x), activation="silu").sum()),
+        reduced(lambda x: jaxext.conv(x, jnp.full((64, 64, 1, 1), 2.0, x.dtype), (1, 1), "VALID").sum(), 2, 64, 8, 8),
         reduced(lambda x: jax.vmap(lambda x: jaxext.matmul(x, spread(2, x)).sum())(x), 2, 64, 64),
         reduced(lambda x: lax.map(lambda x: jaxext.matmul(x, spread(2, x)).sum(), x), 2, 64, 64),
         reduced(lambda x: squares(jax.grad(lambda w: jaxext.dot_general(x, w, (((0,), (0,)), ((), ()))).sum())(jnp.ones_like(x)))),
@@ -341,7 +385,8 @@ def test_it_is_found_in_products_of_jaxext(in_place):
     having, near = PAIRS[name] if in_place else OWN
     if in_place:
         having, near = (
-            [dataclasses.replace(each, function=jaxext.in_place_of_lax()(each.function)) for each in of] for of in (having, near)
+            [dataclasses.replace(each, function=jaxext.in_place_of_lax()(each.function)) for each in of if each is not RAGGED]
+            for of in (having, near)
         )
     for program in having:
         assert name in program.hazards()
@@ -352,6 +397,22 @@ def test_it_is_found_in_products_of_jaxext(in_place):
     (finding,) = jaxext.doctor(having[0].function, *having[0].types, platform="cpu").findings
     assert finding.product == "matmul_nn f32[64,64] f32[64,64] -> f32[64,64]" and "test_known_hazards.py" in finding.source
     assert not jaxext.doctor(having[0].function, *having[0].types, platform="cuda").findings or in_place
+
+
+def test_narrow_products_of_jaxext_are_kept_apart_from_the_reduction():
+    for program in (
+        narrow(lambda x, w: squares_of_columns(jaxext.matmul(w, x.T))),
+        narrow(lambda x, w: squares_of_columns(jaxext.linear(x, w.T).T), rows=33000, dtype=np.float32),
+        narrow(jaxext.in_place_of_lax()(lambda x, w: jax.vmap(lambda row: squares(w @ row))(x))),
+    ):
+        assert not program.is_wrong() and not program.hazards()
+    program = narrow(lambda x, w: jaxext.matmul(w, x.T))
+    assert ("reduce_precision" in jax.jit(program.function).lower(*program.types).as_text()) == (jax.__version_info__ < (0, 11))
+    assert "reduce_precision" not in jax.jit(program.function).lower(struct(64, 64), struct(64, 64)).as_text()
+
+
+def squares_of_columns(y):
+    return (y**2).sum(0)
 
 
 SEEN_WRONG = (*(hazard.name for hazard in HAZARDS if hazard.what == "wrong" and hazard.seen),)

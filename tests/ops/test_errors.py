@@ -192,8 +192,8 @@ def refused_later(f, given):
     return None
 
 
-# What ours refuses while tracing and lax only in its compiler, or by ending the process where 64 bits overflow.
-EARLIER = "conv_general_dilated: (lhs_dilation|rhs_dilation|window_strides|.*dimension_numbers|rhs) .*want |.*want what 64 bits can count"
+# What ours refuses while tracing and lax only in its compiler, or by reading elsewhere or ending the process where 32 or 64 bits overflow.
+EARLIER = "conv_general_dilated: (lhs_dilation|rhs_dilation|window_strides|.*dimension_numbers|rhs) .*want |.*what (32|64) bits can count"
 
 
 def difference(want, got, namesake, given):
@@ -201,7 +201,7 @@ def difference(want, got, namesake, given):
     if isinstance(got, ValueError | TypeError) and not isinstance(want, Exception):
         if re.match(EARLIER, str(got)) is None:
             return f"want {want}, got {got!r:.300}"
-        if "64 bits" in str(got):
+        if "bits can count" in str(got):
             return None
         want = refused_later(namesake, given())
     if isinstance(want, Exception):
@@ -277,9 +277,34 @@ def test_masked_arrays_are_left_to_lax():
 def test_a_result_is_refused_from_2_to_the_63_elements_on():
     result = lambda n: jax.eval_shape(
         lambda x, w: jaxext.conv_general_dilated(x, w, (1,), "VALID"),
-        jax.ShapeDtypeStruct((2**32, 1, n), np.float32),
+        jax.ShapeDtypeStruct((2 * n, 1, 2**30), np.float32),
         jax.ShapeDtypeStruct((1, 1, 1), np.float32),
     )
-    assert result(2**31 - 1).shape == (2**32, 1, 2**31 - 1)
+    assert result(2**32 - 1).shape == (2**33 - 2, 1, 2**30)
     with pytest.raises(ValueError, match="want what 64 bits can count"):
-        result(2**31)
+        result(2**32)
+
+
+HUGE = 2**31
+LARGEST: dict[str, tuple[Any, Any]] = {  # that 32 bits can count, and what they cannot
+    "window_strides": ((HUGE - 1,), (np.int64(HUGE),)),
+    "padding": ([(0, HUGE - 3)], [(0, HUGE - 2)]),
+    "rhs_dilation": ((HUGE - 1,), (HUGE,)),
+    "lhs_dilation": ((HUGE - 2,), (HUGE - 1,)),
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_windows_are_refused_beyond_32_bits(name):
+    """XLA can read elsewhere there."""
+    x, w = np.ones((1, 2, 2), np.float32), np.ones((2, 2, 1), np.float32)
+    within, beyond = ({"window_strides": (1,), "padding": [(0, 0)], name: value} for value in LARGEST[name])
+    calls = (
+        lambda **how: jaxext.conv_general_dilated(x, w, **how),
+        lambda **how: jaxext.conv_bias_act(x, w, np.ones(2, np.float32), **how),
+        lambda **how: jax.vmap(lambda x: jaxext.in_place_of_lax()(lax.conv_general_dilated)(x, w, **how))(x[None]),
+    )
+    for call in calls:
+        jax.eval_shape(lambda call=call: call(**within))
+        with pytest.raises(ValueError, match="want what 32 bits can count"):
+            jax.eval_shape(lambda call=call: call(**beyond))

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxext.forms.call import Call, symbolic_size
-from jaxext.forms.form import dimension_numbers
+from jaxext.forms.form import dimension_numbers, rows_columns_depth
 from jaxext.forms.implementation import Algorithm, Definition, folder_of, hash_of
 
 
@@ -44,7 +44,9 @@ class XlaMatmul(XlaDefinition):
         if call.platform == "cpu" and _faster_swapped(operands[lhs], operands[rhs], left, right, result):
             lhs, rhs, left, right = rhs, lhs, right, left
         multiply = real_products if config.algorithm == "real_products" else product
-        y = multiply(operands[lhs], operands[rhs], dimension_numbers(left, right, result), call.precision, call.dtype)
+        numbers = dimension_numbers(left, right, result)
+        y = multiply(operands[lhs], operands[rhs], numbers, call.precision, call.dtype)
+        y = apart(y, operands[lhs], operands[rhs], numbers, call.platform)
         free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
         order = [*(axis for axis in left if axis in right and axis in result), *free]
         return lax.transpose(y, [order.index(axis) for axis in result])
@@ -87,6 +89,19 @@ def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
     natural = jax.eval_shape(lambda a, b: dot(None, a, b), lhs, rhs).dtype
     lax_can = dtype.itemsize >= natural.itemsize and is_complex(natural) <= is_complex(dtype)
     return convert(dot(dtype if lax_can else natural, lhs, rhs), dtype)
+
+
+def apart(y: jax.Array, lhs, rhs, dims, platform: str) -> jax.Array:
+    """The same product y, which XLA's CPU compiler cannot fuse with a reduction behind it where it does so wrongly (jax #39103)."""
+    if platform != "cpu" or jax.__version_info__ >= (0, 11) or not jnp.issubdtype(y.dtype, jnp.floating):
+        return y
+    if not all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape)):
+        return y
+    # It is wrong for 3 <= depth and 2**17 bytes < rows * itemsize, rows * depth <= 2**17.  The factors of 2 are for other CPUs.
+    rows, columns, depth = rows_columns_depth(lhs.shape, rhs.shape, dims)
+    if min(columns, depth - 1) > 1 and rows > 2**13 and rows * max(columns, depth) <= 2**18:
+        return lax.reduce_precision(y, jnp.finfo(y.dtype).nexp, jnp.finfo(y.dtype).nmant)  # changes no bit, and is in no such kernel
+    return y
 
 
 def real_products(lhs, rhs, dims, precision, dtype) -> jax.Array:

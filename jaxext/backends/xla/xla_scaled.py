@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.xla.xla_matmul import XlaDefinition, XlaMatmul, convert, product
+from jaxext.backends.xla.xla_matmul import XlaDefinition, XlaMatmul, apart, convert, product
 from jaxext.forms.call import Call, Splitter, symbolic_size
 from jaxext.forms.implementation import Algorithm
 
@@ -91,7 +91,8 @@ def _flat(call: Call, config: Algorithm, factors: Mapping[str, jax.Array]) -> ja
     left, right = sorted(factors, key=lambda slot: rows not in split(slot))
     x, w = (factors[slot].reshape([math.prod(sizes[axis] for axis in axes) for axes in split(slot)]) for slot in (left, right))
     contracted = tuple((1 if split(slot)[2] == kept else 2,) for slot, kept in ((left, rows), (right, cols)))
-    y = product(x, w, (contracted, ((0,), (0,))), call.precision, call.dtype)
+    numbers = contracted, ((0,), (0,))
+    y = apart(product(x, w, numbers, call.precision, call.dtype), x, w, numbers, call.platform)
     return y.reshape([sizes[axis] for axis in call.axes[call.open]])
 
 
