@@ -224,6 +224,7 @@ def gradients_of_two(case: Case) -> Tree:
 
 def gradients_scanned(case: Case) -> Tree:
     """Through a scan over two examples."""
+
     def of_one(args):
         return square(case.fn(*args), case.cotangents)
 
