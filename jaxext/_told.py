@@ -22,6 +22,29 @@ def told(x: Any) -> str:
     return _cut(" ".join(_SHORT.repr(x).splitlines()), _LENGTH)
 
 
+def dtype_named(name: str, argument: str, dtype: Any) -> np.dtype:
+    """The dtype that an argument of an operation names."""
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise TypeError(f"{name}: {argument} is {told(dtype)}, want a dtype") from error
+
+
+def array_named(name: str, argument: str, x: Any) -> jax.Array:
+    """An argument of an operation as an array."""
+    try:
+        return jax.numpy.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: {argument} is {told(x)}, want an array") from error
+
+
+def refuse_traced(name: str, **static: Any) -> None:
+    """Raise TypeError for an argument that must be known when a program is traced, and is not."""
+    for argument, x in static.items():
+        if isinstance(x, jax.core.Tracer):
+            raise TypeError(f"{name}: {argument} is traced, {told(x)}, want a value that does not depend on arrays")
+
+
 def counted(n: int, noun: str) -> str:
     """Such as "1 product" and "2 products"."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

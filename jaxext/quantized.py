@@ -27,6 +27,7 @@ def scaled_dot(
     lhs_scale: ArrayLike | None = None,
     rhs_scale: ArrayLike | None = None,
     dimension_numbers: Any = None,
+    precision=None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: NamedSharding | P | None = None,
     implementation: str | None = None,
@@ -44,6 +45,7 @@ def scaled_dot(
         neighbours of a row, (K // 128, N // 128) one for a square.  None: one.
       dimension_numbers: as in `lax.dot_general`.  None: the last axis of lhs with the one before the last of rhs; axes before these are
         batches.
+      precision: as in `jax.lax.dot_general`, for factors of 32 bits or more.
       preferred_element_type: dtype of the result, floating-point.  None: bfloat16.  Sums are kept in float32, or more.
       out_sharding: of the result, on explicit meshes.
       implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
@@ -71,6 +73,7 @@ def scaled_dot(
         {name: x for name, x in arrays.items() if x is not None or name in ("lhs", "rhs")},
         dimension_numbers,
         preferred_element_type,
+        precision=precision,
         out_sharding=out_sharding,
         implementation=implementation,
     )
@@ -80,6 +83,7 @@ def quantized_matmul(
     x: ArrayLike,
     weight: Any,
     *,
+    precision=None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: NamedSharding | P | None = None,
     implementation: str | None = None,
@@ -89,6 +93,7 @@ def quantized_matmul(
     Args:
       x: shape (..., K), floating-point.
       weight: a `Quantized` of shape (K, N), or an object with the attributes `qvalue`, `scale` and perhaps `zero_point`, as qwix's QArray.
+      precision: as in `jax.lax.dot_general`, for factors of 32 bits or more.
       preferred_element_type: dtype of the result.  None: that of x.  Sums are kept in float32, or more.
       out_sharding: of the result, on explicit meshes.
       implementation: the name of an implementation, also used for all derivatives; None selects one automatically.
@@ -113,6 +118,7 @@ def quantized_matmul(
         "quantized_matmul",
         x,
         weight,
+        precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
         implementation=implementation,

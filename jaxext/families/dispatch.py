@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
 from jaxext._scope import Scope, in_parentheses, user_context
-from jaxext._told import told
+from jaxext._told import dtype_named, told
 from jaxext.families.substitute import CacheKey, substitute
 from jaxext.forms import flops
 from jaxext.forms.choose import replacing_lax
@@ -106,6 +106,7 @@ def like(
     """
     name = name or namesake.__name__
     by = _resolved(implementation, name, family)
+    _refuse_dtype(name, static)
     keywords = CacheKey.of(static)
     if keywords is None or not all([_is_array(x) for x in arrays]):
         return substitute(functools.partial(namesake, *arrays, **static), (), by)
@@ -124,6 +125,7 @@ def compiled(
 ) -> jax.Array:
     """`function(*key, *arrays, **static, implementation=)` as a jitted program, as in `like`."""
     by = _resolved(implementation, name, family)
+    _refuse_dtype(name, static)
     keywords = CacheKey.of(static)
     if keywords is None:
         return function(*key, *arrays, **static, implementation=by)
@@ -141,6 +143,11 @@ def _resolved(implementation: str | None, name: str, family: Family) -> str | In
     """The implementation that the call or the context names, at the beginning of a call."""
     flops.tell(owner)  # on a cache hit jax binds no primitive, so `Form.bind` would not register the rules
     return named(implementation, name, family) if implementation is not None or _named.value is not None or _invariant.value else None
+
+
+def _refuse_dtype(name: str, static: dict[str, Any]) -> None:
+    if (dtype := static.get("preferred_element_type")) is not None and not isinstance(dtype, np.dtype):
+        dtype_named(name, "preferred_element_type", dtype)
 
 
 def _is_array(x: Any) -> bool:

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext._told import told
+from jaxext._told import dtype_named, refuse_traced, told
 from jaxext.backends.xla.xla_scaled import summed
 from jaxext.families import fuse, scaled
 from jaxext.families.blocks import blocks_fit, divided, joined, placed, spread
@@ -50,6 +50,8 @@ class Quantized:
 
     def dequantize(self) -> jax.Array:
         """The values, with the dtype of the scale, but float32 for scales of fewer bits."""
+        arrays = {"qvalue": self.qvalue, "scale": self.scale, "zero_point": self.zero_point}
+        fuse.refuse("dequantize", {name: x for name, x in arrays.items() if x is not None or name != "zero_point"})
         wide = summed(self.scale.dtype)
         _refuse_scale("dequantize", "", self.scale.shape, self.qvalue)
 
@@ -63,6 +65,7 @@ class Quantized:
 def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, symmetric: bool) -> Quantized:
     """`w` in numbers of this dtype, which lie in blocks of `group` along an axis."""
     (w,) = fuse.checked(name, {"w": w}).values()
+    refuse_traced(name, symmetric=symmetric)
     if not jnp.issubdtype(w.dtype, jnp.floating):
         raise TypeError(f"{name}: w is {w.dtype}, want floating-point numbers")
     if not (symmetric or jnp.issubdtype(dtype, jnp.integer)):
@@ -131,13 +134,13 @@ def dtype_of(name: str, bits: int, dtype) -> np.dtype:
         if not isinstance(bits, int) or bits not in _DTYPES:
             raise ValueError(f"{name}: bits is {told(bits)}, want one of {sorted(_DTYPES)}")
         return jnp.dtype(_DTYPES[bits])
-    dtype = jnp.dtype(dtype)
+    dtype = dtype_named(name, "dtype", dtype)
     if dtype.itemsize > 1 or not jnp.issubdtype(dtype, jnp.number) or dtype == jnp.float8_e8m0fnu:
         raise TypeError(f"{name}: dtype is {dtype}, want numbers of at most 8 bits, zero among them")
     return dtype
 
 
-def matmul(name: str, x: Any, weight: Any, *, preferred_element_type, out_sharding, implementation) -> jax.Array:
+def matmul(name: str, x: Any, weight: Any, *, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
     """`weight` has the attributes of `Quantized`."""
     missing = [field for field in ("qvalue", "scale") if not hasattr(weight, field)]
     if missing:
@@ -157,7 +160,7 @@ def matmul(name: str, x: Any, weight: Any, *, preferred_element_type, out_shardi
     if zeros:
         _refuse_zeros(name, zeros[0], scale.shape, q.dtype)
     dtype = scaled.dtype_of_result(name, x.dtype if preferred_element_type is None else preferred_element_type)
-    static = dict(preferred_element_type=dtype, out_sharding=out_sharding)
+    static = dict(precision=precision, preferred_element_type=dtype, out_sharding=out_sharding)
     return compiled(_matmul, (name,), scaled.FAMILY, implementation, (x, q, scale, *zeros), static, name=name)
 
 
@@ -181,13 +184,14 @@ def _refuse_zeros(name: str, zero: jax.Array, wanted: tuple[int, ...], dtype) ->
             raise ValueError(f"{name}: weight.zero_point is from {got}, want {low:g} to {high:g}, as {dtype} can be")
 
 
-def _matmul(name, x, q, scale, *zeros, preferred_element_type, out_sharding, implementation) -> jax.Array:
-    dtype = preferred_element_type
+def _matmul(name, x, q, scale, *zeros, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
+    dtype, scale = preferred_element_type, scaled.constant_e8m0(name, "weight.scale", scale)
     sums = summed(dtype) if zeros else dtype
     dims = (((x.ndim - 1,), (0,)), ((), ()))
 
     def product(names, *arrays, out_sharding):
-        return scaled.computed(name, names, dims, sums, *arrays, out_sharding=out_sharding, implementation=implementation)
+        static = dict(precision=precision, out_sharding=out_sharding, implementation=implementation)
+        return scaled.computed(name, names, dims, sums, *arrays, **static)
 
     y = product(("lhs", "rhs", "rhs_scale"), x, q, scale, out_sharding=out_sharding)
     if not zeros:
@@ -217,7 +221,7 @@ def unpacked(name: str, packed: Any, dtype) -> jax.Array:
     (packed,) = fuse.checked(name, {"packed": packed}).values()
     if packed.dtype not in (jnp.int8, jnp.uint8) or packed.ndim < 1:
         raise TypeError(f"{name}: packed is {packed.dtype}{list(packed.shape)}, want bytes with an axis or more")
-    if jnp.dtype(dtype) not in (jnp.int4, jnp.uint4):
-        raise TypeError(f"{name}: dtype is {jnp.dtype(dtype)}, want int4 or uint4")
+    if (dtype := dtype_named(name, "dtype", dtype)) not in (jnp.int4, jnp.uint4):
+        raise TypeError(f"{name}: dtype is {dtype}, want int4 or uint4")
     pairs = lax.bitcast_convert_type(packed, dtype)
     return joined(pairs, [*([n] for n in packed.shape[:-1]), [packed.shape[-1], 2]])

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext import _compat
+from jaxext._told import dtype_named, told
 from jaxext.backends.cuda.cuda_products import CudaScaled
 from jaxext.backends.triton.triton_binding import TritonScaled
 from jaxext.backends.xla.xla_scaled import XlaScaled, in_range, summed
@@ -66,8 +67,6 @@ def bind(open: str, operands: Mapping[str, jax.Array], *, ranks: Mapping[str, in
 def _tangent(slot: str, form: Form, open: str, operands: Mapping[str, jax.Array], dot: jax.Array, *, ranks, dtype, **params) -> jax.Array:
     """For the tangent `dot` of a slot's scale."""
     scale = f"{slot}_scale"
-    if dot.dtype == jnp.float8_e8m0fnu:
-        raise TypeError(f"{form.op(open)}: {scale} is {dot.dtype}, which has no negative tangents, want it constant: jax.lax.stop_gradient")
     rest = {name: x for name, x in operands.items() if name != scale}
     axes = form.axes(slot, ranks)
     at = [axes.index(axis) for axis in form.axes(scale, ranks)]
@@ -112,7 +111,7 @@ def _as_lax(*arrays, dimension_numbers, preferred_element_type, implementation) 
 
 
 def dtype_of_result(name: str, dtype) -> jnp.dtype:
-    dtype = jnp.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    dtype = jnp.dtype(jax.dtypes.canonicalize_dtype(dtype_named(name, "preferred_element_type", dtype)))
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{name}: preferred_element_type is {dtype}, want a floating-point dtype")
     return dtype
@@ -122,6 +121,21 @@ def refuse_dtype(name: str, argument: str, dtype, *, integers: bool = False) -> 
     if not _is_number(dtype, integers):
         want = "floating-point numbers" + (", or integers of at most 8 bits" if integers else "")
         raise TypeError(f"{name}: {argument} is {dtype}, want {want}")
+
+
+def constant_e8m0(name: str, argument: str, scale: jax.Array) -> jax.Array:
+    """The scale, in which no derivative can be taken if it has no negative tangents."""
+
+    @jax.custom_jvp
+    def same(scale):
+        return scale
+
+    @same.defjvp
+    def _(primals, tangents):
+        got = f"{argument} is {told(primals[0])}, which has no negative tangents, and a derivative in it is taken"
+        raise TypeError(f"{name}: {got}, want it constant: jax.lax.stop_gradient")
+
+    return same(scale) if scale.dtype == jnp.float8_e8m0fnu else scale
 
 
 def _is_number(dtype, integers: bool) -> bool:
@@ -141,8 +155,12 @@ def _dimension_numbers(name: str, lhs, rhs, numbers) -> Any:
             raise TypeError(f"{name}: lhs and rhs have the shapes {lhs.shape} and {rhs.shape}, want as many axes in both, at least two")
         batch = tuple(range(lhs.ndim - 2))
         numbers = (((lhs.ndim - 1,), (rhs.ndim - 2,)), (batch, batch))
-    (lc, rc), (lb, rb) = numbers
-    numbers = ((tuple(map(int, lc)), tuple(map(int, rc))), (tuple(map(int, lb)), tuple(map(int, rb))))
+    try:
+        (lc, rc), (lb, rb) = numbers
+        numbers = ((tuple(map(int, lc)), tuple(map(int, rc))), (tuple(map(int, lb)), tuple(map(int, rb))))
+    except (TypeError, ValueError) as error:
+        want = "((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)), four sequences of axes, or None"
+        raise TypeError(f"{name}: dimension_numbers is {told(numbers)}, want {want}") from error
     bare = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (lhs, rhs)]
     jax.eval_shape(lambda lhs, rhs: lax.dot_general(lhs, rhs, numbers), *bare)  # raises what lax raises
     return numbers
@@ -182,8 +200,8 @@ class _Side:
         return {slot: x, f"{slot}_scale": lax.squeeze(scale, dropped)}
 
 
-def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) -> jax.Array:
-    given = dict(zip(names, arrays, strict=True))
+def computed(name, names, dims, dtype, *arrays, out_sharding, implementation, precision=None) -> jax.Array:
+    given = {argument: constant_e8m0(name, argument, x) for argument, x in zip(names, arrays, strict=True)}
     (lc, rc), (lb, rb) = dims
     pairs = sorted(zip(lc, rc, strict=True))  # in the order of the axes of lhs
     left = _Side(given["lhs"], given.get("lhs_scale"), lb, [axis for axis, _ in pairs])
@@ -202,7 +220,7 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation) ->
     (i, m), (s, k), (j, n) = m.ranks, k.ranks, n.ranks
     parts = [*([size] for size in left.sizes(lb)), *rows.parts, *cols.parts]
     wide = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (left.x, right.x)]
-    said, _ = as_lax_says(functools.partial(lax.dot_general, dimension_numbers=dims), *wide)  # the precision in force
+    said, _ = as_lax_says(functools.partial(lax.dot_general, dimension_numbers=dims, precision=precision), *wide)
     sharding = sharding_in_types(name, out_sharding, len(parts))
     operands = left.arrays(first, rows, sums) | right.arrays(second, cols, sums)
     scales = [scale for slot in (first, second) if (scale := f"{slot}_scale") in operands]

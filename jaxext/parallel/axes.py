@@ -12,7 +12,7 @@ from jaxext._told import told
 
 def devices_along(axis: Hashable, argument: str) -> int:
     """The number of devices along an axis, or along a tuple of axes.  `argument` names the function and argument in errors."""
-    if isinstance(axis, list):
+    if isinstance(axis, list | int | jax.core.Tracer):
         raise TypeError(f"{argument} is {told(axis)}, want a name or a tuple of names")
     try:
         n = lax.axis_size(axis)

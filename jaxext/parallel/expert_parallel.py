@@ -26,7 +26,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxext._compat import align_varying
-from jaxext._told import told
+from jaxext._told import array_named, told
 from jaxext.families.ragged import ranges
 from jaxext.parallel import by_platform
 from jaxext.parallel.axes import devices_along
@@ -78,13 +78,15 @@ def expert_parallel(
     Raises:
       NameError: no `shard_map` or `pmap` around the call binds the axis.
       TypeError: `group_sizes` is not of one axis of integers; `x`, or a leaf of the weights, has no axes; `axis_name` is a list;
-        `capacity` is not an int.
+        `capacity` is not an int; `experts` is no function, or gives no array.
       ValueError: n does not divide the number of experts; a leaf of the weights has other than E/n of them; the capacity is negative;
         `experts` gives another number of rows.
     """
     name = "expert_parallel"
     n = devices_along(axis_name, f"{name}: axis_name")
-    rows, sizes = jnp.asarray(x), jnp.asarray(group_sizes)
+    if not callable(experts):
+        raise TypeError(f"{name}: experts is {told(experts)}, want a function")
+    rows, sizes = array_named(name, "x", x), array_named(name, "group_sizes", group_sizes)
     if rows.ndim == 0:
         raise TypeError(f"{name}: x has shape (), want rows")
     if sizes.ndim != 1 or not jnp.issubdtype(sizes.dtype, jnp.integer):
@@ -114,6 +116,8 @@ def expert_parallel(
     between = own, sent.sum(1, dtype=jnp.int32), arrived.sum(1, dtype=jnp.int32)
     there = exchange.go(rows, *between)
     y = experts(order.by_expert(there), weights, arrived.sum(0, dtype=jnp.int32))
+    if not isinstance(y, jax.Array | np.ndarray):
+        raise TypeError(f"{name}: experts gives {told(y)}, want an array of {len(there)} rows, as many as it is given")
     if y.ndim == 0 or len(y) != len(there):
         raise ValueError(f"{name}: experts gives the shape {y.shape}, want {len(there)} rows, as many as it is given")
     return exchange.come_back(order.by_device(y), *between)

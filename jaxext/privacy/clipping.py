@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext._told import told
+from jaxext._told import array_named, refuse_traced, told
 from jaxext.privacy.per_example import Batch, Function
 from jaxext.privacy.products import squared
 from jaxext.privacy.square_norms import devices_that_split, part_of
@@ -42,7 +42,8 @@ class ClippedGrad:
     l2_norm_bound: float | jax.Array
 
     def __call__(self, *args: Any, is_padding_example: jax.Array | None = None) -> Any:
-        return self.fun(args, None if is_padding_example is None else jnp.asarray(is_padding_example))
+        padding = None if is_padding_example is None else array_named("clipped_grad", "is_padding_example", is_padding_example)
+        return self.fun(args, padding)
 
     def sensitivity(self, neighboring_relation: Any = None) -> float | jax.Array:
         """The sensitivity in the L2 norm: `l2_norm_bound`, and twice that for `dp_accounting.NeighboringRelation.REPLACE_ONE`."""
@@ -144,6 +145,8 @@ def clipped_grad(
     Warns:
       UserWarning: an array that is no argument of `batch_argnums` is as long as the batch.
     """
+    flags = dict(rescale_to_unit_norm=rescale_to_unit_norm, return_values=return_values, return_grad_norms=return_grad_norms)
+    refuse_traced("clipped_grad", **flags, nan_safe=nan_safe)
     for name, given, wanted in (
         ("l2_clip_norm", l2_clip_norm, numbers.Real | jax.Array | np.ndarray),
         ("normalize_by", normalize_by, numbers.Real),
@@ -190,6 +193,7 @@ def clipped_grad(
 
 
 def function_of(asked_by, fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum) -> Function:
+    refuse_traced(asked_by, has_aux=has_aux, keep_batch_dim=keep_batch_dim)
     if not callable(fun):
         raise TypeError(f"{asked_by}: fun is {told(fun)}, want a function")
     for name, given in (("argnums", argnums), ("batch_argnums", batch_argnums)):

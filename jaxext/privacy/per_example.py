@@ -55,7 +55,8 @@ class Function:
         """The number of examples, after the arguments were checked."""
         last = max(*self.parameters, *self.mapped)
         if len(args) <= last:
-            raise ValueError(f"{self.asked_by}: got {len(args)} arguments, want one with the number {last}")
+            numbers = f"argnums is {self.argnums}, batch_argnums is {self.batch_argnums} and prng_argnum is {self.prng_argnum}"
+            raise ValueError(f"{self.asked_by}: got {len(args)} arguments, want one with the number {last}: {numbers}")
         for i in self.parameters:
             for path, leaf in jax.tree_util.tree_leaves_with_path(args[i]):
                 if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.inexact):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxext._told import told
+from jaxext._told import array_named, refuse_traced, told
 from jaxext.testing.conformance import Case, Row, is_float, judge
 from jaxext.testing.derivatives import DERIVATIVES
 from jaxext.testing.halves import HALVES, cuts_of, linear_of
@@ -86,6 +86,8 @@ def check_op(
       >>> report.passed
       True
     """
+    options = dict(tolerance=tolerance, linear=linear, splits=splits, examples=examples, skip=skip, devices=devices, show=show)
+    refuse_traced("check_op", **options)
     case = _case(fn, reference, args, linear, splits, examples, _devices(devices))
     skip = {} if skip is None else skip
     if not isinstance(skip, Mapping):
@@ -115,7 +117,8 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     for name, function in (("fn", fn), ("reference", reference), *(() if examples is None else (("examples", examples),))):
         if not callable(function):
             raise TypeError(f"check_op: {name} is {told(function)}, want a function")
-    args = tuple(map(jnp.asarray, args))
+    args = tuple(array_named("check_op", f"args[{k}]", x) for k, x in enumerate(args))
+    refuse_traced("check_op", **{f"args[{k}]": x for k, x in enumerate(args)})
     if not args:
         raise ValueError("check_op: args is empty, want one array or more")
     if keys := [k for k, x in enumerate(args) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext._told import told
+from jaxext._told import refuse_traced, told
 from jaxext.testing.conformance import Case, Tree, is_float
 from jaxext.testing.derivatives import square, whole_cotangent
 from jaxext.testing.vmapped import one_by_one
@@ -53,6 +53,7 @@ class Split:
     part: Callable | None = None
 
     def __post_init__(self):
+        refuse_traced("Split", args=self.args, collectives=self.collectives)
         if not isinstance(self.args, Iterable):
             raise TypeError(f"Split: args is {told(self.args)}, want a sequence of a jax.P for each argument")
         if self.part is not None and not callable(self.part):

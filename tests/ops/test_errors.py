@@ -308,3 +308,28 @@ def test_windows_are_refused_beyond_32_bits(name):
         jax.eval_shape(lambda call=call: call(**within))
         with pytest.raises(ValueError, match="want what 32 bits can count"):
             jax.eval_shape(lambda call=call: call(**beyond))
+
+
+GROUPS = np.array([1, 1], np.int32)
+DTYPED = {
+    "matmul": (A, B),
+    "dot_general": (A, B, (((1,), (0,)), ((), ()))),
+    "conv": (X, np.ones((3, 6, 2, 2), np.float32), (1, 1), "SAME"),
+    "conv_general_dilated": (X, np.ones((6, 6, 2, 2), np.float32), (1, 1), "SAME"),
+    "conv_transpose": (X, W, (2, 2), "SAME"),
+    "convolve": (V, V[:3]),
+    "linear": (A, B),
+    "gated_linear_unit": (A, np.ones((3, 2, 4), np.float32)),
+    "ragged_dot": (A, np.ones((2, 3, 4), np.float32), GROUPS),
+    "ragged_linear": (A, np.ones((2, 3, 4), np.float32), GROUPS),
+    "gram": (A,),
+    "scaled_dot": (A, B),
+    "quantized_matmul": (A, jaxext.Quantized(B.astype(np.int8), np.ones((1, 4), np.float32))),
+}
+
+
+@pytest.mark.parametrize("operation", DTYPED)
+def test_a_result_of_no_dtype(operation):
+    for dtype in ("floaty", 5):
+        with pytest.raises(TypeError, match=f"{operation}: preferred_element_type is {dtype!r}, want a dtype"):
+            getattr(jaxext, operation)(*DTYPED[operation], preferred_element_type=dtype)

@@ -341,6 +341,14 @@ def test_the_precision_in_force():
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == 2
 
 
+@pytest.mark.parametrize("precision", ["highest", jax.lax.Precision.HIGH, jax.lax.DotAlgorithmPreset.F32_F32_F32], ids=str)
+def test_the_precision_of_a_call(precision):
+    q, x = weights(8, None, False), random((3, 32), np.float32, 0)
+    wanted = {"highest": "precision=(Precision.HIGHEST, Precision.HIGHEST)", jax.lax.Precision.HIGH: "precision=(Precision.HIGH, Precision"}
+    for product in (lambda x: jaxext.quantized_matmul(x, q, precision=precision), lambda x: float32(x, x.T, precision=precision)):
+        assert wanted.get(precision, "precision=F32_F32_F32") in str(jax.make_jaxpr(product)(x))
+
+
 @pytest.mark.parametrize("scale", [("b", 1), ("b", 4), ("b", 64)], ids=str)
 def test_a_symbolic_batch_with_scales_of_rows(scale):
     (b,) = export.symbolic_shape("b")
@@ -489,6 +497,7 @@ LIST: Any = [1.0]
 X, W, S = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32), np.ones((1, 4), np.float32)
 INT, UINT = np.ones((8, 4), np.int8), np.ones((8, 4), np.uint8)
 FLOAT: Any = 4.0
+NONE: Any = None
 WRONG = {
     "rank": (TypeError, "as many axes", lambda: jaxext.scaled_dot(X, W[0])),
     "lists": (TypeError, "lhs is", lambda: jaxext.scaled_dot(LIST, W)),
@@ -501,9 +510,19 @@ WRONG = {
     "implementation": (ValueError, "implementation is 'cudnn'", lambda: jaxext.scaled_dot(X, W, implementation="cudnn")),
     "e8m0": (
         TypeError,
-        "stop_gradient",
+        r"scaled_dot: lhs_scale is float8_e8m0fnu\[2,1\].*stop_gradient",
         lambda: jax.grad(lambda s: jaxext.scaled_dot(X, W, lhs_scale=s).astype(jnp.float32).sum())(jnp.ones((2, 1), jnp.float8_e8m0fnu)),
     ),
+    "e8m0 of a weight": (
+        TypeError,
+        r"quantized_matmul: weight.scale is float8_e8m0fnu\[1,4\]",
+        lambda: jax.grad(lambda s: jaxext.quantized_matmul(X, q(INT, s)).sum())(jnp.ones((1, 4), jnp.float8_e8m0fnu)),
+    ),
+    "dimension_numbers": (TypeError, "dimension_numbers is 5, want", lambda: jaxext.scaled_dot(X, W, dimension_numbers=5)),
+    "a name of no dtype": (TypeError, "dtype is 'nonsense', want a dtype", lambda: jaxext.quantize(W, dtype="nonsense")),
+    "a name of no dtype to unpack": (TypeError, "dtype is 'x', want a dtype", lambda: jaxext.unpack_int4(UINT, "x")),
+    "traced": (TypeError, "symmetric is traced", lambda: jax.jit(lambda s: jaxext.quantize(W, symmetric=s).scale)(True)),
+    "no arrays to dequantize": (TypeError, "dequantize: qvalue is None, want an array", lambda: q(NONE, NONE).dequantize()),
     "no weight": (TypeError, r"weight is float32\[8,4\], want a Quantized", lambda: jaxext.quantized_matmul(X, W)),
     "weight of text": (TypeError, "weight is 'w', want a Quantized", lambda: jaxext.quantized_matmul(X, "w")),
     "weight of another K": (TypeError, r"weight.qvalue has the shape \(4, 4\)", lambda: jaxext.quantized_matmul(X, q(INT[:4], S))),

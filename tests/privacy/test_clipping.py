@@ -280,5 +280,26 @@ def test_bad_input():
     refused(TypeError, "fun is 3, want a function", loss=3)
     with pytest.raises(ValueError, match=r"is_padding_example is bool\[4\], want bool\[5\]"):
         jaxext.privacy.clipped_grad(LOSS, l2_clip_norm=1.0)(P, BATCH, is_padding_example=jnp.zeros(4, bool))
-    with pytest.raises(ValueError, match="per_example_norms: got 1 arguments"):
+    with pytest.raises(TypeError, match="is_padding_example is 'all', want an array"):
+        jaxext.privacy.clipped_grad(LOSS, l2_clip_norm=1.0)(P, BATCH, is_padding_example="all")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="clipped_grad: nan_safe is traced"):
+        jax.jit(lambda flag: jaxext.privacy.clipped_grad(LOSS, l2_clip_norm=1.0, nan_safe=flag)(P, BATCH))(True)
+    with pytest.raises(ValueError, match="per_example_norms: got 1 arguments, .* batch_argnums is "):
         jaxext.privacy.per_example_norms(LOSS)(P)
+
+
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: lambda c: jax.jvp(f, (c,), (1.0,))[1]])
+def test_a_loss_that_closes_over_a_traced_value(transform):
+    """Its derivatives are those of the definition, by gradients of examples."""
+    w, x = (np.random.default_rng(i).standard_normal(shape) for i, shape in enumerate([(4, 3), (5, 4)]))
+    loss = lambda c: lambda w, x: (jnp.tanh(x @ w * c) ** 2).sum()
+
+    def clipped(c):
+        gradients = jax.vmap(lambda x: jax.grad(loss(c))(w, x[None]))(x)
+        norms = jnp.sqrt((gradients**2).sum((1, 2)))
+        return (gradients * jnp.minimum(1, 0.5 / norms)[:, None, None]).sum() + norms.sum()
+
+    ours = lambda c: (
+        jaxext.privacy.clipped_grad(loss(c), l2_clip_norm=0.5)(w, x).sum() + jaxext.privacy.per_example_norms(loss(c))(w, x).sum()
+    )
+    np.testing.assert_allclose(jax.jit(transform(ours))(1.3), jax.jit(transform(clipped))(1.3), rtol=1e-6)

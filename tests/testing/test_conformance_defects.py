@@ -286,6 +286,10 @@ def test_what_the_kit_is_given_is_checked():
                 testing.check_op(reference, reference, (X, W), **{name: value})
     with pytest.raises(TypeError, match=r"args is (?s:.*), want a sequence"):
         testing.check_op(reference, reference, X)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"args\[1\] is 'w', want an array"):
+        testing.check_op(reference, reference, (X, "w"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"args\[0\] is traced"):
+        jax.jit(lambda x: testing.check_op(reference, reference, (x, W)).passed)(X)
     with pytest.raises(TypeError, match=r"args has random keys at \[0\]"):
         testing.check_op(jax.random.normal, jax.random.normal, (jax.random.key(0),))
     with pytest.raises(ValueError, match=r"devices is \(\), want one device or more"):
