@@ -25,6 +25,8 @@ def told(x: Any) -> str:
 def dtype_named(name: str, argument: str, dtype: Any) -> np.dtype:
     """The dtype that an argument of an operation names."""
     try:
+        if isinstance(dtype, jax.Array | np.ndarray | np.generic):  # numpy warns, and takes their own
+            raise TypeError("an array is no dtype")
         return np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
         raise TypeError(f"{name}: {argument} is {told(dtype)}, want a dtype") from error

@@ -146,7 +146,7 @@ def _resolved(implementation: str | None, name: str, family: Family) -> str | In
 
 
 def _refuse_dtype(name: str, static: dict[str, Any]) -> None:
-    if (dtype := static.get("preferred_element_type")) is not None and not isinstance(dtype, np.dtype):
+    if isinstance(dtype := static.get("preferred_element_type"), str | int | float):  # others are left to the namesake
         dtype_named(name, "preferred_element_type", dtype)
 
 
