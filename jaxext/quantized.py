@@ -160,7 +160,7 @@ def quantize(
       >>> jax.vmap(quantized_matmul)(jnp.ones((8, 2, 64)), experts).shape
       (8, 2, 32)
 
-    Its derivative in w is that of the scale: integers have none.  To train w, `w + stop_gradient(quantize(w).dequantize() - w)` takes
+    Its derivative in w is that of the scale: `qvalue` is constant.  To train w, `w + stop_gradient(quantize(w).dequantize() - w)` takes
     rounding for the identity.
 
     Raises:

@@ -58,8 +58,9 @@ class Quantized:
         def of_each(blocks):
             return spread(blocks.astype(wide).reshape(blocks.shape or (1,) * self.qvalue.ndim), self.qvalue.shape)
 
-        value = self.qvalue.astype(wide)
-        return (value if self.zero_point is None else value - of_each(self.zero_point)) * of_each(self.scale)
+        value = lax.stop_gradient(self.qvalue).astype(wide)
+        value = value if self.zero_point is None else value - of_each(lax.stop_gradient(self.zero_point))
+        return value * of_each(self.scale)
 
 
 def quantized(name: str, w: Any, dtype, group: int | None, axis: int | None, symmetric: bool) -> Quantized:
@@ -123,8 +124,8 @@ def positive(scale: jax.Array, largest: jax.Array) -> jax.Array:
 
 
 def _rounded(x: jax.Array, dtype, low: float) -> jax.Array:
-    """The nearest numbers of a dtype: saturated, ties to even."""
-    x = jnp.clip(x, low, limits(dtype)[1])
+    """The nearest numbers of a dtype: saturated, ties to even.  They are constants."""
+    x = jnp.clip(lax.stop_gradient(x), low, limits(dtype)[1])
     return (x if jnp.issubdtype(dtype, jnp.floating) else jnp.round(x)).astype(dtype)
 
 
@@ -186,6 +187,7 @@ def _refuse_zeros(name: str, zero: jax.Array, wanted: tuple[int, ...], dtype) ->
 
 def _matmul(name, x, q, scale, *zeros, precision, preferred_element_type, out_sharding, implementation) -> jax.Array:
     dtype, scale = preferred_element_type, scaled.constant_e8m0(name, "weight.scale", scale)
+    q, *zeros = map(lax.stop_gradient, (q, *zeros))
     sums = summed(dtype) if zeros else dtype
     dims = (((x.ndim - 1,), (0,)), ((), ()))
 

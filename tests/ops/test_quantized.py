@@ -299,17 +299,25 @@ def test_a_vector_names_its_axis(axis):
         jaxext.quantize(w)
 
 
-def test_the_derivative_of_quantize_is_that_of_its_scales():
-    """So of each block the largest number alone has one; by a straight-through gradient all have the wide weight's."""
-    w, x = jnp.asarray(random((8, 3), np.float32, 5)), random((4, 8), np.float32, 0)
-    of_w = jax.grad(lambda w: jaxext.quantized_matmul(x, jaxext.quantize(w, 8, 4)).sum())(w).reshape(2, 4, 3)
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn], ids=lambda dtype: dtype.__name__)
+def test_the_derivative_of_quantize_is_that_of_its_scales(dtype):
+    """Of each block the largest number alone has one, also of 8-bit floats; by a straight-through gradient all have the wide weight's."""
+    w, x, top = jnp.asarray(random((8, 3), np.float32, 5)), random((4, 8), np.float32, 0), {np.int8: 127}.get(dtype, 448)
+    quantized = lambda w: jaxext.quantize(w, 8, 4, dtype=dtype)
+    of_w = jax.grad(lambda w: jaxext.quantized_matmul(x, quantized(w)).sum())(w).reshape(2, 4, 3)
     blocks = np.asarray(w).reshape(2, 4, 3)
     largest = np.abs(blocks) == np.abs(blocks).max(1, keepdims=True)
-    q = jaxext.quantize(w, 8, 4)
+    q = quantized(w)
     of_scale = jax.grad(lambda s: jaxext.quantized_matmul(x, jaxext.Quantized(q.qvalue, s)).sum())(q.scale)
     np.testing.assert_allclose(of_scale, (x.sum(0)[:, None] * wide(q.qvalue)).reshape(2, 4, 3).sum(1), rtol=1e-5)
-    np.testing.assert_allclose(of_w, np.where(largest, np.sign(blocks) * of_scale[:, None] / 127, 0), atol=1e-5)
-    through = lambda w: w + jax.lax.stop_gradient(jaxext.quantize(w, 8, 4).dequantize() - w)
+    np.testing.assert_allclose(of_w, np.where(largest, np.sign(blocks) * of_scale[:, None] / top, 0), atol=1e-5)
+    assert not jax.grad(lambda w: quantized(w).qvalue.astype(np.float32).sum())(w).any()
+    if dtype is not np.int8:
+        of_q = jax.grad(lambda q: jaxext.quantized_matmul(x, q).sum() + q.dequantize().sum())(q)
+        assert not of_q.qvalue.astype(np.float32).any()
+    got = jax.grad(lambda w: (x @ quantized(w).dequantize()).sum())(w)
+    np.testing.assert_allclose(got.reshape(2, 4, 3), of_w, atol=1e-5)
+    through = lambda w: w + jax.lax.stop_gradient(quantized(w).dequantize() - w)
     np.testing.assert_allclose(jax.grad(lambda w: (x @ through(w)).sum())(w), np.tile(x.sum(0)[:, None], 3), rtol=1e-6)
 
 
