@@ -159,11 +159,11 @@ def register_remat(primitive: Primitive, rule: Callable) -> None:
     values apart, and before 0.11 gives the policy itself.  Removed once policies are asked about primitives that are not jax's.
     """
 
-    def of_version(trace, *operands, **params):
+    def adapted(trace, *operands, **params):
         results, saved, again = rule(getattr(trace, "policy", trace), *operands, **params)
         return (results, saved, again) if jax.__version_info__ >= (0, 12) else (results, functools.partial(again, saved))
 
-    remat.rules[primitive] = of_version
+    remat.rules[primitive] = adapted
 
 
 def checkpoint_of_tangent(fun: Callable) -> Callable:
@@ -297,17 +297,16 @@ def settings() -> tuple[tuple[str, Any], ...]:
     Not among them are the default device, which may differ between processes and which a program with a mesh does not have, and user
     contexts of others, which have no list.  Removed once custom_partitioning calls back inside the contexts of the lowering.
     """
-    return tuple((name, state.value) for name, state in _states().items())
+    return tuple((name, state.value) for name, state in (_states_of_jax() | _scope.contexts).items())
 
 
 @functools.cache
-def _states() -> dict[str, Any]:
+def _states_of_jax() -> dict[str, Any]:
     try:
         names = config.trace_context_names()
     except NotImplementedError:  # jaxlib 0.10.1
         names = config.config_states
-    of_jax = {name: config.config_states[name] for name in names if name in config.config_states and name != "jax_default_device"}
-    return of_jax | _scope.contexts
+    return {name: config.config_states[name] for name in names if name in config.config_states and name != "jax_default_device"}
 
 
 def lowered_within(settings: tuple[tuple[str, Any], ...], fun: Callable, avals: Sequence, *args) -> list:
@@ -316,9 +315,10 @@ def lowered_within(settings: tuple[tuple[str, Any], ...], fun: Callable, avals: 
 
 
 def _lower_within(ctx, *args, settings, fun, avals):
+    states = _states_of_jax() | _scope.contexts
     with contextlib.ExitStack() as stack:
         for name, value in settings:
-            stack.enter_context(_states()[name](value))
+            stack.enter_context(states[name](value))
         return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 _LENGTH = 200  # characters
 PAGES = "https://github.com/jaxext/jaxext/blob/main/docs/"  # for messages: an installed package has no docs/
@@ -43,7 +44,7 @@ def array_named(name: str, argument: str, x: Any) -> jax.Array:
 def refuse_traced(name: str, **static: Any) -> None:
     """Raise TypeError for an argument that must be known when a program is traced, and is not."""
     for argument, x in static.items():
-        if isinstance(x, jax.core.Tracer):
+        if isinstance(x, Tracer):
             raise TypeError(f"{name}: {argument} is traced, {told(x)}, want a value that does not depend on arrays")
 
 

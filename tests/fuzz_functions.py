@@ -346,7 +346,7 @@ def compare(use: Use, arrays, got) -> str | None:
     dtypes = [*call.results, *moved, *call.results, *moved]
     floats = [np.dtype(d) for d in (*call.dtypes, *call.results) if jnp.issubdtype(d, jnp.inexact) and np.dtype(d).itemsize > 1]
     eps = max([float(jnp.finfo(d).eps) for d in floats], default=0)
-    for name, value, true, dtype in zip(names(use), got, want, dtypes, strict=False):
+    for name, value, true, dtype in zip(names(use), got, want, dtypes[: len(got)], strict=True):
         if (value.shape, str(value.dtype)) != (true.shape, dtype):
             return f"{name} is {value.dtype}{value.shape}, want {dtype}{true.shape}"
         if not jnp.issubdtype(dtype, jnp.inexact):

@@ -120,12 +120,20 @@ ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
 FUNCTIONS = {jax.nn.silu: "silu", jnp.tanh: "tanh", jax.nn.gelu: "gelu_tanh"}
 
 
+def wave(z):
+    """A function that has no name."""
+    return z * jnp.sin(z)
+
+
+OWN = {wave: lambda z: z * np.sin(z)}
+
+
 def activation(draw, dtype) -> tuple[dict[str, Any], Callable, bool]:
     """The keyword, its definition, and whether there is none, so that small integers meet no kink and no saturation."""
     if kind(dtype) != 1 or draw.chance(30):
         return {}, ACTIVATIONS[None], True
-    given = draw.choice([*list(ACTIVATIONS)[1:], *FUNCTIONS])
-    return {"activation": given}, ACTIVATIONS[FUNCTIONS.get(given, given)], False
+    given = draw.choice([*list(ACTIVATIONS)[1:], *FUNCTIONS, *OWN])
+    return {"activation": given}, OWN.get(given) or ACTIVATIONS[FUNCTIONS.get(given, given)], False
 
 
 def preferred(draw, dtype) -> tuple[dict[str, Any], str]:
@@ -269,7 +277,7 @@ def ragged_contraction(draw) -> Call:
         "rhs": Operand(shape=(rows, n), dtype=dtype),
         "group_sizes": group_sizes(draw, groups, rows),
     }
-    said = {"ragged_dot_dimension_numbers": lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])}
+    said: dict[str, Any] = {"ragged_dot_dimension_numbers": lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])}
 
     def truth(of):
         member = group_of_rows(of["group_sizes"], rows)[None] == np.arange(groups)[:, None]
@@ -320,9 +328,8 @@ def causal_conv1d(draw) -> Call:
         packed = draw.weighted({"int32": 3, "int64": 1, "uint8": 1})
         shape = (*front, steps)
         operands["seq_idx"] = Operand(shape=shape, dtype=packed, values=lambda rng: np.sort(rng.integers(0, 3, shape), -1), moves=False)
-    else:
-        operands |= optional(draw, initial_states=Operand(shape=(*front, taps - 1, channels), dtype=x))
-        said |= {"return_final_states": True} if draw.chance(40) else {}
+    operands |= optional(draw, initial_states=Operand(shape=(*front, taps - 1, channels), dtype=x))
+    said |= {"return_final_states": True} if draw.chance(40) else {}
 
     def truth(of):
         before = of.get("initial_states", np.zeros((*front, taps - 1, channels)))
@@ -337,15 +344,13 @@ def causal_conv1d(draw) -> Call:
 def causal(before, x, weight, bias, function, seq_idx=None):
     """Results, and the last inputs."""
     read, (taps, _), steps = np.concatenate([before, x], -2), weight.shape, x.shape[-2]
-    z = np.zeros(x.shape) + bias
+    z, numbers = np.zeros(x.shape) + bias, np.zeros(read.shape[:-1])
+    if seq_idx is not None and steps:  # the state is of the first sequence
+        numbers = np.concatenate([np.repeat(seq_idx[..., :1], taps - 1, -1), seq_idx], -1)
     for i in range(taps):
-        met = read[..., i : i + steps, :]
-        if seq_idx is not None:
-            back = min(taps - 1 - i, steps)
-            same = np.concatenate([np.zeros((*seq_idx.shape[:-1], back)), seq_idx[..., back:] == seq_idx[..., : steps - back]], -1)
-            met = met * same[..., None]
-        z = z + met * weight[i]
-    return function(z), read[..., steps:, :]
+        same = numbers[..., i : i + steps] == numbers[..., taps - 1 :]
+        z = z + read[..., i : i + steps, :] * same[..., None] * weight[i]
+    return function(z), read[..., steps:, :] * (numbers[..., steps:] == numbers[..., -1:])[..., None]
 
 
 def causal_conv1d_update(draw) -> Call:
@@ -573,7 +578,9 @@ def channelwise(draw) -> Call:
 def declared(module):
     def reference(x, g, number, *, epsilon=1e-3):
         mean = jnp.mean(x * x, -1)
-        chosen = jnp.take_along_axis(x, number[:, None], -1)[:, 0]
+        chosen = jnp.where(jnp.arange(x.shape[-1])[None] == number[:, None], x, 0).sum(
+            -1
+        )  # jax cannot transpose a gather on explicit meshes
         return x * lax.rsqrt(mean + epsilon)[:, None] * g[None], mean - chosen
 
     labels: dict[str, Any] = dict(operands=dict(x="N D", g="D", number="N"), results=dict(y="N D", loss="N"))

@@ -89,8 +89,9 @@ def named(operation: str, activation: Any) -> tuple[Activation, Callable[[jax.Ar
         return activation, None
     if not callable(activation):
         raise TypeError(f"{operation}: activation is {told(activation)}, {wanted}")
-    name = next((name for function, name in _NAMES.items() if function is activation), None)
-    return name, activation if name is None else None
+    function: Any = activation
+    name = next((name for other, name in _NAMES.items() if other is function), None)
+    return name, function if name is None else None
 
 
 def apply(activation: Activation, z: jax.Array) -> jax.Array:

@@ -28,6 +28,7 @@ from jaxext.families import activation as _activation
 from jaxext.families import fuse
 from jaxext.families.dispatch import compiled
 from jaxext.families.epilogues import accumulated
+from jaxext.forms import partition
 from jaxext.forms.by_reference import Declaration, Keywords, Reference
 from jaxext.forms.call import Call
 from jaxext.forms.family import Family, declare
@@ -47,7 +48,7 @@ NUMBERS = ("seq_idx", "idx_of_states")
 FACTORS = ("weight", "bias", "initial_states")  # beside x, whose dtype the result has
 
 
-def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_final_states: bool, implementation: str | None):
+def convolution(name: str, arrays: Mapping[str, Any], activation, *, return_final_states: bool, implementation: str | None) -> Any:
     """`arrays`: x and weight, and bias, seq_idx, initial_states and their numbers, `idx_of_states`, if they are given."""
     arrays = fuse.checked(name, arrays)
     if not isinstance(return_final_states, bool | np.bool_):
@@ -92,7 +93,9 @@ def _convolution(names, activation, return_final_states, *arrays, implementation
         if argument in given and not jnp.issubdtype(given[argument].dtype, jnp.inexact):
             given[argument] = given[argument].astype(dtype)  # integers have no derivative
     if "seq_idx" in given and "initial_states" in given and "idx_of_states" not in given:  # of the first sequence, if there are steps
-        first = given["seq_idx"][..., :1].sum(-1, keepdims=True, dtype=given["seq_idx"].dtype)
+        numbers = given["seq_idx"]
+        place = lax.broadcasted_iota(jnp.int32, numbers.shape, numbers.ndim - 1, out_sharding=partition.explicit(jax.typeof(numbers)))
+        first = jnp.where(place == 0, numbers, 0).sum(-1, keepdims=True, dtype=numbers.dtype)
         given["idx_of_states"] = jnp.broadcast_to(first, (*x.shape[:-2], taps - 1))
     operands = {name: given[name] for name in LABELS if name in given and name not in empty}
     operation = _declaration(tuple(operands)).operation

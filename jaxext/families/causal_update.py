@@ -53,7 +53,7 @@ def update(name: str, arrays: Mapping[str, Any], activation, *, implementation: 
     activation, function = _activation.named(name, activation)
     z, state = compiled(_update, (tuple(arrays), activation), FAMILY, implementation, tuple(arrays.values()), {}, name=name)
     given = {"indices": arrays["conv_state_indices"]} if indices else {}
-    return fuse.applied(name, function, z, given, _of_sequences), state
+    return fuse.applied(name, function, z, given, _masked_sequences), state
 
 
 def _update(names, activation, *arrays, implementation):
@@ -81,14 +81,14 @@ def _update(names, activation, *arrays, implementation):
     z = functools.reduce(jnp.add, [read[..., i : i + steps, :] * along(weight[i].astype(wide), x) for i in range(taps)])
     z = z if bias is None else z + along(bias.astype(wide), x)
     y = _activation.apply(activation, z).astype(given["x"].dtype)
-    y = _of_sequences(y, indices)
+    y = _masked_sequences(y, indices)
     if indices is not None:
         at = jnp.where(indices >= 0, indices, buffer.shape[0])
         new = buffer.at[at].set(new, mode="drop", out_sharding=own)
     return (y[..., 0, :] if single else y), new
 
 
-def _of_sequences(y: jax.Array, indices: jax.Array | None = None) -> jax.Array:
+def _masked_sequences(y: jax.Array, indices: jax.Array | None = None) -> jax.Array:
     """y, and zeros of a negative index, which has no state."""
     if indices is None:
         return y

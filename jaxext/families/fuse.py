@@ -74,22 +74,26 @@ def applied(
     refuse_kinds(name, added, z.dtype)
 
     def epilogue(z):
-        wide = _as(epilogues.accumulated(z.dtype), z)
+        wide = _cast(epilogues.accumulated(z.dtype), z)
         into, up = (lax.index_in_dim(wide, i, -2, keepdims=False) for i in (0, 1)) if gated else (wide, None)
         y = function(into)
         of_array = isinstance(y, jax.Array) and y.shape == into.shape and y.dtype in (into.dtype, z.dtype)
         if not of_array:
-            wanted = f"want {told(into)}, as it is given: an elementwise function"
-            raise TypeError(f"{name}: activation is {told(function)}, which gives {told(y)}, {wanted}")
-        y = _as(wide.dtype, y)
-        return _as(z.dtype, then(y if up is None else y * up, **added))
+            wanted = (
+                "an array of jax: a function in jnp"
+                if isinstance(y, np.ndarray)
+                else f"{told(into)}, as it is given: an elementwise function"
+            )
+            raise TypeError(f"{name}: activation is {told(function)}, which gives {told(y)}, want {wanted}")
+        y = _cast(wide.dtype, y)
+        return _cast(z.dtype, then(y if up is None else y * up, **added))
 
     if not isinstance(z, Tracer):
         return epilogue(z)
     return jax.checkpoint(epilogue, prevent_cse=False)(checkpoint_name(z, epilogues.PREACTIVATION))
 
 
-def _as(dtype, x: jax.Array) -> jax.Array:
+def _cast(dtype, x: jax.Array) -> jax.Array:
     return x if x.dtype == dtype else x.astype(dtype)  # an eager call that changes nothing takes a sixth of this one
 
 
@@ -97,7 +101,7 @@ def _plus(y: jax.Array, residual: jax.Array | None = None) -> jax.Array:
     return y if residual is None else y + sharded_as(residual.astype(y.dtype), jax.typeof(y))
 
 
-def _apart(function: Callable | None, arrays: dict[str, jax.Array], argument: str) -> dict[str, jax.Array]:
+def _taken_out(function: Callable | None, arrays: dict[str, jax.Array], argument: str) -> dict[str, jax.Array]:
     """What follows the user's function if there is one, taken out of the operands of the product."""
     return {argument: arrays.pop(argument)} if function is not None and argument in arrays else {}
 
@@ -119,7 +123,7 @@ def linear(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
         refuse_shape(name, "residual", arrays["residual"], (*x.shape[:-1], columns), "that of the result")
     keywords = dict(static, preferred_element_type=preferred_element_type)
     activation, function = _activation.named(name, activation)
-    added = _apart(function, arrays, "residual")
+    added = _taken_out(function, arrays, "residual")
     fused = gated and function is None
     operation = epilogues.gated_linear_unit() if fused else epilogues.linear("bias" in arrays, "residual" in arrays)
     key = (operation, name, activation)
@@ -153,15 +157,15 @@ def ragged(name: str, arrays: Mapping[str, Any], activation, *, gated: bool, pre
         refuse_shape(name, "row_scale", arrays["row_scale"], x.shape[:1], "an element for each row of x")
     keywords = dict(static, preferred_element_type=preferred_element_type)
     activation, function = _activation.named(name, activation)
-    added = _apart(function, arrays, "row_scale")
+    added = _taken_out(function, arrays, "row_scale")
     with_scale, fused = "row_scale" in arrays, gated and function is None
     operation = epilogues.ragged_gated_linear_unit(with_scale) if fused else epilogues.ragged_linear("bias" in arrays, with_scale)
     key = (operation, name, activation)
     z = compiled(_ragged, key, operation.family, implementation, tuple(arrays.values()), keywords, name=name)
-    return applied(name, function, z, added, functools.partial(_of_rows, sizes), gated)
+    return applied(name, function, z, added, functools.partial(_masked_rows, sizes), gated)
 
 
-def _of_rows(sizes: jax.Array, y: jax.Array, row_scale: jax.Array | None = None) -> jax.Array:
+def _masked_rows(sizes: jax.Array, y: jax.Array, row_scale: jax.Array | None = None) -> jax.Array:
     """y times the scale of each row, and zeros in rows of no group, where neither is read."""
     inside = in_groups(*ranges(sizes, y.shape[0], sizes.shape[0]), y.sum(1), 0)[:, None]
     y = jnp.where(inside, y, 0)
@@ -233,7 +237,7 @@ def conv_bias_act(arrays: Mapping[str, Any], activation, *, implementation, **st
     name = "conv_bias_act"
     arrays = checked(name, arrays)
     activation, function = _activation.named(name, activation)
-    added = _apart(function, arrays, "residual")
+    added = _taken_out(function, arrays, "residual")
     z = compiled(_conv, (tuple(arrays), activation), epilogues.CONV_BIAS_ACT, implementation, tuple(arrays.values()), static, name=name)
     if added:
         refuse_shape(name, "residual", added["residual"], z.shape, "that of the result")

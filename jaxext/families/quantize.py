@@ -50,8 +50,7 @@ class Quantized:
 
     def dequantize(self) -> jax.Array:
         """The values, with the dtype of the scale, but float32 for scales of fewer bits."""
-        arrays = {"qvalue": self.qvalue, "scale": self.scale, "zero_point": self.zero_point}
-        fuse.checked("dequantize", {name: x for name, x in arrays.items() if x is not None or name != "zero_point"})
+        fuse.checked("dequantize", {"qvalue": self.qvalue, "scale": self.scale} | fuse.given(zero_point=self.zero_point))
         wide = summed(self.scale.dtype)
         _refuse_scale("dequantize", "", self.scale.shape, self.qvalue)
 

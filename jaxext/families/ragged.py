@@ -53,11 +53,11 @@ def ranges(sizes: jax.Array, rows: int, groups: int, offset: jax.Array | None = 
     begin = jnp.concatenate([jnp.zeros_like(end[..., :1]), end[..., :-1]], -1)
     if offset is None:
         return begin, end
-    # Compared with all groups: a gather has no sharding in types if vmap maps the offset alone.
+    # Compared with all groups, of which there are some thousands at most: a gather has no sharding in types if vmap maps the offset alone.
     at = _clipped(offset, sizes.shape[-1], -groups) + jnp.arange(groups, dtype=jnp.int32)
     found = lax.expand_dims(at[:, None] == jnp.arange(sizes.shape[-1], dtype=jnp.int32)[None], range(sizes.ndim - 1))
-    begin, end = (jnp.where(found, of[..., None, :], 0).sum(-1, dtype=jnp.int32) for of in (begin, end))
-    return begin, end
+    first, last = (jnp.where(found, of[..., None, :], 0).sum(-1, dtype=jnp.int32) for of in (begin, end))
+    return first, last
 
 
 def in_groups(begin: jax.Array, end: jax.Array, like: jax.Array, same: int) -> jax.Array:

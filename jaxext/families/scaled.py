@@ -25,7 +25,7 @@ from jaxext import _compat
 from jaxext._told import dtype_named, told
 from jaxext.backends.cuda.cuda_products import CudaScaled
 from jaxext.backends.triton.triton_binding import TritonScaled
-from jaxext.backends.xla.xla_scaled import XlaScaled, in_range, summed
+from jaxext.backends.xla.xla_scaled import XlaScaled, balanced, summed
 from jaxext.families import fuse
 from jaxext.families.blocks import Cut, blocks_fit, divided, joined, of_divided, placed, spread
 from jaxext.families.dispatch import as_lax_says, compiled, sharding_in_types
@@ -226,7 +226,7 @@ def computed(name, names, dims, dtype, *arrays, out_sharding, implementation, pr
     scales = [scale for slot in (first, second) if (scale := f"{slot}_scale") in operands]
     if len(scales) == 2 and all(operands[scale].ndim == len(lb) for scale in scales):  # of all of a matrix
         dtype_of_sums = summed(dtype, *(x.dtype for x in operands.values()))
-        operands |= zip(scales, in_range(*(operands[scale].astype(dtype_of_sums) for scale in scales)), strict=True)
+        operands |= zip(scales, balanced(*(operands[scale].astype(dtype_of_sums) for scale in scales)), strict=True)
     y = bind(
         open,
         operands,

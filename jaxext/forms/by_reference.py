@@ -230,10 +230,10 @@ class Declaration:
             fewer = self._mapped({**rank, label: rank[label] - 1}, keywords)
             mapped = jax.vmap(fewer, in_axes=tuple(inputs), out_axes=tuple(at or 0 for at in results))
 
-            def with_more(*args):
+            def mapped_and_summed(*args):
                 return tuple(y.sum(0) if at is None else y for y, at in zip(mapped(*partition.alike(args, inputs)), results, strict=True))
 
-            return with_more
+            return mapped_and_summed
         single = self._mapped({**rank, label: 1}, keywords)
 
         def without(*args):

@@ -207,12 +207,12 @@ def _remat_rule(operation, policy, *args, wanted, **params):
         if not saved:
             return operation.primitive.bind(*args, wanted=wanted, **params)
         kept = {name: load(saved[name]) for name, (_, load) in stored.items()}
-        return _from_kept(operation, kept, args, wanted=wanted, **params)
+        return _resumed(operation, kept, args, wanted=wanted, **params)
 
     return [results[name] for name in wanted], saved, again
 
 
-def _from_kept(operation, kept, args, *, wanted, **params):
+def _resumed(operation, kept, args, *, wanted, **params):
     """The wanted results, which with their derivatives are computed from those that are kept."""
 
     @jax.custom_jvp

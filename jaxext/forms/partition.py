@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AxisType, NamedSharding
@@ -232,7 +233,7 @@ def _by_labels(itself, known_as, local, names, *args):
         kept = [(axes, tuple(None if a in names.contracted else s for a, s in zip(axes, spec, strict=False))) for axes, spec in operands]
         assigned = _assign(names, mesh, sizes, [*_agreed(operands, *result), *kept, *operands, result])
         shardings = [tuple(NamedSharding(mesh, _place(axes, assigned)) for axes in arrays) for arrays in (names.results, names.operands)]
-        avals = [jax.core.ShapedArray(s.shard_shape(y.shape), y.dtype) for s, y in zip(shardings[0], result_shapes, strict=True)]
+        avals = [ShapedArray(s.shard_shape(y.shape), y.dtype) for s, y in zip(shardings[0], result_shapes, strict=True)]
         of_part = functools.partial(local, Splitter.LABELS, _summed(names, assigned), _part(assigned, mesh))
         return mesh, functools.partial(_compat.lowered_within, settings, of_part, avals), *shardings
 

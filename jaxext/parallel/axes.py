@@ -6,13 +6,14 @@ from collections.abc import Hashable
 
 import jax
 from jax import lax
+from jax.core import Tracer
 
 from jaxext._told import told
 
 
 def devices_along(axis: Hashable, argument: str) -> int:
     """The number of devices along an axis, or along a tuple of axes.  `argument` names the function and argument in errors."""
-    if isinstance(axis, list | int | jax.core.Tracer):
+    if isinstance(axis, list | int | Tracer):
         raise TypeError(f"{argument} is {told(axis)}, want a name or a tuple of names")
     try:
         n = lax.axis_size(axis)

@@ -297,7 +297,8 @@ def test_findings_are_printed():
 @pytest.mark.parametrize("shown", [["lax", "xla"], ["lax", "xla", "triton", "cuda", "cublas"]], ids=len)
 def test_a_row_fits_the_terminal(shown, width):
     """Its name has a line of its own where there is no room beside it; then the last columns are left out, if they must be."""
-    long = row("name " * 20, **dict.fromkeys(shown, 1.0) | {"xla": result(0.5, hlo={"copy": 5, "pad": 1})})
+    results: dict = dict.fromkeys(shown, 1.0) | {"xla": result(0.5, hlo={"copy": 5, "pad": 1})}
+    long = row("name " * 20, **results)
     head, text = (draw.plain for draw in (tables.head(shown, width), tables.line(long, shown, width)))
     name, *numbers = text.splitlines()
     assert max(map(len, [head, name, *numbers])) <= width and name.startswith("name name")

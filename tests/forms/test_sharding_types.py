@@ -120,7 +120,7 @@ def test_vmap_with_batched_filters(problem):
 
 def test_vmap_over_groups_alone():
     """Their sizes, or the number of the first one, are split over the mapped axis, and nothing else is.  A gather has no sharding there."""
-    x, w = integers((6, 4)), integers((3, 4, 5), 1)
+    x, w = jnp.asarray(integers((6, 4))), jnp.asarray(integers((3, 4, 5), 1))
     sizes, offset = np.array([2, 1, 3], np.int32), np.array([0], np.int32)
     product = lambda sizes, offset: jaxext.ragged_dot(x, w, sizes, group_offset=offset)
     for axes, args in (((None, 0), (sizes, np.arange(-1, 3, dtype=np.int32)[:, None])), ((0, None), (np.stack([sizes] * 4), offset))):

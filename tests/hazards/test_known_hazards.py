@@ -411,6 +411,13 @@ def test_narrow_products_of_jaxext_are_kept_apart_from_the_reduction():
     assert "reduce_precision" not in jax.jit(program.function).lower(struct(64, 64), struct(64, 64)).as_text()
 
 
+def test_narrow_products_into_numbers_of_8_bits():
+    """float8_e4m3fn has no infinity, so its largest numbers are no such to `lax.reduce_precision`."""
+    x, w = np.full((40000, 3), 8, np.float32), np.full((3, 2), 16, np.float32)
+    y = jax.jit(lambda x, w: jaxext.matmul(x, w, preferred_element_type=jnp.float8_e4m3fn))(x, w)
+    np.testing.assert_array_equal(y.astype(np.float32), 384)
+
+
 def squares_of_columns(y):
     return (y**2).sum(0)
 

@@ -297,7 +297,7 @@ LARGEST: dict[str, tuple[Any, Any]] = {  # that 32 bits can count, and what they
 @pytest.mark.parametrize("name", LARGEST)
 def test_windows_are_refused_beyond_32_bits(name):
     """XLA can read elsewhere there."""
-    x, w = np.ones((1, 2, 2), np.float32), np.ones((2, 2, 1), np.float32)
+    x, w = jnp.ones((1, 2, 2)), jnp.ones((2, 2, 1))
     within, beyond = ({"window_strides": (1,), "padding": [(0, 0)], name: value} for value in LARGEST[name])
     calls = (
         lambda **how: jaxext.conv_general_dilated(x, w, **how),
@@ -324,7 +324,7 @@ DTYPED = {
     "ragged_linear": (A, np.ones((2, 3, 4), np.float32), GROUPS),
     "gram": (A,),
     "scaled_dot": (A, B),
-    "quantized_matmul": (A, jaxext.Quantized(B.astype(np.int8), np.ones((1, 4), np.float32))),
+    "quantized_matmul": (A, jaxext.quantize(B)),
 }
 
 

@@ -394,7 +394,7 @@ def test_quantize_numbers_whose_scale_would_be_subnormal(given):
     """XLA takes such a scale for zero on CPUs, and it counted as one: so all numbers were zero."""
     w = random((32, 6), np.float32, 5) * np.float32(1e-36)
     q = jaxext.quantize(w, **given)
-    np.testing.assert_allclose(value(q), w, rtol=0.0625, atol=np.finfo(np.float32).tiny)
+    np.testing.assert_allclose(value(q), w, rtol=0.0625, atol=float(np.finfo(np.float32).tiny))
 
 
 def test_one_scale_without_axes():

@@ -1,5 +1,7 @@
 """Activations that are the user's functions: of traced values, of channels, of whole arrays; what is saved, compiled and refused."""
 
+from typing import Any
+
 import jax
 import jax.monitoring
 import jax.numpy as jnp
@@ -23,7 +25,6 @@ def per_group(x, w):
 
 
 def rows(y):
-    """With the row of no group."""
     return jnp.concatenate([y * SCALE[:3, None], np.zeros((1, 6), np.float32)])
 
 
@@ -92,7 +93,7 @@ def test_a_slope_for_each_channel(dimensions, shape):
     """The function gets the array that the user sees, in any layout."""
     slope = prelu(np.linspace(0.1, 0.6, 6, dtype=np.float32).reshape(shape))
     x, w = (IMAGES, FILTERS) if dimensions is None else (IMAGES.transpose(0, 2, 3, 1), FILTERS.transpose(2, 3, 1, 0))
-    static = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=dimensions)
+    static: Any = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=dimensions)
     got = jaxext.conv_bias_act(x, w, None, **static, activation=slope)
     np.testing.assert_allclose(got, slope(jax.lax.conv_general_dilated(x, w, **static)), rtol=1e-5, atol=1e-5)
 
@@ -155,6 +156,10 @@ def test_a_fresh_function_compiles_nothing():
     call = lambda: jaxext.linear(X, W, B, activation=lambda z: z * jnp.tanh(1.7 * z))
     call()
     jax.monitoring.register_event_duration_secs_listener(listener)
-    call()
-    jax.monitoring.unregister_event_duration_listener(listener)
-    assert compiled == []
+    try:
+        call()
+        assert compiled == []
+        jax.jit(lambda x: x + 1)(X)
+        assert compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)

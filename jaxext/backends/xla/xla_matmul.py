@@ -46,7 +46,7 @@ class XlaMatmul(XlaDefinition):
         multiply = real_products if config.algorithm == "real_products" else product
         numbers = dimension_numbers(left, right, result)
         y = multiply(operands[lhs], operands[rhs], numbers, call.precision, call.dtype)
-        y = apart(y, operands[lhs], operands[rhs], numbers, call.platform)
+        y = unfused(y, operands[lhs], operands[rhs], numbers, call.platform)
         free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
         order = [*(axis for axis in left if axis in right and axis in result), *free]
         return lax.transpose(y, [order.index(axis) for axis in result])
@@ -91,10 +91,10 @@ def product(lhs, rhs, dims, precision, dtype) -> jax.Array:
     return convert(dot(dtype if lax_can else natural, lhs, rhs), dtype)
 
 
-def apart(y: jax.Array, lhs, rhs, dims, platform: str) -> jax.Array:
+def unfused(y: jax.Array, lhs, rhs, dims, platform: str) -> jax.Array:
     """The same product y, which XLA's CPU compiler cannot fuse with a reduction behind it where it does so wrongly (jax #39103)."""
-    if platform != "cpu" or jax.__version_info__ >= (0, 11) or not jnp.issubdtype(y.dtype, jnp.floating):
-        return y
+    if platform != "cpu" or jax.__version_info__ >= (0, 11) or not jnp.issubdtype(y.dtype, jnp.floating) or y.dtype.itemsize == 1:
+        return y  # nothing is fused with numbers of 8 bits, to which `lax.reduce_precision` would not be the identity
     if not all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape)):
         return y
     # It is wrong for 3 <= depth and 2**17 bytes < rows * itemsize, rows * depth <= 2**17.  The factors of 2 are for other CPUs.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxext.backends.xla.xla_matmul import XlaDefinition, XlaMatmul, apart, convert, product
+from jaxext.backends.xla.xla_matmul import XlaDefinition, XlaMatmul, convert, product, unfused
 from jaxext.forms.call import Call, Splitter, symbolic_size
 from jaxext.forms.implementation import Algorithm
 
@@ -48,7 +48,7 @@ class XlaScaled(XlaDefinition):
 
         y = _by_parts(call, scaled, operands, dtype) if parts else scaled(operands)
         along = [_along(call, name, operands, call.open, sums) for name in after]
-        for scale in in_range(*along) if len(along) == 2 else along:
+        for scale in balanced(*along) if len(along) == 2 else along:
             y = y * scale
         return convert(y, call.dtype)
 
@@ -92,7 +92,7 @@ def _flat(call: Call, config: Algorithm, factors: Mapping[str, jax.Array]) -> ja
     x, w = (factors[slot].reshape([math.prod(sizes[axis] for axis in axes) for axes in split(slot)]) for slot in (left, right))
     contracted = tuple((1 if split(slot)[2] == kept else 2,) for slot, kept in ((left, rows), (right, cols)))
     numbers = contracted, ((0,), (0,))
-    y = apart(product(x, w, numbers, call.precision, call.dtype), x, w, numbers, call.platform)
+    y = unfused(product(x, w, numbers, call.precision, call.dtype), x, w, numbers, call.platform)
     return y.reshape([sizes[axis] for axis in call.axes[call.open]])
 
 
@@ -124,13 +124,13 @@ def _along(call: Call, name: str, operands: Mapping[str, jax.Array], slot: str, 
     return lax.expand_dims(operands[name].astype(dtype), missing)
 
 
-def in_range(one: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
+def balanced(one: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two scales for these, of the same product: a number times both leaves the range of the dtype only if the result does.
 
     Scales on both sides of one are multiplied with each other: their product lies between them.
     """
-    apart = (jnp.abs(one) < 1) != (jnp.abs(other) < 1)
-    return jnp.where(apart, one * other, one), jnp.where(apart, 1, other)
+    opposite = (jnp.abs(one) < 1) != (jnp.abs(other) < 1)
+    return jnp.where(opposite, one * other, one), jnp.where(opposite, 1, other)
 
 
 def summed(*dtypes) -> jnp.dtype:
