@@ -77,14 +77,10 @@ def applied(
         wide = _cast(epilogues.accumulated(z.dtype), z)
         into, up = (lax.index_in_dim(wide, i, -2, keepdims=False) for i in (0, 1)) if gated else (wide, None)
         y = function(into)
-        of_array = isinstance(y, jax.Array) and y.shape == into.shape and y.dtype in (into.dtype, z.dtype)
-        if not of_array:
-            wanted = (
-                "an array of jax: a function in jnp"
-                if isinstance(y, np.ndarray)
-                else f"{told(into)}, as it is given: an elementwise function"
-            )
-            raise TypeError(f"{name}: activation is {told(function)}, which gives {told(y)}, want {wanted}")
+        if not isinstance(y, jax.Array) or y.shape != into.shape or y.dtype not in (into.dtype, z.dtype):
+            of_numpy = " of numpy" if isinstance(y, np.ndarray) else ""
+            wanted = f"want {told(into)}: an elementwise function of jax"
+            raise TypeError(f"{name}: activation is {told(function)}, which gives {told(y)}{of_numpy}, {wanted}")
         y = _cast(wide.dtype, y)
         return _cast(z.dtype, then(y if up is None else y * up, **added))
 
