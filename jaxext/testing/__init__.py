@@ -126,7 +126,10 @@ def _case(fn, reference, args, linear, splits, examples, devices) -> Case:
     linear = linear_of(fn, args) if linear is None else linear
     if bad := [k for k in linear if not (k in range(len(args)) and is_float(args[k]))]:
         raise ValueError(f"check_op: linear has {told(bad)}, want positions of floating-point arguments among {len(args)}")
-    result, mesh = jax.eval_shape(reference, *args), mesh_of(devices)
+    program, result = jax.make_jaxpr(reference, return_shape=True)(*args)
+    for x in program.consts:
+        refuse_traced("check_op", **{"a number that reference closes over": x})
+    mesh = mesh_of(devices)
     own = cuts_of(fn, args, result)
     splits, unsplit = splits_along(own, result, mesh, args) if splits is None else (tuple(splits), "")
     for split in splits:

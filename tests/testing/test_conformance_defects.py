@@ -290,6 +290,8 @@ def test_what_the_kit_is_given_is_checked():
         testing.check_op(reference, reference, (X, "w"))  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"args\[0\] is traced"):
         jax.jit(lambda x: testing.check_op(reference, reference, (x, W)).passed)(X)
+    with pytest.raises(TypeError, match="a number that reference closes over is traced"):
+        jax.grad(lambda a: testing.check_op(lambda x: a * x, lambda x: a * x, (X,)).passed * a)(np.float32(2))
     with pytest.raises(TypeError, match=r"args has random keys at \[0\]"):
         testing.check_op(jax.random.normal, jax.random.normal, (jax.random.key(0),))
     with pytest.raises(ValueError, match=r"devices is \(\), want one device or more"):
