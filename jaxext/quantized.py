@@ -224,8 +224,9 @@ def fp8_matmul(
     Returns:
       shape (..., N), with the dtype of x.
 
-    In a `shard_map` the largest number is that of a device's part, under vmap that of an example.  Forward mode does not round tangents.
-    Derivatives are of first order.
+    In a `shard_map` the largest number is that of a device's part, under vmap that of an example.  Where vmap maps the scale of the other
+    factor alone, the cotangents of the examples are added before they are rounded.  Forward mode does not round tangents.  Derivatives are
+    of first order.
 
     Examples:
       >>> x, w = jnp.array([[7.0, 3.5]]), jnp.array([[7.0], [1.75]])
