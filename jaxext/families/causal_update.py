@@ -65,7 +65,8 @@ def _update(names, activation, *arrays, implementation):
     indices, lengths = given.get("conv_state_indices"), given.get("cache_seqlens")
     indices = None if indices is None else indices.astype(jnp.int32)  # the rows may be more than fewer bits count
     own = partition.explicit(jax.typeof(buffer))
-    of_rows = None if own is None else NamedSharding(own.mesh, P(jax.typeof(x).sharding.spec[0], *own.spec[1:]))
+    rows = jax.typeof(x).sharding.spec[0]  # a mesh axis that splits them splits nothing else of the states
+    of_rows = None if own is None else NamedSharding(own.mesh, P(rows, *(None if at == rows else at for at in own.spec[1:])))
     state = buffer if indices is None else buffer.at[jnp.clip(indices, 0, buffer.shape[0] - 1)].get(out_sharding=of_rows)
     for axis in (*range(x.ndim - 2), x.ndim - 1):  # sequences and channels
         of_lengths = axis if lengths is not None and axis < lengths.ndim else None

@@ -211,6 +211,14 @@ def test_devices(kind, packed):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
+def test_a_mesh_axis_that_splits_the_sequences_of_x_and_the_channels_of_states():
+    x, state, weight = random((4, 2, 2), np.float32), random((4, 1, 2), np.float32, 1), random((1, 2), np.float32, 2)
+    want, _ = jaxext.causal_conv1d_update(x, state, weight)
+    with jax.set_mesh(jax.make_mesh((2,), ("b",), axis_types=(AxisType.Explicit,))):
+        got, _ = jaxext.causal_conv1d_update(jax.reshard(x, P("b")), jax.reshard(state, P(None, None, "b")), weight)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_gelu_of_split_channels():
     """jax 0.12 cannot differentiate the one of `jax.nn` in a shard_map."""
     x, w = random((1, 5, 2), np.float32), random((3, 2), np.float32, 1)
