@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told.add_argument(
         "--plot", type=_picture, metavar="PATH", help="a picture of the ratios, and one of the roofline beside it: .png, .svg"
     )
-    told.add_argument("--markdown", type=pathlib.Path, metavar="PATH", help="the tables in Markdown, as the documentation has them")
+    told.add_argument("--markdown", type=pathlib.Path, metavar="PATH", help="write the tables in Markdown, as in the documentation")
     told.add_argument("--read", metavar="REPORT", help="say what is in a report of before, and measure nothing")
     told.add_argument(
         "--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="say what changed from one report to another, and measure nothing"

@@ -178,7 +178,7 @@ def checkpoint_of_tangent(fun: Callable) -> Callable:
 
 
 def storage(policy: Callable | None, primitive: Primitive, avals: Sequence, params: dict) -> tuple[Callable, Callable] | None:
-    """How a policy saves the result of a primitive: a function that stores it, and one that loads it; None if it does not."""
+    """Return the functions by which a policy stores the result of a primitive and loads it, or None if it does not save it."""
     policies_asked.listener(policy, primitive, avals, params)
     case: Any = False if policy is None else policy(primitive, *avals, **params)
     if isinstance(case, Offloadable):
@@ -291,7 +291,7 @@ def lowered_by(ctx) -> Splitter:
 
 
 def settings() -> tuple[tuple[str, Any], ...]:
-    """What tracing and lowering depend on in this thread, by name: the settings of jax in jit's cache key, and the contexts of jaxext.
+    """Return the settings of tracing and lowering in this thread, by name: those of jax in jit's cache key, and jaxext's contexts.
 
     XLA asks for the parts of a program when it is compiled, which may be in another thread, or outside of the contexts of its lowering.
     Not among them are the default device, which may differ between processes and which a program with a mesh does not have, and user

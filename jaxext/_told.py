@@ -45,7 +45,7 @@ def refuse_traced(name: str, **static: Any) -> None:
     """Raise TypeError for an argument that must be known when a program is traced, and is not."""
     for argument, x in static.items():
         if isinstance(x, Tracer):
-            raise TypeError(f"{name}: {argument} is traced, {told(x)}, want a value that does not depend on arrays")
+            raise TypeError(f"{name}: {argument} is traced, {told(x)}, want a static value")
 
 
 def counted(n: int, noun: str) -> str:

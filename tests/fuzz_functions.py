@@ -1,4 +1,4 @@
-"""How a call of `fuzz_operations` is made, and whether it is right: mapped, differentiated, in contexts, split over simulated devices.
+"""Make a call of `fuzz_operations` and judge it: mapped, differentiated, in contexts, split over simulated devices.
 
 The truth of every derivative comes from the definition in numpy: f(p + i h t).imag / h is the derivative along t to the last bit, since no
 difference is taken.  A second derivative is that of a central difference, and complex operands, in which definitions are polynomials, have
@@ -30,7 +30,7 @@ ROUNDINGS = 16  # of the coarsest dtype, that a result may be off
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Use:
-    """What is done with a call: `vmap` maps `axes` of the operands to `out`, and `specs` split the operands over a mesh."""
+    """The transformations of a call: `vmap` maps `axes` of the operands to `out`, and `specs` split the operands over a mesh."""
 
     call: fuzz_operations.Call
     integers: bool
@@ -185,7 +185,7 @@ def slope(f, holomorphic: bool):
 
 
 def truths(use: Use, operands, cts, tangents) -> list[np.ndarray]:
-    """What `program` returns."""
+    """The types of the results of `program`."""
     if not use.mapped:
         return one(use, operands, cts, tangents)
     several = []
@@ -213,7 +213,7 @@ def truths(use: Use, operands, cts, tangents) -> list[np.ndarray]:
 
 
 def one(use: Use, operands, cts, tangents) -> list[np.ndarray]:
-    """Those of one example."""
+    """The results of one example."""
     call, holomorphic = use.call, any(np.iscomplexobj(x) for x in operands)
     given = dict(zip(call.operands, operands, strict=True))
     moved = {list(call.operands)[i]: t for i, t in zip(use.moved, tangents, strict=False)}
@@ -228,7 +228,7 @@ def one(use: Use, operands, cts, tangents) -> list[np.ndarray]:
             return call.truth(given | {name: given[name] + s * t for name, t in moved.items()})
 
         def gradients(f):
-            """Of ⟨cts, f(s, name, unit)⟩ by every element of the operands that move."""
+            """The derivatives of ⟨cts, f(s, name, unit)⟩ by every element of the operands that move."""
             return [np.array([sum((ct * d).sum() for ct, d in zip(cts, f(name, at), strict=True)) for at in np.ndindex(given[name].shape)])
                     .reshape(given[name].shape) for name in moved]  # fmt: skip
 
@@ -283,7 +283,7 @@ def judge(use: Use, seed: int, module) -> tuple[str, str | None]:
 
 @contextlib.contextmanager
 def contexts(use: Use, module):
-    """Those of a call; of `x64` the process itself has 32 bits."""
+    """The contexts of a call; of `x64` the process itself has 32 bits."""
     with contextlib.ExitStack() as stack:
         if "x64" in use.how:
             jax.config.update("jax_enable_x64", False)

@@ -94,7 +94,7 @@ def kind(dtype) -> int:
 
 
 def dtypes(draw, weights) -> tuple[str, str, str]:
-    """Of two operands, and their promoted one."""
+    """The dtypes of two operands, and the promoted one."""
     one = draw.weighted(weights)
     other = draw.weighted({name: n for name, n in weights.items() if kind(name) == kind(one)}) if draw.chance(10) else one
     with jax.numpy_dtype_promotion("standard"):
@@ -440,7 +440,7 @@ def fp8_matmul(draw) -> Call:
     operands |= {name: scale for name in ("x_scale", "w_scale", "gradient_scale") if draw.chance(30)}
 
     def rounded(array, dtype, of_array, scale):
-        """In 8 bits; an imaginary part, which stands for a tangent, is not rounded."""
+        """x rounded to 8 bits; an imaginary part, which stands for a tangent, is not rounded."""
         wide, highest = np.float64 if of_array == "float64" else np.float32, float(ml_dtypes.finfo(dtype).max)
         real = array.real.astype(wide)
         scale = (np.abs(real).max(initial=0) / wide(highest) if scale is None else scale.real).astype(wide)
@@ -483,7 +483,7 @@ def quantized_matmul(draw) -> Call:
 
 
 def dequantized(w, wide, *, symmetric, axis, group, dtype):
-    """What `quantize` makes of w, by its definition; the imaginary part is that of the scale."""
+    """The result of `quantize`, by its definition; the imaginary part is that of the scale."""
     info = ml_dtypes.finfo(dtype) if dtype.startswith("float") else ml_dtypes.iinfo(dtype)
     low, high = float(info.min), float(info.max)
     if axis is None:

@@ -59,7 +59,7 @@ def use_invariant() -> Scope:
     of two operands whose first axes are contracted, which is the same product; for columns of the second operand; and for sums over axes
     that devices share.
 
-    The price is told in https://github.com/jaxext/jaxext/blob/main/docs/invariant.md.
+    Its cost is described in https://github.com/jaxext/jaxext/blob/main/docs/invariant.md.
 
     Raises:
       NotImplementedError: raised by an operation inside, if it has no such form, or if a size is symbolic.

@@ -98,7 +98,7 @@ def _plus(y: jax.Array, residual: jax.Array | None = None) -> jax.Array:
 
 
 def _taken_out(function: Callable | None, arrays: dict[str, jax.Array], argument: str) -> dict[str, jax.Array]:
-    """What follows the user's function if there is one, taken out of the operands of the product."""
+    """Remove from the operands of the product the one that follows the user's function, if there is one, and return it by name."""
     return {argument: arrays.pop(argument)} if function is not None and argument in arrays else {}
 
 

@@ -73,7 +73,7 @@ class FusedReductions:
         return [(around, var) if isinstance(var, Literal) else array(var) for var in jaxpr.outvars]
 
     def has_one_number(self, step: Step) -> bool:
-        """Whether this equation is such a product, whose right factor is one number."""
+        """Return whether this equation is such a product, whose right factor is one number."""
         node = self._product(step)
         if node is None or node.eqn.outvars[0].aval.size < LEAST_ELEMENTS:
             return False
@@ -87,7 +87,7 @@ class FusedReductions:
         return left.argument and self._contracts_last(node, 0) and self._is_reduced(node)
 
     def is_narrow(self, step: Step) -> bool:
-        """Whether this equation is such a product of a few rows and columns by many, and the kernel is wrong beyond its first 128 KiB."""
+        """Return whether it is a product of a few columns by many rows, whose kernel is wrong beyond the first 128 KiB."""
         node = self._product(step)
         if node is None or node.name != "dot_general" or jnp.bfloat16 == node.eqn.outvars[0].aval.dtype:
             return False
@@ -119,7 +119,7 @@ class FusedReductions:
         return users[0] if len(users) == 1 and users[0] is not None and users[0].name == "transpose" else None
 
     def _contracts_last(self, node: _Node, i: int) -> bool:
-        """Whether the last axes of this factor are contracted.  XLA makes the transpose of matrices a part of the product."""
+        """Return whether the last axes of this factor are contracted.  XLA makes the transpose of matrices a part of the product."""
         atom, axes = node.eqn.invars[i], _dimension_numbers(node.eqn)[0][i]
         maker, ndim = self._maker.get(self._array(node, atom)), atom.aval.ndim
         matrices = ndim - len(_dimension_numbers(node.eqn)[1][i]) == 2
@@ -133,14 +133,14 @@ class FusedReductions:
         return None if isinstance(atom, Literal) else node.operands[atoms.index(atom)]
 
     def _is_of_transposed(self, maker: _Node | None) -> bool:
-        """Whether elementwise operations of a transposed array make it."""
+        """Return whether elementwise operations of a transposed array make it."""
         if maker is None or maker.name not in ELEMENTWISE:
             return False
         makers = [self._maker.get(array) for array in maker.operands if array[1].aval.shape == maker.results[0][1].aval.shape]
         return any(each is not None and (each.name == "transpose" or self._is_of_transposed(each)) for each in makers)
 
     def _is_reduced(self, product: _Node | None) -> bool:
-        """Whether a kernel that grows from a reduction takes in the product."""
+        """Return whether a kernel that grows from a reduction takes in the product."""
         if product is None:
             return False
         matrices = product.name == "transpose" or product.name == "dot_general" and _of_matrices(product.eqn)
@@ -167,7 +167,7 @@ class FusedReductions:
 
 
 def _is_taken_in(node: _Node, matrices: bool) -> bool:
-    """Whether kernels take this equation in, behind a product of matrices or another."""
+    """Return whether kernels take this equation in, behind a product of matrices or another."""
     if node.name == "transpose":
         return not matrices  # XLA makes it a part of their product
     result, operands = node.eqn.outvars[0].aval, [atom.aval for atom in node.eqn.invars]
@@ -182,7 +182,7 @@ def _of_matrices(eqn: Any) -> bool:
 
 
 def _is_plain(eqn: Any) -> bool:
-    """Whether it is a convolution of the only kind that is in such kernels."""
+    """Return whether it is a convolution of the only kind that is in such kernels."""
     (x, w), y, params, numbers = (atom.aval for atom in eqn.invars), eqn.outvars[0].aval, eqn.params, eqn.params["dimension_numbers"]
     input, filter, output = ([aval.shape[i] for i in spec] for aval, spec in zip((x, w, y), numbers, strict=True))
     groups = {params["feature_group_count"], params["batch_group_count"], *params["lhs_dilation"]}
@@ -196,6 +196,6 @@ def _dimension_numbers(eqn: Any) -> Any:
 
 
 def _is_vector(eqn: Any) -> bool:
-    """Whether a factor has no axis of its own, or nothing is summed: XLA makes a matrix product of none of these."""
+    """Return whether a factor has no axis of its own, or nothing is summed: XLA makes a matrix product of none of these."""
     lhs, rhs = (atom.aval.shape for atom in eqn.invars[:2])
     return 1 in rows_columns_depth(lhs, rhs, _dimension_numbers(eqn))[1:]

@@ -33,7 +33,7 @@ def halo(window: Window, axis: int, parts: int) -> tuple[int, int]:
 
 
 def senders(rows: int, held: int, parts: int) -> list[int]:
-    """How many of a halo's rows each of the parts on one side sends, the next one first, where a part holds `held`."""
+    """Return how many of a halo's rows each part on one side sends, the next part first, if a part holds `held`."""
     return [take for i in range(parts - 1) if (take := min(held, rows - held * i)) > 0]
 
 

@@ -96,7 +96,7 @@ def _folded(text: str, first: str, others: str) -> str:
 
 
 def _computed(row: Explained) -> str:
-    """How a product is computed, for the summary."""
+    """Return how a product is computed, for the summary."""
     algorithm = row.how.partition(" ")[0]
     if row.chosen != "xla" or algorithm in COMPOSED:
         return f"by {row.chosen or 'nothing'}"

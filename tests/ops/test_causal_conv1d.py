@@ -141,7 +141,7 @@ def test_every_transformation():
 
 
 def test_every_transformation_of_packed_ones():
-    """With a state of the first of each row."""
+    """The first sequence of each row has a state."""
     x, weight, bias, state = some(jnp.float32, 3, 6, 4)
     seq_idx = np.array([[0, 0, 1, 1, 1, 2], [3, 4, 4, 4, 4, 4]], np.int32)
 
@@ -174,7 +174,7 @@ def test_derivatives_of_any_order():
 
 
 def test_gradients_with_several_axes_of_sequences():
-    """Of two, one of them mapped by vmap, and of three."""
+    """Two axes, one of them mapped by vmap, and three."""
     x, weight, bias, state = some(jnp.float32, 3, 4, 2, (1, 2, 2))
     mapped = jax.vmap(ours, (1, None, None, 1), 1)
     one, other, truth = (
@@ -217,6 +217,16 @@ def test_a_mesh_axis_that_splits_the_sequences_of_x_and_the_channels_of_states()
     with jax.set_mesh(jax.make_mesh((2,), ("b",), axis_types=(AxisType.Explicit,))):
         got, _ = jaxext.causal_conv1d_update(jax.reshard(x, P("b")), jax.reshard(state, P(None, None, "b")), weight)
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_fewer_sequences_than_devices_that_split_the_states():
+    x, buffer, weight = random((3, 8), np.float32), random((16, 2, 8), np.float32, 1), random((3, 8), np.float32, 2)
+    update = functools.partial(jaxext.causal_conv1d_update, x, weight=weight, conv_state_indices=np.array([4, -1, 0], np.int32))
+    want = update(buffer)
+    with jax.set_mesh(jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))):
+        got = update(jax.reshard(buffer, P("d")))
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def test_gelu_of_split_channels():

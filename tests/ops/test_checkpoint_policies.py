@@ -121,7 +121,7 @@ def remat3():
 
 
 def count(jaxpr, name):
-    """How often a primitive stands in a jaxpr, also inside of others."""
+    """Count a primitive in a jaxpr, also inside of others."""
     inner = [sub for eqn in jaxpr.eqns for value in eqn.params.values() for sub in (value if isinstance(value, tuple | list) else [value])]
     inner = [getattr(sub, "jaxpr", sub) for sub in inner]
     return sum(eqn.primitive.name == name for eqn in jaxpr.eqns) + sum(count(sub, name) for sub in inner if hasattr(sub, "eqns"))

@@ -413,7 +413,7 @@ def test_a_reference_that_closes_over_a_traced_value(how):
 
 
 def test_kernels_have_no_traced_values():
-    """Of their own, or of a reference which they compute."""
+    """A kernel closes over one itself, or computes a reference that does."""
 
     def call(s, kernel):
         scaled = extend.operation(f"toy_closed_{next(NAMES)}", lambda x: x * s, operands=dict(x="N"), results=dict(y="N"))

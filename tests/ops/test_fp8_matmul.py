@@ -53,7 +53,7 @@ def test_values_and_gradients(dtype, given):
 
 @pytest.mark.parametrize("sizes", [(1e36, 1, 1), (1e37, 1e-3, 1e34), (1e-36, 1, 1e35), (2e-38, 1e10, 1e-10), (1e36, 1e-36, 1e-3)], ids=str)
 def test_products_of_huge_and_tiny_numbers(sizes):
-    """What is between the numbers and the result leaves the range of float32 nowhere: neither scales nor their products."""
+    """Nothing between the numbers and the result leaves the range of float32: neither scales nor their products."""
     x, w, ct = (array * np.float32(size) for array, size in zip(arrays(), sizes, strict=True))
     y, pullback = jax.vjp(jaxext.fp8_matmul, x, w)
     x, w, ct, *gots = (np.asarray(array, np.float64) for array in (x, w, ct, y, *pullback(ct)))

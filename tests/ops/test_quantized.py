@@ -301,7 +301,7 @@ def test_a_vector_names_its_axis(axis):
 
 @pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn], ids=lambda dtype: dtype.__name__)
 def test_the_derivative_of_quantize_is_that_of_its_scales(dtype):
-    """Of each block the largest number alone has one, also of 8-bit floats; by a straight-through gradient all have the wide weight's."""
+    """The largest number of each block alone has one, also of 8-bit floats; by a straight-through gradient all have the wide weight's."""
     w, x, top = jnp.asarray(random((8, 3), np.float32, 5)), random((4, 8), np.float32, 0), {np.int8: 127}.get(dtype, 448)
     quantized = lambda w: jaxext.quantize(w, 8, 4, dtype=dtype)
     of_w = jax.grad(lambda w: jaxext.quantized_matmul(x, quantized(w)).sum())(w).reshape(2, 4, 3)

@@ -144,7 +144,7 @@ def test_the_named_implementation_computes_the_product(operation, arrays):
 
 
 def test_the_result_of_the_product_alone_is_saved():
-    """Not what the function computes inside of it."""
+    """The values inside the function are computed again."""
     swish = lambda z: z * jax.nn.sigmoid(1.7 * z) * jnp.tanh(z)
     _, pullback = jax.vjp(jax.jit(lambda x: jaxext.linear(x, W, B, activation=swish)), X)
     assert [leaf.shape for leaf in jax.tree.leaves(pullback)].count((4, 6)) == 1

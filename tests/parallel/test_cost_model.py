@@ -170,7 +170,7 @@ def test_every_role_with_halos(split, sizes, geometry):
 
 
 def test_a_halo_that_one_neighbour_does_not_hold():
-    """Of three rows on either side the next device sends two, which it holds, and the one behind it the third."""
+    """The next device sends the two rows that it holds of three on either side, and the one behind it the third."""
     costs, row = parallel.cost("conv2d", {"H": 8}, sizes=dict(N=2, H=16, W=4, C=2, K=4, R=7, S=1)), 2 * 4 * 2 * 4
     assert [(c.kind, c.devices, c.bytes) for c in costs["fprop"].collectives] == [("collective-permute", 8, n * row) for n in (2, 1, 2, 1)]
 

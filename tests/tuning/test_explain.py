@@ -285,7 +285,7 @@ beside = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="a transpose
     pytest.param(lambda x, w: jaxext.matmul(x.T, w), (3, 2), (3, 4), "KM KN MN", marks=beside),
 ])  # fmt: skip
 def test_layout(call, x, w, layout):
-    """As the arrays lie, not as the form has them; and their shapes."""
+    """Layouts are those of the arrays, not of the form; so are shapes."""
     rows = jaxext.explain(call, struct(*x), struct(*w)).rows
     assert rows[-1].layout == layout
     given = {slot: shape for slot, _, shape in (each.partition(":f32") for each in rows[-1].shapes)}

@@ -44,9 +44,9 @@ class XlaMatmul(XlaDefinition):
         if call.platform == "cpu" and _faster_swapped(operands[lhs], operands[rhs], left, right, result):
             lhs, rhs, left, right = rhs, lhs, right, left
         multiply = real_products if config.algorithm == "real_products" else product
-        numbers = dimension_numbers(left, right, result)
-        y = multiply(operands[lhs], operands[rhs], numbers, call.precision, call.dtype)
-        y = unfused(y, operands[lhs], operands[rhs], numbers, call.platform)
+        dims = dimension_numbers(left, right, result)
+        y = multiply(operands[lhs], operands[rhs], dims, call.precision, call.dtype)
+        y = unfused(y, operands[lhs], operands[rhs], dims, call.platform)
         free = [axis for axis in (*left, *right) if axis in result and not (axis in left and axis in right)]
         order = [*(axis for axis in left if axis in right and axis in result), *free]
         return lax.transpose(y, [order.index(axis) for axis in result])

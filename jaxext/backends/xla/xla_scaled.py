@@ -91,8 +91,8 @@ def _flat(call: Call, config: Algorithm, factors: Mapping[str, jax.Array]) -> ja
     left, right = sorted(factors, key=lambda slot: rows not in split(slot))
     x, w = (factors[slot].reshape([math.prod(sizes[axis] for axis in axes) for axes in split(slot)]) for slot in (left, right))
     contracted = tuple((1 if split(slot)[2] == kept else 2,) for slot, kept in ((left, rows), (right, cols)))
-    numbers = contracted, ((0,), (0,))
-    y = unfused(product(x, w, numbers, call.precision, call.dtype), x, w, numbers, call.platform)
+    dims = contracted, ((0,), (0,))
+    y = unfused(product(x, w, dims, call.precision, call.dtype), x, w, dims, call.platform)
     return y.reshape([sizes[axis] for axis in call.axes[call.open]])
 
 

@@ -1,7 +1,7 @@
 """What CMakeLists.txt decides before it compiles anything: whether to, with which compiler, and whether kernels of another build may be
 linked.
 
-Needs cmake; the CUDA compiler is a script that only tells its version, and nvidia-smi one that lists a GPU or fails.
+Needs cmake; the CUDA compiler is a script that only prints its version, and nvidia-smi one that lists a GPU or fails.
 """
 
 import os
@@ -23,7 +23,7 @@ GPU = "echo 'GPU 0: NVIDIA H100 PCIe (UUID: GPU-1)'"
 
 
 def configure(folder, release, *options, smi=GPU, **environment):
-    """With a compiler of this release, which CUDACXX names as it does for CMake itself, and an nvidia-smi that does this."""
+    """Configure with a compiler of this release, which CUDACXX names as it does for CMake itself, and an nvidia-smi that does this."""
     for name, does in {"some_nvcc": f"echo Cuda compilation tools, release {release}, V{release}.1", "nvidia-smi": smi}.items():
         (folder / name).write_text(f"#!/bin/sh\n{does}\n")
         (folder / name).chmod(0o755)
@@ -52,7 +52,7 @@ def test_nothing_is_compiled_without_a_gpu(smi, tmp_path):
 
 @pytest.mark.parametrize("options", [["-DJAXEXT_CUDA=ON"], ["-DJAXEXT_KERNELS=/nowhere"]])
 def test_kernels_are_compiled_without_a_gpu_where_asked_for(options, tmp_path):
-    """As continuous integration and `make wheel` do.  The old compiler shows that it was asked."""
+    """Continuous integration and `make wheel` ask for the kernels.  The old compiler shows that it was asked."""
     _, done = configure(tmp_path, "11.8", *options, smi="exit 9")
     assert done.returncode != 0 and "some_nvcc is of CUDA 11.8, want 12.1 or newer" in " ".join(done.stderr.split())
 
