@@ -62,7 +62,7 @@ class ScaledProblem(MatmulProblem):
         of_result = self.has(_OPEN)
         i = rows if self.has(_LEFT) or of_result and self.by_rows else 1
         j = cols if self.has(_RIGHT) or of_result and not self.by_rows else 1
-        narrow = 0 < j < self.cols and self.cols // j % STEP
+        narrow = 1 < j < self.cols and self.cols // j % STEP
         return i, self.cols if narrow else j, depth if self.has(_LEFT) or self.has(_RIGHT) else 1
 
     @property
@@ -114,7 +114,7 @@ def arrays(problem: ScaledProblem, operands: Mapping[str, jax.Array]) -> dict[st
         scale = at[f"{_OPEN[role]}_scale"].astype(jnp.float32).reshape(problem.B, -1, 1)
         left, right = (left * scale, right) if problem.by_rows else (left, right * scale)
     j = problem.kernel_blocks[1]
-    right = jnp.repeat(right, j // right.shape[1], 1) if right.shape[1] not in (1, j) else right
+    right = right if right.shape[1] == j else jnp.repeat(right, j // right.shape[1], 1)
     return dict(a=a, b=b, left=left, right=right.swapaxes(1, 2) if j == problem.cols else right)
 
 

@@ -92,6 +92,7 @@ def spread(scale, shape):
 
 CUTS = {
     "tensor": (1, 1, 1),
+    "tensor of odd sizes": (1, 1, 1),
     "rows": (16, 1, 1),
     "columns": (1, 4, 384),
     "rows and columns": (16, 1, 384),
@@ -100,12 +101,12 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("of", CUTS)
 @pytest.mark.parametrize("role", test_scaled_dot.ROLES)
-def test_arrays_of_the_kernel(role, cuts):
+def test_arrays_of_the_kernel(role, of):
     """As csrc/scaled_ffi.cc wants them; their product is that of the operands.  Every set of scales, that of the result too."""
     for slots in ("x", "w", "y", "xw", "wy", "xy", "xwy"):
-        problem = product(role, cuts=cuts, slots=slots, B=2)
+        problem = product(role, (48, 528, 400) if "odd" in of else (16, 512, 384), CUTS[of], slots, B=2)
         if slots == "xwy":
             problem = dataclasses.replace(problem, scaled=("x", "w", "y"))
         if cuda_scaled.scaled_both_ways(problem):
@@ -121,6 +122,7 @@ def test_arrays_of_the_kernel(role, cuts):
         assert all(size in (1, want) for size, want in zip(left.shape, (B, blocks, steps), strict=True))
         each = columns == N
         assert all(size in (1, want) for size, want in zip(right.shape, (B, steps, N) if each else (B, columns, steps), strict=True))
+        assert not each or right.shape[2] == N, "beside each other: one for all has J = 1"
         right = right.swapaxes(1, 2) if each else right
         got = np.einsum("bmk,bnk->bmn", a * spread(left, a.shape), b * spread(right, b.shape))
         np.testing.assert_array_equal(got, test_scaled_dot.true(problem, operands))
