@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from unittest import mock
 
-from jaxext.backends.triton.fences import fenced
+from jaxext.backends.triton.repairs import repaired
 from jaxext.kernels._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 
 from .alignment import aligned, dtypes_of, widest
@@ -146,7 +146,7 @@ def compile_launch(launch, problem) -> Any:
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
     with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", without_cubin):
         compiled = triton.compile(source, target=GPUTarget("cuda", problem.arch, 32), options=options)
-    compiled.asm["ptx"] = fenced(str(compiled.asm["ptx"]))
+    compiled.asm["ptx"] = repaired(str(compiled.asm["ptx"]))
     return compiled
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from triton import knobs
 
-from jaxext.backends.triton.fences import stages_with_fences
 from jaxext.backends.triton.interpreter import DTYPES, interpret, interpreting
+from jaxext.backends.triton.repairs import stages_with_repairs
 from jaxext.kernels._launch import Launch
 from jaxext.verify import laws
 from jaxext.verify.laws import is_integer
@@ -91,7 +91,7 @@ def launch_on_gpu(launch: Launch, *tensors) -> None:
     how = dict(num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True)
     with knobs.compilation.scope():
         knobs.compilation.always_compile = True
-        with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", stages_with_fences):
+        with mock.patch.object(knobs.runtime, "add_stages_inspection_hook", stages_with_repairs):
             launch.kernel[launch.grid](*tensors, **launch.constants, **how)
 
 

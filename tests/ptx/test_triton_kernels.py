@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import test_causal_kernel
@@ -32,6 +33,7 @@ from triton_kernels import (
     skip_without_compiler,
 )
 
+from jaxext.benchmarks import compiled
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
 from jaxext.kernels import causal, gram, ragged, scaled
@@ -201,6 +203,17 @@ def test_copies_are_fenced_from_the_wgmma_that_read_them(role):
     with pytest.raises(Fault, match="no fence.proxy.async follows the write"):
         product.execute(product.operands(integers=True), LATE, Module(unfenced))
     product.execute_and_check()
+
+
+def test_sums_of_halves_of_indices():
+    """On an H100 this gradient read its sources one row too high: ptxas before CUDA 13.2 got the sums of its rows and 1 wrong."""
+    problem = test_conv.a_problem("dgrad", N=3, C=136, K=264, input=(29, 28), dtypes=("fp16",) * 3, arch=90)
+    gradient = Call("conv", problem, kernel_module("conv").Config(tile_m=128, tile_n=128, tile_k=64, num_warps=8, splits=5))
+    with mock.patch.object(compiled, "repaired", lambda ptx: ptx):
+        assert "add.s16x2" in str(compiled.compile_launch(gradient.launch, problem).asm["ptx"])
+    assert "16x2" not in gradient.ptx
+    operands = gradient.operands(integers=True)
+    gradient.check(gradient.execute(operands, LATE), operands, integers=True)
 
 
 RANGES = test_ragged_kernel.ranges_of((150, 0, 7, 133, 1), B=2, offset=3)  # edges in tiles and several in one; the last rows are nobody's

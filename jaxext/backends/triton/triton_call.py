@@ -21,7 +21,7 @@ import numpy as np
 from jaxext._compat import adapt_dce_rule
 from jaxext._target import named
 from jaxext.backends.kernel import apart
-from jaxext.backends.triton import assembler, fences
+from jaxext.backends.triton import assembler, repairs
 from jaxext.forms.call import Call, Splitter, no_kernel
 from jaxext.kernels._launch import SHARED_MEMORY
 
@@ -62,10 +62,8 @@ def missing(*, interpreted: bool) -> str | None:
     try:
         from jaxext.backends.triton.interpreter import interpreting
 
-        if not interpreted and _keywords() is None:
-            return f"jax-triton {found['jax-triton']} has another triton_call than 0.3.1 and 0.4"
-        if not interpreted and fences.omitted() and not fences.can_patch(_jax_triton()):
-            return f"triton {found['triton']} omits fences on Hopper, want {'.'.join(map(str, fences.FIXED))} or newer with this jax-triton"
+        if not interpreted and (_keywords() is None or not repairs.can_patch(_jax_triton())):
+            return f"jax-triton {found['jax-triton']} has another triton_call, or another compiler, than 0.3.1 and 0.4"
     except Exception as error:  # a broken installation may raise any type
         if not interpreted and not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
             alone = f"pip install --no-deps jax-cuda13-plugin=={installed('jaxlib')}"
@@ -91,14 +89,14 @@ def installed(package: str) -> str | None:
 
 @functools.cache
 def _jax_triton() -> ModuleType:
-    """Import jax_triton, restore TRITON_CACHE_DIR, which the import changes, and have it fit this jax and add fences to our kernels."""
+    """Import jax_triton, restore TRITON_CACHE_DIR, which the import changes, and have it fit this jax and repair our kernels."""
     before = os.environ.get("TRITON_CACHE_DIR")
     try:
         import jax_triton
 
         adapt_dce_rule(jax_triton.triton_lib.triton_kernel_call_p)  # type: ignore[attr-defined]
-        if fences.can_patch(jax_triton):
-            fences.patch(jax_triton)
+        if repairs.can_patch(jax_triton):
+            repairs.patch(jax_triton)
         return jax_triton
     finally:
         os.environ.pop("TRITON_CACHE_DIR", None)

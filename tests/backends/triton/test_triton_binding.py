@@ -249,7 +249,7 @@ def test_an_installation_that_does_not_import(monkeypatch):
 def test_a_jax_triton_with_another_interface(monkeypatch):
     """Its version is new enough and it imports; whatever nobody named must lower all the same."""
     monkeypatch.setattr(triton_call, "_jax_triton", lambda: types.SimpleNamespace(triton_call=lambda *args, **kwargs: None))
-    assert "has another triton_call than 0.3.1 and 0.4" in refusal(arch="sm_90a")
+    assert "has another triton_call, or another compiler, than 0.3.1 and 0.4" in refusal(arch="sm_90a")
     assert chosen(lambda x, w: conv(x, w, feature_group_count=16), IMAGES, TAPS) == [("conv2d_fprop", "xla")]
 
 

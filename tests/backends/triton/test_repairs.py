@@ -1,6 +1,6 @@
-"""The fences that Triton before 3.7.1 omits are in the PTX of our kernels, and in no other.
+"""The PTX of our kernels has the fences that Triton before 3.7.1 omits, and no sums that ptxas gets wrong.  That of others is unchanged.
 
-Where a newer Triton is installed, it is made to omit them.
+Where a newer Triton is installed, it is made to omit the fences.
 """
 
 import re
@@ -24,7 +24,7 @@ from jax_triton import triton_lib
 from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
 
-from jaxext.backends.triton import fences, triton_call
+from jaxext.backends.triton import repairs, triton_call
 from jaxext.benchmarks import compiled
 from jaxext.kernels import _products, matmul
 
@@ -38,9 +38,9 @@ def old_triton(monkeypatch, tmp_path):
     make_ptx = CUDABackend.make_ptx
     monkeypatch.setattr(CUDABackend, "make_ptx", lambda *args: make_ptx(*args).replace(FENCE, ""))
     monkeypatch.setattr(_products, "triton_version", lambda: (3, 6, 0))
-    if not fences.can_patch(jax_triton):
-        pytest.skip("jax-triton 0.4 is refused beside such a Triton")
-    monkeypatch.setattr(triton_lib, "_COMPILED_KERNEL_CACHE", {})
+    for kernel in (squares, matmul.matmul):  # where jax-triton 0.4 remembers them
+        monkeypatch.setattr(kernel, "_jT_kernel_cache", {}, raising=False)
+    monkeypatch.setattr(triton_lib, "_COMPILED_KERNEL_CACHE", {}, raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
@@ -57,7 +57,8 @@ def squares(x_ptr, y_ptr, N: tl.constexpr, STEPS: tl.constexpr):
 
 def of_somebody_else(x):
     y = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    return jax_triton.triton_call(x, kernel=squares, out_shape=y, grid=1, N=64, STEPS=16, compute_capability=90)
+    result = {triton_call._keywords()[0]: y}
+    return jax_triton.triton_call(x, kernel=squares, grid=1, N=64, STEPS=16, compute_capability=90, **result)
 
 
 def matmul_of_ours(x):
@@ -101,7 +102,7 @@ def test_compile_launch_makes_the_same_ptx():
 
 def test_the_cache_of_triton_serves_no_kernel_without_fences():
     """It knows nothing of the fences: what is in it, of whatever version of jaxext, gets them when it is read."""
-    with mock.patch.object(compiled, "fenced", lambda ptx: ptx):
+    with mock.patch.object(compiled, "repaired", lambda ptx: ptx):
         before = compiled_ptx(90)
     assert unfenced_waits(before) > 0
     assert unfenced_waits(compiled_ptx(90)) == 0
@@ -120,26 +121,26 @@ def test_devices_without_wgmma_need_none(arch):
 
 def test_a_kernel_without_wgmma_is_unchanged():
     ptx = "cp.async.wait_group 1;\nbar.sync 0;\nmma.sync.aligned"
-    assert fences.fenced(ptx) == ptx
-    assert fences.fenced(ptx + "wgmma.mma_async") != ptx + "wgmma.mma_async"
+    assert repairs.repaired(ptx) == ptx
+    assert repairs.repaired(ptx + "wgmma.mma_async") != ptx + "wgmma.mma_async"
 
 
-def test_a_newer_triton_is_left_alone(monkeypatch):
-    monkeypatch.setattr(_products, "triton_version", lambda: fences.FIXED)
+def test_a_newer_triton_has_them(monkeypatch):
+    monkeypatch.setattr(_products, "triton_version", lambda: repairs.FENCED)
     assert FENCE not in lowered_ptx(matmul_of_ours)  # the one here omits them
 
 
 def test_fences_are_not_added_twice():
     ptx = lowered_ptx(matmul_of_ours)
-    assert fences.fenced(ptx) == ptx
+    assert repairs.repaired(ptx) == ptx
 
 
 def test_triton_adds_them_by_its_hook():
     """On a GPU the tests of kernels compile by Triton alone."""
     asked, without_cubin = problem(90), compiled.without_cubin
     with (
-        mock.patch.object(compiled, "fenced", lambda ptx: ptx),
-        mock.patch.object(compiled, "without_cubin", lambda *args: fences.stages_with_fences(*args) and without_cubin(*args)),
+        mock.patch.object(compiled, "repaired", lambda ptx: ptx),
+        mock.patch.object(compiled, "without_cubin", lambda *args: repairs.stages_with_repairs(*args) and without_cubin(*args)),
         knobs.compilation.scope(),
     ):
         knobs.compilation.always_compile = True
@@ -148,10 +149,21 @@ def test_triton_adds_them_by_its_hook():
 
 
 def test_a_jax_triton_that_cannot_be_patched_is_refused(monkeypatch):
-    monkeypatch.delattr(triton_lib, "get_or_create_triton_kernel")
+    monkeypatch.setattr(repairs, "can_patch", lambda jax_triton: False)
     triton_call.missing.cache_clear()
     try:
         reason = triton_call.missing(interpreted=False)
     finally:
         triton_call.missing.cache_clear()
-    assert reason and re.search(r"triton .* omits fences on Hopper, want 3\.7\.1 or newer", reason)
+    assert reason and "or another compiler, than 0.3.1 and 0.4" in reason
+
+
+SUM = "add.s16x2 \t%r115, %r113, %r764;"
+
+
+def test_sums_of_halves_are_split():
+    """CUDA 12.4 to 13.1 add 0 in place of a constant."""
+    split = repairs.repaired(f"mov.b32 %r764, 1;\n{SUM}\nadd.u16x2 %r1, %r1, %r2;\nadd.s16 %rs1, %rs2, %rs3;")
+    assert "16x2" not in split and split.count("mov.b32 {%a0, %a1}") == 2
+    assert "{%a0, %a1}, %r113; mov.b32 {%b0, %b1}, %r764;" in split and "mov.b32 %r115, {%a0, %a1};" in split
+    assert split.startswith("mov.b32 %r764, 1;\n") and split.endswith("\nadd.s16 %rs1, %rs2, %rs3;")
