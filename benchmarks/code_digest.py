@@ -75,7 +75,7 @@ def _is_of(row: dict, family: str, role: str, dtypes: str) -> bool:
     own, asked = row["kernel"].rpartition("_")[2], role.rpartition("_")[2]
     if own in roles and asked in roles and own != asked or _family(row["kernel"]) != family:
         return False
-    return "operands" not in row or DTYPES[row["operands"]] in re.findall(r"\w+", dtypes)
+    return "operands" not in row or DTYPES[row["operands"]] in re.split("x|->", dtypes.partition(",")[0])
 
 
 def _family(kernel: str) -> str:

@@ -1,7 +1,7 @@
 """The times that the kernels' models predict for the suite, on each GPU whose rates are known, and beside them the measured times.
 
-    python -m jaxext.benchmarks.predictions --out docs/predictions.md
-    python -m jaxext.benchmarks.predictions gpu.json --out docs/predictions.md
+    python -m jaxext.benchmarks.predictions
+    python -m jaxext.benchmarks.predictions benchmarks/results/h100.json --out docs/predictions.md
 
 The time of a pick is that of its model (`clocks`), or that of moving the arrays if this is longer.  The second command takes a report of
 the benchmark, and also tells for each family by how much its kernels took longer.
@@ -42,9 +42,8 @@ HEAD = """# What the models predict
 
 Each family of kernels has a [model of its time](performance-log.md#what-the-models-expect), by which it orders its configurations.
 This is what the models predict for the picks on every row of the suite, in microseconds, with nothing but the rates of
-[kernels/_roofline.py](../kernels/_roofline.py). `python -m jaxext.benchmarks.predictions --out docs/predictions.md` makes this page.
-Given a report of the benchmark, as `benchmarks/on_gpu.sh` makes it, that fills the last two columns and tells how far off each
-family's model is.
+[kernels/_roofline.py](../kernels/_roofline.py). A report of the benchmark fills the last two columns, and tells how far off each family's
+model is. `python -m jaxext.benchmarks.predictions benchmarks/results/h100.json --out docs/predictions.md` makes this page.
 """
 
 

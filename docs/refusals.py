@@ -2,8 +2,8 @@
 
     python docs/refusals.py     # where the CUDA kernels are compiled
 
-Each call is explained for an H100: with each implementation named, without a name by the package's own record of verified kernels, and
-without a name as if all kernels were verified.  `docs/tables.py` makes tables of it, and `tests/project/test_docs_pages.py` asks again.
+Each call is explained for an H100: with each implementation named, and without a name where all kernels are verified, as they are there by
+the compilers of the package's record.  `docs/tables.py` makes tables of it, and `tests/project/test_docs_pages.py` asks again.
 """
 
 import json
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxext
-from jaxext.tables import record, table_file
+from jaxext.tables import record
 
 PATH = pathlib.Path(__file__).parent / "operations" / "refusals.json"
 NHWC, NHC = ("NHWC", "HWIO", "NHWC"), ("NHC", "HIO", "NHC")
@@ -205,21 +205,18 @@ def words(function, operands, named):
 
 
 def asked(names=("triton", "cuda")):
-    """page -> rows: what is called, the product, what each implementation says, and which one runs unnamed, and once all are verified."""
-    without_users = mock.patch.object(table_file, "record_path", lambda: pathlib.Path("no record of the user's"))
+    """page -> rows: what is called, the product, what each implementation says, and which one runs unnamed."""
     all_verified = mock.patch.object(record, "unverified", lambda *_: None)
     pages = {}
     for page, calls in CALLS.items():
         pages[page] = []
         for title, (function, operands) in calls.items():
             said = {name: words(function, operands, name) for name in names}
-            with without_users:
-                unnamed = words(function, operands, None)
             with all_verified:
-                verified = words(function, operands, None)
+                unnamed = words(function, operands, None)
             for op, taken in unnamed.items():
                 row = {name: "yes" if said[name].get(op) == name else said[name].get(op, "no such kernel") for name in names}
-                pages[page].append({"call": title, "product": op, **row, "unnamed": taken, "verified": verified[op]})
+                pages[page].append({"call": title, "product": op, **row, "unnamed": taken})
     return pages
 
 

@@ -1,8 +1,8 @@
 """The heuristic that prefers kernels for some convolutions on GPUs, for calls without a name and without measurements.
 
-No GPU has been measured yet.  Until then a kernel is preferred only if the structure of XLA's program wastes work: it multiplies the zeros
-of a dilated input, convolves with filters as large as the image, or copies every activation.  XLA's program can be read without a GPU
-(tests/backends/test_gpu_program_preferences.py).
+A kernel is preferred where the structure of XLA's program wastes work: it multiplies the zeros of a dilated input, convolves with filters
+as large as the image, or copies every activation.  XLA's program can be read without a GPU (tests/backends/test_gpu_program_preferences.py).
+What was measured on an H100 corrects these expectations (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ FAST = (90,)  # compute capabilities, times 10, whose tensor core instructions t
 
 
 LARGEST_SHARE = 0.7  # of the time of a whole product, that half of one may take
+BY_TRITON = "Triton's kernels are expected to be as fast"
 
 
 def of_half(share: float) -> str | None:
@@ -60,12 +61,29 @@ def convolution(call: Call) -> Preference:
     return next(row for row in CONVOLUTIONS if row.holds(call))
 
 
+def by_cuda(row: Preference, call: Call) -> bool:
+    """Whether CUDA's kernel of a convolution in this row is expected to be faster than Triton's."""
+    window, sizes = _window(call), call.sizes
+    if row.name == "depthwise":  # not with few taps along one axis
+        return sizes["K"] == 1 and (call.open == "w" or window.rank > 1 or math.prod(window.filter) > FUSED_TAPS)
+    if row.name in ("batched filters", "images as filters"):
+        return sizes["B"] > 1 and sizes["C"] % (2 * TILE) == sizes["K"] % (2 * TILE) == 0
+    return row.name == "three axes"
+
+
 def _integers(call: Call) -> bool:
     return not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in call.dtypes.values())
 
 
 def _depthwise(call: Call) -> bool:
     return call.sizes["G"] > 1 and call.sizes["C"] == 1
+
+
+def _depthwise_filter(call: Call) -> bool:
+    """Whether it is the filter's gradient of a depthwise convolution with two spatial axes that cuDNN computes in one call."""
+    window = _window(call)
+    dilated = _holes(window.input_dilation, window.input) or _holes(window.filter_dilation, window.filter)
+    return _depthwise(call) and call.open == "w" and window.rank == 2 and call.sizes["B"] == 1 and not dilated
 
 
 def _fused(call: Call) -> bool:
@@ -115,6 +133,12 @@ CONVOLUTIONS = (
         _fused,
         False,
         f"XLA fuses a depthwise convolution of at most {FUSED_TAPS} taps with the bias and the activation around it",
+    ),
+    Preference(
+        "depthwise, the filter's gradient",
+        _depthwise_filter,
+        False,
+        "cuDNN's gradients of depthwise filters with two spatial axes were faster on an H100",
     ),
     Preference(
         "depthwise",

@@ -21,6 +21,7 @@ pytest.importorskip("triton")
 
 BF16, F16, F32, I8 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8
 FUSED = "XLA fuses a depthwise convolution of at most 9 taps with the bias and the activation around it"
+OF_FILTER = "cuDNN's gradients of depthwise filters with two spatial axes were faster on an H100"
 DEPTHWISE = "cuDNN's tiles have one channel of a group to fill"
 ZEROS = "XLA multiplies the zeros of a dilated input, or interleaves what it computes for each phase"
 IMAGES = "a convolution whose filters are as large as the image"
@@ -65,7 +66,8 @@ CASES = {
     "causal, 4 taps": (case(LINE, (4, 1, 64), feature_group_count=64), "xla", FUSED),
     "causal, 4 taps, A100": (case(LINE, (4, 1, 64), feature_group_count=64, arch="sm_80"), "xla", FUSED),
     "causal, 16 taps": (case(LINE, (16, 1, 64), feature_group_count=64), "cuda", DEPTHWISE),
-    "causal dgrad": (case(LINE, (4, 1, 64), "dgrad", feature_group_count=64), "cuda", DEPTHWISE),
+    "causal dgrad": (case(LINE, (4, 1, 64), "dgrad", feature_group_count=64), "triton", DEPTHWISE),
+    "causal dgrad, 16 taps": (case(LINE, (16, 1, 64), "dgrad", feature_group_count=64), "cuda", DEPTHWISE),
     "causal wgrad": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
     "causal wgrad, A100": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64, arch="sm_80"), "cuda", DEPTHWISE),
     "depthwise 3x3": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64), "xla", FUSED),
@@ -73,10 +75,14 @@ CASES = {
     "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64), "cuda", DEPTHWISE),
     "depthwise 7x7, float32": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64, dtype=F32, precision="highest"), "cuda", DEPTHWISE),
     "depthwise dgrad by 2": (case(IMAGE, (3, 3, 1, 64), "dgrad", stride=2, feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise wgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "wgrad", feature_group_count=64, arch="sm_120"), "cuda", DEPTHWISE),
+    "depthwise wgrad": (case(IMAGE, (3, 3, 1, 64), "wgrad", feature_group_count=64), "xla", OF_FILTER),
+    "depthwise wgrad by 2": (case(IMAGE, (3, 3, 1, 64), "wgrad", stride=2, feature_group_count=64), "xla", OF_FILTER),
+    "depthwise wgrad, dilated": (case(IMAGE, (3, 3, 1, 64), "wgrad", rhs_dilation=2, feature_group_count=64), "cuda", DEPTHWISE),
+    "depthwise wgrad of examples": (case(IMAGE, (3, 3, 1, 64), "wgrad", vmapped=(0, None), feature_group_count=64), "cuda", DEPTHWISE),
+    "depthwise dgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "dgrad", feature_group_count=64, arch="sm_120"), "cuda", DEPTHWISE),
     "depthwise transposed": (case(IMAGE, (3, 3, 1, 64), lhs_dilation=2, feature_group_count=64), "cuda", DEPTHWISE),
     "depthwise 3x3x3": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
-    "multiplier 2, wgrad": (case(IMAGE, (3, 3, 1, 128), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
+    "multiplier 2, dgrad": (case(IMAGE, (3, 3, 1, 128), "dgrad", feature_group_count=64), "triton", DEPTHWISE),
     # transposed and strided
     "transposed": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2), "triton", ZEROS),
     "transposed, float32, A100": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2, dtype=F32, arch="sm_80"), "triton", ZEROS),
@@ -93,6 +99,8 @@ CASES = {
     "filter of one tap, dilated in name": (case(IMAGE, (1, 1, 64, 64), "wgrad", rhs_dilation=2), "xla", DENSE),
     # a filter for each example, or a gradient
     "batched filters": (case(IMAGE, W2, vmapped=(0, 0)), "triton", BATCHED),
+    "batched filters, 128 channels": (case((4, 28, 28, 128), (3, 3, 128, 128), vmapped=(0, 0)), "cuda", BATCHED),
+    "batched filters, 128 channels, wgrad": (case((4, 28, 28, 128), (3, 3, 128, 128), "wgrad", vmapped=(0, 0)), "cuda", IMAGES),
     "batched filters, dgrad": (case(IMAGE, W2, "dgrad", vmapped=(0, 0)), "triton", BATCHED),
     "batched filters, float32, A100": (case(IMAGE, W2, vmapped=(0, 0), dtype=F32, arch="sm_80"), "triton", BATCHED),
     "per-example gradients": (case(IMAGE, W2, "wgrad", vmapped=(0, None)), "triton", IMAGES),
@@ -210,9 +218,9 @@ def test_the_plan_of_xla_holds_no_loop(name):
     ("fun", "shapes", "chosen", "reason"),
     [
         (jaxext.ragged_dot, ((256, 64), (1, 64, 64), (1,)), "xla", "one group makes a plain matrix product"),
-        (jaxext.ragged_dot, ((256, 64), (2, 64, 64), (2,)), None, ""),
+        (jaxext.ragged_dot, ((256, 64), (2, 64, 64), (2,)), "triton", ""),
         (jaxext.causal_conv1d, ((4, 1, 64), (4, 64), (64,)), "xla", "a sequence of one step is a few elementwise operations"),
-        (jaxext.causal_conv1d, ((4, 2, 64), (4, 64), (64,)), None, ""),
+        (jaxext.causal_conv1d, ((4, 2, 64), (4, 64), (64,)), "triton", ""),
     ],
     ids=["one group", "two groups", "one step", "two steps"],
 )
@@ -220,5 +228,16 @@ def test_ragged_and_causal_products_that_xla_computes_as_well(fun, shapes, chose
     arrays = [struct(*shape, dtype=jnp.int32 if fun is jaxext.ragged_dot and len(shape) == 1 else BF16) for shape in shapes]
     with jaxext.use_target("sm_90a"):
         row, *_ = jaxext.explain(fun, *arrays, platform="cuda").rows
-    assert row.chosen == chosen if chosen else row.chosen in ("triton", "cuda")
+    assert row.chosen == chosen
     assert row.refused.get("triton", "").startswith(reason)
+
+
+def test_ragged_weights_have_their_gradients_by_cuda():
+    def loss(w, x, sizes):
+        return jnp.sum(jaxext.ragged_dot(x, w, sizes).astype(F32))
+
+    with jaxext.use_target("sm_90a"):
+        rows = jaxext.explain(
+            jax.grad(loss), struct(2, 64, 64, dtype=BF16), struct(256, 64, dtype=BF16), struct(2, dtype=jnp.int32), platform="cuda"
+        ).rows
+    assert {row.op: row.chosen for row in rows}["ragged_tn"] == ("xla" if cuda_binding.missing() else "cuda")

@@ -25,7 +25,7 @@ from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, Trit
 SOURCES = environment.codes("cuda")
 H100 = Context("NVIDIA H100 80GB HBM3", 90, {"jax": "0.11.2"}, SOURCES)
 DAY = datetime.date(2026, 11, 26)
-KIND = "triton depthwise conv2d_wgrad bf16"
+KIND = "triton depthwise conv2d_dgrad bf16"
 
 
 COMPILER = TritonConv().compiler()
@@ -46,17 +46,17 @@ def own(tmp_path, monkeypatch):
     return table_file.record_path()
 
 
-def wgrad(channels=512):
-    """The gradient of a depthwise filter, which takes some 50 µs on an H100, as a function of x and the cotangent, and these two."""
+def dgrad(channels=512):
+    """The gradient of a depthwise convolution in its input, which takes some 50 µs on an H100, as a function of w and the cotangent, and these two."""
 
-    def gradient(x, y):
-        def conv(w):
+    def gradient(w, y):
+        def conv(x):
             numbers = ("NHWC", "HWIO", "NHWC")
             return jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=channels)
 
-        return jax.linear_transpose(conv, jnp.zeros((3, 3, 1, channels), x.dtype))(y)
+        return jax.linear_transpose(conv, y)(y)
 
-    return gradient, struct(64, 56, 56, channels, dtype=jnp.bfloat16), struct(64, 56, 56, channels, dtype=jnp.bfloat16)
+    return gradient, struct(3, 3, 1, channels, dtype=jnp.bfloat16), struct(64, 56, 56, channels, dtype=jnp.bfloat16)
 
 
 def choice(fun, *arrays):
@@ -68,11 +68,11 @@ def choice(fun, *arrays):
 
 
 def taken(channels=512):
-    return choice(*wgrad(channels))[1].implementation
+    return choice(*dgrad(channels))[1].implementation
 
 
 def unverified():
-    _, found = choice(*wgrad())
+    _, found = choice(*dgrad())
     assert found.implementation == "xla"
     return found.refusals["triton"]
 
@@ -115,7 +115,7 @@ def test_a_kernel_that_is_wrong_on_one_of_two_devices_is_wrong(own):
 def test_the_last_outcome_on_a_device_counts(own):
     """After an upgrade of jaxlib, say."""
     table_file.merge(own, [entry(replace(H100, versions={"jax": "0.11.1"}), right=False), entry()])
-    assert choice(*wgrad())[1].implementation == "triton"
+    assert choice(*dgrad())[1].implementation == "triton"
 
 
 IGNORED = {
@@ -163,12 +163,12 @@ def test_a_record_of_the_package_that_is_damaged_is_ignored_with_a_warning(own):
     record.SHIPPED.write_text("{")
     table_file.merge(own, [entry()])
     with pytest.warns(UserWarning, match="package.json"):
-        assert choice(*wgrad())[1].implementation == "triton"  # by the user's own
+        assert choice(*dgrad())[1].implementation == "triton"  # by the user's own
 
 
 def test_small_calls_are_left_to_xla(own):
     table_file.merge(own, [entry()])
-    _, found = choice(*wgrad(channels=8))
+    _, found = choice(*dgrad(channels=8))
     assert found.implementation == "xla" and found.refusals["triton"].endswith("µs at least, and XLA fuses what takes less than 10")
 
 

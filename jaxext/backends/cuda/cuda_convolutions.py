@@ -45,9 +45,7 @@ class CudaConv(Cuda):
         row = preference.convolution(call)
         if not row.kernel:
             return row.reason
-        if row.name == "three axes" or row.name == "depthwise" and call.sizes["K"] == 1:
-            return None
-        return "Triton's kernels are expected to be as fast"
+        return None if preference.by_cuda(row, call) else preference.BY_TRITON
 
     def configs(self, problem):
         if _family(problem) is cuda_depthwise:
@@ -75,7 +73,7 @@ class CudaCausal(Cuda):
         return "causal"
 
     def slower(self, call):
-        return preference.causal(call)
+        return preference.causal(call) or preference.BY_TRITON
 
     def configs(self, problem):
         return cuda_causal.candidates(problem)

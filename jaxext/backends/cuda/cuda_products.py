@@ -111,7 +111,7 @@ class CudaRagged(Cuda):
         return "ragged"
 
     def slower(self, call):
-        return preference.ragged(call)
+        return preference.ragged(call) or (None if call.op == "ragged_tn" else preference.BY_TRITON)
 
     def configs(self, problem):
         return cuda_ragged.candidates(problem, compiled("ragged_kernels"))
@@ -149,7 +149,7 @@ class CudaWeightOnly(Cuda):
         if problem.M <= cuda_weight_only.FEW_ROWS:
             return None  # XLA writes the scaled weight to memory, in 16 bits, and reads it again
         if problem.arch != 90:
-            return "Triton's kernels are expected to be as fast"
+            return preference.BY_TRITON
         if cuda_weight_only.clocks(problem, self.configs(problem)[0]) * _CLEARLY < cuda_weight_only.dequantised_clocks(problem):
             return None
         return "XLA's product with a weight that it makes wide before is expected to be as fast"
