@@ -123,7 +123,8 @@ tune() {
 # The launches of one call, after it was compiled: neither compiling nor XLA's choice of algorithms.
 profile() {
   local rank gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
-  local run=(ncu --section SpeedOfLight --section WarpStateStats --clock-control none --profile-from-start off)
+  local run=(env XLA_PYTHON_CLIENT_PREALLOCATE=false # ncu saves a kernel's memory to run it again
+    ncu --section SpeedOfLight --section WarpStateStats --clock-control none --profile-from-start off)
   [ -z "$trial" ] || run=()
   part gaps 30 "${gaps[@]}" --most 2 || return
   found=$(printed 600)

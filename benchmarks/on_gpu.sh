@@ -195,7 +195,7 @@ bench() {
 
 # What a call launches is profiled, and neither compiling nor the choice of algorithms before it.
 profile() {
-  local rank run=(ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
+  local rank run=(env XLA_PYTHON_CLIENT_PREALLOCATE=false ncu --set full --clock-control none --profile-from-start off) gaps=("$python" -P -m jaxext.benchmarks.gaps "$out/gpu.json")
   [ -z "$trial" ] || run=()
   part predictions "$python" -P -m jaxext.benchmarks.predictions "$out/gpu.json" --out "$out/predictions.md"
   part gaps "${gaps[@]}" --most "${GAPS:-10}"

@@ -1,8 +1,8 @@
 """The heuristic that prefers kernels for some convolutions on GPUs, for calls without a name and without measurements.
 
 A kernel is preferred where the structure of XLA's program wastes work: it multiplies the zeros of a dilated input, convolves with filters
-as large as the image, or copies every activation.  XLA's program can be read without a GPU (tests/backends/test_gpu_program_preferences.py).
-What was measured on an H100 corrects these expectations (docs/benchmarks.md).
+as large as the image, or copies every activation.  XLA's program can be read without a GPU
+(tests/backends/test_gpu_program_preferences.py).  What was measured on an H100 corrects these expectations (docs/benchmarks.md).
 """
 
 from __future__ import annotations

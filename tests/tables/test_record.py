@@ -47,7 +47,7 @@ def own(tmp_path, monkeypatch):
 
 
 def dgrad(channels=512):
-    """The gradient of a depthwise convolution in its input, which takes some 50 µs on an H100, as a function of w and the cotangent, and these two."""
+    """A depthwise convolution's gradient in x, which takes some 50 µs on an H100, as a function of w and the cotangent, and these two."""
 
     def gradient(w, y):
         def conv(x):

@@ -4,13 +4,11 @@ Where a newer Triton is installed, it is made to omit the fences.
 """
 
 import re
-import zlib
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import pytest
-from lowered import operations
 
 import jaxext
 
@@ -24,7 +22,7 @@ from jax_triton import triton_lib
 from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
 
-from jaxext.backends.triton import repairs, triton_call
+from jaxext.backends.triton import assembler, repairs, triton_call
 from jaxext.benchmarks import compiled
 from jaxext.kernels import _products, matmul
 
@@ -66,11 +64,9 @@ def matmul_of_ours(x):
 
 
 def lowered_ptx(fun, arch="sm_90a") -> str:
-    """The description of the only kernel in a program: its PTX, and its code in Triton's own language."""
-    lowered = jaxext.lower_for(lambda x: fun(x), X, arch=arch)  # a new function, since jax remembers programs
-    calls = [op for op in operations(lowered) if op.name == "stablehlo.custom_call" and "triton" in str(op.attributes["call_target_name"])]
-    (description,) = (zlib.decompress(op.attributes["backend_config"].value_bytes) for op in calls)
-    return description.decode("latin-1")
+    """The PTX of the only kernel in a program."""
+    (ptx,) = assembler.kernels(jaxext.lower_for(lambda x: fun(x), X, arch=arch))  # a new function, since jax remembers programs
+    return ptx
 
 
 def problem(arch, **changes):
@@ -97,7 +93,8 @@ def test_each_wait_for_copies_has_a_fence_before_the_barrier():
 
 
 def test_compile_launch_makes_the_same_ptx():
-    assert compiled_ptx(90) in lowered_ptx(matmul_of_ours)
+    """But for the version of PTX, which jax-triton 0.4 is asked for."""
+    assert compiled_ptx(90).partition(".target")[2] == lowered_ptx(matmul_of_ours).partition(".target")[2]
 
 
 def test_the_cache_of_triton_serves_no_kernel_without_fences():
