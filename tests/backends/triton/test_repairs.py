@@ -55,8 +55,8 @@ def squares(x_ptr, y_ptr, N: tl.constexpr, STEPS: tl.constexpr):
 
 def of_somebody_else(x):
     y = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    result = {triton_call._keywords()[0]: y}
-    return jax_triton.triton_call(x, kernel=squares, grid=1, N=64, STEPS=16, compute_capability=90, **result)
+    result, how = triton_call._keywords() or ("", {})
+    return jax_triton.triton_call(x, kernel=squares, grid=1, N=64, STEPS=16, compute_capability=90, **{result: y}, **how)
 
 
 def matmul_of_ours(x):
