@@ -104,6 +104,7 @@ class Conv:
         self.params, (self._lhs, self._rhs), self._axes = equation.eqn.params, equation.splits[:2], equation.axes
         self.numbers = self.params["dimension_numbers"]
         lhs, rhs = (atom.aval.shape for atom in equation.eqn.invars)
+        self._elements = math.prod(lhs), math.prod(rhs)
         self.input = [lhs[i] for i in self.numbers.lhs_spec[2:]]
         self.filter = [rhs[i] for i in self.numbers.rhs_spec[2:]]
         self.output = [equation.eqn.outvars[0].aval.shape[i] for i in self.numbers.out_spec[2:]]
@@ -126,6 +127,23 @@ class Conv:
         space = zip(self.numbers.lhs_spec[2:], self.filter, self.output, self.rhs_dilation, strict=True)
         parts = [(self._parts(i), f, o, stride) for i, f, o, stride in space]
         return any(n > 1 and f > o and (f % n == 0 or stride == 1) for n, f, o, stride in parts)
+
+    @property
+    def rows_by_features(self) -> bool:
+        """Whether XLA gets the exchange of rows wrong: mesh axes split space, others the filter's channels, and one splits nothing of the
+        input.
+
+        XLA keeps the larger operand in its place.  If that is the input, two parts of it are exchanged wrongly; otherwise any, if the
+        channels are those that are added up.
+        """
+        lhs, rhs = (split or () for split in (self._lhs, self._rhs))
+        if not rhs or any(rhs[i] for i in self.numbers.rhs_spec[2:]) or max(self.filter) == 1 or max(self.lhs_dilation) > 1:
+            return False
+        idle = {axis for axis, size in self._axes.items() if size > 1} - {axis for axes in lhs for axis in axes}
+        parts = math.prod(self._parts(i) for i in self.numbers.lhs_spec[2:])
+        outputs, inputs = (bool(rhs[i]) for i in self.numbers.rhs_spec[:2])
+        larger = self._elements[0] > self._elements[1]
+        return bool(idle) and (parts == 2 and (outputs or inputs) if larger else parts > 1 and inputs)
 
     @property
     def split_pointwise(self) -> bool:

@@ -73,6 +73,11 @@ def on(mesh, spec, groups=1, taps=3, **how):
     return Program(gradient(groups, **how), (struct(taps, taps, 8 // groups, 8), struct(8, 8, 8, 8, mesh=mesh, spec=spec)))
 
 
+def split(of_images, of_filter, groups=1, taps=3, mesh=GRID, **how):
+    types = struct(8, 8, 8, 8, mesh=mesh, spec=of_images), struct(taps, taps, 8 // groups, 8, mesh=mesh, spec=of_filter)
+    return Program(lambda x, w: conv(x, w, feature_group_count=groups, **how), types)
+
+
 def padded(*padding, dtype: Any = np.float32, **how):
     return Program(lambda x, w: conv(x, w, padding=padding, **how), (struct(1, 4, 8, 8, dtype=dtype), struct(1, 1, 8, 8, dtype=dtype)))
 
@@ -83,6 +88,9 @@ def grouped(spec, groups, mesh=LINE):
 
 
 BY_CHANNEL = P(None, None, None, "model")
+
+
+HALVES = P(None, "model")
 
 
 def pointwise(groups, spec, of_filter=None, **how):
@@ -164,6 +172,22 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
         [
             on(LINE, P(None, "data")), on(GRID, P("model", "data")), on(GRID, P("data")), on(GRID, P(None, None, None, "data")),
             on(GRID, P(None, "data"), taps=1), on(GRID, P(None, "data"), strides=(2, 2), padding="VALID"),
+        ],
+    ),
+    "rows by features": (
+        [
+            split(HALVES, P(None, None, None, "data")), split(HALVES, P(None, None, "data")), split(HALVES, BY_CHANNEL),
+            split(P(None, None, "model"), P(None, None, None, "data")), split(HALVES, P(None, None, None, "data"), strides=(2, 2)),
+            split(HALVES, P(None, None, None, "data"), rhs_dilation=(2, 2)), split(HALVES, P(None, None, None, "data"), groups=8),
+            split(P(None, "data"), P(None, None, "model"), taps=9),
+        ],
+        [
+            split(P("data", "model"), P(None, None, None, "data")), split(P(None, "model", None, "data"), P(None, None, None, "data")),
+            split(P("data"), BY_CHANNEL), split(HALVES, P()), split(P(None, ("data", "model")), BY_CHANNEL),
+            split(P(None, "data"), BY_CHANNEL), split(P(None, "data"), P(None, None, "model")), split(P(None, "data"), BY_CHANNEL, taps=9),
+            split(HALVES, P(None, None, None, "data"), taps=1), split(P(None, "data"), P(None, None, None, "data"), mesh=LINE),
+            split(HALVES, P(None, None, None, "data"), groups=2), split(HALVES, P(None, None, None, "data"), taps=9),
+            split(HALVES, P(None, None, None, "data"), lhs_dilation=(2, 2), taps=4, padding=[(2, 2)] * 2),
         ],
     ),
     "pointwise groups split over devices": (
