@@ -104,7 +104,7 @@ def refusals(page: str) -> str:
         lines.append(f"| {row['call']} | {row['product']} | {triton} | {cuda} | `{row['unnamed']}` |")
     return "\n".join(lines) + _below(
         "The sentences are the implementations' own (`docs/refusals.py` asks them), for an H100. *Unnamed* is what runs there if no "
-        "implementation is named and nothing was measured, by the compilers that the package's record knows: Triton 3.6 and CUDA 13.0."
+        "implementation is named and nothing was measured, by the compilers that the package's record knows: Triton 3.6.0, nvcc 13.0.88."
     )
 
 
@@ -239,7 +239,7 @@ def of_private(rows: list[dict]) -> Iterator[list[str]]:
         yield [facts, *(f"{row['ms'][name]:.3g}" for name in row["ms"]), *(f"{row['MiB'][name]:.0f}" for name in row["ms"])]
 
 
-def of_gpu(rows: list[dict]) -> Iterator[list[str]]:
+def gpu_rows(rows: list[dict]) -> Iterator[list[str]]:
     """Microseconds; lax's over the better of ours."""
     for row in rows:
         results = row["results"]
@@ -257,7 +257,7 @@ ROWS = {
     "invariant": ("invariant_cpu", "product", "forward; gradient in x", of_invariant),
     "quantized": ("quantized_cpu", "row, M, weights", "ms; made wide; wide already", of_quantized),
     "gram": ("gram_cpu", "row, x", "float32, ms; jnp; bfloat16, ms; jnp", of_gram),
-    "h100": ("h100", "row", "`triton`; `cuda`; lax; lax over ours; of the roofline; error", of_gpu),
+    "h100": ("h100", "row", "`triton`; `cuda`; lax; lax over ours; of the roofline; error", gpu_rows),
     "private": (
         "private_cpu",
         "network",

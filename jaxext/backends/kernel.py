@@ -98,6 +98,10 @@ class KernelImplementation(Implementation, abc.ABC):
         """Return the reason why this machine cannot assemble the kernels of a lowered program, or None."""
         return None
 
+    def yields(self, call: Call) -> bool:
+        """Return whether the kernels of an implementation that follows are expected to be faster, where they may be used."""
+        return False
+
     @abc.abstractmethod
     def slower(self, call: Call) -> str | None:
         """Why another implementation is expected to be as fast, or None."""
@@ -128,6 +132,9 @@ class KernelPlan(Plan):
         if self.call.splitter is Splitter.LATER:
             return EXPORTED
         return self.implementation.slower(self.call) or self._small() or self._unverified()
+
+    def yields(self) -> bool:
+        return self.implementation.yields(self.call)
 
     def kind(self, config: Any) -> str:
         """The family, role and dtypes of the kernel, by which it is verified: such as "conv conv2d_fprop bf16"."""

@@ -24,7 +24,6 @@ FAST = (90,)  # compute capabilities, times 10, whose tensor core instructions t
 
 
 LARGEST_SHARE = 0.7  # of the time of a whole product, that half of one may take
-BY_TRITON = "Triton's kernels are expected to be as fast"
 
 
 def of_half(share: float) -> str | None:
@@ -61,11 +60,12 @@ def convolution(call: Call) -> Preference:
     return next(row for row in CONVOLUTIONS if row.holds(call))
 
 
-def by_cuda(row: Preference, call: Call) -> bool:
-    """Whether CUDA's kernel of a convolution in this row is expected to be faster than Triton's."""
-    window, sizes = _window(call), call.sizes
-    if row.name == "depthwise":  # not with few taps along one axis
-        return sizes["K"] == 1 and (call.open == "w" or window.rank > 1 or math.prod(window.filter) > FUSED_TAPS)
+def prefers_cuda(row: Preference, call: Call) -> bool:
+    """Return whether CUDA's kernel of a convolution in this row is expected to be faster than Triton's."""
+    sizes = call.sizes
+    if row.name == "depthwise":
+        few = math.prod(_window(call).filter) <= FUSED_TAPS
+        return sizes["K"] == 1 and (call.open == "w") == few
     if row.name in ("batched filters", "images as filters"):
         return sizes["B"] > 1 and sizes["C"] % (2 * TILE) == sizes["K"] % (2 * TILE) == 0
     return row.name == "three axes"
@@ -80,10 +80,12 @@ def _depthwise(call: Call) -> bool:
 
 
 def _depthwise_filter(call: Call) -> bool:
-    """Whether it is the filter's gradient of a depthwise convolution with two spatial axes that cuDNN computes in one call."""
+    """Return whether cuDNN has a kernel for this gradient of a depthwise filter: square, in 16 bits, one output for each input."""
     window = _window(call)
     dilated = _holes(window.input_dilation, window.input) or _holes(window.filter_dilation, window.filter)
-    return _depthwise(call) and call.open == "w" and window.rank == 2 and call.sizes["B"] == 1 and not dilated
+    square = window.rank == 2 and len({*window.filter}) == 1 and not dilated
+    halves = all(dtype.itemsize == 2 for dtype in call.dtypes.values())
+    return _depthwise(call) and call.open == "w" and call.sizes["B"] == call.sizes["K"] == 1 and square and halves
 
 
 def _fused(call: Call) -> bool:
@@ -138,7 +140,7 @@ CONVOLUTIONS = (
         "depthwise, the filter's gradient",
         _depthwise_filter,
         False,
-        "cuDNN's gradients of depthwise filters with two spatial axes were faster on an H100",
+        "cuDNN's kernel for gradients of square depthwise filters in 16 bits was faster on an H100",
     ),
     Preference(
         "depthwise",

@@ -73,16 +73,21 @@ def faster(one: Measurement, other: Measurement) -> bool:
 
 
 def _by_preference(named: str | None, plans: Mapping[str, Plan], refused: Mapping[str, str]) -> Choice:
-    chosen, refusals = None, dict(refused)
-    for name, plan in plans.items():
-        if chosen is not None:
-            refusals[name] = f"{chosen!r} is preferred"
-        elif reason := None if named else plan.only_if_named or plan.gains():
+    """The first that gains; one that yields only if none but the last, xla, follows that does."""
+    chosen = second = None
+    refusals = dict(refused)
+    for number, (name, plan) in enumerate(plans.items(), start=1):
+        if reason := None if named else plan.only_if_named or plan.gains():
             refusals[name] = reason
+        elif not named and plan.yields():
+            second = second or name
         else:
-            chosen = name
+            chosen = second if second and number == len(plans) else name
+            break
+    chosen = chosen or second
     if chosen is None:
         return Choice(None, None, "", refusals)
+    refusals |= {name: f"{chosen!r} is preferred" for name in plans if name != chosen and name not in refusals}
     return Choice(plans[chosen], plans[chosen].configs[0], "named" if named else "preferred", refusals)
 
 

@@ -182,6 +182,10 @@ class Plan:
         """None, or the reason for preferring the implementations after it unless this one is named."""
         return self.implementation._answer(self.call, "gains")
 
+    def yields(self) -> bool:
+        """Return whether an implementation after it is expected to be faster, so that it is taken only if none of them gains."""
+        return False
+
     def fails(self, config: Any) -> str | None:
         """Return the reason why this machine cannot compile it, or None.  It is asked when a program is lowered, if nobody named it."""
         return None

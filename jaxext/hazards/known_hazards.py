@@ -20,7 +20,7 @@ from jaxext.hazards.predicates import (
 )
 from jaxext.hazards.subjects import Equation, Planned
 
-NOT_MEASURED = "This follows from the structure of XLA's program; no GPU has been measured."
+NOT_MEASURED = "This follows from the structure of XLA's program; docs/benchmarks.md says what an H100 showed."
 
 # A subject has the hazards that hold; of those that are slow, only the first.
 HAZARDS = (

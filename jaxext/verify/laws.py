@@ -15,9 +15,10 @@ import numpy as np
 # cut their float32 sums off, which adds up where all terms have one sign: 528 squares were 1.2e-6 too small, by any kernel.  TF32 keeps 10
 # bits of each float32 operand.
 SUMS = 2.0**-18
+FLOAT32 = 2.0**-20  # of sums outside of the tensor cores, which are rounded: by far less than 8 roundings of float32
 TF32 = 2.0**-9 + SUMS
 # The same by how float32 factors are multiplied, as kernels name it: if they are split, by what is left out.
-STRAY = {"ieee": SUMS, "tf32": TF32, "tf32x3": 2.0**-18, "bf16x3": 2.0**-14, "bf16x6": 2.0**-18}
+STRAY = {"ieee": FLOAT32, "tf32": TF32, "tf32x3": 2.0**-18, "bf16x3": 2.0**-14, "bf16x6": 2.0**-18}
 IN_REGISTERS = 2.0**-7  # of factors that are scaled in registers, and rounded to bfloat16 there
 EIGHT_BITS = 2.0**-10  # of 8-bit floats, of whose sums Hopper's tensor cores keep some 14 bits in each step
 FUSED = 2.0**-12  # of activations, over the largest element of the result: their approximations, where their slope hides the sum's size

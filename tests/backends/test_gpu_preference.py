@@ -16,12 +16,13 @@ from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_binding, cuda_convolutions
 from jaxext.backends.triton import triton_binding
 from jaxext.backends.xla import conv_plan
+from jaxext.tables import record
 
 pytest.importorskip("triton")
 
 BF16, F16, F32, I8 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8
 FUSED = "XLA fuses a depthwise convolution of at most 9 taps with the bias and the activation around it"
-OF_FILTER = "cuDNN's gradients of depthwise filters with two spatial axes were faster on an H100"
+OF_FILTER = "cuDNN's kernel for gradients of square depthwise filters in 16 bits was faster on an H100"
 DEPTHWISE = "cuDNN's tiles have one channel of a group to fill"
 ZEROS = "XLA multiplies the zeros of a dilated input, or interleaves what it computes for each phase"
 IMAGES = "a convolution whose filters are as large as the image"
@@ -74,14 +75,18 @@ CASES = {
     "depthwise 3x3 by 2": (case(IMAGE, (3, 3, 1, 64), stride=2, feature_group_count=64), "xla", FUSED),
     "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64), "cuda", DEPTHWISE),
     "depthwise 7x7, float32": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64, dtype=F32, precision="highest"), "cuda", DEPTHWISE),
-    "depthwise dgrad by 2": (case(IMAGE, (3, 3, 1, 64), "dgrad", stride=2, feature_group_count=64), "cuda", DEPTHWISE),
+    "depthwise dgrad by 2": (case(IMAGE, (3, 3, 1, 64), "dgrad", stride=2, feature_group_count=64), "triton", DEPTHWISE),
     "depthwise wgrad": (case(IMAGE, (3, 3, 1, 64), "wgrad", feature_group_count=64), "xla", OF_FILTER),
     "depthwise wgrad by 2": (case(IMAGE, (3, 3, 1, 64), "wgrad", stride=2, feature_group_count=64), "xla", OF_FILTER),
     "depthwise wgrad, dilated": (case(IMAGE, (3, 3, 1, 64), "wgrad", rhs_dilation=2, feature_group_count=64), "cuda", DEPTHWISE),
+    "depthwise wgrad, dilated 7x7": (case(IMAGE, (7, 7, 1, 64), "wgrad", rhs_dilation=2, feature_group_count=64), "triton", DEPTHWISE),
+    "depthwise wgrad, one axis in two": (case(IMAGE, (4, 1, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
+    "depthwise wgrad, float32": (case(IMAGE, (3, 3, 1, 64), "wgrad", dtype=F32, feature_group_count=64), "cuda", DEPTHWISE),
+    "multiplier 2, wgrad": (case(IMAGE, (3, 3, 1, 128), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
     "depthwise wgrad of examples": (case(IMAGE, (3, 3, 1, 64), "wgrad", vmapped=(0, None), feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise dgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "dgrad", feature_group_count=64, arch="sm_120"), "cuda", DEPTHWISE),
-    "depthwise transposed": (case(IMAGE, (3, 3, 1, 64), lhs_dilation=2, feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise 3x3x3": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
+    "depthwise dgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "dgrad", feature_group_count=64, arch="sm_120"), "triton", DEPTHWISE),
+    "depthwise transposed": (case(IMAGE, (3, 3, 1, 64), lhs_dilation=2, feature_group_count=64), "triton", DEPTHWISE),
+    "depthwise 3x3x3": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
     "multiplier 2, dgrad": (case(IMAGE, (3, 3, 1, 128), "dgrad", feature_group_count=64), "triton", DEPTHWISE),
     # transposed and strided
     "transposed": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2), "triton", ZEROS),
@@ -230,6 +235,19 @@ def test_ragged_and_causal_products_that_xla_computes_as_well(fun, shapes, chose
         row, *_ = jaxext.explain(fun, *arrays, platform="cuda").rows
     assert row.chosen == chosen
     assert row.refused.get("triton", "").startswith(reason)
+
+
+@pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")
+def test_the_second_choice_is_taken_where_the_first_is_not_verified(monkeypatch):
+    """And XLA's neither then, though it gains nothing."""
+    arrays = [struct(*shape, dtype=BF16) for shape in ((4, 2048, 1024), (4, 1024), (1024,))]
+    known = {"triton", "cuda"}
+    monkeypatch.setattr(record, "unverified", lambda name, *_: None if name in known else "not verified")
+    for chosen, told in (("triton", "'triton' is preferred"), ("cuda", "not verified"), ("xla", "not verified")):
+        with jaxext.use_target("sm_90a"):
+            row, *_ = jaxext.explain(jaxext.causal_conv1d, *arrays, platform="cuda").rows
+        assert row.chosen == chosen and row.refused["cuda" if chosen == "triton" else "triton"] == told
+        known.discard(chosen)
 
 
 def test_ragged_weights_have_their_gradients_by_cuda():

@@ -43,9 +43,10 @@ class CudaConv(Cuda):
 
     def slower(self, call):
         row = preference.convolution(call)
-        if not row.kernel:
-            return row.reason
-        return None if preference.by_cuda(row, call) else preference.BY_TRITON
+        return None if row.kernel else row.reason
+
+    def yields(self, call):
+        return not preference.prefers_cuda(preference.convolution(call), call)
 
     def configs(self, problem):
         if _family(problem) is cuda_depthwise:
@@ -73,7 +74,10 @@ class CudaCausal(Cuda):
         return "causal"
 
     def slower(self, call):
-        return preference.causal(call) or preference.BY_TRITON
+        return preference.causal(call)
+
+    def yields(self, call):
+        return True
 
     def configs(self, problem):
         return cuda_causal.candidates(problem)

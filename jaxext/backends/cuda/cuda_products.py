@@ -111,7 +111,10 @@ class CudaRagged(Cuda):
         return "ragged"
 
     def slower(self, call):
-        return preference.ragged(call) or (None if call.op == "ragged_tn" else preference.BY_TRITON)
+        return preference.ragged(call)
+
+    def yields(self, call):
+        return call.op != "ragged_tn"
 
     def configs(self, problem):
         return cuda_ragged.candidates(problem, compiled("ragged_kernels"))
@@ -149,7 +152,7 @@ class CudaWeightOnly(Cuda):
         if problem.M <= cuda_weight_only.FEW_ROWS:
             return None  # XLA writes the scaled weight to memory, in 16 bits, and reads it again
         if problem.arch != 90:
-            return preference.BY_TRITON
+            return "Triton's kernels are expected to be as fast"
         if cuda_weight_only.clocks(problem, self.configs(problem)[0]) * _CLEARLY < cuda_weight_only.dequantised_clocks(problem):
             return None
         return "XLA's product with a weight that it makes wide before is expected to be as fast"
