@@ -145,7 +145,7 @@ def test_ragged_products_are_expected_to_gain():
     operands = struct(300, 256), struct(6, 256, 512), struct(6, dtype=jnp.int32)
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         (row,) = jaxext.explain(product, *operands, platform="cuda").rows
-    assert row.chosen == "cuda"
+    assert row.chosen == "triton" and row.refused["cuda"] == "'triton' is preferred"
 
 
 def scaled(turned, implementation=None):
@@ -266,7 +266,7 @@ def test_causal_convolutions_are_one_kernel_each_way(kind):
         return jax.value_and_grad(lambda *args: jnp.sum(run(*args).astype(jnp.float32) ** 2), (0, 1, 2))(x, w, b)
 
     operands = struct(2, 4000, 16), struct(4, 16), struct(16)
-    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+    with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda"):
         rows = jaxext.explain(gradients, *operands, *more, platform="cuda").rows
         lowered = jax.jit(gradients).trace(*operands, *more).lower(lowering_platforms=("cuda",))
     assert [(row.op, row.chosen) for row in rows] == [("causal_conv1d", "cuda"), ("causal_conv1d_backward", "cuda")]
