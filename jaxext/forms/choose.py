@@ -73,7 +73,7 @@ def faster(one: Measurement, other: Measurement) -> bool:
 
 
 def _by_preference(named: str | None, plans: Mapping[str, Plan], refused: Mapping[str, str]) -> Choice:
-    """The first that gains; one that yields only if none but the last, xla, follows that does."""
+    """The first that gains and does not yield; if that is the last, xla, the first of those that gain and yield, if there is one."""
     chosen = second = None
     refusals = dict(refused)
     for number, (name, plan) in enumerate(plans.items(), start=1):

@@ -47,12 +47,12 @@ HAZARDS = (
         cost=factor,
     ),
     Hazard(
-        name="rows by features",
+        name="wrong halo exchange",
         what="wrong",
         of=Equation,
-        holds=of_conv(lambda conv, e: conv.batch_groups == 1 and (conv.groups == 1 or conv.channels == 1) and conv.rows_by_features),
-        why="If devices split the images into two along height or width, and the channels of the filter, and an axis of the mesh splits "
-        "nothing of the images, XLA exchanges the rows wrongly: the result itself is wrong.",
+        holds=of_conv(lambda conv, e: conv.batch_groups == 1 and (conv.groups == 1 or conv.channels == 1) and conv.has_wrong_halo),
+        why="If devices split the images along height or width, and the channels of the filter, and an axis of the mesh splits nothing of "
+        "the images, XLA's halo exchange is wrong, and so is the result itself.",
         page="lax-hazards.md#images-split-along-space-and-a-filter-split-along-its-channels",
     ),
     Hazard(

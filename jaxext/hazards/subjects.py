@@ -129,12 +129,11 @@ class Conv:
         return any(n > 1 and f > o and (f % n == 0 or stride == 1) for n, f, o, stride in parts)
 
     @property
-    def rows_by_features(self) -> bool:
-        """Whether XLA gets the exchange of rows wrong: mesh axes split space, others the filter's channels, and one splits nothing of the
-        input.
+    def has_wrong_halo(self) -> bool:
+        """Return whether XLA's halo exchange is wrong: space and the filter's channels are sharded, and a mesh axis leaves the input whole.
 
-        XLA keeps the larger operand in its place.  If that is the input, two parts of it are exchanged wrongly; otherwise any, if the
-        channels are those that are added up.
+        That holds for two shards along space if the input is larger than the filter, and otherwise for any number of them if the
+        contracted channels are sharded.  XLA's partitioner moves the smaller operand.
         """
         lhs, rhs = (split or () for split in (self._lhs, self._rhs))
         if not rhs or any(rhs[i] for i in self.numbers.rhs_spec[2:]) or max(self.filter) == 1 or max(self.lhs_dilation) > 1:

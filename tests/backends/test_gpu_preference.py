@@ -16,7 +16,6 @@ from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_binding, cuda_convolutions
 from jaxext.backends.triton import triton_binding
 from jaxext.backends.xla import conv_plan
-from jaxext.tables import record
 
 pytest.importorskip("triton")
 
@@ -235,19 +234,6 @@ def test_ragged_and_causal_products_that_xla_computes_as_well(fun, shapes, chose
         row, *_ = jaxext.explain(fun, *arrays, platform="cuda").rows
     assert row.chosen == chosen
     assert row.refused.get("triton", "").startswith(reason)
-
-
-@pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels: {cuda_binding.missing()}")
-def test_the_second_choice_is_taken_where_the_first_is_not_verified(monkeypatch):
-    """And XLA's neither then, though it gains nothing."""
-    arrays = [struct(*shape, dtype=BF16) for shape in ((4, 2048, 1024), (4, 1024), (1024,))]
-    known = {"triton", "cuda"}
-    monkeypatch.setattr(record, "unverified", lambda name, *_: None if name in known else "not verified")
-    for chosen, told in (("triton", "'triton' is preferred"), ("cuda", "not verified"), ("xla", "not verified")):
-        with jaxext.use_target("sm_90a"):
-            row, *_ = jaxext.explain(jaxext.causal_conv1d, *arrays, platform="cuda").rows
-        assert row.chosen == chosen and row.refused["cuda" if chosen == "triton" else "triton"] == told
-        known.discard(chosen)
 
 
 def test_ragged_weights_have_their_gradients_by_cuda():

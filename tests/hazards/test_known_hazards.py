@@ -174,7 +174,7 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
             on(GRID, P(None, "data"), taps=1), on(GRID, P(None, "data"), strides=(2, 2), padding="VALID"),
         ],
     ),
-    "rows by features": (
+    "wrong halo exchange": (
         [
             split(HALVES, P(None, None, None, "data")), split(HALVES, P(None, None, "data")), split(HALVES, BY_CHANNEL),
             split(P(None, None, "model"), P(None, None, None, "data")), split(HALVES, P(None, None, None, "data"), strides=(2, 2)),

@@ -66,7 +66,7 @@ def patch(jax_triton: Any) -> None:
 
         @functools.wraps(create)
         def created(backend_init_func, platform, fn, *args, **kwargs):
-            make_backend = functools.partial(_repairing_backend, backend_init_func) if _is_ours(fn) else backend_init_func
+            make_backend = (lambda *of: _repairing(backend_init_func(*of))) if _is_ours(fn) else backend_init_func
             return create(make_backend, platform, fn, *args, **kwargs)
 
         lib.get_or_create_triton_kernel = created
@@ -82,10 +82,6 @@ def patch(jax_triton: Any) -> None:
 
 def _is_ours(kernel: Any) -> bool:
     return kernel.fn.__module__.startswith("jaxext.kernels.")
-
-
-def _repairing_backend(make_backend: Callable[..., Any], *args: Any) -> Any:
-    return _repairing(make_backend(*args))
 
 
 def _repairing(backend: Any) -> Any:

@@ -17,6 +17,7 @@ from lowered import operations, struct
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding, cuda_convolutions
+from jaxext.tables import record
 
 KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0}
 ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
@@ -146,6 +147,22 @@ def test_ragged_products_are_expected_to_gain():
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         (row,) = jaxext.explain(product, *operands, platform="cuda").rows
     assert row.chosen == "triton" and row.refused["cuda"] == "'triton' is preferred"
+
+
+@pytest.mark.parametrize(
+    ("verified", "chosen", "refusals"),
+    [
+        (["triton", "cuda"], "triton", {"cuda": "'triton' is preferred", "xla": "'triton' is preferred"}),
+        (["cuda"], "cuda", {"triton": "not verified", "xla": "'cuda' is preferred"}),
+        ([], "xla", {"triton": "not verified", "cuda": "not verified"}),
+    ],
+    ids=["both", "cuda alone", "neither"],
+)
+def test_cuda_is_second_choice_for_causal_convolutions(verified, chosen, refusals, monkeypatch):
+    monkeypatch.setattr(record, "unverified", lambda name, *_: None if name in verified else "not verified")
+    with jaxext.use_target("sm_90a"), jaxext.use_table(None):
+        (row,) = jaxext.explain(jaxext.causal_conv1d, struct(4, 2048, 1024), struct(4, 1024), struct(1024), platform="cuda").rows
+    assert (row.chosen, row.refused) == (chosen, refusals)
 
 
 def scaled(turned, implementation=None):
