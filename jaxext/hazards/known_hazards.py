@@ -20,7 +20,7 @@ from jaxext.hazards.predicates import (
 )
 from jaxext.hazards.subjects import Equation, Planned
 
-NOT_MEASURED = "This follows from the structure of XLA's program; docs/benchmarks.md says what an H100 showed."
+FROM_STRUCTURE = "This follows from the structure of XLA's program, and was measured on an H100 for some kinds."
 
 # A subject has the hazards that hold; of those that are slow, only the first.
 HAZARDS = (
@@ -204,7 +204,7 @@ HAZARDS = (
         holds=of_planned(dilated),
         why={
             "cpu": "XLA's CPU compiler has no fast code for this transposed convolution, or strided gradient, and multiplies the zeros.",
-            "cuda": f"XLA multiplies the zeros of a transposed convolution, or of a strided gradient. {NOT_MEASURED}",
+            "cuda": f"XLA multiplies the zeros of a transposed convolution, or of a strided gradient. {FROM_STRUCTURE}",
         },
         page="doctor.md#transposed-convolutions-and-strided-gradients",
         cost=zeros,
@@ -216,7 +216,7 @@ HAZARDS = (
         holds=of_planned(lambda call: in_several_groups(call) and call.sizes["C"] == 1 and call.sizes["G"] > 1),
         why={
             "cpu": "XLA's CPU compiler has no fast code for groups of one channel.",
-            "cuda": f"With one channel in a group cuDNN leaves most of its tiles empty. {NOT_MEASURED}",
+            "cuda": f"With one channel in a group cuDNN leaves most of its tiles empty. {FROM_STRUCTURE}",
         },
         page="doctor.md#depthwise-and-grouped-convolutions",
     ),
@@ -227,7 +227,7 @@ HAZARDS = (
         holds=of_planned(lambda call: in_several_groups(call) and call.sizes["B"] > 1 and call.open == "w"),
         why={
             "cpu": "lax makes a grouped convolution of the gradients of each example, for which XLA's CPU compiler has no fast code.",
-            "cuda": f"lax makes a grouped convolution of a filter's gradient for each example, with images as filters. {NOT_MEASURED}",
+            "cuda": f"lax makes a grouped convolution of a filter's gradient for each example, with images as filters. {FROM_STRUCTURE}",
         },
         page="doctor.md#batched-filters-and-gradients-of-each-example",
     ),
@@ -238,7 +238,7 @@ HAZARDS = (
         holds=of_planned(lambda call: in_several_groups(call) and call.sizes["B"] > 1),
         why={
             "cpu": "lax makes a grouped convolution of vmap over filters, for which XLA's CPU compiler has no fast code.",
-            "cuda": f"lax makes a grouped convolution of vmap over filters, and moves the images beside the channels. {NOT_MEASURED}",
+            "cuda": f"lax makes a grouped convolution of vmap over filters, and moves the images beside the channels. {FROM_STRUCTURE}",
         },
         page="doctor.md#batched-filters-and-gradients-of-each-example",
     ),
@@ -249,7 +249,7 @@ HAZARDS = (
         holds=of_planned(in_several_groups),
         why={
             "cpu": "XLA's CPU compiler has no fast code for groups.",
-            "cuda": f"Groups of few channels leave most of cuDNN's tiles empty in gradients. {NOT_MEASURED}",
+            "cuda": f"Groups of few channels leave most of cuDNN's tiles empty in gradients. {FROM_STRUCTURE}",
         },
         page="doctor.md#depthwise-and-grouped-convolutions",
     ),

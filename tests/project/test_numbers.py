@@ -75,7 +75,7 @@ def test_the_picture_is_of_the_commit_that_is_named():
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_a_recorded_command_has_no_path_of_a_machine(path):
-    commands = re.findall(r'^ *"command": "(.*?)",?$', path.read_text(), re.MULTILINE)
+    commands = re.findall(r'"command": "(.*?)"', path.read_text())
     assert commands and not [command for command in commands if re.search(r"(?:^|[\s=])[/~]", command)]
 
 
