@@ -525,7 +525,7 @@ def test_cupy_without_a_copy():
         (named("conv:3x3_same"), jnp.bfloat16, "3 channels per group, TMA wants a multiple of 8"),
         (conv("long", (1, 40, 8), (32, 1, 8), 1, ((31, 0),), feature_group_count=8), np.float32, "32 taps along an axis, it takes 31"),
         (named("dot:odd"), jnp.bfloat16, "TMA wants a multiple of 16"),
-        (DotCase("tf32", (16, 16), (16, 16), NN), np.float32, "the operands are fp32"),
+        (DotCase("tf32", (16, 16), (16, 16), NN), np.float32, "float32 is multiplied in pieces alone"),
     ],
     ids=lambda value: label(value) if isinstance(value, ConvCase | DotCase) else "",
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import triton.language as tl
 from cases import random
-from harness import GUARD, check, run
+from harness import GUARD, check, interpreting, run
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import matmul
@@ -126,11 +126,12 @@ def multiplied(precision, pair):
 
 @pytest.mark.parametrize("precision", accuracy.EXACT)
 def test_how_exact_a_precision_is(precision):
-    """As of what the compiler makes (tests/ptx/test_float32_accuracy.py)."""
+    """As of what the compiler makes (tests/ptx/test_float32_accuracy.py); tensor cores cut their sums off, which doubles the error."""
+    factor = 2 if interpreting() or precision == "ieee" else 4
     for name, pair in accuracy.FINITE.items():
         a, b, got = multiplied(precision, pair)
         error, own = accuracy.error(got, a, b), accuracy.error(accuracy.fma(a, b), a, b)
-        assert (error <= 2 * own) == (name in accuracy.EXACT[precision]), (name, error, own)
+        assert (error <= factor * own) == (name in accuracy.EXACT[precision]), (name, error, own)
 
 
 @pytest.mark.parametrize("precision", accuracy.EXACT)
