@@ -79,13 +79,12 @@ def _depthwise(call: Call) -> bool:
     return call.sizes["G"] > 1 and call.sizes["C"] == 1
 
 
-def _depthwise_filter(call: Call) -> bool:
-    """Return whether cuDNN has a kernel for this gradient of a depthwise filter: square, in 16 bits, one output for each input."""
-    window = _window(call)
-    dilated = _holes(window.input_dilation, window.input) or _holes(window.filter_dilation, window.filter)
-    square = window.rank == 2 and len({*window.filter}) == 1 and not dilated
+def _depthwise_of_cudnn(call: Call) -> bool:
+    """Return whether cuDNN has a fast kernel for a depthwise convolution of few taps, or for its filter's gradient: the filter square, in 16
+    bits, one output for each input."""
     halves = all(dtype.itemsize == 2 for dtype in call.dtypes.values())
-    return _depthwise(call) and call.open == "w" and call.sizes["B"] == call.sizes["K"] == 1 and square and halves
+    fast = call.open == "w" or call.open == "y" and math.prod(_window(call).filter) <= FUSED_TAPS
+    return _depthwise(call) and fast and call.sizes["B"] == call.sizes["K"] == 1 and _window(call).square and halves
 
 
 def _fused(call: Call) -> bool:
@@ -131,16 +130,17 @@ CONVOLUTIONS = (
         "XLA refuses convolutions of integers on GPUs, saturates them, or multiplies them without tensor cores",
     ),
     Preference(
+        "depthwise, cuDNN's own",
+        _depthwise_of_cudnn,
+        False,
+        f"cuDNN's kernels for square depthwise filters of at most {FUSED_TAPS} taps in 16 bits, and for the gradients of such filters of any size,"
+        " were as fast or faster on an H100",
+    ),
+    Preference(
         "depthwise, one fusion",
         _fused,
         False,
         f"XLA fuses a depthwise convolution of at most {FUSED_TAPS} taps with the bias and the activation around it",
-    ),
-    Preference(
-        "depthwise, the filter's gradient",
-        _depthwise_filter,
-        False,
-        "cuDNN's kernel for gradients of square depthwise filters in 16 bits was faster on an H100",
     ),
     Preference(
         "depthwise",

@@ -63,7 +63,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(dtype, jnp.inexact):
         return "lax" if alone else grouped
     if platform in GPUS:
-        return _plan_of_gpu(open, dgrad, sizes, window, grouped)
+        return _plan_of_gpu(open, dgrad, sizes, window, dtype, grouped)
     if open == "y" and by_batch_groups(B, G, K, window, platform):
         return grouped
     large = alone or C * K > FEW_CHANNELS and _products(sizes, window) >= LEAST_OF_STEP["y"]
@@ -161,8 +161,10 @@ def _plan_of_wgrad(sizes, window, grouped):
     return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else grouped
 
 
-def _plan_of_gpu(open, dgrad, sizes, window, grouped):
+def _plan_of_gpu(open, dgrad, sizes, window, dtype, grouped):
     """cuDNN's convolution, with or without groups, except for mostly zero inputs, and for products so few that XLA fuses them.
+
+    Of these cuDNN has kernels for square depthwise filters in 16 bits, which took two thirds of the fusion's time on an H100.
 
     A loop would be thousands of tiny kernels.  A strided dense dgrad has a transposed window, so its input is dilated, but cuDNN supports
     it directly.
@@ -172,7 +174,8 @@ def _plan_of_gpu(open, dgrad, sizes, window, grouped):
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not of_cudnn:
         return "phases"
     few = C * K <= FEW_ON_GPU and C * math.prod(window.filter) <= FOLDED_ON_GPU
-    return "shifts" if open == "y" and G > 1 and window.rank and few else "lax" if B * G == 1 else grouped
+    depthwise = B * C * K == 1 and window.square and jnp.dtype(dtype).itemsize == 2
+    return "shifts" if open == "y" and G > 1 and window.rank and few and not depthwise else "lax" if B * G == 1 else grouped
 
 
 def _folds(sizes, window, dtype):
