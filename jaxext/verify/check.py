@@ -114,8 +114,10 @@ def allowance(case: Case) -> dict[str, float]:
     if problem is None:
         return {"stray": laws.SUMS}
     multiplied = case.plan.implementation.multiplied(problem)  # type: ignore[attr-defined]
-    eight_bits = all(name.startswith("fp8") for name in problem.dtypes[:2])
-    stray = laws.IN_REGISTERS if multiplied == "bf16" else laws.EIGHT_BITS if eight_bits else laws.STRAY.get(multiplied, laws.SUMS)
+    factors = problem.dtypes[:2]
+    of_factors = laws.STRAY.get(multiplied, laws.SUMS) if "fp32" in factors else laws.SUMS
+    eight_bits = all(name.startswith("fp8") for name in factors)
+    stray = laws.IN_REGISTERS if multiplied == "bf16" else laws.EIGHT_BITS if eight_bits else of_factors
     epilogue = getattr(problem, "epilogue", None)
     if epilogue is None or epilogue.activation is None:
         return {"stray": stray}

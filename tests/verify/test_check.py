@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxext.verify import cases, check, evidence, laws, marks, stand_ins, worker
+import jaxext
+from jaxext.verify import cases, check, contact_list, evidence, laws, marks, stand_ins, worker
 from jaxext.verify.check import Wrong
 from jaxext.verify.events import Verdict
 
@@ -60,6 +61,17 @@ def test_results_lie_in_poisoned_memory(planted, monkeypatch):
     monkeypatch.setattr(np, "matmul", lambda *args, matmul=np.matmul: order.append("run") or matmul(*args))
     checked(planted["planted_right"])
     assert order == [("poison", [(24, 40)]), "run"] * (1 + check.REPEATS)
+
+
+def test_sums_on_tensor_cores_are_cut_off_whatever_precision_is_named():
+    """Of 16-bit factors too, which kernels call exact ("ieee"): 528 squares of them were 1.2e-6 too small on an H100."""
+    with jaxext.use_target("sm_90a"):
+        found, _ = cases.listed(contact_list.contacts(), "cuda", ["triton"])
+    of_halves, of_floats = (
+        next(case for case in found if name in case.name) for name in ("gram into float32, picked", "matmul highest, picked")
+    )
+    assert check.allowance(of_halves) == {"stray": laws.SUMS}
+    assert check.allowance(of_floats) == {"stray": laws.FLOAT32}
 
 
 ONES = np.ones((2, 3))
