@@ -80,18 +80,17 @@ def _depthwise(call: Call) -> bool:
 
 
 def _depthwise_of_cudnn(call: Call) -> bool:
-    """Return whether cuDNN has a fast kernel for a depthwise convolution of few taps, or for its filter's gradient: the filter square, in 16
-    bits, one output for each input."""
+    """Return whether cuDNN has kernels for a depthwise convolution: square without strides, in 16 bits, one output for each input."""
     halves = all(dtype.itemsize == 2 for dtype in call.dtypes.values())
-    fast = call.open == "w" or call.open == "y" and math.prod(_window(call).filter) <= FUSED_TAPS
-    return _depthwise(call) and fast and call.sizes["B"] == call.sizes["K"] == 1 and _window(call).square and halves
+    return _depthwise(call) and call.sizes["B"] == call.sizes["K"] == 1 and _window(call).square and halves
 
 
 def _fused(call: Call) -> bool:
     """Whether XLA computes the sum of shifted inputs in one fusion."""
     window = _window(call)
     few = math.prod(window.filter) <= FUSED_TAPS and call.sizes["K"] <= FUSED_OUTPUTS
-    return call.open == "y" and _depthwise(call) and few and not _holes(window.input_dilation, window.input)
+    fits = few and not _holes(window.input_dilation, window.input) and not _depthwise_of_cudnn(call)
+    return call.open == "y" and _depthwise(call) and fits
 
 
 def _zeros(call: Call) -> bool:
@@ -130,11 +129,10 @@ CONVOLUTIONS = (
         "XLA refuses convolutions of integers on GPUs, saturates them, or multiplies them without tensor cores",
     ),
     Preference(
-        "depthwise, cuDNN's own",
-        _depthwise_of_cudnn,
+        "depthwise, the filter's gradient",
+        lambda call: call.open == "w" and _depthwise_of_cudnn(call),
         False,
-        f"cuDNN's kernels for square depthwise filters of at most {FUSED_TAPS} taps in 16 bits, and for the gradients of such filters of any size,"
-        " were as fast or faster on an H100",
+        "cuDNN's kernel for gradients of square depthwise filters in 16 bits without strides was faster on an H100",
     ),
     Preference(
         "depthwise, one fusion",

@@ -48,9 +48,9 @@ class Window:
 
     @property
     def square(self) -> bool:
-        """Whether it has two axes, a filter that is as high as it is wide, and no dilation that leaves holes."""
-        steps = zip(self.input_dilation + self.filter_dilation, self.input + self.filter, strict=True)
-        return self.rank == 2 and len({*self.filter}) == 1 and not any(step > 1 and size > 1 for step, size in steps)
+        """Whether it has two axes, a filter that is as high as it is wide, and neither strides nor dilations."""
+        steps = self.stride + self.input_dilation + self.filter_dilation
+        return self.rank == 2 and len({*self.filter}) == 1 and {*steps} == {1}
 
     @property
     def sizes(self) -> dict[str, int]:
