@@ -169,4 +169,4 @@ def test_fp8_matmul(implementation):
         return refused(error)
     for one, other in zip(got, step("xla")(x, w), strict=True):
         one, other = (np.asarray(x.astype(jnp.float32), np.float64) for x in (one, other))
-        assert np.linalg.norm(one - other) <= 2.0**-6 * np.linalg.norm(other)
+        assert np.linalg.norm(one - other) <= 2.0**-5 * np.linalg.norm(other)

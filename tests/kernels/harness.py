@@ -34,6 +34,12 @@ NAN = 0xFF  # every byte of a number that is NaN in each float format
 NOTHING = 0xA5  # every byte of one that no kernel computes
 
 
+def skip_what_is_overwritten(module, problem) -> None:
+    """Skip the products that a kernel refuses because this Triton overwrites their factors."""
+    if "overwrites factors" in (reason := module.supports(problem) or ""):
+        pytest.skip(reason)
+
+
 def run(launch: Launch, operands: Mapping[str, np.ndarray], shape: tuple[int, ...], dtype_name: str) -> np.ndarray:
     """What `launch` makes of the operands, by slot; its partial results, where it has such, are added up in their own order."""
     (result,) = run_all(launch, operands, (shape,), dtype_name)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import random
-from harness import check, run
+from harness import check, run, skip_what_is_overwritten
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.forms.window import Window
@@ -132,8 +132,7 @@ def _meetings(p: ConvProblem, axis: int, r: int) -> list[tuple[int, int]]:
 
 
 def compute(problem: ConvProblem, config: Config, operands) -> np.ndarray:
-    if "overwrites factors" in (reason := conv.supports(problem) or ""):
-        pytest.skip(reason)
+    skip_what_is_overwritten(conv, problem)
     return run(conv.launch(problem, config), operands, shape(problem, OPEN[problem.role]), problem.dtypes[2])
 
 
