@@ -196,7 +196,11 @@ def joined(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _reshaped(split: Split, before: Sequence[int], after: Sequence[int], mesh: Mapping[str, int]) -> Split:
-    """Dimensions are merged and split in blocks of equal size; the first of a block keeps what splits it."""
+    """Dimensions are merged and split in blocks of equal size, and axes go to the first of a block, then to the next if that is used up."""
+
+    def count(axes: Sequence[str]) -> int:
+        return math.prod(mesh.get(axis, 1) for axis in axes)
+
     result: list[tuple[str, ...]] = [()] * len(after)
     i = j = 0
     while i < len(before) and j < len(after):
@@ -210,9 +214,15 @@ def _reshaped(split: Split, before: Sequence[int], after: Sequence[int], mesh: M
                 right *= after[j] if j < len(after) else left
             if i >= len(before) or j >= len(after):
                 return tuple(result)
-        axes = next((split[k] for k in range(first, i + 1) if before[k] != 1), ())
-        place = next((k for k in range(to, j + 1) if after[k] != 1), to)
-        if after[place] % math.prod(mesh.get(axis, 1) for axis in axes) == 0:
-            result[place] = axes
+        axes: tuple[str, ...] = ()
+        for k in range(first, i + 1):
+            axes += split[k]
+            if count(split[k]) != before[k]:
+                break
+        for k in range(to, j + 1):
+            result[k] = max((axes[:n] for n in range(len(axes) + 1) if after[k] % count(axes[:n]) == 0), key=len)
+            axes = axes[len(result[k]) :]
+            if count(result[k]) != after[k]:
+                break
         i, j = i + 1, j + 1
     return tuple(result)

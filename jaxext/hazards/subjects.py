@@ -115,9 +115,9 @@ class Conv:
         sizes = zip(space, taps, self.filter, self.output, strict=True)
         pairs = {channels: inputs, **{s: t for s, t, size, result in sizes if size > result}}
         back = {t: s for s, t in pairs.items()}
-        whole: Split = ((),) * len(self.numbers.lhs_spec)
-        for known, other, of in ((lhs, rhs or whole, pairs), (rhs, lhs or whole, back)):
-            yield tuple(other[of[i]] if i in of else () for i in range(len(whole))) if known is None else known
+        for known, other, of in ((lhs, rhs, pairs), (rhs, lhs, back)):
+            aligned = [other[of[i]] if other is not None and i in of else () for i in range(len(self.numbers.lhs_spec))]
+            yield tuple(aligned) if known is None else known
 
     def split(self, *which: str) -> bool:
         """Whether a mesh axis splits one of these of the input: "batch", "channels", "space"."""
