@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -76,6 +76,7 @@ class Finding:
 class Report:
     """What `doctor` found, the worst first.  `ok` says that nothing is wrong or crashes; `str` gives a text.
 
+    `devices` says which mesh was assumed, and of how many arguments no sharding is known.
     `remarks` say how the function was read: which gradient, or why none, and which operands are constants of the program.
     `refusal` is the error of jaxext if the function cannot be traced inside `in_place_of_lax`; then what is slow is not known.
     """
@@ -85,6 +86,7 @@ class Report:
     read: str  # "forward", "forward and backward", or "as it stands" if the function computes gradients itself
     products: int  # of lax, in the program
     findings: tuple[Finding, ...]
+    devices: str = "one device"  # or the mesh, with the sizes of its axes
     refusal: str | None = None
     remarks: tuple[str, ...] = ()
 
@@ -95,7 +97,7 @@ class Report:
     def __str__(self) -> str:
         counts = collections.Counter(finding.what for finding in self.findings)
         found = ", ".join(f"{counts[what]} {what}" for what in ORDER if counts[what]) or "no hazard"
-        head = f"{counted(self.products, 'product')} of lax on {self.platform}, {self.read}, jax {self.jax}: {found}"
+        head = f"{counted(self.products, 'product')} of lax on {self.platform}, {self.devices}, {self.read}, jax {self.jax}: {found}"
         by_hazard: dict[str, list[Finding]] = {}
         for finding in self.findings:
             by_hazard.setdefault(finding.hazard, []).append(finding)
@@ -168,6 +170,7 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
     equations = [*_equations(program, leaves, platform), *fused_in_own(program, platform)]
+    mesh = {axis: size for equation, _ in equations for axis, size in equation.axes.items()}
     in_evaluation = [*_fused_in_evaluation(alone, equations, leaves)] if backward and platform == "cpu" else []
     planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
     findings: dict[tuple, tuple[Finding, Any]] = {}
@@ -183,7 +186,15 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         for finding, subject in ordered
     ]
     products = sum(equation.name in PRODUCTS for equation, _ in equations)
-    return Report(platform, jax.__version__, read, products, tuple(measured), refusal, said)
+    return Report(platform, jax.__version__, read, products, tuple(measured), _told_mesh(mesh, leaves), refusal, said)
+
+
+def _told_mesh(mesh: Mapping[str, int], leaves: Sequence[Any]) -> str:
+    if not mesh:
+        return "one device"
+    bare = sum(not isinstance(getattr(leaf, "sharding", None), jax.NamedSharding) for leaf in leaves)
+    whole = f" (without a sharding, so whole on each device: {bare} of {counted(len(leaves), 'argument')})" if bare else ""
+    return f"a mesh of {', '.join(f'{axis} {size}' for axis, size in mesh.items())}{whole}"
 
 
 def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
@@ -197,9 +208,8 @@ def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
 def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> Iterator[tuple[Equation, Step]]:
     """lax's equations, with the mesh axes that split their operands."""
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
-    splits = SplitAxes(
-        program.jaxpr, [of_sharding(sharding, aval.ndim) for sharding, aval in zip(shardings, program.in_avals, strict=True)]
-    )
+    arguments = [of_sharding(sharding, aval.ndim) or ((),) * aval.ndim for sharding, aval in zip(shardings, program.in_avals, strict=True)]
+    splits = SplitAxes(program.jaxpr, arguments)
     shardings += (of_constants := [getattr(constant, "sharding", None) for constant in program.consts])
     splits.add_constants(program.jaxpr.constvars, of_constants)
     meshes = {sharding.mesh.abstract_mesh for sharding in shardings if isinstance(sharding, jax.NamedSharding)}

@@ -25,41 +25,20 @@ FROM_STRUCTURE = "This follows from the structure of XLA's program, and was meas
 # A subject has the hazards that hold; of those that are slow, only the first.
 HAZARDS = (
     Hazard(
-        name="grouped filter gradient on a mesh",
+        name="all-reduce over a replicated axis",
         what="wrong",
         of=Equation,
-        holds=of_conv(lambda conv, e: conv.batch_groups > 1 and (conv.split("channels") or conv.split_images()) and bool(e.unused)),
-        why="If devices split the images, and another axis of the mesh splits nothing, XLA adds up the gradient of a grouped or depthwise "
-        "filter over that axis too.",
-        page="lax-hazards.md#gradient-of-a-grouped-filter-on-a-mesh-of-two-axes",
+        holds=of_conv(lambda conv, e: bool(conv.counted_again)),
+        why="If both operands of a convolution are sharded, along space for instance, XLA can add up partial results over all devices, "
+        "also over a mesh axis that leaves the larger operand whole. Gradients of filters have it in data-parallel training.",
+        page="lax-hazards.md#an-all-reduce-over-a-replicated-axis",
         cost=factor,
-    ),
-    Hazard(
-        name="filter gradient with split space",
-        what="wrong",
-        of=Equation,
-        holds=of_conv(
-            lambda conv, e: conv.batch_groups == 1 and conv.split_images() and not (conv.split("batch") or conv.is_dot) and bool(e.unused)
-        ),
-        why="If devices split the images along height or width, and another axis of the mesh splits nothing, XLA adds up the gradient of "
-        "the filter over that axis too.",
-        page="lax-hazards.md#gradient-of-a-filter-with-images-split-along-space",
-        cost=factor,
-    ),
-    Hazard(
-        name="wrong halo exchange",
-        what="wrong",
-        of=Equation,
-        holds=of_conv(lambda conv, e: conv.batch_groups == 1 and (conv.groups == 1 or conv.channels == 1) and conv.has_wrong_halo),
-        why="If devices split the images along height or width, and the channels of the filter, and an axis of the mesh splits nothing of "
-        "the images, XLA's halo exchange is wrong, and so is the result itself.",
-        page="lax-hazards.md#images-split-along-space-and-a-filter-split-along-its-channels",
     ),
     Hazard(
         name="pointwise groups split over devices",
         what="wrong",
         of=Equation,
-        holds=of_conv(lambda conv, e: conv.groups > 1 < conv.channels and conv.split_pointwise),
+        holds=of_conv(lambda conv, e: conv.groups > 1 and conv.mixes_groups),
         why="If devices split the channels of a grouped convolution with a filter of one tap, as vmap makes it too, XLA multiplies other "
         "groups, or refuses its own program.",
         page="lax-hazards.md#groups-of-a-pointwise-convolution-split-over-devices",
@@ -68,10 +47,19 @@ HAZARDS = (
         name="pointwise depthwise convolution with split channels",
         what="crash",
         of=Equation,
-        holds=of_conv(lambda conv, e: conv.groups > 1 == conv.channels and conv.split_pointwise and bool(e.unused)),
-        why="If one axis of a mesh splits the channels of a depthwise convolution with a filter of one tap, and another splits nothing, "
+        holds=of_conv(lambda conv, e: conv.frees_twice),
+        why="If a mesh axis splits the channels of a depthwise convolution with a filter of one tap, and another neither input nor result, "
         "XLA ends the process.",
         page="lax-hazards.md#a-pointwise-depthwise-convolution-with-split-channels",
+    ),
+    Hazard(
+        name="batch groups split over devices",
+        what="crash",
+        of=Equation,
+        holds=of_conv(lambda conv, e: conv.batch_groups > 1 and conv.mixes_groups),
+        why="If the channels of the result are split into more parts than there are batch groups, XLA ends the process. With a filter of "
+        "one tap the numbers are wrong instead, also for a batch in more parts.",
+        page="lax-hazards.md#batch-groups-split-over-devices",
     ),
     Hazard(
         name="cropped and padded",

@@ -62,7 +62,8 @@ def float32_at_most(highest: lax.Precision):
 
 
 def factor(equation: Equation) -> str:
-    return f"the gradient is {math.prod(equation.unused.values())} times too large"
+    assert equation.conv is not None
+    return f"the result is {math.prod(equation.conv.counted_again.values())} times too large"
 
 
 def gathered(equation: Equation) -> str:

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import AxisType, NamedSharding
 
 from jaxext.tuning.walk import Step
@@ -55,6 +56,9 @@ class SplitAxes:
         """The axes over which the program is still to be split here: in a `shard_map` those that it leaves."""
         return {axis: size for axis, size in self.mesh.items() if axis not in self._manual[-1]}
 
+    def _count(self, axes: Sequence[str]) -> int:
+        return math.prod(self.mesh.get(axis, 1) for axis in axes)
+
     def of(self, atom: Any) -> Split | None:
         if isinstance(atom, Literal):
             return of_sharding(getattr(atom.val, "sharding", None), np.ndim(atom.val))
@@ -78,6 +82,9 @@ class SplitAxes:
             self.add_mesh(eqn.params["mesh"])
             manual |= frozenset(eqn.params["newly_manual_axes"])
         self._manual.append(manual)
+        for closed in jax.tree.leaves([*eqn.params.values()], is_leaf=lambda value: isinstance(value, ClosedJaxpr)):
+            if isinstance(closed, ClosedJaxpr):
+                self.add_constants(closed.jaxpr.constvars, [getattr(constant, "sharding", None) for constant in closed.consts])
         for inner in inside:
             for var, split in zip(inner.invars, _aligned(self._operands(eqn, inner), len(inner.invars)), strict=True):
                 known = split if _fits(split, var) else None
@@ -117,7 +124,8 @@ class SplitAxes:
                 self.add_mesh(sharding.mesh)
                 return of_sharding(sharding, len(shape))
         if name in ("dot_general", "conv_general_dilated"):
-            return (_of_dot if name == "dot_general" else _of_conv)(splits, params, [atom.aval.ndim for atom in eqn.invars])
+            split = (_of_dot if name == "dot_general" else _of_conv)(splits, params, [atom.aval.ndim for atom in eqn.invars])
+            return split and tuple(axes if n % self._count(axes) == 0 else () for n, axes in zip(shape, split, strict=True))
         if not splits or splits[0] is None and len(splits) == 1:
             return None
         first = splits[0]
@@ -127,7 +135,7 @@ class SplitAxes:
             return tuple(first[i] for i in params["permutation"])
         if first is not None and name == "broadcast_in_dim":
             sources = {to: i for i, to in enumerate(params["broadcast_dimensions"]) if eqn.invars[0].aval.shape[i] == shape[to]}
-            return tuple(first[sources[i]] if i in sources else () for i in range(len(shape)))
+            return tuple(first[sources[i]] if i in sources else () for i in range(len(shape))) if sources else None
         if first is not None and name == "reshape":
             order = params.get("dimensions") or range(len(first))
             before = eqn.invars[0].aval.shape
@@ -172,19 +180,27 @@ def _of_dot(splits, params, ndims) -> Split | None:
 
 
 def _of_conv(splits, params, ndims) -> Split | None:
+    """The channels of the result take an axis before its space does."""
     numbers = params["dimension_numbers"]
     lhs, rhs = (split or ((),) * ndims[0] for split in splits[:2])
-    result = [()] * ndims[0]
-    result[numbers.out_spec[0]], result[numbers.out_spec[1]] = lhs[numbers.lhs_spec[0]], rhs[numbers.rhs_spec[0]]
-    for to, of in zip(numbers.out_spec[2:], numbers.lhs_spec[2:], strict=True):
-        result[to] = lhs[of]
-    if params["feature_group_count"] > 1 and not result[numbers.out_spec[1]]:
-        result[numbers.out_spec[1]] = lhs[numbers.lhs_spec[1]]
-    return None if splits[0] is splits[1] is None else _union([tuple(result)])
+    outputs = joined(lhs[numbers.lhs_spec[1]], rhs[numbers.rhs_spec[0]]) if params["feature_group_count"] > 1 else rhs[numbers.rhs_spec[0]]
+    result = _union([(lhs[numbers.lhs_spec[0]], outputs, *(lhs[i] for i in numbers.lhs_spec[2:]))])
+    assert result is not None
+    return None if splits[0] is splits[1] is None else tuple(result[numbers.out_spec.index(i)] for i in range(ndims[0]))
+
+
+def joined(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes of a dimension that two operands share: the longer, or none if they disagree."""
+    shorter, longer = sorted((one, other), key=len)
+    return longer if longer[: len(shorter)] == shorter else ()
 
 
 def _reshaped(split: Split, before: Sequence[int], after: Sequence[int], mesh: Mapping[str, int]) -> Split:
-    """Dimensions are merged and split in blocks of equal size; the first of a block keeps what splits it."""
+    """Dimensions are merged and split in blocks of equal size, and axes go to the first of a block, then to the next if that is used up."""
+
+    def count(axes: Sequence[str]) -> int:
+        return math.prod(mesh.get(axis, 1) for axis in axes)
+
     result: list[tuple[str, ...]] = [()] * len(after)
     i = j = 0
     while i < len(before) and j < len(after):
@@ -198,9 +214,15 @@ def _reshaped(split: Split, before: Sequence[int], after: Sequence[int], mesh: M
                 right *= after[j] if j < len(after) else left
             if i >= len(before) or j >= len(after):
                 return tuple(result)
-        axes = next((split[k] for k in range(first, i + 1) if before[k] != 1), ())
-        place = next((k for k in range(to, j + 1) if after[k] != 1), to)
-        if after[place] % math.prod(mesh.get(axis, 1) for axis in axes) == 0:
-            result[place] = axes
+        axes: tuple[str, ...] = ()
+        for k in range(first, i + 1):
+            axes += split[k]
+            if count(split[k]) != before[k]:
+                break
+        for k in range(to, j + 1):
+            result[k] = max((axes[:n] for n in range(len(axes) + 1) if after[k] % count(axes[:n]) == 0), key=len)
+            axes = axes[len(result[k]) :]
+            if count(result[k]) != after[k]:
+                break
         i, j = i + 1, j + 1
     return tuple(result)

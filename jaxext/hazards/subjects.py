@@ -18,7 +18,7 @@ from jaxext.forms.call import Call
 from jaxext.forms.choose import Choice
 from jaxext.forms.form import owner
 from jaxext.forms.window import dilate
-from jaxext.hazards.split_axes import Split
+from jaxext.hazards.split_axes import Split, joined
 from jaxext.tuning.explain import AS_LAX
 from jaxext.tuning.walk import Step
 
@@ -73,12 +73,6 @@ class Equation:
         return not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in self.dtypes)
 
     @functools.cached_property
-    def unused(self) -> dict[str, int]:
-        """The axes that split neither operand."""
-        used = {axis for split in self.splits for axes in split or () for axis in axes}
-        return {axis: size for axis, size in self.axes.items() if axis not in used}
-
-    @functools.cached_property
     def conv(self) -> Conv | None:
         return Conv(self) if self.name == "conv_general_dilated" else None
 
@@ -101,10 +95,10 @@ class Conv:
     """lax's convolution by its parts."""
 
     def __init__(self, equation: Equation):
-        self.params, (self._lhs, self._rhs), self._axes = equation.eqn.params, equation.splits[:2], equation.axes
+        self.params, self._axes = equation.eqn.params, {axis: size for axis, size in equation.axes.items() if size > 1}
         self.numbers = self.params["dimension_numbers"]
         lhs, rhs = (atom.aval.shape for atom in equation.eqn.invars)
-        self._elements = math.prod(lhs), math.prod(rhs)
+        self._batch_and_outputs = lhs[self.numbers.lhs_spec[0]], rhs[self.numbers.rhs_spec[0]]
         self.input = [lhs[i] for i in self.numbers.lhs_spec[2:]]
         self.filter = [rhs[i] for i in self.numbers.rhs_spec[2:]]
         self.output = [equation.eqn.outvars[0].aval.shape[i] for i in self.numbers.out_spec[2:]]
@@ -112,44 +106,124 @@ class Conv:
         self.channels = lhs[self.numbers.lhs_spec[1]] // self.groups  # of the input, per group
         self.strides, self.padding = self.params["window_strides"], self.params["padding"]
         self.lhs_dilation, self.rhs_dilation = self.params["lhs_dilation"], self.params["rhs_dilation"]
+        self._lhs, self._rhs = self._known(*equation.splits[:2])
+        self._larger = (self._rhs, self.numbers.rhs_spec) if math.prod(lhs) < math.prod(rhs) else (self._lhs, self.numbers.lhs_spec)
+
+    def _known(self, lhs: Split | None, rhs: Split | None) -> Iterator[Split]:
+        """The splits.  XLA splits an unknown operand, such as a constant cotangent, like the other where they are contracted."""
+        (_, channels, *space), (_, inputs, *taps) = self.numbers.lhs_spec, self.numbers.rhs_spec
+        sizes = zip(space, taps, self.filter, self.output, strict=True)
+        pairs = {channels: inputs, **{s: t for s, t, size, result in sizes if size > result}}
+        back = {t: s for s, t in pairs.items()}
+        for known, other, of in ((lhs, rhs, pairs), (rhs, lhs, back)):
+            aligned = [other[of[i]] if other is not None and i in of else () for i in range(len(self.numbers.lhs_spec))]
+            yield tuple(aligned) if known is None else known
 
     def split(self, *which: str) -> bool:
         """Whether a mesh axis splits one of these of the input: "batch", "channels", "space"."""
         batch, channels, *space = self.numbers.lhs_spec
         of = {"batch": [batch], "channels": [channels], "space": space}
-        return any(self._parts(i) > 1 for name in which for i in of[name])
+        return any(self._count(self._lhs[i]) > 1 for name in which for i in of[name])
 
-    def split_images(self) -> bool:
-        """Whether a spatial axis is split along which this is a filter's gradient: its filter is as large as images, its result is not.
+    @functools.cached_property
+    def counted_again(self) -> dict[str, int]:
+        """The mesh axes over which XLA adds up equal numbers, in a sum over all devices: those that leave the larger operand whole."""
+        return self._without(*self._larger[0]) if self._is_summed else {}
 
-        If the convolution was strided, XLA splits the images only if the devices divide both.
+    @functools.cached_property
+    def _is_summed(self) -> bool:
+        """Whether XLA shards the smaller operand like the larger, exchanges halos, convolves and adds up over all devices.
+
+        This is `PartitionConvolution` of its SPMD partitioner.
         """
-        space = zip(self.numbers.lhs_spec[2:], self.filter, self.output, self.rhs_dilation, strict=True)
-        parts = [(self._parts(i), f, o, stride) for i, f, o, stride in space]
-        return any(n > 1 and f > o and (f % n == 0 or stride == 1) for n, f, o, stride in parts)
-
-    @property
-    def has_wrong_halo(self) -> bool:
-        """Return whether XLA's halo exchange is wrong: space and the filter's channels are sharded, and a mesh axis leaves the input whole.
-
-        That holds for two shards along space if the input is larger than the filter, and otherwise for any number of them if the
-        contracted channels are sharded.  XLA's partitioner moves the smaller operand.
-        """
-        lhs, rhs = (split or () for split in (self._lhs, self._rhs))
-        if not rhs or any(rhs[i] for i in self.numbers.rhs_spec[2:]) or max(self.filter) == 1 or max(self.lhs_dilation) > 1:
+        (_, channels, *space), (_, inputs, *taps) = self.numbers.lhs_spec, self.numbers.rhs_spec
+        larger, (outer, inner, *spatial) = self._larger
+        if not any(self._lhs) or not any(self._rhs) or larger[outer] or max(self.lhs_dilation) > 1 or self._is_parallel:
             return False
-        idle = {axis for axis, size in self._axes.items() if size > 1} - {axis for axes in lhs for axis in axes}
-        parts = math.prod(self._parts(i) for i in self.numbers.lhs_spec[2:])
-        outputs, inputs = (bool(rhs[i]) for i in self.numbers.rhs_spec[:2])
-        larger = self._elements[0] > self._elements[1]
-        return bool(idle) and (parts == 2 and (outputs or inputs) if larger else parts > 1 and inputs)
+        if self.groups > 1 and (larger[inner] or not self._is_depthwise):
+            return False
+        if self.groups == self.batch_groups == 1:  # else XLA takes no axis for one of a matrix product
+            pairs = [*zip(space, taps, self._kinds, strict=True)]
+            contracted = [(channels, inputs), *((s, t) for s, t, kind in pairs if kind == "contracted")]
+            if all(any(split[pair[i]] for pair in contracted) for i, split in enumerate((self._lhs, self._rhs))):
+                return False
+            if not any(self._lhs[s] or self._rhs[t] for s, t, kind in pairs if kind == "window"):
+                return False
+        return all(self._halo_fits(i, self._count(larger[s])) for i, s in enumerate(spatial))
 
     @property
-    def split_pointwise(self) -> bool:
-        """Whether it has no window, and mesh axes split the channels of the images or of the filters."""
-        of_filters = self._rhs is not None and any(self._rhs[i] for i in self.numbers.rhs_spec[:2])
-        alone = {*self.filter, *self.strides, *self.lhs_dilation} == {1} and not any(map(any, self.padding))
-        return alone and (self.split("channels") or of_filters)
+    def _is_parallel(self) -> bool:
+        """Whether each device has groups of its own."""
+        groups, devices = max(self.groups, self.batch_groups), math.prod(self._axes.values())
+        if groups == 1 or groups % devices or self.batch_groups > 1 and {*self._batch_and_outputs} != {groups}:
+            return False
+        return devices in (self._count(self._lhs[self._grouped]), self._count(self._rhs[self.numbers.rhs_spec[0]]))
+
+    @property
+    def _kinds(self) -> list[str]:
+        """Of each spatial axis, as in a matrix product."""
+        kinds, known = [], zip(self.input, self.filter, self.strides, self.lhs_dilation, self.rhs_dilation, self.padding, strict=True)
+        for n, taps, stride, *dilation, padding in known:
+            is_window = max(dilation) > 1 or any(padding)
+            kinds.append("window" if is_window else "contracted" if n == taps else "free" if taps == stride == 1 else "window")
+        return kinds
+
+    def _halo_fits(self, i: int, count: int) -> bool:
+        """Whether the halos of a spatial axis in so many shards are no larger than a shard."""
+        shard, taps = -(-self.input[i] // count), -(-self.filter[i] // count) * self.rhs_dilation[i]
+        low = self.padding[i][0]
+        high = self.strides[i] * (self.output[i] - 1) + 1 - self.rhs_dilation[i] - low
+        return all(max((shard - taps) * j + low, (taps - shard) * j + high) <= shard for j in range(1, count))
+
+    @property
+    def _is_depthwise(self) -> bool:
+        """Whether a shard of the filter has one input channel."""
+        return self.channels <= self._count(self._rhs[self.numbers.rhs_spec[1]])
+
+    @property
+    def _of_outputs(self) -> tuple[str, ...]:
+        """The mesh axes that shard the groups, and so the channels of the result."""
+        of_lhs, of_rhs = self._lhs[self._grouped], self._rhs[self.numbers.rhs_spec[0]]
+        of_lhs = tuple(axis for i, axis in enumerate(of_lhs) if self._count(of_lhs[:i]) < self.groups * self.batch_groups)
+        axes = joined(of_lhs, of_rhs)
+        taken = [self.groups > 1 and axis in self._lhs[self.numbers.lhs_spec[0]] for axis in axes]
+        return axes[: [*taken, True].index(True)]
+
+    @property
+    def mixes_groups(self) -> bool:
+        """Whether XLA divides groups over devices that have fewer: it partitions a convolution without windows as a matrix product."""
+        groups, of_outputs = max(self.groups, self.batch_groups), self._count(self._of_outputs)
+        of_lhs, is_window = self._count(self._lhs[self._grouped]), "window" in self._kinds
+        if groups == 1 or self._is_summed:
+            return False
+        if self.batch_groups > 1:
+            return (
+                of_outputs > groups and (not is_window or of_lhs <= groups and not self.split("space")) or not is_window and of_lhs > groups
+            )
+        if is_window:
+            return self.channels == 1 < of_lhs and of_outputs > groups and not self.split("space")
+        return of_outputs > 1 and (of_lhs > groups or not self._is_depthwise)
+
+    @property
+    def frees_twice(self) -> bool:
+        """Whether XLA frees memory twice: channels are split without a window, and an axis splits neither input nor result."""
+        if "window" in self._kinds or self.groups == 1 or not self._is_depthwise or self._is_summed:
+            return False
+        taken = {axis for i in self.numbers.lhs_spec[2:] for axis in self._lhs[i]} | {*self._rhs[self.numbers.rhs_spec[1]]}
+        outputs = self._of_outputs
+        return bool(outputs) and not taken & {*outputs} and bool(self._without(*self._lhs, outputs))
+
+    @property
+    def _grouped(self) -> int:
+        """The dimension of the input that has the groups."""
+        return self.numbers.lhs_spec[0 if self.batch_groups > 1 else 1]
+
+    def _without(self, *used: Sequence[str]) -> dict[str, int]:
+        return {axis: size for axis, size in self._axes.items() if not any(axis in axes for axes in used)}
+
+    def _count(self, axes: Sequence[str]) -> int:
+        """How many shards they make."""
+        return math.prod(self._axes.get(axis, 1) for axis in axes)
 
     @property
     def in_own_layout(self) -> bool:
@@ -161,15 +235,6 @@ class Conv:
             last - 1,
             *space,
         )
-
-    @property
-    def is_dot(self) -> bool:
-        """Whether it is the gradient of a filter of one tap, without strides: a matrix product."""
-        return {*self.output} == {1} and self.groups == self.batch_groups == 1 and {*self.rhs_dilation} <= {1}
-
-    def _parts(self, dimension: int) -> int:
-        """How many parts of the input there are along it."""
-        return math.prod(self._axes.get(axis, 1) for axis in self._lhs[dimension]) if self._lhs else 1
 
     def crops(self) -> Iterator[tuple[int, int, int]]:
         """Of each axis: the padding, and what a crop leaves of the input."""

@@ -21,7 +21,7 @@ from jaxext._told import PAGES
 from jaxext.cli import command
 
 GRID = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-DEPTHWISE, GROUPED = "depthwise convolution", "grouped filter gradient on a mesh"
+DEPTHWISE, GROUPED = "depthwise convolution", "all-reduce over a replicated axis"
 
 
 def struct(*shape, dtype: Any = np.float32, mesh=None, spec: Any = None):
@@ -119,6 +119,14 @@ def test_it_follows_constraints_and_shard_maps():
     assert GROUPED not in {hazard for hazard, *_ in found(functools.partial(by_hand, names={"data", "model"}), W, X)}
     beside = struct(8, 16, 16, 8, mesh=GRID, spec=P(("data", "model")))
     assert GROUPED not in {hazard for hazard, *_ in found(functools.partial(by_hand, names={"data"}), W, beside)}
+
+
+def test_the_report_says_which_mesh_was_assumed():
+    report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), W, SPLIT, platform="cpu")
+    assert report.devices == "a mesh of data 4, model 2 (without a sharding, so whole on each device: 1 of 2 arguments)"
+    assert f" of lax on cpu, {report.devices}, forward and backward, jax " in str(report).partition("\n")[0]
+    assert jaxext.doctor(depthwise, SPLIT, struct(3, 3, 1, 8, mesh=GRID, spec=P()), platform="cpu").devices == "a mesh of data 4, model 2"
+    assert jaxext.doctor(depthwise, X, W, platform="cpu").devices == "one device"
 
 
 def test_arrays_that_the_function_closes_over():
@@ -253,8 +261,10 @@ def test_a_training_step_is_read_as_it_stands():
         return w - gradient, loss
 
     report = jaxext.doctor(step, W, SPLIT, platform="cpu")
-    assert report.read == "as it stands" and report.products == 2 and str(report).startswith("2 products of lax on cpu, as it stands")
-    assert str(jaxext.doctor(jnp.dot, struct(8, 4), struct(4, 8), platform="cpu")).startswith("1 product of lax on cpu, forward, ")
+    assert report.read == "as it stands" and report.products == 2 and "as it stands, jax" in str(report)
+    assert str(jaxext.doctor(jnp.dot, struct(8, 4), struct(4, 8), platform="cpu")).startswith(
+        "1 product of lax on cpu, one device, forward, "
+    )
     assert report.remarks[0].startswith("The function computes gradients itself, as a training step does.")
     assert (GROUPED, "backward") in {(finding.hazard, finding.where) for finding in report.findings}
     twice = jaxext.doctor(step, W, SPLIT, platform="cpu", gradients=True)

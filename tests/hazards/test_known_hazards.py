@@ -152,6 +152,9 @@ def norm_of_gradient(labels):
     return lambda x: squares(jax.grad(lambda w: jnp.einsum(labels, x, w).sum())(jnp.ones_like(x)))
 
 
+LINEAR = Program(
+    jax.grad(lambda w, x: conv(x, w).sum()), (struct(3, 3, 8, 8), struct(8, 8, 8, 8, mesh=GRID, spec=P(None, "data")))
+)  # its cotangent is a constant
 RAGGED = reduced(lambda x: lax.ragged_dot(x, jnp.full((2, 64, 64), 2.0, x.dtype), jnp.array([30, 34])).sum(), read=False)
 HOPPER: Any = dict(arch="sm_90a", how=dict(platform="cuda"))
 MAPPED = struct(8, 2, 6, 6, 3, mesh=LINE, spec=P("data")), struct(8, 3, 3, 3, 4, mesh=LINE, spec=P("data"))
@@ -163,31 +166,28 @@ WIDE = struct(4, 16, 16, 16, dtype=np.float64), struct(3, 3, 16, 16, dtype=np.fl
 
 # Hazard -> programs that have it, near misses
 PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
-    "grouped filter gradient on a mesh": (
-        [on(GRID, P("data"), 8), on(GRID, P("model"), 2), on(GRID, P(None, "data"), 8)],
-        [on(LINE, P("data"), 8), on(GRID, P(("data", "model")), 8), on(GRID, P("data", "model"), 8), on(GRID, P("data")), on(GRID, P(), 8)],
-    ),
-    "filter gradient with split space": (
-        [on(GRID, P(None, "data")), on(GRID, P(None, None, "model")), on(GRID, P(None, "data"), taps=1, strides=(2, 2))],
+    "all-reduce over a replicated axis": (
         [
-            on(LINE, P(None, "data")), on(GRID, P("model", "data")), on(GRID, P("data")), on(GRID, P(None, None, None, "data")),
-            on(GRID, P(None, "data"), taps=1), on(GRID, P(None, "data"), strides=(2, 2), padding="VALID"),
-        ],
-    ),
-    "wrong halo exchange": (
-        [
+            on(GRID, P("data"), 8), on(GRID, P("model"), 2), on(GRID, P(None, "data"), 8), on(GRID, P(None, "data")), LINEAR,
+            on(GRID, P(None, None, "model")), on(GRID, P(None, "data"), taps=1, strides=(2, 2)),
             split(HALVES, P(None, None, None, "data")), split(HALVES, P(None, None, "data")), split(HALVES, BY_CHANNEL),
             split(P(None, None, "model"), P(None, None, None, "data")), split(HALVES, P(None, None, None, "data"), strides=(2, 2)),
             split(HALVES, P(None, None, None, "data"), rhs_dilation=(2, 2)), split(HALVES, P(None, None, None, "data"), groups=8),
-            split(P(None, "data"), P(None, None, "model"), taps=9),
+            split(P(None, "data"), P(None, None, "model"), taps=9), split(BY_CHANNEL, P("data"), taps=4),
+            split(HALVES, P("model"), taps=2, strides=(2, 2)), split(BY_CHANNEL, P(None, None, "data"), batch_group_count=2),
+            split(HALVES, P(None, None, ("data",)), groups=2),
         ],
         [
+            on(LINE, P("data"), 8), on(GRID, P(("data", "model")), 8), on(GRID, P("data", "model"), 8), on(GRID, P("data")),
+            on(GRID, P(), 8), on(LINE, P(None, "data")), on(GRID, P("model", "data")), on(GRID, P(None, None, None, "data")),
+            on(GRID, P(None, "data"), taps=1), on(GRID, P(None, "data"), strides=(2, 2), padding="VALID"),
             split(P("data", "model"), P(None, None, None, "data")), split(P(None, "model", None, "data"), P(None, None, None, "data")),
             split(P("data"), BY_CHANNEL), split(HALVES, P()), split(P(None, ("data", "model")), BY_CHANNEL),
             split(P(None, "data"), BY_CHANNEL), split(P(None, "data"), P(None, None, "model")), split(P(None, "data"), BY_CHANNEL, taps=9),
             split(HALVES, P(None, None, None, "data"), taps=1), split(P(None, "data"), P(None, None, None, "data"), mesh=LINE),
             split(HALVES, P(None, None, None, "data"), groups=2), split(HALVES, P(None, None, None, "data"), taps=9),
             split(HALVES, P(None, None, None, "data"), lhs_dilation=(2, 2), taps=4, padding=[(2, 2)] * 2),
+            split(BY_CHANNEL, P("data", None, "model"), taps=4), split(HALVES, P(None, None, None, "data"), padding=[(2, 2)] * 2),
         ],
     ),
     "pointwise groups split over devices": (
@@ -200,6 +200,13 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
     "pointwise depthwise convolution with split channels": (
         [pointwise(8, BY_CHANNEL)],
         [pointwise(8, P("data", None, None, "model")), pointwise(8, P("data")), grouped(BY_CHANNEL, 8, GRID)],
+    ),
+    "batch groups split over devices": (
+        [split(P(), P(None, None, None, "data"), batch_group_count=2), split(P("data"), P(), taps=1, batch_group_count=2)],
+        [
+            split(P(), BY_CHANNEL, batch_group_count=2), split(P("data"), P(), batch_group_count=2),
+            split(P("model"), P(None, None, None, "data"), batch_group_count=2),
+        ],
     ),
     "cropped and padded": (
         [padded((0, 0), (-5, 1))],

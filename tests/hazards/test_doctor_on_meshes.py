@@ -1,0 +1,76 @@
+"""The doctor accuses exactly those shardings of lax's products that XLA gets wrong: a sample of them.  lax's own results are the truth."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxext
+
+MESHES = [
+    jax.make_mesh(sizes, ("a", "b"), devices=jax.devices()[: np.prod(sizes)], axis_types=(AxisType.Auto,) * 2) for sizes in ((2, 2), (4, 2))
+]
+SAMPLE = 6  # shardings of each product
+
+
+def conv(strides=1, padding: Any = "SAME", **how):
+    return lambda x, w: lax.conv_general_dilated(x, w, (strides,), padding, dimension_numbers=("NHC", "HIO", "NHC"), **how)
+
+
+# Product -> itself, shapes of its operands.  Batch groups of several taps end the process where the doctor says so: known_hazards has them.
+PRODUCTS: dict[str, tuple[Callable, tuple[int, ...], tuple[int, ...]]] = {
+    "dense": (conv(), (8, 16, 8), (3, 8, 8)),
+    "even window": (conv(), (8, 16, 8), (4, 8, 8)),
+    "patches": (conv(2, "VALID"), (8, 16, 8), (2, 8, 8)),
+    "larger filter": (conv(padding=((8, 8),)), (8, 8, 8), (16, 8, 8)),
+    "dilated filter": (conv(rhs_dilation=(2,)), (8, 16, 8), (3, 8, 8)),
+    "dilated input": (conv(padding=((2, 2),), lhs_dilation=(2,)), (8, 16, 8), (4, 8, 8)),
+    "depthwise": (conv(feature_group_count=8), (8, 16, 8), (3, 1, 8)),
+    "groups": (conv(feature_group_count=2), (8, 16, 8), (3, 4, 8)),
+    "batch groups": (conv(batch_group_count=8), (8, 16, 8), (3, 8, 8)),
+    "one tap": (conv(), (8, 16, 8), (1, 8, 8)),
+    "dot": (lambda x, w: lax.dot_general(x, w, (((2,), (1,)), ((0,), (0,)))), (8, 8, 16), (8, 16, 8)),
+}
+
+
+def shardings(mesh, shapes) -> Iterator[list[NamedSharding]]:
+    """Each axis of the mesh shards a dimension of each operand, or none."""
+    dimensions = [(None, *range(len(shape))) for shape in shapes]
+    for choice in itertools.product(itertools.product(*dimensions), repeat=2):
+        axes = [
+            [tuple(axis for axis, of in zip("ab", choice, strict=True) if of[i] == d) for d in range(len(shape))]
+            for i, shape in enumerate(shapes)
+        ]
+        counts = [[np.prod([mesh.shape[axis] for axis in each]) for each in split] for split in axes]
+        if all(n % count == 0 for shape, split in zip(shapes, counts, strict=True) for n, count in zip(shape, split, strict=True)):
+            yield [NamedSharding(mesh, P(*split)) for split in axes]
+
+
+def gradients(product, shapes):
+    """Of a loss that is not linear in the product."""
+    loss = lambda x, w: (product(x, w) ** 2).sum() / 2
+    return jax.grad(loss, (0, 1))
+
+
+@pytest.mark.parametrize("role", ["forward", "gradients"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_the_doctor_accuses_what_is_wrong(name, role):
+    product, *shapes = PRODUCTS[name]
+    rng = np.random.default_rng(0)
+    operands = [rng.integers(-2, 3, shape).astype(np.float32) for shape in shapes]
+    function = product if role == "forward" else gradients(product, shapes)
+    want = jax.tree.leaves(function(*operands))
+    # Seeds of text are the same in every process.
+    every = [each for mesh in MESHES for each in shardings(mesh, shapes)]
+    for each in random.Random(f"{name} {role}").sample(every, SAMPLE):
+        split = [jax.device_put(x, sharding) for x, sharding in zip(operands, each, strict=True)]
+        got = jax.tree.leaves(jax.jit(function)(*split))
+        right = all(np.array_equal(x, y) for x, y in zip(got, want, strict=True))
+        assert jaxext.doctor(function, *split, platform="cpu", gradients=False).ok == right, [sharding.spec for sharding in each]
