@@ -38,18 +38,27 @@ AUTOMATIC, EXPLICIT, EXPORTED, MANUAL, HALF = WAYS = (
 )
 VALUES, GRADIENTS, SECOND = PARTS = ("values", "gradients", "second derivative")
 NAMES = "ab"  # of the mesh axes
+TOGETHER = ("values", "values and gradients", "all")  # what one program computes, by the order of the derivatives
 UNFIT = "unfit"  # the outcome of arguments that the function does not take
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function of arrays, or its source over the names of `HEAD`, and example arrays."""
+    """A function of arrays, or its source over the names of `HEAD`, and example arrays.
+
+    `order` is that of the highest derivative.  `gathered` are axes of each operand and of the result whose split may need communication.
+    They are not split in the ways `whole_in`.
+    """
 
     name: str
     fn: Callable | str
     args: tuple[np.ndarray, ...]
     reference: Callable | str | None = None
     tolerance: float | None = None
+    order: int = 2
+    ways: tuple[str, ...] = WAYS
+    gathered: tuple[tuple[int, ...], ...] = ()
+    whole_in: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +162,7 @@ def _source(fn: Callable | str) -> str:
 
 
 def setting(function: Function, result: np.ndarray, part: str) -> list[str]:
-    """Lines that define the function, its operands, and `program`, which computes a part of PARTS, or all."""
+    """Lines that define the function, its operands, and `program`, which computes one of PARTS or of TOGETHER."""
     floats = [k for k, x in enumerate(function.args) if is_float(x)]
     names, xs = (", ".join(of % k for k in floats) for of in ("x%d", "args[%d]"))
     given = ", ".join(f"x{k}" if k in floats else f"args[{k}]" for k in range(len(function.args)))
@@ -162,17 +171,17 @@ def setting(function: Function, result: np.ndarray, part: str) -> list[str]:
     n = len(function.args)
     if part != VALUES:
         lines += [f"ct = {_array(drawn(result.shape, n).astype(result.dtype), n)}"]
-    if part not in (VALUES, GRADIENTS):
+    if part in (SECOND, TOGETHER[2]):
         tangents = [_array(drawn(function.args[k].shape, n + 1 + k).astype(function.args[k].dtype), n + 1 + k) for k in floats]
         lines += [f"tangents = ({', '.join(tangents)},)"]
+    both = "(lambda y, back: (y, back(ct)))(*jax.vjp({}, {}))".format
     program = {
         VALUES: "f, args: f(*args)",
         GRADIENTS: f"f, args, ct: jax.vjp({f}, {xs})[1](ct)",
         SECOND: f"f, args, ct, tangents: jax.jvp(lambda {names}: jax.vjp({f}, {names})[1](ct), ({xs},), tangents)[1]",
-    }.get(part)
-    if program is None:
-        both = f"lambda {names}: (lambda y, back: (y, back(ct)))(*jax.vjp({f}, {names}))"
-        program = f"f, args, ct, tangents: (lambda y, t: (*y, t[1]))(*jax.jvp({both}, ({xs},), tangents))"
+        TOGETHER[1]: f"f, args, ct: {both(f, xs)}",
+        TOGETHER[2]: f"f, args, ct, tangents: (lambda y, t: (*y, t[1]))(*jax.jvp(lambda {names}: {both(f, names)}, ({xs},), tangents))",
+    }[part]
     return [*lines, f"program = lambda {program}"]
 
 
@@ -203,7 +212,7 @@ def splitting(function: Function, result: np.ndarray, part: str, layout: Layout,
     operands = [f"jax.device_put(args, ({', '.join(put[:-1])},))"]
     if part != VALUES:
         operands += [f"jax.device_put(ct, {put[-1]})"]
-    if part not in (VALUES, GRADIENTS):
+    if part in (SECOND, TOGETHER[2]):
         operands += [f"jax.device_put(tangents, ({', '.join(put[k] for k, x in enumerate(function.args) if is_float(x))},))"]
     compiled = "jax.jit(partial(program, f))"
     if layout.way == EXPORTED:
@@ -228,7 +237,7 @@ def script(known: Known, part: str, layout: Layout, kind: str) -> str:
     elif kind in PARTS:
         reference = "fn" if function.reference is None else "reference"
         lines[1:1] = [] if function.reference is None else [f"reference = {_source(function.reference)}"]
-        given = ", ".join(["args", *(["ct"] if part != VALUES else []), *(["tangents"] if part not in (VALUES, GRADIENTS) else [])])
+        given = ", ".join(["args", *(["ct"] if part != VALUES else []), *(["tangents"] if part in (SECOND, TOGETHER[2]) else [])])
         lines += [
             f"for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(program({reference}, {given})), strict=True):",
             "    np.testing.assert_allclose(np.asarray(g), w, rtol=1e-3, atol=1e-3)",
@@ -257,7 +266,7 @@ class Known:
         of: Any = function.fn if function.reference is None else function.reference
         self.fn: Any = eval(function.fn, self.names) if isinstance(function.fn, str) else function.fn
         self.reference: Any = eval(of, self.names) if isinstance(of, str) else of
-        result = jax.eval_shape(self.fn, *function.args)
+        result = jax.eval_shape(self.reference, *function.args)
         if not isinstance(result, jax.ShapeDtypeStruct):
             raise TypeError(f"check_shardings: fn returns {type(result).__name__}, want an array: choose one by a lambda")
         self.result = np.zeros(result.shape, result.dtype)
@@ -299,7 +308,9 @@ class Known:
                     positions = found.setdefault((r, n), [None] * len(args))
                     positions[k] = axis if positions[k] is None else positions[k]
         cuts = {cut: tuple(axes) for cut, axes in found.items()}
-        local = frozenset(cut for cut, axes in cuts.items() if self._is_local(args, y, *cut, axes))
+        finest = {r: n for r, n in sorted(cuts)}
+        of_parts = {r for r, n in finest.items() if self._is_local(args, y, r, n, cuts[r, n])}
+        local = frozenset((r, n) for r, n in cuts if r in of_parts and cuts[r, n] == cuts[r, finest[r]])
         return Facts(y.shape, is_float(self.result), cuts, local, tuple(self._sums(args, floats)))
 
     def _is_local(self, args, y, r, n, axes) -> bool:
@@ -335,19 +346,20 @@ def _along(mask: np.ndarray, axis: int, ndim: int) -> np.ndarray:
 
 def judge(known: Known, layout: Layout, part: str) -> tuple[str, str]:
     """("right", "") or the kind of a finding with its detail, or "refused" and why."""
-    function, names = known.function, dict(known.names, fn=known.fn)
+    function, names = known.function, known.names
     if not (layout.uneven or layout.even([*function.args, known.result])):
         return UNFIT, "the mesh does not divide the sizes"
+    names |= {"fn": known.fn, "compiled": None}
     try:
-        exec("\n".join(setting(function, known.result, part)), names)
         want, structs = known.truth(part)
+        exec("\n".join(setting(function, known.result, part)), names)
     except Exception as error:
         return UNFIT, _said(error)
     try:
         exec("\n".join(known.splitting(part, layout)), names)
     except Exception as error:
         # Types may be ambiguous, which jax tells while it traces.
-        return "refused" if layout.way == EXPLICIT and "compiled" not in names and _is_of_types(error) else "error", _said(error)
+        return "refused" if layout.way == EXPLICIT and names["compiled"] is None and _is_of_types(error) else "error", _said(error)
     whole = part not in PARTS
     for kind, g, w, struct in zip(
         PARTS if whole else (part,), *([x] if not whole else x for x in (names["got"], want, structs)), strict=False
@@ -357,7 +369,8 @@ def judge(known: Known, layout: Layout, part: str) -> tuple[str, str]:
         except Mismatch as mismatch:
             return kind, str(mismatch)
     found = collectives(names["compiled"])
-    if {*found} - {"all-reduce"} and known.facts.agree(layout):
+    expected = function.gathered and {axes[-1] for axes in layout.axes} & {*function.gathered[-1]}
+    if {*found} - {"all-reduce"} and not expected and known.facts.agree(layout):
         return "communication", ", ".join(f"{n} {name}" for name, n in sorted(found.items()))
     return "right", ""
 

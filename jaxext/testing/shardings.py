@@ -14,12 +14,16 @@ import dataclasses
 import datetime
 import importlib
 import itertools
+import json
 import math
+import pathlib
 import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -30,6 +34,8 @@ from jaxext.testing.sharding_worker import (
     HALF,
     MANUAL,
     PARTS,
+    TOGETHER,
+    UNFIT,
     WAYS,
     Facts,
     Function,
@@ -41,7 +47,6 @@ from jaxext.testing.sharding_worker import (
 
 MESHES = ((2, 2), (4, 2))
 SUBJECTS = "jaxext.benchmarks.sharding_subjects"  # of the command: a module with SUBJECTS, a sequence of Function
-ALL = "all"
 KINDS = (*PARTS, "abort", "hang", "error", "communication")
 
 
@@ -77,12 +82,16 @@ class Splits:
         """How many splits of a function have a fault, by kind."""
         return collections.Counter(finding.kind for finding in self.findings if finding.name == name)
 
+    def splits(self, name: str) -> int:
+        """How many splits of a function were tried and not refused."""
+        return sum(n for (of, _), n in self.tried.items() if of == name) - sum(n for (of, _), n in self.refused.items() if of == name)
+
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings if finding.program]
         for name in dict.fromkeys(name for name, _ in self.tried):
-            tried, refused = (sum(n for (of, _), n in counted.items() if of == name) for counted in (self.tried, self.refused))
             found = ", ".join(f"{n} {kind}" for kind, n in self.counts(name).items()) or "none wrong"
-            lines.append(f"{name}: {tried} splits: {found}" + (f"; {refused} refused" if refused else ""))
+            refused = sum(n for (of, _), n in self.refused.items() if of == name)
+            lines.append(f"{name}: {self.splits(name)} splits: {found}" + (f"; {refused} refused" if refused else ""))
         return "\n".join([*lines, f"check_shardings: {sum(self.tried.values())} splits, {len(self.findings)} wrong; seed {self.seed}"])
 
     def raise_if_failed(self) -> None:
@@ -101,6 +110,7 @@ def check_shardings(
     sample: int | None = None,
     seed: int = 0,
     tolerance: float | None = None,
+    order: int = 2,
     workers: int = 2,
     limit: float = 120,
 ) -> Splits:
@@ -122,6 +132,7 @@ def check_shardings(
       sample: the number of splits for each way, half of them such that axes of operands and result belong together.  Default: all.
       seed: of the sample.
       tolerance: as for `check_op`.
+      order: of the highest derivative: 1 leaves out the second one, and 0 compares values alone.
       workers: the number of processes.
       limit: seconds for one split.
 
@@ -137,7 +148,7 @@ def check_shardings(
     for name, f in (("fn", fn), *([] if reference is None else [("reference", reference)])):
         if not callable(f) and not isinstance(f, str):
             raise TypeError(f"check_shardings: {name} is {told(f)}, want a function, or its source")
-    function = Function(_name(fn), fn, tuple(map(np.asarray, args)), reference, tolerance)
+    function = Function(_name(fn), fn, tuple(map(np.asarray, args)), reference, tolerance, order)
     return verify([function], meshes=meshes, ways=ways, sample=sample, seed=seed, workers=workers, limit=limit)
 
 
@@ -150,9 +161,10 @@ def verify(
     seed: int = 0,
     workers=2,
     limit: float = 120,
-    minimise=True,
+    minimise: bool = True,
+    most: int | None = None,
 ) -> Splits:
-    """As `check_shardings`, of several functions."""
+    """As `check_shardings`, of several functions.  It ends after `most` findings."""
     if unknown := set(ways) - set(WAYS):
         raise ValueError(f"check_shardings: ways has {told(sorted(unknown))}, want some of {WAYS}")
     if bad := [mesh for mesh in meshes if not (1 <= len(mesh) <= 2 and all(n >= 2 for n in mesh))]:
@@ -166,7 +178,7 @@ def verify(
             if not isinstance(found, Facts):
                 raise ValueError(f"check_shardings: {pickled[key].name} fails on one device: {found[1]}")
             facts[key] = found
-        jobs = [(key, layout, ALL if facts[key].is_float and any(map(is_float, of.args)) else PARTS[0])
+        jobs = [(key, layout, _together_in(of, facts[key]))
             for key, of in pickled.items() for layout in layouts(of, facts[key], meshes, ways, sample, seed)]  # fmt: skip
         for (key, layout, _), (kind, detail) in pool.run(jobs):
             assert layout is not None
@@ -174,15 +186,23 @@ def verify(
             tried[name, layout.way] += 1
             if kind == "refused":
                 refused[name, layout.way] += 1
+            elif kind == UNFIT:
+                raise ValueError(f"check_shardings: {name} fails on one device: {detail}")
             elif kind != "right":
                 findings.append(Finding(name, layout, kind, detail))
+            if len(findings) == most:
+                break
         findings.sort(key=lambda finding: (finding.name, KINDS.index(finding.kind), WAYS.index(finding.layout.way), str(finding.layout)))
-        if minimise:
-            first = {(finding.name, finding.kind): i for i, finding in reversed([*enumerate(findings)])}
-            of = {function.name: function for function in functions}
-            for i in first.values():
-                findings[i] = minimised(pool, of[findings[i].name], findings[i])
+        first = {(finding.name, finding.kind): i for i, finding in reversed([*enumerate(findings)])}
+        of = {function.name: function for function in functions}
+        for i in first.values() if minimise else ():
+            findings[i] = minimised(pool, of[findings[i].name], findings[i])
     return Splits(tuple(findings), dict(tried), dict(refused), seed)
+
+
+def _together_in(function: Function, facts: Facts) -> str:
+    """What one program computes."""
+    return TOGETHER[function.order if facts.is_float and any(map(is_float, function.args)) else 0]
 
 
 def _name(fn) -> str:
@@ -202,7 +222,7 @@ def _pickled(function: Function) -> bytes:
 
 def layouts(function: Function, facts: Facts, meshes, ways, sample: int | None, seed: int) -> Iterator[Layout]:
     """All layouts of a function, or a sample of each way that has every axis that belongs to others in turn."""
-    for way in ways:
+    for way in (way for way in ways if way in function.ways):
         taken: set[Layout] = set()
         for layout in _every(function, facts, way, meshes) if sample is None else _drawn(function, facts, way, meshes, sample, seed):
             if (layout := _canonical(layout, function, facts)) is not None and layout not in taken:
@@ -275,6 +295,8 @@ def _canonical(layout: Layout, function: Function, facts: Facts) -> Layout | Non
     layout = next(_equivalent(layout))
     even = layout.even([*function.args, np.empty(facts.shape)])
     fits = any(at is not None for axes in layout.axes for at in axes) and (even or layout.way == AUTOMATIC)
+    if layout.way in function.whole_in:
+        fits &= not any(at in axes for split in layout.axes for at, axes in zip(split, function.gathered, strict=True))
     if layout.way == MANUAL:
         fits &= facts.agree(layout, facts.local)
     if layout.way == HALF:
@@ -289,8 +311,7 @@ def _canonical(layout: Layout, function: Function, facts: Facts) -> Layout | Non
 
 def minimised(pool: Workers, function: Function, finding: Finding) -> Finding:
     """The finding with a program of the fewest split axes and the smallest sizes that still show it."""
-    layout, part = finding.layout, finding.kind if finding.kind in PARTS else ALL
-    detail = finding.detail
+    layout, part, detail = finding.layout, finding.kind, finding.detail
 
     def shows(function, layout, part) -> bool:
         nonlocal detail
@@ -307,10 +328,10 @@ def minimised(pool: Workers, function: Function, finding: Finding) -> Finding:
         layout = smaller
         return True
 
-    if part == ALL:
-        part = next((one for one in PARTS if shows(function, layout, one)), ALL)
-    elif not shows(function, layout, part):  # it needs the other parts beside it
-        part = ALL
+    facts = pool.one((_pickled(function), None, None))
+    whole = _together_in(function, facts)
+    parts = (part,) if part in PARTS else PARTS[: function.order + 1 if whole != PARTS[0] else 1]
+    part = next((one for one in parts if shows(function, layout, one)), whole)  # it may need the other parts beside it
     if len(layout.mesh) == 2:
         _ = any(tried(mesh=(2,), axes=layout.axes[i : i + 1], flipped=False) for i in (0, 1)) or tried(mesh=(2, 2))
     tried(flipped=False)
@@ -319,7 +340,6 @@ def minimised(pool: Workers, function: Function, finding: Finding) -> Finding:
             axes = [list(each) for each in layout.axes]
             axes[i][k] = None
             tried(axes=tuple(map(tuple, axes)))
-    facts = pool.one((_pickled(function), None, None))
     function = _shrunk(function, facts, lambda smaller: shows(smaller, layout, part))
     program = pool.one((_pickled(function), layout, (part, finding.kind)))[1]
     return dataclasses.replace(finding, layout=layout, detail=detail, program=program)
@@ -369,15 +389,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--meshes", nargs="+", default=["2x2", "4x2"])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--counts", metavar="FILE", help="write the counts there, as JSON")
+    parser.add_argument("--quickly", action="store_true", help="look for no smallest splits")
+    parser.add_argument("--counts", metavar="FILE", help="write there, as JSON, how many splits are wrong")
     options = parser.parse_args(arguments)
     subjects = importlib.import_module(options.subjects).SUBJECTS
     chosen = [of for of in subjects if not options.names or any(name in of.name for name in options.names)]
     if not chosen:
         parser.error(f"no subject has {' or '.join(options.names)} in its name: {', '.join(of.name for of in subjects)}")
     meshes = [tuple(map(int, mesh.split("x"))) for mesh in options.meshes]
-    report = verify(chosen, meshes=meshes, ways=options.ways, sample=options.sample, seed=options.seed, workers=options.workers)
+    how: dict[str, Any] = dict(meshes=meshes, ways=options.ways, sample=options.sample, seed=options.seed)
+    report = verify(chosen, **how, workers=options.workers, minimise=not options.quickly)
     print(report)
+    if options.counts:
+        rows = [{"name": of.name, "splits": report.splits(of.name), **report.counts(of.name)} for of in chosen]
+        pathlib.Path(options.counts).write_text(json.dumps({"jax": jax.__version__, **how, "rows": rows}, indent=1) + "\n")
     return not report.passed
 
 
