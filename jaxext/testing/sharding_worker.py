@@ -359,7 +359,7 @@ def judge(known: Known, layout: Layout, part: str) -> tuple[str, str]:
         exec("\n".join(known.splitting(part, layout)), names)
     except Exception as error:
         # Types may be ambiguous, which jax tells while it traces.
-        return "refused" if layout.way == EXPLICIT and names["compiled"] is None and _is_of_types(error) else "error", _said(error)
+        return "refused" if layout.way == EXPLICIT and type(error).__name__ == "ShardingTypeError" else "error", _said(error)
     whole = part not in PARTS
     for kind, g, w, struct in zip(
         PARTS if whole else (part,), *([x] if not whole else x for x in (names["got"], want, structs)), strict=False
@@ -373,10 +373,6 @@ def judge(known: Known, layout: Layout, part: str) -> tuple[str, str]:
     if {*found} - {"all-reduce"} and not expected and known.facts.agree(layout):
         return "communication", ", ".join(f"{n} {name}" for name, n in sorted(found.items()))
     return "right", ""
-
-
-def _is_of_types(error: Exception) -> bool:
-    return type(error).__name__ == "ShardingTypeError" or isinstance(error, ValueError | NotImplementedError | TypeError)
 
 
 def _said(error: Exception) -> str:
