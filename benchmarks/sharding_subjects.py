@@ -16,8 +16,8 @@ def subject(name, source, *shapes, parameters="x, w", **more):
 
 
 def both(name, source, *shapes, **how):
-    """The subject of jaxext, and that of lax."""
-    of_lax = {key: value for key, value in how.items() if key != "whole_in"}
+    """The subject of jaxext, and that of lax, which has no derivatives of scaled_dot."""
+    of_lax = {key: value for key, value in how.items() if key != "whole_in"} | ({"order": 0} if name == "scaled_dot" else {})
     return [
         *ours(name, source.replace("OPS.", ""), *shapes, **how),
         subject(f"{name}, lax", source.replace("OPS", "lax"), *shapes, **of_lax),
@@ -58,6 +58,7 @@ def parallel(name, source, specs, reference, *shapes):
 
 
 _PLAIN = '(1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")'
+# On explicit meshes the gradient of a bias gathers the rows, so these are among the `gathered` axes of operations with a bias.
 _SIZES = np.array([3, 0, 4, 1], np.int32)
 
 SUBJECTS = [
@@ -83,8 +84,17 @@ SUBJECTS = [
         'ragged_linear(x, w, sizes, bias, activation="silu", out_sharding=out_sharding)',
         *((8, 8), (4, 8, 8), _SIZES, (4, 8)),
         parameters="x, w, sizes, bias",
+        gathered=((),) * 4 + ((0,),),
     ),
-    *ours("causal_conv1d", 'causal_conv1d(x, w, bias, activation="silu")', (8, 8, 8), (4, 8), (8,), parameters="x, w, bias"),
+    *ours(
+        "causal_conv1d",
+        'causal_conv1d(x, w, bias, activation="silu")',
+        (8, 8, 8),
+        (4, 8),
+        (8,),
+        parameters="x, w, bias",
+        gathered=((),) * 3 + ((0,),),
+    ),
     *both(
         "scaled_dot",
         "OPS.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, preferred_element_type=x.dtype)",
@@ -107,6 +117,7 @@ SUBJECTS = [
         'linear(x, w, bias, activation="silu", residual=r, out_sharding=out_sharding)',
         *((8, 4, 8), (8, 8), (8,), (8, 4, 8)),
         parameters="x, w, bias, r",
+        gathered=((),) * 4 + ((0, 1),),
     ),
     *ours("gated_linear_unit", 'gated_linear_unit(x, w, activation="silu", out_sharding=out_sharding)', (8, 4, 8), (8, 2, 8)),
     *ours(
@@ -114,7 +125,7 @@ SUBJECTS = [
         f'conv_bias_act(x, w, bias, {_PLAIN}, activation="silu", out_sharding=out_sharding)',
         *((8, 8, 8, 8), (3, 3, 8, 8), (8,)),
         parameters="x, w, bias",
-        gathered=((1, 2), (0, 1), (), (1, 2)),
+        gathered=((1, 2), (0, 1), (), (0, 1, 2)),
         whole_in=(EXPORTED,),
     ),
     *parallel(

@@ -239,15 +239,15 @@ def _every(function, facts, way, meshes) -> Iterator[Layout]:
 
 
 def _drawn(function, facts, way, meshes, sample, seed) -> Iterator[Layout]:
-    """Layouts of axes that belong together, each of them in turn, and any others in between."""
+    """Two layouts of axes that belong together, where all that do have their turn, then one of any axes, and so on."""
     of = random.Random(f"{seed} {function.name} {way}")
-    together = {mesh: [[*_together(function, facts, n)] or [_unused(function)] for n in mesh] for mesh in meshes}
-    for each in itertools.chain(*together.values()):
-        of.shuffle(each)
+    cuts = {(*axes, r): (r, n) in facts.local for (r, n), axes in facts.cuts.items()}
+    together = [axes for axes, local in cuts.items() if local or way != MANUAL] + [(*axes, None) for axes in facts.sums if way != MANUAL]
+    of.shuffle(together := together or [_unused(function)])
     for attempt in range(100 * sample):
-        mesh = of.choice(meshes)
-        axes = [each[attempt // 2 % len(each)] for each in together[mesh]]
-        if attempt % 2 == 0 and way != MANUAL:
+        mesh, turn = of.choice(meshes), len(meshes[0]) * (attempt - attempt // 3)
+        axes = [together[(turn + i) % len(together)] for i in range(len(mesh))]
+        if attempt % 3 == 2 and way != MANUAL:
             for i in range(len(mesh)) if way != HALF else (of.randrange(len(mesh)),):
                 axes[i] = of.choice(_choices(function, facts, way, mesh[i]))
         yield Layout(way, mesh, tuple(axes), of.random() < 0.5)
@@ -255,14 +255,6 @@ def _drawn(function, facts, way, meshes, sample, seed) -> Iterator[Layout]:
 
 def _unused(function) -> tuple:
     return (None,) * (len(function.args) + 1)
-
-
-def _together(function: Function, facts: Facts, n: int) -> Iterator[tuple]:
-    """The assignments of a mesh axis to axes that belong together."""
-    yield from ((*axes, r) for (r, parts), axes in facts.cuts.items() if parts == n)
-    yield from (
-        (*axes, None) for axes in facts.sums if all(at is None or x.shape[at] % n == 0 for at, x in zip(axes, function.args, strict=True))
-    )
 
 
 def _choices(function: Function, facts: Facts, way: str, n: int) -> list[tuple]:

@@ -21,7 +21,7 @@ ROWS_BY_FEATURES = sharding_worker.Layout(AUTOMATIC, (2, 2), ((1, None, None), (
 def test_every_operation_is_right_however_it_is_split():
     """Repeat a day by JAXEXT_SHARDINGS_SEED=20261127."""
     ours = [function for function in SUBJECTS if function.name.endswith("jaxext")]
-    report = shardings.verify(ours, sample=2, seed=SEED, most=2, limit=300)
+    report = shardings.verify(ours, sample=3, seed=SEED, most=2, limit=300)
     print(report)
     report.raise_if_failed()
     assert {(function.name, way) for function in ours for way in function.ways} >= report.tried.keys()
