@@ -3,6 +3,8 @@
 Sizes that 8 divides can be split by any mesh axes, so most axes have one.
 """
 
+from typing import Any
+
 import numpy as np
 
 from jaxext.testing.sharding_worker import AUTOMATIC, EXPORTED, Function, drawn
@@ -12,12 +14,15 @@ def subject(name, source, *shapes, parameters="x, w", **more):
     """A function of operands with these shapes, of float32 if they have no dtype; an array is an operand itself."""
     given = [one if isinstance(one, np.ndarray) else one if isinstance(one[-1], str) else (*one, "float32") for one in shapes]
     args = [one if isinstance(one, np.ndarray) else drawn(one[:-1], k).astype(one[-1]) for k, one in enumerate(given)]
-    return Function(name, f"lambda {parameters}, out_sharding=None: {source}", tuple(args), **more)
+    out = ", out_sharding=None" if "out_sharding" in source else ""
+    return Function(name, f"lambda {parameters}{out}: {source}", tuple(args), **more)
 
 
 def both(name, source, *shapes, **how):
     """The subject of jaxext, and that of lax, which has no derivatives of scaled_dot."""
-    of_lax = {key: value for key, value in how.items() if key != "whole_in"} | ({"order": 0} if name == "scaled_dot" else {})
+    of_lax: dict[str, Any] = {key: value for key, value in how.items() if key != "whole_in"} | (
+        {"order": 0} if name == "scaled_dot" else {}
+    )
     return [
         *ours(name, source.replace("OPS.", ""), *shapes, **how),
         subject(f"{name}, lax", source.replace("OPS", "lax"), *shapes, **of_lax),
