@@ -276,6 +276,36 @@ def each_row(name: str) -> str:
     return "\n".join([head, "|---" * len(titles) + "|--:" * len(figures) + "|", *lines]) + _below(f"{_made(report['environment'])}.")
 
 
+# --- how many splits over devices are wrong
+
+
+def splits(name: str) -> str:
+    """Of each operation of lax, on each version, with jaxext's beside it."""
+    runs = json.loads((RESULTS / f"{name}.json").read_text())
+    of = {(run["jax"], row["name"]): row for run in runs for row in run["rows"]}
+    versions, operations = (list(dict.fromkeys(key)) for key in zip(*((v, name.rpartition(", ")[0]) for v, name in of), strict=True))
+    heads = ["operation", "splits", *(f"lax, jax {version}" for version in versions), "jaxext, each"]
+    lines = [heads, ["---"] * len(heads)]
+    for operation in operations:
+        lax, ours = ([of[version, f"{operation}, {ops}"] for version in versions] for ops in ("lax", "jaxext"))
+        wrong = [", ".join(f"{n} {kind}" for kind, n in row.items() if kind not in ("name", "splits")) for row in lax]
+        lines.append([operation, str(lax[0]["splits"]), *(cell or "0" for cell in wrong), str(max(sum(_wrong(row)) for row in ours))])
+    totals = [f"{sum(sum(_wrong(of[v, f'{name}, {ops}'])) for name in operations)}" for v in versions for ops in ("lax", "jaxext")]
+    lines.append(
+        ["all", str(sum(of[versions[0], f"{name}, lax"]["splits"] for name in operations)), *totals[::2], max(totals[1::2], key=int)]
+    )
+    kinds = (
+        f"A sample of {runs[0]['sample']} splits of each, seed {runs[0]['seed']}, under `jit` with automatic axes on simulated devices. "
+        "*values*: the result is wrong. *gradients*: only those are. *abort*: the process ends. *error*: XLA refuses its own program. "
+        "*communication*: all is right, but data is sent although the split axes of operands and result agree."
+    )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + _below(kinds)
+
+
+def _wrong(row: dict) -> Iterator[int]:
+    return (n for kind, n in row.items() if kind not in ("name", "splits"))
+
+
 def _made(environment: dict) -> str:
     return f"{environment['device']}, jax {environment['versions']['jax']}, {environment['date'][:10]}, commit {environment['commit'][:7]}"
 
@@ -291,7 +321,7 @@ def _cell(ratios: list[float]) -> str:
     return f"{mean:.2f}" if len(ratios) == 1 else f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-TABLES = {"speed": speed, "refusals": refusals, "rows": each_row}
+TABLES = {"speed": speed, "refusals": refusals, "rows": each_row, "splits": splits}
 
 if __name__ == "__main__":
     for page in sorted((ROOT / "docs").rglob("*.md")):

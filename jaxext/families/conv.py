@@ -165,12 +165,14 @@ def _inverse(permutation):
 
 
 def _channels_last_sharding(sharding, dimension_numbers, feature_group_count, batch_group_count):
-    """The sharding of the form's result for the `out_sharding` of lax.  Channels that are split into groups are not sharded yet."""
+    """The sharding of the form's result for lax's `out_sharding`.  Of channels in groups the groups are split, if devices divide them."""
     if sharding is None:
         return None
     n, c, *spatial = dimension_numbers.out_spec
     spec = (*sharding.spec, *(None,) * (2 + len(spatial) - len(sharding.spec)))
-    groups = (None,) if feature_group_count > 1 or batch_group_count > 1 else ()
+    count = feature_group_count * batch_group_count  # lax refuses both
+    over = spec[c] if isinstance(spec[c], tuple) else (spec[c],) if spec[c] else ()
+    groups = (spec[c] if count % math.prod(sharding.mesh.shape[name] for name in over) == 0 else None,) if count > 1 else ()
     channels = (None,) if groups else (spec[c],)
     batch_groups = groups if batch_group_count > 1 else ()
     feature_groups = groups if feature_group_count > 1 else ()

@@ -355,6 +355,13 @@ def test_out_sharding_of_groups(problem):
     same(gradients, jax.jit(jax.grad(lambda x, w: jnp.sum(problem.call(OURS, x, w) ** 2), (0, 1)))(x, w))
 
 
+def test_out_sharding_of_groups_that_devices_divide_moves_nothing():
+    args = [place(x, out := P(None, None, None, "model"), EXPLICIT) for x in DEPTHWISE.operands("fprop")]
+    with jax.set_mesh(EXPLICIT):
+        compiled = jax.jit(functools.partial(DEPTHWISE.call, OURS, out_sharding=out)).lower(*args).compile()
+    assert collectives(compiled) == {}
+
+
 def test_gradient_of_an_operand_on_no_mesh():
     """Made before the mesh was set, it has no sharding of its own: its gradient is whole, as jnp's is."""
     w = jnp.ones((8, 4), jnp.float32)
