@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxext.testing.sharding_worker import AUTOMATIC, EXPORTED, Function, drawn
+from jaxext.testing.sharding_worker import AUTOMATIC, EXPORTED, HALF, Function, drawn
 
 
 def subject(name, source, *shapes, parameters="x, w", **more):
@@ -33,10 +33,10 @@ def ours(name, source, *shapes, **how):
     return [subject(f"{name}, jaxext", f"jaxext.{source}", *shapes, **how)]
 
 
-def windows(rank):
-    """Of a convolution, whose window gathers.  XLA alone splits exported programs: windows as it does lax's, which is wrong."""
-    space = tuple(range(1, rank + 1))
-    return dict(gathered=(space, tuple(range(rank)), space), whole_in=(EXPORTED,))
+def windows(rank, channels=()):
+    """Of a convolution, whose window gathers.  Where XLA alone splits it, it splits windows as lax's, which is wrong."""
+    space = range(1, rank + 1)
+    return dict(gathered=((*space, *channels), (*range(rank), *channels), (*space, *channels)), whole_in=(EXPORTED, HALF))
 
 
 def conv(name, x, w, *, strides=1, padding: object = "SAME", **how):
@@ -44,7 +44,8 @@ def conv(name, x, w, *, strides=1, padding: object = "SAME", **how):
     numbers = (f"N{axes}C", f"{axes}IO", f"N{axes}C")
     more = "".join(f", {key}={value}" for key, value in how.items())
     given = f"x, w, {(strides,) * len(axes)}, {padding!r}, dimension_numbers={numbers}{more}, out_sharding=out_sharding"
-    return both(name, f"OPS.conv_general_dilated({given})", x, w, **windows(len(axes)))
+    divided = [value for key, value in how.items() if key.endswith("group_count") and value % 8]  # by more devices than there are groups
+    return both(name, f"OPS.conv_general_dilated({given})", x, w, **windows(len(axes), [len(x) - 1] if divided else ()))
 
 
 def dot(name, x, w, numbers):
@@ -131,7 +132,7 @@ SUBJECTS = [
         *((8, 8, 8, 8), (3, 3, 8, 8), (8,)),
         parameters="x, w, bias",
         gathered=((1, 2), (0, 1), (), (0, 1, 2)),
-        whole_in=(EXPORTED,),
+        whole_in=(EXPORTED, HALF),
     ),
     *parallel(
         "conv",

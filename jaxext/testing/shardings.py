@@ -239,14 +239,14 @@ def _every(function, facts, way, meshes) -> Iterator[Layout]:
 
 
 def _drawn(function, facts, way, meshes, sample, seed) -> Iterator[Layout]:
-    """Two layouts of axes that belong together, where all that do have their turn, then one of any axes, and so on."""
+    """In turn: axes that belong together, of which each has its turn; both mesh axes on the same of these; any axes."""
     of = random.Random(f"{seed} {function.name} {way}")
     cuts = {(*axes, r): (r, n) in facts.local for (r, n), axes in facts.cuts.items()}
     together = [axes for axes, local in cuts.items() if local or way != MANUAL] + [(*axes, None) for axes in facts.sums if way != MANUAL]
     of.shuffle(together := together or [_unused(function)])
     for attempt in range(100 * sample):
         mesh, turn = of.choice(meshes), len(meshes[0]) * (attempt - attempt // 3)
-        axes = [together[(turn + i) % len(together)] for i in range(len(mesh))]
+        axes = [together[(turn + i * (attempt % 3 != 1)) % len(together)] for i in range(len(mesh))]
         if attempt % 3 == 2 and way != MANUAL:
             for i in range(len(mesh)) if way != HALF else (of.randrange(len(mesh)),):
                 axes[i] = of.choice(_choices(function, facts, way, mesh[i]))
