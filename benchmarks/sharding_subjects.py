@@ -34,7 +34,7 @@ def ours(name, source, *shapes, **how):
 
 
 def windows(rank, channels=()):
-    """Of a convolution, whose window gathers.  Where XLA alone splits it, it splits windows as lax's, which is wrong."""
+    """The axes that a convolution's window gathers, and the ways that leave them whole, where XLA splits windows as lax's: wrongly."""
     space = range(1, rank + 1)
     return dict(gathered=((*space, *channels), (*range(rank), *channels), (*space, *channels)), whole_in=(EXPORTED, HALF))
 

@@ -280,10 +280,11 @@ def each_row(name: str) -> str:
 
 
 def splits(name: str) -> str:
-    """Of each operation of lax, on each version, with jaxext's beside it."""
+    """A row for each operation: faults of lax on each version, and of jaxext."""
     runs = json.loads((RESULTS / f"{name}.json").read_text())
     of = {(run["jax"], row["name"]): row for run in runs for row in run["rows"]}
     versions, operations = (list(dict.fromkeys(key)) for key in zip(*((v, name.rpartition(", ")[0]) for v, name in of), strict=True))
+    operations = [name for name in operations if (versions[0], f"{name}, lax") in of]
     heads = ["operation", "splits", *(f"lax, jax {version}" for version in versions), "jaxext, each"]
     lines = [heads, ["---"] * len(heads)]
     for operation in operations:

@@ -48,7 +48,7 @@ class Window:
 
     @property
     def square(self) -> bool:
-        """Whether it has two axes, a filter that is as high as it is wide, and neither strides nor dilations."""
+        """Return whether there are two axes, a filter as high as it is wide, and neither strides nor dilations."""
         steps = self.stride + self.input_dilation + self.filter_dilation
         return self.rank == 2 and len({*self.filter}) == 1 and {*steps} == {1}
 

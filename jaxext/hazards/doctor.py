@@ -170,7 +170,9 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
     equations = [*_equations(program, leaves, platform), *fused_in_own(program, platform)]
-    mesh = {axis: size for equation, _ in equations for axis, size in equation.axes.items()}
+    named = [leaf.sharding.mesh.shape for leaf in leaves if isinstance(getattr(leaf, "sharding", None), jax.NamedSharding)]
+    axes = [*named, *(equation.axes for equation, _ in equations)]
+    mesh = {axis: size for each in axes for axis, size in each.items() if size > 1}
     in_evaluation = [*_fused_in_evaluation(alone, equations, leaves)] if backward and platform == "cpu" else []
     planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
     findings: dict[tuple, tuple[Finding, Any]] = {}

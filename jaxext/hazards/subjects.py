@@ -120,7 +120,7 @@ class Conv:
             yield tuple(aligned) if known is None else known
 
     def split(self, *which: str) -> bool:
-        """Whether a mesh axis splits one of these of the input: "batch", "channels", "space"."""
+        """Return whether a mesh axis splits one of these of the input: "batch", "channels", "space"."""
         batch, channels, *space = self.numbers.lhs_spec
         of = {"batch": [batch], "channels": [channels], "space": space}
         return any(self._count(self._lhs[i]) > 1 for name in which for i in of[name])
@@ -132,7 +132,7 @@ class Conv:
 
     @functools.cached_property
     def _is_summed(self) -> bool:
-        """Whether XLA shards the smaller operand like the larger, exchanges halos, convolves and adds up over all devices.
+        """Return whether XLA shards the smaller operand like the larger, exchanges halos, convolves and adds up over all devices.
 
         This is `PartitionConvolution` of its SPMD partitioner.
         """
@@ -153,7 +153,7 @@ class Conv:
 
     @property
     def _is_parallel(self) -> bool:
-        """Whether each device has groups of its own."""
+        """Return whether each device has groups of its own."""
         groups, devices = max(self.groups, self.batch_groups), math.prod(self._axes.values())
         if groups == 1 or groups % devices or self.batch_groups > 1 and {*self._batch_and_outputs} != {groups}:
             return False
@@ -161,7 +161,7 @@ class Conv:
 
     @property
     def _kinds(self) -> list[str]:
-        """Of each spatial axis, as in a matrix product."""
+        """The kind of each spatial axis, as in a matrix product."""
         kinds, known = [], zip(self.input, self.filter, self.strides, self.lhs_dilation, self.rhs_dilation, self.padding, strict=True)
         for n, taps, stride, *dilation, padding in known:
             is_window = max(dilation) > 1 or any(padding)
@@ -169,7 +169,7 @@ class Conv:
         return kinds
 
     def _halo_fits(self, i: int, count: int) -> bool:
-        """Whether the halos of a spatial axis in so many shards are no larger than a shard."""
+        """Return whether the halos of a spatial axis in so many shards are no larger than a shard."""
         shard, taps = -(-self.input[i] // count), -(-self.filter[i] // count) * self.rhs_dilation[i]
         low = self.padding[i][0]
         high = self.strides[i] * (self.output[i] - 1) + 1 - self.rhs_dilation[i] - low
@@ -177,7 +177,7 @@ class Conv:
 
     @property
     def _is_depthwise(self) -> bool:
-        """Whether a shard of the filter has one input channel."""
+        """Return whether a shard of the filter has one input channel."""
         return self.channels <= self._count(self._rhs[self.numbers.rhs_spec[1]])
 
     @property
@@ -191,7 +191,8 @@ class Conv:
 
     @property
     def mixes_groups(self) -> bool:
-        """Whether XLA divides groups over devices that have fewer: it partitions a convolution without windows as a matrix product."""
+        """Return whether XLA multiplies other groups, or divides groups over more devices than there are: it partitions a convolution
+        without windows as a matrix product."""
         groups, of_outputs = max(self.groups, self.batch_groups), self._count(self._of_outputs)
         of_lhs, is_window = self._count(self._lhs[self._grouped]), "window" in self._kinds
         if groups == 1 or self._is_summed:
@@ -206,7 +207,7 @@ class Conv:
 
     @property
     def frees_twice(self) -> bool:
-        """Whether XLA frees memory twice: channels are split without a window, and an axis splits neither input nor result."""
+        """Return whether XLA frees memory twice: channels are split without a window, and an axis splits neither input nor result."""
         if "window" in self._kinds or self.groups == 1 or not self._is_depthwise or self._is_summed:
             return False
         taken = {axis for i in self.numbers.lhs_spec[2:] for axis in self._lhs[i]} | {*self._rhs[self.numbers.rhs_spec[1]]}
@@ -222,7 +223,7 @@ class Conv:
         return {axis: size for axis, size in self._axes.items() if not any(axis in axes for axes in used)}
 
     def _count(self, axes: Sequence[str]) -> int:
-        """How many shards they make."""
+        """The number of shards that the axes make."""
         return math.prod(self._axes.get(axis, 1) for axis in axes)
 
     @property

@@ -88,7 +88,7 @@ class Layout:
         return math.prod(n for n, axes in zip(self.mesh, self.axes, strict=True) if axes[k] == axis)
 
     def even(self, arrays: Sequence) -> bool:
-        """Whether it divides the axes of the operands, or of operands and result."""
+        """Return whether it divides the axes of the operands, or of operands and result."""
         return all(size % self.parts(k, axis) == 0 for k, x in enumerate(arrays) for axis, size in enumerate(x.shape))
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ class Facts:
     sums: tuple[tuple[int | None, ...], ...]
 
     def agree(self, layout: Layout, among: Iterable | None = None) -> bool:
-        """Whether every mesh axis splits nothing, or everything that a cut of the function has."""
+        """Return whether every mesh axis splits nothing, or everything that a cut of the function has."""
         if layout.way == HALF and layout.flipped:  # the axis of the shard_map is the major one inside of it
             return False
         for axes in layout.axes:
@@ -233,7 +233,8 @@ def script(known: Known, part: str, layout: Layout, kind: str) -> str:
     function = known.function
     lines = [f"fn = {_source(function.fn)}", *setting(function, known.result, part), *known.splitting(part, layout)]
     if kind == "communication":
-        lines += ["import re", 'assert not re.findall(r"all-(?:gather|to-all)|collective-permute", compiled.as_text()), "communication"']
+        sent = "all-(?:gather|to-all)|collective-(?:permute|broadcast)|reduce-scatter"
+        lines += ["import re", f'assert not re.findall(r"{sent}", compiled.as_text()), "communication"']
     elif kind in PARTS:
         reference = "fn" if function.reference is None else "reference"
         lines[1:1] = [] if function.reference is None else [f"reference = {_source(function.reference)}"]
@@ -259,7 +260,7 @@ def _wide(x):
 
 
 class Known:
-    """What a worker keeps of a function."""
+    """A function in a worker, with its truth and its facts."""
 
     def __init__(self, function: Function):
         self.function, self.names = function, _names()
@@ -431,7 +432,12 @@ class Workers:
             while True:
                 while len(busy) < self._number and (job := next(jobs, None)) is not None:
                     worker = self._idle.pop() if self._idle else self._start()
-                    worker[0].send(job)
+                    try:
+                        worker[0].send(job)
+                    except OSError:  # it ended while it was idle
+                        self._end(worker)
+                        worker = self._start()
+                        worker[0].send(job)
                     busy[worker[0]] = worker, job, time.monotonic() + self._limit
                 if not busy:
                     return
@@ -473,7 +479,7 @@ class Workers:
         return ours, process, words
 
     def _end(self, worker: tuple) -> str:
-        """How it ended, and the last line that it wrote which says why."""
+        """End a worker; return its exit status, and the line that says why."""
         connection, process, words = worker
         process.join(0.5)
         process.kill()

@@ -76,14 +76,14 @@ class Splits:
 
     @property
     def passed(self) -> bool:
-        return not self.findings and any(self.tried.values())
+        return not self.findings and any(n > self.refused.get(key, 0) for key, n in self.tried.items())
 
     def counts(self, name: str) -> collections.Counter[str]:
-        """How many splits of a function have a fault, by kind."""
+        """The number of splits of a function with a fault, by kind."""
         return collections.Counter(finding.kind for finding in self.findings if finding.name == name)
 
     def splits(self, name: str) -> int:
-        """How many splits of a function were tried and not refused."""
+        """The number of splits of a function that were tried and not refused."""
         return sum(n for (of, _), n in self.tried.items() if of == name) - sum(n for (of, _), n in self.refused.items() if of == name)
 
     def __str__(self) -> str:
@@ -126,10 +126,10 @@ def check_shardings(
         string, the Python source of a function over the names jax, jnp, lax, np and jaxext, with which programs are self-contained.
       args: example arrays.  Small integers in float32 have exact sums.
       reference: the same function, for the truth.  Default: fn itself.
-      meshes: shapes of meshes, of one or two axes.
+      meshes: shapes of meshes, of one or two axes of 2, 4 or 8 devices.
       ways: some of `WAYS`: automatic axes, explicit axes, an exported program, `shard_map` over all axes, and over one axis with the other
         automatic.  `shard_map` splits only axes along which fn is independent, as one device tells.
-      sample: the number of splits for each way, half of them such that axes of operands and result belong together.  Default: all.
+      sample: the number of splits for each way, two thirds of them such that axes of operands and result belong together.  Default: all.
       seed: of the sample.
       tolerance: as for `check_op`.
       order: of the highest derivative: 1 leaves out the second one, and 0 compares values alone.
@@ -164,11 +164,17 @@ def verify(
     minimise: bool = True,
     most: int | None = None,
 ) -> Splits:
-    """As `check_shardings`, of several functions.  It ends after `most` findings."""
+    """Check several functions as `check_shardings` does.  Stop after `most` findings."""
     if unknown := set(ways) - set(WAYS):
         raise ValueError(f"check_shardings: ways has {told(sorted(unknown))}, want some of {WAYS}")
-    if bad := [mesh for mesh in meshes if not (1 <= len(mesh) <= 2 and all(n >= 2 for n in mesh))]:
-        raise ValueError(f"check_shardings: meshes has {told(bad)}, want shapes of one or two axes of 2 devices or more")
+    if not meshes or (bad := [mesh for mesh in meshes if not (1 <= len(mesh) <= 2 and {*mesh} <= {2, 4, 8})]):
+        raise ValueError(
+            f"check_shardings: meshes has {told(bad if meshes else meshes)}, want shapes of one or two axes of 2, 4 or 8 devices"
+        )
+    if workers < 1:
+        raise ValueError(f"check_shardings: workers is {workers}, want 1 or more")
+    if orders := [function.order for function in functions if function.order not in (0, 1, 2)]:
+        raise ValueError(f"check_shardings: order is {told(orders[0])}, want 0, 1 or 2")
     findings: list[Finding] = []
     tried, refused = collections.Counter(), collections.Counter()
     pickled = {_pickled(function): function for function in functions}
@@ -201,7 +207,7 @@ def verify(
 
 
 def _together_in(function: Function, facts: Facts) -> str:
-    """What one program computes."""
+    """The parts that one program computes."""
     return TOGETHER[function.order if facts.is_float and any(map(is_float, function.args)) else 0]
 
 
@@ -239,14 +245,15 @@ def _every(function, facts, way, meshes) -> Iterator[Layout]:
 
 
 def _drawn(function, facts, way, meshes, sample, seed) -> Iterator[Layout]:
-    """In turn: axes that belong together, of which each has its turn; both mesh axes on the same of these; any axes."""
+    """Layouts of three kinds in turn: axes that belong together, each of which has its turn; both mesh axes on the same; any axes."""
     of = random.Random(f"{seed} {function.name} {way}")
     cuts = {(*axes, r): (r, n) in facts.local for (r, n), axes in facts.cuts.items()}
     together = [axes for axes, local in cuts.items() if local or way != MANUAL] + [(*axes, None) for axes in facts.sums if way != MANUAL]
     of.shuffle(together := together or [_unused(function)])
+    turns = itertools.cycle(together)
     for attempt in range(100 * sample):
-        mesh, turn = of.choice(meshes), len(meshes[0]) * (attempt - attempt // 3)
-        axes = [together[(turn + i * (attempt % 3 != 1)) % len(together)] for i in range(len(mesh))]
+        mesh = of.choice(meshes)
+        axes = [next(turns)] * len(mesh) if attempt % 3 == 1 else [next(turns) for _ in mesh]
         if attempt % 3 == 2 and way != MANUAL:
             for i in range(len(mesh)) if way != HALF else (of.randrange(len(mesh)),):
                 axes[i] = of.choice(_choices(function, facts, way, mesh[i]))
@@ -278,7 +285,7 @@ def _key(layout: Layout) -> tuple:
 
 
 def _shared(layout: Layout) -> bool:
-    """Whether both mesh axes split one array axis."""
+    """Return whether both mesh axes split one array axis."""
     return len(layout.axes) == 2 and any(a is not None and a == b for a, b in zip(*layout.axes, strict=True))
 
 
@@ -325,7 +332,8 @@ def minimised(pool: Workers, function: Function, finding: Finding) -> Finding:
     parts = (part,) if part in PARTS else PARTS[: function.order + 1 if whole != PARTS[0] else 1]
     part = next((one for one in parts if shows(function, layout, one)), whole)  # it may need the other parts beside it
     if len(layout.mesh) == 2:
-        _ = any(tried(mesh=(2,), axes=layout.axes[i : i + 1], flipped=False) for i in (0, 1)) or tried(mesh=(2, 2))
+        if not any(tried(mesh=(2,), axes=layout.axes[i : i + 1], flipped=False) for i in (0, 1)):
+            tried(mesh=(2, 2))
     tried(flipped=False)
     for i in range(len(layout.mesh)):
         for k in range(len(function.args) + 1):
