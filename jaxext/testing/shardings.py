@@ -402,7 +402,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(report)
     if options.counts:
         rows = [{"name": of.name, "splits": report.splits(of.name), **report.counts(of.name)} for of in chosen]
-        pathlib.Path(options.counts).write_text(json.dumps({"jax": jax.__version__, **how, "rows": rows}, indent=1) + "\n")
+        made = dict(command=f"{parser.prog} --sample {options.sample} --seed {options.seed}", jax=jax.__version__)
+        pathlib.Path(options.counts).write_text(json.dumps({**made, **how, "rows": rows}, indent=1) + "\n")
     return not report.passed
 
 
