@@ -188,10 +188,10 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         for finding, subject in ordered
     ]
     products = sum(equation.name in PRODUCTS for equation, _ in equations)
-    return Report(platform, jax.__version__, read, products, tuple(measured), _told_mesh(mesh, leaves), refusal, said)
+    return Report(platform, jax.__version__, read, products, tuple(measured), _format_mesh(mesh, leaves), refusal, said)
 
 
-def _told_mesh(mesh: Mapping[str, int], leaves: Sequence[Any]) -> str:
+def _format_mesh(mesh: Mapping[str, int], leaves: Sequence[Any]) -> str:
     if not mesh:
         return "one device"
     bare = sum(not isinstance(getattr(leaf, "sharding", None), jax.NamedSharding) for leaf in leaves)
