@@ -82,7 +82,7 @@ def _depthwise(call: Call) -> bool:
 def _depthwise_of_cudnn(call: Call) -> bool:
     """Return whether cuDNN has kernels for a depthwise convolution: square without strides, in 16 bits, one output for each input."""
     halves = all(dtype.itemsize == 2 for dtype in call.dtypes.values())
-    return _depthwise(call) and call.sizes["B"] == call.sizes["K"] == 1 and _window(call).square and halves
+    return _depthwise(call) and call.sizes["B"] == call.sizes["K"] == 1 and _window(call).plain_square and halves
 
 
 def _fused(call: Call) -> bool:

@@ -47,7 +47,7 @@ class Window:
         return len(self.input)
 
     @property
-    def square(self) -> bool:
+    def plain_square(self) -> bool:
         """Return whether there are two axes, a filter as high as it is wide, and neither strides nor dilations."""
         steps = self.stride + self.input_dilation + self.filter_dilation
         return self.rank == 2 and len({*self.filter}) == 1 and {*steps} == {1}

@@ -175,7 +175,7 @@ def _plan_of_gpu(open, dgrad, sizes, window, dtype, grouped):
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not of_cudnn:
         return "phases"
     few = C * K <= FEW_ON_GPU and C * math.prod(window.filter) <= FOLDED_ON_GPU
-    depthwise = B * C * K == 1 and window.square and jnp.dtype(dtype).itemsize == 2
+    depthwise = B * C * K == 1 and window.plain_square and jnp.dtype(dtype).itemsize == 2
     return "shifts" if open == "y" and G > 1 and window.rank and few and not depthwise else "lax" if B * G == 1 else grouped
 
 
