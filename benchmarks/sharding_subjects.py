@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxext.testing.sharding_worker import AUTOMATIC, EXPORTED, HALF, Function, drawn
+from jaxext.testing.sharding_worker import AUTOMATIC, EXPORTED, Function, drawn
 
 
 def subject(name, source, *shapes, parameters="x, w", **more):
@@ -20,9 +20,7 @@ def subject(name, source, *shapes, parameters="x, w", **more):
 
 def both(name, source, *shapes, **how):
     """The subject of jaxext, and that of lax, which has no derivatives of scaled_dot."""
-    of_lax: dict[str, Any] = {key: value for key, value in how.items() if key != "whole_in"} | (
-        {"order": 0} if name == "scaled_dot" else {}
-    )
+    of_lax: dict[str, Any] = how | ({"order": 0} if name == "scaled_dot" else {})
     return [
         *ours(name, source.replace("OPS.", ""), *shapes, **how),
         subject(f"{name}, lax", source.replace("OPS", "lax"), *shapes, **of_lax),
@@ -34,9 +32,9 @@ def ours(name, source, *shapes, **how):
 
 
 def windows(rank, channels=()):
-    """The axes that a convolution's window gathers, and the ways that leave them whole, where XLA splits windows as lax's: wrongly."""
+    """The axes that a convolution gathers: its window's, and some channels."""
     space = range(1, rank + 1)
-    return dict(gathered=((*space, *channels), (*range(rank), *channels), (*space, *channels)), whole_in=(EXPORTED, HALF))
+    return dict(gathered=((*space, *channels), (*range(rank), *channels), (*space, *channels)))
 
 
 def conv(name, x, w, *, strides=1, padding: object = "SAME", **how):
@@ -132,7 +130,6 @@ SUBJECTS = [
         *((8, 8, 8, 8), (3, 3, 8, 8), (8,)),
         parameters="x, w, bias",
         gathered=((1, 2), (0, 1), (), (0, 1, 2)),
-        whole_in=(EXPORTED, HALF),
     ),
     *parallel(
         "conv",

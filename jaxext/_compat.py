@@ -42,6 +42,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
 from jax.interpreters import mlir
 from jax.interpreters.partial_eval import dce_rules, partial_eval_jaxpr_custom_rules
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -81,6 +82,7 @@ __all__ = [
     "source_line",
     "storage",
     "trace_context",
+    "unsplit",
     "without_stored_programs",
 ]
 
@@ -326,6 +328,25 @@ _within = Primitive("jaxext_within")
 _within.multiple_results = True
 _within.def_abstract_eval(lambda *_, avals, **__: avals)
 mlir.register_lowering(_within, _lower_within)
+
+
+def unsplit(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """x, of which XLA's partitioner leaves these axes whole, in a program that is being lowered for it.
+
+    `with_sharding_constraint` wants a mesh, and an exported program may be called on any.  Removed once it takes None.
+    """
+    return _unsplit.bind(x, axes=tuple(axes)) if axes and config.use_shardy_partitioner.value else x
+
+
+def _lower_unsplit(_, x, *, axes):
+    rank = ir.RankedTensorType(x.type).rank
+    dimensions = [sdy.DimensionShardingAttr.get([], is_closed=axis in axes) for axis in range(rank)]
+    return [sdy.ShardingConstraintOp(x, sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), dimensions)).result]
+
+
+_unsplit = Primitive("jaxext_unsplit")
+_unsplit.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(_unsplit, _lower_unsplit)
 
 
 def named_specs(mesh: Mesh, shardings: Sequence) -> list[tuple]:

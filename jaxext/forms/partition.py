@@ -7,7 +7,7 @@ JAX splits programs:
     the program of one device (one device, fully manual shard_map, pmap)    nothing to do
     shardings in the types (explicit mesh)                                  a shard_map over the explicit axes
     jit over several devices, automatic axes                                custom_partitioning with the labels as its Shardy rule
-    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops that it splits rightly
+    XLA's partitioner alone (partial-manual shard_map, exported program)    plain XLA ops, with window labels kept whole
 
 """
 
@@ -139,7 +139,22 @@ def lower(
         return _by_types(local, names, platform, out_sharding, *args)
     if splitter is Splitter.LABELS:
         return _by_labels(itself, known_as, local, names, *args)
-    return local(splitter, None, _part({}, None), *args)
+    return _kept_whole(local, names, splitter)(splitter, None, _part({}, None), *args)
+
+
+def _kept_whole(local, names, splitter):
+    """`local`, told to XLA's partitioner with the axes that must not be split, if that may split what `local` consists of."""
+    if splitter is Splitter.NOBODY:
+        return local
+
+    def whole(x, axes):
+        return _compat.unsplit(x, [at for at, axis in enumerate(axes) if axis in names.whole])
+
+    def of_whole(splitter, summed, part, *args):
+        results = local(splitter, summed, part, *map(whole, args, names.operands))
+        return tuple(map(whole, results, names.results))
+
+    return of_whole
 
 
 def known(product: str, *, by_version: bool) -> dict[str, str]:
@@ -262,7 +277,7 @@ def _by_types(local, names, platform, out_sharding, *args):
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
     splitter = Splitter.XLA if any(n > 1 for n in automatic) else Splitter.NOBODY
     results = jax.shard_map(
-        functools.partial(local, splitter, _summed(names, assigned, wide), _part(assigned, mesh)),
+        functools.partial(_kept_whole(local, names, splitter), splitter, _summed(names, assigned, wide), _part(assigned, mesh)),
         mesh=mesh,
         in_specs=tuple(_place(axes, assigned) for axes in names.operands),
         out_specs=tuple(_place(axes, assigned) for axes in names.results),

@@ -47,7 +47,6 @@ class Function:
     """A function of arrays, or its source over the names of `HEAD`, and example arrays.
 
     `order` is that of the highest derivative.  `gathered` are axes of each operand and of the result whose split may need communication.
-    They are not split in the ways `whole_in`.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Function:
     order: int = 2
     ways: tuple[str, ...] = WAYS
     gathered: tuple[tuple[int, ...], ...] = ()
-    whole_in: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

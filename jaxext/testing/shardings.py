@@ -294,8 +294,6 @@ def _canonical(layout: Layout, function: Function, facts: Facts) -> Layout | Non
     layout = next(_equivalent(layout))
     even = layout.even([*function.args, np.empty(facts.shape)])
     fits = any(at is not None for axes in layout.axes for at in axes) and (even or layout.way == AUTOMATIC)
-    if layout.way in function.whole_in:
-        fits &= not any(at in axes for split in layout.axes for at, axes in zip(split, function.gathered, strict=True))
     if layout.way == MANUAL:
         fits &= facts.agree(layout, facts.local)
     if layout.way == HALF:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
+from jax import export, lax
 from lowered import struct
 from test_gpu_program import compiled, devices, gradients, work
 
@@ -91,6 +91,13 @@ def test_few_taps_are_one_pass_with_bias_and_activation(x, w, dtype, stride, com
     of_cudnn = len(x) == 4 and (dtype, stride) == ("bfloat16", 1)
     expected = {FORWARD: 1, "fusion": 2} if of_cudnn else {"fusion": 1}
     assert work(compiled(lambda x, w, b: jax.nn.silu(op(x, w) + b), *args)) == expected
+
+
+def test_an_exported_convolution_and_its_gradients_are_cudnns(compiled):
+    """Since its window is kept whole, XLA's partitioner splits it rightly if it is called in a program of several devices."""
+    op = functools.partial(conv, of=jaxext, implementation="xla")
+    exported = export.export(jax.jit(lambda x, w, y: (op(x, w), *gradients(op)(x, w, y))), platforms=["cuda"])(IMAGE, W2, IMAGE)
+    assert work(compiled(exported.call, IMAGE, W2, IMAGE)) == {FORWARD: 1, INPUT: 1, FILTER: 1, "fusion": 2}
 
 
 # Integers

@@ -292,6 +292,20 @@ def test_export_for_one_device_called_on_several(problem, axis):
         same(jax.jit(again.call)(place(x, P(axis)), place(w, P())), f(x, w))
 
 
+TRANSPOSED = Problem("transposed", (8, 4, 4, 8), (4, 4, 8, 8), CONV2D.axes, conv((1, 1), ((2, 2), (2, 2)), NHWC, lhs_dilation=(2, 2)))
+
+
+@pytest.mark.parametrize("problem", [CONV2D, TRANSPOSED], ids=str)
+def test_windows_of_an_exported_program_stay_whole(problem):
+    """Rows over one mesh axis and filters over the other: XLA's partitioner multiplied results, and aborted on a transposed gradient."""
+    x, w = integers((8, 8, 8, 8)), integers((3, 3, 8, 8), 1)
+    if problem is TRANSPOSED:
+        x, w = problem.operands("fprop")
+    f = jax.jit(jax.value_and_grad(functools.partial(total, problem), (0, 1)))
+    split = jax.jit(export.export(f)(x, w).call)
+    same(split(place(x, P(None, "model")), place(w, P(None, None, None, "data"))), f(x, w))
+
+
 @pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("rocm", "cpu", "tpu")], ids="-".join)
 def test_export_for_several_platforms(platforms, monkeypatch):
     """One program, on a machine without a GPU; it runs here, and each platform's part was lowered under its own name."""

@@ -55,30 +55,27 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if platform in GPUS and not jnp.issubdtype(dtype, jnp.inexact):
         return "dots"  # on GPUs XLA refuses integer convolutions, saturates them, or computes groups of them wrongly
     alone = B * G == 1
-    if not splitter.by_labels and (open == "w" or not alone) and window.rank:
-        return "dots"  # XLA's partitioner multiplies these by the size of a mesh axis that splits nothing, or gathers them
-    if splitter is Splitter.XLA:
-        return "lax" if alone else "dots"
-    grouped = "lax" if splitter.by_labels else "dots"
-    if not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(dtype, jnp.inexact):
-        return "lax" if alone else grouped
+    if not (alone or splitter.by_labels):
+        return "dots"  # XLA's partitioner multiplies groups by the size of a mesh axis that splits nothing, or gathers them
+    if splitter is Splitter.XLA or not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(dtype, jnp.inexact):
+        return "lax"  # the partitioner would gather what phases interleave
     if platform in GPUS:
-        return _plan_of_gpu(open, dgrad, sizes, window, dtype, grouped)
+        return _plan_of_gpu(open, dgrad, sizes, window, dtype)
     if open == "y" and by_batch_groups(B, G, K, window, platform):
-        return grouped
+        return "lax"
     large = alone or C * K > FEW_CHANNELS and _products(sizes, window) >= LEAST_OF_STEP["y"]
     if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, alone, sizes, window, dtype)):
         return "folded" if open == "w" and _folds(sizes, window, dtype) else "phases"
     if alone:
         return "lax"
     if open == "w":
-        return _plan_of_wgrad(sizes, window, grouped)
+        return _plan_of_wgrad(sizes, window)
     if _few_channels(sizes, window, dtype):
         return "shifts"
     if _has_single_tap(window) and (B > 1 or not window.rank):
         copied, weights = _copied_and_weights(sizes, window)
-        return grouped if B == 1 and copied > weights else "dots"
-    return "loop" if _loops(dgrad, sizes, window) else grouped
+        return "lax" if B == 1 and copied > weights else "dots"
+    return "loop" if _loops(dgrad, sizes, window) else "lax"
 
 
 def _has_single_tap(window):
@@ -134,7 +131,7 @@ def _copied_and_weights(sizes, window):
     return sizes["N"] * (math.prod(window.input) * C + math.prod(window.output) * K), C * K * math.prod(window.filter)
 
 
-def _plan_of_wgrad(sizes, window, grouped):
+def _plan_of_wgrad(sizes, window):
     """Rows for few channels, a dot for a single tap, the loop for large products, and lax for the rest.
 
     Times per multiply-add, measured on a CPU: lax takes 0.4 ns with one channel in few groups, and far more otherwise.  The loop takes 0.1
@@ -151,17 +148,17 @@ def _plan_of_wgrad(sizes, window, grouped):
         if G * K >= FEW_LANES:
             return "rows"
         if C * K == 1:
-            return grouped
+            return "lax"
     inside = {(0, 0)} >= {*window.padding}  # an infinity times the zeros of a border would be NaN
     if _has_single_tap(window) and inside:
         return "dots"
     if window.rank == 3 and B == 1 and C * K <= 2 * FEW_CHANNELS and math.prod(window.output) <= SMALL_IMAGE:
-        return grouped
+        return "lax"
     # With groups lax takes 2 ns per multiply-add, and multiplies each group with all others.
-    return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else grouped
+    return "loop" if G * _products(sizes, window) >= LEAST_OF_STEP["y" if G > 1 else "w"] else "lax"
 
 
-def _plan_of_gpu(open, dgrad, sizes, window, dtype, grouped):
+def _plan_of_gpu(open, dgrad, sizes, window, dtype):
     """cuDNN's convolution, with or without groups, except for mostly zero inputs, and for products so few that XLA fuses them.
 
     Of these cuDNN has kernels for square depthwise filters in 16 bits without strides, which took two thirds of the fusion's time on an
@@ -176,7 +173,7 @@ def _plan_of_gpu(open, dgrad, sizes, window, dtype, grouped):
         return "phases"
     few = C * K <= FEW_ON_GPU and C * math.prod(window.filter) <= FOLDED_ON_GPU
     depthwise = B * C * K == 1 and window.plain_square and jnp.dtype(dtype).itemsize == 2
-    return "shifts" if open == "y" and G > 1 and window.rank and few and not depthwise else "lax" if B * G == 1 else grouped
+    return "shifts" if open == "y" and G > 1 and window.rank and few and not depthwise else "lax"
 
 
 def _folds(sizes, window, dtype):
