@@ -168,7 +168,7 @@ def tangents(operation, operands, results, dots, *, ranks, window, dtypes, preci
     if "bias" in dots:
         z = results.get(PREACTIVATION, y).astype(wide)
         bias = _bias(operation, Form.bind, operands | {"bias": dots["bias"]}, z, **of_product)
-        parts.append(jnp.broadcast_to(bias, z.shape).astype(dtypes[0]))
+        parts.append(partition.broadcast_like(bias, z).astype(dtypes[0]))
     of_y, moved = [], {}
     if parts:
         # Written once.  Else XLA would keep the cotangent in float32 for the sum, write it twice, or compute it anew for each tap.

@@ -100,6 +100,15 @@ def on_one_mesh(args: Sequence[jax.Array]) -> list[jax.Array]:
     return [placed(x) if jax.typeof(x).sharding.mesh.empty else x for x in args]
 
 
+def broadcast_like(x: jax.Array, other: jax.Array) -> jax.Array:
+    """x with the shape of another array of the same rank and, if that is in its type, its sharding, so that the transpose adds up parts."""
+    sharding = explicit(jax.typeof(other))
+    if sharding is not None:
+        spec = (s if n == wide else None for s, n, wide in zip(sharding.spec, x.shape, other.shape, strict=True))
+        x = _reshard(x, sharding.mesh, P(*spec))
+    return jnp.broadcast_to(x, other.shape, out_sharding=sharding)
+
+
 def alike(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
     """The arrays with one sharding of these axes in their types, as vmap wants: that of the first that is sharded, if it fits all."""
     shardings = [None if at is None else explicit(jax.typeof(x)) for x, at in zip(args, axes, strict=True)]
