@@ -270,7 +270,7 @@ class Splitter(enum.StrEnum):
     # Nobody now, but XLA's partitioner if this exported program is called inside a sharded one.
     LATER = "later"
     # XLA's partitioner without callbacks.  Inside a partial-manual `shard_map` custom_partitioning receives a sharding without names.  An
-    # exported program cannot hold its Python callback.  GSPMD, which Shardy replaced, has no sharding rules by label.
+    # exported program cannot hold its Python callback.  GSPMD, which Shardy replaced, has no sharding rules by label, and splits windows.
     XLA = "xla"
 
     @property

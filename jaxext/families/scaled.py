@@ -31,6 +31,7 @@ from jaxext.families.blocks import Cut, blocks_fit, divided, joined, of_divided,
 from jaxext.families.dispatch import as_lax_says, compiled, sharding_in_types
 from jaxext.families.matmul import MATMUL, arrangement
 from jaxext.families.substitute import transpose
+from jaxext.forms import partition
 from jaxext.forms.family import Family, declare
 from jaxext.forms.form import Companion, Form, define
 
@@ -69,16 +70,15 @@ def _tangent(slot: str, form: Form, open: str, operands: Mapping[str, jax.Array]
     scale = f"{slot}_scale"
     rest = {name: x for name, x in operands.items() if name != scale}
     axes = form.axes(slot, ranks)
-    at = [axes.index(axis) for axis in form.axes(scale, ranks)]
-
-    def times(x):
-        wide = summed(dot.dtype)
-        return x.astype(wide) * lax.broadcast_in_dim(dot.astype(wide), x.shape, at)
-
+    lacking = [at for at, axis in enumerate(axes) if axis not in form.axes(scale, ranks)]
+    wide = summed(dot.dtype)
+    dot = lax.expand_dims(dot.astype(wide), lacking)
     by_label = dict(zip(form.free, ranks, strict=True))
     if slot != open:
-        return bind(open, rest | {slot: times(operands[slot])}, ranks=by_label, dtype=dtype, **params)
-    return times(bind(open, rest, ranks=by_label, dtype=summed(dtype), **params)).astype(dtype)
+        dot, x = partition.broadcast_together(dot, operands[slot].astype(wide))
+        return bind(open, rest | {slot: x * dot}, ranks=by_label, dtype=dtype, **params)
+    y = bind(open, rest, ranks=by_label, dtype=summed(dtype), **params).astype(wide)
+    return (y * partition.broadcast_like(dot, y)).astype(dtype)
 
 
 def product(name: str, arrays: Mapping[str, Any], dimension_numbers, dtype, *, implementation: str | None, **static) -> jax.Array:

@@ -109,6 +109,17 @@ def broadcast_like(x: jax.Array, other: jax.Array) -> jax.Array:
     return jnp.broadcast_to(x, other.shape, out_sharding=sharding)
 
 
+def broadcast_together(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x with the shape of another array of the same rank, and that one: both split as it is, and further as x is."""
+    sharding, own = (explicit(jax.typeof(each)) for each in (other, x))
+    if sharding is not None and own is not None:
+        axes = [str(at) for at in range(x.ndim)]
+        sizes = dict(zip(axes, other.shape, strict=True))
+        assigned = _assign(Names((), (), ()), sharding.mesh, sizes, [(axes, tuple(sharding.spec)), (axes, tuple(own.spec))])
+        other = _reshard(other, sharding.mesh, _place(axes, assigned))
+    return broadcast_like(x, other), other
+
+
 def alike(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
     """The arrays with one sharding of these axes in their types, as vmap wants: that of the first that is sharded, if it fits all."""
     shardings = [None if at is None else explicit(jax.typeof(x)) for x, at in zip(args, axes, strict=True)]
@@ -156,12 +167,12 @@ def _kept_whole(local, names, splitter):
     if splitter is Splitter.NOBODY:
         return local
 
-    def whole(x, axes):
-        return _compat.unsplit(x, [at for at, axis in enumerate(axes) if axis in names.whole])
+    def whole(arrays, names_of):
+        axes_of = ([at for at, axis in enumerate(axes) if axis in names.whole] for axes in names_of)
+        return tuple(_compat.unsplit(x, axes) for x, axes in zip(arrays, axes_of, strict=True))
 
     def of_whole(splitter, summed, part, *args):
-        results = local(splitter, summed, part, *map(whole, args, names.operands))
-        return tuple(map(whole, results, names.results))
+        return whole(local(splitter, summed, part, *whole(args, names.operands)), names.results)
 
     return of_whole
 

@@ -1,5 +1,6 @@
 """The verifier of splits: a sample of all operations, and what it makes of faults that are known."""
 
+import datetime
 import os
 import subprocess
 import sys
@@ -11,16 +12,17 @@ from jaxext.benchmarks.sharding_subjects import SUBJECTS
 from jaxext.testing import sharding_worker, shardings
 
 AUTOMATIC, EXPLICIT, EXPORTED, MANUAL, HALF = sharding_worker.WAYS
-SEED = int(os.environ.get("JAXEXT_SHARDINGS_SEED", "20261127"))
+SEED = int(os.environ.get("JAXEXT_SHARDINGS_SEED", f"{datetime.date.today():%Y%m%d}"))
 CONV = 'lambda x, w: OPS.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))'
 X, W = (sharding_worker.drawn(shape, k).astype("float32") for k, shape in enumerate(((8, 8, 8, 8), (3, 3, 8, 8))))
 ROWS_BY_FEATURES = sharding_worker.Layout(AUTOMATIC, (2, 2), ((1, None, None), (None, 3, None)))
 
 
-def test_every_operation_is_right_however_it_is_split():
-    """JAXEXT_SHARDINGS_SEED draws another sample."""
+@pytest.mark.parametrize("sample", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_every_operation_is_right_however_it_is_split(sample):
+    """Each day draws another sample, and JAXEXT_SHARDINGS_SEED that of a seed, which the report names."""
     ours = [function for function in SUBJECTS if function.name.endswith("jaxext")]
-    report = shardings.verify(ours, sample=3, seed=SEED, most=2, limit=300)
+    report = shardings.verify(ours, sample=sample, seed=SEED, most=2, limit=300)
     print(report)
     report.raise_if_failed()
     assert {function.name for function in ours} == {name for name, _ in report.tried}
