@@ -19,6 +19,7 @@ from bilinear import (
     OURS,
     ROLES,
     Problem,
+    close,
     dot,
     integers,
     same,
@@ -370,3 +371,23 @@ def test_gradient_of_an_operand_on_no_mesh():
         got, want = (jax.jit(jax.grad(lambda w, x, f=f: jnp.sum(f(x, w) ** 2)))(w, x) for f in (jaxext.matmul, jnp.matmul))
     same(got, want)
     assert jax.typeof(got).sharding.spec == jax.typeof(want).sharding.spec
+
+
+def test_gradient_of_a_bias_gathers_no_rows():
+    """It is a sum over them."""
+    x, w, bias = integers((16, 8)), integers((8, 4), 1), integers((4,), 2)
+    with jax.set_mesh(EXPLICIT):
+        gradient = jax.jit(jax.grad(lambda bias, x, w: jnp.sum(jaxext.linear(x, w, bias, activation="silu")), 0))
+        args = place(bias, P(), EXPLICIT), place(x, P("data"), EXPLICIT), place(w, P(), EXPLICIT)
+        assert collectives(gradient.lower(*args).compile()) == {"all-reduce": 1}
+        close(gradient(*args), gradient(bias, x, w), 1e-6)
+
+
+def test_second_derivative_with_scales_that_alone_are_split():
+    """The tangent of a scale was split as the scale, and its product with what it scales as that, which types told apart."""
+    args = [integers(shape, k) for k, shape in enumerate([(4, 2, 8), (4, 8, 2), (4, 2, 2), (4, 2, 2)])]
+    loss = lambda x, w, s, t: jnp.sum(jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, preferred_element_type=jnp.float32) ** 2)
+    second = jax.jit(lambda *args: jax.jvp(jax.grad(loss, (0, 1, 2, 3)), args, args)[1])
+    with jax.set_mesh(EXPLICIT):
+        got = second(*(place(x, P("data" if k == 3 else None), EXPLICIT) for k, x in enumerate(args)))
+    close(got, second(*args), 1e-6)
