@@ -316,11 +316,15 @@ def lowered_within(settings: tuple[tuple[str, Any], ...], fun: Callable, avals: 
     return _within.bind(*args, settings=settings, fun=fun, avals=tuple(avals))
 
 
+_NO_MESH = jax.sharding.AbstractMesh((), ())
+
+
 def _lower_within(ctx, *args, settings, fun, avals):
     states = _states_of_jax() | _scope.contexts
     with contextlib.ExitStack() as stack:
         for name, value in settings:
             stack.enter_context(states[name](value))
+        stack.enter_context(jax.sharding.use_abstract_mesh(_NO_MESH))  # of the thread that compiles; this is the program of one device
         return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
 
 

@@ -278,7 +278,7 @@ def _lower(form, open, platform, arch, splitter, *args, ranks, implementation, o
         results=(form.axes(open, ranks),),
         whole=(*form.window, *form.uncut.values()),
     )
-    known_as = known(splitter, platform, form.primitives[open], params_of_all, form.family)
+    known_as = known(splitter, platform, form.primitives[open], dict(zip(slots, args, strict=True)), params_of_all, form.family)
     (y,) = partition.lower(
         lambda *args: (form.primitives[open].bind(*args, **params_of_all),), known_as, local, names, splitter, platform, out_sharding, *args
     )
@@ -295,12 +295,13 @@ def cut(form: Form, names: Sequence[str], args: Sequence[jax.Array], part: Calla
     return tuple(companions.get(name, x) for name, x in zip(names, args, strict=True))
 
 
-def known(splitter, platform, primitive, params, family) -> dict[str, str]:
-    """What identifies an operation to XLA's partitioner, if that calls back."""
+def known(splitter, platform, primitive, operands, params, family) -> dict[str, str]:
+    """What identifies an operation on these operands to XLA's partitioner, if that calls back: it calls back one for all that are alike."""
     if splitter is not _compat.Splitter.LABELS:
         return {}
     implementations = family.implementations
     code = in_force.known_as(platform, [each.name for each in implementations]) + record.known_as(compute_capability(platform))
-    operation = f"{primitive} {params} {code}"
+    arrays = ", ".join(f"{name} {x.dtype}{[*x.shape]}" for name, x in operands.items())
+    operation = f"{primitive} of {arrays} {params} {code}"
     # If `version` is None, a user's implementation is identified only by a hash of its class's file.
     return partition.known(operation, by_version=all(each.version is not None for each in implementations))

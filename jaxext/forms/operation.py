@@ -299,7 +299,7 @@ def _lower(operation, platform, arch, splitter, *args, implementation, out_shard
         results=tuple(operation.axes(name, ranks) for name in wanted),
         whole=(*operation.split_whole(ranks), *(form.uncut.values() if form else ())),
     )
-    known_as = known(splitter, platform, operation.primitive, everything, operation.family)
+    known_as = known(splitter, platform, operation.primitive, dict(zip(operation.inputs, args, strict=True)), everything, operation.family)
     return partition.lower(
         lambda *args: tuple(operation.primitive.bind(*args, **everything)), known_as, local, names, splitter, platform, out_sharding, *args
     )

@@ -26,6 +26,7 @@ from bilinear import (
     ROLES,
     TRANSPOSED,
     Problem,
+    close,
     conv,
     dot,
     integers,
@@ -363,3 +364,19 @@ def test_one_step_of_training_in_both_directions_of_the_mesh():
     assert set(collectives(compiled)) == {"all-reduce"}
     for name, gradient in got[1].items():
         assert gradient.sharding.is_equivalent_to(placed[name].sharding, gradient.ndim), name
+
+
+def test_programs_of_one_operation_with_other_operands():
+    """XLA's partitioner calls back by a name, which must tell operands and their shapes apart: the second program used the first one's."""
+    x, w, bias, sizes = integers((16, 8)), integers((8, 8, 8), 1), integers((8,), 2), np.full(8, 2, np.int32)
+    silu = functools.partial(jaxext.linear, activation="silu")
+    for fun, args, split in (
+        (silu, (x, w[0], bias), P("data")),
+        (silu, (x, w[0]), P("data")),
+        (lambda x, w: silu(x, w, residual=x), (x, w[0]), P("data")),
+        (jaxext.ragged_dot, (x, w, sizes), P()),
+        (jaxext.ragged_dot, (x, w[::2], sizes[::2] * 2), P()),
+    ):
+        groups = [P("data") if x.ndim == 3 else P() for x in args[1:]]
+        got = jax.jit(fun)(*(place(x, spec) for x, spec in zip(args, (split, *groups), strict=True)))
+        close(got, fun(*args), 1e-6)
