@@ -270,13 +270,18 @@ class Splitter(enum.StrEnum):
     # Nobody now, but XLA's partitioner if this exported program is called inside a sharded one.
     LATER = "later"
     # XLA's partitioner without callbacks.  Inside a partial-manual `shard_map` custom_partitioning receives a sharding without names.  An
-    # exported program cannot hold its Python callback.  GSPMD, which Shardy replaced, has no sharding rules by label, and splits windows.
+    # exported program cannot hold its Python callback.  GSPMD, which Shardy replaced, has no sharding rules by label.
     XLA = "xla"
 
     @property
     def by_labels(self) -> bool:
         """Whether implementations run on the part of one device."""
         return self in (Splitter.NOBODY, Splitter.LABELS)
+
+    @property
+    def splits_windows(self) -> bool:
+        """Whether window axes may be split, which only Shardy can be told (`unsplit`)."""
+        return not self.by_labels and not config.use_shardy_partitioner.value
 
 
 def lowered_by(ctx) -> Splitter:
@@ -335,9 +340,9 @@ mlir.register_lowering(_within, _lower_within)
 
 
 def unsplit(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """x, of which XLA's partitioner leaves these axes whole, in a program that is being lowered for it.
+    """x with a constraint that keeps XLA's partitioner from splitting these axes; x itself without Shardy.
 
-    `with_sharding_constraint` wants a mesh, and an exported program may be called on any.  Removed once it takes None.
+    `with_sharding_constraint` wants a mesh, and an exported program may be called on any.  Removed once that function takes no mesh.
     """
     return _unsplit.bind(x, axes=tuple(axes)) if axes and config.use_shardy_partitioner.value else x
 

@@ -101,16 +101,16 @@ def on_one_mesh(args: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def broadcast_like(x: jax.Array, other: jax.Array) -> jax.Array:
-    """x with the shape of another array of the same rank and, if that is in its type, its sharding, so that the transpose adds up parts."""
+    """x, broadcast to the shape of another array of the same rank and, on an explicit mesh, split like it: the transpose adds up parts."""
     sharding = explicit(jax.typeof(other))
-    if sharding is not None:
-        spec = (s if n == wide else None for s, n, wide in zip(sharding.spec, x.shape, other.shape, strict=True))
-        x = _reshard(x, sharding.mesh, P(*spec))
-    return jnp.broadcast_to(x, other.shape, out_sharding=sharding)
+    if sharding is None or explicit(jax.typeof(x)) is None:  # vmap cannot transpose what brings x onto a mesh
+        return jnp.broadcast_to(x, other.shape)
+    spec = (entry if n == wide else None for entry, n, wide in zip(sharding.spec, x.shape, other.shape, strict=True))
+    return jnp.broadcast_to(_reshard(x, sharding.mesh, P(*spec)), other.shape, out_sharding=sharding)
 
 
 def broadcast_together(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x with the shape of another array of the same rank, and that one: both split as it is, and further as x is."""
+    """x, broadcast to the shape of another array of the same rank, and that one: both split like it, and like x along the other axes."""
     sharding, own = (explicit(jax.typeof(each)) for each in (other, x))
     if sharding is not None and own is not None:
         axes = [str(at) for at in range(x.ndim)]
@@ -159,22 +159,22 @@ def lower(
         return _by_types(local, names, platform, out_sharding, *args)
     if splitter is Splitter.LABELS:
         return _by_labels(itself, known_as, local, names, *args)
-    return _kept_whole(local, names, splitter)(splitter, None, _part({}, None), *args)
+    return _constrained(local, names, splitter)(splitter, None, _part({}, None), *args)
 
 
-def _kept_whole(local, names, splitter):
-    """`local`, told to XLA's partitioner with the axes that must not be split, if that may split what `local` consists of."""
+def _constrained(local, names, splitter):
+    """`local` for a program that XLA's partitioner may split, with constraints on the axes that it must not split."""
     if splitter is Splitter.NOBODY:
         return local
 
-    def whole(arrays, names_of):
-        axes_of = ([at for at, axis in enumerate(axes) if axis in names.whole] for axes in names_of)
-        return tuple(_compat.unsplit(x, axes) for x, axes in zip(arrays, axes_of, strict=True))
+    def constrained(arrays, axes):
+        unsplit = ([at for at, axis in enumerate(each) if axis in names.whole] for each in axes)
+        return tuple(_compat.unsplit(x, each) for x, each in zip(arrays, unsplit, strict=True))
 
-    def of_whole(splitter, summed, part, *args):
-        return whole(local(splitter, summed, part, *whole(args, names.operands)), names.results)
+    def run(splitter, summed, part, *args):
+        return constrained(local(splitter, summed, part, *constrained(args, names.operands)), names.results)
 
-    return of_whole
+    return run
 
 
 def known(product: str, *, by_version: bool) -> dict[str, str]:
@@ -297,7 +297,7 @@ def _by_types(local, names, platform, out_sharding, *args):
     args = tuple(_reshard(x, mesh, _place(axes, assigned)) for axes, x in zip(names.operands, args, strict=True))
     splitter = Splitter.XLA if any(n > 1 for n in automatic) else Splitter.NOBODY
     results = jax.shard_map(
-        functools.partial(_kept_whole(local, names, splitter), splitter, _summed(names, assigned, wide), _part(assigned, mesh)),
+        functools.partial(_constrained(local, names, splitter), splitter, _summed(names, assigned, wide), _part(assigned, mesh)),
         mesh=mesh,
         in_specs=tuple(_place(axes, assigned) for axes in names.operands),
         out_specs=tuple(_place(axes, assigned) for axes in names.results),

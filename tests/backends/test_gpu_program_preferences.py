@@ -88,8 +88,8 @@ def test_few_taps_are_one_pass_with_bias_and_activation(x, w, dtype, stride, com
     padding = [(3, 0)] if len(x) == 3 else "SAME"
     op = functools.partial(conv, of=jaxext, stride=stride, padding=padding, groups=64, implementation="xla")
     args = (struct(*shape, dtype=dtype) for shape in (x, w, (*(1,) * (len(x) - 1), 64)))
-    of_cudnn = len(x) == 4 and (dtype, stride) == ("bfloat16", 1)
-    expected = {FORWARD: 1, "fusion": 2} if of_cudnn else {"fusion": 1}
+    cudnn = len(x) == 4 and (dtype, stride) == ("bfloat16", 1)
+    expected = {FORWARD: 1, "fusion": 2} if cudnn else {"fusion": 1}
     assert work(compiled(lambda x, w, b: jax.nn.silu(op(x, w) + b), *args)) == expected
 
 

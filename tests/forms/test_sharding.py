@@ -5,6 +5,7 @@ Every label of a problem is split in turn, by either axis of a (4, 2) mesh, and 
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -370,13 +371,14 @@ def test_programs_of_one_operation_with_other_operands():
     """XLA's partitioner calls back by a name, which must tell operands and their shapes apart: the second program used the first one's."""
     x, w, bias, sizes = integers((16, 8)), integers((8, 8, 8), 1), integers((8,), 2), np.full(8, 2, np.int32)
     silu = functools.partial(jaxext.linear, activation="silu")
-    for fun, args, split in (
+    calls: list[Any] = [
         (silu, (x, w[0], bias), P("data")),
         (silu, (x, w[0]), P("data")),
         (lambda x, w: silu(x, w, residual=x), (x, w[0]), P("data")),
         (jaxext.ragged_dot, (x, w, sizes), P()),
         (jaxext.ragged_dot, (x, w[::2], sizes[::2] * 2), P()),
-    ):
+    ]
+    for fun, args, split in calls:
         groups = [P("data") if x.ndim == 3 else P() for x in args[1:]]
         got = jax.jit(fun)(*(place(x, spec) for x, spec in zip(args, (split, *groups), strict=True)))
         close(got, fun(*args), 1e-6)

@@ -20,7 +20,7 @@ ROWS_BY_FEATURES = sharding_worker.Layout(AUTOMATIC, (2, 2), ((1, None, None), (
 
 @pytest.mark.parametrize("sample", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_every_operation_is_right_however_it_is_split(sample):
-    """Each day draws another sample, and JAXEXT_SHARDINGS_SEED that of a seed, which the report names."""
+    """Each day draws another sample.  Set JAXEXT_SHARDINGS_SEED to repeat that of a report."""
     ours = [function for function in SUBJECTS if function.name.endswith("jaxext")]
     report = shardings.verify(ours, sample=sample, seed=SEED, most=2, limit=300)
     print(report)

@@ -55,10 +55,12 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if platform in GPUS and not jnp.issubdtype(dtype, jnp.inexact):
         return "dots"  # on GPUs XLA refuses integer convolutions, saturates them, or computes groups of them wrongly
     alone = B * G == 1
-    if not (alone or splitter.by_labels):
-        return "dots"  # XLA's partitioner multiplies groups by the size of a mesh axis that splits nothing, or gathers them
-    if splitter is Splitter.XLA or not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(dtype, jnp.inexact):
-        return "lax"  # the partitioner would gather what phases interleave
+    if not (alone or splitter.by_labels) or open == "w" and splitter.splits_windows:
+        return "dots"  # XLA's partitioner multiplies these by the size of a mesh axis that splits nothing, or gathers them
+    if splitter is Splitter.XLA:
+        return "lax"  # it would gather what phases interleave
+    if not all(isinstance(n, int) for n in extents) or not jnp.issubdtype(dtype, jnp.inexact):
+        return "lax"
     if platform in GPUS:
         return _plan_of_gpu(open, dgrad, sizes, window, dtype)
     if open == "y" and by_batch_groups(B, G, K, window, platform):
