@@ -102,11 +102,12 @@ def on_one_mesh(args: Sequence[jax.Array]) -> list[jax.Array]:
 
 def broadcast_like(x: jax.Array, other: jax.Array) -> jax.Array:
     """x, broadcast to the shape of another array of the same rank and, on an explicit mesh, split like it: the transpose adds up parts."""
-    sharding = explicit(jax.typeof(other))
-    if sharding is None or explicit(jax.typeof(x)) is None:  # vmap cannot transpose what brings x onto a mesh
+    sharding, own = (explicit(jax.typeof(each)) for each in (other, x))
+    if sharding is None or own is None or x.shape == other.shape and own == sharding:  # vmap cannot transpose what brings x onto a mesh
         return jnp.broadcast_to(x, other.shape)
-    spec = (entry if n == wide else None for entry, n, wide in zip(sharding.spec, x.shape, other.shape, strict=True))
-    return jnp.broadcast_to(_reshard(x, sharding.mesh, P(*spec)), other.shape, out_sharding=sharding)
+    spec = tuple(entry if n == wide else None for entry, n, wide in zip(sharding.spec, x.shape, other.shape, strict=True))
+    x = x if spec == tuple(own.spec) else _reshard(x, sharding.mesh, P(*spec))
+    return jnp.broadcast_to(x, other.shape, out_sharding=sharding)
 
 
 def broadcast_together(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
