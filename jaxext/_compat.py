@@ -353,7 +353,7 @@ def _lower_unsplit(_, x, *, axes):
     return [sdy.ShardingConstraintOp(x, sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), dimensions)).result]
 
 
-_unsplit = Primitive("jaxext_unsplit")
+_unsplit = Primitive("unsplit")
 _unsplit.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(_unsplit, _lower_unsplit)
 
