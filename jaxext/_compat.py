@@ -280,7 +280,7 @@ class Splitter(enum.StrEnum):
 
     @property
     def splits_windows(self) -> bool:
-        """Whether window axes may be split, which only Shardy can be told (`unsplit`)."""
+        """Return whether XLA may split window axes: GSPMD has no constraint against it (`unsplit`)."""
         return not self.by_labels and not config.use_shardy_partitioner.value
 
 

@@ -296,7 +296,7 @@ def cut(form: Form, names: Sequence[str], args: Sequence[jax.Array], part: Calla
 
 
 def known(splitter, platform, primitive, operands, params, family) -> dict[str, str]:
-    """What identifies an operation on these operands to XLA's partitioner, if that calls back: it calls back one for all that are alike."""
+    """Return metadata that identify an operation on these operands to XLA's partitioner: those with equal metadata share a callback."""
     if splitter is not _compat.Splitter.LABELS:
         return {}
     implementations = family.implementations

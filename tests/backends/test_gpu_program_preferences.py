@@ -19,7 +19,7 @@ import jaxext
 FORWARD, INPUT, FILTER = "__cudnn$convForward", "__cudnn$convBackwardInput", "__cudnn$convBackwardFilter"
 LINE, IMAGE, VIDEO = struct(4, 256, 64), struct(4, 28, 28, 64), struct(2, 8, 16, 16, 64)
 W1, W2, W3, W4 = struct(3, 64, 64), struct(3, 3, 64, 64), struct(3, 3, 3, 64, 64), struct(4, 4, 64, 64)
-SMALL, DEPTHWISE = struct(3, 3, 4, 64), struct(3, 3, 1, 64)
+SMALL = struct(3, 3, 4, 64)
 
 
 def conv(x, w, *, of=lax, stride=1, padding: Any = "SAME", lhs=1, rhs=1, groups=1, **kwargs):

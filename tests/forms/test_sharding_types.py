@@ -388,7 +388,7 @@ def test_gradient_of_a_bias_gathers_no_rows():
 
 
 def test_second_derivative_with_scales_that_alone_are_split():
-    """The tangent of a scale was split as the scale, and its product with what it scales as that, which types told apart."""
+    """The tangent of y had the sharding of the scale, and y that of the scaled operand: jax refuses tangents of another type."""
     args = [integers(shape, k) for k, shape in enumerate([(4, 2, 8), (4, 8, 2), (4, 2, 2), (4, 2, 2)])]
     loss = lambda x, w, s, t: jnp.sum(jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, preferred_element_type=jnp.float32) ** 2)
     second = jax.jit(lambda *args: jax.jvp(jax.grad(loss, (0, 1, 2, 3)), args, args)[1])
