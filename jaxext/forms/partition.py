@@ -112,6 +112,7 @@ def broadcast_like(x: jax.Array, other: jax.Array) -> jax.Array:
 
 def broadcast_together(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
     """x, broadcast to the shape of another array of the same rank, and that one: both split like it, and like x along the other axes."""
+    x, other = on_one_mesh((x, other))
     sharding, own = (explicit(jax.typeof(each)) for each in (other, x))
     if sharding is not None and own is not None:
         axes = [str(at) for at in range(x.ndim)]

@@ -387,14 +387,20 @@ def test_gradient_of_a_bias_gathers_no_rows():
     close((got, rows.sum(0)), (want, want), 1e-6)
 
 
-def test_second_derivative_with_scales_that_alone_are_split():
-    """The tangent of y had the sharding of the scale, and y that of the scaled operand: jax refuses tangents of another type."""
+@pytest.mark.parametrize("meshed", ["xwst", "t", "ws"])
+def test_second_derivatives_with_scales_that_alone_are_split(meshed):
+    """The tangent of y had the sharding of the scale, and y that of the scaled operand: jax refuses tangents of another type.  The cotangents
+    of an operand on no mesh had two types, whole and that of its scale."""
     args = [integers(shape, k) for k, shape in enumerate([(4, 2, 8), (4, 8, 2), (4, 2, 2), (4, 2, 2)])]
     loss = lambda x, w, s, t: jnp.sum(jaxext.scaled_dot(x, w, lhs_scale=s, rhs_scale=t, preferred_element_type=jnp.float32) ** 2)
-    second = jax.jit(lambda *args: jax.jvp(jax.grad(loss, (0, 1, 2, 3)), args, args)[1])
+    gradients = jax.grad(loss, (0, 1, 2, 3))
+    forward = jax.jit(lambda *args: jax.jvp(gradients, args, args)[1])
+    reverse = jax.jit(jax.grad(lambda *args: sum(jnp.sum(g**2) for g in gradients(*args)), (0, 1, 2, 3)))
+    split = {"t": "data"} if "t" in meshed else {"s": "data"}
     with jax.set_mesh(EXPLICIT):
-        got = second(*(place(x, P("data" if k == 3 else None), EXPLICIT) for k, x in enumerate(args)))
-    close(got, second(*args), 1e-6)
+        placed = [place(x, P(split.get(of)), EXPLICIT) if of in meshed else x for of, x in zip("xwst", args, strict=True)]
+        got = forward(*placed), reverse(*placed)
+    close(got, (forward(*args), reverse(*args)), 1e-6)
 
 
 def test_operands_on_no_mesh():
