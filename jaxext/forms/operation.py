@@ -121,7 +121,7 @@ class Operation(Labelled):
         primitive = self.primitive
         flops.tell(owner)
         in_use.add(self.family)
-        args = _compat.align_varying(*(operands[name] for name in self.inputs))
+        args = _compat.align_varying(*partition.on_one_mesh([operands[name] for name in self.inputs]))
         return dict(zip(wanted, primitive.bind(*args, wanted=tuple(wanted), **params), strict=True))
 
     def split_whole(self, ranks: Sequence[int]) -> tuple[str, ...]:
