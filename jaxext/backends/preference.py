@@ -81,7 +81,7 @@ def _depthwise(call: Call) -> bool:
 
 def _depthwise_of_cudnn(call: Call) -> bool:
     """Return whether cuDNN has kernels for a depthwise convolution: square without strides, in 16 bits, one output for each input."""
-    halves = all(dtype.itemsize == 2 for dtype in call.dtypes.values())
+    halves = all(call.dtypes[slot].itemsize == 2 for slot in call.factors)  # a bias may be wider
     return _depthwise(call) and call.sizes["B"] == call.sizes["K"] == 1 and _window(call).plain_square and halves
 
 

@@ -151,6 +151,10 @@ CASES = {
 }
 
 
+NO_KERNELS = f"no CUDA kernels, which say what they refuse: {cuda_binding.missing()}"
+compiled = pytest.mark.skipif(cuda_binding.missing() is not None, reason=NO_KERNELS)
+
+
 @pytest.fixture
 def rows(monkeypatch):
     """The row of the table that each implementation was told, by the operation."""
@@ -167,7 +171,7 @@ def rows(monkeypatch):
     return told
 
 
-@pytest.mark.skipif(cuda_binding.missing() is not None, reason=f"no CUDA kernels, which say what they refuse: {cuda_binding.missing()}")
+@compiled
 @pytest.mark.parametrize("name", CASES)
 def test_preferred(name, rows):
     (fun, args, role, arch), chosen, reason = CASES[name]
@@ -178,6 +182,17 @@ def test_preferred(name, rows):
     if chosen == "xla":
         assert reason in row.refused["triton"]  # which users read
     assert rows[row.op].kernel == (chosen != "xla")
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_the_dtype_of_a_bias_changes_no_row(dtype, rows):
+    """cuDNN's kernels of depthwise filters ask for factors of 16 bits."""
+    numbers = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=64)
+    args = struct(*IMAGE, dtype=BF16), struct(3, 3, 1, 64, dtype=BF16), struct(64, dtype=dtype)
+    with jaxext.use_target("sm_90a"):
+        (row,) = jaxext.explain(functools.partial(jaxext.conv_bias_act, **numbers), *args, platform="cuda").rows
+    assert row.chosen == "triton" and rows[row.op].reason == DEPTHWISE
 
 
 def test_every_row_of_the_table_is_claimed(rows):
