@@ -5,8 +5,6 @@ size.  Needs g++; no GPU and no CUDA.
 """
 
 import dataclasses
-import functools
-import itertools
 import math
 
 import harness
@@ -81,27 +79,6 @@ def configs(case):
     return list(dict.fromkeys(found))
 
 
-@pytest.fixture(scope="module")
-def replies(driver, tmp_path_factory):
-    """replies(role, dtype) -> for the name of each case, its questions and a function that gives the replies.
-
-    One process computes all cases.  If it fails, each case has a process of its own, so that only wrong cases fail.
-    """
-    folder = tmp_path_factory.mktemp("replies")
-
-    @functools.cache
-    def replies(role, dtype):
-        asked = {name: questions(of_role(CASES[name], role, dtype)) for name in CASES}
-        try:
-            together = iter(run(driver, folder, [*itertools.chain.from_iterable(asked.values())]))
-        except AssertionError:
-            return {name: (of_case, lambda of_case=of_case: run(driver, folder, of_case)) for name, of_case in asked.items()}
-        parts = {name: [*itertools.islice(together, len(of_case))] for name, of_case in asked.items()}
-        return {name: (asked[name], lambda part=part: part) for name, part in parts.items()}
-
-    return replies
-
-
 def in_vectors(case):
     """With enough channels for several vectors, if its outputs per group divide or fill them."""
     return dataclasses.replace(case, G=24 if case.K == 1 else 8)
@@ -117,13 +94,13 @@ def questions(narrow):
     return [(case, config, operands_of(case)) for case in cases for config in configs(case)[:: 2 if few else 1]]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", CASES)
-def test_geometry(replies, name, role, dtype):
-    asked, answers = replies(role, dtype)[name]
-    for (case, config, operands), reply in zip(asked, answers(), strict=True):
+def test_geometry(driver, tmp_path, name, role, dtype):
+    asked = questions(of_role(CASES[name], role, dtype))
+    for (case, config, operands), reply in zip(asked, run(driver, tmp_path, asked), strict=True):
         assert reply.code == 0, reply.message
         try:
             harness.check(reply.result, truth(case, operands))
