@@ -29,11 +29,12 @@ from jaxext.hazards.reading import Origins, computes_gradients
 from jaxext.hazards.remarks import no_loss, remarks
 from jaxext.hazards.split_axes import SplitAxes, of_sharding
 from jaxext.hazards.subjects import PRODUCTS, Equation, Place, Planned, place
+from jaxext.hazards.xla_splits import CONVOLUTION, xla_splits
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
 from jaxext.tuning.tune import with_gradient
 from jaxext.tuning.walk import Step, walk
 
-ORDER = ("wrong", "crash", "slow", "note")
+ORDER = ("wrong", "crash", "risk", "slow", "note")
 ALIKE = 5  # notes of one kind that are listed
 
 
@@ -43,7 +44,7 @@ class Finding:
 
     Attributes:
       hazard: its name.
-      what: "wrong", "crash", "slow" or "note".
+      what: "wrong", "crash", "slow" or "note"; "risk" if it can be wrong or crash, as XLA splits it, which is not known.
       source: the line that made the product: file, line and function.
       scope: the names of the model's modules around it, and of jax's transformations.
       where: "forward" or "backward".
@@ -98,9 +99,9 @@ class Report:
         counts = collections.Counter(finding.what for finding in self.findings)
         found = ", ".join(f"{counts[what]} {what}" for what in ORDER if counts[what]) or "no hazard"
         head = f"{counted(self.products, 'product')} of lax on {self.platform}, {self.devices}, {self.read}, jax {self.jax}: {found}"
-        by_hazard: dict[str, list[Finding]] = {}
+        by_hazard: dict[tuple, list[Finding]] = {}
         for finding in self.findings:
-            by_hazard.setdefault(finding.hazard, []).append(finding)
+            by_hazard.setdefault((finding.what, finding.hazard), []).append(finding)
         head += "".join(f"\n{textwrap.fill(remark, WIDTH, break_on_hyphens=False)}" for remark in self.remarks)
         head += f"\nwhat is slow is not known, since in_place_of_lax() ends with {self.refusal}" if self.refusal else ""
         return "\n\n".join([head, *("\n".join(_section(findings)) for findings in by_hazard.values())])
@@ -219,13 +220,15 @@ def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> It
         raise ValueError(f"doctor: the arguments are split over the meshes {[*meshes]}, want one")
     for mesh in meshes:
         splits.add_mesh(mesh)
+    known = iter(xla_splits(program, [*of_constants, *shardings[: len(leaves)]]) or ())
     fused = FusedReductions(program, origins := Origins(program))
     for step in walk(program.jaxpr):
+        by_xla = next(known, None) if step.eqn.primitive.name == CONVOLUTION else None
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
-            operands = [splits.of(atom) for atom in step.eqn.invars]
+            operands, result = by_xla or ([splits.of(atom) for atom in step.eqn.invars], None)
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
             of_reduction = dict(one_number_reduced=fused.has_one_number(step), narrow_reduced=fused.is_narrow(step))
-            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop, **of_reduction), step
+            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop, result=result, **of_reduction), step
         splits.follow(step)
         origins.follow(step)
 
@@ -285,10 +288,12 @@ def _hazards(subject: Equation | Planned) -> Iterator[Hazard]:
 
 def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Finding:
     planned = isinstance(subject, Planned)
+    sure = _is_sure(hazard, subject, where)
     cost = [f"{_counted(subject.flops)}, computed by {subject.by} in jaxext" if planned else "", hazard.cost(subject)]
+    cost += [] if sure else ["if XLA splits it so, which could not be asked"]
     return Finding(
         hazard=hazard.name,
-        what=hazard.what,
+        what=hazard.what if sure else "risk",
         source=where.source,
         scope=where.scope,
         where="backward" if where.backward else "forward",
@@ -301,6 +306,13 @@ def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Findi
         cure=hazard.cure,
         page=PAGES + hazard.page,
     )
+
+
+def _is_sure(hazard: Hazard, subject: Equation | Planned, where: Place) -> bool:
+    """Return whether it does not rest on the split of a cotangent, as it follows forwards: XLA may decide otherwise."""
+    if isinstance(subject, Planned) or hazard.what not in ("wrong", "crash") or not where.backward or subject.result is not None:
+        return True
+    return hazard.holds(dataclasses.replace(subject, axes={}))
 
 
 def _counted(flops: float) -> str:

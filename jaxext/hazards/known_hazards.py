@@ -35,6 +35,15 @@ HAZARDS = (
         cost=factor,
     ),
     Hazard(
+        name="groups on all devices, transposed",
+        what="wrong",
+        of=Equation,
+        holds=of_conv(lambda conv, e: conv.misplaced),
+        why="If each device has groups of its own, and the result has another order of dimensions than the input, such as NHWC after NCHW, "
+        "XLA permutes the split of the result the wrong way round.",
+        page="lax-hazards.md#groups-on-all-devices-transposed",
+    ),
+    Hazard(
         name="pointwise groups split over devices",
         what="wrong",
         of=Equation,

@@ -1,7 +1,7 @@
 """Follows the mesh axes that split each array of a program, from the shardings of its arguments on.
 
-XLA decides this when it compiles.  Here only what follows forwards from operands to results is known: through products, elementwise
-operations, transposes, reshapes and programs inside.  An array of which nothing follows, such as a constant, is split as XLA likes.
+XLA decides this when it compiles, and `xla_splits` asks it.  Where it cannot be asked, only what follows forwards from operands to results
+is known: through products, elementwise operations, transposes, reshapes and programs inside.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ class Equation:
     in_loop: bool = False
     one_number_reduced: bool = False  # whether it is a product with one number everywhere, and reduced at once
     narrow_reduced: bool = False  # whether it is a product of many rows and a few columns, and reduced at once
+    result: Split | None = None  # of the result, if it is known
 
     @property
     def name(self) -> str:
@@ -98,26 +99,19 @@ class Conv:
         self.params, self._axes = equation.eqn.params, {axis: size for axis, size in equation.axes.items() if size > 1}
         self.numbers = self.params["dimension_numbers"]
         lhs, rhs = (atom.aval.shape for atom in equation.eqn.invars)
-        self._batch_and_outputs = lhs[self.numbers.lhs_spec[0]], rhs[self.numbers.rhs_spec[0]]
         self.input = [lhs[i] for i in self.numbers.lhs_spec[2:]]
         self.filter = [rhs[i] for i in self.numbers.rhs_spec[2:]]
         self.output = [equation.eqn.outvars[0].aval.shape[i] for i in self.numbers.out_spec[2:]]
         self.groups, self.batch_groups = self.params["feature_group_count"], self.params["batch_group_count"]
+        self._grouped_sizes = lhs[self._grouped], rhs[self.numbers.rhs_spec[0]]
         self.channels = lhs[self.numbers.lhs_spec[1]] // self.groups  # of the input, per group
         self.strides, self.padding = self.params["window_strides"], self.params["padding"]
         self.lhs_dilation, self.rhs_dilation = self.params["lhs_dilation"], self.params["rhs_dilation"]
-        self._lhs, self._rhs = self._known(*equation.splits[:2])
+        whole: Any = ((),) * len(lhs)
+        self._lhs: Split = equation.splits[0] or whole
+        self._rhs: Split = equation.splits[1] or whole
+        self._result = equation.result
         self._larger = (self._rhs, self.numbers.rhs_spec) if math.prod(lhs) < math.prod(rhs) else (self._lhs, self.numbers.lhs_spec)
-
-    def _known(self, lhs: Split | None, rhs: Split | None) -> Iterator[Split]:
-        """The splits.  XLA splits an unknown operand, such as a constant cotangent, like the other where they are contracted."""
-        (_, channels, *space), (_, inputs, *taps) = self.numbers.lhs_spec, self.numbers.rhs_spec
-        sizes = zip(space, taps, self.filter, self.output, strict=True)
-        pairs = {channels: inputs, **{s: t for s, t, size, result in sizes if size > result}}
-        back = {t: s for s, t in pairs.items()}
-        for known, other, of in ((lhs, rhs, pairs), (rhs, lhs, back)):
-            aligned = [other[of[i]] if other is not None and i in of else () for i in range(len(self.numbers.lhs_spec))]
-            yield tuple(aligned) if known is None else known
 
     def split(self, *which: str) -> bool:
         """Return whether a mesh axis splits one of these of the input: "batch", "channels", "space"."""
@@ -152,10 +146,18 @@ class Conv:
         return all(self._halo_fits(i, self._count(larger[s])) for i, s in enumerate(spatial))
 
     @property
+    def misplaced(self) -> bool:
+        """Return whether each device has groups of its own, and XLA permutes the result's dimensions the wrong way round."""
+        batch, channels, *space = self.numbers.out_spec
+        order = (batch, channels, *space) if self.batch_groups == 1 else (channels, batch, *space)
+        to = dict(zip(self.numbers.lhs_spec, order, strict=True))
+        return self._is_parallel and to[to[self._grouped]] != self._grouped
+
+    @property
     def _is_parallel(self) -> bool:
         """Return whether each device has groups of its own."""
         groups, devices = max(self.groups, self.batch_groups), math.prod(self._axes.values())
-        if groups == 1 or groups % devices or self.batch_groups > 1 and {*self._batch_and_outputs} != {groups}:
+        if groups == 1 or groups % devices or self.batch_groups > 1 and {*self._grouped_sizes} != {groups}:
             return False
         return devices in (self._count(self._lhs[self._grouped]), self._count(self._rhs[self.numbers.rhs_spec[0]]))
 
@@ -183,6 +185,8 @@ class Conv:
     @property
     def _of_outputs(self) -> tuple[str, ...]:
         """The mesh axes that shard the groups, and so the channels of the result."""
+        if self._result is not None:
+            return self._result[self.numbers.out_spec[1]]
         of_lhs, of_rhs = self._lhs[self._grouped], self._rhs[self.numbers.rhs_spec[0]]
         of_lhs = tuple(axis for i, axis in enumerate(of_lhs) if self._count(of_lhs[:i]) < self.groups * self.batch_groups)
         axes = joined(of_lhs, of_rhs)
@@ -190,29 +194,54 @@ class Conv:
         return axes[: [*taken, True].index(True)]
 
     @property
+    def _in_groups(self) -> bool:
+        """Return whether XLA groups devices by the channels of the result: an operand's groups have as many parts, and none has more."""
+        return 1 < self._count(self._of_outputs) == max(self._of_operands)
+
+    @property
+    def _of_operands(self) -> tuple[int, int]:
+        """The numbers of parts of the groups in the input and in the filter."""
+        return self._count(self._lhs[self._grouped]), self._count(self._rhs[self.numbers.rhs_spec[0]])
+
+    @property
     def mixes_groups(self) -> bool:
         """Return whether XLA multiplies other groups, or divides groups over more devices than there are: it partitions a convolution
         without windows as a matrix product."""
-        groups, of_outputs = max(self.groups, self.batch_groups), self._count(self._of_outputs)
-        of_lhs, is_window = self._count(self._lhs[self._grouped]), "window" in self._kinds
+        groups, of_outputs, of_operands = max(self.groups, self.batch_groups), self._count(self._of_outputs), self._of_operands
         if groups == 1 or self._is_summed:
             return False
+        if "window" in self._kinds:
+            too_many = of_outputs > groups and not self.split("space")
+            if self.groups > 1:
+                return too_many and self.channels == 1 < of_operands[0]
+            return too_many and self._in_groups and (of_operands[0] <= groups or self._result is not None) or self._splits_batch
+        if self._splits_batch or of_outputs > 1 and not any(self._lhs) and len({*self._grouped_sizes}) > 1 and not self._is_parallel:
+            return True
         if self.batch_groups > 1:
-            return (
-                of_outputs > groups and (not is_window or of_lhs <= groups and not self.split("space")) or not is_window and of_lhs > groups
-            )
-        if is_window:
-            return self.channels == 1 < of_lhs and of_outputs > groups and not self.split("space")
-        return of_outputs > 1 and (of_lhs > groups or not self._is_depthwise)
+            return of_outputs > 1 and max(of_outputs, *of_operands) > groups
+        return of_outputs > 1 and (of_operands[0] > groups or not self._is_depthwise)
+
+    @property
+    def _splits_batch(self) -> bool:
+        """Return whether XLA splits the images of batch groups as the result's batch is split."""
+        if self.groups > 1 or self._result is None or not self._result[self.numbers.out_spec[0]]:
+            return False
+        if self._lhs[self._grouped] and self._rhs[self.numbers.rhs_spec[1]]:
+            return False
+        of_input, of_filter = self._of_operands
+        return of_filter <= of_input == self._count(self._of_outputs)
 
     @property
     def frees_twice(self) -> bool:
         """Return whether XLA frees memory twice: channels are split without a window, and an axis splits neither input nor result."""
         if "window" in self._kinds or self.groups == 1 or not self._is_depthwise or self._is_summed:
             return False
-        taken = {axis for i in self.numbers.lhs_spec[2:] for axis in self._lhs[i]} | {*self._rhs[self.numbers.rhs_spec[1]]}
-        outputs = self._of_outputs
-        return bool(outputs) and not taken & {*outputs} and bool(self._without(*self._lhs, outputs))
+        space = [(self._lhs[i], kind) for i, kind in zip(self.numbers.lhs_spec[2:], self._kinds, strict=True)]
+        taken = {axis for axes, _ in space for axis in axes} | {*self._rhs[self.numbers.rhs_spec[1]]}
+        used = [*self._lhs, self._of_outputs]
+        if self._result is not None:
+            used = [*self._result, *(axes for axes, kind in space if kind == "contracted")]
+        return self._in_groups and not taken & {*self._of_outputs} and bool(self._without(*used))
 
     @property
     def _grouped(self) -> int:
@@ -220,11 +249,19 @@ class Conv:
         return self.numbers.lhs_spec[0 if self.batch_groups > 1 else 1]
 
     def _without(self, *used: Sequence[str]) -> dict[str, int]:
-        return {axis: size for axis, size in self._axes.items() if not any(axis in axes for axes in used)}
+        """The mesh axes, or what is left of them, with their sizes."""
+        parts = [*map(self._part, {each for axes in used for each in axes})]
+        left = {axis: size // math.prod(n for name, n in parts if name == axis) for axis, size in self._axes.items()}
+        return {axis: size for axis, size in left.items() if size > 1}
 
     def _count(self, axes: Sequence[str]) -> int:
         """The number of shards that the axes make."""
-        return math.prod(self._axes.get(axis, 1) for axis in axes)
+        return math.prod(size for _, size in map(self._part, axes))
+
+    def _part(self, axis: str) -> tuple[str, int]:
+        """The name and the size of a mesh axis, or of a part of one, such as "data:(1)2"."""
+        name, _, part = axis.partition(":")
+        return name, int(part.partition(")")[2]) if part else self._axes.get(name, 1)
 
     @property
     def in_own_layout(self) -> bool:

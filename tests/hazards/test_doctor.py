@@ -121,6 +121,28 @@ def test_it_follows_constraints_and_shard_maps():
     assert GROUPED not in {hazard for hazard, *_ in found(functools.partial(by_hand, names={"data"}), W, beside)}
 
 
+def test_a_function_that_is_called_twice_is_split_twice():
+    dense = jax.jit(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    w = struct(3, 3, 8, 8, mesh=GRID, spec=P(None, None, None, "data"))
+    rows, whole = (struct(8, 16, 16, 8, mesh=GRID, spec=spec) for spec in (P(None, "model"), P()))
+    report = jaxext.doctor(lambda w, x, y: (dense(x, w), dense(y, w)), w, rows, whole, platform="cpu")
+    (finding,) = (each for each in report.findings if each.hazard == GROUPED)
+    assert finding.times == 1 and "f32[8,16@model,16,8]" in finding.product and report.products == 2
+
+
+def test_a_split_that_xla_cannot_be_asked_for_is_a_risk():
+    """A callback cannot be lowered for an abstract mesh.  What is wrong forwards is sure even so."""
+
+    def loss(w, x, steps):
+        steps = jax.pure_callback(lambda n: n, steps, steps)
+        return (depthwise(x, w) ** 2).mean() * steps.astype(np.float32)
+
+    report = jaxext.doctor(loss, W, SPLIT, np.int32(3), platform="cpu")
+    assert report.ok and "RISK: " + GROUPED in str(report) and "if XLA splits it so, which could not be asked" in str(report)
+    rows, w = struct(8, 16, 16, 8, mesh=GRID, spec=P(None, "model")), struct(3, 3, 1, 8, mesh=GRID, spec=P(None, None, None, "data"))
+    assert not jaxext.doctor(loss, w, rows, np.int32(3), platform="cpu").ok
+
+
 def test_the_report_says_which_mesh_was_assumed():
     report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), W, SPLIT, platform="cpu")
     assert report.devices == "a mesh of data 4, model 2 (without a sharding, so whole on each device: 1 of 2 arguments)"

@@ -78,6 +78,31 @@ def split(of_images, of_filter, groups=1, taps=3, mesh=GRID, **how):
     return Program(lambda x, w: conv(x, w, feature_group_count=groups, **how), types)
 
 
+def transposed(out, spec, mesh=GRID):
+    """A depthwise convolution of channels first."""
+    how: Any = dict(dimension_numbers=("NCHW", "OIHW", out), feature_group_count=8)
+    types = struct(8, 8, 8, 8, mesh=mesh, spec=spec), struct(8, 1, 3, 3)
+    return Program(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", **how), types)
+
+
+def gradients(of_images, of_filter, filter, argnums: Any = (0, 1), **how):
+    """Of a loss that is not linear in the convolution."""
+    types = struct(8, 8, 8, 8, mesh=GRID, spec=of_images), struct(*filter, mesh=GRID, spec=of_filter)
+    return Program(jax.grad(lambda x, w: (conv(x, w, **how) ** 2).sum(), argnums), types)
+
+
+def of_cotangent(of_images, of_filter, spec, filter=(3, 3, 8, 8), **how):
+    """Both gradients, without the result."""
+    types = struct(8, 8, 8, 8, mesh=GRID, spec=of_images), struct(*filter, mesh=GRID, spec=of_filter)
+    ct = jax.eval_shape(lambda x, w: conv(x, w, **how), *types)
+    return Program(lambda x, w, ct: jax.vjp(lambda x, w: conv(x, w, **how), x, w)[1](ct), (*types, struct(*ct.shape, mesh=GRID, spec=spec)))
+
+
+def constrained(program, spec):
+    """Its result has another split."""
+    return dataclasses.replace(program, function=lambda *xs: lax.with_sharding_constraint(program.function(*xs), NamedSharding(GRID, spec)))
+
+
 def padded(*padding, dtype: Any = np.float32, **how):
     return Program(lambda x, w: conv(x, w, padding=padding, **how), (struct(1, 4, 8, 8, dtype=dtype), struct(1, 1, 8, 8, dtype=dtype)))
 
@@ -91,6 +116,9 @@ BY_CHANNEL = P(None, None, None, "model")
 
 
 HALVES = P(None, "model")
+
+
+EVERY = ("data", "model")
 
 
 def pointwise(groups, spec, of_filter=None, **how):
@@ -188,10 +216,25 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
             split(HALVES, P(None, None, None, "data"), groups=2), split(HALVES, P(None, None, None, "data"), taps=9),
             split(HALVES, P(None, None, None, "data"), lhs_dilation=(2, 2), taps=4, padding=[(2, 2)] * 2),
             split(BY_CHANNEL, P("data", None, "model"), taps=4), split(HALVES, P(None, None, None, "data"), padding=[(2, 2)] * 2),
+            of_cotangent(HALVES, P(None, None, "data"), P()), of_cotangent(HALVES, P(None, None, None, "data"), P()),
+            of_cotangent(BY_CHANNEL, P(None, None, "data"), P(), batch_group_count=8),
+            gradients(P(None, "data", None, "model"), P(None, None, None, "data"), (3, 3, 1, 16), 1, feature_group_count=8),
+            gradients(P(None, "model", None, "data"), P(None, None, None, "model"), (3, 3, 1, 8), feature_group_count=8),
         ],
     ),
+    "groups on all devices, transposed": (
+        [
+            transposed("NHWC", P(None, EVERY)), transposed("NHWC", P(None, "data"), LINE),
+            gradients(P(EVERY), P(), (3, 3, 8, 8), 1, batch_group_count=8),
+        ],
+        [transposed("NHWC", P(None, "data")), transposed("NCHW", P(None, EVERY)), transposed("CNHW", P(None, EVERY))],
+    ),
     "pointwise groups split over devices": (
-        [pointwise(2, BY_CHANNEL), pointwise(2, P(), BY_CHANNEL), Program(jax.vmap(conv), MAPPED_POINTWISE)],
+        [
+            pointwise(2, BY_CHANNEL), pointwise(2, P(), BY_CHANNEL), Program(jax.vmap(conv), MAPPED_POINTWISE),
+            constrained(pointwise(2, P()), BY_CHANNEL),
+            gradients(P("model", None, None, "data"), P(None, None, EVERY), (1, 1, 8, 8), 0, batch_group_count=2),
+        ],
         [
             pointwise(2, P("data")), pointwise(2, P(None, "data")), pointwise(1, BY_CHANNEL), grouped(BY_CHANNEL, 2, GRID),
             pointwise(2, BY_CHANNEL, strides=(2, 2)), pointwise(2, BY_CHANNEL, padding=[(1, 1), (0, 0)]),
@@ -202,10 +245,14 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
         [pointwise(8, P("data", None, None, "model")), pointwise(8, P("data")), grouped(BY_CHANNEL, 8, GRID)],
     ),
     "batch groups split over devices": (
-        [split(P(), P(None, None, None, "data"), batch_group_count=2), split(P("data"), P(), taps=1, batch_group_count=2)],
+        [
+            split(P(), P(None, None, None, "data"), batch_group_count=2), split(P("data"), P(), taps=1, batch_group_count=2),
+            constrained(split(P(), P(), batch_group_count=2), P("data")),
+        ],
         [
             split(P(), BY_CHANNEL, batch_group_count=2), split(P("data"), P(), batch_group_count=2),
             split(P("model"), P(None, None, None, "data"), batch_group_count=2),
+            constrained(split(P(), P(), batch_group_count=2), BY_CHANNEL),
         ],
     ),
     "cropped and padded": (

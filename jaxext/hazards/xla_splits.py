@@ -1,0 +1,148 @@
+"""Asks XLA how it splits the operands and results of a program's products: lowers the program, and runs the propagation of Shardy on it.
+
+XLA runs the same propagation when it compiles.  No device is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.mlir import ir, passmanager
+from jax.extend.mlir.dialects import sdy
+from jax.sharding import NamedSharding
+
+from jaxext import _compat
+from jaxext.forms.form import owner
+from jaxext.hazards.split_axes import Split
+from jaxext.tuning.walk import walk
+
+MARK = re.compile(r"jaxext_product_(\d+)_")
+CONVOLUTION = "conv_general_dilated"
+PIPELINE = "builtin.module(sdy-propagation-pipeline)"
+
+
+def xla_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> list[tuple[Sequence[Split | None], Split | None]] | None:
+    """The splits of the operands and of the result of each convolution, in the order of a walk.  One that nothing uses has none.
+
+    None if no mesh is named, without Shardy, or if the program cannot be lowered, as callbacks cannot be on an abstract mesh.
+    `shardings` are of the program's constants and arguments; those without a mesh are whole.
+    """
+    mesh = next(_meshes(program, shardings), None)
+    if mesh is None or not _compat.config.use_shardy_partitioner.value:
+        return None
+    marked, count = _marked(program)
+    avals, n = [*(var.aval for var in program.jaxpr.constvars), *program.in_avals], len(program.consts)
+    on_mesh = [s if isinstance(s, NamedSharding) else NamedSharding(mesh, jax.P()) for s in shardings]
+    called = jax.jit(lambda *operands: jaxpr_as_fun(marked.replace(consts=operands[:n]))(*operands[n:]))
+    try:
+        types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=s) for aval, s in zip(avals, on_mesh, strict=True)]
+        module: Any = called.trace(*types).lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+        with module.context:
+            passmanager.PassManager.parse(PIPELINE).run(module.operation)
+    except Exception:  # of a lowering rule
+        return None
+    found: list[tuple[Sequence[Split | None], Split | None]] = [((None, None), None)] * count
+    for op in _operations(module.operation):
+        if op.name == "stablehlo.convolution" and (mark := MARK.search(str(op.location))):
+            found[int(mark[1])] = tuple(map(_split, op.operands)), _split(op.results[0])
+    return found
+
+
+def _meshes(program: ClosedJaxpr, shardings: Sequence[Any]) -> Iterator[Any]:
+    yield from (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
+    for step in walk(program.jaxpr):
+        params = step.eqn.params
+        for sharding in (params.get("sharding"), params.get("dst_sharding")):
+            if isinstance(sharding, NamedSharding):
+                yield sharding.mesh
+        if step.eqn.primitive.name == "shard_map":
+            yield params["mesh"]
+
+
+def _marked(program: ClosedJaxpr) -> tuple[ClosedJaxpr, int]:
+    """The program with a name around each convolution, by which to find it again, and the number of them."""
+    numbers = itertools.count()
+
+    def of(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return value.replace(jaxpr=of_jaxpr(value.jaxpr))
+        if isinstance(value, Jaxpr):
+            return of_jaxpr(value)
+        if not isinstance(value, tuple | list):
+            return value
+        each = [*map(of, value)]
+        if all(new is old for new, old in zip(each, value, strict=True)):
+            return value
+        return type(value)(*each) if hasattr(value, "_fields") else type(value)(each)
+
+    def of_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
+        return jaxpr.replace(eqns=[of_eqn(eqn) for eqn in jaxpr.eqns])
+
+    def of_eqn(eqn: Any) -> Any:
+        if eqn.primitive.name == CONVOLUTION:
+            info = eqn.source_info
+            return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"jaxext_product_{next(numbers)}_")))
+        params = {name: of(value) for name, value in eqn.params.items()}
+        if eqn.primitive in owner:
+            return eqn.replace(primitive=_compat.within, params=_lowered_later(eqn))
+        return eqn.replace(params=params)
+
+    return of(program), next(numbers)
+
+
+def _lowered_later(eqn: Any) -> dict[str, Any]:
+    """Parameters of `within` that lower this equation of jaxext without the devices of its mesh."""
+
+    def fun(*operands):
+        results = eqn.primitive.bind(*operands, **eqn.params)
+        return results if eqn.primitive.multiple_results else [results]
+
+    return dict(settings=(), fun=fun, avals=tuple(var.aval for var in eqn.outvars))
+
+
+def _operations(op: Any) -> Iterator[Any]:
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _operations(inner.operation)
+
+
+def _split(value: Any) -> Split:
+    """The mesh axes that split each dimension, without those that are manual where it stands."""
+    manual: tuple[str, ...] = ()
+    if isinstance(value, ir.BlockArgument):
+        op: Any = value.owner.owner
+        at = value.arg_number
+        if "arg_attrs" in op.attributes:  # of a function
+            attribute = _get(op.attributes["arg_attrs"][at], "sdy.sharding")
+        else:
+            attribute = _get(op.attributes, "in_shardings", "sdy.sharding")  # of a shard_map, or of a loop
+            if "manual_axes" in op.attributes:
+                axes: Any = sdy.ManualAxesAttr(op.attributes["manual_axes"])
+                manual = tuple(axes)
+            attribute = attribute and sdy.TensorShardingPerValueAttr(attribute).shardings[at]
+    elif attribute := _get(value.owner.attributes, "sdy.sharding", "out_shardings"):
+        attribute = sdy.TensorShardingPerValueAttr(attribute).shardings[value.result_number]
+    else:
+        attribute = _get(value.owner.attributes, "sharding", "out_sharding")  # of a reshard, or a collective
+    if attribute is None:
+        return ((),) * ir.RankedTensorType(value.type).rank
+    dimensions = (sdy.DimensionShardingAttr(each).axes for each in sdy.TensorShardingAttr(attribute).dimension_shardings)
+    names = (tuple(_name(sdy.AxisRefAttr(axis)) for axis in axes) for axes in dimensions)
+    return tuple(tuple(axis for axis in axes if axis not in manual) for axes in names)
+
+
+def _get(attributes: Any, *names: str) -> Any:
+    return next((attributes[name] for name in names if name in attributes), None)
+
+
+def _name(axis: Any) -> str:
+    """Of a mesh axis, or of a part of one, such as "data:(1)2"."""
+    part = axis.sub_axis_info and sdy.SubAxisInfoAttr(axis.sub_axis_info)
+    return f"{axis.name}:({part.pre_size}){part.size}" if part else axis.name
