@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy
@@ -24,12 +25,14 @@ from jaxext.tuning.walk import walk
 MARK = re.compile(r"jaxext_product_(\d+)_")
 CONVOLUTION = "conv_general_dilated"
 PIPELINE = "builtin.module(sdy-propagation-pipeline)"
+# In names of primitives that XLA does not look into, and that other platforms may lack.
+OPAQUE = ("pallas_call", "callback", "ffi_call", "kernel_call")
 
 
 def xla_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> list[tuple[Sequence[Split | None], Split | None]] | None:
     """The splits of the operands and of the result of each convolution, in the order of a walk.  One that nothing uses has none.
 
-    None if no mesh is named, without Shardy, or if the program cannot be lowered, as callbacks cannot be on an abstract mesh.
+    None if no mesh is named, without Shardy, or if the program cannot be lowered for CPUs.
     `shardings` are of the program's constants and arguments; those without a mesh are whole.
     """
     mesh = next(_meshes(program, shardings), None)
@@ -89,20 +92,22 @@ def _marked(program: ClosedJaxpr) -> tuple[ClosedJaxpr, int]:
             return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"jaxext_product_{next(numbers)}_")))
         params = {name: of(value) for name, value in eqn.params.items()}
         if eqn.primitive in owner:
-            return eqn.replace(primitive=_compat.within, params=_lowered_later(eqn))
+            return _instead(eqn, lambda *operands: _bound(eqn, operands))
+        if any(name in eqn.primitive.name for name in OPAQUE):
+            return _instead(eqn, lambda *_: [jnp.zeros(var.aval.shape, var.aval.dtype) for var in eqn.outvars])
         return eqn.replace(params=params)
 
     return of(program), next(numbers)
 
 
-def _lowered_later(eqn: Any) -> dict[str, Any]:
-    """Parameters of `within` that lower this equation of jaxext without the devices of its mesh."""
+def _instead(eqn: Any, fun: Callable) -> Any:
+    """An equation that computes `fun`, lowered by itself: what is of jaxext without the devices of its mesh."""
+    return eqn.replace(primitive=_compat.within, params=dict(settings=(), fun=fun, avals=tuple(var.aval for var in eqn.outvars)))
 
-    def fun(*operands):
-        results = eqn.primitive.bind(*operands, **eqn.params)
-        return results if eqn.primitive.multiple_results else [results]
 
-    return dict(settings=(), fun=fun, avals=tuple(var.aval for var in eqn.outvars))
+def _bound(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    results = eqn.primitive.bind(*operands, **eqn.params)
+    return results if eqn.primitive.multiple_results else [results]
 
 
 def _operations(op: Any) -> Iterator[Any]:

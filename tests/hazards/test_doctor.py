@@ -130,17 +130,37 @@ def test_a_function_that_is_called_twice_is_split_twice():
     assert finding.times == 1 and "f32[8,16@model,16,8]" in finding.product and report.products == 2
 
 
-def test_a_split_that_xla_cannot_be_asked_for_is_a_risk():
-    """A callback cannot be lowered for an abstract mesh.  What is wrong forwards is sure even so."""
+@pytest.fixture
+def without_shardy():
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", False)
+    yield
+    jax.config.update("jax_use_shardy_partitioner", before)
+
+
+def test_a_split_that_xla_cannot_be_asked_for_is_a_risk(without_shardy):
+    """What is wrong forwards is sure even so."""
+    report = jaxext.doctor(lambda w, x: (depthwise(x, w) ** 2).mean(), W, SPLIT, platform="cpu")
+    assert report.ok and "RISK: " + GROUPED in str(report) and "if XLA splits it so, which could not be asked" in str(report)
+    rows, w = struct(8, 16, 16, 8, mesh=GRID, spec=P(None, "model")), struct(3, 3, 1, 8, mesh=GRID, spec=P(None, None, None, "data"))
+    assert not jaxext.doctor(depthwise, rows, w, platform="cpu").ok
+
+
+def test_programs_that_are_lowered_on_their_own_platform_alone():
+    """XLA does not look into callbacks and kernels of Pallas, and splits what is beside them as without them."""
+
+    @jax.custom_jvp
+    def doubled(x):
+        return pl.pallas_call(lambda x, y: y.__setitem__(..., 2 * x[...]), jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    doubled.defjvp(lambda primals, tangents: (doubled(*primals), 2 * tangents[0]))
 
     def loss(w, x, steps):
         steps = jax.pure_callback(lambda n: n, steps, steps)
-        return (depthwise(x, w) ** 2).mean() * steps.astype(np.float32)
+        return (doubled(depthwise(x, w)) ** 2).mean() * steps.astype(np.float32)
 
-    report = jaxext.doctor(loss, W, SPLIT, np.int32(3), platform="cpu")
-    assert report.ok and "RISK: " + GROUPED in str(report) and "if XLA splits it so, which could not be asked" in str(report)
-    rows, w = struct(8, 16, 16, 8, mesh=GRID, spec=P(None, "model")), struct(3, 3, 1, 8, mesh=GRID, spec=P(None, None, None, "data"))
-    assert not jaxext.doctor(loss, w, rows, np.int32(3), platform="cpu").ok
+    for platform in ("cpu", "cuda"):
+        assert "WRONG: " + GROUPED in str(jaxext.doctor(loss, W, SPLIT, np.int32(3), platform=platform))
 
 
 def test_the_report_says_which_mesh_was_assumed():
