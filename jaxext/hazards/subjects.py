@@ -214,7 +214,8 @@ class Conv:
             too_many = of_outputs > groups and not self.split("space")
             if self.groups > 1:
                 return too_many and self.channels == 1 < of_operands[0]
-            return too_many and self._in_groups and (of_operands[0] <= groups or self._result is not None) or self._splits_batch
+            too_many &= self._in_groups and not self._splits_both and (of_operands[0] <= groups or self._result is not None)
+            return too_many or self._splits_batch
         if self._splits_batch or of_outputs > 1 and not any(self._lhs) and len({*self._grouped_sizes}) > 1 and not self._is_parallel:
             return True
         if self.batch_groups > 1:
@@ -226,10 +227,13 @@ class Conv:
         """Return whether XLA splits the images of batch groups as the result's batch is split."""
         if self.groups > 1 or self._result is None or not self._result[self.numbers.out_spec[0]]:
             return False
-        if self._lhs[self._grouped] and self._rhs[self.numbers.rhs_spec[1]]:
-            return False
         of_input, of_filter = self._of_operands
-        return of_filter <= of_input == self._count(self._of_outputs)
+        return not self._splits_both and of_filter <= of_input == self._count(self._of_outputs)
+
+    @property
+    def _splits_both(self) -> bool:
+        """Return whether the groups of the input are split, and the input channels of the filter."""
+        return bool(self._lhs[self._grouped] and self._rhs[self.numbers.rhs_spec[1]])
 
     @property
     def frees_twice(self) -> bool:

@@ -253,6 +253,9 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
             split(P(), BY_CHANNEL, batch_group_count=2), split(P("data"), P(), batch_group_count=2),
             split(P("model"), P(None, None, None, "data"), batch_group_count=2),
             constrained(split(P(), P(), batch_group_count=2), BY_CHANNEL),
+            constrained(
+                split(P("model", None, None, "data"), P(None, None, "model", "data"), batch_group_count=2), P(None, "model", None, "data")
+            ),
         ],
     ),
     "cropped and padded": (

@@ -1,6 +1,7 @@
 """The verifier of splits: a sample of all operations, and what it makes of faults that are known."""
 
 import datetime
+import functools
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+import jaxext
 from jaxext.benchmarks.sharding_subjects import SUBJECTS
 from jaxext.testing import sharding_worker, shardings
 
@@ -27,6 +29,28 @@ def test_every_operation_is_right_however_it_is_split(sample):
     report.raise_if_failed()
     assert {function.name for function in ours} == {name for name, _ in report.tried}
     assert {way for _, way in report.tried} == {*sharding_worker.WAYS}
+
+
+@pytest.mark.slow
+def test_the_doctor_accuses_no_split_that_is_right():
+    """And misses few: gradients in programs that XLA splits as the page of the doctor says.  Each day draws another sample."""
+    part, lax_alone = "values and gradients", [function for function in SUBJECTS if function.name.endswith("lax") and function.order]
+    outcomes, accused = {}, {}
+    with sharding_worker.Workers(2, 8, 300) as pool:
+        for function in lax_alone:
+            pickled, known = shardings._pickled(function), sharding_worker.Known(function)
+            facts = pool.one((pickled, None, None))
+            jobs = [(pickled, layout, part) for layout in shardings.layouts(function, facts, shardings.MESHES, (AUTOMATIC,), 20, SEED)]
+            for (_, layout, _), (kind, detail) in pool.run(jobs):
+                outcomes[function.name, str(layout)] = kind, detail
+                names = known.names | {"fn": known.fn}
+                *program, _, _ = sharding_worker.setting(function, known.result, part) + known.splitting(part, layout)
+                exec("\n".join(program), names)  # all but to compile and call it
+                report = jaxext.doctor(functools.partial(names["program"], names["f"]), *names["operands"], platform="cpu", gradients=False)
+                accused[function.name, str(layout)] = not report.ok
+    wrong = {split for split, (kind, _) in outcomes.items() if kind not in ("right", "communication")}
+    assert [split for split in outcomes if accused[split] and split not in wrong] == []
+    assert wrong and sum(accused[split] for split in wrong) >= 0.8 * len(wrong)
 
 
 def found(source, layout, *args):
