@@ -20,7 +20,7 @@ X, W = (sharding_worker.drawn(shape, k).astype("float32") for k, shape in enumer
 ROWS_BY_FEATURES = sharding_worker.Layout(AUTOMATIC, (2, 2), ((1, None, None), (None, 3, None)))
 
 
-@pytest.mark.parametrize("sample", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sample", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_every_operation_is_right_however_it_is_split(sample):
     """Each day draws another sample.  Set JAXEXT_SHARDINGS_SEED to repeat that of a report."""
     ours = [function for function in SUBJECTS if function.name.endswith("jaxext")]
@@ -40,7 +40,7 @@ def test_the_doctor_accuses_no_split_that_is_right():
         for function in lax_alone:
             pickled, known = shardings._pickled(function), sharding_worker.Known(function)
             facts = pool.one((pickled, None, None))
-            jobs = [(pickled, layout, part) for layout in shardings.layouts(function, facts, shardings.MESHES, (AUTOMATIC,), 20, SEED)]
+            jobs = [(pickled, layout, part) for layout in shardings.layouts(function, facts, shardings.MESHES, (AUTOMATIC,), 40, SEED)]
             for (_, layout, _), (kind, detail) in pool.run(jobs):
                 outcomes[function.name, str(layout)] = kind, detail
                 names = known.names | {"fn": known.fn}
