@@ -27,14 +27,14 @@ from jaxext.hazards.known_hazards import HAZARDS
 from jaxext.hazards.own_products import fused_in_own
 from jaxext.hazards.reading import Origins, computes_gradients
 from jaxext.hazards.remarks import no_loss, remarks
-from jaxext.hazards.split_axes import SplitAxes, of_sharding
+from jaxext.hazards.split_axes import ASKED, Splits, product_splits
 from jaxext.hazards.subjects import PRODUCTS, Equation, Place, Planned, place
-from jaxext.hazards.xla_splits import CONVOLUTION, xla_splits
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
 from jaxext.tuning.tune import with_gradient
 from jaxext.tuning.walk import Step, walk
 
-ORDER = ("wrong", "crash", "risk", "slow", "note")
+ORDER = ("wrong", "crash", "slow", "note")
+UNKNOWN = "XLA could not be asked how it splits arrays, so the hazards of several devices were not looked for."
 ALIKE = 5  # notes of one kind that are listed
 
 
@@ -44,7 +44,7 @@ class Finding:
 
     Attributes:
       hazard: its name.
-      what: "wrong", "crash", "slow" or "note"; "risk" if it can be wrong or crash, as XLA splits it, which is not known.
+      what: "wrong", "crash", "slow" or "note".
       source: the line that made the product: file, line and function.
       scope: the names of the model's modules around it, and of jax's transformations.
       where: "forward" or "backward".
@@ -99,9 +99,9 @@ class Report:
         counts = collections.Counter(finding.what for finding in self.findings)
         found = ", ".join(f"{counts[what]} {what}" for what in ORDER if counts[what]) or "no hazard"
         head = f"{counted(self.products, 'product')} of lax on {self.platform}, {self.devices}, {self.read}, jax {self.jax}: {found}"
-        by_hazard: dict[tuple, list[Finding]] = {}
+        by_hazard: dict[str, list[Finding]] = {}
         for finding in self.findings:
-            by_hazard.setdefault((finding.what, finding.hazard), []).append(finding)
+            by_hazard.setdefault(finding.hazard, []).append(finding)
         head += "".join(f"\n{textwrap.fill(remark, WIDTH, break_on_hyphens=False)}" for remark in self.remarks)
         head += f"\nwhat is slow is not known, since in_place_of_lax() ends with {self.refusal}" if self.refusal else ""
         return "\n\n".join([head, *("\n".join(_section(findings)) for findings in by_hazard.values())])
@@ -170,10 +170,9 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         if backward:
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
-    equations = [*_equations(program, leaves, platform), *fused_in_own(program, platform)]
-    named = [leaf.sharding.mesh.shape for leaf in leaves if isinstance(getattr(leaf, "sharding", None), jax.NamedSharding)]
-    axes = [*named, *(equation.axes for equation, _ in equations)]
-    mesh = {axis: size for each in axes for axis, size in each.items() if size > 1}
+    splits = _splits(program, leaves)
+    said += () if splits.products is not None else (UNKNOWN,)
+    equations = [*_equations(program, splits, platform), *fused_in_own(program, platform)]
     in_evaluation = [*_fused_in_evaluation(alone, equations, leaves)] if backward and platform == "cpu" else []
     planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
     findings: dict[tuple, tuple[Finding, Any]] = {}
@@ -189,7 +188,7 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         for finding, subject in ordered
     ]
     products = sum(equation.name in PRODUCTS for equation, _ in equations)
-    return Report(platform, jax.__version__, read, products, tuple(measured), _format_mesh(mesh, leaves), refusal, said)
+    return Report(platform, jax.__version__, read, products, tuple(measured), _format_mesh(splits.mesh, leaves), refusal, said)
 
 
 def _format_mesh(mesh: Mapping[str, int], leaves: Sequence[Any]) -> str:
@@ -208,35 +207,34 @@ def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
         raise
 
 
-def _equations(program: ClosedJaxpr, leaves: Sequence[Any], platform: str) -> Iterator[tuple[Equation, Step]]:
+def _splits(program: ClosedJaxpr, leaves: Sequence[Any]) -> Splits:
+    return product_splits(program, [getattr(array, "sharding", None) for array in (*program.consts, *leaves)])
+
+
+def _equations(program: ClosedJaxpr, splits: Splits, platform: str) -> Iterator[tuple[Equation, Step]]:
     """lax's equations, with the mesh axes that split their operands."""
-    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
-    arguments = [of_sharding(sharding, aval.ndim) or ((),) * aval.ndim for sharding, aval in zip(shardings, program.in_avals, strict=True)]
-    splits = SplitAxes(program.jaxpr, arguments)
-    shardings += (of_constants := [getattr(constant, "sharding", None) for constant in program.consts])
-    splits.add_constants(program.jaxpr.constvars, of_constants)
-    meshes = {sharding.mesh.abstract_mesh for sharding in shardings if isinstance(sharding, jax.NamedSharding)}
-    if len({(mesh.axis_names, mesh.axis_sizes) for mesh in meshes}) > 1:
-        raise ValueError(f"doctor: the arguments are split over the meshes {[*meshes]}, want one")
-    for mesh in meshes:
-        splits.add_mesh(mesh)
-    known = iter(xla_splits(program, [*of_constants, *shardings[: len(leaves)]]) or ())
+    known = iter(splits.products or ())
     fused = FusedReductions(program, origins := Origins(program))
     for step in walk(program.jaxpr):
-        by_xla = next(known, None) if step.eqn.primitive.name == CONVOLUTION else None
+        unknown = [None] * len(step.eqn.invars), None
+        operands, result = next(known, unknown) if step.eqn.primitive.name in ASKED else unknown
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
-            operands, result = by_xla or ([splits.of(atom) for atom in step.eqn.invars], None)
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
             of_reduction = dict(one_number_reduced=fused.has_one_number(step), narrow_reduced=fused.is_narrow(step))
-            yield Equation(step.eqn, operands, splits.automatic, platform, in_loop, result=result, **of_reduction), step
-        splits.follow(step)
+            yield Equation(step.eqn, operands, _left(splits.mesh, step), platform, in_loop, result=result, **of_reduction), step
         origins.follow(step)
+
+
+def _left(mesh: Mapping[str, int], step: Step) -> dict[str, int]:
+    """The mesh axes over which XLA splits a step: without those of the `shard_map`s around it."""
+    manual = {axis for eqn in step.within if eqn.primitive.name == "shard_map" for axis in eqn.params["newly_manual_axes"]}
+    return {axis: size for axis, size in mesh.items() if axis not in manual}
 
 
 def _fused_in_evaluation(alone: ClosedJaxpr, equations, leaves: Sequence[Any]) -> Iterator[tuple[Equation, Step]]:
     """Products that are fused with their reduction in the function alone, but not beside its gradient, which reads them once more."""
     known = {(equation.key, place(step).source) for equation, step in equations if equation.one_number_reduced}
-    for equation, step in (*_equations(alone, leaves, "cpu"), *fused_in_own(alone, "cpu")):
+    for equation, step in (*_equations(alone, _splits(alone, leaves), "cpu"), *fused_in_own(alone, "cpu")):
         if equation.one_number_reduced and (equation.key, place(step).source) not in known:
             yield equation, step
 
@@ -288,12 +286,10 @@ def _hazards(subject: Equation | Planned) -> Iterator[Hazard]:
 
 def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Finding:
     planned = isinstance(subject, Planned)
-    sure = _is_sure(hazard, subject, where)
     cost = [f"{_counted(subject.flops)}, computed by {subject.by} in jaxext" if planned else "", hazard.cost(subject)]
-    cost += [] if sure else ["if XLA splits it so, which could not be asked"]
     return Finding(
         hazard=hazard.name,
-        what=hazard.what if sure else "risk",
+        what=hazard.what,
         source=where.source,
         scope=where.scope,
         where="backward" if where.backward else "forward",
@@ -306,13 +302,6 @@ def _finding(hazard: Hazard, subject: Equation | Planned, where: Place) -> Findi
         cure=hazard.cure,
         page=PAGES + hazard.page,
     )
-
-
-def _is_sure(hazard: Hazard, subject: Equation | Planned, where: Place) -> bool:
-    """Return whether it does not rest on the split of a cotangent, as it follows forwards: XLA may decide otherwise."""
-    if isinstance(subject, Planned) or hazard.what not in ("wrong", "crash") or not where.backward or subject.result is not None:
-        return True
-    return hazard.holds(dataclasses.replace(subject, axes={}))
 
 
 def _counted(flops: float) -> str:

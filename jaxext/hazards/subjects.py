@@ -18,7 +18,7 @@ from jaxext.forms.call import Call
 from jaxext.forms.choose import Choice
 from jaxext.forms.form import owner
 from jaxext.forms.window import dilate
-from jaxext.hazards.split_axes import Split, joined
+from jaxext.hazards.split_axes import Split
 from jaxext.tuning.explain import AS_LAX
 from jaxext.tuning.walk import Step
 
@@ -110,7 +110,7 @@ class Conv:
         whole: Any = ((),) * len(lhs)
         self._lhs: Split = equation.splits[0] or whole
         self._rhs: Split = equation.splits[1] or whole
-        self._result = equation.result
+        self._result: Split = equation.result or whole
         self._larger = (self._rhs, self.numbers.rhs_spec) if math.prod(lhs) < math.prod(rhs) else (self._lhs, self.numbers.lhs_spec)
 
     def split(self, *which: str) -> bool:
@@ -185,13 +185,7 @@ class Conv:
     @property
     def _of_outputs(self) -> tuple[str, ...]:
         """The mesh axes that shard the groups, and so the channels of the result."""
-        if self._result is not None:
-            return self._result[self.numbers.out_spec[1]]
-        of_lhs, of_rhs = self._lhs[self._grouped], self._rhs[self.numbers.rhs_spec[0]]
-        of_lhs = tuple(axis for i, axis in enumerate(of_lhs) if self._count(of_lhs[:i]) < self.groups * self.batch_groups)
-        axes = joined(of_lhs, of_rhs)
-        taken = [self.groups > 1 and axis in self._lhs[self.numbers.lhs_spec[0]] for axis in axes]
-        return axes[: [*taken, True].index(True)]
+        return self._result[self.numbers.out_spec[1]]
 
     @property
     def _in_groups(self) -> bool:
@@ -214,8 +208,7 @@ class Conv:
             too_many = of_outputs > groups and not self.split("space")
             if self.groups > 1:
                 return too_many and self.channels == 1 < of_operands[0]
-            too_many &= self._in_groups and not self._splits_both and (of_operands[0] <= groups or self._result is not None)
-            return too_many or self._splits_batch
+            return too_many and self._in_groups and not self._splits_both or self._splits_batch
         if self._splits_batch or of_outputs > 1 and not any(self._lhs) and len({*self._grouped_sizes}) > 1 and not self._is_parallel:
             return True
         if self.batch_groups > 1:
@@ -225,7 +218,7 @@ class Conv:
     @property
     def _splits_batch(self) -> bool:
         """Return whether XLA splits the images of batch groups as the result's batch is split."""
-        if self.groups > 1 or self._result is None or not self._result[self.numbers.out_spec[0]]:
+        if self.groups > 1 or not self._result[self.numbers.out_spec[0]]:
             return False
         of_input, of_filter = self._of_operands
         return not self._splits_both and of_filter <= of_input == self._count(self._of_outputs)
@@ -242,9 +235,7 @@ class Conv:
             return False
         space = [(self._lhs[i], kind) for i, kind in zip(self.numbers.lhs_spec[2:], self._kinds, strict=True)]
         taken = {axis for axes, _ in space for axis in axes} | {*self._rhs[self.numbers.rhs_spec[1]]}
-        used = [*self._lhs, self._of_outputs]
-        if self._result is not None:
-            used = [*self._result, *(axes for axes, kind in space if kind == "contracted")]
+        used = [*self._result, *(axes for axes, kind in space if kind == "contracted")]
         return self._in_groups and not taken & {*self._of_outputs} and bool(self._without(*used))
 
     @property
