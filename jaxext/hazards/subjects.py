@@ -183,17 +183,17 @@ class Conv:
         return self.channels <= self._count(self._rhs[self.numbers.rhs_spec[1]])
 
     @property
-    def _of_outputs(self) -> tuple[str, ...]:
+    def _output_axes(self) -> tuple[str, ...]:
         """The mesh axes that shard the groups, and so the channels of the result."""
         return self._result[self.numbers.out_spec[1]]
 
     @property
-    def _in_groups(self) -> bool:
+    def _groups_devices(self) -> bool:
         """Return whether XLA groups devices by the channels of the result: an operand's groups have as many parts, and none has more."""
-        return 1 < self._count(self._of_outputs) == max(self._of_operands)
+        return 1 < self._count(self._output_axes) == max(self._group_parts)
 
     @property
-    def _of_operands(self) -> tuple[int, int]:
+    def _group_parts(self) -> tuple[int, int]:
         """The numbers of parts of the groups in the input and in the filter."""
         return self._count(self._lhs[self._grouped]), self._count(self._rhs[self.numbers.rhs_spec[0]])
 
@@ -201,27 +201,27 @@ class Conv:
     def mixes_groups(self) -> bool:
         """Return whether XLA multiplies other groups, or divides groups over more devices than there are: it partitions a convolution
         without windows as a matrix product."""
-        groups, of_outputs, of_operands = max(self.groups, self.batch_groups), self._count(self._of_outputs), self._of_operands
+        groups, of_outputs, group_parts = max(self.groups, self.batch_groups), self._count(self._output_axes), self._group_parts
         if groups == 1 or self._is_summed:
             return False
         if "window" in self._kinds:
             too_many = of_outputs > groups and not self.split("space")
             if self.groups > 1:
-                return too_many and self.channels == 1 < of_operands[0]
-            return too_many and self._in_groups and not self._splits_both or self._splits_batch
+                return too_many and self.channels == 1 < group_parts[0]
+            return too_many and self._groups_devices and not self._splits_both or self._splits_batch
         if self._splits_batch or of_outputs > 1 and not any(self._lhs) and len({*self._grouped_sizes}) > 1 and not self._is_parallel:
             return True
         if self.batch_groups > 1:
-            return of_outputs > 1 and max(of_outputs, *of_operands) > groups
-        return of_outputs > 1 and (of_operands[0] > groups or not self._is_depthwise)
+            return of_outputs > 1 and max(of_outputs, *group_parts) > groups
+        return of_outputs > 1 and (group_parts[0] > groups or not self._is_depthwise)
 
     @property
     def _splits_batch(self) -> bool:
         """Return whether XLA splits the images of batch groups as the result's batch is split."""
         if self.groups > 1 or not self._result[self.numbers.out_spec[0]]:
             return False
-        of_input, of_filter = self._of_operands
-        return not self._splits_both and of_filter <= of_input == self._count(self._of_outputs)
+        of_input, of_filter = self._group_parts
+        return not self._splits_both and of_filter <= of_input == self._count(self._output_axes)
 
     @property
     def _splits_both(self) -> bool:
@@ -236,7 +236,7 @@ class Conv:
         space = [(self._lhs[i], kind) for i, kind in zip(self.numbers.lhs_spec[2:], self._kinds, strict=True)]
         taken = {axis for axes, _ in space for axis in axes} | {*self._rhs[self.numbers.rhs_spec[1]]}
         used = [*self._result, *(axes for axes, kind in space if kind == "contracted")]
-        return self._in_groups and not taken & {*self._of_outputs} and bool(self._without(*used))
+        return self._groups_devices and not taken & {*self._output_axes} and bool(self._without(*used))
 
     @property
     def _grouped(self) -> int:
