@@ -64,6 +64,7 @@ __all__ = [
     "kernels_launched",
     "lowered_by",
     "lowered_within",
+    "lowering_p",
     "name_p",
     "named_specs",
     "policies_asked",
@@ -84,7 +85,6 @@ __all__ = [
     "trace_context",
     "unsplit",
     "without_stored_programs",
-    "within",
 ]
 
 # ShardingTypeError: raised by lax for shardings in types that do not match; removed once jax.errors exports it.
@@ -319,7 +319,7 @@ def _states_of_jax() -> dict[str, Any]:
 
 def lowered_within(settings: tuple[tuple[str, Any], ...], fun: Callable, avals: Sequence, *args) -> list:
     """Results, of the types `avals`, of `fun(*args)`, which is traced and lowered inside the `settings()` of another place."""
-    return within.bind(*args, settings=settings, fun=fun, avals=tuple(avals))
+    return lowering_p.bind(*args, settings=settings, fun=fun, avals=tuple(avals))
 
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())
@@ -334,10 +334,10 @@ def _lower_within(ctx, *args, settings, fun, avals):
         return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
 
 
-within = Primitive("jaxext_within")
-within.multiple_results = True
-within.def_abstract_eval(lambda *_, avals, **__: avals)
-mlir.register_lowering(within, _lower_within)
+lowering_p = Primitive("jaxext_within")
+lowering_p.multiple_results = True
+lowering_p.def_abstract_eval(lambda *_, avals, **__: avals)
+mlir.register_lowering(lowering_p, _lower_within)
 
 
 def unsplit(x: jax.Array, axes: Sequence[int]) -> jax.Array:

@@ -27,7 +27,7 @@ from jaxext.hazards.known_hazards import HAZARDS
 from jaxext.hazards.own_products import fused_in_own
 from jaxext.hazards.reading import Origins, computes_gradients
 from jaxext.hazards.remarks import no_loss, remarks
-from jaxext.hazards.split_axes import ASKED, Splits, product_splits
+from jaxext.hazards.split_axes import CONVOLUTION, Splits, convolution_splits
 from jaxext.hazards.subjects import PRODUCTS, Equation, Place, Planned, place
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
 from jaxext.tuning.tune import with_gradient
@@ -170,10 +170,10 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         if backward:
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
-    splits = _splits(program, leaves)
-    said += () if splits.products is not None else (UNKNOWN,)
+    splits = convolution_splits(program, [getattr(array, "sharding", None) for array in (*program.consts, *leaves)])
+    said += () if splits.convolutions is not None else (UNKNOWN,)
     equations = [*_equations(program, splits, platform), *fused_in_own(program, platform)]
-    in_evaluation = [*_fused_in_evaluation(alone, equations, leaves)] if backward and platform == "cpu" else []
+    in_evaluation = [*_fused_in_evaluation(alone, equations)] if backward and platform == "cpu" else []
     planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
     findings: dict[tuple, tuple[Finding, Any]] = {}
     for subject, step in (*equations, *in_evaluation, *planned):
@@ -207,17 +207,13 @@ def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
         raise
 
 
-def _splits(program: ClosedJaxpr, leaves: Sequence[Any]) -> Splits:
-    return product_splits(program, [getattr(array, "sharding", None) for array in (*program.consts, *leaves)])
-
-
 def _equations(program: ClosedJaxpr, splits: Splits, platform: str) -> Iterator[tuple[Equation, Step]]:
     """lax's equations, with the mesh axes that split their operands."""
-    known = iter(splits.products or ())
+    known = iter(splits.convolutions or ())
     fused = FusedReductions(program, origins := Origins(program))
     for step in walk(program.jaxpr):
         unknown = [None] * len(step.eqn.invars), None
-        operands, result = next(known, unknown) if step.eqn.primitive.name in ASKED else unknown
+        operands, result = next(known, unknown) if step.eqn.primitive.name == CONVOLUTION else unknown
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
             of_reduction = dict(one_number_reduced=fused.has_one_number(step), narrow_reduced=fused.is_narrow(step))
@@ -231,11 +227,15 @@ def _left(mesh: Mapping[str, int], step: Step) -> dict[str, int]:
     return {axis: size for axis, size in mesh.items() if axis not in manual}
 
 
-def _fused_in_evaluation(alone: ClosedJaxpr, equations, leaves: Sequence[Any]) -> Iterator[tuple[Equation, Step]]:
+def _fused_in_evaluation(alone: ClosedJaxpr, equations) -> Iterator[tuple[Equation, Step]]:
     """Products that are fused with their reduction in the function alone, but not beside its gradient, which reads them once more."""
-    known = {(equation.key, place(step).source) for equation, step in equations if equation.one_number_reduced}
-    for equation, step in (*_equations(alone, _splits(alone, leaves), "cpu"), *fused_in_own(alone, "cpu")):
-        if equation.one_number_reduced and (equation.key, place(step).source) not in known:
+
+    def key(equation: Equation, step: Step) -> tuple[str, str]:
+        return dataclasses.replace(equation, splits=[None] * len(equation.splits)).key, place(step).source
+
+    known = {key(equation, step) for equation, step in equations if equation.one_number_reduced}
+    for equation, step in (*_equations(alone, Splits({}, []), "cpu"), *fused_in_own(alone, "cpu")):
+        if equation.one_number_reduced and key(equation, step) not in known:
             yield equation, step
 
 

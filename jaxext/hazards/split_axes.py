@@ -1,4 +1,4 @@
-"""The mesh axes that split the operands and the results of a program's products, as XLA says.
+"""The mesh axes that split the operands and the results of a program's convolutions, as XLA says.
 
 The program is lowered, and the propagation of Shardy runs on it, as it does when XLA compiles.  No device is needed.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy
@@ -23,11 +22,11 @@ from jaxext.tuning.walk import walk
 
 Split = tuple[tuple[str, ...], ...]  # of each dimension: the mesh axes that split it
 
-MARK = re.compile(r"jaxext_product_(\d+)_")
-ASKED = {"conv_general_dilated": "stablehlo.convolution", "dot_general": "stablehlo.dot_general"}  # about these products
+MARK = re.compile(r"jaxext_convolution_(\d+)_")
+CONVOLUTION = "conv_general_dilated"
 PIPELINE = "builtin.module(sdy-propagation-pipeline)"
 # In names of primitives that XLA does not look into, and that other platforms may lack.
-OPAQUE = ("pallas_call", "callback", "ffi_call", "kernel_call")
+OPAQUE = ("pallas_call", "callback", "ffi_call", "kernel_call", "inspect_sharding")
 
 
 class Splits(NamedTuple):
@@ -35,15 +34,15 @@ class Splits(NamedTuple):
 
     Attributes:
       mesh: the axes of its mesh with their sizes.
-      products: the splits of the operands and of the result of each product, in the order of a walk; one that nothing uses has none.
+      convolutions: the splits of the operands and of the result of each, in the order of a walk; one that nothing uses has none.
         None if XLA cannot be asked: without Shardy, or if the program cannot be lowered for CPUs.
     """
 
     mesh: dict[str, int]
-    products: list[tuple[Sequence[Split | None], Split | None]] | None
+    convolutions: list[tuple[Sequence[Split | None], Split | None]] | None
 
 
-def product_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> Splits:
+def convolution_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> Splits:
     """The splits, given the shardings of the program's constants and arguments; those without a mesh are whole.
 
     Raises:
@@ -54,11 +53,11 @@ def product_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> Splits:
         raise ValueError(f"doctor: the arguments are split over the meshes {[*named]}, want one")
     meshes = [*_meshes(program, shardings)]
     axes = {axis: size for mesh in meshes for axis, size in mesh.shape.items() if size > 1}
-    if not axes:
-        return Splits({}, [])
+    marked, count = _marked(program)
+    if not axes or not count:
+        return Splits(axes, [])
     if not _compat.config.use_shardy_partitioner.value:
         return Splits(axes, None)
-    marked, count = _marked(program)
     avals, n = [*(var.aval for var in program.jaxpr.constvars), *program.in_avals], len(program.consts)
     on_mesh = [s if isinstance(s, NamedSharding) else NamedSharding(meshes[0], jax.P()) for s in shardings]
     called = jax.jit(lambda *operands: jaxpr_as_fun(marked.replace(consts=operands[:n]))(*operands[n:]))
@@ -67,11 +66,11 @@ def product_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> Splits:
         module: Any = called.trace(*types).lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
         with module.context:
             passmanager.PassManager.parse(PIPELINE).run(module.operation)
-    except Exception:  # of a lowering rule
+    except Exception:  # of a rule of some primitive
         return Splits(axes, None)
     found: list[tuple[Sequence[Split | None], Split | None]] = [((None, None), None)] * count
     for op in _operations(module.operation):
-        if op.name in ASKED.values() and (mark := MARK.search(str(op.location))):
+        if op.name == "stablehlo.convolution" and (mark := MARK.search(str(op.location))):
             found[int(mark[1])] = tuple(map(_split, op.operands)), _split(op.results[0])
     return Splits(axes, found)
 
@@ -80,7 +79,8 @@ def _meshes(program: ClosedJaxpr, shardings: Sequence[Any]) -> Iterator[Any]:
     yield from (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
     for step in walk(program.jaxpr):
         params = step.eqn.params
-        for sharding in (params.get("sharding"), params.get("dst_sharding")):
+        of_jit = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+        for sharding in (params.get("sharding"), params.get("dst_sharding"), *of_jit):
             if isinstance(sharding, NamedSharding):
                 yield sharding.mesh
         if step.eqn.primitive.name == "shard_map":
@@ -88,46 +88,63 @@ def _meshes(program: ClosedJaxpr, shardings: Sequence[Any]) -> Iterator[Any]:
 
 
 def _marked(program: ClosedJaxpr) -> tuple[ClosedJaxpr, int]:
-    """The program with a name around each product, by which to find it again, and the number of them."""
+    """The program with a name around each convolution, by which to find it again, and the number of them.
+
+    What has none inside stays the same object, since jax lowers that once.
+    """
     numbers = itertools.count()
 
-    def of(value: Any) -> Any:
+    def marked(value: Any) -> Any:
         if isinstance(value, ClosedJaxpr):
-            return value.replace(jaxpr=of_jaxpr(value.jaxpr))
+            jaxpr = marked_jaxpr(value.jaxpr)
+            return value if jaxpr is value.jaxpr else value.replace(jaxpr=jaxpr)
         if isinstance(value, Jaxpr):
-            return of_jaxpr(value)
+            return marked_jaxpr(value)
         if not isinstance(value, tuple | list):
             return value
-        each = [*map(of, value)]
-        if all(new is old for new, old in zip(each, value, strict=True)):
+        each = [*map(marked, value)]
+        if _same(each, value):
             return value
         return type(value)(*each) if hasattr(value, "_fields") else type(value)(each)
 
-    def of_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
-        return jaxpr.replace(eqns=[of_eqn(eqn) for eqn in jaxpr.eqns])
+    def marked_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
+        eqns = [*map(marked_eqn, jaxpr.eqns)]
+        return jaxpr if _same(eqns, jaxpr.eqns) else jaxpr.replace(eqns=eqns)
 
-    def of_eqn(eqn: Any) -> Any:
-        if eqn.primitive.name in ASKED:
+    def marked_eqn(eqn: Any) -> Any:
+        if eqn.primitive.name == CONVOLUTION:
             info = eqn.source_info
-            return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"jaxext_product_{next(numbers)}_")))
-        params = {name: of(value) for name, value in eqn.params.items()}
+            return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"jaxext_convolution_{next(numbers)}_")))
+        params = {name: marked(value) for name, value in eqn.params.items()}
         if eqn.primitive in owner:
-            return _instead(eqn, lambda *operands: _bound(eqn, operands))
+            return _apart(eqn)
         if any(name in eqn.primitive.name for name in OPAQUE):
-            return _instead(eqn, lambda *_: [jnp.zeros(var.aval.shape, var.aval.dtype) for var in eqn.outvars])
-        return eqn.replace(params=params)
+            return _opaque(eqn)
+        return eqn if _same(params.values(), eqn.params.values()) else eqn.replace(params=params)
 
-    return of(program), next(numbers)
-
-
-def _instead(eqn: Any, fun: Callable) -> Any:
-    """An equation that computes `fun`, lowered by itself: what is of jaxext without the devices of its mesh."""
-    return eqn.replace(primitive=_compat.within, params=dict(settings=(), fun=fun, avals=tuple(var.aval for var in eqn.outvars)))
+    return marked(program), next(numbers)
 
 
-def _bound(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    results = eqn.primitive.bind(*operands, **eqn.params)
-    return results if eqn.primitive.multiple_results else [results]
+def _same(new: Iterable[Any], old: Iterable[Any]) -> bool:
+    return all(one is other for one, other in zip(new, old, strict=True))
+
+
+def _apart(eqn: Any) -> Any:
+    """A product of jaxext, by any implementation, lowered without the devices of its mesh."""
+    params = {name: None if name == "implementation" else value for name, value in eqn.params.items()}
+
+    def fun(*operands):
+        results = eqn.primitive.bind(*operands, **params)
+        return results if eqn.primitive.multiple_results else [results]
+
+    return eqn.replace(primitive=_compat.lowering_p, params=dict(settings=(), fun=fun, avals=tuple(var.aval for var in eqn.outvars)))
+
+
+def _opaque(eqn: Any) -> Any:
+    """A call of a library with the operands and the results of this equation, which nothing runs."""
+    given, results = ([jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in each] for each in (eqn.invars, eqn.outvars))
+    call = jax.make_jaxpr(jax.ffi.ffi_call("jaxext_opaque", results, has_side_effect=True))(*given).jaxpr.eqns[-1]
+    return eqn.replace(primitive=call.primitive, params=call.params, effects=call.effects)
 
 
 def _operations(op: Any) -> Iterator[Any]:
@@ -168,6 +185,6 @@ def _get(attributes: Any, *names: str) -> Any:
 
 
 def _name(axis: Any) -> str:
-    """Of a mesh axis, or of a part of one, such as "data:(1)2"."""
+    """The name of a mesh axis, or of a part of one, such as "data:(1)2"."""
     part = axis.sub_axis_info and sdy.SubAxisInfoAttr(axis.sub_axis_info)
     return f"{axis.name}:({part.pre_size}){part.size}" if part else axis.name

@@ -22,6 +22,7 @@ from jaxext._told import PAGES
 from jaxext.cli import command
 
 GRID = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+NHWC = ("NHWC", "HWIO", "NHWC")
 DEPTHWISE, GROUPED = "depthwise convolution", "all-reduce over a replicated axis"
 
 
@@ -30,7 +31,7 @@ def struct(*shape, dtype: Any = np.float32, mesh=None, spec: Any = None):
 
 
 def depthwise(x, w):
-    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=8)
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=8)
 
 
 X, W = struct(8, 16, 16, 8), struct(3, 3, 1, 8)
@@ -123,7 +124,7 @@ def test_it_follows_constraints_and_shard_maps():
 
 
 def test_a_function_that_is_called_twice_is_split_twice():
-    dense = jax.jit(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    dense = jax.jit(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC))
     w = struct(3, 3, 8, 8, mesh=GRID, spec=P(None, None, None, "data"))
     rows, whole = (struct(8, 16, 16, 8, mesh=GRID, spec=spec) for spec in (P(None, "model"), P()))
     report = jaxext.doctor(lambda w, x, y: (dense(x, w), dense(y, w)), w, rows, whole, platform="cpu")
@@ -144,13 +145,32 @@ def test_the_report_says_that_xla_could_not_be_asked(without_shardy):
     assert report.ok and report.devices.startswith("a mesh of data 4, model 2") and report.remarks[-1].startswith("XLA could not be asked")
 
 
-def test_programs_that_are_lowered_on_their_own_platform_alone():
-    """XLA does not look into callbacks and kernels of Pallas, and splits what is beside them as without them."""
+def doubled_by_pallas(x):
+    return pl.pallas_call(lambda x, y: y.__setitem__(..., 2 * x[...]), jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-    @jax.custom_jvp
-    def doubled(x):
-        return pl.pallas_call(lambda x, y: y.__setitem__(..., 2 * x[...]), jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        doubled_by_pallas,
+        lambda y: jax.ffi.ffi_call("of_a_user", jax.ShapeDtypeStruct(y.shape, y.dtype))(y),
+        lambda y: jax.pure_callback(lambda y: y, y, y),
+        lambda y: jax.debug.callback(lambda y: None, y),
+        lambda y: jax.debug.inspect_array_sharding(y, callback=print),
+        lambda y: jaxext.linear(y, np.ones((8, 8), np.float32), implementation="triton"),
+    ],
+)
+def test_what_xla_does_not_look_into(use):
+    """It splits what is beside it as ever, also where the result of a convolution goes nowhere else, on every platform."""
+    pointwise = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=2)
+    x, w = struct(8, 8, 8, 8, mesh=GRID, spec=P("data", None, None, "model")), struct(1, 1, 4, 8)
+    for platform in ("cpu", "cuda"):
+        report = jaxext.doctor(lambda x, w: use(pointwise(x, w)), x, w, platform=platform)
+        assert "WRONG: pointwise groups split over devices" in str(report)
+
+
+def test_gradients_beside_what_xla_does_not_look_into():
+    doubled = jax.custom_jvp(doubled_by_pallas)
     doubled.defjvp(lambda primals, tangents: (doubled(*primals), 2 * tangents[0]))
 
     def loss(w, x, steps):
@@ -327,7 +347,7 @@ def test_equal_products_are_counted():
 
 
 def test_jaxexts_own_products_are_no_hazards():
-    ours = lambda x, w: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=8)
+    ours = lambda x, w: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=8)
     both = lambda x, w: (ours(x, w) + depthwise(x, w)).sum()
     assert found(lambda x, w: ours(x, w).sum(), X, W) == []
     assert jaxext.doctor(both, X, W).products == 3
@@ -340,7 +360,7 @@ def test_it_agrees_with_explain():
     """A product is slow exactly where `explain` has another algorithm than lax's."""
 
     def loss(x, w, v, h):
-        y = jnp.tanh(lax.conv_general_dilated(depthwise(x, w), v, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        y = jnp.tanh(lax.conv_general_dilated(depthwise(x, w), v, (2, 2), "SAME", dimension_numbers=NHWC))
         return (y.mean((1, 2)) @ h).sum()
 
     types = X, W, struct(3, 3, 8, 16), struct(16, 4)
@@ -371,7 +391,7 @@ def test_it_measures_in_a_loop():
 
 def test_products_that_devices_split_are_not_measured():
     """One device is no measure of them."""
-    conv = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2)
+    conv = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=2)
     findings = {finding.hazard: finding for finding in jaxext.doctor(conv, SPLIT, struct(3, 3, 4, 8), measure=True).findings}
     assert findings["batch of grouped convolutions"].measured is None
 
