@@ -16,7 +16,7 @@ from jaxext._compat import PLATFORMS
 from jaxext.cli.arguments import arch, function, shape, takes_function
 from jaxext.cli.terminal import UsageError, says_json, tell
 
-SPLIT = re.compile(r"@(\w+(?:\+\w+)*)")
+SPLIT = re.compile(r"(?<=\d)@(\w+(?:\+\w+)*)")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

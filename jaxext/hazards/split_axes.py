@@ -25,8 +25,8 @@ Split = tuple[tuple[str, ...], ...]  # of each dimension: the mesh axes that spl
 MARK = re.compile(r"jaxext_convolution_(\d+)_")
 CONVOLUTION = "conv_general_dilated"
 PIPELINE = "builtin.module(sdy-propagation-pipeline)"
-# In names of primitives that XLA does not look into, and that other platforms may lack.
-OPAQUE = ("pallas_call", "callback", "ffi_call", "kernel_call", "inspect_sharding")
+# In names of primitives that XLA does not look into, and that other platforms, or meshes without devices, may lack.
+OPAQUE = ("pallas_call", "ffi_call", "kernel_call", "debug_", "inspect_sharding")
 
 
 class Splits(NamedTuple):
@@ -118,7 +118,7 @@ def _marked(program: ClosedJaxpr) -> tuple[ClosedJaxpr, int]:
         params = {name: marked(value) for name, value in eqn.params.items()}
         if eqn.primitive in owner:
             return _apart(eqn)
-        if any(name in eqn.primitive.name for name in OPAQUE):
+        if any(name in eqn.primitive.name for name in OPAQUE) and not params.get("interpret"):
             return _opaque(eqn)
         return eqn if _same(params.values(), eqn.params.values()) else eqn.replace(params=params)
 

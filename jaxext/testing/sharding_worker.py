@@ -297,11 +297,12 @@ class Known:
         y = self(*args)
         found: dict[tuple[int, int], list[int | None]] = {}
         for n, k in itertools.product((2, 4, 8), floats):
+            noise = np.random.default_rng(k).uniform(5, 10, args[k].shape)
             for axis in (axis for axis, size in enumerate(args[k].shape) if size % n == 0 and size):
                 belongs = {r for r, size in enumerate(y.shape) if size % n == 0 and size}
                 for block in range(n):
                     inside = _blocks(args[k].shape[axis], n) == block
-                    changed = self(*args[:k], args[k] + 7.5 * _along(inside, axis, args[k].ndim), *args[k + 1 :]) != y
+                    changed = self(*args[:k], args[k] + noise * _along(inside, axis, args[k].ndim), *args[k + 1 :]) != y
                     belongs = {r for r in belongs if not np.any(changed & ~_along(_blocks(y.shape[r], n) == block, r, y.ndim))}
                 for r in belongs:
                     positions = found.setdefault((r, n), [None] * len(args))

@@ -116,10 +116,10 @@ def check_shardings(
 ) -> Splits:
     """Check a function with its operands and its result split over simulated devices in every way, against one device in float64.
 
-    Compared are the values, every gradient, and a second derivative (the jvp of the gradients).  If all sharded axes of operands and
-    result belong together, and none is summed over, any collective but an all-reduce (of gradients) is a finding too.  Programs run in
-    processes of their own, so an abort of XLA is a finding like others.  For one finding of each kind the smallest split and the
-    smallest sizes that still show it are looked for, and printed as a program.
+    Compared are the values, every gradient, and a second derivative (the jvp of the gradients).  If all sharded axes of operands and result
+    belong together, and none is summed over, any collective but an all-reduce (of gradients) is a finding too.  Programs run in processes
+    of their own, so an abort of XLA is a finding like others, and a script calls this under `if __name__ == "__main__":`.  For one finding
+    of each kind the smallest split and the smallest sizes that still show it are looked for, and printed as a program.
 
     Args:
       fn: a function of arrays that returns one array.  Workers import it: it is one of a module, a `functools.partial` of one, or a
@@ -137,7 +137,7 @@ def check_shardings(
       limit: seconds for one split.
 
     Returns:
-      A `Splits`: `passed`, `findings`, and a table as its `str`.
+      A `Splits`: `passed`, `findings`, and a table as its `str`.  Refused splits are those of which jax calls the types ambiguous.
 
     Raises:
       TypeError, ValueError: an argument is invalid, or fn itself fails.

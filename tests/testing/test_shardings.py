@@ -93,6 +93,13 @@ def test_communication_without_need_is_a_finding():
     assert found(source, layout, X, W[:, :, :4]).kind == "communication"
 
 
+def test_axes_that_do_not_belong_together_may_need_communication():
+    """A number added to a whole row does not change its softmax: rows were held to belong to every axis of the result."""
+    args = np.eye(8, dtype=np.float32), np.ones((8, 8), np.float32)
+    known = sharding_worker.Known(sharding_worker.Function("f", "lambda x, w: jax.nn.softmax(x) @ w", args))
+    assert {cut: axes for cut, axes in known.facts.cuts.items() if cut[1] == 2} == {(0, 2): (0, None), (1, 2): (None, 1)}
+
+
 def test_equivalent_splits_count_once():
     """Each of two mesh axes splits an axis of a 2 x 2 array or none, not both the same: 7 ways.  One operand and the result have 49, one of
     which splits nothing, and each of the others has its mirror image."""
