@@ -340,18 +340,20 @@ lowering_p.def_abstract_eval(lambda *_, avals, **__: avals)
 mlir.register_lowering(lowering_p, _lower_within)
 
 
-def unsplit(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+def unsplit(x: jax.Array, axes: Sequence[int], *, forwards: bool = False) -> jax.Array:
     """x with a constraint that keeps XLA's partitioner from splitting these axes; x itself without Shardy.
 
-    `with_sharding_constraint` wants a mesh, and an exported program may be called on any.  Removed once that function takes no mesh.
+    `forwards`: what follows does not say how x is split.  `with_sharding_constraint` wants a mesh, and an exported program may be called
+    on any.  Removed once that function takes no mesh.
     """
-    return _unsplit.bind(x, axes=tuple(axes)) if axes and config.use_shardy_partitioner.value else x
+    return _unsplit.bind(x, axes=tuple(axes), forwards=forwards) if (axes or forwards) and config.use_shardy_partitioner.value else x
 
 
-def _lower_unsplit(_, x, *, axes):
-    rank = ir.RankedTensorType(x.type).rank
-    dimensions = [sdy.DimensionShardingAttr.get([], is_closed=axis in axes) for axis in range(rank)]
-    return [sdy.ShardingConstraintOp(x, sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), dimensions)).result]
+def _lower_unsplit(_, x, *, axes, forwards):
+    dimensions = [sdy.DimensionShardingAttr.get([], is_closed=axis in axes) for axis in range(ir.RankedTensorType(x.type).rank)]
+    if axes:
+        x = sdy.ShardingConstraintOp(x, sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), dimensions)).result
+    return [sdy.PropagationBarrierOp(x, sdy.PropagationDirection.FORWARD).result if forwards else x]
 
 
 _unsplit = Primitive("unsplit")

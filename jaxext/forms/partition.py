@@ -169,12 +169,17 @@ def _constrained(local, names, splitter):
     if splitter is Splitter.NOBODY:
         return local
 
-    def constrained(arrays, axes):
-        unsplit = ([at for at, axis in enumerate(each) if axis in names.whole] for each in axes)
-        return tuple(_compat.unsplit(x, each) for x, each in zip(arrays, unsplit, strict=True))
+    def unsplit(arrays, axes, forwards=False):
+        whole = ([at for at, axis in enumerate(each) if axis in names.whole] for each in axes)
+        return [_compat.unsplit(x, each, forwards=forwards) for x, each in zip(arrays, whole, strict=True)]
+
+    # XLA multiplies other matrices of a batch if the result asks to split the batch like the sum: a split of the batch and the sum is kept.
+    shared = {*names.operands[0]}.intersection(*names.operands[1:2])
+    in_results = {axis for each in names.results for axis in each}
+    forwards = bool(shared & in_results and shared - in_results)
 
     def run(splitter, summed, part, *args):
-        return constrained(local(splitter, summed, part, *constrained(args, names.operands)), names.results)
+        return tuple(unsplit(local(splitter, summed, part, *unsplit(args, names.operands)), names.results, forwards))
 
     return run
 

@@ -31,6 +31,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_sharding import MESH, in_turn, place, slow
 
+import jaxext
 from jaxext import checkpoint_policies
 from jaxext.forms import form
 from jaxext.forms.form import owner
@@ -304,6 +305,16 @@ def test_windows_of_an_exported_program_stay_whole(problem):
     f = jax.jit(jax.value_and_grad(functools.partial(total, problem), (0, 1)))
     split = jax.jit(export.export(f)(x, w).call)
     same(split(place(x, P(None, "model")), place(w, P(None, None, None, "data"))), f(x, w))
+
+
+@pytest.mark.parametrize("fn", [jaxext.matmul, lambda x, w: jaxext.gram(x)], ids=["matmul", "gram"])
+def test_batches_of_an_exported_program_stay_with_their_sums(fn):
+    """With the batch over one mesh axis and the sum over the other, and the result asked otherwise, XLA multiplied other matrices."""
+    x, w = integers((4, 4, 4)), integers((4, 4, 4), 1)
+    asked = lambda x, w: lax.with_sharding_constraint(fn(x, w), NamedSharding(MESH, P("model", "data")))
+    split = place(x, P("data", None, "model")), place(w, P("data", "model"))
+    exported = jax.jit(export.export(jax.jit(asked))(*split).call)
+    same(exported(*split), fn(x, w))
 
 
 @pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("rocm", "cpu", "tpu")], ids="-".join)
