@@ -27,7 +27,7 @@ from jaxext.hazards.known_hazards import HAZARDS
 from jaxext.hazards.own_products import fused_in_own
 from jaxext.hazards.reading import Origins, computes_gradients
 from jaxext.hazards.remarks import no_loss, remarks
-from jaxext.hazards.split_axes import CONVOLUTION, Splits, convolution_splits
+from jaxext.hazards.split_axes import ASKED, Splits, product_splits
 from jaxext.hazards.subjects import PRODUCTS, Equation, Place, Planned, place
 from jaxext.tuning.explain import WIDTH, chosen, known_platform
 from jaxext.tuning.tune import with_gradient
@@ -170,8 +170,8 @@ def doctor(fun: Callable, *args, platform: str | None = None, gradients: bool | 
         if backward:
             fun = with_gradient(fun)
             program = _traced_gradient(fun, args, kwargs)
-    splits = convolution_splits(program, [getattr(array, "sharding", None) for array in (*program.consts, *leaves)])
-    said += () if splits.convolutions is not None else (UNKNOWN,)
+    splits = product_splits(program, [getattr(array, "sharding", None) for array in (*program.consts, *leaves)])
+    said += () if splits.products is not None else (UNKNOWN,)
     equations = [*_equations(program, splits, platform), *fused_in_own(program, platform)]
     in_evaluation = [*_fused_in_evaluation(alone, equations)] if backward and platform == "cpu" else []
     planned, refusal = _planned_in_place(fun, args, kwargs, program, platform)
@@ -209,11 +209,11 @@ def _traced_gradient(fun: Callable, args, kwargs) -> ClosedJaxpr:
 
 def _equations(program: ClosedJaxpr, splits: Splits, platform: str) -> Iterator[tuple[Equation, Step]]:
     """lax's equations, with the mesh axes that split their operands."""
-    known = iter(splits.convolutions or ())
+    known = iter(splits.products or ())
     fused = FusedReductions(program, origins := Origins(program))
     for step in walk(program.jaxpr):
         unknown = [None] * len(step.eqn.invars), None
-        operands, result = next(known, unknown) if step.eqn.primitive.name == CONVOLUTION else unknown
+        operands, result = next(known, unknown) if step.eqn.primitive.name in ASKED else unknown
         if not step.inside and step.eqn.primitive not in owner and not _in_kernel(step):
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in step.within)
             of_reduction = dict(one_number_reduced=fused.has_one_number(step), narrow_reduced=fused.is_narrow(step))

@@ -10,6 +10,7 @@ from jaxext.hazards.predicates import (
     all_groups,
     by_eigen,
     dilated,
+    exchanges_batch,
     factor,
     float32_at_most,
     gathered,
@@ -69,6 +70,15 @@ HAZARDS = (
         why="If the channels of the result are split into more parts than there are batch groups, XLA ends the process. With a filter of "
         "one tap the numbers are wrong instead, also for a batch in more parts.",
         page="lax-hazards.md#batch-groups-split-over-devices",
+    ),
+    Hazard(
+        name="batch of products split otherwise",
+        what="wrong",
+        of=Equation,
+        holds=exchanges_batch,
+        why="If the batch of a matrix product is split over one mesh axis, the sum over another of another size, and the result's batch is "
+        "asked over the second, with its rows or columns over the first, XLA multiplies other matrices.",
+        page="lax-hazards.md#a-batch-of-products-whose-result-is-split-otherwise",
     ),
     Hazard(
         name="cropped and padded",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -16,6 +17,21 @@ from jaxext.hazards.subjects import PRODUCTS, Conv, Equation, Planned
 def of_conv(holds: Callable[[Conv, Equation], bool]) -> Callable[[Equation], bool]:
     """A predicate on lax's convolutions."""
     return lambda equation: equation.conv is not None and holds(equation.conv, equation)
+
+
+def exchanges_batch(equation: Equation) -> bool:
+    """Return whether a product's batch and sum are split, and its result's batch like the sum, with another axis like the batch."""
+    if equation.name != "dot_general" or equation.result is None or None in equation.splits:
+        return False
+
+    def axes(split, at):
+        return {axis for i in at for axis in split[i]}
+
+    (lhs, rhs), result = equation.splits, equation.result
+    contracted, batched = equation.eqn.params["dimension_numbers"]
+    sums, batch = (axes(lhs, one) & axes(rhs, other) for one, other in (contracted, batched))
+    own, others = (axes(result, at) for at in (range(len(batched[0])), range(len(batched[0]), len(result))))
+    return any(equation.axes.get(one) != equation.axes.get(other) for one, other in itertools.product(batch & others, sums & own))
 
 
 def by_eigen(conv: Conv, equation: Equation) -> bool:

@@ -1,4 +1,4 @@
-"""The mesh axes that split the operands and the results of a program's convolutions, as XLA says.
+"""The mesh axes that split the operands and the results of a program's products, as XLA says.
 
 The program is lowered, and the propagation of Shardy runs on it, as it does when XLA compiles.  No device is needed.
 """
@@ -22,8 +22,8 @@ from jaxext.tuning.walk import walk
 
 Split = tuple[tuple[str, ...], ...]  # of each dimension: the mesh axes that split it
 
-MARK = re.compile(r"jaxext_convolution_(\d+)_")
-CONVOLUTION = "conv_general_dilated"
+MARK = re.compile(r"jaxext_product_(\d+)_")
+ASKED = {"conv_general_dilated": "stablehlo.convolution", "dot_general": "stablehlo.dot_general"}  # about these products
 PIPELINE = "builtin.module(sdy-propagation-pipeline)"
 # In names of primitives that XLA does not look into, and that other platforms, or meshes without devices, may lack.
 OPAQUE = ("pallas_call", "ffi_call", "kernel_call", "debug_", "inspect_sharding")
@@ -34,15 +34,15 @@ class Splits(NamedTuple):
 
     Attributes:
       mesh: the axes of its mesh with their sizes.
-      convolutions: the splits of the operands and of the result of each, in the order of a walk; one that nothing uses has none.
+      products: the splits of the operands and of the result of each, in the order of a walk; one that nothing uses has none.
         None if XLA cannot be asked: without Shardy, or if the program cannot be lowered for CPUs.
     """
 
     mesh: dict[str, int]
-    convolutions: list[tuple[Sequence[Split | None], Split | None]] | None
+    products: list[tuple[Sequence[Split | None], Split | None]] | None
 
 
-def convolution_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> Splits:
+def product_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> Splits:
     """The splits, given the shardings of the program's constants and arguments; those without a mesh are whole.
 
     Raises:
@@ -70,7 +70,7 @@ def convolution_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> Splits
         return Splits(axes, None)
     found: list[tuple[Sequence[Split | None], Split | None]] = [((None, None), None)] * count
     for op in _operations(module.operation):
-        if op.name == "stablehlo.convolution" and (mark := MARK.search(str(op.location))):
+        if op.name in ASKED.values() and (mark := MARK.search(str(op.location))):
             found[int(mark[1])] = tuple(map(_split, op.operands)), _split(op.results[0])
     return Splits(axes, found)
 
@@ -88,7 +88,7 @@ def _meshes(program: ClosedJaxpr, shardings: Sequence[Any]) -> Iterator[Any]:
 
 
 def _marked(program: ClosedJaxpr) -> tuple[ClosedJaxpr, int]:
-    """The program with a name around each convolution, by which to find it again, and the number of them.
+    """The program with a name around each product, by which to find it again, and the number of them.
 
     What has none inside stays the same object, since jax lowers that once.
     """
@@ -112,9 +112,9 @@ def _marked(program: ClosedJaxpr) -> tuple[ClosedJaxpr, int]:
         return jaxpr if _same(eqns, jaxpr.eqns) else jaxpr.replace(eqns=eqns)
 
     def marked_eqn(eqn: Any) -> Any:
-        if eqn.primitive.name == CONVOLUTION:
+        if eqn.primitive.name in ASKED:
             info = eqn.source_info
-            return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"jaxext_convolution_{next(numbers)}_")))
+            return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"jaxext_product_{next(numbers)}_")))
         params = {name: marked(value) for name, value in eqn.params.items()}
         if eqn.primitive in owner:
             return _apart(eqn)

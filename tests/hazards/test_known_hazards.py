@@ -103,6 +103,11 @@ def constrained(program, spec):
     return dataclasses.replace(program, function=lambda *xs: lax.with_sharding_constraint(program.function(*xs), NamedSharding(GRID, spec)))
 
 
+def batch_of_products(spec, of_w=("data", "model")):
+    types = struct(8, 8, 8, mesh=GRID, spec=P("data", None, "model")), struct(8, 8, 8, mesh=GRID, spec=P(*of_w))
+    return constrained(Program(lambda x, w: x @ w, types), spec)
+
+
 def padded(*padding, dtype: Any = np.float32, **how):
     return Program(lambda x, w: conv(x, w, padding=padding, **how), (struct(1, 4, 8, 8, dtype=dtype), struct(1, 1, 8, 8, dtype=dtype)))
 
@@ -257,6 +262,10 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
                 split(P("model", None, None, "data"), P(None, None, "model", "data"), batch_group_count=2), P(None, "model", None, "data")
             ),
         ],
+    ),
+    "batch of products split otherwise": (
+        [batch_of_products(P("model", "data")), batch_of_products(P("model", None, "data"))],
+        [batch_of_products(P("model")), batch_of_products(P("data", "model")), batch_of_products(P("model", "data"), of_w=())],
     ),
     "cropped and padded": (
         [padded((0, 0), (-5, 1))],
