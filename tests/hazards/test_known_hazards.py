@@ -86,12 +86,12 @@ def transposed(out, spec, mesh=GRID):
 
 
 def gradients(of_images, of_filter, filter, argnums: Any = (0, 1), **how):
-    """Of a loss that is not linear in the convolution."""
+    """The gradients of a loss that is not linear in the convolution."""
     types = struct(8, 8, 8, 8, mesh=GRID, spec=of_images), struct(*filter, mesh=GRID, spec=of_filter)
     return Program(jax.grad(lambda x, w: (conv(x, w, **how) ** 2).sum(), argnums), types)
 
 
-def of_cotangent(of_images, of_filter, spec, filter=(3, 3, 8, 8), **how):
+def pulled_back(of_images, of_filter, spec, filter=(3, 3, 8, 8), **how):
     """Both gradients, without the result."""
     types = struct(8, 8, 8, 8, mesh=GRID, spec=of_images), struct(*filter, mesh=GRID, spec=of_filter)
     ct = jax.eval_shape(lambda x, w: conv(x, w, **how), *types)
@@ -221,8 +221,8 @@ PAIRS: dict[str, tuple[list[Program], list[Program]]] = {
             split(HALVES, P(None, None, None, "data"), groups=2), split(HALVES, P(None, None, None, "data"), taps=9),
             split(HALVES, P(None, None, None, "data"), lhs_dilation=(2, 2), taps=4, padding=[(2, 2)] * 2),
             split(BY_CHANNEL, P("data", None, "model"), taps=4), split(HALVES, P(None, None, None, "data"), padding=[(2, 2)] * 2),
-            of_cotangent(HALVES, P(None, None, "data"), P()), of_cotangent(HALVES, P(None, None, None, "data"), P()),
-            of_cotangent(BY_CHANNEL, P(None, None, "data"), P(), batch_group_count=8),
+            pulled_back(HALVES, P(None, None, "data"), P()), pulled_back(HALVES, P(None, None, None, "data"), P()),
+            pulled_back(BY_CHANNEL, P(None, None, "data"), P(), batch_group_count=8),
             gradients(P(None, "data", None, "model"), P(None, None, None, "data"), (3, 3, 1, 16), 1, feature_group_count=8),
             gradients(P(None, "model", None, "data"), P(None, None, None, "model"), (3, 3, 1, 8), feature_group_count=8),
         ],
