@@ -209,10 +209,10 @@ def main(argv=None):
 
     # Processes give each other signs of life, also while they compute or wait.  Where one is dead JAX ends the others, which would wait for
     # it in their next collective for ever: they abort (SIGABRT, status 134), and say which process it was, or, where it was process 0, with
-    # whom all of them talk, that this connection is lost ("Socket closed").  One that fails with an exception prints it and waits for the
-    # others to be done; when it has waited for `shutdown_timeout_seconds`, all of them end likewise.  One that lives but never comes is no
-    # failure to JAX: it is waited for.  So is one that died before it met the others here, for `initialization_timeout`, 300 seconds;
-    # `launch` stops them sooner.
+    # whom all of them talk, that this connection is lost ("Socket closed", "Connection reset").  One that fails with an exception prints it
+    # and waits for the others to be done; when it has waited for `shutdown_timeout_seconds`, all of them end likewise.  One that lives but
+    # never comes is no failure to JAX: it is waited for.  So is one that died before it met the others here, for `initialization_timeout`,
+    # 300 seconds; `launch` stops them sooner.
     jax.distributed.initialize(
         args.coordinator,
         processes,
