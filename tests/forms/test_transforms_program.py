@@ -317,6 +317,16 @@ def test_batches_of_an_exported_program_stay_with_their_sums(fn):
     same(exported(*split), fn(x, w))
 
 
+@pytest.mark.parametrize("groups", ["batch_group_count", "feature_group_count"])
+def test_the_channels_of_a_group_are_whole_in_an_exported_program(groups):
+    """One mesh axis of four splits two groups and the channels of each: XLA of jax 0.12 aborted."""
+    x, w = integers((4, 4, 4, 8)), integers((1, 1, 8 if groups == "batch_group_count" else 4, 16), 1)
+    fn = lambda x, w: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, **{groups: 2})
+    asked = lambda x, w: lax.with_sharding_constraint(fn(x, w), NamedSharding(MESH, P(None, "model", "data")))
+    split = place(x, P(None, None, None, "data")), place(w, P(None, None, None, ("data", "model")))
+    same(jax.jit(export.export(jax.jit(asked))(*split).call)(*split), fn(x, w))
+
+
 @pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("rocm", "cpu", "tpu")], ids="-".join)
 def test_export_for_several_platforms(platforms, monkeypatch):
     """One program, on a machine without a GPU; it runs here, and each platform's part was lowered under its own name."""

@@ -38,8 +38,11 @@ def conv(
 ) -> jax.Array:
     """Compute the open slot from arrays with exactly one axis per label.  `algorithm` is one of `conv_plan`'s, or None to use its plan.
 
-    XLA's partitioner splits grouped convolutions wrongly, so they are not used in programs that it splits.
+    XLA's partitioner splits grouped convolutions wrongly, so they are not used in programs that it splits.  It aborts in batched products
+    if a mesh axis splits the groups and also the output channels of a group, which are therefore whole there.
     """
+    if not splitter.by_labels:
+        operands = {slot: _with_whole_outputs(slot, z) for slot, z in operands.items()}
     w = operands["w"] if open == "x" else None
     if w is not None:
         y = operands["y"]
@@ -94,6 +97,12 @@ def run(name, open, a, b, window, *, acc, dtype, precision, splitter, platform):
 
 
 ROLES = {"y": "fprop", "w": "wgrad"}
+
+
+def _with_whole_outputs(slot, z):
+    """z, of whose output channels no device has a part, if there are several groups or filters."""
+    groups, axes = {"x": (1, []), "w": (z.shape[0] * z.shape[1], [2]), "y": (z.shape[0] * z.shape[-2], [z.ndim - 1])}[slot]
+    return z if groups == 1 else _compat.unsplit(z, axes)
 
 
 def _in_own_layout(groups, splitter, platform):
