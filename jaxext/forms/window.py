@@ -122,48 +122,21 @@ class Window:
         Only the taps with  filter_dilation·r ≡ low - stride·p (mod input_dilation)  meet an element of x; the others meet a zero of the
         dilation.  So outputs of one residue see one residue of taps, densely.  Outputs and taps in no phase contribute nothing.
         """
+        axes = zip(self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True)
         phases = []
-        for parts in itertools.product(*map(list, self._phases)):
+        for parts in itertools.product(*(list(_phases(*axis)) for axis in axes)):
             outputs, taps, lows, strides, dilations = zip(*parts, strict=True) if parts else ((),) * 5
-            phases.append((outputs, taps, self._undilated(tuple(map(len, taps)), tuple(map(len, outputs)), lows, strides, dilations)))
+            sizes = zip(self.input, map(len, taps), map(len, outputs), lows, strides, dilations, strict=True)
+            window = Window(
+                input=self.input,
+                filter=tuple(map(len, taps)),
+                stride=strides,
+                padding=tuple((low, s * (o - 1) + d * (r - 1) + 1 - i - low) for i, r, o, low, s, d in sizes),
+                input_dilation=(1,) * self.rank,
+                filter_dilation=dilations,
+            )
+            phases.append((outputs, taps, window))
         return phases
-
-    @property
-    def merged_phases(self) -> list[tuple[Window, list[tuple[tuple[range, ...], tuple[range, ...], tuple[int, ...]]]]]:
-        """`phases`, merged if their windows differ only in padding: (window, [(outputs, taps, shift)]).
-
-        The outputs of a phase are those of the window from `shift` on.  More outputs follow, so that all phases can have the same length.
-        """
-        merged = []
-        counts = [-(-o // period) for o, period in zip(self.output, self.periods, strict=True)]
-        for parts in itertools.product(*map(_alike, self._phases, counts)):
-            taps, lows, strides, dilations, outputs = zip(*(part for part, _ in parts), strict=True) if parts else ((),) * 5
-            window = self._undilated(taps, outputs, lows, strides, dilations)
-            members = [tuple(zip(*of_axes, strict=True)) or ((),) * 3 for of_axes in itertools.product(*(phases for _, phases in parts))]
-            merged.append((window, members))
-        return merged
-
-    @property
-    def periods(self) -> tuple[int, ...]:
-        """The distance along each axis between outputs of one phase."""
-        return tuple(di // math.gcd(s, di) for s, di in zip(self.stride, self.input_dilation, strict=True))
-
-    @property
-    def _phases(self):
-        axes = zip(self.input, self.filter, self.output, self.padding, self.stride, self.input_dilation, self.filter_dilation, strict=True)
-        return [list(_phases(*axis[1:])) for axis in axes]
-
-    def _undilated(self, filter, output, lows, stride, dilation):
-        """The window over the same input with that many outputs."""
-        axes = zip(self.input, filter, output, lows, stride, dilation, strict=True)
-        return Window(
-            input=self.input,
-            filter=filter,
-            stride=stride,
-            padding=tuple((low, s * (o - 1) + d * (r - 1) + 1 - i - low) for i, r, o, low, s, d in axes),
-            input_dilation=(1,) * self.rank,
-            filter_dilation=dilation,
-        )
 
 
 def meetings(window: Window, axis: int) -> int:
@@ -187,19 +160,6 @@ def _phases(r, o, padding, stride, di, dr):
             offset, rest = divmod(stride * p + dr * t - low, di)
             if rest == 0:
                 yield range(p, o, period), range(t, r, step), -offset, stride * period // di, dr * step // di
-
-
-def _alike(phases, count):
-    """Phases of one axis by shared window: ((taps, low, stride, dilation, outputs), [(outputs, taps, shift)]), `count` outputs each."""
-    groups: dict[tuple, list] = {}
-    for phase in phases:
-        _, taps, low, stride, _ = phase
-        groups.setdefault((len(taps), low % stride), []).append(phase)
-    for group in groups.values():
-        low = max(low for _, _, low, _, _ in group)
-        members = [(outputs, taps, (low - of_phase) // stride) for outputs, taps, of_phase, stride, _ in group]
-        _, taps, _, stride, dilation = group[0]
-        yield (len(taps), low, stride, dilation, count + max(shift for _, _, shift in members)), members
 
 
 def _output(padded, filter, stride):

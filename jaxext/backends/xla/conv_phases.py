@@ -19,29 +19,65 @@ from jaxext.forms.window import Window
 
 
 def phases_fprop(x, w, window: Window, *, part, acc):
-    """Interleaved convolutions without input dilation: one for all residues of outputs that see equally many taps."""
-    K = w.shape[2]
-    longest = [-(-o // period) for o, period in zip(window.output, window.periods, strict=True)]
-    found = {}
-    for sub, members in window.merged_phases:
-        filters = jnp.concatenate([w[(slice(None),) * 3 + _slices(taps)] for _, taps, _ in members], 2)
-        y = part(x, filters, sub).astype(acc)
-        for i, (outputs, _, shifts) in enumerate(members):
-            space = tuple(slice(shift, shift + n) for shift, n in zip(shifts, longest, strict=True))
-            found[tuple(r[0] for r in outputs)] = y[(slice(None), slice(None), *space, slice(None), slice(i * K, (i + 1) * K))]
-    missing = rewrites.zeros(x.shape[:2] + tuple(longest) + w.shape[1:3], acc, x, w)
-    return _interleave(found, missing, window.periods, window.output)
+    """Convolutions without input dilation, each for all residues of outputs that see equally many taps, or else for one residue."""
+    if foldable(window):
+        return _folded_fprop(x, w, window, part=part, acc=acc)
+    total = rewrites.zeros((*x.shape[:2], *window.output, *w.shape[1:3]), acc, x, w)
+    for outputs, taps, sub in window.phases:
+        y = part(x, w[(slice(None),) * 3 + _slices(taps)], sub).astype(acc)
+        total = rewrites.add(total, _placed(y, outputs, window.output, 2))
+    return total
 
 
-def _interleave(parts, missing, periods, sizes, residues=()):
-    """Interleave `parts`, keyed by the residues of their outputs, into one array.  Its axes after the first two have `sizes`."""
-    done = len(residues)
-    if done == len(sizes):
-        return parts.get(residues, missing)
-    inner = [_interleave(parts, missing, periods, sizes, (*residues, i)) for i in range(periods[done])]
-    y = jnp.stack(inner, done + 3)
-    y = y.reshape(y.shape[: done + 2] + (-1,) + y.shape[done + 4 :])
-    return lax.slice_in_dim(y, 0, sizes[done], axis=done + 2)
+def _placed(part, ranges, sizes, lead):
+    """The part with zeros around it and between its elements, which are those in `ranges` of axes with these sizes after `lead` others."""
+    config = [(0, 0, 0)] * part.ndim
+    config[lead : lead + len(ranges)] = [(r[0], n - 1 - r[-1], r.step - 1) for r, n in zip(ranges, sizes, strict=True)]
+    return lax.pad(part, np.zeros((), part.dtype), config)
+
+
+def _folded_fprop(x, w, window: Window, *, part, acc):
+    """One convolution without input dilation for all residues of outputs that see equally many taps: they become its channels.
+
+    Output p and tap r = di·j + σ meet x[q + j] where  p = di·q + low - σ.  The filter is cut into residues σ and their taps j, the last σ
+    first, which is the order of the outputs.
+    """
+    B, G, K, C, rank, periods = *w.shape[:3], w.shape[-1], window.rank, window.input_dilation
+    most = [-(-r // di) for r, di in zip(window.filter, periods, strict=True)]
+    config = [(0, n * di - r, 0) for n, di, r in zip(most, periods, window.filter, strict=True)]
+    w = lax.pad(w, np.zeros((), w.dtype), [(0, 0, 0)] * 3 + config + [(0, 0, 0)])
+    w = w.reshape((B, G, K, *itertools.chain(*zip(most, periods, strict=True)), C))
+    w = lax.rev(jnp.moveaxis(w, range(4, 4 + 2 * rank, 2), range(2, 2 + rank)), range(2, 2 + rank))  # (B, G, *residues, K, *taps, C)
+    axes = zip(window.input, window.filter, window.output, window.padding, periods, strict=True)
+    parts_of_axes, starts, counts = zip(*(_residues(*axis) for axis in axes), strict=True)
+
+    def joined(*parts):
+        """The results for these parts of the first axes and all parts of the others: (B, N, *outputs, G, *residues, K)."""
+        if len(parts) < rank:
+            return lax.concatenate([joined(*parts, one) for one in parts_of_axes[len(parts)]], 3 + rank + len(parts))
+        residues, taps, padding = zip(*parts, strict=True)
+        shape = (B, x.shape[1], *counts, G, *map(len, residues), K)
+        if 0 in taps:
+            return rewrites.zeros(shape, acc, x, w)
+        filters = w[(slice(None), slice(None), *_slices(residues), slice(None), *map(slice, taps))].reshape((B, G, -1, *taps, C))
+        sub = dataclasses.replace(window, filter=taps, padding=padding, input_dilation=(1,) * rank)
+        return part(x, filters, sub).astype(acc).reshape(shape)
+
+    y = jnp.moveaxis(joined(), range(3 + rank, 3 + 2 * rank), range(3, 3 + 2 * rank, 2))  # residues after the outputs of their axis
+    y = y.reshape((*y.shape[:2], *(n * di for n, di in zip(counts, periods, strict=True)), G, K))
+    stops = (start + o for start, o in zip(starts, window.output, strict=True))
+    return y[(slice(None), slice(None), *map(slice, starts, stops))]
+
+
+def _residues(i, r, o, padding, di):
+    """Of an axis: the residues with equally many taps, these taps, and the padding; the place of output 0; the outputs of each residue."""
+    if di == 1:
+        return [(range(1), r, padding)], 0, o
+    low, (taps, rest) = padding[0], divmod(r, di)
+    before = low // di
+    count = (o + di - 2 - low) // di + before + 1
+    parts = [(range(di - rest), taps), (range(di - rest, di), taps + 1)]
+    return [(residues, j, (before, count - 1 + j - i - before)) for residues, j in parts if residues], di - 1 - low % di, count
 
 
 def phases_wgrad(x, y, window: Window, *, part, acc):
@@ -53,16 +89,19 @@ def phases_wgrad(x, y, window: Window, *, part, acc):
     total = rewrites.zeros((B, G, K) + window.filter + (C,), acc, x, y)
     for outputs, taps, sub in window.phases:
         w = part(x, y[(slice(None),) * 2 + _slices(outputs)], sub).astype(acc)
-        config = [(0, 0, 0)] * w.ndim
-        config[3:-1] = [(r[0], n - 1 - r[-1], r.step - 1) for r, n in zip(taps, window.filter, strict=True)]
-        total = rewrites.add(total, lax.pad(w, np.zeros((), w.dtype), config))
+        total = rewrites.add(total, _placed(w, taps, window.filter, 3))
     return total
 
 
 def foldable(window: Window) -> bool:
-    """Whether residues of outputs see all taps of a residue, and some are of one size."""
+    """Whether each residue of outputs sees one of the taps, and all residues the same input."""
     axes = zip(window.stride, window.input_dilation, window.filter_dilation, strict=True)
-    return all(di == 1 or s == dr == 1 for s, di, dr in axes) and len(folded(window)) < math.prod(window.input_dilation)
+    return all(di == 1 or s == dr == 1 for s, di, dr in axes)
+
+
+def folds(window: Window) -> bool:
+    """Whether `folded_wgrad` computes several residues at once."""
+    return foldable(window) and len(folded(window)) < math.prod(window.input_dilation)
 
 
 def folded(window: Window) -> list[tuple[tuple[range, ...], Window]]:

@@ -23,8 +23,9 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
         sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
     B, G, C, K = (sizes[label] for label in "BGCK")
     found = [first, "lax"]
-    if 1 < math.prod(window.input_dilation) <= MOST_PHASES:
-        return list(dict.fromkeys([*found, "phases", *(["folded"] if open == "w" and conv_phases.foldable(window) else [])]))
+    if _in_phases(open, window):
+        found += ["folded"] if open == "w" and conv_phases.folds(window) else []
+        return list(dict.fromkeys([*found, "phases"] if open == "y" or math.prod(window.input_dilation) <= MOST_PHASES else found))
     if window.rank and C * K <= 4 * FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
         found.append("shifts" if open == "y" else "rows")
     if B * G > 1:
@@ -66,7 +67,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if open == "y" and by_batch_groups(B, G, K, window, platform):
         return "lax"
     large = alone or C * K > FEW_CHANNELS and _products(sizes, window) >= LEAST_OF_STEP["y"]
-    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not (large and _transposed_by_lax(open, alone, sizes, window, dtype)):
+    if _in_phases(open, window) and not (large and _transposed_by_lax(open, alone, sizes, window, dtype)):
         return "folded" if open == "w" and _folds(sizes, window, dtype) else "phases"
     if alone:
         return "lax"
@@ -78,6 +79,12 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
         copied, weights = _copied_and_weights(sizes, window)
         return "lax" if B == 1 and copied > weights else "dots"
     return "loop" if _loops(dgrad, sizes, window) else "lax"
+
+
+def _in_phases(open, window):
+    """Whether the input is dilated, and no residue, or not too many, is a convolution of its own."""
+    residues = math.prod(window.input_dilation)
+    return 1 < residues <= MOST_PHASES or residues > 1 and (conv_phases.foldable if open == "y" else conv_phases.folds)(window)
 
 
 def _has_single_tap(window):
@@ -171,7 +178,7 @@ def _plan_of_gpu(open, dgrad, sizes, window, dtype):
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
     of_cudnn = dgrad and B * G == 1 and max((*window.stride, *window.filter_dilation), default=1) == 1
-    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not of_cudnn:
+    if _in_phases(open, window) and not of_cudnn:
         return "phases"
     few = C * K <= FEW_ON_GPU and C * math.prod(window.filter) <= FOLDED_ON_GPU
     depthwise = B * C * K == 1 and window.plain_square and jnp.dtype(dtype).itemsize == 2
@@ -179,9 +186,11 @@ def _plan_of_gpu(open, dgrad, sizes, window, dtype):
 
 
 def _folds(sizes, window, dtype):
-    """Whether the residues of the outputs fit into the channels without much more work, and elementwise lanes remain such."""
-    if not conv_phases.foldable(window):
+    """Whether the residues of the outputs fit into the channels without much more work, and elementwise lanes remain such, or are many."""
+    if not conv_phases.folds(window):
         return False
+    if math.prod(map(min, window.filter, window.input_dilation)) > MANY_PHASES:
+        return True
     C, K, factor = sizes["C"], sizes["K"], math.prod(window.input_dilation)
     _, largest = max(conv_phases.folded(window), key=lambda part: math.prod(map(len, part[0])))
     if math.prod(largest.filter) * factor > MOST_FOLDED[C * K > MANY_CHANNELS] * math.prod(window.filter):
@@ -193,15 +202,15 @@ def _folds(sizes, window, dtype):
 def _transposed_by_lax(open, alone, sizes, window, dtype):
     """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation.
 
-    With three axes it has none, but exchanges input and filter if the filter is larger.  This beats many small phases, and those of one
-    image that are a single convolution, if the filter is far larger.
+    It has none with three axes, and exchanges input and filter if the filter is larger.  Then all zeros are multiplied, which costs less
+    than to compile several phases if there are few products.
     """
     if open != "y" or max(*window.stride, *window.filter_dilation) > 1:
         return False
-    if window.rank == 3:
-        taps, positions = math.prod(window.filter), math.prod(window.input)
-        far_larger = sizes["N"] == 1 < positions and taps >= FAR_LARGER * positions
-        return alone and taps > positions and (len(window.merged_phases) > 1 or far_larger)
+    exchanged = math.prod(window.filter) > math.prod(window.input)
+    if window.rank == 3 or exchanged:
+        several = any(r % di for r, di in zip(window.filter, window.input_dilation, strict=True))
+        return alone and exchanged and several and _products(sizes, window) <= FEW_EXCHANGED
     return np.dtype(dtype).itemsize <= 4
 
 
@@ -222,8 +231,8 @@ def by_batch_groups(B, G, K, window, platform):
 
 
 GPUS = ("cuda", "rocm")
-# The most phases in one program.
-MOST_PHASES = 64
+# The most phases in one program; beyond the second number their convolutions would take XLA seconds to compile, if they can be folded.
+MOST_PHASES, MANY_PHASES = 64, 16
 # The most work of a folded product, in multiples of that of its phases: taps are computed in whole periods.  With more than MANY_CHANNELS
 # in C·K, matrices take the time, else what gathers them.
 MOST_FOLDED, MANY_CHANNELS = {False: 2.5, True: 1.5}, 1024
@@ -251,8 +260,8 @@ SMALL_MATRIX = 4096
 SMALL_IMAGE = 1000
 # Up to this K and B, lax's batch groups are fast in fprop with three axes.
 FILTERS_OF_BATCH_GROUPS, MOST_BATCH_GROUPS = 4, 8
-# From this many taps per position of a 3-D input on, XLA's exchanged convolution beats phases that are one convolution.
-FAR_LARGER = 8
+# Up to this many multiply-adds, those of zeros too, XLA's convolution with input and filter exchanged costs less than phases to compile.
+FEW_EXCHANGED = 10_000_000
 # Up to this C·K and this many terms, XLA's GPU compiler fuses padding, elementwise sum and the operations after it into one kernel.
 FEW_ON_GPU, FOLDED_ON_GPU = 16, 9
 # Up to this many terms, XLA's CPU compiler computes padding and sum in one pass, as fast as the sum alone.

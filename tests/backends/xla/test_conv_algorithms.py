@@ -176,13 +176,31 @@ PLANS = [
     ("lax", "x", labels(N=40, G=4, C=10, K=8), window((40,), (4,)), False),  # many terms along one axis
     ("lax", "y", labels(N=8, G=2, C=16, K=16), window((9, 9), (1, 1)), False),  # small matrices
     ("loop", "w", labels(B=2, N=1, C=9, K=16), window((40, 30), (3, 3), padding=((1, 1), (0, 2))), False),  # padded apart
-    ("lax", "x", labels(N=1, C=2, K=5), window((8, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # far more taps than positions
+    ("phases", "x", labels(N=1, C=2, K=5), window((8, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # more taps than positions
+    ("phases", "y", labels(C=2, K=3), window((3, 3), (4, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),  # the same
+    ("lax", "y", labels(C=2, K=3), window((3, 3), (5, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),  # several phases
     ("lax", "y", labels(C=3, K=4), TRANSPOSED, False),
     ("lax", "x", labels(C=3, K=4), STRIDED, False),
     ("lax", "y", labels(B=2, C=5, K=1), window((4, 3, 3), (2, 2, 1), padding=((1, 1),) * 3, filter_dilation=(2, 1, 1)), False),
     ("phases", "y", labels(C=3, K=4), window((4, 3, 2), (3, 4, 2), input_dilation=(2, 2, 1), padding=((1, 1), (2, 1), (1, 0))), False),
     ("phases", "y", labels(K=4), window((4, 3), (3, 4), input_dilation=(2, 3), filter_dilation=(2, 1), padding=((3, 1), (2, 4))), False),
     ("phases", "x", labels(G=3), STRIDED, False),
+    (
+        "phases",
+        "y",
+        labels(G=3, C=2, K=3),
+        window((3, 4), (2, 7), input_dilation=(3, 3), padding=((2, 1), (5, 4))),
+        False,
+    ),  # none, and 2 or 3
+    ("phases", "y", labels(G=2), window((3, 3), (9, 18), input_dilation=(9, 9), padding=((8, 8), (9, 17))), False),  # 81 at once
+    ("folded", "w", labels(G=2), window((3, 3), (9, 18), input_dilation=(9, 9), padding=((8, 8), (9, 17))), False),
+    (
+        "folded",
+        "w",
+        labels(C=2, K=3),
+        window((3, 3, 3), (3, 4, 3), input_dilation=(3, 3, 3), padding=((2, 2),) * 3),
+        False,
+    ),  # many residues
     ("lax", "x", labels(C=2, K=5), window((3, 4, 3), (5, 5, 3), stride=(2, 2, 2), padding=((2, 2), (2, 2), (1, 1))), False),
     ("phases", "x", labels(C=2, K=5), window((4, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # one convolution
     ("phases", "w", labels(G=3, C=2), TRANSPOSED, False),  # residues of different sizes
@@ -433,6 +451,18 @@ def test_large_filter_makes_a_small_program(open, partitioned):
     how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned])
     text = jax.jit(lambda operands: conv_algorithms.conv(open, operands, big, **how)).lower(operands).as_text()
     assert len(text.splitlines()) < 2000  # 961 taps, unrolled, were more than 5000
+
+
+@pytest.mark.parametrize("open", "yw")
+@pytest.mark.parametrize("sizes", [labels(C=8, K=8), labels(G=21)], ids=["dense", "depthwise"])
+def test_many_residues_make_a_small_program(sizes, open):
+    """64 convolutions, one for each residue, took XLA three to ten seconds to compile."""
+    transposed = window((6, 6, 6), (8, 8, 8), input_dilation=(4, 4, 4), padding=((4, 4),) * 3)
+    operands = operands_of(open, sizes, transposed, jnp.float32)
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY)
+    text = jax.jit(lambda operands: conv_algorithms.conv(open, operands, transposed, **how)).lower(operands).as_text()
+    assert len(text.splitlines()) < 400  # 900 to 9000
+    check(sizes, transposed, open, (False,))
 
 
 # Calls that were wrong, read out of bounds or ended the process: cropped to nothing by a phase, or by lax itself.
