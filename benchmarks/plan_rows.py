@@ -234,10 +234,10 @@ def _sides(programs: Mapping[str, Program], results: Mapping[str, Result], sampl
         tell(f"{name}: timing")
         samplers[name] = _sampler(programs[name])
     taken = slow | (timing.take(samplers, samples, patience_s) if samplers else {})
-    return {name: _side(program, taken[name]) for name, program in programs.items()}
+    return {name: side(program, taken[name]) for name, program in programs.items()}
 
 
-def _side(program: Program, ms: Sequence[float]) -> Side:
+def side(program: Program, ms: Sequence[float]) -> Side:
     memory = program.compiled.memory_analysis()
     used = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
     return Side(ms=timing.quartiles(ms), least_ms=min(ms), bytes=used, lower_ms=program.trace_ms, compile_ms=program.compile_ms)
