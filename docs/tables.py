@@ -239,6 +239,21 @@ def of_private(rows: list[dict]) -> Iterator[list[str]]:
         yield [facts, *(f"{row['ms'][name]:.3g}" for name in row["ms"]), *(f"{row['MiB'][name]:.0f}" for name in row["ms"])]
 
 
+def of_models(rows: list[dict]) -> Iterator[list[str]]:
+    for row in rows:
+        lax, over = row["lax"], row["jaxext over lax"]
+        least, ratio, most = row["lax over jaxext"]
+        yield [
+            row["network"],
+            f"{row['package']}, {row['parameters'] / 1e6:.2g} million parameters, {'x'.join(map(str, row['shape']))}",
+            *(f"{lax['ms'][1]:.0f}", f"{ratio:.2f} ({least:.2f} to {most:.2f})"),
+            *(f"{(lax['lower_ms'] + lax['compile_ms']) / 1e3:.1f}", f"{over['build']:.2f}"),
+            *(f"{lax['bytes'] / 2**20:.0f}", f"{over['memory']:.2f}"),
+            *(f"{row['error'][library][1]:.0e}" if row["error"] else "" for library in ("lax", "jaxext")),
+            f"{row['difference'][1]:.0e}",
+        ]
+
+
 def gpu_rows(rows: list[dict]) -> Iterator[list[str]]:
     """Microseconds; lax's over the better of our kernels."""
     libraries = ("triton", "cuda", "xla", "lax")
@@ -259,6 +274,12 @@ ROWS = {
     "quantized": ("quantized_cpu", "row, M, weights", "ms; made wide; wide already", of_quantized),
     "gram": ("gram_cpu", "row, x", "float32, ms; jnp; bfloat16, ms; jnp", of_gram),
     "h100": ("h100", "row", "`triton`; `cuda`; `xla`; lax; lax over ours; of the roofline; error", gpu_rows),
+    "models": (
+        "models_cpu",
+        "network, made with",
+        "lax, ms; lax over jaxext; lax, s to build; jaxext over lax; lax, MiB; jaxext over lax; error of lax; of jaxext; difference",
+        of_models,
+    ),
     "private": (
         "private_cpu",
         "network",
