@@ -202,15 +202,17 @@ def _folds(sizes, window, dtype):
 def _transposed_by_lax(open, alone, sizes, window, dtype):
     """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation.
 
-    It has none with three axes, and exchanges input and filter if the filter is larger.  Then all zeros are multiplied, which costs less
-    than to compile several phases if there are few products.
+    It has none with three axes.  If the filter is larger than the input, XLA exchanges them: then each output meets all positions of the
+    input.  Where that is more, it costs less than to compile several phases if there are few products.
     """
     if open != "y" or max(*window.stride, *window.filter_dilation) > 1:
         return False
-    exchanged = math.prod(window.filter) > math.prod(window.input)
-    if window.rank == 3 or exchanged:
+    taps, positions = math.prod(window.filter), math.prod(window.input)
+    if window.rank == 3 or taps > positions:
         several = any(r % di for r, di in zip(window.filter, window.input_dilation, strict=True))
-        return alone and exchanged and several and _products(sizes, window) <= FEW_EXCHANGED
+        few = sizes["N"] * math.prod(window.output) * positions * sizes["C"] * sizes["K"] <= FEW_EXCHANGED
+        cheap = sizes["N"] == 1 < positions <= MORE_POSITIONS * taps / math.prod(window.input_dilation)
+        return alone and taps > positions and (several and few or cheap)
     return np.dtype(dtype).itemsize <= 4
 
 
@@ -260,8 +262,10 @@ SMALL_MATRIX = 4096
 SMALL_IMAGE = 1000
 # Up to this K and B, lax's batch groups are fast in fprop with three axes.
 FILTERS_OF_BATCH_GROUPS, MOST_BATCH_GROUPS = 4, 8
-# Up to this many multiply-adds, those of zeros too, XLA's convolution with input and filter exchanged costs less than phases to compile.
+# Up to this many multiply-adds, XLA's convolution with input and filter exchanged costs less than several phases to compile.
 FEW_EXCHANGED = 10_000_000
+# Up to so many times the work of phases, it is as fast, since nothing is interleaved.
+MORE_POSITIONS = 2
 # Up to this C·K and this many terms, XLA's GPU compiler fuses padding, elementwise sum and the operations after it into one kernel.
 FEW_ON_GPU, FOLDED_ON_GPU = 16, 9
 # Up to this many terms, XLA's CPU compiler computes padding and sum in one pass, as fast as the sum alone.

@@ -176,8 +176,8 @@ PLANS = [
     ("lax", "x", labels(N=40, G=4, C=10, K=8), window((40,), (4,)), False),  # many terms along one axis
     ("lax", "y", labels(N=8, G=2, C=16, K=16), window((9, 9), (1, 1)), False),  # small matrices
     ("loop", "w", labels(B=2, N=1, C=9, K=16), window((40, 30), (3, 3), padding=((1, 1), (0, 2))), False),  # padded apart
-    ("phases", "x", labels(N=1, C=2, K=5), window((8, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # more taps than positions
-    ("phases", "y", labels(C=2, K=3), window((3, 3), (4, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),  # the same
+    ("lax", "x", labels(N=1, C=2, K=5), window((8, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # far more taps than positions
+    ("phases", "y", labels(C=2, K=3), window((3, 3), (4, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),  # not so many
     ("lax", "y", labels(C=2, K=3), window((3, 3), (5, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),  # several phases
     ("lax", "y", labels(C=3, K=4), TRANSPOSED, False),
     ("lax", "x", labels(C=3, K=4), STRIDED, False),
