@@ -211,7 +211,7 @@ def _transposed_by_lax(open, alone, sizes, window, dtype):
     if window.rank == 3 or taps > positions:
         several = any(r % di for r, di in zip(window.filter, window.input_dilation, strict=True))
         few = sizes["N"] * math.prod(window.output) * positions * sizes["C"] * sizes["K"] <= FEW_EXCHANGED
-        cheap = sizes["N"] == 1 < positions <= MORE_POSITIONS * taps / math.prod(window.input_dilation)
+        cheap = 1 < positions <= MORE_POSITIONS * taps / math.prod(window.input_dilation)
         return alone and taps > positions and (several and few or cheap)
     return np.dtype(dtype).itemsize <= 4
 
