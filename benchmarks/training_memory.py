@@ -84,7 +84,7 @@ def main() -> None:
     for block in BLOCKS:
         for dtype in (jnp.float32, jnp.bfloat16):
             plain, ours = (temporaries(block, fused, layers, dtype) / 2**20 for fused in (False, True))
-            print(f"{block:10} {dtype.__name__:9} {plain:8.1f} {ours:8.1f} {ours / plain:6.2f}")
+            print(f"{block:10} {jnp.dtype(dtype).name:9} {plain:8.1f} {ours:8.1f} {ours / plain:6.2f}")
 
 
 if __name__ == "__main__":

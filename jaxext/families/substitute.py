@@ -99,6 +99,7 @@ def _evaluate(closed: ClosedJaxpr, args, implementation):
     def read(atom):
         return _constant(atom) if isinstance(atom, Literal) else values[atom]
 
+    eqn: Any  # pyright knows no dtype of its variables
     for eqn in closed.jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
         if (reader := readers.get(eqn.primitive)) is not None:

@@ -121,7 +121,7 @@ def inner(eqn) -> ClosedJaxpr | None:
     if len(programs) != 1:
         return None
     called = programs[0].jaxpr
-    own, outer = ([[atom.aval.shape for atom in atoms] for atoms in (of.invars, of.outvars)] for of in (called, eqn))
+    own, outer = ([[atom.aval.shape for atom in atoms] for atoms in (of.invars, of.outvars)] for of in (called, eqn))  # pyright: ignore
     return programs[0] if own == outer and len(called.constvars) == len(programs[0].consts) else None
 
 

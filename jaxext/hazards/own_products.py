@@ -89,7 +89,7 @@ class Written:
             return None
         of.update(zip(inner.invars, eqn.invars, strict=True))
 
-        def outer(atom):
+        def outer(atom) -> Any:
             return atom if isinstance(atom, Literal) else of.get(atom, atom)
 
         put = [each.replace(invars=[*map(outer, each.invars)], outvars=[*map(outer, each.outvars)]) for each in inner.eqns]

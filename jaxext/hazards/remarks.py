@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
@@ -17,10 +18,11 @@ NOTHING = "no argument is a floating-point array"
 
 def no_loss(program: ClosedJaxpr) -> str | None:
     """Why the gradient is not read unless it is asked for, or None."""
-    results = program.out_avals
+    results: list[Any] = program.out_avals
+    arguments: list[Any] = program.in_avals
     if len(results) != 1 or results[0].shape != () or not jnp.issubdtype(results[0].dtype, jnp.floating):
         return "the function does not return one real number"
-    if not any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in program.in_avals):
+    if not any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in arguments):
         return NOTHING
     return None
 

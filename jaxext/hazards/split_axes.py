@@ -58,7 +58,8 @@ def product_splits(program: ClosedJaxpr, shardings: Sequence[Any]) -> Splits:
         return Splits(axes, [])
     if not _compat.config.use_shardy_partitioner.value:
         return Splits(axes, None)
-    avals, n = [*(var.aval for var in program.jaxpr.constvars), *program.in_avals], len(program.consts)
+    avals: list[Any] = [*(var.aval for var in program.jaxpr.constvars), *program.in_avals]
+    n = len(program.consts)
     on_mesh = [s if isinstance(s, NamedSharding) else NamedSharding(meshes[0], jax.P()) for s in shardings]
     called = jax.jit(lambda *operands: jaxpr_as_fun(marked.replace(consts=operands[:n]))(*operands[n:]))
     try:

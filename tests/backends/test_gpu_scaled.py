@@ -53,7 +53,7 @@ def test_scaled_dot(implementation, dtypes, blocks):
     @jax.jit
     def both(x, w, s, t):
         def product(s, t):
-            given = dict(lhs_scale=s, rhs_scale=t, preferred_element_type=jnp.float32)
+            given: dict[str, Any] = dict(lhs_scale=s, rhs_scale=t, preferred_element_type=jnp.float32)
             return jaxext.scaled_dot(x, w, **given, implementation=implementation)
 
         y, pullback = jax.vjp(product, s, t)

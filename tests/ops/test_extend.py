@@ -149,6 +149,7 @@ def test_dtypes_and_precision_are_those_of_lax():
         FORM()(half[0], V)
     same(FORM()(U > 0, V > 0), truth(U > 0, V > 0))
     wide = functools.partial(FORM(), preferred_element_type=np.float32)  # then lax takes two dtypes as they are
+    eqn: Any
     (eqn,) = jax.make_jaxpr(wide)(half[0], V).eqns
     assert [x.aval.dtype for x in eqn.invars] == [jnp.bfloat16, np.float32]
     y, pullback = jax.vjp(wide, half[0], V)

@@ -380,6 +380,7 @@ def test_sizes_alone_do_not_copy_the_filters():
     """vmap of sizes, and of rows and sizes, has one copy of the filters; that of rows alone has one set of sizes too."""
     for mapped, rank in (((0, None, 0), "P"), ((None, None, 0), "P"), ((0, None, None), "R")):
         args = [np.stack([a, a]) if m == 0 else a for a, m in zip((X, W, SHORT), mapped, strict=True)]
+        eqn: Any
         (eqn,) = (e for e in _equations(jax.make_jaxpr(jax.vmap(jaxext.ragged_dot, mapped))(*args)) if e.primitive.name == "ragged_nn")
         assert eqn.invars[1].aval.shape == W.shape
         assert dict(zip(owner[eqn.primitive][0].free, eqn.params["ranks"], strict=True))[rank] == 1

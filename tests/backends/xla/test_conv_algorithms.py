@@ -559,7 +559,7 @@ def test_a_loop_of_bfloat16_keeps_float32(open):
     sizes, window = labels(N=4, G=3, C=9, K=9), GEOMETRIES["same"]
     how: dict[str, Any] = dict(dtype=jnp.bfloat16, precision=None, splitter=Splitter.NOBODY)
     operands = operands_of(open, sizes, window, jnp.bfloat16)
-    program = jax.make_jaxpr(lambda operands: conv_algorithms.conv(open, operands, window, algorithm="loop", **how))(operands)
+    program: Any = jax.make_jaxpr(lambda operands: conv_algorithms.conv(open, operands, window, algorithm="loop", **how))(operands)
     (loop,) = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name in ("while", "scan")]
     assert {str(var.aval.dtype) for var in loop.outvars if var.aval.ndim} == {"float32"}
     assert program.out_avals[0].dtype == jnp.bfloat16
