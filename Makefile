@@ -121,7 +121,7 @@ format: $(ready)
 # modules that it imports: pip would compile all, which takes longer than to install them.
 install = JAXEXT_CUDA=$(JAXEXT_CUDA) $(python) -m pip --disable-pip-version-check install --no-compile --no-build-isolation
 define cuda_tools
-$(pip) install --no-compile pybind11 jaxlib
+$(pip) install --no-compile pybind11 jax
 $(pip) install --no-compile --no-deps nvidia-cutlass==4.2.0.0
 endef
 $(VENV)/.demo: pyproject.toml CMakeLists.txt
