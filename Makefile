@@ -1,6 +1,6 @@
-# `make demo` and `make test` need python3 (>= 3.11), make and a network for pip; all else goes into $(VENV).  CMakeLists.txt decides whether the CUDA
+# `make demo` and `make test` need Python (>= 3.11), make and a network for pip; all else goes into $(VENV).  CMakeLists.txt decides whether the CUDA
 # kernels are compiled, which takes minutes.  Where it surely leaves them out, OFF spares their build tools and pip's --verbose.
-PYTHON ?= python3
+PYTHON ?= $(or $(shell .ci/find-python 3.13 3.12 3.11),python3)
 VENV   ?= .venv
 TESTS  ?= tests
 MARK   ?= not slow

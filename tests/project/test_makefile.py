@@ -1,4 +1,4 @@
-"""What `make` would run: where CUDA kernels are compiled, which tests are chosen, and that pre-commit has the parts of lint."""
+"""What `make` would run: by which Python, where CUDA kernels are compiled, which tests; and that pre-commit has the parts of lint."""
 
 import os
 import pathlib
@@ -12,14 +12,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("make") is None or not (ROOT / "Makefile").exists(), reason="no make here, or no Makefile")
 
 
+def command(path, script):
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
 def would_run(folder, *arguments, gpu=False, **environment):
     """The commands of `make` for an environment that is not there yet, on a machine with or without a GPU."""
-    smi = folder / "nvidia-smi"
-    smi.write_text("#!/bin/sh\n" + ("echo GPU 0: NVIDIA H100\n" if gpu else "echo no driver >&2; exit 9\n"))
-    smi.chmod(0o755)
+    command(folder / "nvidia-smi", "echo GPU 0: NVIDIA H100" if gpu else "echo no driver >&2; exit 9")
     env = {"PATH": f"{folder}:{os.environ['PATH']}", **environment}  # without what a `make` that runs these tests has set
-    command = ["make", "--dry-run", "-C", ROOT, f"VENV={folder / 'venv'}", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    make = ["make", "--dry-run", "-C", ROOT, f"VENV={folder / 'venv'}", *arguments]
+    return subprocess.run(make, env=env, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,18 @@ def test_cuda_kernels_are_compiled_where_they_can_run_and_where_asked_for(target
     said = would_run(tmp_path, target, gpu=gpu, **environment)
     assert set(re.findall(r"JAXEXT_CUDA=(\w*)", said)) == {mode}
     assert ("nvidia-cutlass" in said) == (mode != "OFF")
+
+
+@pytest.mark.parametrize(("run", "taken"), [({"3.13", "3.12"}, "python3.13"), ({"3.12"}, "python3.12"), ({}, "python3")])
+def test_the_newest_python_that_runs_makes_the_environment_unless_one_is_given(run, taken, tmp_path):
+    """The others are as pyenv's shims of versions that are not selected, and python3 is too old."""
+    for version in ("3.13", "3.12", "3.11"):
+        command(tmp_path / f"python{version}", f"echo {version}" if version in run else "exit 127")
+    command(tmp_path / "python3", "echo 3.10")
+    command(tmp_path / "pyenv", "exit 1")
+    assert f"\n{taken} -m venv" in "\n" + would_run(tmp_path, "demo")
+    assert "mine -m venv" in would_run(tmp_path, "demo", PYTHON="mine")
+    assert "mine -m venv" in would_run(tmp_path, "demo", "PYTHON=mine")
 
 
 def test_the_demo_needs_nothing_that_only_the_tests_need(tmp_path):
