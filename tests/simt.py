@@ -148,7 +148,8 @@ def run(
 def _replies(response, results, dry, parts):
     at = 0
     for case, dtype, shape in results:
-        code, length, vector, many, window, line, taps, rows, *grid, shared, remembered = np.frombuffer(response, np.int64, 13, at).tolist()
+        numbers = np.frombuffer(response, np.int64, 13, at).tolist()
+        code, length, vector, many, window, line, taps, rows, x, y, z, shared, remembered = numbers
         message = response[at + 104 : at + 104 + length].decode()
         at += 104 + length
         result = None
@@ -167,7 +168,7 @@ def _replies(response, results, dry, parts):
             line=bool(line),
             taps=taps,
             rows=rows,
-            grid=tuple(grid),
+            grid=(x, y, z),
             shared_bytes=shared,
             remembered=remembered,
             result=result,
