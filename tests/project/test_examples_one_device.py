@@ -39,7 +39,7 @@ def numbers(text):
 def products(function, *args):
     """The products that a function runs, of which none is lax's own."""
     text = str(jax.make_jaxpr(function)(*args))
-    assert "dot_general" not in text and "conv_general_dilated" not in text
+    assert "dot_general[" not in text and "conv_general_dilated[" not in text  # a program that is called may have such a name
     return [(row.op, row.times) for row in jaxext.explain(function, *args).rows]
 
 
