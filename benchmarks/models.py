@@ -35,7 +35,7 @@ from .private_training import by_vmap, entropy, of_resnet, wide_resnet
 from .race import tell
 
 MOST = {"build": 2.0, "memory": 1.2}  # the goals, for jaxext over lax; a step is slower if all quartiles of its ratio say so
-CLASSES, KEY = 1000, jax.random.key(0, impl="unsafe_rbg")  # whose draws compile in a quarter of the time
+CLASSES, KEY = 1000, jax.random.key(0, impl="unsafe_rbg")  # its draws compile in a quarter of the time
 
 Network = tuple[Callable, Any, tuple]  # the step of (parameters, *batch), parameters, batch
 
@@ -45,7 +45,7 @@ def images(*shape: int, classes: int = CLASSES) -> tuple[jax.Array, jax.Array]:
     return jax.random.normal(KEY, shape), jax.random.randint(KEY, shape[:1], 0, classes).astype(jnp.float32)
 
 
-def from_flax(network, *shape: int) -> Network:
+def flax_network(network, *shape: int) -> Network:
     batch = images(*shape)
     variables = dict(jax.jit(network.init)(KEY, batch[0]))
     params = variables.pop("params")
@@ -53,7 +53,7 @@ def from_flax(network, *shape: int) -> Network:
     return jax.value_and_grad(lambda params, x, labels: entropy(apply({"params": params, **variables}, x)[0], labels)), params, batch
 
 
-def from_haiku(of: str | Callable, *shape: int) -> Network:
+def haiku_network(of: str | Callable, *shape: int) -> Network:
     """A function that applies haiku's modules, or the name of one of its networks."""
     import haiku as hk
 
@@ -79,7 +79,7 @@ def convnext() -> Network:
                     x = x + self.param(f"scale {channels} {block}", nn.initializers.constant(0.1), (channels,)) * y
             return nn.Dense(CLASSES)(nn.LayerNorm()(x.mean((1, 2))))
 
-    return from_flax(ConvNeXt(), 4, 96, 96, 3)
+    return flax_network(ConvNeXt(), 4, 96, 96, 3)
 
 
 # expansion, channels, blocks, stride, size of the filter
@@ -107,7 +107,7 @@ def efficientnet() -> Network:
                     x = x + y if x.shape == y.shape else y
             return nn.Dense(CLASSES)(nn.silu(conv(x, 1280)).mean((1, 2)))
 
-    return from_flax(EfficientNet(), 8, 96, 96, 3)
+    return flax_network(EfficientNet(), 8, 96, 96, 3)
 
 
 def mobilenet_v3() -> Network:
@@ -176,7 +176,7 @@ def mamba(layers: int, width: int, inner: int, state: int) -> Network:
                 x = x + nn.Dense(width, use_bias=False)((y.swapaxes(0, 1) + v) * nn.silu(gate))
             return nn.Dense(CLASSES)(nn.RMSNorm()(x).mean(1))
 
-    return from_flax(Mamba(), 2, 128, width)
+    return flax_network(Mamba(), 2, 128, width)
 
 
 def wavenet(width: int = 64) -> Network:
@@ -190,7 +190,7 @@ def wavenet(width: int = 64) -> Network:
             skips, x = skips + hk.Conv1D(4 * width, 1)(y), x + hk.Conv1D(width, 1)(y)
         return hk.Conv1D(CLASSES, 1)(jax.nn.relu(hk.Conv1D(4 * width, 1)(jax.nn.relu(skips)))).mean(1)
 
-    return from_haiku(network, 2, 2048, 1)
+    return haiku_network(network, 2, 2048, 1)
 
 
 def private_resnet(*sizes: int) -> Network:
@@ -204,8 +204,8 @@ def private_resnet(*sizes: int) -> Network:
 NETWORKS: dict[str, tuple[str, Callable[..., Network], tuple]] = {
     "ConvNeXt-T": ("flax", convnext, ()),
     "EfficientNet-B0": ("flax", efficientnet, ()),
-    "MobileNetV1": ("dm-haiku", from_haiku, ("MobileNetV1", 8, 96, 96, 3)),
-    "ResNet-50": ("dm-haiku", from_haiku, ("ResNet50", 4, 96, 96, 3)),
+    "MobileNetV1": ("dm-haiku", haiku_network, ("MobileNetV1", 8, 96, 96, 3)),
+    "ResNet-50": ("dm-haiku", haiku_network, ("ResNet50", 4, 96, 96, 3)),
     "MobileNetV3Small": ("keras", mobilenet_v3, ()),
     "UNet": ("equinox", unet, ((4, 3, 96, 96), (32, 64, 128, 256), 4)),
     "3-D UNet": ("equinox", unet, ((1, 1, 16, 48, 48), (16, 32, 64, 128), 2)),
@@ -227,8 +227,8 @@ def measure(name: str, package: str, make: Callable[..., Network], sizes: tuple,
         programs[library] = timing.compile(function, arguments)
     results = {library: program() for library, program in programs.items()}
     ms = timing.take({library: timing.Wall().sampler(program) for library, program in programs.items()}, rounds, patience_s=25)
-    wide = package != "keras"  # which computes in float32 whatever its arguments are
-    truth = timing.truth(lambda dtype, _: jax.jit(step)(*jax.tree.map(lambda x: np.asarray(x, dtype), arguments))) if wide else None
+    float64 = package != "keras"  # which computes in float32 whatever its arguments are
+    truth = timing.truth(lambda dtype, _: jax.jit(step)(*jax.tree.map(lambda x: np.asarray(x, dtype), arguments))) if float64 else None
     sides = {library: side(program, ms[library]) for library, program in programs.items()}
     over = {"build": sides["jaxext"].build_ms / sides["lax"].build_ms, "memory": sides["jaxext"].bytes / sides["lax"].bytes}
     ratio = timing.quartiles([lax / ours for lax, ours in zip(ms["lax"], ms["jaxext"], strict=True)])
@@ -240,14 +240,14 @@ def measure(name: str, package: str, make: Callable[..., Network], sizes: tuple,
         **{library: dataclasses.asdict(of) for library, of in sides.items()},
         "lax over jaxext": ratio,
         "jaxext over lax": over,
-        "error": {library: _errors(result, truth) for library, result in results.items() if wide},
+        "error": {library: _errors(result, truth) for library, result in results.items() if float64},
         "difference": _errors(results["jaxext"], results["lax"]),
         "missed": [what for what, limit in MOST.items() if over[what] > limit] + ["time"] * (max(ratio) < 1),
     }
 
 
 def _errors(result, truth) -> list[float]:
-    """The relative ones of the loss and of all gradients together, in the norm."""
+    """Relative errors of the loss, and of all gradients together, in the norm."""
     flat = ([np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(part)]) for part in of] for of in (result, truth))
     return [timing.relative_error(*pair)[0] for pair in zip(*flat, strict=True)]
 

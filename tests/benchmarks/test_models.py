@@ -32,7 +32,7 @@ def test_a_step_has_no_product_of_lax(name):
     assert {name.rpartition("_")[2] for name in found} >= {"fprop", "dgrad", "wgrad"}
 
 
-def test_what_it_tells(tmp_path, monkeypatch, capsys):
+def test_a_line_and_a_row(tmp_path, monkeypatch, capsys):
     small = {"small": ("equinox", models.unet, ((1, 1, 8, 8), (2, 4), 2))}
     monkeypatch.setattr(models, "NETWORKS", small)
     models.main(["--rounds", "1", "--json", str(tmp_path / "rows.json")])

@@ -42,7 +42,7 @@ def conv(
     if a mesh axis splits the groups and also the output channels of a group, which are therefore whole there.
     """
     if not splitter.by_labels:
-        operands = {slot: _with_whole_outputs(slot, z) for slot, z in operands.items()}
+        operands = {slot: z if slot == "x" else _with_whole_outputs(slot, z) for slot, z in operands.items()}
     w = operands["w"] if open == "x" else None
     if w is not None:
         y = operands["y"]
@@ -100,9 +100,9 @@ ROLES = {"y": "fprop", "w": "wgrad"}
 
 
 def _with_whole_outputs(slot, z):
-    """z, of whose output channels no device has a part, if there are several groups or filters."""
-    groups, axes = {"x": (1, []), "w": (z.shape[0] * z.shape[1], [2]), "y": (z.shape[0] * z.shape[-2], [z.ndim - 1])}[slot]
-    return z if groups == 1 else _compat.unsplit(z, axes)
+    """Keep z's output channels on every device if there are several groups or filters."""
+    groups, axis = {"w": (z.shape[0] * z.shape[1], 2), "y": (z.shape[0] * z.shape[-2], z.ndim - 1)}[slot]
+    return z if groups == 1 else _compat.unsplit(z, [axis])
 
 
 def _in_own_layout(groups, splitter, platform):

@@ -25,12 +25,12 @@ def phases_fprop(x, w, window: Window, *, part, acc):
     total = rewrites.zeros((*x.shape[:2], *window.output, *w.shape[1:3]), acc, x, w)
     for outputs, taps, sub in window.phases:
         y = part(x, w[(slice(None),) * 3 + _slices(taps)], sub).astype(acc)
-        total = rewrites.add(total, _placed(y, outputs, window.output, 2))
+        total = rewrites.add(total, _place(y, outputs, window.output, 2))
     return total
 
 
-def _placed(part, ranges, sizes, lead):
-    """The part with zeros around it and between its elements, which are those in `ranges` of axes with these sizes after `lead` others."""
+def _place(part, ranges, sizes, lead):
+    """Put the elements of a part at `ranges` of axes with these sizes, which come after `lead` others.  The rest is zeros."""
     config = [(0, 0, 0)] * part.ndim
     config[lead : lead + len(ranges)] = [(r[0], n - 1 - r[-1], r.step - 1) for r, n in zip(ranges, sizes, strict=True)]
     return lax.pad(part, np.zeros((), part.dtype), config)
@@ -70,7 +70,9 @@ def _folded_fprop(x, w, window: Window, *, part, acc):
 
 
 def _residues(i, r, o, padding, di):
-    """Of an axis: the residues with equally many taps, these taps, and the padding; the place of output 0; the outputs of each residue."""
+    """Return, for an axis, the groups of residues with equally many taps (residues, taps, padding), where output 0 lies among them all,
+    and the outputs of each residue.
+    """
     if di == 1:
         return [(range(1), r, padding)], 0, o
     low, (taps, rest) = padding[0], divmod(r, di)
@@ -89,18 +91,18 @@ def phases_wgrad(x, y, window: Window, *, part, acc):
     total = rewrites.zeros((B, G, K) + window.filter + (C,), acc, x, y)
     for outputs, taps, sub in window.phases:
         w = part(x, y[(slice(None),) * 2 + _slices(outputs)], sub).astype(acc)
-        total = rewrites.add(total, _placed(w, taps, window.filter, 3))
+        total = rewrites.add(total, _place(w, taps, window.filter, 3))
     return total
 
 
 def foldable(window: Window) -> bool:
-    """Whether each residue of outputs sees one of the taps, and all residues the same input."""
+    """Return whether each residue of outputs sees one residue of the taps, and all residues the same input."""
     axes = zip(window.stride, window.input_dilation, window.filter_dilation, strict=True)
     return all(di == 1 or s == dr == 1 for s, di, dr in axes)
 
 
 def folds(window: Window) -> bool:
-    """Whether `folded_wgrad` computes several residues at once."""
+    """Return whether `folded_wgrad` computes several residues at once."""
     return foldable(window) and len(folded(window)) < math.prod(window.input_dilation)
 
 

@@ -23,9 +23,10 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
         sizes, window, open = {**sizes, "C": sizes["K"], "K": sizes["C"]}, window.transposed, "y"
     B, G, C, K = (sizes[label] for label in "BGCK")
     found = [first, "lax"]
-    if _in_phases(open, window):
+    if _takes_phases(open, window):
         found += ["folded"] if open == "w" and conv_phases.folds(window) else []
-        return list(dict.fromkeys([*found, "phases"] if open == "y" or math.prod(window.input_dilation) <= MOST_PHASES else found))
+        found += ["phases"] if open == "y" or _residues(window) <= MOST_PHASES else []
+        return list(dict.fromkeys(found))
     if window.rank and C * K <= 4 * FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
         found.append("shifts" if open == "y" else "rows")
     if B * G > 1:
@@ -38,8 +39,8 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
 
     zeros      an axis is empty, so nothing is computed
     lax        lax's own convolution: for dense ones, unless phases are faster; and for groups where it is as fast as the loop
-    phases     one convolution per residue of the outputs: for input dilation, if XLA has no fast transposed convolution
-    folded     the residues as channels of one convolution: for wgrad where phases would be, if they are of one size
+    phases     residues of the outputs as channels of few convolutions: for input dilation, if XLA has no fast transposed convolution
+    folded     the same for wgrad, if it is not much more work, or if there are many residues; else phases, a convolution for each
     shifts     shifted inputs times weights, elementwise: for fprop of few channels, depthwise, in groups or with batched filters
     rows       a loop over output rows: for wgrad of few channels per group
     loop       one dense convolution per b and g, in a loop: for groups, batched filters, per-example gradients
@@ -67,7 +68,7 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     if open == "y" and by_batch_groups(B, G, K, window, platform):
         return "lax"
     large = alone or C * K > FEW_CHANNELS and _products(sizes, window) >= LEAST_OF_STEP["y"]
-    if _in_phases(open, window) and not (large and _transposed_by_lax(open, alone, sizes, window, dtype)):
+    if _takes_phases(open, window) and not (large and _transposed_by_lax(open, alone, sizes, window, dtype)):
         return "folded" if open == "w" and _folds(sizes, window, dtype) else "phases"
     if alone:
         return "lax"
@@ -81,10 +82,15 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
     return "loop" if _loops(dgrad, sizes, window) else "lax"
 
 
-def _in_phases(open, window):
-    """Whether the input is dilated, and no residue, or not too many, is a convolution of its own."""
-    residues = math.prod(window.input_dilation)
-    return 1 < residues <= MOST_PHASES or residues > 1 and (conv_phases.foldable if open == "y" else conv_phases.folds)(window)
+def _takes_phases(open, window):
+    """Return whether the input is dilated, and convolutions of many residues are few."""
+    few = conv_phases.foldable if open == "y" else conv_phases.folds
+    return math.prod(window.input_dilation) > 1 and (_residues(window) <= MOST_PHASES or few(window))
+
+
+def _residues(window):
+    """Return the number of residues of outputs that see taps."""
+    return math.prod(map(min, window.filter, window.input_dilation))
 
 
 def _has_single_tap(window):
@@ -178,7 +184,7 @@ def _plan_of_gpu(open, dgrad, sizes, window, dtype):
     """
     B, G, C, K = (sizes[label] for label in "BGCK")
     of_cudnn = dgrad and B * G == 1 and max((*window.stride, *window.filter_dilation), default=1) == 1
-    if _in_phases(open, window) and not of_cudnn:
+    if 1 < math.prod(window.input_dilation) <= MOST_PHASES and not of_cudnn:
         return "phases"
     few = C * K <= FEW_ON_GPU and C * math.prod(window.filter) <= FOLDED_ON_GPU
     depthwise = B * C * K == 1 and window.plain_square and jnp.dtype(dtype).itemsize == 2
@@ -186,10 +192,10 @@ def _plan_of_gpu(open, dgrad, sizes, window, dtype):
 
 
 def _folds(sizes, window, dtype):
-    """Whether the residues of the outputs fit into the channels without much more work, and elementwise lanes remain such, or are many."""
+    """Return whether residues become channels: they are many, or it is not much more work and elementwise lanes remain such."""
     if not conv_phases.folds(window):
         return False
-    if math.prod(map(min, window.filter, window.input_dilation)) > MANY_PHASES:
+    if _residues(window) > MANY_PHASES:
         return True
     C, K, factor = sizes["C"], sizes["K"], math.prod(window.input_dilation)
     _, largest = max(conv_phases.folded(window), key=lambda part: math.prod(map(len, part[0])))
@@ -200,20 +206,23 @@ def _folds(sizes, window, dtype):
 
 
 def _transposed_by_lax(open, alone, sizes, window, dtype):
-    """Whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation.
+    """Return whether XLA's CPU backend has a transposed convolution for this, which does not multiply the zeros of the dilation.
 
-    It has none with three axes.  If the filter is larger than the input, XLA exchanges them: then each output meets all positions of the
-    input.  Where that is more, it costs less than to compile several phases if there are few products.
+    XLA has none with three axes, and exchanges input and filter if the filter is larger: then an output meets all positions of the input.
+    A single convolution of phases is faster, unless the filter is far larger.  Several phases take longer to compile than few products,
+    and longer to run if the positions are few.  Groups take phases.
     """
-    if open != "y" or max(*window.stride, *window.filter_dilation) > 1:
+    if open != "y" or max(*window.stride, *window.filter_dilation) > 1 or window.rank < 3 and np.dtype(dtype).itemsize > 4:
         return False
     taps, positions = math.prod(window.filter), math.prod(window.input)
-    if window.rank == 3 or taps > positions:
-        several = any(r % di for r, di in zip(window.filter, window.input_dilation, strict=True))
-        few = sizes["N"] * math.prod(window.output) * positions * sizes["C"] * sizes["K"] <= FEW_EXCHANGED
-        cheap = 1 < positions <= MORE_POSITIONS * taps / math.prod(window.input_dilation)
-        return alone and taps > positions and (several and few or cheap)
-    return np.dtype(dtype).itemsize <= 4
+    if window.rank < 3 and taps <= positions:
+        return True
+    if not alone or taps <= positions:
+        return False
+    if all(r % di == 0 for r, di in zip(window.filter, window.input_dilation, strict=True)):
+        return sizes["N"] == 1 < positions <= taps / FAR_LARGER
+    products = sizes["N"] * math.prod(window.output) * positions * sizes["C"] * sizes["K"]
+    return products <= FEW_EXCHANGED or positions * _residues(window) <= MORE_POSITIONS * taps
 
 
 def _products(sizes, window):
@@ -233,8 +242,10 @@ def by_batch_groups(B, G, K, window, platform):
 
 
 GPUS = ("cuda", "rocm")
-# The most phases in one program; beyond the second number their convolutions would take XLA seconds to compile, if they can be folded.
-MOST_PHASES, MANY_PHASES = 64, 16
+# The most residues that are convolutions of their own.
+MOST_PHASES = 64
+# Beyond this many, their convolutions would take XLA seconds to compile: wgrad folds them.
+MANY_PHASES = 16
 # The most work of a folded product, in multiples of that of its phases: taps are computed in whole periods.  With more than MANY_CHANNELS
 # in C·K, matrices take the time, else what gathers them.
 MOST_FOLDED, MANY_CHANNELS = {False: 2.5, True: 1.5}, 1024
@@ -262,9 +273,11 @@ SMALL_MATRIX = 4096
 SMALL_IMAGE = 1000
 # Up to this K and B, lax's batch groups are fast in fprop with three axes.
 FILTERS_OF_BATCH_GROUPS, MOST_BATCH_GROUPS = 4, 8
-# Up to this many multiply-adds, XLA's convolution with input and filter exchanged costs less than several phases to compile.
+# From this many taps per position on, an exchanged convolution beats phases that are one convolution of one image.
+FAR_LARGER = 8
+# Up to this many multiply-adds, an exchanged convolution compiles sooner than several phases by more than it is slower.
 FEW_EXCHANGED = 10_000_000
-# Up to so many times the work of phases, it is as fast, since nothing is interleaved.
+# Up to this many times the work of several phases, it is as fast, since nothing is interleaved.
 MORE_POSITIONS = 2
 # Up to this C·K and this many terms, XLA's GPU compiler fuses padding, elementwise sum and the operations after it into one kernel.
 FEW_ON_GPU, FOLDED_ON_GPU = 16, 9

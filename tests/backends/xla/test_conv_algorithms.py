@@ -179,6 +179,21 @@ PLANS = [
     ("lax", "x", labels(N=1, C=2, K=5), window((8, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # far more taps than positions
     ("phases", "y", labels(C=2, K=3), window((3, 3), (4, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),  # not so many
     ("lax", "y", labels(C=2, K=3), window((3, 3), (5, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),  # several phases
+    (
+        "lax",
+        "y",
+        labels(N=90, C=26, K=4),
+        window((3, 4), (7, 5), input_dilation=(2, 2), padding=((2, 2), (2, 1))),
+        False,
+    ),  # and few positions
+    (
+        "phases",
+        "y",
+        labels(N=90, C=26, K=4),
+        window((4, 4), (7, 5), input_dilation=(4, 4), padding=((4, 2), (2, 1))),
+        False,
+    ),  # more positions
+    ("phases", "y", labels(N=4, C=2, K=3), window((2, 2, 2), (4, 4, 4), input_dilation=(2, 2, 2), padding=((3, 3),) * 3), False),  # one
     ("lax", "y", labels(C=3, K=4), TRANSPOSED, False),
     ("lax", "x", labels(C=3, K=4), STRIDED, False),
     ("lax", "y", labels(B=2, C=5, K=1), window((4, 3, 3), (2, 2, 1), padding=((1, 1),) * 3, filter_dilation=(2, 1, 1)), False),
@@ -456,7 +471,7 @@ def test_large_filter_makes_a_small_program(open, partitioned):
 @pytest.mark.parametrize("open", "yw")
 @pytest.mark.parametrize("sizes", [labels(C=8, K=8), labels(G=21)], ids=["dense", "depthwise"])
 def test_many_residues_make_a_small_program(sizes, open):
-    """64 convolutions, one for each residue, took XLA three to ten seconds to compile."""
+    """A convolution for each of 64 residues took XLA three to ten seconds to compile."""
     transposed = window((6, 6, 6), (8, 8, 8), input_dilation=(4, 4, 4), padding=((4, 4),) * 3)
     operands = operands_of(open, sizes, transposed, jnp.float32)
     how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY)
