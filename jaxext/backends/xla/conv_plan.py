@@ -210,19 +210,19 @@ def _transposed_by_lax(open, alone, sizes, window, dtype):
 
     XLA has none with three axes, and exchanges input and filter if the filter is larger: then an output meets all positions of the input.
     A single convolution of phases is faster, unless the filter is far larger.  Several phases take longer to compile than few products,
-    and longer to run if the positions are few.  Groups take phases.
+    and with three axes longer to run if the positions are few.  Groups take phases.
     """
     if open != "y" or max(*window.stride, *window.filter_dilation) > 1 or window.rank < 3 and np.dtype(dtype).itemsize > 4:
         return False
     taps, positions = math.prod(window.filter), math.prod(window.input)
-    if window.rank < 3 and taps <= positions:
-        return True
-    if not alone or taps <= positions:
+    if taps <= positions or positions == 1:
+        return window.rank < 3
+    if not alone:
         return False
     if all(r % di == 0 for r, di in zip(window.filter, window.input_dilation, strict=True)):
-        return sizes["N"] == 1 < positions <= taps / FAR_LARGER
+        return sizes["N"] == 1 and positions <= taps / FAR_LARGER
     products = sizes["N"] * math.prod(window.output) * positions * sizes["C"] * sizes["K"]
-    return products <= FEW_EXCHANGED or positions * _residues(window) <= MORE_POSITIONS * taps
+    return products <= FEW_EXCHANGED or window.rank == 3 and positions * _residues(window) <= MORE_POSITIONS * taps
 
 
 def _products(sizes, window):
@@ -277,7 +277,7 @@ FILTERS_OF_BATCH_GROUPS, MOST_BATCH_GROUPS = 4, 8
 FAR_LARGER = 8
 # Up to this many multiply-adds, an exchanged convolution compiles sooner than several phases by more than it is slower.
 FEW_EXCHANGED = 10_000_000
-# Up to this many times the work of several phases, it is as fast, since nothing is interleaved.
+# Up to this many times the work of several phases with three axes, it is faster, since these are slow with few channels.
 MORE_POSITIONS = 2
 # Up to this C·K and this many terms, XLA's GPU compiler fuses padding, elementwise sum and the operations after it into one kernel.
 FEW_ON_GPU, FOLDED_ON_GPU = 16, 9

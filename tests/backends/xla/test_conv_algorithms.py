@@ -182,18 +182,19 @@ PLANS = [
     (
         "lax",
         "y",
-        labels(N=90, C=26, K=4),
-        window((3, 4), (7, 5), input_dilation=(2, 2), padding=((2, 2), (2, 1))),
+        labels(N=48, C=26, K=4),
+        window((3, 4, 2), (5,) * 3, input_dilation=(2,) * 3, padding=((2, 2),) * 3),
         False,
-    ),  # and few positions
+    ),  # few positions
+    ("phases", "y", labels(N=48, C=40, K=96), window((2, 2), (3, 3), input_dilation=(2, 2), padding=((2, 2), (2, 2))), False),  # two axes
     (
         "phases",
         "y",
-        labels(N=90, C=26, K=4),
-        window((4, 4), (7, 5), input_dilation=(4, 4), padding=((4, 2), (2, 1))),
+        labels(N=4, C=2, K=3),
+        window((2, 2, 2), (4, 4, 4), input_dilation=(2, 2, 2), padding=((3, 3),) * 3),
         False,
-    ),  # more positions
-    ("phases", "y", labels(N=4, C=2, K=3), window((2, 2, 2), (4, 4, 4), input_dilation=(2, 2, 2), padding=((3, 3),) * 3), False),  # one
+    ),  # one phase
+    ("lax", "y", labels(N=8, C=5, K=3), window((1, 1), (4, 4), input_dilation=(2, 2), padding=((2, 2), (2, 2))), False),  # one position
     ("lax", "y", labels(C=3, K=4), TRANSPOSED, False),
     ("lax", "x", labels(C=3, K=4), STRIDED, False),
     ("lax", "y", labels(B=2, C=5, K=1), window((4, 3, 3), (2, 2, 1), padding=((1, 1),) * 3, filter_dilation=(2, 1, 1)), False),
