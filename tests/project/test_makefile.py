@@ -56,6 +56,20 @@ def test_the_newest_python_that_runs_makes_the_environment_unless_one_is_given(r
     assert "mine -m venv" in would_run(tmp_path, "demo", "PYTHON=mine")
 
 
+def test_pyenv_is_found_beside_its_shims(tmp_path):
+    """A PATH may have the shims, which run only what is selected, and not pyenv itself."""
+    shims, managed = tmp_path / "shims", tmp_path / "versions/3.13.1/bin"
+    for folder in (shims, tmp_path / "bin", managed):
+        folder.mkdir(parents=True)
+    command(shims / "python3", "echo 3.10")
+    command(shims / "python3.13", "exit 127")
+    command(tmp_path / "bin/pyenv", '[ $1 = versions ] && echo 3.13.1 || echo "$PYENV_ROOT/versions/$2"')
+    command(managed / "python", "echo 3.13")
+    path = f"{shims}:/usr/bin:/bin"
+    found = subprocess.run([ROOT / ".ci/find-python", "3.13"], env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == str(managed / "python")
+
+
 def test_the_demo_needs_nothing_that_only_the_tests_need(tmp_path):
     assert "'.[demo]'" in would_run(tmp_path, "demo") and "'.[test]'" not in would_run(tmp_path, "demo")
     assert "'.[test]'" in would_run(tmp_path, "test")
