@@ -321,7 +321,7 @@ def test_batches_of_an_exported_program_stay_with_their_sums(fn):
 def test_the_channels_of_a_group_are_whole_in_an_exported_program(groups):
     """One mesh axis of four splits two groups and the channels of each: XLA of jax 0.12 aborted."""
     x, w = integers((4, 4, 4, 8)), integers((1, 1, 8 if groups == "batch_group_count" else 4, 16), 1)
-    fn = lambda x, w: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, **{groups: 2})
+    fn = functools.partial(jaxext.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC, **{groups: 2})
     asked = lambda x, w: lax.with_sharding_constraint(fn(x, w), NamedSharding(MESH, P(None, "model", "data")))
     split = place(x, P(None, None, None, "data")), place(w, P(None, None, None, ("data", "model")))
     same(jax.jit(export.export(jax.jit(asked))(*split).call)(*split), fn(x, w))
