@@ -255,10 +255,10 @@ def _errors(result, truth) -> list[float]:
 def line(row: dict) -> str:
     least, ratio, most = row["lax over jaxext"]
     lax, over, errors = row["lax"], row["jaxext over lax"], [of[1] for of in (*row["error"].values(), row["difference"])]
-    told = f"{row['network']:17} {lax['ms'][1]:7.0f} ms {ratio:5.2f} ({least:.2f} to {most:.2f})"
-    told += f"{lax['lower_ms'] / 1e3 + lax['compile_ms'] / 1e3:7.1f} s {over['build']:5.2f}"
-    told += f"{lax['bytes'] / 2**20:7.0f} MiB {over['memory']:5.2f}  errors"
-    return " ".join([told, *(f"{error:.0e}" for error in errors), *(f" misses {goal}" for goal in row["missed"])])
+    text = f"{row['network']:17} {lax['ms'][1]:7.0f} ms {ratio:5.2f} ({least:.2f} to {most:.2f})"
+    text += f"{lax['lower_ms'] / 1e3 + lax['compile_ms'] / 1e3:7.1f} s {over['build']:5.2f}"
+    text += f"{lax['bytes'] / 2**20:7.0f} MiB {over['memory']:5.2f}  errors"
+    return " ".join([text, *(f"{error:.0e}" for error in errors), *(f" misses {goal}" for goal in row["missed"])])
 
 
 def rows(names, rounds: int) -> Iterator[dict]:

@@ -55,15 +55,15 @@ SILENT = r"stopped sending heartbeats\):\n\[0\] .*\b1\n"
 LOST = "error information from remote target coordination_service"  # of the connection: closed, or reset if something was under way
 
 
-@pytest.mark.parametrize(("killed", "told"), [(1, SILENT), (0, LOST)], ids=["another", "the coordinator"])
-def test_a_process_that_is_killed(killed, told, capsys):
+@pytest.mark.parametrize(("killed", "message"), [(1, SILENT), (0, LOST)], ids=["another", "the coordinator"])
+def test_a_process_that_is_killed(killed, message, capsys):
     """The other is told at once if that was the coordinator, else when it has sent no heartbeat for a time: it ends, and does not wait."""
     assert multi_process.main(["--die", str(killed)]) == 1
     printed = capsys.readouterr().out
     assert f"process {killed} ended: killed by SIGKILL" in printed
     assert f"process {1 - killed} ended: killed by SIGABRT" in printed
     assert "Terminating process because the JAX distributed service detected fatal errors" in printed
-    assert re.search(told, printed)
+    assert re.search(message, printed)
     assert "losses" not in printed
 
 

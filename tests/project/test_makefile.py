@@ -1,4 +1,4 @@
-"""What `make` would run: by which Python, where CUDA kernels are compiled, which tests; and that pre-commit has the parts of lint."""
+"""The commands of `make`: its Python, where CUDA kernels are compiled, and the tests; pre-commit has the parts of lint."""
 
 import os
 import pathlib

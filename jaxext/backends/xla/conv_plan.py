@@ -25,7 +25,7 @@ def algorithms(open: str, sizes: Mapping[str, int], window: Window, *, dtype, sp
     found = [first, "lax"]
     if _takes_phases(open, window):
         found += ["folded"] if open == "w" and conv_phases.folds(window) else []
-        found += ["phases"] if open == "y" or _residues(window) <= MOST_PHASES else []
+        found += ["phases"] if open == "y" or _phases(window) <= MOST_PHASES else []
         return list(dict.fromkeys(found))
     if window.rank and C * K <= 4 * FEW_CHANNELS and C * math.prod(window.filter) <= MOST_TERMS:
         found.append("shifts" if open == "y" else "rows")
@@ -85,11 +85,11 @@ def plan(open: str, sizes: Mapping[str, int], window: Window, *, dtype, splitter
 def _takes_phases(open, window):
     """Return whether the input is dilated, and convolutions of many residues are few."""
     few = conv_phases.foldable if open == "y" else conv_phases.folds
-    return math.prod(window.input_dilation) > 1 and (_residues(window) <= MOST_PHASES or few(window))
+    return math.prod(window.input_dilation) > 1 and (_phases(window) <= MOST_PHASES or few(window))
 
 
-def _residues(window):
-    """Return the number of residues of outputs that see taps."""
+def _phases(window):
+    """Return the number of residues of outputs that see taps: each would be a phase."""
     return math.prod(map(min, window.filter, window.input_dilation))
 
 
@@ -195,7 +195,7 @@ def _folds(sizes, window, dtype):
     """Return whether residues become channels: they are many, or it is not much more work and elementwise lanes remain such."""
     if not conv_phases.folds(window):
         return False
-    if _residues(window) > MANY_PHASES:
+    if _phases(window) > MANY_PHASES:
         return True
     C, K, factor = sizes["C"], sizes["K"], math.prod(window.input_dilation)
     _, largest = max(conv_phases.folded(window), key=lambda part: math.prod(map(len, part[0])))
@@ -222,7 +222,7 @@ def _transposed_by_lax(open, alone, sizes, window, dtype):
     if all(r % di == 0 for r, di in zip(window.filter, window.input_dilation, strict=True)):
         return sizes["N"] == 1 and positions <= taps / FAR_LARGER
     products = sizes["N"] * math.prod(window.output) * positions * sizes["C"] * sizes["K"]
-    return products <= FEW_EXCHANGED or window.rank == 3 and positions * _residues(window) <= MORE_POSITIONS * taps
+    return products <= FEW_EXCHANGED or window.rank == 3 and positions * _phases(window) <= MORE_POSITIONS * taps
 
 
 def _products(sizes, window):
