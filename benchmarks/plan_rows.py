@@ -14,6 +14,8 @@ import jax
 import numpy as np
 
 import jaxext
+from jaxext.backends.xla import conv_algorithms, conv_plan
+from jaxext.backends.xla.conv_work import Conv
 from jaxext.backends.xla.xla_conv import XlaConv
 from jaxext.tables import environment, in_force
 from jaxext.tables.table_format import Measurement, Table
@@ -254,7 +256,9 @@ def _difference(ours: Any, theirs: Any, dtype: str) -> tuple[float, float]:
     return found, DIFFERENT * timing.law((dtype, dtype, dtype), None, "cpu")
 
 
-def alternatives(geometry: Geometry, samples: int = SAMPLES, tell: Callable[[str], None] = lambda stage: None) -> dict[str, Side | str]:
+def alternatives(
+    geometry: Geometry, samples: int = SAMPLES, patience_s: float = MORE_PATIENCE_S, tell: Callable[[str], None] = lambda stage: None
+) -> dict[str, Side | str]:
     """The costs of lax (`THEIRS`) and of every algorithm that `xla` has for the geometry's product, the plan's choice first; or the reason
     why one is not timed."""
     arguments = random_operands.normal(geometry.shapes, geometry.dtype)
@@ -275,7 +279,16 @@ def alternatives(geometry: Geometry, samples: int = SAMPLES, tell: Callable[[str
                 programs[name], results[name] = program, result
         except Exception as error:  # whatever XLA raises: the others are of interest all the same
             found[name] = f"{type(error).__name__}: {error}"[:200]
-    return found | _sides(programs, results, samples, MORE_PATIENCE_S, tell)
+    return found | _sides(programs, results, samples, patience_s, tell)
+
+
+def convs(geometry: Geometry) -> tuple[Conv, ...]:
+    """The convolutions that `xla` plans for it; nothing is compiled."""
+    arguments = [jax.ShapeDtypeStruct(shape, geometry.dtype) for shape in geometry.shapes]
+    with in_force.collecting() as calls, jaxext.use_table(None):
+        jax.jit(geometry.build("jaxext")).lower(*arguments)
+    dtypes = [conv_algorithms.promote(*call.dtypes.values()) for call in calls]
+    return tuple(conv_plan.conv_of(call.open, call.sizes, call.window, dtype) for call, dtype in zip(calls, dtypes, strict=True))
 
 
 def planned(geometry: Geometry, tell: Callable[[str], None] = lambda stage: None) -> tuple[str, ...]:

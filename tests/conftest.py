@@ -1,6 +1,7 @@
 """The world that every test runs in: 8 simulated devices, strict promotion of dtypes and ranks, no silent conversion, an empty cache."""
 
 import collections
+import contextlib
 import gc
 import math
 import os
@@ -87,3 +88,34 @@ def pytest_runtest_setup(item):
     """After the time that .ci/run gives the long tail, in seconds since the epoch, no test begins."""
     if time.time() > float(os.environ.get("JAXEXT_TESTS_UNTIL", "inf")):
         pytest.skip("no time is left")
+
+
+@contextlib.contextmanager
+def _long_runs():
+    """Plans for programs that run so often that compilation costs nothing, by the least time: small convolutions are rewritten."""
+    from jaxext.backends.xla import conv_plan, conv_rates
+
+    def forget():
+        conv_plan.plans.cache_clear()
+        jax.clear_caches()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_rates, "CALLS", 1e9)
+        patch.setattr(conv_plan, "MARGIN", 1.0)
+        forget()
+        yield
+    forget()
+
+
+@pytest.fixture(scope="module")
+def long_runs():
+    """Of all tests of a module."""
+    with _long_runs():
+        yield
+
+
+@pytest.fixture
+def long_run():
+    """Of one test."""
+    with _long_runs():
+        yield

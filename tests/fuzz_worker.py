@@ -52,32 +52,37 @@ def watch(reached: set[str], planned: bool) -> None:
     Which ones follows from the product alone, so that what JAX caches does not depend on the seeds before.  lax's own convolution only runs
     where the plan has it, since XLA has defects of its own there.
     """
-    from jaxext.backends.xla import conv_plan
+    from jaxext.backends.xla import conv_algorithms, conv_plan
 
-    plan, algorithms = conv_plan.plan, conv_plan.algorithms
-    outside = True
+    plans, run, planning, running = conv_plan.plans, conv_algorithms.run, 0, 0
 
-    def watched_plan(*args, **kwargs):
-        name = plan(*args, **kwargs)
-        if outside:
-            reached.add(f"part of phases {name.partition('/')[0]}")
-        return name
+    def turn(conv, others):
+        """The number of another algorithm, or None."""
+        code = zlib.crc32(repr(conv).encode())
+        return code // 4 % len(others) if others and not planned and code % 4 == 0 else None
 
-    def watched_algorithms(open, sizes, window, **kwargs):
-        nonlocal outside
-        outside = False
-        first, *others = algorithms(open, sizes, window, **kwargs)
-        outside = True
-        others = [name for name in others if name != "lax"]
-        turn = zlib.crc32(repr((open, sorted(sizes.items()), window, str(kwargs))).encode())
-        if others and not planned and turn % 4 == 0:
-            chosen, how = others[turn // 4 % len(others)], "forced"
-        else:
-            chosen, how = first, "planned"
-        reached.add(f"{how} { {'y': 'fprop', 'x': 'dgrad', 'w': 'wgrad'}[open] } {chosen.partition('/')[0]}")
-        return [chosen, *(name for name in (first, *others) if name != chosen)]
+    def watched_plans(conv, **kwargs):
+        nonlocal planning
+        planning += 1
+        first, *others = plans.__wrapped__(conv, **kwargs)
+        planning -= 1
+        others = [plan for plan in others if plan.algorithm != "lax"]
+        number = None if planning else turn(conv, others)
+        chosen = first if number is None else others[number]
+        return (chosen, *(plan for plan in (first, *others) if plan is not chosen))
 
-    conv_plan.plan, conv_plan.algorithms = watched_plan, watched_algorithms
+    def watched_run(plan, conv, *args, splitter, platform, **kwargs):
+        nonlocal running
+        role = "wgrad" if conv.open == "w" else "dgrad" if conv.dgrad else "fprop"
+        forced = plan.algorithm != plans.__wrapped__(conv, splitter=splitter, platform=platform)[0].algorithm
+        reached.add(f"{'part of phases' if running else 'forced' if forced else 'planned'} {role} {plan.algorithm}")
+        running += 1
+        try:
+            return run(plan, conv, *args, splitter=splitter, platform=platform, **kwargs)
+        finally:
+            running -= 1
+
+    conv_plan.plans, conv_algorithms.run = watched_plans, watched_run
 
 
 def judge(call, seed: int, module, infinities: bool = False) -> tuple[str, str | None]:

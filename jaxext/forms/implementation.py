@@ -92,6 +92,10 @@ class Implementation:
         """How the call is computed, in a word or two, for `jaxext.explain`."""
         return " ".join(str(value) for value in dataclasses.asdict(config).values())
 
+    def expected(self, call: Call) -> Sequence[str]:
+        """The expected cost of each config in a few words, in the order of `candidates`, for `jaxext.explain`; empty if it is unknown."""
+        return ()
+
     def multiplies(self, call: Call) -> str:
         """In how many bits factors are multiplied, if these are not all that they have, such as "TF32: 11 bits", for `jaxext.explain`."""
         return ""

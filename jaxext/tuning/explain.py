@@ -42,6 +42,7 @@ class Explained:
     shapes: tuple[str, ...]  # likewise
     precision: str  # of the call or of `jax.default_matmul_precision`
     multiplies: str  # in how many bits factors are multiplied, such as "TF32: 11 bits"; empty if these are all that they have, or unknown
+    expected: tuple[str, ...]  # costs of the implementation's algorithms, if it expects some, the first being that of its own choice
     times: int
     chosen: str | None
     how: str
@@ -57,14 +58,15 @@ class Explanation:
 
     `str` formats them as a table of two lines per product, of `shapes`, with reasons and a summary below it.
 
-    An op is a form and a role: matmul_nn, matmul_nt and matmul_tn are a b, c bᵀ and aᵀ c; conv2d_fprop, conv2d_dgrad and conv2d_wgrad are
-    a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter w,
-    output y).  Their axes have the order of the form: channels last; filters as output channels, space, input channels; groups as an axis
-    before the channels.  `shapes` and `layout` are the shapes and the order of axes in the program, before the transposes of the operands
-    and after those of the result; of equal products with several layouts, the shapes of the first.  `precision` is that of the call or of
-    `jax.default_matmul_precision`, and `multiplies` what the implementation makes of it, if that is less than the factors have.  `how` is
-    the algorithm of the implementation.  `why` says why it was chosen: named, preferred, or measured (in the row of this `problem` in the
-    table in force; see `tune`).  `refused` says why each other implementation was not.
+    An op is a form and a role: matmul_nn, matmul_nt and matmul_tn are a b, c bᵀ and aᵀ c; conv2d_fprop, conv2d_dgrad and conv2d_wgrad
+    are a convolution and its gradients in the input and the filter.  Operands and result are named by slot (a, b, c, or input x, filter
+    w, output y).  Their axes have the order of the form: channels last; filters as output channels, space, input channels; groups as an
+    axis before the channels.  `shapes` and `layout` are the shapes and the order of axes in the program, before the transposes of the
+    operands and after those of the result; of equal products with several layouts, the shapes of the first.  `precision` is that of the
+    call or of `jax.default_matmul_precision`, and `multiplies` what the implementation makes of it, if that is less than the factors
+    have.  `how` is the algorithm of the implementation, and `expected` what its algorithms are expected to cost.  `why` says why it was
+    chosen: named, preferred, or measured (in the row of this `problem` in the table in force; see `tune`).  `refused` says why each
+    other implementation was not.
     """
 
     platform: str
@@ -84,6 +86,8 @@ class Explanation:
         legend = [f"[{i}] {name}: {reason}" for (name, reason), i in reasons.items()]
         legend += [f"measured: {table}" for table in dict.fromkeys(row.table for row in self.rows if row.table)]
         products = [line for pair in zip(lines, details, strict=True) for line in pair]
+        expected = dict.fromkeys(f"  {row.op}: {', '.join(row.expected)}" for row in self.rows if len(row.expected) > 1)
+        legend += ["expected milliseconds to run + to build, of the algorithms of xla:", *expected] if expected else []
         if len(self.rows) > 1:
             counts = collections.Counter(map(_computed, self.rows))
             legend += [f"in all: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"]
@@ -212,6 +216,7 @@ def _row(eqn, stored: dict[str, tuple[str, Any]], platform: str) -> Explained:
         shapes=tuple(_typed(slot, aval) for slot, (_, aval) in stored.items()),
         precision=_precision(call),
         multiplies=choice.plan.multiplies() if choice.plan else "",
+        expected=tuple(choice.plan.implementation.expected(choice.plan.call)) if choice.plan else (),
         times=1,
         chosen=choice.implementation,
         how=choice.plan.describe(choice.config) if choice.plan else "",

@@ -79,10 +79,11 @@ REWRITTEN = [
 def test_rewrites_cost_little_memory(case):
     """Arguments, result and temporaries together: lax's own temporaries are often none.
 
-    A convolution of few channels per group holds its input padded, and is many times as fast as lax's, which does not.
+    What is many times as fast as lax's may take more: a convolution of few channels per group holds its input padded, and the filters'
+    gradients of many images copy it for each tap.
     """
     padded = case.role != "wgrad" and ("depthwise" in case.tags or "grouped" in case.tags)
-    limit = 2.0 if padded else 1.5
+    limit = 3.0 if case.role == "wgrad" else 2.0 if padded else 1.5
 
     def peak(library):
         arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in case.shapes]

@@ -18,6 +18,9 @@ import jaxext
 from jaxext.hazards.known_hazards import HAZARDS
 from jaxext.hazards.subjects import Planned
 
+pytestmark = pytest.mark.usefixtures("long_runs")  # what is small here stands for what is large
+
+
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 BY_NAME = {hazard.name: hazard for hazard in HAZARDS}
 GRID = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

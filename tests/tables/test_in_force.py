@@ -258,7 +258,7 @@ def test_a_hash_changes_with_each_file(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "files"), [
-    ("xla", {"backends/xla/conv_plan.py", "backends/xla/conv_rewrites.py", "backends/xla/xla_matmul.py", "forms/window.py"}),
+    ("xla", {"backends/xla/conv_plan.py", "backends/xla/conv_rates.json", "backends/xla/xla_matmul.py", "forms/window.py"}),
     ("triton", {"backends/triton/triton_binding.py", "backends/triton/triton_call.py", "backends/problems.py", "kernels/matmul.py"}),
     ("cuda", {"backends/cuda/cuda_binding.py", "backends/cuda/cuda_conv.py", "backends/kernel.py", "kernels/_geometry.py"}),
 ])  # fmt: skip

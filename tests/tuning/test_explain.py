@@ -1,6 +1,7 @@
 """`explain`: each product of a program, how often, on what shapes, by whom and why not by others; and nothing is run."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +150,12 @@ def test_table():
             assert line[head.index(column) :].startswith(cell)
         assert line == line.rstrip()
         assert details.endswith(f"{row.layout}; precision default; preferred, not cuda[1] triton[2]")
-    assert legend == [f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}", "in all: 4 as lax"]
+    expected = [line for line in legend if re.fullmatch(r"  conv2d_\w+: lax [\d.]+\+\d+, .*", line)]
+    assert legend == [
+        *(f"[1] cuda: {NO_GPU['cuda']}", f"[2] triton: {NO_GPU['triton']}"),
+        *("expected milliseconds to run + to build, of the algorithms of xla:", *expected, "in all: 4 as lax"),
+    ]
+    assert [line.split()[0] for line in expected] == ["conv2d_fprop:", "conv2d_wgrad:"]
 
 
 def test_summary(monkeypatch):
@@ -160,7 +166,7 @@ def test_summary(monkeypatch):
         depthwise = CONV(x, w, (1, 1), "SAME", dimension_numbers=NHWC, feature_group_count=8)
         return jaxext.linear(depthwise.sum((1, 2)), v, activation="relu"), jaxext.matmul(v, v)
 
-    arrays = struct(2, 16, 16, 8), struct(3, 3, 1, 8), struct(8, 8)
+    arrays = struct(8, 64, 64, 8), struct(3, 3, 1, 8), struct(8, 8)
     assert str(jaxext.explain(f, *arrays, platform="cpu")).splitlines()[-1] == "in all: 1 as lax, 1 by xla, 1 rewritten"
     assert str(jaxext.explain(f, *arrays, platform="cuda")).splitlines()[-1] == "in all: 1 as lax, 1 by only_cuda, 1 by xla"
     assert "in all" not in str(jaxext.explain(jaxext.matmul, *arrays[2:], *arrays[2:]))

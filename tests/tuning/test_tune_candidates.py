@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tune import DEPTHWISE, DOTS, LAX, PREFERRED, Clock, clock, depthwise, matmul, of_depthwise, path, stored, struct, winner
+from test_tune import DEPTHWISE, LAX, OTHER, PREFERRED, Clock, clock, depthwise, matmul, of_depthwise, path, stored, struct, winner
 
 from jaxext.backends.xla.xla_conv import XlaConv
 from jaxext.backends.xla.xla_matmul import XlaMatmul
@@ -26,6 +26,8 @@ from jaxext.tables import in_force
 from jaxext.tables.table_format import Measurement
 from jaxext.tuning import timing, trial
 from jaxext.tuning.tune import tune
+
+pytestmark = pytest.mark.usefixtures("long_runs")  # what is small here stands for what is large
 
 NAN, INF = float("nan"), float("inf")
 
@@ -46,11 +48,11 @@ def spoiled(monkeypatch, algorithm, spoil):
 
 @pytest.mark.parametrize("spoil", [lambda y: y * 1.001, lambda y: y.at[0, 0, 0].set(jnp.nan), lambda y: y.at[-1, -1, -1].add(0.1)])
 def test_what_is_wrong_never_wins(spoil, clock, path, monkeypatch):
-    clock({LAX: 0.001, DOTS: 1})
+    clock({LAX: 0.001, OTHER: 1})
     spoiled(monkeypatch, "lax", spoil)
     with pytest.warns(UserWarning, match="wrong results of conv1d_fprop .*: xla algorithm=lax: its errors are"):
         row = of_depthwise(path)
-    assert winner(row) == DOTS
+    assert winner(row) == OTHER
     assert [c.name for c in row.candidates if c.wrong] == [LAX]
     assert "lax" not in {m.config["algorithm"] for m in stored(path)[row.problem]}
 
@@ -67,7 +69,7 @@ def test_what_fails_is_left_out(clock, path, monkeypatch):
 
 
 def test_without_xla_there_is_nothing_to_compare_with(clock, path, monkeypatch):
-    spoiled(monkeypatch, "shifts", lambda y: y + 1)
+    spoiled(monkeypatch, "dots", lambda y: y + 1)
     with pytest.warns(UserWarning, match="wrong results"):
         row = of_depthwise(path)
     assert winner(row) is None and "no time of xla" in str(row.skipped) and not path.exists()

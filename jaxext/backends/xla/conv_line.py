@@ -13,8 +13,7 @@ import functools
 import numpy as np
 from jax import lax
 
-from jaxext.backends.xla import conv_lanes
-from jaxext.backends.xla import conv_rewrites as rewrites
+from jaxext.backends.xla import conv_views as views
 from jaxext.forms.window import Window
 
 BLOCKS = (16, 8, 4)  # positions of a step
@@ -22,7 +21,7 @@ MOST_TAPS = 64  # beyond, the border is too long
 
 
 def fits(C: int, K: int, window: Window) -> bool:
-    return C == K == window.rank == 1 and window.input_dilation == (1,) and window.filter[0] <= MOST_TAPS and _block(window) > 0
+    return C == K == window.rank == 1 and window.input_dilation == (1,) and window.filter[0] <= MOST_TAPS and block_of(window) > 0
 
 
 def _inner(window: Window) -> range:
@@ -32,7 +31,7 @@ def _inner(window: Window) -> range:
     return range(max(0, -(-low // stride)), min(window.output[0], last // stride + 1))
 
 
-def _block(window: Window) -> int:
+def block_of(window: Window) -> int:
     """The positions of a step, 0 if there are not as many."""
     fit = (block for block in BLOCKS if block <= len(_inner(window)))
     return next(fit, 0)
@@ -40,7 +39,7 @@ def _block(window: Window) -> int:
 
 def wgrad(x, y, window: Window, *, acc):
     B, N, G, taps = *x.shape[:2], x.shape[-2], window.filter[0]
-    inner, block = _inner(window), _block(window)
+    inner, block = _inner(window), block_of(window)
     blocks, (low, _), (stride,), (dilation,) = len(inner) // block, window.padding[0], window.stride, window.filter_dilation
     # What is left of the inner positions goes to a border that there is, so that a causal filter has one.
     start = inner.start if inner.stop < window.output[0] else inner.stop - blocks * block
@@ -48,7 +47,7 @@ def wgrad(x, y, window: Window, *, acc):
     rows = stride * (block - 1) + dilation * (taps - 1) + 1  # of x in a step
 
     def step(i, total, x, y):
-        n, j = rewrites.pair(i, N, blocks)
+        n, j = views.pair(i, N, blocks)
         p = j * np.int32(block) + np.int32(start)
         seen = _from(x, n, np.int32(stride) * p - np.int32(low), rows).astype(acc)
         given = _from(y, n, p, block).astype(acc)
@@ -62,13 +61,13 @@ def wgrad(x, y, window: Window, *, acc):
 
     def one(xy):
         x, y = xy
-        parts = [rewrites.repeat(N * blocks, lambda i, total: step(i, total, x, y), rewrites.zeros((taps, G), acc, x, y))]
+        parts = [views.repeat(N * blocks, lambda i, total: step(i, total, x, y), views.zeros((taps, G), acc, x, y))]
         parts += [_border(x, y, window, part, acc) for part in (range(start), range(done, window.output[0])) if part]
         return functools.reduce(lax.add, parts)
 
     x, y = x.reshape(B, N, -1, G), y.reshape(B, N, -1, G)
     w = one((x[0], y[0]))[None] if B == 1 else lax.map(one, (x, y))
-    return rewrites.outputs_first(w.reshape(B, taps, 1, G), G)
+    return views.outputs_first(w.reshape(B, taps, 1, G), G)
 
 
 def _from(x, n, start, size):
@@ -85,4 +84,4 @@ def _border(x, y, window: Window, positions: range, acc):
         seen = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), (-int(met[0]), int(met[-1]) + 1 - size, 0), (0, 0, 0)])
         inside = np.broadcast_to(((met >= 0) & (met < size))[None, :, None], y.shape)
         terms.append(lax.slice_in_dim(seen, 0, None, stride, 1).astype(acc) * lax.select(inside, y, lax.full_like(y, 0)))
-    return conv_lanes.sums(terms, 2)
+    return views.sums(terms, 2)

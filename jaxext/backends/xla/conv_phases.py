@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext.backends.xla import conv_rewrites as rewrites
+from jaxext.backends.xla import conv_views as views
+from jaxext.backends.xla.conv_work import Conv, Work
 from jaxext.forms.window import Window
 
 
@@ -22,10 +23,10 @@ def phases_fprop(x, w, window: Window, *, part, acc):
     """Convolutions without input dilation, each for all residues of outputs that see equally many taps, or else for one residue."""
     if foldable(window):
         return _folded_fprop(x, w, window, part=part, acc=acc)
-    total = rewrites.zeros((*x.shape[:2], *window.output, *w.shape[1:3]), acc, x, w)
+    total = views.zeros((*x.shape[:2], *window.output, *w.shape[1:3]), acc, x, w)
     for outputs, taps, sub in window.phases:
         y = part(x, w[(slice(None),) * 3 + _slices(taps)], sub).astype(acc)
-        total = rewrites.add(total, _place(y, outputs, window.output, 2))
+        total = views.add(total, _place(y, outputs, window.output, 2))
     return total
 
 
@@ -48,8 +49,7 @@ def _folded_fprop(x, w, window: Window, *, part, acc):
     w = lax.pad(w, np.zeros((), w.dtype), [(0, 0, 0)] * 3 + config + [(0, 0, 0)])
     w = w.reshape((B, G, K, *itertools.chain(*zip(most, periods, strict=True)), C))
     w = lax.rev(jnp.moveaxis(w, range(4, 4 + 2 * rank, 2), range(2, 2 + rank)), range(2, 2 + rank))  # (B, G, *residues, K, *taps, C)
-    axes = zip(window.input, window.filter, window.output, window.padding, periods, strict=True)
-    parts_of_axes, starts, counts = zip(*(_residues(*axis) for axis in axes), strict=True)
+    parts_of_axes, starts, counts = zip(*_residues(window), strict=True)
 
     def joined(*parts):
         """The results for these parts of the first axes and all parts of the others: (B, N, *outputs, G, *residues, K)."""
@@ -58,7 +58,7 @@ def _folded_fprop(x, w, window: Window, *, part, acc):
         residues, taps, padding = zip(*parts, strict=True)
         shape = (B, x.shape[1], *counts, G, *map(len, residues), K)
         if 0 in taps:
-            return rewrites.zeros(shape, acc, x, w)
+            return views.zeros(shape, acc, x, w)
         filters = w[(slice(None), slice(None), *_slices(residues), slice(None), *map(slice, taps))].reshape((B, G, -1, *taps, C))
         sub = dataclasses.replace(window, filter=taps, padding=padding, input_dilation=(1,) * rank)
         return part(x, filters, sub).astype(acc).reshape(shape)
@@ -69,10 +69,14 @@ def _folded_fprop(x, w, window: Window, *, part, acc):
     return y[(slice(None), slice(None), *map(slice, starts, stops))]
 
 
-def _residues(i, r, o, padding, di):
-    """Return, for an axis, the groups of residues with equally many taps (residues, taps, padding), where output 0 lies among them all,
-    and the outputs of each residue.
-    """
+def _residues(window):
+    """Return for each axis the groups of residues with equally many taps (residues, taps, padding), where output 0 lies among all, and the
+    outputs of each residue."""
+    axes = zip(window.input, window.filter, window.output, window.padding, window.input_dilation, strict=True)
+    return [_residues_of_axis(*axis) for axis in axes]
+
+
+def _residues_of_axis(i, r, o, padding, di):
     if di == 1:
         return [(range(1), r, padding)], 0, o
     low, (taps, rest) = padding[0], divmod(r, di)
@@ -82,16 +86,69 @@ def _residues(i, r, o, padding, di):
     return [(residues, j, (before, count - 1 + j - i - before)) for residues, j in parts if residues], di - 1 - low % di, count
 
 
+def parts_of_phases(conv: Conv) -> list[Conv]:
+    """The convolutions that `phases_fprop` or `phases_wgrad` computes, which are one for most transposed convolutions."""
+    window = conv.window
+    if conv.open == "w" or not foldable(window):
+        return [dataclasses.replace(conv, window=sub.cropped[1], dgrad=False) for _, _, sub in window.phases]
+    parts = []
+    for of_axes in itertools.product(*(groups for groups, _, _ in _residues(window))):
+        residues, taps, padding = zip(*of_axes, strict=True)
+        if 0 not in taps:
+            sub = dataclasses.replace(window, filter=taps, padding=padding, input_dilation=(1,) * window.rank)
+            parts.append(dataclasses.replace(conv, K=conv.K * math.prod(map(len, residues)), window=sub.cropped[1], dgrad=False))
+    return parts
+
+
+def parts_of_folded(conv: Conv) -> list[Conv]:
+    """The convolutions that `folded_wgrad` computes."""
+    return [
+        dataclasses.replace(conv, K=conv.K * math.prod(map(len, residues)), window=sub.cropped[1]) for residues, sub in folded(conv.window)
+    ]
+
+
+def work_of_phases(conv: Conv) -> Work | None:
+    """The work beside that of the parts."""
+    size, phases, few = conv.dtype.itemsize, residues(conv.window), conv.open == "y" and foldable(conv.window)
+    if not conv.dilated or not few and phases > MOST_PHASES:
+        return None
+    filters = size * conv.w
+    if conv.open == "w":
+        return Work(programs=1, fusions=phases, copied=2 * size * conv.y + 2 * filters * phases, bytes=size * conv.y + filters)
+    if few:
+        return Work(programs=1, fusions=3, transposed=size * conv.y + filters, copied=2 * size * conv.y, bytes=2 * size * conv.y + filters)
+    return Work(programs=1, fusions=phases, copied=3 * size * conv.y * phases, bytes=2 * size * conv.y + filters)
+
+
+# The most convolutions of their own.
+MOST_PHASES = 64
+
+
+def work_of_folded(conv: Conv) -> Work | None:
+    """The work beside that of the parts."""
+    if conv.open == "y" or not conv.dilated or not folds(conv.window):
+        return None
+    size = conv.dtype.itemsize
+    return Work(
+        programs=1, fusions=3, transposed=size * (conv.y + conv.w), copied=2 * size * (conv.y + conv.w), bytes=size * (conv.y + 2 * conv.w)
+    )
+
+
+def residues(window: Window) -> int:
+    """The number of residues of outputs that see taps: each would be a phase."""
+    return math.prod(map(min, window.filter, window.input_dilation))
+
+
 def phases_wgrad(x, y, window: Window, *, part, acc):
     """One convolution without input dilation for each residue of outputs and taps (`Window.phases`).
 
     The gradient of the taps of one residue depends on one residue of outputs.
     """
     B, G, K, C = y.shape[0], *y.shape[-2:], x.shape[-1]
-    total = rewrites.zeros((B, G, K) + window.filter + (C,), acc, x, y)
+    total = views.zeros((B, G, K) + window.filter + (C,), acc, x, y)
     for outputs, taps, sub in window.phases:
         w = part(x, y[(slice(None),) * 2 + _slices(outputs)], sub).astype(acc)
-        total = rewrites.add(total, _place(w, taps, window.filter, 3))
+        total = views.add(total, _place(w, taps, window.filter, 3))
     return total
 
 
@@ -148,7 +205,7 @@ def folded_wgrad(x, y, window: Window, *, part, acc):
         w = w.reshape((B, G, *map(len, residues), K, *sub.filter, C))
         of_residues = [(r.start, di - r.stop, 0) for r, di in zip(residues, periods, strict=True)]
         w = lax.pad(w, np.zeros((), w.dtype), [(0, 0, 0)] * 2 + of_residues + [(0, 0, 0)] * (rank + 2))
-        total = w if total is None else rewrites.add(total, w)
+        total = w if total is None else views.add(total, w)
     assert total is not None
     w = jnp.moveaxis(lax.rev(total, tuple(range(2, 2 + rank))), range(2, 2 + rank), range(4, 4 + 2 * rank, 2))  # a residue after its taps
     axes = list(zip(window.filter, _folded_filter(window), periods, strict=True))
@@ -159,22 +216,3 @@ def folded_wgrad(x, y, window: Window, *, part, acc):
 
 def _slices(ranges):
     return tuple(slice(r.start, r.stop, r.step) for r in ranges)
-
-
-def larger_than_output(x, window: Window):
-    """x, padded if it is smaller than the output, which is the filter of wgrad's convolution.
-
-    XLA would exchange the two, and its CPU backend has no fast convolution for the result.
-    """
-    return padded_apart(x, window) if math.prod(window.output) > math.prod(window.input) else (x, window)
-
-
-def padded_apart(x, window: Window):
-    """x, padded, and the window that is left, if no input is dilated.  The barrier keeps the padding out of the convolution.
-
-    XLA's CPU backend is slow at padding images of a single channel, which one image is in wgrad.
-    """
-    if max(window.input_dilation, default=1) > 1 or {(0, 0)} >= {*window.padding}:
-        return x, window
-    x = lax.optimization_barrier(rewrites.padded(x, window))
-    return x, dataclasses.replace(window, input=x.shape[2:-2], padding=((0, 0),) * window.rank)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from jaxext.backends.xla import conv_algorithms, conv_plan
+from jaxext.backends.xla import conv_algorithms, conv_plan, conv_rates
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Algorithm, Implementation, file_of, folder_of, hash_of
 from jaxext.forms.window import Window
@@ -19,7 +19,7 @@ class XlaConv(Implementation):
     version = "of its files"
 
     def code(self, platform: str) -> str:
-        return hash_of([*folder_of(type(self)), file_of(Window)])
+        return hash_of([*folder_of(type(self)), conv_rates.FILE, file_of(Window)])
 
     def supports(self, call: Call) -> str | None:
         return None
@@ -28,12 +28,20 @@ class XlaConv(Implementation):
         return None
 
     def candidates(self, call: Call) -> Sequence[Algorithm]:
-        assert call.window is not None
-        dtype = conv_algorithms.promote(*call.dtypes.values())
-        names = conv_plan.algorithms(call.open, call.sizes, call.window, dtype=dtype, splitter=call.splitter, platform=call.platform)
+        names = [plan.algorithm for plan in self._plans(call)]
         if call.in_loop and names[0] == "lax":
             names = ["loop", *names]  # which has the layout that is fast in a loop
         return [Algorithm(name) for name in names]
+
+    def expected(self, call: Call) -> Sequence[str]:
+        if call.platform != "cpu" or call.in_loop:
+            return []
+        return [f"{plan.algorithm} {plan.cost}" for plan in self._plans(call) if plan.cost]
+
+    def _plans(self, call: Call) -> Sequence[conv_plan.Plan]:
+        assert call.window is not None
+        conv = conv_plan.conv_of(call.open, call.sizes, call.window, conv_algorithms.promote(*call.dtypes.values()))
+        return conv_plan.plans(conv, splitter=call.splitter, platform=call.platform)
 
     def run(self, call: Call, config: Algorithm, operands: Mapping[str, jax.Array]) -> jax.Array:
         assert call.window is not None

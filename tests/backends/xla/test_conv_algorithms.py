@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext.backends.xla import conv_algorithms, conv_lanes, conv_line, conv_plan, conv_rewrites
+from jaxext.backends.xla import conv_algorithms, conv_dots, conv_line, conv_plan, conv_rates, conv_rows, conv_work
 from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window, dilate
 
@@ -61,20 +62,38 @@ def labels(B=1, N: Any = 2, G=1, C=1, K=1):
 SPLITTER = {False: Splitter.NOBODY, True: Splitter.XLA}
 
 
-def jitted(open, operands, window, *, dtype, precision=None, partitioned=False):
-    how: dict[str, Any] = dict(dtype=dtype, precision=precision, splitter=SPLITTER[partitioned])
+def plans(open, sizes, window, dtype=jnp.float32, splitter=Splitter.NOBODY):
+    """The names of all, the one that is taken first."""
+    conv = conv_plan.conv_of(open, sizes, window, dtype)
+    return [plan.algorithm for plan in conv_plan.plans(conv, splitter=splitter, platform="cpu")]
+
+
+def rewrite(open, sizes, window, dtype=jnp.float32):
+    """An algorithm that is not lax's own, if there is one: small convolutions alone would be planned as lax's."""
+    names = plans(open, sizes, window, dtype)
+    return next((name for name in ("folded", "phases", "shifts", "rows", "loop", "dots", "padded") if name in names), names[0])
+
+
+def jitted(open, operands, window, *, dtype, precision=None, partitioned=False, algorithm=None):
+    how: dict[str, Any] = dict(dtype=dtype, precision=precision, splitter=SPLITTER[partitioned], algorithm=algorithm)
     return jax.jit(lambda operands: conv_algorithms.conv(open, operands, window, **how))(operands)
 
 
-def check(sizes, window, opens="yxw", partitioned=(False, True), dtype=jnp.float32):
-    """Exact in the roles `opens`, in one program: compiling is what takes the time."""
+def check(sizes, window, opens="yxw", partitioned=(False, True), dtype=jnp.float32, algorithm=None):
+    """Exact in the roles `opens`, by this algorithm or a rewrite, in one program: compiling is what takes the time."""
+    names = {open: algorithm or rewrite(open, sizes, window, dtype) for open in opens}
     operands = {open: operands_of(open, sizes, window, dtype) for open in opens}
 
     @jax.jit
     def run(operands):
         how: dict[str, Any] = dict(dtype=dtype, precision=None)
         return [
-            {open: conv_algorithms.conv(open, operands[open], window, splitter=SPLITTER[split], **how) for open in opens}
+            {
+                open: conv_algorithms.conv(
+                    open, operands[open], window, splitter=SPLITTER[split], algorithm=algorithm if split else names[open], **how
+                )
+                for open in opens
+            }
             for split in partitioned
         ]
 
@@ -128,13 +147,13 @@ SIZES = {
     ],
 )
 def test_every_algorithm_that_a_table_may_name(sizes, geometry):
-    """`plan`'s is the first; whichever runs, the result is exact."""
+    """Whichever runs, the result is exact."""
     window, dtype = GEOMETRIES[geometry], jnp.float32
     how: dict[str, Any] = dict(dtype=dtype, splitter=Splitter.NOBODY)
     for open in "yxw":
         operands = operands_of(open, SIZES[sizes], window, dtype)
-        names = conv_plan.algorithms(open, SIZES[sizes], window, **how)
-        assert names[0] == conv_plan.plan(open, SIZES[sizes], window, **how) and len(set(names)) == len(names) > 1
+        names = plans(open, SIZES[sizes], window)
+        assert len(set(names)) == len(names) > 1
         want = definition(open, operands, SIZES[sizes], window)
 
         def run(operands, open=open, names=names):
@@ -147,7 +166,7 @@ def test_every_algorithm_that_a_table_may_name(sizes, geometry):
 def test_nothing_is_to_be_chosen_where_xla_may_still_partition():
     for splitter in (Splitter.XLA, Splitter.LATER):
         for sizes in SIZES.values():
-            assert len(conv_plan.algorithms("y", sizes, GEOMETRIES["same"], dtype=jnp.float32, splitter=splitter)) == 1
+            assert len(plans("y", sizes, GEOMETRIES["same"], splitter=splitter)) == 1
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -171,30 +190,28 @@ PLANS = [
     ("lax", "x", labels(C=3, K=4), SAME, False),
     ("lax", "w", labels(C=3, K=4), SAME, False),
     ("lax", "w", labels(B=2, C=3, K=4), SAME, False),
-    ("lax", "y", labels(N=8, G=3, C=16, K=16), window((40,), (3,), padding=((1, 2),)), False),  # as fast along one axis
-    ("lax", "y", labels(N=40, G=2, C=12, K=7), window((40,), (4,)), False),  # few lanes
-    ("lax", "x", labels(N=40, G=4, C=10, K=8), window((40,), (4,)), False),  # many terms along one axis
-    ("lax", "y", labels(N=8, G=2, C=16, K=16), window((9, 9), (1, 1)), False),  # small matrices
+    ("lax", "y", labels(N=8, G=3, C=16, K=16), window((40,), (3,), padding=((1, 2),)), False),
+    ("lax", "y", labels(N=8, G=2, C=16, K=16), window((9, 9), (1, 1)), False),
     ("loop", "w", labels(B=2, N=1, C=9, K=16), window((40, 30), (3, 3), padding=((1, 1), (0, 2))), False),  # padded apart
-    ("lax", "x", labels(N=1, C=2, K=5), window((8, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # far more taps than positions
-    ("phases", "y", labels(C=2, K=3), window((3, 3), (4, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),  # not so many
-    ("lax", "y", labels(C=2, K=3), window((3, 3), (5, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),  # several phases
+    ("lax", "x", labels(N=1, C=2, K=5), window((8, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),
+    ("phases", "y", labels(C=2, K=3), window((3, 3), (4, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),
+    ("lax", "y", labels(C=2, K=3), window((3, 3), (5, 8), input_dilation=(2, 4), padding=((2, 2), (5, 6))), False),
     (
         "lax",
         "y",
         labels(N=48, C=26, K=4),
         window((3, 4, 2), (5,) * 3, input_dilation=(2,) * 3, padding=((2, 2),) * 3),
         False,
-    ),  # few positions
-    ("phases", "y", labels(N=48, C=40, K=96), window((2, 2), (3, 3), input_dilation=(2, 2), padding=((2, 2), (2, 2))), False),  # two axes
+    ),
+    ("phases", "y", labels(N=48, C=40, K=96), window((2, 2), (3, 3), input_dilation=(2, 2), padding=((2, 2), (2, 2))), False),
     (
         "phases",
         "y",
         labels(N=4, C=2, K=3),
         window((2, 2, 2), (4, 4, 4), input_dilation=(2, 2, 2), padding=((3, 3),) * 3),
         False,
-    ),  # one phase
-    ("lax", "y", labels(N=8, C=5, K=3), window((1, 1), (4, 4), input_dilation=(2, 2), padding=((2, 2), (2, 2))), False),  # one position
+    ),
+    ("lax", "y", labels(N=8, C=5, K=3), window((1, 1), (4, 4), input_dilation=(2, 2), padding=((2, 2), (2, 2))), False),
     ("lax", "y", labels(C=3, K=4), TRANSPOSED, False),
     ("lax", "x", labels(C=3, K=4), STRIDED, False),
     ("lax", "y", labels(B=2, C=5, K=1), window((4, 3, 3), (2, 2, 1), padding=((1, 1),) * 3, filter_dilation=(2, 1, 1)), False),
@@ -218,10 +235,10 @@ PLANS = [
         False,
     ),  # many residues
     ("lax", "x", labels(C=2, K=5), window((3, 4, 3), (5, 5, 3), stride=(2, 2, 2), padding=((2, 2), (2, 2), (1, 1))), False),
-    ("phases", "x", labels(C=2, K=5), window((4, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),  # one convolution
+    ("phases", "x", labels(C=2, K=5), window((4, 4, 4), (4, 4, 4), stride=(4, 4, 4)), False),
     ("phases", "w", labels(G=3, C=2), TRANSPOSED, False),  # residues of different sizes
     ("phases", "w", labels(C=2, K=3), window((4,), (5,), input_dilation=(4,), stride=(2,), padding=((4, 3),)), False),
-    ("phases", "w", labels(C=2, K=3), window((4,), (1,), input_dilation=(4,)), False),  # whole periods of taps would be four times the work
+    ("phases", "w", labels(C=2, K=3), window((4,), (1,), input_dilation=(4,)), False),
     ("phases", "w", labels(C=2, K=3), window((2, 2), (3, 5), input_dilation=(2, 2), padding=((2, 2), (2, 4))), False),  # two of each axis
     ("folded", "w", labels(C=2, K=3), window((4, 3), (4, 5), input_dilation=(2, 3), padding=((2, 3), (5, 5)), stride=(1, 1)), False),
     (
@@ -242,6 +259,8 @@ PLANS = [
         window((6, 6), (8, 8), input_dilation=(4, 4), padding=((5, 6), (5, 6))),
         False,
     ),  # larger than the input
+    ("padded", "y", labels(C=3, K=2), window((4, 3), (5, 4), padding=((2, 2), (2, 1))), False),
+    ("padded", "w", labels(C=3, K=2), window((4, 3), (2, 2), stride=(1, 2), padding=((1, 1), (1, 2))), False),
     ("shifts", "y", labels(G=5), SAME, False),
     ("shifts", "y", labels(B=2, G=5, C=2, K=3), SAME, False),
     ("shifts", "x", labels(B=2, G=5, K=2), SAME, False),
@@ -257,10 +276,8 @@ PLANS = [
     ("shifts", "y", labels(G=8, C=5), window((60,), (31,), padding=((30, 0),)), False),  # 5 times 6 taps, and one
     ("shifts", "y", labels(B=2, G=3, K=2), window((99,), (67,), stride=(3,)), False),  # twice 32 taps, and 3
     ("shifts", "y", labels(G=4, C=2), window((99,), (47,), filter_dilation=(2,), stride=(2,)), False),  # twice 16 taps, and 15
-    ("loop", "y", labels(G=64, C=8, K=8), window((3, 56), (3, 3)), False),  # more than a cache holds
-    ("lax", "y", labels(B=9, C=40, K=3), window((5, 6, 7), (2, 3, 2)), False),  # many groups, each with the images of all
-    ("lax", "y", labels(N=9, G=3, K=8), window((30, 30), (12, 11)), False),  # many taps of one channel
-    ("loop", "x", labels(N=9, G=3, K=8), window((12, 12), (5, 5)), False),  # lanes would be few
+    ("loop", "y", labels(G=64, C=8, K=8), window((3, 56), (3, 3)), False),
+    ("loop", "x", labels(N=9, G=3, K=8), window((12, 12), (5, 5)), False),
     ("rows", "w", labels(B=2, G=5, C=2, K=4), SAME, False),
     ("rows", "w", labels(G=16), window((70,), (3,), stride=(1,)), False),
     ("rows", "w", labels(G=16), window((9, 9), (8, 7), padding=((4, 4), (3, 3))), False),  # some taps at a time
@@ -268,9 +285,9 @@ PLANS = [
     ("loop", "y", labels(G=2, C=8, K=8), TRANSPOSED, False),
     ("loop", "y", labels(B=2, G=8, C=9, K=15), FLAT, False),
     ("loop", "x", labels(B=3, C=16, K=9), FLAT, False),
-    ("loop", "y", labels(N=4, G=3, C=9, K=9), window((100,), (40,)), False),  # many taps along one axis
-    ("loop", "y", labels(N=1, G=3, C=64, K=64), window((9,), (5,)), False),  # more weights than images
-    ("loop", "y", labels(N=2, G=2, C=80, K=80), window((5, 6), (1, 1)), False),  # large matrices
+    ("loop", "y", labels(N=4, G=3, C=9, K=9), window((100,), (40,)), False),
+    ("loop", "y", labels(N=1, G=3, C=64, K=64), window((9,), (5,)), False),
+    ("loop", "y", labels(N=2, G=2, C=80, K=80), window((5, 6), (1, 1)), False),
     ("loop", "w", labels(B=2, N=1, C=9, K=24), window((40, 30), (3, 3)), False),
     ("loop", "w", labels(N=3, G=2, C=9, K=40), window((12, 13), (3, 3), padding=((2, 2), (2, 2))), False),  # the output is the larger
     ("loop", "w", labels(G=29, C=48, K=48), window((6,), (2,)), False),
@@ -285,15 +302,12 @@ PLANS = [
     ("dots", "w", labels(N=9, G=3, C=2, K=4), window((), ()), False),
     ("dots", "y", labels(B=2, C=9, K=15), window((6, 5), (1, 1), padding=((1, 0), (0, 2))), False),
     ("dots", "w", labels(G=2, C=9, K=15), window((6, 5), (1, 1), stride=(2, 1), padding=((0, 0), (0, -1))), False),
-    ("lax", "w", labels(G=2, C=9, K=15), window((6, 5), (1, 1), padding=((1, 0), (0, 0))), False),  # an infinity beside the image
-    ("lax", "x", labels(N=9, G=3, C=2, K=4), window((), ()), False),  # copies would be larger than the filter
-    ("lax", "y", labels(N=40, G=2, C=16, K=16), window((9,), (1,)), False),
+    ("lax", "w", labels(G=2, C=9, K=15), window((6, 5), (1, 1), padding=((1, 0), (0, 0))), False),
+    ("lax", "x", labels(N=9, G=3, C=2, K=4), window((), ()), False),
     ("lax", "y", labels(G=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
     ("lax", "y", labels(B=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
     ("lax", "y", labels(B=2, C=40, K=3), window((5, 6, 7), (2, 3, 2)), False),  # batch groups
     ("lax", "w", labels(G=2, C=4, K=4), window((5, 6, 7), (5, 5, 5), padding=((2, 2),) * 3), False),
-    ("lax", "x", labels(B=2, C=16, K=8), window((5, 6, 7), (2, 3, 2)), False),
-    ("lax", "x", labels(B=3, N=90, C=2, K=8), window((9, 9), (3, 3)), False),
     ("dots", "y", labels(G=5), SAME, True),
     ("dots", "x", labels(B=2, G=2, C=3, K=2), STRIDED, True),
     ("dots", "w", labels(B=2, C=3, K=2), TRANSPOSED, True),
@@ -312,9 +326,78 @@ ALGORITHMS_AND_ROLES = list({(plan[0], plan[1] == "w"): plan for plan in PLANS}.
 
 
 @over(PLANS)
-def test_each_plan_is_chosen_and_exact(name, open, sizes, window, partitioned):
-    assert conv_plan.plan(open, sizes, window, dtype=jnp.float32, splitter=SPLITTER[partitioned]) == name
-    check(sizes, window, open, (partitioned,))
+def test_each_algorithm_is_exact(name, open, sizes, window, partitioned):
+    assert name in plans(open, sizes, window, splitter=SPLITTER[partitioned])
+    check(sizes, window, open, (partitioned,), algorithm=name)
+
+
+IMAGE = window((28, 28), (3, 3), padding=((1, 1),) * 2)
+LARGE = window((56, 56), (3, 3), padding=((1, 1),) * 2)
+LONG = window((100_000,), (128,), padding=((63, 64),))
+SPACE = window((8, 8, 8), (4, 4, 4), input_dilation=(2, 2, 2), padding=((2, 2),) * 3)
+CHOICES = [
+    ("lax", "y", labels(N=8, C=64, K=64), IMAGE),
+    ("lax", "x", labels(N=8, C=64, K=64), IMAGE),
+    ("lax", "w", labels(N=8, C=64, K=64), IMAGE),
+    ("lax", "y", labels(N=1, G=2), window((5, 5), (3, 3))),  # it takes longer to build anything else
+    ("shifts", "y", labels(N=8, G=64), LARGE),
+    ("shifts", "x", labels(N=8, G=64), LARGE),
+    ("rows", "w", labels(N=8, G=64), LARGE),
+    ("loop", "y", labels(N=4, G=4, C=32, K=32), IMAGE),
+    ("loop", "w", labels(N=4, G=4, C=32, K=32), IMAGE),
+    ("shifts", "y", labels(N=1, G=2), LONG),
+    ("loop", "w", labels(N=1, G=2), LONG),
+    ("dots", "w", labels(N=32, C=64, K=64), window((28, 28), (1, 1))),
+    ("dots", "x", labels(N=512, C=256, K=256), window((), ())),
+    ("phases", "y", labels(N=8, C=32, K=16), SPACE),
+    ("folded", "w", labels(N=8, C=32, K=16), SPACE),
+]
+
+
+@pytest.mark.parametrize(("name", "open", "sizes", "window"), CHOICES, ids=[f"{choice[0]}-{i}" for i, choice in enumerate(CHOICES)])
+def test_the_plan_is_the_least_cost(name, open, sizes, window):
+    """By factors that no fit of the rates turns."""
+    assert plans(open, sizes, window)[0] == name
+
+
+def test_rates_are_of_what_algorithms_do():
+    run, build = conv_rates.rates()
+    assert {*run, *build, "bytes"} == {field.name for field in dataclasses.fields(conv_work.Work)}
+    assert min(*run.values(), *build.values()) > 0
+
+
+def costs(open, sizes, window):
+    """Of all algorithms, in the order of preference."""
+    found = conv_plan.plans(conv_plan.conv_of(open, sizes, window, jnp.float32), splitter=Splitter.NOBODY, platform="cpu")
+    return {plan.algorithm: plan.cost for plan in found if plan.cost}
+
+
+def test_memory_and_time_to_build_are_limited():
+    """dots of 25 taps copy the input as often; phases of 64 convolutions build for seconds."""
+    small = costs("w", labels(N=8, G=3, C=8, K=8), window((64, 64), (5, 5)))
+    lax, dots = small["lax"], small["dots"]
+    assert dots.bytes > 6 * lax.bytes and dots.run_ms < lax.run_ms / 10 and list(small)[-1] == "dots"
+    strided = window((40, 40, 40), (4, 4, 4), input_dilation=(4, 4, 4), filter_dilation=(3, 3, 3), padding=((9, 9),) * 3)
+    large = costs("y", labels(N=8, C=8, K=8), strided)
+    lax, phases = large["lax"], large["phases"]
+    assert phases.build_ms > lax.build_ms + 1500 and phases.run_ms < lax.run_ms and list(large)[0] != "phases"
+
+
+@pytest.mark.parametrize("open", "yxw")
+@pytest.mark.parametrize("algorithm", ["padded", "loop"])
+def test_no_filter_is_larger_than_its_image(algorithm, open):
+    """XLA would exchange them, and be slow; in wgrad the filter is y."""
+    sizes = labels(N=2, C=3, K=2) if algorithm == "padded" else labels(B=2, N=2, C=3, K=2)
+    same = window((4, 3), (5, 4), padding=((2, 2), (2, 1))) if open != "w" else window((4, 3), (2, 2), padding=((1, 1), (1, 2)))
+    run = functools.partial(conv_algorithms.conv, open, window=same, dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY)
+    program: Any = jax.make_jaxpr(functools.partial(run, algorithm=algorithm))(operands_of(open, sizes, same, jnp.float32))
+    (conv,) = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name == "conv_general_dilated"]
+    numbers = conv.params["dimension_numbers"]
+    image, filters = (
+        math.prod(var.aval.shape[i] for i in spec[2:]) for var, spec in zip(conv.invars, (numbers.lhs_spec, numbers.rhs_spec), strict=True)
+    )
+    assert image >= filters
+    check(sizes, same, open, (False,), algorithm=algorithm)
 
 
 LINES = {
@@ -336,16 +419,13 @@ LINES = {
 def test_lines_are_exact(window, sizes):
     """The rows of a depthwise filter along one axis: a loop over the positions that need no mask, and the others."""
     assert conv_line.fits(sizes["C"], sizes["K"], window.cropped[1])
-    assert conv_plan.plan("w", sizes, window, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
-    check(sizes, window, "w", (False,))
+    check(sizes, window, "w", (False,), algorithm="rows")
 
 
-def test_long_sequences_are_lines_or_a_loop():
+def test_long_sequences_are_lines():
     long = window((20_000,), (8,), padding=((7, 0),))
-    plan = functools.partial(conv_plan.plan, "w", dtype=jnp.float32, splitter=Splitter.NOBODY)
-    assert [plan(labels(G=G), long) for G in (2, 4, 64)] == ["loop", "rows", "rows"]
-    assert plan(labels(G=64, K=2), long) == "loop"
-    check(labels(G=4), long, "w", (False,))
+    assert plans("w", labels(G=64), long)[0] == "rows"
+    check(labels(G=4), long, "w", (False,), algorithm="rows")
 
 
 def test_lines_that_do_not_fit():
@@ -360,22 +440,32 @@ def test_lines_that_do_not_fit():
         assert not conv_line.fits(sizes["C"], sizes["K"], of)
 
 
-def test_transposed_convolutions_of_64_bits_are_phases():
-    """XLA's CPU backend has a fast transposed convolution for at most 32 bits."""
-    plan = functools.partial(conv_plan.plan, "y", labels(C=3, K=4), TRANSPOSED, splitter=Splitter.NOBODY)
-    assert [plan(dtype=dtype) for dtype in (jnp.float32, jnp.float64, jnp.complex64)] == ["lax", "phases", "phases"]
+def test_64_bits():
+    """XLA's CPU backend has fast transposed convolutions for at most 32 bits.  Dense ones are lax's: the rates are of 32 bits."""
+    large = window((40, 40), (3, 3), input_dilation=(2, 2), padding=((1, 1),) * 2)
+    for dtype in (jnp.float64, jnp.complex64):
+        assert plans("y", labels(C=8, K=64), large, dtype)[0] == "phases"
+        assert [plans(open, labels(N=8, C=32, K=32), LARGE, dtype) for open in "yxw"] == [["lax"]] * 3
+
+
+def test_a_name_that_does_not_compute_the_convolution():
+    operands = operands_of("y", labels(), SAME, jnp.float32)
+    with pytest.raises(ValueError, match="algorithm: got 'phases'"):
+        jitted("y", operands, SAME, dtype=jnp.float32, algorithm="phases")
+    integers = operands_of("y", labels(C=2), TRANSPOSED, jnp.int32)  # no plan has them
+    want = definition("y", integers, labels(C=2), TRANSPOSED)
+    np.testing.assert_array_equal(jitted("y", integers, TRANSPOSED, dtype=jnp.int32, algorithm="phases"), want)
 
 
 def test_rows_of_two_blocks(monkeypatch):
     """Of six rows of the output, four in the first block; the second overhangs."""
-    monkeypatch.setattr(conv_lanes, "BLOCK", 4 * 5 * 16)
-    sizes = labels(N=2, G=16)
-    assert SAME.output == (6, 5) and conv_plan.plan("w", sizes, SAME, dtype=jnp.float32, splitter=Splitter.NOBODY) == "rows"
-    check(sizes, SAME, "w", (False,))
+    monkeypatch.setattr(conv_rows, "BLOCK", 4 * 5 * 16)
+    assert SAME.output == (6, 5)
+    check(labels(N=2, G=16), SAME, "w", (False,), algorithm="rows")
 
 
 def test_every_plan_of_the_docstring_is_tested():
-    documented = {line.split()[0] for line in str(conv_plan.plan.__doc__).split("\n\n")[1].splitlines() if line.strip()}
+    documented = {line.split()[0] for line in str(conv_plan.__doc__).split("\n\n")[1].splitlines() if line.strip()}
     assert documented == {plan[0] for plan in PLANS}
 
 
@@ -383,13 +473,18 @@ SHORT = window((5,), (2,), padding=((1, 0),))  # two taps: quick to compile
 
 
 def in_every_role(operands, sizes, result):
-    """(result, definition) for given operands of each role, in one program."""
+    """(result, definition) for given operands of each role, by a rewrite and where XLA splits, in one program."""
+    dtypes = {open: conv_algorithms.promote(*(z.dtype for z in operands[open].values())) for open in "yxw"}
+    names = {open: rewrite(open, sizes, SHORT, dtypes[open]) for open in "yxw"}
 
     @jax.jit
     def run(operands):
         how: dict[str, Any] = dict(dtype=jnp.dtype(result), precision=None)
         return [
-            [conv_algorithms.conv(open, operands[open], SHORT, splitter=SPLITTER[split], **how) for open in "yxw"]
+            [
+                conv_algorithms.conv(open, operands[open], SHORT, splitter=SPLITTER[split], algorithm=None if split else names[open], **how)
+                for open in "yxw"
+            ]
             for split in (False, True)
         ]
 
@@ -446,7 +541,7 @@ def test_error_is_of_the_order_of_lax(name, open, sizes, window, partitioned):
     operands = {slot: jnp.asarray(rng.standard_normal(shapes[slot]), dtype) for slot in "xwy" if slot != open}
     want = definition(open, operands, sizes, window)
     scale = definition(open, {k: abs(v) for k, v in operands.items()}, sizes, window)
-    got = np.asarray(jitted(open, operands, window, dtype=jnp.dtype(dtype), partitioned=partitioned)).astype(np.float64)
+    got = np.asarray(jitted(open, operands, window, dtype=jnp.dtype(dtype), partitioned=partitioned, algorithm=name), np.float64)
     assert np.isfinite(got).all()
     # float32 accumulation of n terms in any order, then one rounding, is within this of the sum of magnitudes.
     bound = 2 * float(jnp.finfo(dtype).eps) * abs(want) + 32 * float(jnp.finfo(np.float32).eps) * scale
@@ -455,7 +550,7 @@ def test_error_is_of_the_order_of_lax(name, open, sizes, window, partitioned):
 
 @pytest.mark.parametrize("geometry", ["strided", "everything", "causal"])
 def test_many_taps_are_a_loop(geometry, monkeypatch):
-    monkeypatch.setattr(conv_rewrites, "UNROLLED_TAPS", 3)
+    monkeypatch.setattr(conv_dots, "UNROLLED_TAPS", 3)
     check(labels(B=2, G=3, C=2, K=2), GEOMETRIES[geometry], partitioned=(True,))
 
 
@@ -469,15 +564,17 @@ def test_large_filter_makes_a_small_program(open, partitioned):
     assert len(text.splitlines()) < 2000  # 961 taps, unrolled, were more than 5000
 
 
-@pytest.mark.parametrize("open", "yw")
-@pytest.mark.parametrize("sizes", [labels(C=8, K=8), labels(G=21)], ids=["dense", "depthwise"])
+@pytest.mark.parametrize(
+    ("sizes", "open"), [(labels(C=8, K=8), "y"), (labels(C=8, K=8), "w"), (labels(G=21), "y")], ids=["dense-y", "dense-w", "depthwise-y"]
+)
 def test_many_residues_make_a_small_program(sizes, open):
     """A convolution for each of 64 residues took XLA three to ten seconds to compile."""
     transposed = window((6, 6, 6), (8, 8, 8), input_dilation=(4, 4, 4), padding=((4, 4),) * 3)
     operands = operands_of(open, sizes, transposed, jnp.float32)
     how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY)
-    text = jax.jit(lambda operands: conv_algorithms.conv(open, operands, transposed, **how)).lower(operands).as_text()
-    assert len(text.splitlines()) < 400  # 900 to 9000
+    name = rewrite(open, sizes, transposed)
+    text = jax.jit(lambda operands: conv_algorithms.conv(open, operands, transposed, algorithm=name, **how)).lower(operands).as_text()
+    assert name == ("folded" if open == "w" else "phases") and len(text.splitlines()) < 400  # 900 to 9000
     check(sizes, transposed, open, (False,))
 
 
@@ -495,6 +592,7 @@ CROPPED = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", CROPPED)
+@pytest.mark.usefixtures("long_run")
 def test_crops_that_leave_nothing(name, dtype):
     """Of ones, each sum counts how often an element of x meets one of w."""
     x, w, geometry, groups = CROPPED[name]
@@ -520,6 +618,7 @@ INFINITE = {
 
 
 @pytest.mark.parametrize("name", INFINITE)
+@pytest.mark.usefixtures("long_run")
 def test_an_infinity_stays_in_its_group(name):
     """It reaches the outputs whose filter meets it, and no others: lax's own result is infinite or NaN in exactly these."""
     x, w, groups = INFINITE[name]
@@ -561,6 +660,14 @@ def test_an_infinity_beside_the_image_reaches_the_taps_that_meet_it(name):
     np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))
 
 
+@pytest.mark.parametrize("sizes", [labels(C=8, K=8), labels(G=4, C=8, K=8), labels(G=16)], ids=["dense", "grouped", "depthwise"])
+def test_an_infinity_meets_no_zeros_between_the_elements_of_a_dilated_image(sizes):
+    """The sums and products over views, which contain them, do not compute these."""
+    for taps, open in itertools.product((1, 3), "yw"):
+        names = plans(open, sizes, window((24,), (taps,), input_dilation=(2,)))
+        assert "lax" in names and not {"dots", "shifts", "rows"} & {*names}
+
+
 def equations(jaxpr):
     for equation in jaxpr.eqns:
         yield equation
@@ -581,9 +688,9 @@ def test_a_loop_of_bfloat16_keeps_float32(open):
     assert program.out_avals[0].dtype == jnp.bfloat16
 
 
-def grouped(open, sizes, geometry, partitioned):
+def grouped(open, sizes, geometry, partitioned, algorithm=None):
     operands = operands_of(open, sizes, geometry, jnp.float32)
-    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned])
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned], algorithm=algorithm)
     jaxpr = jax.make_jaxpr(lambda operands: conv_algorithms.conv(open, operands, geometry, **how))(operands)
     convolutions = [e.params for e in equations(jaxpr.jaxpr) if e.primitive.name == "conv_general_dilated"]
     return any(p["feature_group_count"] * p["batch_group_count"] > 1 for p in convolutions)
@@ -592,7 +699,7 @@ def grouped(open, sizes, geometry, partitioned):
 def test_a_partitioned_convolution_is_never_grouped():
     for open, sizes, geometry in itertools.product("yxw", SIZES.values(), map(GEOMETRIES.get, ("causal", "everything"))):
         assert not grouped(open, sizes, geometry, partitioned=True)
-    assert grouped("y", labels(N=8, G=2, C=16, K=16), window((9, 9), (1, 1)), partitioned=False), "the check can fail"
+    assert grouped("y", labels(N=8, G=2, C=16, K=16), window((9, 9), (1, 1)), False, "lax"), "the check can fail"
 
 
 # XLA refuses every shard_map of empty arrays alone, as the operands of "zeros" are here.
@@ -602,7 +709,7 @@ def test_under_shard_map(name, open, sizes, window, partitioned):
     mesh = jax.make_mesh((2,), ("i",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     each = [operands_of(open, sizes, window, jnp.float32, seed) for seed in (1, 2)]
     both = jax.tree.map(lambda *a: jnp.stack(a), *each)
-    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned])
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=SPLITTER[partitioned], algorithm=name)
 
     def local(operands):
         return conv_algorithms.conv(open, jax.tree.map(lambda a: a[0], operands), window, **how)[None]
@@ -634,9 +741,8 @@ def test_windows():
 
 def test_a_traced_batch_size_goes_to_lax():
     n = jax.export.symbolic_shape("n")[0]
-    plan = functools.partial(conv_plan.plan, dtype=jnp.float32, splitter=Splitter.NOBODY)
-    assert plan("y", labels(N=n, G=3), SAME) == "lax"
-    assert plan("w", labels(N=n, G=3), SAME) == "lax"
+    assert plans("y", labels(N=n, G=3), SAME) == ["lax"]
+    assert plans("w", labels(N=n, G=3), SAME) == ["lax"]
 
 
 def test_an_infinity_beside_a_line():
@@ -662,9 +768,10 @@ def test_an_infinity_beside_the_image_reaches_no_tap_of_the_rows_beyond():
 def test_an_infinity_reaches_the_taps_of_a_folded_gradient_that_it_meets():
     """The outputs that fill up the last period are zeros that no element of x may meet."""
     sizes, of = labels(N=1, C=2, K=3), window((5,), (15,), input_dilation=(8,), padding=((7, 7),))
-    assert of.output == (33,) and conv_plan.plan("w", sizes, of, dtype=jnp.float32, splitter=Splitter.NOBODY) == "folded"
+    assert of.output == (33,)
     x, y = (np.ones(shapes_of(sizes, of)[slot]) for slot in "xy")
-    run = jax.jit(functools.partial(conv_algorithms.conv, "w", window=of, dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY))
+    how: dict[str, Any] = dict(dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY, algorithm="folded")
+    run = jax.jit(functools.partial(conv_algorithms.conv, "w", window=of, **how))
     for i in range(5):
         alone = np.zeros_like(x)
         alone[0, 0, i, 0, 0] = 1
@@ -672,6 +779,7 @@ def test_an_infinity_reaches_the_taps_of_a_folded_gradient_that_it_meets():
         np.testing.assert_array_equal(~np.isfinite(w), definition("w", {"x": alone, "y": y}, sizes, of) > 0)
 
 
+@pytest.mark.usefixtures("long_run")
 def test_parts_of_a_folded_gradient_by_different_algorithms():
     """Of bfloat16, one is summed in float32 and the others are rounded; an exception once."""
     operation = functools.partial(

@@ -58,10 +58,10 @@ def test_values_in_every_role(dtype, result):
 @pytest.mark.parametrize("sizes", [labels(C=8, K=8), labels(G=4, C=8, K=8), labels(G=4), labels(B=3)], ids=str)
 def test_the_plan(sizes, dtype):
     """On GPUs dots, whoever splits; on CPUs lax's own, which is right there."""
-    plan = functools.partial(conv_plan.plan, sizes=sizes, window=WINDOW, dtype=np.dtype(dtype))
     for open in "yxw":
-        assert {plan(open, splitter=s, platform=p) for s in Splitter for p in ("cuda", "rocm")} == {"dots"}
-        assert plan(open, splitter=Splitter.NOBODY, platform="cpu") == "lax"
+        plan = functools.partial(conv_plan.plan, conv_plan.conv_of(open, sizes, WINDOW, dtype), None)
+        assert {plan(splitter=s, platform=p).algorithm for s in Splitter for p in ("cuda", "rocm")} == {"dots"}
+        assert plan(splitter=Splitter.NOBODY, platform="cpu").algorithm == "lax"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

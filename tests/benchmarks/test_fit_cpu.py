@@ -1,0 +1,83 @@
+"""The fit of the rates of convolutions on a CPU: of rows whose times are made up it finds the rates again."""
+
+import json
+from typing import Any
+
+import pytest
+
+from jaxext.backends.xla import conv_plan, conv_rates
+from jaxext.benchmarks import fit_cpu
+from jaxext.benchmarks.draws import draw
+from jaxext.benchmarks.fit_cpu import Row
+from jaxext.benchmarks.plan_rows import THEIRS
+from jaxext.forms.call import Splitter
+
+SEED = 21
+
+
+@pytest.fixture
+def rates(tmp_path, monkeypatch):
+    """The package's, in a file that may be overwritten."""
+    copy = tmp_path / "rates.json"
+    copy.write_text(conv_rates.FILE.read_text())
+    monkeypatch.setattr(conv_rates, "FILE", copy)
+    yield copy
+    conv_rates.rates.cache_clear()
+    conv_plan.plans.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Random convolutions that take exactly what is expected."""
+    made = []
+    for number in range(60):
+        row = Row(str(draw(SEED, number)[1]), {})
+        plans = conv_plan.plans(fit_cpu._conv(row), splitter=Splitter.NOBODY, platform="cpu")
+        took = {plan.algorithm: (plan.cost.run_ms, plan.cost.build_ms, 1000.0) for plan in plans if plan.cost}
+        made.append(row._replace(algorithms=took | {THEIRS: took["lax"]}))
+    return made
+
+
+def test_the_rates_of_exact_times_are_found(rows, rates):
+    found, stored = fit_cpu.fit(rows), json.loads(rates.read_text())
+    assert found["build"] == pytest.approx(stored["build"], rel=0.01)
+    for name in ("generic_rows", "elementwise", "copied", "transposed", "programs", "matrix"):
+        assert found["run"][name] == pytest.approx(stored["run"][name], rel=0.1), name
+
+
+def test_the_report_says_what_the_choice_costs(rows):
+    """The plan is the least cost here, but for the margin that lax has, and for memory."""
+    told = fit_cpu.report(rows)
+    assert told.startswith("60 rows, geometric means: cost over the least 1.0")
+    dear = [
+        row._replace(algorithms={name: ((1 if name == THEIRS else 10) * ms, *more) for name, (ms, *more) in row.algorithms.items()})
+        for row in rows
+    ]
+    slower = fit_cpu.report(dear)
+    assert "0 over 1.3 times lax's time" in told and "0 over 1.3 times lax's time" not in slower
+
+
+def test_the_command_writes_the_file(rows, rates, tmp_path, capsys):
+    stored = tmp_path / "rows.json"
+    where = {"device": "a machine", "versions": {"jax": "1.2.3"}}
+    stored.write_text(json.dumps({"environment": where, "rows": [[row.geometry, row.algorithms] for row in rows]}))
+    before = rates.read_text()
+    assert fit_cpu.main(["--rows", str(stored), "--check"]) == 0 and rates.read_text() == before
+    assert fit_cpu.main(["--rows", str(stored)]) == 0
+    assert json.loads(rates.read_text())["machine"] == "a machine" and "60 rows" in capsys.readouterr().out
+    assert fit_cpu.main(["--rows", str(tmp_path / "nothing.json")]) == 2
+    assert "nothing.json" in capsys.readouterr().err
+
+
+def test_rows_are_measured(rates):
+    """One convolution by every algorithm."""
+
+    class Here:
+        def ask(self, what, *arguments):
+            from jaxext.benchmarks import plan_rows
+
+            return getattr(plan_rows, what)(*arguments)
+
+    here: Any = Here()
+    (row,) = fit_cpu.measure(1, SEED, here)
+    assert {THEIRS, "lax"} < row.algorithms.keys() and all(len(took) == 3 and min(took) > 0 for took in row.algorithms.values())
