@@ -107,14 +107,14 @@ def _plan_by(algorithm: str, conv: Conv, plans_of: Callable[[Conv], Sequence[Pla
         return Plan(algorithm, {}, conv_rates.cost(work))
     parts = PARTS[algorithm](conv)
 
-    def plan_by(choose):
+    def chosen(choose) -> tuple[Mapping[Conv, Plan], Cost]:
         plan_of = {part: choose(plans_of(part)) for part in parts}
-        return Plan(algorithm, plan_of, conv_rates.cost(work, [plan_of[part].cost or Cost() for part in parts]))
+        return plan_of, conv_rates.cost(work, [plan_of[part].cost or Cost() for part in parts])
 
-    best = plan_by(lambda found: found[0])
-    if best.cost.build_ms <= MOST_BUILD_MS:
-        return best
-    return plan_by(lambda found: min(found, key=lambda plan: plan.cost.build_ms if plan.cost else 0.0))
+    plan_of, cost = chosen(lambda found: found[0])
+    if cost.build_ms > MOST_BUILD_MS:
+        plan_of, cost = chosen(lambda found: min(found, key=lambda plan: plan.cost.build_ms if plan.cost else 0.0))
+    return Plan(algorithm, plan_of, cost)
 
 
 WORK: dict[str, Callable[[Conv], Work | None]] = {
