@@ -72,6 +72,9 @@ def fit(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 def _fitted(counts: Sequence[str], works: Sequence[Mapping[str, float]], ns: Sequence[float]) -> dict[str, float]:
+    missing = [name for name in counts if not any(work[name] for work in works)]
+    if missing:
+        raise UsageError(f"no row measures {', '.join(missing)}: more rows are needed")
     features, logs = np.array([[work[name] for name in counts] for work in works]), np.log(ns)
     start = [np.log(np.median((np.exp(logs) / np.maximum(of, 1e-9))[of > 0]) / 3) for of in features.T]
     found = least_squares(lambda rates: np.log(features @ np.exp(rates)) - logs, start, loss="soft_l1", f_scale=SCALE, bounds=(-12, 22))
@@ -90,7 +93,7 @@ def _works(conv: Conv) -> dict[str, Work]:
 
 
 def report(rows: Sequence[Row]) -> str:
-    """How good the choice is, by what was measured: of all costs, the plan's over the least, and over lax's."""
+    """The quality of the choice by what was measured, in the rows in which the plan's algorithm and lax were."""
     over_best, over_lax, slower, larger, taken = [], [], 0, 0, [0.0] * 4
     for row in rows:
         lax, found = row.algorithms.get(THEIRS), {name: took for name, took in row.algorithms.items() if name != THEIRS}
@@ -104,7 +107,7 @@ def report(rows: Sequence[Row]) -> str:
         larger += found[plan][2] > 1.5 * lax[2]
         taken = [a + b for a, b in zip(taken, (found[plan][0], lax[0], found[plan][1], lax[1]), strict=True)]
     return (
-        f"{len(over_best)} rows, geometric means: cost over the least {np.exp(np.mean(over_best)):.3f}, time over lax's "
+        f"{len(over_best)} rows of {len(rows)}, geometric means: cost over the least {np.exp(np.mean(over_best)):.3f}, time over lax's "
         f"{np.exp(np.mean(over_lax)):.3f}; {slower} over 1.3 times lax's time, {larger} over 1.5 times its memory\n"
         f"sums: {taken[0]:.0f} ms to run (lax {taken[1]:.0f}), {taken[2]:.0f} ms to build (lax {taken[3]:.0f})"
     )

@@ -109,13 +109,13 @@ def _long_runs():
 
 @pytest.fixture(scope="module")
 def long_runs():
-    """Of all tests of a module."""
+    """Plans for long runs in all tests of a module."""
     with _long_runs():
         yield
 
 
 @pytest.fixture
 def long_run():
-    """Of one test."""
+    """Plans for long runs in one test."""
     with _long_runs():
         yield

@@ -48,7 +48,7 @@ def test_the_rates_of_exact_times_are_found(rows, rates):
 def test_the_report_says_what_the_choice_costs(rows):
     """The plan is the least cost here, but for the margin that lax has, and for memory."""
     told = fit_cpu.report(rows)
-    assert told.startswith("60 rows, geometric means: cost over the least 1.0")
+    assert told.startswith("60 rows of 60, geometric means: cost over the least 1.0")
     dear = [
         row._replace(algorithms={name: ((1 if name == THEIRS else 10) * ms, *more) for name, (ms, *more) in row.algorithms.items()})
         for row in rows
@@ -64,7 +64,9 @@ def test_the_command_writes_the_file(rows, rates, tmp_path, capsys):
     before = rates.read_text()
     assert fit_cpu.main(["--rows", str(stored), "--check"]) == 0 and rates.read_text() == before
     assert fit_cpu.main(["--rows", str(stored)]) == 0
-    assert json.loads(rates.read_text())["machine"] == "a machine" and "60 rows" in capsys.readouterr().out
+    assert json.loads(rates.read_text())["machine"] == "a machine" and "60 rows of 60" in capsys.readouterr().out
+    stored.write_text(json.dumps({"environment": where, "rows": [[row.geometry, row.algorithms] for row in rows[:2]]}))
+    assert fit_cpu.main(["--rows", str(stored)]) == 2 and "more rows are needed" in capsys.readouterr().err
     assert fit_cpu.main(["--rows", str(tmp_path / "nothing.json")]) == 2
     assert "nothing.json" in capsys.readouterr().err
 

@@ -160,7 +160,7 @@ def padded_apart(x, window: Window):
 
 
 def by_batch_groups(B, G, K, window, platform):
-    """Whether to use lax's batch groups in fprop: XLA's other convolutions with three axes are slow, the more so with a dilation.
+    """Return whether to use lax's batch groups in fprop: XLA's other convolutions with three axes are slow, the more so with a dilation.
 
     XLA's CPU backend multiplies the filter of each group with the images of all.
     """

@@ -1,4 +1,4 @@
-"""What an algorithm does to compute a convolution on a CPU, in counts.  `conv_rates` has how long each of them takes.
+"""Counts of the operations by which an algorithm computes a convolution on a CPU.  `conv_rates` has the time that each of them takes.
 
 An algorithm's `work` is None where it does not compute the convolution, or where its program would be far too large.
 """
@@ -22,7 +22,7 @@ class Conv:
       B, N, G, C, K: the sizes of its labels.
       window: without negative padding.
       dtype: holds both operands exactly.
-      dgrad: whether it is one, whose filter is reversed first.
+      dgrad: True for the gradient of the input, whose filter is reversed first.
     """
 
     open: str
@@ -67,12 +67,12 @@ class Conv:
 
     @property
     def short(self) -> bool:
-        """Whether its floats have 16 bits, which XLA's CPU backend converts."""
+        """True for floats of 16 bits, which XLA's CPU backend converts."""
         return self.dtype.itemsize == 2
 
     @property
     def dilated(self) -> bool:
-        """Whether there are zeros between the elements of x."""
+        """True if there are zeros between the elements of x."""
         return math.prod(self.window.input_dilation) > 1
 
 
@@ -82,18 +82,20 @@ class Work:
 
     Attributes:
       matrix: multiply-adds of matrix products, with the columns of the result rounded up to LANES.
-      gathered: elements that Eigen copies into the rows of a matrix; and of these
-      gathered_uneven: those that do not lie beside each other in whole registers,
-      gathered_in_space, runs_in_space: those along three axes, and channels of a tap there,
-      gathered_in_loop: those uneven ones that a loop gathers, on one core.
-      runs: pieces of memory that are gathered.
-      packed: elements of the other factor.
-      results: elements of the product; in loops also `rows_in_loop`.
-      rows_in_groups: rows of the result, if the convolution has groups.
+      gathered: elements that Eigen copies into the rows of a matrix.
+      gathered_uneven: those of them that do not fill registers, along one axis or two.
+      gathered_in_space: those of them along three axes.
+      gathered_in_loop: the uneven ones that a loop over groups gathers, on one core.
+      runs: pieces of contiguous memory that are gathered; `runs_in_space` along three axes.
+      packed: elements of the filter, which Eigen copies too.
+      results: elements of the product; `rows_in_loop` those that a loop over groups computes.
+      rows_in_groups: rows of the product, if the convolution has groups.
       spread: terms that Eigen's transposed convolution adds to its result.
-      generic, generic_rows: multiply-adds, and those of one output channel, in XLA's own loop for what Eigen has no convolution for.
-      elementwise, repeated: multiply-adds in sums of shifts, and those whose input is repeated for the channels of a group.
-      rows, lines: multiply-adds in loops over blocks of rows, or of positions on a line.
+      generic: multiply-adds of XLA's own loop, which computes what Eigen has no convolution for.
+      generic_rows: these, divided by the output channels, along which XLA vectorises.
+      elementwise: multiply-adds of sums of shifts.
+      repeated: those whose input is repeated for the channels of a group.
+      rows, lines: multiply-adds of loops over blocks of rows, or of positions on a line.
       few: lanes that are left empty in these.
       reduced: multiply-adds of dots without channels.
       copied, transposed: bytes.

@@ -356,7 +356,7 @@ CHOICES = [
 
 @pytest.mark.parametrize(("name", "open", "sizes", "window"), CHOICES, ids=[f"{choice[0]}-{i}" for i, choice in enumerate(CHOICES)])
 def test_the_plan_is_the_least_cost(name, open, sizes, window):
-    """By factors that no fit of the rates turns."""
+    """The next one costs so much more that no fit of the rates turns the choice."""
     assert plans(open, sizes, window)[0] == name
 
 
@@ -367,7 +367,7 @@ def test_rates_are_of_what_algorithms_do():
 
 
 def costs(open, sizes, window):
-    """Of all algorithms, in the order of preference."""
+    """The costs of all algorithms, in the order of preference."""
     found = conv_plan.plans(conv_plan.conv_of(open, sizes, window, jnp.float32), splitter=Splitter.NOBODY, platform="cpu")
     return {plan.algorithm: plan.cost for plan in found if plan.cost}
 
