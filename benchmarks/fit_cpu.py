@@ -113,6 +113,14 @@ def report(rows: Sequence[Row]) -> str:
     )
 
 
+def _stored(path: pathlib.Path) -> tuple[list[Row], dict[str, Any]]:
+    try:
+        stored = json.loads(path.read_text())
+        return [Row(*row) for row in stored["rows"]], stored["environment"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--rows: {path} holds no rows of this command ({type(error).__name__}: {error})") from None
+
+
 def main(arguments: list[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m jaxext.benchmarks.fit_cpu", description=__doc__.partition("\n")[0])
@@ -125,14 +133,13 @@ def main(arguments: list[str] | None = None) -> int:
     worker = Worker()
     try:
         if options.rows:
-            stored: dict[str, Any] = json.loads(options.rows.read_text())
-            rows, where = [Row(*row) for row in stored["rows"]], stored["environment"]
+            rows, where = _stored(options.rows)
         else:
             rows, where = measure(options.count, options.seed, worker), environment.report()
         if options.json:
             rows_of_text = ",\n".join(json.dumps(row) for row in rows)
             options.json.write_text(f'{{"environment": {json.dumps(where)},\n"rows": [\n{rows_of_text}\n]}}\n')
-        if not rows:
+        if not any(len(row.algorithms) > 1 for row in rows):
             raise UsageError("no convolution was measured")
         if not options.check:
             named = {"machine": where["device"], "jax": where["versions"]["jax"], "rows": len(rows)}
@@ -141,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
             conv_plan.plans.cache_clear()
         print(report(rows))
         return 0
-    except (OSError, ValueError, KeyError, UsageError) as error:
+    except (OSError, UsageError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     finally:

@@ -274,7 +274,7 @@ HAZARDS = (
         what="slow",
         of=Planned,
         holds=of_planned(lambda call: True),
-        why="jaxext has an implementation that it prefers here, by its structure or by what `tune` measured.",
+        why="jaxext has an implementation that it prefers here, by its structure, by its expected cost, or by what `tune` measured.",
         page="implementations.md",
     ),
 )

@@ -86,7 +86,8 @@ class Explanation:
         legend = [f"[{i}] {name}: {reason}" for (name, reason), i in reasons.items()]
         legend += [f"measured: {table}" for table in dict.fromkeys(row.table for row in self.rows if row.table)]
         products = [line for pair in zip(lines, details, strict=True) for line in pair]
-        expected = dict.fromkeys(f"  {row.op}: {', '.join(row.expected)}" for row in self.rows if len(row.expected) > 1)
+        several = [row for row in self.rows if len(row.expected) > 1]
+        expected = dict.fromkeys(f"  {row.op} {' '.join(row.shapes[:-1])}: {', '.join(row.expected)}" for row in several)
         legend += ["expected milliseconds to run + to build, of the algorithms of xla:", *expected] if expected else []
         if len(self.rows) > 1:
             counts = collections.Counter(map(_computed, self.rows))

@@ -69,6 +69,13 @@ def test_the_command_writes_the_file(rows, rates, tmp_path, capsys):
     assert fit_cpu.main(["--rows", str(stored)]) == 2 and "more rows are needed" in capsys.readouterr().err
     assert fit_cpu.main(["--rows", str(tmp_path / "nothing.json")]) == 2
     assert "nothing.json" in capsys.readouterr().err
+    for text, says in (
+        ("[]", "holds no rows"),
+        ("", "holds no rows"),
+        ('{"environment": {}, "rows": [["fprop x=1,2 w=2,2", {}]]}', "was measured"),
+    ):
+        stored.write_text(text)
+        assert fit_cpu.main(["--rows", str(stored), "--check"]) == 2 and says in capsys.readouterr().err
 
 
 def test_rows_are_measured(rates):

@@ -29,7 +29,8 @@ class Cost:
 
     def __str__(self) -> str:
         """Milliseconds to run and to build."""
-        return f"{self.run_ms:.2g}+{self.build_ms:.0f}"
+        run = f"{self.run_ms:.2g}" if self.run_ms < 99 else f"{self.run_ms:.0f}"
+        return f"{run}+{self.build_ms:.0f}"
 
 
 def cost(work: Work, parts: Sequence[Cost] = ()) -> Cost:
