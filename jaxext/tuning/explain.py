@@ -65,7 +65,7 @@ class Explanation:
     operands and after those of the result; of equal products with several layouts, the shapes of the first.  `precision` is that of the
     call or of `jax.default_matmul_precision`, and `multiplies` what the implementation makes of it, if that is less than the factors
     have.  `how` is the algorithm of the implementation, and `expected` what its algorithms are expected to cost.  `why` says why it was
-    chosen: named, preferred, or measured (in the row of this `problem` in the table in force; see `tune`).  `refused` says why each
+    chosen: named, preferred, or measured (in the row of this `problem` in the active table; see `tune`).  `refused` says why each
     other implementation was not.
     """
 

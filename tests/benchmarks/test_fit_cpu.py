@@ -47,14 +47,14 @@ def test_the_rates_of_exact_times_are_found(rows, rates):
 
 def test_the_report_says_what_the_choice_costs(rows):
     """The plan is the least cost here, but for the margin that lax has, and for memory."""
-    told = fit_cpu.report(rows)
-    assert told.startswith("60 rows of 60, geometric means: cost over the least 1.0")
+    report = fit_cpu.report(rows)
+    assert report.startswith("60 rows of 60, geometric means: cost over the least 1.0")
     dear = [
         row._replace(algorithms={name: ((1 if name == THEIRS else 10) * ms, *more) for name, (ms, *more) in row.algorithms.items()})
         for row in rows
     ]
     slower = fit_cpu.report(dear)
-    assert "0 over 1.3 times lax's time" in told and "0 over 1.3 times lax's time" not in slower
+    assert "0 over 1.3 times lax's time" in report and "0 over 1.3 times lax's time" not in slower
 
 
 def test_the_command_writes_the_file(rows, rates, tmp_path, capsys):

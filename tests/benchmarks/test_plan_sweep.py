@@ -256,7 +256,7 @@ def test_a_sweep_goes_on_after_a_crash_and_where_it_ended(tmp_path, monkeypatch,
 
 
 def test_only_rows_with_another_plan_are_measured_again(tmp_path, monkeypatch):
-    """Of small convolutions the plan is lax's."""
+    """The plan of small convolutions is lax's."""
     specs, algorithms = [SPEC, "fprop float32 x=2,9,8,4 w=3,3,4,8", "fprop x=8,56,56,64 w=3,3,1,64 groups=64"], ("lax",)
     rows = tuple(PlanRow(geometry=str(parse(spec)), kind="any", work=1.0, algorithms=algorithms) for spec in specs)
     sweep_report.write(tmp_path / "it.json", Report({}, "made up", rows))

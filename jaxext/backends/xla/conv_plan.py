@@ -109,7 +109,7 @@ def _plan_by(algorithm: str, conv: Conv, plans_of: Callable[[Conv], Sequence[Pla
 
     def chosen(choose) -> tuple[Mapping[Conv, Plan], Cost]:
         plan_of = {part: choose(plans_of(part)) for part in parts}
-        return plan_of, conv_rates.cost(work, [plan_of[part].cost or Cost() for part in parts])
+        return plan_of, conv_rates.cost(work, [cost for part in parts if (cost := plan_of[part].cost)])
 
     plan_of, cost = chosen(lambda found: found[0])
     if cost.build_ms > MOST_BUILD_MS:

@@ -448,6 +448,15 @@ def test_64_bits():
         assert [plans(open, labels(N=8, C=32, K=32), LARGE, dtype) for open in "yxw"] == [["lax"]] * 3
 
 
+def test_parts_without_a_cost_take_nothing_away():
+    """Dense convolutions of 64 bits, which are parts of phases here, have none."""
+    of = window((40, 40), (3, 3), input_dilation=(2, 2), padding=((1, 1),) * 2)
+    conv = conv_plan.conv_of("y", labels(C=8, K=64), of, jnp.float64)
+    phases = conv_plan.plan(conv, "phases", splitter=Splitter.NOBODY, platform="cpu")
+    assert len(phases.parts) > 1 and {part.cost for part in phases.parts.values()} == {None}
+    assert phases.cost and min(phases.cost.run_ms, phases.cost.build_ms) > 0
+
+
 def test_a_name_that_does_not_compute_the_convolution():
     operands = operands_of("y", labels(), SAME, jnp.float32)
     with pytest.raises(ValueError, match="algorithm: got 'phases'"):
