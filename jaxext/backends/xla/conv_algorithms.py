@@ -83,12 +83,14 @@ def run(plan: Plan, conv: Conv, a, b, *, acc, dtype, precision, splitter, platfo
         loop = {"y": conv_loop.loop_fprop, "w": conv_loop.loop_wgrad}[open]
         return loop(a, b, window, precision=precision, preferred=preferred_dtype(a.dtype, dtype))
     if name == "shifts":
-        most = FOLDED_ON_CPU if platform == "cpu" else conv_plan.FOLDED_ON_GPU
-        return conv_shifts.shifts_fprop(a, b, window, acc=acc, fold=conv.C * conv.taps <= most)
+        fold = conv.C * conv.taps <= (FOLDED_ON_CPU if platform == "cpu" else conv_plan.FOLDED_ON_GPU)
+        y = conv_shifts.shifts_fprop(a, b, window, acc=acc, fold=fold).astype(dtype)
+        return y if fold or platform != "cpu" else lax.optimization_barrier(y)  # else each fusion that reads the sum would compute it
     if name == "rows":
         return (conv_line.wgrad if conv_line.fits(conv.C, conv.K, window) else conv_rows.rows_wgrad)(a, b, window, acc=acc)
     if name == "dots":
-        return {"y": conv_dots.dots_fprop, "w": conv_dots.dots_wgrad}[open](a, b, window, acc=acc, precision=precision)
+        most = conv_dots.most_unrolled(open, conv.C) if platform == "cpu" and splitter.by_labels else conv_dots.UNROLLED_TAPS
+        return {"y": conv_dots.dots_fprop, "w": conv_dots.dots_wgrad}[open](a, b, window, acc=acc, precision=precision, most=most)
 
     def part(a, b, window):
         a, window = cropped(a, window)
