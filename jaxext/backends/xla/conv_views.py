@@ -43,7 +43,7 @@ def view_of_padded(x, window: Window, tap, lead=2):
         start[axis], size[axis] = dr * r, s * (o - 1) + 1
     if all(isinstance(i, int) for i in start):
         return lax.slice(x, start, [i + n for i, n in zip(start, size, strict=True)], _strides(x, window, lead))
-    x = lax.dynamic_slice(x, [lax.convert_element_type(i, np.int32) for i in start], size)
+    x = lax.dynamic_slice(x, [lax.convert_element_type(i, np.int32) for i in start], size, allow_negative_indices=False)
     return _stride(x, window, lead)
 
 
