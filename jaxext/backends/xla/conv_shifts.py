@@ -70,9 +70,7 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
 
     if fold:
         y = images(x, w, view)
-    elif (
-        B * N == 1 or not in_parts and padded_size(window) * C <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K)
-    ):
+    elif B * N == 1 or not in_parts and _pads_all(window, B * N, G, C, K):
         y = images(lax.optimization_barrier(padded(x, window)), w, view_of_padded)
     else:
 
@@ -90,8 +88,14 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
 UNROLLED_TERMS = {1: 64, 2: 128, 3: 100}
 # The most terms of a part of a longer sum.
 TERMS_OF_PART = 32
-# The most memory for padding all images at once, in multiples of the images and their results.
-MOST_PADDED = 1.5
+# The most elements of all images that are padded at once, or their multiple of the images and their results.
+PADDED, MOST_PADDED = 1 << 18, 1.5
+
+
+def _pads_all(window, images, G, C, K):
+    """Return whether to pad all images at once: one at a time takes less memory, and longer to compile."""
+    size = padded_size(window) * C
+    return images * G * size <= PADDED or size <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K)
 
 
 def _shifted(x, w, window, see, K, acc):
@@ -126,7 +130,7 @@ def work(conv: Conv) -> Work | None:
     parts = terms / max(TERMS_OF_PART, of_row) if in_parts else 1
     padding = size * conv.x / math.prod(window.input) * padded_size(window)
     single = conv.G == 1 or C == K == 1
-    one_by_one = conv.B * conv.N > 1 and (in_parts or padding > MOST_PADDED * size * (conv.x + conv.y))
+    one_by_one = conv.B * conv.N > 1 and (in_parts or not _pads_all(window, conv.B * conv.N, conv.G, C, K))
     return Work(
         programs=1,
         fusions=2 + (K > 1) + in_parts,

@@ -573,6 +573,15 @@ def test_dots_have_one_view_in_memory(open):
     assert compiled.memory_analysis().temp_size_in_bytes < 5 * (4 * 8 * 16**3)
 
 
+@pytest.mark.parametrize(("channels", "loops"), [(16, 0), (1024, 1)])
+def test_images_are_padded_one_at_a_time_if_that_takes_much_memory(channels, loops):
+    """Images of 6x6 that become 12x12."""
+    sizes, image = labels(N=4, G=channels), window((6, 6), (7, 7), padding=((3, 3),) * 2)
+    how: dict[str, Any] = dict(algorithm="shifts", dtype=jnp.float32, precision=None, splitter=Splitter.NOBODY)
+    lowered = jax.jit(lambda operands: conv_algorithms.conv("y", operands, image, **how)).lower(operands_of("y", sizes, image, jnp.float32))
+    assert lowered.as_text().count("stablehlo.while") == loops
+
+
 def test_a_sum_of_shifts_is_computed_once():
     """XLA would compute it in each fusion that reads it: twice to normalise it, as XLA before jax 0.12 does all the same."""
     sizes, image = labels(N=2, G=16), window((12, 12), (5, 5), padding=((2, 2),) * 2)
