@@ -85,12 +85,13 @@ def run(plan: Plan, conv: Conv, a, b, *, acc, dtype, precision, splitter, platfo
     if name == "shifts":
         fold = conv.C * conv.taps <= (FOLDED_ON_CPU if platform == "cpu" else conv_plan.FOLDED_ON_GPU)
         y = conv_shifts.shifts_fprop(a, b, window, acc=acc, fold=fold).astype(dtype)
-        return y if fold or platform != "cpu" else lax.optimization_barrier(y)  # else each fusion that reads the sum would compute it
+        # XLA would compute the sum again in each fusion that reads it.
+        return y if fold or platform != "cpu" else lax.optimization_barrier(y)
     if name == "rows":
         return (conv_line.wgrad if conv_line.fits(conv.C, conv.K, window) else conv_rows.rows_wgrad)(a, b, window, acc=acc)
     if name == "dots":
-        most = conv_dots.most_unrolled(open, conv.C) if platform == "cpu" and splitter.by_labels else conv_dots.UNROLLED_TAPS
-        return {"y": conv_dots.dots_fprop, "w": conv_dots.dots_wgrad}[open](a, b, window, acc=acc, precision=precision, most=most)
+        dots = {"y": conv_dots.dots_fprop, "w": conv_dots.dots_wgrad}[open]
+        return dots(a, b, window, acc=acc, precision=precision, local=platform == "cpu" and splitter.by_labels)
 
     def part(a, b, window):
         a, window = cropped(a, window)

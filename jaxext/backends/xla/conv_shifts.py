@@ -88,14 +88,14 @@ def shifts_fprop(x, w, window: Window, *, acc, fold):
 UNROLLED_TERMS = {1: 64, 2: 128, 3: 100}
 # The most terms of a part of a longer sum.
 TERMS_OF_PART = 32
-# The most elements of all images that are padded at once, or their multiple of the images and their results.
-PADDED, MOST_PADDED = 1 << 18, 1.5
+# All images are padded at once up to this number of elements, or up to this multiple of the images and their results.
+MOST_ELEMENTS, MOST_PADDED = 1 << 18, 1.5
 
 
 def _pads_all(window, images, G, C, K):
-    """Return whether to pad all images at once: one at a time takes less memory, and longer to compile."""
+    """Return whether to pad all images at once.  One at a time takes less memory."""
     size = padded_size(window) * C
-    return images * G * size <= PADDED or size <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K)
+    return size <= MOST_PADDED * (math.prod(window.input) * C + math.prod(window.output) * K) or images * G * size <= MOST_ELEMENTS
 
 
 def _shifted(x, w, window, see, K, acc):

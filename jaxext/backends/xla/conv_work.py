@@ -86,7 +86,7 @@ class Work:
       gathered_uneven: those of them that do not fill registers, along one axis or two.
       gathered_in_space: those of them along three axes.
       gathered_in_loop: the uneven ones that a loop over groups gathers, on one core.
-      runs: pieces of contiguous memory that are gathered; `runs_in_space` along three axes.
+      runs: pieces of contiguous memory that are gathered, or that the innermost loop of a copy has; `runs_in_space` along three axes.
       packed: elements of the filter, which Eigen copies too.
       results: elements of the product; `rows_in_loop` those that a loop over groups computes.
       rows_in_groups: rows of the product, if the convolution has groups.

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import PartitionSpec as P
 
 import jaxext
@@ -311,6 +312,8 @@ PLANS = [
     ("dots", "y", labels(G=5), SAME, True),
     ("dots", "x", labels(B=2, G=2, C=3, K=2), STRIDED, True),
     ("dots", "w", labels(B=2, C=3, K=2), TRANSPOSED, True),
+    ("dots", "y", labels(B=2, G=2, C=3, K=2), STRIDED, False),
+    ("dots", "w", labels(B=2, C=3, K=2), STRIDED, False),
 ]
 
 
@@ -559,8 +562,24 @@ def test_error_is_of_the_order_of_lax(name, open, sizes, window, partitioned):
 
 @pytest.mark.parametrize("geometry", ["strided", "everything", "causal"])
 def test_many_taps_are_a_loop(geometry, monkeypatch):
-    monkeypatch.setattr(conv_dots, "UNROLLED_TAPS", 3)
+    monkeypatch.setattr(conv_dots, "WRITTEN_OUT", 3)
     check(labels(B=2, G=3, C=2, K=2), GEOMETRIES[geometry], partitioned=(True,))
+
+
+@pytest.mark.parametrize("role", ["forward", "gradients"])
+def test_many_taps_of_symbolic_images(role):
+    """A program for images of any size, with groups: their axes are not merged, since their product would not be known to be positive."""
+    n, h, w = export.symbolic_shape("n, h, w", constraints=["h >= 20", "w >= 20"])
+
+    def conv(x, w):
+        return jaxext.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=NHWC, feature_group_count=2)
+
+    function = conv if role == "forward" else jax.grad(lambda x, w: conv(x, w).sum(), (0, 1))
+    arguments = jax.ShapeDtypeStruct((n, h, w, 4), jnp.float32), jax.ShapeDtypeStruct((9, 9, 2, 6), jnp.float32)
+    exported = export.export(jax.jit(function))(*arguments)
+    operands = [jnp.ones(shape, jnp.float32) for shape in ((2, 21, 20, 4), (9, 9, 2, 6))]
+    for got, want in zip(*map(jax.tree.leaves, (exported.call(*operands), function(*operands))), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("open", "yxw")
