@@ -2,22 +2,26 @@
 
     pip install '.[models]'
     python -m jaxext.benchmarks.models --json models_cpu.json
+    python -m jaxext.benchmarks.models --json models_gpu.json --dtype bfloat16 --jobs 5       # on a GPU
 
 Two networks are haiku's, one is Keras's, and the others are written in flax, haiku and equinox as users write them.  jaxext's step is the
-same function inside `in_place_of_lax`.  A step gives the loss and the gradients of all parameters, in float32; an optimiser would be the
-same in both.  Each network is measured in a process of its own, and nothing that it compiles is in a cache.
+same function inside `in_place_of_lax`.  A step gives the loss and the gradients of all parameters; an optimiser would be the same in both.
+Each network is measured in a process of its own, and nothing that it compiles is in a cache.  On a GPU batches are larger, errors are
+those against float32's products at the highest precision, and the longest kernels are told.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import multiprocessing
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +39,7 @@ from .private_training import by_vmap, entropy, of_resnet, wide_resnet
 from .race import tell
 
 MOST = {"build": 2.0, "memory": 1.2}  # the goals, for jaxext over lax; a step is slower if all quartiles of its ratio say so
+KERNELS = 20
 CLASSES, KEY = 1000, jax.random.key(0, impl="unsafe_rbg")  # its draws compile in a quarter of the time
 
 Network = tuple[Callable, Any, tuple]  # the step of (parameters, *batch), parameters, batch
@@ -63,7 +68,7 @@ def haiku_network(of: str | Callable, *shape: int) -> Network:
     return jax.value_and_grad(lambda params, x, labels: entropy(network.apply(params, state, x)[0], labels)), params, batch
 
 
-def convnext() -> Network:
+def convnext(*batch: int) -> Network:
     from flax import linen as nn
 
     class ConvNeXt(nn.Module):
@@ -79,14 +84,14 @@ def convnext() -> Network:
                     x = x + self.param(f"scale {channels} {block}", nn.initializers.constant(0.1), (channels,)) * y
             return nn.Dense(CLASSES)(nn.LayerNorm()(x.mean((1, 2))))
 
-    return flax_network(ConvNeXt(), 4, 96, 96, 3)
+    return flax_network(ConvNeXt(), *batch, 3)
 
 
 # expansion, channels, blocks, stride, size of the filter
 MBCONV = ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3))
 
 
-def efficientnet() -> Network:
+def efficientnet(*batch: int) -> Network:
     from flax import linen as nn
 
     class EfficientNet(nn.Module):
@@ -107,18 +112,18 @@ def efficientnet() -> Network:
                     x = x + y if x.shape == y.shape else y
             return nn.Dense(CLASSES)(nn.silu(conv(x, 1280)).mean((1, 2)))
 
-    return flax_network(EfficientNet(), 8, 96, 96, 3)
+    return flax_network(EfficientNet(), *batch, 3)
 
 
-def mobilenet_v3() -> Network:
+def mobilenet_v3(*batch: int) -> Network:
     os.environ["KERAS_BACKEND"] = "jax"
     import keras
 
     static: Any = dict(weights=None, classes=CLASSES, include_preprocessing=False, classifier_activation=None, dropout_rate=0)
-    network = keras.applications.MobileNetV3Small((96, 96, 3), **static)
+    network = keras.applications.MobileNetV3Small((*batch[1:], 3), **static)
     params, state = ([v.value for v in of] for of in (network.trainable_variables, network.non_trainable_variables))
     step = jax.value_and_grad(lambda params, x, labels: entropy(network.stateless_call(params, state, x, training=True)[0], labels))
-    return step, params, images(16, 96, 96, 3)
+    return step, params, images(*batch, 3)
 
 
 def unet(shape: tuple[int, ...], widths: tuple[int, ...], up: int) -> Network:
@@ -154,7 +159,7 @@ def unet(shape: tuple[int, ...], widths: tuple[int, ...], up: int) -> Network:
     return step, params, images(*shape)[:1]
 
 
-def mamba(layers: int, width: int, inner: int, state: int) -> Network:
+def mamba(layers: int, width: int, inner: int, state: int, *batch: int) -> Network:
     from flax import linen as nn
 
     class Mamba(nn.Module):
@@ -176,10 +181,10 @@ def mamba(layers: int, width: int, inner: int, state: int) -> Network:
                 x = x + nn.Dense(width, use_bias=False)((y.swapaxes(0, 1) + v) * nn.silu(gate))
             return nn.Dense(CLASSES)(nn.RMSNorm()(x).mean(1))
 
-    return flax_network(Mamba(), 2, 128, width)
+    return flax_network(Mamba(), *batch, width)
 
 
-def wavenet(width: int = 64) -> Network:
+def wavenet(width: int, *batch: int) -> Network:
     import haiku as hk
 
     def network(x):
@@ -190,7 +195,7 @@ def wavenet(width: int = 64) -> Network:
             skips, x = skips + hk.Conv1D(4 * width, 1)(y), x + hk.Conv1D(width, 1)(y)
         return hk.Conv1D(CLASSES, 1)(jax.nn.relu(hk.Conv1D(4 * width, 1)(jax.nn.relu(skips)))).mean(1)
 
-    return haiku_network(network, 2, 2048, 1)
+    return haiku_network(network, *batch, 1)
 
 
 def private_resnet(*sizes: int) -> Network:
@@ -200,50 +205,93 @@ def private_resnet(*sizes: int) -> Network:
     return lambda *arguments: (jnp.zeros(()), gradients(*arguments)), params, (x, images(len(x), classes=10)[1])
 
 
-# network -> the package by which it is written, the function that makes it, and its arguments
-NETWORKS: dict[str, tuple[str, Callable[..., Network], tuple]] = {
-    "ConvNeXt-T": ("flax", convnext, ()),
-    "EfficientNet-B0": ("flax", efficientnet, ()),
-    "MobileNetV1": ("dm-haiku", haiku_network, ("MobileNetV1", 8, 96, 96, 3)),
-    "ResNet-50": ("dm-haiku", haiku_network, ("ResNet50", 4, 96, 96, 3)),
-    "MobileNetV3Small": ("keras", mobilenet_v3, ()),
-    "UNet": ("equinox", unet, ((4, 3, 96, 96), (32, 64, 128, 256), 4)),
-    "3-D UNet": ("equinox", unet, ((1, 1, 16, 48, 48), (16, 32, 64, 128), 2)),
-    "Mamba, 12 layers": ("flax", mamba, (12, 256, 512, 16)),
-    "WaveNet": ("dm-haiku", wavenet, ()),
-    "DP-SGD, WRN-10-4": ("jax", private_resnet, (16, 32, 4)),
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A network: the package by which it is written, the function that makes it, and its arguments on a CPU and on a GPU."""
+
+    package: str
+    make: Callable[..., Network]
+    on_cpu: tuple
+    on_gpu: tuple
+
+
+NETWORKS: dict[str, Made] = {
+    "ConvNeXt-T": Made("flax", convnext, (4, 96, 96), (64, 224, 224)),
+    "EfficientNet-B0": Made("flax", efficientnet, (8, 96, 96), (64, 224, 224)),
+    "MobileNetV1": Made("dm-haiku", haiku_network, ("MobileNetV1", 8, 96, 96, 3), ("MobileNetV1", 64, 224, 224, 3)),
+    "ResNet-50": Made("dm-haiku", haiku_network, ("ResNet50", 4, 96, 96, 3), ("ResNet50", 64, 224, 224, 3)),
+    "MobileNetV3Small": Made("keras", mobilenet_v3, (16, 96, 96), (128, 224, 224)),
+    "UNet": Made("equinox", unet, ((4, 3, 96, 96), (32, 64, 128, 256), 4), ((16, 3, 256, 256), (64, 128, 256, 512), 4)),
+    "3-D UNet": Made("equinox", unet, ((1, 1, 16, 48, 48), (16, 32, 64, 128), 2), ((2, 1, 64, 128, 128), (32, 64, 128, 256), 2)),
+    "Mamba, 12 layers": Made("flax", mamba, (12, 256, 512, 16, 2, 128), (12, 1024, 2048, 16, 8, 512)),
+    "WaveNet": Made("dm-haiku", wavenet, (64, 2, 2048), (128, 8, 8192)),
+    "DP-SGD, WRN-10-4": Made("jax", private_resnet, (16, 32, 4), (256, 32, 4)),
 }
 
+_built: list[tuple] = []  # the one network of this process
 
-def measure(name: str, package: str, make: Callable[..., Network], sizes: tuple, rounds: int) -> dict:
-    """The row of a network.  jaxext's first product, which imports modules, is compiled before."""
+
+def build(name: str, network: Made, dtype: str) -> None:
+    """Compile the steps of a network.  jaxext's first product, which imports modules, is compiled before."""
     jax.config.update("jax_enable_compilation_cache", False)
-    step, params, batch = make(*sizes)
-    arguments = (params, *batch)
+    gpu = jax.default_backend() == "gpu"
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        step, params, batch = network.make(*(network.on_gpu if gpu else network.on_cpu))
+    arguments = jax.device_put((params, *batch), jax.devices()[0])
+
+    def typed(params, x, *labels):
+        return step(*jax.tree.map(lambda array: array.astype(dtype), (params, x)), *labels)
+
     timing.compile(jaxext.in_place_of_lax()(lambda x: lax.conv(x, x, (1, 1), "SAME")), [jnp.ones((1, 1, 3, 3))])
     programs: dict[str, timing.Program] = {}
-    for library, function in {"lax": step, "jaxext": jaxext.in_place_of_lax()(step)}.items():
+    for library, function in {"lax": typed, "jaxext": jaxext.in_place_of_lax()(typed)}.items():
         jax.clear_caches()
-        programs[library] = timing.compile(function, arguments)
+        programs[library] = timing.compile(function, arguments, graphs=True)
+    exact = None
+    if gpu:
+        with jax.default_matmul_precision("highest"):
+            exact = jax.jit(step).lower(*arguments).compile({"xla_gpu_autotune_level": 0})
+    elif network.package != "keras":  # which computes in float32 whatever its arguments are
+        exact = functools.partial(_in_float64, step)
+    _built.append((name, network.package, programs, exact))
+
+
+def _in_float64(step: Callable, *arguments):
+    return timing.truth(lambda dtype, _: jax.jit(step)(*jax.tree.map(lambda x: np.asarray(x, dtype), arguments)))
+
+
+def measure(rounds: int) -> dict:
+    """The row of the network that was built."""
+    ((name, package, programs, exact),) = _built
+    arguments = programs["lax"].arguments
     results = {library: program() for library, program in programs.items()}
     ms = timing.take({library: timing.Wall().sampler(program) for library, program in programs.items()}, rounds, patience_s=25)
-    float64 = package != "keras"  # which computes in float32 whatever its arguments are
-    truth = timing.truth(lambda dtype, _: jax.jit(step)(*jax.tree.map(lambda x: np.asarray(x, dtype), arguments))) if float64 else None
+    truth = exact and exact(*arguments)
     sides = {library: side(program, ms[library]) for library, program in programs.items()}
     over = {"build": sides["jaxext"].build_ms / sides["lax"].build_ms, "memory": sides["jaxext"].bytes / sides["lax"].bytes}
     ratio = timing.quartiles([lax / ours for lax, ours in zip(ms["lax"], ms["jaxext"], strict=True)])
     return {
         "network": name,
         "package": f"{package} {importlib.metadata.version(package)}",
-        "shape": batch[0].shape,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "shape": arguments[1].shape,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(arguments[0])),
         **{library: dataclasses.asdict(of) for library, of in sides.items()},
         "lax over jaxext": ratio,
         "jaxext over lax": over,
-        "error": {library: _errors(result, truth) for library, result in results.items() if float64},
+        "error": {library: _errors(result, truth) for library, result in results.items() if exact},
         "difference": _errors(results["jaxext"], results["lax"]),
         "missed": [what for what, limit in MOST.items() if over[what] > limit] + ["time"] * (max(ratio) < 1),
+        "kernels": {library: _longest(program) for library, program in programs.items()},
     }
+
+
+def _longest(program: timing.Program) -> dict[str, float]:
+    """Milliseconds of a GPU's longest kernels, and of all."""
+    clock, _ = timing.timer()
+    if not isinstance(clock, timing.Cupti):
+        return {}
+    ms = clock.kernels_ms(program, cold=False)
+    return {"all": sum(ms.values()), **{name: ms[name] for name in sorted(ms, key=lambda name: -ms[name])[:KERNELS]}}
 
 
 def _errors(result, truth) -> list[float]:
@@ -261,10 +309,21 @@ def line(row: dict) -> str:
     return " ".join([text, *(f"{error:.0e}" for error in errors), *(f" misses {goal}" for goal in row["missed"])])
 
 
-def rows(names, rounds: int) -> Iterator[dict]:
-    for name in names:
-        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), keep_freed_memory) as process:
-            yield process.submit(measure, name, *NETWORKS[name], rounds).result()
+def rows(names: list[str], rounds: int, dtype: str, jobs: int) -> Iterator[dict]:
+    """So many networks are built at once, and then measured one after the other."""
+    for some in (names[at : at + jobs] for at in range(0, len(names), jobs)):
+        with contextlib.ExitStack() as stack:
+            spawn = multiprocessing.get_context("spawn")
+            processes = [stack.enter_context(concurrent.futures.ProcessPoolExecutor(1, spawn, keep_freed_memory)) for _ in some]
+            building = [process.submit(build, name, NETWORKS[name], dtype) for process, name in zip(processes, some, strict=True)]
+            concurrent.futures.wait(building)
+            for name, process, built in zip(some, processes, building, strict=True):
+                try:
+                    built.result()
+                    yield process.submit(measure, rounds).result()
+                except Exception as error:  # or a process that died: the other networks are measured nevertheless
+                    print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                process.shutdown()
 
 
 def main(arguments=None) -> None:
@@ -272,9 +331,11 @@ def main(arguments=None) -> None:
     parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
     parser.add_argument("--rounds", type=int, default=15, help="of each network (default: 15)")
     parser.add_argument("--only", action="append", choices=NETWORKS, help="a network (default: all)")
+    parser.add_argument("--dtype", default="float32", help="of parameters and images in a step (default: float32)")
+    parser.add_argument("--jobs", type=int, default=1, help="networks that are built at once (default: 1)")
     options = parser.parse_args(arguments)
     print("lax's step, and its time over jaxext's; lax's time to build, its memory, and jaxext's over them; errors, and the difference")
-    tell(rows(options.only or NETWORKS, options.rounds), line, options.json)
+    tell(rows(options.only or [*NETWORKS], options.rounds, options.dtype, options.jobs), line, options.json)
 
 
 if __name__ == "__main__":

@@ -50,12 +50,12 @@ class Program:
         return jax.block_until_ready(self.compiled(*self.arguments))
 
 
-def compile(function: Callable, arguments: Sequence[jax.Array]) -> Program:
-    """Compile `function` as a new program, without jit's cache, and without CUDA graphs."""
+def compile(function: Callable, arguments: Sequence[Any], graphs: bool = False) -> Program:
+    """Compile `function` as a new program, without jit's cache, and without CUDA graphs unless they are wanted."""
     start = time.perf_counter()
     lowered = jax.jit(lambda *arguments: function(*arguments)).lower(*arguments)
     traced = time.perf_counter()
-    compiled = lowered.compile(UNCAPTURED if jax.default_backend() == "gpu" else None)
+    compiled = lowered.compile(UNCAPTURED if jax.default_backend() == "gpu" and not graphs else None)
     done = time.perf_counter()
     return Program(function, tuple(arguments), compiled, (traced - start) * 1e3, (done - traced) * 1e3)
 
