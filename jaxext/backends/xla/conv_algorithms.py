@@ -19,7 +19,7 @@ from jaxext import _compat
 from jaxext.backends.xla import conv_dots, conv_lax, conv_line, conv_loop, conv_phases, conv_plan, conv_rows, conv_shifts
 from jaxext.backends.xla.conv_lax import cropped, preferred_dtype, promote
 from jaxext.backends.xla.conv_plan import Plan
-from jaxext.backends.xla.conv_views import zeros
+from jaxext.backends.xla.conv_views import moveaxis, zeros
 from jaxext.backends.xla.conv_work import Conv
 from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window
@@ -130,8 +130,16 @@ def _shape(conv):
 
 
 def _reversed(w, window):
-    """The filter of dgrad: (B, G, K, *filter, C) -> (B, G, C, *reversed filter, K)."""
-    return jnp.swapaxes(lax.rev(w, tuple(range(3, 3 + window.rank))), 2, -1)
+    """The filter of dgrad: (B, G, K, *filter, C) -> (B, G, C, *reversed filter, K).
+
+    XLA makes one transposition of several if no axis of size 1 is between them.
+    """
+    alone = w.shape[:2] == (1, 1)
+    w = w.reshape(w.shape[2:]) if alone else w
+    last = w.ndim - 1
+    w = lax.rev(w, tuple(range(last - window.rank, last)))
+    w = moveaxis(w, (last, last - window.rank - 1), (last - window.rank - 1, last))
+    return lax.expand_dims(w, (0, 1)) if alone else w
 
 
 def _dtypes(a, b, result):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxext.backends.xla.conv_views import add, padded, padded_size, repeat, taps_of, view, view_of_padded, zeros
+from jaxext.backends.xla.conv_views import add, moveaxis, padded, padded_size, repeat, taps_of, view, view_of_padded, zeros
 from jaxext.backends.xla.conv_work import Conv, Work, matrix_product
 from jaxext.forms.window import Window
 
@@ -27,7 +27,7 @@ def dots_fprop(x, w, window: Window, *, acc, precision, local: bool):
         numbers = (((x.ndim - 1,), (3,)), ((0, x.ndim - 2), (0, 1)))
         y = functools.reduce(add, (dot(view(x, window, tap), w[:, :, :, t], numbers) for t, tap in enumerate(taps_of(window))))
     else:
-        x, w = lax.optimization_barrier((_padded(x, window), jnp.moveaxis(w, (3, 4), (0, 3))))
+        x, w = lax.optimization_barrier((_padded(x, window), moveaxis(w, (3, 4), (0, 3))))
         positions = _positions(N, window, local)
         numbers = (((2 + len(positions),), (2,)), ((0, 1), (0, 1)))
 
@@ -36,7 +36,7 @@ def dots_fprop(x, w, window: Window, *, acc, precision, local: bool):
             return add(y, dot(_view(x, window, t).reshape((B, G, *positions, C)), weights, numbers))
 
         y = repeat(w.shape[0], step, zeros((B, G, *positions, K), acc, x, w)).reshape((B, G, N, *window.output, K))
-    return jnp.moveaxis(y, 1, -2)  # (B, G, N, *output, K)
+    return moveaxis(y, 1, -2)  # (B, G, N, *output, K)
 
 
 def dots_wgrad(x, y, window: Window, *, acc, precision, local: bool):
@@ -48,7 +48,7 @@ def dots_wgrad(x, y, window: Window, *, acc, precision, local: bool):
         w = jnp.stack([dot(y, view(x, window, tap), ((space, space), (batch, batch))) for tap in taps_of(window)], 3)
     else:
         positions = _positions(N, window, local)
-        y = jnp.moveaxis(y, (-2, -1), (1, 2)).reshape((B, G, K, *positions))
+        y = moveaxis(y, (-2, -1), (1, 2)).reshape((B, G, K, *positions))
         x, y = lax.optimization_barrier((_padded(x, window), y))
         contracted = tuple(range(3, y.ndim)), tuple(range(2, y.ndim - 1))
 
@@ -56,7 +56,7 @@ def dots_wgrad(x, y, window: Window, *, acc, precision, local: bool):
             new = dot(y, _view(x, window, t).reshape((B, G, *positions, C)), (contracted, ((0, 1), (0, 1))))
             return lax.dynamic_update_index_in_dim(w, new, t, 0, allow_negative_indices=False)
 
-        w = jnp.moveaxis(repeat(taps, step, zeros((taps, B, G, K, C), acc, x, y)), 0, 3)
+        w = moveaxis(repeat(taps, step, zeros((taps, B, G, K, C), acc, x, y)), 0, 3)
     return w.reshape((B, G, K, *window.filter, C))
 
 
@@ -79,7 +79,7 @@ def _positions(N, window, local):
 
 def _padded(x, window):
     """(B, N, *input, G, C) -> (B, G, N, *padded input, C), of which each view is copied without a transposition."""
-    return padded(jnp.moveaxis(x, -2, 1), window, lead=3)
+    return padded(moveaxis(x, -2, 1), window, lead=3)
 
 
 def _view(x, window, t):
@@ -116,7 +116,7 @@ def work(conv: Conv) -> Work | None:
         copies = Work(transposed=seen * (groups > 1), copied=2 * seen * (groups == 1), fusions=2)
         copies += Work(bytes=seen + results * (not fprop or groups > 1))
     else:
-        copies = Work(fusions=(1 if fprop else 3) if window.rank else 0, bytes=0 if fprop else results)
+        copies = Work(fusions=(1 if fprop else 2) if window.rank else 0, bytes=0 if fprop else results)
     converted = (conv.x + conv.y) * conv.short
     short = Work(copied=6 * converted, fusions=2 * conv.short, bytes=4 * converted)
     return products + copies + short + Work(programs=1, calls=groups * conv.taps)

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxext import _compat
-from jaxext.backends.xla.conv_views import outputs_first, padded, padded_size, zeros
+from jaxext.backends.xla.conv_views import moveaxis, padded, padded_size, zeros
 from jaxext.backends.xla.conv_work import LANES, Conv, Work, matrix_product
 from jaxext.forms.window import Window
 
@@ -108,14 +108,16 @@ def _moved(x, source, destination):
         shape = [n for i, n in enumerate(x.shape) if i != source % x.ndim]
         shape.insert(destination % x.ndim, 1)
         return x.reshape(shape)
-    return jnp.moveaxis(x, source, destination)
+    return moveaxis(x, source, destination)
 
 
 def dense(open, a, b, window: Window, *, precision, preferred):
     """A convolution without batch and groups, in XLA's own layout."""
+    a = lax.squeeze(a, (0, -2))
     if open == "w":
-        return outputs_first(dense_wgrad(a[0, ..., 0, :], b[0, ..., 0, :], window, precision, preferred)[None], 1)
-    return jnp.expand_dims(dense_fprop(a[0, ..., 0, :], jnp.moveaxis(b[0, 0], 0, -1), window, precision, preferred), (0, -2))
+        w = dense_wgrad(a, lax.squeeze(b, (0, -2)), window, precision, preferred)
+        return lax.expand_dims(moveaxis(w, -1, 0), (0, 1))
+    return lax.expand_dims(dense_fprop(a, moveaxis(lax.squeeze(b, (0, 1)), 0, -1), window, precision, preferred), (0, -2))
 
 
 def dense_fprop(x, w, window, precision, preferred):
@@ -131,8 +133,8 @@ def dense_fprop(x, w, window, precision, preferred):
 def dense_wgrad(x, y, window, precision, preferred):
     """(N, *input, C) and (N, *output, K) -> (*filter, C, K)"""
     window = dataclasses.replace(window, stride=window.filter_dilation, filter_dilation=window.stride, padding=window.read)
-    images, filters = jnp.moveaxis(x, (0, -1), (-1, 0)), jnp.moveaxis(y, 0, -2)
-    return jnp.moveaxis(dense_fprop(images, filters, window, precision, preferred), 0, -2)
+    images, filters = moveaxis(x, (0, -1), (-1, 0)), moveaxis(y, 0, -2)
+    return moveaxis(dense_fprop(images, filters, window, precision, preferred), 0, -2)
 
 
 def unexchanged(open, x, window: Window):

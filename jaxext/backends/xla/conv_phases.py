@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import math
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -48,7 +47,7 @@ def _folded_fprop(x, w, window: Window, *, part, acc):
     config = [(0, n * di - r, 0) for n, di, r in zip(most, periods, window.filter, strict=True)]
     w = lax.pad(w, np.zeros((), w.dtype), [(0, 0, 0)] * 3 + config + [(0, 0, 0)])
     w = w.reshape((B, G, K, *itertools.chain(*zip(most, periods, strict=True)), C))
-    w = lax.rev(jnp.moveaxis(w, range(4, 4 + 2 * rank, 2), range(2, 2 + rank)), range(2, 2 + rank))  # (B, G, *residues, K, *taps, C)
+    w = lax.rev(views.moveaxis(w, range(4, 4 + 2 * rank, 2), range(2, 2 + rank)), range(2, 2 + rank))  # (B, G, *residues, K, *taps, C)
     parts_of_axes, starts, counts = zip(*_residues(window), strict=True)
 
     def joined(*parts):
@@ -63,7 +62,7 @@ def _folded_fprop(x, w, window: Window, *, part, acc):
         sub = dataclasses.replace(window, filter=taps, padding=padding, input_dilation=(1,) * rank)
         return part(x, filters, sub).astype(acc).reshape(shape)
 
-    y = jnp.moveaxis(joined(), range(3 + rank, 3 + 2 * rank), range(3, 3 + 2 * rank, 2))  # residues after the outputs of their axis
+    y = views.moveaxis(joined(), range(3 + rank, 3 + 2 * rank), range(3, 3 + 2 * rank, 2))  # residues after the outputs of their axis
     y = y.reshape((*y.shape[:2], *(n * di for n, di in zip(counts, periods, strict=True)), G, K))
     stops = (start + o for start, o in zip(starts, window.output, strict=True))
     return y[(slice(None), slice(None), *map(slice, starts, stops))]
@@ -200,14 +199,14 @@ def folded_wgrad(x, y, window: Window, *, part, acc):
             of_part = lax.pad(of_part, np.zeros((), y.dtype), [(0, size * di - o if i == at else 0, 0) for i in range(of_part.ndim)])
             of_part = of_part.reshape((*of_part.shape[:at], size, di, *of_part.shape[at + 1 :]))
             of_part = lax.slice_in_dim(of_part, r.start, r.stop, axis=at + 1)
-        of_part = jnp.moveaxis(of_part, range(3, 3 + 2 * rank, 2), range(3 + rank, 3 + 2 * rank))  # (B, N, *outputs, G, *residues, K)
+        of_part = views.moveaxis(of_part, range(3, 3 + 2 * rank, 2), range(3 + rank, 3 + 2 * rank))  # (B, N, *outputs, G, *residues, K)
         w = part(x, of_part.reshape((*of_part.shape[: 3 + rank], -1)), sub).astype(acc)
         w = w.reshape((B, G, *map(len, residues), K, *sub.filter, C))
         of_residues = [(r.start, di - r.stop, 0) for r, di in zip(residues, periods, strict=True)]
         w = lax.pad(w, np.zeros((), w.dtype), [(0, 0, 0)] * 2 + of_residues + [(0, 0, 0)] * (rank + 2))
         total = w if total is None else views.add(total, w)
     assert total is not None
-    w = jnp.moveaxis(lax.rev(total, tuple(range(2, 2 + rank))), range(2, 2 + rank), range(4, 4 + 2 * rank, 2))  # a residue after its taps
+    w = views.moveaxis(lax.rev(total, tuple(range(2, 2 + rank))), range(2, 2 + rank), range(4, 4 + 2 * rank, 2))  # a residue after its taps
     axes = list(zip(window.filter, _folded_filter(window), periods, strict=True))
     w = w.reshape((B, G, K, *(taps * di for _, (_, taps), di in axes), C))
     starts = (0, 0, 0, *(first for _, (first, _), _ in axes), 0)
