@@ -220,7 +220,8 @@ def _work_of_fprop(conv):
         return _work_of_eigen(window.rank, groups, N, conv.outputs, conv.taps, C, K, run)
     if groups > 1:
         return work_of_xla(conv).times(0.5 / dilation) + Work(rows_in_groups=conv.products / C / K / dilation)
-    return Work(matrix=matrix_product(N * conv.outputs * conv.taps / dilation, C, K), spread=conv.y * conv.taps / dilation, calls=1)
+    # Eigen multiplies each input by all taps, and adds the terms where they belong.
+    return Work(matrix=matrix_product(N * conv.outputs / dilation, C, conv.taps * K), spread=conv.y * conv.taps / dilation, calls=1)
 
 
 def _work_of_wgrad(conv):

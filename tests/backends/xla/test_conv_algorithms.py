@@ -613,6 +613,19 @@ def test_a_sum_of_shifts_is_computed_once():
     assert 25 <= compiled.as_text().count(" multiply(") < (40 if jax.__version_info__ >= (0, 12) else 60)
 
 
+@pytest.mark.parametrize("taps", [1, 3])
+def test_an_input_gradient_copies_its_filter_once(taps):
+    """And once more to reverse it.  An axis of size 1 between transpositions would make each of them a copy."""
+    layout = ("NHWC", "HWIO", "NHWC")
+
+    def gradient(x, w, y):
+        return jax.vjp(lambda x: jaxext.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout), x)[1](y)[0]
+
+    shapes = (4, 6, 6, 8), (taps, taps, 8, 16), (4, 6, 6, 16)
+    compiled: Any = jax.jit(gradient).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile()
+    assert compiled.as_text().count(" copy(") <= (1 if taps == 1 else 2)
+
+
 @pytest.mark.parametrize("partitioned", [False, True])
 @pytest.mark.parametrize("open", "yxw")
 def test_large_filter_makes_a_small_program(open, partitioned):
