@@ -7,7 +7,8 @@
 Two networks are haiku's, one is Keras's, and the others are written in flax, haiku and equinox as users write them.  jaxext's step is the
 same function inside `in_place_of_lax`.  A step gives the loss and the gradients of all parameters; an optimiser would be the same in both.
 Each network is measured in a process of its own, and nothing that it compiles is in a cache.  On a GPU batches are larger, errors are
-those against float32's products at the highest precision, and the longest kernels are told.
+relative to float32 at the highest precision, and the longest kernels are reported.  Networks that are built at once disturb each other:
+their times to build say nothing, and XLA chooses among a GPU's kernels by times that it takes beside other work.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import multiprocessing
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -31,6 +33,7 @@ import numpy as np
 from jax import lax
 
 import jaxext
+from jaxext.cli.terminal import count
 from jaxext.tuning import timing
 
 from .heap import keep_freed_memory
@@ -40,19 +43,23 @@ from .race import tell
 
 MOST = {"build": 2.0, "memory": 1.2}  # the goals, for jaxext over lax; a step is slower if all quartiles of its ratio say so
 KERNELS = 20
-CLASSES, KEY = 1000, jax.random.key(0, impl="unsafe_rbg")  # its draws compile in a quarter of the time
+CLASSES = 1000
 
 Network = tuple[Callable, Any, tuple]  # the step of (parameters, *batch), parameters, batch
 
 
+def key() -> jax.Array:
+    return jax.random.key(0, impl="unsafe_rbg")  # its draws compile in a quarter of the time
+
+
 def images(*shape: int, classes: int = CLASSES) -> tuple[jax.Array, jax.Array]:
     """Random images and labels."""
-    return jax.random.normal(KEY, shape), jax.random.randint(KEY, shape[:1], 0, classes).astype(jnp.float32)
+    return jax.random.normal(key(), shape), jax.random.randint(key(), shape[:1], 0, classes).astype(jnp.float32)
 
 
 def flax_network(network, *shape: int) -> Network:
     batch = images(*shape)
-    variables = dict(jax.jit(network.init)(KEY, batch[0]))
+    variables = dict(jax.jit(network.init)(key(), batch[0]))
     params = variables.pop("params")
     apply = functools.partial(network.apply, mutable=[*variables])
     return jax.value_and_grad(lambda params, x, labels: entropy(apply({"params": params, **variables}, x)[0], labels)), params, batch
@@ -64,7 +71,7 @@ def haiku_network(of: str | Callable, *shape: int) -> Network:
 
     forward = of if callable(of) else lambda x: getattr(hk.nets, of)(num_classes=CLASSES)(x, is_training=True)
     batch, network = images(*shape), hk.without_apply_rng(hk.transform_with_state(forward))
-    params, state = jax.jit(network.init)(KEY, batch[0])
+    params, state = jax.jit(network.init)(key(), batch[0])
     return jax.value_and_grad(lambda params, x, labels: entropy(network.apply(params, state, x)[0], labels)), params, batch
 
 
@@ -130,7 +137,7 @@ def unet(shape: tuple[int, ...], widths: tuple[int, ...], up: int) -> Network:
     """A U-Net that restores its input, with transposed layers of `up` taps by 2."""
     import equinox as eqx
 
-    axes, keys = len(shape) - 2, iter(jax.random.split(KEY, 64))
+    axes, keys = len(shape) - 2, iter(jax.random.split(key(), 64))
 
     def conv(i, o, k=3, stride=1):
         return eqx.nn.Conv(axes, i, o, k, stride, (k - 1) // 2, key=next(keys))
@@ -206,37 +213,37 @@ def private_resnet(*sizes: int) -> Network:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class NetworkSpec:
     """A network: the package by which it is written, the function that makes it, and its arguments on a CPU and on a GPU."""
 
     package: str
     make: Callable[..., Network]
-    on_cpu: tuple
-    on_gpu: tuple
+    cpu_arguments: tuple
+    gpu_arguments: tuple
 
 
-NETWORKS: dict[str, Made] = {
-    "ConvNeXt-T": Made("flax", convnext, (4, 96, 96), (64, 224, 224)),
-    "EfficientNet-B0": Made("flax", efficientnet, (8, 96, 96), (64, 224, 224)),
-    "MobileNetV1": Made("dm-haiku", haiku_network, ("MobileNetV1", 8, 96, 96, 3), ("MobileNetV1", 64, 224, 224, 3)),
-    "ResNet-50": Made("dm-haiku", haiku_network, ("ResNet50", 4, 96, 96, 3), ("ResNet50", 64, 224, 224, 3)),
-    "MobileNetV3Small": Made("keras", mobilenet_v3, (16, 96, 96), (128, 224, 224)),
-    "UNet": Made("equinox", unet, ((4, 3, 96, 96), (32, 64, 128, 256), 4), ((16, 3, 256, 256), (64, 128, 256, 512), 4)),
-    "3-D UNet": Made("equinox", unet, ((1, 1, 16, 48, 48), (16, 32, 64, 128), 2), ((2, 1, 64, 128, 128), (32, 64, 128, 256), 2)),
-    "Mamba, 12 layers": Made("flax", mamba, (12, 256, 512, 16, 2, 128), (12, 1024, 2048, 16, 8, 512)),
-    "WaveNet": Made("dm-haiku", wavenet, (64, 2, 2048), (128, 8, 8192)),
-    "DP-SGD, WRN-10-4": Made("jax", private_resnet, (16, 32, 4), (256, 32, 4)),
+NETWORKS: dict[str, NetworkSpec] = {
+    "ConvNeXt-T": NetworkSpec("flax", convnext, (4, 96, 96), (64, 224, 224)),
+    "EfficientNet-B0": NetworkSpec("flax", efficientnet, (8, 96, 96), (64, 224, 224)),
+    "MobileNetV1": NetworkSpec("dm-haiku", haiku_network, ("MobileNetV1", 8, 96, 96, 3), ("MobileNetV1", 64, 224, 224, 3)),
+    "ResNet-50": NetworkSpec("dm-haiku", haiku_network, ("ResNet50", 4, 96, 96, 3), ("ResNet50", 64, 224, 224, 3)),
+    "MobileNetV3Small": NetworkSpec("keras", mobilenet_v3, (16, 96, 96), (128, 224, 224)),
+    "UNet": NetworkSpec("equinox", unet, ((4, 3, 96, 96), (32, 64, 128, 256), 4), ((16, 3, 256, 256), (64, 128, 256, 512), 4)),
+    "3-D UNet": NetworkSpec("equinox", unet, ((1, 1, 16, 48, 48), (16, 32, 64, 128), 2), ((2, 1, 64, 128, 128), (32, 64, 128, 256), 2)),
+    "Mamba, 12 layers": NetworkSpec("flax", mamba, (12, 256, 512, 16, 2, 128), (12, 1024, 2048, 16, 8, 512)),
+    "WaveNet": NetworkSpec("dm-haiku", wavenet, (64, 2, 2048), (128, 8, 8192)),
+    "DP-SGD, WRN-10-4": NetworkSpec("jax", private_resnet, (16, 32, 4), (256, 32, 4)),
 }
 
 _built: list[tuple] = []  # the one network of this process
 
 
-def build(name: str, network: Made, dtype: str) -> None:
+def build(name: str, network: NetworkSpec, dtype: str) -> None:
     """Compile the steps of a network.  jaxext's first product, which imports modules, is compiled before."""
     jax.config.update("jax_enable_compilation_cache", False)
     gpu = jax.default_backend() == "gpu"
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        step, params, batch = network.make(*(network.on_gpu if gpu else network.on_cpu))
+        step, params, batch = network.make(*(network.gpu_arguments if gpu else network.cpu_arguments))
     arguments = jax.device_put((params, *batch), jax.devices()[0])
 
     def typed(params, x, *labels):
@@ -251,9 +258,9 @@ def build(name: str, network: Made, dtype: str) -> None:
     if gpu:
         with jax.default_matmul_precision("highest"):
             exact = jax.jit(step).lower(*arguments).compile({"xla_gpu_autotune_level": 0})
-    elif network.package != "keras":  # which computes in float32 whatever its arguments are
+    elif network.package != "keras":  # whose layers compute in float32 whatever their arguments are
         exact = functools.partial(_in_float64, step)
-    _built.append((name, network.package, programs, exact))
+    _built.append((name, network.package, "float32" if network.package == "keras" else dtype, programs, exact))
 
 
 def _in_float64(step: Callable, *arguments):
@@ -262,7 +269,7 @@ def _in_float64(step: Callable, *arguments):
 
 def measure(rounds: int) -> dict:
     """The row of the network that was built."""
-    ((name, package, programs, exact),) = _built
+    ((name, package, dtype, programs, exact),) = _built
     arguments = programs["lax"].arguments
     results = {library: program() for library, program in programs.items()}
     ms = timing.take({library: timing.Wall().sampler(program) for library, program in programs.items()}, rounds, patience_s=25)
@@ -274,6 +281,7 @@ def measure(rounds: int) -> dict:
         "network": name,
         "package": f"{package} {importlib.metadata.version(package)}",
         "shape": arguments[1].shape,
+        "dtype": dtype,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(arguments[0])),
         **{library: dataclasses.asdict(of) for library, of in sides.items()},
         "lax over jaxext": ratio,
@@ -281,17 +289,21 @@ def measure(rounds: int) -> dict:
         "error": {library: _errors(result, truth) for library, result in results.items() if exact},
         "difference": _errors(results["jaxext"], results["lax"]),
         "missed": [what for what, limit in MOST.items() if over[what] > limit] + ["time"] * (max(ratio) < 1),
-        "kernels": {library: _longest(program) for library, program in programs.items()},
+        "kernels": _kernels(programs),
     }
 
 
-def _longest(program: timing.Program) -> dict[str, float]:
-    """Milliseconds of a GPU's longest kernels, and of all."""
-    clock, _ = timing.timer()
+def _kernels(programs: Mapping[str, timing.Program]) -> dict[str, dict[str, float]] | str:
+    """Milliseconds of all kernels of a GPU together and of the longest, by library, or why they are not known."""
+    clock, why_not = timing.timer()
     if not isinstance(clock, timing.Cupti):
-        return {}
-    ms = clock.kernels_ms(program, cold=False)
-    return {"all": sum(ms.values()), **{name: ms[name] for name in sorted(ms, key=lambda name: -ms[name])[:KERNELS]}}
+        return why_not or ""
+    try:
+        all_of = {library: clock.kernels_ms(program, cold=False) for library, program in programs.items()}
+    except RuntimeError as error:  # a driver may not report each kernel of a CUDA graph
+        return str(error)
+    longest = {library: sorted(ms, key=lambda name: -ms[name])[:KERNELS] for library, ms in all_of.items()}
+    return {library: {"all": sum(ms.values()), **{name: ms[name] for name in longest[library]}} for library, ms in all_of.items()}
 
 
 def _errors(result, truth) -> list[float]:
@@ -309,8 +321,8 @@ def line(row: dict) -> str:
     return " ".join([text, *(f"{error:.0e}" for error in errors), *(f" misses {goal}" for goal in row["missed"])])
 
 
-def rows(names: list[str], rounds: int, dtype: str, jobs: int) -> Iterator[dict]:
-    """So many networks are built at once, and then measured one after the other."""
+def rows(names: list[str], rounds: int, dtype: str, jobs: int, failed: list[str]) -> Iterator[dict]:
+    """Build `jobs` networks at once, then measure them one after the other.  What failed is printed, and named in `failed`."""
     for some in (names[at : at + jobs] for at in range(0, len(names), jobs)):
         with contextlib.ExitStack() as stack:
             spawn = multiprocessing.get_context("spawn")
@@ -322,21 +334,27 @@ def rows(names: list[str], rounds: int, dtype: str, jobs: int) -> Iterator[dict]
                     built.result()
                     yield process.submit(measure, rounds).result()
                 except Exception as error:  # or a process that died: the other networks are measured nevertheless
+                    failed.append(name)
+                    traceback.print_exception(error)
                     print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 process.shutdown()
 
 
-def main(arguments=None) -> None:
+def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
     parser.add_argument("--rounds", type=int, default=15, help="of each network (default: 15)")
     parser.add_argument("--only", action="append", choices=NETWORKS, help="a network (default: all)")
     parser.add_argument("--dtype", default="float32", help="of parameters and images in a step (default: float32)")
-    parser.add_argument("--jobs", type=int, default=1, help="networks that are built at once (default: 1)")
+    parser.add_argument("--jobs", type=count, default=1, help="networks that are built at once (default: 1)")
     options = parser.parse_args(arguments)
     print("lax's step, and its time over jaxext's; lax's time to build, its memory, and jaxext's over them; errors, and the difference")
-    tell(rows(options.only or [*NETWORKS], options.rounds, options.dtype, options.jobs), line, options.json)
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the processes share a GPU
+    failed: list[str] = []
+    made = rows(options.only or [*NETWORKS], options.rounds, options.dtype, options.jobs, failed)
+    tell(made, line, options.json, timing.Wall())
+    return bool(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

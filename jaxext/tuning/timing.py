@@ -41,7 +41,7 @@ class Program:
     """`function`, compiled for `arguments`.  Calling it waits for the result."""
 
     function: Callable
-    arguments: tuple[jax.Array, ...]
+    arguments: tuple[Any, ...]  # arrays, or trees of them
     compiled: Any
     trace_ms: float  # tracing and lowering
     compile_ms: float
@@ -50,7 +50,7 @@ class Program:
         return jax.block_until_ready(self.compiled(*self.arguments))
 
 
-def compile(function: Callable, arguments: Sequence[Any], graphs: bool = False) -> Program:
+def compile(function: Callable, arguments: Sequence[Any], *, graphs: bool = False) -> Program:
     """Compile `function` as a new program, without jit's cache, and without CUDA graphs unless they are wanted."""
     start = time.perf_counter()
     lowered = jax.jit(lambda *arguments: function(*arguments)).lower(*arguments)
