@@ -14,7 +14,7 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import jaxext
-from jaxext.backends.xla import conv_algorithms, conv_dots, conv_line, conv_plan, conv_rates, conv_rows, conv_work
+from jaxext.backends.xla import conv_algorithms, conv_dots, conv_lax, conv_line, conv_plan, conv_rates, conv_rows, conv_work
 from jaxext.forms.call import Splitter
 from jaxext.forms.window import Window, dilate
 
@@ -611,6 +611,13 @@ def test_a_sum_of_shifts_is_computed_once():
 
     compiled: Any = jax.jit(normalised).lower(operands_of("y", sizes, image, jnp.float32)).compile()
     assert 25 <= compiled.as_text().count(" multiply(") < (40 if jax.__version_info__ >= (0, 12) else 60)
+
+
+def test_one_output_of_a_transposed_convolution_is_a_sixteenth_of_sixteen():
+    """All taps are columns of one product, so that one output channel fills a vector's lanes, too."""
+    dilated = window((32,), (16,), padding=((15, 15),), input_dilation=(4,))
+    one, sixteen = (conv_lax.work(conv_plan.conv_of("y", labels(C=8, K=K), dilated, jnp.float32)).matrix for K in (1, 16))
+    assert 0 < 16 * one == sixteen
 
 
 @pytest.mark.parametrize("taps", [1, 3])
