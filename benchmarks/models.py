@@ -343,11 +343,13 @@ def rows(names: list[str], rounds: int, dtype: str, jobs: int, failed: list[str]
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=15, help="of each network (default: 15)")
+    parser.add_argument("--rounds", type=count, default=15, help="of each network, three at least (default: 15)")
     parser.add_argument("--only", action="append", choices=NETWORKS, help="a network (default: all)")
-    parser.add_argument("--dtype", default="float32", help="of parameters and images in a step (default: float32)")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="of parameters and images in a step")
     parser.add_argument("--jobs", type=count, default=1, help="networks that are built at once (default: 1)")
     options = parser.parse_args(arguments)
+    if options.json and not options.json.resolve().parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.resolve().parent}")
     print("lax's step, and its time over jaxext's; lax's time to build, its memory, and jaxext's over them; errors, and the difference")
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the processes share a GPU
     failed: list[str] = []
