@@ -49,8 +49,8 @@ def test_a_line_and_a_row(dtype, least, most, tmp_path, monkeypatch, capfd):
         assert math.isfinite(of_gradients) and of_gradients < most
     assert min(row["error"]["lax"][1], row["error"]["jaxext"][1]) > least
     assert row["lax"]["ms"] and row["jaxext"]["bytes"] and row["jaxext over lax"].keys() == models.MOST.keys()
-    told = capfd.readouterr()
-    assert status == 1 and len(told.out.splitlines()) == 2 and "broken: TypeError: unet() missing 1 required" in told.err
+    captured = capfd.readouterr()
+    assert status == 1 and len(captured.out.splitlines()) == 2 and "broken: TypeError: unet() missing 1 required" in captured.err
 
 
 class Cupti(timing.Cupti):
