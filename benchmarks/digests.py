@@ -29,8 +29,8 @@ _FAMILIES = {
     "gram": "gram",
     "quantized_matmul": "scaled",
 }
-# Family -> the beginnings of the names of its files in csrc and in backends/cuda, where they are others than its own name.
-_STEMS = {"scaled": ("scaled", "weight_only", "wide_weight_only")}
+# Family -> its folders in csrc, and the beginnings of the names of its files in backends/cuda, where they are others than its own name.
+_STEMS = {"scaled": ("scaled", "weight_only")}
 _IMPORT = re.compile(r"^from \.(\w*) import (.*)", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
@@ -65,7 +65,7 @@ def _digest(family: str, library: str, platform: str) -> str:
 def _triton_files(family: str) -> Iterator[pathlib.Path]:
     yield from KernelImplementation.shared
     yield from sorted(pathlib.Path(triton_binding.__file__).parent.glob("*.py"))
-    yield from _closure([KERNELS / f"{family}.py"], _imported)
+    yield from _closure([KERNELS / f"{family}.py"], functools.partial(_imported, KERNELS))
 
 
 def _cuda_files(family: str, csrc: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -75,26 +75,26 @@ def _cuda_files(family: str, csrc: pathlib.Path) -> Iterator[pathlib.Path]:
     names = ("binding", calls, *stems)
     yield from (path for name in names if (path := folder / f"cuda_{name}.py").exists())
     yield from sorted(KERNELS.glob("_*.py"))
-    yield from _closure([path for stem in stems for path in sorted(csrc.glob(f"{stem}*.c[cu]"))], _included)
+    yield from _closure([path for stem in stems for path in sorted(csrc.glob(f"{stem}/*.c[cu]"))], functools.partial(_included, csrc))
 
 
 def _closure(files: Iterable[pathlib.Path], named) -> list[pathlib.Path]:
-    """The files and all in their folders that they name, directly or not."""
+    """The files and all that they name, directly or not."""
     found, waiting = set(), [*files]
     while waiting:
         if (path := waiting.pop()) not in found and path.exists():
             found.add(path)
-            waiting += [path.with_name(name) for name in named(path.read_text())]
+            waiting += named(path.read_text())
     return sorted(found)
 
 
-def _included(text: str) -> list[str]:
-    return [pathlib.PurePath(name).name for name in _INCLUDE.findall(text)]
+def _included(folder: pathlib.Path, text: str) -> list[pathlib.Path]:
+    return [folder / name for name in _INCLUDE.findall(text)]
 
 
-def _imported(text: str) -> list[str]:
+def _imported(folder: pathlib.Path, text: str) -> list[pathlib.Path]:
     modules = (module or names for module, names in _IMPORT.findall(text))
-    return [f"{name.strip()}.py" for names in modules for name in names.split(",")]
+    return [folder / f"{name.strip()}.py" for names in modules for name in names.split(",")]
 
 
 @functools.cache
@@ -106,7 +106,7 @@ def _csrc() -> pathlib.Path | None:
     except ImportError:
         return None
     for folder in (KERNELS.parent / "csrc", pathlib.Path("csrc").resolve()):
-        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("[!.]*"))]
+        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.*"))]
         if hashes and hashlib.sha256("".join(hashes).encode()).hexdigest() == SOURCES:
             return folder
     return None

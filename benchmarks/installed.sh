@@ -30,7 +30,7 @@ is_this_checkout() {
   for file in kernels/*.py benchmarks/*.py; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done
   "$python" -P -c '
 import hashlib, pathlib, runpy, sys
-hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").glob("[!.]*"))]
+hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").rglob("*.*"))]
 built = runpy.run_path(sys.argv[1])["SOURCES"]
 sys.exit(built != hashlib.sha256("".join(hashes).encode()).hexdigest())' "$site/jaxext/_cuda_build.py" || different+=(csrc)
   [ ${#different[@]} = 0 ] || { echo "the wheel is not of this checkout, make it anew: they differ in ${different[*]}" && return 1; }

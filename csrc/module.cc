@@ -6,15 +6,15 @@
 #include <array>
 #include <string>
 
-#include "conv.h"
-#include "gram.h"
-#include "matmul.h"
-#include "pieces.h"
-#include "ragged.h"
-#include "refusals.h"
-#include "scaled.h"
-#include "targets.h"
-#include "wide_weight_only.h"
+#include "conv/conv.h"
+#include "gram/gram.h"
+#include "matmul/matmul.h"
+#include "pieces/pieces.h"
+#include "ragged/ragged.h"
+#include "common/refusals.h"
+#include "scaled/scaled.h"
+#include "common/targets.h"
+#include "weight_only/wide_weight_only.h"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -56,8 +56,9 @@ def _library() -> ctypes.CDLL:
     if shutil.which("g++") is None:
         pytest.skip("no g++ found")
     csrc, tests = ROOT / "csrc", ROOT / "tests/csrc"
-    names = ("matmul", "pieces", "ragged", "scaled", "gram", "conv_plan", "depthwise_plan", "causal_plan", "weight_only_plan")
-    units = [tests / "host_code.cc", *(csrc / f"{name}.cc" for name in names)]
+    plans = ("conv", "depthwise", "causal", "weight_only")
+    units = [tests / "host_code.cc", *(csrc / f"{name}/{name}.cc" for name in ("matmul", "pieces", "ragged", "scaled", "gram"))]
+    units += [csrc / f"{name}/{name}_plan.cc" for name in plans]
     with tempfile.TemporaryDirectory() as folder:
         objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in units]
         compile = ["g++", *FLAGS, f"-I{csrc}", f"-I{tests / 'cuda'}", "-c"]

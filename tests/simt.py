@@ -66,7 +66,7 @@ def build(tmp_path_factory, broken: dict[str, str] | None = None, family: str = 
 def either(names, pieces) -> dict[str, str]:
     """The texts of these files of csrc, in which each piece, old, has beside it what takes its place where the environment's BROKEN is its
     number, new."""
-    texts = {name: (ROOT / "csrc" / name).read_text() for name in names}
+    texts = {name: next((ROOT / "csrc").glob(f"*/{name}")).read_text() for name in names}
     for number, (old, new) in enumerate(pieces):
         assert sum(text.count(old) for text in texts.values()) == 1, f"{old!r} is not there, or more than once"
         statement = f"if (broken == {number}) {{\n{new}\n}} else {{\n{old}\n}}"
@@ -77,7 +77,7 @@ def either(names, pieces) -> dict[str, str]:
 
 
 def _made(folder, broken, family):
-    csrc, sound = ROOT / "csrc", folder / f"simt-{family}"
+    csrc, sound = ROOT / "csrc" / family, folder / f"simt-{family}"
     ones = {"weight_only": ("weight_only_bf16.cu",), "depthwise": ("depthwise_f32.cu", "depthwise_mma_bf16.cu")}
     replaced = *ones.get(family, (f"{family}_f32.cu",)), f"{family}.cc"
     home = folder / f"simt-{family}-broken" if broken else sound
@@ -86,13 +86,13 @@ def _made(folder, broken, family):
     if broken:
         _made(folder, None, family)
         others = [sound / f"{unit.name}.o" for unit in units if unit.name not in replaced]
-        units = [home / name for name in replaced]
-    home.mkdir(exist_ok=True)
+        units = [home / family / name for name in replaced]
+    (home / family).mkdir(parents=True, exist_ok=True)
     with open(home / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "driver").exists():
-            for path in csrc.glob(f"*{family}*") if broken else ():  # all of them, since they include each other from where they are
-                (home / path.name).write_text(broken.get(path.name) or path.read_text())
+            for name in {*broken, *replaced} if broken else ():  # found before those of csrc
+                (home / family / name).write_text(broken.get(name) or (csrc / name).read_text())
             _compile(units, home)
             _done(_start([CXX, *FLAGS, *others, *(home / f"{unit.name}.o" for unit in units), "-o", home / "linked"]))
             (home / "linked").rename(home / "driver")
@@ -101,7 +101,7 @@ def _made(folder, broken, family):
 
 def _compile(units, home):
     """Side by side."""
-    paths = [f"-I{path}" for path in (ROOT / "csrc", ROOT / "tests" / "csrc", ROOT / "tests" / "csrc" / "cuda")]
+    paths = [f"-I{path}" for path in (home, ROOT / "csrc", ROOT / "tests" / "csrc", ROOT / "tests" / "csrc" / "cuda")]
     for compiler in [_start([CXX, *FLAGS, *paths, "-x", "c++", "-c", unit, "-o", home / f"{unit.name}.o"]) for unit in units]:
         _done(compiler)
 

@@ -33,7 +33,7 @@ def sources(tmp_path, monkeypatch):
     def found():
         digests._digest.cache_clear()
         digests._csrc.cache_clear()
-        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((tmp_path / "csrc").iterdir())]
+        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((tmp_path / "csrc").rglob("*.*"))]
         monkeypatch.setattr(_cuda_build, "SOURCES", hashlib.sha256("".join(hashes).encode()).hexdigest())
         return {
             (family, library): digest
@@ -53,10 +53,10 @@ def sources(tmp_path, monkeypatch):
         ("kernels/depthwise.py", "triton", {"depthwise"}),
         ("kernels/matmul.py", "triton", {"matmul", "pieces", "ragged", "gram", "scaled"}),  # what others import
         ("kernels/_causal.py", "triton", {"causal"}),
-        ("csrc/conv_store.cuh", "cuda", {"conv"}),
-        ("csrc/pieces_sm90.cuh", "cuda", {"pieces"}),
-        ("csrc/wide_weight_only.cuh", "cuda", {"scaled"}),
-        ("csrc/sm90.cuh", "cuda", {"matmul", "pieces", "conv", "ragged", "gram", "scaled"}),
+        ("csrc/conv/conv_store.cuh", "cuda", {"conv"}),
+        ("csrc/pieces/pieces_sm90.cuh", "cuda", {"pieces"}),
+        ("csrc/weight_only/wide_weight_only.cuh", "cuda", {"scaled"}),
+        ("csrc/common/sm90.cuh", "cuda", {"matmul", "pieces", "conv", "ragged", "gram", "scaled"}),
     ],
 )
 def test_a_mended_kernel_changes_its_own_rows(file, library, changed, sources):

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "causal.h"
-#include "causal_plan.h"
+#include "causal/causal.h"
+#include "causal/causal_plan.h"
 #include "driver.h"
 
 namespace jaxext::causal {

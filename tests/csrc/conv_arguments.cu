@@ -1,13 +1,13 @@
 // What conv_sm90.cuh hands to CUTLASS, on the host alone: with the descriptors and coordinates that CUTLASS makes of it, TMA reads every
 // element of both operands where the definition has it, and a zero where it has none, tiles' overhang included.  Boxes are those of
 // conv_plan.h, stores those of the result.  Needs nvcc and CUTLASS; no GPU and no driver.  Compiled once per RANK, with
-// csrc/conv_plan.cc.
+// csrc/conv/conv_plan.cc.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <random>
 
-#include "tensor_map.h"
+#include "common/tensor_map.h"
 
 // What a descriptor was made of, which stands in its place.
 struct Description {
@@ -63,8 +63,8 @@ decltype(DescribeIm2col)* DriverFunction<decltype(DescribeIm2col)>(const char*) 
 
 }  // namespace jaxext::sm90
 
-#include "conv_sm90.cuh"
-#include "refusals.h"
+#include "conv/conv_sm90.cuh"
+#include "common/refusals.h"
 
 namespace jaxext {
 namespace {

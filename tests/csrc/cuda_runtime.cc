@@ -11,15 +11,15 @@
 #include <utility>
 #include <vector>
 
-#include "causal.h"
-#include "conv.h"
-#include "depthwise.h"
-#include "gram.h"
-#include "matmul.h"
-#include "pieces.h"
-#include "ragged.h"
-#include "scaled.h"
-#include "weight_only.h"
+#include "causal/causal.h"
+#include "conv/conv.h"
+#include "depthwise/depthwise.h"
+#include "gram/gram.h"
+#include "matmul/matmul.h"
+#include "pieces/pieces.h"
+#include "ragged/ragged.h"
+#include "scaled/scaled.h"
+#include "weight_only/weight_only.h"
 
 namespace {
 

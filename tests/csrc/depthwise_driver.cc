@@ -10,8 +10,8 @@
 #include <iostream>
 #include <string>
 
-#include "depthwise.h"
-#include "depthwise_plan.h"
+#include "depthwise/depthwise.h"
+#include "depthwise/depthwise_plan.h"
 #include "driver.h"
 #include "simt_mma.h"
 

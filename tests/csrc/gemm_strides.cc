@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "matmul.h"
+#include "matmul/matmul.h"
 
 namespace jaxext {
 

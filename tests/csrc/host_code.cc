@@ -2,13 +2,13 @@
 // convolution.  Compiled by a C++ compiler, with a table of matrix products in place of the kernels'.  Needs no CUDA.
 #include <cstring>
 
-#include "conv_plan.h"
-#include "gram.h"
-#include "matmul.h"
-#include "pieces.h"
-#include "ragged.h"
-#include "refusals.h"
-#include "scaled.h"
+#include "conv/conv_plan.h"
+#include "gram/gram.h"
+#include "matmul/matmul.h"
+#include "pieces/pieces.h"
+#include "ragged/ragged.h"
+#include "common/refusals.h"
+#include "scaled/scaled.h"
 
 namespace jaxext {
 namespace {
@@ -84,7 +84,7 @@ extern "C" int Refuses(const char* family, int role, int rank, const int64_t* pr
 extern "C" int MostParts() { return kMostParts; }
 extern "C" int MostPhases() { return kMostPhases; }
 
-// The number of parts, and the parts and their boxes; or -1, and the reason.  As csrc/conv.cc asks, of operands in bfloat16.
+// The number of parts, and the parts and their boxes; or -1, and the reason.  As csrc/conv/conv.cc asks, of operands in bfloat16.
 extern "C" int Plan(int role, int rank, const int64_t* problem, const int64_t* config, int64_t* out, char* text) {
   const auto& p = *reinterpret_cast<const ConvProblem*>(problem);
   std::vector<ConvPart> parts;

@@ -1,10 +1,11 @@
-// In place of the instructions of csrc/weight_only_mma.cuh, for a driver to define them: the product of a warp, and pairs of floats.
+// In place of the instructions of csrc/weight_only/weight_only_mma.cuh, for a driver to define them: the product of a warp, and pairs of
+// floats.
 #pragma once
 
 #include <cmath>
 
 #include "simt.h"
-#include "weight_only_mma.cuh"
+#include "weight_only/weight_only_mma.cuh"
 
 namespace simt {
 

@@ -14,9 +14,9 @@
 
 #include "driver.h"
 #include "simt_mma.h"
-#include "weight_only.h"
-#include "weight_only_plan.h"
-#include "wide_weight_only.h"
+#include "weight_only/weight_only.h"
+#include "weight_only/weight_only_plan.h"
+#include "weight_only/wide_weight_only.h"
 
 namespace jaxext {
 namespace weight_only {

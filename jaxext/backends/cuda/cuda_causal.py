@@ -1,4 +1,4 @@
-"""How the CUDA kernels of a causal convolution are launched (csrc/causal.h): the config for each problem.
+"""How the CUDA kernels of a causal convolution are launched (csrc/causal/causal.h): the config for each problem.
 
 They move bytes and, backward, compute nearly as long.  A thread has one vector of channels and walks along a strip of steps; `lanes` such
 vectors lie side by side in a block, and strips fill the rest of its threads.
@@ -69,7 +69,7 @@ def exact(problem: CausalProblem) -> bool:
 
 
 def vector(problem: CausalProblem) -> int:
-    """Channels of an access, as csrc/causal_plan.cc has them of arrays that are aligned."""
+    """Channels of an access, as csrc/causal/causal_plan.cc has them of arrays that are aligned."""
     widest = VECTOR_BITS // BITS[problem.dtypes[0]]
     if problem.C % widest:
         return 1
@@ -108,7 +108,7 @@ def partial_bytes(problem: CausalProblem, config: CausalConfig) -> int:
 
 
 def grid(problem: CausalProblem, config: CausalConfig) -> int:
-    """Blocks, as csrc/causal_plan.cc counts them."""
+    """Blocks, as csrc/causal/causal_plan.cc counts them."""
     return _channel_blocks(problem, config) * (config.splits if problem.role == "backward" else _tiles(problem, config))
 
 

@@ -1,6 +1,6 @@
-"""How a dense convolution is launched on Hopper (csrc/conv.h): which tile is expected to be fastest.
+"""How a dense convolution is launched on Hopper (csrc/conv/conv.h): which tile is expected to be fastest.
 
-The kernels are products of matrices that TMA gathers through a bounding box of pixels (csrc/conv_plan.h):
+The kernels are products of matrices that TMA gathers through a bounding box of pixels (csrc/conv/conv_plan.h):
 
     role    rows   columns   depth
     fprop   NOPQ   K         TRSC
@@ -8,7 +8,7 @@ The kernels are products of matrices that TMA gathers through a bounding box of 
     wgrad   K      TRSC      NOPQ
 
 Tiles do not reach from one filter tap into the next.  Groups, the batch label, the pieces of a split sum and the phases of a strided dgrad
-are *parts*, several of which make one launch.  The limits of TMA and of the kernels stand in csrc/conv_plan.cc.  `table` is the list of
+are *parts*, several of which make one launch.  The limits of TMA and of the kernels stand in csrc/conv/conv_plan.cc.  `table` is the list of
 kernels that were compiled, which the module tells.
 """
 
@@ -27,8 +27,8 @@ from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine, stored
 
 GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
-MOST_PARTS = 64  # B·G·splits: kMostParts in csrc/conv_plan.h
-PARTS_OF_LAUNCH = {"fprop": 8, "dgrad": 8, "wgrad": 30}  # kParts in csrc/conv_sm90.cuh
+MOST_PARTS = 64  # B·G·splits: kMostParts in csrc/conv/conv_plan.h
+PARTS_OF_LAUNCH = {"fprop": 8, "dgrad": 8, "wgrad": 30}  # kParts in csrc/conv/conv_sm90.cuh
 _DEPTH = 64  # of a stage
 
 

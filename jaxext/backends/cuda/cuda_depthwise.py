@@ -1,11 +1,11 @@
-"""How the CUDA kernels of a depthwise convolution are launched (csrc/depthwise.h): the config for each problem.
+"""How the CUDA kernels of a depthwise convolution are launched (csrc/depthwise/depthwise.h): the config for each problem.
 
 A config is judged by the vectors of channels that a multiprocessor loads and stores, and by its products, which are many where the filter
 is large.  A thread has one vector of channels of y and walks along a strip of targets, a line of the last axis; `lanes` such vectors lie
 side by side in a block, and strips fill the rest of its threads.  If several filters share a channel of x (K > 1), a vector meets fewer
 channels of x, and in dgrad a thread sums the vectors of a channel.
 
-Tensor cores take filters of several rows, in 16 bits and without strides or dilations (csrc/depthwise_mma.cuh).  A block walks down 16
+Tensor cores take filters of several rows, in 16 bits and without strides or dilations (csrc/depthwise/depthwise_mma.cuh).  A block walks down 16
 lines, each of which is part of an image, in step.
 """
 
@@ -114,7 +114,7 @@ def _mma_clocks(problem: ConvProblem, config: DepthwiseConfig) -> float:
 
 
 def grid(problem: ConvProblem, config: DepthwiseConfig) -> tuple[int, int, int]:
-    """Blocks, as csrc/depthwise_plan.cc counts them."""
+    """Blocks, as csrc/depthwise/depthwise_plan.cc counts them."""
     d, h, w = problem.axes
     if config.lines:
         walks = cdiv(problem.N * d.T * cdiv(h.T, _walked(problem, config)), MMA_LINES)

@@ -1,4 +1,4 @@
-"""How a product of a matrix with its own transpose is launched on Hopper (csrc/gram.h), and which kernel is expected to be fastest.
+"""How a product of a matrix with its own transpose is launched on Hopper (csrc/gram/gram.h), and which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by the model of matrix products
 (cuda_matmul.py), with the tiles that touch the lower triangle, each of which is stored twice.  Clusters are two tiles high, and those on
@@ -18,7 +18,7 @@ from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import START, STORED, machine
 
-_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/gram.cc
+_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/gram/gram.cc
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 
 

@@ -1,4 +1,4 @@
-"""How a matrix product is launched on Hopper (csrc/matmul.h): which kernel is expected to be fastest.
+"""How a matrix product is launched on Hopper (csrc/matmul/matmul.h): which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by a small model, in clocks of one
 multiprocessor:
@@ -24,7 +24,7 @@ from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import REACHED, START, STORED, Machine, machine, stored
 
-_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/matmul.cc, which refuses problems without a candidate
+_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/matmul/matmul.cc, which refuses problems without a candidate
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 
 

@@ -1,4 +1,4 @@
-"""How a product of float32 numbers in pieces of bfloat16 is launched on Hopper (csrc/pieces.h): in how many parts.
+"""How a product of float32 numbers in pieces of bfloat16 is launched on Hopper (csrc/pieces/pieces.h): in how many parts.
 
 `table` is the list of kernels that were compiled, which the module tells.  There is one tile for each number of pieces.  Its time for a
 step of the sum is the longest of: multiplying, loading, moving bytes of shared memory, and issuing the instructions that split factors and
@@ -19,7 +19,7 @@ from jaxext.kernels._launch import PRODUCTS_OF_PARTS, cdiv
 from jaxext.kernels._roofline import ISSUED, REACHED, START, STORED, machine
 
 PIECES = {"bf16x3": 2, "bf16x6": 3}  # of a factor, by the precisions that the kernels have
-_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/pieces.cc
+_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/pieces/pieces.cc
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 _STEP = 32  # elements of the sum
 # Instructions of all warps of a block in a step, as ptxas 13.0 made them, without the way of sums that are NaN: eight multiply, four split.

@@ -1,4 +1,4 @@
-"""How a ragged product is launched on Hopper (csrc/ragged.h): which kernel is expected to be fastest.
+"""How a ragged product is launched on Hopper (csrc/ragged/ragged.h): which kernel is expected to be fastest.
 
 `table` is the list of kernels that were compiled, which the module tells.  A tile is judged by a small model, in clocks of one
 multiprocessor: the longer of multiplying and loading for each element of depth, and the rounds of tiles, if groups are alike and half of

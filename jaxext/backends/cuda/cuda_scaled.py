@@ -1,4 +1,4 @@
-"""How a product of scaled 8-bit floats is launched on Hopper (csrc/scaled.h): its arrays, and which kernel is expected to be fastest.
+"""How a product of scaled 8-bit floats is launched on Hopper (csrc/scaled/scaled.h): its arrays, and which kernel is expected to be fastest.
 
 The kernel wants what is contracted last in both factors, and scales for rows and columns of the result: factors and scales that lie
 otherwise are transposed by XLA, and the scale of the result joins that of its rows or its columns.
@@ -25,7 +25,7 @@ from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine
 
 STEP = 128  # of the depth, whose product is scaled
-_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/scaled.cc
+_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/scaled/scaled.cc
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 _RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
 _LEFT, _RIGHT, _OPEN = {"nn": "x", "nt": "y", "tn": "x"}, {"nn": "w", "nt": "w", "tn": "y"}, {"nn": "y", "nt": "x", "tn": "w"}

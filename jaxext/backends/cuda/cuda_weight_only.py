@@ -1,8 +1,8 @@
-"""How products with quantised weights are launched (csrc/weight_only.h): the problem, and the config for each.
+"""How products with quantised weights are launched (csrc/weight_only/weight_only.h): the problem, and the config for each.
 
 Of few rows, the weight is what takes the time, so a config is judged by how its bytes come.  A block has `tile_n` columns and `tile_m`
 rows, and its warps take turns along the sum; blocks split the sum further where there are few columns, which costs another kernel.  Hopper
-has kernels for more rows (csrc/wide_weight_only.cuh), whose blocks multiply with wgmma.
+has kernels for more rows (csrc/weight_only/wide_weight_only.cuh), whose blocks multiply with wgmma.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
 
-MOST_ROWS = 64  # but for wide kernels; csrc/weight_only_plan.h has this and the next too
+MOST_ROWS = 64  # but for wide kernels; csrc/weight_only/weight_only_plan.h has this and the next too
 STEP = 32  # of the sum
 FEW_ROWS = 32  # of a block, at most: with more, blocks load the weight several times, and its bytes are no longer what takes the time
 # Bits of an integer -> the tiles that there are -> instructions of a thread for each integer, without products: counted in the loop that
@@ -90,13 +90,13 @@ def pick(problem: WeightOnlyProblem) -> WeightOnlyConfig:
 
 
 def resident(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> int:
-    """Blocks on a multiprocessor, which their registers allow: `kResident` of csrc/weight_only.cuh."""
+    """Blocks on a multiprocessor, which their registers allow: `kResident` of csrc/weight_only/weight_only.cuh."""
     columns = config.tile_n // config.tile_m  # of a thread
     return 1 if config.tile_m > 8 or columns * problem.bits_of_weight == 128 else 2
 
 
 def grid(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> int:
-    """Blocks, as csrc/weight_only_plan.cc counts them."""
+    """Blocks, as csrc/weight_only/weight_only_plan.cc counts them."""
     return problem.B * config.splits * cdiv(problem.N, config.tile_n) * cdiv(problem.M, config.tile_m)
 
 

@@ -1,5 +1,5 @@
 """The Hopper kernels' barriers as their sources have them.  CUTLASS's own have no "memory" clobber, so a compiler may move plain accesses
-of shared memory across them: every kernel takes those of csrc/barriers_sm90.cuh.  Needs no CUDA.
+of shared memory across them: every kernel takes those of csrc/common/barriers_sm90.cuh.  Needs no CUDA.
 """
 
 import pathlib
@@ -9,8 +9,8 @@ import pytest
 
 CSRC = pathlib.Path(__file__).parents[3] / "csrc"
 OURS = "barriers_sm90.cuh"
-SOURCES = {path.name: path.read_text() for path in sorted(CSRC.glob("*.cu*")) if path.name != OURS}
-HEADER = (CSRC / OURS).read_text()
+SOURCES = {path.name: path.read_text() for path in sorted(CSRC.glob("*/*.cu*")) if path.name != OURS}
+HEADER = (CSRC / "common" / OURS).read_text()
 BYPASS = re.compile(
     r"cutlass::arch::(?:Cluster\w*Barrier|NamedBarrier|fence_)|\b(?:consumer|producer)_(?:try_)?(?:wait|acquire|release|commit)\(|arch/barrier\.h"
 )

@@ -1,6 +1,6 @@
 """Which tile of a dense convolution for Hopper is expected to be fastest, and into how many parts a sum is split.
 
-These are pure functions on a table of tiles as the compiled module tells it.  They count phases and parts as csrc/conv_plan.cc makes them:
+These are pure functions on a table of tiles as the compiled module tells it.  They count phases and parts as csrc/conv/conv_plan.cc makes them:
 both are compared (host_code.py), which needs g++.  No GPU.
 """
 
@@ -59,7 +59,7 @@ def config_of(splits: int) -> ConvConfig:
 
 
 def test_phases_are_those_of_the_sources():
-    """With groups and the batch label they make the parts that csrc/conv_plan.cc makes."""
+    """With groups and the batch label they make the parts that csrc/conv/conv_plan.cc makes."""
     rng, seen = random.Random(0), set()
     for _ in range(400):
         case = random_problem(rng)

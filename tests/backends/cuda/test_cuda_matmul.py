@@ -207,7 +207,7 @@ def test_limits_are_where_they_are(limit):
 
 
 def test_what_makes_too_many_tiles_has_no_candidate():
-    """And all else has one: cuda_matmul.py and csrc/matmul.cc count alike."""
+    """And all else has one: cuda_matmul.py and csrc/matmul/matmul.cc count alike."""
     rng, problems = random.Random(0), [*LIMITS["tiles"]]
     for _ in range(4000):
         rows = int(2 ** rng.uniform(20, 31))

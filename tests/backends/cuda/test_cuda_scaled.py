@@ -104,7 +104,7 @@ CUTS = {
 @pytest.mark.parametrize("of", CUTS)
 @pytest.mark.parametrize("role", test_scaled_dot.ROLES)
 def test_arrays_of_the_kernel(role, of):
-    """As csrc/scaled_ffi.cc wants them; their product is that of the operands.  Every set of scales, that of the result too."""
+    """As csrc/scaled/scaled_ffi.cc wants them; their product is that of the operands.  Every set of scales, that of the result too."""
     for slots in ("x", "w", "y", "xw", "wy", "xy", "xwy"):
         problem = product(role, (48, 528, 400) if "odd" in of else (16, 512, 384), CUTS[of], slots, B=2)
         if slots == "xwy":

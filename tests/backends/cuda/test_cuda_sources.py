@@ -30,7 +30,7 @@ def nvcc(*arguments) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("unit", ["matmul_nn.cu", "conv2d_fprop.cu"])
+@pytest.mark.parametrize("unit", ["matmul/matmul_nn_sm90.cu", "conv/conv2d_fprop_sm90.cu"])
 def test_no_descriptor_fails_without_a_word(unit):
     """CUTLASS goes on where the driver refuses a TMA descriptor: every such call has to pass through ours, which notes it.  A header of
     CUTLASS before sm90.cuh took the tiled ones past it."""
@@ -45,7 +45,7 @@ def test_what_cutlass_makes_of_our_convolutions(tmp_path, rank):
     """With the descriptors and coordinates that CUTLASS makes of our arguments, TMA reads both operands where the definition has them;
     stores are the result's."""
     program = tmp_path / "conv_arguments"
-    nvcc("-O0", f"-DRANK={rank}", "-o", program, TESTS / "csrc/conv_arguments.cu", CSRC / "conv_plan.cc")
+    nvcc("-O0", f"-DRANK={rank}", "-o", program, TESTS / "csrc/conv_arguments.cu", CSRC / "conv/conv_plan.cc")
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     parts = {role: int(count) for role, count in re.findall(rf"conv{rank}d_(\w+): (\d+) parts", done.stdout)}
@@ -65,18 +65,18 @@ def test_blocks_that_do_not_fit_are_not_compiled(tmp_path):
         "256, 2, 1024, 40 + 224": [registers],
     }
     budgets = "".join(f"static_assert(jaxext::sm90::BlockBudget<{each}>::kSharedBytes >= 0);\n" for each in (*right, *wrong))
-    unit.write_text(f'#include "sm90.cuh"\n{budgets}')
+    unit.write_text(f'#include "common/sm90.cuh"\n{budgets}')
     with pytest.raises(subprocess.CalledProcessError) as failed:
         nvcc("-c", "-o", tmp_path / "budgets.o", unit)
     found = re.findall(r'static assertion failed with "(.*?)"', failed.value.stderr)
     assert found == sum(wrong.values(), []), failed.value.stderr
-    for source in {"pieces_sm90.cuh", "wide_weight_only.cuh", *(path.name for path in CSRC.glob("*_sm90.cuh"))}:
-        text = (CSRC / source).read_text()
+    for source in [CSRC / "weight_only/wide_weight_only.cuh", *CSRC.glob("*/*_sm90.cuh")]:
+        text = source.read_text()
         assert ("BlockBudget<" in text) == ("Launch(" in text), source
 
 
 def test_products_are_told_by_their_strides(tmp_path):
     """Roles, batches and parts of a split sum, carried out as the kernels are told of them, are the definition."""
     program = tmp_path / "gemm_strides"
-    nvcc("-O0", "-o", program, TESTS / "csrc/gemm_strides.cc", CSRC / "matmul.cc")
+    nvcc("-O0", "-o", program, TESTS / "csrc/gemm_strides.cc", CSRC / "matmul/matmul.cc")
     assert subprocess.run([program], capture_output=True, text=True).stdout == "0 wrong\n"

@@ -62,7 +62,7 @@ def library(tmp_path_factory):
         pytest.skip("g++ is not there")
     folder, tests = tmp_path_factory.mktemp("ffi_handlers"), ROOT / "tests/csrc"
     headers = [f"-I{ROOT / 'csrc'}", f"-I{tests / 'cuda'}", "-isystem", jax.ffi.include_dir()]
-    units = [*(ROOT / "csrc").glob("*_ffi.cc"), tests / "launchers.cc", tests / "call_frame.cc"]
+    units = [*(ROOT / "csrc").glob("*/*_ffi.cc"), tests / "launchers.cc", tests / "call_frame.cc"]
     command = ["g++", "-std=c++17", "-O0", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", *headers]
     compilers = [subprocess.Popen([*command, "-c", u, "-o", folder / f"{u.stem}.o"], stderr=subprocess.PIPE, text=True) for u in units]
     for compiler in compilers:

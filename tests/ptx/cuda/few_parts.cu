@@ -1,6 +1,6 @@
-// Convolutions in place of the library's, whose parameters take 4 KB at most: the constant of csrc/conv_sm90.cuh as the compiler is told
-// it.
-#include "conv_sm90.cuh"
+// Convolutions in place of the library's, whose parameters take 4 KB at most: the constant of csrc/conv/conv_sm90.cuh as the compiler is
+// told it.
+#include "conv/conv_sm90.cuh"
 
 namespace jaxext {
 

@@ -1,7 +1,0 @@
-#include "conv_sm90.cuh"
-
-namespace jaxext {
-
-std::vector<ConvKernel> Conv1dDgrad() { return sm90::ConvKernelsOf<ConvRole::kDgrad, 1>(); }
-
-}  // namespace jaxext

@@ -1,0 +1,33 @@
+// Depthwise convolution on the GPU, along one to three axes, in its three roles: one input channel per group, K outputs.
+//
+//     fprop   y[n,p,g,k] = Σ_r x[n,s(p,r),g] w[g,k,r]
+//     dgrad   x[n,i,g]   = Σ_{r,k} y[n,s(i,r),g,k] w[g,k,r]
+//     wgrad   w[g,k,r]   = Σ_{n,p} y[n,p,g,k] x[n,s(p,r),g]
+//
+// where s(t, r) is the source that the target t meets at the tap r (kernels/_geometry.py).  Sums are in float32 and always in the same
+// order.  A launcher checks all that its kernel relies on and otherwise says what it got and what it wants.  It must not know XLA.
+#pragma once
+
+#include <cstdint>
+
+#include "common/epilogue.h"
+#include "common/problem.h"
+#include "common/status.h"
+
+namespace jaxext {
+
+// How; by the same names as in jaxext/backends/cuda/cuda_depthwise.py.
+struct DepthwiseConfig {
+  int64_t lanes;   // vectors of channels side by side in a block, a power of two
+  int64_t strip;   // targets in a row that a thread walks along
+  int64_t pieces;  // wgrad: pieces of the filter that share a block, a power of two; otherwise 1
+  int64_t lines;   // fprop, dgrad: on tensor cores, lines of targets that are walked down; otherwise 0
+  int64_t splits;  // wgrad: partial sums, which go along a leading axis of the result; otherwise 1
+};
+
+// The result of `role`, of operands in the order of slots (x, w, y without the open one), both of `dtype`.  The result is of it too; of
+// wgrad it may be, and with splits > 1 it is, float32.  Fprop may have an epilogue; its bias is [B,G,K].
+Status Depthwise(ConvRole role, const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* first,
+                 const void* second, void* out, const Epilogue* epilogue, LaunchStream stream);
+
+}  // namespace jaxext

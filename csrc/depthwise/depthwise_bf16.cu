@@ -1,0 +1,8 @@
+#include "depthwise/depthwise_launch.cuh"
+
+namespace jaxext::depthwise {
+
+template cudaError_t LaunchGather<__nv_bfloat16>(const Plan&, const void*, const void*, void*, const Epilogue*, LaunchStream);
+template cudaError_t LaunchWgrad<__nv_bfloat16>(const Plan&, const void*, const void*, void*, LaunchStream);
+
+}  // namespace jaxext::depthwise

@@ -1,0 +1,7 @@
+#include "depthwise/depthwise_launch.cuh"
+
+namespace jaxext::depthwise {
+
+template cudaError_t LaunchMma<__nv_bfloat16>(const Plan&, const void*, const void*, void*, const Epilogue*, LaunchStream);
+
+}  // namespace jaxext::depthwise

@@ -1,7 +1,0 @@
-#include "depthwise_launch.cuh"
-
-namespace jaxext::depthwise {
-
-template cudaError_t LaunchMma<__half>(const Plan&, const void*, const void*, void*, const Epilogue*, LaunchStream);
-
-}  // namespace jaxext::depthwise

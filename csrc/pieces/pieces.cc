@@ -1,0 +1,92 @@
+// What the kernels of products in pieces refuse, and from a configuration to its kernel.
+#include "pieces/pieces.h"
+
+#include <algorithm>
+#include <string>
+
+#include "common/refusals.h"
+
+namespace jaxext {
+namespace {
+
+constexpr int64_t kMostSplits = 32;  // of the candidates in jaxext/backends/cuda/cuda_pieces.py
+constexpr int64_t kUnit = 4;         // elements of 16 bytes, which TMA wants a multiple of
+
+std::string Text(const MatmulProblem& p) {
+  return "B=" + std::to_string(p.B) + " M=" + std::to_string(p.M) + " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K);
+}
+
+bool Empty(const MatmulProblem& p) { return Product({p.B, p.M, p.N, p.K}) == 0; }
+
+int64_t Depth(MatmulRole role, const MatmulProblem& p) { return role == MatmulRole::kNN ? p.K : role == MatmulRole::kNT ? p.N : p.M; }
+
+// The reason if no kernel supports the problem.  What it lets pass has fewer than 2^31 tiles.
+Reason CheckProblem(MatmulRole role, const MatmulProblem& p) {
+  for (int64_t size : {p.B, p.M, p.N, p.K}) {
+    if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
+  }
+  const auto check = [](const std::string& what, char axis, int64_t size) -> Reason {
+    if (size % kUnit == 0) return {};
+    return "a row of the " + what + " operand has " + std::to_string(size * 4) + " bytes, TMA wants a multiple of 16: pad " + axis +
+           " to " + std::to_string((size + kUnit - 1) / kUnit * kUnit);
+  };
+  const bool nt = role == MatmulRole::kNT;
+  if (Reason reason = check("left", nt ? 'N' : 'K', nt ? p.N : p.K)) return reason;
+  if (Reason reason = check("right", 'N', p.N)) return reason;
+  if (std::max({Product({p.B, p.M, p.K}), Product({p.B, p.K, p.N}), Product({p.B, p.M, p.N})}) > kMostElements) {
+    return "an array of " + Text(p) + " has 2^38 elements or more, want fewer";
+  }
+  return {};
+}
+
+}  // namespace
+
+const std::vector<PiecesKernel>& PiecesKernels() {
+  static const auto* const kernels = new std::vector<PiecesKernel>(PiecesOfBF16());
+  return *kernels;
+}
+
+Reason PiecesRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
+  if (arch && *arch != 90) return "compute capability is " + CapabilityText(*arch) + ", the kernels of products in pieces want 9.0";
+  for (const std::string& dtype : {dtypes.first, dtypes.second, dtypes.result}) {
+    if (dtype != "fp32") return dtypes.first + " times " + dtypes.second + " into " + dtypes.result + ", want fp32 alone";
+  }
+  for (int64_t size : {p.B, p.M, p.N, p.K}) {
+    if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
+  }
+  if (Empty(p)) return {};
+  return CheckProblem(role, p);
+}
+
+Status Pieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& config, Dtype operands, Dtype result, const void* first,
+              const void* second, void* out, LaunchStream stream) {
+  if (Reason reason = PiecesRefuses(role, p, {ShortName(operands), ShortName(operands), ShortName(result)})) {
+    return Invalid("pieces: " + *reason);
+  }
+  const int64_t splits = config.splits, depth = Depth(role, p);
+  if (Empty(p)) return Invalid("pieces: sizes are " + Text(p) + ", want 1 or more");
+  if (splits < 1 || splits > kMostSplits) {
+    return Invalid("pieces: splits is " + std::to_string(splits) + ", want 1 to " + std::to_string(kMostSplits));
+  }
+  if (splits > 1 && p.B > 1) {
+    return Invalid("pieces: splits is " + std::to_string(splits) + " and B is " + std::to_string(p.B) + ", want one of them to be 1");
+  }
+  if (splits > 1 && depth % (splits * kUnit) != 0) {
+    return Invalid("pieces: the contracted axis has " + std::to_string(depth) + " elements, want a multiple of 4 for each of " +
+                   std::to_string(splits) + " parts");
+  }
+  const auto& kernels = PiecesKernels();
+  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const PiecesKernel& k) {
+    return k.config.tile_m == config.tile_m && k.config.tile_n == config.tile_n && k.config.pieces == config.pieces;
+  });
+  if (kernel == kernels.end()) {
+    return Invalid("pieces: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + " in " +
+                   std::to_string(config.pieces) + " pieces");
+  }
+  for (const void* array : {first, second, static_cast<const void*>(out)}) {
+    if (!Aligned(array)) return Invalid("pieces: an operand or a result does not begin at a multiple of 16 bytes");
+  }
+  return kernel->launch(role, GemmOf(role, p, splits, first, second, out), stream);
+}
+
+}  // namespace jaxext

@@ -1,0 +1,114 @@
+// From a role to a ragged product of matrices, and from a configuration to its kernel.
+#include "ragged/ragged.h"
+
+#include <algorithm>
+#include <string>
+
+#include "matmul/matmul.h"
+
+namespace jaxext {
+namespace {
+
+std::string Text(const RaggedProblem& p) {
+  return "B=" + std::to_string(p.B) + " P=" + std::to_string(p.P) + " R=" + std::to_string(p.R) + " M=" + std::to_string(p.M) +
+         " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K) + " G=" + std::to_string(p.G);
+}
+
+bool Computes(const RaggedKernel& kernel, MatmulRole role, const Dtypes& dtypes) {
+  const std::string dtype = ShortName(kernel.dtype);
+  return kernel.role == role && dtypes.first == dtype && dtypes.second == dtype && dtypes.result == dtype;
+}
+
+// Tiles of the result, including the padding of clusters and bands.
+int64_t Tiles(MatmulRole role, const RaggedProblem& p, const RaggedConfig& config) {
+  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
+  const int64_t columns = tiles(role == MatmulRole::kNT ? p.K : p.N, config.tile_n * config.cluster_n) * config.cluster_n;
+  if (role == MatmulRole::kTN) return Product({p.B, p.G, tiles(p.K, config.tile_m), columns});
+  return Product({p.B, p.P, p.R, VisitsOf(p, config.tile_m), columns});
+}
+
+// The reason if no kernel supports the problem, whatever the tile.
+Reason CheckProblem(const RaggedProblem& p) {
+  const int64_t sizes[] = {p.B, p.P, p.R, p.M, p.N, p.K, p.G};
+  for (int64_t size : sizes) {
+    if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
+  }
+  for (int64_t size : sizes) {
+    if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
+  }
+  for (int64_t row : {p.K, p.N}) {
+    if (row % 8 != 0)
+      return "a row of " + std::to_string(row) + " elements has " + std::to_string(2 * row) + " bytes, TMA wants a multiple of 16";
+  }
+  if (std::max({Product({p.B, p.P, p.R, p.M, p.K}), Product({p.B, p.G, p.K, p.N}), Product({p.B, p.P, p.R, p.M, p.N})}) > kMostElements) {
+    return "an array of " + Text(p) + " has 2^38 elements or more, want fewer";
+  }
+  if (std::max(Product({p.B, p.P, p.R}), Product({p.B, p.G})) > kMostOfAxis) return Text(p) + " make 2^31 matrices or more, want fewer";
+  return {};
+}
+
+bool Empty(const RaggedProblem& p) { return Product({p.B, p.P, p.R, p.M, p.N, p.K, p.G}) == 0; }
+
+}  // namespace
+
+const std::vector<RaggedKernel>& RaggedKernels() {
+  static const std::vector<RaggedKernel>* const kernels = [] {
+    auto* all = new std::vector<RaggedKernel>;
+    for (const auto& part : {RaggedNN(), RaggedNT(), RaggedTN()}) all->insert(all->end(), part.begin(), part.end());
+    return all;
+  }();
+  return *kernels;
+}
+
+Reason RaggedRefuses(MatmulRole role, const RaggedProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
+  if (arch && *arch != 90) return "compute capability is " + CapabilityText(*arch) + ", the ragged kernels want 9.0";
+  const auto computes = [&](const RaggedKernel& kernel) { return Computes(kernel, role, dtypes); };
+  const std::vector<RaggedKernel>& kernels = RaggedKernels();
+  if (std::none_of(kernels.begin(), kernels.end(), computes)) {
+    return dtypes.first + " times " + dtypes.second + " into " + dtypes.result + ", want one dtype, bf16 or fp16";
+  }
+  if (Reason reason = CheckProblem(p)) return reason;
+  if (Empty(p)) return {};
+  for (const RaggedKernel& kernel : kernels) {
+    if (computes(kernel) && Tiles(role, p, kernel.config) <= kMostOfAxis) return {};
+  }
+  return Text(p) + " make 2^31 tiles or more, want fewer";
+}
+
+Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& config, Dtype operands, Dtype result, const void* first,
+              const void* second, const int32_t* places, void* out, LaunchStream stream) {
+  if (Reason reason = RaggedRefuses(role, p, {ShortName(operands), ShortName(operands), ShortName(result)})) {
+    return Invalid("ragged: " + *reason);
+  }
+  if (Empty(p)) return Invalid("ragged: sizes are " + Text(p) + ", want 1 or more");
+  const auto& kernels = RaggedKernels();
+  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const RaggedKernel& k) {
+    const RaggedConfig& c = k.config;
+    return k.role == role && k.dtype == operands && c.tile_m == config.tile_m && c.tile_n == config.tile_n && c.tile_k == config.tile_k &&
+           c.cluster_n == config.cluster_n;
+  });
+  if (kernel == kernels.end()) {
+    return Invalid("ragged: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + "x" +
+                   std::to_string(config.tile_k) + " in clusters of " + std::to_string(config.cluster_n));
+  }
+  if (Tiles(role, p, config) > kMostOfAxis) return Invalid("ragged: " + Text(p) + " make 2^31 tiles or more, want fewer");
+  for (const void* array : {first, second, static_cast<const void*>(out)}) {
+    if (!Aligned(array)) return Invalid("ragged: an operand or a result does not begin at a multiple of 16 bytes");
+  }
+
+  const Gemm matrix = GemmOf(role, {1, p.M, p.N, p.K}, 1, first, second, out);
+  const int64_t rows = p.B * p.P * p.R, groups = p.B * p.G;
+  RaggedGemm gemm = {};
+  gemm.m = matrix.m, gemm.n = matrix.n, gemm.k = matrix.k;
+  gemm.a = matrix.a, gemm.a_leading = matrix.a_leading, gemm.a_batch = matrix.a_batch;
+  gemm.b = matrix.b, gemm.b_leading = matrix.b_leading, gemm.b_batch = matrix.b_batch;
+  gemm.d = out, gemm.places = places;
+  gemm.a_matrices = rows;
+  gemm.b_matrices = role == MatmulRole::kTN ? rows : groups;
+  gemm.d_matrices = role == MatmulRole::kTN ? groups : rows;
+  gemm.P = p.P, gemm.R = p.R, gemm.G = p.G;
+  gemm.visits = VisitsOf(p, config.tile_m);
+  return kernel->launch(gemm, stream);
+}
+
+}  // namespace jaxext

@@ -1,0 +1,59 @@
+// The kernels of ragged products on Hopper, and how to launch them.  It must not know XLA or Python.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "common/problem.h"
+#include "common/refusals.h"
+#include "common/status.h"
+
+namespace jaxext {
+
+// The config of a kernel.  Exported programs hold it, so a released tile may be removed only with a new version of the targets.  The
+// fields of `jaxext.backends.cuda.cuda_ragged.RaggedConfig`.
+struct RaggedConfig {
+  int64_t tile_m, tile_n, tile_k;
+  int64_t cluster_n;  // neighbouring blocks that share their loads of the left operand
+};
+
+// NN and NT: D[i,m,n] = Σ_k A[i,m,k] B[group of row m,k,n].  TN: D[g,m,n] = Σ_i,k A[i,m,k] B[i,k,n], k over the rows of group g.  Strides
+// are those of a matrix product (matmul.h).
+struct RaggedGemm {
+  int64_t m, n, k;
+  int64_t a_matrices, b_matrices, d_matrices;
+  int64_t P, R, G;
+  int64_t visits;         // of each matrix of rows; TN has none
+  const int32_t* places;  // visits[B,P,visits,5] or, in TN, ranges[B,P,G,2]: see jaxext/kernels/_ragged.py
+  const void* a;
+  const void* b;
+  void* d;
+  int64_t a_leading, a_batch, b_leading, b_batch;
+};
+
+struct RaggedKernel {
+  MatmulRole role;
+  Dtype dtype;  // of operands and result
+  RaggedConfig config;
+  int stages;
+  int shared_bytes;
+  Status (*launch)(const RaggedGemm&, LaunchStream);
+};
+
+// Every kernel that was compiled, in no particular order.
+const std::vector<RaggedKernel>& RaggedKernels();
+
+// The number of visits of a matrix of rows, in tiles of `tile_m` rows.
+inline int64_t VisitsOf(const RaggedProblem& p, int64_t tile_m) { return Sum(Sum(p.M / tile_m + (p.M % tile_m > 0), p.G), -1); }
+
+// The result of `role`, of its operands in the order of slots (x, w, y without the open one).
+Status Ragged(MatmulRole role, const RaggedProblem& problem, const RaggedConfig& config, Dtype operands, Dtype result, const void* first,
+              const void* second, const int32_t* places, void* out, LaunchStream stream);
+
+// The compile units' parts of the table.
+std::vector<RaggedKernel> RaggedNN();
+std::vector<RaggedKernel> RaggedNT();
+std::vector<RaggedKernel> RaggedTN();
+
+}  // namespace jaxext

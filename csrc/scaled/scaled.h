@@ -1,0 +1,60 @@
+// The kernels of products of scaled 8-bit floats on Hopper, and how to launch them.  It must not know XLA or Python.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "common/problem.h"
+#include "common/refusals.h"
+#include "common/status.h"
+
+namespace jaxext {
+
+constexpr int64_t kScaledStep = 128;  // of what is contracted: its product is scaled, and moved to the sums in float32
+
+// The config of a kernel.  Exported programs hold it, so a released tile may be removed only with a new version of the target.  The fields
+// of `jaxext.backends.cuda.cuda_scaled.ScaledConfig`.
+struct ScaledConfig {
+  int64_t tile_m, tile_n, tile_k;
+  int64_t cluster_m;  // neighbouring blocks that share their loads of the right operand
+  int64_t splits;     // partial results, in float32
+};
+
+// A scale in float32 and how far its elements are apart: in the batch, of blocks of rows (columns), of blocks of what is contracted.  0:
+// one element serves all.
+struct Scale {
+  const float* data;
+  int64_t batch, outer, step;
+};
+
+struct ScaledGemm {
+  ScaledProblem sizes;
+  int64_t splits;
+  const void* a;
+  const void* b;
+  Scale left, right;
+  void* d;
+  bool wide;  // d is float32, else bfloat16
+};
+
+struct ScaledKernel {
+  Dtype first, second;  // of the operands
+  ScaledConfig config;  // of one part
+  int stages;
+  int shared_bytes;
+  Status (*launch)(const ScaledGemm&, LaunchStream);
+};
+
+// Every kernel that was compiled, in no particular order.
+const std::vector<ScaledKernel>& ScaledKernels();
+
+// d, or its partial sums.  A scale of columns that have one each has them beside each other.
+Status Scaled(const ScaledProblem& problem, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a,
+              const void* b, const Scale& left, const Scale& right, void* d, LaunchStream stream);
+
+// The compile units' parts of the table.
+std::vector<ScaledKernel> ScaledE4M3();
+std::vector<ScaledKernel> ScaledE5M2();
+
+}  // namespace jaxext
