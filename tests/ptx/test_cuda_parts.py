@@ -1,4 +1,4 @@
-"""Convolutions of more parts than one launch takes: the library's kernels, and the same with parameters of 4 KB (csrc/conv/conv_sm90.cuh), where
+"""Convolutions of more parts than one launch takes: the library's kernels, and the same with parameters of 4 KB (conv_sm90.cuh), where
 no TMA descriptor lies further behind."""
 
 import cuda_convs

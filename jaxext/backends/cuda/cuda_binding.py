@@ -2,7 +2,7 @@
 interface (FFI).  Those of products are in cuda_products.py, those of convolutions in cuda_convolutions.py.
 
 A `Call` becomes a kernel's problem, one of its `candidates` the config, and the fields of both the attributes of the call; csrc/*_ffi.cc
-reads them by the same names.  The compiled module says which problems the kernels refuse (csrc/common/refusals.h).  The handlers are registered
+reads them by the same names.  The compiled module says which problems the kernels refuse (refusals.h).  The handlers are registered
 when the first program that calls one is lowered.  XLA refuses every program, not only ours, once a handler is registered that was compiled
 with newer headers than its own: such a module is left alone.
 """

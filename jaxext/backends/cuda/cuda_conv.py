@@ -8,7 +8,7 @@ The kernels are products of matrices that TMA gathers through a bounding box of 
     wgrad   K      TRSC      NOPQ
 
 Tiles do not reach from one filter tap into the next.  Groups, the batch label, the pieces of a split sum and the phases of a strided dgrad
-are *parts*, several of which make one launch.  The limits of TMA and of the kernels stand in csrc/conv/conv_plan.cc.  `table` is the list of
+are *parts*, several of which make one launch.  The limits of TMA and of the kernels stand in conv_plan.cc.  `table` is the list of
 kernels that were compiled, which the module tells.
 """
 

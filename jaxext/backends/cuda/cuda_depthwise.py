@@ -5,7 +5,7 @@ is large.  A thread has one vector of channels of y and walks along a strip of t
 side by side in a block, and strips fill the rest of its threads.  If several filters share a channel of x (K > 1), a vector meets fewer
 channels of x, and in dgrad a thread sums the vectors of a channel.
 
-Tensor cores take filters of several rows, in 16 bits and without strides or dilations (csrc/depthwise/depthwise_mma.cuh).  A block walks down 16
+Tensor cores take filters of several rows, in 16 bits and without strides or dilations (depthwise_mma.cuh).  A block walks down 16
 lines, each of which is part of an image, in step.
 """
 

@@ -1,4 +1,4 @@
-"""How a product of scaled 8-bit floats is launched on Hopper (csrc/scaled/scaled.h): its arrays, and which kernel is expected to be fastest.
+"""How a product of scaled 8-bit floats is launched on Hopper (scaled.h): its arrays, and which kernel is expected to be fastest.
 
 The kernel wants what is contracted last in both factors, and scales for rows and columns of the result: factors and scales that lie
 otherwise are transposed by XLA, and the scale of the result joins that of its rows or its columns.

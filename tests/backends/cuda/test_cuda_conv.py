@@ -1,6 +1,6 @@
 """TMA's boxes of the dense convolutions for Hopper.
 
-csrc/conv/conv_plan.cc is compiled by a C++ compiler (host_code.py) and asked for its parts and boxes; gathering by these as TMA does must give
+conv_plan.cc is compiled by a C++ compiler (host_code.py) and asked for its parts and boxes; gathering by these as TMA does must give
 what the definition gives, bit for bit on small integers.  Needs g++; no GPU and no CUDA.
 """
 

@@ -1,6 +1,6 @@
 """Where the dense convolutions for Hopper end: each limit of TMA's boxes, of CUTLASS and of a launch has a problem on either side.
 
-What is not refused (csrc/conv/conv_plan.cc) has parts in every candidate of jaxext/backends/cuda/cuda_conv.py.  Needs g++; no GPU and no CUDA.
+What is not refused (conv_plan.cc) has parts in every candidate of jaxext/backends/cuda/cuda_conv.py.  Needs g++; no GPU and no CUDA.
 """
 
 import random

@@ -1,6 +1,6 @@
 """Which tile of a dense convolution for Hopper is expected to be fastest, and into how many parts a sum is split.
 
-These are pure functions on a table of tiles as the compiled module tells it.  They count phases and parts as csrc/conv/conv_plan.cc makes them:
+These are pure functions on a table of tiles as the compiled module tells it.  They count phases and parts as conv_plan.cc makes them:
 both are compared (host_code.py), which needs g++.  No GPU.
 """
 
