@@ -158,16 +158,8 @@ def load(path: pathlib.Path) -> Any:
 
 def tables(module: Any) -> list[dict]:
     """A row for each Hopper kernel in the module's tables."""
-    families = (
-        module.matmul_kernels,
-        module.pieces_kernels,
-        module.ragged_kernels,
-        module.scaled_kernels,
-        module.gram_kernels,
-        module.wide_weight_only_kernels,
-        module.conv_kernels,
-    )
-    return [row for kernels in families for row in kernels()]
+    families = ("matmul", "pieces", "ragged", "scaled", "gram", "weight_only", "conv")
+    return [row for family in families for row in module.kernels(family)]
 
 
 def collect(path: pathlib.Path, module: Any, archs: Collection[int] = ()) -> list[dict]:

@@ -19,7 +19,7 @@ OPEN = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 LARGE = {("fprop", 1): (128, 256), ("dgrad", 1): (128, 256), ("wgrad", 1): (256, 128), ("fprop", 2): (256, 128), ("dgrad", 2): (256, 128)}
 # That of the compiled module: test_cuda_module.py compares them.
 TABLE = [
-    dict(role=role, rank=rank, operands=dtype, tile_m=m, tile_n=n, cluster=2)
+    dict(role=role, rank=rank, operands=dtype, tile_m=m, tile_n=n, cluster=2, most_parts=64)
     for role, rank, dtype in itertools.product(ROLES, (1, 2, 3), ("bf16", "fp16"))
     for m, n in ((128, 128), (128, 64), *([LARGE[role, rank]] if (role, rank) in LARGE else []))
 ]

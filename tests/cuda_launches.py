@@ -5,21 +5,26 @@ which jaxext was built; no GPU and no driver.  Where one lacks, the module that 
 """
 
 import ctypes
+import dataclasses
 import functools
+import itertools
 import json
 import math
 import pathlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import simt_weight_only
-from simt_causal import OPERANDS, RESULTS, itemsize, operand_shapes, result_shapes
+from simt_causal import operand_shapes, result_shapes
 
-from jaxext.backends.cuda import cuda_binding
-from jaxext.kernels._epilogue import ACTIVATIONS
+from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_weight_only
+from jaxext.backends.problems import DTYPES
+from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
 
 TESTS = pathlib.Path(__file__).parent
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
@@ -31,45 +36,56 @@ LIBRARY = LIBRARIES[-1]
 from jaxext import _cuda_module  # noqa: E402
 
 OK, INVALID, INTERNAL = range(3)  # jaxext::Status
-CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]  # jaxext::Dtype
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
-ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2, "forward": 0, "backward": 1}
+CODES = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "int32"]  # jaxext::Dtype
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "int32": 4}
 SLOTS = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # operands and result
 SHAPES = {"a": "BMK", "b": "BKN", "c": "BMN"}
 RAGGED_SLOTS = {"nn": "xwy", "nt": "wyx", "tn": "xyw"}
 RAGGED_SHAPES = {"x": "BPRMK", "w": "BGKN", "y": "BPRMN"}
-# Of both operands, the result, and an epilogue's arrays: aligned to no more than TMA wants.
-ADDRESSES = [(i << 44) + 16 for i in (1, 2, 3)]
-ADDED = {slot: (i << 44) + 16 for i, slot in enumerate(("bias", "residual", "saved"), 4)}
-PLACES = (7 << 44) + 4  # of a ragged product
-# Of a scaled product's: factors, their scales, and the result.
-SCALED = {name: (i << 44) + 16 for i, name in enumerate(("a", "b", "left", "right", "d"), 1)}
-# Of a product's with an own transpose.
-GRAM = {name: (i << 44) + 16 for i, name in enumerate(("x", "addend", "y"), 1)}
-# Of a causal convolution's arrays.
-CAUSAL = {name: (i << 44) + 16 for i, name in enumerate((*OPERANDS, *RESULTS), 1)}
-# Of a weight-only product's.
-WEIGHT_ONLY = {name: (i << 44) + 16 for i, name in enumerate(simt_weight_only.NAMES, 1)}
 STREAM = 77
 ELEMENTS = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2}  # CUtensorMapDataType -> bytes
 SWIZZLE = {0: 1 << 10, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> most bytes of a row of the box
 
 # What can be called, a row for each compiled kernel.
-MATMULS = _cuda_module.matmul_kernels()
-SCALEDS = _cuda_module.scaled_kernels()
-GRAMS = _cuda_module.gram_kernels()
-PIECES = [row | {"role": role} for row in _cuda_module.pieces_kernels() for role in ("nn", "nt", "tn")]
-RAGGEDS = _cuda_module.ragged_kernels()
-CONVS = [row | {"family": 1} for row in _cuda_module.conv_kernels()]
+MATMULS, SCALEDS, GRAMS, RAGGEDS, CONVS = map(_cuda_module.kernels, ("matmul", "scaled", "gram", "ragged", "conv"))
+PIECES = [row | {"role": role} for row in _cuda_module.kernels("pieces") for role in ("nn", "nt", "tn")]
 DEPTHWISE = [
-    dict(family=2, rank=rank, role=role, operands=dtype)
+    dict(rank=rank, role=role, operands=dtype)
     for rank in (1, 2, 3)
     for role in ("fprop", "dgrad", "wgrad")
     for dtype in ("float32", "bfloat16", "float16")
 ]
-WIDE_WEIGHT_ONLYS = _cuda_module.wide_weight_only_kernels()
-WEIGHT_ONLYS = [dict(family=6, operands=dtype, bits=bits) for dtype in ("bf16", "fp16") for bits in (4, 8)]
-CAUSALS = [dict(family=4, role=role, operands=dtype) for role in ("forward", "backward") for dtype in ("fp32", "bf16", "fp16")]
+WIDE_WEIGHT_ONLYS = _cuda_module.kernels("weight_only")
+WEIGHT_ONLYS = [dict(operands=dtype, bits=bits) for dtype in ("bf16", "fp16") for bits in (4, 8)]
+CAUSALS = [dict(role=role, operands=dtype) for role in ("forward", "backward") for dtype in ("fp32", "bf16", "fp16")]
+SCHEMA = _cuda_module.schema()
+LONG = {short: dtype for dtype, short in DTYPES.items()}
+FAMILIES = ("matmul", "pieces", "ragged", "scaled", "gram", "conv", "depthwise", "causal", "weight_only")
+Arrays = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call of a target: a name in the module's schema, its attributes, and its arrays."""
+
+    target: str
+    attributes: Mapping[str, Any]
+    operands: Arrays
+    results: Arrays
+
+    @property
+    def family(self) -> str:
+        return next(family for family in FAMILIES if self.target.replace("linear", "matmul").startswith(family))
+
+    @property
+    def addresses(self) -> dict[str, int]:
+        """Of each array: as far apart as the largest, and aligned to no more than the kernels want."""
+        arrays = {**self.operands, **self.results}
+        return {name: (i << 44) + (4 if dtype == "int32" else 16) for i, (name, (dtype, _)) in enumerate(arrays.items(), 1)}
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        return {name: BYTES[dtype] * math.prod(shape) for name, (dtype, shape) in {**self.operands, **self.results}.items()}
 
 
 @functools.cache
@@ -79,7 +95,10 @@ def runtime(*more: str | pathlib.Path, copy: int = 0) -> ctypes.CDLL:
         path = f"{folder}/cuda_runtime.so"
         # -z,defs: a function of CUDA that the runtime has not, such as one that allocates, waits or copies, is an error
         flags = ["-std=c++17", "-O0", "-shared", "-cudart", "none", "-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xlinker", "-z,defs"]
-        command = [NVCC, *flags, f"-I{TESTS.parent / 'csrc'}", TESTS / "csrc/cuda_runtime.cc", *more, LIBRARY, "-o", path]
+        # All of the library, whose targets register themselves; what `more` has comes first, and is taken in place of the library's.
+        subprocess.run(["ld", "-r", "--whole-archive", LIBRARY, "-o", f"{folder}/library.o"], check=True)
+        sources = [TESTS / "csrc/cuda_runtime.cc", *more, f"{folder}/library.o"]
+        command = [NVCC, *flags, "-Xlinker", "-z,muldefs", f"-I{TESTS.parent / 'csrc'}", *sources, "-o", path]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         return ctypes.CDLL(path)
@@ -101,170 +120,138 @@ def load(case, device=0, failing=""):
         runtime().OnlyLoad(0)
 
 
-def ask(case, device=0, failing=""):
-    """(status, what was asked of CUDA, or the message).  A case may have an epilogue: the activation's number, and whose arrays exist."""
-    numbers = [_pointer(values) for values in (case["problem"], case["config"], [*ADDRESSES, STREAM, PLACES])]
-    epilogue = None
-    if "epilogue" in case:
-        activation, slots = case["epilogue"]
-        epilogue = (ctypes.c_int64 * 4)(activation, *(address if slot in slots else 0 for slot, address in ADDED.items()))
+def ask(case: Case, device=0, failing=""):
+    """(status, what was asked of CUDA, or the message)."""
+    words = [_words(case.attributes[name]) for name in SCHEMA[case.target]]
+    rows = [
+        [CODES.index(dtype), case.addresses[name], len(shape), *shape] for name, (dtype, shape) in {**case.operands, **case.results}.items()
+    ]
+    attributes, arrays = ((ctypes.c_int64 * sum(map(len, parts)))(*itertools.chain(*parts)) for parts in (words, rows))
     answer = ctypes.create_string_buffer(1 << 20)
-    if case["family"] == 4:
-        return _ask_causal(case, device, failing, answer)
-    if case["family"] == 5:
-        given = [_pointer(case[name]) for name in ("dtypes", "problem", "config", "strides", "addresses")]
-        return _told(runtime().CallScaled(device, failing.encode(), *given, answer, ctypes.c_int64(len(answer))), answer)
-    if case["family"] == 7:
-        dtypes, problem, config, addresses = (_pointer(case[name]) for name in ("dtypes", "problem", "config", "addresses"))
-        factors = (ctypes.c_double * 2)(*case["factors"])
-        given = dtypes, problem, config, factors, addresses
-        return _told(runtime().CallGram(device, failing.encode(), *given, answer, ctypes.c_int64(len(answer))), answer)
-    if case["family"] == 6:
-        return _ask_weight_only(case, device, failing, answer)
-    where = (case["family"], case["rank"], ROLES[case["role"]], device, failing.encode())
-    dtypes = (CODES.index(case["operands"]), CODES.index(case["result"]))
-    return _told(runtime().Call(*where, *dtypes, *numbers, epilogue, answer, ctypes.c_int64(len(answer))), answer)
-
-
-def _ask_causal(case, device, failing, answer):
-    numbers = [_pointer(case[name]) for name in ("numbers", "problem", "config", "addresses")]
-    where = ROLES[case["role"]], device, failing.encode()
-    return _told(runtime().CallCausal(*where, *numbers, answer, ctypes.c_int64(len(answer))), answer)
-
-
-def _ask_weight_only(case, device, failing, answer):
-    numbers = [_pointer(case[name]) for name in ("dtypes", "problem", "config", "addresses")]
-    return _told(runtime().CallWeightOnly(device, failing.encode(), *numbers, answer, ctypes.c_int64(len(answer))), answer)
-
-
-def _pointer(values):
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def _told(status, answer):
+    counts = len(case.operands), len(case.results)
+    given = attributes, *counts, arrays, ctypes.c_int64(STREAM), answer, ctypes.c_int64(len(answer))
+    status = runtime().CallTarget(case.target.encode(), device, failing.encode(), *given)
     text = answer.value.decode()
     return status, json.loads(text) if status == OK else text
 
 
-# Cases: a row, a problem that it takes, and the bytes of both operands, the result and the epilogue's arrays.
+def _words(value) -> list[int]:
+    """An attribute in units of 8 bytes."""
+    return np.atleast_1d(value).astype(float if isinstance(value, float) else np.int64).view(np.int64).tolist()
 
 
-def matmul(row, B, M, N, K, splits=1):
-    sizes = dict(zip("BMNK", (B, M, N, K), strict=True))
-    counts = [math.prod(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]]]
-    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m", "pingpong")] + [splits]
-    case = {name: row[name] for name in ("role", "operands", "result")}
-    scale = [BYTES[row["operands"]], BYTES[row["operands"]], BYTES[row["result"]] * splits]
-    case |= dict(family=0, rank=0, problem=[B, M, N, K], config=config, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
+def _config(row, names, splits=None) -> dict[str, int]:
+    return {name: row[name] for name in names.split()} | ({} if splits is None else {"splits": splits})
+
+
+def _in_parts(shape, splits):
+    return (splits, *shape) if splits > 1 else shape
+
+
+# Cases: a row, and a problem that it takes.
+
+
+def matmul(row, B, M, N, K, splits=1, epilogue=None):
+    """`epilogue`: the activation's number and the slots that exist; all of them if the kernel fuses one."""
+    sizes = dict(B=B, M=M, N=N, K=K)
+    first, second, open_ = (tuple(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]])
+    names = SLOTS[row["role"]]
+    operands = {names[0]: (row["operands"], first), names[1]: (row["operands"], second)}
+    result = (row["result"], _in_parts(open_, splits))
+    attributes = sizes | _config(row, "tile_m tile_n tile_k cluster_m pingpong", splits)
     if not row["fused"]:
-        return case
-    return case | dict(epilogue=(3, list(ADDED)), bytes=[*case["bytes"], 4 * B * N, case["bytes"][2], case["bytes"][2]])
+        return Case(f"matmul_{row['role']}", attributes, operands, {names[2]: result})
+    return with_epilogue(Case("linear", attributes, operands, {names[2]: result}), (B, N), *(epilogue or (3, EPILOGUE)))
+
+
+EPILOGUE = ("bias", "residual", "saved")
+
+
+def numbers_of(epilogue: Epilogue) -> tuple[int, list[str]]:
+    """The number of its activation, and the arrays that exist."""
+    activation = 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)
+    return activation, [name for name in EPILOGUE if getattr(epilogue, {"saved": "saves"}.get(name, name))]
+
+
+def with_epilogue(case: Case, bias: tuple[int, ...], activation: int, slots: Sequence[str]) -> Case:
+    """The same with these arrays of an epilogue, and their attributes."""
+    (result,) = case.results.values()
+    operands = {name: array for name, array in (("bias", ("float32", bias)), ("residual", result)) if name in slots}
+    results = {"saved": result} if "saved" in slots else {}
+    flags = dict(activation=activation, bias=int("bias" in slots), residual=int("residual" in slots), saves=int("saved" in slots))
+    return Case(case.target, {**case.attributes, **flags}, {**case.operands, **operands}, {**case.results, **results})
 
 
 def pieces(row, B, M, N, K, splits=1):
-    sizes = dict(zip("BMNK", (B, M, N, K), strict=True))
-    counts = [math.prod(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]]]
-    return dict(
-        family=8,
-        rank=0,
-        role=row["role"],
-        operands="float32",
-        result="float32",
-        problem=[B, M, N, K],
-        config=[row["tile_m"], row["tile_n"], row["pieces"], splits],
-        bytes=[4 * n for n in (*counts[:2], counts[2] * splits)],
-    )
+    plain = matmul(row | dict(fused=False, result="float32") | dict.fromkeys(("tile_k", "cluster_m", "pingpong"), 0), B, M, N, K, splits)
+    attributes = dict(B=B, M=M, N=N, K=K) | _config(row, "tile_m tile_n pieces", splits)
+    return dataclasses.replace(plain, target=f"pieces_{row['role']}", attributes=attributes)
 
 
 def ragged(row, B, P, R, M, N, K, G):
-    sizes = dict(zip("BPRMNKG", (B, P, R, M, N, K, G), strict=True))
-    count = lambda slot: math.prod(sizes[label] for label in RAGGED_SHAPES[slot])
-    case = {name: row[name] for name in ("role", "operands", "result")}
-    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_n")]
-    return case | dict(
-        family=3, rank=0, problem=[*sizes.values()], config=config, bytes=[2 * count(slot) for slot in RAGGED_SLOTS[row["role"]]]
-    )
+    sizes = dict(B=B, P=P, R=R, M=M, N=N, K=K, G=G)
+    shapes = {slot: (row["operands"], tuple(sizes[label] for label in labels)) for slot, labels in RAGGED_SHAPES.items()}
+    first, second, open_ = RAGGED_SLOTS[row["role"]]
+    places = (B, P, G, 2) if row["role"] == "tn" else (B, P, -(-M // row["tile_m"]) + G - 1, 5)
+    operands = {first: shapes[first], second: shapes[second], "places": ("int32", places)}
+    attributes = sizes | _config(row, "tile_m tile_n tile_k cluster_n")
+    return Case(f"ragged_{row['role']}", attributes, operands, {open_: shapes[open_]})
 
 
 def scaled(row, problem, left, right, result="bfloat16", splits=1):
     """`problem`: B, M, N, K, and the blocks I, J and S.  `left`, `right`: the scales' shapes, (B, I, S) and (B, J, S), or (B, S, J) if each
     column has its own; an axis of 1 is for all."""
-    B, M, N, K, _, J, _ = problem
-    strides = [0 if size == 1 else math.prod(left[axis + 1 :]) for axis, size in enumerate(left)]
-    of_right = [0 if size == 1 else math.prod(right[axis + 1 :]) for axis, size in enumerate(right)]
-    strides += [of_right[0], of_right[2], of_right[1]] if J == N else of_right
-    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m")] + [splits]
-    return dict(
-        family=5,
-        dtypes=[CODES.index(dtype) for dtype in (row["operands"], row["second"], result)],
-        operands=row["operands"],
-        result=result,
-        problem=[*problem],
-        config=config,
-        strides=strides,
-        addresses=[*SCALED.values(), STREAM],
-        bytes=dict(a=B * M * K, b=B * N * K, left=4 * math.prod(left), right=4 * math.prod(right), d=B * M * N * BYTES[result] * splits),
-    )
+    B, M, N, K, *_ = problem
+    operands = {"a": (row["operands"], (B, M, K)), "b": (row["second"], (B, N, K)), "left": ("float32", left), "right": ("float32", right)}
+    attributes = dict(zip("BMNKIJS", problem, strict=True)) | _config(row, "tile_m tile_n tile_k cluster_m", splits)
+    return Case("scaled", attributes, operands, {"d": (result, _in_parts((B, M, N), splits))})
 
 
 def gram(row, B, M, N, result, factors=(1.0, 0.0), splits=1):
     """`factors`: of the product, and of the addend, which is there if its factor is not 0."""
-    config = [row[name] for name in ("tile_m", "tile_n", "tile_k", "cluster_m")] + [splits]
-    shapes = dict(x=B * M * N * BYTES[row["operands"]], addend=B * M * M * BYTES[result], y=B * M * M * BYTES[result] * splits)
-    given = {name: size for name, size in shapes.items() if name != "addend" or factors[1]}
-    return dict(
-        family=7,
-        dtypes=[CODES.index(dtype) for dtype in (row["operands"], result)],
-        operands=row["operands"],
-        result=result,
-        problem=[B, M, N],
-        config=config,
-        factors=factors,
-        addresses=[*(GRAM[name] if name in given else 0 for name in GRAM), STREAM],
-        bytes=given,
+    attributes = (
+        dict(B=B, M=M, N=N)
+        | _config(row, "tile_m tile_n tile_k cluster_m", splits)
+        | dict(zip(("scale", "of_addend"), factors, strict=True))
     )
+    operands = {"x": (row["operands"], (B, M, N))} | ({"addend": (result, (B, M, M))} if factors[1] else {})
+    return Case("gram", attributes, operands, {"y": (result, _in_parts((B, M, M), splits))})
 
 
-def conv(row, p, config):
-    result = "float32" if config.splits > 1 else row["operands"]
-    x, w, y = (p.B * p.G * n for n in (p.N * math.prod(p.input) * p.C, p.K * math.prod(p.filter) * p.C, p.N * math.prod(p.output) * p.K))
-    counts = [dict(x=x, w=w, y=y)[slot] for slot in SLOTS[row["role"]]]
-    scale = [BYTES[row["operands"]], BYTES[row["operands"]], BYTES[result] * config.splits]
-    numbers = [p.B, p.N, p.G, p.C, p.K, *p.input, *p.filter, *p.output, *p.stride, *p.low, *p.input_dilation, *p.filter_dilation]
-    fields = ("lanes", "strip", "pieces", "lines") if row["family"] == 2 else ("tile_m", "tile_n", "cluster")
-    values = [row[name] if name in row else getattr(config, name) for name in fields] + [config.splits]
-    return row | dict(result=result, problem=numbers, config=values, bytes=[n * b for n, b in zip(counts, scale, strict=True)])
+def conv(row, p, config, epilogue=None, result=None):
+    """Of a dense convolution, or of a depthwise one, whose row has no tile.  `epilogue`: as for `matmul`."""
+    names = SLOTS[row["role"]]
+    shapes = {"x": (p.B, p.N, *p.input, p.G, p.C), "w": (p.B, p.G, p.K, *p.filter, p.C), "y": (p.B, p.N, *p.output, p.G, p.K)}
+    operands = {name: (row["operands"], shapes[name]) for name in names[:2]}
+    result = "float32" if config.splits > 1 else result or row["operands"]
+    fields = dataclasses.asdict(config)
+    family = "conv" if "tile_m" in row else "depthwise"
+    attributes = cuda_conv.fields(p) | {name: row.get(name, value) for name, value in fields.items() if name != "splits"}
+    case = Case(
+        f"{family}{row['rank']}d_{row['role']}",
+        attributes | {"splits": config.splits},
+        operands,
+        {names[2]: (result, _in_parts(shapes[names[2]], config.splits))},
+    )
+    if epilogue is None:
+        return case
+    return with_epilogue(dataclasses.replace(case, target=f"{family}{row['rank']}d_bias_act"), (p.B, p.G, p.K), *epilogue)
 
 
 def causal(problem, config):
-    """A case with an address for each array that exists, and its bytes by name."""
-    shapes = operand_shapes(problem) | result_shapes(problem, config.splits)
-    short = {"fp32": 0, "bf16": 1, "fp16": 2}  # jaxext::Dtype
-    epilogue = problem.epilogue
-    numbers = [*(short[dtype] for dtype in (*problem.dtypes[:2], epilogue.bias or "fp32"))]
-    return dict(
-        family=4,
-        role=problem.role,
-        operands=problem.dtypes[0],
-        numbers=[*numbers, 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)],
-        problem=[problem.B, problem.T, problem.C, problem.J],
-        config=[config.lanes, config.strip, config.splits],
-        addresses=[*(CAUSAL[name] if name in shapes else 0 for name in CAUSAL), STREAM],
-        bytes={name: math.prod(shape) * itemsize(problem, name) for name, shape in shapes.items()},
-    )
+    backward, epilogue, added = problem.role == "backward", problem.epilogue, ("bias", "initial_states", "seq_idx", "idx_of_states")
+    x, weight, _ = (LONG[dtype] for dtype in problem.dtypes)
+    dtypes = {"weight": weight, "bias": LONG.get(epilogue.bias), "seq_idx": "int32", "idx_of_states": "int32", "sums": "float32"}
+    operands = {name: (dtypes.get(name, x), shape) for name, shape in operand_shapes(problem).items()}
+    results = {name: (dtypes.get(name, x), shape) for name, shape in result_shapes(problem, config.splits).items()}
+    attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in operands) for name in added}
+    attributes["activation"], _ = numbers_of(epilogue)
+    return Case("causal_conv1d_backward" if backward else "causal_conv1d", attributes, operands, results)
 
 
 def weight_only(problem, config):
-    """A case with the bytes of its arrays by name."""
-    short, result = {"fp32": 0, "bf16": 1, "fp16": 2}, "fp32" if config.splits > 1 else problem.dtypes[2]  # jaxext::Dtype
-    dtypes = simt_weight_only.dtypes(problem, config.splits)
-    return dict(
-        family=6,
-        role=problem.role,
-        operands=problem.dtypes[0],
-        dtypes=[short[problem.dtypes[0]], short[result]],
-        problem=[problem.B, problem.M, problem.N, problem.K, problem.S, problem.bits_of_weight],
-        config=[config.tile_m, config.tile_n, config.splits],
-        addresses=[*WEIGHT_ONLY.values(), STREAM],
-        bytes={name: math.prod(shape) * dtypes[name].itemsize for name, shape in simt_weight_only.shapes(problem, config.splits).items()},
-    )
+    shapes, dtypes = simt_weight_only.shapes(problem), simt_weight_only.dtypes(problem, config.splits)
+    arrays = {name: (dtypes[name].name, shape) for name, shape in shapes.items()}
+    dtype, (_, *shape) = arrays.pop("y")
+    attributes = cuda_weight_only.fields(problem) | dataclasses.asdict(config)
+    return Case("weight_only", attributes, arrays, {"y": (dtype, _in_parts(tuple(shape), config.splits))})

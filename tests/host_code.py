@@ -11,19 +11,20 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+import types
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_gram, cuda_matmul, cuda_scaled
+import jaxext
+from jaxext.backends.cuda import cuda_conv, cuda_matmul
 from jaxext.backends.cuda.cuda_conv import ConvConfig
-from jaxext.kernels._causal import CausalProblem
-from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
 
 ROOT = pathlib.Path(__file__).parent.parent
-# jaxext::MatmulRole, jaxext::ConvRole, jaxext::CausalRole
-ROLES = {"nn": 0, "nt": 1, "tn": 2, "fprop": 0, "dgrad": 1, "wgrad": 2, "forward": 0, "backward": 1}
+ROLES = {"fprop": 0, "dgrad": 1, "wgrad": 2}  # jaxext::ConvRole
 FLAGS = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 
 
@@ -56,9 +57,8 @@ def _library() -> ctypes.CDLL:
     if shutil.which("g++") is None:
         pytest.skip("no g++ found")
     csrc, tests = ROOT / "csrc", ROOT / "tests/csrc"
-    plans = ("conv", "depthwise", "causal", "weight_only")
     units = [tests / "host_code.cc", *(csrc / f"{name}/{name}.cc" for name in ("matmul", "pieces", "ragged", "scaled", "gram"))]
-    units += [csrc / f"{name}/{name}_plan.cc" for name in plans]
+    units += [*csrc.glob("*/*_plan.cc"), *csrc.glob("*/*_target.cc"), *(path for path in csrc.glob("common/*.cc") if path.stem != "ffi")]
     with tempfile.TemporaryDirectory() as folder:
         objects = [pathlib.Path(folder) / f"{unit.stem}.o" for unit in units]
         compile = ["g++", *FLAGS, f"-I{csrc}", f"-I{tests / 'cuda'}", "-c"]
@@ -72,22 +72,18 @@ def _pointer(values):
     return np.ctypeslib.as_ctypes(np.array(values, np.int64))
 
 
-def _numbers(problem: MatmulProblem | ConvProblem | CausalProblem, family=cuda_conv):
-    """The fields of its struct in csrc, in order."""
-    return _pointer(np.hstack([*family.fields(problem).values()]))
+def refuses(problem: Any, family: types.ModuleType = cuda_matmul) -> str | None:
+    """The reason why the kernels of a family, which has the module, do not take the problem, or None."""
 
+    def answer(target, *, dtypes, arch, **fields):
+        names = (ctypes.c_char_p * 4)(*(dtype.encode() for dtype in (*dtypes, "")[:4]))
+        text = ctypes.create_string_buffer(1000)
+        refused = _library().Refuses(target.encode(), _pointer(np.hstack([*fields.values()])), names, arch, text)
+        assert refused in (0, 1), f"there is no target {target}"
+        return text.value.decode() if refused else None
 
-def refuses(problem: MatmulProblem | ConvProblem | CausalProblem, family=cuda_matmul) -> str | None:
-    """Why the kernels of the family, which has the module, do not take the problem, or None."""
-    name = family.__name__.rpartition("cuda_")[2]
-    rank = cuda_conv.rank(problem) if isinstance(problem, ConvProblem) else 0
-    added = [problem.epilogue.bias or ""] if family is cuda_causal else [problem.addend or ""] if family is cuda_gram else []
-    dtypes = (*problem.operand_dtypes, problem.dtypes[2]) if family is cuda_scaled else problem.dtypes
-    names = [dtype.encode() for dtype in (*dtypes, *added)]
-    dtypes = (ctypes.c_char_p * len(names))(*names)
-    text = ctypes.create_string_buffer(1000)
-    refused = _library().Refuses(name.encode(), ROLES[problem.role], rank, _numbers(problem, family), dtypes, problem.arch, text)
-    return text.value.decode() if refused else None
+    with mock.patch.object(jaxext, "_cuda_module", types.SimpleNamespace(refuses=answer), create=True):
+        return family.refused(problem)
 
 
 def most_parts() -> int:
@@ -99,7 +95,7 @@ def plan(problem: ConvProblem, config: ConvConfig) -> list[Part] | str:
     """The parts of a dense convolution, or the reason for refusing."""
     out, text = np.zeros((_library().MostPhases(), 37), np.int64), ctypes.create_string_buffer(1000)
     where = (ROLES[problem.role], cuda_conv.rank(problem))
-    numbers = _numbers(problem), _pointer(dataclasses.astuple(config))
+    numbers = _pointer(np.hstack([*cuda_conv.fields(problem).values()])), _pointer(dataclasses.astuple(config))
     count = _library().Plan(*where, *numbers, np.ctypeslib.as_ctypes(out.ravel()), text)
     if count < 0:
         return text.value.decode()

@@ -9,29 +9,33 @@
 //     d_weight[i,c] = Σ_{b,t} dz[b,t,c] x[b,t-(J-1)+i,c]         d_bias[c] = Σ_{b,t} dz[b,t,c]
 //
 // Products and sums are in float32, always in the same order, and rounded once.  A launcher checks all that its kernel relies on and
-// otherwise says what it got and what it wants.  It must not know XLA.
+// otherwise says what it got and what it wants.
 #pragma once
 
 #include <cstdint>
 
 #include "common/epilogue.h"
-#include "common/problem.h"
-#include "common/status.h"
 
 namespace jaxext {
 
 enum class CausalRole { kForward, kBackward };
 
-// Sequences, steps, channels and taps: x[B,T,C], weight[J,C].  By the same names as in Python: `jaxext.kernels._causal.CausalProblem`.
+// Sequences, steps, channels and taps: x[B,T,C], weight[J,C].
 struct CausalProblem {
-  int64_t B, T, C, J;
+  JAXEXT_INTEGERS(B, T, C, J)
 };
 
-// How; by the same names as in jaxext/backends/cuda/cuda_causal.py.
 struct CausalConfig {
-  int64_t lanes;   // vectors of channels side by side in a block, a power of two
-  int64_t strip;   // steps of a sequence that a thread walks along
-  int64_t splits;  // backward: partial sums; otherwise 1
+  JAXEXT_INTEGERS(lanes,   // vectors of channels side by side in a block, a power of two
+                  strip,   // steps of a sequence that a thread walks along
+                  splits)  // backward: partial sums; otherwise 1
+};
+
+// After x and the weight come the operands that exist, and backward d_y.  The results are y, or d_x, the partial sums and, if there is a
+// state, its cotangent.
+struct CausalOptions {
+  JAXEXT_INTEGERS(activation,                                    // `Activation`
+                  bias, initial_states, seq_idx, idx_of_states)  // 1 or 0: whether it exists
 };
 
 struct CausalOperands {
@@ -49,6 +53,9 @@ struct CausalResults {
   float* sums;             // backward: [splits,J,C], or [splits,J+1,C] where there is a bias, whose sum is the last; their sum is d_weight
   void* d_initial_states;  // backward: if there is a state
 };
+
+// Of x, weight, y and the bias.
+Reason CausalRefuses(CausalRole role, const CausalProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 Status Causal(CausalRole role, const CausalProblem& problem, const CausalConfig& config, const CausalOperands& operands,
               const CausalResults& results, LaunchStream stream);

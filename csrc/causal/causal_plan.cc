@@ -9,8 +9,6 @@ namespace {
 
 std::string Text(int64_t number) { return std::to_string(number); }
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool IsForward(CausalRole role) { return role == CausalRole::kForward; }
 
 const char* RoleName(CausalRole role) { return IsForward(role) ? "forward" : "backward"; }
@@ -45,8 +43,8 @@ Status Make(const CausalProblem& problem, CausalRole role, const CausalConfig& c
             Plan* plan) {
   if (Status status = CheckConfig(role, config); !status.ok()) return status;
   const std::string dtype = ShortName(operands.dtype);
-  if (const Reason reason = CausalRefuses(role, problem, {dtype, ShortName(operands.of_weight), dtype},
-                                          operands.bias != nullptr ? ShortName(operands.of_bias) : "")) {
+  const std::string bias = operands.bias != nullptr ? ShortName(operands.of_bias) : "";
+  if (const Reason reason = CausalRefuses(role, problem, {dtype, ShortName(operands.of_weight), dtype, bias})) {
     return Invalid("causal: " + *reason);
   }
   *plan = {};
@@ -86,13 +84,13 @@ namespace jaxext {
 
 using namespace causal;
 
-Reason CausalRefuses(CausalRole role, const CausalProblem& p, const Dtypes& dtypes, const std::string& bias, std::optional<int> arch) {
+Reason CausalRefuses(CausalRole role, const CausalProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
   for (int64_t size : {p.B, p.T, p.C}) {
     if (size < 0) return "a size is " + Text(size) + ", it takes 0 or more";
   }
   if (p.J < 1) return Text(p.J) + " taps, it takes 1 or more";
   if (p.J > MostTaps(role)) return Text(p.J) + " taps, its " + RoleName(role) + " takes " + Text(MostTaps(role)) + " at most";
-  const std::pair<const char*, const std::string&> named[] = {{"x", dtypes.first}, {"weight", dtypes.second}, {"bias", bias}};
+  const std::pair<const char*, const std::string&> named[] = {{"x", dtypes.first}, {"weight", dtypes.second}, {"bias", dtypes.further}};
   for (const auto& [name, dtype] : named) {
     if (dtype == "" && name == named[2].first) continue;
     if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16") return std::string(name) + " is " + dtype + ", it takes fp32, bf16, fp16";

@@ -1,5 +1,6 @@
-// The problems that the kernels refuse, with reasons.  Python calls these functions through module.cc when a program is lowered, and the
-// launchers call them before every launch.  There is no other list of limits.  Plain C++: it must not know CUDA, XLA or Python.
+// What the reasons for refusing a problem are made of.  Each family has a function `...Refuses(problem, dtypes, arch)`: Python calls it through
+// module.cc when a program is lowered, and the launcher before every launch.  There is no other list of limits.  `arch` is the compute
+// capability times 10; a launch omits it and asks the device.  Numbers may be any of 64 bits.  Plain C++.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +9,16 @@
 #include <optional>
 #include <string>
 
-#include "causal/causal.h"
 #include "common/problem.h"
-#include "weight_only/weight_only.h"
 
 namespace jaxext {
 
 using Reason = std::optional<std::string>;  // for refusing
 
-// The dtypes of the operands, in the order of slots, and of the result, by the short names of `jaxext.backends.kernel.DTYPES`.  Python has
-// more dtypes than any kernel here.
+// The dtypes of the operands, in the order of slots, of the result, and of a further operand, such as a bias ("" if there is none), by the
+// short names of `jaxext.backends.kernel.DTYPES`.  Python has more dtypes than any kernel here.
 struct Dtypes {
-  std::string first, second, result;
+  std::string first, second, result, further = "";
 };
 
 constexpr const char* ShortName(Dtype dtype) {
@@ -34,31 +33,13 @@ constexpr const char* ShortName(Dtype dtype) {
       return "fp8e4nv";
     case Dtype::kE5M2:
       return "fp8e5";
+    case Dtype::kS8:
+      return "i8";
+    case Dtype::kS32:
+      return "i32";
   }
   return "?";
 }
-
-// `arch` is the compute capability times 10.  A launch omits it and asks the device.
-//
-// `fused`: with an epilogue (csrc/common/epilogue.h).
-//
-// No kernel is launched for a problem with a size of 0, so products and dense convolutions with such a size are accepted, whatever the
-// other sizes.  Arguments may be any numbers of 64 bits.
-Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, bool fused, std::optional<int> arch = {});
-Reason RaggedRefuses(MatmulRole role, const RaggedProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
-// In pieces of bfloat16, however many.
-Reason PiecesRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
-// Of a, b and d.
-Reason ScaledRefuses(const ScaledProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
-Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
-Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
-// Of x, weight and y; the bias's dtype is "" where there is none.
-Reason CausalRefuses(CausalRole role, const CausalProblem& problem, const Dtypes& dtypes, const std::string& bias,
-                     std::optional<int> arch = {});
-// Of x, w and the result.
-Reason WeightOnlyRefuses(const WeightOnlyProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
-
-// For the functions above.
 
 // Where TMA can read.
 inline bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -79,9 +60,30 @@ inline int64_t Product(std::initializer_list<int64_t> sizes) {
   return more ? kMostInteger : product;
 }
 
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 inline int64_t Sum(int64_t a, int64_t b) {
   int64_t sum;
   return __builtin_add_overflow(a, b, &sum) ? kMostInteger : sum;
+}
+
+// Limits of the kernels that CUTLASS and TMA serve.
+constexpr int64_t kMostOfAxis = (int64_t{1} << 31) - (int64_t{1} << 16);  // and of tiles, which CUTLASS rounds up, with 32 bits
+constexpr int64_t kMostElements = (int64_t{1} << 38) - 1;                 // of an array; TMA's strides have 40 bits, in bytes
+constexpr int64_t kMostSplits = 32;                                       // parts of a sum
+
+// The reason if an axis is negative, or has more elements than 32 bits can number.
+inline Reason CheckSizes(std::initializer_list<int64_t> sizes) {
+  for (int64_t size : sizes) {
+    if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
+    if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
+  }
+  return {};
+}
+
+inline Reason CheckArch(const char* kernels, std::optional<int> arch) {
+  if (!arch || *arch == 90) return {};
+  return "compute capability is " + CapabilityText(*arch) + ", the " + kernels + " kernels want 9.0";
 }
 
 }  // namespace jaxext

@@ -7,30 +7,10 @@
 #include "common/refusals.h"
 
 namespace jaxext {
-namespace {
-
-const ConvKernel* Find(ConvRole role, int rank, const ConvConfig& config, Dtype operands) {
-  for (const ConvKernel& kernel : ConvKernels()) {
-    const ConvConfig& c = kernel.config;
-    if (kernel.role == role && kernel.rank == rank && kernel.operands == operands && c.tile_m == config.tile_m &&
-        c.tile_n == config.tile_n && c.cluster == config.cluster) {
-      return &kernel;
-    }
-  }
-  return nullptr;
-}
-
-}  // namespace
-
 const std::vector<ConvKernel>& ConvKernels() {
-  static const std::vector<ConvKernel>* const kernels = [] {
-    auto* all = new std::vector<ConvKernel>;
-    for (const auto& part : {Conv1dFprop(), Conv1dDgrad(), Conv1dWgrad(), Conv2dFprop(), Conv2dDgrad(), Conv2dWgrad(), Conv3dFprop(),
-                             Conv3dDgrad(), Conv3dWgrad()}) {
-      all->insert(all->end(), part.begin(), part.end());
-    }
-    return all;
-  }();
+  static const auto* const kernels =
+      new std::vector<ConvKernel>(Joined({Conv1dFprop(), Conv1dDgrad(), Conv1dWgrad(), Conv2dFprop(), Conv2dDgrad(), Conv2dWgrad(),
+                                          Conv3dFprop(), Conv3dDgrad(), Conv3dWgrad()}));
   return *kernels;
 }
 
@@ -40,10 +20,11 @@ Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfi
   if (const Reason reason = ConvRefuses(role, rank, problem, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("conv: " + *reason);
   }
-  const ConvKernel* kernel = Find(role, rank, config, operands);
+  const ConvKernel* kernel = Find(ConvKernels(), config, [&](const ConvKernel& k) {
+    return k.role == role && k.rank == rank && k.operands == operands;
+  });
   if (kernel == nullptr) {
-    return Invalid("conv: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + " in clusters of " +
-                   std::to_string(config.cluster) + " takes " + Name(operands) + " operands in this role");
+    return Invalid("conv: no kernel with " + Text(config) + " takes " + Name(operands) + " operands in this role");
   }
   if (config.splits > 1 && result != Dtype::kF32) {
     return Invalid(std::string("conv: partial results are ") + Name(result) + ", want float32");

@@ -1,4 +1,4 @@
-// Dense convolutions on Hopper: which kernels there are, and the one way to call them.  It must not know XLA or Python.
+// Dense convolutions on Hopper: which kernels there are, and the one way to call them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,8 +7,6 @@
 
 #include "conv/conv_plan.h"
 #include "common/epilogue.h"
-#include "common/problem.h"
-#include "common/status.h"
 
 namespace jaxext {
 

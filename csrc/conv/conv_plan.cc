@@ -237,7 +237,7 @@ ConvBox BoxOf(ConvRole role, const ConvPart& part, int i) {
 }
 
 Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
-  if (arch && *arch != 90) return "compute capability is " + CapabilityText(*arch) + ", the conv kernels want 9.0";
+  if (Reason reason = CheckArch("conv", arch)) return reason;
   if (rank < 1 || rank > 3) return Text(rank) + " spatial axes, it takes 1 to 3";
   if (Reason reason = CheckDtypes(dtypes)) return reason;
   const std::vector<int64_t> sizes = Sizes(p);

@@ -17,7 +17,6 @@
 //     wgrad   x       as fprop
 //
 // Pixels outside the array are read as zeros, so padding costs nothing.  A crop (negative padding) makes a smaller view.
-// Plain C++: it must not know CUDA.
 #pragma once
 
 #include <array>
@@ -25,16 +24,16 @@
 #include <vector>
 
 #include "common/problem.h"
+#include "common/refusals.h"
 #include "common/status.h"
 
 namespace jaxext {
 
-// The config.  Exported programs hold it, so a released tile may be removed only with a new version of the targets.  The fields of
-// `jaxext.backends.cuda.cuda_conv.ConvConfig`.
+// The config.  Exported programs hold it, so a released tile may be removed only with a new version of the targets.
 struct ConvConfig {
-  int64_t tile_m, tile_n;  // of the product that a block computes: pixels by channels, and in wgrad K by C
-  int64_t cluster;         // blocks that share loads: one above the other, in wgrad side by side
-  int64_t splits;          // wgrad: partial sums, along a leading axis of the result; otherwise 1
+  JAXEXT_INTEGERS(tile_m, tile_n,  // of the product that a block computes: pixels by channels, and in wgrad K by C
+                  cluster,         // blocks that share loads: one above the other, in wgrad side by side
+                  splits)          // wgrad: partial sums, along a leading axis of the result; otherwise 1
 };
 
 struct ConvPart {
@@ -55,6 +54,9 @@ struct ConvBox {
 // The most parts of a call.  Each launch has some of them, and launches follow each other.
 constexpr int64_t kMostParts = 64;    // B·G·splits
 constexpr int64_t kMostPhases = 512;  // B·G·phases of dgrad
+
+// Problems with a size of 0 are accepted, whatever the other sizes.
+Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // The parts, none if the result is empty, or the reason for refusing.  `rank` spatial axes, the last ones, may have sizes other than 1.
 Status PlanConv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, std::vector<ConvPart>* parts);

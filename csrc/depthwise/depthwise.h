@@ -5,25 +5,24 @@
 //     wgrad   w[g,k,r]   = Σ_{n,p} y[n,p,g,k] x[n,s(p,r),g]
 //
 // where s(t, r) is the source that the target t meets at the tap r (kernels/_geometry.py).  Sums are in float32 and always in the same
-// order.  A launcher checks all that its kernel relies on and otherwise says what it got and what it wants.  It must not know XLA.
+// order.  A launcher checks all that its kernel relies on and otherwise says what it got and what it wants.
 #pragma once
 
 #include <cstdint>
 
 #include "common/epilogue.h"
-#include "common/problem.h"
-#include "common/status.h"
 
 namespace jaxext {
 
-// How; by the same names as in jaxext/backends/cuda/cuda_depthwise.py.
 struct DepthwiseConfig {
-  int64_t lanes;   // vectors of channels side by side in a block, a power of two
-  int64_t strip;   // targets in a row that a thread walks along
-  int64_t pieces;  // wgrad: pieces of the filter that share a block, a power of two; otherwise 1
-  int64_t lines;   // fprop, dgrad: on tensor cores, lines of targets that are walked down; otherwise 0
-  int64_t splits;  // wgrad: partial sums, which go along a leading axis of the result; otherwise 1
+  JAXEXT_INTEGERS(lanes,   // vectors of channels side by side in a block, a power of two
+                  strip,   // targets in a row that a thread walks along
+                  pieces,  // wgrad: pieces of the filter that share a block, a power of two; otherwise 1
+                  lines,   // fprop, dgrad: on tensor cores, lines of targets that are walked down; otherwise 0
+                  splits)  // wgrad: partial sums, which go along a leading axis of the result; otherwise 1
 };
+
+Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // The result of `role`, of operands in the order of slots (x, w, y without the open one), both of `dtype`.  The result is of it too; of
 // wgrad it may be, and with splits > 1 it is, float32.  Fprop may have an epilogue; its bias is [B,G,K].

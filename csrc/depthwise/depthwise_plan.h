@@ -2,7 +2,7 @@
 //
 // Every role gathers: on each axis the target t takes, at the tap r, the source s for which  a·t + b·r + offset = d·s  (none where d does
 // not divide or s lies outside).  With d > 1 the targets of one phase, t mod `period`, meet the taps first, first + step, ...; within a
-// phase s is linear in t and r.  kernels/_geometry.py has a, b, offset and d by role.  Plain C++: it must not know CUDA.
+// phase s is linear in t and r.  kernels/_geometry.py has a, b, offset and d by role.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,6 @@ constexpr int64_t kMostApart = 1 << 25;  // distance of neighbours in a strip or
 constexpr int64_t kMostPositions = (int64_t{1} << 31) - (1 << 16);  // numbered with 32 bits, and blocks overhang
 constexpr int64_t kMostGridX = (int64_t{1} << 31) - 1;
 constexpr int64_t kMostGridYZ = 65535;
-
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The least r >= 0 with  wanted·r + given·f + offset = 0 (mod d), as a function of f:  inverse · (e / gcd) mod (d / gcd)  where
 // e = -(given·f + offset) mod d  is a multiple of gcd = gcd(wanted, d); otherwise there is none.

@@ -1,31 +1,30 @@
 // Products of a matrix with its own transpose on Hopper: the kernels, what they refuse, and how to launch them.
 //
 //     y[b,i,j] = scale Σ_n x[b,i,n] x[b,j,n] + of_addend addend[b,i,j]
-//
-// It must not know XLA or Python.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <vector>
 
-#include "common/problem.h"
-#include "common/refusals.h"
-#include "common/status.h"
+#include "common/family.h"
 
 namespace jaxext {
 
-// x[B,M,N], y[B,M,M].  By the same names as in Python: jaxext/backends/cuda/cuda_gram.py.
+// x[B,M,N], y[B,M,M]. 
 struct GramProblem {
-  int64_t B, M, N;
+  JAXEXT_INTEGERS(B, M, N)
 };
 
-// The config of a kernel, by the same names.  Exported programs hold it, so a released tile may be removed only with a new version of the
-// target.
+// Exported programs hold it, so a released tile may be removed only with a new version of the target.
 struct GramConfig {
-  int64_t tile_m, tile_n, tile_k;
-  int64_t cluster_m;  // blocks, one above the other, that share what they load for the columns
-  int64_t splits;     // above 1: so many float32 partial results, each over a part of the sum
+  JAXEXT_INTEGERS(tile_m, tile_n, tile_k,
+                  cluster_m,  // blocks, one above the other, that share what they load for the columns
+                  splits)     // above 1: so many float32 partial results, each over a part of the sum
+};
+
+struct GramOptions {
+  JAXEXT_REALS(scale, of_addend)
 };
 
 struct GramOperands {
@@ -53,8 +52,8 @@ struct GramKernel {
 // Every kernel that was compiled, in no particular order.
 const std::vector<GramKernel>& GramKernels();
 
-// Of x, x and y, as in refusals.h; the addend's dtype is "" where there is none.
-Reason GramRefuses(const GramProblem& problem, const Dtypes& dtypes, const std::string& addend, std::optional<int> arch = {});
+// Of x, x, y and the addend.
+Reason GramRefuses(const GramProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // The clusters of one matrix, and of one part, that touch the lower triangle.
 int64_t GramClusters(int64_t rows, const GramConfig& config);

@@ -6,37 +6,10 @@
 #include <set>
 #include <string>
 
-#include "common/refusals.h"
-
 namespace jaxext {
 namespace {
 
-constexpr int64_t kMostSplits = 32;  // of the candidates in jaxext/backends/cuda/cuda_matmul.py
-
-std::string Text(const MatmulProblem& p) {
-  return "B=" + std::to_string(p.B) + " M=" + std::to_string(p.M) + " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K);
-}
-
-std::string Text(const MatmulConfig& c) {
-  return std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n) + "x" + std::to_string(c.tile_k) + " in clusters of " +
-         std::to_string(c.cluster_m) + (c.pingpong ? ", ping-pong" : ", cooperative");
-}
-
-const MatmulKernel* Find(MatmulRole role, const MatmulConfig& config, Dtype operands, Dtype result, bool fused) {
-  for (const MatmulKernel& kernel : MatmulKernels()) {
-    const MatmulConfig& c = kernel.config;
-    if (kernel.role == role && kernel.operands == operands && kernel.result == result && kernel.fused == fused &&
-        c.tile_m == config.tile_m && c.tile_n == config.tile_n && c.tile_k == config.tile_k && c.cluster_m == config.cluster_m &&
-        c.pingpong == config.pingpong) {
-      return &kernel;
-    }
-  }
-  return nullptr;
-}
-
-const char* RoleName(MatmulRole role) { return role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn"; }
-
-std::string Joined(const std::set<std::string>& names) {
+std::string Listed(const std::set<std::string>& names) {
   std::string joined;
   for (const std::string& name : names) joined += (joined.empty() ? "" : ", ") + name;
   return joined;
@@ -44,7 +17,7 @@ std::string Joined(const std::set<std::string>& names) {
 
 // Whether CUTLASS can number the tiles with 32 bits, in a grid that it rounds up to pairs of blocks and bands of eight.
 bool FewTiles(const Gemm& gemm, const MatmulConfig& config, int64_t batch) {
-  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile + 15; };
+  const auto tiles = [](int64_t size, int64_t tile) { return CeilDiv(size, tile) + 15; };
   return Product({tiles(gemm.m, config.tile_m), tiles(gemm.n, config.tile_n), batch}) <= kMostOfAxis;
 }
 
@@ -56,7 +29,7 @@ bool Computes(const MatmulKernel& kernel, MatmulRole role, const Dtypes& dtypes,
 }
 
 std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
-  const auto& [first, second, result] = dtypes;
+  const auto& [first, second, result, further] = dtypes;
   if (first != second) {
     // Gradients of float32 results have such operands.  docs/performance-log.md says why no kernel multiplies float32 by 16 bits.
     const bool wide = first == ShortName(Dtype::kF32) || second == ShortName(Dtype::kF32);
@@ -70,10 +43,10 @@ std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
     operands.insert(ShortName(kernel.operands));
     if (ShortName(kernel.operands) == first) results.insert(ShortName(kernel.result));
   }
-  const std::string name = std::string(RoleName(role)) + (fused ? " with an epilogue" : "");
+  const std::string name = std::string(kMatmulRoles[static_cast<int>(role)]) + (fused ? " with an epilogue" : "");
   if (operands.empty()) return "no kernel is of " + name;
-  if (results.empty()) return "the operands are " + first + ", " + name + " takes " + Joined(operands);
-  return "the result is " + result + ", " + name + " of " + first + " gives " + Joined(results);
+  if (results.empty()) return "the operands are " + first + ", " + name + " takes " + Listed(operands);
+  return "the result is " + result + ", " + name + " of " + first + " gives " + Listed(results);
 }
 
 // The reason if no kernel of the role supports the problem, whatever the tile.
@@ -81,13 +54,8 @@ Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtype
   const std::vector<MatmulKernel>& kernels = MatmulKernels();
   const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const MatmulKernel& k) { return Computes(k, role, dtypes, fused); });
   if (kernel == kernels.end()) return WrongDtypes(role, dtypes, fused);
-  for (int64_t size : {p.B, p.M, p.N, p.K}) {
-    if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
-  }
-  if (p.B == 0 || p.M == 0 || p.N == 0 || p.K == 0) return {};
-  for (int64_t size : {p.B, p.M, p.N, p.K}) {
-    if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
-  }
+  if (std::min({p.B, p.M, p.N, p.K}) == 0) return {};
+  if (Reason reason = CheckSizes({p.B, p.M, p.N, p.K})) return reason;
   const bool nt = role == MatmulRole::kNT;
   const struct {
     const char* what;
@@ -100,7 +68,7 @@ Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtype
   for (const auto& [what, axis, size, dtype] : rows) {
     if (const int64_t unit = 16 / Bytes(dtype); size % unit != 0) {
       return std::string("a row of the ") + what + " has " + std::to_string(size * Bytes(dtype)) +
-             " bytes, TMA wants a multiple of 16: pad " + axis + " to " + std::to_string((size + unit - 1) / unit * unit);
+             " bytes, TMA wants a multiple of 16: pad " + axis + " to " + std::to_string(CeilDiv(size, unit) * unit);
     }
   }
   if (std::max({Product({p.B, p.M, p.K}), Product({p.B, p.K, p.N}), Product({p.B, p.M, p.N})}) > kMostElements) {
@@ -112,13 +80,8 @@ Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtype
 }  // namespace
 
 const std::vector<MatmulKernel>& MatmulKernels() {
-  static const std::vector<MatmulKernel>* const kernels = [] {
-    auto* all = new std::vector<MatmulKernel>;
-    for (const auto& part : {MatmulNN(), MatmulNT(), MatmulTN(), MatmulNTE4M3(), MatmulNNFused()}) {
-      all->insert(all->end(), part.begin(), part.end());
-    }
-    return all;
-  }();
+  static const auto* const kernels =
+      new std::vector<MatmulKernel>(Joined({MatmulNN(), MatmulNT(), MatmulTN(), MatmulNTE4M3(), MatmulNNFused()}));
   return *kernels;
 }
 
@@ -160,7 +123,7 @@ int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int6
 }
 
 Reason MatmulRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, bool fused, std::optional<int> arch) {
-  if (arch && *arch != 90) return "compute capability is " + CapabilityText(*arch) + ", the matmul kernels want 9.0";
+  if (Reason reason = CheckArch("matmul", arch)) return reason;
   if (Reason reason = CheckProblem(role, p, dtypes, fused)) return reason;
   if (p.B == 0 || p.M == 0 || p.N == 0 || p.K == 0) return {};
   const Gemm gemm = GemmOf(role, p, 1, nullptr, nullptr, nullptr);
@@ -191,9 +154,11 @@ Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig&
   if (depth % config.splits != 0)
     return Invalid("matmul: the contracted axis has " + std::to_string(depth) +
                    " elements, want a multiple of splits=" + std::to_string(config.splits));
-  const MatmulKernel* kernel = Find(role, config, operands, result, fused);
+  const MatmulKernel* kernel = Find(MatmulKernels(), config, [&](const MatmulKernel& k) {
+    return k.role == role && k.operands == operands && k.result == result && k.fused == fused;
+  });
   if (kernel == nullptr) {
-    return Invalid("matmul: no kernel of tiles " + Text(config) + " takes " + Name(operands) + " operands and gives " + Name(result) +
+    return Invalid("matmul: no kernel with " + Text(config) + " takes " + Name(operands) + " operands and gives " + Name(result) +
                    " in this role");
   }
   Gemm gemm = GemmOf(role, problem, config.splits, first, second, out);

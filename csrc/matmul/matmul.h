@@ -1,4 +1,4 @@
-// The kernels of matrix products on Hopper, and how to launch them.  It must not know XLA or Python.
+// The kernels of matrix products on Hopper, and how to launch them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,21 +6,16 @@
 #include <vector>
 
 #include "common/epilogue.h"
-#include "common/problem.h"
-#include "common/status.h"
+#include "common/family.h"
 
 namespace jaxext {
 
-constexpr int64_t kMostOfAxis = (int64_t{1} << 31) - (int64_t{1} << 16);  // and of tiles, which CUTLASS rounds up, with 32 bits
-constexpr int64_t kMostElements = (int64_t{1} << 38) - 1;                 // of an array; TMA's strides have 40 bits, in bytes
-
-// The config of a kernel.  Exported programs hold it, so a released tile may be removed only with a new version of the targets.  The
-// fields of `jaxext.backends.cuda.cuda_matmul.MatmulConfig`.
+// The config of a kernel.  Exported programs hold it, so a released tile may be removed only with a new version of the targets.
 struct MatmulConfig {
-  int64_t tile_m, tile_n, tile_k;
-  int64_t cluster_m;  // blocks, one above the other, that share their loads of the right operand
-  int64_t pingpong;   // 1: two warp groups take turns, one multiplies while the other stores; 0: both work on one tile
-  int64_t splits;     // above 1: so many float32 partial results, each over a part of the contracted axis
+  JAXEXT_INTEGERS(tile_m, tile_n, tile_k,
+                  cluster_m,  // blocks, one above the other, that share their loads of the right operand
+                  pingpong,   // 1: two warp groups take turns, one multiplies while the other stores; 0: both work on one tile
+                  splits)     // above 1: so many float32 partial results, each over a part of the contracted axis
 };
 
 // Every role as a plain product: D[l,m,n] = Σ_k A[l,m,k] B[l,k,n].  Strides are in elements: `leading` is that of the axis that is not
@@ -54,6 +49,19 @@ Gemm GemmOf(MatmulRole role, const MatmulProblem& problem, int64_t splits, const
 // data in the L2 cache, but CUTLASS pads the last bands with useless tiles.  The result is the widest band that needs at most an eighth
 // more waves.  If there is only one wave, all tiles are computed at once anyway.
 int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int64_t multiprocessors);
+
+// Problems with a size of 0 are accepted, whatever the other sizes.  `fused`: with an epilogue.
+Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, bool fused, std::optional<int> arch = {});
+
+constexpr const char* kMatmulRoles[] = {"nn", "nt", "tn"};
+
+// The two operands and the result of a role, in the order of slots (a, b, c without the open one), of one dtype.
+struct MatmulArrays {
+  Dtype operands, result;
+  const void *first, *second;
+  void* out;
+};
+MatmulArrays TakeMatmul(Arrays& arrays, MatmulRole role, const MatmulProblem& problem, int64_t splits);
 
 // The result of `role`, of NN with an epilogue if there is one.
 Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,

@@ -4,17 +4,10 @@
 #include <algorithm>
 #include <string>
 
-#include "common/refusals.h"
-
 namespace jaxext {
 namespace {
 
-constexpr int64_t kMostSplits = 32;  // of the candidates in jaxext/backends/cuda/cuda_pieces.py
-constexpr int64_t kUnit = 4;         // elements of 16 bytes, which TMA wants a multiple of
-
-std::string Text(const MatmulProblem& p) {
-  return "B=" + std::to_string(p.B) + " M=" + std::to_string(p.M) + " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K);
-}
+constexpr int64_t kUnit = 4;  // elements of 16 bytes, which TMA wants a multiple of
 
 bool Empty(const MatmulProblem& p) { return Product({p.B, p.M, p.N, p.K}) == 0; }
 
@@ -22,13 +15,11 @@ int64_t Depth(MatmulRole role, const MatmulProblem& p) { return role == MatmulRo
 
 // The reason if no kernel supports the problem.  What it lets pass has fewer than 2^31 tiles.
 Reason CheckProblem(MatmulRole role, const MatmulProblem& p) {
-  for (int64_t size : {p.B, p.M, p.N, p.K}) {
-    if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
-  }
+  if (Reason reason = CheckSizes({p.B, p.M, p.N, p.K})) return reason;
   const auto check = [](const std::string& what, char axis, int64_t size) -> Reason {
     if (size % kUnit == 0) return {};
     return "a row of the " + what + " operand has " + std::to_string(size * 4) + " bytes, TMA wants a multiple of 16: pad " + axis +
-           " to " + std::to_string((size + kUnit - 1) / kUnit * kUnit);
+           " to " + std::to_string(CeilDiv(size, kUnit) * kUnit);
   };
   const bool nt = role == MatmulRole::kNT;
   if (Reason reason = check("left", nt ? 'N' : 'K', nt ? p.N : p.K)) return reason;
@@ -47,14 +38,11 @@ const std::vector<PiecesKernel>& PiecesKernels() {
 }
 
 Reason PiecesRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
-  if (arch && *arch != 90) return "compute capability is " + CapabilityText(*arch) + ", the kernels of products in pieces want 9.0";
+  if (Reason reason = CheckArch("pieces", arch)) return reason;
   for (const std::string& dtype : {dtypes.first, dtypes.second, dtypes.result}) {
     if (dtype != "fp32") return dtypes.first + " times " + dtypes.second + " into " + dtypes.result + ", want fp32 alone";
   }
-  for (int64_t size : {p.B, p.M, p.N, p.K}) {
-    if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
-  }
-  if (Empty(p)) return {};
+  if (std::min({p.B, p.M, p.N, p.K}) >= 0 && Empty(p)) return {};
   return CheckProblem(role, p);
 }
 
@@ -75,14 +63,8 @@ Status Pieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& confi
     return Invalid("pieces: the contracted axis has " + std::to_string(depth) + " elements, want a multiple of 4 for each of " +
                    std::to_string(splits) + " parts");
   }
-  const auto& kernels = PiecesKernels();
-  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const PiecesKernel& k) {
-    return k.config.tile_m == config.tile_m && k.config.tile_n == config.tile_n && k.config.pieces == config.pieces;
-  });
-  if (kernel == kernels.end()) {
-    return Invalid("pieces: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + " in " +
-                   std::to_string(config.pieces) + " pieces");
-  }
+  const PiecesKernel* kernel = Find(PiecesKernels(), config, [](const PiecesKernel&) { return true; });
+  if (kernel == nullptr) return Invalid("pieces: no kernel has " + Text(config));
   for (const void* array : {first, second, static_cast<const void*>(out)}) {
     if (!Aligned(array)) return Invalid("pieces: an operand or a result does not begin at a multiple of 16 bytes");
   }

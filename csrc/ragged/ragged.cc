@@ -9,11 +9,6 @@
 namespace jaxext {
 namespace {
 
-std::string Text(const RaggedProblem& p) {
-  return "B=" + std::to_string(p.B) + " P=" + std::to_string(p.P) + " R=" + std::to_string(p.R) + " M=" + std::to_string(p.M) +
-         " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K) + " G=" + std::to_string(p.G);
-}
-
 bool Computes(const RaggedKernel& kernel, MatmulRole role, const Dtypes& dtypes) {
   const std::string dtype = ShortName(kernel.dtype);
   return kernel.role == role && dtypes.first == dtype && dtypes.second == dtype && dtypes.result == dtype;
@@ -21,21 +16,14 @@ bool Computes(const RaggedKernel& kernel, MatmulRole role, const Dtypes& dtypes)
 
 // Tiles of the result, including the padding of clusters and bands.
 int64_t Tiles(MatmulRole role, const RaggedProblem& p, const RaggedConfig& config) {
-  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
-  const int64_t columns = tiles(role == MatmulRole::kNT ? p.K : p.N, config.tile_n * config.cluster_n) * config.cluster_n;
-  if (role == MatmulRole::kTN) return Product({p.B, p.G, tiles(p.K, config.tile_m), columns});
+  const int64_t columns = CeilDiv(role == MatmulRole::kNT ? p.K : p.N, config.tile_n * config.cluster_n) * config.cluster_n;
+  if (role == MatmulRole::kTN) return Product({p.B, p.G, CeilDiv(p.K, config.tile_m), columns});
   return Product({p.B, p.P, p.R, VisitsOf(p, config.tile_m), columns});
 }
 
 // The reason if no kernel supports the problem, whatever the tile.
 Reason CheckProblem(const RaggedProblem& p) {
-  const int64_t sizes[] = {p.B, p.P, p.R, p.M, p.N, p.K, p.G};
-  for (int64_t size : sizes) {
-    if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
-  }
-  for (int64_t size : sizes) {
-    if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
-  }
+  if (Reason reason = CheckSizes({p.B, p.P, p.R, p.M, p.N, p.K, p.G})) return reason;
   for (int64_t row : {p.K, p.N}) {
     if (row % 8 != 0)
       return "a row of " + std::to_string(row) + " elements has " + std::to_string(2 * row) + " bytes, TMA wants a multiple of 16";
@@ -52,16 +40,12 @@ bool Empty(const RaggedProblem& p) { return Product({p.B, p.P, p.R, p.M, p.N, p.
 }  // namespace
 
 const std::vector<RaggedKernel>& RaggedKernels() {
-  static const std::vector<RaggedKernel>* const kernels = [] {
-    auto* all = new std::vector<RaggedKernel>;
-    for (const auto& part : {RaggedNN(), RaggedNT(), RaggedTN()}) all->insert(all->end(), part.begin(), part.end());
-    return all;
-  }();
+  static const auto* const kernels = new std::vector<RaggedKernel>(Joined({RaggedNN(), RaggedNT(), RaggedTN()}));
   return *kernels;
 }
 
 Reason RaggedRefuses(MatmulRole role, const RaggedProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
-  if (arch && *arch != 90) return "compute capability is " + CapabilityText(*arch) + ", the ragged kernels want 9.0";
+  if (Reason reason = CheckArch("ragged", arch)) return reason;
   const auto computes = [&](const RaggedKernel& kernel) { return Computes(kernel, role, dtypes); };
   const std::vector<RaggedKernel>& kernels = RaggedKernels();
   if (std::none_of(kernels.begin(), kernels.end(), computes)) {
@@ -81,16 +65,9 @@ Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& confi
     return Invalid("ragged: " + *reason);
   }
   if (Empty(p)) return Invalid("ragged: sizes are " + Text(p) + ", want 1 or more");
-  const auto& kernels = RaggedKernels();
-  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const RaggedKernel& k) {
-    const RaggedConfig& c = k.config;
-    return k.role == role && k.dtype == operands && c.tile_m == config.tile_m && c.tile_n == config.tile_n && c.tile_k == config.tile_k &&
-           c.cluster_n == config.cluster_n;
-  });
-  if (kernel == kernels.end()) {
-    return Invalid("ragged: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + "x" +
-                   std::to_string(config.tile_k) + " in clusters of " + std::to_string(config.cluster_n));
-  }
+  const RaggedKernel* kernel =
+      Find(RaggedKernels(), config, [&](const RaggedKernel& k) { return k.role == role && k.dtype == operands; });
+  if (kernel == nullptr) return Invalid("ragged: no kernel has " + Text(config));
   if (Tiles(role, p, config) > kMostOfAxis) return Invalid("ragged: " + Text(p) + " make 2^31 tiles or more, want fewer");
   for (const void* array : {first, second, static_cast<const void*>(out)}) {
     if (!Aligned(array)) return Invalid("ragged: an operand or a result does not begin at a multiple of 16 bytes");

@@ -1,21 +1,23 @@
-// The kernels of ragged products on Hopper, and how to launch them.  It must not know XLA or Python.
+// The kernels of ragged products on Hopper, and how to launch them.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <vector>
 
-#include "common/problem.h"
-#include "common/refusals.h"
-#include "common/status.h"
+#include "common/family.h"
 
 namespace jaxext {
 
-// The config of a kernel.  Exported programs hold it, so a released tile may be removed only with a new version of the targets.  The
-// fields of `jaxext.backends.cuda.cuda_ragged.RaggedConfig`.
+// x[B,P,R,M,K], w[B,G,K,N], y[B,P,R,M,N]: rows in G groups, and a matrix for each.
+struct RaggedProblem {
+  JAXEXT_INTEGERS(B, P, R, M, N, K, G)
+};
+
+// The config of a kernel.  Exported programs hold it, so a released tile may be removed only with a new version of the targets.
 struct RaggedConfig {
-  int64_t tile_m, tile_n, tile_k;
-  int64_t cluster_n;  // neighbouring blocks that share their loads of the left operand
+  JAXEXT_INTEGERS(tile_m, tile_n, tile_k,
+                  cluster_n)  // neighbouring blocks that share their loads of the left operand
 };
 
 // NN and NT: D[i,m,n] = Σ_k A[i,m,k] B[group of row m,k,n].  TN: D[g,m,n] = Σ_i,k A[i,m,k] B[i,k,n], k over the rows of group g.  Strides
@@ -46,6 +48,8 @@ const std::vector<RaggedKernel>& RaggedKernels();
 
 // The number of visits of a matrix of rows, in tiles of `tile_m` rows.
 inline int64_t VisitsOf(const RaggedProblem& p, int64_t tile_m) { return Sum(Sum(p.M / tile_m + (p.M % tile_m > 0), p.G), -1); }
+
+Reason RaggedRefuses(MatmulRole role, const RaggedProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // The result of `role`, of its operands in the order of slots (x, w, y without the open one).
 Status Ragged(MatmulRole role, const RaggedProblem& problem, const RaggedConfig& config, Dtype operands, Dtype result, const void* first,

@@ -4,17 +4,8 @@
 #include <algorithm>
 #include <string>
 
-#include "matmul/matmul.h"
-
 namespace jaxext {
 namespace {
-
-constexpr int64_t kMostSplits = 32;  // known to jaxext/backends/cuda/cuda_scaled.py
-
-std::string Text(const ScaledProblem& p) {
-  return "B=" + std::to_string(p.B) + " M=" + std::to_string(p.M) + " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K) +
-         " I=" + std::to_string(p.I) + " J=" + std::to_string(p.J) + " S=" + std::to_string(p.S);
-}
 
 bool Computes(const ScaledKernel& kernel, const Dtypes& dtypes) {
   return dtypes.first == ShortName(kernel.first) && dtypes.second == ShortName(kernel.second) &&
@@ -23,8 +14,7 @@ bool Computes(const ScaledKernel& kernel, const Dtypes& dtypes) {
 
 // Tiles of all parts, including those that fill up a cluster.
 int64_t Tiles(const ScaledProblem& p, const ScaledConfig& config, int64_t splits) {
-  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
-  return Product({p.B, splits, tiles(p.M, config.tile_m * config.cluster_m), config.cluster_m, tiles(p.N, config.tile_n)});
+  return Product({p.B, splits, CeilDiv(p.M, config.tile_m * config.cluster_m), config.cluster_m, CeilDiv(p.N, config.tile_n)});
 }
 
 // The reason if an axis is not cut into that many blocks.
@@ -35,10 +25,7 @@ Reason CheckBlocks(const std::string& axis, int64_t size, int64_t blocks) {
 
 // The reason if no kernel supports the problem, whatever the tile.
 Reason CheckProblem(const ScaledProblem& p, const std::string& result) {
-  for (int64_t size : {p.B, p.M, p.N, p.K}) {
-    if (size < 0) return "an axis has " + std::to_string(size) + " elements, want 0 or more";
-    if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
-  }
+  if (Reason reason = CheckSizes({p.B, p.M, p.N, p.K})) return reason;
   if (p.K % 16 != 0) return std::to_string(p.K) + " elements are contracted, TMA wants a multiple of 16";
   if (const int64_t bytes = p.N * (result == "fp32" ? 4 : 2); bytes % 16 != 0) {
     return "a row of " + std::to_string(p.N) + " elements of the result has " + std::to_string(bytes) + " bytes, want a multiple of 16";
@@ -63,16 +50,12 @@ bool Empty(const ScaledProblem& p) { return Product({p.B, p.M, p.N, p.K}) == 0; 
 }  // namespace
 
 const std::vector<ScaledKernel>& ScaledKernels() {
-  static const std::vector<ScaledKernel>* const kernels = [] {
-    auto* all = new std::vector<ScaledKernel>(ScaledE4M3());
-    for (const ScaledKernel& kernel : ScaledE5M2()) all->push_back(kernel);
-    return all;
-  }();
+  static const auto* const kernels = new std::vector<ScaledKernel>(Joined({ScaledE4M3(), ScaledE5M2()}));
   return *kernels;
 }
 
 Reason ScaledRefuses(const ScaledProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
-  if (arch && *arch != 90) return "compute capability is " + CapabilityText(*arch) + ", the scaled kernels want 9.0";
+  if (Reason reason = CheckArch("scaled", arch)) return reason;
   const auto computes = [&](const ScaledKernel& kernel) { return Computes(kernel, dtypes); };
   const std::vector<ScaledKernel>& kernels = ScaledKernels();
   if (std::none_of(kernels.begin(), kernels.end(), computes)) {
@@ -92,16 +75,9 @@ Status Scaled(const ScaledProblem& p, const ScaledConfig& config, Dtype first, D
               const Scale& left, const Scale& right, void* d, LaunchStream stream) {
   if (Reason reason = ScaledRefuses(p, {ShortName(first), ShortName(second), ShortName(result)})) return Invalid("scaled: " + *reason);
   if (Empty(p)) return Invalid("scaled: sizes are " + Text(p) + ", want 1 or more");
-  const auto& kernels = ScaledKernels();
-  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const ScaledKernel& k) {
-    const ScaledConfig& c = k.config;
-    return k.first == first && k.second == second && c.tile_m == config.tile_m && c.tile_n == config.tile_n && c.tile_k == config.tile_k &&
-           c.cluster_m == config.cluster_m;
-  });
-  if (kernel == kernels.end()) {
-    return Invalid("scaled: no kernel of tiles " + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) + "x" +
-                   std::to_string(config.tile_k) + " in clusters of " + std::to_string(config.cluster_m));
-  }
+  const ScaledKernel* kernel =
+      Find(ScaledKernels(), config, [&](const ScaledKernel& k) { return k.first == first && k.second == second; });
+  if (kernel == nullptr) return Invalid("scaled: no kernel has " + Text(config));
   if (config.splits < 1 || config.splits > kMostSplits) {
     return Invalid("scaled: splits is " + std::to_string(config.splits) + ", want 1 to " + std::to_string(kMostSplits));
   }

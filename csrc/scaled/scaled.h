@@ -1,24 +1,27 @@
-// The kernels of products of scaled 8-bit floats on Hopper, and how to launch them.  It must not know XLA or Python.
+// The kernels of products of scaled 8-bit floats on Hopper, and how to launch them.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <vector>
 
-#include "common/problem.h"
-#include "common/refusals.h"
-#include "common/status.h"
+#include "common/family.h"
 
 namespace jaxext {
 
 constexpr int64_t kScaledStep = 128;  // of what is contracted: its product is scaled, and moved to the sums in float32
 
-// The config of a kernel.  Exported programs hold it, so a released tile may be removed only with a new version of the target.  The fields
-// of `jaxext.backends.cuda.cuda_scaled.ScaledConfig`.
+// d[m,n] = Σ_k a[m,k] b[n,k], for each of B.  A scale has an element for each block: of rows in I blocks, columns in J, what is contracted
+// in S.
+struct ScaledProblem {
+  JAXEXT_INTEGERS(B, M, N, K, I, J, S)
+};
+
+// The config of a kernel.  Exported programs hold it, so a released tile may be removed only with a new version of the target.
 struct ScaledConfig {
-  int64_t tile_m, tile_n, tile_k;
-  int64_t cluster_m;  // neighbouring blocks that share their loads of the right operand
-  int64_t splits;     // partial results, in float32
+  JAXEXT_INTEGERS(tile_m, tile_n, tile_k,
+                  cluster_m,  // neighbouring blocks that share their loads of the right operand
+                  splits)     // partial results, in float32
 };
 
 // A scale in float32 and how far its elements are apart: in the batch, of blocks of rows (columns), of blocks of what is contracted.  0:
@@ -48,6 +51,9 @@ struct ScaledKernel {
 
 // Every kernel that was compiled, in no particular order.
 const std::vector<ScaledKernel>& ScaledKernels();
+
+// Of a, b and d.
+Reason ScaledRefuses(const ScaledProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // d, or its partial sums.  A scale of columns that have one each has them beside each other.
 Status Scaled(const ScaledProblem& problem, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a,

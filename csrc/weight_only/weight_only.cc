@@ -7,11 +7,7 @@
 namespace jaxext {
 
 const std::vector<WideWeightOnlyKernel>& WideWeightOnlyKernels() {
-  static const auto* const kernels = [] {
-    auto* all = new std::vector<WideWeightOnlyKernel>(WideWeightOnlyBF16());
-    for (const WideWeightOnlyKernel& kernel : WideWeightOnlyF16()) all->push_back(kernel);
-    return all;
-  }();
+  static const auto* const kernels = new std::vector<WideWeightOnlyKernel>(Joined({WideWeightOnlyBF16(), WideWeightOnlyF16()}));
   return *kernels;
 }
 

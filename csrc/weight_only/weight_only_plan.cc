@@ -9,8 +9,6 @@ namespace {
 
 std::string Text(int64_t number) { return std::to_string(number); }
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The tiles for which a kernel was compiled (weight_only_launch.cuh): the first is the widest, with 16-byte accesses.  Those from kWide
 // rows on are Hopper's (wide_weight_only.cuh).
 struct Tile {
@@ -105,7 +103,7 @@ Reason WeightOnlyRefuses(const WeightOnlyProblem& p, const Dtypes& dtypes, std::
   }
   if (arch && *arch < 80) return "compute capability " + CapabilityText(*arch) + ", it takes 8.0 and newer";
   const int64_t blocks = p.M > kMostRows ? Product({p.N / 256 + 1, p.M / kWide + 1}) : Product({p.N / 64 + 1, p.M / kRowsOfTile + 1});
-  if (Product({p.B, kMostSplits, blocks}) > kMostGridX) {
+  if (Product({p.B, weight_only::kMostSplits, blocks}) > kMostGridX) {
     return Text(p.B) + " products with " + Text(p.N) + " columns, it takes fewer: a grid has " + Text(kMostGridX) + " blocks at most";
   }
   return {};

@@ -1,5 +1,5 @@
 // Products of more rows than the kernel of weight_only.cuh is for, on Hopper.  Equation, operands and config are those of weight_only.h,
-// whose launcher takes a kernel from this table.  It must not know XLA.
+// whose launcher takes a kernel from this table.
 #pragma once
 
 #include <vector>

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 
 import jax.numpy as jnp
 
+from jaxext.backends.xla.conv_plan import FEW_ON_GPU as FUSED_OUTPUTS  # most outputs of a group in one XLA fusion
+from jaxext.backends.xla.conv_plan import FOLDED_ON_GPU as FUSED_TAPS  # most taps of a depthwise convolution in one XLA fusion
 from jaxext.forms.call import Call
 from jaxext.forms.window import Window
 
-FUSED_TAPS = 9  # most taps of a depthwise convolution in one XLA fusion: `conv_plan.FOLDED_ON_GPU`
-FUSED_OUTPUTS = 16  # most outputs of a group in one XLA fusion: `conv_plan.FEW_ON_GPU`
 SMALL_GROUP = 32  # groups of at most this many channels leave most of a tensor core's tile empty
 TILE = 64  # channels that fill a tile
 FAST = (90,)  # compute capabilities, times 10, whose tensor core instructions the kernels of dense convolutions use to the full

@@ -165,7 +165,7 @@ def test_conv_kernel(name, role, dtype):
     for result in (dtype, "fp32"):
         problem = taken(name, role, dtype, result)
         operands = dense.some_operands(problem)
-        configs = some(cuda_conv.candidates(problem, cuda_binding.compiled("conv_kernels")))
+        configs = some(cuda_conv.candidates(problem, cuda_binding.compiled("conv")))
         check_conv("conv", cuda_conv, problem, configs, operands, dense.true(problem, operands), dense.shape(problem, dense.OPEN[role]))
 
 
@@ -194,7 +194,7 @@ def test_matmul_kernel(name, role, dtype, result):
     problem = MatmulProblem(
         name=f"matmul_{role}", role=role, **sizes, dtypes=(dtype, dtype, result), precision="tf32", arch=90
     )  # fmt: skip
-    table = cuda_binding.compiled("matmul_kernels")
+    table = cuda_binding.compiled("matmul")
     assert cuda_matmul.refused(problem) is None
     B, M, N, K = sizes.values()
     shapes = {"a": (B, M, K), "b": (B, K, N), "c": (B, M, N)}
@@ -234,7 +234,7 @@ def test_products_in_pieces(name, role, precision):
         exact = [x.astype(np.float64) for x in operands.values()]
         truth = np.einsum(equation, *exact, optimize=True)
         scale = None if integers else np.einsum(equation, *map(np.abs, exact), optimize=True)
-        for config in some(cuda_pieces.candidates(problem, cuda_binding.compiled("pieces_kernels"))):
+        for config in some(cuda_pieces.candidates(problem, cuda_binding.compiled("pieces"))):
             check(alone(problem.name, problem, config, shapes[open], list(operands.values()), tuple("BMNK")), truth, scale)
 
 
@@ -260,7 +260,7 @@ def test_ragged_kernel(name, role, dtype):
     assert cuda_ragged.refused(problem) is None
     operands = ragged.some_operands(problem, begin, end)
     truth = ragged.true(problem, operands, begin, end)
-    for config in cuda_ragged.candidates(problem, cuda_binding.compiled("ragged_kernels")):
+    for config in cuda_ragged.candidates(problem, cuda_binding.compiled("ragged")):
         places = np.stack([begin, end], -1) if role == "tn" else visits(np, begin, end, problem.M, config.tile_m)
         check(alone(problem.name, problem, config, truth.shape, [*operands.values(), places], tuple("BPRMNKG")), truth)
 
@@ -289,7 +289,7 @@ def test_scaled_kernel(name, role, dtypes):
         given = cuda_scaled.arrays(problem, {slot: jnp.asarray(operands[slot]) for slot in cuda_scaled.slots(problem)})
         fields = cuda_scaled.fields(problem)
         truth, numbers = scaled.true(problem, operands), types.SimpleNamespace(**fields, dtypes=problem.dtypes)
-        for config in some(cuda_scaled.candidates(problem, cuda_binding.compiled("scaled_kernels"))):
+        for config in some(cuda_scaled.candidates(problem, cuda_binding.compiled("scaled"))):
             check(alone("scaled", numbers, config, truth.shape, list(given.values()), tuple(fields)), truth)
 
 

@@ -15,7 +15,6 @@ import jaxext
 from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_binding, cuda_convolutions
 from jaxext.backends.triton import triton_binding
-from jaxext.backends.xla import conv_plan
 
 pytest.importorskip("triton")
 
@@ -201,10 +200,6 @@ def test_every_row_of_the_table_is_claimed(rows):
     told = [row.reason for row in preference.CONVOLUTIONS]
     assert len(set(told)) == len(told) == len(claimed)
     assert all(sum(reason in words for words in told) == 1 for reason in claimed)
-
-
-def test_the_table_knows_what_xla_fuses():
-    assert (preference.FUSED_TAPS, preference.FUSED_OUTPUTS) == (conv_plan.FOLDED_ON_GPU, conv_plan.FEW_ON_GPU)
 
 
 # the call, and the algorithm of `xla` on a GPU

@@ -11,15 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "causal/causal.h"
-#include "conv/conv.h"
-#include "depthwise/depthwise.h"
-#include "gram/gram.h"
+#include "common/family.h"
 #include "matmul/matmul.h"
-#include "pieces/pieces.h"
-#include "ragged/ragged.h"
-#include "scaled/scaled.h"
-#include "weight_only/weight_only.h"
 
 namespace {
 
@@ -246,101 +239,27 @@ int32_t Conclude(const jaxext::Status& status, char* answer, int64_t room) {
   return status.code;
 }
 
-// Problems and configs are the fields of their structs, in order, and `epilogue` is too, or null.  Addresses are those of both operands and
-// the result, the stream, and the places of a ragged product.
-int32_t Call(int32_t family, int32_t rank, int32_t role, int32_t on_device, const char* fail, int32_t operands, int32_t result,
-             const int64_t* problem, const int64_t* config, const int64_t* addresses, const int64_t* epilogue, char* answer, int64_t room) {
+// The answer of a target.  `attributes` are 8 bytes each, as its fields are.  Arrays, operands before results, are rows of 8 bytes: dtype,
+// address, rank and sizes.
+int32_t CallTarget(const char* name, int32_t on_device, const char* fail, const int64_t* attributes, int32_t operands, int32_t results,
+                   const int64_t* arrays, int64_t stream, char* answer, int64_t room) {
   using namespace jaxext;
   Begin(on_device, fail);
-  const auto* first = reinterpret_cast<const void*>(addresses[0]);
-  const auto* second = reinterpret_cast<const void*>(addresses[1]);
-  auto* out = reinterpret_cast<void*>(addresses[2]);
-  const jaxext::LaunchStream stream = StreamAt(addresses[3]);
-  const auto dtype = static_cast<Dtype>(operands), of_result = static_cast<Dtype>(result);
-  Epilogue fused;
-  if (epilogue) {
-    fused = {static_cast<Activation>(epilogue[0]), reinterpret_cast<const float*>(epilogue[1]), reinterpret_cast<const void*>(epilogue[2]),
-             reinterpret_cast<void*>(epilogue[3])};
+  std::vector<Buffer> given[2];
+  for (int i = 0; i < operands + results; ++i) {
+    const int64_t rank = arrays[2];
+    given[i < operands ? 0 : 1].push_back(
+        {static_cast<Dtype>(arrays[0]), {arrays + 3, arrays + 3 + rank}, reinterpret_cast<void*>(arrays[1])});
+    arrays += 3 + rank;
   }
-  const Epilogue* added = epilogue ? &fused : nullptr;
-  Status status;
-  if (family == 0) {
-    status = Matmul(static_cast<MatmulRole>(role), *reinterpret_cast<const MatmulProblem*>(problem),
-                    *reinterpret_cast<const MatmulConfig*>(config), dtype, of_result, first, second, out, added, stream);
-  } else if (family == 1) {
-    status = Conv(static_cast<ConvRole>(role), rank, *reinterpret_cast<const ConvProblem*>(problem),
-                  *reinterpret_cast<const ConvConfig*>(config), dtype, of_result, first, second, out, added, stream);
-  } else if (family == 8) {
-    status = Pieces(static_cast<MatmulRole>(role), *reinterpret_cast<const MatmulProblem*>(problem),
-                    *reinterpret_cast<const PiecesConfig*>(config), dtype, of_result, first, second, out, stream);
-  } else if (family == 3) {
-    status = Ragged(static_cast<MatmulRole>(role), *reinterpret_cast<const RaggedProblem*>(problem),
-                    *reinterpret_cast<const RaggedConfig*>(config), dtype, of_result, first, second,
-                    reinterpret_cast<const int32_t*>(addresses[4]), out, stream);
-  } else {
-    status = Depthwise(static_cast<ConvRole>(role), *reinterpret_cast<const ConvProblem*>(problem),
-                       *reinterpret_cast<const DepthwiseConfig*>(config), dtype, of_result, first, second, out, added, stream);
+  for (const Family& family : Families()) {
+    for (const Target& target : family.targets) {
+      if (target.name != name) continue;
+      Arrays taken(given[0], given[1]);
+      return Conclude(target.launch(attributes, taken, StreamAt(stream)), answer, room);
+    }
   }
-  return Conclude(status, answer, room);
-}
-
-// The same of a causal convolution.  `numbers`: the dtypes of x, weight and bias, and the activation.  `addresses`: those of
-// CausalOperands and CausalResults, in order, 0 for one that is not there, and the stream.
-int32_t CallCausal(int32_t role, int32_t on_device, const char* fail, const int64_t* numbers, const int64_t* problem, const int64_t* config,
-                   const int64_t* addresses, char* answer, int64_t room) {
-  using namespace jaxext;
-  Begin(on_device, fail);
-  const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
-  const auto dtype = [&](int i) { return static_cast<Dtype>(numbers[i]); };
-  const CausalOperands operands = {dtype(0), dtype(1), dtype(2), static_cast<Activation>(numbers[3]), at(0),
-                                   at(1),    at(2),    at(3),    static_cast<const int32_t*>(at(4)),  static_cast<const int32_t*>(at(5)),
-                                   at(6)};
-  const Status status =
-      Causal(static_cast<CausalRole>(role), *reinterpret_cast<const CausalProblem*>(problem),
-             *reinterpret_cast<const CausalConfig*>(config), operands, {at(7), static_cast<float*>(at(8)), at(9)}, StreamAt(addresses[10]));
-  return Conclude(status, answer, room);
-}
-
-// The same of a weight-only product.  `dtypes`: of x and of the result.  `addresses`: of x, the weight, its scale and the result, and the
-// stream.
-int32_t CallWeightOnly(int32_t on_device, const char* fail, const int64_t* dtypes, const int64_t* problem, const int64_t* config,
-                       const int64_t* addresses, char* answer, int64_t room) {
-  using namespace jaxext;
-  Begin(on_device, fail);
-  const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
-  const WeightOnlyOperands operands = {static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), at(0), at(1),
-                                       static_cast<const float*>(at(2))};
-  const Status status = WeightOnly(*reinterpret_cast<const WeightOnlyProblem*>(problem), *reinterpret_cast<const WeightOnlyConfig*>(config),
-                                   operands, at(3), StreamAt(addresses[4]));
-  return Conclude(status, answer, room);
-}
-
-// The same of a scaled product.  `dtypes`: of both factors and of the result.  `strides`: of the left scale and of the right one.
-// `addresses`: those of both factors, their scales, and the result, and the stream.
-int32_t CallScaled(int32_t on_device, const char* fail, const int64_t* dtypes, const int64_t* problem, const int64_t* config,
-                   const int64_t* strides, const int64_t* addresses, char* answer, int64_t room) {
-  using namespace jaxext;
-  Begin(on_device, fail);
-  const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
-  const auto dtype = [&](int i) { return static_cast<Dtype>(dtypes[i]); };
-  const Scale left = {static_cast<const float*>(at(2)), strides[0], strides[1], strides[2]};
-  const Scale right = {static_cast<const float*>(at(3)), strides[3], strides[4], strides[5]};
-  const Status status = Scaled(*reinterpret_cast<const ScaledProblem*>(problem), *reinterpret_cast<const ScaledConfig*>(config), dtype(0),
-                               dtype(1), dtype(2), at(0), at(1), left, right, at(4), StreamAt(addresses[5]));
-  return Conclude(status, answer, room);
-}
-
-// The same of a product with an own transpose.  `dtypes`: of x and of the result.  `factors`: of the product and of the addend.
-// `addresses`: of x, the addend and the result, and the stream.
-int32_t CallGram(int32_t on_device, const char* fail, const int64_t* dtypes, const int64_t* problem, const int64_t* config,
-                 const double* factors, const int64_t* addresses, char* answer, int64_t room) {
-  using namespace jaxext;
-  Begin(on_device, fail);
-  const auto at = [&](int i) { return reinterpret_cast<void*>(addresses[i]); };
-  const GramOperands operands = {at(0), at(1), factors[0], factors[1]};
-  const Status status = LaunchGram(*reinterpret_cast<const GramProblem*>(problem), *reinterpret_cast<const GramConfig*>(config),
-                                   static_cast<Dtype>(dtypes[0]), static_cast<Dtype>(dtypes[1]), operands, at(2), StreamAt(addresses[3]));
-  return Conclude(status, answer, room);
+  return Conclude(Internal(std::string("there is no target ") + name), answer, room);
 }
 
 // From now on the parameters of this kernel's launches are written down too.

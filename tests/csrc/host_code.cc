@@ -2,13 +2,15 @@
 // convolution.  Compiled by a C++ compiler, with a table of matrix products in place of the kernels'.  Needs no CUDA.
 #include <cstring>
 
-#include "conv/conv_plan.h"
+#include "causal/causal.h"
+#include "conv/conv.h"
+#include "depthwise/depthwise.h"
 #include "gram/gram.h"
 #include "matmul/matmul.h"
 #include "pieces/pieces.h"
 #include "ragged/ragged.h"
-#include "common/refusals.h"
 #include "scaled/scaled.h"
+#include "weight_only/wide_weight_only.h"
 
 namespace jaxext {
 namespace {
@@ -50,35 +52,45 @@ std::vector<ScaledKernel> ScaledE5M2() { return {{Dtype::kE5M2, Dtype::kE4M3, {6
 std::vector<GramKernel> GramBF16() { return {{Dtype::kBF16, {128, 256, 64, 2, 1}, 0, 0, nullptr}}; }
 std::vector<GramKernel> GramF16() { return {}; }
 
+// Of these there is no kernel here, and no launcher.
+const std::vector<ConvKernel>& ConvKernels() {
+  static const std::vector<ConvKernel> none;
+  return none;
+}
+const std::vector<WideWeightOnlyKernel>& WideWeightOnlyKernels() {
+  static const std::vector<WideWeightOnlyKernel> none;
+  return none;
+}
+Status Conv(ConvRole, int, const ConvProblem&, const ConvConfig&, Dtype, Dtype, const void*, const void*, void*, const Epilogue*,
+            LaunchStream) {
+  return Internal("no launcher");
+}
+Status Depthwise(ConvRole, const ConvProblem&, const DepthwiseConfig&, Dtype, Dtype, const void*, const void*, void*, const Epilogue*,
+                 LaunchStream) {
+  return Internal("no launcher");
+}
+Status Causal(CausalRole, const CausalProblem&, const CausalConfig&, const CausalOperands&, const CausalResults&, LaunchStream) {
+  return Internal("no launcher");
+}
+Status WeightOnly(const WeightOnlyProblem&, const WeightOnlyConfig&, const WeightOnlyOperands&, void*, LaunchStream) {
+  return Internal("no launcher");
+}
+
 }  // namespace jaxext
 
 using namespace jaxext;
 
-// Whether a problem is refused, and the reason.  Problems are the fields of their structs, in order.  A causal convolution's dtypes have
-// the bias's too, those of a product with an own transpose the addend's.
-extern "C" int Refuses(const char* family, int role, int rank, const int64_t* problem, const char* const* dtypes, int arch, char* text) {
-  const Dtypes names = {dtypes[0], dtypes[1], dtypes[2]};
-  Reason reason;
-  if (!std::strcmp(family, "matmul")) {
-    reason = MatmulRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, /*fused=*/false, arch);
-  } else if (!std::strcmp(family, "pieces")) {
-    reason = PiecesRefuses(MatmulRole(role), *reinterpret_cast<const MatmulProblem*>(problem), names, arch);
-  } else if (!std::strcmp(family, "ragged")) {
-    reason = RaggedRefuses(MatmulRole(role), *reinterpret_cast<const RaggedProblem*>(problem), names, arch);
-  } else if (!std::strcmp(family, "scaled")) {
-    reason = ScaledRefuses(*reinterpret_cast<const ScaledProblem*>(problem), names, arch);
-  } else if (!std::strcmp(family, "gram")) {
-    reason = GramRefuses(*reinterpret_cast<const GramProblem*>(problem), names, dtypes[3], arch);
-  } else if (!std::strcmp(family, "causal")) {
-    reason = CausalRefuses(CausalRole(role), *reinterpret_cast<const CausalProblem*>(problem), names, dtypes[3], arch);
-  } else if (!std::strcmp(family, "weight_only")) {
-    reason = WeightOnlyRefuses(*reinterpret_cast<const WeightOnlyProblem*>(problem), names, arch);
-  } else {
-    const auto refuses = !std::strcmp(family, "conv") ? &ConvRefuses : &DepthwiseRefuses;
-    reason = refuses(ConvRole(role), rank, *reinterpret_cast<const ConvProblem*>(problem), names, arch);
+// Whether a target refuses a problem, and the reason.  Problems are the fields of their structs, in order; there are four dtypes.
+extern "C" int Refuses(const char* name, const int64_t* problem, const char* const* dtypes, int arch, char* text) {
+  for (const Family& family : Families()) {
+    for (const Target& target : family.targets) {
+      if (target.name != name) continue;
+      const Reason reason = target.refuses(problem, {dtypes[0], dtypes[1], dtypes[2], dtypes[3]}, arch);
+      if (reason) std::strncpy(text, reason->c_str(), 999);
+      return reason.has_value();
+    }
   }
-  if (reason) std::strncpy(text, reason->c_str(), 999);
-  return reason.has_value();
+  return -1;
 }
 
 extern "C" int MostParts() { return kMostParts; }

@@ -1,5 +1,6 @@
-// In place of the launchers that the handlers of csrc/*_ffi.cc call: each does nothing, but says in its error what it was asked, and
-// whether only to load it.  Built with the handlers and call_frame.cc by tests/backends/cuda/test_ffi_handlers.py; needs no CUDA.
+// In place of the launchers that the targets of csrc/ call: each does nothing, but says in its error what it was asked, and whether only to
+// load it.  In place of refusals and tables: none.  Built with the targets and call_frame.cc by tests/backends/cuda/test_ffi_handlers.py;
+// needs no CUDA.
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -12,8 +13,9 @@
 #include "pieces/pieces.h"
 #include "ragged/ragged.h"
 #include "scaled/scaled.h"
-#include "common/targets.h"
+#include "common/ffi.h"
 #include "weight_only/weight_only.h"
+#include "weight_only/wide_weight_only.h"
 
 namespace jaxext {
 namespace {
@@ -112,16 +114,35 @@ Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const W
              {o.x, o.q, o.scale, result}, /*epilogue=*/nullptr);
 }
 
+Reason MatmulRefuses(MatmulRole, const MatmulProblem&, const Dtypes&, bool, std::optional<int>) { return {}; }
+Reason PiecesRefuses(MatmulRole, const MatmulProblem&, const Dtypes&, std::optional<int>) { return {}; }
+Reason RaggedRefuses(MatmulRole, const RaggedProblem&, const Dtypes&, std::optional<int>) { return {}; }
+Reason ScaledRefuses(const ScaledProblem&, const Dtypes&, std::optional<int>) { return {}; }
+Reason GramRefuses(const GramProblem&, const Dtypes&, std::optional<int>) { return {}; }
+Reason ConvRefuses(ConvRole, int, const ConvProblem&, const Dtypes&, std::optional<int>) { return {}; }
+Reason DepthwiseRefuses(ConvRole, int, const ConvProblem&, const Dtypes&, std::optional<int>) { return {}; }
+Reason CausalRefuses(CausalRole, const CausalProblem&, const Dtypes&, std::optional<int>) { return {}; }
+Reason WeightOnlyRefuses(const WeightOnlyProblem&, const Dtypes&, std::optional<int>) { return {}; }
+
+template <class Kernel>
+const std::vector<Kernel>& None() {
+  static const std::vector<Kernel> none;
+  return none;
+}
+const std::vector<MatmulKernel>& MatmulKernels() { return None<MatmulKernel>(); }
+const std::vector<PiecesKernel>& PiecesKernels() { return None<PiecesKernel>(); }
+const std::vector<RaggedKernel>& RaggedKernels() { return None<RaggedKernel>(); }
+const std::vector<ScaledKernel>& ScaledKernels() { return None<ScaledKernel>(); }
+const std::vector<GramKernel>& GramKernels() { return None<GramKernel>(); }
+const std::vector<ConvKernel>& ConvKernels() { return None<ConvKernel>(); }
+const std::vector<WideWeightOnlyKernel>& WideWeightOnlyKernels() { return None<WideWeightOnlyKernel>(); }
+
 }  // namespace jaxext
 
 // The handler of that name and stage, or null.
 extern "C" void* HandlerOf(const char* name, int32_t initialize) {
-  for (const auto& targets :
-       {jaxext::MatmulTargets(), jaxext::PiecesTargets(), jaxext::RaggedTargets(), jaxext::ScaledTargets(), jaxext::GramTargets(),
-        jaxext::ConvTargets(), jaxext::DepthwiseTargets(), jaxext::CausalTargets(), jaxext::WeightOnlyTargets()}) {
-    for (const jaxext::Target& target : targets) {
-      if (target.name == name) return reinterpret_cast<void*>(initialize ? target.handlers.initialize : target.handlers.execute);
-    }
+  for (const auto& [target, handlers] : jaxext::HandlersByTarget()) {
+    if (target == name) return reinterpret_cast<void*>(initialize ? handlers.initialize : handlers.execute);
   }
   return nullptr;
 }

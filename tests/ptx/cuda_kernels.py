@@ -25,20 +25,14 @@ import test_epilogues
 import test_ragged_kernel
 import triton
 from cuda_launches import (
-    ADDED,
-    ADDRESSES,
-    CAUSAL,
     ELEMENTS,
-    GRAM,
     LIBRARY,
     NVCC,
     OK,
-    PLACES,
-    SCALED,
     SHAPES,
     SLOTS,
     TESTS,
-    WEIGHT_ONLY,
+    Case,
     ask,
     causal,
     conv,
@@ -56,7 +50,6 @@ from opcodes import untested
 
 from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_ragged
-from jaxext.kernels._epilogue import ACTIVATIONS
 from jaxext.kernels._ragged import visits
 
 DTYPES = {
@@ -119,9 +112,35 @@ def tell_parameters(runtime: ctypes.CDLL, modules: dict[str, Module]) -> None:
         runtime.TellParameters(name.encode(), len(sizes), (ctypes.c_int64 * len(sizes))(*sizes))
 
 
+def execute(case: Case, operands: Mapping[str, np.ndarray], late, device=0, arch="sm_90", instead=None) -> dict[str, np.ndarray]:
+    """The results of a case by name, from the library's modules or others.  Each element is written once, the operands never."""
+    kernels = instead or modules(arch)  # first: it makes the runtime tell parameters
+    status, asked = ask(case, device)
+    assert status == OK, asked
+    inputs = [Input(operands[name], case.addresses[name]) for name in case.operands]
+    outputs = {}
+    for name, (dtype, shape) in case.results.items():
+        outputs[name] = Output(np.full(case.bytes[name], 0xFF, np.uint8).view(DTYPES[dtype]).reshape(shape), case.addresses[name])
+    assert {name: values.nbytes for name, values in operands.items()} == {name: case.bytes[name] for name in case.operands}
+    before = [array.values.tobytes() for array in inputs]
+    launch(asked, kernels, [*inputs, *outputs.values()], late)
+    for output in outputs.values():
+        assert (output.written == 1).all(), f"each element is written once: {np.bincount(output.written.ravel())}"
+    assert [array.values.tobytes() for array in inputs] == before
+    return {name: output.values for name, output in outputs.items()}
+
+
+def late_and_early(call, **where) -> Any:
+    """The results of a call, which are the same bits whether asynchronous work is late or early."""
+    late, early = (call.execute(when, **where) for when in (LATE, EARLY))
+    for one, other in zip(late, early, strict=True):
+        np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+    return late
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
-    case: Mapping[str, Any]  # of cuda_launches
+    case: Case
     operands: Mapping[str, np.ndarray]
     shape: tuple[int, ...]  # of the result
     truth: Callable[[Mapping[str, np.ndarray]], np.ndarray]
@@ -129,37 +148,26 @@ class Call:
     places: np.ndarray | None = None  # of a ragged product
 
     def check(self, **where) -> None:
-        """The result is right, up to rounding if operands are no integers; asynchronous work that is late or early gives the same bits."""
-        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
-        np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
-        self.check_result(late)
+        """The result is right, up to rounding if operands are no integers."""
+        self.check_result(late_and_early(self, **where))
 
     def check_result(self, parts: np.ndarray) -> None:
         got = parts[0] if len(parts) == 1 else parts.sum(axis=0)
         exact = {slot: values.astype(np.float64) for slot, values in self.operands.items()}
         check(got, self.truth(exact), None if self.integers else self.truth({slot: np.abs(values) for slot, values in exact.items()}))
 
-    def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
-        """The result's partial sums, by the library's modules or others.  Each element is written once, the operands never."""
-        kernels = instead or modules(arch)  # first: it makes the runtime tell parameters
-        status, asked = ask(self.case, device)
-        assert status == OK, asked
-        result = Output(np.full(self.case["bytes"][2], 0xFF, np.uint8).view(DTYPES[self.case["result"]]), ADDRESSES[2])
-        inputs = [Input(values, address) for values, address in zip(self.operands.values(), ADDRESSES, strict=False)]
-        assert [array.values.nbytes for array in (*inputs, result)] == self.case["bytes"]
-        inputs += [] if self.places is None else [Input(self.places, PLACES)]
-        before = [array.values.tobytes() for array in inputs]
-        launch(asked, kernels, [*inputs, result], late)
-        assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written)}"
-        assert [array.values.tobytes() for array in inputs] == before
-        return result.values.reshape(-1, *self.shape)
+    def execute(self, late, **where) -> np.ndarray:
+        """The result's partial sums."""
+        places = {} if self.places is None else {"places": self.places}
+        (result,) = execute(self.case, {**self.operands, **places}, late, **where).values()
+        return result.reshape(-1, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class FusedCall:
     """Of a kernel of matrix products or convolutions, and of a problem with an epilogue."""
 
-    case: Mapping[str, Any]
+    case: Case
     kernel: str
     problem: Any
 
@@ -168,33 +176,11 @@ class FusedCall:
         activation = self.problem.epilogue.activation
         for integers in (True, False):
             operands = epilogues.some_operands(self.problem, integers)
-            late, early = (self.execute(operands, when, **where) for when in (LATE, EARLY))
+            late, early = (list(execute(self.case, operands, when, **where).values()) for when in (LATE, EARLY))
             for one, other in zip(late, early, strict=True):
                 np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
             exact = integers and activation in (None, "relu", "relu6")
             test_epilogues.check_results(self.kernel, self.problem, operands, late, exact)
-
-    def execute(self, operands, late, arch="sm_90") -> list[np.ndarray]:
-        """The results.  Each element is written once, the operands never."""
-        epilogue = self.problem.epilogue
-        first, second, *added = operands
-        kernels = modules(arch)
-        number = 0 if epilogue.activation is None else 1 + ACTIVATIONS.index(epilogue.activation)
-        status, asked = ask({**self.case, "epilogue": (number, [*added, *(["saved"] if epilogue.saves else [])])})
-        assert status == OK, asked
-        addresses = {first: ADDRESSES[0], second: ADDRESSES[1], **ADDED}
-        inputs = [Input(values, addresses[slot]) for slot, values in operands.items()]
-        before = [values.tobytes() for values in operands.values()]
-        dtype = np.dtype(DTYPES[self.case["result"]])
-        outputs = [
-            Output(np.full(shape, -1, f"i{dtype.itemsize}").view(dtype), address)
-            for shape, address in zip(epilogues.results(self.problem), (ADDRESSES[2], ADDED["saved"]), strict=False)
-        ]
-        launch(asked, kernels, [*inputs, *outputs], late)
-        for output in outputs:
-            assert (output.written == 1).all(), f"each element is written once: {np.bincount(output.written.ravel())}"
-        assert [values.tobytes() for values in operands.values()] == before
-        return [output.values for output in outputs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,11 +196,7 @@ class CausalCall:
         return causal(self.problem, self.config)
 
     def check(self, **where) -> None:
-        """As a plain call."""
-        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
-        for one, other in zip(late, early, strict=True):
-            np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
-        self.check_result(late)
+        self.check_result(late_and_early(self, **where))
 
     def operands(self):
         drawn = test_causal_kernel.operands_of(self.problem, self.integers)
@@ -229,23 +211,8 @@ class CausalCall:
         for one, want in zip(got, test_causal_kernel.true(self.problem, operands), strict=True):
             check(one, want)
 
-    def execute(self, late, device=0, arch="sm_90", instead=None) -> list[np.ndarray]:
-        """The results.  Each element is written once, the operands never."""
-        kernels = instead or modules(arch)
-        status, asked = ask(self.case, device)
-        assert status == OK, asked
-        operands = self.operands()
-        inputs = [Input(values, CAUSAL[name]) for name, values in operands.items()]
-        before = [values.tobytes() for values in operands.values()]
-        outputs = []
-        for name, shape in simt_causal.result_shapes(self.problem, self.config.splits).items():
-            dtype = np.dtype(np.float32 if name == "sums" else test_causal_kernel.DTYPES[self.problem.dtypes[0]])
-            outputs.append(Output(np.full(shape, -1, f"i{dtype.itemsize}").view(dtype), CAUSAL[name]))
-        launch(asked, kernels, [*inputs, *outputs], late)
-        for output in outputs:
-            assert (output.written == 1).all(), f"each element is written once: {np.bincount(output.written.ravel())}"
-        assert [values.tobytes() for values in operands.values()] == before
-        return [output.values for output in outputs]
+    def execute(self, late, **where) -> list[np.ndarray]:
+        return list(execute(self.case, self.operands(), late, **where).values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,10 +229,7 @@ class WeightOnlyCall:
         return weight_only(self.problem, self.config)
 
     def check(self, **where) -> None:
-        """As a plain call."""
-        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
-        np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
-        self.check_result(late)
+        self.check_result(late_and_early(self, **where))
 
     @functools.cached_property
     def operands(self) -> dict[str, np.ndarray]:
@@ -278,21 +242,9 @@ class WeightOnlyCall:
     def check_result(self, parts) -> None:
         simt_weight_only.check_parts(self.problem, parts, self.operands, self.integers)
 
-    def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
-        """The result's parts.  Each element is written once, the operands never."""
-        kernels = instead or modules(arch)
-        status, asked = ask(self.case, device)
-        assert status == OK, asked
-        operands = self.operands
-        inputs = [Input(values, WEIGHT_ONLY[name]) for name, values in operands.items()]
-        before = [values.tobytes() for values in operands.values()]
-        splits = self.config.splits
-        shape, dtype = simt_weight_only.shapes(self.problem, splits)["y"], simt_weight_only.dtypes(self.problem, splits)["y"]
-        result = Output(np.full(shape, -1, f"i{dtype.itemsize}").view(dtype), WEIGHT_ONLY["y"])
-        launch(asked, kernels, [*inputs, result], late)
-        assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written.ravel())}"
-        assert [values.tobytes() for values in operands.values()] == before
-        return result.values
+    def execute(self, late, **where) -> np.ndarray:
+        """The result's parts."""
+        return execute(self.case, self.operands, late, **where)["y"].reshape(-1, *simt_weight_only.shapes(self.problem)["y"][1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,28 +281,16 @@ class GramCall:
 
     def check(self, **where) -> None:
         """As a plain call, and the result is symmetric to the last bit."""
-        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
-        np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
-        self.check_result(late)
+        self.check_result(late_and_early(self, **where))
 
     def check_result(self, parts) -> None:
         got = parts[0] if len(parts) == 1 else parts.sum(axis=0)
         check(got, self.truth(), None if self.integers else self.truth(absolute=True))
         np.testing.assert_array_equal(parts, parts.swapaxes(-1, -2))
 
-    def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
-        """The partial results.  Each element is written once, the operands never."""
-        kernels = instead or modules(arch)
-        status, asked = ask(self.case, device)
-        assert status == OK, asked
-        inputs = [Input(values, GRAM[name]) for name, values in self.arrays.items()]
-        before = [values.tobytes() for values in self.arrays.values()]
-        dtype = np.dtype(DTYPES[self.result])
-        result = Output(np.full((self.splits, self.B, self.M, self.M), -1, f"i{dtype.itemsize}").view(dtype), GRAM["y"])
-        launch(asked, kernels, [*inputs, result], late)
-        assert (result.written == 1).all(), f"each element is written once: {np.bincount(result.written.ravel())}"
-        assert [values.tobytes() for values in self.arrays.values()] == before
-        return result.values
+    def execute(self, late, **where) -> np.ndarray:
+        """The partial results."""
+        return execute(self.case, self.arrays, late, **where)["y"].reshape(-1, self.B, self.M, self.M)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,29 +327,15 @@ class ScaledCall:
         return np.einsum("bmk,bnk->bmn", *(np.abs(x) if absolute else x for x in (a, b)))
 
     def check(self, **where) -> None:
-        """As a plain call."""
-        late, early = (self.execute(when, **where) for when in (LATE, EARLY))
-        np.testing.assert_array_equal(late.view(np.uint8), early.view(np.uint8))
-        self.check_result(late)
+        self.check_result(late_and_early(self, **where))
 
     def check_result(self, parts) -> None:
         got = parts[0] if len(parts) == 1 else parts.sum(axis=0)
         check(got, self.truth(), None if self.integers else self.truth(absolute=True))
 
-    def execute(self, late, device=0, arch="sm_90", instead=None) -> np.ndarray:
-        """The partial results.  Each element is written once, the operands never."""
-        kernels = instead or modules(arch)
-        status, asked = ask(self.case, device)
-        assert status == OK, asked
-        inputs = [Input(values, SCALED[name]) for name, values in self.arrays.items()]
-        before = [values.tobytes() for values in self.arrays.values()]
-        shape = (self.splits, *(self.problem[i] for i in (0, 1, 2)))
-        dtype = np.dtype(DTYPES[self.result])
-        output = Output(np.full(shape, -1, f"i{dtype.itemsize}").view(dtype), SCALED["d"])
-        launch(asked, kernels, [*inputs, output], late)
-        assert (output.written == 1).all(), f"each element is written once: {np.bincount(output.written.ravel())}"
-        assert [values.tobytes() for values in self.arrays.values()] == before
-        return output.values
+    def execute(self, late, **where) -> np.ndarray:
+        """The partial results."""
+        return execute(self.case, self.arrays, late, **where)["d"].reshape(-1, *(self.problem[i] for i in (0, 1, 2)))
 
 
 def spread(scale: np.ndarray, shape) -> np.ndarray:
@@ -431,7 +357,7 @@ def matmul_call(row, B, rows, columns, depth, splits=1, integers=True) -> Call:
     sizes = dict(zip(names, (rows, columns, depth), strict=True)) | {"B": B}
     shapes = {slot: tuple(sizes[label] for label in labels) for slot, labels in SHAPES.items()}
     of = pieces if "pieces" in row else matmul
-    case = of(row, **sizes, splits=splits) | ({"result": "float32"} if splits > 1 else {})
+    case = of(row | ({"result": "float32"} if splits > 1 else {}), **sizes, splits=splits)
     open_slot = SLOTS[row["role"]][2]
 
     def product(operands):
@@ -457,7 +383,7 @@ def ragged_call(row, sizes, rows, integers=True, offset=0, B=1, P=1, R=1, **colu
 
 def conv_call(row, problem, config, integers=True) -> Call:
     """Of a dense convolution, or a depthwise one."""
-    of = test_depthwise if row["family"] == 2 else cuda_convs
+    of = cuda_convs if "tile_m" in row else test_depthwise
     shapes = {slot: of.shape_of(problem, slot) for slot in "xwy"}
     operands = _operands(row, shapes, integers)
     return Call(conv(row, problem, config), operands, shapes[SLOTS[row["role"]][2]], functools.partial(of.truth, problem), integers)

@@ -14,7 +14,7 @@ import test_causal_kernel
 import test_depthwise
 import test_simt
 from cuda_kernels import CausalCall, FusedCall, GramCall, ScaledCall, WeightOnlyCall, conv_call, matmul_call, modules, ragged_call
-from cuda_launches import BYTES, CONVS, DEPTHWISE, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, conv, matmul
+from cuda_launches import BYTES, CONVS, DEPTHWISE, GRAMS, MATMULS, PIECES, RAGGEDS, SCALEDS, WIDE_WEIGHT_ONLYS, conv, matmul, numbers_of
 from simt_weight_only import a_problem as a_weight_only_problem
 
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
@@ -273,7 +273,7 @@ def test_matmul_with_an_epilogue(row):
     epilogues = EPILOGUES if dtype == "bf16" else []  # what depends on the dtype is little
     for problem in [fused(plain, ALL | dict(residual=True)), *(fused(small, epilogue) for epilogue in epilogues)]:
         sizes = {label: getattr(problem, label) for label in "BMNK"}
-        FusedCall(matmul(row, **sizes), "matmul", problem).check()
+        FusedCall(matmul(row, **sizes, epilogue=numbers_of(problem.epilogue)), "matmul", problem).check()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -282,7 +282,8 @@ def test_activation(activation):
     row = next(row for row in DEPTHWISE if (row["role"], row["rank"], row["operands"]) == ("fprop", 1, "float32"))
     plain = test_depthwise.of_role(test_simt.CASES["causal k3, several chunks"], "fprop", "fp32", arch=90)
     problem = fused(plain, dict(activation=activation, saves=True))
-    FusedCall(conv(row, problem, cuda_depthwise.pick(problem)), "depthwise", problem).check()
+    case = conv(row, problem, cuda_depthwise.pick(problem), numbers_of(problem.epilogue))
+    FusedCall(case, "depthwise", problem).check()
 
 
 @pytest.mark.sampled(5)
@@ -296,7 +297,7 @@ def test_conv_with_an_epilogue(row):
     for problem, epilogue, result in cases:
         problem = fused(dataclasses.replace(problem, dtypes=(dtype, dtype, result)), epilogue)
         (config,) = of_row(row, problem)
-        case = conv(row, problem, config) | dict(result="float32" if result == "fp32" else row["operands"])
+        case = conv(row, problem, config, numbers_of(problem.epilogue), "float32" if result == "fp32" else None)
         FusedCall(case, "conv", problem).check()
 
 
@@ -312,7 +313,7 @@ def test_depthwise_convolution_with_an_epilogue(dtype):
                 configs = cuda_depthwise.candidates(problem)
                 other = next(config for config in configs if config.lines == 0)  # than one on tensor cores
                 for config in dict.fromkeys((configs[0], other)):
-                    FusedCall(conv(row, problem, config), "depthwise", problem).check()
+                    FusedCall(conv(row, problem, config, numbers_of(problem.epilogue)), "depthwise", problem).check()
     assert_all_ran(dtype, "sm_90", lambda name: "depthwise" in name and "Finish" in name)
 
 

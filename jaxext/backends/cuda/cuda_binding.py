@@ -1,9 +1,10 @@
 """What the implementations `cuda` share: how the compiled module of csrc/ is found, asked, and called through XLA's foreign function
 interface (FFI).  Those of products are in cuda_products.py, those of convolutions in cuda_convolutions.py.
 
-A `Call` becomes a kernel's problem, one of its `candidates` the config, and the fields of both the attributes of the call; csrc/*_ffi.cc
-reads them by the same names.  The compiled module says which problems the kernels refuse (refusals.h).  The handlers are registered
-when the first program that calls one is lowered.  XLA refuses every program, not only ours, once a handler is registered that was compiled
+A `Call` becomes a kernel's problem, one of its `candidates` the config, and the fields of both the attributes of the call, by the names of
+the structs in the family's header in csrc/.  The compiled module says which problems the kernels refuse, which kernels there are, and what
+their configs may be.  The handlers are registered when the first program that calls one is lowered.
+XLA refuses every program, not only ours, once a handler is registered that was compiled
 with newer headers than its own: such a module is left alone.
 """
 
@@ -15,7 +16,7 @@ import functools
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +27,14 @@ from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation, ap
 from jaxext.backends.problems import DTYPES
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.implementation import folder_of, hash_of
-from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._epilogue import ACTIVATIONS
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import ConvProblem
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Config = TypeVar("Config", bound=DataclassInstance)
 
 
 class Cuda(KernelImplementation):
@@ -53,11 +58,14 @@ class Cuda(KernelImplementation):
         return hash_of([*folder_of(type(self)), *self.shared], _csrc(), _build() if platform == "cuda" else b"")
 
 
-def asked(family: str, problem: MatmulProblem | ConvProblem | CausalProblem, fields: Mapping[str, Any], **more: Any) -> str | None:
-    """Why the kernels of a family do not take a problem with these fields, or None; as the compiled module tells."""
+def refusal(target: str, fields: Mapping[str, Any], dtypes: Sequence[str | None], arch: int) -> str | None:
+    """Return the compiled module's reason why no kernel of a target (such as "gram") takes a problem with these fields, or None.
+
+    `dtypes` are those of the operands, of the result, and of a further operand that may be absent.
+    """
     from jaxext import _cuda_module
 
-    return getattr(_cuda_module, f"{family}_refuses")(**fields, **{"dtypes": problem.dtypes, "arch": problem.arch} | more)
+    return _cuda_module.refuses(target, dtypes=[dtype or "" for dtype in dtypes], arch=arch, **fields)
 
 
 def refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
@@ -74,8 +82,8 @@ def refused_epilogue(problem: MatmulProblem | ConvProblem) -> str | None:
     return None
 
 
-def of_struct(problem: MatmulProblem | ConvProblem | CausalProblem, names: Iterable[str]) -> dict[str, Any]:
-    """Sizes and geometry, by the names that the problem's struct in csrc has for them."""
+def fields_named(problem: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The sizes and the geometry of a problem by name."""
     return {name: getattr(problem, name) for name in names}
 
 
@@ -207,12 +215,22 @@ def not_compiled_for(arch: int) -> str | None:
 
 
 @functools.cache
-def compiled(table: str) -> Sequence[Mapping[str, Any]]:
-    """The kernels that were compiled, with dtypes by their short names; the module has the table."""
+def compiled(family: str) -> Sequence[Mapping[str, Any]]:
+    """The kernels of a family that were compiled, with dtypes by their short names, and with the limits of their configs."""
     from jaxext import _cuda_module
 
     dtypes = ("operands", "second", "result")
-    return [row | {slot: DTYPES[row[slot]] for slot in dtypes if slot in row} for row in getattr(_cuda_module, table)()]
+    return [row | {slot: DTYPES[row[slot]] for slot in dtypes if slot in row} for row in _cuda_module.kernels(family)]
+
+
+def splits(row: Mapping[str, Any]) -> list[int]:
+    """The numbers of parts in which a compiled kernel may compute a sum: powers of two up to its limit."""
+    return [1 << i for i in range(row["most_splits"].bit_length())]
+
+
+def config_of(kind: type[Config], row: Mapping[str, Any], **more: int) -> Config:
+    """The config of a compiled kernel, with the fields that its row does not have."""
+    return kind(**{field.name: row[field.name] for field in dataclasses.fields(kind) if field.name in row}, **more)
 
 
 def _csrc() -> bytes:

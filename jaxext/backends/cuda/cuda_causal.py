@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxext.backends.cuda.cuda_binding import asked, of_struct
+from jaxext.backends.cuda.cuda_binding import fields_named, refusal
 from jaxext.kernels._causal import CausalProblem
 from jaxext.kernels._launch import BITS, cdiv, largest_block
 from jaxext.kernels._roofline import ACCESS, ACTIVATED, START, machine
@@ -32,12 +32,13 @@ class CausalConfig:
 
 def fields(problem: CausalProblem) -> dict[str, int]:
     """Those of jaxext::CausalProblem."""
-    return of_struct(problem, "BTCJ")
+    return fields_named(problem, "BTCJ")
 
 
 def refused(problem: CausalProblem) -> str | None:
     """Why the kernels do not take it, or None."""
-    return asked("causal", problem, fields(problem), role=problem.role, bias=problem.epilogue.bias)
+    target = "causal_conv1d" + ("_backward" if problem.role == "backward" else "")
+    return refusal(target, fields(problem), (*problem.dtypes, problem.epilogue.bias), problem.arch)
 
 
 def candidates(problem: CausalProblem) -> list[CausalConfig]:

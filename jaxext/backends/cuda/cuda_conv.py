@@ -15,19 +15,17 @@ kernels that were compiled, which the module tells.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import asked, of_struct, refused_epilogue
+from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal, refused_epilogue
 from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine, stored
 
 GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
-MOST_PARTS = 64  # B·G·splits: kMostParts in csrc/conv/conv_plan.h
 PARTS_OF_LAUNCH = {"fprop": 8, "dgrad": 8, "wgrad": 30}  # kParts in csrc/conv/conv_sm90.cuh
 _DEPTH = 64  # of a stage
 
@@ -42,12 +40,18 @@ class ConvConfig:
 
 def fields(problem: ConvProblem) -> dict[str, Any]:
     """Those of jaxext::ConvProblem."""
-    return of_struct(problem, (*"BNGCK", *GEOMETRY))
+    return fields_named(problem, (*"BNGCK", *GEOMETRY))
 
 
 def refused(problem: ConvProblem) -> str | None:
     """Why the kernels do not take it, or None."""
-    return refused_epilogue(problem) or asked("conv", problem, fields(problem), role=problem.role, rank=rank(problem))
+    return refused_by("conv", problem)
+
+
+def refused_by(family: str, problem: ConvProblem) -> str | None:
+    """Return the reason why the dense or the depthwise kernels do not take a convolution, or None."""
+    target = f"{family}{rank(problem)}d_{'bias_act' if problem.epilogue else problem.role}"
+    return refused_epilogue(problem) or refusal(target, fields(problem), problem.dtypes, problem.arch)
 
 
 def candidates(problem: ConvProblem, table: Sequence[Mapping[str, Any]]) -> list[ConvConfig]:
@@ -58,14 +62,12 @@ def candidates(problem: ConvProblem, table: Sequence[Mapping[str, Any]]) -> list
     take some for their loads, but the zeros that they multiply cost power.
     """
     kind = rank(problem), problem.role, problem.dtypes[0]
-    tiles = [
-        {name: row[name] for name in ("tile_m", "tile_n", "cluster")}
-        for row in table
-        if (row["rank"], row["role"], row["operands"]) == kind
-    ]
-    most = MOST_PARTS // max(1, problem.B * problem.G) if problem.role == "wgrad" else 1
-    pieces = [splits for splits in range(2, most + 1) if _cuts(problem, splits)]
-    configs = [ConvConfig(**tile, splits=splits) for tile, splits in itertools.product(tiles, (1, *pieces))]
+    configs = []
+    for row in table:
+        if (row["rank"], row["role"], row["operands"]) == kind:
+            most = row["most_parts"] // max(1, problem.B * problem.G) if problem.role == "wgrad" else 1
+            pieces = [splits for splits in range(2, most + 1) if _cuts(problem, splits)]
+            configs += [config_of(ConvConfig, row, splits=splits) for splits in (1, *pieces)]
     return sorted(configs, key=lambda config: (_half_empty(problem, config), clocks(problem, config)))
 
 

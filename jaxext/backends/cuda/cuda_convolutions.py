@@ -51,7 +51,7 @@ class CudaConv(Cuda):
     def configs(self, problem):
         if _family(problem) is cuda_depthwise:
             return cuda_depthwise.candidates(problem)
-        return cuda_conv.candidates(problem, compiled("conv_kernels"))
+        return cuda_conv.candidates(problem, compiled("conv"))
 
     def launch(self, call, problem, config):
         stem = call.op.replace("conv", "depthwise", 1) if _family(problem) is cuda_depthwise else call.op

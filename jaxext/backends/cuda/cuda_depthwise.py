@@ -14,8 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jaxext.backends.cuda.cuda_binding import asked, refused_epilogue
-from jaxext.backends.cuda.cuda_conv import fields, rank
+from jaxext.backends.cuda.cuda_conv import refused_by
 from jaxext.kernels._geometry import Axis, ConvProblem
 from jaxext.kernels._launch import BITS, cdiv, largest_block
 from jaxext.kernels._roofline import ISSUED, LEGACY, START, machine, stored
@@ -51,7 +50,7 @@ class DepthwiseConfig:
 
 def refused(problem: ConvProblem) -> str | None:
     """Why the kernels do not take it, or None."""
-    return refused_epilogue(problem) or asked("depthwise", problem, fields(problem), role=problem.role, rank=rank(problem))
+    return refused_by("depthwise", problem)
 
 
 def candidates(problem: ConvProblem) -> list[DepthwiseConfig]:

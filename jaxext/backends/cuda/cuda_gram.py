@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import asked
+from jaxext.backends.cuda.cuda_binding import config_of, refusal, splits
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import START, STORED, machine
 
-_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/gram/gram.cc
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 
 
@@ -47,17 +46,17 @@ def fields(problem: GramProblem) -> dict[str, int]:
 
 def refused(problem: GramProblem) -> str | None:
     """Why the kernels do not take it, or None."""
-    return asked("gram", problem, fields(problem), addend=problem.addend)
+    return refusal("gram", fields(problem), (*problem.dtypes, problem.addend), problem.arch)
 
 
 def candidates(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> list[GramConfig]:
     """Every tile of the operands' dtype, in one part or, without an addend, in more.  The one that is expected to take the fewest clocks
     is first."""
     configs = [
-        GramConfig(**{field.name: row[field.name] for field in dataclasses.fields(GramConfig) if field.name != "splits"}, splits=splits)
+        config_of(GramConfig, row, splits=parts)
         for row in table
-        for splits in _SPLITS
-        if row["operands"] == problem.dtypes[0] and (splits == 1 or _divides(problem, splits, row["tile_k"]))
+        for parts in splits(row)
+        if row["operands"] == problem.dtypes[0] and (parts == 1 or _divides(problem, parts, row["tile_k"]))
     ]
     fit = [config for config in configs if tiles(problem, config) // config.cluster_m <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))

@@ -18,13 +18,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import asked, of_struct, refused_epilogue
+from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal, refused_epilogue, splits
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import REACHED, START, STORED, Machine, machine, stored
 
-_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/matmul/matmul.cc, which refuses problems without a candidate
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 
 
@@ -40,13 +39,13 @@ class MatmulConfig:
 
 def fields(problem: MatmulProblem) -> dict[str, int]:
     """Those of jaxext::MatmulProblem."""
-    return of_struct(problem, "BMNK")
+    return fields_named(problem, "BMNK")
 
 
 def refused(problem: MatmulProblem) -> str | None:
     """Why the kernels do not take it, or None."""
-    fused = problem.epilogue is not None
-    return refused_epilogue(problem) or asked("matmul", problem, fields(problem), role=problem.role, fused=fused)
+    target = "linear" if problem.epilogue else f"matmul_{problem.role}"
+    return refused_epilogue(problem) or refusal(target, fields(problem), problem.dtypes, problem.arch)
 
 
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[MatmulConfig]:
@@ -60,14 +59,12 @@ def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> li
     for row in table:
         if (row["role"], row["operands"], row["fused"]) != (problem.role, first, problem.epilogue is not None):
             continue
-        if not _few_enough(problem, row["tile_m"], row["tile_n"]):
+        if not _few_enough(problem, row):
             continue
-        tile = {field.name: row[field.name] for field in dataclasses.fields(MatmulConfig) if field.name != "splits"}
-        for splits in _SPLITS:
-            if splits == 1 and row["result"] == result:
-                configs.append(MatmulConfig(**tile))
-            if splits > 1 and not row["fused"] and row["result"] == "fp32" and _divides(problem, splits, row["tile_k"]):
-                configs.append(MatmulConfig(**tile, splits=splits))
+        for parts in splits(row):
+            split = not row["fused"] and row["result"] == "fp32" and _divides(problem, parts, row["tile_k"])
+            if row["result"] == result if parts == 1 else split:
+                configs.append(config_of(MatmulConfig, row, splits=parts))
     return sorted(configs, key=lambda config: clocks(problem, config))
 
 
@@ -94,7 +91,7 @@ def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
 # What makes a 16-bit product of XLA's, for comparison.
 _LIBRARY = [
     MatmulConfig(tile_m=m, tile_n=n, tile_k=64, cluster_m=cluster, pingpong=pingpong, splits=splits)
-    for (m, n, cluster, pingpong), splits in itertools.product([(128, 256, 2, 0), (128, 192, 2, 1), (64, 128, 1, 1)], _SPLITS)
+    for (m, n, cluster, pingpong), splits in itertools.product([(128, 256, 2, 0), (128, 192, 2, 1), (64, 128, 1, 1)], (1, 2, 4, 8, 16, 32))
 ]
 
 
@@ -111,9 +108,10 @@ def step(config: Any, gpu: Machine, bits: int) -> float:
     return max(gpu.tile(m * n, gpu.rate(bits) * REACHED[128], loaded * bits / 8), shared * bits / 8 / gpu.shared)
 
 
-def _few_enough(problem: MatmulProblem, tile_m: int, tile_n: int) -> bool:
-    """Whether CUTLASS can number the tiles with 32 bits, in a grid that it rounds up to pairs of blocks and bands of at most eight."""
-    return (cdiv(problem.rows, tile_m) + 15) * (cdiv(problem.cols, tile_n) + 15) * problem.B * max(_SPLITS) <= MOST_POSITIONS
+def _few_enough(problem: MatmulProblem, row: Mapping[str, Any]) -> bool:
+    """Return whether CUTLASS can number the tiles with 32 bits, in a grid that it rounds up to pairs of blocks and bands of eight."""
+    down, across = cdiv(problem.rows, row["tile_m"]) + 15, cdiv(problem.cols, row["tile_n"]) + 15
+    return down * across * problem.B * row["most_splits"] <= MOST_POSITIONS
 
 
 def _divides(problem: MatmulProblem, splits: int, tile_k: int) -> bool:

@@ -12,14 +12,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import asked
+from jaxext.backends.cuda.cuda_binding import config_of, refusal, splits
 from jaxext.backends.cuda.cuda_matmul import fields
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._launch import PRODUCTS_OF_PARTS, cdiv
 from jaxext.kernels._roofline import ISSUED, REACHED, START, STORED, machine
 
 PIECES = {"bf16x3": 2, "bf16x6": 3}  # of a factor, by the precisions that the kernels have
-_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/pieces/pieces.cc
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 _STEP = 32  # elements of the sum
 # Instructions of all warps of a block in a step, as ptxas 13.0 made them, without the way of sums that are NaN: eight multiply, four split.
@@ -38,17 +37,17 @@ def refused(problem: MatmulProblem) -> str | None:
     """Why the kernels do not take it, or None."""
     if problem.precision not in PIECES:
         return "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
-    return asked("pieces", problem, fields(problem), role=problem.role)
+    return refusal(f"pieces_{problem.role}", fields(problem), problem.dtypes, problem.arch)
 
 
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[PiecesConfig]:
     """The tiles of the precision, in one part and in those that TMA can find.  The one with the fewest expected clocks is first."""
     configs = [
-        PiecesConfig(tile_m=row["tile_m"], tile_n=row["tile_n"], pieces=row["pieces"], splits=splits)
+        config_of(PiecesConfig, row, splits=parts)
         for row in table
         if row["pieces"] == PIECES[problem.precision]
-        for splits in _SPLITS
-        if splits == 1 or _divides(problem, splits)
+        for parts in splits(row)
+        if parts == 1 or _divides(problem, parts)
     ]
     return sorted(configs, key=lambda config: clocks(problem, config))
 

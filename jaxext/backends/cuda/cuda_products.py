@@ -23,7 +23,7 @@ from jaxext.kernels._ragged import RaggedProblem, visits
 _CLEARLY = 1.25  # models of two kernels differ by less than that without a reason
 
 
-# The names of handlers carry a version: csrc/*_ffi.cc raises it where a meaning changes, since exported programs outlive releases.
+# The names of handlers carry a version, which is raised where a meaning changes, since exported programs outlive releases.
 class CudaMatmul(Cuda):
     """Products of 16 and 8 bits, and of float32 where a precision asks for pieces of bfloat16."""
 
@@ -49,8 +49,8 @@ class CudaMatmul(Cuda):
 
     def configs(self, problem):
         if _float32(problem):
-            return cuda_pieces.candidates(problem, compiled("pieces_kernels"))
-        return cuda_matmul.candidates(problem, compiled("matmul_kernels"))
+            return cuda_pieces.candidates(problem, compiled("pieces"))
+        return cuda_matmul.candidates(problem, compiled("matmul"))
 
     def launch(self, call, problem, config):
         op = call.op.replace("matmul", "pieces") if _float32(problem) else call.op
@@ -79,10 +79,10 @@ class CudaGram(Cuda):
     def slower(self, call):
         problem = self.problem(call)
         assert not isinstance(problem, str)  # it is asked of calls that it supports
-        return preference.of_half(cuda_gram.share(problem, compiled("gram_kernels")))
+        return preference.of_half(cuda_gram.share(problem, compiled("gram")))
 
     def configs(self, problem):
-        return cuda_gram.candidates(problem, compiled("gram_kernels"))
+        return cuda_gram.candidates(problem, compiled("gram"))
 
     def launch(self, call, problem, config):
         slots = ("c", "addend") if problem.addend else ("c",)
@@ -117,7 +117,7 @@ class CudaRagged(Cuda):
         return call.op != "ragged_tn"
 
     def configs(self, problem):
-        return cuda_ragged.candidates(problem, compiled("ragged_kernels"))
+        return cuda_ragged.candidates(problem, compiled("ragged"))
 
     def launch(self, call, problem, config):
         plain = kernel_call(call, problem, cuda_ragged.fields(problem), call.op, config, "places")
@@ -196,7 +196,7 @@ class CudaScaled(Cuda):
         return "XLA's products of 16-bit numbers are expected to be as fast"
 
     def configs(self, problem):
-        return cuda_scaled.candidates(problem, compiled("scaled_kernels"))
+        return cuda_scaled.candidates(problem, compiled("scaled"))
 
     def launch(self, call, problem, config):
         slots, attributes = cuda_scaled.slots(problem), cuda_scaled.fields(problem) | dataclasses.asdict(config)

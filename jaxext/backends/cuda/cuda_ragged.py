@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import asked, of_struct
+from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._ragged import RaggedProblem
@@ -30,21 +30,17 @@ class RaggedConfig:
 
 def fields(problem: RaggedProblem) -> dict[str, int]:
     """Those of jaxext::RaggedProblem."""
-    return of_struct(problem, "BPRMNKG")
+    return fields_named(problem, "BPRMNKG")
 
 
 def refused(problem: RaggedProblem) -> str | None:
     """Why the kernels do not take it, or None."""
-    return asked("ragged", problem, fields(problem), role=problem.role)
+    return refusal(f"ragged_{problem.role}", fields(problem), problem.dtypes, problem.arch)
 
 
 def candidates(problem: RaggedProblem, table: Sequence[Mapping[str, Any]]) -> list[RaggedConfig]:
     """Every tile of the dtype.  The one that is expected to take the fewest clocks is first."""
-    configs = [
-        RaggedConfig(**{field.name: row[field.name] for field in dataclasses.fields(RaggedConfig)})
-        for row in table
-        if (row["role"], row["operands"]) == (problem.role, problem.dtypes[0])
-    ]
+    configs = [config_of(RaggedConfig, row) for row in table if (row["role"], row["operands"]) == (problem.role, problem.dtypes[0])]
     fit = [config for config in configs if _tiles(problem, config, problem.tiles_down(config.tile_m)) <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))
 

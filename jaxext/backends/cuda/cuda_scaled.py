@@ -18,14 +18,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import asked
+from jaxext.backends.cuda.cuda_binding import config_of, refusal, splits
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._geometry import MOST_POSITIONS
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine
 
 STEP = 128  # of the depth, whose product is scaled
-_SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/scaled/scaled.cc
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 _RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
 _LEFT, _RIGHT, _OPEN = {"nn": "x", "nt": "y", "tn": "x"}, {"nn": "w", "nt": "w", "tn": "y"}, {"nn": "y", "nt": "x", "tn": "w"}
@@ -86,7 +85,7 @@ def scaled_both_ways(problem: ScaledProblem) -> str | None:
 
 def refused(problem: ScaledProblem) -> str | None:
     """Why the kernels do not take it, or None."""
-    return scaled_both_ways(problem) or asked("scaled", problem, fields(problem), dtypes=(*problem.operand_dtypes, problem.dtypes[2]))
+    return scaled_both_ways(problem) or refusal("scaled", fields(problem), (*problem.operand_dtypes, problem.dtypes[2]), problem.arch)
 
 
 def slots(problem: ScaledProblem) -> tuple[str, ...]:
@@ -131,11 +130,10 @@ def candidates(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> li
     """Every tile of the operands' dtypes, in one part or more.  The one that is expected to take the fewest clocks is first."""
     steps = cdiv(problem.depth, STEP)
     configs = [
-        ScaledConfig(**{field.name: row[field.name] for field in dataclasses.fields(ScaledConfig) if field.name != "splits"}, splits=splits)
+        config_of(ScaledConfig, row, splits=parts)
         for row in table
-        for splits in _SPLITS
-        if (row["operands"], row["second"]) == problem.operand_dtypes
-        and (splits == 1 or problem.B == 1 and steps // splits >= _FEWEST_STEPS)
+        for parts in splits(row)
+        if (row["operands"], row["second"]) == problem.operand_dtypes and (parts == 1 or problem.B == 1 and steps // parts >= _FEWEST_STEPS)
     ]
     fit = [config for config in configs if _tiles(problem, config) <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxext.backends.cuda import cuda_scaled
-from jaxext.backends.cuda.cuda_binding import asked, of_struct
+from jaxext.backends.cuda.cuda_binding import fields_named, refusal
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._launch import BITS, cdiv
 from jaxext.kernels._roofline import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
@@ -55,7 +55,7 @@ class WeightOnlyConfig:
 
 def fields(problem: WeightOnlyProblem) -> dict[str, int]:
     """Those of jaxext::WeightOnlyProblem."""
-    return of_struct(problem, "BMNKS") | {"bits": problem.bits_of_weight}
+    return fields_named(problem, "BMNKS") | {"bits": problem.bits_of_weight}
 
 
 def refused(problem: WeightOnlyProblem) -> str | None:
@@ -66,7 +66,7 @@ def refused(problem: WeightOnlyProblem) -> str | None:
         return f"scales of {' and '.join(problem.scaled)}, want scales of w alone"
     if problem.J != problem.N:
         return f"{problem.J} scales along N of {problem.N}, want one for each column"
-    return asked("weight_only", problem, fields(problem))
+    return refusal("weight_only", fields(problem), problem.dtypes, problem.arch)
 
 
 def candidates(problem: WeightOnlyProblem) -> list[WeightOnlyConfig]:

@@ -13,7 +13,7 @@ from cuda_convs import CASES, candidates, pick, problem, random_problem, refuses
 from host_code import plan
 
 from jaxext.backends.cuda import cuda_conv
-from jaxext.backends.cuda.cuda_conv import MOST_PARTS, ConvConfig
+from jaxext.backends.cuda.cuda_conv import ConvConfig
 
 
 def test_phases_cost_no_more_than_the_strides_save():
@@ -78,11 +78,7 @@ def test_sums_are_split_wherever_the_sources_split_them():
         case = random_problem(rng)
         if case.role != "wgrad" or 0 in case.output or refuses(case):
             continue
-        taken = [splits for splits in range(1, MOST_PARTS + 2) if isinstance(plan(case, config_of(splits)), list)]
+        taken = [splits for splits in range(1, host_code.most_parts() + 2) if isinstance(plan(case, config_of(splits)), list)]
         assert sorted({config.splits for config in candidates(case)}) == taken, case
         seen.add(len(taken))
     assert len(seen) > 5
-
-
-def test_the_most_parts_are_those_of_the_sources():
-    assert host_code.most_parts() == MOST_PARTS

@@ -11,7 +11,7 @@ import pytest
 from jaxext.backends.cuda import cuda_gram, cuda_matmul
 
 TILES = [dict(tile_m=m, tile_n=n, tile_k=64, cluster_m=2) for m, n in ((128, 256), (192, 192), (128, 192))]
-TABLE = [dict(operands="bf16", **tile) for tile in TILES]
+TABLE = [dict(operands="bf16", most_splits=32, **tile) for tile in TILES]
 
 
 def a_problem(rows=4096, depth=4096, **changes) -> cuda_gram.GramProblem:

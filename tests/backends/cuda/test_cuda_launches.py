@@ -11,14 +11,11 @@ import pytest
 import simt_weight_only
 import test_causal_kernel
 from cuda_launches import (
-    ADDED,
-    ADDRESSES,
     BYTES,
     CAUSALS,
     CONVS,
     DEPTHWISE,
     ELEMENTS,
-    GRAM,
     GRAMS,
     INTERNAL,
     INVALID,
@@ -27,12 +24,10 @@ from cuda_launches import (
     OK,
     PIECES,
     RAGGEDS,
-    SCALED,
     SCALEDS,
     SLOTS,
     STREAM,
     SWIZZLE,
-    WEIGHT_ONLY,
     WEIGHT_ONLYS,
     WIDE_WEIGHT_ONLYS,
     ask,
@@ -145,7 +140,7 @@ def convs(row, count):
     """Of a kernel of dense convolutions, or of the depthwise ones."""
     pick, taken = random.Random(str(row)), 0
     while taken < count:
-        axes, depthwise = row["rank"], row["family"] == 2
+        axes, depthwise = row["rank"], "tile_m" not in row
         one = (1,) * (3 - axes)
         several = lambda most, one=one, axes=axes: one + tuple(pick.randint(1, most) for _ in range(axes))
         filter, dilation = several(5), several(2)
@@ -236,9 +231,9 @@ def check_launch(launch, multiprocessors, case):
         assert 2 * (launch["shared"] + 1024) <= launch["carveout"] << 10
     assert launch["shared"] <= SHARED_MEMORY[90]
     assert launch["shared"] <= max(48 << 10, launch["allowed"]), "more shared memory than was asked for on this device"
-    if case["family"] == 0:
+    if case.family == "matmul":
         assert math.prod(grid) <= multiprocessors, "blocks stay, one on each multiprocessor of the device at most"
-    if case["family"] in (3, 5, 7):
+    if case.family in ("ragged", "scaled", "gram"):
         assert math.prod(grid) * launch["shared"] <= multiprocessors * SHARED_MEMORY[90], "blocks stay, as many as there is memory for"
 
 
@@ -257,10 +252,9 @@ def check_descriptor(d, case):
         assert d["box"][0] <= 256 and d["box"][1] <= 1024  # channels, pixels
         corner = 1 << {3: 15, 4: 7, 5: 4}[rank]
         assert all(-corner <= at < corner for at in d["lower"] + d["upper"])
-    array = (d["address"] >> 44) - 1
+    name = next(name for name, address in case.addresses.items() if address >> 44 == d["address"] >> 44)
     end = d["address"] + sum((extent - 1) * stride for extent, stride in zip(d["sizes"], [size, *d["strides"]], strict=True)) + size
-    sizes = case["bytes"].values() if isinstance(case["bytes"], dict) else case["bytes"]
-    begin, size = [*ADDRESSES, *ADDED.values()][array], [*sizes][array]
+    begin, size = case.addresses[name], case.bytes[name]
     assert begin <= d["address"] and end <= begin + size
 
 
@@ -291,15 +285,16 @@ def test_what_is_asked_is_what_cuda_takes(device):
 def test_descriptors_of_products_are_the_arrays(row):
     """Contracted axis, rows or columns, and batch, each with its stride, whichever is the contiguous one."""
     B, M, N, K = 3, 160, 224, 288
-    status, (*descriptors, _) = ask(matmul(row, B, M, N, K))
+    case = matmul(row, B, M, N, K)
+    status, (*descriptors, _) = ask(case)
     assert status == OK
-    sizes = {"a": (M, K), "b": (K, N), "c": (M, N)}
-    addresses = ADDRESSES + ([ADDED["residual"], ADDED["saved"]] if row["fused"] else [])
-    assert sorted(entry["address"] for entry in descriptors) == addresses
+    sizes = {"a": (M, K), "b": (K, N), "c": (M, N), "residual": (M, N), "saved": (M, N)}
+    names = {address: name for name, address in case.addresses.items() if name != "bias"}
+    assert sorted(entry["address"] for entry in descriptors) == sorted(names)
     for entry in descriptors:
-        array = min(addresses.index(entry["address"]), 2)  # the epilogue's are as the result
-        element = BYTES[row["result"] if array == 2 else row["operands"]]
-        outer, inner = sizes[SLOTS[row["role"]][array]]
+        name = names[entry["address"]]
+        element = BYTES[{**case.operands, **case.results}[name][0]]
+        outer, inner = sizes[name]
         assert (entry["sizes"], entry["strides"]) == ([inner, outer, B], [inner * element, outer * inner * element])
 
 
@@ -307,14 +302,15 @@ def test_descriptors_of_products_are_the_arrays(row):
 def test_descriptors_of_products_in_pieces_are_the_factors(row):
     """As those of other products; boxes of 128 bytes of neighbours, and the blocks are the tiles of all batches."""
     B, M, N, K = 3, 160, 224, 288
-    status, (*descriptors, launch) = ask(pieces(row, B, M, N, K))
+    case = pieces(row, B, M, N, K)
+    status, (*descriptors, launch) = ask(case)
     assert status == OK
     sizes, (first, second, open_) = {"a": (M, K), "b": (K, N), "c": (M, N)}, SLOTS[row["role"]]
     found = {entry["address"]: (entry["sizes"], entry["strides"], entry["box"][0]) for entry in descriptors}
     want = {}
-    for address, slot in zip(ADDRESSES, (first, second), strict=False):
+    for slot in (first, second):
         outer, inner = sizes[slot]
-        want[address] = ([inner, outer, B], [4 * inner, 4 * outer * inner], 32)
+        want[case.addresses[slot]] = ([inner, outer, B], [4 * inner, 4 * outer * inner], 32)
     assert found == want
     assert launch["grid"] == [B * math.prod(-(-size // 128) for size in sizes[open_]), 1, 1]
 
@@ -324,8 +320,8 @@ WRONG_PIECES = {
     "parts that are not equal": ((1, 40, 40, 40), dict(splits=3), "has 40 elements, want a multiple of 4 for each of 3 parts"),
     "too many parts": ((1, 512, 512, 512), dict(splits=64), "splits is 64, want 1 to 32"),
     "no part": ((1, 8, 8, 8), dict(splits=0), "splits is 0, want 1 to 32"),
-    "four pieces": ((1, 8, 8, 8), dict(pieces=4), "no kernel of tiles 128x128 in 4 pieces"),
-    "another tile": ((1, 8, 8, 8), dict(tile_n=64), "no kernel of tiles 128x64 in 2 pieces"),
+    "four pieces": ((1, 8, 8, 8), dict(pieces=4), "no kernel has tile_m=128 tile_n=128 pieces=4 splits=1"),
+    "another tile": ((1, 8, 8, 8), dict(tile_n=64), "no kernel has tile_m=128 tile_n=64 pieces=2 splits=1"),
     "nothing": ((1, 0, 8, 8), {}, "sizes are B=1 M=0 N=8 K=8, want 1 or more"),
     "another dtype": ((1, 8, 8, 8), dict(operands="bfloat16"), "bf16 times bf16 into fp32, want fp32 alone"),
     "rows of 24 bytes": ((1, 8, 6, 8), {}, "has 24 bytes, TMA wants a multiple of 16: pad N to 8"),
@@ -337,7 +333,7 @@ def test_what_products_in_pieces_refuse(name):
     """In each role, before CUDA is asked for anything."""
     sizes, changes, reason = WRONG_PIECES[name]
     for row in PIECES[:3]:
-        case = pieces(row | changes, *sizes, splits=changes.get("splits", 1)) | {"operands": changes.get("operands", "float32")}
+        case = pieces(row | changes, *sizes, splits=changes.get("splits", 1))
         status, message = ask(case)
         assert status == INVALID and message.startswith("pieces: ") and message.endswith(reason), message
 
@@ -346,14 +342,15 @@ def test_what_products_in_pieces_refuse(name):
 def test_descriptors_of_ragged_products_are_the_operands(row):
     """All matrices of an array, one behind the other."""
     B, P, R, M, N, K, G = 2, 3, 5, 160, 224, 288, 7
-    status, (*descriptors, _) = ask(ragged(row, B, P, R, M, N, K, G))
+    case = ragged(row, B, P, R, M, N, K, G)
+    status, (*descriptors, _) = ask(case)
     assert status == OK
     arrays = {"x": (M, K, B * P * R), "w": (K, N, B * G), "y": (M, N, B * P * R)}
     found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
     want = {}
-    for address, slot in zip(ADDRESSES, {"nn": "xw", "nt": "wy", "tn": "xy"}[row["role"]], strict=False):
+    for slot in {"nn": "xw", "nt": "wy", "tn": "xy"}[row["role"]]:
         outer, inner, matrices = arrays[slot]
-        want[address] = ([inner, outer, matrices], [inner * 2, outer * inner * 2])
+        want[case.addresses[slot]] = ([inner, outer, matrices], [inner * 2, outer * inner * 2])
     assert found == want
 
 
@@ -361,20 +358,22 @@ def test_descriptors_of_ragged_products_are_the_operands(row):
 def test_descriptors_of_scaled_products_are_the_factors(row):
     """What is contracted, rows or columns, and the batch."""
     B, M, N, K = 3, 161, 224, 288
-    status, (*descriptors, _) = ask(scaled(row, (B, M, N, K, 1, 1, 1), (1, 1, 1), (1, 1, 1)))
+    case = scaled(row, (B, M, N, K, 1, 1, 1), (1, 1, 1), (1, 1, 1))
+    status, (*descriptors, _) = ask(case)
     assert status == OK
     found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
-    assert found == {SCALED["a"]: ([K, M, B], [K, M * K]), SCALED["b"]: ([K, N, B], [K, N * K])}
+    assert found == {case.addresses["a"]: ([K, M, B], [K, M * K]), case.addresses["b"]: ([K, N, B], [K, N * K])}
 
 
 @pytest.mark.parametrize("row", GRAMS, ids=lambda row: "-".join(str(row[name]) for name in ("operands", "tile_m", "tile_n")))
 def test_descriptors_of_gram_are_both_x(row):
     """Boxes of the tile's rows, and of half of its columns' rows: both blocks of a cluster load some."""
     B, M, N = 3, 160, 224
-    status, (*descriptors, launch) = ask(gram(row, B, M, N, row["operands"]))
+    case = gram(row, B, M, N, row["operands"])
+    status, (*descriptors, launch) = ask(case)
     assert status == OK and launch["cluster"] == [2, 1, 1]
     assert [(entry["address"], entry["sizes"], entry["strides"]) for entry in descriptors] == [
-        (GRAM["x"], [N, M, B], [2 * N, 2 * N * M])
+        (case.addresses["x"], [N, M, B], [2 * N, 2 * N * M])
     ] * 2
     assert [entry["box"] for entry in descriptors] == [[64, row["tile_m"], 1], [64, row["tile_n"] // 2, 1]]
 
@@ -393,12 +392,12 @@ def test_half_of_the_tiles_are_launched(row):
 def test_descriptors_of_wide_weight_only_products_are_x_and_the_weights_bytes(row):
     B, M, N, K = 3, 161, 224, 288
     problem = simt_weight_only.a_problem(M, N, K, 9, row["bits"], DTYPES[row["operands"]], B=B)
-    config = cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"])
-    status, (*descriptors, launch) = ask(weight_only(problem, config))
+    case = weight_only(problem, cuda_weight_only.WeightOnlyConfig(tile_m=row["tile_m"], tile_n=row["tile_n"]))
+    status, (*descriptors, launch) = ask(case)
     assert status == OK and launch["grid"] == [B * -(-M // row["tile_m"]), 1, 1]
     found = {entry["address"]: (entry["sizes"], entry["strides"]) for entry in descriptors}
     pitch = N * row["bits"] // 8
-    assert found == {WEIGHT_ONLY["x"]: ([K, M, B], [2 * K, 2 * K * M]), WEIGHT_ONLY["q"]: ([pitch, K, B], [pitch, pitch * K])}
+    assert found == {case.addresses["x"]: ([K, M, B], [2 * K, 2 * K * M]), case.addresses["q"]: ([pitch, K, B], [pitch, pitch * K])}
 
 
 def test_a_wide_sum_of_nothing_reads_nothing():

@@ -35,9 +35,7 @@ import importlib.util
 spec = importlib.util.spec_from_file_location("_cuda_module", {str(FILE)!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.handlers(), module.matmul_kernels(), module.pieces_kernels(), module.ragged_kernels(), module.scaled_kernels()
-module.gram_kernels(), module.conv_kernels()
-module.wide_weight_only_kernels()
+module.handlers(), module.schema(), module.kernels("conv")
 print([line for line in open("/proc/self/maps") if "libcuda" in line])
 """
 
@@ -99,13 +97,13 @@ def test_rows_make_sense(row):
 
 def test_tiles_of_convolutions_are_those_compiled():
     """The table of the tests that need no module is this one."""
-    compiled = [{name: row[name] for name in TABLE[0]} for row in cuda_binding.compiled("conv_kernels")]
+    compiled = [{name: row[name] for name in TABLE[0]} for row in cuda_binding.compiled("conv")]
     in_order = lambda table: sorted(table, key=lambda row: str([*row.values()]))
     assert in_order(compiled) == in_order(TABLE)
 
 
 def test_parts_of_a_launch_are_those_compiled():
-    parts = {(row["role"], row["parts"]) for row in _cuda_module.conv_kernels()}
+    parts = {(row["role"], row["parts"]) for row in _cuda_module.kernels("conv")}
     assert parts == {*cuda_conv.PARTS_OF_LAUNCH.items()}
 
 
@@ -127,7 +125,9 @@ def test_refusals_of_convolutions_are_those_of_the_sources(family):
         for axis in range(3)
         for value in (0, -7, 33, 3 << 30)
     ]
-    cases += [dataclasses.replace(case, name=f"conv{rank}d_{role}", role=role) for rank in range(5) for role in ("fprop", "dgrad", "wgrad")]
+    cases += [
+        dataclasses.replace(case, name=f"conv{rank}d_{role}", role=role) for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")
+    ]
     cases += [dataclasses.replace(case, arch=arch) for arch in (75, 80, 100)]
     cases += [dataclasses.replace(case, dtypes=("bf16", *others)) for others in (("bf16", "fp32"), ("fp16", "bf16"), ("bf16", "i8"))]
     answers = [(family.refused(case), host_code.refuses(case, family)) for case in cases]
@@ -183,14 +183,20 @@ def test_numbers_beyond_64_bits_are_refused(beyond):
 
 
 def test_what_is_asked_in_vain():
-    asked: dict[str, Any] = cuda_matmul.fields(product(8, 8, 8))
-    asked |= {"role": "nn", "dtypes": ("bf16", "bf16", "bf16"), "fused": False, "arch": 90}
-    assert _cuda_module.matmul_refuses(**asked) is None
-    with pytest.raises(ValueError, match="role is fprop, want forward or backward"):
-        _cuda_module.causal_refuses(role="fprop", B=1, T=1, C=1, J=1, dtypes=("fp32", "fp32", "fp32"), bias=None, arch=90)
-    asked["role"] = "nm"
-    with pytest.raises(ValueError, match="role is nm, want nn, nt or tn"):
-        _cuda_module.matmul_refuses(**asked)
-    asked |= {"role": "nn", "B": 1.5}
+    asked: dict[str, Any] = cuda_matmul.fields(product(8, 8, 8)) | {"dtypes": ("bf16", "bf16", "bf16"), "arch": 90}
+    assert _cuda_module.refuses("matmul_nn", **asked) is None
+    with pytest.raises(ValueError, match="there is no target matmul_nm"):
+        _cuda_module.refuses("matmul_nm", **asked)
+    with pytest.raises(ValueError, match="there is no family nothing"):
+        _cuda_module.kernels("nothing")
     with pytest.raises(TypeError):
-        _cuda_module.matmul_refuses(**asked)
+        _cuda_module.refuses("matmul_nn", **asked | {"B": 1.5})
+    with pytest.raises(TypeError, match="gram is given a field that it has not"):
+        _cuda_module.refuses("gram", **asked)
+    with pytest.raises(TypeError, match="ragged_nn wants the field P"):
+        _cuda_module.refuses("ragged_nn", **asked)
+    with pytest.raises(ValueError, match="want three dtypes, or four"):
+        _cuda_module.refuses("matmul_nn", **asked | {"dtypes": ("bf16",)})
+    conv = cuda_conv.fields(problem("fprop", (9, 8), (3, 2))) | {"dtypes": ("bf16",) * 3, "arch": 90}
+    with pytest.raises(ValueError, match="input wants three numbers"):
+        _cuda_module.refuses("conv2d_fprop", **conv | {"input": (9, 8)})

@@ -12,7 +12,9 @@ from jaxext.backends.cuda.cuda_products import CudaMatmul
 from jaxext.kernels._gemm import MatmulProblem
 from jaxext.kernels._roofline import machine
 
-TABLE = [dict(operands="fp32", pieces=pieces, tile_m=128, tile_n=128) for pieces in (2, 3)]  # that of tests/csrc/host_code.cc
+TABLE = [
+    dict(operands="fp32", pieces=pieces, tile_m=128, tile_n=128, most_splits=32) for pieces in (2, 3)
+]  # that of tests/csrc/host_code.cc
 
 
 def product(m, n, k, *, B=1, role="nn", dtypes=("fp32",) * 3, precision="bf16x6", arch=90) -> MatmulProblem:

@@ -19,35 +19,32 @@ import jaxext
 from jaxext.backends.cuda import cuda_binding, cuda_convolutions
 from jaxext.tables import record
 
-KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0}
+KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0, "most_splits": 32}
 ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
 ROWS.append({**ROWS[0], "fused": True})
-PIECES = [{"operands": "float32", "pieces": pieces, "tile_m": 128, "tile_n": 128} for pieces in (2, 3)]
-SCALED = [{"operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_m": 128, "tile_n": 256, "tile_k": 128, "cluster_m": 2}]
+PIECES = [{"operands": "float32", "pieces": pieces, "tile_m": 128, "tile_n": 128, "most_splits": 32} for pieces in (2, 3)]
+SCALED = [{**KERNEL, "operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_n": 256, "tile_k": 128}]
 SCALED.append({**SCALED[0], "tile_m": 64, "tile_n": 128, "cluster_m": 1})
 SCALED += [{**row, "operands": "float8_e5m2"} for row in SCALED] + [{**row, "second": "float8_e5m2"} for row in SCALED]
 
-GRAMS = [{"operands": "bfloat16", "tile_m": m, "tile_n": n, "tile_k": 64, "cluster_m": 2} for m, n in ((128, 256), (192, 192))]
+GRAMS = [{**KERNEL, "operands": "bfloat16", "tile_m": m, "tile_n": n} for m, n in ((128, 256), (192, 192))]
 
 CONVS = [
-    {"rank": 2, "role": role, "operands": "bfloat16", "tile_m": 128, "tile_n": 128, "cluster": 2} for role in ("fprop", "dgrad", "wgrad")
+    {"rank": 2, "role": role, "operands": "bfloat16", "tile_m": 128, "tile_n": 128, "cluster": 2, "most_parts": 64}
+    for role in ("fprop", "dgrad", "wgrad")
 ]
 
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    families: dict[str, Any] = {
-        f"{family}_refuses": lambda **asked: None
-        for family in ("matmul", "pieces", "ragged", "scaled", "gram", "conv", "depthwise", "causal", "weight_only")
-    }
-    tables = dict(matmul_kernels=lambda: ROWS, ragged_kernels=lambda: [row | {"cluster_n": 2} for row in ROWS[:3]])
-    tables["scaled_kernels"] = lambda: SCALED
-    tables["gram_kernels"] = lambda: GRAMS
-    tables["pieces_kernels"] = lambda: PIECES
-    tables["conv_kernels"] = lambda: CONVS
-    families["scaled_refuses"] = lambda **asked: None if {*asked["dtypes"][:2]} <= {"fp8e4nv", "fp8e5"} else "says the stand-in"
-    families["gram_refuses"] = lambda **asked: None if asked["dtypes"][0] == "bf16" else "says the stand-in"
-    module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", **tables, **families)
+    tables = {"matmul": ROWS, "ragged": [row | {"cluster_n": 2} for row in ROWS[:3]], "pieces": PIECES, "scaled": SCALED}
+    tables |= {"gram": GRAMS, "conv": CONVS}
+    takes = {"scaled": {"fp8e4nv", "fp8e5"}, "gram": {"bf16"}}
+
+    def refuses(target, *, dtypes, **asked):
+        return None if target not in takes or {*dtypes[:2]} <= takes[target] else "says the stand-in"
+
+    module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", kernels=tables.__getitem__, refuses=refuses)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
         monkeypatch.setattr(cuda_binding, name, lambda: None)
@@ -346,45 +343,44 @@ def test_no_cuda_kernel_has_a_gate():
 
 
 ASKED = {  # of each form's first role, what the module is asked
-    "matmul": ("matmul", dict(role="nn", B=1, M=128, N=512, K=256)),
-    "pieces": ("pieces", dict(role="nn", B=1, M=128, N=512, K=256)),
-    "conv2d": ("conv", dict(role="fprop", rank=2, B=1, N=2, G=1, C=16, K=24, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
-    "depthwise3d": ("depthwise", dict(role="fprop", rank=3, B=1, N=2, G=16, C=1, K=2, input=(4, 8, 9), filter=(2, 3, 2), output=(3, 6, 8))),
-    "depthwise2d": ("depthwise", dict(role="fprop", rank=2, B=1, N=2, G=16, C=1, K=1, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8))),
+    "matmul": dict(target="matmul_nn", B=1, M=128, N=512, K=256),
+    "pieces": dict(target="pieces_nn", B=1, M=128, N=512, K=256),
+    "conv2d": dict(target="conv2d_fprop", B=1, N=2, G=1, C=16, K=24, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8)),
+    "depthwise3d": dict(target="depthwise3d_fprop", B=1, N=2, G=16, C=1, K=2, input=(4, 8, 9), filter=(2, 3, 2), output=(3, 6, 8)),
+    "depthwise2d": dict(target="depthwise2d_fprop", B=1, N=2, G=16, C=1, K=1, input=(1, 8, 9), filter=(1, 3, 2), output=(1, 6, 8)),
 }
-CAUSAL_ASKED = dict(role="forward", B=2, T=40, C=16, J=4, dtypes=("bf16", "fp32", "bf16"), bias="bf16", arch=90)
+CAUSAL_ASKED = dict(target="causal_conv1d", B=2, T=40, C=16, J=4, dtypes=["bf16", "fp32", "bf16", "bf16"], arch=90)
 WINDOW = dict(stride=(1, 1, 1), low=(0, 0, 0), input_dilation=(1, 1, 1), filter_dilation=(1, 1, 1))
 
 
 def test_what_the_module_refuses_of_scaled_products(module, monkeypatch):
     """It is asked of the kernel's axes."""
     asked = {}
-    monkeypatch.setattr(module, "scaled_refuses", lambda **fields: asked.update(fields) or "says the test")
+    monkeypatch.setattr(module, "refuses", lambda target, **fields: asked.update(fields, target=target) or "says the test")
     function, operands = scaled(turned=False)
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         (row,) = jaxext.explain(function, *operands, platform="cuda").rows
     assert row.refused["cuda"] == "says the test"
-    assert asked == dict(B=1, M=256, N=384, K=512, I=256, J=3, S=4, dtypes=("fp8e4nv", "fp8e4nv", "bf16"), arch=90)
+    assert asked == dict(target="scaled", B=1, M=256, N=384, K=512, I=256, J=3, S=4, dtypes=["fp8e4nv", "fp8e4nv", "bf16"], arch=90)
 
 
 @pytest.mark.parametrize("form", CALLS)
 def test_what_the_module_refuses_is_refused(module, monkeypatch, form):
     """With its reason; it is asked of the family whose kernels would be called, in full."""
     function, operands, _ = CALLS[form]
-    family, sizes = ASKED[form]
     asked = {}
-    monkeypatch.setattr(module, f"{family}_refuses", lambda **fields: asked.update(fields) or "says the test")
+    monkeypatch.setattr(module, "refuses", lambda target, **fields: asked.update(fields, target=target) or "says the test")
     with jaxext.use_target("sm_90a"), jaxext.use_table(None):
         (row,) = jaxext.explain(function, *operands, platform="cuda").rows
     assert row.refused["cuda"] == "says the test"
-    window = {"matmul": {"fused": False}, "pieces": {}}.get(form, WINDOW)
-    assert asked == sizes | window | {"dtypes": ("fp32" if form == "pieces" else "bf16",) * 3, "arch": 90}
+    window = {} if form in ("matmul", "pieces") else WINDOW
+    assert asked == ASKED[form] | window | {"dtypes": ["fp32" if form == "pieces" else "bf16"] * 3, "arch": 90}
 
 
 def test_what_the_module_refuses_of_causal_convolutions(module, monkeypatch):
     """With its reason; it is asked in full."""
     asked = {}
-    monkeypatch.setattr(module, "causal_refuses", lambda **fields: asked.update(fields) or "says the test")
+    monkeypatch.setattr(module, "refuses", lambda target, **fields: asked.update(fields, target=target) or "says the test")
     operands = struct(2, 40, 16), struct(4, 16, dtype=jnp.float32), struct(16)
     with jaxext.use_target("sm_90a"), jaxext.use_table(None), jax.numpy_dtype_promotion("standard"):
         (row,) = jaxext.explain(jaxext.causal_conv1d, *operands, platform="cuda").rows
@@ -486,7 +482,7 @@ def test_weights_that_devices_share(split):
 def test_parts_of_a_weight_that_no_kernel_takes(module, monkeypatch):
     """What is asked is a device's part: of 48 columns."""
     asked = {}
-    monkeypatch.setattr(module, "weight_only_refuses", lambda **fields: asked.update(fields) or "says the test")
+    monkeypatch.setattr(module, "refuses", lambda target, **fields: asked.update(fields, target=target) or "says the test")
     assert "jaxext_weight_only" not in split_product(None, 384, *SPLITS["columns"][:3]).as_text()
     assert asked["N"] == 48
 
@@ -494,9 +490,9 @@ def test_parts_of_a_weight_that_no_kernel_takes(module, monkeypatch):
 def test_what_the_module_refuses_of_weight_only_products(module, monkeypatch):
     """With its reason; it is asked in full."""
     asked = {}
-    monkeypatch.setattr(module, "weight_only_refuses", lambda **fields: asked.update(fields) or "says the test")
+    monkeypatch.setattr(module, "refuses", lambda target, **fields: asked.update(fields, target=target) or "says the test")
     assert product_row(rows=5).refused["cuda"] == "says the test"
-    assert asked == dict(B=1, M=5, N=256, K=512, S=4, bits=4, dtypes=("bf16", "i8", "bf16"), arch=90)
+    assert asked == dict(target="weight_only", B=1, M=5, N=256, K=512, S=4, bits=4, dtypes=["bf16", "i8", "bf16"], arch=90)
 
 
 def test_gradients_are_left_to_others_and_named_refused():

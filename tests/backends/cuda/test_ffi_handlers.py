@@ -1,4 +1,4 @@
-"""The handlers of csrc/*_ffi.cc, compiled by a C++ compiler with launchers that say what they are asked: tests/csrc/launchers.cc.
+"""The handlers of csrc/, compiled by a C++ compiler with launchers that say what they are asked: tests/csrc/launchers.cc.
 
 Every number, dtype and address of a call arrives where it belongs, and arrays that do not fit are refused before.  Needs g++; no GPU, no
 CUDA and no compiled module, whose handlers test_cuda_handlers.py calls.
@@ -62,7 +62,7 @@ def library(tmp_path_factory):
         pytest.skip("g++ is not there")
     folder, tests = tmp_path_factory.mktemp("ffi_handlers"), ROOT / "tests/csrc"
     headers = [f"-I{ROOT / 'csrc'}", f"-I{tests / 'cuda'}", "-isystem", jax.ffi.include_dir()]
-    units = [*(ROOT / "csrc").glob("*/*_ffi.cc"), tests / "launchers.cc", tests / "call_frame.cc"]
+    units = [*(ROOT / "csrc").glob("*/*_target.cc"), *(ROOT / "csrc/common").glob("*.cc"), tests / "launchers.cc", tests / "call_frame.cc"]
     command = ["g++", "-std=c++17", "-O0", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", *headers]
     compilers = [subprocess.Popen([*command, "-c", u, "-o", folder / f"{u.stem}.o"], stderr=subprocess.PIPE, text=True) for u in units]
     for compiler in compilers:
@@ -192,8 +192,8 @@ def test_ragged_arrays_that_do_not_fit_are_refused(library, role):
         for wrong in (shapes[i][::-1], shapes[i][1:], (math.prod(shapes[i]),)):
             text = f"{slot} has the shape ({', '.join(map(str, wrong))}), want"
             assert text in refused(shapes=[*shapes[:i], wrong, *shapes[i + 1 :]])
-    assert refused(dtypes=[*dtypes[:3], "int64"]).endswith(f"{name} is S64, want S32")
-    assert refused(dtypes=["bfloat16", "float16", *dtypes[2:]]).endswith("the operands are bfloat16 and float16, want one dtype")
+    assert refused(dtypes=[*dtypes[:3], "int64"]).endswith(f"{name} is of another dtype, want int32")
+    assert refused(dtypes=["bfloat16", "float16", *dtypes[2:]]).endswith(" is float16, want bfloat16")
     assert refused(tile_m=0).endswith("tile_m is 0, want 1 or more")
     if role != "tn":  # where a visit is of a tile
         for wrong in (16, 2**62):
@@ -233,7 +233,7 @@ def test_scaled_arrays_that_do_not_fit_are_refused(library):
             code, message = call(library, "jaxext_scaled_v1", dtypes, changed, problem | config, given=2)
             assert code == INVALID and f"{name} has the shape ({', '.join(map(str, wrong))}), want" in message
     code, message = call(library, "jaxext_scaled_v1", [*dtypes[:4], "bfloat16"], shapes, problem | config, given=2)
-    assert code == INVALID and message.endswith("right is BF16, want F32")
+    assert code == INVALID and message.endswith("right is bfloat16, want float32")
 
 
 GRAM = dict(B=2, M=3, N=5), dict(tile_m=103, tile_n=104, tile_k=105, cluster_m=106, splits=1), dict(scale=7.0, of_addend=-11.0)
@@ -265,14 +265,14 @@ def test_gram_arrays_that_do_not_fit_are_refused(library):
             code, message = ask_gram(library, [*(right | {name: (dtype, wrong)}).values()], attributes)
             assert code == INVALID and message.startswith(f"{name} has the shape ({', '.join(map(str, wrong))}), want")
         code, message = ask_gram(library, [*(right | {name: ("int64", shape)}).values()], attributes)
-        assert code == INVALID and message.startswith(f"{name} is S64, want")
+        assert code == INVALID and message.startswith(f"{name} is of another dtype, want")
     wide = right | {"addend": ("float32", (2, 3, 3))}
     assert ask_gram(library, [*wide.values()], attributes) == (INVALID, "addend is float32, want bfloat16")
     several = [right["x"], right["addend"], *right.values()]
     assert ask_gram(library, several[1:], attributes)[1].startswith("x has the shape")
     assert ask_gram(library, [right["x"], right["addend"], right["addend"], right["y"]], attributes) == (
         INVALID,
-        "2 operands beside x, want an addend or none",
+        "3 operands and 1 results, want 2 and 1",
     )
 
 
@@ -302,7 +302,7 @@ def test_an_epilogue_that_does_not_fit_is_refused(library, target):
         code, message = call(library, target, dtypes, [*shapes[:i], shapes[i][1:], *shapes[i + 1 :]], attributes)
         assert code == INVALID and message.startswith(f"{name} has the shape (")
     code, message = call(library, target, dtypes[:-1], shapes[:-1], attributes)
-    assert (code, message) == (INVALID, "2 operands and 0 results beside those of the product, want 2 and 1")
+    assert (code, message) == (INVALID, "saved is missing: there are 4 operands and 1 results")
 
 
 @pytest.mark.parametrize("target", CUSTOM_CALLS)
@@ -314,7 +314,23 @@ def test_arrays_that_do_not_fit_are_refused(library, target):
             code, message = call(library, target, dtypes, [*shapes[:i], wrong, *shapes[i + 1 :]], problem | config)
             assert code == INVALID and f"{slot} has the shape ({', '.join(map(str, wrong))}), want" in message
     code, message = call(library, target, ["bfloat16", "float16", "float32"], shapes, problem | config)
-    assert code == INVALID and message.endswith("the operands are bfloat16 and float16, want one dtype")
+    assert code == INVALID and message.endswith(" is float16, want bfloat16")
+
+
+def test_attributes_that_do_not_fit_are_refused(library):
+    attributes = GRAM[0] | GRAM[1] | GRAM[2]
+    arrays = [("bfloat16", (2, 3, 5)), ("bfloat16", (2, 3, 3))]
+    for name in attributes:
+        others = {key: value for key, value in attributes.items() if key != name}
+        wanted = "a float64" if name in GRAM[2] else "an int64"
+        message = f"attribute {name} is missing or of another type, want {wanted}"
+        assert ask_gram(library, arrays, others) == (INVALID, message)
+        wrong = 7 if name in GRAM[2] else 7.0
+        assert ask_gram(library, arrays, attributes | {name: wrong}) == (INVALID, message)
+    assert ask_gram(library, arrays, attributes | {"more": 1}) == (INVALID, "11 attributes, want 10")
+    _, dtypes, shapes, problem, config = right("jaxext_conv2d_fprop_v1", 1)
+    code, message = call(library, "jaxext_conv2d_fprop_v1", dtypes, shapes, problem | config | {"stride": (1, 1)})
+    assert (code, message) == (INVALID, "attribute stride is missing or of another type, want three int64")
 
 
 def of_weight_only(bits=4, splits=3):
@@ -347,11 +363,11 @@ def test_weight_only_arrays_that_do_not_fit_are_refused(library):
             code, message = ask_weight_only(library, arrays | {name: (dtype, wrong)}, attributes)
             assert code == INVALID and message.startswith(f"{name} has the shape ({', '.join(map(str, wrong))}), want")
         code, message = ask_weight_only(library, arrays | {name: ("int64", shape)}, attributes)
-        assert code == INVALID and message.startswith(f"{name} is S64, want")
+        assert code == INVALID and message.startswith(f"{name} is of another dtype, want")
     code, message = ask_weight_only(library, arrays | {"scale": ("float16", arrays["scale"][1])}, attributes)
-    assert (code, message) == (INVALID, "scale is F16, want F32")
+    assert (code, message) == (INVALID, "scale is float16, want float32")
     code, message = ask_weight_only(library, arrays | {"w": ("float16", arrays["w"][1])}, attributes)
-    assert (code, message) == (INVALID, "w is F16, want S8")
+    assert (code, message) == (INVALID, "w is float16, want int8")
 
 
 CAUSAL = {"causal_conv1d": ("y",), "causal_conv1d_backward": ("d_x", "sums", "d_initial_states")}
@@ -408,12 +424,11 @@ def test_causal_arrays_that_do_not_fit_are_refused(library, op):
         for wrong in (shape[1:], (*shape[:-1], 3), (math.prod(shape),)):
             if wrong != shape:
                 assert refused(arrays | {name: (dtype, wrong)}).startswith(f"{name} has the shape ({', '.join(map(str, wrong))}), want")
-        assert refused(arrays | {name: ("int64", shape)}).startswith(f"{name} is S64, want")
+        assert refused(arrays | {name: ("int64", shape)}).startswith(f"{name} is of another dtype, want")
         if name not in ("x", "weight", "bias"):
             assert refused(arrays | {name: ("float16", shape)}).startswith(f"{name} is ")
     for name, value in (("activation", 10), ("activation", -1), ("bias", 2), ("seq_idx", -1)):
         assert refused(**{name: value}).startswith(f"{name} is {value}, want 0 ")
-    count = 5 if "backward" in op else 4
-    assert refused(bias=0) == f"{count} operands beside x and weight, want {count - 1}"
     last = list(arrays)[-1]
-    assert refused({name: of for name, of in arrays.items() if name != last}).endswith(f" results, want {len(CAUSAL[op])}")
+    assert refused({name: of for name, of in arrays.items() if name != last}).startswith(f"{last} is missing")
+    assert refused(idx_of_states=0).startswith("d_y has the shape" if "backward" in op else "6 operands and 1 results, want 5 and 1")
