@@ -2,13 +2,16 @@
 
 Each defect of mutations.txt is one small error that somebody could make.  It is planted in a copy of this checkout, where those tests run
 that are likely to find it and then, if these pass, the others.  Those that found one are run once more without any, and must pass.  A row
-for each defect says which test found it; the status is 1 if one was not found.  The compiled CUDA kernels have no defects, so those planted
-in csrc can only be found by tests that compile it themselves.
+for each defect says which test found it, or why the defect cannot be planted; the status is 1 if one was not found or not planted.  The
+compiled CUDA kernels have no defects, so those planted in csrc can only be found by tests that compile it themselves.  `--check` runs no
+test: it lists the defects that cannot be planted.
 """
 
 import argparse
+import ast
 import dataclasses
 import importlib.util
+import itertools
 import os
 import pathlib
 import re
@@ -22,10 +25,10 @@ import time
 ROOT = pathlib.Path(__file__).parent.parent
 TABLE = ROOT / "tests/mutations.txt"
 # Tests that fail at any change of a source.
-BLIND = [
-    "tests/project/test_mutations.py",
-    "tests/backends/triton/test_kernels_compiled.py::test_the_tables_are_of_the_kernels_that_are_here",
-]
+BLIND = ["tests/backends/triton/test_kernels_compiled.py::test_the_tables_are_of_the_kernels_that_are_here"]
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+TOKENS = re.compile(r"\w+|[^\w\s]")
+CPP_TEXT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\])'""", re.DOTALL)  # comments and literals
 FINDERS = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -33,20 +36,68 @@ FINDERS = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - .*)?$", re.MU
 class Defect:
     name: str
     file: str
+    function: str
     old: str
     new: str
     tests: tuple[str, ...]  # that are likely to find it
 
 
 def defects() -> list[Defect]:
-    """Those of the table, in which each has a line "# file: name" and lines of the old text, of the new one and of tests."""
+    """Read the table, in which each has a line "# file: function: name" and lines of the old text, of the new one and of tests."""
     found = []
     for block in TABLE.read_text().split("\n# ")[1:]:
         head, *lines = block.splitlines()
-        file, _, name = head.partition(": ")
-        old, new, tests = ([line[1:] for line in lines if line.startswith(sign)] for sign in "-+?")
-        found.append(Defect(name, file, "\n".join(old), "\n".join(new), tuple(f"tests/{test}" for test in tests)))
+        file, function, name = head.split(": ", 2)
+        old, new, tests = ("\n".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+?")
+        found.append(Defect(name, file, function, old, new, tuple(f"tests/{test}" for test in tests.splitlines())))
     return found
+
+
+def python_spans(text: str, function: str) -> list[tuple[int, int]]:
+    """Find the definitions of a function or class, `outer.inner`, with their decorators."""
+    begin = [0, *itertools.accumulate(len(line) + 1 for line in text.split("\n"))]
+    nodes: list = [ast.parse(text)]
+    for name in function.split("."):
+        nodes = [x for node in nodes for x in ast.walk(node) if x is not node and isinstance(x, DEFINITIONS) and x.name == name]
+    return [(begin[min(part.lineno for part in (node, *node.decorator_list)) - 1], begin[node.end_lineno]) for node in nodes]
+
+
+def cpp_spans(text: str, name: str) -> list[tuple[int, int]]:
+    """Find the definitions of a function, type or constant, each from its line to the brace or semicolon that ends it."""
+    code = CPP_TEXT.sub(lambda found: " " * len(found[0]), text)
+    spans = []
+    for head in re.finditer(rf"^[^=;{{}}\n]*\b{name}\s*([({{\[=]|:(?!:))", code, re.MULTILINE):
+        depth = 0
+        for end in range(head.start(1), len(code)):
+            depth += (code[end] in "({[") - (code[end] in ")}]")
+            if depth < 0 or depth == 0 and code[end] in ";}":
+                spans += [(head.start(), end + 1)] if depth == 0 and (code[end] == "}" or head[1] == "=") else []
+                break
+    return spans
+
+
+def planted(folder: pathlib.Path, defect: Defect) -> tuple[pathlib.Path, str]:
+    """Return the file below a folder and its text with the defect; a LookupError or SyntaxError says why that is impossible."""
+    path = folder / defect.file
+    paths = [path] if path.exists() else [*folder.glob(f"[!.]*/**/{path.name}")]  # its folder may have been renamed
+    if len(paths) != 1:
+        raise LookupError(f"there is no {defect.file}")
+    path = paths[0]
+    text, spans_of = path.read_text(), python_spans if path.suffix == ".py" else cpp_spans
+    spans = [(0, len(text))] if defect.function == "-" else spans_of(text, defect.function)
+    old = r"\s*".join(rf"\b{token}\b" if re.match(r"\w", token) else re.escape(token) for token in TOKENS.findall(defect.old))
+    places = {place.span() for span in spans for place in re.compile(old).finditer(text, *span)}
+    if len(places) != 1:
+        raise LookupError(f"the old text is there {len(places)} times, in {len(spans)} definitions of {defect.function}")
+    ((begin, end),) = places
+    text = text[:begin] + defect.new + text[end:]
+    if path.suffix == ".py":
+        compile(text, path, "exec")
+    for test in defect.tests:
+        file, _, name = test.partition("[")[0].partition("::")
+        if not (ROOT / file).exists() or not re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE):
+            raise LookupError(f"there is no {test}")
+    return path, text
 
 
 def copy(folder: pathlib.Path) -> None:
@@ -115,6 +166,7 @@ def _pytest(folder, tests, options, variables) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Planted defects, and whether the tests find them.")
     parser.add_argument("names", nargs="*", help="parts of names or files of defects; all, if none is given")
+    parser.add_argument("--check", action="store_true", help="run no test, and list the defects that cannot be planted")
     parser.add_argument("--all", action="store_true", help="the whole suite, slow tests included")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="these tests alone")
     parser.add_argument("--likely", action="store_true", help="the likely tests of each defect alone")
@@ -122,9 +174,16 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=3600, help="seconds of a run of tests")
     options = parser.parse_args()
     wanted = [d for d in defects() if not options.names or any(name in f"{d.file}: {d.name}" for name in options.names)]
+    faults = []
     for defect in wanted:
-        if (count := (ROOT / defect.file).read_text().count(defect.old)) != 1:
-            raise SystemExit(f"{defect.file}: {defect.name}: the old text is there {count} times, want once")
+        try:
+            planted(ROOT, defect)
+        except (LookupError, SyntaxError) as error:
+            faults.append(defect)
+            print(f"{defect.file}: {defect.name}\n    NOT PLANTED, {error}")
+    wanted = [defect for defect in wanted if defect not in faults]
+    if options.check:
+        sys.exit(f"{len(faults)} cannot be planted" if faults else 0)
     with tempfile.TemporaryDirectory(prefix="jaxext-mutations-") as temporary:
         folder = pathlib.Path(temporary) / "jaxext"
         copy(folder)
@@ -135,15 +194,17 @@ def main() -> None:
         finders = sorted({test for test in found.values() if test and "::" in test})
         false = finders and run(folder, finders, options)
     missed = [defect for defect, test in found.items() if test is None]
-    print(f"{len(wanted) - len(missed)} of {len(wanted)} found" + (f"; without a defect there fails {false}" if false else ""))
-    sys.exit(bool(missed or false))
+    print(f"{len(wanted) - len(missed)} of {len(wanted)} found" + (f"; {len(faults)} cannot be planted" if faults else ""))
+    if false:
+        print(f"without a defect there fails {false}")
+    sys.exit(bool(faults or missed or false))
 
 
 def find(folder: pathlib.Path, defect: Defect, options: argparse.Namespace) -> str | None:
     """The test that finds it, or None."""
-    path, begun = folder / defect.file, time.monotonic()
+    (path, text), begun = planted(folder, defect), time.monotonic()
     before = path.read_text()
-    path.write_text(before.replace(defect.old, defect.new))
+    path.write_text(text)
     stages = [options.tests] if options.tests else [list(defect.tests), *([] if options.likely else [["tests"]])]
     try:
         shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # a file of the same size may be changed within a second
