@@ -25,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 from jaxext.backends.triton.repairs import repaired
-from jaxext.kernels._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
+from jaxext.kernels.launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 
 from .alignment import aligned, dtypes_of, widest
 from .compiled_problems import COMPILED

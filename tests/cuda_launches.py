@@ -19,7 +19,7 @@ import simt_weight_only
 from simt_causal import OPERANDS, RESULTS, itemsize, operand_shapes, result_shapes
 
 from jaxext.backends.cuda import cuda_binding
-from jaxext.kernels._epilogue import ACTIVATIONS
+from jaxext.kernels.epilogue import ACTIVATIONS
 
 TESTS = pathlib.Path(__file__).parent
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")

@@ -17,9 +17,9 @@ import pytest
 
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_gram, cuda_matmul, cuda_scaled
 from jaxext.backends.cuda.cuda_conv import ConvConfig
-from jaxext.kernels._causal import CausalProblem
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.causal.problem import CausalProblem
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 ROOT = pathlib.Path(__file__).parent.parent
 # jaxext::MatmulRole, jaxext::ConvRole, jaxext::CausalRole

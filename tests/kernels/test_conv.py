@@ -1,4 +1,4 @@
-"""kernels/conv.py in Triton's interpreter: every role, dtype and geometry against the definition in float64, and what it refuses.
+"""kernels/conv in Triton's interpreter: every role, dtype and geometry against the definition in float64, and what it refuses.
 
 Operands are small integers, whose sums are exact in float32 in any order: a result is right bit for bit or it is wrong.  The tiles are
 the smallest, so that small problems have many.
@@ -18,8 +18,8 @@ from harness import check, run, skip_what_is_overwritten
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.forms.window import Window
 from jaxext.kernels import conv
-from jaxext.kernels._geometry import ConvProblem
 from jaxext.kernels.conv import Config
+from jaxext.kernels.geometry import ConvProblem
 
 OPEN = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 ROLES = tuple(OPEN)

@@ -1,4 +1,4 @@
-"""kernels/conv.py beyond 32 bits: arrays of over 2^31 elements, strides whose squares are over 2^31, and numbers that it must refuse."""
+"""kernels/conv beyond 32 bits: arrays of over 2^31 elements, strides whose squares are over 2^31, and numbers that it must refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from test_conv import OPEN, PACKED, PLAIN, ROLES, a_problem, shape
 
 from jaxext.backends.triton.interpreter import _Tensor, interpreting
 from jaxext.kernels import conv
-from jaxext.kernels._geometry import Axis
+from jaxext.kernels.geometry import Axis
 
 UNPACKED = dataclasses.replace(PACKED, packed=False)
 

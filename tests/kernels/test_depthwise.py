@@ -13,7 +13,7 @@ import pytest
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import depthwise
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.geometry import ConvProblem
 
 ROLES = {"fprop": "y", "dgrad": "x", "wgrad": "w"}  # role -> the open slot
 SLOTS = {"x": "BNDHWG", "w": "BGKTRS", "y": "BNOPQGK"}

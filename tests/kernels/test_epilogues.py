@@ -1,4 +1,4 @@
-"""kernels/_fused.py in Triton's interpreter: every kernel with every epilogue against float64, and what they refuse."""
+"""kernels/tile_epilogue.py in Triton's interpreter: every kernel with every epilogue against float64, and what they refuse."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from jax import numpy as jnp
 from jaxext.backends.triton import triton_binding
 from jaxext.backends.triton.interpreter import interpreting
 from jaxext.kernels import conv, depthwise, matmul
-from jaxext.kernels._epilogue import ACTIVATIONS
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels.epilogue import ACTIVATIONS
+from jaxext.kernels.launch import SHARED_MEMORY
 
 # Sizes that do not fit the tiles: batches and groups, phases, strips, several groups in a tile.
 PROBLEMS = {

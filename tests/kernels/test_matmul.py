@@ -1,4 +1,4 @@
-"""kernels/matmul.py in Triton's interpreter: every role, dtype and edge of a tile against float64, and what it refuses.
+"""kernels/matmul in Triton's interpreter: every role, dtype and edge of a tile against float64, and what it refuses.
 
 Operands are small integers wherever they can be, whose sums are exact in float32 in any order: the result is then right bit for bit or
 it is wrong.  The tiles are the smallest, so that small problems have many.
@@ -17,7 +17,7 @@ from harness import GUARD, check, interpreting, run, skip_what_is_overwritten
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import matmul
-from jaxext.kernels._launch import SHARED_MEMORY, cdiv
+from jaxext.kernels.launch import SHARED_MEMORY, cdiv
 from jaxext.kernels.matmul import Config, Problem
 
 LABELS = {"a": "bmk", "b": "bkn", "c": "bmn"}

@@ -1,4 +1,4 @@
-"""kernels/matmul.py where numbers of 32 bits end: the last program of a launch on matrices of more than 2^31 elements, nearly all zeros."""
+"""kernels/matmul where numbers of 32 bits end: the last program of a launch on matrices of more than 2^31 elements, nearly all zeros."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from test_matmul import OPEN, ROLES, a_problem, shape, true
 
 from jaxext.backends.triton.interpreter import DTYPES, interpret, interpreting
 from jaxext.kernels import matmul
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels.launch import SHARED_MEMORY
 from jaxext.kernels.matmul import Config
 
 # What is large -> B, rows, columns, depth; and the step in depth, so that there are few of them to interpret.

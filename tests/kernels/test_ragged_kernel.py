@@ -1,4 +1,4 @@
-"""kernels/ragged.py in Triton's interpreter: every role against float64, with ranges of every kind, and rows that nobody may read."""
+"""kernels/ragged in Triton's interpreter: every role against float64, with ranges of every kind, and rows that nobody may read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cases import random
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import matmul, ragged
-from jaxext.kernels._launch import MOST_PROGRAMS
-from jaxext.kernels._ragged import visits
+from jaxext.kernels.launch import MOST_PROGRAMS
 from jaxext.kernels.matmul import Config
+from jaxext.kernels.ragged.problem import visits
 
 ROLES = {"nn": "y", "nt": "x", "tn": "w"}
 OPERANDS = {"nn": ("x", "w"), "nt": ("w", "y"), "tn": ("x", "y")}  # in the order of slots

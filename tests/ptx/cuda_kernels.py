@@ -56,8 +56,8 @@ from opcodes import untested
 
 from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_ragged
-from jaxext.kernels._epilogue import ACTIVATIONS
-from jaxext.kernels._ragged import visits
+from jaxext.kernels.epilogue import ACTIVATIONS
+from jaxext.kernels.ragged.problem import visits
 
 DTYPES = {
     "float32": np.float32,

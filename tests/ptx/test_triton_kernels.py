@@ -37,7 +37,7 @@ from jaxext.benchmarks import compiled
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
 from jaxext.kernels import causal, gram, ragged, scaled
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.epilogue import Epilogue
 
 ARCHS = (80, 90)
 FLOPS = 2e5  # of a smaller problem

@@ -21,7 +21,7 @@ from interpreter import EARLY, LATE, Input, Module, Output
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.benchmarks import compiled
-from jaxext.kernels._ragged import visits
+from jaxext.kernels.ragged.problem import visits
 
 # kernel -> the shape of a slot, random operands, and the result by definition
 DEFINITIONS = {

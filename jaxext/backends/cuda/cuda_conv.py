@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import asked, of_struct, refused_epilogue
-from jaxext.kernels._geometry import ConvProblem
-from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine, stored
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.launch import BITS, cdiv
+from jaxext.kernels.machine import LAUNCH, REACHED, START, STORED, machine, stored
 
 GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
 MOST_PARTS = 64  # B·G·splits: kMostParts in csrc/conv/conv_plan.h

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import asked, of_struct, refused_epilogue
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._geometry import MOST_POSITIONS
-from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import REACHED, START, STORED, Machine, machine, stored
+from jaxext.kernels.geometry import MOST_POSITIONS
+from jaxext.kernels.launch import BITS, cdiv
+from jaxext.kernels.machine import REACHED, START, STORED, Machine, machine, stored
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 _SPLITS = (1, 2, 4, 8, 16, 32)  # the last is known to csrc/matmul/matmul.cc, which refuses problems without a candidate
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages

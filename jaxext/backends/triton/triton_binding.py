@@ -22,7 +22,7 @@ from jaxext.backends.problems import causal_problem, conv_problem, gram_problem,
 from jaxext.backends.triton import assembler, triton_call
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Plan
-from jaxext.kernels._ragged import visits
+from jaxext.kernels.ragged.problem import visits
 
 _INTERPRETED_CAPABILITY = 90
 FEW_ROWS = 128  # of a product whose time is that of reading its other factor
@@ -34,7 +34,7 @@ class TritonKernels(KernelImplementation):
     name = "triton"
     custom_calls = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
     epilogues = True
-    shared = (*KernelImplementation.shared, *sorted(KERNELS.glob("*.py")))
+    shared = (*KernelImplementation.shared, *sorted(KERNELS.rglob("*.py")))
 
     def plan(self, call: Call) -> Plan | str:
         plan = super().plan(call)

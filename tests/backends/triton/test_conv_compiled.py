@@ -1,4 +1,4 @@
-"""kernels/conv.py as it is compiled for odd channels: what Triton's interpreter cannot show.  No GPU is needed."""
+"""kernels/conv as it is compiled for odd channels: what Triton's interpreter cannot show.  No GPU is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="no Triton here")
 # ruff: noqa: E402
 from jaxext.benchmarks import compiled
 from jaxext.kernels import conv
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.geometry import ConvProblem
 
 
 @pytest.mark.parametrize(

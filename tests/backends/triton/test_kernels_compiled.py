@@ -29,9 +29,9 @@ from jaxext.benchmarks.case import LAYOUTS
 from jaxext.benchmarks.compiled_problems import COMPILED, KERNELS
 from jaxext.benchmarks.problems import PRODUCTS, Conv
 from jaxext.kernels import _products, depthwise, matmul
-from jaxext.kernels._epilogue import Epilogue
-from jaxext.kernels._geometry import ConvProblem
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels.epilogue import Epilogue
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.launch import SHARED_MEMORY
 
 ROOT = pathlib.Path(__file__).parents[3]
 SMALL = (  # problems of each kernel

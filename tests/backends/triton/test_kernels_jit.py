@@ -20,7 +20,7 @@ from triton.runtime.driver import driver
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.benchmarks import compiled
 from jaxext.benchmarks.problems import PRODUCTS
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.epilogue import Epilogue
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from test_triton_binding import calls, kernels
 import jaxext
 from jaxext.benchmarks import compiled
 from jaxext.kernels import ragged
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.epilogue import Epilogue
 
 X, W, SIZES = struct(512, 136), struct(8, 136, 264), struct(8, dtype=jnp.int32)
 

@@ -1,6 +1,6 @@
 """Convolutions as implicit matrix products: no im2col in memory, channels last, nothing transposed or padded.
 
-fprop and dgrad gather by the same equation (`_geometry`), from x through w into y and from y through w into x:
+fprop and dgrad gather by the same equation (`geometry.py`), from x through w into y and from y through w into x:
 
     target[(n, t), column] = Σ_{tap, channel}  source[(n, s(t, tap)), channel] · w[tap, channel, column]
 
@@ -20,11 +20,11 @@ import math
 import triton
 import triton.language as tl
 
-from . import _fused
-from ._geometry import MOST_POSITIONS, ConvProblem
-from ._launch import BITS, MOST_INTEGER_PRODUCTS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, lacking_memory, tensor_memory
-from ._products import refused_pair, to_tf32
-from ._roofline import START, machine
+from .. import tile_epilogue as _fused
+from ..geometry import MOST_POSITIONS, ConvProblem
+from ..launch import BITS, MOST_INTEGER_PRODUCTS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, lacking_memory, tensor_memory
+from ..machine import START, machine
+from ..tile import refused_pair, to_tf32
 
 Problem = ConvProblem
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from ._gemm import MatmulProblem
-from ._launch import cdiv
+from ..launch import cdiv
+from ..matmul.problem import MatmulProblem
 
 SLOTS = {"nn": ("x", "w"), "nt": ("y", "w"), "tn": ("x", "y")}  # left, right
 NUMBERS_OF_VISIT = 5  # group; the rows that are multiplied, first and last; those that are written

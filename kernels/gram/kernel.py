@@ -15,10 +15,10 @@ import functools
 import triton
 import triton.language as tl
 
-from . import matmul
-from ._launch import MOST_PROGRAMS, Launch, cdiv, kernel_name, lacking_memory
-from ._roofline import START, machine
-from .matmul import Config, _inside, _multiply_add, _place
+from ..launch import MOST_PROGRAMS, Launch, cdiv, kernel_name, lacking_memory
+from ..machine import START, machine
+from ..matmul import kernel as matmul
+from ..matmul.kernel import Config, _inside, _multiply_add, _place
 
 RATIOS = (1, 2)
 

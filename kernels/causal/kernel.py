@@ -20,11 +20,11 @@ import dataclasses
 import triton
 import triton.language as tl
 
-from . import _fused
-from ._causal import CausalProblem
-from ._epilogue import ACTIVATIONS
-from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, largest_block
-from ._roofline import ACCESS, ACTIVATED, machine
+from .. import tile_epilogue as _fused
+from ..epilogue import ACTIVATIONS
+from ..launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, largest_block
+from ..machine import ACCESS, ACTIVATED, machine
+from .problem import CausalProblem
 
 Problem = CausalProblem
 

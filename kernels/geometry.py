@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ._epilogue import Epilogue
-from ._launch import cdiv
+from .epilogue import Epilogue
+from .launch import cdiv
 
 MOST_POSITIONS = 2**31 - 2**16  # kernels number them with 32 bits, and their tiles overhang
 

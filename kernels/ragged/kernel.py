@@ -1,4 +1,4 @@
-"""Ragged products in Triton: a kernel for nn and nt, with a program for each visit, and a kernel for tn (both defined in _ragged.py)."""
+"""Ragged products in Triton: a kernel for nn and nt, with a program for each visit, and a kernel for tn (both defined in problem.py)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import dataclasses
 import triton
 import triton.language as tl
 
-from . import _fused, matmul
-from ._launch import BITS, MOST_PROGRAMS, Launch, cdiv, kernel_name
-from ._ragged import NUMBERS_OF_VISIT, SLOTS, RaggedProblem
-from ._roofline import START, machine
-from .matmul import Config, _gate_and_linear, _inside, _multiply_add, _place
+from .. import tile_epilogue as _fused
+from ..launch import BITS, MOST_PROGRAMS, Launch, cdiv, kernel_name
+from ..machine import START, machine
+from ..matmul import kernel as matmul
+from ..matmul.kernel import Config, _gate_and_linear, _inside, _multiply_add, _place
+from .problem import NUMBERS_OF_VISIT, SLOTS, RaggedProblem
 
 OF_VISIT = tl.constexpr(NUMBERS_OF_VISIT)
 

@@ -4,7 +4,7 @@
     dgrad   x[n,i,g] = Σ_{r,k} y[n,s(i,r),g,k] w[g,k,r]
     wgrad   w[g,k,r] = Σ_{n,p} y[n,p,g,k] x[n,s(p,r),g]
 
-where s(t, r) is the source that the target t meets at the tap r (`_geometry`).  There is no contraction for tensor cores, only bytes
+where s(t, r) is the source that the target t meets at the tap r (`geometry.py`).  There is no contraction for tensor cores, only bytes
 to move, so a thread keeps in registers everything that it uses again.  It works on vectors of channels, which are contiguous in memory, and
 on *strips* of `strip` targets along the innermost axis: a row of strip + S - 1 sources serves all S taps of a filter row.  A tile is
 some strips, not necessarily neighbours, times tile_g channels.  Products and sums are in float32.
@@ -18,10 +18,10 @@ import math
 import triton
 import triton.language as tl
 
-from . import _fused
-from ._geometry import Axis, ConvProblem
-from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, largest_block
-from ._roofline import machine
+from .. import tile_epilogue as _fused
+from ..geometry import Axis, ConvProblem
+from ..launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, cdiv, kernel_name, largest_block
+from ..machine import machine
 
 Problem = ConvProblem
 

@@ -5,7 +5,7 @@ import re
 import triton
 import triton.language as tl
 
-from ._launch import BITS
+from .launch import BITS
 
 
 def triton_version() -> tuple[int, ...]:

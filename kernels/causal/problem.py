@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ._epilogue import Epilogue
+from ..epilogue import Epilogue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from ._epilogue import Epilogue
+from ..epilogue import Epilogue
 
 SLOTS = {"nn": ("a", "b"), "nt": ("c", "b"), "tn": ("a", "c")}  # left, right
 

@@ -22,10 +22,10 @@ import math
 import triton
 import triton.language as tl
 
-from . import matmul
-from ._launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, kernel_name, lacking_memory
-from ._products import refused_pair, to_tf32
-from .matmul import Config, _inside, _place
+from ..launch import BITS, MOST_PROGRAMS, SHARED_MEMORY, Launch, kernel_name, lacking_memory
+from ..matmul import kernel as matmul
+from ..matmul.kernel import Config, _inside, _place
+from ..tile import refused_pair, to_tf32
 
 LEAST_STEP = 32  # of the depth, whose product is scaled: tensor cores take so many numbers of 8 bits at once
 _EIGHTS = frozenset({"fp8e4nv", "fp8e5"})

@@ -20,9 +20,8 @@ import math
 import triton
 import triton.language as tl
 
-from . import _fused
-from ._gemm import SLOTS, MatmulProblem
-from ._launch import (
+from .. import tile_epilogue as _fused
+from ..launch import (
     BITS,
     MOST_INTEGER_PRODUCTS,
     MOST_PROGRAMS,
@@ -34,8 +33,9 @@ from ._launch import (
     lacking_memory,
     tensor_memory,
 )
-from ._products import refused_pair, to_tf32
-from ._roofline import START, machine
+from ..machine import START, machine
+from ..tile import refused_pair, to_tf32
+from .problem import SLOTS, MatmulProblem
 
 GROUP = tl.constexpr(8)  # tile rows of a band: what 132 programs read at once is then near its least
 BEYOND = 1 << 15  # the depth that splits cover beyond its end is less: a block of up to 128 for each, and they are up to 148

@@ -1,6 +1,6 @@
 """The epilogue of Triton's kernels, applied to a tile of sums in registers.
 
-`_epilogue` defines it.  It is computed in float32.  Each activation is exact to a few units in the last place for arguments of any size
+`epilogue.py` defines it.  It is computed in float32.  Each activation is exact to a few units in the last place for arguments of any size
 (gelu_tanh far below zero: to the rounding of tanh's argument).  Nothing cancels or overflows, and infinities and NaN give the same results
 as in jax.nn.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from ._epilogue import ACTIVATIONS, Epilogue
-from ._launch import Launch
+from .epilogue import ACTIVATIONS, Epilogue
+from .launch import Launch
 
 FLOATS = ("fp32", "bf16", "fp16")
 
