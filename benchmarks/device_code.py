@@ -10,7 +10,7 @@ import pathlib
 
 import jaxext.kernels as kernels
 
-HOST = ("__init__.py", "launch.py", "machine.py")  # of which the compiler reads nothing
+HOST = ("__init__.py", "checks.py", "launch.py", "machine.py", "plan.py")  # of which the compiler reads nothing
 
 
 def digest() -> str:

@@ -4,8 +4,6 @@ A kernel's model counts its products, loads and launches; the rates are defined 
 compare the configs of one problem, so proportions matter more than absolute numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from .epilogue import Epilogue

@@ -1,31 +1,73 @@
-"""Helpers of the kernels that multiply tiles."""
-
-import re
+"""Parts of kernels that multiply tiles, and that tell where a program's tile is and which of its elements exist."""
 
 import triton
 import triton.language as tl
 
-from .launch import BITS
-
-
-def triton_version() -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
-
-
-def refused_pair(arch: int, left: str, right: str, method: str, turned: bool) -> str | None:
-    """The reason if Triton overwrites the left factor while tensor cores still read it, or None.
-
-    Triton before 3.8 does so on 9.0 if the left factor alone is converted: it is then read from registers, which the next step's conversion
-    writes (triton-lang/triton#9433).  If the right factor is converted or `turned` too, each product is waited for; so are those of parts.
-    """
-    if arch != 90 or triton_version() >= (3, 8) or BITS[left] >= BITS[right] or turned or BITS[right] == 32 and method != "tf32":
-        return None
-    version = ".".join(map(str, triton_version()))
-    return f"{left} by {right} on compute capability 9.0, where Triton {version} overwrites factors that are being read: want 3.8 or newer"
+GROUP = tl.constexpr(8)  # tile rows of a band: what 132 programs read at once is then near its least
 
 
 @triton.jit
-def to_tf32(x):
+def tile_indices(PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexpr):
+    """This program's batch, split, tile row and tile column; within a band of GROUP rows, the row varies fastest."""
+    TILE_ROWS: tl.constexpr = TILES[0]
+    TILE_COLS: tl.constexpr = TILES[1]
+    INDEX: tl.constexpr = tl.dtype(PROBLEM.index)
+    program = tl.program_id(0)
+    tile = program % (TILE_ROWS * TILE_COLS)
+    part = program // (TILE_ROWS * TILE_COLS)
+    BAND: tl.constexpr = TILE_ROWS if TILE_ROWS < GROUP else GROUP  # and so a band's tiles are no more than there are: 32 bits do
+    first = tile // (BAND * TILE_COLS) * BAND
+    height = tl.minimum(TILE_ROWS - first, BAND)
+    within = tile % (BAND * TILE_COLS)
+    batch, split = part // CONFIG.splits, part % CONFIG.splits
+    row, col = first + within % height, within // height
+    return batch.to(tl.int64), split.to(INDEX), row.to(INDEX), col.to(INDEX)
+
+
+@triton.jit
+def exists(index, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether each index is below SIZE; a constant, and so no mask, if SIZE is a multiple of the block."""
+    if SIZE % max(1, BLOCK) == 0:
+        return tl.full(index.shape, True, tl.int1)
+    else:
+        return index < SIZE
+
+
+@triton.jit
+def widened(index, LIMIT: tl.constexpr):
+    """A factor of numbers below LIMIT, in 64 bits if they need them."""
+    return tl.cast(index, tl.int64) if LIMIT >= 2**31 else index
+
+
+@triton.jit
+def multiply(lhs, rhs, total, ARCH: tl.constexpr, METHOD: tl.constexpr, TURN_LHS: tl.constexpr, TURN_RHS: tl.constexpr):
+    """total + lhs rhs, in the narrowest dtype that holds both; `turned` tiles are those whose depth is not contiguous in memory."""
+    lhs, rhs = _alike(lhs, rhs)
+    TF32: tl.constexpr = lhs.dtype == tl.float32 and METHOD == "tf32" and ARCH >= 90 and ARCH < 120
+    if TF32 and TURN_LHS:
+        lhs = _to_tf32(lhs)
+    if TF32 and TURN_RHS:
+        rhs = _to_tf32(rhs)
+    # Hopper's tensor cores keep some 14 bits of a sum of 8-bit floats: each block's is added up in float32, here, because Triton itself
+    # would add it before it has waited for it.
+    if lhs.dtype.is_fp8() and ARCH == 90:
+        return total + tl.dot(lhs, rhs, out_dtype=total.dtype)
+    else:
+        return tl.dot(lhs, rhs, total, input_precision=METHOD, out_dtype=total.dtype)
+
+
+@triton.jit
+def _alike(lhs, rhs):
+    if lhs.dtype == rhs.dtype or (lhs.dtype.primitive_bitwidth == 8 and rhs.dtype.primitive_bitwidth == 8):
+        return lhs, rhs
+    else:
+        WIDER: tl.constexpr = lhs.dtype if lhs.dtype.primitive_bitwidth > rhs.dtype.primitive_bitwidth else rhs.dtype
+        COMMON: tl.constexpr = tl.float32 if lhs.dtype.primitive_bitwidth == rhs.dtype.primitive_bitwidth else WIDER
+        return lhs.to(COMMON), rhs.to(COMMON)
+
+
+@triton.jit
+def _to_tf32(x):
     """Drop the bits that tensor cores ignore in TF32.
 
     Hopper's and Blackwell's tensor cores read TF32 tiles from shared memory only if the contraction is contiguous, and Triton would copy

@@ -1,7 +1,4 @@
-"""Transitional: the names of kernel.py."""
+"""Causal depthwise convolutions of sequences."""
 
-import importlib
-
-
-def __getattr__(name):
-    return getattr(importlib.import_module(f"{__name__}.kernel"), name)
+from .plan import Config, Problem, candidates, clocks, grid, launch, supports
+from .problem import CausalProblem

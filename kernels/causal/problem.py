@@ -1,7 +1,5 @@
 """The problem that the kernels of causal convolutions solve."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from ..epilogue import Epilogue

@@ -1,7 +1,3 @@
-"""Transitional: the names of kernel.py."""
+"""Convolutions as implicit matrix products."""
 
-import importlib
-
-
-def __getattr__(name):
-    return getattr(importlib.import_module(f"{__name__}.kernel"), name)
+from .plan import Config, Problem, candidates, clocks, grid, launch, supports

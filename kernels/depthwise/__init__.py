@@ -1,7 +1,4 @@
-"""Transitional: the names of kernel.py."""
+"""Depthwise convolutions: one input channel per group."""
 
-import importlib
-
-
-def __getattr__(name):
-    return getattr(importlib.import_module(f"{__name__}.kernel"), name)
+from ..epilogue import FLOATS
+from .plan import Config, Problem, candidates, clocks, filter_pieces, grid, launch, strips, supports

@@ -1,7 +1,4 @@
-"""Transitional: the names of kernel.py."""
+"""The product of a matrix with its own transpose."""
 
-import importlib
-
-
-def __getattr__(name):
-    return getattr(importlib.import_module(f"{__name__}.kernel"), name)
+from .plan import RATIOS, Config, candidates, clocks, grid, launch, share, supports, tiles
+from .problem import Problem

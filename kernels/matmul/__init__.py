@@ -1,7 +1,4 @@
-"""Transitional: the names of kernel.py."""
+"""Matrix multiplication for the three roles of  c[b,m,n] = Σ_k a[b,m,k] b[b,k,n]."""
 
-import importlib
-
-
-def __getattr__(name):
-    return getattr(importlib.import_module(f"{__name__}.kernel"), name)
+from .plan import Config, candidates, clocks, grid, launch, supports, tiles
+from .problem import SLOTS, MatmulProblem, Problem

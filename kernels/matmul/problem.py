@@ -1,4 +1,4 @@
-"""The problem that matmul kernels solve, one role of a product:  result[row, col] = Σ_depth left[row, depth] right[depth, col].
+"""The problem that kernels of matrix products solve, one role of a product:  result[row, col] = Σ_depth left[row, depth] right[depth, col].
 
 role  result    left     right    row  column  contracted
 nn    c[M,N]    a[M,K]   b[K,N]   m    n       k
@@ -6,12 +6,14 @@ nt    a[M,K]    c[M,N]   bᵀ[N,K]  m    k       n
 tn    b[K,N]    aᵀ[K,M]  c[M,N]   k    n       m
 """
 
-from __future__ import annotations
-
 import dataclasses
+import math
 from typing import ClassVar
 
 from ..epilogue import Epilogue
+from ..launch import BITS, EIGHTS, PRODUCTS_OF_PARTS
+
+MOST_OVERHANG = 1 << 15  # the depth that splits cover beyond its end is less: a block of up to 128 for each, and they are up to 148
 
 SLOTS = {"nn": ("a", "b"), "nt": ("c", "b"), "tn": ("a", "c")}  # left, right
 
@@ -71,3 +73,84 @@ class MatmulProblem:
         """Left, right."""
         first, second, _ = self.dtypes
         return (second, first) if self.role == "nt" else (first, second)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem(MatmulProblem):
+    """A product, with the facts that tiles depend on besides its sizes."""
+
+    @property
+    def pieces(self) -> tuple[int, int]:
+        """How many numbers of the left and of the right operand can be copied at once from every row: 16 bytes at best."""
+        lengths = max(self.lhs_strides), self.N if self.gated else max(self.rhs_strides)
+        lhs, rhs = (math.gcd(length, 128 // BITS[dtype]) for length, dtype in zip(lengths, self.operand_dtypes, strict=True))
+        return lhs, rhs
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all copies are of 16 bytes."""
+        return all(piece * BITS[dtype] == 128 for piece, dtype in zip(self.pieces, self.operand_dtypes, strict=True))
+
+    @property
+    def common(self) -> str | None:
+        """The dtype to which operands are converted exactly if they differ; None if the tensor cores take them unchanged."""
+        dtypes = set(self.operand_dtypes)
+        if len(dtypes) == 1 or dtypes <= EIGHTS:
+            return None
+        wide = dtypes - EIGHTS
+        return wide.pop() if len(wide) == 1 else "fp32"
+
+    @property
+    def bits(self) -> int:
+        """Bits of a factor as it is multiplied."""
+        return BITS[self.common or self.operand_dtypes[0]]
+
+    @property
+    def integers(self) -> bool:
+        return self.dtypes[2] == "i32"
+
+    @property
+    def eights(self) -> bool:
+        """Whether 8-bit floats are multiplied."""
+        return self.bits == 8 and not self.integers
+
+    @property
+    def method(self) -> str:
+        """How float32 factors are multiplied; factors converted from 16 bits are exact in TF32."""
+        return self.precision if "fp32" in self.operand_dtypes else "tf32"
+
+    @property
+    def fma(self) -> bool:
+        """Whether the products are float32's own, for which there are no tensor cores."""
+        return self.bits == 32 and self.method == "ieee"
+
+    @property
+    def splits_factors(self) -> bool:
+        """Whether float32 numbers are split into parts for the tensor cores."""
+        return self.bits == 32 and self.method in PRODUCTS_OF_PARTS
+
+    @property
+    def shared_factors(self) -> bool:
+        """Whether the tensor cores read tiles from shared memory (wgmma and tcgen05): data-centre devices from 9.0 on."""
+        return 90 <= self.arch < 120 and not self.fma
+
+    @property
+    def tcgen05(self) -> bool:
+        """Whether the tensor cores have their own memory for sums and factors (tcgen05)."""
+        return 100 <= self.arch < 120 and not self.fma
+
+    @property
+    def turned(self) -> tuple[bool, bool]:
+        """Whether the left and the right tile must be transposed on the way to the tensor cores.
+
+        These read 32-bit tiles from shared memory only if depth is contiguous, and Triton would copy others there in pieces of 4 bytes.
+        """
+        tf32 = self.shared_factors and self.bits == 32 and self.method == "tf32"
+        lhs, rhs = self.operand_dtypes
+        return tf32 and lhs == "fp32" and self.lhs_strides[1] != 1, tf32 and rhs == "fp32" and self.rhs_strides[0] != 1
+
+    @property
+    def index(self) -> str:
+        """The integer type for offsets in a matrix and for depths, including the depth that splits cover beyond the end."""
+        sizes = self.rows * self.depth, self.depth * self.cols, self.rows * self.cols
+        return "int32" if max(sizes) < 2**31 - MOST_OVERHANG else "int64"

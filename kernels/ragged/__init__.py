@@ -1,7 +1,4 @@
-"""Transitional: the names of kernel.py."""
+"""Ragged products: rows in groups, and a matrix for each group."""
 
-import importlib
-
-
-def __getattr__(name):
-    return getattr(importlib.import_module(f"{__name__}.kernel"), name)
+from .plan import Config, candidates, clocks, grid, launch, supports
+from .problem import Problem, RaggedProblem, visits

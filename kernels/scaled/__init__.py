@@ -1,7 +1,4 @@
-"""Transitional: the names of kernel.py."""
+"""Products of scaled numbers: a scale for each block of rows, of columns and of the depth."""
 
-import importlib
-
-
-def __getattr__(name):
-    return getattr(importlib.import_module(f"{__name__}.kernel"), name)
+from .plan import Config, candidates, clocks, grid, launch, supports, tiles
+from .problem import LEAST_STEP, Problem

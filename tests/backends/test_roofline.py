@@ -34,7 +34,7 @@ CUDA = dict(tile_m=128, tile_n=128)
 LONG = {
     "triton matmul": (matmul, product(4096, 4096), matmul.Config(**LARGE)),
     "triton conv": (conv, convolution("fprop", 4096), conv.Config(**LARGE)),
-    "triton depthwise": (depthwise, channelwise("fprop"), depthwise.pick(channelwise("fprop"))),
+    "triton depthwise": (depthwise, channelwise("fprop"), depthwise.candidates(channelwise("fprop"))[0]),
     "cuda matmul": (cuda_matmul, product(4096, 4096), cuda_matmul.MatmulConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0)),
     "cuda conv": (cuda_conv, convolution("fprop", 4096), cuda_conv.ConvConfig(**CUDA, cluster=2)),
     "cuda depthwise": (cuda_depthwise, channelwise("fprop"), cuda_depthwise.pick(channelwise("fprop"))),

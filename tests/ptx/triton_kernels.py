@@ -260,7 +260,7 @@ class GramCall(Call):
 
 def call(kernel: str, problem: Any) -> Call:
     """With the configuration that the kernel picks for the problem."""
-    return (FusedCall if problem.epilogue else Call)(kernel, problem, kernel_module(kernel).pick(problem))
+    return (FusedCall if problem.epilogue else Call)(kernel, problem, kernel_module(kernel).candidates(problem)[0])
 
 
 def skip_without_compiler() -> None:

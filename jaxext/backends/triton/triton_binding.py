@@ -143,9 +143,9 @@ class TritonScaled(TritonKernels):
     def slower(self, call):
         problem = self.problem(call)
         assert not isinstance(problem, str)  # it is asked of calls that it supports
-        if problem.in_steps and min(problem.rows, problem.cols) <= FEW_ROWS:
+        if problem.scales_steps and min(problem.rows, problem.cols) <= FEW_ROWS:
             return None  # XLA writes the scaled factor to memory, in 16 bits, and reads it again
-        if problem.in_steps:
+        if problem.scales_steps:
             return "what XLA writes to memory is little beside so many products, and they are expected to be as fast"
         if problem.fine:
             return "the kernel scales factors as XLA does, and has not been timed"
