@@ -1,4 +1,4 @@
-"""What kernels refuse: devices, numbers that Triton's version gets wrong, and configs; `check` is the one of all launches."""
+"""Checks of devices, of numbers that Triton's version gets wrong, and of configs; `check` is the one of all launches."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -76,7 +76,7 @@ class Axis:
 
     @property
     def inside(self) -> bool:
-        """Whether every source in the equation exists."""
+        """Return whether every source in the equation exists."""
         ends = [self.a * t + self.b * r + self.offset for t in (0, self.T - 1) for r in (0, self.R - 1)]
         return min(ends) >= 0 and max(ends) < self.S * self.d
 
@@ -100,7 +100,7 @@ class Axis:
 
     @property
     def first(self) -> tuple[int, ...]:
-        """For each phase, the first tap that meets a source; R if none does."""
+        """The first tap of each phase that meets a source; R if none does."""
         return tuple(
             next((r for r in range(min(self.step, self.R)) if (self.a * f + self.b * r + self.offset) % self.d == 0), self.R)
             for f in range(self.period)
@@ -108,7 +108,7 @@ class Axis:
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """For each phase, the source of its first target at its first tap (0 if it has no taps)."""
+        """The source of the first target at the first tap of each phase; 0 if it has no taps."""
         return tuple(0 if r == self.R else (self.a * f + self.b * r + self.offset) // self.d for f, r in enumerate(self.first))
 
 

@@ -49,7 +49,7 @@ class Launch:
 
 
 def kernel_name(specialization) -> str:
-    """For `triton.jit(repr=kernel_name)`: names a kernel after its constant PROBLEM, if that has a name."""
+    """Name a kernel after its constant PROBLEM, as `triton.jit(repr=kernel_name)` asks."""
     return specialization.constants["PROBLEM"].name
 
 

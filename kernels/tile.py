@@ -26,7 +26,7 @@ def tile_indices(PROBLEM: tl.constexpr, CONFIG: tl.constexpr, TILES: tl.constexp
 
 @triton.jit
 def exists(index, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Whether each index is below SIZE; a constant, and so no mask, if SIZE is a multiple of the block."""
+    """Return whether each index is below SIZE; a constant, and so no mask, if SIZE is a multiple of the block."""
     if SIZE % max(1, BLOCK) == 0:
         return tl.full(index.shape, True, tl.int1)
     else:

@@ -91,7 +91,7 @@ def _scaled(y, scale, present):
 
 @triton.jit
 def store(sums, bias, residual, result_ptr, saved_ptr, at, mask, PROBLEM: tl.constexpr, scale=None, present=None):
-    """Store without a gate; `at` and `mask` belong to the result and to the saved z."""
+    """Store a tile without a gate; `at` and `mask` belong to the result and to the saved z."""
     z = sums
     if PROBLEM.epilogue.bias is not None:
         z = _scaled(z + bias, None, present)

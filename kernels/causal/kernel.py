@@ -49,12 +49,12 @@ def causal_backward(
     BLOCKS: tl.constexpr = (PROBLEM.C + CONFIG.tile_c - 1) // CONFIG.tile_c
     STRIP: tl.constexpr = CONFIG.strip
     TAPS: tl.constexpr = PROBLEM.J
-    BEHIND: tl.constexpr = PROBLEM.J - 1
+    LATER: tl.constexpr = PROBLEM.J - 1
     ROWS: tl.constexpr = CONFIG.strips
     BLOCK: tl.constexpr = CONFIG.tile_c
     SHARE: tl.constexpr = ROWS * CONFIG.splits
     TILES: tl.constexpr = (PROBLEM.B * ((PROBLEM.T + STRIP - 1) // STRIP) + SHARE - 1) // SHARE
-    INPUTS: tl.constexpr = STRIP + BEHIND + (BEHIND if PROBLEM.reads_z else 0)
+    INPUTS: tl.constexpr = STRIP + LATER + (LATER if PROBLEM.reads_z else 0)
     d_bias_ptr = third_ptr if PROBLEM.epilogue.bias is not None else None
     d_state_ptr = (third_ptr if d_bias_ptr is None else fourth_ptr) if PROBLEM.state is not None else None
     pid = tl.program_id(0)
@@ -69,10 +69,10 @@ def causal_backward(
     for tile in range(TILES):
         b, t = _strips(split * TILES + tile, PROBLEM, CONFIG)
         xs = _inputs(x_ptr, state_ptr, b, t, c, real, INPUTS, PROBLEM)
-        idx = _numbers(idx_ptr, idx_of_states_ptr, b, t, STRIP + 2 * BEHIND, PROBLEM)
+        idx = _numbers(idx_ptr, idx_of_states_ptr, b, t, STRIP + 2 * LATER, PROBLEM)
         place = _offset(b, t, c, PROBLEM.T, PROBLEM)
         dz = ()
-        for u in tl.static_range(STRIP + BEHIND):
+        for u in tl.static_range(STRIP + LATER):
             inside = ((b < PROBLEM.B) & (t + u < PROBLEM.T))[:, None] & real[None, :]
             d = tl.load(dy_ptr + (place + u * PROBLEM.C), mask=inside, other=0.0).to(tl.float32)
             if PROBLEM.reads_z:
@@ -82,7 +82,7 @@ def causal_backward(
         for u in tl.static_range(STRIP):
             dx = tl.zeros((ROWS, BLOCK), tl.float32)
             for i in tl.static_range(TAPS):
-                d = _same_sequence(dz[u + BEHIND - i], idx, u + BEHIND, u + 2 * BEHIND - i, PROBLEM)
+                d = _same_sequence(dz[u + LATER - i], idx, u + LATER, u + 2 * LATER - i, PROBLEM)
                 dx = tl.fma(d, taps[i], dx)
             inside = ((b < PROBLEM.B) & (t + u < PROBLEM.T))[:, None] & real[None, :]
             tl.store(dx_ptr + (place + u * PROBLEM.C), dx.to(dx_ptr.dtype.element_ty), mask=inside)
@@ -90,18 +90,18 @@ def causal_backward(
         for i in tl.static_range(TAPS):
             total = dw[i]
             for u in tl.static_range(STRIP):
-                total = tl.fma(dz[u], _same_sequence(xs[u + i], idx, u + i, u + BEHIND, PROBLEM), total)
+                total = tl.fma(dz[u], _same_sequence(xs[u + i], idx, u + i, u + LATER, PROBLEM), total)
             new = new + (total,)
         dw = new
         if d_bias_ptr is not None:
             for u in tl.static_range(STRIP):
                 db += dz[u]
         if d_state_ptr is not None:
-            for j in tl.static_range(BEHIND):
+            for j in tl.static_range(LATER):
                 d = tl.zeros((ROWS, BLOCK), tl.float32)
                 for u in tl.static_range(j + 1):
-                    d = tl.fma(_same_sequence(dz[u], idx, j, u + BEHIND, PROBLEM), taps[j - u], d)
-                at = d_state_ptr + _offset(b, j, c, BEHIND, PROBLEM)
+                    d = tl.fma(_same_sequence(dz[u], idx, j, u + LATER, PROBLEM), taps[j - u], d)
+                at = d_state_ptr + _offset(b, j, c, LATER, PROBLEM)
                 mask = ((b < PROBLEM.B) & (t == 0))[:, None] & real[None, :]
                 tl.store(at, d.to(d_state_ptr.dtype.element_ty), mask=mask)
     for i in tl.static_range(TAPS):
@@ -147,17 +147,17 @@ def _taps(w_ptr, c, real, PROBLEM: tl.constexpr):
 @triton.jit
 def _inputs(x_ptr, state_ptr, b, t, c, real, COUNT: tl.constexpr, PROBLEM: tl.constexpr):
     """The inputs of a strip and of the J - 1 steps before it, which may be the state's; zeros outside."""
-    BEFORE: tl.constexpr = PROBLEM.J - 1
-    place = _offset(b, t - BEFORE, c, PROBLEM.T, PROBLEM)
+    EARLIER: tl.constexpr = PROBLEM.J - 1
+    place = _offset(b, t - EARLIER, c, PROBLEM.T, PROBLEM)
     xs = ()
     for u in tl.static_range(COUNT):
-        s = t - BEFORE + u
+        s = t - EARLIER + u
         inside = ((b < PROBLEM.B) & (s >= 0) & (s < PROBLEM.T))[:, None] & real[None, :]
         x = tl.load(x_ptr + (place + u * PROBLEM.C), mask=inside, other=0.0).to(tl.float32)
-        if PROBLEM.state is not None and u < BEFORE:
+        if PROBLEM.state is not None and u < EARLIER:
             mask = ((b < PROBLEM.B) & (s < 0))[:, None] & real[None, :]
-            before = tl.load(state_ptr + _offset(b, s + BEFORE, c, BEFORE, PROBLEM), mask=mask, other=0.0).to(tl.float32)
-            x = tl.where(mask, before, x)
+            kept = tl.load(state_ptr + _offset(b, s + EARLIER, c, EARLIER, PROBLEM), mask=mask, other=0.0).to(tl.float32)
+            x = tl.where(mask, kept, x)
         xs = xs + (x,)
     return xs
 
@@ -165,17 +165,17 @@ def _inputs(x_ptr, state_ptr, b, t, c, real, COUNT: tl.constexpr, PROBLEM: tl.co
 @triton.jit
 def _numbers(idx_ptr, idx_of_states_ptr, b, t, COUNT: tl.constexpr, PROBLEM: tl.constexpr):
     """The sequence number of each of these inputs, if there are such numbers."""
-    BEFORE: tl.constexpr = PROBLEM.J - 1
+    EARLIER: tl.constexpr = PROBLEM.J - 1
     idx = ()
     if PROBLEM.idx:
         for u in tl.static_range(COUNT):
-            s = t - BEFORE + u
+            s = t - EARLIER + u
             inside = (b < PROBLEM.B) & (s >= 0) & (s < PROBLEM.T)
             number = tl.load(idx_ptr + (_sequence(b, PROBLEM) * PROBLEM.T + s), mask=inside, other=0)
-            if PROBLEM.idx_of_states and u < BEFORE:
+            if PROBLEM.idx_of_states and u < EARLIER:
                 mask = (b < PROBLEM.B) & (s < 0)
-                before = tl.load(idx_of_states_ptr + (_sequence(b, PROBLEM) * BEFORE + s + BEFORE), mask=mask, other=0)
-                number = tl.where(mask, before, number)
+                kept = tl.load(idx_of_states_ptr + (_sequence(b, PROBLEM) * EARLIER + s + EARLIER), mask=mask, other=0)
+                number = tl.where(mask, kept, number)
             idx = idx + (number,)
     return idx
 

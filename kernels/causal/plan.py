@@ -33,7 +33,7 @@ class Config:
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or the reason if no config fits the problem."""
+    """Return the reason if no config fits the problem, or None."""
     if problem.J > (most := MOST_TAPS[problem.role]):
         return f"{problem.J} taps, its {problem.role} takes {most} at most"
     dtypes = (*problem.dtypes, problem.epilogue.bias, problem.state)
@@ -83,9 +83,9 @@ def registers(problem: Problem, config: Config) -> int:
     """
     vector = cdiv(config.strips * config.tile_c, 32 * config.num_warps)
     backward = problem.role == "backward"
-    inputs = config.strip + problem.before + (problem.after if problem.reads_z else 0)
-    sums = problem.J + 1 + config.strip + problem.after if backward else config.strip
-    pairs = (inputs + problem.J * (config.strip + problem.after)) if problem.idx else 0
+    inputs = config.strip + problem.earlier + (problem.later if problem.reads_z else 0)
+    sums = problem.J + 1 + config.strip + problem.later if backward else config.strip
+    pairs = (inputs + problem.J * (config.strip + problem.later)) if problem.idx else 0
     needed = vector * (problem.J + sums) + cdiv(vector * BITS[problem.dtypes[0]], 32) * inputs + pairs + ADDRESSES
     return needed * 4 // 3 if backward else needed
 

@@ -107,7 +107,7 @@ def launch(problem: Problem, config: Config) -> Launch:
 
 
 def _refusal(problem: Problem, config: Config) -> str | None:
-    """The reason if the config does not fit the problem, or None."""
+    """Return the reason if the config does not fit the problem, or None."""
     if problem.epilogue and config.splits > 1:
         return f"splits is {config.splits}, want 1: an epilogue cannot follow parts of a sum"
     if reason := wrong_field(config, {"tile_m": 16, "tile_n": 16, "tile_k": _least_k(problem)}, ("groups", "splits")):
@@ -116,10 +116,8 @@ def _refusal(problem: Problem, config: Config) -> str | None:
         return f"{config} has {config.groups} groups to a tile, which do not divide {problem.G}"
     if config.packed and problem.role == "wgrad" and any(axis.d > 1 for axis in problem.axes):
         return f"{config} is packed, but an input dilation gives each tap its own targets"
-    few = (_bits(problem) < 32 or problem.precision == "tf32") and not {
-        *problem.dtypes[:2]
-    } <= EIGHTS  # sums of 8-bit floats are kept apart
-    if (sums := config.tile_m * config.tile_n // (32 * config.num_warps)) > (limit := MOST_SUMS if few else MOST_SUMS // 2):
+    apart = _bits(problem) == 32 and problem.precision != "tf32" or {*problem.dtypes[:2]} <= EIGHTS
+    if (sums := config.tile_m * config.tile_n // (32 * config.num_warps)) > (limit := MOST_SUMS // 2 if apart else MOST_SUMS):
         return f"{config} has {sums} sums to a thread, registers hold {limit} beside the factors"
     if "i8" in problem.dtypes and (n := cdiv(_extent(problem, config)[2], config.splits) * config.tile_k) >= MOST_INTEGER_PRODUCTS:
         return f"{config} adds up {n} products of int8, tensor cores may saturate with {MOST_INTEGER_PRODUCTS}: it wants more splits"
@@ -130,7 +128,7 @@ def _refusal(problem: Problem, config: Config) -> str | None:
 
 
 def _fills(problem: Problem, config: Config) -> bool:
-    """Whether the result fills at least half of the tile, so that blocks of half the size would be more blocks.
+    """Return whether the result fills at least half of the tile, so that blocks of half the size would be more blocks.
 
     Columns are also not cut into narrow blocks if there are many rows, since each block of columns reads all sources again.
     """
@@ -154,7 +152,7 @@ def _least_k(problem: Problem) -> int:
 
 
 def _splits_factors(problem: Problem) -> bool:
-    """Whether float32 numbers are split into parts for the tensor cores."""
+    """Return whether float32 numbers are split into parts for the tensor cores."""
     return _bits(problem) == 32 and problem.precision not in ("tf32", "ieee")
 
 
@@ -222,6 +220,6 @@ def clocks(problem: Problem, config: Config) -> float:
     m, n, k = config.tile_m, config.tile_n, config.tile_k
     loaded = (m + n) * k * bits // 8
     step = gpu.tile(m * n * k, gpu.rate(bits, problem.precision), loaded) + STEP
-    beside = max(1, min(SHARED_MEMORY[problem.arch] // (loaded * config.num_stages), MOST_WARPS // config.num_warps))
-    of_programs = gpu.rounds(programs) * (cdiv(_extent(problem, config)[2], config.splits) * step + START / beside)
-    return of_programs + (gpu.adding(4 * programs * m * n) if config.splits > 1 else 0)
+    resident = max(1, min(SHARED_MEMORY[problem.arch] // (loaded * config.num_stages), MOST_WARPS // config.num_warps))
+    busy = gpu.rounds(programs) * (cdiv(_extent(problem, config)[2], config.splits) * step + START / resident)
+    return busy + (gpu.adding(4 * programs * m * n) if config.splits > 1 else 0)

@@ -47,7 +47,7 @@ def classes(axis: Axis) -> int:
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or the reason for refusing."""
+    """Return the reason if no config fits the problem, or None."""
     if problem.C != 1:
         return f"{problem.C} input channels per group, it takes 1"
     if unknown := [dtype for dtype in problem.dtypes if dtype not in FLOATS]:
@@ -87,12 +87,12 @@ def candidates(problem: Problem) -> list[Config]:
     rows = max(1, 32 * NUM_WARPS * vector // block)
     configs = [Config(tile_g=block, strips=rows, strip=width, num_warps=NUM_WARPS) for width in WIDTHS]
     if problem.role == "wgrad":
-        configs = [_with_splits(problem, config) for config in configs]
+        configs = [_split(problem, config) for config in configs]
     few = (config for config in configs if registers(problem, config) <= FEW_REGISTERS)
     return sorted(few, key=lambda config: (clocks(problem, config), -config.strip))
 
 
-def _with_splits(problem: Problem, config: Config) -> Config:
+def _split(problem: Problem, config: Config) -> Config:
     """The config with the tile's rows divided between strips and lanes, and the sum between programs."""
     rows = config.strips
     lanes = largest_block([1 << i for i in range(rows.bit_length())], filter_pieces(problem, config), IDLE_PIECES)
@@ -109,12 +109,12 @@ def clocks(problem: Problem, config: Config) -> float:
     """
     line = axes(problem, config)[2]
     if problem.role == "wgrad":
-        of_program = cdiv(strips(problem, config), config.strips * config.splits) * (config.strip + line.sources)
+        clocks_of_one = cdiv(strips(problem, config), config.strips * config.splits) * (config.strip + line.sources)
     else:
         rows = problem.filter[0] * problem.filter[1] * line.pieces
-        of_program = config.strip + rows * (line.sources + line.COLUMNS / 2)
+        clocks_of_one = config.strip + rows * (line.sources + line.COLUMNS / 2)
     gpu, vectors = machine(problem.arch, problem.device), 32 * config.num_warps * VECTOR_BITS // 8
-    return gpu.rounds(grid(problem, config)[0]) * of_program * vectors / gpu.l2
+    return gpu.rounds(grid(problem, config)[0]) * clocks_of_one * vectors / gpu.l2
 
 
 def registers(problem: Problem, config: Config) -> int:

@@ -35,7 +35,7 @@ class Line(Axis):
 
     @property
     def uneven(self) -> bool:
-        """Whether the last piece of a phase is not full."""
+        """Return whether the last piece of a phase is not full."""
         return self.pieces > 1 and self.R % (self.step * self.COLUMNS) != 0
 
     @property

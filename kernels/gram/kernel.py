@@ -68,7 +68,7 @@ def gram(x_ptr, addend_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.conste
 
 @triton.jit
 def _store(result_ptr, at, mirrored_at, y, row, col, row_in):
-    """What is on and below the diagonal, and the same above it."""
+    """Store what is on and below the diagonal, and the same above it."""
     tl.store(result_ptr + at, y, mask=row_in[:, None] & (row[:, None] >= col[None, :]))
     tl.store(result_ptr + mirrored_at, y, mask=row_in[:, None] & (row[:, None] > col[None, :]))
 

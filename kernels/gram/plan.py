@@ -16,7 +16,7 @@ RATIOS = (1, 2)
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or the reason if no config fits the problem."""
+    """Return the reason if no config fits the problem, or None."""
     if problem.integers or "i8" in problem.dtypes:
         return f"{problem.dtypes[0]} into {problem.dtypes[2]}, want floats"
     if reason := matmul.refused_numbers(problem):

@@ -15,5 +15,5 @@ class Problem(MatmulTiles):
 
     @property
     def plain(self) -> bool:
-        """Whether nothing follows the sum, so that the depth can be split."""
+        """Return whether nothing follows the sum, so that the depth can be split."""
         return self.addend is None and self.scale == 1

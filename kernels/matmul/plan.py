@@ -43,7 +43,7 @@ class Config:
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or the reason if no config fits the problem."""
+    """Return the reason if no config fits the problem, or None."""
     fuses = epilogue.refused(problem.epilogue, problem.role, "nn", problem.dtypes[2], gates=True, ragged=problem.ragged)
     if reason := refused_numbers(problem) or fuses:
         return reason
@@ -56,7 +56,7 @@ def supports(problem: Problem) -> str | None:
 
 
 def refused_numbers(problem: Problem) -> str | None:
-    """The reason if the device or Triton cannot multiply these numbers, or None."""
+    """Return the reason if the device or Triton cannot multiply these numbers, or None."""
     first, second, result = problem.dtypes
     operands = {first, second}
     if reason := refused_device(problem.arch):

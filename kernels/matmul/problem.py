@@ -81,14 +81,14 @@ class Problem(MatmulProblem):
 
     @property
     def pieces(self) -> tuple[int, int]:
-        """How many numbers of the left and of the right operand can be copied at once from every row: 16 bytes at best."""
+        """The numbers of the left and of the right operand that can be copied at once from every row: 16 bytes at best."""
         lengths = max(self.lhs_strides), self.N if self.gated else max(self.rhs_strides)
         lhs, rhs = (math.gcd(length, 128 // BITS[dtype]) for length, dtype in zip(lengths, self.operand_dtypes, strict=True))
         return lhs, rhs
 
     @property
     def aligned(self) -> bool:
-        """Whether all copies are of 16 bytes."""
+        """Return whether all copies are of 16 bytes."""
         return all(piece * BITS[dtype] == 128 for piece, dtype in zip(self.pieces, self.operand_dtypes, strict=True))
 
     @property
@@ -111,37 +111,37 @@ class Problem(MatmulProblem):
 
     @property
     def eights(self) -> bool:
-        """Whether 8-bit floats are multiplied."""
+        """Return whether 8-bit floats are multiplied."""
         return self.bits == 8 and not self.integers
 
     @property
     def method(self) -> str:
-        """How float32 factors are multiplied; factors converted from 16 bits are exact in TF32."""
+        """The way in which float32 factors are multiplied; factors converted from 16 bits are exact in TF32."""
         return self.precision if "fp32" in self.operand_dtypes else "tf32"
 
     @property
     def fma(self) -> bool:
-        """Whether the products are float32's own, for which there are no tensor cores."""
+        """Return whether the products are float32's own, for which there are no tensor cores."""
         return self.bits == 32 and self.method == "ieee"
 
     @property
     def splits_factors(self) -> bool:
-        """Whether float32 numbers are split into parts for the tensor cores."""
+        """Return whether float32 numbers are split into parts for the tensor cores."""
         return self.bits == 32 and self.method in PRODUCTS_OF_PARTS
 
     @property
     def shared_factors(self) -> bool:
-        """Whether the tensor cores read tiles from shared memory (wgmma and tcgen05): data-centre devices from 9.0 on."""
+        """Return whether the tensor cores read tiles from shared memory (wgmma and tcgen05): data-centre devices from 9.0 on."""
         return 90 <= self.arch < 120 and not self.fma
 
     @property
     def tcgen05(self) -> bool:
-        """Whether the tensor cores have their own memory for sums and factors (tcgen05)."""
+        """Return whether the tensor cores have their own memory for sums and factors (tcgen05)."""
         return 100 <= self.arch < 120 and not self.fma
 
     @property
     def turned(self) -> tuple[bool, bool]:
-        """Whether the left and the right tile must be transposed on the way to the tensor cores.
+        """Return whether the left and the right tile must be transposed on the way to the tensor cores.
 
         These read 32-bit tiles from shared memory only if depth is contiguous, and Triton would copy others there in pieces of 4 bytes.
         """

@@ -12,7 +12,7 @@ from .problem import SLOTS, Problem
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or the reason if no config fits the problem."""
+    """Return the reason if no config fits the problem, or None."""
     if problem.integers:
         return "integers, want floats"
     if reason := matmul.supports(problem):

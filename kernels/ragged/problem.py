@@ -47,7 +47,7 @@ class RaggedProblem(MatmulProblem):
         return self.B * (self.G if self.role == "tn" else self.P * self.R)
 
     def tiles_down(self, tile_m: int) -> int:
-        """For one matrix: the most visits, or in tn the tiles of rows."""
+        """The most visits of one matrix, or in tn the tiles of its rows."""
         return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else max(1, self.G) - 1)
 
     @property

@@ -66,14 +66,14 @@ def scaled_dot(
             total = _product(lhs, rhs, total, PROBLEM)
         elif PROBLEM.scales_steps:
             block = first // (DEPTH // DEPTH_BLOCKS)
-            of_step = _product(lhs, rhs, tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32), PROBLEM)
+            product = _product(lhs, rhs, tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32), PROBLEM)
             if PROBLEM.has_left:
                 at = lhs_scale_at + block * PROBLEM.left_strides[1]
-                of_step *= tl.load(lhs_scale_ptr + at, mask=row_in, other=0.0)[:, None]
+                product *= tl.load(lhs_scale_ptr + at, mask=row_in, other=0.0)[:, None]
             if PROBLEM.has_right:
                 at = rhs_scale_at + block * PROBLEM.right_strides[0]
-                of_step *= tl.load(rhs_scale_ptr + at, mask=col_in, other=0.0)[None, :]
-            total += of_step
+                product *= tl.load(rhs_scale_ptr + at, mask=col_in, other=0.0)[None, :]
+            total += product
         else:
             total = _product(lhs, rhs, total, PROBLEM)
         lhs_ptr += BLOCK_DEPTH * PROBLEM.lhs_strides[1]

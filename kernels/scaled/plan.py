@@ -15,7 +15,7 @@ MOST_SUMS = 64  # of a thread that has another sum or tile in registers at the s
 
 
 def supports(problem: Problem) -> str | None:
-    """None, or the reason if no config fits the problem."""
+    """Return the reason if no config fits the problem, or None."""
     operands = {*problem.operand_dtypes}
     if not operands <= {*EIGHTS, *FLOATS, "i8"} or problem.dtypes[2] not in FLOATS:
         return f"{' and '.join(problem.operand_dtypes)} into {problem.dtypes[2]}"

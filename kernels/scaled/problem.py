@@ -22,7 +22,7 @@ class Problem(MatmulTiles):
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        """Of rows, columns and the depth."""
+        """The numbers of blocks of rows, of columns and of the depth."""
         return {"nn": (self.I, self.J, self.S), "nt": (self.I, self.S, self.J), "tn": (self.S, self.J, self.I)}[self.role]
 
     @property
@@ -33,12 +33,12 @@ class Problem(MatmulTiles):
 
     @property
     def scales_steps(self) -> bool:
-        """Whether the product of each step is scaled."""
+        """Return whether the product of each step is scaled."""
         return self.blocks[2] > 1 and self.step >= LEAST_STEP
 
     @property
     def fine(self) -> bool:
-        """Whether factors are scaled in registers."""
+        """Return whether factors are scaled in registers."""
         return self.blocks[2] > 1 and self.step < LEAST_STEP
 
     @property
@@ -55,13 +55,13 @@ class Problem(MatmulTiles):
 
     @property
     def left_strides(self) -> tuple[int, int]:
-        """Of the left scale: of a block of rows, and of the depth."""
+        """The strides of the left scale: of a block of rows, and of the depth."""
         rows, _, depth = self.blocks
         return (1, rows) if self.role == "tn" else (depth, 1)
 
     @property
     def right_strides(self) -> tuple[int, int]:
-        """Of the right scale: of a block of the depth, and of columns."""
+        """The strides of the right scale: of a block of the depth, and of columns."""
         _, cols, depth = self.blocks
         return (1, depth) if self.role == "nt" else (cols, 1)
 
@@ -77,7 +77,7 @@ class Problem(MatmulTiles):
 
     @property
     def whole_numbers(self) -> bool:
-        """Whether the factors are multiplied as integers."""
+        """Return whether the factors are multiplied as integers."""
         return {*self.operand_dtypes} == {"i8"} and not self.fine
 
     @property
@@ -86,7 +86,7 @@ class Problem(MatmulTiles):
 
     @property
     def method(self) -> str:
-        """How float32 factors are multiplied: what is exact in TF32 only if it is not scaled before."""
+        """The way in which float32 factors are multiplied: what is exact in TF32 only if it is not scaled before."""
         return self.precision if "fp32" in self.operand_dtypes or self.fine else "tf32"
 
     @property
