@@ -140,6 +140,16 @@ class ConvProblem:
     epilogue: Epilogue | None = None  # of fprop
 
     @property
+    def method(self) -> str:
+        """The way in which float32 factors are multiplied."""
+        return self.precision
+
+    @property
+    def turned(self) -> tuple[bool, bool]:
+        """Return whether the depth of the left and of the right factor is not contiguous in memory."""
+        return self.role == "wgrad", self.role != "fprop"
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Slot -> shape."""
         return {

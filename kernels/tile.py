@@ -40,20 +40,20 @@ def widened(index, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def multiply(lhs, rhs, total, ARCH: tl.constexpr, METHOD: tl.constexpr, TURN_LHS: tl.constexpr, TURN_RHS: tl.constexpr):
+def multiply(lhs, rhs, total, PROBLEM: tl.constexpr):
     """total + lhs rhs, in the narrowest dtype that holds both; `turned` tiles are those whose depth is not contiguous in memory."""
     lhs, rhs = _alike(lhs, rhs)
-    TF32: tl.constexpr = lhs.dtype == tl.float32 and METHOD == "tf32" and ARCH >= 90 and ARCH < 120
-    if TF32 and TURN_LHS:
+    TF32: tl.constexpr = lhs.dtype == tl.float32 and PROBLEM.method == "tf32" and PROBLEM.arch >= 90 and PROBLEM.arch < 120
+    if TF32 and PROBLEM.turned[0]:
         lhs = _to_tf32(lhs)
-    if TF32 and TURN_RHS:
+    if TF32 and PROBLEM.turned[1]:
         rhs = _to_tf32(rhs)
     # Hopper's tensor cores keep some 14 bits of a sum of 8-bit floats: each block's is added up in float32, here, because Triton itself
     # would add it before it has waited for it.
-    if lhs.dtype.is_fp8() and ARCH == 90:
+    if lhs.dtype.is_fp8() and PROBLEM.arch == 90:
         return total + tl.dot(lhs, rhs, out_dtype=total.dtype)
     else:
-        return tl.dot(lhs, rhs, total, input_precision=METHOD, out_dtype=total.dtype)
+        return tl.dot(lhs, rhs, total, input_precision=PROBLEM.method, out_dtype=total.dtype)
 
 
 @triton.jit

@@ -50,8 +50,7 @@ def supports(problem: Problem) -> str | None:
 def candidates(problem: Problem) -> list[Config]:
     """Vectors and strips of several widths that fit the registers: the one with the fewest clocks first, among equals the widest.
 
-    If none fits, as with many taps, the narrowest.  The derivative shares the strips between at most PROGRAMS per
-    multiprocessor.
+    If none fits, as with many taps, the narrowest.  At most PROGRAMS per multiprocessor share the strips of the derivative.
     """
     configs = []
     widest = max(BITS[dtype] for dtype in problem.dtypes)

@@ -184,7 +184,7 @@ def _gather(
         k, c = (column, channel) if FPROP else (channel, column)
         offset, same_group = _filter(k, r, c, PROBLEM, CONFIG, TAPS)
         filter = tl.load(w_ptr + offset, mask=column_exists & lane_exists & same_group, other=0.0)
-        accumulator = multiply(source, filter, accumulator, PROBLEM.arch, PROBLEM.precision, False, not FPROP)
+        accumulator = multiply(source, filter, accumulator, PROBLEM)
 
     pixel = _pixel(n, d, h, w, D.T, H.T, W.T, TARGET_CHANNELS, TARGETS)
     if PROBLEM.epilogue is None:
@@ -244,7 +244,7 @@ def conv_wgrad(y_ptr, x_ptr, w_ptr, PROBLEM: tl.constexpr, CONFIG: tl.constexpr,
         real = real & column_exists & _inside(sd + dd, D) & _inside(sh + dh, H) & _inside(sw + dw, W)
         pixel = _pixel(n, dd, dh, dw, D.S, H.S, W.S, PROBLEM.G * PROBLEM.C, SOURCES)
         x = tl.load(x_ptr + (pixel + column_pixel), mask=real, other=0.0)
-        accumulator = multiply(y, x, accumulator, PROBLEM.arch, PROBLEM.precision, True, True)
+        accumulator = multiply(y, x, accumulator, PROBLEM)
 
     offset, same_group = _filter(k, tap, c, PROBLEM, CONFIG, TAPS)
     tl.store(w_ptr + offset, accumulator.to(w_ptr.dtype.element_ty), mask=k_exists & column_exists & same_group)

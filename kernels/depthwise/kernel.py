@@ -63,10 +63,10 @@ def _gather(
     image = widened(b, IMAGES) * PROBLEM.N + n
     valid = (n < PROBLEM.N) & (td < D.T) & (th < H.T)
     tw = tl.where(valid, tw, W.T)
-    sd = _entry(D.origin, fd, D.period) + D.target_stride * jd
-    sh = tl.where(valid, _entry(H.origin, fh, H.period) + H.target_stride * jh, FAR)
-    sw = _entry(W.origin, fw, W.period) + W.target_stride * jw
-    first_d, first_h, first_w = _entry(D.first, fd, D.period), _entry(H.first, fh, H.period), _entry(W.first, fw, W.period)
+    sd = _origin(D, fd) + D.target_stride * jd
+    sh = tl.where(valid, _origin(H, fh) + H.target_stride * jh, FAR)
+    sw = _origin(W, fw) + W.target_stride * jw
+    first_d, first_h, first_w = _first(D, fd), _first(H, fh), _first(W, fw)
 
     filter = widened(b, PROBLEM.B * PROBLEM.G * PROBLEM.K * D.R * H.R * W.R) * TARGET_C + c
 
@@ -138,9 +138,9 @@ def depthwise_wgrad(x_ptr, y_ptr, w_ptr, PROBLEM: tl.constexpr, CONFIG: tl.const
         image = widened(b, IMAGES) * PROBLEM.N + n
         at = y_ptr + _offset(image, td, th, tw, c, D.T, H.T, W.T, CHANNELS, IMAGES, 0)
         ys = _target_row(at, tw, real, CHANNELS, W)
-        sd = _entry(D.origin, fd, D.period) + D.target_stride * jd + D.tap_stride * (t // D.step)
-        sh = tl.where(valid, _entry(H.origin, fh, H.period) + H.target_stride * jh + H.tap_stride * (r // H.step), FAR)
-        sw = _entry(W.origin, fw, W.period) + W.target_stride * jw + W.tap_stride * W.COLUMNS * piece
+        sd = _origin(D, fd) + D.target_stride * jd + D.tap_stride * (t // D.step)
+        sh = tl.where(valid, _origin(H, fh) + H.target_stride * jh + H.tap_stride * (r // H.step), FAR)
+        sw = _origin(W, fw) + W.target_stride * jw + W.tap_stride * W.COLUMNS * piece
         at = x_ptr + _offset(image, sd, sh, sw, c // PROBLEM.K, D.S, H.S, W.S, PROBLEM.G, IMAGES, W.reach)
         xs = _source_row(at, _column(sd, sh, sw, D, H), real, PROBLEM.G, W)
         sums = _accumulate(sums, xs, ys, 1, W.hop, W.lowest)
@@ -164,12 +164,23 @@ def _zeros(COUNT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _entry(TABLE: tl.constexpr, phase, PERIOD: tl.constexpr):
-    """TABLE[phase], or that of the first phase if there is no such phase."""
-    entry = tl.zeros_like(phase) + TABLE[0]
+def _first(AXIS: tl.constexpr, phase):
+    """AXIS.first[phase]"""
+    tap = tl.zeros_like(phase) + AXIS.first[0]
+    PERIOD: tl.constexpr = AXIS.period
     for f in tl.static_range(1, PERIOD):
-        entry = tl.where(phase == f, TABLE[f], entry)
-    return entry
+        tap = tl.where(phase == f, AXIS.first[f], tap)
+    return tap
+
+
+@triton.jit
+def _origin(AXIS: tl.constexpr, phase):
+    """AXIS.origin[phase], or that of the first phase if there is no such phase."""
+    source = tl.zeros_like(phase) + AXIS.origin[0]
+    PERIOD: tl.constexpr = AXIS.period
+    for f in tl.static_range(1, PERIOD):
+        source = tl.where(phase == f, AXIS.origin[f], source)
+    return source
 
 
 @triton.jit

@@ -41,7 +41,7 @@ def gram(x_ptr, addend_ptr, result_ptr, PROBLEM: tl.constexpr, CONFIG: tl.conste
         depth_in = exists(depth, DEPTH, CONFIG.splits * STEPS * BLOCK_DEPTH)
         lhs = tl.load(x_ptr + lhs_at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
         rhs = tl.load(x_ptr + rhs_at, mask=depth_in[:, None] & col_in[None, :], other=0.0)
-        total = multiply(lhs, rhs, total, PROBLEM.arch, PROBLEM.method, PROBLEM.turned[0], PROBLEM.turned[1])
+        total = multiply(lhs, rhs, total, PROBLEM)
         x_ptr += BLOCK_DEPTH
         depth += BLOCK_DEPTH
 

@@ -63,7 +63,7 @@ def _matmul(
         depth_in = exists(depth, DEPTH, CONFIG.splits * STEPS * BLOCK_DEPTH)
         lhs = tl.load(lhs_ptr + lhs_at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
         rhs = tl.load(rhs_ptr + rhs_at, mask=depth_in[:, None] & col_in[None, :], other=0.0)
-        total = multiply(lhs, rhs, total, PROBLEM.arch, PROBLEM.method, PROBLEM.turned[0], PROBLEM.turned[1])
+        total = multiply(lhs, rhs, total, PROBLEM)
         lhs_ptr += BLOCK_DEPTH * PROBLEM.lhs_strides[1]
         rhs_ptr += BLOCK_DEPTH * PROBLEM.rhs_strides[0]
         depth += BLOCK_DEPTH

@@ -63,7 +63,7 @@ def _ragged_rows(
         depth_in = exists(depth, DEPTH, STEPS * BLOCK_DEPTH)
         lhs = tl.load(lhs_ptr + lhs_at, mask=row_in[:, None] & depth_in[None, :], other=0.0)
         rhs = tl.load(rhs_ptr + rhs_at, mask=depth_in[:, None] & col_in[None, :], other=0.0)
-        total = multiply(lhs, rhs, total, PROBLEM.arch, PROBLEM.method, PROBLEM.turned[0], PROBLEM.turned[1])
+        total = multiply(lhs, rhs, total, PROBLEM)
         lhs_ptr += BLOCK_DEPTH * PROBLEM.lhs_strides[1]
         rhs_ptr += BLOCK_DEPTH * PROBLEM.rhs_strides[0]
         depth += BLOCK_DEPTH
@@ -116,7 +116,7 @@ def ragged_sum(
                 depth_in = depth < end
                 lhs = tl.load(left + (row[:, None] + depth[None, :] * ROWS), mask=row_in[:, None] & depth_in[None, :], other=0.0)
                 rhs = tl.load(right + (depth[:, None] * COLS + col[None, :]), mask=depth_in[:, None] & col_in[None, :], other=0.0)
-                total = multiply(lhs, rhs, total, PROBLEM.arch, PROBLEM.method, PROBLEM.turned[0], PROBLEM.turned[1])
+                total = multiply(lhs, rhs, total, PROBLEM)
 
     result_ptr += batch * (ROWS * COLS)
     tl.store(result_ptr + row[:, None] * COLS + col[None, :], total.to(result_ptr.dtype.element_ty), mask=row_in[:, None] & col_in[None, :])

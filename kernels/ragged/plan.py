@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from ..checks import check
-from ..launch import BITS, MOST_PROGRAMS, Launch, cdiv, plain_launch
-from ..machine import START, machine
+from ..launch import MOST_PROGRAMS, Launch, cdiv, plain_launch
 from ..matmul import plan as matmul
 from ..matmul.plan import Config
 from .problem import SLOTS, Problem
@@ -34,12 +33,8 @@ def candidates(problem: Problem) -> list[Config]:
 
 def clocks(problem: Problem, config: Config) -> float:
     """The time of one multiprocessor's programs if half of the groups end within a tile of rows."""
-    gpu = machine(problem.arch, problem.device)
-    lhs, rhs = (BITS[dtype] / 8 for dtype in problem.operand_dtypes)
-    loaded = config.tile_m * lhs + config.tile_n * rhs
     programs = problem.batches * problem.expected_tiles_down(config.tile_m) * cdiv(problem.cols, config.tile_n)
-    tile = gpu.tile(config.tile_m * config.tile_n, gpu.rate(problem.bits, problem.method), loaded)
-    return gpu.rounds(programs) * (START + cdiv(problem.expected_depth, config.tile_k) * config.tile_k * tile)
+    return matmul.clocks_of_programs(problem, config, programs, cdiv(problem.expected_depth, config.tile_k))
 
 
 def grid(problem: Problem, config: Config) -> tuple[int]:

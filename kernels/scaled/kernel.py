@@ -129,4 +129,4 @@ def _product(lhs, rhs, total, PROBLEM: tl.constexpr):
     if PROBLEM.whole_numbers:
         return total + tl.dot(lhs, rhs, out_dtype=tl.int32).to(tl.float32)
     else:
-        return multiply(lhs, rhs, total, PROBLEM.arch, PROBLEM.method, PROBLEM.turned[0], PROBLEM.turned[1])
+        return multiply(lhs, rhs, total, PROBLEM)
