@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from jaxext.kernels._launch import BITS
+from jaxext.kernels.launch import BITS
 
 SLOTS = "abcxwy"  # of all forms, in their order
 RANGES = ("begin", "end", "visits")  # of ragged products: whole numbers, read one by one

@@ -25,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 from jaxext.backends.triton.repairs import repaired
-from jaxext.kernels._launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
+from jaxext.kernels.launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
 
 from .alignment import aligned, dtypes_of, widest
 from .compiled_problems import COMPILED
@@ -69,7 +69,7 @@ def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (),
         for role, numbers, arch in itertools.product(case.products, case.numbers, archs or (ARCHS if sweep else (90,))):
             problem = case.problem(role, numbers, arch)
             if module.supports(problem) is None:
-                pick = module.pick(problem)
+                pick = module.candidates(problem)[0]
                 for config in module.candidates(problem) if sweep else [pick]:
                     yield Program(case.kernel, case.name, numbers, problem, config, config == pick)
 

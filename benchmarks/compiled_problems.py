@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from jaxext.kernels._causal import CausalProblem
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.causal.problem import CausalProblem
+from jaxext.kernels.epilogue import Epilogue
 
 from .case import NUMBERS
 from .kinds import NN, NT, TN

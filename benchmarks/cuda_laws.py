@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels.launch import SHARED_MEMORY
 
 
 def hopper(row: dict) -> bool:

@@ -10,12 +10,12 @@ import pathlib
 
 import jaxext.kernels as kernels
 
-HOST = ("__init__.py", "_launch.py", "_roofline.py")  # of which the compiler reads nothing
+HOST = ("__init__.py", "checks.py", "launch.py", "machine.py", "plan.py")  # of which the compiler reads nothing
 
 
 def digest() -> str:
     (folder,) = map(pathlib.Path, kernels.__path__)
-    return digest_of([path.read_text() for path in sorted(folder.glob("*.py")) if path.name not in HOST])
+    return digest_of([path.read_text() for path in sorted(folder.rglob("*.py")) if path.name not in HOST])
 
 
 def digest_of(sources: list[str]) -> str:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.kernel import KERNELS, KernelImplementation
+from jaxext.backends.kernel import KERNELS, PROBLEMS, KernelImplementation
 from jaxext.backends.triton import triton_binding
 from jaxext.forms.implementation import hash_of
 from jaxext.tables import environment
@@ -31,7 +31,7 @@ _FAMILIES = {
 }
 # Family -> its folders in csrc, and the beginnings of the names of its files in backends/cuda, where they are others than its own name.
 _STEMS = {"scaled": ("scaled", "weight_only")}
-_IMPORT = re.compile(r"^from \.(\w*) import (.*)", re.MULTILINE)
+_IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (.*)", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
 
@@ -65,7 +65,7 @@ def _digest(family: str, library: str, platform: str) -> str:
 def _triton_files(family: str) -> Iterator[pathlib.Path]:
     yield from KernelImplementation.shared
     yield from sorted(pathlib.Path(triton_binding.__file__).parent.glob("*.py"))
-    yield from _closure([KERNELS / f"{family}.py"], functools.partial(_imported, KERNELS))
+    yield from _closure(sorted((KERNELS / family).glob("*.py")), _imported)
 
 
 def _cuda_files(family: str, csrc: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -74,7 +74,7 @@ def _cuda_files(family: str, csrc: pathlib.Path) -> Iterator[pathlib.Path]:
     calls = "convolutions" if family in ("conv", "depthwise", "causal") else "products"
     names = ("binding", calls, *stems)
     yield from (path for name in names if (path := folder / f"cuda_{name}.py").exists())
-    yield from sorted(KERNELS.glob("_*.py"))
+    yield from PROBLEMS
     yield from _closure([path for stem in stems for path in sorted(csrc.glob(f"{stem}/*.c[cu]"))], functools.partial(_included, csrc))
 
 
@@ -84,17 +84,19 @@ def _closure(files: Iterable[pathlib.Path], named) -> list[pathlib.Path]:
     while waiting:
         if (path := waiting.pop()) not in found and path.exists():
             found.add(path)
-            waiting += named(path.read_text())
+            waiting += named(path)
     return sorted(found)
 
 
-def _included(folder: pathlib.Path, text: str) -> list[pathlib.Path]:
-    return [folder / name for name in _INCLUDE.findall(text)]
+def _included(folder: pathlib.Path, file: pathlib.Path) -> list[pathlib.Path]:
+    return [folder / name for name in _INCLUDE.findall(file.read_text())]
 
 
-def _imported(folder: pathlib.Path, text: str) -> list[pathlib.Path]:
-    modules = (module or names for module, names in _IMPORT.findall(text))
-    return [folder / f"{name.strip()}.py" for names in modules for name in names.split(",")]
+def _imported(file: pathlib.Path) -> Iterator[pathlib.Path]:
+    for dots, module, names in _IMPORT.findall(file.read_text()):
+        folder = file.parents[len(dots) - 1].joinpath(*filter(None, module.split(".")))
+        yield folder.with_suffix(".py")  # from .problem import Problem
+        yield from (folder / f"{name.split()[0]}.py" for name in names.split(",") if name.strip())  # from .. import tile
 
 
 @functools.cache

@@ -27,7 +27,7 @@ PYTHON
 is_this_checkout() {
   local file different=()
   while read -r file; do cmp --silent "$file" "$site/$file" || different+=("$file"); done < <(find jaxext -name '*.py')
-  for file in kernels/*.py benchmarks/*.py; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done
+  while read -r file; do cmp --silent "$file" "$site/jaxext/$file" || different+=("$file"); done < <(find kernels benchmarks -name '*.py')
   "$python" -P -c '
 import hashlib, pathlib, runpy, sys
 hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(pathlib.Path("csrc").rglob("*.*"))]

@@ -185,7 +185,7 @@ class Conv(Problem):
         def three(values, missing: int) -> Any:
             return (missing,) * (3 - self.rank) + tuple(values)
 
-        return importlib.import_module("jaxext.kernels._geometry").ConvProblem(
+        return importlib.import_module("jaxext.kernels.geometry").ConvProblem(
             name=f"conv{self.rank}d_{role}",
             role=role,
             B=self.batch,

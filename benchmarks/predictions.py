@@ -23,8 +23,8 @@ from jaxext.backends.cuda.cuda_binding import missing
 from jaxext.backends.cuda.cuda_convolutions import CudaConv
 from jaxext.backends.cuda.cuda_products import CudaMatmul, CudaRagged
 from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, TritonRagged
-from jaxext.kernels._launch import BITS
-from jaxext.kernels._roofline import machine
+from jaxext.kernels.launch import BITS
+from jaxext.kernels.machine import machine
 
 from .problems import PRODUCTS
 from .report import Report, read
@@ -42,7 +42,7 @@ HEAD = """# What the models predict
 
 Each family of kernels has a [model of its time](performance-log.md#what-the-models-expect), by which it orders its configurations.
 This is what the models predict for the picks on every row of the suite, in microseconds, with nothing but the rates of
-[kernels/_roofline.py](../kernels/_roofline.py). A report of the benchmark fills the last two columns, and tells how far off each family's
+[kernels/machine.py](../kernels/machine.py). A report of the benchmark fills the last two columns, and tells how far off each family's
 model is. `python -m jaxext.benchmarks.predictions benchmarks/results/h100.json --out docs/predictions.md` makes this page.
 """
 

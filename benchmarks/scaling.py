@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxext.kernels._roofline import machine
+from jaxext.kernels.machine import machine
 from jaxext.parallel.cost_model import cost
 from jaxext.parallel.split_form import Collective, Cost
 

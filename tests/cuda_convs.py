@@ -8,7 +8,7 @@ import host_code
 import numpy as np
 
 from jaxext.backends.cuda import cuda_conv
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.geometry import ConvProblem
 
 ROLES = ("fprop", "dgrad", "wgrad")
 SLOTS = {"x": "BNDHWGC", "w": "BGKTRSC", "y": "BNOPQGK"}

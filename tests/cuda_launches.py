@@ -24,7 +24,7 @@ from simt_causal import operand_shapes, result_shapes
 
 from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_weight_only
 from jaxext.backends.problems import DTYPES
-from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
+from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
 
 TESTS = pathlib.Path(__file__).parent
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")

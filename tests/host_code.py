@@ -21,7 +21,7 @@ import pytest
 import jaxext
 from jaxext.backends.cuda import cuda_conv, cuda_matmul
 from jaxext.backends.cuda.cuda_conv import ConvConfig
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.geometry import ConvProblem
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROLES = {"fprop": 0, "dgrad": 1, "wgrad": 2}  # jaxext::ConvRole

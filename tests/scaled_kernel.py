@@ -5,7 +5,7 @@ import dataclasses
 import triton
 import triton.language as tl
 
-from jaxext.kernels._launch import Launch, cdiv
+from jaxext.kernels.launch import Launch, cdiv
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 from simt import CODES, DTYPES, EVERY_BLOCK
 
-from jaxext.kernels._epilogue import ACTIVATIONS
+from jaxext.kernels.epilogue import ACTIVATIONS
 
 OPERANDS = ("x", "weight", "bias", "initial_states", "seq_idx", "idx_of_states", "d_y")
 RESULTS = ("first", "sums", "d_initial_states")

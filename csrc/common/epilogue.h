@@ -3,7 +3,7 @@
 //     z = sum + bias                     in float32
 //     y = activation(z) + residual       rounded once, to the result's dtype
 //
-// The same as in Python: `jaxext.kernels._epilogue.Epilogue`. 
+// The same as in Python: `jaxext.kernels.epilogue.Epilogue`. 
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace jaxext {
 
-// None, then the order of `jaxext.kernels._epilogue.ACTIVATIONS`.
+// None, then the order of `jaxext.kernels.epilogue.ACTIVATIONS`.
 enum class Activation { kNone, kRelu, kRelu6, kGelu, kGeluTanh, kSilu, kSigmoid, kTanh, kLeakyRelu, kSquaredRelu };
 constexpr int kActivations = 10;
 

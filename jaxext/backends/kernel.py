@@ -24,12 +24,13 @@ from jaxext.forms.composition import composed
 from jaxext.forms.implementation import Algorithm, Implementation, Plan, file_of, folder_of, hash_of
 from jaxext.forms.precisions import WORDS
 from jaxext.forms.window import meetings
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._launch import BITS
-from jaxext.kernels._roofline import machine
+from jaxext.kernels.launch import BITS
+from jaxext.kernels.machine import machine
+from jaxext.kernels.matmul.problem import MatmulProblem
 from jaxext.tables import record
 
-KERNELS = file_of(MatmulProblem).parent  # the folder of the Triton kernels, and of the geometry shared with the CUDA kernels
+KERNELS = file_of(MatmulProblem).parents[1]  # the folder of the Triton kernels
+PROBLEMS = sorted([*KERNELS.glob("*.py"), *KERNELS.glob("*/problem.py")])  # of these, what the CUDA kernels share
 
 SMALL_SECONDS = 10e-6  # about what a launch outside of XLA's fusions and CUDA graphs costs
 

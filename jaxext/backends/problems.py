@@ -10,11 +10,11 @@ import numpy as np
 from jax import lax
 
 from jaxext.forms.call import Call
-from jaxext.kernels._causal import CausalProblem
-from jaxext.kernels._epilogue import ACTIVATIONS as ACTIVATIONS
-from jaxext.kernels._epilogue import Epilogue
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.causal.problem import CausalProblem
+from jaxext.kernels.epilogue import ACTIVATIONS as ACTIVATIONS
+from jaxext.kernels.epilogue import Epilogue
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 # Short names of the dtypes that kernels support.
 DTYPES = {

@@ -32,8 +32,8 @@ import jaxext
 from jaxext._target import compute_capability
 from jaxext.backends.cuda import cuda_binding, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_ragged, cuda_scaled
 from jaxext.backends.triton.interpreter import DTYPES
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._ragged import visits
+from jaxext.kernels.matmul.problem import MatmulProblem
+from jaxext.kernels.ragged.problem import visits
 from jaxext.verify.check import RECORDED, held
 from jaxext.verify.laws import SUMS
 

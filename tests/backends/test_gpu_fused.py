@@ -14,7 +14,7 @@ from cases import random
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding
-from jaxext.kernels._epilogue import ACTIVATIONS
+from jaxext.kernels.epilogue import ACTIVATIONS
 
 pytestmark = pytest.mark.gpu
 

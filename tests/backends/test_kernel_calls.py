@@ -11,8 +11,8 @@ from jax import lax
 import jaxext
 from jaxext.backends import kernel, problems
 from jaxext.forms.implementation import Plan
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.matmul.problem import MatmulProblem
 from jaxext.tables import in_force
 
 PRESET = lax.DotAlgorithmPreset

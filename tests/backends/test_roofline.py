@@ -7,10 +7,12 @@ import pytest
 pytest.importorskip("triton")
 
 from jaxext.backends.cuda import cuda_conv, cuda_depthwise, cuda_matmul
-from jaxext.kernels import conv, depthwise, matmul
-from jaxext.kernels._geometry import ConvProblem
-from jaxext.kernels._launch import SHARED_MEMORY
-from jaxext.kernels._roofline import LAUNCH, machine
+from jaxext.kernels.conv import plan as conv
+from jaxext.kernels.depthwise import plan as depthwise
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.launch import SHARED_MEMORY
+from jaxext.kernels.machine import LAUNCH, machine
+from jaxext.kernels.matmul import plan as matmul
 
 BF16 = dict(dtypes=("bf16",) * 3, precision="tf32", arch=90)
 IMAGE = dict(B=1, N=64, input=(1, 64, 64), filter=(1, 1, 1), output=(1, 64, 64), **BF16)
@@ -34,7 +36,7 @@ CUDA = dict(tile_m=128, tile_n=128)
 LONG = {
     "triton matmul": (matmul, product(4096, 4096), matmul.Config(**LARGE)),
     "triton conv": (conv, convolution("fprop", 4096), conv.Config(**LARGE)),
-    "triton depthwise": (depthwise, channelwise("fprop"), depthwise.pick(channelwise("fprop"))),
+    "triton depthwise": (depthwise, channelwise("fprop"), depthwise.candidates(channelwise("fprop"))[0]),
     "cuda matmul": (cuda_matmul, product(4096, 4096), cuda_matmul.MatmulConfig(**CUDA, cluster_m=2, tile_k=64, pingpong=0)),
     "cuda conv": (cuda_conv, convolution("fprop", 4096), cuda_conv.ConvConfig(**CUDA, cluster=2)),
     "cuda depthwise": (cuda_depthwise, channelwise("fprop"), cuda_depthwise.pick(channelwise("fprop"))),

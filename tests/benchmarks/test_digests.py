@@ -49,10 +49,10 @@ def sources(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "library", "changed"),
     [
-        ("kernels/conv.py", "triton", {"conv"}),
-        ("kernels/depthwise.py", "triton", {"depthwise"}),
-        ("kernels/matmul.py", "triton", {"matmul", "pieces", "ragged", "gram", "scaled"}),  # what others import
-        ("kernels/_causal.py", "triton", {"causal"}),
+        ("kernels/conv/kernel.py", "triton", {"conv"}),
+        ("kernels/depthwise/kernel.py", "triton", {"depthwise"}),
+        ("kernels/matmul/kernel.py", "triton", {"matmul", "pieces", "ragged", "gram", "scaled"}),  # what others import
+        ("kernels/causal/problem.py", "triton", {"causal"}),
         ("csrc/conv/conv_store.cuh", "cuda", {"conv"}),
         ("csrc/pieces/pieces_sm90.cuh", "cuda", {"pieces"}),
         ("csrc/weight_only/wide_weight_only.cuh", "cuda", {"scaled"}),

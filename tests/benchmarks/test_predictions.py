@@ -14,8 +14,8 @@ from jaxext.backends.cuda.cuda_binding import missing
 from jaxext.benchmarks import predictions
 from jaxext.benchmarks.problems import PRODUCTS
 from jaxext.benchmarks.report import write
-from jaxext.kernels._launch import BITS
-from jaxext.kernels._roofline import machine
+from jaxext.kernels.launch import BITS
+from jaxext.kernels.machine import machine
 
 CUBE = "4096 cubed, 4096x4096x4096"
 PAGE = pathlib.Path(__file__).parents[2] / "docs/predictions.md"

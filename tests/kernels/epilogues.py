@@ -11,7 +11,7 @@ from cases import random
 from scipy import special
 
 from jaxext.backends.triton.interpreter import DTYPES
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.epilogue import Epilogue
 
 FUNCTIONS: dict[str | None, Callable[[np.ndarray], np.ndarray]] = {
     None: lambda z: z,

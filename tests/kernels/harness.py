@@ -22,7 +22,7 @@ from triton import knobs
 
 from jaxext.backends.triton.interpreter import DTYPES, interpret, interpreting
 from jaxext.backends.triton.repairs import stages_with_repairs
-from jaxext.kernels._launch import Launch
+from jaxext.kernels.launch import Launch
 from jaxext.verify import laws
 from jaxext.verify.laws import is_integer
 

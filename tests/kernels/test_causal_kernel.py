@@ -1,4 +1,4 @@
-"""kernels/causal.py in Triton's interpreter: forward and derivative against float64, with state, boundaries, and rows nobody may read."""
+"""kernels/causal in Triton's interpreter: forward and derivative against float64, with state, boundaries, and rows nobody may read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scipy import special
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import causal
-from jaxext.kernels._epilogue import Epilogue
 from jaxext.kernels.causal import Config
+from jaxext.kernels.epilogue import Epilogue
 
 B, T, C = 2, 21, 12
 CONFIG = Config(tile_c=8, strips=2, strip=4, num_warps=4)
@@ -139,7 +139,7 @@ def test_short_sequences(role, steps):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_its_own_choice(role, taps, dtype):
     problem = a_problem(role, taps, dtype=dtype, state=True)
-    check(problem, causal.pick(problem))
+    check(problem, causal.candidates(problem)[0])
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

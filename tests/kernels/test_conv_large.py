@@ -1,4 +1,4 @@
-"""kernels/conv.py beyond 32 bits: arrays of over 2^31 elements, strides whose squares are over 2^31, and numbers that it must refuse."""
+"""kernels/conv beyond 32 bits: arrays of over 2^31 elements, strides whose squares are over 2^31, and numbers that it must refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from test_conv import OPEN, PACKED, PLAIN, ROLES, a_problem, shape
 
 from jaxext.backends.triton.interpreter import _Tensor, interpreting
 from jaxext.kernels import conv
-from jaxext.kernels._geometry import Axis
+from jaxext.kernels.conv.kernel import first_tap
+from jaxext.kernels.geometry import Axis
 
 UNPACKED = dataclasses.replace(PACKED, packed=False)
 
@@ -77,7 +78,7 @@ def test_targets_of_over_2_to_the_31_elements(role, tmp_path):
 @triton.jit
 def first_taps(result_ptr, first, AXIS: tl.constexpr):
     lane = tl.arange(0, 256)
-    tl.store(result_ptr + lane, conv._first(first + lane, AXIS))
+    tl.store(result_ptr + lane, first_tap(first + lane, AXIS))
 
 
 @pytest.mark.skipif(not interpreting(), reason="it calls a part of a kernel, as only the interpreter can")

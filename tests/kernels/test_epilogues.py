@@ -1,4 +1,4 @@
-"""kernels/_fused.py in Triton's interpreter: every kernel with every epilogue against float64, and what they refuse."""
+"""kernels/tile_epilogue.py in Triton's interpreter: every kernel with every epilogue against float64, and what they refuse."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ import pytest
 import test_conv
 import test_depthwise
 import test_matmul
-import triton.language as tl
 from epilogues import FUNCTIONS, with_epilogue
 from jax import numpy as jnp
 
 from jaxext.backends.triton import triton_binding
 from jaxext.backends.triton.interpreter import interpreting
 from jaxext.kernels import conv, depthwise, matmul
-from jaxext.kernels._epilogue import ACTIVATIONS
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels.epilogue import ACTIVATIONS
+from jaxext.kernels.launch import SHARED_MEMORY
 
 # Sizes that do not fit the tiles: batches and groups, phases, strips, several groups in a tile.
 PROBLEMS = {
@@ -233,7 +232,7 @@ def test_infinities_and_nan(activation):
 def test_offsets_of_a_gated_product_may_need_64_bits():
     """Its right operand and its z have twice the columns."""
     problem = test_matmul.a_problem("nn", (1, 2, 2**15, 2**15))
-    assert problem.index == tl.int32 and with_epilogue(problem, gated=True).index == tl.int64
+    assert problem.index == "int32" and with_epilogue(problem, gated=True).index == "int64"
 
 
 # What there is not.
@@ -288,8 +287,8 @@ def test_candidates_have_one_part(kernel, arch):
     for epilogue in ({"bias": "fp32"}, {"activation": "silu", "gated": True, "saves": True})[: 2 if kernel == "matmul" else 1]:
         problem = with_epilogue(plain, **epilogue)
         configs = module.candidates(problem)
-        assert module.pick(problem) == configs[0] and len(set(configs)) == len(configs)
+        assert module.candidates(problem)[0] == configs[0] and len(set(configs)) == len(configs)
         for config in configs:
             launch = module.launch(problem, config)
             assert config.splits == launch.splits == 1
-            assert launch.operands[:2] == module.launch(plain, module.pick(plain)).operands
+            assert launch.operands[:2] == module.launch(plain, module.candidates(plain)[0]).operands

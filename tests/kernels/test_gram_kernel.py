@@ -1,4 +1,4 @@
-"""kernels/gram.py in Triton's interpreter: against float64, bit for bit symmetric, with every tile written once."""
+"""kernels/gram in Triton's interpreter: against float64, bit for bit symmetric, with every tile written once."""
 
 import dataclasses
 import functools

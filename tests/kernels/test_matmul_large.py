@@ -1,17 +1,16 @@
-"""kernels/matmul.py where numbers of 32 bits end: the last program of a launch on matrices of more than 2^31 elements, nearly all zeros."""
+"""kernels/matmul where numbers of 32 bits end: the last program of a launch on matrices of more than 2^31 elements, nearly all zeros."""
 
 import dataclasses
 
 import harness
 import numpy as np
 import pytest
-import triton.language as tl
 from cases import random
 from test_matmul import OPEN, ROLES, a_problem, shape, true
 
 from jaxext.backends.triton.interpreter import DTYPES, interpret, interpreting
 from jaxext.kernels import matmul
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels.launch import SHARED_MEMORY
 from jaxext.kernels.matmul import Config
 
 # What is large -> B, rows, columns, depth; and the step in depth, so that there are few of them to interpret.
@@ -65,4 +64,4 @@ def test_a_depth_beyond_the_end_of_the_last_split_keeps_its_sign(arch):
         problem = a_problem("nn", (1, 1, 1, depth), ("bf16",) * 3, arch=arch)
         for config in matmul.candidates(problem):
             _, _, steps = matmul.tiles(problem, config)
-            assert problem.index == tl.int64 or config.splits * steps * config.tile_k <= 2**31
+            assert problem.index == "int64" or config.splits * steps * config.tile_k <= 2**31

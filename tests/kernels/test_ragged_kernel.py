@@ -1,4 +1,4 @@
-"""kernels/ragged.py in Triton's interpreter: every role against float64, with ranges of every kind, and rows that nobody may read."""
+"""kernels/ragged in Triton's interpreter: every role against float64, with ranges of every kind, and rows that nobody may read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cases import random
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.kernels import matmul, ragged
-from jaxext.kernels._launch import MOST_PROGRAMS
-from jaxext.kernels._ragged import visits
+from jaxext.kernels.launch import MOST_PROGRAMS
 from jaxext.kernels.matmul import Config
+from jaxext.kernels.ragged.problem import visits
 
 ROLES = {"nn": "y", "nt": "x", "tn": "w"}
 OPERANDS = {"nn": ("x", "w"), "nt": ("w", "y"), "tn": ("x", "y")}  # in the order of slots
@@ -155,7 +155,7 @@ def test_what_is_refused():
     assert ragged.supports(integers) == "integers, want floats"
     huge = dataclasses.replace(a_problem("nn", (begin, end)), P=2**20, R=2**12)
     assert ragged.supports(huge).endswith(f"more tiles than a grid has programs, {MOST_PROGRAMS}")
-    with pytest.raises(ValueError, match=r"ragged_nn: splits is 2 \(want 1\)"):
+    with pytest.raises(ValueError, match=r"ragged_nn: splits is 2, want 1"):
         ragged.launch(a_problem("nn", (begin, end)), dataclasses.replace(CONFIG, splits=2))
 
 

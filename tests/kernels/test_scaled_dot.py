@@ -1,4 +1,4 @@
-"""kernels/scaled.py in Triton's interpreter: every role, with scales of every kind of block, against float64."""
+"""kernels/scaled in Triton's interpreter: every role, with scales of every kind of block, against float64."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ import jax, jax.numpy as jnp, numpy as np
 import custom_kernel as example
 import custom_kernel_triton
 from jaxext.backends.triton.interpreter import interpret
-from jaxext.kernels._launch import Launch
+from jaxext.kernels.launch import Launch
 from jaxext import extend
 
 class Interpreted(example.Triton):

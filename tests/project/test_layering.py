@@ -80,6 +80,11 @@ THIRD_PARTIES_OF = {
     "cli": {"rich"},
 }
 OF_KERNELS = {"triton"}
+JITTED = {
+    "kernel",
+    "tile",
+    "tile_epilogue",
+}  # files of kernels/ that hold functions under triton.jit and nothing else; others do without Triton
 
 
 def modules(root):
@@ -90,9 +95,9 @@ def modules(root):
             yield path, ".".join([*folders, stem]), ".".join(folders) or stem
 
 
-def imports(path, package):
+def imports(path, package, within=ast.walk):
     """Every module that a file of a package imports, anywhere in it, by full name; relative ones as they would be named."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in within(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -105,13 +110,15 @@ def imports(path, package):
 def target(root, name):
     """The module and the room of a name that is imported from jaxext."""
     parts = name.split(".")[1:]
+    if parts and parts[0] in ELSEWHERE:
+        return parts[0], parts[0]
     for end in range(len(parts), 0, -1):
         path = root / "jaxext" / pathlib.Path(*parts[:end])
         if path.is_dir():
             return ".".join([*parts[:end], "__init__"]), ".".join(parts[:end])
         if path.with_suffix(".py").is_file():
             return ".".join(parts[:end]), ".".join(parts[: end - 1]) or parts[0]
-    return (parts[0], parts[0]) if parts and parts[0] in ELSEWHERE | BUILT else ("__init__", "__init__")
+    return (parts[0], parts[0]) if parts and parts[0] in BUILT else ("__init__", "__init__")
 
 
 def breaches(root):
@@ -133,13 +140,33 @@ def breaches(root):
             elif top not in THIRD_PARTIES | THIRD_PARTIES_OF.get(room, set()) and top not in sys.stdlib_module_names:
                 yield f"{module} imports {name}"
     for path in sorted((root / "kernels").rglob("*.py")):
-        for name in imports(path, "kernels"):
+        for name in imports(path, ".".join(path.parent.relative_to(root).parts)):
             top = name.partition(".")[0]
             if top not in OF_KERNELS | {"kernels"} and top not in sys.stdlib_module_names:
-                yield f"kernels/{path.name} imports {name}"
+                yield f"{path.relative_to(root)} imports {name}"
+        if path.stem in JITTED:
+            yield from (f"{path.relative_to(root)} defines {name}" for name in host_code(ast.parse(path.read_text())))
+            continue
+        for name in imports(path, ".".join(path.parent.relative_to(root).parts), within=ast.iter_child_nodes):
+            if {"triton", *JITTED} & {*name.split(".")}:
+                yield f"{path.relative_to(root)} imports {name} at once"
     for path in sorted([*(root / "tests").rglob("*.py"), *(root / "benchmarks").glob("*.py")]):
         if path.name != "test_harness.py" and any(name.startswith("jax._src") for name in imports(path, "")):
             yield f"{path.relative_to(root)} imports jax._src"
+
+
+def host_code(tree):
+    """What a module defines beside functions under triton.jit and constants for them."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if not any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list):
+                yield node.name
+        elif isinstance(node, ast.Assign):
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            if not all(ast.unparse(value).startswith("tl.constexpr(") for value in values):
+                yield ast.unparse(node.targets[0])
+        elif not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr):
+            yield ast.unparse(node)
 
 
 def circle(below):
@@ -199,7 +226,15 @@ def test_files_have_no_circle_and_names_of_their_own():
         ("_novelty.py", "", "_novelty has no place in the design"),
         ("attic/novelty.py", "", "attic.novelty has no place in the design"),
         ("../kernels/gemm.py", "import jax", "kernels/gemm.py imports jax"),
-        ("../kernels/gemm.py", "from jaxext import ops", "kernels/gemm.py imports jaxext.ops"),
+        ("../kernels/matmul/plan.py", "from jaxext import ops", "kernels/matmul/plan.py imports jaxext.ops"),
+        ("../kernels/matmul/plan.py", "import triton", "kernels/matmul/plan.py imports triton at once"),
+        ("../kernels/launch.py", "from triton import language as tl", "kernels/launch.py imports triton.language at once"),
+        ("../kernels/matmul/problem.py", "from . import kernel", "kernels/matmul/problem.py imports kernels.matmul.kernel at once"),
+        ("../kernels/matmul/__init__.py", "from ..tile import exists", "kernels/matmul/__init__.py imports kernels.tile.exists at once"),
+        ("../kernels/matmul/kernel.py", "@dataclasses.dataclass\nclass Config:\n    tile: int", "kernels/matmul/kernel.py defines Config"),
+        ("../kernels/matmul/kernel.py", "def launch():\n    pass", "kernels/matmul/kernel.py defines launch"),
+        ("../kernels/matmul/kernel.py", "LEAST = 16", "kernels/matmul/kernel.py defines LEAST"),
+        ("../kernels/tile.py", "if True:\n    import triton", "kernels/tile.py defines if True:\n    import triton"),
         ("../tests/forms/test_x.py", "import jax._src.core", "tests/forms/test_x.py imports jax._src"),
         ("../benchmarks/x.py", "import jax._src.core", "benchmarks/x.py imports jax._src"),
     ],
@@ -216,7 +251,8 @@ def test_what_is_allowed_is_no_breach(tmp_path):
             "forms/form.py": "import math\n\nimport jax\n\nfrom jaxext import _compat\nfrom . import partition\nfrom .choose import run\n",
             "forms/partition.py": "from .. import _compat\n",
             "_compat.py": "from jax._src import core\n",
-            "../kernels/gemm.py": "import dataclasses\n\nimport triton.language as tl\nfrom . import tiles\n",
+            "../kernels/conv/kernel.py": "import triton\n\nA, B = tl.constexpr(1), tl.constexpr(2)\n\n@triton.jit\ndef f():\n    pass\n",
+            "../kernels/conv/plan.py": "import dataclasses\nfrom ..launch import Launch\n\ndef launch():\n    from . import kernel\n",
             "../tests/ops/test_harness.py": "from jax._src.internal_test_util import test_harnesses\n",
         },
     )

@@ -50,7 +50,7 @@ from opcodes import untested
 
 from jaxext.backends import problems
 from jaxext.backends.cuda import cuda_ragged
-from jaxext.kernels._ragged import visits
+from jaxext.kernels.ragged.problem import visits
 
 DTYPES = {
     "float32": np.float32,

@@ -19,8 +19,8 @@ from simt_weight_only import a_problem as a_weight_only_problem
 
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
 from jaxext.backends.problems import DTYPES
-from jaxext.kernels._epilogue import ACTIVATIONS, Epilogue
-from jaxext.kernels._gemm import MatmulProblem
+from jaxext.kernels.epilogue import ACTIVATIONS, Epilogue
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 TWO_MULTIPROCESSORS = 3  # a device of csrc/cuda_runtime.cc, on which a block computes several tiles
 

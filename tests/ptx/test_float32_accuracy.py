@@ -15,7 +15,7 @@ import test_matmul
 from triton_kernels import LATE, Call, skip_without_compiler
 
 from jaxext.kernels import conv, matmul
-from jaxext.kernels._launch import PRODUCTS_OF_PARTS
+from jaxext.kernels.launch import PRODUCTS_OF_PARTS
 
 skip_without_compiler()
 

@@ -37,7 +37,7 @@ from jaxext.benchmarks import compiled
 from jaxext.benchmarks.kinds import Matmul
 from jaxext.benchmarks.problems import PRODUCTS, reduced
 from jaxext.kernels import causal, gram, ragged, scaled
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.epilogue import Epilogue
 
 ARCHS = (80, 90)
 FLOPS = 2e5  # of a smaller problem
@@ -77,7 +77,7 @@ def picks():
             problem = case.problem(role, numbers, arch)
             if kernel.supports(problem) is not None:
                 continue
-            kind, config = (case.kernel, role, ALIKE.get(numbers, numbers)), kernel.pick(problem)
+            kind, config = (case.kernel, role, ALIKE.get(numbers, numbers)), kernel.candidates(problem)[0]
             on = quick.setdefault(kind, 90 if "fp8" in kind else ARCHS[len(quick) % 2])
             if (kind, arch, numbers, config) not in seen:
                 marks = [] if arch == on and (kind, arch) not in seen else [pytest.mark.slow]
@@ -226,7 +226,7 @@ def test_ragged(arch, role, numbers):
     problem = test_ragged_kernel.a_problem(
         role, RANGES, rows=310, B=2, R=2 if role == "tn" else 1, K=72, N=136, dtypes=(numbers,) * 3, precision="tf32", arch=arch
     )
-    run(RaggedCall("ragged", problem, ragged.pick(problem), ranges=RANGES))
+    run(RaggedCall("ragged", problem, ragged.candidates(problem)[0], ranges=RANGES))
 
 
 OF_RAGGED = {
@@ -240,7 +240,7 @@ OF_RAGGED = {
 def test_ragged_with_epilogue(arch, epilogue):
     problem = test_ragged_kernel.a_problem("nn", RANGES, rows=310, B=2, K=72, N=136, dtypes=("bf16",) * 3, precision="tf32", arch=arch)
     problem = dataclasses.replace(problem, epilogue=Epilogue(**epilogue))
-    run(FusedRaggedCall("ragged", problem, ragged.pick(problem), ranges=RANGES))
+    run(FusedRaggedCall("ragged", problem, ragged.candidates(problem)[0], ranges=RANGES))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_ragged_with_epilogue(arch, epilogue):
 def test_causal(arch, role, given):
     """Several tiles to a program of the derivative; channels that fill no tile."""
     problem = dataclasses.replace(test_causal_kernel.a_problem(role, T=300, C=72, dtype="bf16", **given), arch=arch)
-    config = causal.pick(problem)
+    config = causal.candidates(problem)[0]
     run(CausalCall("causal", problem, dataclasses.replace(config, splits=min(config.splits, 2))))
 
 
@@ -282,7 +282,7 @@ def test_scaled(name, arch):
     if reason := scaled.supports(problem):
         assert "8-bit floats" in reason and arch < 89
         pytest.skip(reason)
-    config = scaled.pick(problem)
+    config = scaled.candidates(problem)[0]
     run(ScaledCall("scaled", problem, dataclasses.replace(config, splits=min(config.splits, 2))))
 
 
@@ -303,4 +303,4 @@ QUICK_GRAMS = {("16 bits", 90), ("tall tiles", 80), ("something added", 90), ("w
 def test_gram(name, arch):
     rows, depth, dtypes, added, config = GRAMS[name]
     problem = dataclasses.replace(test_gram_kernel.a_problem(rows, depth, dtypes, arch=arch, **added), precision="tf32")
-    run(GramCall("gram", problem, dataclasses.replace(gram.pick(problem), **config)))
+    run(GramCall("gram", problem, dataclasses.replace(gram.candidates(problem)[0], **config)))

@@ -21,7 +21,7 @@ from interpreter import EARLY, LATE, Input, Module, Output
 
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.benchmarks import compiled
-from jaxext.kernels._ragged import visits
+from jaxext.kernels.ragged.problem import visits
 
 # kernel -> the shape of a slot, random operands, and the result by definition
 DEFINITIONS = {
@@ -260,7 +260,7 @@ class GramCall(Call):
 
 def call(kernel: str, problem: Any) -> Call:
     """With the configuration that the kernel picks for the problem."""
-    return (FusedCall if problem.epilogue else Call)(kernel, problem, kernel_module(kernel).pick(problem))
+    return (FusedCall if problem.epilogue else Call)(kernel, problem, kernel_module(kernel).candidates(problem)[0])
 
 
 def skip_without_compiler() -> None:

@@ -259,8 +259,8 @@ def test_a_hash_changes_with_each_file(tmp_path):
 
 @pytest.mark.parametrize(("name", "files"), [
     ("xla", {"backends/xla/conv_plan.py", "backends/xla/conv_rates.json", "backends/xla/xla_matmul.py", "forms/window.py"}),
-    ("triton", {"backends/triton/triton_binding.py", "backends/triton/triton_call.py", "backends/problems.py", "kernels/matmul.py"}),
-    ("cuda", {"backends/cuda/cuda_binding.py", "backends/cuda/cuda_conv.py", "backends/kernel.py", "kernels/_geometry.py"}),
+    ("triton", {"backends/triton/triton_binding.py", "backends/triton/triton_call.py", "backends/problems.py", "kernels/matmul/kernel.py"}),
+    ("cuda", {"backends/cuda/cuda_binding.py", "backends/cuda/cuda_conv.py", "backends/kernel.py", "kernels/geometry.py"}),
 ])  # fmt: skip
 def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch):
     """Those that decide what it computes with, and no others."""
@@ -274,7 +274,7 @@ def test_the_files_of_which_an_implementation_is_known(name, files, monkeypatch)
     here = {file.rpartition(f"{ROOT.name}/")[2].removeprefix("jaxext/") for file in seen}
     assert here >= files
     assert not {"ops.py", "forms/form.py", "backends/preference.py"} & here
-    assert ("kernels/conv.py" in here) == (name == "triton")
+    assert ("kernels/conv/kernel.py" in here) == (name == "triton")
 
 
 @pytest.mark.parametrize("other", [dict(cuda_version="13.1", archs="90a"), dict(cuda_version="12.9", archs="90a,100a")])

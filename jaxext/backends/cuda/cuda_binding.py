@@ -23,13 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxext._target import named
-from jaxext.backends.kernel import KERNELS, KernelCall, KernelImplementation, apart
+from jaxext.backends.kernel import PROBLEMS, KernelCall, KernelImplementation, apart
 from jaxext.backends.problems import DTYPES
 from jaxext.forms.call import Call, no_kernel
 from jaxext.forms.implementation import folder_of, hash_of
-from jaxext.kernels._epilogue import ACTIVATIONS
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.epilogue import ACTIVATIONS
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Cuda(KernelImplementation):
     name = "cuda"
     epilogues = True
-    shared = (*KernelImplementation.shared, *sorted(KERNELS.glob("_*.py")))  # the geometry of problems
+    shared = (*KernelImplementation.shared, *PROBLEMS)
 
     def lacks(self, call):
         return no_kernel(call, "cuda") or missing() or _older_driver()

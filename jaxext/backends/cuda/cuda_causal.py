@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 from jaxext.backends.cuda.cuda_binding import fields_named, refusal
-from jaxext.kernels._causal import CausalProblem
-from jaxext.kernels._launch import BITS, cdiv, largest_block
-from jaxext.kernels._roofline import ACCESS, ACTIVATED, START, machine
+from jaxext.kernels.causal.problem import CausalProblem
+from jaxext.kernels.launch import BITS, cdiv, largest_block
+from jaxext.kernels.machine import ACCESS, ACTIVATED, START, machine
 
 THREADS = 128  # of a block
 VECTOR_BITS = 128

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal, refused_epilogue
-from jaxext.kernels._geometry import ConvProblem
-from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine, stored
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.launch import BITS, cdiv
+from jaxext.kernels.machine import LAUNCH, REACHED, START, STORED, machine, stored
 
 GEOMETRY = ("input", "filter", "output", "stride", "low", "input_dilation", "filter_dilation")
 PARTS_OF_LAUNCH = {"fprop": 8, "dgrad": 8, "wgrad": 30}  # kParts in csrc/conv/conv_sm90.cuh

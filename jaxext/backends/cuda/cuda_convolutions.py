@@ -16,7 +16,7 @@ from jaxext.backends.cuda.cuda_binding import Cuda, compiled, ffi_call, kernel_c
 from jaxext.backends.kernel import KernelCall
 from jaxext.backends.problems import causal_problem, conv_problem
 from jaxext.forms.call import Call
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.geometry import ConvProblem
 
 _CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside x and weight
 

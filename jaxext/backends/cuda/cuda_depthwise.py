@@ -15,9 +15,9 @@ import dataclasses
 import math
 
 from jaxext.backends.cuda.cuda_conv import refused_by
-from jaxext.kernels._geometry import Axis, ConvProblem
-from jaxext.kernels._launch import BITS, cdiv, largest_block
-from jaxext.kernels._roofline import ISSUED, LEGACY, START, machine, stored
+from jaxext.kernels.geometry import Axis, ConvProblem
+from jaxext.kernels.launch import BITS, cdiv, largest_block
+from jaxext.kernels.machine import ISSUED, LEGACY, START, machine, stored
 
 THREADS = 128  # of a block
 VECTOR_BITS = 128

@@ -13,10 +13,10 @@ from typing import Any
 
 from jaxext.backends.cuda import cuda_matmul
 from jaxext.backends.cuda.cuda_binding import config_of, refusal, splits
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._geometry import MOST_POSITIONS
-from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import START, STORED, machine
+from jaxext.kernels.geometry import MOST_POSITIONS
+from jaxext.kernels.launch import BITS, cdiv
+from jaxext.kernels.machine import START, STORED, machine
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal, refused_epilogue, splits
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._geometry import MOST_POSITIONS
-from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import REACHED, START, STORED, Machine, machine, stored
+from jaxext.kernels.geometry import MOST_POSITIONS
+from jaxext.kernels.launch import BITS, cdiv
+from jaxext.kernels.machine import REACHED, START, STORED, Machine, machine, stored
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import config_of, refusal, splits
 from jaxext.backends.cuda.cuda_matmul import fields
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._launch import PRODUCTS_OF_PARTS, cdiv
-from jaxext.kernels._roofline import ISSUED, REACHED, START, STORED, machine
+from jaxext.kernels.launch import PRODUCTS_OF_PARTS, cdiv
+from jaxext.kernels.machine import ISSUED, REACHED, START, STORED, machine
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 PIECES = {"bf16x3": 2, "bf16x6": 3}  # of a factor, by the precisions that the kernels have
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages

@@ -17,8 +17,8 @@ from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, ffi_call, 
 from jaxext.backends.cuda.cuda_weight_only import WeightOnlyProblem
 from jaxext.backends.kernel import KernelCall, apart
 from jaxext.backends.problems import gram_problem, matmul_problem, scaled_problem
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._ragged import RaggedProblem, visits
+from jaxext.kernels.matmul.problem import MatmulProblem
+from jaxext.kernels.ragged.problem import RaggedProblem, visits
 
 _CLEARLY = 1.25  # models of two kernels differ by less than that without a reason
 

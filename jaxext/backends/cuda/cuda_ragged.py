@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal
-from jaxext.kernels._geometry import MOST_POSITIONS
-from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._ragged import RaggedProblem
-from jaxext.kernels._roofline import REACHED, START, STORED, machine
+from jaxext.kernels.geometry import MOST_POSITIONS
+from jaxext.kernels.launch import BITS, cdiv
+from jaxext.kernels.machine import REACHED, START, STORED, machine
+from jaxext.kernels.ragged.problem import RaggedProblem
 
 _RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
 

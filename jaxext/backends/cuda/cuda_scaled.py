@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 from jaxext.backends.cuda import cuda_matmul
 from jaxext.backends.cuda.cuda_binding import config_of, refusal, splits
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._geometry import MOST_POSITIONS
-from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import LAUNCH, REACHED, START, STORED, machine
+from jaxext.kernels.geometry import MOST_POSITIONS
+from jaxext.kernels.launch import BITS, cdiv
+from jaxext.kernels.machine import LAUNCH, REACHED, START, STORED, machine
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 STEP = 128  # of the depth, whose product is scaled
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages

@@ -11,9 +11,9 @@ import dataclasses
 
 from jaxext.backends.cuda import cuda_scaled
 from jaxext.backends.cuda.cuda_binding import fields_named, refusal
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._launch import BITS, cdiv
-from jaxext.kernels._roofline import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
+from jaxext.kernels.launch import BITS, cdiv
+from jaxext.kernels.machine import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 MOST_ROWS = 64  # but for wide kernels; csrc/weight_only/weight_only_plan.h has this and the next too
 STEP = 32  # of the sum

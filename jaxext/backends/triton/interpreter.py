@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from jaxext.kernels._launch import Launch
+from jaxext.kernels.launch import Launch
 
 # The numpy dtype of each Triton type that kernels support, in which the interpreter stores it.
 DTYPES = {

@@ -31,9 +31,9 @@ def repaired(ptx: str) -> str:
 
 def _fenced(ptx: str) -> str:
     """The PTX with a fence behind each wait for copies, if Triton omitted them."""
-    from jaxext.kernels import _products  # imports Triton
+    from jaxext.kernels import checks
 
-    if _products.triton_version() >= FENCED or "wgmma.mma_async" not in ptx:
+    if checks.triton_version() >= FENCED or "wgmma.mma_async" not in ptx:
         return ptx
     return _WAIT.sub(r"\g<0>\n\tfence.proxy.async.shared::cta;", ptx)
 

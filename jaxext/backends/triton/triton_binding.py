@@ -22,7 +22,7 @@ from jaxext.backends.problems import causal_problem, conv_problem, gram_problem,
 from jaxext.backends.triton import assembler, triton_call
 from jaxext.forms.call import Call
 from jaxext.forms.implementation import Plan
-from jaxext.kernels._ragged import visits
+from jaxext.kernels.ragged.problem import visits
 
 _INTERPRETED_CAPABILITY = 90
 FEW_ROWS = 128  # of a product whose time is that of reading its other factor
@@ -34,7 +34,7 @@ class TritonKernels(KernelImplementation):
     name = "triton"
     custom_calls = ("triton_kernel_call", "triton_kernel_call_ffi")  # of jax-triton 0.3 and 0.4
     epilogues = True
-    shared = (*KernelImplementation.shared, *sorted(KERNELS.glob("*.py")))
+    shared = (*KernelImplementation.shared, *sorted(KERNELS.rglob("*.py")))
 
     def plan(self, call: Call) -> Plan | str:
         plan = super().plan(call)
@@ -143,9 +143,9 @@ class TritonScaled(TritonKernels):
     def slower(self, call):
         problem = self.problem(call)
         assert not isinstance(problem, str)  # it is asked of calls that it supports
-        if problem.in_steps and min(problem.rows, problem.cols) <= FEW_ROWS:
+        if problem.scales_steps and min(problem.rows, problem.cols) <= FEW_ROWS:
             return None  # XLA writes the scaled factor to memory, in 16 bits, and reads it again
-        if problem.in_steps:
+        if problem.scales_steps:
             return "what XLA writes to memory is little beside so many products, and they are expected to be as fast"
         if problem.fine:
             return "the kernel scales factors as XLA does, and has not been timed"

@@ -23,7 +23,7 @@ from jaxext._target import named
 from jaxext.backends.kernel import apart
 from jaxext.backends.triton import assembler, repairs
 from jaxext.forms.call import Call, Splitter, no_kernel
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels.launch import SHARED_MEMORY
 
 _WANTED = {"triton": (3, 6), "jax-triton": (0, 3, 1)}
 # Triton writes the newest PTX version of its own assembler, but jax runs that of the installed CUDA: CUDA 12.9 supports PTX 8.8.

@@ -12,7 +12,7 @@ from cuda_convs import CASES, OPEN, SLOTS, candidates, random_problem, refuses, 
 from host_code import Part, plan
 
 from jaxext.backends.cuda.cuda_conv import ConvConfig
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.geometry import ConvProblem
 
 
 def gathered(problem: ConvProblem, parts: list[Part], splits: int, operands) -> np.ndarray:

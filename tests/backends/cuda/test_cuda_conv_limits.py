@@ -10,7 +10,7 @@ from cuda_convs import ROLES, candidates, problem, refuses
 from host_code import plan
 
 from jaxext.backends.cuda.cuda_conv import ConvConfig
-from jaxext.kernels._geometry import ConvProblem
+from jaxext.kernels.geometry import ConvProblem
 
 # Of each limit: the last problem within and the first beyond it.
 LIMITS = {

@@ -47,8 +47,8 @@ from cuda_launches import (
 from jaxext import _cuda_build, _cuda_module
 from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise, cuda_weight_only
 from jaxext.backends.problems import DTYPES
-from jaxext.kernels._geometry import ConvProblem
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.launch import SHARED_MEMORY
 
 MULTIPROCESSORS = [132, 78]  # of the first devices of the runtime; the third is of compute capability 8.0
 NAMES = (

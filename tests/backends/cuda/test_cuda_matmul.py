@@ -10,9 +10,9 @@ from host_code import refuses
 
 from jaxext.backends.cuda import cuda_matmul
 from jaxext.backends.cuda.cuda_matmul import MatmulConfig, candidates, clocks, pick
-from jaxext.kernels._epilogue import Epilogue
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._roofline import machine
+from jaxext.kernels.epilogue import Epilogue
+from jaxext.kernels.machine import machine
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 
 def row(role, operands, result, tile_m, tile_n, tile_k, cluster_m, pingpong, fused=False):

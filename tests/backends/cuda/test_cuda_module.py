@@ -20,8 +20,8 @@ from test_cuda_matmul import product
 from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_weight_only
 from jaxext.benchmarks import compiled_cuda, cuda_names
 from jaxext.benchmarks.compiled_problems import KERNELS
-from jaxext.kernels._epilogue import Epilogue
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels.epilogue import Epilogue
+from jaxext.kernels.launch import SHARED_MEMORY
 
 if reason := cuda_binding.missing():
     pytest.skip(f"no CUDA kernels: {reason}", allow_module_level=True)

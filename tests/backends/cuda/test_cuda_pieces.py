@@ -9,8 +9,8 @@ from host_code import refuses
 from jaxext.backends.cuda import cuda_pieces
 from jaxext.backends.cuda.cuda_pieces import PiecesConfig, candidates, clocks, pick
 from jaxext.backends.cuda.cuda_products import CudaMatmul
-from jaxext.kernels._gemm import MatmulProblem
-from jaxext.kernels._roofline import machine
+from jaxext.kernels.machine import machine
+from jaxext.kernels.matmul.problem import MatmulProblem
 
 TABLE = [
     dict(operands="fp32", pieces=pieces, tile_m=128, tile_n=128, most_splits=32) for pieces in (2, 3)

@@ -6,7 +6,7 @@ import host_code
 import pytest
 
 from jaxext.backends.cuda import cuda_ragged
-from jaxext.kernels._ragged import RaggedProblem
+from jaxext.kernels.ragged.problem import RaggedProblem
 
 WIDE = dict(tile_m=128, tile_n=256, tile_k=64, cluster_n=2)
 NARROW = dict(tile_m=64, tile_n=128, tile_k=64, cluster_n=1)

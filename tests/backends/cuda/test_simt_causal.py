@@ -19,7 +19,7 @@ from test_causal_kernel import ACTIVATIONS, a_problem, near, operands_of, true
 
 from jaxext.backends.cuda import cuda_causal
 from jaxext.backends.cuda.cuda_causal import CausalConfig
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.epilogue import Epilogue
 
 INVALID, INTERNAL = 1, 2  # jaxext::Status
 UNKNOWN = 999  # cudaErrorUnknown

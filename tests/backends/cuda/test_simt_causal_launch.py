@@ -14,7 +14,7 @@ from test_causal_kernel import a_problem, operands_of, true
 
 from jaxext.backends.cuda import cuda_causal
 from jaxext.backends.cuda.cuda_causal import CausalConfig
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.epilogue import Epilogue
 
 INVALID = 1  # jaxext::Status
 ROLES = ("forward", "backward")

@@ -20,7 +20,7 @@ from test_triton_binding import calls, kernels
 import jaxext
 from jaxext.backends.triton.triton_binding import TritonMatmul
 from jaxext.kernels import matmul
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.epilogue import Epilogue
 
 PLAIN = matmul.Problem(name="matmul_nn", role="nn", B=2, M=64, N=48, K=32, dtypes=("bf16",) * 3, precision="tf32", arch=90)
 A, BIAS, RESULT = struct(2, 64, 32), struct(2, 48), struct(2, 64, 48)
@@ -37,7 +37,7 @@ class Made:
 def made(epilogue, *operands, results) -> Made:
     problem = dataclasses.replace(PLAIN, epilogue=epilogue)
     asked: Any = types.SimpleNamespace(platform="cuda", arch=90)
-    call = TritonMatmul().launch(asked, problem, matmul.pick(problem))
+    call = TritonMatmul().launch(asked, problem, matmul.candidates(problem)[0])
     result = results if len(results) > 1 else results[0]
     # As the library's own primitives are lowered: jax-triton 0.4.1 has a rule for more than that, which jax 0.12 cannot call.
     primitive = Primitive("fused")

@@ -27,7 +27,7 @@ def test_picks_are_well_compiled(name, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     rows, depth, dtype, added = CASES[name]
     problem = gram.Problem(name="gram", role="nt", B=1, M=rows, K=rows, N=depth, dtypes=(dtype,) * 3, precision="tf32", arch=arch, **added)
-    made = compiled.compile_launch(gram.launch(problem, gram.pick(problem)), problem)
+    made = compiled.compile_launch(gram.launch(problem, gram.candidates(problem)[0]), problem)
     row = compiled.assembled(str(made.asm["ptx"]))
     assert row["function"] == "gram" and row["spills_in_loops"] == 0 and row["spills"] <= compiled.RESTING, row
     assert row[{90: "wgmma", 100: "tcgen05"}.get(arch, "mma")] > 0 and made.metadata.shared <= compiled.SHARED_MEMORY[arch]

@@ -28,10 +28,10 @@ from jaxext.benchmarks import alignment, compiled, device_code
 from jaxext.benchmarks.case import LAYOUTS
 from jaxext.benchmarks.compiled_problems import COMPILED, KERNELS
 from jaxext.benchmarks.problems import PRODUCTS, Conv
-from jaxext.kernels import _products, depthwise, matmul
-from jaxext.kernels._epilogue import Epilogue
-from jaxext.kernels._geometry import ConvProblem
-from jaxext.kernels._launch import SHARED_MEMORY
+from jaxext.kernels import checks, depthwise, matmul
+from jaxext.kernels.epilogue import Epilogue
+from jaxext.kernels.geometry import ConvProblem
+from jaxext.kernels.launch import SHARED_MEMORY
 
 ROOT = pathlib.Path(__file__).parents[3]
 SMALL = (  # problems of each kernel
@@ -54,7 +54,7 @@ FRESH = [program for program in SHOWN if program.problem.arch == 90 or program.p
 def table(request, monkeypatch):
     """A table, and the kernels as they are with its Triton, some of which refuse more."""
     table = json.loads(request.param.read_text())["triton"]
-    monkeypatch.setattr(_products, "triton_version", lambda: tuple(map(int, table["version"].split("."))))
+    monkeypatch.setattr(checks, "triton_version", lambda: tuple(map(int, table["version"].split("."))))
     return table
 
 
@@ -125,7 +125,7 @@ def test_the_pick_is_a_candidate_and_every_candidate_launches(case):
                     assert numbers.startswith("fp8") and arch < 89 or "overwrites factors" in reason, reason
                     continue
                 candidates = module.candidates(problem)
-                assert module.pick(problem) in candidates
+                assert module.candidates(problem)[0] in candidates
                 assert len(set(candidates)) == len(candidates)
                 assert len({dataclasses.replace(config, splits=1) for config in candidates}) <= 16
                 for config in candidates:
@@ -146,7 +146,7 @@ def test_a_config_that_does_not_fit_is_refused(name, change, limit):
     (case,) = (case for case in PRODUCTS if case.name.startswith(name))
     module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
     problem = case.problem(case.products[0], "bf16", 90)
-    config = dataclasses.replace(module.pick(problem), **change)
+    config = dataclasses.replace(module.candidates(problem)[0], **change)
     with pytest.raises(ValueError, match=rf"^{problem.name}: .*needs \d+ .*{limit}"):
         module.launch(problem, config)
 
@@ -179,10 +179,10 @@ def test_names_are_told_apart():
 
 
 def test_every_kernel_is_in_the_tables():
-    """Those of a file in kernels/ without an underscore; what lies beside them is part of them, or read by the host alone."""
-    files = {path.stem for path in pathlib.Path(matmul.__file__).parent.glob("[a-z]*.py")}
-    assert files == {*KERNELS}
-    assert set(device_code.HOST) == {"__init__.py", "_launch.py", "_roofline.py"}
+    """Those of each folder in kernels/; other files are part of them, or read by the host alone."""
+    folder = pathlib.Path(matmul.__file__).parents[1]
+    assert {path.parent.name for path in folder.glob("*/kernel.py")} == {*KERNELS}
+    assert not any("@triton.jit" in path.read_text() for path in folder.rglob("*.py") if path.name in device_code.HOST)
 
 
 PRODUCT = {"rows": 128, "columns": 256, "depth": 64, "dtype": "bf16", "precision": "tf32"}
@@ -247,7 +247,7 @@ def test_odd_rows_are_read_and_written_in_their_own_pieces(change, widest, tmp_p
     """No hint, and nothing that Triton derives from constant strides, may promise more than the addresses of odd rows keep."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     problem = dataclasses.replace(ODD, **change)
-    row = compiled.compile_row(compiled.Program("depthwise", "odd", "", problem, depthwise.pick(problem), True))
+    row = compiled.compile_row(compiled.Program("depthwise", "odd", "", problem, depthwise.candidates(problem)[0], True))
     assert "error" not in row and row["widest"] == widest
     assert max(map(int, row["loads"])) == widest[0]
     assert compiled.offences(row) == []
@@ -269,7 +269,7 @@ def fused():
             problem = dataclasses.replace(problem, epilogue=Epilogue(**EPILOGUES[name]))
             module = importlib.import_module(f"jaxext.kernels.{case.kernel}")
             if module.supports(problem) is None:
-                program = compiled.Program(case.kernel, case.name, numbers, problem, module.pick(problem), True)
+                program = compiled.Program(case.kernel, case.name, numbers, problem, module.candidates(problem)[0], True)
                 marks = () if numbers == "bf16" and arch == (80, 90, 90)[n] else pytest.mark.slow
                 yield pytest.param(program, marks=marks, id=f"{case.kernel}-{name}-{numbers}-{arch}")
 
@@ -294,7 +294,7 @@ def test_odd_rows_beside_an_epilogue(name, columns, stored, tmp_path, monkeypatc
         name="matmul_nn", role="nn", B=2, M=40, N=columns, K=columns - 1, dtypes=("bf16",) * 3, precision="tf32", arch=80,
         epilogue=Epilogue(**EPILOGUES[name]),
     )  # fmt: skip
-    launch = matmul.launch(problem, matmul.pick(problem))
+    launch = matmul.launch(problem, matmul.candidates(problem)[0])
     row = compiled.assembled(str(compiled.compile_launch(launch, problem).asm["ptx"]))
     assert max(map(int, row["loads"])) <= alignment.widest(problem, launch)[0]
     assert max(map(int, row["stores"])) == alignment.widest(problem, launch)[1] == stored

@@ -20,7 +20,7 @@ from triton.runtime.driver import driver
 from jaxext.backends.triton.interpreter import DTYPES
 from jaxext.benchmarks import compiled
 from jaxext.benchmarks.problems import PRODUCTS
-from jaxext.kernels._epilogue import Epilogue
+from jaxext.kernels.epilogue import Epilogue
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def test_what_is_tested_is_what_is_called(case, epilogue, asked, monkeypatch):
             if epilogue and module.supports(problem):
                 assert role not in ("nn", "fprop") or "i8" in problem.dtypes or case.kernel == "ragged" and epilogue.residual
                 continue
-            launch = module.launch(problem, module.pick(problem))
+            launch = module.launch(problem, module.candidates(problem)[0])
             monkeypatch.setattr(launch.kernel, "device_caches", collections.defaultdict(launch.kernel.create_binder))
             tensors = [
                 types.SimpleNamespace(dtype=Dtype(dtype), data_ptr=lambda: 1 << 14, ptr_range=lambda: 0)

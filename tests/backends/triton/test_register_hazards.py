@@ -15,7 +15,7 @@ import test_matmul
 import jaxext
 from jaxext.benchmarks import compiled, compiled_cuda, register_hazards
 from jaxext.benchmarks.compiled_problems import COMPILED, KERNELS
-from jaxext.kernels import _products, conv, matmul, scaled
+from jaxext.kernels import checks, conv, matmul, scaled
 
 # A loop of two steps: one group of two multiplications each, from R104 to R111 and from R112 to R119.
 LOOP = """
@@ -117,13 +117,13 @@ def product(role, left, right, **changes):
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_pairs_that_an_old_triton_breaks_are_refused(pair, monkeypatch):
     for version in ((3, 6, 0), (3, 7, 1)):
-        monkeypatch.setattr(_products, "triton_version", lambda version=version: version)
+        monkeypatch.setattr(checks, "triton_version", lambda version=version: version)
         reason = matmul.supports(product(*pair))
         assert bool(reason) == PAIRS[pair]
         assert not reason or f"{pair[1]} by {pair[2]} on compute capability 9.0, where Triton 3." in reason
         assert matmul.supports(product(*pair, arch=100)) is None
         assert matmul.supports(product(*pair, precision="ieee")) is None or "fp32" not in pair
-    monkeypatch.setattr(_products, "triton_version", lambda: (3, 8, 0))
+    monkeypatch.setattr(checks, "triton_version", lambda: (3, 8, 0))
     assert matmul.supports(product(*pair)) is None
 
 
@@ -140,7 +140,7 @@ def test_pairs_that_an_old_triton_breaks_are_refused(pair, monkeypatch):
     ],
 )
 def test_convolutions_that_an_old_triton_breaks_are_refused(role, dtypes, refused, monkeypatch):
-    monkeypatch.setattr(_products, "triton_version", lambda: (3, 6, 0))
+    monkeypatch.setattr(checks, "triton_version", lambda: (3, 6, 0))
     assert ("overwrites" in (conv.supports(test_conv.a_problem(role, dtypes=dtypes)) or "")) == refused
 
 
@@ -148,15 +148,15 @@ def test_scaled_products_that_an_old_triton_breaks_are_refused(monkeypatch):
     """The weight's gradient of fp8 activations and a bfloat16 cotangent; the forward product is of two fp8 factors."""
     (case,) = (case for case in COMPILED if case.name == "scaled 4096 cubed in fp8, for w")
     problems = [case.problem("tn", numbers, 90) for numbers in case.numbers]
-    monkeypatch.setattr(_products, "triton_version", lambda: (3, 7, 1))
+    monkeypatch.setattr(checks, "triton_version", lambda: (3, 7, 1))
     assert all("overwrites factors" in (scaled.supports(problem) or "") for problem in problems)
     assert scaled.supports(case.problem("nn", "fp8 rows", 90)) is None
-    monkeypatch.setattr(_products, "triton_version", lambda: (3, 8, 0))
+    monkeypatch.setattr(checks, "triton_version", lambda: (3, 8, 0))
     assert not any(map(scaled.supports, problems))
 
 
 def test_a_refused_pair_is_told(monkeypatch):
-    monkeypatch.setattr(_products, "triton_version", lambda: (3, 6, 0))
+    monkeypatch.setattr(checks, "triton_version", lambda: (3, 6, 0))
     x, w = (jax.ShapeDtypeStruct((64, 64), dtype) for dtype in (jnp.float8_e4m3fn, jnp.bfloat16))
     matmul_of_two = lambda x, w: jaxext.matmul(x, w, preferred_element_type=jnp.float32, implementation="triton")
     with jaxext.use_target("sm_90a"):

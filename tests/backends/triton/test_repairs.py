@@ -24,7 +24,8 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from jaxext.backends.triton import assembler, repairs, triton_call
 from jaxext.benchmarks import compiled
-from jaxext.kernels import _products, matmul
+from jaxext.kernels import checks, matmul
+from jaxext.kernels.matmul import kernel as matmul_kernel
 
 FENCE = "fence.proxy.async.shared::cta;"
 X = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
@@ -35,8 +36,8 @@ def old_triton(monkeypatch, tmp_path):
     """A Triton that omits fences, and compiles everything anew."""
     make_ptx = CUDABackend.make_ptx
     monkeypatch.setattr(CUDABackend, "make_ptx", lambda *args: make_ptx(*args).replace(FENCE, ""))
-    monkeypatch.setattr(_products, "triton_version", lambda: (3, 6, 0))
-    for kernel in (squares, matmul.matmul):  # where jax-triton 0.4 remembers them
+    monkeypatch.setattr(checks, "triton_version", lambda: (3, 6, 0))
+    for kernel in (squares, matmul_kernel.matmul):  # where jax-triton 0.4 remembers them
         monkeypatch.setattr(kernel, "_jT_kernel_cache", {}, raising=False)
     monkeypatch.setattr(triton_lib, "_COMPILED_KERNEL_CACHE", {}, raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -76,7 +77,7 @@ def problem(arch, **changes):
 
 def compiled_ptx(arch) -> str:
     asked = problem(arch)
-    return str(compiled.compile_launch(matmul.launch(asked, matmul.pick(asked)), asked).asm["ptx"])
+    return str(compiled.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
 
 
 def unfenced_waits(ptx: str) -> int:
@@ -123,7 +124,7 @@ def test_a_kernel_without_wgmma_is_unchanged():
 
 
 def test_a_newer_triton_has_them(monkeypatch):
-    monkeypatch.setattr(_products, "triton_version", lambda: repairs.FENCED)
+    monkeypatch.setattr(checks, "triton_version", lambda: repairs.FENCED)
     assert FENCE not in lowered_ptx(matmul_of_ours)  # the one here omits them
 
 
@@ -141,7 +142,7 @@ def test_triton_adds_them_by_its_hook():
         knobs.compilation.scope(),
     ):
         knobs.compilation.always_compile = True
-        ptx = str(compiled.compile_launch(matmul.launch(asked, matmul.pick(asked)), asked).asm["ptx"])
+        ptx = str(compiled.compile_launch(matmul.launch(asked, matmul.candidates(asked)[0]), asked).asm["ptx"])
     assert unfenced_waits(ptx) == 0
 
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ._epilogue import Epilogue
-from ._launch import cdiv
+from .epilogue import Epilogue
+from .launch import cdiv
 
 MOST_POSITIONS = 2**31 - 2**16  # kernels number them with 32 bits, and their tiles overhang
 
@@ -76,7 +76,7 @@ class Axis:
 
     @property
     def inside(self) -> bool:
-        """Whether every source in the equation exists."""
+        """Return whether every source in the equation exists."""
         ends = [self.a * t + self.b * r + self.offset for t in (0, self.T - 1) for r in (0, self.R - 1)]
         return min(ends) >= 0 and max(ends) < self.S * self.d
 
@@ -100,7 +100,7 @@ class Axis:
 
     @property
     def first(self) -> tuple[int, ...]:
-        """For each phase, the first tap that meets a source; R if none does."""
+        """The first tap of each phase that meets a source; R if none does."""
         return tuple(
             next((r for r in range(min(self.step, self.R)) if (self.a * f + self.b * r + self.offset) % self.d == 0), self.R)
             for f in range(self.period)
@@ -108,7 +108,7 @@ class Axis:
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """For each phase, the source of its first target at its first tap (0 if it has no taps)."""
+        """The source of the first target at the first tap of each phase; 0 if it has no taps."""
         return tuple(0 if r == self.R else (self.a * f + self.b * r + self.offset) // self.d for f, r in enumerate(self.first))
 
 
@@ -138,6 +138,16 @@ class ConvProblem:
     arch: int  # compute capability times 10, such as 90
     device: str = dataclasses.field(default="", repr=False)  # its name, such as "NVIDIA H200", if it is known
     epilogue: Epilogue | None = None  # of fprop
+
+    @property
+    def method(self) -> str:
+        """The way in which float32 factors are multiplied."""
+        return self.precision
+
+    @property
+    def turned(self) -> tuple[bool, bool]:
+        """Return whether the depth of the left and of the right factor is not contiguous in memory."""
+        return self.role == "wgrad", self.role != "fprop"
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -4,12 +4,10 @@ A kernel's model counts its products, loads and launches; the rates are defined 
 compare the configs of one problem, so proportions matter more than absolute numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
-from ._epilogue import Epilogue
-from ._launch import PRODUCTS_OF_PARTS, cdiv
+from .epilogue import Epilogue
+from .launch import PRODUCTS_OF_PARTS, cdiv
 
 START = 1500  # clocks until the first tiles of a program are there: about twice the latency of memory
 LAUNCH = 4000  # clocks of one kernel more: 2.3 µs at 1.75 GHz

@@ -13,13 +13,12 @@ In nn and nt each program computes a *visit*: a tile of rows, for one of the gro
 group go through its rows, always in the same order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar
 
-from ._gemm import MatmulProblem
-from ._launch import cdiv
+from ..launch import cdiv
+from ..matmul.problem import MatmulProblem
+from ..matmul.problem import Problem as MatmulTiles
 
 SLOTS = {"nn": ("x", "w"), "nt": ("y", "w"), "tn": ("x", "y")}  # left, right
 NUMBERS_OF_VISIT = 5  # group; the rows that are multiplied, first and last; those that are written
@@ -48,7 +47,7 @@ class RaggedProblem(MatmulProblem):
         return self.B * (self.G if self.role == "tn" else self.P * self.R)
 
     def tiles_down(self, tile_m: int) -> int:
-        """For one matrix: the most visits, or in tn the tiles of rows."""
+        """The most visits of one matrix, or in tn the tiles of its rows."""
         return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else max(1, self.G) - 1)
 
     @property
@@ -59,6 +58,11 @@ class RaggedProblem(MatmulProblem):
     def expected_tiles_down(self, tile_m: int) -> int:
         """The number of visits if half of the groups end within a tile of rows."""
         return cdiv(self.rows, tile_m) + (0 if self.role == "tn" else self.G // 2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem(RaggedProblem, MatmulTiles):
+    """A ragged product, with the facts that tiles depend on besides its sizes."""
 
 
 def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
@@ -79,18 +83,18 @@ def visits(numpy: Any, begin: Any, end: Any, rows: int, tile: int) -> Any:
     here = exists[..., None, :] & ((first_tile + more)[..., None, :] <= visit[..., None])  # [B,P,visits,G]
     group = numpy.max(numpy.where(here, number[None, None, None], -1), -1)
 
-    def of_group(values, otherwise=0):
+    def gathered(values, otherwise=0):
         found = numpy.take_along_axis(values, numpy.maximum(group, 0), -1)
         return numpy.where(group >= 0, found, otherwise)
 
-    at = visit - of_group(more)  # the tile
+    at = visit - gathered(more)  # the tile
     inside, start, stop = at * tile < rows, at * tile, numpy.minimum((at + 1) * tile, rows)
-    multiplies = inside & (at <= of_group(last_tile, -1))
-    first = numpy.where(multiplies, numpy.maximum(of_group(begin), start), start)
-    last = numpy.where(multiplies, numpy.minimum(of_group(end), stop), start)
-    shared = multiplies & of_group(shares, False) & (at == of_group(first_tile))
+    multiplies = inside & (at <= gathered(last_tile, -1))
+    first = numpy.where(multiplies, numpy.maximum(gathered(begin), start), start)
+    last = numpy.where(multiplies, numpy.minimum(gathered(end), stop), start)
+    shared = multiplies & gathered(shares, False) & (at == gathered(first_tile))
     following = numpy.concatenate([at[..., 1:], numpy.full_like(at[..., :1], count)], -1)
-    low = numpy.where(shared, of_group(before), start)
+    low = numpy.where(shared, gathered(before), start)
     high = numpy.where(following == at, last, stop)
     low, high = numpy.where(inside, low, 0), numpy.where(inside, high, 0)
     return numpy.stack([group, first, last, low, high], -1).astype("int32")

@@ -4,11 +4,11 @@ Every kernel takes pointers to its operands and results, row-major and aligned t
 of a result, and nothing else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from .epilogue import Epilogue
 
 # Compute capability -> shared memory that one program may use, in bytes (CUDA C++ Programming Guide, table of technical specifications:
 # the multiprocessor's, less the 1 KiB that the system keeps).
@@ -25,6 +25,7 @@ PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x3": 3, "bf16x6": 6}  # of the precisions
 MOST_INTEGER_PRODUCTS = 1 << 17
 
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8e4nv": 8, "fp8e5": 8, "i32": 32, "i8": 8}
+EIGHTS = frozenset({"fp8e4nv", "fp8e5"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,28 +49,40 @@ class Launch:
 
 
 def kernel_name(specialization) -> str:
-    """For `triton.jit(repr=kernel_name)`: names a kernel after its constant PROBLEM, if that has a name."""
+    """Name a kernel after its constant PROBLEM, as `triton.jit(repr=kernel_name)` asks."""
     return specialization.constants["PROBLEM"].name
 
 
-def tensor_memory(arch: int, rows: int, cols: int, depth: int, parts: str) -> int:
-    """The most columns of tensor memory that a tile product by tcgen05 needs, for sums and left factors; `parts` splits float32 factors.
+def plain_launch(problem: Any, config: Any, kernel: Any, operands: tuple[str, ...], grid: tuple[int], **constants: Any) -> Launch:
+    """Return the launch of a kernel without an epilogue.
 
-    Triton 3.6 has separate sums for the parts of float32 numbers, and compiles an empty kernel without an error if they do not fit.
+    Kernels without tile products have no stages, and no pipeline: more programs per multiprocessor hide the latency.
     """
-    if not 100 <= arch < 120 or rows < 64:
-        return 0
-    sums = cdiv(rows, 128) * cols
-    return PRODUCTS_OF_PARTS[parts] * sums + depth if parts in PRODUCTS_OF_PARTS else sums
+    return Launch(
+        name=problem.name,
+        kernel=kernel,
+        operands=operands,
+        grid=grid,
+        constants={"PROBLEM": problem, "CONFIG": config, **constants},
+        num_warps=config.num_warps,
+        num_stages=getattr(config, "num_stages", 1),
+        splits=config.splits,
+    )
 
 
-def lacking_memory(arch: int, *, shared: float, tensor: int) -> str | None:
-    """The reason if the device has too little shared or tensor memory, or None."""
-    if shared > SHARED_MEMORY[arch]:
-        return f"needs {shared} bytes of shared memory, compute capability {arch / 10} has {SHARED_MEMORY[arch]}"
-    if tensor > TENSOR_MEMORY:
-        return f"needs {tensor} columns of tensor memory, compute capability {arch / 10} has {TENSOR_MEMORY}"
-    return None
+def fused(plain: Launch, kernel: Any, epilogue: Epilogue) -> Launch:
+    """Return the launch of the kernel's fused variant.
+
+    In place of an absent operand the left one is passed again and not read.  An absent second result is None.
+    """
+    first, second = plain.operands
+    return dataclasses.replace(
+        plain,
+        kernel=kernel,
+        operands=(first, second, "bias" if epilogue.bias else first, "residual" if epilogue.residual else first),
+        results=2 if epilogue.saves else 1,
+        constants=plain.constants if epilogue.saves else {**plain.constants, "saved_ptr": None},
+    )
 
 
 def cdiv(a: int, b: int) -> int:

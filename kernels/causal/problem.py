@@ -1,10 +1,8 @@
 """The problem that the kernels of causal convolutions solve."""
 
-from __future__ import annotations
-
 import dataclasses
 
-from ._epilogue import Epilogue
+from ..epilogue import Epilogue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,15 +23,15 @@ class CausalProblem:
 
     @property
     def reads_z(self) -> bool:
-        """Whether z is computed.  The derivative of the identity does not need it."""
+        """Return whether z is computed.  The derivative of the identity does not need it."""
         return self.role == "forward" or self.epilogue.activation is not None
 
     @property
-    def before(self) -> int:
+    def earlier(self) -> int:
         """The number of inputs before a strip that its results and cotangents read."""
         return self.J - 1
 
     @property
-    def after(self) -> int:
+    def later(self) -> int:
         """The number of cotangents after a strip that its inputs' cotangents read."""
         return self.J - 1 if self.role == "backward" else 0

@@ -1,22 +1,14 @@
-"""The epilogue of Triton's kernels, applied to a tile of sums in registers.
+"""Epilogues (epilogue.py) applied to a tile of sums in registers.
 
-`_epilogue` defines it.  It is computed in float32.  Each activation is exact to a few units in the last place for arguments of any size
+They are computed in float32.  Each activation is exact to a few units in the last place for arguments of any size
 (gelu_tanh far below zero: to the rounding of tanh's argument).  Nothing cancels or overflows, and infinities and NaN give the same results
 as in jax.nn.
 """
 
-from __future__ import annotations
-
-import dataclasses
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from ._epilogue import ACTIVATIONS, Epilogue
-from ._launch import Launch
-
-FLOATS = ("fp32", "bf16", "fp16")
+from .tile import exists
 
 _LOG2E, _LOG2E_LOW, _LN2 = tl.constexpr(1.44269502162933349609375), tl.constexpr(1.925963033500e-8), tl.constexpr(0.6931471805599453)
 MOST_AT_ONCE = tl.constexpr(16)  # sums of a thread
@@ -24,85 +16,44 @@ AHEAD = tl.constexpr(3)  # parts of a tile whose residuals are read before they 
 _FAR = tl.constexpr(150.0)  # exp(-150) is zero in float32
 
 
-def launch(plain: Launch, kernel: Any, epilogue: Epilogue) -> Launch:
-    """A launch of the kernel's fused variant.
-
-    In place of an absent operand the left one is passed again and not read.  An absent second result is None.
-    """
-    first, second = plain.operands
-    return dataclasses.replace(
-        plain,
-        kernel=kernel,
-        operands=(first, second, "bias" if epilogue.bias else first, "residual" if epilogue.residual else first),
-        results=2 if epilogue.saves else 1,
-        constants=plain.constants if epilogue.saves else {**plain.constants, "saved_ptr": None},
-    )
-
-
-def refused(epilogue: Epilogue | None, role: str, wanted: str, result: str, gates: bool = False, ragged: bool = False) -> str | None:
-    """The reason if kernels do not support this epilogue, or None.  Only one role has epilogues, only matrix products are gated, and only
-    ragged products scale rows."""
-    if epilogue is None:
-        return None
-    if role != wanted:
-        return f"an epilogue of the role {role}, want {wanted}"
-    if epilogue.activation not in (None, *ACTIVATIONS):
-        return f"activation {epilogue.activation!r}, want one of {', '.join(ACTIVATIONS)}"
-    if result not in (*FLOATS, "i32"):
-        return f"an epilogue into {result}, want one of {', '.join((*FLOATS, 'i32'))}"
-    if ragged and epilogue.residual:
-        return "an epilogue with a residual, want one of other products"
-    if epilogue.scale and not ragged:
-        return "an epilogue with a scale for each row, want one of a ragged product"
-    integers = result == "i32"
-    if epilogue.gated and not gates:
-        return "a gated epilogue, want one of a matrix product"
-    if epilogue.gated and (epilogue.bias or epilogue.residual or integers):
-        return f"a gated epilogue of {result} with bias {epilogue.bias} and residual {epilogue.residual}, want floats, and neither of them"
-    if integers and epilogue.activation:
-        return f"activation {epilogue.activation!r} of i32, want none"
-    for name, dtype in (("bias", epilogue.bias), ("residual", epilogue.residual), ("scale", epilogue.scale)):
-        if dtype not in (None, *(("i32",) if integers else FLOATS)):
-            return f"{name} is {dtype}, want {'i32' if integers else 'one of ' + ', '.join(FLOATS)} beside a result of {result}"
-    return None
-
-
 @triton.jit
 def finish(
-    sums, linear, bias_ptr, residual_ptr, result_ptr, saved_ptr, row, row_in, column, PROBLEM: tl.constexpr, COLUMNS: tl.constexpr,
-    WHOLE: tl.constexpr, WARPS: tl.constexpr, scale=None, present=None,
+    total, pointers, row, row_in, tile_col, PROBLEM: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, scale=None, present=None
 ):  # fmt: skip
-    """Apply the epilogue to a tile of sums, and to the linear part of a gated product, and store the result.
+    """Apply the epilogue to a tile of sums, of a gated product the gate's and the linear part's, and store the result.
 
-    `row` is the offset of each of the tile's rows in the result, `column` the tile's first column.  All columns exist if WHOLE, otherwise
-    those below COLUMNS.  A wide tile is processed in parts, since its intermediate values do not fit the registers.  The residuals of a few
-    parts are loaded ahead.  `scale` has one number for each row.  Rows that are not `present` become zero.
+    `pointers` lead to the bias, the residual, the result and the saved z; `row` is the offset of each of the tile's rows in the result.  A
+    wide tile is processed in parts, since its intermediate values do not fit the registers.  The residuals of a few parts are loaded ahead.
+    `scale` has one number for each row.  Rows that are not `present` become zero.
     """
-    sums = _parts(sums, WARPS)
+    bias_ptr, residual_ptr, result_ptr, saved_ptr = pointers
+    sums, linear = _halves(total) if PROBLEM.epilogue.gated else (total, None)
+    BLOCK: tl.constexpr = CONFIG.tile_n // 2 if PROBLEM.epilogue.gated else CONFIG.tile_n
+    sums = _parts(sums, CONFIG.num_warps)
     if PROBLEM.epilogue.gated:
-        linear = _parts(linear, WARPS)
+        linear = _parts(linear, CONFIG.num_warps)
     PARTS: tl.constexpr = len(sums)
     WIDTH: tl.constexpr = sums[0].shape[1]
-    lane = column + tl.arange(0, WIDTH)[None, :]
+    lane = tile_col * BLOCK + tl.arange(0, WIDTH)[None, :]
     residuals = ()
     if PROBLEM.epilogue.residual is not None:
         for i in tl.static_range(min(AHEAD, PARTS)):
-            residuals = residuals + (_residual(residual_ptr, row, row_in, lane + i * WIDTH, COLUMNS, WHOLE),)
+            residuals = residuals + (_residual(residual_ptr, row, row_in, lane + i * WIDTH, COLUMNS, BLOCK),)
     for i in tl.static_range(PARTS):
         col = lane + i * WIDTH
-        col_in = _exists(col, COLUMNS, WHOLE)
+        col_in = exists(col, COLUMNS, BLOCK)
         mask = row_in & col_in
         if PROBLEM.epilogue.gated:
             if PROBLEM.epilogue.saves:
                 at = saved_ptr + (2 * row + col)
                 tl.store(at, sums[i].to(saved_ptr.dtype.element_ty), mask=mask)
                 tl.store(at + COLUMNS, linear[i].to(saved_ptr.dtype.element_ty), mask=mask)
-            y = _of_rows(activate(sums[i], PROBLEM) * linear[i], scale, present)
+            y = _scaled(activate(sums[i], PROBLEM) * linear[i], scale, present)
             tl.store(result_ptr + (row + col), y.to(result_ptr.dtype.element_ty), mask=mask)
         else:
             if PROBLEM.epilogue.residual is not None:
                 if i + AHEAD < PARTS:
-                    residuals = residuals + (_residual(residual_ptr, row, row_in, col + AHEAD * WIDTH, COLUMNS, WHOLE),)
+                    residuals = residuals + (_residual(residual_ptr, row, row_in, col + AHEAD * WIDTH, COLUMNS, BLOCK),)
                 residual = residuals[i]
             else:
                 residual = 0
@@ -118,27 +69,19 @@ def _parts(tile, WARPS: tl.constexpr):
         if parts[0].shape[1] > 16 and parts[0].shape[0] * parts[0].shape[1] > MOST_AT_ONCE * 32 * WARPS:
             halved = ()
             for i in tl.static_range(len(parts)):
-                left, right = halves(parts[i])
+                left, right = _halves(parts[i])
                 halved = halved + (left, right)
             parts = halved
     return parts
 
 
 @triton.jit
-def _exists(col, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
-    if WHOLE:
-        return tl.full(col.shape, True, tl.int1)
-    else:
-        return col < COLUMNS
+def _residual(residual_ptr, row, row_in, col, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    return tl.load(residual_ptr + (row + col), mask=row_in & exists(col, COLUMNS, BLOCK), other=0)
 
 
 @triton.jit
-def _residual(residual_ptr, row, row_in, col, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
-    return tl.load(residual_ptr + (row + col), mask=row_in & _exists(col, COLUMNS, WHOLE), other=0)
-
-
-@triton.jit
-def _of_rows(y, scale, present):
+def _scaled(y, scale, present):
     if scale is not None:
         y *= scale
     if present is not None:
@@ -148,13 +91,13 @@ def _of_rows(y, scale, present):
 
 @triton.jit
 def store(sums, bias, residual, result_ptr, saved_ptr, at, mask, PROBLEM: tl.constexpr, scale=None, present=None):
-    """Store without a gate; `at` and `mask` belong to the result and to the saved z."""
+    """Store a tile without a gate; `at` and `mask` belong to the result and to the saved z."""
     z = sums
     if PROBLEM.epilogue.bias is not None:
-        z = _of_rows(z + bias, None, present)
+        z = _scaled(z + bias, None, present)
     if PROBLEM.epilogue.saves:
         tl.store(saved_ptr + at, z.to(saved_ptr.dtype.element_ty), mask=mask)
-    y = _of_rows(activate(z, PROBLEM), scale, present)
+    y = _scaled(activate(z, PROBLEM), scale, present)
     if PROBLEM.epilogue.residual is not None:
         y += residual.to(y.dtype)
     tl.store(result_ptr + at, y.to(result_ptr.dtype.element_ty), mask=mask)
@@ -170,7 +113,7 @@ def load_bias(bias_ptr, at, mask, PROBLEM: tl.constexpr):
 
 
 @triton.jit
-def halves(tile):
+def _halves(tile):
     """The left and the right columns.  In the tensor cores' layout both are in registers of the same threads."""
     return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1)))
 

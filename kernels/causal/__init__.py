@@ -1,0 +1,4 @@
+"""Causal depthwise convolutions of sequences."""
+
+from .plan import Config, Problem, candidates, clocks, grid, launch, supports
+from .problem import CausalProblem

@@ -1,0 +1,3 @@
+"""Convolutions as implicit matrix products."""
+
+from .plan import Config, Problem, candidates, clocks, grid, launch, supports
