@@ -21,8 +21,11 @@ from typing import Any
 
 from jaxext.backends.cuda.cuda_binding import missing
 from jaxext.backends.cuda.cuda_convolutions import CudaConv
-from jaxext.backends.cuda.cuda_products import CudaMatmul, CudaRagged
-from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, TritonRagged
+from jaxext.backends.cuda.cuda_matmul import CudaMatmul
+from jaxext.backends.cuda.cuda_ragged import CudaRagged
+from jaxext.backends.triton.triton_conv import TritonConv
+from jaxext.backends.triton.triton_matmul import TritonMatmul
+from jaxext.backends.triton.triton_ragged import TritonRagged
 from jaxext.kernels.launch import BITS
 from jaxext.kernels.machine import machine
 

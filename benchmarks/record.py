@@ -26,8 +26,9 @@ import msgspec
 
 import jaxext
 from jaxext._target import use_device
-from jaxext.backends.cuda import cuda_binding, cuda_products
-from jaxext.backends.triton import triton_binding
+from jaxext.backends.cuda import cuda_binding
+from jaxext.backends.cuda.cuda_matmul import CudaMatmul
+from jaxext.backends.triton.triton_matmul import TritonMatmul
 from jaxext.tables import environment, record, table_file
 from jaxext.tables.table_format import Context, Entry, Verified
 from jaxext.verify import cases, contact_list
@@ -39,8 +40,8 @@ Launched = tuple[str, Any, Any]  # the module of a Triton kernel, the problem, t
 
 def compilers() -> dict[str, str]:
     """Implementation -> the compiler of its kernels here."""
-    found = {} if compiled.missing() else {"triton": triton_binding.TritonMatmul().compiler()}
-    return found if cuda_binding.missing() else found | {"cuda": cuda_products.CudaMatmul().compiler()}
+    found = {} if compiled.missing() else {"triton": TritonMatmul().compiler()}
+    return found if cuda_binding.missing() else found | {"cuda": CudaMatmul().compiler()}
 
 
 def digests(kinds: Iterable[str], arch: int, device: str) -> dict[str, str]:

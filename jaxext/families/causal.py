@@ -22,8 +22,8 @@ import numpy as np
 from jax import lax
 
 from jaxext._told import told
-from jaxext.backends.cuda.cuda_convolutions import CudaCausal
-from jaxext.backends.triton.triton_binding import TritonCausal
+from jaxext.backends.cuda.cuda_causal import CudaCausal
+from jaxext.backends.triton.triton_causal import TritonCausal
 from jaxext.families import activation as _activation
 from jaxext.families import fuse
 from jaxext.families.dispatch import compiled

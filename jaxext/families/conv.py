@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext._told import told
 from jaxext.backends.cuda.cuda_convolutions import CudaConv
-from jaxext.backends.triton.triton_binding import TritonConv
+from jaxext.backends.triton.triton_conv import TritonConv
 from jaxext.backends.xla.xla_conv import XlaConv
 from jaxext.families.substitute import transpose
 from jaxext.forms.family import Family, declare

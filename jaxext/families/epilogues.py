@@ -24,8 +24,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext.backends.cuda.cuda_convolutions import CudaConv
-from jaxext.backends.cuda.cuda_products import CudaMatmul, CudaRagged
-from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, TritonRagged
+from jaxext.backends.cuda.cuda_matmul import CudaMatmul
+from jaxext.backends.cuda.cuda_ragged import CudaRagged
+from jaxext.backends.triton.triton_conv import TritonConv
+from jaxext.backends.triton.triton_matmul import TritonMatmul
+from jaxext.backends.triton.triton_ragged import TritonRagged
 from jaxext.families import activation as _activation
 from jaxext.families.conv import FAMILY as CONV
 from jaxext.families.conv import conv_form

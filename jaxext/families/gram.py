@@ -19,8 +19,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxext.backends.cuda.cuda_products import CudaGram
-from jaxext.backends.triton.triton_binding import TritonGram
+from jaxext.backends.cuda.cuda_gram import CudaGram
+from jaxext.backends.triton.triton_gram import TritonGram
 from jaxext.backends.xla.xla_gram import XlaGram, symmetric
 from jaxext.families import fuse
 from jaxext.families.dispatch import as_dot_general_says, compiled, sharding_in_types

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from jax import lax
 
-from jaxext.backends.cuda.cuda_products import CudaMatmul
-from jaxext.backends.triton.triton_binding import TritonMatmul
+from jaxext.backends.cuda.cuda_matmul import CudaMatmul
+from jaxext.backends.triton.triton_matmul import TritonMatmul
 from jaxext.backends.xla.xla_matmul import XlaMatmul
 from jaxext.families.substitute import transpose
 from jaxext.forms.family import Family, declare

@@ -26,8 +26,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxext import _compat
 from jaxext._told import told
-from jaxext.backends.cuda.cuda_products import CudaRagged
-from jaxext.backends.triton.triton_binding import TritonRagged
+from jaxext.backends.cuda.cuda_ragged import CudaRagged
+from jaxext.backends.triton.triton_ragged import TritonRagged
 from jaxext.backends.xla.xla_ragged import XlaRagged
 from jaxext.families.dispatch import as_lax_says, compiled, sharding_in_types
 from jaxext.families.matmul import read as read_dot_general

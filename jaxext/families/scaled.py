@@ -23,8 +23,8 @@ from jax import lax
 
 from jaxext import _compat
 from jaxext._told import dtype_named, told
-from jaxext.backends.cuda.cuda_products import CudaScaled
-from jaxext.backends.triton.triton_binding import TritonScaled
+from jaxext.backends.cuda.cuda_scaled import CudaScaled
+from jaxext.backends.triton.triton_scaled import TritonScaled
 from jaxext.backends.xla.xla_scaled import XlaScaled, balanced, summed
 from jaxext.families import fuse
 from jaxext.families.blocks import Cut, blocks_fit, divided, joined, of_divided, placed, spread

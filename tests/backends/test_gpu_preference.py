@@ -14,7 +14,7 @@ from lowered import struct
 import jaxext
 from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_binding, cuda_convolutions
-from jaxext.backends.triton import triton_binding
+from jaxext.backends.triton import triton_conv
 
 pytest.importorskip("triton")
 
@@ -164,7 +164,7 @@ def rows(monkeypatch):
         return told[call.op]
 
     monkeypatch.setattr(preference, "convolution", watched)
-    for kind in (cuda_convolutions.CudaConv, triton_binding.TritonConv):
+    for kind in (cuda_convolutions.CudaConv, triton_conv.TritonConv):
         monkeypatch.setattr(kind, "lacks", lambda self, call: None)
     monkeypatch.setattr(cuda_convolutions, "not_compiled_for", lambda arch: None)
     return told

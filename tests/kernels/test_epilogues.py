@@ -18,7 +18,7 @@ import test_matmul
 from epilogues import FUNCTIONS, with_epilogue
 from jax import numpy as jnp
 
-from jaxext.backends.triton import triton_binding
+from jaxext.backends.triton import triton_conv, triton_matmul
 from jaxext.backends.triton.interpreter import interpreting
 from jaxext.kernels import conv, depthwise, matmul
 from jaxext.kernels.epilogue import ACTIVATIONS
@@ -167,7 +167,7 @@ def test_integers(kernel):
 def test_a_call_of_a_jax_program(kernel, saves):
     """One array, or a tuple of two; of the operands that there are."""
     problem = with_epilogue(PROBLEMS[kernel], activation="gelu", residual="fp32", saves=saves)
-    implementation: Any = triton_binding.TritonMatmul() if kernel == "matmul" else triton_binding.TritonConv()
+    implementation: Any = triton_matmul.TritonMatmul() if kernel == "matmul" else triton_conv.TritonConv()
     config = config_of(kernel, problem)
     called = implementation.launch(types.SimpleNamespace(platform="cpu", arch=None), problem, config)
     operands = epilogues.some_operands(problem)

@@ -20,7 +20,9 @@ from jaxext.tuning.explain import chosen
 from jaxext.tuning.walk import walk
 
 pytest.importorskip("triton")
-from jaxext.backends.triton.triton_binding import TritonConv, TritonMatmul, TritonRagged  # noqa: E402
+from jaxext.backends.triton.triton_conv import TritonConv  # noqa: E402
+from jaxext.backends.triton.triton_matmul import TritonMatmul  # noqa: E402
+from jaxext.backends.triton.triton_ragged import TritonRagged  # noqa: E402
 
 SOURCES = environment.codes("cuda")
 H100 = Context("NVIDIA H100 80GB HBM3", 90, {"jax": "0.11.2"}, SOURCES)

@@ -1,11 +1,11 @@
-"""What the implementations `cuda` share: how the compiled module of csrc/ is found, asked, and called through XLA's foreign function
-interface (FFI).  Those of products are in cuda_products.py, those of convolutions in cuda_convolutions.py.
+"""The implementations `cuda`: how the compiled module of csrc/ is found, asked, and called through XLA's foreign function interface (FFI).
 
 A `Call` becomes a kernel's problem, one of its `candidates` the config, and the fields of both the attributes of the call, by the names of
 the structs in the family's header in csrc/.  The compiled module says which problems the kernels refuse, which kernels there are, and what
-their configs may be.  The handlers are registered when the first program that calls one is lowered.
-XLA refuses every program, not only ours, once a handler is registered that was compiled
-with newer headers than its own: such a module is left alone.
+their configs may be.
+
+The handlers are registered when the first program that calls one is lowered.  XLA refuses every program, not only ours, once a handler is
+registered that was compiled with newer headers than its own: such a module is left alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Cuda(KernelImplementation):
         return no_kernel(call, "cuda") or missing() or _older_driver()
 
     def multiplied(self, problem):
-        return "ieee"  # but for those of CudaMatmul, no kernel takes float32 numbers to the tensor cores
+        return "ieee"  # unless a family says otherwise, no kernel takes float32 numbers to the tensor cores
 
     def compiler(self):
         from jaxext import _cuda_module
@@ -88,9 +88,9 @@ def fields_named(problem: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def kernel_call(
-    call: Call, problem: MatmulProblem | ConvProblem, fields: Mapping[str, Any], stem: str, config: Any, *more: str
+    call: Call, problem: MatmulProblem | ConvProblem, fields: Mapping[str, Any], stem: str, config: Any, *more: str, aligned: bool = True
 ) -> KernelCall:
-    """`more`: operands beside the factors."""
+    """Return the call of the target `stem`.  `more`: operands beside the factors; `aligned`: arrays begin where TMA can read."""
     attributes, slots, epilogue = {**fields, **dataclasses.asdict(config)}, [*call.factors, *more], problem.epilogue
     if epilogue is not None:
         added = [slot for slot in ("bias", "residual") if getattr(epilogue, slot)]
@@ -105,7 +105,7 @@ def kernel_call(
         describe=kernel + (f" in {splits} parts" if splits > 1 else ""),
         slots=tuple(slots),
         splits=splits,
-        call=functools.partial(called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes),
+        call=functools.partial(called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes, aligned=aligned),
     )
 
 
@@ -114,13 +114,21 @@ def number_of(activation: str | None) -> int:
     return 0 if activation is None else 1 + ACTIVATIONS.index(activation)
 
 
-def called(target: str, attributes: Mapping[str, Any], slots: Sequence[str], shapes: Mapping[str, tuple[int, ...]], result, *operands):
-    """The call of a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer.
+def called(
+    target: str,
+    attributes: Mapping[str, Any],
+    slots: Sequence[str],
+    shapes: Mapping[str, tuple[int, ...]],
+    result: Any,
+    *operands: jax.Array,
+    aligned: bool = True,
+) -> Any:
+    """Call a handler, which knows arrays by the shapes of their problem: three spatial axes, where a form may have fewer.
 
-    `result` is a tuple if there are several, which have one shape, and so is what is returned.
+    `result` is a tuple if there are several, which have one shape, and so is what is returned.  `aligned`: as for `kernel_call`.
     """
     parts = (attributes["splits"],) if attributes.get("splits", 1) > 1 else ()
-    placed = (lambda x: x) if target.startswith("jaxext_depthwise") else apart  # depthwise kernels take any address, TMA does not
+    placed = apart if aligned else (lambda x: x)
     given = [
         placed(x.astype(jnp.float32) if slot == "bias" else x.reshape(shapes.get(slot, x.shape)))
         for slot, x in zip(slots, operands, strict=True)

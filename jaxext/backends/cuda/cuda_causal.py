@@ -7,8 +7,18 @@ vectors lie side by side in a block, and strips fill the rest of its threads.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import fields_named, refusal
+import jax
+import jax.numpy as jnp
+
+from jaxext.backends import preference
+from jaxext.backends.cuda.cuda_binding import Cuda, ffi_call, fields_named, not_compiled_for, number_of, refusal
+from jaxext.backends.kernel import KernelCall
+from jaxext.backends.problems import causal_problem
+from jaxext.forms.call import Call
 from jaxext.kernels.causal.problem import CausalProblem
 from jaxext.kernels.launch import BITS, cdiv, largest_block
 from jaxext.kernels.machine import ACCESS, ACTIVATED, START, machine
@@ -120,3 +130,70 @@ def _channel_blocks(problem: CausalProblem, config: CausalConfig) -> int:
 def _tiles(problem: CausalProblem, config: CausalConfig) -> int:
     """As many strips as a block has rows of threads for."""
     return cdiv(problem.B * cdiv(max(1, problem.T), config.strip), THREADS // config.lanes)
+
+
+_CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside x and weight
+
+
+class CudaCausal(Cuda):
+    """`causal_conv1d`, and its backward as one kernel, which computes all cotangents."""
+
+    custom_calls = ("jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1")
+
+    def problem(self, call):
+        return causal_problem(call, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem) or not_compiled_for(problem.arch)
+
+    def family(self, problem, config):
+        return "causal"
+
+    def slower(self, call):
+        return preference.causal(call)
+
+    def yields(self, call):
+        return True
+
+    def configs(self, problem):
+        return candidates(problem)
+
+    def launch(self, call, problem, config):
+        added = [name for name in _CAUSAL_ADDED if name in call.dtypes]
+        backward = problem.role == "backward"
+        attributes = fields(problem) | dataclasses.asdict(config) | {name: int(name in added) for name in _CAUSAL_ADDED}
+        attributes["activation"] = number_of(problem.epilogue.activation)
+        return KernelCall(
+            describe="causal" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            slots=("x", "weight", *added, *(["d_y"] if backward else [])),
+            splits=1,
+            call=functools.partial(_causal_backward if backward else _causal_forward, call, attributes),
+        )
+
+
+def _causal_forward(call: Call, attributes: Mapping[str, Any], result, *operands) -> Any:
+    return _called_causal("jaxext_causal_conv1d_v1", attributes, [result], operands)[0]
+
+
+def _causal_backward(call: Call, attributes: Mapping[str, Any], _, *operands) -> Any:
+    """All cotangents.  Those of weight and bias are partial sums, the bias's the last row of each, which are added here in their order."""
+    x, weight = operands[:2]
+    taps = attributes["J"]
+    sums = jax.ShapeDtypeStruct((attributes["splits"], taps + attributes["bias"], attributes["C"]), jnp.float32)
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype), sums]
+    if attributes["initial_states"]:
+        results.append(jax.ShapeDtypeStruct(operands[2 + attributes["bias"]].shape, x.dtype))
+    d_x, sums, *d_state = _called_causal("jaxext_causal_conv1d_backward_v1", attributes, results, operands)
+    total = jnp.sum(sums, axis=0)
+    arrays = {"d_x": d_x, "d_weight": total[:taps], "d_bias": total[taps:].reshape(-1), "d_initial_states": next(iter(d_state), None)}
+    made = {name: arrays[name].astype(dtype) for name, dtype in call.results.items()}
+    return tuple(made.values()) if call.further else made[call.open]
+
+
+def _called_causal(target: str, attributes: Mapping[str, Any], results: Sequence[Any], operands: Sequence[jax.Array]) -> Any:
+    """The call of a handler.  The state is rounded to the dtype of x, as the definition has it."""
+    given = list(operands)
+    if attributes["initial_states"]:
+        at = 2 + attributes["bias"]
+        given[at] = given[at].astype(given[0].dtype)
+    return ffi_call(target, results, given, attributes)

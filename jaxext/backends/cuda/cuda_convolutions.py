@@ -1,24 +1,15 @@
-"""The implementation `cuda` of convolutions: dense, depthwise, and causal along a sequence."""
+"""The implementation `cuda` of convolutions, dense and depthwise."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from jaxext.backends import preference
-from jaxext.backends.cuda import cuda_causal, cuda_conv, cuda_depthwise
-from jaxext.backends.cuda.cuda_binding import Cuda, compiled, ffi_call, kernel_call, not_compiled_for, number_of
-from jaxext.backends.kernel import KernelCall
-from jaxext.backends.problems import causal_problem, conv_problem
-from jaxext.forms.call import Call
+from jaxext.backends.cuda import cuda_conv, cuda_depthwise
+from jaxext.backends.cuda.cuda_binding import Cuda, compiled, kernel_call, not_compiled_for
+from jaxext.backends.problems import conv_problem
 from jaxext.kernels.geometry import ConvProblem
-
-_CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside x and weight
 
 
 class CudaConv(Cuda):
@@ -54,75 +45,12 @@ class CudaConv(Cuda):
         return cuda_conv.candidates(problem, compiled("conv"))
 
     def launch(self, call, problem, config):
-        stem = call.op.replace("conv", "depthwise", 1) if _family(problem) is cuda_depthwise else call.op
-        made = kernel_call(call, problem, cuda_conv.fields(problem), stem, config)
+        depthwise = _family(problem) is cuda_depthwise  # whose kernels take any address
+        stem = call.op.replace("conv", "depthwise", 1) if depthwise else call.op
+        made = kernel_call(call, problem, cuda_conv.fields(problem), stem, config, aligned=not depthwise)
         return dataclasses.replace(made, describe=f"{made.describe} on tensor cores") if getattr(config, "lines", 0) else made
-
-
-class CudaCausal(Cuda):
-    """`causal_conv1d`, and its backward as one kernel, which computes all cotangents."""
-
-    custom_calls = ("jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1")
-
-    def problem(self, call):
-        return causal_problem(call, call.arch or 0)
-
-    def refuses(self, problem):
-        return cuda_causal.refused(problem) or not_compiled_for(problem.arch)
-
-    def family(self, problem, config):
-        return "causal"
-
-    def slower(self, call):
-        return preference.causal(call)
-
-    def yields(self, call):
-        return True
-
-    def configs(self, problem):
-        return cuda_causal.candidates(problem)
-
-    def launch(self, call, problem, config):
-        added = [name for name in _CAUSAL_ADDED if name in call.dtypes]
-        backward = problem.role == "backward"
-        attributes = cuda_causal.fields(problem) | dataclasses.asdict(config) | {name: int(name in added) for name in _CAUSAL_ADDED}
-        attributes["activation"] = number_of(problem.epilogue.activation)
-        return KernelCall(
-            describe="causal" + (f" in {config.splits} parts" if config.splits > 1 else ""),
-            slots=("x", "weight", *added, *(["d_y"] if backward else [])),
-            splits=1,
-            call=functools.partial(_causal_backward if backward else _causal_forward, call, attributes),
-        )
 
 
 def _family(problem: ConvProblem) -> Any:
     """The module of the kernels that take the problem: one input channel and several groups leave nothing to a matrix product."""
     return cuda_depthwise if problem.G > 1 and problem.C == 1 else cuda_conv
-
-
-def _causal_forward(call: Call, attributes: Mapping[str, Any], result, *operands) -> Any:
-    return _called_causal("jaxext_causal_conv1d_v1", attributes, [result], operands)[0]
-
-
-def _causal_backward(call: Call, attributes: Mapping[str, Any], _, *operands) -> Any:
-    """All cotangents.  Those of weight and bias are partial sums, the bias's the last row of each, which are added here in their order."""
-    x, weight = operands[:2]
-    taps = attributes["J"]
-    sums = jax.ShapeDtypeStruct((attributes["splits"], taps + attributes["bias"], attributes["C"]), jnp.float32)
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype), sums]
-    if attributes["initial_states"]:
-        results.append(jax.ShapeDtypeStruct(operands[2 + attributes["bias"]].shape, x.dtype))
-    d_x, sums, *d_state = _called_causal("jaxext_causal_conv1d_backward_v1", attributes, results, operands)
-    total = jnp.sum(sums, axis=0)
-    arrays = {"d_x": d_x, "d_weight": total[:taps], "d_bias": total[taps:].reshape(-1), "d_initial_states": next(iter(d_state), None)}
-    made = {name: arrays[name].astype(dtype) for name, dtype in call.results.items()}
-    return tuple(made.values()) if call.further else made[call.open]
-
-
-def _called_causal(target: str, attributes: Mapping[str, Any], results: Sequence[Any], operands: Sequence[jax.Array]) -> Any:
-    """The call of a handler.  The state is rounded to the dtype of x, as the definition has it."""
-    given = list(operands)
-    if attributes["initial_states"]:
-        at = 2 + attributes["bias"]
-        given[at] = given[at].astype(given[0].dtype)
-    return ffi_call(target, results, given, attributes)

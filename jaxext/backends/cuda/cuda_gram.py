@@ -8,11 +8,15 @@ the diagonal are whole, so the number of rows decides which tile leaves the fewe
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import config_of, refusal, splits
+from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, config_of, refusal, splits
+from jaxext.backends.kernel import KernelCall
+from jaxext.backends.problems import gram_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import START, STORED, machine
@@ -97,3 +101,38 @@ def share(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> float:
     """The clocks of this kernel over those of a kernel that computes the whole product, by the models."""
     fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem)}
     return clocks(problem, pick(problem, table)) / cuda_matmul.of_library(MatmulProblem(**fields))
+
+
+class CudaGram(Cuda):
+    """Half of a product with its own transpose."""
+
+    custom_calls = ("jaxext_gram_v1",)
+
+    def problem(self, call):
+        return gram_problem(call, GramProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem)
+
+    def family(self, problem, config):
+        return "gram"
+
+    def slower(self, call):
+        problem = self.problem(call)
+        assert not isinstance(problem, str)  # it is asked of calls that it supports
+        return preference.of_half(share(problem, compiled("gram")))
+
+    def configs(self, problem):
+        return candidates(problem, compiled("gram"))
+
+    def launch(self, call, problem, config):
+        slots = ("c", "addend") if problem.addend else ("c",)
+        shapes = {"c": (problem.B, problem.rows, problem.depth)} | dict.fromkeys(("addend", "result"), (problem.B, *(problem.rows,) * 2))
+        scales = {name: float(getattr(problem, name)) for name in ("scale", "of_addend")}
+        attributes = fields(problem) | dataclasses.asdict(config) | scales
+        return KernelCall(
+            describe="gram" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            slots=slots,
+            splits=config.splits,
+            call=functools.partial(called, *self.custom_calls, attributes, slots, shapes),
+        )

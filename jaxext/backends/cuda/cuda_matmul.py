@@ -18,7 +18,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal, refused_epilogue, splits
+from jaxext.backends.cuda import cuda_pieces
+from jaxext.backends.cuda.cuda_binding import Cuda, compiled, config_of, fields_named, kernel_call, refusal, refused_epilogue, splits
+from jaxext.backends.problems import matmul_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import REACHED, START, STORED, Machine, machine, stored
@@ -118,3 +120,50 @@ def _divides(problem: MatmulProblem, splits: int, tile_k: int) -> bool:
     """Whether parts are equal, begin at multiples of 16 bytes, and are long enough."""
     depth = problem.depth
     return problem.B == 1 and depth % (splits * 128 // BITS[problem.dtypes[0]]) == 0 and depth // splits >= _FEWEST_STEPS * tile_k
+
+
+def of_library_in_16_bits(problem: MatmulProblem) -> float:
+    """Expected time of XLA's product of 16-bit factors, whatever the factors, without what it takes to convert them."""
+    plain = MatmulProblem(
+        **{field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem) if field.name != "dtypes"},
+        dtypes=("bf16", "bf16", problem.dtypes[2]),
+    )
+    return of_library(plain)
+
+
+class CudaMatmul(Cuda):
+    """Products of 16 and 8 bits, and of float32 where a precision asks for pieces of bfloat16."""
+
+    custom_calls = (
+        *(f"jaxext_{kernel}_{role}_v1" for kernel in ("matmul", "pieces") for role in ("nn", "nt", "tn")),
+        "jaxext_linear_v1",
+    )
+
+    def problem(self, call):
+        return matmul_problem(call, MatmulProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return cuda_pieces.refused(problem) if _float32(problem) else refused(problem)
+
+    def multiplied(self, problem):
+        return problem.precision if _float32(problem) else "ieee"
+
+    def family(self, problem, config):
+        return "pieces" if _float32(problem) else "matmul"
+
+    def slower(self, call):
+        return "XLA's matrix products (cuBLAS) are expected to be as fast"
+
+    def configs(self, problem):
+        if _float32(problem):
+            return cuda_pieces.candidates(problem, compiled("pieces"))
+        return candidates(problem, compiled("matmul"))
+
+    def launch(self, call, problem, config):
+        op = call.op.replace("matmul", "pieces") if _float32(problem) else call.op
+        return kernel_call(call, problem, fields(problem), op, config)
+
+
+def _float32(problem: MatmulProblem) -> bool:
+    """Whether the kernels of products in pieces are those to ask.  They fuse no epilogue."""
+    return problem.dtypes[:2] == ("fp32", "fp32") and problem.epilogue is None

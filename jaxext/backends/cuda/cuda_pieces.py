@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import config_of, refusal, splits
-from jaxext.backends.cuda.cuda_matmul import fields
+from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal, splits
 from jaxext.kernels.launch import PRODUCTS_OF_PARTS, cdiv
 from jaxext.kernels.machine import ISSUED, REACHED, START, STORED, machine
 from jaxext.kernels.matmul.problem import MatmulProblem
@@ -37,7 +36,7 @@ def refused(problem: MatmulProblem) -> str | None:
     """Why the kernels do not take it, or None."""
     if problem.precision not in PIECES:
         return "float32 is multiplied in pieces alone, want precision BF16_BF16_F32_X3 or BF16_BF16_F32_X6"
-    return refusal(f"pieces_{problem.role}", fields(problem), problem.dtypes, problem.arch)
+    return refusal(f"pieces_{problem.role}", fields_named(problem, "BMNK"), problem.dtypes, problem.arch)
 
 
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[PiecesConfig]:

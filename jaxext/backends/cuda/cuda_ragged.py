@@ -11,11 +11,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal
+import jax.numpy as jnp
+
+from jaxext.backends import preference
+from jaxext.backends.cuda.cuda_binding import Cuda, compiled, config_of, fields_named, kernel_call, refusal
+from jaxext.backends.problems import matmul_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import REACHED, START, STORED, machine
-from jaxext.kernels.ragged.problem import RaggedProblem
+from jaxext.kernels.ragged.problem import RaggedProblem, visits
 
 _RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
 
@@ -65,3 +69,35 @@ def clocks(problem: RaggedProblem, config: RaggedConfig) -> float:
 def _tiles(problem: RaggedProblem, config: RaggedConfig, down: int) -> int:
     """Of the result, with those that fill up a cluster."""
     return problem.batches * down * cdiv(problem.cols, config.tile_n * config.cluster_n) * config.cluster_n
+
+
+class CudaRagged(Cuda):
+    custom_calls = tuple(f"jaxext_ragged_{role}_v1" for role in ("nn", "nt", "tn"))
+    epilogues = False
+
+    def problem(self, call):
+        return matmul_problem(call, RaggedProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem)
+
+    def family(self, problem, config):
+        return "ragged"
+
+    def slower(self, call):
+        return preference.ragged(call)
+
+    def yields(self, call):
+        return call.op != "ragged_tn"
+
+    def configs(self, problem):
+        return candidates(problem, compiled("ragged"))
+
+    def launch(self, call, problem, config):
+        plain = kernel_call(call, problem, fields(problem), call.op, config, "places")
+
+        def with_places(result, first, second, begin, end):
+            places = jnp.stack([begin, end], -1) if problem.role == "tn" else visits(jnp, begin, end, problem.M, config.tile_m)
+            return plain.call(result, first, second, places)
+
+        return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=with_places)

@@ -18,7 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import config_of, refusal, splits
+from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, config_of, refusal, splits
+from jaxext.backends.cuda.cuda_weight_only import CudaWeightOnly
+from jaxext.backends.kernel import KernelCall
+from jaxext.backends.problems import scaled_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import LAUNCH, REACHED, START, STORED, machine
@@ -172,10 +175,47 @@ def _tiles(problem: ScaledProblem, config: ScaledConfig) -> int:
     return problem.B * config.splits * down * cdiv(problem.cols, config.tile_n)
 
 
-def wide_clocks(problem: MatmulProblem) -> float:
-    """The same of a product of 16-bit factors, without what it takes to make them of 8 bits."""
-    plain = MatmulProblem(
-        **{field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem) if field.name != "dtypes"},
-        dtypes=("bf16", "bf16", problem.dtypes[2]),
-    )
-    return cuda_matmul.of_library(plain)
+class CudaScaled(Cuda):
+    """Products of 8-bit floats, and those with integers by `CudaWeightOnly`."""
+
+    custom_calls = ("jaxext_scaled_v1", *CudaWeightOnly.custom_calls)
+    epilogues = False
+
+    def plan(self, call):
+        integers = any(jnp.issubdtype(call.dtypes[slot], jnp.integer) for slot in call.factors)
+        return _WEIGHT_ONLY.plan(call) if integers else super().plan(call)
+
+    def problem(self, call):
+        return scaled_problem(call, ScaledProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem)
+
+    def family(self, problem, config):
+        return "scaled"
+
+    def slower(self, call):
+        problem = self.problem(call)
+        assert not isinstance(problem, str)  # it is asked of calls that it supports
+        if clocks(problem, self.configs(problem)[0]) < cuda_matmul.of_library_in_16_bits(problem):
+            return None  # others multiply numbers of 16 bits
+        return "XLA's products of 16-bit numbers are expected to be as fast"
+
+    def configs(self, problem):
+        return candidates(problem, compiled("scaled"))
+
+    def launch(self, call, problem, config):
+        names, attributes = slots(problem), fields(problem) | dataclasses.asdict(config)
+        shapes = {"result": tuple(attributes[name] for name in "BMN")}
+
+        def prepared(result, *operands):
+            """A result of 8 bits is float32 to the kernel."""
+            given = arrays(problem, dict(zip(names, operands, strict=True)))
+            wide = result if result.dtype.itemsize > 1 else jax.ShapeDtypeStruct(result.shape, jnp.float32)
+            return called("jaxext_scaled_v1", attributes, tuple(given), shapes, wide, *given.values()).astype(result.dtype)
+
+        splits = config.splits
+        return KernelCall(describe="scaled" + (f" in {splits} parts" if splits > 1 else ""), slots=names, splits=splits, call=prepared)
+
+
+_WEIGHT_ONLY = CudaWeightOnly()

@@ -8,9 +8,18 @@ has kernels for more rows (csrc/weight_only/wide_weight_only.cuh), whose blocks 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
 
-from jaxext.backends.cuda import cuda_scaled
-from jaxext.backends.cuda.cuda_binding import fields_named, refusal
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxext.backends.cuda import cuda_matmul
+from jaxext.backends.cuda.cuda_binding import Cuda, ffi_call, fields_named, not_compiled_for, refusal
+from jaxext.backends.kernel import KernelCall, apart
+from jaxext.backends.problems import scaled_problem
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
 from jaxext.kernels.matmul.problem import MatmulProblem
@@ -138,9 +147,64 @@ def _wide_clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
 def dequantised_clocks(problem: WeightOnlyProblem) -> float:
     """Of a product with the weight in 16 bits, which another kernel writes before."""
     gpu, numbers = machine(problem.arch, problem.device), problem.B * problem.N * problem.K
-    return gpu.moving(weight_bytes(problem) + 2 * numbers) + LAUNCH + cuda_scaled.wide_clocks(problem)
+    return gpu.moving(weight_bytes(problem) + 2 * numbers) + LAUNCH + cuda_matmul.of_library_in_16_bits(problem)
 
 
 def weight_bytes(problem: WeightOnlyProblem) -> float:
     """With its scales."""
     return problem.B * problem.N * (problem.K * problem.bits_of_weight / 8 + 4 * problem.S)
+
+
+_CLEARLY = 1.25  # models of two kernels differ by less than that without a reason
+
+
+class CudaWeightOnly(Cuda):
+    """Products with int8 and int4, which have a scale for each column, or for blocks of each: of few rows, and on Hopper of many."""
+
+    custom_calls = ("jaxext_weight_only_v1",)
+    epilogues = False
+
+    def problem(self, call):
+        return scaled_problem(call, WeightOnlyProblem, call.arch or 0)
+
+    def refuses(self, problem):
+        return refused(problem) or not_compiled_for(problem.arch)
+
+    def family(self, problem, config):
+        return "wide_weight_only" if config.tile_m > FEW_ROWS else "weight_only"
+
+    def slower(self, call):
+        if call.sizes["S"] == 1:
+            return "XLA converts factors inside of its products, which are expected to be as fast"
+        problem = self.problem(call)
+        assert not isinstance(problem, str)  # it is asked of calls that it supports
+        if problem.M <= FEW_ROWS:
+            return None  # XLA writes the scaled weight to memory, in 16 bits, and reads it again
+        if problem.arch != 90:
+            return "Triton's kernels are expected to be as fast"
+        if clocks(problem, self.configs(problem)[0]) * _CLEARLY < dequantised_clocks(problem):
+            return None
+        return "XLA's product with a weight that it makes wide before is expected to be as fast"
+
+    def configs(self, problem):
+        return candidates(problem)
+
+    def launch(self, call, problem, config):
+        return KernelCall(
+            describe="weight_only" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            slots=("x", "w", "w_scale"),
+            splits=config.splits,
+            call=functools.partial(_weight_only, problem, fields(problem) | dataclasses.asdict(config)),
+        )
+
+
+def _weight_only(problem: WeightOnlyProblem, attributes: Mapping[str, Any], result, x, w, scale) -> jax.Array:
+    """The call of the handler, which takes two int4 in a byte, the first in the low half, as XLA packs them on GPUs."""
+    B, M, N, K, S = (getattr(problem, label) for label in "BMNKS")
+    if problem.packed:
+        w = lax.bitcast_convert_type(w.reshape(-1, 2), jnp.int8)
+    given = [x.reshape(B, M, K), w.reshape(B, K, -1), scale.reshape(B, S, N).astype(jnp.float32)]
+    parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
+    made = jax.ShapeDtypeStruct((*parts, B, M, N), result.dtype if result.dtype.itemsize > 1 else jnp.float32)
+    y = ffi_call("jaxext_weight_only_v1", made, [*map(apart, given)], attributes)
+    return apart(y).reshape(result.shape).astype(result.dtype)

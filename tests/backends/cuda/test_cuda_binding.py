@@ -21,8 +21,12 @@ from lowered import BLOCK, IMAGES, MESH, NHWC, conv, custom_calls, moved, resnet
 import jaxext
 from jaxext import _target
 from jaxext.backends.cuda import cuda_binding
-from jaxext.backends.cuda.cuda_convolutions import CudaCausal, CudaConv
-from jaxext.backends.cuda.cuda_products import CudaGram, CudaMatmul, CudaRagged, CudaScaled
+from jaxext.backends.cuda.cuda_causal import CudaCausal
+from jaxext.backends.cuda.cuda_convolutions import CudaConv
+from jaxext.backends.cuda.cuda_gram import CudaGram
+from jaxext.backends.cuda.cuda_matmul import CudaMatmul
+from jaxext.backends.cuda.cuda_ragged import CudaRagged
+from jaxext.backends.cuda.cuda_scaled import CudaScaled
 
 FAMILIES = (CudaMatmul, CudaGram, CudaRagged, CudaScaled, CudaConv, CudaCausal)
 CUSTOM_CALLS = [name for family in FAMILIES for name in family.custom_calls]

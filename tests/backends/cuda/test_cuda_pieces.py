@@ -7,8 +7,8 @@ import pytest
 from host_code import refuses
 
 from jaxext.backends.cuda import cuda_pieces
+from jaxext.backends.cuda.cuda_matmul import CudaMatmul
 from jaxext.backends.cuda.cuda_pieces import PiecesConfig, candidates, clocks, pick
-from jaxext.backends.cuda.cuda_products import CudaMatmul
 from jaxext.kernels.machine import machine
 from jaxext.kernels.matmul.problem import MatmulProblem
 

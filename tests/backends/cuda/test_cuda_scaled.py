@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import test_scaled_dot
 
-from jaxext.backends.cuda import cuda_scaled
+from jaxext.backends.cuda import cuda_matmul, cuda_scaled
 
 WIDE = dict(tile_m=128, tile_n=256, tile_k=128, cluster_m=2)
 NARROW = dict(tile_m=64, tile_n=128, tile_k=128, cluster_m=1)
@@ -145,7 +145,7 @@ def test_a_cube_is_expected_to_take_two_thirds_of_the_clocks(role):
     """Of those of 16-bit factors, with what is transposed before."""
     for cuts in [(1, 1, 1), (8192, 64, 64), (8192, 64, 8192)]:
         cube = product(role, (8192,) * 3, cuts)
-        assert cuda_scaled.wide_clocks(cube) > 1.5 * cuda_scaled.clocks(cube, cuda_scaled.pick(cube, TABLE))
+        assert cuda_matmul.of_library_in_16_bits(cube) > 1.5 * cuda_scaled.clocks(cube, cuda_scaled.pick(cube, TABLE))
 
 
 def test_tiles_are_as_many_as_a_grid_can_number():

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from lowered import operations, struct
 
 import jaxext
-from jaxext.backends.cuda import cuda_binding, cuda_convolutions
+from jaxext.backends.cuda import cuda_binding, cuda_causal
 from jaxext.tables import record
 
 KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0, "most_splits": 32}
@@ -312,7 +312,7 @@ def test_partial_sums_of_a_causal_convolution_become_cotangents(monkeypatch, giv
     operands |= {name: of for name, of in added.items() if name in given}
     call: Any = types.SimpleNamespace(results={f"d_{name}": of.dtype for name, of in operands.items()}, further=True)
     attributes = dict(B=2, T=9, C=5, J=4, splits=3, bias=int("bias" in given), initial_states=int("initial_states" in given))
-    got = cuda_convolutions._causal_backward(call, attributes, None, *operands.values(), operands["x"])
+    got = cuda_causal._causal_backward(call, attributes, None, *operands.values(), operands["x"])
     d_x, sums, *d_state = made["arrays"]
     assert sums.shape == (3, 4 + ("bias" in given), 5) and sums.dtype == np.float32
     want = {"d_x": d_x, "d_weight": sums.sum(0)[:4], "d_bias": sums.sum(0)[-1]} | ({"d_initial_states": d_state[0]} if d_state else {})

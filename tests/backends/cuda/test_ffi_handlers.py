@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jaxext.backends.cuda.cuda_convolutions import CudaConv
-from jaxext.backends.cuda.cuda_products import CudaMatmul
+from jaxext.backends.cuda.cuda_matmul import CudaMatmul
 
 CUSTOM_CALLS = (*CudaMatmul.custom_calls, *CudaConv.custom_calls)
 FUSED = [target for target in CUSTOM_CALLS if "linear" in target or "bias_act" in target]

@@ -18,7 +18,7 @@ pytest.importorskip("jax_triton", exc_type=ImportError)
 from test_triton_binding import calls, kernels
 
 import jaxext
-from jaxext.backends.triton.triton_binding import TritonMatmul
+from jaxext.backends.triton.triton_matmul import TritonMatmul
 from jaxext.kernels import matmul
 from jaxext.kernels.epilogue import Epilogue
 
