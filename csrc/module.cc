@@ -95,11 +95,10 @@ PYBIND11_MODULE(_cuda_module, module) {
   module.doc() = "CUDA kernels behind jaxext: FFI handlers, what kernels refuse, and the facts of the build.";
   module.def("handlers", &jaxext::ByTarget, "Target name -> capsules by stage, for jax.ffi.register_ffi_target.");
   module.def("schema", &jaxext::Schema, "Target -> the names of its attributes, in order.");
-  module.def("refuses", &jaxext::Refuses, "The reason why no kernel takes a target's problem, or None.", "target"_a, py::kw_only(), "dtypes"_a,
-             "arch"_a);
+  module.def("refuses", &jaxext::Refuses, "The reason why no kernel takes a target's problem, or None.", "target"_a, py::kw_only(),
+             "dtypes"_a, "arch"_a);
   module.def("kernels", &jaxext::Kernels, "The kernels of a family among which a config chooses, a dict for each.", "family"_a);
-  module.def(
-      "ffi_version", [] { return jaxext::CompiledFfiVersion(); }, "Of the XLA headers that the handlers were compiled with.");
+  module.def("ffi_version", [] { return jaxext::CompiledFfiVersion(); }, "Of the XLA headers that the handlers were compiled with.");
   module.attr("archs") = JAXEXT_CUDA_ARCHS;
   module.attr("cuda_version") = JAXEXT_CUDA_VERSION;
 }

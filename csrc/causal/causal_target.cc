@@ -12,8 +12,7 @@ Status Launch(CausalRole role, Arrays& arrays, const CausalProblem& p, const Cau
   CausalOperands o = {};
   CausalResults r = {};
   o.activation = TakeActivation(
-      arrays, activation,
-      {{"bias", bias}, {"initial_states", initial_states}, {"seq_idx", seq_idx}, {"idx_of_states", idx_of_states}});
+      arrays, activation, {{"bias", bias}, {"initial_states", initial_states}, {"seq_idx", seq_idx}, {"idx_of_states", idx_of_states}});
   const Array x = arrays.Operand("x", {B, T, C}), weight = arrays.Operand("weight", {J, C});
   o.x = x.data, o.weight = weight.data, o.dtype = x.dtype, o.of_weight = weight.dtype;
   if (bias != 0) {
@@ -43,10 +42,8 @@ Target TargetOfRole(const char* name, CausalRole role) {
   return TargetOf<CausalProblem, CausalConfig, CausalOptions>(name, refuses, launch);
 }
 
-const Registered registered({"causal",
-                             {TargetOfRole("causal_conv1d", CausalRole::kForward),
-                              TargetOfRole("causal_conv1d_backward", CausalRole::kBackward)},
-                             {}});
+const Registered registered(
+    {"causal", {TargetOfRole("causal_conv1d", CausalRole::kForward), TargetOfRole("causal_conv1d_backward", CausalRole::kBackward)}, {}});
 
 }  // namespace
 }  // namespace jaxext

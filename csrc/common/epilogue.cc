@@ -15,8 +15,8 @@ Activation TakeActivation(Arrays& arrays, int64_t activation, const std::vector<
 Epilogue TakeEpilogue(Arrays& arrays, const EpilogueOptions& options, const std::vector<int64_t>& bias, const std::vector<int64_t>& shape,
                       Dtype dtype) {
   Epilogue epilogue;
-  epilogue.activation = TakeActivation(arrays, options.activation,
-                                       {{"bias", options.bias}, {"residual", options.residual}, {"saves", options.saves}});
+  epilogue.activation =
+      TakeActivation(arrays, options.activation, {{"bias", options.bias}, {"residual", options.residual}, {"saves", options.saves}});
   if (options.bias != 0) epilogue.bias = static_cast<const float*>(arrays.Operand("bias", bias, Dtype::kF32).data);
   if (options.residual != 0) epilogue.residual = arrays.Operand("residual", shape, dtype).data;
   if (options.saves != 0) epilogue.saved = arrays.Result("saved", shape, dtype).data;

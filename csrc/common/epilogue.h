@@ -3,7 +3,7 @@
 //     z = sum + bias                     in float32
 //     y = activation(z) + residual       rounded once, to the result's dtype
 //
-// The same as in Python: `jaxext.kernels.epilogue.Epilogue`. 
+// The same as in Python: `jaxext.kernels.epilogue.Epilogue`.
 #pragma once
 
 #include <vector>
@@ -25,7 +25,7 @@ struct Epilogue {
 
 // Its attributes.  Its arrays, if they exist, are the bias and the residual after the factors, and the saved sum after the result.
 struct EpilogueOptions {
-  JAXEXT_INTEGERS(activation,            // `Activation`
+  JAXEXT_INTEGERS(activation,             // `Activation`
                   bias, residual, saves)  // 1 or 0: whether it exists
 };
 

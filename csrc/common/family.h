@@ -81,7 +81,7 @@ Row RowOf(Row row, const Config& config, int stages, int shared_bytes) {
 
 // What can be called.  Exported programs hold the name, with a version, and the fields, so both outlive releases.
 struct Target {
-  std::string name;                      // such as "gram": XLA calls it jaxext_gram_v1
+  std::string name;                        // such as "gram": XLA calls it jaxext_gram_v1
   std::vector<Field> problem, attributes;  // the attributes are the problem, the config, and what else a call has
   std::function<Reason(const int64_t* problem, const Dtypes&, std::optional<int> arch)> refuses;
   std::function<Status(const int64_t* attributes, Arrays&, LaunchStream)> launch;
@@ -91,7 +91,9 @@ struct Target {
 template <class Problem, class... Others, class Refuses, class Launch>
 Target TargetOf(std::string name, Refuses refuses, Launch launch) {
   return {std::move(name), FieldsOf<Problem>(), FieldsOf<Problem, Others...>(),
-          [refuses](const int64_t* words, const Dtypes& dtypes, std::optional<int> arch) { return refuses(Read<Problem>(&words), dtypes, arch); },
+          [refuses](const int64_t* words, const Dtypes& dtypes, std::optional<int> arch) {
+            return refuses(Read<Problem>(&words), dtypes, arch);
+          },
           [launch](const int64_t* words, Arrays& arrays, LaunchStream stream) {
             const auto given = std::tuple<Problem, Others...>{Read<Problem>(&words), Read<Others>(&words)...};  // in this order
             return std::apply([&](const auto&... each) { return launch(arrays, each..., stream); }, given);

@@ -73,7 +73,8 @@ Status Decode(const Target& target, const ffi::Dictionary& given, std::vector<in
       value.has_value() ? void(std::memcpy(&words->back(), &*value, sizeof(double))) : void(wrong = "a float64");
     } else {
       const auto value = given.get<ffi::Span<const int64_t>>(field.name);
-      value.has_value() && value->size() == 3 ? void(words->insert(words->end(), value->begin(), value->end())) : void(wrong = "three int64");
+      value.has_value() && value->size() == 3 ? void(words->insert(words->end(), value->begin(), value->end()))
+                                              : void(wrong = "three int64");
     }
     if (wrong != nullptr) return Invalid("attribute " + field.name + " is missing or of another type, want " + wrong);
   }

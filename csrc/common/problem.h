@@ -2,7 +2,7 @@
 // `jaxext.kernels.geometry.ConvProblem`.
 //
 // Arrays are dense and row-major with one axis per label:  a[B,M,K], b[B,K,N], c[B,M,N];  x[B,N,D,H,W,G,C], w[B,G,K,T,R,S,C],
-// y[B,N,O,P,Q,G,K], where missing spatial axes, the leading ones, have size 1. 
+// y[B,N,O,P,Q,G,K], where missing spatial axes, the leading ones, have size 1.
 #pragma once
 
 #include <cstdint>

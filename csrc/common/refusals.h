@@ -1,6 +1,6 @@
-// What the reasons for refusing a problem are made of.  Each family has a function `...Refuses(problem, dtypes, arch)`: Python calls it through
-// module.cc when a program is lowered, and the launcher before every launch.  There is no other list of limits.  `arch` is the compute
-// capability times 10; a launch omits it and asks the device.  Numbers may be any of 64 bits.  Plain C++.
+// What the reasons for refusing a problem are made of.  Each family has a function `...Refuses(problem, dtypes, arch)`: Python calls it
+// through module.cc when a program is lowered, and the launcher before every launch.  There is no other list of limits.  `arch` is the
+// compute capability times 10; a launch omits it and asks the device.  Numbers may be any of 64 bits.  Plain C++.
 #pragma once
 
 #include <cstdint>

@@ -20,9 +20,8 @@ Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfi
   if (const Reason reason = ConvRefuses(role, rank, problem, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("conv: " + *reason);
   }
-  const ConvKernel* kernel = Find(ConvKernels(), config, [&](const ConvKernel& k) {
-    return k.role == role && k.rank == rank && k.operands == operands;
-  });
+  const ConvKernel* kernel =
+      Find(ConvKernels(), config, [&](const ConvKernel& k) { return k.role == role && k.rank == rank && k.operands == operands; });
   if (kernel == nullptr) {
     return Invalid("conv: no kernel with " + Text(config) + " takes " + Name(operands) + " operands in this role");
   }

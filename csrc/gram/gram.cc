@@ -15,7 +15,8 @@ int64_t Clusters(const GramProblem& p, const GramConfig& config, int64_t splits)
 Reason CheckProblem(const GramProblem& p, const std::string& result) {
   if (Reason reason = CheckSizes({p.B, p.M, p.N})) return reason;
   if (p.N % 8 != 0) {
-    return "a row of x has " + std::to_string(p.N * 2) + " bytes, TMA wants a multiple of 16: pad N to " + std::to_string(CeilDiv(p.N, 8) * 8);
+    return "a row of x has " + std::to_string(p.N * 2) + " bytes, TMA wants a multiple of 16: pad N to " +
+           std::to_string(CeilDiv(p.N, 8) * 8);
   }
   if (const int64_t unit = result == "fp32" ? 4 : 8; p.M % unit != 0) {
     return "a row of the result has " + std::to_string(p.M * 16 / unit) + " bytes, want a multiple of 16: pad M to " +

@@ -11,7 +11,7 @@
 
 namespace jaxext {
 
-// x[B,M,N], y[B,M,M]. 
+// x[B,M,N], y[B,M,M].
 struct GramProblem {
   JAXEXT_INTEGERS(B, M, N)
 };

@@ -15,13 +15,12 @@ Status Launch(Arrays& arrays, const GramProblem& p, const GramConfig& config, co
 
 std::vector<Row> Kernels() {
   std::vector<Row> rows;
-  for (const GramKernel& k : GramKernels()) rows.push_back(RowOf({{"operands", Name(k.operands)}, {"most_splits", kMostSplits}}, k.config, k.stages, k.shared_bytes));
+  for (const GramKernel& k : GramKernels())
+    rows.push_back(RowOf({{"operands", Name(k.operands)}, {"most_splits", kMostSplits}}, k.config, k.stages, k.shared_bytes));
   return rows;
 }
 
-const Registered registered({"gram",
-                             {TargetOf<GramProblem, GramConfig, GramOptions>("gram", GramRefuses, Launch)},
-                             Kernels});
+const Registered registered({"gram", {TargetOf<GramProblem, GramConfig, GramOptions>("gram", GramRefuses, Launch)}, Kernels});
 
 }  // namespace
 }  // namespace jaxext

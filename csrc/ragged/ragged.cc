@@ -65,8 +65,7 @@ Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& confi
     return Invalid("ragged: " + *reason);
   }
   if (Empty(p)) return Invalid("ragged: sizes are " + Text(p) + ", want 1 or more");
-  const RaggedKernel* kernel =
-      Find(RaggedKernels(), config, [&](const RaggedKernel& k) { return k.role == role && k.dtype == operands; });
+  const RaggedKernel* kernel = Find(RaggedKernels(), config, [&](const RaggedKernel& k) { return k.role == role && k.dtype == operands; });
   if (kernel == nullptr) return Invalid("ragged: no kernel has " + Text(config));
   if (Tiles(role, p, config) > kMostOfAxis) return Invalid("ragged: " + Text(p) + " make 2^31 tiles or more, want fewer");
   for (const void* array : {first, second, static_cast<const void*>(out)}) {

@@ -46,7 +46,9 @@ std::vector<Row> Kernels() {
   return rows;
 }
 
-const Registered registered({"ragged", {TargetOfRole(MatmulRole::kNN), TargetOfRole(MatmulRole::kNT), TargetOfRole(MatmulRole::kTN)}, Kernels});
+const Registered registered({"ragged",
+                             {TargetOfRole(MatmulRole::kNN), TargetOfRole(MatmulRole::kNT), TargetOfRole(MatmulRole::kTN)},
+                             Kernels});
 
 }  // namespace
 }  // namespace jaxext

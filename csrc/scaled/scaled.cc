@@ -75,8 +75,7 @@ Status Scaled(const ScaledProblem& p, const ScaledConfig& config, Dtype first, D
               const Scale& left, const Scale& right, void* d, LaunchStream stream) {
   if (Reason reason = ScaledRefuses(p, {ShortName(first), ShortName(second), ShortName(result)})) return Invalid("scaled: " + *reason);
   if (Empty(p)) return Invalid("scaled: sizes are " + Text(p) + ", want 1 or more");
-  const ScaledKernel* kernel =
-      Find(ScaledKernels(), config, [&](const ScaledKernel& k) { return k.first == first && k.second == second; });
+  const ScaledKernel* kernel = Find(ScaledKernels(), config, [&](const ScaledKernel& k) { return k.first == first && k.second == second; });
   if (kernel == nullptr) return Invalid("scaled: no kernel has " + Text(config));
   if (config.splits < 1 || config.splits > kMostSplits) {
     return Invalid("scaled: splits is " + std::to_string(config.splits) + ", want 1 to " + std::to_string(kMostSplits));

@@ -31,13 +31,13 @@ Status Launch(Arrays& arrays, const ScaledProblem& p, const ScaledConfig& config
 std::vector<Row> Kernels() {
   std::vector<Row> rows;
   for (const ScaledKernel& k : ScaledKernels()) {
-    rows.push_back(RowOf({{"operands", Name(k.first)}, {"second", Name(k.second)}, {"most_splits", kMostSplits}}, k.config, k.stages, k.shared_bytes));
+    rows.push_back(
+        RowOf({{"operands", Name(k.first)}, {"second", Name(k.second)}, {"most_splits", kMostSplits}}, k.config, k.stages, k.shared_bytes));
   }
   return rows;
 }
 
-const Registered registered(
-    {"scaled", {TargetOf<ScaledProblem, ScaledConfig>("scaled", ScaledRefuses, Launch)}, Kernels});
+const Registered registered({"scaled", {TargetOf<ScaledProblem, ScaledConfig>("scaled", ScaledRefuses, Launch)}, Kernels});
 
 }  // namespace
 }  // namespace jaxext

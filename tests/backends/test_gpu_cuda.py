@@ -543,7 +543,7 @@ def test_what_is_named_and_refused_raises(case, dtype, reason):
         (dict(splits=2), r"y has the shape \(.*\), want \(2, "),
         (dict(G=11), r"x has the shape \(.*\), want \(1, 2, 1, 1, 13, 11, 1\)"),
         (dict(stride=(1, 1, 0)), "a stride or dilation of 0, it takes 1 or more"),
-        (dict(low=(0, 3)), "low has 2 entries, want 3"),
+        (dict(low=(0, 3)), "attribute low is missing or of another type, want three int64"),
         (dict(filter_dilation=(1, 1, 1 << 40)), "an axis reaches .* places, it takes fewer than"),
         (dict(nonsense=1), "attribute"),
         (dict(strip=None), "attribute"),

@@ -59,7 +59,7 @@ def test_six_products_are_expected_in_half_of_the_time_of_float32s_own():
 
 
 REFUSALS = {
-    "another GPU": (dict(arch=100), "compute capability is 10.0, the kernels of products in pieces want 9.0"),
+    "another GPU": (dict(arch=100), "compute capability is 10.0, the pieces kernels want 9.0"),
     "an operand's dtype": (dict(dtypes=("fp32", "bf16", "fp32")), "fp32 times bf16 into fp32, want fp32 alone"),
     "a result's dtype": (dict(dtypes=("fp32", "fp32", "bf16")), "fp32 times fp32 into bf16, want fp32 alone"),
 }
