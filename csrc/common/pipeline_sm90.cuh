@@ -1,11 +1,23 @@
-// How the warp groups of a block for Hopper begin: with the ring of shared memory that one thread fills by TMA, and that the others
+// The warp groups of a block for Hopper, and the ring of stages in shared memory that one thread fills by TMA and that the others
 // multiply from.  It must not know matmul or convolutions, XLA or Python.
 #pragma once
 
 #include "common/sm90.cuh"  // first
 #include "cute/arch/cluster_sm90.hpp"
+#include "cutlass/arch/reg_reconfig.h"
 
 namespace jaxext::sm90 {
+
+// A stage of a ring, and the parity of its uses, which barriers go by.
+template <int kStages>
+struct Stage {
+  int index = 0;
+  uint32_t phase = 0;
+
+  CUTLASS_DEVICE void operator++() {
+    if (++index == kStages) index = 0, phase ^= 1;
+  }
+};
 
 // The pipeline of a CUTLASS collective, made by all threads of a block: warp group 0 loads, and the `consumers` threads behind it multiply.
 template <class Mainloop, class Cluster>
@@ -28,6 +40,24 @@ CUTLASS_DEVICE typename Mainloop::MainloopPipeline BeginPipeline(const typename 
     __syncthreads();
   }
   return pipeline;
+}
+
+// Runs all threads of a block: the first warp loads, and the warp groups behind its own multiply.  kLoad and kMultiply: registers of their
+// threads, or 0 as the compiler distributes them.
+template <class Product>
+CUTLASS_DEVICE void RunWarpGroups(const typename Product::Kernel::Params& params, char* shared) {
+  using Kernel = typename Product::Kernel;
+  auto& storage = *reinterpret_cast<typename Kernel::SharedStorage*>(shared);
+  const int warp_group = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
+  auto pipeline =
+      BeginPipeline<typename Product::Mainloop, typename Product::Cluster>(params.mainloop, storage.pipeline, Product::kConsumers);
+  if (warp_group == 0) {
+    if constexpr (Product::kLoad > 0) cutlass::arch::warpgroup_reg_dealloc<Product::kLoad>();
+    if (warp == 0) Kernel::Load(params, storage, pipeline);
+  } else {
+    if constexpr (Product::kMultiply > 0) cutlass::arch::warpgroup_reg_alloc<Product::kMultiply>();
+    Kernel::Multiply(params, storage, pipeline, threadIdx.x - 128);
+  }
 }
 
 }  // namespace jaxext::sm90

@@ -98,7 +98,7 @@ struct Convolution {
 
     struct alignas(1024) SharedStorage {
       typename Mainloop::TensorStorage tensors;
-      typename Store::Staging staging[kConsumers / 32];
+      StagedRows staged[kConsumers / 32];
       typename Mainloop::PipelineStorage pipeline;
     };
 
@@ -132,7 +132,7 @@ struct Convolution {
         typename Mainloop::PipelineState state;
         mainloop.mma(pipeline, state, sums, steps, thread, storage.tensors, params.mainloop);
         mainloop.mma_tail(pipeline, state, steps);
-        Store::StoreSums(params.store, storage.staging[thread / 32], sums, thread);
+        Store::StoreSums(params.store, storage.staged[thread / 32], sums, thread);
       }
     }
   };

@@ -5,9 +5,9 @@
 
 #include "common/sm90.cuh"  // first
 #include "cutlass/fast_math.h"
-#include "cutlass/numeric_conversion.h"
 #include "common/activation.cuh"
 #include "common/epilogue.h"
+#include "common/epilogue_store.cuh"
 
 namespace jaxext::sm90 {
 
@@ -44,8 +44,6 @@ struct PixelRows {
 // Stores D[row, tap, column], whose columns are contiguous, as Element or float.  A tile is of one tap.
 template <class Element, int kTileM, int kTileN, int kWarpGroups, class Rows, bool kFuses>
 struct ConvStore {
-  static constexpr int kBytes = 128;  // of a row that a warp stores at once
-
   struct Params {
     void* out = nullptr;
     bool in_float = false;
@@ -55,32 +53,27 @@ struct ConvStore {
     ConvEpilogue<kFuses> epilogue = {};
   };
 
-  // A piece of 16 rows of each warp on its way to memory.  16 bytes more keep rows apart in the banks.
-  struct alignas(16) Staging {
-    char rows[16][kBytes + 16];
-  };
-
   // `thread`: of those that multiply.
   template <class Sums>
-  static CUTLASS_DEVICE void StoreSums(const Params& params, Staging& staging, const Sums& sums, int thread) {
+  static CUTLASS_DEVICE void StoreSums(const Params& params, StagedRows& staged, const Sums& sums, int thread) {
     if constexpr (kFuses) {
-      if (params.epilogue.exists) return StoreAs<true>(params, staging, sums, thread);
+      if (params.epilogue.exists) return StoreAs<true>(params, staged, sums, thread);
     }
-    StoreAs<false>(params, staging, sums, thread);
+    StoreAs<false>(params, staged, sums, thread);
   }
 
   template <bool kFused, class Sums>
-  static CUTLASS_DEVICE void StoreAs(const Params& params, Staging& staging, const Sums& sums, int thread) {
+  static CUTLASS_DEVICE void StoreAs(const Params& params, StagedRows& staged, const Sums& sums, int thread) {
     if (params.in_float) {
-      StoreTile<float, kFused>(params, staging, sums, thread);
+      StoreTile<float, kFused>(params, staged, sums, thread);
     } else {
-      StoreTile<Element, kFused>(params, staging, sums, thread);
+      StoreTile<Element, kFused>(params, staged, sums, thread);
     }
   }
 
   template <class Out, bool kFused, class Sums>
-  static CUTLASS_DEVICE void StoreTile(const Params& params, Staging& staging, const Sums& sums, int thread) {
-    constexpr int kPiece = kBytes / sizeof(Out), kWide = 16 / sizeof(Out);         // columns
+  static CUTLASS_DEVICE void StoreTile(const Params& params, StagedRows& staged, const Sums& sums, int thread) {
+    constexpr int kLine = 128 / sizeof(Out), kVector = 16 / sizeof(Out);           // columns of a line, and of 16 bytes
     const int lane = thread % 32, tiles = cute::ceil_div(params.columns, kTileN);  // of one tap
     if (int(blockIdx.y) >= tiles * params.taps) return;                            // the last of a pair
     const int first_column = blockIdx.y % tiles * kTileN;
@@ -92,27 +85,27 @@ struct ConvStore {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) begins[i] = params.layout.Begin(first_row + i * 4 + lane / 8);
       CUTLASS_PRAGMA_UNROLL
-      for (int piece = 0; piece < kTileN / kPiece; ++piece) {
-        const int piece_column = first_column + piece * kPiece;
+      for (int line = 0; line < kTileN / kLine; ++line) {
+        const int line_column = first_column + line * kLine;
         // As wgmma lays them out: a thread has two neighbours of each eight columns, in two rows.
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kPiece / 4; ++i) {
+        for (int i = 0; i < kLine / 4; ++i) {
           const int down = i % 2 * 8 + lane / 4, across = i / 2 * 8 + lane % 4 * 2;
-          const int at = band * kTileN / 2 + piece * kPiece / 2 + i * 2;
+          const int at = band * kTileN / 2 + line * kLine / 2 + i * 2;
           float pair[2] = {sums(at), sums(at + 1)};
           if constexpr (kFused) {
-            const int row = first_row + down, column = piece_column + across;
+            const int row = first_row + down, column = line_column + across;
             if (row < params.rows && column < params.columns) Finish<Out>(params.epilogue, pair, column, params.layout.Begin(row) + column);
           }
-          Write(pair, reinterpret_cast<Out*>(staging.rows[down]) + across);
+          Write(pair, reinterpret_cast<Out*>(staged.rows[down]) + across);
         }
         __syncwarp();
-        const int column = piece_column + lane % 8 * kWide;
+        const int column = line_column + lane % 8 * kVector;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 4; ++i) {
           const int down = i * 4 + lane / 8;
           if (first_row + down < params.rows && column < params.columns) {
-            *reinterpret_cast<uint4*>(out + begins[i] + column) = *reinterpret_cast<const uint4*>(&staging.rows[down][lane % 8 * 16]);
+            *reinterpret_cast<uint4*>(out + begins[i] + column) = *reinterpret_cast<const uint4*>(&staged.rows[down][lane % 8 * 16]);
           }
         }
         __syncwarp();

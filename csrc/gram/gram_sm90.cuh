@@ -1,6 +1,6 @@
 // One product of a matrix with its own transpose for Hopper, by half of the work:
 //
-//     y[i, j] = scale Σ_k x[i, k] x[j, k] + of_addend addend[i, j]
+//     y[i, j] = scale Σ_k x[i, k] x[j, k] + addend_scale addend[i, j]
 //
 // CUTLASS's collective loads by TMA into a ring of shared memory and multiplies, both factors from the same array.  A cluster has two
 // tiles, one below the other, that load their columns' rows of x once.  Only the clusters that touch the lower triangle are computed.  Each
@@ -8,37 +8,27 @@
 // are made symmetric before, so that y is symmetric to the last bit.  Blocks are persistent.  It must not know XLA or Python.
 #pragma once
 
-#include <algorithm>
-
-#include "common/sm90.cuh"  // first
+#include "common/collective_sm90.cuh"  // first
 #include "common/barriers_sm90.cuh"
+#include "common/tile_order.cuh"
 #include "cute/arch/copy_sm90.hpp"
-#include "cutlass/arch/reg_reconfig.h"
-#include "cutlass/gemm/dispatch_policy.hpp"
-#include "cutlass/gemm/collective/collective_mma_decl.hpp"
-#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp"
-#include "cutlass/gemm/collective/collective_builder_decl.hpp"
-#include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
 #include "cutlass/numeric_conversion.h"
 #include "gram/gram.h"
-#include "common/pipeline_sm90.cuh"
 
 namespace jaxext::sm90 {
 
-constexpr int kDepth = 64;         // of a stage: 128 bytes, the widest swizzle
-constexpr int kClusterM = 2;       // tiles of a cluster, one below the other
-constexpr int kColumnsOfBand = 8;  // tiles side by side that follow each other, so that they share rows in the L2 cache
-constexpr int kSquare = 8;         // what is on the diagonal is made symmetric in squares of so many rows and columns
-constexpr int kLine = 128 + 16;    // bytes that a line of 128 takes in shared memory: lines are 16 bytes apart in the banks
-
 template <class Element, int kTileM, int kTileN, int kStages>
 struct GramProduct {
+  static constexpr int kTileK = 64;                // of a stage: 128 bytes, the widest swizzle
+  static constexpr int kClusterM = 2;              // tiles of a cluster, one below the other
+  static constexpr int kColumnsOfBand = 8;         // tiles side by side that follow each other, so that they share rows in the L2 cache
+  static constexpr int kSquare = 8;                // what is on the diagonal is made symmetric in squares of so many rows and columns
   static constexpr int kWarpGroups = kTileM / 64;  // that multiply
   static constexpr int kConsumers = 128 * kWarpGroups;
   static constexpr int kLoad = kWarpGroups == 3 ? 32 : 40, kMultiply = kWarpGroups == 3 ? 160 : 232;  // registers of their threads
   static constexpr int kRows = kClusterM * kTileM;                                                    // of a cluster
 
-  using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kDepth>>;
+  using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::_1, cute::_1>;
   using Strides = cute::Stride<int64_t, cute::_1, int64_t>;
   using Mma =
@@ -52,9 +42,10 @@ struct GramProduct {
   using Pipeline = typename Mainloop::MainloopPipeline;
   using Sums = decltype(cute::partition_fragment_C(Mma{}, cute::take<0, 2>(Tile{})));
 
-  // Of each warp group: 64 rows of a piece of the tile, or its columns of 64 rows.
+  // Of each warp group: 64 rows of 128 bytes of the tile, or as many columns of 64 rows, which lie 16 bytes apart in the banks.
+  static constexpr int kPitch = 128 + 16;
   struct alignas(16) Scratch {
-    char lines[64 * kLine];
+    char lines[64 * kPitch];
   };
 
   // The squares of clusters along the diagonal: a band is so many rows of clusters high as it is wide, and in its i-th there are
@@ -62,16 +53,11 @@ struct GramProduct {
   static constexpr int kRowsOfBand = kColumnsOfBand * kTileN / kRows;
   static_assert(kRowsOfBand * kRows == kColumnsOfBand * kTileN);
   static constexpr CUTLASS_HOST_DEVICE int ColumnsOf(int i) { return ((i + 1) * kRows + kTileN - 1) / kTileN; }
-  static constexpr CUTLASS_HOST_DEVICE int OfTriangle() {
+  static constexpr CUTLASS_HOST_DEVICE int ClustersOfTriangle() {
     int clusters = 0;
     for (int i = 0; i < kRowsOfBand; ++i) clusters += ColumnsOf(i);
     return clusters;
   }
-
-  // A tile of the result: where it begins.
-  struct Work {
-    int batch, split, row, column;
-  };
 
   struct Kernel {
     static constexpr uint32_t MaxThreadsPerBlock = 128 + kConsumers;
@@ -81,12 +67,12 @@ struct GramProduct {
       typename Mainloop::Params mainloop;
       const void* addend;
       void* y;
-      float scale, of_addend;
+      float scale, addend_scale;
       int rows, depth, batch;
       int steps, steps_of_split;
-      int down, of_matrix;  // rows of clusters, and clusters of a matrix
-      int works;            // of all clusters
-      bool wide;
+      int cluster_rows, clusters;  // of a matrix
+      int tiles;                   // clusters of all matrices
+      bool f32_result;
     };
 
     struct alignas(1024) SharedStorage {
@@ -96,11 +82,11 @@ struct GramProduct {
     };
 
     // Bands of columns follow each other, each from the diagonal down.
-    static CUTLASS_DEVICE Work WorkOf(const Params& params, int index) {
-      constexpr int kTriangle = OfTriangle();
-      const int part = index / params.of_matrix;
-      int rest = index % params.of_matrix, band = 0;
-      for (int below = params.down - kRowsOfBand; below > 0; below -= kRowsOfBand) {
+    static CUTLASS_DEVICE TileOrigin TileOf(const Params& params, int index) {
+      constexpr int kTriangle = ClustersOfTriangle();
+      const int part = index / params.clusters;
+      int rest = index % params.clusters, band = 0;
+      for (int below = params.cluster_rows - kRowsOfBand; below > 0; below -= kRowsOfBand) {
         const int clusters = kTriangle + below * kColumnsOfBand;
         if (rest < clusters) break;
         rest -= clusters, ++band;
@@ -115,39 +101,28 @@ struct GramProduct {
         row = kRowsOfBand + (rest - kTriangle) / kColumnsOfBand;
         rest = (rest - kTriangle) % kColumnsOfBand;
       }
-      const int tile = (band * kRowsOfBand + row) * kClusterM + int(cute::block_rank_in_cluster());
-      return {part % params.batch, part / params.batch, tile * kTileM, (band * kColumnsOfBand + rest) * kTileN};
+      const int row_tile = (band * kRowsOfBand + row) * kClusterM + int(cute::block_rank_in_cluster());
+      return {part % params.batch, part / params.batch, row_tile * kTileM, (band * kColumnsOfBand + rest) * kTileN};
     }
 
-    static CUTLASS_DEVICE int SplitOf(const Params& params, int index) { return index / params.of_matrix / params.batch; }
+    static CUTLASS_DEVICE int SplitOf(const Params& params, int index) { return index / params.clusters / params.batch; }
 
     static CUTLASS_DEVICE int StepsOf(const Params& params, int split) {
       return cute::min(params.steps_of_split, params.steps - split * params.steps_of_split);
     }
 
-    CUTLASS_DEVICE void operator()(const Params& params, char* shared) {
-      auto& storage = *reinterpret_cast<SharedStorage*>(shared);
-      const int warp_group = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
-      Pipeline pipeline = BeginPipeline<Mainloop, Cluster>(params.mainloop, storage.pipeline, kConsumers);
-      if (warp_group == 0) {
-        cutlass::arch::warpgroup_reg_dealloc<kLoad>();
-        if (warp == 0) Load(params, storage, pipeline);
-      } else {
-        cutlass::arch::warpgroup_reg_alloc<kMultiply>();
-        Multiply(params, storage, pipeline, threadIdx.x - 128);
-      }
-    }
+    CUTLASS_DEVICE void operator()(const Params& params, char* shared) { RunWarpGroups<GramProduct>(params, shared); }
 
     static CUTLASS_DEVICE void Load(const Params& params, SharedStorage& storage, Pipeline pipeline) {
       Mainloop mainloop;
       auto state = cutlass::make_producer_start_state<Pipeline>();
       const auto tiles = mainloop.load_init(cute::make_tuple(params.rows, params.rows, params.depth, params.batch), params.mainloop);
-      for (int index = blockIdx.y; index < params.works; index += gridDim.y) {
-        const Work work = WorkOf(params, index);
-        const int steps = StepsOf(params, work.split);
+      for (int index = blockIdx.y; index < params.tiles; index += gridDim.y) {
+        const TileOrigin tile = TileOf(params, index);
+        const int steps = StepsOf(params, tile.split);
         mainloop.load(params.mainloop, pipeline, state, tiles,
-                      cute::make_coord(work.row / kTileM, work.column / kTileN, cute::_, work.batch),
-                      cute::make_coord_iterator(work.split * params.steps_of_split, params.steps), steps, threadIdx.x,
+                      cute::make_coord(tile.row / kTileM, tile.column / kTileN, cute::_, tile.batch),
+                      cute::make_coord_iterator(tile.split * params.steps_of_split, params.steps), steps, threadIdx.x,
                       cute::block_rank_in_cluster(), storage.tensors);
         state.advance(steps);
       }
@@ -158,16 +133,16 @@ struct GramProduct {
       Mainloop mainloop;
       Sums sums;
       typename Mainloop::PipelineState state;
-      for (int index = blockIdx.y; index < params.works; index += gridDim.y) {
+      for (int index = blockIdx.y; index < params.tiles; index += gridDim.y) {
         const int steps = StepsOf(params, SplitOf(params, index));
         mainloop.mma(pipeline, state, sums, steps, thread, storage.tensors, params.mainloop);
         mainloop.mma_tail(pipeline, state, steps);
         state.advance(steps);
-        const Work work = WorkOf(params, index);  // not before: it would take registers
-        if (params.wide) {
-          Store<float>(params, storage.scratch[thread / 128], sums, work, thread);
+        const TileOrigin tile = TileOf(params, index);  // not before: it would take registers
+        if (params.f32_result) {
+          Store<float>(params, storage.scratch[thread / 128], sums, tile, thread);
         } else {
-          Store<Element>(params, storage.scratch[thread / 128], sums, work, thread);
+          Store<Element>(params, storage.scratch[thread / 128], sums, tile, thread);
         }
       }
     }
@@ -177,22 +152,22 @@ struct GramProduct {
     // The rows of a warp group, 128 bytes of each at a time.  They go through shared memory, so that a warp stores whole lines: of rows,
     // and then of columns.
     template <class Result>
-    static CUTLASS_DEVICE void Store(const Params& params, Scratch& scratch, const Sums& sums, const Work& work, int thread) {
-      constexpr int kPiece = 128 / sizeof(Result), kVector = 16 / sizeof(Result);  // columns of a line, and of 16 bytes
-      constexpr int kPairs = kPiece / 4;                                           // of a thread, in a piece
+    static CUTLASS_DEVICE void Store(const Params& params, Scratch& scratch, const Sums& sums, const TileOrigin& tile, int thread) {
+      constexpr int kLine = 128 / sizeof(Result), kVector = 16 / sizeof(Result);  // columns of a line, and of 16 bytes
+      constexpr int kPairs = kLine / 4;                                           // of a thread, in a line
       using Pair = cutlass::Array<Result, 2>;
       const int lane = thread % 32, warp = thread % 128 / 32;
-      const int top = work.row + thread / 128 * 64, first_row = top + warp * 16;
+      const int top = tile.row + thread / 128 * 64, first_row = top + warp * 16;
       const int64_t size = int64_t(params.rows) * params.rows;
-      Result* const y = static_cast<Result*>(params.y) + (int64_t(work.split) * params.batch + work.batch) * size;
-      const Result* const addend = static_cast<const Result*>(params.addend) + work.batch * size;
-      char* const own = scratch.lines + warp * 16 * kLine;  // the warp's lines
+      Result* const y = static_cast<Result*>(params.y) + (int64_t(tile.split) * params.batch + tile.batch) * size;
+      const Result* const addend = static_cast<const Result*>(params.addend) + tile.batch * size;
+      char* const own = scratch.lines + warp * 16 * kPitch;  // the warp's lines
       cutlass::NumericArrayConverter<Result, float, 2> convert;
       cutlass::NumericArrayConverter<float, Result, 2> widen;
 
       CUTLASS_PRAGMA_UNROLL
-      for (int piece = 0; piece < kTileN / kPiece; ++piece) {
-        const int column = work.column + piece * kPiece;
+      for (int first = 0; first < kTileN; first += kLine) {
+        const int column = tile.column + first;
         if (column >= top + 64 || column >= params.rows) break;  // all is above the diagonal, or beyond the end
         if (params.addend != nullptr) {
           const int at = column + lane % 8 * kVector;
@@ -201,19 +176,19 @@ struct GramProduct {
           for (int down = 0; down < 16; down += 4, from += 4 * params.rows) {
             uint4 vector = {};
             if (first_row + down + lane / 8 < params.rows && at < params.rows) vector = __ldg(reinterpret_cast<const uint4*>(from));
-            *reinterpret_cast<uint4*>(own + (down + lane / 8) * kLine + lane % 8 * 16) = vector;
+            *reinterpret_cast<uint4*>(own + (down + lane / 8) * kPitch + lane % 8 * 16) = vector;
           }
           __syncwarp();
         }
         Pair results[kPairs];
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kPairs; ++i) {
-          const int at = piece * kPiece / 2 + i * 2;
-          Pair& shared = *reinterpret_cast<Pair*>(own + (i % 2 * 8 + lane / 4) * kLine + (i / 2 * 8 + lane % 4 * 2) * sizeof(Result));
+          const int at = first / 2 + i * 2;
+          Pair& shared = *reinterpret_cast<Pair*>(own + (i % 2 * 8 + lane / 4) * kPitch + (i / 2 * 8 + lane % 4 * 2) * sizeof(Result));
           cutlass::Array<float, 2> two = {params.scale * sums(at), params.scale * sums(at + 1)};
           if (params.addend != nullptr) {
             const auto added = widen(shared);
-            two[0] += params.of_addend * added[0], two[1] += params.of_addend * added[1];
+            two[0] += params.addend_scale * added[0], two[1] += params.addend_scale * added[1];
           }
           results[i] = convert(two);
           shared = results[i];
@@ -225,52 +200,52 @@ struct GramProduct {
           const int row = first_row + down, at = column + lane % 8 * kVector;
           if (row < params.rows && at < params.rows && row / kSquare >= at / kSquare) {
             *reinterpret_cast<uint4*>(y + int64_t(row) * params.rows + at) =
-                *reinterpret_cast<const uint4*>(own + down * kLine + lane % 8 * 16);
+                *reinterpret_cast<const uint4*>(own + down * kPitch + lane % 8 * 16);
           }
         }
         SyncGroup(thread);  // all rows are read
-        Turn(scratch, results, lane, warp);
+        Transpose(scratch, results, lane, warp);
         SyncGroup(thread);
-        constexpr int kVectors = 64 / kVector, kTurned = 64 * sizeof(Result) + 16;  // of a column, and its bytes
+        constexpr int kVectors = 64 / kVector, kColumnPitch = 64 * sizeof(Result) + 16;  // of a column, and its bytes
         CUTLASS_PRAGMA_NO_UNROLL
-        for (int i = thread % 128; i < kPiece * kVectors; i += 128) {
+        for (int i = thread % 128; i < kLine * kVectors; i += 128) {
           const int row = column + i / kVectors, at = top + i % kVectors * kVector;  // of the mirrored one
           if (row < params.rows && at < params.rows && at / kSquare > row / kSquare) {
             *reinterpret_cast<uint4*>(y + int64_t(row) * params.rows + at) =
-                *reinterpret_cast<const uint4*>(scratch.lines + i / kVectors * kTurned + i % kVectors * 16);
+                *reinterpret_cast<const uint4*>(scratch.lines + i / kVectors * kColumnPitch + i % kVectors * 16);
           }
         }
-        SyncGroup(thread);  // before the next piece's rows come
+        SyncGroup(thread);  // before the next lines come
       }
     }
 
     // In the warp's rows, the squares on the diagonal: what is above it becomes what is below.
     template <class Result>
     static CUTLASS_DEVICE void MakeSymmetric(char* own, int first_row, int column, int lane) {
-      constexpr int kPiece = 128 / sizeof(Result);
-      if (first_row + 16 <= column || first_row >= column + kPiece) return;
+      constexpr int kLine = 128 / sizeof(Result);
+      if (first_row + 16 <= column || first_row >= column + kLine) return;
       CUTLASS_PRAGMA_NO_UNROLL
       for (int i = lane; i < 2 * kSquare * kSquare; i += 32) {
         const int down = i / (kSquare * kSquare) * kSquare, a = i / kSquare % kSquare, b = i % kSquare;
         const int left = first_row + down - column;  // where the square begins in its lines
         const auto element = [&](int row, int at) -> Result& {
-          return *reinterpret_cast<Result*>(own + (down + row) * kLine + (left + at) * sizeof(Result));
+          return *reinterpret_cast<Result*>(own + (down + row) * kPitch + (left + at) * sizeof(Result));
         };
-        if (left >= 0 && left < kPiece && a < b) element(a, b) = element(b, a);
+        if (left >= 0 && left < kLine && a < b) element(a, b) = element(b, a);
       }
       __syncwarp();
     }
 
-    // A piece's columns become lines: of 16 bits by pairs of rows of the tensor cores' squares, of 32 bits one by one.
+    // Columns become lines: of 16 bits by pairs of rows of the tensor cores' squares, of 32 bits one by one.
     template <class Pair, int kPairs>
-    static CUTLASS_DEVICE void Turn(Scratch& scratch, const Pair (&results)[kPairs], int lane, int warp) {
+    static CUTLASS_DEVICE void Transpose(Scratch& scratch, const Pair (&results)[kPairs], int lane, int warp) {
       using Result = typename Pair::value_type;
-      constexpr int kTurned = 64 * sizeof(Result) + 16;
+      constexpr int kColumnPitch = 64 * sizeof(Result) + 16;
       if constexpr (sizeof(Result) == 2) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kPairs; i += 4) {  // two squares, one below the other, twice
           const auto bits = [&](int j) { return reinterpret_cast<const uint32_t&>(results[i + j]); };
-          char* const line = scratch.lines + (i / 2 * 8 + lane / 16 * 8 + lane % 8) * kTurned + (warp * 16 + lane / 8 % 2 * 8) * 2;
+          char* const line = scratch.lines + (i / 2 * 8 + lane / 16 * 8 + lane % 8) * kColumnPitch + (warp * 16 + lane / 8 % 2 * 8) * 2;
           cute::SM90_U16x8_STSM_T::copy(bits(0), bits(1), bits(2), bits(3), *reinterpret_cast<cute::uint128_t*>(line));
         }
       } else {
@@ -278,7 +253,7 @@ struct GramProduct {
         for (int i = 0; i < kPairs; ++i) {
           CUTLASS_PRAGMA_UNROLL
           for (int j = 0; j < 2; ++j) {
-            char* const line = scratch.lines + (i / 2 * 8 + lane % 4 * 2 + j) * kTurned;
+            char* const line = scratch.lines + (i / 2 * 8 + lane % 4 * 2 + j) * kColumnPitch;
             *reinterpret_cast<Result*>(line + (warp * 16 + i % 2 * 8 + lane / 4) * sizeof(Result)) = results[i][j];
           }
         }
@@ -299,20 +274,20 @@ struct GramProduct {
     params.mainloop = Mainloop::to_underlying_arguments(cute::make_shape(int(p.M), int(p.M), int(p.N), int(p.B)), {x, strides, x, strides},
                                                         /*workspace=*/nullptr);
     params.addend = gram.operands.addend, params.y = gram.y;
-    params.scale = gram.operands.scale, params.of_addend = gram.operands.of_addend;
+    params.scale = gram.operands.scale, params.addend_scale = gram.operands.of_addend;
     params.rows = p.M, params.depth = p.N, params.batch = p.B;
-    params.steps = cute::ceil_div(p.N, kDepth);
+    params.steps = cute::ceil_div(p.N, kTileK);
     params.steps_of_split = cute::ceil_div(params.steps, gram.splits);
-    params.down = cute::ceil_div(p.M, kRows);
-    params.of_matrix = GramClusters(p.M, Entry({}).config);
-    params.works = p.B * gram.splits * params.of_matrix;
-    params.wide = gram.wide;
-    const int clusters = std::min(params.works, device.multiprocessors / kClusterM);
+    params.cluster_rows = cute::ceil_div(p.M, kRows);
+    params.clusters = GramClusters(p.M, Entry({}).config);
+    params.tiles = p.B * gram.splits * params.clusters;
+    params.f32_result = gram.wide;
+    const int clusters = std::min(params.tiles, device.multiprocessors / kClusterM);
     return Launch("gram", cutlass::device_kernel<Kernel>, params, dim3(kClusterM, clusters, 1), dim3(Kernel::MaxThreadsPerBlock, 1, 1),
                   dim3(kClusterM, 1, 1), kSharedBytes, *stream);
   }
 
-  static GramKernel Entry(Dtype operands) { return {operands, {kTileM, kTileN, kDepth, kClusterM, 1}, kStages, kSharedBytes, &Run}; }
+  static GramKernel Entry(Dtype operands) { return {operands, {kTileM, kTileN, kTileK, kClusterM, 1}, kStages, kSharedBytes, &Run}; }
 };
 
 // The kernels of a dtype.  Which of their tiles leaves the fewest multiprocessors without work depends on the number of rows.

@@ -11,14 +11,7 @@
 // It must not know XLA or Python.
 #pragma once
 
-#include "common/sm90.cuh"  // first
-// The parts for Hopper alone: the umbrella headers would bring every architecture's, and twice the time to compile.
-#include "cutlass/gemm/dispatch_policy.hpp"
-#include "cutlass/gemm/collective/collective_mma_decl.hpp"
-#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp"
-#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp"
-#include "cutlass/gemm/collective/collective_builder_decl.hpp"
-#include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
+#include "common/collective_sm90.cuh"  // first
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp"
 #include "cutlass/gemm/kernel/gemm_universal_decl.h"
@@ -164,17 +157,6 @@ struct Matmul {
   // A class of our own, so that the kernel goes by our name in profiles.
   struct Kernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Store> {};
   static constexpr int kSharedBytes = BlockBudget<Kernel::MaxThreadsPerBlock, 1, Kernel::SharedStorageSize, 0>::kSharedBytes;
-
-  // Sets the strides that are not known to be 1: of the rows (or of depth), and of the batch.
-  template <class Stride>
-  static void SetStrides(Stride& stride, int64_t leading, int64_t batch) {
-    if constexpr (cute::is_static_v<cute::remove_cvref_t<decltype(cute::get<0>(stride))>>) {
-      cute::get<1>(stride) = leading;
-    } else {
-      cute::get<0>(stride) = leading;
-    }
-    cute::get<2>(stride) = batch;
-  }
 
   static Status Run(const Gemm& gemm, LaunchStream stream) {
     Device device;

@@ -12,11 +12,12 @@
 
 #include "common/sm90.cuh"  // first
 #include "common/barriers_sm90.cuh"
+#include "common/pipeline_sm90.cuh"
+#include "common/tensor_map_of.cuh"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90.hpp"
 #include "cute/atom/mma_traits_sm90_gmma.hpp"
-#include "cutlass/arch/reg_reconfig.h"
 #include "matmul/matmul.h"
 #include "pieces/pieces.h"
 
@@ -25,9 +26,9 @@ namespace jaxext::sm90 {
 struct PiecesParams {
   CUtensorMap a, b;
   float* d;
-  int m, n, steps;          // of the sum, 32 elements each
-  int down, across;         // tiles
-  bool a_turned, b_turned;  // whether rows (columns) are neighbours in memory, and not elements of the sum
+  int m, n, steps;  // of the sum, 32 elements each
+  int tile_rows, tile_columns;
+  bool a_mn_major, b_mn_major;  // whether rows (columns) are neighbours in memory, and not elements of the sum
 };
 
 // Two neighbours in bfloat16, the first in the low half.  kDown: towards zero, so that a large number does not become infinite.
@@ -78,31 +79,20 @@ struct Pieces {
     Element pieces[kSlots * kPieces][kTile * kStep];
     // Of a stage: it has come, and all have read it.  Of a slot: it has the pieces, and both warp groups have multiplied.  Of a warp group:
     // the other has begun its step.
-    Barrier::ValueType full[kStages], empty[kStages], ready[kSlots], free[kSlots], turn[2];
+    Barrier::ValueType full[kStages], empty[kStages], ready[kSlots], free[kSlots], order[2];
   };
   static constexpr int kSharedBytes = BlockBudget<kThreads, 1, sizeof(Storage), kLoad + kSplit + 2 * kMultiply>::kSharedBytes;
 
   // A block's tile.
-  struct Place {
+  struct BlockTile {
     int batch, row, column;
 
-    CUTLASS_DEVICE explicit Place(const PiecesParams& p) {
-      const unsigned tiles = unsigned(p.down) * p.across;
+    CUTLASS_DEVICE explicit BlockTile(const PiecesParams& p) {
+      const unsigned tiles = unsigned(p.tile_rows) * p.tile_columns;
       batch = int(blockIdx.x / tiles);
-      const unsigned tile = blockIdx.x % tiles, of_band = unsigned(kBand) * p.across;
-      const int first = int(tile / of_band) * kBand, rows = cute::min(int(kBand), p.down - first), within = int(tile % of_band);
+      const unsigned tile = blockIdx.x % tiles, of_band = unsigned(kBand) * p.tile_columns;
+      const int first = int(tile / of_band) * kBand, rows = cute::min(int(kBand), p.tile_rows - first), within = int(tile % of_band);
       row = (first + within % rows) * kTile, column = within / rows * kTile;
-    }
-  };
-
-  // Where a ring is, and which use of it that is.
-  template <int kSize>
-  struct Turn {
-    int at = 0;
-    uint32_t phase = 0;
-
-    CUTLASS_DEVICE void operator++() {
-      if (++at == kSize) at = 0, phase ^= 1;
     }
   };
 
@@ -119,39 +109,39 @@ struct Pieces {
         Barrier::Init(&storage.ready[i], 4);
         Barrier::Init(&storage.free[i], 8);
       }
-      for (int i = 0; i < 2; ++i) Barrier::Init(&storage.turn[i], 4);
+      for (int i = 0; i < 2; ++i) Barrier::Init(&storage.order[i], 4);
       FenceBarriers();
     }
     __syncthreads();  // the barriers are there
-    const Place place(params);
+    const BlockTile tile(params);
     if (warp_group == 0) {
       cutlass::arch::warpgroup_reg_dealloc<kLoad>();
-      if (warp == 0 && cute::elect_one_sync()) Load(params, storage, place);
+      if (warp == 0 && cute::elect_one_sync()) Load(params, storage, tile);
     } else if (warp_group == 1) {
       cutlass::arch::warpgroup_reg_dealloc<kSplit>();
       SplitColumns(params, storage, threadIdx.x - 128);
     } else {
       cutlass::arch::warpgroup_reg_alloc<kMultiply>();
-      Multiply(params, storage, place, threadIdx.x - 256);
+      Multiply(params, storage, tile, threadIdx.x - 256);
     }
   }
 
   // By one thread.
-  static CUTLASS_DEVICE void Load(const PiecesParams& params, Storage& storage, const Place& place) {
-    Turn<kStages> turn;
-    for (int step = 0; step < params.steps; ++step, ++turn) {
-      Barrier::Wait(&storage.empty[turn.at], turn.phase ^ 1);
-      Barrier::ValueType* const full = &storage.full[turn.at];
+  static CUTLASS_DEVICE void Load(const PiecesParams& params, Storage& storage, const BlockTile& tile) {
+    Stage<kStages> stage;
+    for (int step = 0; step < params.steps; ++step, ++stage) {
+      Barrier::Wait(&storage.empty[stage.index], stage.phase ^ 1);
+      Barrier::ValueType* const full = &storage.full[stage.index];
       Barrier::ArriveAndExpect(full, 2 * kBytes);
-      LoadFactor(params.a, params.a_turned, full, storage.a[turn.at], place.row, step * kStep, place.batch);
-      LoadFactor(params.b, params.b_turned, full, storage.b[turn.at], place.column, step * kStep, place.batch);
+      LoadFactor(params.a, params.a_mn_major, full, storage.a[stage.index], tile.row, step * kStep, tile.batch);
+      LoadFactor(params.b, params.b_mn_major, full, storage.b[stage.index], tile.column, step * kStep, tile.batch);
     }
   }
 
-  static CUTLASS_DEVICE void LoadFactor(const CUtensorMap& map, bool turned, Barrier::ValueType* full, uint8_t* to, int line, int depth,
+  static CUTLASS_DEVICE void LoadFactor(const CUtensorMap& map, bool mn_major, Barrier::ValueType* full, uint8_t* to, int line, int depth,
                                         int batch) {
     constexpr auto kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    if (!turned) return cute::SM90_TMA_LOAD_3D::copy(&map, full, kHint, to, depth, line, batch);
+    if (!mn_major) return cute::SM90_TMA_LOAD_3D::copy(&map, full, kHint, to, depth, line, batch);
     for (int i = 0; i < kTile / 32; ++i) {
       cute::SM90_TMA_LOAD_3D::copy(&map, full, kHint, to + i * (kBytes / 4), line + i * 32, depth, batch);
     }
@@ -159,8 +149,8 @@ struct Pieces {
 
   // Four neighbours along the sum, from `depth` on, of a row of the left factor or a column of the right one.  TMA's swizzle: 16 bytes lie
   // where their number and that of the line of 128 bytes, of eight, differ in no bit or in some.
-  static CUTLASS_DEVICE float4 Four(const uint8_t* factor, bool turned, int line, int depth) {
-    if (!turned) return *reinterpret_cast<const float4*>(factor + line * 128 + (depth / 4 ^ line % 8) * 16);
+  static CUTLASS_DEVICE float4 LoadVector(const uint8_t* factor, bool mn_major, int line, int depth) {
+    if (!mn_major) return *reinterpret_cast<const float4*>(factor + line * 128 + (depth / 4 ^ line % 8) * 16);
     const uint8_t* const from = factor + line / 32 * (kBytes / 4) + line % 4 * 4;
     const auto one = [&](int k) { return *reinterpret_cast<const float*>(from + k * 128 + (line % 32 / 4 ^ k % 8) * 16); };
     return {one(depth), one(depth + 1), one(depth + 2), one(depth + 3)};
@@ -169,35 +159,35 @@ struct Pieces {
   // The pieces of a column by each thread.  A thread that multiplies reads four neighbours at a time, which are what the tensor cores want
   // of it if elements 4i and 4i + 1 of each 16 come before 4i + 2 and 4i + 3.
   static CUTLASS_DEVICE void SplitColumns(const PiecesParams& params, Storage& storage, int column) {
-    Turn<kStages> stage;
-    Turn<kSlots> slot;
+    Stage<kStages> stage;
+    Stage<kSlots> slot;
     for (int step = 0; step < params.steps; ++step, ++stage, ++slot) {
-      Barrier::Wait(&storage.full[stage.at], stage.phase);
-      Barrier::Wait(&storage.free[slot.at], slot.phase ^ 1);
+      Barrier::Wait(&storage.full[stage.index], stage.phase);
+      Barrier::Wait(&storage.free[slot.index], slot.phase ^ 1);
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < 2; ++half) {
         uint32_t words[2][4][kPieces];
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 4; ++i) {
-          const float4 x = Four(storage.b[stage.at], params.b_turned, column, half * 16 + i * 4);
+          const float4 x = LoadVector(storage.b[stage.index], params.b_mn_major, column, half * 16 + i * 4);
           Split(x.x, x.y, words[0][i]);
           Split(x.z, x.w, words[1][i]);
         }
         CUTLASS_PRAGMA_UNROLL
         for (int piece = 0; piece < kPieces; ++piece) {
-          auto* const to = reinterpret_cast<uint8_t*>(storage.pieces[slot.at * kPieces + piece]) + column * 64;
+          auto* const to = reinterpret_cast<uint8_t*>(storage.pieces[slot.index * kPieces + piece]) + column * 64;
           CUTLASS_PRAGMA_UNROLL
-          for (int of = 0; of < 2; ++of) {
-            const uint4 eight = {words[of][0][piece], words[of][1][piece], words[of][2][piece], words[of][3][piece]};
-            *reinterpret_cast<uint4*>(to + (half * 2 + of ^ column / 2 % 4) * 16) = eight;
+          for (int j = 0; j < 2; ++j) {
+            const uint4 eight = {words[j][0][piece], words[j][1][piece], words[j][2][piece], words[j][3][piece]};
+            *reinterpret_cast<uint4*>(to + (half * 2 + j ^ column / 2 % 4) * 16) = eight;
           }
         }
       }
       FenceWrites();  // wgmma reads what was written
       __syncwarp();
       if (column % 32 == 0) {
-        Barrier::Arrive(&storage.empty[stage.at]);
-        Barrier::Arrive(&storage.ready[slot.at]);
+        Barrier::Arrive(&storage.empty[stage.index]);
+        Barrier::Arrive(&storage.ready[slot.index]);
       }
     }
   }
@@ -218,38 +208,38 @@ struct Pieces {
   // Zero in place of NaN.
   template <class Sums>
   static CUTLASS_DEVICE void ForgetNaN(Sums& sums) {
-    constexpr int kOwn = decltype(cute::size(sums))::value;
+    constexpr int kAccumulators = decltype(cute::size(sums))::value;
     float all[4] = {};
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kOwn; ++i) all[i % 4] += sums(i);
+    for (int i = 0; i < kAccumulators; ++i) all[i % 4] += sums(i);
     const float sum = (all[0] + all[1]) + (all[2] + all[3]);
     if (__any_sync(~0u, sum != sum)) {
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kOwn; ++i) sums(i) = sums(i) == sums(i) ? sums(i) : 0.f;
+      for (int i = 0; i < kAccumulators; ++i) sums(i) = sums(i) == sums(i) ? sums(i) : 0.f;
     }
   }
 
-  static CUTLASS_DEVICE void Multiply(const PiecesParams& params, Storage& storage, const Place& place, int thread) {
+  static CUTLASS_DEVICE void Multiply(const PiecesParams& params, Storage& storage, const BlockTile& tile, int thread) {
     const int warp_group = thread / 128, group = thread % 32 / 4, lane = thread % 4;
     // Two rows, which are neighbours to the tensor cores, are four apart, so that no two threads of a warp meet in a bank.
     const int row = thread / 32 * 16 + group / 2 + group % 2 * 4;
     Mma mma;
     const auto slice = mma.get_slice(0);
     const auto right = slice.make_fragment_B(slice.partition_B(cute::make_tensor(cute::make_smem_ptr(storage.pieces[0]), LayoutB{})));
-    auto of_step = cute::partition_fragment_C(mma, cute::Shape<cute::_64, cute::Int<kTile>>{});
-    constexpr int kOwn = decltype(cute::size(of_step))::value;
+    auto products = cute::partition_fragment_C(mma, cute::Shape<cute::_64, cute::Int<kTile>>{});
+    constexpr int kAccumulators = decltype(cute::size(products))::value;
     Factors left[kPieces];
-    float sums[kOwn] = {};
+    float sums[kAccumulators] = {};
 
-    Turn<kStages> stage;
-    Turn<kSlots> slot;
+    Stage<kStages> stage;
+    Stage<kSlots> slot;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int step = 0; step < params.steps; ++step, ++stage, ++slot) {
-      Barrier::Wait(&storage.full[stage.at], stage.phase);
+      Barrier::Wait(&storage.full[stage.index], stage.phase);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int k = i / 2, below = i % 2;
-        const float4 x = Four(storage.a[stage.at], params.a_turned, row + below * 8, k * 16 + lane * 4);
+        const float4 x = LoadVector(storage.a[stage.index], params.a_mn_major, row + below * 8, k * 16 + lane * 4);
         uint32_t first[kPieces], second[kPieces];
         Split(x.x, x.y, first);
         Split(x.z, x.w, second);
@@ -260,39 +250,39 @@ struct Pieces {
         }
       }
       __syncwarp();
-      if (thread % 32 == 0) Barrier::Arrive(&storage.empty[stage.at]);
-      Barrier::Wait(&storage.ready[slot.at], slot.phase);
+      if (thread % 32 == 0) Barrier::Arrive(&storage.empty[stage.index]);
+      Barrier::Wait(&storage.ready[slot.index], slot.phase);
       // The warp groups take turns: one splits and adds while the other multiplies.
-      Barrier::Wait(&storage.turn[warp_group], (step & 1) ^ (warp_group ^ 1));
+      Barrier::Wait(&storage.order[warp_group], (step & 1) ^ (warp_group ^ 1));
       CUTLASS_PRAGMA_UNROLL
       for (int piece = 0; piece < kPieces; ++piece) cute::warpgroup_fence_operand(left[piece]);
-      cute::warpgroup_fence_operand(of_step);
+      cute::warpgroup_fence_operand(products);
       cute::warpgroup_arrive();
       mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
       CUTLASS_PRAGMA_UNROLL
-      for (int level = kPieces - 1; level > 0; --level) MultiplyLevel(mma, left, right, slot.at, level, of_step);
+      for (int level = kPieces - 1; level > 0; --level) MultiplyLevel(mma, left, right, slot.index, level, products);
       cute::warpgroup_commit_batch();
-      if (thread % 32 == 0) Barrier::Arrive(&storage.turn[warp_group ^ 1]);
+      if (thread % 32 == 0) Barrier::Arrive(&storage.order[warp_group ^ 1]);
       cute::warpgroup_wait<0>();
-      cute::warpgroup_fence_operand(of_step);
-      ForgetNaN(of_step);
-      cute::warpgroup_fence_operand(of_step);
+      cute::warpgroup_fence_operand(products);
+      ForgetNaN(products);
+      cute::warpgroup_fence_operand(products);
       cute::warpgroup_arrive();
-      MultiplyLevel(mma, left, right, slot.at, 0, of_step);
+      MultiplyLevel(mma, left, right, slot.index, 0, products);
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<0>();
-      cute::warpgroup_fence_operand(of_step);
-      if (thread % 32 == 0) Barrier::Arrive(&storage.free[slot.at]);
+      cute::warpgroup_fence_operand(products);
+      if (thread % 32 == 0) Barrier::Arrive(&storage.free[slot.index]);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kOwn; ++i) sums[i] += of_step(i);
+      for (int i = 0; i < kAccumulators; ++i) sums[i] += products(i);
     }
     // Whole sectors: a warp has 8 columns of 8 rows at a time.
-    float* const d = params.d + (int64_t(place.batch) * params.m + place.row) * params.n;
+    float* const d = params.d + (int64_t(tile.batch) * params.m + tile.row) * params.n;
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kOwn; i += 2) {
-      const int down = row + i / 2 % 2 * 8, column = place.column + i / 4 * 8 + lane * 2;
+    for (int i = 0; i < kAccumulators; i += 2) {
+      const int down = row + i / 2 % 2 * 8, column = tile.column + i / 4 * 8 + lane * 2;
       float* const to = d + int64_t(down) * params.n + column;
-      if (place.row + down >= params.m || column >= params.n) continue;
+      if (tile.row + down >= params.m || column >= params.n) continue;
       if (params.n % 2 == 0) {
         *reinterpret_cast<float2*>(to) = {sums[i], sums[i + 1]};
       } else {
@@ -315,17 +305,11 @@ __global__ void __launch_bounds__(Pieces<kPieces>::kThreads, 1) PiecesKernelOf(c
   Of::Run(params, *reinterpret_cast<typename Of::Storage*>(shared));
 }
 
-// Of a factor with `lines` rows (or columns) and `depth` elements of the sum.  A box has 128 bytes of the axis that is contiguous.
-inline CUtensorMap MapOfFactor(const void* array, bool turned, int64_t lines, int64_t depth, int64_t batch, int64_t leading,
-                               int64_t batch_stride) {
-  CUtensorMap map = {};
-  const cuuint64_t sizes[] = {cuuint64_t(turned ? lines : depth), cuuint64_t(turned ? depth : lines), cuuint64_t(batch)};
-  const cuuint64_t strides[] = {cuuint64_t(leading * 4), cuuint64_t(batch_stride * 4)};
-  const cuuint32_t box[] = {32, turned ? 32u : 128u, 1}, every[] = {1, 1, 1};
-  CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)
-  (&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<void*>(array), sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return map;
+// An operand with `lines` rows (or columns) and `depth` elements of the sum.
+inline CUtensorMap OperandMap(const void* array, bool mn_major, int64_t lines, int64_t depth, int64_t batch, int64_t leading,
+                              int64_t batch_stride) {
+  return MapOf(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, array, mn_major ? lines : depth, mn_major ? depth : lines, batch, leading, batch_stride,
+               mn_major ? 32 : 128);
 }
 
 template <int kPieces>
@@ -333,13 +317,13 @@ Status Pieces<kPieces>::Launch(MatmulRole role, const Gemm& gemm, LaunchStream s
   Device device;
   if (Status s = Prepare("pieces", PiecesKernelOf<kPieces>, kSharedBytes, 1, &device); !s.ok() || !stream) return s;
   PiecesParams params = {};
-  params.a_turned = role == MatmulRole::kTN, params.b_turned = role != MatmulRole::kNT;
-  params.a = MapOfFactor(gemm.a, params.a_turned, gemm.m, gemm.k, gemm.l, gemm.a_leading, gemm.a_batch);
-  params.b = MapOfFactor(gemm.b, params.b_turned, gemm.n, gemm.k, gemm.l, gemm.b_leading, gemm.b_batch);
+  params.a_mn_major = role == MatmulRole::kTN, params.b_mn_major = role != MatmulRole::kNT;
+  params.a = OperandMap(gemm.a, params.a_mn_major, gemm.m, gemm.k, gemm.l, gemm.a_leading, gemm.a_batch);
+  params.b = OperandMap(gemm.b, params.b_mn_major, gemm.n, gemm.k, gemm.l, gemm.b_leading, gemm.b_batch);
   params.d = static_cast<float*>(gemm.d);
   params.m = int(gemm.m), params.n = int(gemm.n), params.steps = int(cute::ceil_div(gemm.k, int64_t{kStep}));
-  params.down = int(cute::ceil_div(gemm.m, int64_t{kTile})), params.across = int(cute::ceil_div(gemm.n, int64_t{kTile}));
-  const int64_t blocks = int64_t(params.down) * params.across * gemm.l;
+  params.tile_rows = int(cute::ceil_div(gemm.m, int64_t{kTile})), params.tile_columns = int(cute::ceil_div(gemm.n, int64_t{kTile}));
+  const int64_t blocks = int64_t(params.tile_rows) * params.tile_columns * gemm.l;
   return sm90::Launch("pieces", PiecesKernelOf<kPieces>, params, dim3(unsigned(blocks), 1, 1), dim3(kThreads, 1, 1), dim3(1, 1, 1),
                       kSharedBytes, *stream);
 }

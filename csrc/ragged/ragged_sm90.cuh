@@ -14,32 +14,21 @@
 // know XLA or Python.
 #pragma once
 
-#include <algorithm>
-
-#include "common/sm90.cuh"  // first
+#include "common/collective_sm90.cuh"  // first
 #include "common/barriers_sm90.cuh"
-#include "cutlass/arch/reg_reconfig.h"
-#include "cutlass/gemm/dispatch_policy.hpp"
-#include "cutlass/gemm/collective/collective_mma_decl.hpp"
-#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp"
-#include "cutlass/gemm/collective/collective_builder_decl.hpp"
-#include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
+#include "common/tile_order.cuh"
 #include "cutlass/numeric_conversion.h"
-#include "common/pipeline_sm90.cuh"
 #include "ragged/ragged.h"
 
 namespace jaxext::sm90 {
 
-constexpr int kTileK = 64;         // 128 bytes, the widest swizzle
-constexpr int kPiece = 64;         // columns that a warp stores at once
-constexpr int kColumnsOfBand = 8;  // tiles side by side that follow each other, so that they share rows in the L2 cache
-
 template <MatmulRole kRole, class Element, int kTileM, int kTileN, int kClusterN, class Stages, int kBlocks>
 struct RaggedProduct {
   static constexpr bool kSums = kRole == MatmulRole::kTN;
+  static constexpr int kTileK = 64;                // 128 bytes, the widest swizzle
   static constexpr int kWarpGroups = kTileM / 64;  // that multiply
   static constexpr int kConsumers = 128 * kWarpGroups;
-  static constexpr int kLoad = 40, kMultiply = 232;  // registers of their threads, if there are several warp groups that multiply
+  static constexpr int kLoad = kWarpGroups == 2 ? 40 : 0, kMultiply = kWarpGroups == 2 ? 232 : 0;  // registers of their threads
 
   using LayoutA = cute::conditional_t<kSums, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
   using LayoutB = cute::conditional_t<kRole == MatmulRole::kNT, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
@@ -52,23 +41,17 @@ struct RaggedProduct {
                                                             Element, LayoutB, 8, float, Tile, Cluster, Stages, Schedule>::CollectiveOp;
   using Pipeline = typename Mainloop::MainloopPipeline;
 
-  // A piece of 16 rows of each warp on its way to memory.  Eight elements more keep rows apart in the banks.
+  // 16 rows of 128 bytes of each warp on their way to memory.  Eight elements more keep rows apart in the banks.
+  static constexpr int kLine = 64;
   struct alignas(16) Staging {
-    Element rows[16][kPiece + 8];
-  };
-
-  // A tile of the result.
-  struct Work {
-    int matrix;  // of rows or, in TN, of a group
-    int down;    // the visit or, in TN, the tile of rows
-    int column;  // the tile of columns
+    Element rows[16][kLine + 8];
   };
   // A part of the contracted axis, and the matrices that it is in.
-  struct Stretch {
+  struct KRange {
     int a, b, begin, end;
   };
   // Rows of the result: those that are sums, and those that are written, with zeros besides.
-  struct Rows {
+  struct RowRange {
     int first, last, low, high;
   };
 
@@ -81,8 +64,7 @@ struct RaggedProduct {
       const int32_t* places;
       Element* d;
       int m, n, k, a_matrices, b_matrices, P, R, G;
-      int down, across, band;  // of a matrix: visits or tiles of rows, clusters side by side, clusters of a band
-      int works;               // of all clusters
+      TileOrder order;  // of clusters; a matrix is one of rows or, in TN, of a group, and its rows are visits or, in TN, tiles
     };
 
     struct alignas(1024) SharedStorage {
@@ -91,58 +73,43 @@ struct RaggedProduct {
       typename Mainloop::PipelineStorage pipeline;
     };
 
-    static CUTLASS_DEVICE Work WorkOf(const Params& params, int index) {
-      const int of_matrix = params.down * params.across;
-      const int matrix = index / of_matrix, rest = index % of_matrix;
-      const int first = rest / (params.down * params.band) * params.band;  // column of the band
-      const int inside = rest - first * params.down, width = cute::min(params.band, params.across - first);
-      return {matrix, inside / width, (first + inside % width) * kClusterN + int(cute::block_rank_in_cluster())};
+    static CUTLASS_DEVICE TileIndex TileOf(const Params& params, int index) {
+      const auto cluster = params.order[index];
+      return {cluster.matrix, cluster.row(), cluster.column() * kClusterN + int(cute::block_rank_in_cluster())};
     }
 
-    static CUTLASS_DEVICE const int32_t* VisitOf(const Params& params, const Work& work) {
-      return params.places + (int64_t(work.matrix / params.R) * params.down + work.down) * 5;
+    static CUTLASS_DEVICE const int32_t* VisitOf(const Params& params, const TileIndex& tile) {
+      return params.places + (int64_t(tile.matrix / params.R) * params.order.rows + tile.row) * 5;
     }
 
-    static CUTLASS_DEVICE int StretchesOf(const Params& params) { return kSums ? params.P * params.R : 1; }
+    static CUTLASS_DEVICE int KRangesOf(const Params& params) { return kSums ? params.P * params.R : 1; }
 
-    static CUTLASS_DEVICE Stretch StretchOf(const Params& params, const Work& work, int i) {
+    static CUTLASS_DEVICE KRange KRangeOf(const Params& params, const TileIndex& tile, int i) {
       if constexpr (kSums) {
-        const int batch = work.matrix / params.G, group = work.matrix % params.G;
-        const int32_t* range = params.places + ((int64_t(batch) * params.P + i / params.R) * params.G + group) * 2;
-        const int rows = batch * params.P * params.R + i;
-        return {rows, rows, range[0], range[1]};
+        const int batch = tile.matrix / params.G, group = tile.matrix % params.G;
+        const int32_t* rows = params.places + ((int64_t(batch) * params.P + i / params.R) * params.G + group) * 2;
+        const int matrix = batch * params.P * params.R + i;
+        return {matrix, matrix, rows[0], rows[1]};
       } else {
-        const int32_t* visit = VisitOf(params, work);
-        const int group = work.matrix / (params.P * params.R) * params.G + visit[0];
-        return {work.matrix, group, 0, visit[1] < visit[2] ? params.k : 0};
+        const int32_t* visit = VisitOf(params, tile);
+        const int group = tile.matrix / (params.P * params.R) * params.G + visit[0];
+        return {tile.matrix, group, 0, visit[1] < visit[2] ? params.k : 0};
       }
     }
 
-    static CUTLASS_DEVICE Rows RowsOf(const Params& params, const Work& work) {
+    static CUTLASS_DEVICE RowRange RowsOf(const Params& params, const TileIndex& tile) {
       if constexpr (kSums) {
-        const int low = work.down * kTileM, high = cute::min(low + kTileM, params.m);
+        const int low = tile.row * kTileM, high = cute::min(low + kTileM, params.m);
         return {low, high, low, high};
       } else {
-        const int32_t* visit = VisitOf(params, work);
+        const int32_t* visit = VisitOf(params, tile);
         return {visit[1], visit[2], visit[3], visit[4]};
       }
     }
 
-    static CUTLASS_DEVICE int StepsOf(const Stretch& stretch) { return cute::max(0, stretch.end - stretch.begin + kTileK - 1) / kTileK; }
+    static CUTLASS_DEVICE int StepsOf(const KRange& range) { return cute::max(0, range.end - range.begin + kTileK - 1) / kTileK; }
 
-    CUTLASS_DEVICE void operator()(const Params& params, char* shared) {
-      auto& storage = *reinterpret_cast<SharedStorage*>(shared);
-      const int warp_group = cutlass::canonical_warp_group_idx(), warp = cutlass::canonical_warp_idx_sync();
-      Pipeline pipeline = BeginPipeline<Mainloop, Cluster>(params.mainloop, storage.pipeline, kConsumers);
-
-      if (warp_group == 0) {
-        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_dealloc<kLoad>();
-        if (warp == 0) Load(params, storage, pipeline);
-      } else {
-        if constexpr (kWarpGroups == 2) cutlass::arch::warpgroup_reg_alloc<kMultiply>();
-        Multiply(params, storage, pipeline, threadIdx.x - 128);
-      }
-    }
+    CUTLASS_DEVICE void operator()(const Params& params, char* shared) { RunWarpGroups<RaggedProduct>(params, shared); }
 
     static CUTLASS_DEVICE void Load(const Params& params, SharedStorage& storage, Pipeline pipeline) {
       using X = cute::Underscore;
@@ -150,19 +117,19 @@ struct RaggedProduct {
       auto state = cutlass::make_producer_start_state<Pipeline>();
       const auto a = params.mainloop.tma_load_a.get_tma_tensor(cute::make_shape(params.m, params.k, params.a_matrices));
       const auto b = params.mainloop.tma_load_b.get_tma_tensor(cute::make_shape(params.n, params.k, params.b_matrices));
-      for (int index = blockIdx.x; index < params.works; index += gridDim.x) {
-        const Work work = WorkOf(params, index);
-        const int row_tile = RowsOf(params, work).low / kTileM;
-        for (int i = 0; i < StretchesOf(params); ++i) {
-          const Stretch stretch = StretchOf(params, work, i);
-          const int steps = StepsOf(stretch);
+      for (int index = blockIdx.x; index < params.order.tiles; index += gridDim.x) {
+        const TileIndex tile = TileOf(params, index);
+        const int row_tile = RowsOf(params, tile).low / kTileM;
+        for (int i = 0; i < KRangesOf(params); ++i) {
+          const KRange range = KRangeOf(params, tile, i);
+          const int steps = StepsOf(range);
           if (steps == 0) continue;
           const auto tiles = cute::make_coord(cute::_, cute::_, cute::_);
-          const auto of_a = cute::local_tile(cute::domain_offset(cute::make_coord(0, stretch.begin, stretch.a), a), Tile{}, tiles,
+          const auto of_a = cute::local_tile(cute::domain_offset(cute::make_coord(0, range.begin, range.a), a), Tile{}, tiles,
                                              cute::Step<cute::_1, X, cute::_1>{});
-          const auto of_b = cute::local_tile(cute::domain_offset(cute::make_coord(0, stretch.begin, stretch.b), b), Tile{}, tiles,
+          const auto of_b = cute::local_tile(cute::domain_offset(cute::make_coord(0, range.begin, range.b), b), Tile{}, tiles,
                                              cute::Step<X, cute::_1, cute::_1>{});
-          mainloop.load(params.mainloop, pipeline, state, cute::make_tuple(of_a, of_b), cute::make_coord(row_tile, work.column, cute::_, 0),
+          mainloop.load(params.mainloop, pipeline, state, cute::make_tuple(of_a, of_b), cute::make_coord(row_tile, tile.column, cute::_, 0),
                         cute::make_coord_iterator(steps), steps, threadIdx.x, cute::block_rank_in_cluster(), storage.tensors);
           state.advance(steps);
         }
@@ -181,17 +148,17 @@ struct RaggedProduct {
       mma.accumulate_ = cute::GMMA::ScaleOut::One;
 
       typename Mainloop::PipelineState state, released;  // the stage to multiply, and the one to give back
-      for (int index = blockIdx.x; index < params.works; index += gridDim.x) {
-        const Work work = WorkOf(params, index);
+      for (int index = blockIdx.x; index < params.order.tiles; index += gridDim.x) {
+        const TileIndex tile = TileOf(params, index);
         cute::clear(sums);
         bool running = false;  // whether a product reads its stage, the last before `state`
-        for (int i = 0; i < StretchesOf(params); ++i) {
-          const Stretch stretch = StretchOf(params, work, i);
+        for (int i = 0; i < KRangesOf(params); ++i) {
+          const KRange range = KRangeOf(params, tile, i);
           CUTLASS_PRAGMA_NO_UNROLL
-          for (int begin = stretch.begin; begin < stretch.end; begin += kTileK) {
+          for (int begin = range.begin; begin < range.end; begin += kTileK) {
             WaitForStage(pipeline, state);
             if constexpr (kSums) {
-              if (stretch.end - begin < kTileK) ClearRows(a, b, state.index(), stretch.end - begin, thread);
+              if (range.end - begin < kTileK) ClearRows(a, b, state.index(), range.end - begin, thread);
             }
             cute::warpgroup_fence_operand(sums);
             cute::warpgroup_arrive();
@@ -213,7 +180,7 @@ struct RaggedProduct {
           ReleaseStage(pipeline, released);
           ++released;
         }
-        Store(params, storage.staging[thread / 32], sums, RowsOf(params, work), work, thread);
+        Store(params, storage.staging[thread / 32], sums, RowsOf(params, tile), tile, thread);
       }
     }
 
@@ -233,18 +200,18 @@ struct RaggedProduct {
 
     // Through shared memory, so that a warp stores whole lines of 128 bytes.
     template <class Sums>
-    static CUTLASS_DEVICE void Store(const Params& params, Staging& staging, const Sums& sums, const Rows& rows, const Work& work,
+    static CUTLASS_DEVICE void Store(const Params& params, Staging& staging, const Sums& sums, const RowRange& rows, const TileIndex& tile,
                                      int thread) {
       const int lane = thread % 32;
-      const int first_row = rows.low / kTileM * kTileM + thread / 32 * 16, first_column = work.column * kTileN;
-      Element* const out = params.d + int64_t(work.matrix) * params.m * params.n;
+      const int first_row = rows.low / kTileM * kTileM + thread / 32 * 16, first_column = tile.column * kTileN;
+      Element* const out = params.d + int64_t(tile.matrix) * params.m * params.n;
       cutlass::NumericArrayConverter<Element, float, 2> convert;
       CUTLASS_PRAGMA_UNROLL
-      for (int piece = 0; piece < kTileN / kPiece; ++piece) {
+      for (int line = 0; line < kTileN / kLine; ++line) {
         // As wgmma lays them out: a thread has two neighbours of each eight columns, in two rows.
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kPiece / 4; ++i) {
-          const int down = i % 2 * 8 + lane / 4, at = piece * kPiece / 2 + i * 2, row = first_row + down;
+        for (int i = 0; i < kLine / 4; ++i) {
+          const int down = i % 2 * 8 + lane / 4, at = line * kLine / 2 + i * 2, row = first_row + down;
           const bool exists = rows.first <= row && row < rows.last;
           const auto pair = convert({exists ? sums(at) : 0.f, exists ? sums(at + 1) : 0.f});
           *reinterpret_cast<uint32_t*>(&staging.rows[down][i / 2 * 8 + lane % 4 * 2]) = reinterpret_cast<const uint32_t&>(pair);
@@ -252,7 +219,7 @@ struct RaggedProduct {
         __syncwarp();
         CUTLASS_PRAGMA_UNROLL
         for (int down = lane / 8; down < 16; down += 4) {
-          const int row = first_row + down, across = lane % 8 * 8, column = first_column + piece * kPiece + across;
+          const int row = first_row + down, across = lane % 8 * 8, column = first_column + line * kLine + across;
           if (rows.low <= row && row < rows.high && column < params.n) {
             *reinterpret_cast<uint4*>(out + int64_t(row) * params.n + column) =
                 *reinterpret_cast<const uint4*>(&staging.rows[down][across]);
@@ -263,20 +230,14 @@ struct RaggedProduct {
     }
   };
 
-  static constexpr int kRegisters = kWarpGroups == 2 ? kLoad + 2 * kMultiply : 0;
-  static constexpr int kSharedBytes =
-      BlockBudget<Kernel::MaxThreadsPerBlock, kBlocks, sizeof(typename Kernel::SharedStorage), kRegisters>::kSharedBytes;
+  static constexpr int kSharedBytes = BlockBudget<Kernel::MaxThreadsPerBlock, kBlocks, sizeof(typename Kernel::SharedStorage),
+                                                  kLoad + kWarpGroups * kMultiply>::kSharedBytes;
 
   static Status Run(const RaggedGemm& gemm, LaunchStream stream) {
     Device device;
     if (Status s = Prepare("ragged", cutlass::device_kernel<Kernel>, kSharedBytes, kBlocks, &device); !s.ok() || !stream) return s;
     const auto tensor = [](const void* array, int64_t outer, int64_t k, int64_t matrices, auto strides, int64_t leading, int64_t batch) {
-      if constexpr (cute::is_static_v<cute::remove_cvref_t<decltype(cute::get<0>(strides))>>) {
-        cute::get<1>(strides) = leading;
-      } else {
-        cute::get<0>(strides) = leading;
-      }
-      cute::get<2>(strides) = batch;
+      SetStrides(strides, leading, batch);
       return cute::make_tensor(static_cast<const uint16_t*>(array),
                                cute::make_layout(cute::make_shape(int(outer), int(k), int(matrices)), strides));
     };
@@ -294,11 +255,9 @@ struct RaggedProduct {
     params.m = gemm.m, params.n = gemm.n, params.k = gemm.k;
     params.a_matrices = gemm.a_matrices, params.b_matrices = gemm.b_matrices;
     params.P = gemm.P, params.R = gemm.R, params.G = gemm.G;
-    params.down = kSums ? cute::ceil_div(gemm.m, kTileM) : gemm.visits;
-    params.across = cute::ceil_div(gemm.n, kTileN * kClusterN);
-    params.band = std::min(params.across, kColumnsOfBand / kClusterN);
-    params.works = gemm.d_matrices * params.down * params.across;
-    const int clusters = std::min(params.works, device.multiprocessors * kBlocks / kClusterN);
+    params.order = OrderTiles(gemm.d_matrices, kSums ? cute::ceil_div(gemm.m, kTileM) : gemm.visits,
+                              cute::ceil_div(gemm.n, kTileN * kClusterN), 8 / kClusterN);
+    const int clusters = std::min(params.order.tiles, device.multiprocessors * kBlocks / kClusterN);
     return Launch("ragged", cutlass::device_kernel<Kernel>, params, dim3(clusters, kClusterN, 1), dim3(Kernel::MaxThreadsPerBlock, 1, 1),
                   dim3(1, kClusterN, 1), kSharedBytes, *stream);
   }
@@ -314,7 +273,7 @@ struct RaggedProduct {
 // rows, two blocks fit a multiprocessor: one multiplies while the other stores.
 template <MatmulRole kRole, class Element>
 std::vector<RaggedKernel> RaggedKernelsOf(Dtype dtype) {
-  constexpr int kStaging = 2 * 8 * 16 * (kPiece + 8);
+  constexpr int kStaging = 8 * 16 * (128 + 16);
   return {RaggedProduct<kRole, Element, 128, 256, 2, cutlass::gemm::collective::StageCountAutoCarveout<kStaging>, 1>::Entry(dtype),
           RaggedProduct<kRole, Element, 64, 128, 1, cutlass::gemm::collective::StageCount<4>, 2>::Entry(dtype)};
 }

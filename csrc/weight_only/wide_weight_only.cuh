@@ -15,11 +15,12 @@
 
 #include "common/sm90.cuh"  // first
 #include "common/barriers_sm90.cuh"
+#include "common/pipeline_sm90.cuh"
+#include "common/tensor_map_of.cuh"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90.hpp"
 #include "cute/atom/mma_traits_sm90_gmma.hpp"
-#include "cutlass/arch/reg_reconfig.h"
 #include "common/pack.cuh"
 #include "weight_only/weight_only_mma.cuh"
 #include "weight_only/wide_weight_only.h"
@@ -65,10 +66,10 @@ struct WideWeightOnly {
   static constexpr int kSharedBytes = BlockBudget<kThreads, 1, sizeof(Storage), kLoad + 2 * kMultiply>::kSharedBytes;
 
   // A block's part of the result and of the sum, by stages.
-  struct Place {
+  struct BlockTile {
     int batch, split, row, column, begin, end;
 
-    CUTLASS_DEVICE explicit Place(const weight_only::Params& p) {
+    CUTLASS_DEVICE explicit BlockTile(const weight_only::Params& p) {
       unsigned rest = blockIdx.x;
       row = int(rest % p.row_blocks) * kRows, rest /= p.row_blocks;
       column = int(rest % p.column_blocks) * kColumns, rest /= p.column_blocks;
@@ -77,21 +78,11 @@ struct WideWeightOnly {
     }
   };
 
-  // Where a stage is in the ring, and which use of it that is.
-  struct Turn {
-    int stage = 0;
-    uint32_t phase = 0;
-
-    CUTLASS_DEVICE void operator++() {
-      if (++stage == kStages) stage = 0, phase ^= 1;
-    }
-  };
-
   // Of a step, the scales of all columns.
-  static CUTLASS_DEVICE const float* ScalesOf(const WideWeightOnlyParams& params, const Place& place, int step) {
+  static CUTLASS_DEVICE const float* ScalesOf(const WideWeightOnlyParams& params, const BlockTile& tile, int step) {
     const auto& p = params.sizes;
     const int block = cute::min(p.of_scale == 0 ? step : int(__umulhi(step, p.of_scale)), p.S - 1);  // a stage may end beyond the sum
-    return params.scale + (int64_t(place.batch) * p.S + block) * p.N;
+    return params.scale + (int64_t(tile.batch) * p.S + block) * p.N;
   }
 
   static CUTLASS_DEVICE void Run(const WideWeightOnlyParams& params, Storage& storage) {
@@ -106,38 +97,38 @@ struct WideWeightOnly {
       FenceBarriers();
     }
     __syncthreads();  // the barriers are there
-    const Place place(params.sizes);
+    const BlockTile tile(params.sizes);
     if (warp_group == 0) {
       cutlass::arch::warpgroup_reg_dealloc<kLoad>();
-      if (warp == 0) Load(params, storage, place);
+      if (warp == 0) Load(params, storage, tile);
     } else {
       cutlass::arch::warpgroup_reg_alloc<kMultiply>();
       const auto& p = params.sizes;
       if (p.S > 1 && p.K / p.S % kDepth != 0) {
-        Multiply<kStep>(params, storage, place, threadIdx.x - 128);
+        Multiply<kStep>(params, storage, tile, threadIdx.x - 128);
       } else {
-        Multiply<kDepth>(params, storage, place, threadIdx.x - 128);
+        Multiply<kDepth>(params, storage, tile, threadIdx.x - 128);
       }
     }
   }
 
   // By a warp, of which one thread asks TMA, and others bring the scales of the stage nearer.
-  static CUTLASS_DEVICE void Load(const WideWeightOnlyParams& params, Storage& storage, const Place& place) {
+  static CUTLASS_DEVICE void Load(const WideWeightOnlyParams& params, Storage& storage, const BlockTile& tile) {
     constexpr auto kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    const int lane = threadIdx.x % 32, column = place.column + lane % 8 * 32;
-    Turn turn;
-    for (int step = place.begin; step < place.end; ++step, ++turn) {
-      Barrier::Wait(&storage.empty[turn.stage], turn.phase ^ 1);
+    const int lane = threadIdx.x % 32, column = tile.column + lane % 8 * 32;
+    Stage<kStages> stage;
+    for (int step = tile.begin; step < tile.end; ++step, ++stage) {
+      Barrier::Wait(&storage.empty[stage.index], stage.phase ^ 1);
       if (lane == 0) {
-        Barrier::ValueType* full = &storage.full[turn.stage];
+        Barrier::ValueType* full = &storage.full[stage.index];
         Barrier::ArriveAndExpect(full, kStageBytes);
         for (int i = 0; i < kBoxes; ++i) {
-          cute::SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, storage.weight[turn.stage] + i * kBoxBytes,
-                                       place.column * kBits / 8 + i * 128, step * kDepth, place.batch);
+          cute::SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, storage.weight[stage.index] + i * kBoxBytes,
+                                       tile.column * kBits / 8 + i * 128, step * kDepth, tile.batch);
         }
-        cute::SM90_TMA_LOAD_3D::copy(&params.x, full, kHint, storage.x[turn.stage], step * kDepth, place.row, place.batch);
+        cute::SM90_TMA_LOAD_3D::copy(&params.x, full, kHint, storage.x[stage.index], step * kDepth, tile.row, tile.batch);
       }
-      if (lane < 16 && column < params.sizes.N) Prefetch(ScalesOf(params, place, 2 * step + lane / 8) + column);
+      if (lane < 16 && column < params.sizes.N) Prefetch(ScalesOf(params, tile, 2 * step + lane / 8) + column);
     }
   }
 
@@ -156,85 +147,85 @@ struct WideWeightOnly {
 
   // Σ over all stages.  kUnit: elements of the sum that have the same scales.
   template <int kUnit>
-  static CUTLASS_DEVICE void Multiply(const WideWeightOnlyParams& params, Storage& storage, const Place& place, int thread) {
+  static CUTLASS_DEVICE void Multiply(const WideWeightOnlyParams& params, Storage& storage, const BlockTile& tile, int thread) {
     const auto& p = params.sizes;
     const int group = thread % 32 / 4, lane = thread % 4, warp = thread / 32;
     // TMA's swizzle: 16 bytes lie where their number and that of the row, of eight, differ in no bit or in some.
     const int byte = (warp * 32 + group * 4) * kBits / 8;
     const int at = byte / 128 * kBoxBytes + 2 * lane * 128 + ((byte % 128 / 16 ^ 2 * lane) * 16 | byte % 16);
-    const int column = place.column + warp * 32 + group * 4;
+    const int column = tile.column + warp * 32 + group * 4;
     const bool real = column < p.N;
 
     Mma mma;
     const auto slice = mma.get_slice(0);
     const auto x = slice.make_fragment_B(slice.partition_B(cute::make_tensor(cute::make_smem_ptr(storage.x[0]), LayoutX{})));
-    auto of_unit = cute::partition_fragment_C(mma, cute::Shape<cute::_64, cute::Int<kRows>>{});
+    auto products = cute::partition_fragment_C(mma, cute::Shape<cute::_64, cute::Int<kRows>>{});
     Factors factors[2];
     Sums sums = {};
     const auto scales_of = [&](int step, int product) {
-      return real ? __ldg(reinterpret_cast<const float2*>(ScalesOf(params, place, step) + column + 2 * product)) : float2{};
+      return real ? __ldg(reinterpret_cast<const float2*>(ScalesOf(params, tile, step) + column + 2 * product)) : float2{};
     };
-    float2 next = scales_of(2 * place.begin, 0);  // comes while the unit before it is multiplied
+    float2 next = scales_of(2 * tile.begin, 0);  // comes while the unit before it is multiplied
 
-    Turn turn;
-    if (place.begin < place.end) {
+    Stage<kStages> next_stage;
+    if (tile.begin < tile.end) {
       Barrier::Wait(&storage.full[0], 0);
       Convert(storage.weight[0], at, 0, 0, factors[0]);
     }
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int stage = place.begin; stage < place.end; ++stage) {
-      const Turn own = turn;
-      ++turn;
+    for (int index = tile.begin; index < tile.end; ++index) {
+      const Stage<kStages> stage = next_stage;
+      ++next_stage;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) {  // the steps of the first product, and of the second
         const int product = i / 2, step = i % 2;
         const bool begins = step == 0 || kUnit == kStep, ends = step == 1 || kUnit == kStep;
         Factors& now = factors[step];
         cute::warpgroup_fence_operand(now);
-        cute::warpgroup_fence_operand(of_unit);
+        cute::warpgroup_fence_operand(products);
         cute::warpgroup_arrive();
         CUTLASS_PRAGMA_UNROLL
         for (int k = 0; k < 2; ++k) {
           mma.accumulate_ = begins && k == 0 ? cute::GMMA::ScaleOut::Zero : cute::GMMA::ScaleOut::One;
-          cute::gemm(mma, now(cute::_, k), x(cute::_, 0, step * 2 + k, own.stage), of_unit(cute::_, 0, 0));
+          cute::gemm(mma, now(cute::_, k), x(cute::_, 0, step * 2 + k, stage.index), products(cute::_, 0, 0));
         }
         cute::warpgroup_commit_batch();
         const float2 scales = next;
         if (ends)
-          next = kUnit == kStep ? scales_of(2 * stage + (i + 1) / 4 * 2 + (i + 1) % 2, (i + 1) / 2 % 2)
-                                : scales_of(2 * stage + product * 2, 1 - product);
+          next = kUnit == kStep ? scales_of(2 * index + (i + 1) / 4 * 2 + (i + 1) % 2, (i + 1) / 2 % 2)
+                                : scales_of(2 * index + product * 2, 1 - product);
         cute::warpgroup_wait<1>();  // the other factors are read
         if (i < 3) {
-          Convert(storage.weight[own.stage], at, (i + 1) / 2, 1 - step, factors[1 - step]);
-        } else if (stage + 1 < place.end) {
-          Barrier::Wait(&storage.full[turn.stage], turn.phase);
-          Convert(storage.weight[turn.stage], at, 0, 0, factors[0]);
+          Convert(storage.weight[stage.index], at, (i + 1) / 2, 1 - step, factors[1 - step]);
+        } else if (index + 1 < tile.end) {
+          Barrier::Wait(&storage.full[next_stage.index], next_stage.phase);
+          Convert(storage.weight[next_stage.index], at, 0, 0, factors[0]);
         }
         if (!ends) continue;
         cute::warpgroup_wait<0>();
-        cute::warpgroup_fence_operand(of_unit);
+        cute::warpgroup_fence_operand(products);
         CUTLASS_PRAGMA_UNROLL
-        for (int k = 0; k < kRows / 2; ++k) sums[product][k] = fmaf(of_unit(k), k / 2 % 2 ? scales.y : scales.x, sums[product][k]);
+        for (int k = 0; k < kRows / 2; ++k) sums[product][k] = fmaf(products(k), k / 2 % 2 ? scales.y : scales.x, sums[product][k]);
       }
       __syncwarp();
-      if (thread % 32 == 0) Barrier::Arrive(&storage.empty[own.stage]);
+      if (thread % 32 == 0) Barrier::Arrive(&storage.empty[stage.index]);
     }
     if (!real) return;
     if (p.wide != 0) {
-      StoreAs<float>(params, place, sums, column, lane);
+      StoreAs<float>(params, tile, sums, column, lane);
     } else {
-      StoreAs<T>(params, place, sums, column, lane);
+      StoreAs<T>(params, tile, sums, column, lane);
     }
   }
 
   // Whole sectors: a warp has 32 columns of four rows at a time.
   template <typename R>
-  static CUTLASS_DEVICE void StoreAs(const WideWeightOnlyParams& params, const Place& place, const Sums& sums, int column, int lane) {
+  static CUTLASS_DEVICE void StoreAs(const WideWeightOnlyParams& params, const BlockTile& tile, const Sums& sums, int column, int lane) {
     const auto& p = params.sizes;
-    R* const y = static_cast<R*>(params.y) + (int64_t(place.split) * p.B + place.batch) * p.M * p.N + column;
+    R* const y = static_cast<R*>(params.y) + (int64_t(tile.split) * p.B + tile.batch) * p.M * p.N + column;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kRows / 4; ++i) {
-      const int m = place.row + i / 2 * 8 + lane * 2 + i % 2, of = i / 2 * 4 + i % 2;
+      const int m = tile.row + i / 2 * 8 + lane * 2 + i % 2, of = i / 2 * 4 + i % 2;
       const float four[] = {sums[0][of], sums[0][of + 2], sums[1][of], sums[1][of + 2]};
       if (m < p.M) Store(Rounded<R, 4>(four), y + int64_t(m) * p.N);
     }
@@ -254,18 +245,6 @@ __global__ void __launch_bounds__(WideWeightOnly<T, kBits, kRows>::kThreads, 1)
   Of::Run(params, *reinterpret_cast<typename Of::Storage*>(shared));
 }
 
-// Of matrices in rows of `inner` elements; a box is 128 bytes of `rows` rows, swizzled as wgmma wants it.
-inline CUtensorMap MapOf(CUtensorMapDataType type, int bytes, const void* array, int64_t inner, int64_t outer, int64_t batch, int rows) {
-  CUtensorMap map = {};
-  const cuuint64_t sizes[] = {cuuint64_t(inner), cuuint64_t(outer), cuuint64_t(batch)};
-  const cuuint64_t strides[] = {cuuint64_t(inner * bytes), cuuint64_t(inner * bytes * outer)};
-  const cuuint32_t box[] = {cuuint32_t(128 / bytes), cuuint32_t(rows), 1}, every[] = {1, 1, 1};
-  CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)
-  (&map, type, 3, const_cast<void*>(array), sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return map;
-}
-
 template <typename T, int kBits, int kRows>
 Status WideWeightOnly<T, kBits, kRows>::Launch(const weight_only::Plan& plan, const WeightOnlyOperands& operands, void* result,
                                                LaunchStream stream) {
@@ -276,8 +255,9 @@ Status WideWeightOnly<T, kBits, kRows>::Launch(const weight_only::Plan& plan, co
   WideWeightOnlyParams params = {};
   if (p.K > 0) {  // else nothing is read, and there is no such map
     constexpr auto kType = std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    params.x = MapOf(kType, sizeof(T), operands.x, p.K, p.M, p.B, kRows);
-    params.w = MapOf(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, operands.q, int64_t(p.N) * kBits / 8, p.K, p.B, kDepth);
+    params.x = MapOf(kType, sizeof(T), operands.x, p.K, p.M, p.B, p.K, int64_t(p.K) * p.M, kRows);
+    const int64_t bytes = int64_t(p.N) * kBits / 8;  // of a row
+    params.w = MapOf(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, operands.q, bytes, p.K, p.B, bytes, bytes * p.K, kDepth);
   }
   params.scale = operands.scale, params.y = result, params.sizes = p;
   return sm90::Launch("wide_weight_only", kKernel, params, dim3(unsigned(plan.grid), 1, 1), dim3(kThreads, 1, 1), dim3(1, 1, 1),
