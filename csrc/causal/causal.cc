@@ -17,8 +17,8 @@ cudaError_t Launch(CausalRole role, const causal::Plan& plan, const CausalOperan
 
 }  // namespace
 
-Status Causal(CausalRole role, const CausalProblem& problem, const CausalConfig& config, const CausalOperands& operands,
-              const CausalResults& results, LaunchStream stream) {
+Status LaunchCausal(CausalRole role, const CausalProblem& problem, const CausalConfig& config, const CausalOperands& operands,
+                    const CausalResults& results, LaunchStream stream) {
   const void* const of_dtype[] = {operands.x, operands.initial_states, operands.d_y, results.first, results.d_initial_states};
   bool vectors = true,
        elements = IsAligned(operands.weight, Bytes(operands.of_weight)) && IsAligned(operands.bias, Bytes(operands.of_bias));

@@ -57,7 +57,7 @@ struct CausalResults {
 // Of x, weight, y and the bias.
 Reason CausalRefuses(CausalRole role, const CausalProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
-Status Causal(CausalRole role, const CausalProblem& problem, const CausalConfig& config, const CausalOperands& operands,
-              const CausalResults& results, LaunchStream stream);
+Status LaunchCausal(CausalRole role, const CausalProblem& problem, const CausalConfig& config, const CausalOperands& operands,
+                    const CausalResults& results, LaunchStream stream);
 
 }  // namespace jaxext

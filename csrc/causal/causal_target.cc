@@ -30,7 +30,7 @@ Status Launch(CausalRole role, Arrays& arrays, const CausalProblem& p, const Cau
   if (backward) r.sums = static_cast<float*>(arrays.Result("sums", {config.splits, J + bias, C}, Dtype::kF32).data);
   if (backward && initial_states != 0) r.d_initial_states = arrays.Result("d_initial_states", {B, J - 1, C}, o.dtype).data;
   if (Status status = arrays.Done(); !status.ok()) return status;
-  return Causal(role, p, config, o, r, stream);
+  return LaunchCausal(role, p, config, o, r, stream);
 }
 
 Target TargetOfRole(const char* name, CausalRole role) {

@@ -14,8 +14,8 @@ const std::vector<ConvKernel>& ConvKernels() {
   return *kernels;
 }
 
-Status Conv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result, const void* first,
-            const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+Status LaunchConv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result,
+                  const void* first, const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   if (epilogue != nullptr && role != ConvRole::kFprop) return Invalid("conv: an epilogue of another role, want fprop");
   if (const Reason reason = ConvRefuses(role, rank, problem, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("conv: " + *reason);

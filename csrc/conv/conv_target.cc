@@ -7,7 +7,7 @@ namespace {
 
 Status Launch(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& config, const ConvArrays& arrays, const Epilogue* epilogue,
               LaunchStream stream) {
-  return Conv(role, rank, p, config, arrays.operands, arrays.result, arrays.first, arrays.second, arrays.out, epilogue, stream);
+  return LaunchConv(role, rank, p, config, arrays.operands, arrays.result, arrays.first, arrays.second, arrays.out, epilogue, stream);
 }
 
 std::vector<Row> Kernels() {

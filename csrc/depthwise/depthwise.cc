@@ -60,8 +60,8 @@ Status Launch(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& 
 
 }  // namespace
 
-Status Depthwise(ConvRole role, const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result, const void* first,
-                 const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+Status LaunchDepthwise(ConvRole role, const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result,
+                       const void* first, const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   if (epilogue != nullptr && role != ConvRole::kFprop) return Invalid("depthwise: an epilogue of another role, want fprop");
   const bool dgrad = role == ConvRole::kDgrad;  // of (w, y) its kernel has the source y first
   return Launch(problem, role, config, dtype, result, dgrad ? second : first, dgrad ? first : second, out, epilogue, stream);

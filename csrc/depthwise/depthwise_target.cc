@@ -8,7 +8,7 @@ namespace {
 
 Status Launch(ConvRole role, int, const ConvProblem& p, const DepthwiseConfig& config, const ConvArrays& arrays, const Epilogue* epilogue,
               LaunchStream stream) {
-  return Depthwise(role, p, config, arrays.operands, arrays.result, arrays.first, arrays.second, arrays.out, epilogue, stream);
+  return LaunchDepthwise(role, p, config, arrays.operands, arrays.result, arrays.first, arrays.second, arrays.out, epilogue, stream);
 }
 
 const Registered registered({"depthwise",

@@ -133,8 +133,8 @@ Reason MatmulRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtyp
   return ManyTiles(p);
 }
 
-Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result,
+                    const void* first, const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   const bool fused = epilogue != nullptr;
   for (int64_t size : {problem.B, problem.M, problem.N, problem.K, config.splits}) {
     if (size < 1)

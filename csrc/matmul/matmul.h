@@ -64,8 +64,8 @@ struct MatmulArrays {
 MatmulArrays TakeMatmul(Arrays& arrays, MatmulRole role, const MatmulProblem& problem, int64_t splits);
 
 // The result of `role`, of NN with an epilogue if there is one.
-Status Matmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, const Epilogue* epilogue, LaunchStream stream);
+Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result,
+                    const void* first, const void* second, void* out, const Epilogue* epilogue, LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<MatmulKernel> MatmulNN();

@@ -11,7 +11,7 @@ Target Plain(MatmulRole role) {
   const auto launch = [role](Arrays& arrays, const MatmulProblem& p, const MatmulConfig& config, LaunchStream stream) {
     const auto [operands, result, first, second, out] = TakeMatmul(arrays, role, p, config.splits);
     if (Status status = arrays.Done(); !status.ok()) return status;
-    return Matmul(role, p, config, operands, result, first, second, out, /*epilogue=*/nullptr, stream);
+    return LaunchMatmul(role, p, config, operands, result, first, second, out, /*epilogue=*/nullptr, stream);
   };
   return TargetOf<MatmulProblem, MatmulConfig>(std::string("matmul_") + kMatmulRoles[static_cast<int>(role)], refuses, launch);
 }
@@ -25,7 +25,7 @@ Status LaunchLinear(Arrays& arrays, const MatmulProblem& p, const MatmulConfig& 
   const auto [operands, result, first, second, out] = TakeMatmul(arrays, MatmulRole::kNN, p, config.splits);
   const Epilogue epilogue = TakeEpilogue(arrays, options, {p.B, p.N}, {p.B, p.M, p.N}, result);
   if (Status status = arrays.Done(); !status.ok()) return status;
-  return Matmul(MatmulRole::kNN, p, config, operands, result, first, second, out, &epilogue, stream);
+  return LaunchMatmul(MatmulRole::kNN, p, config, operands, result, first, second, out, &epilogue, stream);
 }
 
 std::vector<Row> Kernels() {

@@ -46,8 +46,8 @@ Reason PiecesRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtyp
   return CheckProblem(role, p);
 }
 
-Status Pieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, LaunchStream stream) {
+Status LaunchPieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& config, Dtype operands, Dtype result, const void* first,
+                    const void* second, void* out, LaunchStream stream) {
   if (Reason reason = PiecesRefuses(role, p, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("pieces: " + *reason);
   }

@@ -11,7 +11,7 @@ Target TargetOfRole(MatmulRole role) {
   const auto launch = [role](Arrays& arrays, const MatmulProblem& p, const PiecesConfig& config, LaunchStream stream) {
     const auto [operands, result, first, second, out] = TakeMatmul(arrays, role, p, config.splits);
     if (Status status = arrays.Done(); !status.ok()) return status;
-    return Pieces(role, p, config, operands, result, first, second, out, stream);
+    return LaunchPieces(role, p, config, operands, result, first, second, out, stream);
   };
   return TargetOf<MatmulProblem, PiecesConfig>(std::string("pieces_") + kMatmulRoles[static_cast<int>(role)], refuses, launch);
 }

@@ -59,8 +59,8 @@ Reason RaggedRefuses(MatmulRole role, const RaggedProblem& p, const Dtypes& dtyp
   return Text(p) + " make 2^31 tiles or more, want fewer";
 }
 
-Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& config, Dtype operands, Dtype result, const void* first,
-              const void* second, const int32_t* places, void* out, LaunchStream stream) {
+Status LaunchRagged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& config, Dtype operands, Dtype result, const void* first,
+                    const void* second, const int32_t* places, void* out, LaunchStream stream) {
   if (Reason reason = RaggedRefuses(role, p, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("ragged: " + *reason);
   }

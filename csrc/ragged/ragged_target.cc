@@ -23,8 +23,8 @@ Status Launch(MatmulRole role, Arrays& arrays, const RaggedProblem& p, const Rag
   const Array places = arrays.Operand(sums ? "ranges" : "visits", shape, Dtype::kS32);
   const Array out = arrays.Result(open.name, open.shape);
   if (Status status = arrays.Done(); !status.ok()) return status;
-  return Ragged(role, p, config, first.dtype, out.dtype, first.data, second.data, static_cast<const int32_t*>(places.data), out.data,
-                stream);
+  return LaunchRagged(role, p, config, first.dtype, out.dtype, first.data, second.data, static_cast<const int32_t*>(places.data), out.data,
+                      stream);
 }
 
 Target TargetOfRole(MatmulRole role) {

@@ -71,8 +71,8 @@ Reason ScaledRefuses(const ScaledProblem& p, const Dtypes& dtypes, std::optional
   return Text(p) + " make 2^31 tiles or more, want fewer";
 }
 
-Status Scaled(const ScaledProblem& p, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a, const void* b,
-              const Scale& left, const Scale& right, void* d, LaunchStream stream) {
+Status LaunchScaled(const ScaledProblem& p, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a,
+                    const void* b, const Scale& left, const Scale& right, void* d, LaunchStream stream) {
   if (Reason reason = ScaledRefuses(p, {ShortName(first), ShortName(second), ShortName(result)})) return Invalid("scaled: " + *reason);
   if (Empty(p)) return Invalid("scaled: sizes are " + Text(p) + ", want 1 or more");
   const ScaledKernel* kernel = Find(ScaledKernels(), config, [&](const ScaledKernel& k) { return k.first == first && k.second == second; });

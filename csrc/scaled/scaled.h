@@ -56,8 +56,8 @@ const std::vector<ScaledKernel>& ScaledKernels();
 Reason ScaledRefuses(const ScaledProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // d, or its partial sums.  A scale of columns that have one each has them beside each other.
-Status Scaled(const ScaledProblem& problem, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a,
-              const void* b, const Scale& left, const Scale& right, void* d, LaunchStream stream);
+Status LaunchScaled(const ScaledProblem& problem, const ScaledConfig& config, Dtype first, Dtype second, Dtype result, const void* a,
+                    const void* b, const Scale& left, const Scale& right, void* d, LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<ScaledKernel> ScaledE4M3();

@@ -25,7 +25,7 @@ Status Launch(Arrays& arrays, const ScaledProblem& p, const ScaledConfig& config
   const Scale right = TakeScale(arrays, "right", p.B, p.J, p.S, /*steps_last=*/p.J != p.N);
   const Array d = arrays.Result("d", InParts({p.B, p.M, p.N}, config.splits));
   if (Status status = arrays.Done(); !status.ok()) return status;
-  return Scaled(p, config, a.dtype, b.dtype, d.dtype, a.data, b.data, left, right, d.data, stream);
+  return LaunchScaled(p, config, a.dtype, b.dtype, d.dtype, a.data, b.data, left, right, d.data, stream);
 }
 
 std::vector<Row> Kernels() {

@@ -27,8 +27,8 @@ bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer
 
 }  // namespace
 
-Status WeightOnly(const WeightOnlyProblem& problem, const WeightOnlyConfig& config, const WeightOnlyOperands& operands, void* result,
-                  LaunchStream stream) {
+Status LaunchWeightOnly(const WeightOnlyProblem& problem, const WeightOnlyConfig& config, const WeightOnlyOperands& operands, void* result,
+                        LaunchStream stream) {
   weight_only::Plan plan;
   if (Status status = weight_only::Make(problem, config, operands, &plan); !status.ok()) return status;
   if (weight_only::IsEmpty(problem)) return {};

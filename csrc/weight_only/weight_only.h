@@ -33,7 +33,7 @@ struct WeightOnlyOperands {
   const float* scale;
 };
 
-Status WeightOnly(const WeightOnlyProblem& problem, const WeightOnlyConfig& config, const WeightOnlyOperands& operands, void* result,
-                  LaunchStream stream);
+Status LaunchWeightOnly(const WeightOnlyProblem& problem, const WeightOnlyConfig& config, const WeightOnlyOperands& operands, void* result,
+                        LaunchStream stream);
 
 }  // namespace jaxext

@@ -11,7 +11,7 @@ Status Launch(Arrays& arrays, const WeightOnlyProblem& p, const WeightOnlyConfig
   const Array scale = arrays.Operand("scale", {p.B, p.S, p.N}, Dtype::kF32);
   const Array y = arrays.Result("y", InParts({p.B, p.M, p.N}, config.splits));
   if (Status status = arrays.Done(); !status.ok()) return status;
-  return WeightOnly(p, config, {x.dtype, y.dtype, x.data, w.data, static_cast<const float*>(scale.data)}, y.data, stream);
+  return LaunchWeightOnly(p, config, {x.dtype, y.dtype, x.data, w.data, static_cast<const float*>(scale.data)}, y.data, stream);
 }
 
 std::vector<Row> Kernels() {

@@ -73,8 +73,8 @@ Status Launch(const Case& c, const Arrays& arrays, simt::Order order) {
   std::vector<const void*> at;
   for (const auto& array : arrays) at.push_back(array ? array->data() : nullptr);
   const auto result = [&](int i) { return const_cast<void*>(at[i]); };
-  return Causal(static_cast<CausalRole>(c.role), c.problem, c.config, OperandsOf(c, at),
-                {result(kFirst), static_cast<float*>(result(kSums)), result(kDState)}, stream);
+  return LaunchCausal(static_cast<CausalRole>(c.role), c.problem, c.config, OperandsOf(c, at),
+                      {result(kFirst), static_cast<float*>(result(kSums)), result(kDState)}, stream);
 }
 
 Status Run(const Case& c, const std::vector<std::string>& operands, std::string* results) {

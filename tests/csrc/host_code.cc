@@ -61,18 +61,18 @@ const std::vector<WideWeightOnlyKernel>& WideWeightOnlyKernels() {
   static const std::vector<WideWeightOnlyKernel> none;
   return none;
 }
-Status Conv(ConvRole, int, const ConvProblem&, const ConvConfig&, Dtype, Dtype, const void*, const void*, void*, const Epilogue*,
-            LaunchStream) {
+Status LaunchConv(ConvRole, int, const ConvProblem&, const ConvConfig&, Dtype, Dtype, const void*, const void*, void*, const Epilogue*,
+                  LaunchStream) {
   return Internal("no launcher");
 }
-Status Depthwise(ConvRole, const ConvProblem&, const DepthwiseConfig&, Dtype, Dtype, const void*, const void*, void*, const Epilogue*,
-                 LaunchStream) {
+Status LaunchDepthwise(ConvRole, const ConvProblem&, const DepthwiseConfig&, Dtype, Dtype, const void*, const void*, void*, const Epilogue*,
+                       LaunchStream) {
   return Internal("no launcher");
 }
-Status Causal(CausalRole, const CausalProblem&, const CausalConfig&, const CausalOperands&, const CausalResults&, LaunchStream) {
+Status LaunchCausal(CausalRole, const CausalProblem&, const CausalConfig&, const CausalOperands&, const CausalResults&, LaunchStream) {
   return Internal("no launcher");
 }
-Status WeightOnly(const WeightOnlyProblem&, const WeightOnlyConfig&, const WeightOnlyOperands&, void*, LaunchStream) {
+Status LaunchWeightOnly(const WeightOnlyProblem&, const WeightOnlyConfig&, const WeightOnlyOperands&, void*, LaunchStream) {
   return Internal("no launcher");
 }
 

@@ -53,41 +53,41 @@ const char* NameOf(ConvRole role) { return role == ConvRole::kFprop ? "fprop" : 
 
 }  // namespace
 
-Status Conv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& c, Dtype operands, Dtype result, const void* first,
-            const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+Status LaunchConv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& c, Dtype operands, Dtype result, const void* first,
+                  const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   return Say(stream, "conv" + std::to_string(rank) + "d " + NameOf(role), p, {c.tile_m, c.tile_n, c.cluster, c.splits}, operands, result,
              {first, second, out}, epilogue);
 }
 
-Status Depthwise(ConvRole role, const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* first,
-                 const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+Status LaunchDepthwise(ConvRole role, const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* first,
+                       const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   return Say(stream, std::string("depthwise ") + NameOf(role), p, {c.lanes, c.strip, c.pieces, c.lines, c.splits}, dtype, result,
              {first, second, out}, epilogue);
 }
 
-Status Matmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+Status LaunchMatmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dtype operands, Dtype result, const void* first,
+                    const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
   const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
   return Say(stream, std::string("matmul ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.pingpong, c.splits},
              operands, result, {first, second, out}, epilogue);
 }
 
-Status Pieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& c, Dtype operands, Dtype result, const void* first,
-              const void* second, void* out, LaunchStream stream) {
+Status LaunchPieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& c, Dtype operands, Dtype result, const void* first,
+                    const void* second, void* out, LaunchStream stream) {
   const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
   return Say(stream, std::string("pieces ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.pieces, c.splits}, operands, result,
              {first, second, out}, /*epilogue=*/nullptr);
 }
 
-Status Ragged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, Dtype operands, Dtype result, const void* first,
-              const void* second, const int32_t* places, void* out, LaunchStream stream) {
+Status LaunchRagged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, Dtype operands, Dtype result, const void* first,
+                    const void* second, const int32_t* places, void* out, LaunchStream stream) {
   const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
   return Say(stream, std::string("ragged ") + name, {p.B, p.P, p.R, p.M, p.N, p.K, p.G}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_n},
              operands, result, {first, second, places, out}, /*epilogue=*/nullptr);
 }
 
-Status Scaled(const ScaledProblem& p, const ScaledConfig& c, Dtype first, Dtype second, Dtype result, const void* a, const void* b,
-              const Scale& left, const Scale& right, void* d, LaunchStream stream) {
+Status LaunchScaled(const ScaledProblem& p, const ScaledConfig& c, Dtype first, Dtype second, Dtype result, const void* a, const void* b,
+                    const Scale& left, const Scale& right, void* d, LaunchStream stream) {
   return Say(stream, "scaled", {p.B, p.M, p.N, p.K, p.I, p.J, p.S, static_cast<int64_t>(second)},
              {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.splits, left.batch, left.outer, left.step, right.batch, right.outer, right.step},
              first, result, {a, b, left.data, right.data, d}, /*epilogue=*/nullptr);
@@ -100,8 +100,8 @@ Status LaunchGram(const GramProblem& p, const GramConfig& c, Dtype dtype, Dtype 
              dtype, result, {o.x, o.addend, y}, /*epilogue=*/nullptr);
 }
 
-Status Causal(CausalRole role, const CausalProblem& p, const CausalConfig& c, const CausalOperands& o, const CausalResults& r,
-              LaunchStream stream) {
+Status LaunchCausal(CausalRole role, const CausalProblem& p, const CausalConfig& c, const CausalOperands& o, const CausalResults& r,
+                    LaunchStream stream) {
   const int64_t of_bias = o.bias != nullptr ? static_cast<int64_t>(o.of_bias) : -1;
   return Say(stream, role == CausalRole::kForward ? "causal forward" : "causal backward", {p.B, p.T, p.C, p.J},
              {c.lanes, c.strip, c.splits, static_cast<int64_t>(o.activation), of_bias}, o.dtype, o.of_weight,
@@ -109,7 +109,8 @@ Status Causal(CausalRole role, const CausalProblem& p, const CausalConfig& c, co
              /*epilogue=*/nullptr);
 }
 
-Status WeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const WeightOnlyOperands& o, void* result, LaunchStream stream) {
+Status LaunchWeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, const WeightOnlyOperands& o, void* result,
+                        LaunchStream stream) {
   return Say(stream, "weight_only", {p.B, p.M, p.N, p.K, p.S, p.bits}, {c.tile_m, c.tile_n, c.splits}, o.dtype, o.of_result,
              {o.x, o.q, o.scale, result}, /*epilogue=*/nullptr);
 }

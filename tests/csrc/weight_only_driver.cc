@@ -68,9 +68,9 @@ Status Run(const Case& c, const std::vector<std::string>& operands, std::string*
     simt::machine = {jaxext::weight_only::shared_sums, sizeof jaxext::weight_only::shared_sums, order, c.blocks};
     simt::runtime = {stream, static_cast<cudaError_t>(c.pending), static_cast<cudaError_t>(c.refusal)};
     const auto* scale = reinterpret_cast<const float*>(arrays[kScale]->data());
-    status = WeightOnly(c.problem, c.config,
-                        {static_cast<Dtype>(c.dtype), static_cast<Dtype>(c.of_result), arrays[kX]->data(), arrays[kQ]->data(), scale},
-                        arrays[kY]->data(), stream);
+    status = LaunchWeightOnly(c.problem, c.config,
+                              {static_cast<Dtype>(c.dtype), static_cast<Dtype>(c.of_result), arrays[kX]->data(), arrays[kQ]->data(), scale},
+                              arrays[kY]->data(), stream);
     for (int i = 0; i < kArrays; ++i) {
       if (!arrays[i]->intact()) simt::Fail("written before the start of an array");
       if (i < kOperands && arrays[i]->contents() != operands[i]) simt::Fail("an operand was changed");
