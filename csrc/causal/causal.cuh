@@ -6,7 +6,7 @@
 //
 // A tap that reads nothing, beyond the filter's J or in another sequence, is left out, not multiplied by zero.  The taps in front of a
 // filter of fewer than kTaps are such ones: tap v is the filter's tap v - (kTaps - J).  So results do not depend on where strips, pieces or
-// packed sequences begin.  It must not know how it is launched.
+// packed sequences begin.
 #pragma once
 
 #include <cstdint>

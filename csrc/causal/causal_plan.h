@@ -1,5 +1,4 @@
 // What a causal launch computes on the host: whether a problem can be done, which kernel does it, on which grid, with which numbers.
-// Plain C++: it must not know CUDA.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Neighbouring channels of one thread: how they are loaded, converted to float32, rounded and stored.  It must not know any kernel.
+// Neighbouring channels of one thread: how they are loaded, converted to float32, rounded and stored.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,5 @@
 // The warp groups of a block for Hopper, and the ring of stages in shared memory that one thread fills by TMA and that the others
-// multiply from.  It must not know matmul or convolutions, XLA or Python.
+// multiply from.
 #pragma once
 
 #include "common/sm90.cuh"  // first

@@ -1,4 +1,4 @@
-// How a kernel of CUTLASS 3 is launched on Hopper.  It must not know matmul or convolutions, XLA or Python.
+// How a kernel of CUTLASS 3 is launched on Hopper.
 #pragma once
 
 #include <cuda.h>

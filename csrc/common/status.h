@@ -1,4 +1,4 @@
-// What a launcher is asked for, and what it answers.  Plain C++: it must not know CUDA, XLA or Python.
+// What a launcher is asked for, and what it answers.
 #pragma once
 
 #include <optional>

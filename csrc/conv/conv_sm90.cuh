@@ -8,7 +8,7 @@
 //
 // CUTLASS has one schedule for convolutions, with one warp group that multiplies, and supports neither groups nor splits.  Here the blocks
 // of a launch take their arguments, strides and boxes from one of several *parts* (conv_plan.h), selected by blockIdx.z; schedule and
-// stores are ours.  It must not know XLA or Python.
+// stores are ours.
 #pragma once
 
 #include <cuda_runtime.h>

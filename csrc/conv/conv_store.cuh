@@ -1,6 +1,5 @@
 // How a block of a convolution for Hopper stores its tile: from the accumulators of wgmma through shared memory, so that a warp stores
-// whole lines of 128 bytes.  A result is always a matrix, in dgrad with rows that need not stand equally far apart.  It must not know XLA
-// or Python.
+// whole lines of 128 bytes.  A result is always a matrix, in dgrad with rows that need not stand equally far apart.
 #pragma once
 
 #include "common/sm90.cuh"  // first

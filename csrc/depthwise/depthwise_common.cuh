@@ -8,8 +8,7 @@
 //
 // Vectors are of channels of y, each of which has a filter.  If several filters share a channel of x, a vector meets fewer channels of x.
 //
-// All threads of a block reach its last barrier; threads without a strip have an empty one and load nothing.  It must not know how it is
-// launched.
+// All threads of a block reach its last barrier; threads without a strip have an empty one and load nothing.
 #pragma once
 
 #include <climits>

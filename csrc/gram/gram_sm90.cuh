@@ -5,7 +5,7 @@
 // CUTLASS's collective loads by TMA into a ring of shared memory and multiplies, both factors from the same array.  A cluster has two
 // tiles, one below the other, that load their columns' rows of x once.  Only the clusters that touch the lower triangle are computed.  Each
 // tile stores what lies on or below the diagonal, in squares of 8 x 8, and the same numbers mirrored above it; the squares on the diagonal
-// are made symmetric before, so that y is symmetric to the last bit.  Blocks are persistent.  It must not know XLA or Python.
+// are made symmetric before, so that y is symmetric to the last bit.  Blocks are persistent.
 #pragma once
 
 #include "common/collective_sm90.cuh"  // first

@@ -8,7 +8,6 @@
 //     nt    c[M,N]       b[K,N]           a[M,K]    both last
 //     tn    a[M,K]       c[M,N]           b[K,N]    both first
 //
-// It must not know XLA or Python.
 #pragma once
 
 #include "common/collective_sm90.cuh"  // first

@@ -7,7 +7,7 @@
 //
 // Each step of 32 of the sum goes into sums of its own, the small products first, and then to those of all in float32, since tensor cores
 // cut off the last bits of what they add to.  A product of small pieces is NaN where a factor is infinite or NaN: those sums are taken as
-// zero, and the product of the first pieces tells.  It must not know XLA or Python.
+// zero, and the product of the first pieces tells.
 #pragma once
 
 #include "common/sm90.cuh"  // first

@@ -6,7 +6,7 @@
 // step of 128 goes into sums of its own, which are scaled and added to those of all in float32 registers.  If the scales do not change
 // along the sum, the result is scaled at the end.  A thread has no registers for both sums of a wide tile, so that it multiplies 128
 // columns at a time, and the two warp groups take turns at the tensor cores.  Blocks are persistent.  Neighbouring blocks of a cluster
-// have the same columns and load them once.  It must not know XLA or Python.
+// have the same columns and load them once.
 #pragma once
 
 #include "common/collective_sm90.cuh"  // first

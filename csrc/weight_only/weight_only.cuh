@@ -11,8 +11,7 @@
 // Two rows' integers come beside each other by one permutation for two columns (int8) or four (int4), and become floats by three operations
 // for each pair: a mask and an exclusive or, which make 1024 + q (float16) or 128 + q (bfloat16), and a subtraction.
 //
-// The warps of a block share its rows and columns, and take turns along the sum; their sums are added in a fixed order.  It must not know
-// how it is launched.
+// The warps of a block share its rows and columns, and take turns along the sum; their sums are added in a fixed order.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The instructions of warps and of pairs of 16-bit floats that C++ has no words for, and how small integers become such floats.  Another
-// compiler than CUDA's takes the instructions from whoever simulates them (tests/csrc/simt_mma.h).  It must not know any kernel.
+// compiler than CUDA's takes the instructions from whoever simulates them (tests/csrc/simt_mma.h).
 #pragma once
 
 #include <cuda_bf16.h>

@@ -8,7 +8,7 @@
 //
 // Products of integers are exact.  Each 64 elements of the sum, or 32 where scales change within, go into sums of their own, which are
 // multiplied by the scale and added to those of all in float32.  While the tensor cores multiply, threads make the next factors, and two
-// warp groups take turns.  It must not know XLA or Python.
+// warp groups take turns.
 #pragma once
 
 #include <algorithm>
