@@ -13,7 +13,7 @@
 #include "common/sm90.cuh"  // first
 #include "common/barriers_sm90.cuh"
 #include "common/pipeline_sm90.cuh"
-#include "common/tensor_map_of.cuh"
+#include "common/tma_descriptor.cuh"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90.hpp"
@@ -306,10 +306,10 @@ __global__ void __launch_bounds__(Pieces<kPieces>::kThreads, 1) PiecesKernelOf(c
 }
 
 // An operand with `lines` rows (or columns) and `depth` elements of the sum.
-inline CUtensorMap OperandMap(const void* array, bool mn_major, int64_t lines, int64_t depth, int64_t batch, int64_t leading,
-                              int64_t batch_stride) {
-  return MapOf(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, array, mn_major ? lines : depth, mn_major ? depth : lines, batch, leading, batch_stride,
-               mn_major ? 32 : 128);
+inline CUtensorMap OperandDescriptor(const void* array, bool mn_major, int64_t lines, int64_t depth, int64_t batch, int64_t leading,
+                                     int64_t batch_stride) {
+  return TmaDescriptor(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, array, mn_major ? lines : depth, mn_major ? depth : lines, batch, leading,
+                       batch_stride, mn_major ? 32 : 128);
 }
 
 template <int kPieces>
@@ -318,8 +318,8 @@ Status Pieces<kPieces>::Launch(MatmulRole role, const Gemm& gemm, LaunchStream s
   if (Status s = Prepare("pieces", PiecesKernelOf<kPieces>, kSharedBytes, 1, &device); !s.ok() || !stream) return s;
   PiecesParams params = {};
   params.a_mn_major = role == MatmulRole::kTN, params.b_mn_major = role != MatmulRole::kNT;
-  params.a = OperandMap(gemm.a, params.a_mn_major, gemm.m, gemm.k, gemm.l, gemm.a_leading, gemm.a_batch);
-  params.b = OperandMap(gemm.b, params.b_mn_major, gemm.n, gemm.k, gemm.l, gemm.b_leading, gemm.b_batch);
+  params.a = OperandDescriptor(gemm.a, params.a_mn_major, gemm.m, gemm.k, gemm.l, gemm.a_leading, gemm.a_batch);
+  params.b = OperandDescriptor(gemm.b, params.b_mn_major, gemm.n, gemm.k, gemm.l, gemm.b_leading, gemm.b_batch);
   params.d = static_cast<float*>(gemm.d);
   params.m = int(gemm.m), params.n = int(gemm.n), params.steps = int(cute::ceil_div(gemm.k, int64_t{kStep}));
   params.tile_rows = int(cute::ceil_div(gemm.m, int64_t{kTile})), params.tile_columns = int(cute::ceil_div(gemm.n, int64_t{kTile}));

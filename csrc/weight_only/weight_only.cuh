@@ -126,11 +126,11 @@ struct Worker {
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      float first[4], of_step[4];
+      float first[4], products[4];
       MultiplyAdd<T>(first, a[0], b[i].words, {0.0f, 0.0f, 0.0f, 0.0f});
-      MultiplyAdd<T>(of_step, a[1], b[i].words + 2, first);
+      MultiplyAdd<T>(products, a[1], b[i].words + 2, first);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) sums[i][k] = fmaf(of_step[k], k < 2 ? scale : next_scale, sums[i][k]);
+      for (int k = 0; k < 4; ++k) sums[i][k] = fmaf(products[k], k < 2 ? scale : next_scale, sums[i][k]);
     }
   }
 

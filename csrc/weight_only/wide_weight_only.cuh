@@ -16,7 +16,7 @@
 #include "common/sm90.cuh"  // first
 #include "common/barriers_sm90.cuh"
 #include "common/pipeline_sm90.cuh"
-#include "common/tensor_map_of.cuh"
+#include "common/tma_descriptor.cuh"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90.hpp"
@@ -255,9 +255,9 @@ Status WideWeightOnly<T, kBits, kRows>::Launch(const weight_only::Plan& plan, co
   WideWeightOnlyParams params = {};
   if (p.K > 0) {  // else nothing is read, and there is no such map
     constexpr auto kType = std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    params.x = MapOf(kType, sizeof(T), operands.x, p.K, p.M, p.B, p.K, int64_t(p.K) * p.M, kRows);
+    params.x = TmaDescriptor(kType, sizeof(T), operands.x, p.K, p.M, p.B, p.K, int64_t(p.K) * p.M, kRows);
     const int64_t bytes = int64_t(p.N) * kBits / 8;  // of a row
-    params.w = MapOf(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, operands.q, bytes, p.K, p.B, bytes, bytes * p.K, kDepth);
+    params.w = TmaDescriptor(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, operands.q, bytes, p.K, p.B, bytes, bytes * p.K, kDepth);
   }
   params.scale = operands.scale, params.y = result, params.sizes = p;
   return sm90::Launch("wide_weight_only", kKernel, params, dim3(unsigned(plan.grid), 1, 1), dim3(kThreads, 1, 1), dim3(1, 1, 1),

@@ -6,8 +6,8 @@
 namespace jaxext::sm90 {
 
 // `batch` matrices with rows of `inner` elements, `leading` elements apart.  A box is 128 bytes of `rows` rows, swizzled as wgmma wants it.
-inline CUtensorMap MapOf(CUtensorMapDataType type, int bytes, const void* array, int64_t inner, int64_t outer, int64_t batch,
-                         int64_t leading, int64_t batch_stride, int rows) {
+inline CUtensorMap TmaDescriptor(CUtensorMapDataType type, int bytes, const void* array, int64_t inner, int64_t outer, int64_t batch,
+                                 int64_t leading, int64_t batch_stride, int rows) {
   CUtensorMap map = {};
   const cuuint64_t sizes[] = {cuuint64_t(inner), cuuint64_t(outer), cuuint64_t(batch)};
   const cuuint64_t strides[] = {cuuint64_t(leading * bytes), cuuint64_t(batch_stride * bytes)};
