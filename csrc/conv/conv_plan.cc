@@ -238,7 +238,6 @@ ConvBox BoxOf(ConvRole role, const ConvPart& part, int i) {
 
 Reason ConvRefuses(ConvRole role, int rank, const ConvProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
   if (Reason reason = CheckArch("conv", arch)) return reason;
-  if (rank < 1 || rank > 3) return Text(rank) + " spatial axes, it takes 1 to 3";
   if (Reason reason = CheckDtypes(dtypes)) return reason;
   const std::vector<int64_t> sizes = Sizes(p);
   const int64_t least = *std::min_element(sizes.begin(), sizes.end());

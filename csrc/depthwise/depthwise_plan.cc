@@ -270,7 +270,7 @@ namespace jaxext {
 
 using namespace depthwise;
 
-Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
+Reason DepthwiseRefuses(ConvRole role, int, const ConvProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
   if (p.C != 1) return Text(p.C) + " input channels per group, it takes 1";
   if (p.K < 1 || p.K > kMostOutputs) return Text(p.K) + " outputs per group, it takes 1 to " + Text(kMostOutputs);
   for (int64_t size : {p.B, p.N, p.G}) {
@@ -279,7 +279,6 @@ Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& p, const Dty
   if (Product({p.G, p.K}) >= kMostIndex) {
     return Text(Product({p.G, p.K})) + " outputs of all groups, it takes fewer than " + Text(kMostIndex);
   }
-  if (rank < 1 || rank > 3) return "conv" + Text(rank) + "d_" + RoleName(role) + " has not one to three spatial axes";
   for (const std::string& dtype : {dtypes.first, dtypes.second, dtypes.result}) {
     if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16") return "dtype " + dtype + ", it takes fp32, bf16, fp16";
   }

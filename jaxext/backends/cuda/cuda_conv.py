@@ -50,7 +50,9 @@ def refused(problem: ConvProblem) -> str | None:
 
 def refused_by(family: str, problem: ConvProblem) -> str | None:
     """Return the reason why the dense or the depthwise kernels do not take a convolution, or None."""
-    target = f"{family}{rank(problem)}d_{'bias_act' if problem.epilogue else problem.role}"
+    if not 1 <= (axes := rank(problem)) <= 3:
+        return f"{axes} spatial axes, want 1 to 3"
+    target = f"{family}{axes}d_{'bias_act' if problem.epilogue else problem.role}"
     return refused_epilogue(problem) or refusal(target, fields(problem), problem.dtypes, problem.arch)
 
 

@@ -52,6 +52,7 @@ def test_refusals_say_why(name):
         ({"dtypes": ("bf16", "fp16", "bf16")}, "the operands are bf16 and fp16"),
         ({"dtypes": ("bf16", "bf16", "fp16")}, "the result is fp16"),
         ({"name": "conv4d_fprop"}, "4 spatial axes"),
+        ({"name": "conv0d_fprop"}, "0 spatial axes"),
         ({"dtypes": ("fp16", "fp16", "fp32")}, None),
         ({"N": 0}, None),
         ({"C": 2**31}, "2^31"),
