@@ -22,7 +22,8 @@ _NAME = re.compile(
     r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
     r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|GatherMma|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf|PiecesKernelOf)<([^<>]*)"
 )  # up to a template among the arguments
-_OTHER = re.compile(r"jaxext::(\w+)::(?:\(anonymous namespace\)::)?\w+<([^<>]*)>")  # a family without words of its own here
+# Of a family that has no words of its own here.
+_OTHER = re.compile(r"jaxext::(?!sm90:|depthwise:|causal:|weight_only:)(\w+)::(?:\(anonymous namespace\)::)?\w+<([^<>]*)>")
 
 
 def describe(name: str) -> dict:
