@@ -11,7 +11,7 @@ python := $(VENV)/bin/python
 pip    := $(python) -m pip --quiet --disable-pip-version-check
 ready  := $(VENV)/.ready
 JAXEXT_CUDA ?= $(if $(findstring JAXEXT_KERNELS,$(CMAKE_ARGS))$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
-cpp    := $(shell find csrc tests/csrc tests/ptx examples -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
+cpp    := $(shell find csrc tests/csrc tests/ptx examples docs -name "*.h" -o -name "*.c[cu]" -o -name "*.cuh")
 
 .PHONY: build demo docs notebooks check-wheels test test-all fuzz mutations bench bench-plan fit-cpu kernels gpu-programs record wheel gpu gpu-rehearsal lint ruff clang-format pyright format clean
 

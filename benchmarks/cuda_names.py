@@ -22,11 +22,16 @@ _NAME = re.compile(
     r"jaxext::(?:sm90|depthwise|causal|weight_only)::"
     r"(Matmul|RaggedProduct|ScaledProduct|GramProduct|Convolution|GatherLine|GatherPlane|GatherMma|Wgrad|CausalForward|CausalBackward|WeightOnlyKernel|WideWeightOnlyKernelOf|PiecesKernelOf)<([^<>]*)"
 )  # up to a template among the arguments
+# Of a family that has no words of its own here.
+_OTHER = re.compile(r"jaxext::(?!sm90:|depthwise:|causal:|weight_only:)(\w+)::(?:\(anonymous namespace\)::)?\w+<([^<>]*)>")
 
 
 def describe(name: str) -> dict:
     """A kernel by the arguments of its template in csrc/, under the names that the module's tables use."""
     found = _NAME.search(name)
+    if not found and (other := _OTHER.search(name)):
+        element, *numbers = other[2].replace("(int)", "").split(", ")
+        return {"kernel": other[1], "operands": ELEMENTS.get(element, element), "config": ", ".join(numbers)}
     if not found:
         return {"kernel": "unknown", "config": name[:60]}
     template, arguments = found[1], [argument.rpartition(")")[2] for argument in found[2].split(", ")]  # without casts to enumerations

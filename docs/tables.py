@@ -1,4 +1,4 @@
-"""The tables of the pages, and the sections of other pages that the site includes.
+"""The tables of the pages, and the sections of other pages, and the files, that the site includes.
 
     python docs/tables.py     # writes the tables and the lists of docs/api anew
 
@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = re.compile(r"^<!-- table: (\w+) (\w+) -->$", re.MULTILINE), "<!-- end of table -->"
 INCLUDE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.md)#([\w-]+)\) <!-- include -->$", re.MULTILINE)
+CODE = re.compile(r"^\[[^\]]*\]\(([\w./-]+\.(\w+))\) <!-- include -->$", re.MULTILINE)
 NAME = re.compile(r"^- [^\n]*<!-- (::: ([\w.]+)(?:(?!-->).)*?)\s*-->$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
@@ -61,10 +62,20 @@ def first_sentence(name: str) -> str:
 
 
 def expanded(markdown: str, folder: str) -> str:
-    """The page, which lies in `folder` of docs/, with the sections that it includes, and what mkdocstrings is told.  KeyError: there is no
-    such section."""
+    """The page, which lies in `folder` of docs/, with the sections and files that it includes, and what mkdocstrings is told.
+
+    Raises:
+      KeyError: there is no such section.
+    """
     markdown = NAME.sub(lambda match: f"\n{match[1]}\n", markdown)
-    return INCLUDE.sub(lambda match: section(match[1], match[2], folder), markdown)
+    markdown = INCLUDE.sub(lambda match: section(match[1], match[2], folder), markdown)
+    return CODE.sub(lambda match: code(match[1], match[2], folder), markdown)
+
+
+def code(path: str, language: str, folder: str) -> str:
+    """A file as a block of code."""
+    language = {"h": "cpp", "cu": "cpp", "py": "python"}[language]
+    return f'```{language} title="{posixpath.basename(path)}"\n{(ROOT / "docs" / folder / path).read_text()}```'
 
 
 def section(path: str, anchor: str, folder: str) -> str:

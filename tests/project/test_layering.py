@@ -1,11 +1,13 @@
 """Who may import whom: the imports of every file are read and compared with what the design allows.
 
 A room is a folder of jaxext/, or a file that lies in it directly.  Files of one room may import one another, without a circle.
-Kernels see neither jax nor jaxext, benchmarks/ may import all of the package, and only the command line imports it.
+Kernels see neither jax nor jaxext, benchmarks/ may import all of the package, and only the command line imports it.  Of csrc/ the includes
+are read.
 """
 
 import ast
 import pathlib
+import re
 import sys
 
 import pytest
@@ -85,6 +87,18 @@ JITTED = {
     "tile",
     "tile_epilogue",
 }  # files of kernels/ that hold functions under triton.jit and nothing else; others do without Triton
+# Headers of others -> the files of csrc/ that include them.  Device code (*.cu, *.cuh) may include those of CUDA and CUTLASS.
+INCLUDED = {
+    r"xla/": {"common/ffi.cc"},
+    r"pybind11/|Python\.h": {"module.cc"},
+    r"(?:cuda|driver_types|vector_types|cooperative_groups|nv)\w*[./]": {
+        *(f"common/{name}" for name in ("ffi.cc", "load.h", "tensor_map.h")),
+        *(f"{family}/{family}.h" for family in ("conv", "gram", "matmul", "pieces", "ragged", "scaled")),
+        *(f"{family}/{family}_launch.h" for family in ("causal", "depthwise", "weight_only")),
+    },
+    r"cut(?:e|lass)/": {"common/tensor_map.h"},
+}
+DEVICE_CODE, OF_DEVICE_CODE = {".cu", ".cuh"}, [*INCLUDED][2:]
 
 
 def modules(root):
@@ -169,6 +183,17 @@ def host_code(tree):
             yield ast.unparse(node)
 
 
+def included(root):
+    """As INCLUDED, of the sources in a folder."""
+    found = {headers: set() for headers in INCLUDED}
+    for path in (root / "csrc").rglob("*.*"):
+        for header in re.findall(r"^\s*#\s*include\s*[<\"]([^>\"]+)", path.read_text(), re.MULTILINE):
+            for headers, files in found.items():
+                if re.match(headers, header) and not (headers in OF_DEVICE_CODE and path.suffix in DEVICE_CODE):
+                    files.add(str(path.relative_to(root / "csrc")))
+    return found
+
+
 def circle(below):
     """The names that cannot be put in an order in which each comes after those that it imports."""
     done: set[str] = set()
@@ -179,6 +204,34 @@ def circle(below):
 
 def test_layers():
     assert list(breaches(ROOT)) == []
+
+
+def test_includes():
+    """XLA's headers are those of one file, and so are Python's; host code that only computes is plain C++."""
+    assert included(ROOT) == INCLUDED
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("gram/gram.cc", '#include "xla/ffi/api/ffi.h"'),
+        ("gram/gram_sm90.cuh", '#include "xla/ffi/api/ffi.h"'),
+        ("common/ffi.cc", "#include <pybind11/pybind11.h>"),
+        ("gram/gram_sm90.cuh", "#include <Python.h>"),
+        ("module.cc", "#  include <cuda_runtime.h>"),
+        ("common/schema.h", "#include <cuda/std/array>"),
+        ("gram/gram.h", '#include "cutlass/cutlass.h"'),
+    ],
+)
+def test_an_include_is_found(tmp_path, file, line):
+    write(tmp_path, {f"../csrc/{file}": f"#include <string>\n{line}\n"})
+    (headers,) = (headers for headers, files in included(tmp_path).items() if files == {file})
+    assert file not in INCLUDED[headers]
+
+
+def test_device_code_includes_cuda(tmp_path):
+    write(tmp_path, {"../csrc/gram/gram.cu": "#include <cuda_bf16.h>\n", "../csrc/gram/x.cuh": '#include "cute/tensor.hpp"\n'})
+    assert not any(included(tmp_path).values())
 
 
 def test_every_room_exists():

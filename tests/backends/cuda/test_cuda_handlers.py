@@ -49,11 +49,10 @@ SCALED = [name for name in HANDLERS if "scaled" in name]  # test_cuda_scaled_lau
 GRAM = [name for name in HANDLERS if "gram" in name]  # test_cuda_gram_launches.py calls it
 WEIGHT_ONLY = [name for name in HANDLERS if "weight_only" in name]
 PIECES = [name for name in HANDLERS if "pieces" in name]  # test_cuda_pieces_launches.py calls these
-PLAIN = [name for name in HANDLERS if name not in (*FUSED, *CAUSAL, *SCALED, *GRAM, *WEIGHT_ONLY, *PIECES)]
-MATMUL = [name for name in PLAIN if "matmul" in name]
-CONV = [name for name in PLAIN if "_conv" in name]
-DEPTHWISE = [name for name in PLAIN if "depthwise" in name]
-RAGGED = [name for name in PLAIN if "ragged" in name]  # test_cuda_ragged_launches.py calls these
+MATMUL = [name for name in HANDLERS if "matmul" in name]
+CONV = [name for name in HANDLERS if "jaxext_conv" in name and name not in FUSED]
+DEPTHWISE = [name for name in HANDLERS if "depthwise" in name and name not in FUSED]
+RAGGED = [name for name in HANDLERS if "ragged" in name]  # test_cuda_ragged_launches.py calls these
 ALL = [*MATMUL, *CONV, *DEPTHWISE]
 ROLES = {"nn": "abc", "nt": "bca", "tn": "acb", "fprop": "xwy", "dgrad": "wyx", "wgrad": "xyw"}  # both operands and the result
 PARTS = ("bfloat16", "float32")  # dtypes of a call whose result has parts
@@ -256,7 +255,7 @@ def test_targets():
         for form in ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d", "depthwise3d")
         for role in list(ROLES)[3:]
     }
-    assert set(PLAIN) == conv | {f"jaxext_{form}_{role}_v1" for form in ("matmul", "ragged") for role in list(ROLES)[:3]}
+    assert {*ALL, *RAGGED} == conv | {f"jaxext_{form}_{role}_v1" for form in ("matmul", "ragged") for role in list(ROLES)[:3]}
     forms = ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d", "depthwise3d")
     assert set(FUSED) == {"jaxext_linear_v1"} | {f"jaxext_{form}_bias_act_v1" for form in forms}
     assert SCALED == ["jaxext_scaled_v1"]

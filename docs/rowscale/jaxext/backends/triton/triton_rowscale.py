@@ -1,0 +1,21 @@
+"""The implementation `triton` of rows times numbers (kernels/rowscale)."""
+
+from jaxext.backends.problems import DTYPES
+from jaxext.backends.triton.triton_binding import TritonKernels
+
+
+class TritonRowscale(TritonKernels):
+    name = "triton_rowscale"
+
+    def problem(self, call):
+        dtypes = tuple(DTYPES.get(dtype.name, dtype.name) for dtype in (*call.dtypes.values(), call.dtype))
+        sizes = {label: call.sizes[label] for label in "BMN"}
+        return self.kernels(None).Problem(name=call.op, **sizes, dtypes=dtypes, arch=call.arch or 90, device=call.device)
+
+    def kernels(self, problem):
+        from jaxext.kernels import rowscale
+
+        return rowscale
+
+    def slower(self, call):
+        return None

@@ -1,0 +1,3 @@
+"""Rows times numbers."""
+
+from .plan import Config, Problem, candidates, launch, supports

@@ -1,0 +1,24 @@
+"""Rows times numbers: the Triton kernel against numpy."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxext import extend
+from jaxext.backends.triton.triton_rowscale import TritonRowscale
+
+
+def reference(x, scale):
+    return (x.astype(scale.dtype) * scale[None, :, None]).astype(x.dtype)
+
+
+rowscale = extend.operation("rowscale", reference, operands=dict(x="B M N", scale="M"), results=dict(y="B M N"))
+extend.register(rowscale, TritonRowscale())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_kernel_is_the_reference(dtype):
+    rng = np.random.default_rng(0)
+    x, scale = rng.standard_normal((2, 3, 1100)).astype(jnp.dtype(dtype)), rng.standard_normal(3).astype(np.float32)
+    y = rowscale(jnp.asarray(x), jnp.asarray(scale), implementation="triton_rowscale")
+    np.testing.assert_array_equal(np.asarray(y), (x.astype(np.float32) * scale[:, None]).astype(x.dtype))

@@ -1,0 +1,60 @@
+"""Rows times numbers: the compiled kernel against numpy, and the operation around it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cuda_kernels import DTYPES, execute, late_and_early
+from cuda_launches import INVALID, Case, ask
+from lowered import custom_calls
+
+import jaxext
+from jaxext import extend, testing
+from jaxext.backends.cuda.cuda_rowscale import CudaRowscale
+
+
+def reference(x, scale):
+    return (x.astype(scale.dtype) * scale[None, :, None]).astype(x.dtype)
+
+
+rowscale = extend.operation("rowscale", reference, operands=dict(x="B M N", scale="M"), results=dict(y="B M N"))
+extend.register(rowscale, CudaRowscale())
+
+
+class Call:
+    def __init__(self, dtype, lanes, B, M, N):
+        arrays = {"x": (dtype, (B, M, N)), "scale": ("float32", (M,))}
+        self.case = Case("rowscale", dict(B=B, M=M, N=N, lanes=lanes), arrays, {"y": (dtype, (B, M, N))})
+        rng = np.random.default_rng(0)
+        self.operands = {name: rng.standard_normal(shape).astype(DTYPES[of]) for name, (of, shape) in arrays.items()}
+
+    def execute(self, late):
+        return list(execute(self.case, self.operands, late, arch="sm_80").values())
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 40), (1, 5, 1032)])
+@pytest.mark.parametrize(("dtype", "lanes"), [("float32", 1), ("float32", 4), ("bfloat16", 1), ("bfloat16", 8)])
+def test_the_kernel_is_the_reference(dtype, lanes, sizes):
+    call = Call(dtype, lanes, *sizes)
+    (y,) = late_and_early(call)
+    x, scale = call.operands.values()
+    np.testing.assert_array_equal(y, (x.astype(np.float32) * scale[:, None]).astype(x.dtype))
+
+
+def test_what_is_refused():
+    assert ask(Call("float32", 4, 1, 2, 6).case) == (INVALID, "rowscale: no kernel for B=1 M=2 N=6 has lanes=4")
+    with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda_rowscale"):
+        with pytest.raises(NotImplementedError, match="x is fp16, want fp32 or bf16"):
+            jax.jit(rowscale).trace(jnp.ones((1, 2, 8), jnp.float16), jnp.ones(2, jnp.float32)).lower(lowering_platforms=("cuda",))
+
+
+def test_the_operation():
+    """The kernel is in its programs, mapped or differentiated, and every rule of JAX is the reference's."""
+    x, scale = jnp.ones((2, 4, 8), jnp.bfloat16), jnp.arange(4, dtype=jnp.float32)
+    mapped, loss = jax.vmap(rowscale, (0, None)), lambda x, scale: jnp.square(rowscale(x, scale)).sum()
+    with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda_rowscale"):
+        assert "cuda_rowscale rowscale, 8 lanes" in str(jaxext.explain(mapped, x[None], scale, platform="cuda"))
+        for function, operands in [(rowscale, (x, scale)), (mapped, (x[None], scale)), (jax.value_and_grad(loss, (0, 1)), (x, scale))]:
+            lowered = jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",))
+            assert custom_calls(lowered)["jaxext_rowscale_v1"] == 1
+    testing.check_op(rowscale, reference, (jnp.ones((4, 4, 4), jnp.float32), scale), show=False).raise_if_failed()

@@ -1,0 +1,164 @@
+"""What docs/adding-a-kernel.md says is so: its files, in a copy of the sources, are a kernel that XLA, Python and the tools know.
+
+Needs nvcc, pybind11 and the folder in which jaxext was built; no GPU and no driver.
+"""
+
+import concurrent.futures
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import jax
+import pytest
+import test_layering
+
+from jaxext.backends.cuda import cuda_binding
+from jaxext.benchmarks import compiled_cuda, cuda_laws
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE, FILES = ROOT / "docs" / "adding-a-kernel.md", ROOT / "docs" / "rowscale"
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+LIBRARIES = sorted(ROOT.glob("build/*/libjaxext_kernels.a"), key=lambda path: path.stat().st_mtime)
+LACKING = cuda_binding.missing() or (not NVCC and "no nvcc here") or (not LIBRARIES and "jaxext was not built in this checkout")
+LACKING = LACKING or (shutil.which("g++") is None and "no g++ here") or (not importlib.util.find_spec("pybind11") and "no pybind11 here")
+of_cuda = pytest.mark.skipif(bool(LACKING), reason=f"no CUDA kernels to link: {LACKING}")
+
+
+def with_files(root: pathlib.Path) -> pathlib.Path:
+    """A copy of the sources, and the page's files."""
+    ignored = shutil.ignore_patterns("*.so", "__pycache__", "results")
+    for folder in ("csrc", "jaxext", "kernels", "benchmarks", "tests"):
+        shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", root)
+    for path in files():
+        (root / path).parent.mkdir(exist_ok=True)
+        assert not (root / path).exists(), f"{path} would take the place of another"
+        shutil.copy(FILES / path, root / path)
+    return root
+
+
+def files() -> list[pathlib.Path]:
+    return sorted(path.relative_to(FILES) for path in FILES.rglob("*.*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    return with_files(tmp_path_factory.mktemp("jaxext"))
+
+
+def run(*command, **environment):
+    """What a command prints; it is an error that it fails."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env={**os.environ, **environment})
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
+
+
+def python(tree, *arguments, path=(), **environment):
+    """Python that imports the copy, run in it."""
+    found = [str(tree / folder) for folder in ("", *path)] + [os.environ.get("PYTHONPATH", "")]
+    return run("env", "-C", tree, sys.executable, *arguments, PYTHONPATH=os.pathsep.join(found), **environment)
+
+
+def passed(tree, test, **environment):
+    """The number of tests that pass, and all do."""
+    printed = python(tree, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", test, **environment)
+    return int(re.findall(r"^(\d+) passed in", printed, re.MULTILINE)[0])
+
+
+@pytest.fixture(scope="module")
+def built(tree):
+    """The copy with its compiled module and library, as CMakeLists.txt would make them, of this checkout's library and the unit."""
+    import pybind11
+
+    from jaxext import _cuda_module
+
+    objects, made = tree / "build" / "objects", tree / "jaxext" / f"_cuda_module{sysconfig.get_config_var('EXT_SUFFIX')}"
+    objects.mkdir(parents=True)
+    system = [jax.ffi.include_dir(), pybind11.get_include(), sysconfig.get_paths()["include"]]
+    facts = {"ARCHS": _cuda_module.archs, "VERSION": _cuda_module.cuda_version}
+    flags = [NVCC, "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden", f"-I{tree / 'csrc'}", *(f"-isystem={path}" for path in system)]
+    flags += [f'-DJAXEXT_CUDA_{name}="{value}"' for name, value in facts.items()]
+    units = {"csrc/module.cc": ["-O0"], "csrc/common/ffi.cc": ["-O0"]}
+    units |= {"csrc/rowscale/rowscale.cu": ["-O3", "-gencode=arch=compute_80,code=[compute_80,sm_80]"]}
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        compile = lambda unit: run(*flags, *units[unit], "-c", tree / unit, "-o", objects / f"{pathlib.Path(unit).name}.o")
+        list(pool.map(compile, units))
+    whole = f"-Xlinker=--whole-archive,{LIBRARIES[-1]},--no-whole-archive"
+    own = [objects / f"{name}.o" for name in ("module.cc", "ffi.cc", "rowscale.cu")]
+    run(NVCC, "-shared", "-cudart", "static", *own, whole, "-o", made)
+    run("ar", "rc", shutil.copy(LIBRARIES[-1], objects), objects / "rowscale.cu.o")
+    return tree
+
+
+def test_the_page_counts_its_files():
+    """Of each language, and the CHANGELOG; and it includes each."""
+    text, triton = PAGE.read_text(), [path for path in files() if {"kernels", "triton"} & {*path.parts}]
+    assert f"| a CUDA kernel | {len(files()) - len(triton) + 1} |" in text and f"| a Triton kernel | {len(triton) + 1} |" in text
+    assert {pathlib.Path(path) for path in re.findall(r"\]\(rowscale/(\S+)\) <!-- include -->", text)} == {*files()}
+
+
+def test_the_files_lie_where_the_design_wants_them(tree):
+    assert {*test_layering.breaches(tree)} <= {*test_layering.breaches(ROOT)} and test_layering.included(tree) == test_layering.INCLUDED
+
+
+@of_cuda
+@pytest.mark.slow
+def test_the_module_knows_the_target(built):
+    """Its target beside those of the library, both stages of its handler, and its table."""
+    code = """
+import json
+from jaxext import _cuda_module as module
+schema, handlers = module.schema(), module.handlers()
+print(json.dumps([len(schema), schema["rowscale"], list(handlers["jaxext_rowscale_v1"]), module.kernels("rowscale")[1]]))
+"""
+    from jaxext import _cuda_module
+
+    count, fields, stages, row = json.loads(python(built, "-c", code))
+    assert count == len(_cuda_module.schema()) + 1 and fields == ["B", "M", "N", "lanes"] and stages == ["initialize", "execute"]
+    assert row == {"operands": "float32", "lanes": 4, "stages": 1, "shared": 0}
+
+
+@of_cuda
+@pytest.mark.slow
+def test_its_tests_pass(built):
+    """They are refusals, `explain`, the custom call, the rules of JAX, and the PTX against numpy."""
+    assert passed(built, "tests/ptx/test_rowscale.py") == 10
+
+
+@of_cuda
+@pytest.mark.slow
+def test_tools_know_its_kernels(built):
+    rows = list(compiled_cuda.rows_of(built / "build/objects/rowscale.cu.o", [], ()))
+    assert {(row["kernel"], row["operands"], row["config"]) for row in rows} == {
+        ("rowscale", operands, lanes) for operands, lanes in [("float32", "1"), ("float32", "4"), ("bfloat16", "1"), ("bfloat16", "8")]
+    }
+    assert not [row for row in rows if row["spills"] or cuda_laws.offences(row)]
+    assert {"16"} == {width for row in rows if row["config"] != "1" for width in row["stores"]}
+
+
+@pytest.mark.slow
+def test_the_triton_kernel_is_the_reference(tree):
+    pytest.importorskip("triton")
+    assert passed(tree, "tests/kernels/test_triton_rowscale.py", TRITON_INTERPRET="1") == 2
+
+
+@pytest.mark.slow
+def test_the_triton_kernel_compiles_for_hopper(tree):
+    """And its custom call is jax-triton's."""
+    pytest.importorskip("jax_triton")
+    code = """
+import jax, jaxext, lowered
+from test_triton_rowscale import rowscale
+with jaxext.use_target("sm_90a"), jaxext.use_implementation("triton_rowscale"):
+    for dtype in ("float32", "bfloat16"):
+        program = jax.jit(rowscale).trace(lowered.struct(2, 3, 1100, dtype=dtype), lowered.struct(3, dtype="float32"))
+        print(*lowered.custom_calls(program.lower(lowering_platforms=("cuda",))))
+"""
+    found = python(tree, "-c", code, path=("tests", "tests/kernels"), XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    assert {*found.split()} <= {"triton_kernel_call", "triton_kernel_call_ffi"} and len(found.split()) == 2
