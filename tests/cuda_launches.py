@@ -151,7 +151,7 @@ def _in_parts(shape, splits):
 # Cases: a row, and a problem that it takes.
 
 
-def matmul(row, B, M, N, K, splits=1, epilogue=None):
+def matmul(row, B, M, N, K, splits=1, epilogue: tuple[int, Sequence[str]] | None = None):
     """`epilogue`: the activation's number and the slots that exist; all of them if the kernel fuses one."""
     sizes = dict(B=B, M=M, N=N, K=K)
     first, second, open_ = (tuple(sizes[label] for label in SHAPES[slot]) for slot in SLOTS[row["role"]])
@@ -161,7 +161,8 @@ def matmul(row, B, M, N, K, splits=1, epilogue=None):
     attributes = sizes | _config(row, "tile_m tile_n tile_k cluster_m pingpong", splits)
     if not row["fused"]:
         return Case(f"matmul_{row['role']}", attributes, operands, {names[2]: result})
-    return with_epilogue(Case("linear", attributes, operands, {names[2]: result}), (B, N), *(epilogue or (3, EPILOGUE)))
+    activation, slots = epilogue or (3, EPILOGUE)
+    return with_epilogue(Case("linear", attributes, operands, {names[2]: result}), (B, N), activation, slots)
 
 
 EPILOGUE = ("bias", "residual", "saved")

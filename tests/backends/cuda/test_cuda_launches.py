@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import re
+from typing import Any
 
 import pytest
 import simt_weight_only
@@ -415,7 +416,7 @@ def test_a_wide_sum_of_nothing_reads_nothing():
 def test_no_block_is_launched_in_vain(row):
     """8 x 8 tiles became 16 x 8: CUTLASS fills bands of tiles up, which were as wide as can be."""
     m, n = 8 * row["tile_m"], 8 * row["tile_n"]
-    sizes = dict(zip({"nn": "MNK", "nt": "MKN", "tn": "KNM"}[row["role"]], (m, n, 64), strict=True))
+    sizes: dict[str, Any] = dict(zip({"nn": "MNK", "nt": "MKN", "tn": "KNM"}[row["role"]], (m, n, 64), strict=True))
     status, (*_, launch) = ask(matmul(row, 1, **sizes))
     assert status == OK and math.prod(launch["grid"]) == 64
 

@@ -190,13 +190,13 @@ def test_what_is_asked_in_vain():
     with pytest.raises(ValueError, match="there is no family nothing"):
         _cuda_module.kernels("nothing")
     with pytest.raises(TypeError):
-        _cuda_module.refuses("matmul_nn", **asked | {"B": 1.5})
+        _cuda_module.refuses("matmul_nn", **dict[str, Any](asked, B=1.5))
     with pytest.raises(TypeError, match="gram is given a field that it has not"):
         _cuda_module.refuses("gram", **asked)
     with pytest.raises(TypeError, match="ragged_nn wants the field P"):
         _cuda_module.refuses("ragged_nn", **asked)
     with pytest.raises(ValueError, match="want three dtypes, or four"):
-        _cuda_module.refuses("matmul_nn", **asked | {"dtypes": ("bf16",)})
-    conv = cuda_conv.fields(problem("fprop", (9, 8), (3, 2))) | {"dtypes": ("bf16",) * 3, "arch": 90}
+        _cuda_module.refuses("matmul_nn", **dict[str, Any](asked, dtypes=("bf16",)))
+    conv: dict[str, Any] = cuda_conv.fields(problem("fprop", (9, 8), (3, 2))) | {"dtypes": ("bf16",) * 3, "arch": 90}
     with pytest.raises(ValueError, match="input wants three numbers"):
-        _cuda_module.refuses("conv2d_fprop", **conv | {"input": (9, 8)})
+        _cuda_module.refuses("conv2d_fprop", **dict[str, Any](conv, input=(9, 8)))
