@@ -15,6 +15,7 @@ import sys
 import sysconfig
 
 import jax
+import mutations
 import pytest
 import test_layering
 
@@ -30,12 +31,15 @@ LACKING = LACKING or (shutil.which("g++") is None and "no g++ here") or (not imp
 of_cuda = pytest.mark.skipif(bool(LACKING), reason=f"no CUDA kernels to link: {LACKING}")
 
 
-def with_files(root: pathlib.Path) -> pathlib.Path:
+def files() -> list[pathlib.Path]:
+    return sorted(path.relative_to(FILES) for path in FILES.rglob("*.*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
     """A copy of the sources, and the page's files."""
-    ignored = shutil.ignore_patterns("*.so", "__pycache__", "results")
-    for folder in ("csrc", "jaxext", "kernels", "benchmarks", "tests"):
-        shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", root)
+    root = tmp_path_factory.mktemp("page") / "jaxext"
+    mutations.copy(root)
     for path in files():
         (root / path).parent.mkdir(exist_ok=True)
         assert not (root / path).exists(), f"{path} would take the place of another"
@@ -43,26 +47,18 @@ def with_files(root: pathlib.Path) -> pathlib.Path:
     return root
 
 
-def files() -> list[pathlib.Path]:
-    return sorted(path.relative_to(FILES) for path in FILES.rglob("*.*") if path.is_file() and "__pycache__" not in path.parts)
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    return with_files(tmp_path_factory.mktemp("jaxext"))
-
-
-def run(*command, **environment):
+def run(*command, **options):
     """What a command prints; it is an error that it fails."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout
 
 
-def python(tree, *arguments, path=(), **environment):
-    """Python that imports the copy, run in it."""
-    found = [str(tree / folder) for folder in ("", *path)] + [os.environ.get("PYTHONPATH", "")]
-    return run("env", "-C", tree, sys.executable, *arguments, PYTHONPATH=os.pathsep.join(found), **environment)
+def python(tree, *arguments, path=(), **more):
+    """What Python prints that imports the copy."""
+    environment = mutations.environment(tree, **more)
+    found = os.pathsep.join([environment["PYTHONPATH"], *(str(tree / folder) for folder in path)])
+    return run(sys.executable, *arguments, cwd=tree, env=environment | {"PYTHONPATH": found})
 
 
 def passed(tree, test, **environment):
@@ -91,6 +87,7 @@ def built(tree):
         list(pool.map(compile, units))
     whole = f"-Xlinker=--whole-archive,{LIBRARIES[-1]},--no-whole-archive"
     own = [objects / f"{name}.o" for name in ("module.cc", "ffi.cc", "rowscale.cu")]
+    made.unlink()  # a link to this checkout's
     run(NVCC, "-shared", "-cudart", "static", *own, whole, "-o", made)
     run("ar", "rc", shutil.copy(LIBRARIES[-1], objects), objects / "rowscale.cu.o")
     return tree
