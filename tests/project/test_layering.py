@@ -25,7 +25,7 @@ MAY = {
     "_compat": {"_scope", "_target"},
     "tables": {"_compat", "_scope", *BUILT},
     "forms": {"tables", "_compat", "_scope", "_target", "_told"},
-    "backends": {"forms", "tables", "kernels", "_told"},
+    "backends": {"backends.xla", "forms", "tables", "kernels", "_told"},
     "backends.xla": {"forms", "_compat"},
     "backends.triton": {"backends", "forms", "kernels", "_compat", "_target"},
     "backends.cuda": {"backends", "forms", "kernels", "_target", *BUILT},
@@ -71,7 +71,7 @@ MAY = {
 ELSEWHERE = {"kernels", "benchmarks"}
 WITHOUT_JAX = {
     *("forms.window", "parallel.shards", "tables.table_file", "tables.table_format", "verify.controller", "verify.events"),
-    *(f"backends.cuda.cuda_{family}" for family in ("matmul", "ragged", "conv", "depthwise")),
+    *(f"backends.cuda.cuda_{family}" for family in ("matmul", "conv", "depthwise")),
 }
 SEES_INTERNALS = {"_compat"}
 THIRD_PARTIES = {"jax", "numpy"}

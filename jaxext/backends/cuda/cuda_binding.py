@@ -16,7 +16,7 @@ import functools
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,6 @@ from jaxext.forms.implementation import folder_of, hash_of
 from jaxext.kernels.epilogue import ACTIVATIONS
 from jaxext.kernels.geometry import ConvProblem
 from jaxext.kernels.matmul.problem import MatmulProblem
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Config = TypeVar("Config", bound=DataclassInstance)
 
 
 class Cuda(KernelImplementation):
@@ -236,8 +231,8 @@ def splits(row: Mapping[str, Any]) -> list[int]:
     return [1 << i for i in range(row["most_splits"].bit_length())]
 
 
-def config_of(kind: type[Config], row: Mapping[str, Any], **more: int) -> Config:
-    """The config of a compiled kernel, with the fields that its row does not have."""
+def config_of(kind: Any, row: Mapping[str, Any], **more: int) -> Any:
+    """The config of a compiled kernel, a dataclass `kind`, with the fields that its row does not have."""
     return kind(**{field.name: row[field.name] for field in dataclasses.fields(kind) if field.name in row}, **more)
 
 

@@ -82,7 +82,7 @@ def test_rows_are_told_apart():
     kernels = {name for name, *_ in rows}
     assert kernels == {"pieces", "scaled", "gram", "wide_weight_only"} | {
         f"{family}_{role}" for family in ("matmul", "ragged") for role in ("nn", "nt", "tn")
-    } | {f"conv{rank}d_{role}" for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")}
+    } | {f"conv{rank}d_{role}" for rank in range(5) for role in ROLES}
     asked = (*KERNELS, *compiled_cuda.ONLY)  # what `python -m jaxext kernels --kernel` takes
     assert all(kernel.startswith(asked) for kernel in kernels)
 
@@ -125,9 +125,7 @@ def test_refusals_of_convolutions_are_those_of_the_sources(family):
         for axis in range(3)
         for value in (0, -7, 33, 3 << 30)
     ]
-    cases += [
-        dataclasses.replace(case, name=f"conv{rank}d_{role}", role=role) for rank in (1, 2, 3) for role in ("fprop", "dgrad", "wgrad")
-    ]
+    cases += [dataclasses.replace(case, name=f"conv{rank}d_{role}", role=role) for rank in range(5) for role in ROLES]
     cases += [dataclasses.replace(case, arch=arch) for arch in (75, 80, 100)]
     cases += [dataclasses.replace(case, dtypes=("bf16", *others)) for others in (("bf16", "fp32"), ("fp16", "bf16"), ("bf16", "i8"))]
     answers = [(family.refused(case), host_code.refuses(case, family)) for case in cases]
