@@ -142,7 +142,7 @@ def test_tools_know_its_kernels(built):
 @pytest.mark.slow
 def test_the_triton_kernel_is_the_reference(tree):
     pytest.importorskip("triton")
-    assert passed(tree, "tests/kernels/test_triton_rowscale.py", TRITON_INTERPRET="1") == 2
+    assert passed(tree, "tests/kernels/test_triton_rowscale.py", TRITON_INTERPRET="1") == 4
 
 
 @pytest.mark.slow

@@ -16,9 +16,10 @@ rowscale = extend.operation("rowscale", reference, operands=dict(x="B M N", scal
 extend.register(rowscale, TritonRowscale())
 
 
+@pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_kernel_is_the_reference(dtype):
+def test_the_kernel_is_the_reference(dtype, rows):
     rng = np.random.default_rng(0)
-    x, scale = rng.standard_normal((2, 3, 1100)).astype(jnp.dtype(dtype)), rng.standard_normal(3).astype(np.float32)
+    x, scale = rng.standard_normal((2, rows, 1100)).astype(jnp.dtype(dtype)), rng.standard_normal(rows).astype(np.float32)
     y = rowscale(jnp.asarray(x), jnp.asarray(scale), implementation="triton_rowscale")
     np.testing.assert_array_equal(np.asarray(y), (x.astype(np.float32) * scale[:, None]).astype(x.dtype))
