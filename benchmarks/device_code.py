@@ -1,7 +1,7 @@
 """A hash of the Triton kernels as the compiler reads them, which tells whether a table of `python -m jaxext kernels` is up to date.
 
-It covers the functions under `triton.jit`, the classes of their constants, and the constants of the modules, without comments, docstrings,
-and the functions that launch kernels.
+It covers the functions under `triton.jit`, the classes of problems, and the constants of these modules, without comments and docstrings.
+Plans are not among them: which configuration a table's rows have is written in the rows.
 """
 
 import ast

@@ -29,8 +29,13 @@ _FAMILIES = {
     "gram": "gram",
     "quantized_matmul": "scaled",
 }
-# Family -> its folders in csrc, and the beginnings of the names of its files in backends/cuda, where they are others than its own name.
-_STEMS = {"scaled": ("scaled", "weight_only")}
+# Family -> its folders in csrc, and the files of backends/cuda beside `cuda_binding`, where they are not those of its own name alone.
+_FOLDERS = {"scaled": ("scaled", "weight_only"), "pieces": ("pieces", "matmul")}
+_PYTHON = {
+    **dict.fromkeys(("conv", "depthwise"), ("conv", "convolutions", "depthwise")),
+    **dict.fromkeys(("matmul", "pieces"), ("matmul", "pieces")),
+    **{"gram": ("gram", "matmul"), "scaled": ("scaled", "weight_only", "matmul")},
+}
 _IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (.*)", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
@@ -69,13 +74,12 @@ def _triton_files(family: str) -> Iterator[pathlib.Path]:
 
 
 def _cuda_files(family: str, csrc: pathlib.Path) -> Iterator[pathlib.Path]:
-    stems, folder = _STEMS.get(family, (family,)), pathlib.Path(cuda_binding.__file__).parent
     yield from KernelImplementation.shared
-    calls = "convolutions" if family in ("conv", "depthwise", "causal") else "products"
-    names = ("binding", calls, *stems)
-    yield from (path for name in names if (path := folder / f"cuda_{name}.py").exists())
+    binding = pathlib.Path(cuda_binding.__file__)
+    yield from (binding.with_name(f"cuda_{name}.py") for name in ("binding", *_PYTHON.get(family, (family,))))
     yield from PROBLEMS
-    yield from _closure([path for stem in stems for path in sorted(csrc.glob(f"{stem}/*.c[cu]"))], functools.partial(_included, csrc))
+    folders = ("common", *_FOLDERS.get(family, (family,)))
+    yield from _closure([path for folder in folders for path in sorted(csrc.glob(f"{folder}/*.c[cu]"))], functools.partial(_included, csrc))
 
 
 def _closure(files: Iterable[pathlib.Path], named) -> list[pathlib.Path]:
@@ -108,7 +112,7 @@ def _csrc() -> pathlib.Path | None:
     except ImportError:
         return None
     for folder in (KERNELS.parent / "csrc", pathlib.Path("csrc").resolve()):
-        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.*"))]
+        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.*"), key=pathlib.Path.as_posix)]
         if hashes and hashlib.sha256("".join(hashes).encode()).hexdigest() == SOURCES:
             return folder
     return None

@@ -92,6 +92,7 @@ py::dict Schema() {
 }  // namespace jaxext
 
 PYBIND11_MODULE(_cuda_module, module) {
+  if (const jaxext::Status status = jaxext::CheckFamilies(); !status.ok()) throw py::import_error(status.message);
   module.doc() = "CUDA kernels behind jaxext: FFI handlers, what kernels refuse, and the facts of the build.";
   module.def("handlers", &jaxext::ByTarget, "Target name -> capsules by stage, for jax.ffi.register_ffi_target.");
   module.def("schema", &jaxext::Schema, "Target -> the names of its attributes, in order.");

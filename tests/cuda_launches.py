@@ -75,7 +75,7 @@ class Case:
 
     @property
     def family(self) -> str:
-        return next(family for family in FAMILIES if self.target.replace("linear", "matmul").startswith(family))
+        return next((family for family in FAMILIES if self.target.replace("linear", "matmul").startswith(family)), "")
 
     @property
     def addresses(self) -> dict[str, int]:

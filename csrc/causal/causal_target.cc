@@ -15,12 +15,13 @@ Status Launch(CausalRole role, Arrays& arrays, const CausalProblem& p, const Cau
       arrays, activation, {{"bias", bias}, {"initial_states", initial_states}, {"seq_idx", seq_idx}, {"idx_of_states", idx_of_states}});
   const Array x = arrays.Operand("x", {B, T, C}), weight = arrays.Operand("weight", {J, C});
   o.x = x.data, o.weight = weight.data, o.dtype = x.dtype, o.of_weight = weight.dtype;
+  if (!arrays.ok()) return arrays.Done();  // flags are 0 or 1, and J is the weight's
   if (bias != 0) {
     const Array array = arrays.Operand("bias", {C});
     o.bias = array.data, o.of_bias = array.dtype;
   }
   const auto integers = [&](const char* name, int64_t steps) {
-    return static_cast<const int32_t*>(arrays.Operand(name, {B, steps}, Dtype::kS32).data);
+    return static_cast<const int32_t*>(arrays.Operand(name, {p.B, steps}, Dtype::kS32).data);
   };
   if (initial_states != 0) o.initial_states = arrays.Operand("initial_states", {B, J - 1, C}, o.dtype).data;
   if (seq_idx != 0) o.seq_idx = integers("seq_idx", T);

@@ -1,5 +1,7 @@
 #include "common/family.h"
 
+#include <set>
+
 namespace jaxext {
 namespace {
 
@@ -33,6 +35,22 @@ Status Arrays::Done() {
                    std::to_string(operand_) + " and " + std::to_string(result_)));
   }
   return status_;
+}
+
+Status CheckFamilies() {
+  std::set<std::string> families, targets;
+  for (const Family& family : Families()) {
+    if (!families.insert(family.name).second) return Internal("two families are called " + family.name);
+    for (const Target& target : family.targets) {
+      std::set<std::string> names;
+      if (!targets.insert(target.name).second) return Internal("two targets are called " + target.name);
+      for (const Field& field : target.attributes) {
+        if (!names.insert(field.name).second) return Internal(target.name + " has two attributes " + field.name);
+      }
+      if (WordsOf(target.attributes) * sizeof(int64_t) != target.bytes) return Internal(target.name + " has members without a name");
+    }
+  }
+  return {};
 }
 
 std::vector<Family>& Families() {

@@ -49,7 +49,8 @@ class Arrays {
   void Refuse(Status status) {
     if (status_.ok()) status_ = std::move(status);
   }
-  // To be asked when all are taken: it is an error to leave one.
+  bool ok() const { return status_.ok(); }
+  // The first refusal, also of arrays that are left.
   Status Done();
 
  private:
@@ -83,6 +84,7 @@ Row RowOf(Row row, const Config& config, int stages, int shared_bytes) {
 struct Target {
   std::string name;                        // such as "gram": XLA calls it jaxext_gram_v1
   std::vector<Field> problem, attributes;  // the attributes are the problem, the config, and what else a call has
+  size_t bytes;                            // of the attributes' structs
   std::function<Reason(const int64_t* problem, const Dtypes&, std::optional<int> arch)> refuses;
   std::function<Status(const int64_t* attributes, Arrays&, LaunchStream)> launch;
 };
@@ -90,7 +92,10 @@ struct Target {
 // `refuses(problem, dtypes, arch)`; `launch(arrays, problem, others..., stream)`.
 template <class Problem, class... Others, class Refuses, class Launch>
 Target TargetOf(std::string name, Refuses refuses, Launch launch) {
-  return {std::move(name), FieldsOf<Problem>(), FieldsOf<Problem, Others...>(),
+  return {std::move(name),
+          FieldsOf<Problem>(),
+          FieldsOf<Problem, Others...>(),
+          (sizeof(Problem) + ... + sizeof(Others)),
           [refuses](const int64_t* words, const Dtypes& dtypes, std::optional<int> arch) {
             return refuses(Read<Problem>(&words), dtypes, arch);
           },
@@ -108,6 +113,9 @@ struct Family {
 
 // All families, in no particular order.
 std::vector<Family>& Families();
+
+// An error if two families, two targets or two attributes of a target have one name, or if a struct has members without a name.
+Status CheckFamilies();
 
 struct Registered {
   explicit Registered(Family family) { Families().push_back(std::move(family)); }

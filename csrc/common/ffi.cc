@@ -91,6 +91,7 @@ ffi::Error Call(LaunchStream stream, ffi::RemainingArgs operands, ffi::Remaining
   words.reserve(32);
   if (Status status = Decode(target, attributes, &words); !status.ok()) return ToError(status);
   std::vector<Buffer> given, wanted;
+  given.reserve(operands.size()), wanted.reserve(results.size());
   for (size_t i = 0; i < operands.size(); ++i) given.push_back(BufferOf(*operands.get<ffi::AnyBuffer>(i)));
   for (size_t i = 0; i < results.size(); ++i) wanted.push_back(BufferOf(**results.get<ffi::AnyBuffer>(i)));
   Arrays arrays(std::move(given), std::move(wanted));

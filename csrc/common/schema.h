@@ -12,7 +12,8 @@
 #include <utility>
 #include <vector>
 
-// Members of a struct, each once at most and in this order: integers, triples of integers (one for each spatial axis), real numbers.
+// The members of a struct, and no others, each once at most and in this order: integers, triples of integers (one for each spatial axis),
+// real numbers.  `CheckFamilies` compares the names with the struct's size.
 #define JAXEXT_INTEGERS(...) \
   int64_t __VA_ARGS__;       \
   static constexpr const char* kIntegers = #__VA_ARGS__;
@@ -48,12 +49,12 @@ constexpr const char* kReals = "";
 template <class Struct>
 constexpr const char* kReals<Struct, std::void_t<decltype(Struct::kReals)>> = Struct::kReals;
 
-// "B, M, N" as fields.
+// "B, M, N" as fields; the preprocessor keeps or leaves out the blanks.
 inline void Append(const std::string& names, FieldKind kind, std::vector<Field>* fields) {
   for (size_t begin = 0; begin < names.size();) {
-    const size_t end = std::min(names.find(", ", begin), names.size());
+    const size_t end = std::min(names.find(',', begin), names.size());
     fields->push_back({names.substr(begin, end - begin), kind});
-    begin = end + 2;
+    begin = std::min(names.find_first_not_of(", ", end), names.size());
   }
 }
 
@@ -96,6 +97,7 @@ Struct Read(const int64_t** words) {
 // The names and values of a struct of integers.
 template <class Struct>
 std::vector<std::pair<std::string, int64_t>> ValuesOf(const Struct& given) {
+  static_assert(*schema::kTriples<Struct> == 0 && *schema::kReals<Struct> == 0, "want integers alone");
   const std::vector<Field> fields = FieldsOf<Struct>();
   std::vector<std::pair<std::string, int64_t>> values;
   std::array<int64_t, sizeof(Struct) / 8> words;

@@ -7,6 +7,7 @@
 #include "common/refusals.h"
 
 namespace jaxext {
+
 const std::vector<ConvKernel>& ConvKernels() {
   static const auto* const kernels =
       new std::vector<ConvKernel>(Joined({Conv1dFprop(), Conv1dDgrad(), Conv1dWgrad(), Conv2dFprop(), Conv2dDgrad(), Conv2dWgrad(),

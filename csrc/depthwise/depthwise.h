@@ -4,7 +4,7 @@
 //     dgrad   x[n,i,g]   = Σ_{r,k} y[n,s(i,r),g,k] w[g,k,r]
 //     wgrad   w[g,k,r]   = Σ_{n,p} y[n,p,g,k] x[n,s(p,r),g]
 //
-// where s(t, r) is the source that the target t meets at the tap r (kernels/_geometry.py).  Sums are in float32 and always in the same
+// where s(t, r) is the source that the target t meets at the tap r (kernels/geometry.py).  Sums are in float32 and always in the same
 // order.  A launcher checks all that its kernel relies on and otherwise says what it got and what it wants.
 #pragma once
 

@@ -2,7 +2,7 @@
 //
 // Every role gathers: on each axis the target t takes, at the tap r, the source s for which  a·t + b·r + offset = d·s  (none where d does
 // not divide or s lies outside).  With d > 1 the targets of one phase, t mod `period`, meet the taps first, first + step, ...; within a
-// phase s is linear in t and r.  kernels/_geometry.py has a, b, offset and d by role.
+// phase s is linear in t and r.  kernels/geometry.py has a, b, offset and d by role.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ struct GramProblem {
 };
 
 // Exported programs hold it, so a released tile may be removed only with a new version of the target.
-struct GramConfig {
+struct GramConfig {  // tile_m and tile_n are of the rows and columns of y, tile_k of N
   JAXEXT_INTEGERS(tile_m, tile_n, tile_k,
                   cluster_m,  // blocks, one above the other, that share what they load for the columns
                   splits)     // above 1: so many float32 partial results, each over a part of the sum
@@ -52,7 +52,7 @@ struct GramKernel {
 // Every kernel that was compiled, in no particular order.
 const std::vector<GramKernel>& GramKernels();
 
-// Of x, x, y and the addend.
+// `dtypes`: of x, of x again, of y and of the addend.
 Reason GramRefuses(const GramProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // The clusters of one matrix, and of one part, that touch the lower triangle.

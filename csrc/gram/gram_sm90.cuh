@@ -51,7 +51,8 @@ struct GramProduct {
   // The squares of clusters along the diagonal: a band is so many rows of clusters high as it is wide, and in its i-th there are
   // `ColumnsOf(i)` tiles side by side that touch the lower triangle.
   static constexpr int kRowsOfBand = kColumnsOfBand * kTileN / kRows;
-  static_assert(kRowsOfBand * kRows == kColumnsOfBand * kTileN);
+  static_assert(kRowsOfBand * kRows == kColumnsOfBand * kTileN, "a band is not a whole number of clusters high");
+  static_assert(kTileM % 64 == 0 && kTileN % 64 == 0, "tiles are stored in lines of 64 columns, either way");
   static constexpr CUTLASS_HOST_DEVICE int ColumnsOf(int i) { return ((i + 1) * kRows + kTileN - 1) / kTileN; }
   static constexpr CUTLASS_HOST_DEVICE int ClustersOfTriangle() {
     int clusters = 0;

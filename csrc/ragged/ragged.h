@@ -27,7 +27,7 @@ struct RaggedGemm {
   int64_t a_matrices, b_matrices, d_matrices;
   int64_t P, R, G;
   int64_t visits;         // of each matrix of rows; TN has none
-  const int32_t* places;  // visits[B,P,visits,5] or, in TN, ranges[B,P,G,2]: see jaxext/kernels/_ragged.py
+  const int32_t* places;  // visits[B,P,visits,5] or, in TN, ranges[B,P,G,2]: see kernels/ragged/problem.py
   const void* a;
   const void* b;
   void* d;

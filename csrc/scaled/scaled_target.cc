@@ -12,6 +12,7 @@ Scale TakeScale(Arrays& arrays, const char* name, int64_t batch, int64_t outer, 
     for (int axis = 0; axis < 3; ++axis) shape[axis] = next->shape[axis] == 1 ? 1 : shape[axis];
   }
   const Array scale = arrays.Operand(name, shape, Dtype::kF32);
+  if (!arrays.ok()) return {};
   const auto stride = [&](int axis, int64_t apart) { return shape[axis] == 1 ? 0 : apart; };
   const int64_t of_second = stride(1, shape[2]), of_third = stride(2, 1);
   return {static_cast<const float*>(scale.data), stride(0, shape[1] * shape[2]), steps_last ? of_second : of_third,

@@ -30,7 +30,8 @@ from jaxext.kernels.matmul.problem import MatmulProblem
 from jaxext.tables import record
 
 KERNELS = file_of(MatmulProblem).parents[1]  # the folder of the Triton kernels
-PROBLEMS = sorted([*KERNELS.glob("*.py"), *KERNELS.glob("*/problem.py")])  # of these, what the CUDA kernels share
+# Of these, what the CUDA kernels share.
+PROBLEMS = [*(KERNELS / f"{name}.py" for name in ("epilogue", "geometry", "launch", "machine")), *sorted(KERNELS.glob("*/problem.py"))]
 
 SMALL_SECONDS = 10e-6  # about what a launch outside of XLA's fusions and CUDA graphs costs
 

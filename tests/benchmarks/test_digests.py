@@ -33,7 +33,9 @@ def sources(tmp_path, monkeypatch):
     def found():
         digests._digest.cache_clear()
         digests._csrc.cache_clear()
-        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((tmp_path / "csrc").rglob("*.*"))]
+        hashes = [
+            hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((tmp_path / "csrc").rglob("*.*"), key=pathlib.Path.as_posix)
+        ]
         monkeypatch.setattr(_cuda_build, "SOURCES", hashlib.sha256("".join(hashes).encode()).hexdigest())
         return {
             (family, library): digest
@@ -56,6 +58,8 @@ def sources(tmp_path, monkeypatch):
         ("csrc/conv/conv_store.cuh", "cuda", {"conv"}),
         ("csrc/pieces/pieces_sm90.cuh", "cuda", {"pieces"}),
         ("csrc/weight_only/wide_weight_only.cuh", "cuda", {"scaled"}),
+        ("csrc/common/conv_arrays.cc", "cuda", {*ROWS}),
+        ("csrc/matmul/matmul_target.cc", "cuda", {"matmul", "pieces"}),
         ("csrc/common/sm90.cuh", "cuda", {"matmul", "pieces", "conv", "ragged", "gram", "scaled"}),
     ],
 )

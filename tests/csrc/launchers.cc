@@ -140,6 +140,25 @@ const std::vector<WideWeightOnlyKernel>& WideWeightOnlyKernels() { return None<W
 
 }  // namespace jaxext
 
+struct Unnamed {
+  JAXEXT_INTEGERS(B, M)
+  int64_t extra;
+};
+
+// What is said of the families with one more, which is broken in this way: 0 in none, 1 a member without a name, 2 a target twice, 3 an
+// attribute twice.
+extern "C" void CheckBroken(int32_t how, char* message) {
+  using namespace jaxext;
+  const auto refuses = [](const auto&, const Dtypes&, std::optional<int>) { return Reason(); };
+  const auto launch = [](Arrays&, const auto&, const auto&, LaunchStream) { return Status(); };
+  Target target = TargetOf<GramProblem, RaggedConfig>(how == 2 ? "gram" : "broken", refuses, launch);
+  if (how == 1) target = TargetOf<Unnamed, RaggedConfig>("broken", refuses, launch);
+  if (how == 3) target = TargetOf<GramProblem, GramProblem>("broken", refuses, launch);
+  Families().push_back({"broken", {target}, {}});
+  std::strcpy(message, CheckFamilies().message.c_str());
+  Families().pop_back();
+}
+
 // The handler of that name and stage, or null.
 extern "C" void* HandlerOf(const char* name, int32_t initialize) {
   for (const auto& [target, handlers] : jaxext::HandlersByTarget()) {

@@ -90,10 +90,11 @@ def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
     return max(computed, gpu.moving(operands if split else operands + written)) + (gpu.adding(written) if split else 0)
 
 
+_LIBRARY_SPLITS = (1, 2, 4, 8, 16, 32)
 # What makes a 16-bit product of XLA's, for comparison.
 _LIBRARY = [
     MatmulConfig(tile_m=m, tile_n=n, tile_k=64, cluster_m=cluster, pingpong=pingpong, splits=splits)
-    for (m, n, cluster, pingpong), splits in itertools.product([(128, 256, 2, 0), (128, 192, 2, 1), (64, 128, 1, 1)], (1, 2, 4, 8, 16, 32))
+    for (m, n, cluster, pingpong), splits in itertools.product([(128, 256, 2, 0), (128, 192, 2, 1), (64, 128, 1, 1)], _LIBRARY_SPLITS)
 ]
 
 
@@ -122,7 +123,7 @@ def _divides(problem: MatmulProblem, splits: int, tile_k: int) -> bool:
     return problem.B == 1 and depth % (splits * 128 // BITS[problem.dtypes[0]]) == 0 and depth // splits >= _FEWEST_STEPS * tile_k
 
 
-def of_library_in_16_bits(problem: MatmulProblem) -> float:
+def library_clocks_16_bits(problem: MatmulProblem) -> float:
     """Expected time of XLA's product of 16-bit factors, whatever the factors, without what it takes to convert them."""
     plain = MatmulProblem(
         **{field.name: getattr(problem, field.name) for field in dataclasses.fields(MatmulProblem) if field.name != "dtypes"},

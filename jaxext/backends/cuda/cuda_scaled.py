@@ -197,7 +197,7 @@ class CudaScaled(Cuda):
     def slower(self, call):
         problem = self.problem(call)
         assert not isinstance(problem, str)  # it is asked of calls that it supports
-        if clocks(problem, self.configs(problem)[0]) < cuda_matmul.of_library_in_16_bits(problem):
+        if clocks(problem, self.configs(problem)[0]) < cuda_matmul.library_clocks_16_bits(problem):
             return None  # others multiply numbers of 16 bits
         return "XLA's products of 16-bit numbers are expected to be as fast"
 

@@ -147,7 +147,7 @@ def _wide_clocks(problem: WeightOnlyProblem, config: WeightOnlyConfig) -> float:
 def dequantised_clocks(problem: WeightOnlyProblem) -> float:
     """Of a product with the weight in 16 bits, which another kernel writes before."""
     gpu, numbers = machine(problem.arch, problem.device), problem.B * problem.N * problem.K
-    return gpu.moving(weight_bytes(problem) + 2 * numbers) + LAUNCH + cuda_matmul.of_library_in_16_bits(problem)
+    return gpu.moving(weight_bytes(problem) + 2 * numbers) + LAUNCH + cuda_matmul.library_clocks_16_bits(problem)
 
 
 def weight_bytes(problem: WeightOnlyProblem) -> float:

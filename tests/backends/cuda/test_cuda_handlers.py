@@ -250,19 +250,11 @@ def test_metadata(library, target):
 
 
 def test_targets():
-    conv = {
-        f"jaxext_{form}_{role}_v1"
-        for form in ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d", "depthwise3d")
-        for role in list(ROLES)[3:]
-    }
-    assert {*ALL, *RAGGED} == conv | {f"jaxext_{form}_{role}_v1" for form in ("matmul", "ragged") for role in list(ROLES)[:3]}
-    forms = ("conv1d", "conv2d", "conv3d", "depthwise1d", "depthwise2d", "depthwise3d")
-    assert set(FUSED) == {"jaxext_linear_v1"} | {f"jaxext_{form}_bias_act_v1" for form in forms}
-    assert SCALED == ["jaxext_scaled_v1"]
-    assert GRAM == ["jaxext_gram_v1"]
-    assert set(CAUSAL) == {"jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1"}
-    assert set(WEIGHT_ONLY) == {"jaxext_weight_only_v1"}
-    assert PIECES == [f"jaxext_pieces_{role}_v1" for role in ("nn", "nt", "tn")]
+    forms = [f"{family}{rank}d" for family in ("conv", "depthwise") for rank in (1, 2, 3)]
+    names = {f"{form}_{role}" for form in forms for role in ("fprop", "dgrad", "wgrad", "bias_act")}
+    names |= {f"{form}_{role}" for form in ("matmul", "pieces", "ragged") for role in ("nn", "nt", "tn")}
+    names |= {"linear", "scaled", "gram", "weight_only", "causal_conv1d", "causal_conv1d_backward"}
+    assert set(HANDLERS) == {f"jaxext_{name}_v1" for name in names} and set(_cuda_module.schema()) == names
 
 
 @pytest.mark.skipif(device(), reason="there is a GPU, which would run them")

@@ -35,7 +35,7 @@ import importlib.util
 spec = importlib.util.spec_from_file_location("_cuda_module", {str(FILE)!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.handlers(), module.schema(), module.kernels("conv")
+module.handlers(), module.schema(), [*map(module.kernels, ("matmul", "pieces", "ragged", "scaled", "gram", "conv", "weight_only"))]
 print([line for line in open("/proc/self/maps") if "libcuda" in line])
 """
 

@@ -104,7 +104,7 @@ CUTS = {
 @pytest.mark.parametrize("of", CUTS)
 @pytest.mark.parametrize("role", test_scaled_dot.ROLES)
 def test_arrays_of_the_kernel(role, of):
-    """As csrc/scaled/scaled_ffi.cc wants them; their product is that of the operands.  Every set of scales, that of the result too."""
+    """They are those of csrc/scaled/scaled_target.cc; their product is that of the operands, with every set of scales."""
     for slots in ("x", "w", "y", "xw", "wy", "xy", "xwy"):
         problem = product(role, (48, 528, 400) if "odd" in of else (16, 512, 384), CUTS[of], slots, B=2)
         if slots == "xwy":
@@ -145,7 +145,7 @@ def test_a_cube_is_expected_to_take_two_thirds_of_the_clocks(role):
     """Of those of 16-bit factors, with what is transposed before."""
     for cuts in [(1, 1, 1), (8192, 64, 64), (8192, 64, 8192)]:
         cube = product(role, (8192,) * 3, cuts)
-        assert cuda_matmul.of_library_in_16_bits(cube) > 1.5 * cuda_scaled.clocks(cube, cuda_scaled.pick(cube, TABLE))
+        assert cuda_matmul.library_clocks_16_bits(cube) > 1.5 * cuda_scaled.clocks(cube, cuda_scaled.pick(cube, TABLE))
 
 
 def test_tiles_are_as_many_as_a_grid_can_number():

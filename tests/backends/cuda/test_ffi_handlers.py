@@ -63,12 +63,23 @@ def library(tmp_path_factory):
     folder, tests = tmp_path_factory.mktemp("ffi_handlers"), ROOT / "tests/csrc"
     headers = [f"-I{ROOT / 'csrc'}", f"-I{tests / 'cuda'}", "-isystem", jax.ffi.include_dir()]
     units = [*(ROOT / "csrc").glob("*/*_target.cc"), *(ROOT / "csrc/common").glob("*.cc"), tests / "launchers.cc", tests / "call_frame.cc"]
-    command = ["g++", "-std=c++17", "-O0", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", *headers]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O0",
+        "-fPIC",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unknown-pragmas",
+        "-fsanitize=undefined",
+        "-fno-sanitize-recover=all",
+        *headers,
+    ]
     compilers = [subprocess.Popen([*command, "-c", u, "-o", folder / f"{u.stem}.o"], stderr=subprocess.PIPE, text=True) for u in units]
     for compiler in compilers:
         said = compiler.communicate()[1]
         assert compiler.returncode == 0, said[:3000]
-    subprocess.run(["g++", "-shared", *folder.glob("*.o"), "-o", folder / "handlers.so"], check=True)
+    subprocess.run(["g++", "-shared", "-fsanitize=undefined", *folder.glob("*.o"), "-o", folder / "handlers.so"], check=True)
     library = ctypes.CDLL(str(folder / "handlers.so"))
     library.HandlerOf.restype = ctypes.c_void_p
     return library
@@ -315,6 +326,21 @@ def test_arrays_that_do_not_fit_are_refused(library, target):
             assert code == INVALID and f"{slot} has the shape ({', '.join(map(str, wrong))}), want" in message
     code, message = call(library, target, ["bfloat16", "float16", "float32"], shapes, problem | config)
     assert code == INVALID and message.endswith(" is float16, want bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (0, ""),
+        (1, "broken has members without a name"),
+        (2, "two targets are called gram"),
+        (3, "broken has two attributes B"),
+    ],
+)
+def test_families_that_contradict_themselves(library, how, message):
+    said = ctypes.create_string_buffer(1000)
+    library.CheckBroken(how, said)
+    assert said.value.decode() == message
 
 
 def test_attributes_that_do_not_fit_are_refused(library):

@@ -2,6 +2,7 @@
 
 from jaxext.backends.problems import DTYPES
 from jaxext.backends.triton.triton_binding import TritonKernels
+from jaxext.kernels import rowscale
 
 
 class TritonRowscale(TritonKernels):
@@ -13,8 +14,6 @@ class TritonRowscale(TritonKernels):
         return self.kernels(None).Problem(name=call.op, **sizes, dtypes=dtypes, arch=call.arch or 90, device=call.device)
 
     def kernels(self, problem):
-        from jaxext.kernels import rowscale
-
         return rowscale
 
     def slower(self, call):
