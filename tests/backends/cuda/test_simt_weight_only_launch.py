@@ -23,7 +23,7 @@ def driver(tmp_path_factory):
 
 
 def refuses(problem):
-    return host_code.refuses(problem, cuda_weight_only)
+    return host_code.refuses(dataclasses.replace(problem, J=problem.N), cuda_weight_only)  # a scale for each column
 
 
 REFUSED = [
