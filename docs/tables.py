@@ -62,7 +62,7 @@ def first_sentence(name: str) -> str:
 
 
 def expanded(markdown: str, folder: str) -> str:
-    """The page, which lies in `folder` of docs/, with the sections and files that it includes, and what mkdocstrings is told.
+    """Expand the sections and files that a page in `folder` of docs/ includes, and its directives for mkdocstrings.
 
     Raises:
       KeyError: there is no such section.

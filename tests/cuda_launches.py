@@ -79,7 +79,7 @@ class Case:
 
     @property
     def addresses(self) -> dict[str, int]:
-        """Of each array: as far apart as the largest, and aligned to no more than the kernels want."""
+        """Array -> address: far apart, and aligned to no more than the kernels want."""
         arrays = {**self.operands, **self.results}
         return {name: (i << 44) + (4 if dtype == "int32" else 16) for i, (name, (dtype, _)) in enumerate(arrays.items(), 1)}
 
@@ -162,7 +162,7 @@ def matmul(row, B, M, N, K, splits=1, epilogue: tuple[int, Sequence[str]] | None
     if not row["fused"]:
         return Case(f"matmul_{row['role']}", attributes, operands, {names[2]: result})
     activation, slots = epilogue or (3, EPILOGUE)
-    return with_epilogue(Case("linear", attributes, operands, {names[2]: result}), (B, N), activation, slots)
+    return add_epilogue(Case("linear", attributes, operands, {names[2]: result}), (B, N), activation, slots)
 
 
 EPILOGUE = ("bias", "residual", "saved")
@@ -174,8 +174,8 @@ def numbers_of(epilogue: Epilogue) -> tuple[int, list[str]]:
     return activation, [name for name in EPILOGUE if getattr(epilogue, {"saved": "saves"}.get(name, name))]
 
 
-def with_epilogue(case: Case, bias: tuple[int, ...], activation: int, slots: Sequence[str]) -> Case:
-    """The same with these arrays of an epilogue, and their attributes."""
+def add_epilogue(case: Case, bias: tuple[int, ...], activation: int, slots: Sequence[str]) -> Case:
+    """Add these arrays of an epilogue to a case, and their attributes."""
     (result,) = case.results.values()
     operands = {name: array for name, array in (("bias", ("float32", bias)), ("residual", result)) if name in slots}
     results = {"saved": result} if "saved" in slots else {}
@@ -220,7 +220,7 @@ def gram(row, B, M, N, result, factors=(1.0, 0.0), splits=1):
 
 
 def conv(row, p, config, epilogue=None, result=None):
-    """Of a dense convolution, or of a depthwise one, whose row has no tile.  `epilogue`: as for `matmul`."""
+    """Make a case of a dense convolution, or of a depthwise one, whose row has no tile.  `epilogue`: as for `matmul`."""
     names = SLOTS[row["role"]]
     shapes = {"x": (p.B, p.N, *p.input, p.G, p.C), "w": (p.B, p.G, p.K, *p.filter, p.C), "y": (p.B, p.N, *p.output, p.G, p.K)}
     operands = {name: (row["operands"], shapes[name]) for name in names[:2]}
@@ -236,7 +236,7 @@ def conv(row, p, config, epilogue=None, result=None):
     )
     if epilogue is None:
         return case
-    return with_epilogue(dataclasses.replace(case, target=f"{family}{row['rank']}d_bias_act"), (p.B, p.G, p.K), *epilogue)
+    return add_epilogue(dataclasses.replace(case, target=f"{family}{row['rank']}d_bias_act"), (p.B, p.G, p.K), *epilogue)
 
 
 def causal(problem, config):

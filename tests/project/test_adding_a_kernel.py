@@ -1,4 +1,4 @@
-"""What docs/adding-a-kernel.md says is so: its files, in a copy of the sources, are a kernel that XLA, Python and the tools know.
+"""The files of docs/adding-a-kernel.md, put into a copy of the sources, are a kernel that XLA, Python and the tools find.
 
 Needs nvcc, pybind11 and the folder in which jaxext was built; no GPU and no driver.
 """
@@ -28,7 +28,7 @@ NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 LIBRARIES = sorted(ROOT.glob("build/*/libjaxext_kernels.a"), key=lambda path: path.stat().st_mtime)
 LACKING = cuda_binding.missing() or (not NVCC and "no nvcc here") or (not LIBRARIES and "jaxext was not built in this checkout")
 LACKING = LACKING or (shutil.which("g++") is None and "no g++ here") or (not importlib.util.find_spec("pybind11") and "no pybind11 here")
-of_cuda = pytest.mark.skipif(bool(LACKING), reason=f"no CUDA kernels to link: {LACKING}")
+needs_cuda = pytest.mark.skipif(bool(LACKING), reason=f"no CUDA kernels to link: {LACKING}")
 
 
 def files() -> list[pathlib.Path]:
@@ -48,14 +48,14 @@ def tree(tmp_path_factory):
 
 
 def run(*command, **options):
-    """What a command prints; it is an error that it fails."""
+    """Run a command, which must succeed; returns its output."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout
 
 
 def python(tree, *arguments, path=(), **more):
-    """What Python prints that imports the copy."""
+    """Run Python, which imports the copy; returns its output."""
     environment = mutations.environment(tree, **more)
     found = os.pathsep.join([environment["PYTHONPATH"], *(str(tree / folder) for folder in path)])
     return run(sys.executable, *arguments, cwd=tree, env=environment | {"PYTHONPATH": found})
@@ -94,7 +94,7 @@ def built(tree):
 
 
 def test_the_page_counts_its_files():
-    """Of each language, and the CHANGELOG; and it includes each."""
+    """The counts include the CHANGELOG, and the page shows each file."""
     text, triton = PAGE.read_text(), [path for path in files() if {"kernels", "triton"} & {*path.parts}]
     assert f"| a CUDA kernel | {len(files()) - len(triton) + 1} |" in text and f"| a Triton kernel | {len(triton) + 1} |" in text
     assert {pathlib.Path(path) for path in re.findall(r"\]\(rowscale/(\S+)\) <!-- include -->", text)} == {*files()}
@@ -104,7 +104,7 @@ def test_the_files_lie_where_the_design_wants_them(tree):
     assert {*test_layering.breaches(tree)} <= {*test_layering.breaches(ROOT)} and test_layering.included(tree) == test_layering.INCLUDED
 
 
-@of_cuda
+@needs_cuda
 @pytest.mark.slow
 def test_the_module_knows_the_target(built):
     """Its target beside those of the library, both stages of its handler, and its table."""
@@ -121,14 +121,14 @@ print(json.dumps([len(schema), schema["rowscale"], list(handlers["jaxext_rowscal
     assert row == {"operands": "float32", "lanes": 4, "stages": 1, "shared": 0}
 
 
-@of_cuda
+@needs_cuda
 @pytest.mark.slow
 def test_its_tests_pass(built):
     """They are refusals, `explain`, the custom call, the rules of JAX, and the PTX against numpy."""
     assert passed(built, "tests/ptx/test_rowscale.py") == 10
 
 
-@of_cuda
+@needs_cuda
 @pytest.mark.slow
 def test_tools_know_its_kernels(built):
     rows = list(compiled_cuda.rows_of(built / "build/objects/rowscale.cu.o", [], ()))
@@ -147,7 +147,7 @@ def test_the_triton_kernel_is_the_reference(tree):
 
 @pytest.mark.slow
 def test_the_triton_kernel_compiles_for_hopper(tree):
-    """And its custom call is jax-triton's."""
+    """Its custom call is jax-triton's."""
     pytest.importorskip("jax_triton")
     code = """
 import jax, jaxext, lowered

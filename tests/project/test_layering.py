@@ -170,7 +170,7 @@ def breaches(root):
 
 
 def host_code(tree):
-    """What a module defines beside functions under triton.jit and constants for them."""
+    """Yield the definitions of a module that are neither functions under triton.jit nor constants for them."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             if not any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list):
@@ -184,7 +184,7 @@ def host_code(tree):
 
 
 def included(root):
-    """As INCLUDED, of the sources in a folder."""
+    """Read the includes of the sources in a folder, in the form of INCLUDED."""
     found = {headers: set() for headers in INCLUDED}
     for path in (root / "csrc").rglob("*.*"):
         for header in re.findall(r"^\s*#\s*include\s*[<\"]([^>\"]+)", path.read_text(), re.MULTILINE):

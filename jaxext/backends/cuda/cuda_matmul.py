@@ -166,5 +166,5 @@ class CudaMatmul(Cuda):
 
 
 def _float32(problem: MatmulProblem) -> bool:
-    """Whether the kernels of products in pieces are those to ask.  They fuse no epilogue."""
+    """Return whether the kernels that split float32 into bfloat16 take the problem.  They fuse no epilogue."""
     return problem.dtypes[:2] == ("fp32", "fp32") and problem.epilogue is None

@@ -179,7 +179,7 @@ def test_names_are_told_apart():
 
 
 def test_every_kernel_is_in_the_tables():
-    """Those of each folder in kernels/; other files are part of them, or read by the host alone."""
+    """Each folder of kernels/ has its kernels in the table; other files are part of them, or read by the host alone."""
     folder = pathlib.Path(matmul.__file__).parents[1]
     assert {path.parent.name for path in folder.glob("*/kernel.py")} == {*KERNELS}
     assert not any("@triton.jit" in path.read_text() for path in folder.rglob("*.py") if path.name in device_code.HOST)
