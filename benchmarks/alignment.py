@@ -16,6 +16,8 @@ def dtypes_of(problem, launch) -> list[str]:
     """The dtypes of the kernel's pointers: of operands and results."""
     if hasattr(problem, "T"):
         return _of_causal(problem, launch)
+    if not hasattr(problem, "role"):
+        return [*problem.dtypes]
     factors = sorted((slot for slot in launch.operands[:2] if slot in SLOTS), key=SLOTS.index)
     of_slot = (
         dict.fromkeys(RANGES, "i32")
@@ -33,8 +35,11 @@ def dtypes_of(problem, launch) -> list[str]:
 def aligned(problem, launch) -> bool:
     """Whether every run of consecutive elements that a kernel reads starts and ends at a multiple of 16 bytes.
 
-    The taps of a depthwise filter are not counted, since they are few, nor are an epilogue's operands, which are read once.
+    The taps of a depthwise filter are not counted, since they are few, nor are an epilogue's operands, which are read once.  Of kernels
+    without roles nothing is known.
     """
+    if not hasattr(problem, "role"):
+        return False
     if hasattr(problem, "T"):
         return _vector(launch) * BITS[problem.dtypes[0]] >= 128 and problem.C * BITS[problem.dtypes[0]] % 128 == 0
     if hasattr(problem, "M"):
@@ -53,6 +58,8 @@ def widest(problem, launch) -> list[int]:
 
     The operand of a load is unknown, so any load may be as wide as the widest operand allows.
     """
+    if not hasattr(problem, "role"):
+        return [16, 16]
     config = launch.constants["CONFIG"]
     if hasattr(problem, "T"):
         return [math.gcd(16, problem.C * BITS[dtype] // 8) for dtype in (problem.dtypes[0], problem.dtypes[2])]

@@ -24,11 +24,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from unittest import mock
 
+import jaxext
 from jaxext.backends.triton.repairs import repaired
 from jaxext.kernels.launch import BITS, SHARED_MEMORY, TENSOR_MEMORY
+from jaxext.verify import cases, contact_list
 
 from .alignment import aligned, dtypes_of, widest
-from .compiled_problems import COMPILED
+from .compiled_problems import COMPILED, KERNELS
 from .machine_code import access_bytes, instructions, tool
 
 ARCHS = (80, 90, 100)
@@ -58,7 +60,7 @@ class Program:
 
 
 def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (), others: str = "picks") -> Iterator[Program]:
-    """The programs to compile, without problems that the kernel refuses."""
+    """The programs to compile, without problems that the kernel refuses: of the suite, and of the `samples` of families."""
     for case in COMPILED:
         if kernel not in ("", case.kernel) or substring not in case.name:
             continue
@@ -72,6 +74,13 @@ def programs(kernel: str = "", substring: str = "", archs: Collection[int] = (),
                 pick = module.candidates(problem)[0]
                 for config in module.candidates(problem) if sweep else [pick]:
                     yield Program(case.kernel, case.name, numbers, problem, config, config == pick)
+    for arch in archs or (90,):
+        with jaxext.use_target(f"sm_{arch}"):
+            sampled, _ = cases.listed(contact_list.samples(), "cuda", ["triton"])
+        for sample in sampled:
+            if kernel in ("", sample.family) and substring in sample.contact:
+                plan: Any = sample.plan
+                yield Program(sample.family, sample.contact, sample.kind.rpartition(" ")[2], plan.problem, sample.config, True)
 
 
 def compile_row(program: Program) -> dict:
@@ -97,7 +106,7 @@ def described(program: Program) -> dict:
     return {
         "kernel": program.kernel,
         "problem": program.name,
-        "role": program.problem.role,
+        "role": getattr(program.problem, "role", program.problem.name),
         "numbers": program.numbers,
         "arch": program.problem.arch,
         "config": repr(program.config),
@@ -253,7 +262,7 @@ LAWS: dict[str, Callable[[dict], bool]] = {
     "tensor memory over the limit": lambda row: row["tensor_memory"] > TENSOR_MEMORY,
     "not named after its primitive": lambda row: row["function"] != row["name"],
     "not on the tensor cores that it could use": misses_tensor_cores,
-    "no products of tiles": lambda row: row["kernel"] not in ("depthwise", "causal") and not row["dots"],
+    "no products of tiles": lambda row: row["kernel"] in {*KERNELS} - {"depthwise", "causal"} and not row["dots"],
     "narrow loads": loads_narrowly,
     "misaligned accesses": reaches_too_wide,
 }

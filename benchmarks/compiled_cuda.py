@@ -24,7 +24,6 @@ from .cuda_laws import offences
 from .cuda_names import demangled, describe, identity
 from .machine_code import access_bytes, find, functions, instructions, tool
 
-ONLY = ("pieces", "weight_only", "wide_weight_only")  # families that Triton has not
 NEWER = (100, 120)  # the architectures for which PTX is assembled: that for 9.0, and none that tests keep for others
 
 _RESOURCES = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -41,6 +40,7 @@ def rows_of(module: pathlib.Path, tables: Iterable[dict], archs: Collection[int]
             for row in kernels:
                 entry = told.get(identity(row), {})
                 dynamic = {"stages": entry.get("stages"), "shared": entry.get("shared", row["static"]), "told": bool(entry)}
+                dynamic |= {"vector": entry["vector"]} if "vector" in entry else {}
                 yield {"arch": image.arch, "source": image.source} | row | dynamic
 
 
@@ -157,9 +157,8 @@ def load(path: pathlib.Path) -> Any:
 
 
 def tables(module: Any) -> list[dict]:
-    """A row for each Hopper kernel in the module's tables."""
-    families = ("matmul", "pieces", "ragged", "scaled", "gram", "weight_only", "conv")
-    return [row for family in families for row in module.kernels(family)]
+    """The rows of the module's tables, each with the name of its family."""
+    return [{"family": family} | row for family in module.families() for row in module.kernels(family)]
 
 
 def collect(path: pathlib.Path, module: Any, archs: Collection[int] = ()) -> list[dict]:

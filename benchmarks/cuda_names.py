@@ -144,22 +144,28 @@ def _describe_causal(template: str, element: str, vector: str, *which: str) -> d
     }
 
 
+# What else identifies a kernel of a family, beside its name, operands and tile.
+_FIELDS = {
+    "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
+    "ragged": ("cluster_n",),
+    "scaled": ("cluster_m", "second"),
+    "gram": ("cluster_m",),
+    "wide": ("bits",),
+    "pieces": ("pieces",),
+    "conv": ("cluster",),
+}
+
+
 def identity(row: dict) -> tuple:
-    """The fields that identify a row."""
-    family = "conv" if "rank" in row else "ragged" if "cluster_n" in row else "matmul"
-    of_product = "scaled" if "second" in row else f"{family}_{row.get('role')}"
-    of_product = "wide_weight_only" if "bits" in row else "pieces" if "pieces" in row else of_product
-    of_product = "gram" if "cluster_m" in row and not {"role", "second", "kernel"} & row.keys() else of_product
-    kernel = row.get("kernel") or (f"conv{row['rank']}d_{row['role']}" if "rank" in row else of_product)
-    names = {
-        "matmul": ("tile_k", "cluster_m", "pingpong", "result", "fused"),
-        "ragged": ("cluster_n",),
-        "scaled": ("cluster_m", "second"),
-        "gram": ("cluster_m",),
-        "wide": ("bits",),
-        "pieces": ("pieces",),
-    }.get(kernel.partition("_")[0], ("cluster",))
-    return kernel, *(row.get(name) for name in ("operands", "tile_m", "tile_n", *names))
+    """The fields that identify a row of the module's tables, or a kernel by its name: of a family without words here, its config."""
+    if "family" not in row:
+        kernel, config = row["kernel"], row["config"]
+    else:
+        kernel = {"conv": f"conv{row.get('rank')}d", "weight_only": "wide_weight_only"}.get(row["family"], row["family"])
+        kernel += f"_{row['role']}" if "role" in row else ""
+        config = ", ".join(str(value) for name, value in row.items() if name not in ("family", "operands", "stages", "shared"))
+    names = _FIELDS.get(re.sub(r"\dd$", "", kernel.partition("_")[0]))
+    return kernel, row.get("operands"), *((config,) if names is None else (row.get(name) for name in ("tile_m", "tile_n", *names)))
 
 
 def demangled(function: str) -> str:

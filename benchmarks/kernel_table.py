@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxext.cli.terminal import UsageError, count, says_json, tell
+from jaxext.forms.family import families
 from jaxext.tables.environment import report
 
 from . import compiled, compiled_cuda, device_code
@@ -22,7 +23,7 @@ TABLES: dict[str, Any] = {"triton": compiled, "cuda": compiled_cuda}
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--of", choices=tuple(TABLES), help="only these (default: all that can be read here)")
-    command.add_argument("--kernel", choices=(*KERNELS, *compiled_cuda.ONLY), help="only kernels of this family")
+    command.add_argument("--kernel", metavar="FAMILY", help="only kernels whose names begin so")
     command.add_argument("--arch", type=_archs, default=(), metavar="SM,SM", help="only for these GPUs, such as 80,90")
     command.add_argument("--problem", metavar="SUBSTRING", help="Triton's: only problems whose names contain this")
     command.add_argument("--others", choices=("none", "picks", "every"), help="Triton's: of problems not tagged sweep")
@@ -51,7 +52,7 @@ def _asked_for(options) -> list[str]:
     """Which kernels are asked for: an option that only one kind has selects that kind."""
     asked = {options.of} - {None}
     asked |= {"triton"} if options.problem is not None or options.others is not None else set()
-    asked |= {"cuda"} if options.module is not None or options.kernel in compiled_cuda.ONLY else set()
+    asked |= {"cuda"} if options.module is not None or options.kernel not in (None, *KERNELS, *families) else set()
     if len(asked) > 1:
         raise UsageError("--problem and --others are of Triton kernels, --module of CUDA kernels: ask for one of them")
     return [*asked] or [*TABLES]
@@ -69,8 +70,10 @@ def _of_cuda(options) -> tuple[dict, Iterable[dict]]:
     path = options.module or compiled_cuda.own()
     assert path is not None, "compiled_cuda.missing would have said so"
     module = compiled_cuda.load(path)
-    rows = compiled_cuda.collect(path, module, options.arch)
-    return {"nvcc": module.cuda_version, "archs": module.archs}, (row for row in rows if row["kernel"].startswith(options.kernel or ""))
+    rows = [row for row in compiled_cuda.collect(path, module, options.arch) if row["kernel"].startswith(options.kernel or "")]
+    if not rows and options.kernel not in (None, *KERNELS):
+        raise UsageError(f"no kernel of {options.kernel} is for such a GPU")
+    return {"nvcc": module.cuda_version, "archs": module.archs}, rows
 
 
 def _told(table, rows: Iterable[dict], quietly: bool) -> list[dict]:

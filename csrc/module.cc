@@ -66,6 +66,12 @@ Reason Refuses(const std::string& name, const std::vector<std::string>& dtypes, 
   return target.refuses(words.data(), {dtypes[0], dtypes[1], dtypes[2], dtypes.size() > 3 ? dtypes[3] : ""}, arch);
 }
 
+std::vector<std::string> FamilyNames() {
+  std::vector<std::string> names;
+  for (const Family& family : Families()) names.push_back(family.name);
+  return names;
+}
+
 py::list Kernels(const std::string& name) {
   const Family& family = Find(Families(), name, "family");
   py::list rows;
@@ -98,6 +104,7 @@ PYBIND11_MODULE(_cuda_module, module) {
   module.def("schema", &jaxext::Schema, "Target -> the names of its attributes, in order.");
   module.def("refuses", &jaxext::Refuses, "The reason why no kernel takes a target's problem, or None.", "target"_a, py::kw_only(),
              "dtypes"_a, "arch"_a);
+  module.def("families", &jaxext::FamilyNames, "The names of all families, in no particular order.");
   module.def("kernels", &jaxext::Kernels, "The kernels of a family among which a config chooses, a dict for each.", "family"_a);
   module.def("ffi_version", [] { return jaxext::CompiledFfiVersion(); }, "Of the XLA headers that the handlers were compiled with.");
   module.attr("archs") = JAXEXT_CUDA_ARCHS;

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxext
+from jaxext.forms.family import families
 from jaxext.tables import record
 
 PATH = pathlib.Path(__file__).parent / "operations" / "refusals.json"
@@ -207,8 +208,9 @@ def words(function, operands, named):
 def asked(names=("triton", "cuda")):
     """page -> rows: what is called, the product, what each implementation says, and which one runs unnamed."""
     all_verified = mock.patch.object(record, "unverified", lambda *_: None)
+    samples = {family.name: {title: call for title, *call in family.samples()} for family in families.values()}
     pages = {}
-    for page, calls in CALLS.items():
+    for page, calls in (CALLS | {page: calls for page, calls in samples.items() if calls}).items():
         pages[page] = []
         for title, (function, operands) in calls.items():
             said = {name: words(function, operands, name) for name in names}

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxext
+from jaxext.forms.family import families
 from jaxext.tuning.tune import with_gradient
 
 PLATFORM, IMPLEMENTATIONS = "cuda", ("triton", "cuda")  # where and by which kernels they are checked
@@ -38,8 +39,13 @@ class Contact:
 
 
 def contacts() -> list[Contact]:
-    """All of them, by name once each."""
-    return [*_matmuls(), *_convolutions(), *_depthwise(), *_fused(), *_ragged(), *_causal(), *_scaled(), *_grams()]
+    """All of them, by name once each: those of this file, and the `samples` of families."""
+    own = [*_matmuls(), *_convolutions(), *_depthwise(), *_fused(), *_ragged(), *_causal(), *_scaled(), *_grams()]
+    return [*own, *samples()]
+
+
+def samples() -> list[Contact]:
+    return [Contact(name, function, tuple(shapes)) for family in families.values() for name, function, shapes in family.samples()]
 
 
 def arrays(*shapes: tuple[int, ...], dtype: str = BF16) -> tuple[jax.ShapeDtypeStruct, ...]:

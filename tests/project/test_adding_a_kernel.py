@@ -131,7 +131,9 @@ def test_its_tests_pass(built):
 @needs_cuda
 @pytest.mark.slow
 def test_tools_know_its_kernels(built):
-    rows = list(compiled_cuda.rows_of(built / "build/objects/rowscale.cu.o", [], ()))
+    table = [{"family": "rowscale", "operands": "float32", "lanes": 4, "stages": 1, "shared": 0}]
+    rows = list(compiled_cuda.rows_of(built / "build/objects/rowscale.cu.o", table, ()))
+    assert {(row["operands"], row["config"]) for row in rows if row["told"]} == {("float32", "4")}
     assert {(row["kernel"], row["operands"], row["config"]) for row in rows} == {
         ("rowscale", operands, lanes) for operands, lanes in [("float32", "1"), ("float32", "4"), ("bfloat16", "1"), ("bfloat16", "8")]
     }

@@ -19,7 +19,6 @@ from test_cuda_matmul import product
 
 from jaxext.backends.cuda import cuda_binding, cuda_causal, cuda_conv, cuda_depthwise, cuda_matmul, cuda_pieces, cuda_weight_only
 from jaxext.benchmarks import compiled_cuda, cuda_names
-from jaxext.benchmarks.compiled_problems import KERNELS
 from jaxext.kernels.epilogue import Epilogue
 from jaxext.kernels.launch import SHARED_MEMORY
 
@@ -83,8 +82,6 @@ def test_rows_are_told_apart():
     assert kernels == {"pieces", "scaled", "gram", "wide_weight_only"} | {
         f"{family}_{role}" for family in ("matmul", "ragged") for role in ("nn", "nt", "tn")
     } | {f"conv{rank}d_{role}" for rank in (1, 2, 3) for role in ROLES}
-    asked = (*KERNELS, *compiled_cuda.ONLY)  # what `python -m jaxext kernels --kernel` takes
-    assert all(kernel.startswith(asked) for kernel in kernels)
 
 
 @pytest.mark.parametrize("row", TABLES, ids=lambda row: "-".join(map(str, row.values())))
