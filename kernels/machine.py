@@ -67,6 +67,10 @@ class Machine:
         """The clocks to write partial results of so many bytes, and to read and add them in another kernel."""
         return self.moving(2 * size) + LAUNCH
 
+    def product(self, computed: float, read: float, written: float, splits: int) -> float:
+        """The clocks of a product: to compute it, or to move so many bytes.  Partial results are written, and added, afterwards."""
+        return max(computed, self.moving(read)) + self.adding(written) if splits > 1 else max(computed, self.moving(read + written))
+
 
 # Compute capability -> a common device that has it.  Products are those of data sheets, dense, at the boost clock.  Memory was measured:
 # 1.73 TB/s at 1.41 GHz, and at 1.75 GHz 3.0 of an H100 and 4.1 of an H200, which keeps that clock while it multiplies; that others keep

@@ -161,7 +161,10 @@ class KernelPlan(Plan):
         return f"it takes {least * 1e6:.2g} µs at least, and XLA fuses what takes less than {SMALL_SECONDS * 1e6:.0f}"
 
     def describe(self, config: Any) -> str:
-        return config.algorithm if config == ZEROS else self._launch(config).describe
+        if config == ZEROS:
+            return config.algorithm
+        parts = getattr(config, "splits", 1)
+        return self._launch(config).describe + (f" in {parts} parts" if parts > 1 else "")
 
     def fails(self, config: Any) -> str | None:
         key = (self.implementation, self.call.problem, self.call.arch, config)
@@ -228,6 +231,11 @@ def least_seconds(call: Call, problem: Any, multiplied: str) -> float:
     products *= math.prod(meetings(call.window, axis) for axis in range(call.window.rank)) if call.window else 1
     rate = gpu.rate(BITS[problem.dtypes[0]], multiplied) * gpu.multiprocessors
     return gpu.seconds(max(gpu.moving(moved), products / rate))
+
+
+def at_least_16_bits(result: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Return the result that a kernel gives in the place of this one: of 8 bits none does, but float32."""
+    return result if result.dtype.itemsize > 1 else jax.ShapeDtypeStruct(result.shape, jnp.float32)
 
 
 def apart(x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,10 +35,14 @@ from jaxext.kernels.matmul.problem import MatmulProblem
 class Cuda(KernelImplementation):
     name = "cuda"
     epilogues = True
+    kernels = ""  # the family of all its kernels, if there is one
     shared = (*KernelImplementation.shared, *PROBLEMS)
 
     def lacks(self, call):
         return no_kernel(call, "cuda") or missing() or _older_driver()
+
+    def family(self, problem, config):
+        return self.kernels
 
     def multiplied(self, problem):
         return "ieee"  # unless a family says otherwise, no kernel takes float32 numbers to the tensor cores
@@ -94,12 +98,10 @@ def kernel_call(
         slots += added
     shapes = {slot: problem.shapes[slot] for slot in call.factors}
     shapes |= dict.fromkeys(("residual", "result"), problem.shapes[call.open])
-    kernel = stem if epilogue is not None else stem.rpartition("_")[0]
-    splits = attributes.get("splits", 1)
     return KernelCall(
-        describe=kernel + (f" in {splits} parts" if splits > 1 else ""),
+        describe=stem if epilogue is not None else stem.rpartition("_")[0],
         slots=tuple(slots),
-        splits=splits,
+        splits=attributes.get("splits", 1),
         call=functools.partial(called, f"jaxext_{stem}_v1", attributes, tuple(slots), shapes, aligned=aligned),
     )
 
@@ -229,6 +231,11 @@ def compiled(family: str) -> Sequence[Mapping[str, Any]]:
 def splits(row: Mapping[str, Any]) -> list[int]:
     """The numbers of parts in which a compiled kernel may compute a sum: powers of two up to its limit."""
     return [1 << i for i in range(row["most_splits"].bit_length())]
+
+
+def in_parts(kind: Any, rows: Iterable[Mapping[str, Any]], divides: Callable[[Mapping[str, Any], int], bool]) -> list[Any]:
+    """The configs of compiled kernels, in one part, and in as many more as `divides(row, parts)` accepts."""
+    return [config_of(kind, row, splits=parts) for row in rows for parts in splits(row) if parts == 1 or divides(row, parts)]
 
 
 def config_of(kind: Any, row: Mapping[str, Any], **more: int) -> Any:

@@ -138,16 +138,13 @@ _CAUSAL_ADDED = ("bias", "initial_states", "seq_idx", "idx_of_states")  # beside
 class CudaCausal(Cuda):
     """`causal_conv1d`, and its backward as one kernel, which computes all cotangents."""
 
-    custom_calls = ("jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1")
+    custom_calls, kernels = ("jaxext_causal_conv1d_v1", "jaxext_causal_conv1d_backward_v1"), "causal"
 
     def problem(self, call):
         return causal_problem(call, call.arch or 0)
 
     def refuses(self, problem):
         return refused(problem) or not_compiled_for(problem.arch)
-
-    def family(self, problem, config):
-        return "causal"
 
     def slower(self, call):
         return preference.causal(call)
@@ -164,7 +161,7 @@ class CudaCausal(Cuda):
         attributes = fields(problem) | dataclasses.asdict(config) | {name: int(name in added) for name in _CAUSAL_ADDED}
         attributes["activation"] = number_of(problem.epilogue.activation)
         return KernelCall(
-            describe="causal" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            describe="causal",
             slots=("x", "weight", *added, *(["d_y"] if backward else [])),
             splits=1,
             call=functools.partial(_causal_backward if backward else _causal_forward, call, attributes),

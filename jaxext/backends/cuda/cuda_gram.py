@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxext.backends import preference
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, config_of, refusal, splits
+from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, in_parts, refusal
 from jaxext.backends.kernel import KernelCall
 from jaxext.backends.problems import gram_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
@@ -56,19 +56,11 @@ def refused(problem: GramProblem) -> str | None:
 def candidates(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> list[GramConfig]:
     """Every tile of the operands' dtype, in one part or, without an addend, in more.  The one that is expected to take the fewest clocks
     is first."""
-    configs = [
-        config_of(GramConfig, row, splits=parts)
-        for row in table
-        for parts in splits(row)
-        if row["operands"] == problem.dtypes[0] and (parts == 1 or _divides(problem, parts, row["tile_k"]))
-    ]
+    whole = problem.B != 1 or problem.addend is not None
+    rows = [row for row in table if row["operands"] == problem.dtypes[0]]
+    configs = in_parts(GramConfig, rows, lambda row, parts: not whole and cdiv(problem.depth, row["tile_k"]) // parts >= _FEWEST_STEPS)
     fit = [config for config in configs if tiles(problem, config) // config.cluster_m <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))
-
-
-def _divides(problem: GramProblem, splits: int, tile_k: int) -> bool:
-    """Whether each part has enough steps, and there are few tiles without them."""
-    return problem.B == 1 and problem.addend is None and cdiv(problem.depth, tile_k) // splits >= _FEWEST_STEPS
 
 
 def pick(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> GramConfig:
@@ -93,8 +85,7 @@ def clocks(problem: GramProblem, config: GramConfig) -> float:
 
     operands = problem.B * problem.rows * problem.depth * BITS[problem.dtypes[0]] / 8
     written = problem.B * problem.rows * problem.rows * config.splits * result_bits / 8
-    moving = gpu.moving(operands if split else operands + (1 + added / 2) * written)
-    return max(computed, moving) + (gpu.adding(written) if split else 0)
+    return gpu.product(computed, operands, written if split else (1 + added / 2) * written, config.splits)
 
 
 def share(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> float:
@@ -106,16 +97,13 @@ def share(problem: GramProblem, table: Sequence[Mapping[str, Any]]) -> float:
 class CudaGram(Cuda):
     """Half of a product with its own transpose."""
 
-    custom_calls = ("jaxext_gram_v1",)
+    custom_calls, kernels = ("jaxext_gram_v1",), "gram"
 
     def problem(self, call):
         return gram_problem(call, GramProblem, call.arch or 0)
 
     def refuses(self, problem):
         return refused(problem)
-
-    def family(self, problem, config):
-        return "gram"
 
     def slower(self, call):
         problem = self.problem(call)
@@ -131,7 +119,7 @@ class CudaGram(Cuda):
         scales = {name: float(getattr(problem, name)) for name in ("scale", "of_addend")}
         attributes = fields(problem) | dataclasses.asdict(config) | scales
         return KernelCall(
-            describe="gram" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            describe="gram",
             slots=slots,
             splits=config.splits,
             call=functools.partial(called, *self.custom_calls, attributes, slots, shapes),

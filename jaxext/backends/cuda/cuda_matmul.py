@@ -56,17 +56,15 @@ def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> li
 
     The one that is expected to take the fewest clocks is first.
     """
-    first, _, result = problem.dtypes
-    configs = []
-    for row in table:
-        if (row["role"], row["operands"], row["fused"]) != (problem.role, first, problem.epilogue is not None):
-            continue
-        if not _few_enough(problem, row):
-            continue
-        for parts in splits(row):
-            split = not row["fused"] and row["result"] == "fp32" and _divides(problem, parts, row["tile_k"])
-            if row["result"] == result if parts == 1 else split:
-                configs.append(config_of(MatmulConfig, row, splits=parts))
+    kind, result = (problem.role, problem.dtypes[0], problem.epilogue is not None), problem.dtypes[2]
+    rows = [row for row in table if (row["role"], row["operands"], row["fused"]) == kind and _few_enough(problem, row)]
+
+    def exists(row: Mapping[str, Any], parts: int) -> bool:
+        if parts == 1:
+            return row["result"] == result
+        return not row["fused"] and row["result"] == "fp32" and _divides(problem, parts, row["tile_k"])
+
+    configs = [config_of(MatmulConfig, row, splits=parts) for row in rows for parts in splits(row) if exists(row, parts)]
     return sorted(configs, key=lambda config: clocks(problem, config))
 
 
@@ -87,7 +85,7 @@ def clocks(problem: MatmulProblem, config: MatmulConfig) -> float:
 
     operands = (problem.rows + problem.cols) * problem.depth * problem.B * bits / 8
     written = stored(problem.epilogue) * problem.rows * problem.cols * problem.B * config.splits * result_bits / 8
-    return max(computed, gpu.moving(operands if split else operands + written)) + (gpu.adding(written) if split else 0)
+    return gpu.product(computed, operands, written, config.splits)
 
 
 _LIBRARY_SPLITS = (1, 2, 4, 8, 16, 32)

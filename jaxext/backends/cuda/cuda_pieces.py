@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxext.backends.cuda.cuda_binding import config_of, fields_named, refusal, splits
+from jaxext.backends.cuda.cuda_binding import fields_named, in_parts, refusal
 from jaxext.kernels.launch import PRODUCTS_OF_PARTS, cdiv
 from jaxext.kernels.machine import ISSUED, REACHED, START, STORED, machine
 from jaxext.kernels.matmul.problem import MatmulProblem
@@ -41,14 +41,8 @@ def refused(problem: MatmulProblem) -> str | None:
 
 def candidates(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> list[PiecesConfig]:
     """The tiles of the precision, in one part and in those that TMA can find.  The one with the fewest expected clocks is first."""
-    configs = [
-        config_of(PiecesConfig, row, splits=parts)
-        for row in table
-        if row["pieces"] == PIECES[problem.precision]
-        for parts in splits(row)
-        if parts == 1 or _divides(problem, parts)
-    ]
-    return sorted(configs, key=lambda config: clocks(problem, config))
+    rows = [row for row in table if row["pieces"] == PIECES[problem.precision]]
+    return sorted(in_parts(PiecesConfig, rows, lambda row, parts: _divides(problem, parts)), key=lambda config: clocks(problem, config))
 
 
 def pick(problem: MatmulProblem, table: Sequence[Mapping[str, Any]]) -> PiecesConfig:
@@ -69,8 +63,7 @@ def clocks(problem: MatmulProblem, config: PiecesConfig) -> float:
     depth = cdiv(problem.depth, config.splits * _STEP) * _STEP
     written = 4 * problem.rows * problem.cols * problem.B * config.splits
     computed = gpu.rounds(tiles) * (START + depth * step + 4 * m * n / STORED)
-    moved = 4 * (problem.rows + problem.cols) * problem.depth * problem.B + (written if config.splits == 1 else 0)
-    return max(computed, gpu.moving(moved)) + (gpu.adding(written) if config.splits > 1 else 0)
+    return gpu.product(computed, 4 * (problem.rows + problem.cols) * problem.depth * problem.B, written, config.splits)
 
 
 def _divides(problem: MatmulProblem, splits: int) -> bool:

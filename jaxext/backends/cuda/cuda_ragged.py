@@ -8,13 +8,16 @@ them end within a tile of rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxext.backends import preference
 from jaxext.backends.cuda.cuda_binding import Cuda, compiled, config_of, fields_named, kernel_call, refusal
+from jaxext.backends.kernel import KernelCall
 from jaxext.backends.problems import matmul_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
@@ -73,16 +76,13 @@ def _tiles(problem: RaggedProblem, config: RaggedConfig, down: int) -> int:
 
 class CudaRagged(Cuda):
     custom_calls = tuple(f"jaxext_ragged_{role}_v1" for role in ("nn", "nt", "tn"))
-    epilogues = False
+    epilogues, kernels = False, "ragged"
 
     def problem(self, call):
         return matmul_problem(call, RaggedProblem, call.arch or 0)
 
     def refuses(self, problem):
         return refused(problem)
-
-    def family(self, problem, config):
-        return "ragged"
 
     def slower(self, call):
         return preference.ragged(call)
@@ -95,9 +95,11 @@ class CudaRagged(Cuda):
 
     def launch(self, call, problem, config):
         plain = kernel_call(call, problem, fields(problem), call.op, config, "places")
+        call_with_places = functools.partial(_with_places, plain, problem, config.tile_m)
+        return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=call_with_places)
 
-        def with_places(result, first, second, begin, end):
-            places = jnp.stack([begin, end], -1) if problem.role == "tn" else visits(jnp, begin, end, problem.M, config.tile_m)
-            return plain.call(result, first, second, places)
 
-        return dataclasses.replace(plain, slots=(*plain.slots[:2], "begin", "end"), call=with_places)
+def _with_places(plain: KernelCall, problem: RaggedProblem, tile_m: int, result, first, second, begin, end) -> jax.Array:
+    """Call the kernel with the visits of tiles of rows, or in tn with the ranges of groups in one array."""
+    places = jnp.stack([begin, end], -1) if problem.role == "tn" else visits(jnp, begin, end, problem.M, tile_m)
+    return plain.call(result, first, second, places)

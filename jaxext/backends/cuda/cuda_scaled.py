@@ -11,6 +11,7 @@ before, and the partial results written and read again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, config_of, refusal, splits
+from jaxext.backends.cuda.cuda_binding import Cuda, called, compiled, in_parts, refusal
 from jaxext.backends.cuda.cuda_weight_only import CudaWeightOnly
-from jaxext.backends.kernel import KernelCall
+from jaxext.backends.kernel import KernelCall, at_least_16_bits
 from jaxext.backends.problems import scaled_problem
 from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
@@ -131,13 +132,9 @@ class ScaledConfig:
 
 def candidates(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> list[ScaledConfig]:
     """Every tile of the operands' dtypes, in one part or more.  The one that is expected to take the fewest clocks is first."""
-    steps = cdiv(problem.depth, STEP)
-    configs = [
-        config_of(ScaledConfig, row, splits=parts)
-        for row in table
-        for parts in splits(row)
-        if (row["operands"], row["second"]) == problem.operand_dtypes and (parts == 1 or problem.B == 1 and steps // parts >= _FEWEST_STEPS)
-    ]
+    steps = cdiv(problem.depth, STEP) if problem.B == 1 else 0
+    rows = [row for row in table if (row["operands"], row["second"]) == problem.operand_dtypes]
+    configs = in_parts(ScaledConfig, rows, lambda row, parts: steps // parts >= _FEWEST_STEPS)
     fit = [config for config in configs if _tiles(problem, config) <= MOST_POSITIONS]
     return sorted(fit, key=lambda config: clocks(problem, config))
 
@@ -148,8 +145,7 @@ def pick(problem: ScaledProblem, table: Sequence[Mapping[str, Any]]) -> ScaledCo
 
 def clocks(problem: ScaledProblem, config: ScaledConfig) -> float:
     """Expected time, in clocks.  While one warp group, or block, moves its sums another multiplies."""
-    gpu, split = machine(problem.arch, problem.device), config.splits > 1
-    result_bits = 32 if split else BITS[problem.dtypes[2]]
+    gpu, result_bits = machine(problem.arch, problem.device), 32 if config.splits > 1 else BITS[problem.dtypes[2]]
     elements, resident = config.tile_m * config.tile_n, _RESIDENT[config.tile_m]
     tiles = _tiles(problem, config)
     resident = max(1, min(resident, gpu.rounds(tiles)))
@@ -165,8 +161,7 @@ def clocks(problem: ScaledProblem, config: ScaledConfig) -> float:
     operands = {"a": problem.B * problem.rows * problem.depth, "b": problem.B * problem.cols * problem.depth}
     written = problem.B * problem.rows * problem.cols * config.splits * result_bits / 8
     turned = sum(gpu.moving(2 * operands[name]) + LAUNCH for name in _TURNED[problem.role])
-    moving = gpu.moving(sum(operands.values()) + (0 if split else written))
-    return turned + max(computed, moving) + (gpu.adding(written) if split else 0)
+    return turned + gpu.product(computed, sum(operands.values()), written, config.splits)
 
 
 def _tiles(problem: ScaledProblem, config: ScaledConfig) -> int:
@@ -179,7 +174,7 @@ class CudaScaled(Cuda):
     """Products of 8-bit floats, and those with integers by `CudaWeightOnly`."""
 
     custom_calls = ("jaxext_scaled_v1", *CudaWeightOnly.custom_calls)
-    epilogues = False
+    epilogues, kernels = False, "scaled"
 
     def plan(self, call):
         integers = any(jnp.issubdtype(call.dtypes[slot], jnp.integer) for slot in call.factors)
@@ -190,9 +185,6 @@ class CudaScaled(Cuda):
 
     def refuses(self, problem):
         return refused(problem)
-
-    def family(self, problem, config):
-        return "scaled"
 
     def slower(self, call):
         problem = self.problem(call)
@@ -205,17 +197,14 @@ class CudaScaled(Cuda):
         return candidates(problem, compiled("scaled"))
 
     def launch(self, call, problem, config):
-        names, attributes = slots(problem), fields(problem) | dataclasses.asdict(config)
-        shapes = {"result": tuple(attributes[name] for name in "BMN")}
+        attributes = fields(problem) | dataclasses.asdict(config)
+        call = functools.partial(_scaled, problem, attributes)
+        return KernelCall(describe="scaled", slots=slots(problem), splits=config.splits, call=call)
 
-        def prepared(result, *operands):
-            """A result of 8 bits is float32 to the kernel."""
-            given = arrays(problem, dict(zip(names, operands, strict=True)))
-            wide = result if result.dtype.itemsize > 1 else jax.ShapeDtypeStruct(result.shape, jnp.float32)
-            return called("jaxext_scaled_v1", attributes, tuple(given), shapes, wide, *given.values()).astype(result.dtype)
 
-        splits = config.splits
-        return KernelCall(describe="scaled" + (f" in {splits} parts" if splits > 1 else ""), slots=names, splits=splits, call=prepared)
+def _scaled(problem: ScaledProblem, attributes: Mapping[str, Any], result: jax.ShapeDtypeStruct, *operands: jax.Array) -> jax.Array:
+    given, shapes = arrays(problem, dict(zip(slots(problem), operands, strict=True))), {"result": (problem.B, problem.rows, problem.cols)}
+    return called("jaxext_scaled_v1", attributes, [*given], shapes, at_least_16_bits(result), *given.values()).astype(result.dtype)
 
 
 _WEIGHT_ONLY = CudaWeightOnly()

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxext.backends.cuda import cuda_matmul
-from jaxext.backends.cuda.cuda_binding import Cuda, ffi_call, fields_named, not_compiled_for, refusal
-from jaxext.backends.kernel import KernelCall, apart
+from jaxext.backends.cuda.cuda_binding import Cuda, called, fields_named, not_compiled_for, refusal
+from jaxext.backends.kernel import KernelCall, at_least_16_bits
 from jaxext.backends.problems import scaled_problem
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import ISSUED, LAUNCH, LEGACY, REACHED, START, STORED, machine
@@ -191,7 +191,7 @@ class CudaWeightOnly(Cuda):
 
     def launch(self, call, problem, config):
         return KernelCall(
-            describe="weight_only" + (f" in {config.splits} parts" if config.splits > 1 else ""),
+            describe="weight_only",
             slots=("x", "w", "w_scale"),
             splits=config.splits,
             call=functools.partial(_weight_only, problem, fields(problem) | dataclasses.asdict(config)),
@@ -201,10 +201,6 @@ class CudaWeightOnly(Cuda):
 def _weight_only(problem: WeightOnlyProblem, attributes: Mapping[str, Any], result, x, w, scale) -> jax.Array:
     """The call of the handler, which takes two int4 in a byte, the first in the low half, as XLA packs them on GPUs."""
     B, M, N, K, S = (getattr(problem, label) for label in "BMNKS")
-    if problem.packed:
-        w = lax.bitcast_convert_type(w.reshape(-1, 2), jnp.int8)
-    given = [x.reshape(B, M, K), w.reshape(B, K, -1), scale.reshape(B, S, N).astype(jnp.float32)]
-    parts = (attributes["splits"],) if attributes["splits"] > 1 else ()
-    made = jax.ShapeDtypeStruct((*parts, B, M, N), result.dtype if result.dtype.itemsize > 1 else jnp.float32)
-    y = ffi_call("jaxext_weight_only_v1", made, [*map(apart, given)], attributes)
-    return apart(y).reshape(result.shape).astype(result.dtype)
+    w = lax.bitcast_convert_type(w.reshape(-1, 2), jnp.int8) if problem.packed else w
+    given, shapes = (x, w.reshape(B, K, -1), scale.astype(jnp.float32)), {"x": (B, M, K), "scale": (B, S, N), "result": (B, M, N)}
+    return called("jaxext_weight_only_v1", attributes, ("x", "w", "scale"), shapes, at_least_16_bits(result), *given).astype(result.dtype)

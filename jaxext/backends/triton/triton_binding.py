@@ -62,7 +62,7 @@ class TritonKernels(KernelImplementation):
         kernels = self.kernels(problem)
         launch = kernels.launch(problem, config)
         return KernelCall(
-            describe=kernels.__name__.rpartition(".")[2] + (f" in {launch.splits} parts" if launch.splits > 1 else ""),
+            describe=self.family(problem, config),
             slots=tuple(dict.fromkeys(launch.operands)),  # an operand that a fused kernel lacks is the left one again
             splits=launch.splits,
             call=functools.partial(triton_call.called if call.platform == "cuda" else triton_call.interpreted, launch, call.arch),

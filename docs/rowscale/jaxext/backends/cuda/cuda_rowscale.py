@@ -25,7 +25,7 @@ class RowscaleConfig:
 
 
 class CudaRowscale(Cuda):
-    name = "cuda_rowscale"
+    name, kernels = "cuda_rowscale", "rowscale"
     custom_calls = ("jaxext_rowscale_v1",)
 
     def problem(self, call):
@@ -35,9 +35,6 @@ class CudaRowscale(Cuda):
 
     def refuses(self, problem):
         return not_compiled_for(problem.arch) or refusal("rowscale", fields_named(problem, "BMN"), problem.dtypes, problem.arch)
-
-    def family(self, problem, config):
-        return "rowscale"
 
     def slower(self, call):
         return None
