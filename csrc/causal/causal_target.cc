@@ -34,17 +34,13 @@ Status Launch(CausalRole role, Arrays& arrays, const CausalProblem& p, const Cau
   return LaunchCausal(role, p, config, o, r, stream);
 }
 
-Target TargetOfRole(const char* name, CausalRole role) {
-  const auto refuses = [role](const CausalProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
-    return CausalRefuses(role, p, dtypes, arch);
-  };
-  const auto launch = [role](Arrays& arrays, const CausalProblem& p, const CausalConfig& config, const CausalOptions& options,
-                             LaunchStream stream) { return Launch(role, arrays, p, config, options, stream); };
-  return TargetOf<CausalProblem, CausalConfig, CausalOptions>(name, refuses, launch);
+Target TargetOf(const char* name, CausalRole role) {
+  return TargetOfRole<CausalProblem, CausalConfig, CausalOptions>(name, role, CausalRefuses, Launch);
 }
 
-const Registered registered(
-    {"causal", {TargetOfRole("causal_conv1d", CausalRole::kForward), TargetOfRole("causal_conv1d_backward", CausalRole::kBackward)}, {}});
+const Registered registered({"causal",
+                             {TargetOf("causal_conv1d", CausalRole::kForward), TargetOf("causal_conv1d_backward", CausalRole::kBackward)},
+                             {}});
 
 }  // namespace
 }  // namespace jaxext

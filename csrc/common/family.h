@@ -80,6 +80,14 @@ Row RowOf(Row row, const Config& config, int stages, int shared_bytes) {
   return row;
 }
 
+// The rows of a table, of which `facts(kernel)` gives what its config lacks.
+template <class Kernel, class Facts>
+std::vector<Row> RowsOf(const std::vector<Kernel>& kernels, Facts facts) {
+  std::vector<Row> rows;
+  for (const Kernel& k : kernels) rows.push_back(RowOf(facts(k), k.config, k.stages, k.shared_bytes));
+  return rows;
+}
+
 // What can be called.  Exported programs hold the name, with a version, and the fields, so both outlive releases.
 struct Target {
   std::string name;                        // such as "gram": XLA calls it jaxext_gram_v1
@@ -103,6 +111,14 @@ Target TargetOf(std::string name, Refuses refuses, Launch launch) {
             const auto given = std::tuple<Problem, Others...>{Read<Problem>(&words), Read<Others>(&words)...};  // in this order
             return std::apply([&](const auto&... each) { return launch(arrays, each..., stream); }, given);
           }};
+}
+
+// The target of a role: `refuses(role, problem, dtypes, arch)`; `launch(role, arrays, problem, others..., stream)`.
+template <class... Structs, class Role, class Refuses, class Launch>
+Target TargetOfRole(std::string name, Role role, Refuses refuses, Launch launch) {
+  return TargetOf<Structs...>(
+      std::move(name), [=](const auto&... given) { return refuses(role, given...); },
+      [=](Arrays& arrays, const auto&... given) { return launch(role, arrays, given...); });
 }
 
 struct Family {

@@ -40,6 +40,9 @@ constexpr const char* Name(Dtype dtype) {
 enum class MatmulRole { kNN, kNT, kTN };         // c open, a open, b open
 enum class ConvRole { kFprop, kDgrad, kWgrad };  // y open, x open, w open
 
+constexpr const char* Name(MatmulRole role) { return role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn"; }
+constexpr const char* Name(ConvRole role) { return role == ConvRole::kFprop ? "fprop" : role == ConvRole::kDgrad ? "dgrad" : "wgrad"; }
+
 struct MatmulProblem {
   JAXEXT_INTEGERS(B, M, N, K)
 };

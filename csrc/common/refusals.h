@@ -41,8 +41,15 @@ constexpr const char* ShortName(Dtype dtype) {
   return "?";
 }
 
-// Where TMA can read.
-inline bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+// Without a second argument: where TMA can read.
+inline bool Aligned(const void* pointer, int64_t bytes = 16) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+inline Reason CheckAligned(std::initializer_list<const void*> arrays) {
+  for (const void* array : arrays) {
+    if (!Aligned(array)) return "an operand or a result does not begin at a multiple of 16 bytes";
+  }
+  return {};
+}
 
 // 90 -> "9.0"
 inline std::string CapabilityText(int arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
@@ -79,6 +86,19 @@ inline Reason CheckSizes(std::initializer_list<int64_t> sizes) {
     if (size > kMostOfAxis) return "an axis has " + std::to_string(size) + " elements, want " + std::to_string(kMostOfAxis) + " at most";
   }
   return {};
+}
+
+// The reason if TMA cannot read rows of so many elements along an axis.
+inline Reason CheckRow(const std::string& array, char axis, int64_t size, int64_t bytes) {
+  const int64_t unit = 16 / bytes;
+  if (size % unit == 0) return {};
+  return "a row of " + array + " has " + std::to_string(size * bytes) + " bytes, TMA wants a multiple of 16: pad " + axis + " to " +
+         std::to_string(CeilDiv(size, unit) * unit);
+}
+
+inline Reason CheckSplits(int64_t splits) {
+  if (splits >= 1 && splits <= kMostSplits) return {};
+  return "splits is " + std::to_string(splits) + ", want 1 to " + std::to_string(kMostSplits);
 }
 
 inline Reason CheckArch(const char* kernels, std::optional<int> arch) {

@@ -15,14 +15,15 @@ const std::vector<ConvKernel>& ConvKernels() {
   return *kernels;
 }
 
-Status LaunchConv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result,
-                  const void* first, const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+Status LaunchConv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, const ProductArrays& arrays,
+                  const Epilogue* epilogue, LaunchStream stream) {
+  const auto& [operands, result, first, second, out] = arrays;
   if (epilogue != nullptr && role != ConvRole::kFprop) return Invalid("conv: an epilogue of another role, want fprop");
   if (const Reason reason = ConvRefuses(role, rank, problem, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("conv: " + *reason);
   }
   const ConvKernel* kernel =
-      Find(ConvKernels(), config, [&](const ConvKernel& k) { return k.role == role && k.rank == rank && k.operands == operands; });
+      Find(ConvKernels(), config, [&](const ConvKernel& k) { return k.role == role && k.rank == rank && k.operands == arrays.operands; });
   if (kernel == nullptr) {
     return Invalid("conv: no kernel with " + Text(config) + " takes " + Name(operands) + " operands in this role");
   }
@@ -33,10 +34,7 @@ Status LaunchConv(ConvRole role, int rank, const ConvProblem& problem, const Con
   if (Status status = PlanConv(role, rank, problem, config, &parts); !status.ok()) return status;
   if (parts.empty()) return {};
   const Epilogue none, &added = epilogue != nullptr ? *epilogue : none;
-  for (const void* array : {first, second, static_cast<const void*>(out), static_cast<const void*>(added.bias), added.residual,
-                            static_cast<const void*>(added.saved)}) {
-    if (!Aligned(array)) return Invalid("conv: an operand or a result does not begin at a multiple of 16 bytes");
-  }
+  if (Reason reason = CheckAligned({first, second, out, added.bias, added.residual, added.saved})) return Invalid("conv: " + *reason);
   return kernel->launch(problem, parts, result, first, second, out, epilogue, stream);
 }
 

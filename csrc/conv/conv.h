@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "conv/conv_plan.h"
-#include "common/epilogue.h"
+#include "common/product_arrays.h"
 
 namespace jaxext {
 
@@ -29,8 +29,8 @@ const std::vector<ConvKernel>& ConvKernels();
 // The result of `role`, of operands in the order of slots (x, w, y without the open one).  It is of their dtype or float32; with splits > 1
 // there are so many partial results, float32, along a leading axis, for the caller to add up.  Fprop may have an epilogue; its bias is
 // [B,G,K].
-Status LaunchConv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, Dtype operands, Dtype result,
-                  const void* first, const void* second, void* out, const Epilogue* epilogue, LaunchStream stream);
+Status LaunchConv(ConvRole role, int rank, const ConvProblem& problem, const ConvConfig& config, const ProductArrays& arrays,
+                  const Epilogue* epilogue, LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<ConvKernel> Conv1dFprop();

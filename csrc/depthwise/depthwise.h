@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "common/epilogue.h"
+#include "common/product_arrays.h"
 
 namespace jaxext {
 
@@ -26,7 +26,7 @@ Reason DepthwiseRefuses(ConvRole role, int rank, const ConvProblem& problem, con
 
 // The result of `role`, of operands in the order of slots (x, w, y without the open one), both of `dtype`.  The result is of it too; of
 // wgrad it may be, and with splits > 1 it is, float32.  Fprop may have an epilogue; its bias is [B,G,K].
-Status LaunchDepthwise(ConvRole role, const ConvProblem& problem, const DepthwiseConfig& config, Dtype dtype, Dtype result,
-                       const void* first, const void* second, void* out, const Epilogue* epilogue, LaunchStream stream);
+Status LaunchDepthwise(ConvRole role, int rank, const ConvProblem& problem, const DepthwiseConfig& config, const ProductArrays& arrays,
+                       const Epilogue* epilogue, LaunchStream stream);
 
 }  // namespace jaxext

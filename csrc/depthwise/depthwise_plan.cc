@@ -12,8 +12,6 @@ namespace {
 
 std::string Text(int64_t number) { return std::to_string(number); }
 
-const char* RoleName(ConvRole role) { return role == ConvRole::kFprop ? "fprop" : role == ConvRole::kDgrad ? "dgrad" : "wgrad"; }
-
 bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
 int64_t Modulo(int64_t a, int64_t d) { return ((a % d) + d) % d; }
@@ -35,7 +33,7 @@ Congruence MakeCongruence(int64_t wanted, int64_t given, int64_t offset, int64_t
 }
 
 Status CheckConfig(ConvRole role, const DepthwiseConfig& config, Dtype result) {
-  const std::string name = std::string("depthwise ") + RoleName(role) + ": ";
+  const std::string name = std::string("depthwise ") + Name(role) + ": ";
   const auto refuse = [&](const char* field, int64_t got, const std::string& want) {
     return Invalid(name + field + " is " + std::to_string(got) + ", want " + want);
   };
@@ -231,7 +229,7 @@ Status Make(const ConvProblem& problem, ConvRole role, const DepthwiseConfig& co
   *plan = {};
   if (config.lines > 0) {
     if (const Reason reason = MmaRefuses(problem, role, dtype)) {
-      return Invalid("depthwise " + std::string(RoleName(role)) + ": lines is " + Text(config.lines) + ", want 0: tensor cores take " +
+      return Invalid("depthwise " + std::string(Name(role)) + ": lines is " + Text(config.lines) + ", want 0: tensor cores take " +
                      *reason);
     }
   }

@@ -14,10 +14,7 @@ int64_t Clusters(const GramProblem& p, const GramConfig& config, int64_t splits)
 // The reason if no kernel supports the problem, whatever the tile.
 Reason CheckProblem(const GramProblem& p, const std::string& result) {
   if (Reason reason = CheckSizes({p.B, p.M, p.N})) return reason;
-  if (p.N % 8 != 0) {
-    return "a row of x has " + std::to_string(p.N * 2) + " bytes, TMA wants a multiple of 16: pad N to " +
-           std::to_string(CeilDiv(p.N, 8) * 8);
-  }
+  if (Reason reason = CheckRow("x", 'N', p.N, 2)) return reason;
   if (const int64_t unit = result == "fp32" ? 4 : 8; p.M % unit != 0) {
     return "a row of the result has " + std::to_string(p.M * 16 / unit) + " bytes, want a multiple of 16: pad M to " +
            std::to_string(CeilDiv(p.M, unit) * unit);
@@ -70,9 +67,7 @@ Status LaunchGram(const GramProblem& p, const GramConfig& config, Dtype dtype, D
   if (Empty(p)) return Invalid("gram: sizes are " + Text(p) + ", want 1 or more");
   const GramKernel* kernel = Find(GramKernels(), config, [&](const GramKernel& k) { return k.operands == dtype; });
   if (kernel == nullptr) return Invalid("gram: no kernel has " + Text(config));
-  if (config.splits < 1 || config.splits > kMostSplits) {
-    return Invalid("gram: splits is " + std::to_string(config.splits) + ", want 1 to " + std::to_string(kMostSplits));
-  }
+  if (Reason reason = CheckSplits(config.splits)) return Invalid("gram: " + *reason);
   const int64_t steps = CeilDiv(p.N, config.tile_k);
   if ((config.splits - 1) * CeilDiv(steps, config.splits) >= steps) {
     return Invalid("gram: splits is " + std::to_string(config.splits) + ", with " + std::to_string(steps) +
@@ -85,9 +80,7 @@ Status LaunchGram(const GramProblem& p, const GramConfig& config, Dtype dtype, D
   if (Clusters(p, config, config.splits) > kMostOfAxis) {
     return Invalid("gram: " + Text(p) + " make 2^31 clusters of tiles or more, want fewer");
   }
-  for (const void* array : {operands.x, operands.addend, static_cast<const void*>(y)}) {
-    if (!Aligned(array)) return Invalid("gram: an operand or the result does not begin at a multiple of 16 bytes");
-  }
+  if (Reason reason = CheckAligned({operands.x, operands.addend, y})) return Invalid("gram: " + *reason);
   return kernel->launch({p, config.splits, operands, y, result == Dtype::kF32}, stream);
 }
 

@@ -13,14 +13,11 @@ Status Launch(Arrays& arrays, const GramProblem& p, const GramConfig& config, co
   return LaunchGram(p, config, x.dtype, y.dtype, {x.data, addend, options.scale, options.of_addend}, y.data, stream);
 }
 
-std::vector<Row> Kernels() {
-  std::vector<Row> rows;
-  for (const GramKernel& k : GramKernels())
-    rows.push_back(RowOf({{"operands", Name(k.operands)}, {"most_splits", kMostSplits}}, k.config, k.stages, k.shared_bytes));
-  return rows;
-}
+Row Facts(const GramKernel& k) { return {{"operands", Name(k.operands)}, {"most_splits", kMostSplits}}; }
 
-const Registered registered({"gram", {TargetOf<GramProblem, GramConfig, GramOptions>("gram", GramRefuses, Launch)}, Kernels});
+const Registered registered({"gram", {TargetOf<GramProblem, GramConfig, GramOptions>("gram", GramRefuses, Launch)}, [] {
+                               return RowsOf(GramKernels(), Facts);
+                             }});
 
 }  // namespace
 }  // namespace jaxext

@@ -43,7 +43,7 @@ std::string WrongDtypes(MatmulRole role, const Dtypes& dtypes, bool fused) {
     operands.insert(ShortName(kernel.operands));
     if (ShortName(kernel.operands) == first) results.insert(ShortName(kernel.result));
   }
-  const std::string name = std::string(kMatmulRoles[static_cast<int>(role)]) + (fused ? " with an epilogue" : "");
+  const std::string name = std::string(Name(role)) + (fused ? " with an epilogue" : "");
   if (operands.empty()) return "no kernel is of " + name;
   if (results.empty()) return "the operands are " + first + ", " + name + " takes " + Listed(operands);
   return "the result is " + result + ", " + name + " of " + first + " gives " + Listed(results);
@@ -57,20 +57,10 @@ Reason CheckProblem(MatmulRole role, const MatmulProblem& p, const Dtypes& dtype
   if (std::min({p.B, p.M, p.N, p.K}) == 0) return {};
   if (Reason reason = CheckSizes({p.B, p.M, p.N, p.K})) return reason;
   const bool nt = role == MatmulRole::kNT;
-  const struct {
-    const char* what;
-    char axis;  // the last, whose elements are neighbours
-    int64_t size;
-    Dtype dtype;
-  } rows[] = {{"left operand", nt ? 'N' : 'K', nt ? p.N : p.K, kernel->operands},
-              {"right operand", 'N', p.N, kernel->operands},
-              {"result", nt ? 'K' : 'N', nt ? p.K : p.N, kernel->result}};
-  for (const auto& [what, axis, size, dtype] : rows) {
-    if (const int64_t unit = 16 / Bytes(dtype); size % unit != 0) {
-      return std::string("a row of the ") + what + " has " + std::to_string(size * Bytes(dtype)) +
-             " bytes, TMA wants a multiple of 16: pad " + axis + " to " + std::to_string(CeilDiv(size, unit) * unit);
-    }
-  }
+  const int64_t bytes = Bytes(kernel->operands);
+  if (Reason reason = CheckRow("the left operand", nt ? 'N' : 'K', nt ? p.N : p.K, bytes)) return reason;
+  if (Reason reason = CheckRow("the right operand", 'N', p.N, bytes)) return reason;
+  if (Reason reason = CheckRow("the result", nt ? 'K' : 'N', nt ? p.K : p.N, Bytes(kernel->result))) return reason;
   if (std::max({Product({p.B, p.M, p.K}), Product({p.B, p.K, p.N}), Product({p.B, p.M, p.N})}) > kMostElements) {
     return "an array of " + Text(p) + " has 2^38 elements or more, want fewer";
   }
@@ -122,7 +112,7 @@ int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int6
   return 1;
 }
 
-Reason MatmulRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtypes, bool fused, std::optional<int> arch) {
+Reason MatmulRefuses(MatmulRole role, bool fused, const MatmulProblem& p, const Dtypes& dtypes, std::optional<int> arch) {
   if (Reason reason = CheckArch("matmul", arch)) return reason;
   if (Reason reason = CheckProblem(role, p, dtypes, fused)) return reason;
   if (p.B == 0 || p.M == 0 || p.N == 0 || p.K == 0) return {};
@@ -133,8 +123,9 @@ Reason MatmulRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtyp
   return ManyTiles(p);
 }
 
-Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result,
-                    const void* first, const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
+Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, const ProductArrays& arrays,
+                    const Epilogue* epilogue, LaunchStream stream) {
+  const auto& [operands, result, first, second, out] = arrays;
   const bool fused = epilogue != nullptr;
   for (int64_t size : {problem.B, problem.M, problem.N, problem.K, config.splits}) {
     if (size < 1)
@@ -155,7 +146,7 @@ Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulC
     return Invalid("matmul: the contracted axis has " + std::to_string(depth) +
                    " elements, want a multiple of splits=" + std::to_string(config.splits));
   const MatmulKernel* kernel = Find(MatmulKernels(), config, [&](const MatmulKernel& k) {
-    return k.role == role && k.operands == operands && k.result == result && k.fused == fused;
+    return k.role == role && k.operands == arrays.operands && k.result == arrays.result && k.fused == fused;
   });
   if (kernel == nullptr) {
     return Invalid("matmul: no kernel with " + Text(config) + " takes " + Name(operands) + " operands and gives " + Name(result) +
@@ -168,10 +159,8 @@ Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulC
     if (config.splits > 1 && part * Bytes(operands) % 16 != 0)
       return Invalid("matmul: a part of an operand has " + std::to_string(part * Bytes(operands)) + " bytes, TMA wants a multiple of 16");
   }
-  for (const void* array : {first, second, static_cast<const void*>(out), static_cast<const void*>(gemm.epilogue.bias),
-                            gemm.epilogue.residual, static_cast<const void*>(gemm.epilogue.saved)}) {
-    if (!Aligned(array)) return Invalid("matmul: an operand or a result does not begin at a multiple of 16 bytes");
-  }
+  const Epilogue& added = gemm.epilogue;
+  if (Reason reason = CheckAligned({first, second, out, added.bias, added.residual, added.saved})) return Invalid("matmul: " + *reason);
   return kernel->launch(gemm, stream);
 }
 

@@ -5,8 +5,7 @@
 
 #include <vector>
 
-#include "common/epilogue.h"
-#include "common/family.h"
+#include "common/product_arrays.h"
 
 namespace jaxext {
 
@@ -51,21 +50,11 @@ Gemm GemmOf(MatmulRole role, const MatmulProblem& problem, int64_t splits, const
 int BandOf(int64_t rows, int64_t columns, int64_t cluster_m, int64_t batch, int64_t multiprocessors);
 
 // Problems with a size of 0 are accepted, whatever the other sizes.  `fused`: with an epilogue.
-Reason MatmulRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, bool fused, std::optional<int> arch = {});
-
-constexpr const char* kMatmulRoles[] = {"nn", "nt", "tn"};
-
-// The two operands and the result of a role, in the order of slots (a, b, c without the open one), of one dtype.
-struct MatmulArrays {
-  Dtype operands, result;
-  const void *first, *second;
-  void* out;
-};
-MatmulArrays TakeMatmul(Arrays& arrays, MatmulRole role, const MatmulProblem& problem, int64_t splits);
+Reason MatmulRefuses(MatmulRole role, bool fused, const MatmulProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // The result of `role`, of NN with an epilogue if there is one.
-Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, Dtype operands, Dtype result,
-                    const void* first, const void* second, void* out, const Epilogue* epilogue, LaunchStream stream);
+Status LaunchMatmul(MatmulRole role, const MatmulProblem& problem, const MatmulConfig& config, const ProductArrays& arrays,
+                    const Epilogue* epilogue, LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<MatmulKernel> MatmulNN();

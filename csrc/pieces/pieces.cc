@@ -16,14 +16,9 @@ int64_t Depth(MatmulRole role, const MatmulProblem& p) { return role == MatmulRo
 // The reason if no kernel supports the problem.  What it lets pass has fewer than 2^31 tiles.
 Reason CheckProblem(MatmulRole role, const MatmulProblem& p) {
   if (Reason reason = CheckSizes({p.B, p.M, p.N, p.K})) return reason;
-  const auto check = [](const std::string& what, char axis, int64_t size) -> Reason {
-    if (size % kUnit == 0) return {};
-    return "a row of the " + what + " operand has " + std::to_string(size * 4) + " bytes, TMA wants a multiple of 16: pad " + axis +
-           " to " + std::to_string(CeilDiv(size, kUnit) * kUnit);
-  };
   const bool nt = role == MatmulRole::kNT;
-  if (Reason reason = check("left", nt ? 'N' : 'K', nt ? p.N : p.K)) return reason;
-  if (Reason reason = check("right", 'N', p.N)) return reason;
+  if (Reason reason = CheckRow("the left operand", nt ? 'N' : 'K', nt ? p.N : p.K, Bytes(Dtype::kF32))) return reason;
+  if (Reason reason = CheckRow("the right operand", 'N', p.N, Bytes(Dtype::kF32))) return reason;
   if (std::max({Product({p.B, p.M, p.K}), Product({p.B, p.K, p.N}), Product({p.B, p.M, p.N})}) > kMostElements) {
     return "an array of " + Text(p) + " has 2^38 elements or more, want fewer";
   }
@@ -46,16 +41,14 @@ Reason PiecesRefuses(MatmulRole role, const MatmulProblem& p, const Dtypes& dtyp
   return CheckProblem(role, p);
 }
 
-Status LaunchPieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& config, Dtype operands, Dtype result, const void* first,
-                    const void* second, void* out, LaunchStream stream) {
+Status LaunchPieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& config, const ProductArrays& arrays, LaunchStream stream) {
+  const auto& [operands, result, first, second, out] = arrays;
   if (Reason reason = PiecesRefuses(role, p, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("pieces: " + *reason);
   }
   const int64_t splits = config.splits, depth = Depth(role, p);
   if (Empty(p)) return Invalid("pieces: sizes are " + Text(p) + ", want 1 or more");
-  if (splits < 1 || splits > kMostSplits) {
-    return Invalid("pieces: splits is " + std::to_string(splits) + ", want 1 to " + std::to_string(kMostSplits));
-  }
+  if (Reason reason = CheckSplits(splits)) return Invalid("pieces: " + *reason);
   if (splits > 1 && p.B > 1) {
     return Invalid("pieces: splits is " + std::to_string(splits) + " and B is " + std::to_string(p.B) + ", want one of them to be 1");
   }
@@ -65,9 +58,7 @@ Status LaunchPieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig&
   }
   const PiecesKernel* kernel = Find(PiecesKernels(), config, [](const PiecesKernel&) { return true; });
   if (kernel == nullptr) return Invalid("pieces: no kernel has " + Text(config));
-  for (const void* array : {first, second, static_cast<const void*>(out)}) {
-    if (!Aligned(array)) return Invalid("pieces: an operand or a result does not begin at a multiple of 16 bytes");
-  }
+  if (Reason reason = CheckAligned({first, second, out})) return Invalid("pieces: " + *reason);
   return kernel->launch(role, GemmOf(role, p, splits, first, second, out), stream);
 }
 

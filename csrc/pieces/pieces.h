@@ -30,8 +30,8 @@ const std::vector<PiecesKernel>& PiecesKernels();
 Reason PiecesRefuses(MatmulRole role, const MatmulProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // The float32 result of `role`, or its partial sums.
-Status LaunchPieces(MatmulRole role, const MatmulProblem& problem, const PiecesConfig& config, Dtype operands, Dtype result,
-                    const void* first, const void* second, void* out, LaunchStream stream);
+Status LaunchPieces(MatmulRole role, const MatmulProblem& problem, const PiecesConfig& config, const ProductArrays& arrays,
+                    LaunchStream stream);
 
 // The compile unit's part of the table.
 std::vector<PiecesKernel> PiecesOfBF16();

@@ -59,18 +59,18 @@ Reason RaggedRefuses(MatmulRole role, const RaggedProblem& p, const Dtypes& dtyp
   return Text(p) + " make 2^31 tiles or more, want fewer";
 }
 
-Status LaunchRagged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& config, Dtype operands, Dtype result, const void* first,
-                    const void* second, const int32_t* places, void* out, LaunchStream stream) {
+Status LaunchRagged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& config, const ProductArrays& arrays, const int32_t* places,
+                    LaunchStream stream) {
+  const auto& [operands, result, first, second, out] = arrays;
   if (Reason reason = RaggedRefuses(role, p, {ShortName(operands), ShortName(operands), ShortName(result)})) {
     return Invalid("ragged: " + *reason);
   }
   if (Empty(p)) return Invalid("ragged: sizes are " + Text(p) + ", want 1 or more");
-  const RaggedKernel* kernel = Find(RaggedKernels(), config, [&](const RaggedKernel& k) { return k.role == role && k.dtype == operands; });
+  const RaggedKernel* kernel =
+      Find(RaggedKernels(), config, [&](const RaggedKernel& k) { return k.role == role && k.dtype == arrays.operands; });
   if (kernel == nullptr) return Invalid("ragged: no kernel has " + Text(config));
   if (Tiles(role, p, config) > kMostOfAxis) return Invalid("ragged: " + Text(p) + " make 2^31 tiles or more, want fewer");
-  for (const void* array : {first, second, static_cast<const void*>(out)}) {
-    if (!Aligned(array)) return Invalid("ragged: an operand or a result does not begin at a multiple of 16 bytes");
-  }
+  if (Reason reason = CheckAligned({first, second, out})) return Invalid("ragged: " + *reason);
 
   const Gemm matrix = GemmOf(role, {1, p.M, p.N, p.K}, 1, first, second, out);
   const int64_t rows = p.B * p.P * p.R, groups = p.B * p.G;

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "common/family.h"
+#include "common/product_arrays.h"
 
 namespace jaxext {
 
@@ -52,8 +52,8 @@ inline int64_t VisitsOf(const RaggedProblem& p, int64_t tile_m) { return Sum(Sum
 Reason RaggedRefuses(MatmulRole role, const RaggedProblem& problem, const Dtypes& dtypes, std::optional<int> arch = {});
 
 // The result of `role`, of its operands in the order of slots (x, w, y without the open one).
-Status LaunchRagged(MatmulRole role, const RaggedProblem& problem, const RaggedConfig& config, Dtype operands, Dtype result,
-                    const void* first, const void* second, const int32_t* places, void* out, LaunchStream stream);
+Status LaunchRagged(MatmulRole role, const RaggedProblem& problem, const RaggedConfig& config, const ProductArrays& arrays,
+                    const int32_t* places, LaunchStream stream);
 
 // The compile units' parts of the table.
 std::vector<RaggedKernel> RaggedNN();

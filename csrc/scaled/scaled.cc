@@ -77,14 +77,10 @@ Status LaunchScaled(const ScaledProblem& p, const ScaledConfig& config, Dtype fi
   if (Empty(p)) return Invalid("scaled: sizes are " + Text(p) + ", want 1 or more");
   const ScaledKernel* kernel = Find(ScaledKernels(), config, [&](const ScaledKernel& k) { return k.first == first && k.second == second; });
   if (kernel == nullptr) return Invalid("scaled: no kernel has " + Text(config));
-  if (config.splits < 1 || config.splits > kMostSplits) {
-    return Invalid("scaled: splits is " + std::to_string(config.splits) + ", want 1 to " + std::to_string(kMostSplits));
-  }
+  if (Reason reason = CheckSplits(config.splits)) return Invalid("scaled: " + *reason);
   if (config.splits > 1 && result != Dtype::kF32) return Invalid("scaled: parts are " + std::string(Name(result)) + ", want float32");
   if (Tiles(p, config, config.splits) > kMostOfAxis) return Invalid("scaled: " + Text(p) + " make 2^31 tiles or more, want fewer");
-  for (const void* array : {a, b, static_cast<const void*>(right.data), static_cast<const void*>(d)}) {
-    if (!Aligned(array)) return Invalid("scaled: an operand or a result does not begin at a multiple of 16 bytes");
-  }
+  if (Reason reason = CheckAligned({a, b, right.data, d})) return Invalid("scaled: " + *reason);
   if (p.J == p.N && (right.outer != 1 || right.step % 4 != 0 || right.batch % 4 != 0)) {
     return Invalid("scaled: the scales of columns are " + std::to_string(right.outer) + " apart, want them beside each other");
   }

@@ -29,16 +29,11 @@ Status Launch(Arrays& arrays, const ScaledProblem& p, const ScaledConfig& config
   return LaunchScaled(p, config, a.dtype, b.dtype, d.dtype, a.data, b.data, left, right, d.data, stream);
 }
 
-std::vector<Row> Kernels() {
-  std::vector<Row> rows;
-  for (const ScaledKernel& k : ScaledKernels()) {
-    rows.push_back(
-        RowOf({{"operands", Name(k.first)}, {"second", Name(k.second)}, {"most_splits", kMostSplits}}, k.config, k.stages, k.shared_bytes));
-  }
-  return rows;
-}
+Row Facts(const ScaledKernel& k) { return {{"operands", Name(k.first)}, {"second", Name(k.second)}, {"most_splits", kMostSplits}}; }
 
-const Registered registered({"scaled", {TargetOf<ScaledProblem, ScaledConfig>("scaled", ScaledRefuses, Launch)}, Kernels});
+const Registered registered({"scaled", {TargetOf<ScaledProblem, ScaledConfig>("scaled", ScaledRefuses, Launch)}, [] {
+                               return RowsOf(ScaledKernels(), Facts);
+                             }});
 
 }  // namespace
 }  // namespace jaxext

@@ -23,8 +23,6 @@ Status LaunchWide(const weight_only::Plan& plan, const WeightOnlyConfig& config,
   return Internal("weight_only: no kernel was compiled for this tile");
 }
 
-bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % weight_only::kAlignment == 0; }
-
 }  // namespace
 
 Status LaunchWeightOnly(const WeightOnlyProblem& problem, const WeightOnlyConfig& config, const WeightOnlyOperands& operands, void* result,
@@ -34,7 +32,7 @@ Status LaunchWeightOnly(const WeightOnlyProblem& problem, const WeightOnlyConfig
   if (weight_only::IsEmpty(problem)) return {};
   const std::pair<const char*, const void*> arrays[] = {{"x", operands.x}, {"w", operands.q}, {"the scale", operands.scale}, {"y", result}};
   for (const auto& [name, array] : arrays) {
-    if (!IsAligned(array)) return Invalid(std::string("weight_only: ") + name + " does not start at a multiple of 16 bytes");
+    if (!Aligned(array)) return Invalid(std::string("weight_only: ") + name + " does not start at a multiple of 16 bytes");
   }
   if (plan.wide) return LaunchWide(plan, config, operands, result, stream);
   const cudaError_t error = operands.dtype == Dtype::kF16 ? weight_only::Launch<__half>(plan, operands, result, stream)

@@ -14,7 +14,6 @@ constexpr int kWarps = 8;  // of a block
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kStep = 32;       // rows of the weight that a warp multiplies at a time, all of one scale
 constexpr int kRowsOfTile = 8;  // of x, which a product of the tensor cores takes
-constexpr int kAlignment = 16;  // bytes to which arrays are aligned
 
 // Limits, which the messages name in figures.
 constexpr int64_t kMostRows = 64;  // of x, but for Hopper's kernels: with more, loading the weight is not what takes the time

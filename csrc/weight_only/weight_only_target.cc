@@ -14,17 +14,11 @@ Status Launch(Arrays& arrays, const WeightOnlyProblem& p, const WeightOnlyConfig
   return LaunchWeightOnly(p, config, {x.dtype, y.dtype, x.data, w.data, static_cast<const float*>(scale.data)}, y.data, stream);
 }
 
-std::vector<Row> Kernels() {
-  std::vector<Row> rows;
-  for (const WideWeightOnlyKernel& k : WideWeightOnlyKernels()) {
-    rows.push_back(RowOf({{"operands", Name(k.operands)}, {"bits", k.bits}}, k.config, k.stages, k.shared_bytes));
-  }
-  return rows;
-}
+Row Facts(const WideWeightOnlyKernel& k) { return {{"operands", Name(k.operands)}, {"bits", k.bits}}; }
 
-const Registered registered({"weight_only",
-                             {TargetOf<WeightOnlyProblem, WeightOnlyConfig>("weight_only", WeightOnlyRefuses, Launch)},
-                             Kernels});
+const Registered registered({"weight_only", {TargetOf<WeightOnlyProblem, WeightOnlyConfig>("weight_only", WeightOnlyRefuses, Launch)}, [] {
+                               return RowsOf(WideWeightOnlyKernels(), Facts);
+                             }});
 
 }  // namespace
 }  // namespace jaxext

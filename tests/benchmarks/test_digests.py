@@ -58,7 +58,7 @@ def sources(tmp_path, monkeypatch):
         ("csrc/conv/conv_store.cuh", "cuda", {"conv"}),
         ("csrc/pieces/pieces_sm90.cuh", "cuda", {"pieces"}),
         ("csrc/weight_only/wide_weight_only.cuh", "cuda", {"scaled"}),
-        ("csrc/common/conv_arrays.cc", "cuda", {*ROWS}),
+        ("csrc/common/product_arrays.cc", "cuda", {*ROWS}),
         ("csrc/matmul/matmul_target.cc", "cuda", {"matmul", "pieces"}),
         ("csrc/common/sm90.cuh", "cuda", {"matmul", "pieces", "conv", "ragged", "gram", "scaled"}),
     ],

@@ -54,8 +54,9 @@ Status Launch(const Case& c, const Array& first, const Array& second, const Arra
   auto* stream = reinterpret_cast<cudaStream_t>(&simt::runtime);  // any, but none that is CUDA's
   simt::machine = {jaxext::depthwise::shared_memory, sizeof jaxext::depthwise::shared_memory, order, c.blocks};
   simt::runtime = {stream, static_cast<cudaError_t>(c.pending), static_cast<cudaError_t>(c.refusal)};
-  return LaunchDepthwise(static_cast<jaxext::ConvRole>(c.role), c.problem, c.config, static_cast<Dtype>(c.dtype),
-                         static_cast<Dtype>(c.result), first.data(), second.data(), third.data(), /*epilogue=*/nullptr, stream);
+  return LaunchDepthwise(static_cast<jaxext::ConvRole>(c.role), /*rank=*/3, c.problem, c.config,
+                         {static_cast<Dtype>(c.dtype), static_cast<Dtype>(c.result), first.data(), second.data(), third.data()},
+                         /*epilogue=*/nullptr, stream);
 }
 
 Status Run(const Case& c, const std::string& first, const std::string& second, std::string* result) {

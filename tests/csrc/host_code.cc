@@ -61,12 +61,10 @@ const std::vector<WideWeightOnlyKernel>& WideWeightOnlyKernels() {
   static const std::vector<WideWeightOnlyKernel> none;
   return none;
 }
-Status LaunchConv(ConvRole, int, const ConvProblem&, const ConvConfig&, Dtype, Dtype, const void*, const void*, void*, const Epilogue*,
-                  LaunchStream) {
+Status LaunchConv(ConvRole, int, const ConvProblem&, const ConvConfig&, const ProductArrays&, const Epilogue*, LaunchStream) {
   return Internal("no launcher");
 }
-Status LaunchDepthwise(ConvRole, const ConvProblem&, const DepthwiseConfig&, Dtype, Dtype, const void*, const void*, void*, const Epilogue*,
-                       LaunchStream) {
+Status LaunchDepthwise(ConvRole, int, const ConvProblem&, const DepthwiseConfig&, const ProductArrays&, const Epilogue*, LaunchStream) {
   return Internal("no launcher");
 }
 Status LaunchCausal(CausalRole, const CausalProblem&, const CausalConfig&, const CausalOperands&, const CausalResults&, LaunchStream) {

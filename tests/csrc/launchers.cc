@@ -49,41 +49,35 @@ Status Say(LaunchStream stream, const std::string& launcher, const ConvProblem& 
              config, operands, result, arrays, epilogue);
 }
 
-const char* NameOf(ConvRole role) { return role == ConvRole::kFprop ? "fprop" : role == ConvRole::kDgrad ? "dgrad" : "wgrad"; }
-
 }  // namespace
 
-Status LaunchConv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& c, Dtype operands, Dtype result, const void* first,
-                  const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
-  return Say(stream, "conv" + std::to_string(rank) + "d " + NameOf(role), p, {c.tile_m, c.tile_n, c.cluster, c.splits}, operands, result,
-             {first, second, out}, epilogue);
+Status LaunchConv(ConvRole role, int rank, const ConvProblem& p, const ConvConfig& c, const ProductArrays& a, const Epilogue* epilogue,
+                  LaunchStream stream) {
+  return Say(stream, "conv" + std::to_string(rank) + "d " + Name(role), p, {c.tile_m, c.tile_n, c.cluster, c.splits}, a.operands, a.result,
+             {a.first, a.second, a.out}, epilogue);
 }
 
-Status LaunchDepthwise(ConvRole role, const ConvProblem& p, const DepthwiseConfig& c, Dtype dtype, Dtype result, const void* first,
-                       const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
-  return Say(stream, std::string("depthwise ") + NameOf(role), p, {c.lanes, c.strip, c.pieces, c.lines, c.splits}, dtype, result,
-             {first, second, out}, epilogue);
+Status LaunchDepthwise(ConvRole role, int, const ConvProblem& p, const DepthwiseConfig& c, const ProductArrays& a, const Epilogue* epilogue,
+                       LaunchStream stream) {
+  return Say(stream, std::string("depthwise ") + Name(role), p, {c.lanes, c.strip, c.pieces, c.lines, c.splits}, a.operands, a.result,
+             {a.first, a.second, a.out}, epilogue);
 }
 
-Status LaunchMatmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, Dtype operands, Dtype result, const void* first,
-                    const void* second, void* out, const Epilogue* epilogue, LaunchStream stream) {
-  const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
-  return Say(stream, std::string("matmul ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.pingpong, c.splits},
-             operands, result, {first, second, out}, epilogue);
+Status LaunchMatmul(MatmulRole role, const MatmulProblem& p, const MatmulConfig& c, const ProductArrays& a, const Epilogue* epilogue,
+                    LaunchStream stream) {
+  return Say(stream, std::string("matmul ") + Name(role), {p.B, p.M, p.N, p.K},
+             {c.tile_m, c.tile_n, c.tile_k, c.cluster_m, c.pingpong, c.splits}, a.operands, a.result, {a.first, a.second, a.out}, epilogue);
 }
 
-Status LaunchPieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& c, Dtype operands, Dtype result, const void* first,
-                    const void* second, void* out, LaunchStream stream) {
-  const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
-  return Say(stream, std::string("pieces ") + name, {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.pieces, c.splits}, operands, result,
-             {first, second, out}, /*epilogue=*/nullptr);
+Status LaunchPieces(MatmulRole role, const MatmulProblem& p, const PiecesConfig& c, const ProductArrays& a, LaunchStream stream) {
+  return Say(stream, std::string("pieces ") + Name(role), {p.B, p.M, p.N, p.K}, {c.tile_m, c.tile_n, c.pieces, c.splits}, a.operands,
+             a.result, {a.first, a.second, a.out}, /*epilogue=*/nullptr);
 }
 
-Status LaunchRagged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, Dtype operands, Dtype result, const void* first,
-                    const void* second, const int32_t* places, void* out, LaunchStream stream) {
-  const char* name = role == MatmulRole::kNN ? "nn" : role == MatmulRole::kNT ? "nt" : "tn";
-  return Say(stream, std::string("ragged ") + name, {p.B, p.P, p.R, p.M, p.N, p.K, p.G}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_n},
-             operands, result, {first, second, places, out}, /*epilogue=*/nullptr);
+Status LaunchRagged(MatmulRole role, const RaggedProblem& p, const RaggedConfig& c, const ProductArrays& a, const int32_t* places,
+                    LaunchStream stream) {
+  return Say(stream, std::string("ragged ") + Name(role), {p.B, p.P, p.R, p.M, p.N, p.K, p.G}, {c.tile_m, c.tile_n, c.tile_k, c.cluster_n},
+             a.operands, a.result, {a.first, a.second, places, a.out}, /*epilogue=*/nullptr);
 }
 
 Status LaunchScaled(const ScaledProblem& p, const ScaledConfig& c, Dtype first, Dtype second, Dtype result, const void* a, const void* b,
@@ -115,7 +109,7 @@ Status LaunchWeightOnly(const WeightOnlyProblem& p, const WeightOnlyConfig& c, c
              {o.x, o.q, o.scale, result}, /*epilogue=*/nullptr);
 }
 
-Reason MatmulRefuses(MatmulRole, const MatmulProblem&, const Dtypes&, bool, std::optional<int>) { return {}; }
+Reason MatmulRefuses(MatmulRole, bool, const MatmulProblem&, const Dtypes&, std::optional<int>) { return {}; }
 Reason PiecesRefuses(MatmulRole, const MatmulProblem&, const Dtypes&, std::optional<int>) { return {}; }
 Reason RaggedRefuses(MatmulRole, const RaggedProblem&, const Dtypes&, std::optional<int>) { return {}; }
 Reason ScaledRefuses(const ScaledProblem&, const Dtypes&, std::optional<int>) { return {}; }

@@ -68,8 +68,8 @@ BROKEN = {  # the fault -> the role and a case that show it, a piece of the sour
     "sums of other outputs": ("dgrad", CASES["multiplier 2"], "totals[k / kSummed]", "totals[k % (kVector / kSummed)]"),
     "the same outputs again": ("dgrad", CASES["multiplier 16"], "at.fold", "0"),
     "too few outputs": ("dgrad", CASES["multiplier 3 causal"], "p.folds * d.taps * h.taps", "d.taps * h.taps"),
-    "vectors of a source wherever it starts": ("fprop", ALIGNED, "IsAligned(first, depthwise::kVectorBytes)", "true"),
-    "vectors of a target wherever it starts": ("fprop", ALIGNED, "IsAligned(wgrad ? second : third, depthwise::kVectorBytes)", "true"),
+    "vectors of a source wherever it starts": ("fprop", ALIGNED, "Aligned(first, depthwise::kVectorBytes)", "true"),
+    "vectors of a target wherever it starts": ("fprop", ALIGNED, "Aligned(wgrad ? second : third, depthwise::kVectorBytes)", "true"),
 }
 ON_TENSOR_CORES = problem((5, 9), (6, 7), G=24, N=5, low=3, high=3)  # more than 8 of the 16 lines in step
 BROKEN |= {

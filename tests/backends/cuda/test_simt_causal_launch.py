@@ -160,7 +160,7 @@ BROKEN = {  # the fault -> a case that shows it, a piece of causal.cuh or causal
     "cotangents behind the strip are missing": (PLAIN, "strip.end + kBefore", "strip.end"),
     "every strip writes the state's": (SHORT, "strip.begin == 0 && d_state != nullptr", "d_state != nullptr"),
     "a tile too many": (PLAIN, "min((split + 1) * p.share, p.tiles)", "(split + 1) * p.share + 1"),
-    "vectors wherever x starts": (ALIGNED, "vectors = vectors && IsAligned(array, causal::kVectorBytes);", ";"),
+    "vectors wherever x starts": (ALIGNED, "vectors = vectors && Aligned(array, causal::kVectorBytes);", ";"),
 }
 SHIFTED = {"vectors wherever x starts": {"x": 4}}
 ODD = {"a channel too many": 5, "taps of channels that are not there": 9}  # the channels with which it shows

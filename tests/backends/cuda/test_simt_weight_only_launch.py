@@ -169,7 +169,7 @@ BROKEN = {  # the fault -> a case that shows it, a piece of weight_only.cuh or w
     "one x for all batches": (BATCHES, "static_cast<int64_t>(batch) * p.M * p.K", "0"),
     "the first rows again": (ROWS, "static_cast<int>(rest % p.row_blocks) * kTiles * kRowsOfTile", "0"),
     "results of 16 bits for 32": (HALF, "p.wide != 0", "p.wide == 0"),
-    "wherever the arrays start": (PLAIN, "!IsAligned(array)", "false"),
+    "wherever the arrays start": (PLAIN, "!Aligned(array)", "false"),
 }
 SHIFTED = {"wherever the arrays start": {"x": 4}}
 
