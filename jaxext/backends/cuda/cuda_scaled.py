@@ -27,11 +27,11 @@ from jaxext.kernels.geometry import MOST_POSITIONS
 from jaxext.kernels.launch import BITS, cdiv
 from jaxext.kernels.machine import LAUNCH, REACHED, START, STORED, machine
 from jaxext.kernels.matmul.problem import MatmulProblem
+from jaxext.kernels.scaled.problem import LEFT, OPEN, RIGHT
 
 STEP = 128  # of the depth, whose product is scaled
 _FEWEST_STEPS = 4  # of a part: less does not fill the ring of stages
 _RESIDENT = {128: 1, 64: 2}  # tile_m -> blocks that fit on a multiprocessor
-_LEFT, _RIGHT, _OPEN = {"nn": "x", "nt": "y", "tn": "x"}, {"nn": "w", "nt": "w", "tn": "y"}, {"nn": "y", "nt": "x", "tn": "w"}
 _TURNED = {"nn": "b", "nt": "", "tn": "ab"}  # factors that lie with what is contracted first
 
 
@@ -62,11 +62,11 @@ class ScaledProblem(MatmulProblem):
     def kernel_blocks(self) -> tuple[int, int, int]:
         """As the kernel is given them: those of scales that there are.  Narrow blocks of columns are spread."""
         rows, cols, depth = self.blocks
-        of_result = self.has(_OPEN)
-        i = rows if self.has(_LEFT) or of_result and self.by_rows else 1
-        j = cols if self.has(_RIGHT) or of_result and not self.by_rows else 1
+        of_result = self.has(OPEN)
+        i = rows if self.has(LEFT) or of_result and self.by_rows else 1
+        j = cols if self.has(RIGHT) or of_result and not self.by_rows else 1
         narrow = 1 < j < self.cols and self.cols // j % STEP
-        return i, self.cols if narrow else j, depth if self.has(_LEFT) or self.has(_RIGHT) else 1
+        return i, self.cols if narrow else j, depth if self.has(LEFT) or self.has(RIGHT) else 1
 
     @property
     def columns_in_steps(self) -> bool:
@@ -84,7 +84,7 @@ def fields(problem: ScaledProblem) -> dict[str, int]:
 def scaled_both_ways(problem: ScaledProblem) -> str | None:
     """The reason if the result has scales that join neither its rows' nor its columns'."""
     rows, cols, _ = problem.blocks
-    return "the result has scales of rows and columns at once" if problem.has(_OPEN) and min(rows, cols) > 1 else None
+    return "the result has scales of rows and columns at once" if problem.has(OPEN) and min(rows, cols) > 1 else None
 
 
 def refused(problem: ScaledProblem) -> str | None:
@@ -94,8 +94,8 @@ def refused(problem: ScaledProblem) -> str | None:
 
 def slots(problem: ScaledProblem) -> tuple[str, ...]:
     """The operands of a call that `arrays` takes."""
-    factors = _LEFT[problem.role], _RIGHT[problem.role]
-    return (*factors, *(f"{slot}_scale" for slot in (*factors, _OPEN[problem.role]) if slot in problem.scaled))
+    factors = LEFT[problem.role], RIGHT[problem.role]
+    return (*factors, *(f"{slot}_scale" for slot in (*factors, OPEN[problem.role]) if slot in problem.scaled))
 
 
 def arrays(problem: ScaledProblem, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -103,18 +103,18 @@ def arrays(problem: ScaledProblem, operands: Mapping[str, jax.Array]) -> dict[st
     size 1 is for all."""
     role, (rows, cols, depth) = problem.role, problem.blocks
     at = dict(zip(slots(problem), operands.values(), strict=True))
-    a, b = at[_LEFT[role]], at[_RIGHT[role]]
+    a, b = at[LEFT[role]], at[RIGHT[role]]
     a = a.reshape(problem.B, problem.depth, problem.rows).swapaxes(1, 2) if "a" in _TURNED[role] else a.reshape(problem.B, problem.rows, -1)
     b = b.reshape(problem.B, problem.depth, problem.cols).swapaxes(1, 2) if "b" in _TURNED[role] else b.reshape(problem.B, problem.cols, -1)
     left = right = jnp.ones((1, 1, 1), jnp.float32)
-    if problem.has(_LEFT):
-        scale = at[f"{_LEFT[role]}_scale"].astype(jnp.float32)
+    if problem.has(LEFT):
+        scale = at[f"{LEFT[role]}_scale"].astype(jnp.float32)
         left = scale.reshape(problem.B, depth, rows).swapaxes(1, 2) if role == "tn" else scale.reshape(problem.B, rows, depth)
-    if problem.has(_RIGHT):
-        scale = at[f"{_RIGHT[role]}_scale"].astype(jnp.float32)
+    if problem.has(RIGHT):
+        scale = at[f"{RIGHT[role]}_scale"].astype(jnp.float32)
         right = scale.reshape(problem.B, cols, depth) if role == "nt" else scale.reshape(problem.B, depth, cols).swapaxes(1, 2)
-    if problem.has(_OPEN):
-        scale = at[f"{_OPEN[role]}_scale"].astype(jnp.float32).reshape(problem.B, -1, 1)
+    if problem.has(OPEN):
+        scale = at[f"{OPEN[role]}_scale"].astype(jnp.float32).reshape(problem.B, -1, 1)
         left, right = (left * scale, right) if problem.by_rows else (left, right * scale)
     j = problem.kernel_blocks[1]
     right = right if right.shape[1] == j else jnp.repeat(right, j // right.shape[1], 1)
