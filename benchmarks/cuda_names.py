@@ -161,8 +161,8 @@ def identity(row: dict) -> tuple:
     if "family" not in row:
         kernel, config = row["kernel"], row["config"]
     else:
-        kernel = {"conv": f"conv{row.get('rank')}d", "weight_only": "wide_weight_only"}.get(row["family"], row["family"])
-        kernel += f"_{row['role']}" if "role" in row else ""
+        family = {"conv": f"conv{row.get('rank')}d", "weight_only": "wide_weight_only"}.get(row["family"], row["family"])
+        kernel = f"{family}_{row['role']}" if "role" in row else family
         config = ", ".join(str(value) for name, value in row.items() if name not in ("family", "operands", "stages", "shared"))
     names = _FIELDS.get(re.sub(r"\dd$", "", kernel.partition("_")[0]))
     return kernel, row.get("operands"), *((config,) if names is None else (row.get(name) for name in ("tile_m", "tile_n", *names)))
