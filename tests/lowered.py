@@ -31,6 +31,16 @@ def operations(lowered):
     yield from visit(lowered.compiler_ir("stablehlo").operation)
 
 
+def channels_last(rank: int) -> tuple[str, str, str]:
+    axes = "DHW"[3 - rank :]
+    return f"N{axes}C", f"{axes}IO", f"N{axes}C"
+
+
+def squares(fun):
+    """A loss, so that gradients of `fun` can be taken."""
+    return lambda *args: jnp.sum(fun(*args).astype(jnp.float32) ** 2)
+
+
 def custom_calls(lowered) -> collections.Counter:
     """How often each target is called."""
     calls = [op for op in operations(lowered) if op.name == "stablehlo.custom_call"]
