@@ -57,8 +57,8 @@ def moved(lowered, elements: int) -> list[str]:
     return found
 
 
-def conv(x, w, strides=(1, 1), **kwargs):
-    return jaxext.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=NHWC, **kwargs)
+def conv(x, w, strides=(1, 1), padding="SAME", **kwargs):
+    return jaxext.conv_general_dilated(x, w, strides, padding, dimension_numbers=NHWC, **kwargs)
 
 
 def resnet_block(params, x):
