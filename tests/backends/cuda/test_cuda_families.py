@@ -1,0 +1,96 @@
+"""What the kernels of each family refuse and take, and the configs of a problem, before any launch: one suite over the families.
+
+A family is a test file.  It has the module of jaxext (`FAMILY`), kernels as the compiled module lists them (`TABLE`), a small problem
+(`SMALL`) and its sizes (`SIZES`), and problems: refused ones with their reasons (`REFUSED`), taken ones (`TAKEN`), those with the config
+that is picked (`PICKS`), and of a depth the largest number of parts of a sum (`PARTS`).  Needs g++; no GPU.  The compiled module, where it
+is, answers as its sources do.
+"""
+
+import dataclasses
+import fnmatch
+
+import host_code
+import pytest
+import test_cuda_conv
+import test_cuda_gram
+import test_cuda_matmul
+import test_cuda_pieces
+import test_cuda_ragged
+import test_cuda_scaled
+
+from jaxext.backends.cuda import cuda_binding
+from jaxext.kernels.geometry import MOST_POSITIONS
+
+PRODUCTS = dict(matmul=test_cuda_matmul, pieces=test_cuda_pieces, ragged=test_cuda_ragged, scaled=test_cuda_scaled, gram=test_cuda_gram)
+FAMILIES = PRODUCTS | dict(conv=test_cuda_conv)
+
+
+def each_row(table):
+    """A test of a family and what is in each row of this table, or in each element of a list."""
+    cases = []
+    for name, family in FAMILIES.items():
+        rows = getattr(family, table, {})
+        rows = rows.items() if isinstance(rows, dict) else enumerate((row,) for row in rows)
+        cases += [pytest.param(family, *row, id=f"{name}-{key}") for key, row in rows]
+    return pytest.mark.parametrize(["family", "problem", *([] if table == "TAKEN" else ["want"])], cases)
+
+
+def refuses(family, problem):
+    """The reason, which is that of the compiled module too."""
+    reason = host_code.refuses(problem, family.FAMILY)
+    assert cuda_binding.missing() or family.FAMILY.refused(problem) == reason
+    return reason
+
+
+@each_row("REFUSED")
+def test_refusals(family, problem, want):
+    """A * stands for any words."""
+    assert fnmatch.fnmatchcase(str(host_code.refuses(problem, family.FAMILY)), want)
+
+
+@pytest.mark.parametrize("arch", [80, 100])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_gpus_are_refused(name, arch):
+    problem = dataclasses.replace(FAMILIES[name].SMALL, arch=arch)
+    assert refuses(FAMILIES[name], problem) == f"compute capability is {arch / 10}, the {name} kernels want 9.0"
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**62, 2**31, -1, 0])
+@pytest.mark.parametrize(("name", "label"), [(name, label) for name, family in PRODUCTS.items() for label in family.SIZES])
+def test_every_number_may_be_asked_about(name, label, number, monkeypatch):
+    """Where there is nothing to do, nothing is launched.  The blocks of scales, I, J and S, divide the sizes."""
+    family, ask = PRODUCTS[name], PRODUCTS[name].FAMILY.refusal
+    monkeypatch.setattr(family.FAMILY, "refusal", lambda target, fields, *more: ask(target, fields | {label: number}, *more))
+    reason = refuses(family, family.SMALL)
+    if label in "IJS" or number == 0:
+        assert (reason is None) == (label not in "IJS")
+    else:
+        assert reason == f"an axis has {number} elements, want {'0 or more' if number < 0 else f'{MOST_POSITIONS} at most'}"
+
+
+@each_row("TAKEN")
+def test_what_is_taken(family, problem):
+    """It has a config, but where there is nothing to do."""
+    assert host_code.refuses(problem, family.FAMILY) is None
+    if family in PRODUCTS.values() and min(problem.rows, problem.depth) > 0:
+        assert family.FAMILY.candidates(problem, family.TABLE)
+
+
+@each_row("PICKS")
+def test_picks(family, problem, want):
+    """A range is that of numbers of which any may be picked."""
+    module, config = family.FAMILY, family.FAMILY.pick(problem, family.TABLE)
+    for name, value in want.items():
+        assert getattr(config, name) in (value if isinstance(value, range) else [value]), name
+    clocks = [module.clocks(problem, other) for other in module.candidates(problem, family.TABLE)]
+    assert family is test_cuda_conv or clocks == sorted(clocks), "of convolutions tiles of which half is empty are last"
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if hasattr(family, "PARTS")])
+def test_parts_are_equal_aligned_and_not_short(name):
+    """Batches are not split."""
+    family = FAMILIES[name]
+    splits = lambda problem: {config.splits for config in family.FAMILY.candidates(problem, family.TABLE)}
+    for depth, most in family.PARTS.items():
+        assert splits(family.deep(depth)) == {1 << i for i in range(most.bit_length())}, depth
+        assert splits(family.deep(depth, B=2)) == {1}
