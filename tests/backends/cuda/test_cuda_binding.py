@@ -93,6 +93,9 @@ def programs():
             x, w = struct(2, 3, *(8,) * rank, 16), struct(*(5,) * rank, 1, 16 * outputs)
             mapped = jax.vmap(gradients(convolution("SAME", 16)), (0, None))
             yield f"depthwise {rank}-D, {outputs} outputs", mapped, [x, w], once(f"depthwise{rank}d", *every)
+    for rank, taps in enumerate(((), (16,), (4, 4), (1, 4, 4))):  # those of no axes were called by names that do not exist
+        x, w, calls = struct(2, *(1, 8, 8)[3 - rank :], 16), struct(*taps, 1, 16), once(f"depthwise{rank}d", "fprop") if rank else {}
+        yield f"depthwise {rank}-D without a name", convolution("SAME", 16), [x, w], calls, dict(implementation=None)
     for arch, dtype in itertools.product(("sm_80", "sm_90a", "sm_100a"), (jnp.float32, jnp.bfloat16, jnp.float16)):
         operands, how = [struct(*each.shape, dtype=dtype) for each in SHORT], dict(unmoved=2 * 256 * 64, arch=arch)
         yield f"causal {arch} {dtype.__name__}", gradients(causal), operands, once("depthwise1d", *every), how
@@ -125,7 +128,7 @@ def test_programs(name):
 
     function, operands, calls, *more = PROGRAMS[name]
     how = dict(*more)
-    with jaxext.use_implementation("cuda"):
+    with jaxext.use_implementation(how.get("implementation", "cuda")):
         lowered = jaxext.lower_for(function, *operands, arch=how.get("arch", "sm_90a"))
     found = custom_calls(lowered)
     assert found == {f"jaxext_{target}_v1": count for target, count in calls.items()} and found.keys() <= _cuda_module.handlers().keys()
@@ -135,45 +138,36 @@ def test_programs(name):
     assert all(part in text for part in how.get("texts", []))
 
 
-@pytest.fixture
-def named():
+@built
+def test_parts_are_added_up_outside():
+    """A long contracted axis and a small result: float32 partial results, and XLA's reduction of them."""
     with jaxext.use_implementation("cuda"):
-        yield
-
-
-@built
-@pytest.mark.usefixtures("named")
-class TestPrograms:
-    def test_parts_are_added_up_outside(self):
-        """A long contracted axis and a small result: float32 partial results, and XLA's reduction of them."""
         lowered = jaxext.lower_for(jaxext.matmul, struct(16, 16384), struct(16384, 1024), arch="sm_90a")
-        (call,) = [line for line in lowered.as_text().splitlines() if "jaxext_matmul_nn_v1" in line]
-        splits = int(call.split("splits = ")[1].split(" ")[0])
-        assert splits > 1 and f"-> tensor<{splits}x1x16x1024xf32>" in call
-        assert "stablehlo.reduce" in lowered.as_text()
-
-    def test_forward_mode_and_second_order(self):
-        x, w = struct(2, 64, 16), struct(3, 1, 16)
-        hvp = lambda x, w: jax.jvp(jax.grad(squares(causal)), (x, w), (x, w))[1]
-        calls = custom_calls(jaxext.lower_for(hvp, x, w, arch="sm_90a"))
-        assert set(calls) == {"jaxext_depthwise1d_fprop_v1", "jaxext_depthwise1d_dgrad_v1"} and calls["jaxext_depthwise1d_fprop_v1"] >= 2
-
-    def test_export_and_serialize(self):
-        with jaxext.use_target("sm_90a"):
-            exported = export.export(jax.jit(causal), platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())(
-                struct(2, 256, 64), struct(4, 1, 64)
-            )
-        again = export.deserialize(exported.serialize())
-        assert again.platforms == ("cuda",)
-        assert again.mlir_module() == exported.mlir_module()
-        assert again.mlir_module().count("stablehlo.custom_call @jaxext_depthwise1d_fprop_v1") == 1
+    (call,) = [line for line in lowered.as_text().splitlines() if "jaxext_matmul_nn_v1" in line]
+    splits = int(call.split("splits = ")[1].split(" ")[0])
+    assert splits > 1 and f"-> tensor<{splits}x1x16x1024xf32>" in call
+    assert "stablehlo.reduce" in lowered.as_text()
 
 
 @built
-def test_export_without_the_disabled_checks_names_the_custom_call():
-    args = struct(2, 256, 64), struct(4, 1, 64)
-    with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda"), pytest.raises(ValueError, match="jaxext_depthwise1d_fprop_v1"):
-        export.export(jax.jit(causal), platforms=["cuda"])(*args)
+def test_forward_mode_and_second_order():
+    hvp = lambda x, w: jax.jvp(gradients(causal, 0), (x, w), (x, w))[1]
+    with jaxext.use_implementation("cuda"):
+        calls = custom_calls(jaxext.lower_for(hvp, struct(2, 64, 16), struct(3, 1, 16), arch="sm_90a"))
+    assert set(calls) == {"jaxext_depthwise1d_fprop_v1", "jaxext_depthwise1d_dgrad_v1"} and calls["jaxext_depthwise1d_fprop_v1"] >= 2
+
+
+@built
+def test_export_and_serialize():
+    """Without the disabled checks, the error names the custom call."""
+    with jaxext.use_target("sm_90a"), jaxext.use_implementation("cuda"):
+        exported = export.export(jax.jit(causal), platforms=["cuda"], disabled_checks=jaxext.export_disabled_checks())(*SHORT)
+        with pytest.raises(ValueError, match="jaxext_depthwise1d_fprop_v1"):
+            export.export(jax.jit(causal), platforms=["cuda"])(*SHORT)
+    again = export.deserialize(exported.serialize())
+    assert again.platforms == ("cuda",)
+    assert again.mlir_module() == exported.mlir_module()
+    assert again.mlir_module().count("stablehlo.custom_call @jaxext_depthwise1d_fprop_v1") == 1
 
 
 @built
@@ -234,55 +228,36 @@ def looked_up_anew():
     cuda_binding.missing.cache_clear()
 
 
+MAJOR, MINOR = cuda_binding._ffi_version()
+NEWER = types.SimpleNamespace(ffi_version=lambda: (MAJOR, MINOR + 1))  # registered, it would make XLA refuse every program
+BUILT = types.SimpleNamespace(REASON="")
+MISSING = {  # how the module was built, the module, and the reason
+    "built without CUDA": (types.SimpleNamespace(REASON="no nvcc found"), None, r"built without CUDA \(no nvcc found\)"),
+    "not installed": (None, None, r".*want it installed: pip install \..*"),
+    "a module that does not load": (BUILT, None, ".*the compiled module does not load: .*"),
+    "a newer FFI": (BUILT, NEWER, rf".*headers of XLA's FFI {MAJOR}\.{MINOR + 1}, this jaxlib runs {MAJOR}\.{MINOR}.*"),
+}
+
+
 @pytest.mark.usefixtures("looked_up_anew")
-class TestMissing:
-    """Without a module that fits, XLA computes, and `explain` says why."""
-
-    ARGS = causal, struct(2, 256, 64), struct(4, 1, 64)
-
-    def reason(self):
-        with jaxext.use_target("sm_90a"):
-            (row,) = jaxext.explain(*self.ARGS, platform="cuda").rows
-        assert row.chosen in ("triton", "xla")
-        with pytest.raises(RuntimeError, match="no CUDA kernels: "):
-            cuda_binding.register.__wrapped__()
-        return row.refused["cuda"]
-
-    def test_built_without_cuda(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "jaxext._cuda_build", types.SimpleNamespace(REASON="no nvcc found"))
-        assert self.reason() == "built without CUDA (no nvcc found)"
-
-    def test_not_installed(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "jaxext._cuda_build", None)
-        assert "want it installed: pip install ." in self.reason()
-
-    def test_a_module_that_does_not_load(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "jaxext._cuda_build", types.SimpleNamespace(REASON=""))
-        monkeypatch.setitem(sys.modules, "jaxext._cuda_module", None)
-        monkeypatch.delattr(jaxext, "_cuda_module", raising=False)
-        assert "the compiled module does not load: " in self.reason()
-
-    def test_a_module_for_a_newer_ffi(self, monkeypatch):
-        """Registered, it would make XLA refuse every program."""
-        major, minor = cuda_binding._ffi_version()
-        newer = types.SimpleNamespace(ffi_version=lambda: (major, minor + 1))
-        monkeypatch.setitem(sys.modules, "jaxext._cuda_build", types.SimpleNamespace(REASON=""))
-        monkeypatch.setitem(sys.modules, "jaxext._cuda_module", newer)
-        monkeypatch.setattr(jaxext, "_cuda_module", newer, raising=False)
-        assert f"built with headers of XLA's FFI {major}.{minor + 1}, this jaxlib runs {major}.{minor}" in self.reason()
+@pytest.mark.parametrize("case", MISSING)
+def test_no_module_that_fits(case, monkeypatch):
+    """XLA computes, and `explain` says why."""
+    build, module, reason = MISSING[case]
+    monkeypatch.setitem(sys.modules, "jaxext._cuda_build", build)
+    monkeypatch.setitem(sys.modules, "jaxext._cuda_module", module)
+    monkeypatch.delattr(jaxext, "_cuda_module", raising=False)
+    with jaxext.use_target("sm_90a"):
+        (row,) = jaxext.explain(causal, *SHORT, platform="cuda").rows
+    assert row.chosen in ("triton", "xla") and re.fullmatch(reason, row.refused["cuda"])
+    with pytest.raises(RuntimeError, match="no CUDA kernels: "):
+        cuda_binding.register.__wrapped__()
 
 
 @built
 @pytest.mark.parametrize(
     ("of_driver", "reason"),
-    [
-        (None, None),
-        (0, None),
-        (13000, None),
-        (13020, None),
-        (14010, None),
-        (12080, "compiled with CUDA 13.0.88, the driver is of CUDA 12.8"),
-    ],
+    [*((version, None) for version in (None, 0, 13000, 13020, 14010)), (12080, "compiled with CUDA 13.0.88, the driver is of CUDA 12.8")],
 )
 def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
     """Unnamed, the kernels would be taken, and every launch fail: "CUDA driver version is insufficient for CUDA runtime version".  What is
@@ -309,15 +284,6 @@ def test_a_driver_older_than_the_compiler(monkeypatch, of_driver, reason):
 def test_the_version_of_the_ffi_is_known():
     major, minor = cuda_binding._ffi_version()
     assert (major, minor) >= (0, 3)
-
-
-@built
-@pytest.mark.parametrize("rank", [0, 1, 2, 3])
-def test_depthwise_convolutions_without_a_name(rank):
-    """Those of no axes were called by names that do not exist."""
-    x, w = struct(2, *(1, 8, 8)[3 - rank :], 16), struct(*{0: (), 1: (16,), 2: (4, 4), 3: (1, 4, 4)}[rank], 1, 16)
-    calls = {*custom_calls(jaxext.lower_for(convolution("SAME", 16), x, w, arch="sm_90a"))}
-    assert {name for name in calls if name.startswith("jaxext")} == ({f"jaxext_depthwise{rank}d_fprop_v1"} if rank else set())
 
 
 @built

@@ -5,8 +5,9 @@ import functools
 import itertools
 import random
 
+import numpy as np
 import pytest
-from host_code import refuses
+from host_code import gemm, refuses
 
 from jaxext.backends.cuda import cuda_matmul
 from jaxext.backends.cuda.cuda_matmul import MatmulConfig, candidates, clocks, pick
@@ -171,3 +172,20 @@ def test_what_makes_too_many_tiles_has_no_candidate():
         assert any(config.splits == 1 for config in candidates(problem, TABLE)) == (reason is None), problem
         seen[reason is None] += 1
     assert min(seen.values()) > 100
+
+
+@pytest.mark.parametrize("sizes, splits", [((1, 8, 12, 20), 1), ((3, 4, 6, 10), 1), ((1, 8, 12, 20), 2), ((1, 8, 12, 20), 4)])
+@pytest.mark.parametrize("role", ["nn", "nt", "tn"])
+def test_products_are_told_by_their_strides(role, sizes, splits):
+    """Roles, batches and parts of a split sum, carried out as the kernels are told of them, are the definition."""
+    rng, (B, M, N, K) = np.random.default_rng(0), sizes
+    slots, equation = {"nn": ("abc", "bmk,bkn->bmn"), "nt": ("bca", "bkn,bmn->bmk"), "tn": ("acb", "bmk,bmn->bkn")}[role]
+    shapes = dict(a=(B, M, K), b=(B, K, N), c=(B, M, N))
+    operands = [rng.integers(-3, 4, shapes[slot]) for slot in slots[:2]]
+    in_order, m, n, k, batch, a_leading, a_batch, b_leading, b_batch = gemm(role, sizes, splits)
+    a, b = operands if in_order else operands[::-1]
+    part, row, column, depth = np.ogrid[:batch, :m, :n, :k]
+    at_a = part * a_batch + (row + depth * a_leading if role == "tn" else row * a_leading + depth)  # the majors of matmul_sm90.cuh
+    at_b = part * b_batch + (column * b_leading + depth if role == "nt" else depth * b_leading + column)
+    parts = (a.ravel()[at_a] * b.ravel()[at_b]).sum(-1).reshape(splits, *shapes[slots[2]])
+    np.testing.assert_array_equal(parts.sum(0), np.einsum(equation, *operands))
