@@ -263,10 +263,12 @@ def test_boxes_gather_what_the_definition_asks_for(name):
         exact(case, split(splits))
 
 
-def test_boxes_of_random_problems():
+def test_random_problems():
+    """What is refused has no parts.  The phases of dgrad, with groups and the batch label, make as many parts as in the sources; sums are
+    split wherever the sources split them."""
     rng = random.Random(0)
-    taken = 0
-    for _ in range(400):
+    taken, phases, parts_of_sums = 0, set(), set()
+    for _ in range(800):
         case = random_problem(rng)
         if 0 in case.output:
             continue
@@ -278,10 +280,17 @@ def test_boxes_of_random_problems():
         exact(case, rng.choice(configs))
         for config in configs:
             assert not isinstance(plan(case, config), str), (case, config)
-    assert taken > 200
+        if case.role == "dgrad":
+            assert len(plan(case, split())) == case.B * case.G * math.prod(cuda_conv.phases_of(case)), case
+            phases.add(cuda_conv.phases_of(case))
+        if case.role == "wgrad":
+            splits = [splits for splits in range(1, host_code.most_parts() + 2) if isinstance(plan(case, split(splits)), list)]
+            assert sorted({config.splits for config in configs}) == splits, case
+            parts_of_sums.add(len(splits))
+    assert taken > 400 and len(phases) > 10 and len(parts_of_sums) > 5
 
 
-# Tiles, phases and parts.
+# The model.
 
 
 def test_phases_cost_no_more_than_the_strides_save():
@@ -294,29 +303,3 @@ def test_phases_cost_no_more_than_the_strides_save():
 
 def test_others_than_wgrad_do_not_split():
     assert all(config.splits == 1 for name in CASES if "wgrad" not in name for config in candidates(CASES[name]))
-
-
-def test_phases_are_those_of_the_sources():
-    """With groups and the batch label they make the parts that csrc/conv/conv_plan.cc makes."""
-    rng, seen = random.Random(0), set()
-    for _ in range(400):
-        case = random_problem(rng)
-        case = dataclasses.replace(case, role="dgrad", name=f"conv{cuda_conv.rank(case)}d_dgrad")
-        if 0 in case.output or refuses(case):
-            continue
-        phases = cuda_conv.phases_of(case)
-        assert len(plan(case, split(1))) == case.B * case.G * math.prod(phases), case
-        seen.add(phases)
-    assert len(seen) > 10
-
-
-def test_sums_are_split_wherever_the_sources_split_them():
-    rng, seen = random.Random(0), set()
-    for _ in range(300):
-        case = random_problem(rng)
-        if case.role != "wgrad" or 0 in case.output or refuses(case):
-            continue
-        taken = [splits for splits in range(1, host_code.most_parts() + 2) if isinstance(plan(case, split(splits)), list)]
-        assert sorted({config.splits for config in candidates(case)}) == taken, case
-        seen.add(len(taken))
-    assert len(seen) > 5

@@ -23,10 +23,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "another addend": (dict(addend="fp32"), "the addend is fp32, want bf16, as the result"),
     "a short sum": (dict(depth=20), "a row of x has 40 bytes, TMA wants a multiple of 16: pad N to 24"),
     "short rows of the result": (dict(rows=20), "a row of the result has 40 bytes, want a multiple of 16: pad M to 24"),
-    "short rows in float32": (
-        dict(rows=18, dtypes=("bf16", "bf16", "fp32")),
-        "a row of the result has 72 bytes, want a multiple of 16: pad M to 20",
-    ),
+    "short rows in float32": (dict(rows=18, dtypes=("bf16", "bf16", "fp32")), "* has 72 bytes, want a multiple of 16: pad M to 20"),
     "many elements": (dict(rows=2**19, depth=8), "an array of B=1 M=524288 N=8 has 2^38 elements or more, want fewer"),
 }
 FAMILY, SMALL, SIZES = cuda_gram, a_problem(), "BMN"

@@ -15,36 +15,28 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lowered import channels_last, moved, operations, squares, struct
+from test_cuda_families import FAMILIES
 
 import jaxext
 from jaxext.backends.cuda import cuda_binding, cuda_causal
+from jaxext.backends.problems import DTYPES
 from jaxext.tables import record
 
-KERNEL = {"tile_m": 128, "tile_n": 128, "tile_k": 64, "cluster_m": 2, "pingpong": 0, "most_splits": 32}
-ROWS = [{"role": role, "operands": "bfloat16", "result": "bfloat16", "fused": False, **KERNEL} for role in ("nn", "nt", "tn")]
-ROWS.append({**ROWS[0], "fused": True})
-PIECES = [{"operands": "float32", "pieces": pieces, "tile_m": 128, "tile_n": 128, "most_splits": 32} for pieces in (2, 3)]
-SCALED = [{**KERNEL, "operands": "float8_e4m3fn", "second": "float8_e4m3fn", "tile_n": 256, "tile_k": 128}]
-SCALED.append({**SCALED[0], "tile_m": 64, "tile_n": 128, "cluster_m": 1})
-SCALED += [{**row, "operands": "float8_e5m2"} for row in SCALED] + [{**row, "second": "float8_e5m2"} for row in SCALED]
-GRAMS = [{**KERNEL, "operands": "bfloat16", "tile_m": m, "tile_n": n} for m, n in ((128, 256), (192, 192))]
-CONVS = [
-    {"rank": 2, "role": role, "operands": "bfloat16", "tile_m": 128, "tile_n": 128, "cluster": 2, "most_parts": 64}
-    for role in ("fprop", "dgrad", "wgrad")
-]
+LONG = {short: name for name, short in DTYPES.items()}
+TABLES = {  # as the compiled module lists them
+    name: [{key: LONG.get(value, value) for key, value in row.items()} for row in family.TABLE] for name, family in FAMILIES.items()
+}
 
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
     """The stand-in, and a program for Hopper."""
-    tables = {"matmul": ROWS, "ragged": [row | {"cluster_n": 2} for row in ROWS[:3]], "pieces": PIECES, "scaled": SCALED}
-    tables |= {"gram": GRAMS, "conv": CONVS}
     takes = {"scaled": {"fp8e4nv", "fp8e5"}, "gram": {"bf16"}}
 
     def refuses(target, *, dtypes, **asked):
         return None if target not in takes or {*dtypes[:2]} <= takes[target] else "says the stand-in"
 
-    module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", kernels=tables.__getitem__, refuses=refuses)
+    module = types.SimpleNamespace(archs="80-real,90", cuda_version="12.9", kernels=TABLES.__getitem__, refuses=refuses)
     monkeypatch.setattr(jaxext, "_cuda_module", module, raising=False)
     for name in ("missing", "register"):
         monkeypatch.setattr(cuda_binding, name, lambda: None)
@@ -163,7 +155,7 @@ def programs():
     for form, (function, operands) in CALLS.items():
         roles = PRODUCT if form in ("matmul", "pieces") else CONV
         yield form, gradients(function), operands, {f"{form}_{role}": [SHAPES[form][slot] for slot in roles[role]] for role in roles}
-    x, w, y, visits = (1, 1, 1, 300, 256), (1, 6, 256, 512), (1, 1, 1, 300, 512), (1, 1, 3 + 6 - 1, 5)
+    x, w, y, visits = (1, 1, 1, 300, 256), (1, 6, 256, 512), (1, 1, 1, 300, 512), (1, 1, 5 + 6 - 1, 5)  # of tiles of 64 rows
     yield "ragged", ragged, GROUPS, dict(ragged_nn=[x, w, visits, y], ragged_nt=[w, y, visits, x], ragged_tn=[x, y, (1, 1, 6, 2), w])
     for turned in (False, True):  # the last axis of the kernel's factors is contracted
         yield f"scaled {turned}", *scaled(turned), dict(scaled=[(1, 256, 512), (1, 384, 512), (1, 256, 4), (1, 3, 4), (1, 256, 384)])
