@@ -1,6 +1,7 @@
 """Programs that are lowered for a GPU without one, and what can be read from them: for the tests of the implementations made of kernels."""
 
 import collections
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,7 @@ def moved(lowered, elements: int) -> list[str]:
     return found
 
 
-def conv(x, w, strides=(1, 1), padding="SAME", **kwargs):
+def conv(x, w, strides=(1, 1), padding: Any = "SAME", **kwargs):
     return jaxext.conv_general_dilated(x, w, strides, padding, dimension_numbers=NHWC, **kwargs)
 
 

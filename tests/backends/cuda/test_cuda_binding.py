@@ -9,6 +9,8 @@ import itertools
 import re
 import sys
 import types
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +73,7 @@ def strided(filters, x):
     return jnp.sum(conv(conv(y, crop, (3, 1), ((-1, 1), (0, -2)), rhs_dilation=(1, 2)), up), dtype=jnp.float32)
 
 
-def programs():
+def programs() -> Iterator[Any]:
     """Functions, their operands, how often each kernel is called, and more: the GPU, the elements of an array that no operation moves, and
     parts of the text."""
     product, every = ("nn", "nt", "tn"), ("fprop", "dgrad", "wgrad")

@@ -8,6 +8,7 @@ is, answers as its sources do.
 
 import dataclasses
 import fnmatch
+from typing import Any
 
 import host_code
 import pytest
@@ -21,8 +22,10 @@ import test_cuda_scaled
 from jaxext.backends.cuda import cuda_binding
 from jaxext.kernels.geometry import MOST_POSITIONS
 
-PRODUCTS = dict(matmul=test_cuda_matmul, pieces=test_cuda_pieces, ragged=test_cuda_ragged, scaled=test_cuda_scaled, gram=test_cuda_gram)
-FAMILIES = PRODUCTS | dict(conv=test_cuda_conv)
+PRODUCTS: dict[str, Any] = dict(
+    matmul=test_cuda_matmul, pieces=test_cuda_pieces, ragged=test_cuda_ragged, scaled=test_cuda_scaled, gram=test_cuda_gram
+)
+FAMILIES: dict[str, Any] = PRODUCTS | dict(conv=test_cuda_conv)
 
 
 def each_row(table):

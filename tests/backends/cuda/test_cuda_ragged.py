@@ -1,6 +1,7 @@
 """Ragged products on Hopper before any launch: a family of test_cuda_families.py."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ TABLE = [dict(role=role, operands="bf16", result="bf16", **tile) for role in ("n
 
 
 def product(M, N, K, G, role="nn", dtypes=("bf16",) * 3, arch=90, **batches) -> RaggedProblem:
-    labels = dict(B=1, P=1, R=1, M=M, N=N, K=K, G=G) | batches
+    labels: dict[str, Any] = dict(B=1, P=1, R=1, M=M, N=N, K=K, G=G) | batches
     return RaggedProblem(name=f"ragged_{role}", role=role, **labels, dtypes=dtypes, precision="tf32", arch=arch)
 
 

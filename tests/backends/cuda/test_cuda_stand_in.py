@@ -6,6 +6,7 @@ Tests that need the module itself are in test_cuda_binding.py.
 
 import functools
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from jaxext.backends.cuda import cuda_binding, cuda_causal
 from jaxext.backends.problems import DTYPES
 from jaxext.tables import record
 
-LONG = {short: name for name, short in DTYPES.items()}
+LONG: dict[Any, str] = {short: name for name, short in DTYPES.items()}
 TABLES = {  # as the compiled module lists them
     name: [{key: LONG.get(value, value) for key, value in row.items()} for row in family.TABLE] for name, family in FAMILIES.items()
 }
@@ -73,7 +74,7 @@ def gradients(function, slots=(0, 1)):
     return jax.value_and_grad(squares(function), slots)
 
 
-def grouped(x, w):
+def grouped(x, w) -> tuple[Any, Any, Any]:
     axes = x.ndim - 2
     return (1,) * axes, "VALID", dict(dimension_numbers=channels_last(axes), feature_group_count=x.shape[-1] // w.shape[-2])
 
@@ -150,7 +151,7 @@ FUSED = {  # of what: the function, bias and residual
 }
 
 
-def programs():
+def programs() -> Iterator[Any]:
     """Functions, their operands, and of each kernel that they call the shapes of operands and results, and some attributes."""
     for form, (function, operands) in CALLS.items():
         roles = PRODUCT if form in ("matmul", "pieces") else CONV
@@ -313,7 +314,7 @@ AS_FAST = {
 }
 
 
-def products(bits, rows, K=512, N=256, group=128):
+def products(bits, rows, K=512, N=256, group: int | None = 128):
     return [(jaxext.quantized_matmul, struct(m, K), quantized(bits, group, K, N)) for m in rows]
 
 
@@ -328,7 +329,7 @@ def eight_bits(*dtypes):
     return product, *(struct(2048, 2048, dtype=dtype) for dtype in dtypes)
 
 
-def choices():
+def choices() -> Iterator[Any]:
     """Calls by name, and the reason for which `cuda` is not chosen, or None."""
     e4m3, e5m2, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16
     gram = lambda rows, dtype=bf16: (jaxext.gram, struct(rows, rows, dtype=dtype))
