@@ -4,6 +4,7 @@
 float8 in nt).  Needs g++; no GPU, no CUDA and no compiled module.
 """
 
+import collections
 import ctypes
 import dataclasses
 import functools
@@ -28,28 +29,8 @@ ROLES = {"fprop": 0, "dgrad": 1, "wgrad": 2}  # jaxext::ConvRole
 FLAGS = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Box:
-    input: int
-    filter: int
-    output: int
-    low: int
-    high: int
-    pixel: int
-    tap: int
-    lower: int
-    upper: int
-    first_offset: int
-    tap_stride: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    N: int
-    x: int
-    w: int
-    y: int
-    boxes: tuple[Box, Box, Box]
+Box = collections.namedtuple("Box", "input filter output low high pixel tap lower upper first_offset tap_stride")
+Part = collections.namedtuple("Part", "N x w y boxes")  # with three boxes
 
 
 @functools.cache
