@@ -49,9 +49,9 @@ REFUSED = {
         product(64, 64, 64, role="nt", dtypes=("bf16", "fp32", "bf16")),
         "the operands are bf16 and fp32, want one dtype: name no implementation for gradients of fp32 results",
     ),
-    "an operand's dtype": (product(64, 64, 64, dtypes=("fp32", "fp32", "fp32")), "the operands are fp32, nn takes bf16"),
+    "an operand's dtype": (product(64, 64, 64, dtypes=("fp32", "fp32", "fp32")), "the operands are fp32, nn takes bf16*"),
     "a result's dtype": (product(64, 64, 64, dtypes=("bf16", "bf16", "fp16")), "the result is fp16, nn of bf16 gives bf16, fp32"),
-    "8-bit floats with the contracted axis first": (product(64, 64, 64, dtypes=EIGHT_BITS), "the operands are fp8e4nv, nn takes bf16"),
+    "8-bit floats with the contracted axis first": (product(64, 64, 64, dtypes=EIGHT_BITS), "the operands are fp8e4nv, nn takes bf16*"),
     "rows of 8-bit floats": (
         product(64, 64, 24, role="nt", dtypes=EIGHT_BITS),
         "a row of the left operand has 24 bytes, TMA wants a multiple of 16: pad N to 32",
