@@ -1,18 +1,21 @@
 """Dense convolutions that the CUDA kernels are tested with, what the definition gives for them, and a table of tiles as the compiled module
 tells it."""
 
+import dataclasses
 import itertools
 import random
+from typing import Any
 
 import host_code
 import numpy as np
+import test_depthwise
 
 from jaxext.backends.cuda import cuda_conv
 from jaxext.kernels.geometry import ConvProblem
 
-ROLES = ("fprop", "dgrad", "wgrad")
+OPEN = test_depthwise.ROLES  # role -> the slot
+ROLES = tuple(OPEN)
 SLOTS = {"x": "BNDHWGC", "w": "BGKTRSC", "y": "BNOPQGK"}
-OPEN = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 
 
 # Tiles of two warp groups.
@@ -37,55 +40,13 @@ def refuses(problem: ConvProblem) -> str | None:
     return host_code.refuses(problem, cuda_conv)
 
 
-Sizes = int | tuple[int, ...]
-
-
-def problem(
-    role: str,
-    input: tuple[int, ...],
-    filter: tuple[int, ...],
-    *,
-    B: int = 1,
-    N: int = 1,
-    G: int = 1,
-    C: int = 8,
-    K: int = 8,
-    stride: Sizes = 1,
-    low: Sizes = 0,
-    high: Sizes = 0,
-    dilation: Sizes = 1,
-    **others,
-) -> ConvProblem:
-    rank = len(input)
-
-    def three(value: Sizes, missing: int) -> tuple[int, ...]:
-        return (missing,) * (3 - rank) + (value if isinstance(value, tuple) else (value,) * rank)
-
-    inputs, filters, lows, highs = three(input, 1), three(filter, 1), three(low, 0), three(high, 0)
-    strides, dilations = three(stride, 1), three(dilation, 1)
-    outputs = tuple(
-        max(0, (lo + i + hi - (r - 1) * d - 1) // s + 1)
-        for i, r, lo, hi, s, d in zip(inputs, filters, lows, highs, strides, dilations, strict=True)
-    )
-    fields = dict(
-        name=f"conv{rank}d_{role}",
-        role=role,
-        B=B,
-        N=N,
-        G=G,
-        C=C,
-        K=K,
-        input=inputs,
-        filter=filters,
-        output=outputs,
-        stride=strides,
-        low=lows,
-        filter_dilation=dilations,
-        dtypes=("bf16",) * 3,
-        precision="tf32",
-        arch=90,
-    )
-    return ConvProblem(**{**fields, **others})  # type: ignore[arg-type]
+def problem(role: str, input: tuple[int, ...], filter: tuple[int, ...], *, C: int = 8, **changes: Any) -> ConvProblem:
+    """The geometry's arguments are those of depthwise convolutions, with one dilation: that of the filter."""
+    geometry = dict(G=1, K=8, filter_dilation=changes.pop("dilation", 1))
+    geometry |= {name: changes.pop(name) for name in ("B", "N", "G", "K", "stride", "low", "high") if name in changes}
+    case = test_depthwise.problem(input, filter, **geometry)
+    fields = dict(name=f"conv{len(input)}d_{role}", role=role, C=C, dtypes=("bf16",) * 3, precision="tf32")
+    return dataclasses.replace(case, **{**fields, **changes})
 
 
 def random_problem(rng: random.Random) -> ConvProblem:

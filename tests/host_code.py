@@ -4,6 +4,7 @@
 float8 in nt).  Needs g++; no GPU, no CUDA and no compiled module.
 """
 
+import collections
 import ctypes
 import dataclasses
 import functools
@@ -28,28 +29,8 @@ ROLES = {"fprop": 0, "dgrad": 1, "wgrad": 2}  # jaxext::ConvRole
 FLAGS = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Box:
-    input: int
-    filter: int
-    output: int
-    low: int
-    high: int
-    pixel: int
-    tap: int
-    lower: int
-    upper: int
-    first_offset: int
-    tap_stride: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    N: int
-    x: int
-    w: int
-    y: int
-    boxes: tuple[Box, Box, Box]
+Box = collections.namedtuple("Box", "input filter output low high pixel tap lower upper first_offset tap_stride")
+Part = collections.namedtuple("Part", "N x w y boxes")  # with three boxes
 
 
 @functools.cache
@@ -84,6 +65,13 @@ def refuses(problem: Any, family: types.ModuleType = cuda_matmul) -> str | None:
 
     with mock.patch.object(jaxext, "_cuda_module", types.SimpleNamespace(refuses=answer), create=True):
         return family.refused(problem)
+
+
+def gemm(role: str, sizes: tuple[int, ...], splits: int) -> list[int]:
+    """Whether A of a matrix product is its first operand, and then the numbers of its `Gemm` (csrc/matmul/matmul.h)."""
+    out = np.zeros(9, np.int64)
+    _library().NumbersOfGemm(("nn", "nt", "tn").index(role), _pointer(sizes), ctypes.c_int64(splits), np.ctypeslib.as_ctypes(out))
+    return out.tolist()
 
 
 def most_parts() -> int:

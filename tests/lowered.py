@@ -1,6 +1,7 @@
 """Programs that are lowered for a GPU without one, and what can be read from them: for the tests of the implementations made of kernels."""
 
 import collections
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,16 @@ def operations(lowered):
     yield from visit(lowered.compiler_ir("stablehlo").operation)
 
 
+def channels_last(rank: int) -> tuple[str, str, str]:
+    axes = "DHW"[3 - rank :]
+    return f"N{axes}C", f"{axes}IO", f"N{axes}C"
+
+
+def squares(fun):
+    """A loss, so that gradients of `fun` can be taken."""
+    return lambda *args: jnp.sum(fun(*args).astype(jnp.float32) ** 2)
+
+
 def custom_calls(lowered) -> collections.Counter:
     """How often each target is called."""
     calls = [op for op in operations(lowered) if op.name == "stablehlo.custom_call"]
@@ -47,8 +58,8 @@ def moved(lowered, elements: int) -> list[str]:
     return found
 
 
-def conv(x, w, strides=(1, 1), **kwargs):
-    return jaxext.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=NHWC, **kwargs)
+def conv(x, w, strides=(1, 1), padding: Any = "SAME", **kwargs):
+    return jaxext.conv_general_dilated(x, w, strides, padding, dimension_numbers=NHWC, **kwargs)
 
 
 def resnet_block(params, x):

@@ -91,6 +91,15 @@ extern "C" int Refuses(const char* name, const int64_t* problem, const char* con
   return -1;
 }
 
+// Whether A of a matrix product is its first operand, and then the numbers of its Gemm.
+extern "C" void NumbersOfGemm(int role, const int64_t* problem, int64_t splits, int64_t* out) {
+  const char operands[2] = {};
+  const auto& p = *reinterpret_cast<const MatmulProblem*>(problem);
+  const Gemm g = GemmOf(MatmulRole(role), p, splits, &operands[0], &operands[1], nullptr);
+  *out++ = g.a == &operands[0] && g.b == &operands[1];
+  for (int64_t number : {g.m, g.n, g.k, g.l, g.a_leading, g.a_batch, g.b_leading, g.b_batch}) *out++ = number;
+}
+
 extern "C" int MostParts() { return kMostParts; }
 extern "C" int MostPhases() { return kMostPhases; }
 

@@ -27,61 +27,48 @@ def configure(folder, release, *options, smi=GPU, **environment):
     for name, does in {"some_nvcc": f"echo Cuda compilation tools, release {release}, V{release}.1", "nvidia-smi": smi}.items():
         (folder / name).write_text(f"#!/bin/sh\n{does}\n")
         (folder / name).chmod(0o755)
-    compiler = folder / "some_nvcc"
-    env = os.environ | {"CUDACXX": str(compiler), "JAXEXT_CUDA": "", "PATH": f"{folder}:{os.environ['PATH']}"}
+    env = os.environ | {"CUDACXX": f"{folder}/some_nvcc", "JAXEXT_CUDA": "", "PATH": f"{folder}:{os.environ['PATH']}"}
     command = [CMAKE, "-S", ROOT, "-B", folder / "build", *options]
-    return compiler, subprocess.run(command, capture_output=True, text=True, env=env | environment)
-
-
-def test_the_compiler_that_is_named_is_asked(tmp_path):
-    """It was looked for as if it were a folder, and another was taken."""
-    compiler, done = configure(tmp_path, "11.8")
-    assert done.returncode == 0, done.stderr
-    built = runpy.run_path(str(tmp_path / "build/_cuda_build.py"))
-    assert built["REASON"] == f"{compiler} is of CUDA 11.8, want 12.1 or newer"
-
-
-@pytest.mark.parametrize("smi", ["echo No devices found.", "echo no driver >&2; exit 9"])
-def test_nothing_is_compiled_without_a_gpu(smi, tmp_path):
-    """pip compiled for ten minutes wherever a CUDA toolkit was."""
-    for option in ([], ["-DJAXEXT_CUDA=AUTO"]):
-        _, done = configure(tmp_path, "13.0", *option, smi=smi)
-        assert done.returncode == 0, done.stderr
-        assert runpy.run_path(str(tmp_path / "build/_cuda_build.py"))["REASON"].startswith("nvidia-smi lists no GPU; JAXEXT_CUDA=ON ")
-
-
-@pytest.mark.parametrize("options", [["-DJAXEXT_CUDA=ON"], ["-DJAXEXT_KERNELS=/nowhere"]])
-def test_kernels_are_compiled_without_a_gpu_where_asked_for(options, tmp_path):
-    """Continuous integration and `make wheel` ask for the kernels.  The old compiler shows that it was asked."""
-    _, done = configure(tmp_path, "11.8", *options, smi="exit 9")
-    assert done.returncode != 0 and "some_nvcc is of CUDA 11.8, want 12.1 or newer" in " ".join(done.stderr.split())
-
-
-def test_kernels_of_other_sources_are_not_linked(tmp_path):
-    """They were, without a word."""
-    library = tmp_path / "libjaxext_kernels.a"
-    library.write_text("!<arch>\njaxext kernels of 0123456789abcdef for 80-real,90\n")
-    _, done = configure(tmp_path, "13.0", f"-DJAXEXT_KERNELS={library}")
-    assert done.returncode != 0
-    assert f"{library} is not of these sources in csrc" in " ".join(done.stderr.split())
+    return subprocess.run(command, capture_output=True, text=True, env=env | environment)
 
 
 @pytest.mark.parametrize(
-    ("option", "environment", "message"),
+    ("release", "options", "smi", "reason"),
     [
-        ("-DJAXEXT_CUDA=off", {}, "JAXEXT_CUDA is off, want AUTO, ON or OFF"),
-        ("-DJAXEXT_CUDA=ON", {"JAXEXT_CUDA": "OFF"}, "JAXEXT_CUDA is OFF in the environment and ON as an option"),
-        ("-DJAXEXT_CUDA=ON", {}, "JAXEXT_CUDA is ON, or JAXEXT_KERNELS is given: "),
+        ("11.8", [], GPU, "{folder}/some_nvcc is of CUDA 11.8, want 12.1 or newer"),  # it was taken for a folder
+        *(  # pip compiled for ten minutes wherever a CUDA toolkit was
+            ("13.0", options, smi, "nvidia-smi lists no GPU; JAXEXT_CUDA=ON ")
+            for smi in ("echo No devices found.", "echo no driver >&2; exit 9")
+            for options in ([], ["-DJAXEXT_CUDA=AUTO"])
+        ),
     ],
 )
-def test_contradictions_are_refused(option, environment, message, tmp_path):
-    _, done = configure(tmp_path, "11.8", option, **environment)
+def test_nothing_is_compiled_without_a_compiler_and_a_gpu(release, options, smi, reason, tmp_path):
+    done = configure(tmp_path, release, *options, smi=smi)
+    assert done.returncode == 0, done.stderr
+    assert runpy.run_path(str(tmp_path / "build/_cuda_build.py"))["REASON"].startswith(reason.format(folder=tmp_path))
+
+
+OLD = "some_nvcc is of CUDA 11.8, want 12.1 or newer"  # continuous integration and `make wheel` ask for kernels where no GPU is
+ERRORS = {  # the compiler's release, options, the environment, and the message
+    "asked for": ("11.8", ["-DJAXEXT_CUDA=ON"], {}, OLD),
+    "kernels given": ("11.8", ["-DJAXEXT_KERNELS=/nowhere"], {}, OLD),
+    "neither on nor off": ("11.8", ["-DJAXEXT_CUDA=off"], {}, "JAXEXT_CUDA is off, want AUTO, ON or OFF"),
+    "on and off": ("11.8", ["-DJAXEXT_CUDA=ON"], {"JAXEXT_CUDA": "OFF"}, "JAXEXT_CUDA is OFF in the environment and ON as an option"),
+    "why it is on": ("11.8", ["-DJAXEXT_CUDA=ON"], {}, "JAXEXT_CUDA is ON, or JAXEXT_KERNELS is given: "),
+    "kernels given, and off": ("13.0", ["-DJAXEXT_CUDA=OFF", "{library}"], {}, "JAXEXT_KERNELS is given: JAXEXT_CUDA=OFF"),
+    "kernels of other sources": ("13.0", ["{library}"], {}, "libjaxext_kernels.a is not of these sources in csrc"),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_contradictions_are_refused(error, tmp_path):
+    release, options, environment, message = ERRORS[error]
+    library = tmp_path / "libjaxext_kernels.a"
+    library.write_text("!<arch>\njaxext kernels of 0123456789abcdef for 80-real,90\n")
+    options = [option.format(library=f"-DJAXEXT_KERNELS={library}") for option in options]
+    done = configure(tmp_path, release, *options, smi="exit 9" if message == OLD else GPU, **environment)
     assert done.returncode != 0 and message in " ".join(done.stderr.split())
-
-
-def test_kernels_that_are_given_are_not_left_out_in_silence(tmp_path):
-    _, done = configure(tmp_path, "13.0", "-DJAXEXT_CUDA=OFF", f"-DJAXEXT_KERNELS={tmp_path / 'libjaxext_kernels.a'}")
-    assert done.returncode != 0 and "JAXEXT_KERNELS is given: JAXEXT_CUDA=OFF" in " ".join(done.stderr.split())
 
 
 def test_one_wheel_without_cuda_kernels_serves_every_platform_and_python(tmp_path):

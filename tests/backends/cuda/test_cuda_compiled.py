@@ -14,37 +14,10 @@ from jaxext.benchmarks import compiled_cuda, cuda_laws, cuda_names, machine_code
 
 NEWER = 100  # PTX is assembled for it, if for no other: slow
 
-MATMUL = {
-    "arch": "90a",
-    "source": "code",
-    "function": "_Z1f",
-    "kernel": "matmul_nn",
-    "operands": "bfloat16",
-    "result": "bfloat16",
-    "config": "128x256x64",
-    "tile_m": 128,
-    "tile_n": 256,
-    "tile_k": 64,
-    "cluster_m": 2,
-    "pingpong": 0,
-    "registers": 168,
-    "stack": 0,
-    "static": 1024,
-    "local": 0,
-    "barriers": 2,
-    "spills": 0,
-    "wgmma": 8,
-    "tma": 5,
-    "im2col": 0,
-    "multicast": 4,
-    "tma_stores": 8,
-    "loads": {"4": 2},
-    "stores": {},
-    "bytes": 20992,
-    "stages": 4,
-    "shared": 214016,
-    "told": True,
-}
+MATMUL = {"arch": "90a", "source": "code", "function": "_Z1f", "kernel": "matmul_nn", "operands": "bfloat16", "result": "bfloat16"}
+MATMUL |= {"config": "128x256x64", "tile_m": 128, "tile_n": 256, "tile_k": 64, "cluster_m": 2, "pingpong": 0, "stages": 4, "told": True}
+MATMUL |= {"registers": 168, "stack": 0, "static": 1024, "shared": 214016, "local": 0, "barriers": 2, "spills": 0, "bytes": 20992}
+MATMUL |= {"wgmma": 8, "tma": 5, "im2col": 0, "multicast": 4, "tma_stores": 8, "loads": {"4": 2}, "stores": {}}
 CONV = MATMUL | {"kernel": "conv2d_fprop", "cluster": 2, "im2col": 1, "tma_stores": 0, "stores": {"16": 64, "4": 128}}
 SCALED = MATMUL | {"kernel": "scaled", "second": "float8_e5m2", "tma_stores": 0, "loads": {"16": 4, "4": 12}, "stores": {"16": 16}}
 GRAM = MATMUL | {"kernel": "gram", "tma_stores": 0, "loads": {"16": 12}, "stores": {"16": 13}}

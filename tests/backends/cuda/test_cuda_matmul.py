@@ -1,12 +1,13 @@
-"""Matrix products on Hopper: the choice of a tile, a pure function, on a table of tiles as the compiled module tells it; and what csrc/
-refuses with the same table (host_code.py), which needs g++.  No GPU."""
+"""Matrix products on Hopper before any launch: a family of test_cuda_families.py, and the model by which a tile is chosen."""
 
 import dataclasses
+import functools
 import itertools
 import random
 
+import numpy as np
 import pytest
-from host_code import refuses
+from host_code import gemm, refuses
 
 from jaxext.backends.cuda import cuda_matmul
 from jaxext.backends.cuda.cuda_matmul import MatmulConfig, candidates, clocks, pick
@@ -24,65 +25,83 @@ TILES = [  # of 16-bit operands: the result's dtype, tile_m, tile_n, cluster_m, 
     *(("bf16", 128, 256, 2, 0), ("bf16", 128, 192, 2, 1), ("bf16", 64, 64, 1, 1)),
     *(("fp32", 128, 256, 2, 0), ("fp32", 128, 192, 2, 1), ("fp32", 64, 128, 1, 1), ("fp32", 64, 256, 2, 1), ("fp32", 64, 64, 1, 1)),
 ]
-TABLE = [  # that of tests/csrc/host_code.cc
+FUSED = [row("nn", "bf16", "bf16", 128, 256, 64, 2, 0, True), row("nn", "bf16", "bf16", 64, 128, 64, 1, 1, True)]
+TABLE = [  # that of tests/csrc/host_code.cc, but for tiles that fuse an epilogue
     *(row(role, "bf16", result, m, n, 64, cluster, pingpong) for role in ("nn", "nt", "tn") for result, m, n, cluster, pingpong in TILES),
     row("nt", "fp8e4nv", "bf16", 128, 128, 128, 2, 0),
+    *FUSED,
 ]
 
 
-def product(m, n, k, *, B=1, role="nn", dtypes=("bf16", "bf16", "bf16"), arch=90) -> MatmulProblem:
+def product(m, n, k, *, B=1, role="nn", dtypes=("bf16", "bf16", "bf16"), precision="tf32", arch=90) -> MatmulProblem:
     """Of this many rows, columns and contracted elements, in this role."""
     sizes = {"nn": dict(M=m, N=n, K=k), "nt": dict(M=m, K=n, N=k), "tn": dict(K=m, N=n, M=k)}[role]
-    return MatmulProblem(name=f"matmul_{role}", role=role, B=B, **sizes, dtypes=dtypes, precision="tf32", arch=arch)
+    return MatmulProblem(name=f"matmul_{role}", role=role, B=B, **sizes, dtypes=dtypes, precision=precision, arch=arch)
 
 
-FUSED = [row("nn", "bf16", "bf16", 128, 256, 64, 2, 0, True), row("nn", "bf16", "bf16", 64, 128, 64, 1, 1, True)]
+FAMILY, SMALL, SIZES = cuda_matmul, product(64, 64, 64), "BMNK"
+EIGHT_BITS, WITH_FLOAT32, SEVERAL = ("fp8e4nv", "fp8e4nv", "bf16"), ("bf16", "bf16", "fp32"), range(2, 33)
+ONE_DTYPE = "want one dtype: convert one, or name no implementation"
+REFUSED = {
+    "mixed dtypes": (product(64, 64, 64, dtypes=("bf16", "fp16", "fp32")), f"the operands are bf16 and fp16, {ONE_DTYPE}"),
+    "a wide operand": (product(64, 64, 64, dtypes=("bf16", "fp32", "fp32")), f"the operands are bf16 and fp32, {ONE_DTYPE}"),
+    "a gradient of a float32 result": (
+        product(64, 64, 64, role="nt", dtypes=("bf16", "fp32", "bf16")),
+        "the operands are bf16 and fp32, want one dtype: name no implementation for gradients of fp32 results",
+    ),
+    "an operand's dtype": (product(64, 64, 64, dtypes=("fp32", "fp32", "fp32")), "the operands are fp32, nn takes bf16*"),
+    "a result's dtype": (product(64, 64, 64, dtypes=("bf16", "bf16", "fp16")), "the result is fp16, nn of bf16 gives bf16, fp32"),
+    "8-bit floats with the contracted axis first": (product(64, 64, 64, dtypes=EIGHT_BITS), "the operands are fp8e4nv, nn takes bf16*"),
+    "rows of 8-bit floats": (
+        product(64, 64, 24, role="nt", dtypes=EIGHT_BITS),
+        "a row of the left operand has 24 bytes, TMA wants a multiple of 16: pad N to 32",
+    ),
+    "left rows": (product(64, 64, 60), "a row of the left operand has 120 bytes, TMA wants a multiple of 16: pad K to 64"),
+    "right rows": (product(64, 60, 64), "a row of the right operand has 120 bytes, TMA wants a multiple of 16: pad N to 64"),
+    "tiles": (product(2**29, 256, 8), "B=1 M=536870912 N=256 K=8 make 2^31 tiles or more, want fewer"),
+    "elements": (product(2**20, 2**18, 64), "an array of B=1 M=1048576 N=262144 K=64 has 2^38 elements or more, want fewer"),
+}
+LIMITS = {  # the last number within, and the problem of a number
+    "bytes of the left operand's rows": (18, lambda n: product(64, 64, 4 * n)),
+    "bytes of the right operand's rows": (18, lambda n: product(64, 4 * n, 64, role="nn")),
+    "bytes of rows whose contracted axis is first": (18, lambda n: product(4 * n, 64, 60, role="tn")),
+    "bytes of the result's rows": (18, lambda n: product(64, 4 * n, 64, role="nt")),
+    "bytes of a float32 result's rows": (34, lambda n: product(64, 2 * n, 64, role="nt", dtypes=WITH_FLOAT32)),
+    "elements of the result": (2**20 - 1, lambda n: product(n, 2**18, 8)),
+    "elements of the left operand, with all batches": (2**17 - 1, lambda n: product(n, 8, 2**17, B=16)),
+    "elements of the right operand": (2**17 - 1, lambda n: product(8, 2**18, 8 * n)),
+    "tiles": (128 * (2**22 - 2**7 - 15), lambda n: product(n, 256, 8)),
+    "length": (2**28 - 2**13, lambda n: product(8, 8, 8 * n)),
+}
+TAKEN = [product(64, 64, 0), product(64, 64, 32, role="nt", dtypes=EIGHT_BITS)]
+TAKEN += [product(m, n, k, role=role) for role, m, n, k in itertools.product(("nn", "nt", "tn"), (8, 64, 1000), (8, 264), (8, 1024))]
+LARGE, SKINNY = dict(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0, splits=1), dict(tile_m=64, splits=SEVERAL)
+PICKS = {
+    # 6 x 12 pairs of wide tiles are 1.09 rounds of 132, of narrow ones 192 are 1.45, each shorter.
+    "a wave that a wide tile leaves empty": (product(1536, 3072, 4096), dict(tile_n=192)),
+    # The epilogue is hidden behind the other warp group's products.
+    "a short depth": (product(8192, 8192, 256), dict(pingpong=1)),
+    "a long sum": (product(256, 256, 65536, role="tn"), dict(splits=SEVERAL)),
+    "a weight gradient of few tiles": (
+        product(1024, 1024, 65536, role="tn", dtypes=WITH_FLOAT32),
+        dict(tile_m=128, tile_n=range(192, 257), splits=SEVERAL),
+    ),
+    # Two blocks of 64 rows load each column once.
+    "at most 128 rows": (product(128, 4096, 7168), dict(tile_m=64, tile_n=256, cluster_m=2)),
+    **{f"{m} rows": (product(m, 4096, 8192), SKINNY) for m in (8, 16, 64)},
+    **{f"{n}, {role}": (product(n, n, n, role=role), LARGE) for n in (4096, 8192) for role in ("nn", "nt", "tn")},
+    "small": (product(32, 32, 32, B=4096), dict(tile_m=64, tile_n=64)),
+    "small, in float32": (product(32, 32, 32, B=4096, dtypes=WITH_FLOAT32), dict(tile_m=64, tile_n=64)),
+}
+PARTS, deep = {512: 2, 1000: 1, 4096 + 8: 1, 8192: 32, 12288: 32}, functools.partial(product, 64, 512)
 
 
 def test_an_epilogue_takes_tiles_that_fuse_it():
     """In one part: none can follow the parts of a sum."""
     with_bias = dataclasses.replace(product(64, 4096, 8192), epilogue=Epilogue(bias="bf16"))
-    assert pick(product(64, 4096, 8192), [*TABLE, *FUSED]).splits > 1
-    assert {config.splits for config in candidates(with_bias, [*TABLE, *FUSED])} == {1}
-    assert len(candidates(with_bias, [*TABLE, *FUSED])) == len(FUSED)
-    assert candidates(with_bias, TABLE) == []
-
-
-@pytest.mark.parametrize("role", ["nn", "nt", "tn"])
-def test_large_products_take_the_large_tile(role):
-    for n in (4096, 8192):
-        assert pick(product(n, n, n, role=role), TABLE) == MatmulConfig(tile_m=128, tile_n=256, tile_k=64, cluster_m=2, pingpong=0)
-
-
-def test_a_wave_that_a_wide_tile_leaves_empty_takes_the_narrow_one():
-    """1536 x 3072: 6 x 12 pairs of wide tiles are 1.09 rounds of 132, of narrow ones 192 are 1.45, each shorter."""
-    assert pick(product(1536, 3072, 4096), TABLE).tile_n == 192
-
-
-def test_a_short_depth_takes_ping_pong():
-    """Whose epilogue is hidden behind the other warp group's products."""
-    assert pick(product(8192, 8192, 256), TABLE).pingpong == 1
-
-
-def test_skinny_products_are_split():
-    for m in (8, 16, 64):
-        config = pick(product(m, 4096, 8192), TABLE)
-        assert config.tile_m == 64 and config.splits > 1
-
-
-def test_long_sums_of_a_small_result_are_split():
-    assert pick(product(256, 256, 65536, role="tn"), TABLE).splits > 1
-
-
-def test_batches_are_not_split():
-    assert all(config.splits == 1 for config in candidates(product(64, 64, 8192, B=3), TABLE))
-
-
-@pytest.mark.parametrize("depth", [512, 1000, 4096 + 8, 12288])
-def test_parts_are_equal_aligned_and_not_short(depth):
-    for config in candidates(product(64, 512, depth), TABLE):
-        assert depth % config.splits == 0
-        assert config.splits == 1 or (depth // config.splits) % 8 == 0 and depth // config.splits >= 4 * 64
+    assert pick(product(64, 4096, 8192), TABLE).splits > 1
+    assert [config.splits for config in candidates(with_bias, TABLE)] == [1] * len(FUSED)
+    assert candidates(with_bias, [row for row in TABLE if row not in FUSED]) == []
 
 
 def test_parts_are_float32():
@@ -96,23 +115,6 @@ def test_float32_results_take_large_tiles_too():
     config = pick(problem, TABLE)
     assert (config.tile_m, config.tile_n) == (128, 256)
     assert clocks(problem, config) < 1.05 * clocks(product(4096, 4096, 4096), config)
-
-
-def test_a_weight_gradient_of_few_tiles_is_split_into_large_ones():
-    config = pick(product(1024, 1024, 65536, role="tn", dtypes=("bf16", "bf16", "fp32")), TABLE)
-    assert config.tile_m * config.tile_n >= 128 * 192 and config.splits > 1
-
-
-def test_at_most_128_rows_share_their_columns():
-    """Two blocks of 64 rows load each column once."""
-    config = pick(product(128, 4096, 7168), TABLE)
-    assert (config.tile_m, config.tile_n, config.cluster_m) == (64, 256, 2)
-
-
-@pytest.mark.parametrize("result", ["bf16", "fp32"])
-def test_small_products_take_the_small_tile(result):
-    config = pick(product(32, 32, 32, B=4096, dtypes=("bf16", "bf16", result)), TABLE)
-    assert (config.tile_m, config.tile_n) == (64, 64)
 
 
 def test_time_grows_with_every_size():
@@ -141,74 +143,15 @@ def test_the_right_factor_is_read_anew_for_each_64_rows(monkeypatch):
         assert clocks(product(m, n, long), config) == pytest.approx(long * moved * 2 / 128, rel=1e-3)
 
 
-REFUSALS = {
-    "another GPU": (dict(arch=100), "compute capability is 10.0, the matmul kernels want 9.0"),
-    "mixed dtypes": (
-        dict(dtypes=("bf16", "fp16", "fp32")),
-        "the operands are bf16 and fp16, want one dtype: convert one, or name no implementation",
-    ),
-    "a wide operand": (
-        dict(dtypes=("bf16", "fp32", "fp32")),
-        "the operands are bf16 and fp32, want one dtype: convert one, or name no implementation",
-    ),
-    "a gradient of a float32 result": (
-        dict(role="nt", dtypes=("bf16", "fp32", "bf16")),
-        "the operands are bf16 and fp32, want one dtype: name no implementation for gradients of fp32 results",
-    ),
-    "an operand's dtype": (dict(dtypes=("fp32", "fp32", "fp32")), "the operands are fp32, nn takes bf16"),
-    "a result's dtype": (dict(dtypes=("bf16", "bf16", "fp16")), "the result is fp16, nn of bf16 gives bf16, fp32"),
-    "8-bit floats with the contracted axis first": (dict(dtypes=("fp8e4nv", "fp8e4nv", "bf16")), "the operands are fp8e4nv, nn takes bf16"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_refusals(case):
-    changes, reason = REFUSALS[case]
-    assert refuses(product(64, 64, 64, **changes)) == reason
-
-
-@pytest.mark.parametrize(
-    ("sizes", "reason"),
-    [
-        ((64, 64, 60), "a row of the left operand has 120 bytes, TMA wants a multiple of 16: pad K to 64"),
-        ((64, 60, 64), "a row of the right operand has 120 bytes, TMA wants a multiple of 16: pad N to 64"),
-        ((2**29, 256, 8), "B=1 M=536870912 N=256 K=8 make 2^31 tiles or more, want fewer"),
-        ((2**20, 2**18, 64), "an array of B=1 M=1048576 N=262144 K=64 has 2^38 elements or more, want fewer"),
-        ((2**31, 64, 64), "an axis has 2147483648 elements, want 2147418112 at most"),
-        ((-64, 64, 64), "an axis has -64 elements, want 0 or more"),
-    ],
-)
-def test_refused_sizes(sizes, reason):
-    assert refuses(product(*sizes)) == reason
-
-
-# Of each limit: the last problem within and the first beyond it.
-LIMITS = {
-    "bytes of the left operand's rows": (product(64, 64, 72), product(64, 64, 76)),
-    "bytes of the right operand's rows": (product(64, 72, 64, role="nn"), product(64, 76, 64, role="nn")),
-    "bytes of rows whose contracted axis is first": (product(72, 64, 60, role="tn"), product(76, 64, 60, role="tn")),
-    "bytes of the result's rows": (product(64, 72, 64, role="nt"), product(64, 76, 64, role="nt")),
-    "bytes of a float32 result's rows": (
-        product(64, 68, 64, role="nt", dtypes=("bf16", "bf16", "fp32")),
-        product(64, 66, 64, role="nt", dtypes=("bf16", "bf16", "fp32")),
-    ),
-    "elements of the result": (product(2**20 - 1, 2**18, 8), product(2**20, 2**18, 8)),
-    "elements of the left operand, with all batches": (product(2**17 - 1, 8, 2**17, B=16), product(2**17, 8, 2**17, B=16)),
-    "elements of the right operand": (product(8, 2**18, 2**20 - 8), product(8, 2**18, 2**20)),
-    "tiles": (product(128 * (2**22 - 2**7 - 15), 256, 8), product(128 * (2**22 - 2**7 - 15) + 1, 256, 8)),
-    "length": (product(8, 8, 2**31 - 2**16), product(8, 8, 2**31 - 2**16 + 8)),
-}
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_limits_are_where_they_are(limit):
-    within, beyond = LIMITS[limit]
-    assert refuses(within) is None and refuses(beyond) is not None
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_are_where_they_are(name):
+    last, of = LIMITS[name]
+    assert refuses(of(last)) is None and refuses(of(last + 1)) is not None
 
 
 def test_what_makes_too_many_tiles_has_no_candidate():
     """And all else has one: cuda_matmul.py and csrc/matmul/matmul.cc count alike."""
-    rng, problems = random.Random(0), [*LIMITS["tiles"]]
+    rng, problems = random.Random(0), [LIMITS["tiles"][1](LIMITS["tiles"][0] + beyond) for beyond in (0, 1)]
     for _ in range(4000):
         rows = int(2 ** rng.uniform(20, 31))
         cols = 16 * int(2 ** rng.uniform(0, 27) / (rows >> 20))
@@ -224,18 +167,18 @@ def test_what_makes_too_many_tiles_has_no_candidate():
     assert min(seen.values()) > 100
 
 
-def test_nothing_to_do_is_taken():
-    assert refuses(product(64, 64, 0)) is None
-
-
-def test_what_is_taken_has_a_pick():
-    for role, m, n, k in itertools.product(("nn", "nt", "tn"), (8, 64, 1000), (8, 264), (8, 1024)):
-        problem = product(m, n, k, role=role)
-        assert refuses(problem) is None
-        assert pick(problem, TABLE) in candidates(problem, TABLE)
-
-
-def test_eight_bit_rows_are_sixteen_elements():
-    problem = product(64, 64, 24, role="nt", dtypes=("fp8e4nv", "fp8e4nv", "bf16"))
-    assert refuses(problem) == "a row of the left operand has 24 bytes, TMA wants a multiple of 16: pad N to 32"
-    assert refuses(dataclasses.replace(problem, N=32)) is None
+@pytest.mark.parametrize("sizes, splits", [((1, 8, 12, 20), 1), ((3, 4, 6, 10), 1), ((1, 8, 12, 20), 2), ((1, 8, 12, 20), 4)])
+@pytest.mark.parametrize("role", ["nn", "nt", "tn"])
+def test_products_are_told_by_their_strides(role, sizes, splits):
+    """Roles, batches and parts of a split sum, carried out as the kernels are told of them, are the definition."""
+    rng, (B, M, N, K) = np.random.default_rng(0), sizes
+    slots, equation = {"nn": ("abc", "bmk,bkn->bmn"), "nt": ("bca", "bkn,bmn->bmk"), "tn": ("acb", "bmk,bmn->bkn")}[role]
+    shapes = dict(a=(B, M, K), b=(B, K, N), c=(B, M, N))
+    operands = [rng.integers(-3, 4, shapes[slot]) for slot in slots[:2]]
+    in_order, m, n, k, batch, a_leading, a_batch, b_leading, b_batch = gemm(role, sizes, splits)
+    a, b = operands if in_order else operands[::-1]
+    part, row, column, depth = np.ogrid[:batch, :m, :n, :k]
+    at_a = part * a_batch + (row + depth * a_leading if role == "tn" else row * a_leading + depth)  # the majors of matmul_sm90.cuh
+    at_b = part * b_batch + (column * b_leading + depth if role == "nt" else depth * b_leading + column)
+    parts = (a.ravel()[at_a] * b.ravel()[at_b]).sum(-1).reshape(splits, *shapes[slots[2]])
+    np.testing.assert_array_equal(parts.sum(0), np.einsum(equation, *operands))

@@ -73,10 +73,3 @@ def test_blocks_that_do_not_fit_are_not_compiled(tmp_path):
     for source in [CSRC / "weight_only/wide_weight_only.cuh", *CSRC.glob("*/*_sm90.cuh")]:
         text = source.read_text()
         assert ("BlockBudget<" in text) == ("Launch(" in text), source
-
-
-def test_products_are_told_by_their_strides(tmp_path):
-    """Roles, batches and parts of a split sum, carried out as the kernels are told of them, are the definition."""
-    program = tmp_path / "gemm_strides"
-    nvcc("-O0", "-o", program, TESTS / "csrc/gemm_strides.cc", CSRC / "matmul/matmul.cc")
-    assert subprocess.run([program], capture_output=True, text=True).stdout == "0 wrong\n"
