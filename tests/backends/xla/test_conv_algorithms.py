@@ -30,7 +30,7 @@ def definition(open, operands, sizes, window):
     shapes = {"x": (N, *window.input, G * C), "w": (G * K, *window.filter, C), "y": (N, *window.output, G * K)}
     layout = (0, window.rank + 1, *range(1, window.rank + 1))
     geometry = window.stride, window.padding, window.input_dilation, window.filter_dilation
-    direct = Convolution(shapes["x"], shapes["w"], *geometry, feature_groups=G, layouts=(layout,) * 3)
+    direct = Convolution(shapes["x"], shapes["w"], *geometry, feature_groups=G, layouts=(layout, layout, layout))
     arrays = {slot: np.real(np.asarray(a)).astype(np.float64).reshape(B, *shapes[slot]) for slot, a in operands.items()}
     role = {"y": direct.y, "x": direct.dx, "w": direct.dw}[open]
     given = [arrays[slot] for slot in {"y": "xw", "x": "yw", "w": "xy"}[open]]
@@ -97,13 +97,13 @@ def check(sizes, window, opens="yxw", partitioned=(False, True), algorithm=None,
     names = {open: algorithm or rewrite(open, sizes, window, conv_algorithms.promote(*map(np.dtype, of_operands))) for open in opens}
 
     @jax.jit
-    def run(operands):
+    def run(operands) -> list[Any]:
         def of(open, split):
             return conv(open, operands[open], window, dtype=result, partitioned=split, algorithm=algorithm if split else names[open])
 
         return [{open: of(open, split) for open in opens} for split in partitioned]
 
-    for results, open in itertools.product(run(operands), opens):
+    for open, results in itertools.product(opens, list(run(operands))):
         got, want = results[open], definition(open, operands[open], sizes, window)
         assert got.shape == want.shape and got.dtype == result
         np.testing.assert_array_equal(got, want.astype(np.int64).astype(result), err_msg=open)
