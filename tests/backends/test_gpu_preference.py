@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 from lowered import custom_calls, struct
 
 import jaxext
@@ -36,21 +37,29 @@ ANOTHER = "without the tensor core instructions of 9.0 cuDNN is expected to be a
 INTEGERS = "XLA refuses convolutions of integers on GPUs, saturates them, or multiplies them without tensor cores"
 
 
-def case(x, w, role="fprop", *, dtype=BF16, arch="sm_90a", vmapped=None, **kwargs):
-    """A function whose program has the call, its arguments, the role and the GPU; shapes are channels last."""
-    rank = len(w) - 2
-    dims = ("N" + "DHW"[3 - rank :] + "C", "DHW"[3 - rank :] + "IO", "N" + "DHW"[3 - rank :] + "C")
-    given = dict(window_strides=(kwargs.pop("stride", 1),) * rank, padding="SAME", dimension_numbers=dims) | kwargs
+def layer(conv, rank, *, stride=1, groups=1, **given):
+    """A convolution of one size for all axes, channels last."""
+    space = "DHW"[3 - rank :]
+    given = dict(padding="SAME" if "lhs_dilation" not in given else [(2, 2)] * rank) | given
     given |= {side: (given[side],) * rank for side in ("lhs_dilation", "rhs_dilation") if side in given}
-    given |= {"padding": [(2, 2)] * rank} if "lhs_dilation" in given else {}
-    fun = conv = functools.partial(jaxext.conv_general_dilated, **given)
-    if role != "fprop":
-        fun = jax.grad(lambda x, w: jnp.sum(conv(x, w).astype(F32) ** 2), (0, 1))
+    numbers = (f"N{space}C", f"{space}IO", f"N{space}C")
+    return functools.partial(conv, window_strides=(stride,) * rank, dimension_numbers=numbers, feature_group_count=groups, **given)
+
+
+def case(x, w, role="fprop", *, dtype=BF16, arch="sm_90a", vmapped=None, **given):
+    """The function of a role that a convolution becomes, its arguments, the role and the GPU."""
     x, w = struct(*x, dtype=dtype), struct(*w, dtype=dtype)
-    if vmapped is not None:
-        fun = jax.vmap(fun, vmapped)
-        x, w = (struct(*([8] if axis == 0 else []), *a.shape, dtype=dtype) for a, axis in zip((x, w), vmapped, strict=True))
-    return fun, (x, w), role, arch
+    args = (x, w) if role == "fprop" else (x, w, jax.eval_shape(layer(lax.conv_general_dilated, x.ndim - 2, **given), x, w))
+    axes = None if vmapped is None else (*vmapped, 0)[: len(args)]
+
+    def function(conv):
+        op = layer(conv, x.ndim - 2, **given)
+        fun = op if role == "fprop" else lambda x, w, y: jax.vjp(op, x, w)[1](y)[("dgrad", "wgrad").index(role)]
+        return fun if axes is None else jax.vmap(fun, axes)
+
+    if axes is not None:
+        args = tuple(a if axis is None else struct(8, *a.shape, dtype=dtype) for a, axis in zip(args, axes, strict=True))
+    return function, args, role, arch
 
 
 LINE, IMAGE, VIDEO = (4, 256, 64), (4, 28, 28, 64), (2, 8, 16, 16, 64)
@@ -59,32 +68,32 @@ W1, W2, W3 = (3, 64, 64), (3, 3, 64, 64), (3, 3, 3, 64, 64)
 # the call, what computes it, why
 CASES = {
     # depthwise
-    "causal, 4 taps": (case(LINE, (4, 1, 64), feature_group_count=64), "xla", FUSED),
-    "causal, 4 taps, A100": (case(LINE, (4, 1, 64), feature_group_count=64, arch="sm_80"), "xla", FUSED),
-    "causal, 16 taps": (case(LINE, (16, 1, 64), feature_group_count=64), "cuda", DEPTHWISE),
-    "causal dgrad": (case(LINE, (4, 1, 64), "dgrad", feature_group_count=64), "triton", DEPTHWISE),
-    "causal dgrad, 16 taps": (case(LINE, (16, 1, 64), "dgrad", feature_group_count=64), "cuda", DEPTHWISE),
-    "causal wgrad": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
-    "causal wgrad, A100": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64, arch="sm_80"), "cuda", DEPTHWISE),
-    "depthwise 3x3": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise 3x3 by 2": (case(IMAGE, (3, 3, 1, 64), stride=2, feature_group_count=64), "xla", FUSED),
-    "depthwise 3x3, float32": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64, dtype=F32), "xla", FUSED),
-    "depthwise 3x3, dilated": (case(IMAGE, (3, 3, 1, 64), rhs_dilation=2, feature_group_count=64), "xla", FUSED),
-    "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise 7x7, float32": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64, dtype=F32, precision="highest"), "cuda", DEPTHWISE),
-    "depthwise dgrad by 2": (case(IMAGE, (3, 3, 1, 64), "dgrad", stride=2, feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise wgrad": (case(IMAGE, (3, 3, 1, 64), "wgrad", feature_group_count=64), "xla", OF_CUDNN),
-    "depthwise wgrad by 2": (case(IMAGE, (3, 3, 1, 64), "wgrad", stride=2, feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise wgrad, dilated": (case(IMAGE, (3, 3, 1, 64), "wgrad", rhs_dilation=2, feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise wgrad, dilated 7x7": (case(IMAGE, (7, 7, 1, 64), "wgrad", rhs_dilation=2, feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise wgrad, one axis in two": (case(IMAGE, (4, 1, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise wgrad, float32": (case(IMAGE, (3, 3, 1, 64), "wgrad", dtype=F32, feature_group_count=64), "cuda", DEPTHWISE),
-    "multiplier 2, wgrad": (case(IMAGE, (3, 3, 1, 128), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise wgrad of examples": (case(IMAGE, (3, 3, 1, 64), "wgrad", vmapped=(0, None), feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise dgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "dgrad", feature_group_count=64, arch="sm_120"), "triton", DEPTHWISE),
-    "depthwise transposed": (case(IMAGE, (3, 3, 1, 64), lhs_dilation=2, feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise 3x3x3": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
-    "multiplier 2, dgrad": (case(IMAGE, (3, 3, 1, 128), "dgrad", feature_group_count=64), "triton", DEPTHWISE),
+    "causal, 4 taps": (case(LINE, (4, 1, 64), groups=64), "xla", FUSED),
+    "causal, 4 taps, A100": (case(LINE, (4, 1, 64), groups=64, arch="sm_80"), "xla", FUSED),
+    "causal, 16 taps": (case(LINE, (16, 1, 64), groups=64), "cuda", DEPTHWISE),
+    "causal dgrad": (case(LINE, (4, 1, 64), "dgrad", groups=64), "triton", DEPTHWISE),
+    "causal dgrad, 16 taps": (case(LINE, (16, 1, 64), "dgrad", groups=64), "cuda", DEPTHWISE),
+    "causal wgrad": (case(LINE, (4, 1, 64), "wgrad", groups=64), "cuda", DEPTHWISE),
+    "causal wgrad, A100": (case(LINE, (4, 1, 64), "wgrad", groups=64, arch="sm_80"), "cuda", DEPTHWISE),
+    "depthwise 3x3": (case(IMAGE, (3, 3, 1, 64), groups=64), "triton", DEPTHWISE),
+    "depthwise 3x3 by 2": (case(IMAGE, (3, 3, 1, 64), stride=2, groups=64), "xla", FUSED),
+    "depthwise 3x3, float32": (case(IMAGE, (3, 3, 1, 64), groups=64, dtype=F32), "xla", FUSED),
+    "depthwise 3x3, dilated": (case(IMAGE, (3, 3, 1, 64), rhs_dilation=2, groups=64), "xla", FUSED),
+    "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), groups=64), "cuda", DEPTHWISE),
+    "depthwise 7x7, float32": (case(IMAGE, (7, 7, 1, 64), groups=64, dtype=F32, precision="highest"), "cuda", DEPTHWISE),
+    "depthwise dgrad by 2": (case(IMAGE, (3, 3, 1, 64), "dgrad", stride=2, groups=64), "triton", DEPTHWISE),
+    "depthwise wgrad": (case(IMAGE, (3, 3, 1, 64), "wgrad", groups=64), "xla", OF_CUDNN),
+    "depthwise wgrad by 2": (case(IMAGE, (3, 3, 1, 64), "wgrad", stride=2, groups=64), "cuda", DEPTHWISE),
+    "depthwise wgrad, dilated": (case(IMAGE, (3, 3, 1, 64), "wgrad", rhs_dilation=2, groups=64), "cuda", DEPTHWISE),
+    "depthwise wgrad, dilated 7x7": (case(IMAGE, (7, 7, 1, 64), "wgrad", rhs_dilation=2, groups=64), "triton", DEPTHWISE),
+    "depthwise wgrad, one axis in two": (case(IMAGE, (4, 1, 1, 64), "wgrad", groups=64), "cuda", DEPTHWISE),
+    "depthwise wgrad, float32": (case(IMAGE, (3, 3, 1, 64), "wgrad", dtype=F32, groups=64), "cuda", DEPTHWISE),
+    "multiplier 2, wgrad": (case(IMAGE, (3, 3, 1, 128), "wgrad", groups=64), "triton", DEPTHWISE),
+    "depthwise wgrad of examples": (case(IMAGE, (3, 3, 1, 64), "wgrad", vmapped=(0, None), groups=64), "cuda", DEPTHWISE),
+    "depthwise dgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "dgrad", groups=64, arch="sm_120"), "triton", DEPTHWISE),
+    "depthwise transposed": (case(IMAGE, (3, 3, 1, 64), lhs_dilation=2, groups=64), "triton", DEPTHWISE),
+    "depthwise 3x3x3": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", groups=64), "triton", DEPTHWISE),
+    "multiplier 2, dgrad": (case(IMAGE, (3, 3, 1, 128), "dgrad", groups=64), "triton", DEPTHWISE),
     # transposed and strided
     "transposed": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2), "triton", ZEROS),
     "transposed, float32, A100": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2, dtype=F32, arch="sm_80"), "triton", ZEROS),
@@ -108,20 +117,23 @@ CASES = {
     "per-example gradients": (case(IMAGE, W2, "wgrad", vmapped=(0, None)), "triton", IMAGES),
     "per-example gradients, 1-D": (case(LINE, W1, "wgrad", vmapped=(0, None), dtype=F32), "triton", IMAGES),
     # groups
-    "small groups": (case(IMAGE, (3, 3, 4, 64), feature_group_count=16), "xla", GROUPS),
-    "small groups, dgrad": (case(IMAGE, (3, 3, 4, 64), "dgrad", feature_group_count=16), "triton", SMALL),
-    "small groups, wgrad": (case(IMAGE, (3, 3, 32, 64), "wgrad", feature_group_count=2), "triton", SMALL),
-    "groups of 4, wgrad": (case(IMAGE, (3, 3, 4, 64), "wgrad", feature_group_count=16), "triton", SMALL),
-    "groups of 4, dgrad by 2": (case(IMAGE, (3, 3, 4, 64), "dgrad", stride=2, feature_group_count=16), "triton", ZEROS),
-    "large groups": (case((4, 28, 28, 128), (3, 3, 64, 128), feature_group_count=2), "xla", GROUPS),
-    "large groups, dgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", feature_group_count=2), "xla", GROUPS),
-    "large groups, dgrad by 2": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", stride=2, feature_group_count=2), "triton", ZEROS),
-    "large groups, wgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "wgrad", feature_group_count=2), "xla", GROUPS),
+    "small groups": (case(IMAGE, (3, 3, 4, 64), groups=16), "xla", GROUPS),
+    "small groups, dgrad": (case(IMAGE, (3, 3, 4, 64), "dgrad", groups=16), "triton", SMALL),
+    "small groups, wgrad": (case(IMAGE, (3, 3, 32, 64), "wgrad", groups=2), "triton", SMALL),
+    "groups of 4, wgrad": (case(IMAGE, (3, 3, 4, 64), "wgrad", groups=16), "triton", SMALL),
+    "groups of 4, dgrad by 2": (case(IMAGE, (3, 3, 4, 64), "dgrad", stride=2, groups=16), "triton", ZEROS),
+    "large groups": (case((4, 28, 28, 128), (3, 3, 64, 128), groups=2), "xla", GROUPS),
+    "large groups, dgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", groups=2), "xla", GROUPS),
+    "large groups, dgrad by 2": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", stride=2, groups=2), "triton", ZEROS),
+    "large groups, wgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "wgrad", groups=2), "xla", GROUPS),
     # dense, one or two axes
     "3x3": (case(IMAGE, W2), "xla", DENSE),
+    "3x3 dgrad": (case(IMAGE, W2, "dgrad"), "xla", DENSE),
+    "3x3 wgrad": (case(IMAGE, W2, "wgrad"), "xla", DENSE),
     "stem": (case((4, 224, 224, 3), (7, 7, 3, 64), stride=2), "xla", DENSE),
     "stem, wgrad": (case((4, 224, 224, 3), (7, 7, 3, 64), "wgrad", stride=2), "xla", DENSE),
     "1-D": (case(LINE, W1), "xla", DENSE),
+    "1-D wgrad": (case(LINE, W1, "wgrad"), "xla", DENSE),
     "1-D wgrad, float32 exactly": (case(LINE, W1, "wgrad", dtype=F32, precision="highest"), "xla", DENSE),
     "1-D, 1x1": (case(LINE, (1, 64, 64)), "xla", DENSE),
     # dense, three axes
@@ -144,7 +156,7 @@ CASES = {
     # integers
     "int8 into int8": (case(IMAGE, W2, dtype=I8), "triton", INTEGERS),
     "int8 into int32, A100": (case(IMAGE, W2, dtype=I8, preferred_element_type=jnp.int32, arch="sm_80"), "triton", INTEGERS),
-    "int8, depthwise": (case(IMAGE, (3, 3, 1, 64), dtype=I8, feature_group_count=64), "triton", INTEGERS),
+    "int8, depthwise": (case(IMAGE, (3, 3, 1, 64), dtype=I8, groups=64), "triton", INTEGERS),
     "int8, 1-D, 1x1": (case(LINE, (1, 64, 64), dtype=I8), "triton", INTEGERS),
 }
 
@@ -169,12 +181,17 @@ def rows(monkeypatch):
     return told
 
 
+def explained(function, args, role):
+    (row,) = (row for row in jaxext.explain(function(jaxext.conv_general_dilated), *args, platform="cuda").rows if row.op.endswith(role))
+    return row
+
+
 @compiled
 @pytest.mark.parametrize("name", CASES)
 def test_preferred(name, rows):
-    (fun, args, role, arch), chosen, reason = CASES[name]
+    (function, args, role, arch), chosen, reason = CASES[name]
     with jaxext.use_target(arch):
-        (row,) = (row for row in jaxext.explain(fun, *args, platform="cuda").rows if row.op.endswith(role))
+        row = explained(function, args, role)
     assert row.chosen == chosen
     assert reason in rows[row.op].reason
     if chosen == "xla":
@@ -215,10 +232,9 @@ PLANS = {
 @pytest.mark.parametrize(("how", "name"), [(how, name) for how, names in PLANS.items() for name in names])
 def test_the_plan_of_xla_holds_no_loop(how, name):
     """Nor a convolution for each block of groups: what suits a CPU's caches leaves a GPU idle."""
-    (fun, args, role, _), *_ = CASES[name]
+    (function, args, role, _), *_ = CASES[name]
     with jaxext.use_implementation("xla"):
-        (row,) = (row for row in jaxext.explain(fun, *args, platform="cuda").rows if row.op.endswith(role))
-    assert row.how == how
+        assert explained(function, args, role).how == how
 
 
 def gradient_of_weights(w, x, sizes):

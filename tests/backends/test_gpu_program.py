@@ -233,37 +233,16 @@ def three_products(found):
     return found["kernel"] == 3 and not found.keys() & {"copy", "transpose", "gemm"}
 
 
-def linear(x, w, b, r):
-    return jaxext.linear(x, w, b, activation="gelu", residual=r)
-
-
-def linear_of_jnp(x, w, b, r):
-    return jax.nn.gelu(x @ w + jnp.broadcast_to(b, r.shape), approximate=False) + r
-
-
-def gated(x, w):
-    return jaxext.gated_linear_unit(x, w, activation="silu")
-
-
-def gated_of_jnp(x, w):
-    return jax.nn.silu(x @ w[:, 0]) * (x @ w[:, 1])
-
-
-def conv_bias_act(x, w, b, r):
-    numbers = ("NHWC", "OHWI", "NHWC")  # as the kernels take filters
-    return jaxext.conv_bias_act(x, w, b, (1, 1), "SAME", dimension_numbers=numbers, activation="relu", residual=r)
-
-
-def causal(more=None):
-    return lambda x, w, b, *args: jaxext.causal_conv1d(x, w, b, **({more: args[0]} if more else {}), activation="silu")
-
-
-def quantized(x, weight, scale):
-    return jaxext.quantized_matmul(x, jaxext.Quantized(weight, scale))
-
-
-def of_bytes(x, packed, scale):
-    return quantized(x, jaxext.unpack_int4(packed), scale)
+OHWI = ("NHWC", "OHWI", "NHWC")  # as the kernels take filters
+linear = lambda x, w, b, r: jaxext.linear(x, w, b, activation="gelu", residual=r)
+linear_of_jnp = lambda x, w, b, r: jax.nn.gelu(x @ w + jnp.broadcast_to(b, r.shape), approximate=False) + r
+gated = functools.partial(jaxext.gated_linear_unit, activation="silu")
+gated_of_jnp = lambda x, w: jax.nn.silu(x @ w[:, 0]) * (x @ w[:, 1])
+conv_bias_act = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, (1, 1), "SAME", dimension_numbers=OHWI, activation="relu", residual=r)
+causal = functools.partial(jaxext.causal_conv1d, activation="silu")
+quantized = lambda x, weight, scale: jaxext.quantized_matmul(x, jaxext.Quantized(weight, scale))
+of_bytes = lambda x, packed, scale: quantized(x, jaxext.unpack_int4(packed), scale)
+step_of_newton_schulz = functools.partial(jaxext.newton_schulz, steps=1)
 
 
 def halves(fun, *args):
@@ -286,7 +265,6 @@ FILTERS = struct(8, 28, 28, 256), struct(256, 3, 3, 256), struct(256), struct(8,
 EXPERTS = struct(4096, 2048), struct(64, 2048, 1024), struct(64, dtype=jnp.int32)
 MANY, FEW, SCALES = struct(512, 4096), struct(32, 4096), struct(32, 4096, dtype=jnp.float32)
 INT8, INT4, BYTES = struct(4096, 4096, dtype=jnp.int8), struct(4096, 4096, dtype=jnp.int4), struct(4096, 2048, dtype=jnp.uint8)
-STEP = functools.partial(jaxext.newton_schulz, steps=1)
 BACK = at_most(4, 1)  # the partial sums of weight and bias are added by few small kernels
 # The operation, its arguments, by which kernels, and what the programs of its value and of its gradients (if they matter) are made of.
 OPERATIONS = {
@@ -294,9 +272,21 @@ OPERATIONS = {
     "conv": (conv, (IMAGE, W), KERNELS, exactly(kernel=1, fusion=1), exactly(kernel=2, fusion=1)),
     "conv by 2": (functools.partial(conv, strides=(2, 2)), (IMAGE, W), KERNELS, exactly(kernel=1, fusion=1), exactly(kernel=2, fusion=1)),
     # no array of the size of x is made or copied besides
-    "causal": (causal(), SEQUENCE, KERNELS, exactly(kernel=1), BACK),
-    "causal, state": (causal("initial_states"), (*SEQUENCE, struct(8, 3, 5376)), KERNELS, exactly(kernel=1), BACK),
-    "causal, packed": (causal("seq_idx"), (*SEQUENCE, struct(8, 2048, dtype=jnp.int32)), KERNELS, exactly(kernel=1), BACK),
+    "causal": (causal, SEQUENCE, KERNELS, exactly(kernel=1), BACK),
+    "causal, state": (
+        lambda *args: causal(*args[:3], initial_states=args[3]),
+        (*SEQUENCE, struct(8, 3, 5376)),
+        KERNELS,
+        exactly(kernel=1),
+        BACK,
+    ),
+    "causal, packed": (
+        lambda *args: causal(*args[:3], seq_idx=args[3]),
+        (*SEQUENCE, struct(8, 2048, dtype=jnp.int32)),
+        KERNELS,
+        exactly(kernel=1),
+        BACK,
+    ),
     # the ranges of rows are found by few small kernels, and no array of the factors' size is made or copied besides
     "ragged": (jaxext.ragged_dot, EXPERTS, KERNELS, at_most(6, 1), at_most(8, 2)),
     # two products, the slope times the cotangent, and the bias's gradient; a copy is that of an argument, which becomes a result as it is
@@ -304,7 +294,7 @@ OPERATIONS = {
     "gated": (gated, GATED, ["triton"], exactly(kernel=1), at_most(4, 2, free=["copy"])),
     "conv_bias_act": (conv_bias_act, FILTERS, ["triton"], exactly(kernel=1), at_most(6, 2, free=["copy"])),
     "gram": (jaxext.gram, (struct(4096, 2048),), ["triton"], exactly(kernel=1)),  # which takes its operand once
-    "Newton-Schulz": (STEP, (struct(1024, 2048),), ["triton"], three_products),
+    "Newton-Schulz": (step_of_newton_schulz, (struct(1024, 2048),), ["triton"], three_products),
     # int4 lie packed in memory: neither as such nor as bytes are they unpacked before the kernel
     "int8": (quantized, (MANY, INT8, SCALES), ["triton"], exactly(kernel=1)),
     "int4": (quantized, (MANY, INT4, SCALES), ["triton"], exactly(kernel=1)),

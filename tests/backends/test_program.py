@@ -15,28 +15,27 @@ import jaxext
 from jaxext.benchmarks.problems import select
 from jaxext.benchmarks.targets import targets
 
+
+def conv(x, w, *numbers):
+    return "conv_general_dilated", x, w, dict(window_strides=(1,) * (len(x) - 2), padding="SAME", dimension_numbers=numbers)
+
+
+def dot(x, w, contracting, batch=((), ())):
+    return "dot_general", x, w, dict(dimension_numbers=(contracting, batch))
+
+
 PRODUCTS = {
-    **{
-        name: ("conv_general_dilated", x, w, dict(window_strides=(1,) * (len(x) - 2), padding="SAME", dimension_numbers=numbers))
-        for name, x, w, numbers in (
-            ("2d_nhwc_hwio", (2, 8, 8, 4), (3, 3, 4, 8), ("NHWC", "HWIO", "NHWC")),
-            ("2d_nchw_oihw", (2, 4, 8, 8), (8, 4, 3, 3), ("NCHW", "OIHW", "NCHW")),
-            ("1d", (2, 16, 4), (3, 4, 8), ("NHC", "HIO", "NHC")),
-            ("3d", (2, 5, 6, 7, 4), (3, 3, 3, 4, 8), ("NDHWC", "DHWIO", "NDHWC")),
-            ("pointwise", (2, 8, 8, 4), (1, 1, 4, 8), ("NHWC", "HWIO", "NHWC")),
-        )
-    },
-    **{
-        name: ("dot_general", x, w, dict(dimension_numbers=numbers))
-        for name, x, w, numbers in (
-            ("nn", (16, 8), (8, 32), (((1,), (0,)), ((), ()))),
-            ("nt", (16, 8), (32, 8), (((1,), (1,)), ((), ()))),
-            ("tn", (8, 16), (8, 32), (((0,), (0,)), ((), ()))),
-            ("tt", (8, 16), (32, 8), (((0,), (1,)), ((), ()))),
-            ("batched", (3, 16, 8), (3, 8, 32), (((2,), (1,)), ((0,), (0,)))),
-            ("two_free_axes", (3, 16, 8), (8, 32), (((2,), (0,)), ((), ()))),
-        )
-    },
+    "2d_nhwc_hwio": conv((2, 8, 8, 4), (3, 3, 4, 8), "NHWC", "HWIO", "NHWC"),
+    "2d_nchw_oihw": conv((2, 4, 8, 8), (8, 4, 3, 3), "NCHW", "OIHW", "NCHW"),
+    "1d": conv((2, 16, 4), (3, 4, 8), "NHC", "HIO", "NHC"),
+    "3d": conv((2, 5, 6, 7, 4), (3, 3, 3, 4, 8), "NDHWC", "DHWIO", "NDHWC"),
+    "pointwise": conv((2, 8, 8, 4), (1, 1, 4, 8), "NHWC", "HWIO", "NHWC"),
+    "nn": dot((16, 8), (8, 32), ((1,), (0,))),
+    "nt": dot((16, 8), (32, 8), ((1,), (1,))),
+    "tn": dot((8, 16), (8, 32), ((0,), (0,))),
+    "tt": dot((8, 16), (32, 8), ((0,), (1,))),
+    "batched": dot((3, 16, 8), (3, 8, 32), ((2,), (1,)), ((0,), (0,))),
+    "two_free_axes": dot((3, 16, 8), (8, 32), ((2,), (0,))),
 }
 FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element"}
 
