@@ -140,21 +140,21 @@ SIZES = {
 }
 
 
-# One geometry for each kind of sizes.
-EVERY = [
-    ("dense", "same"), ("depthwise", "dilated"), ("batched", "scalar"), ("batched groups", "causal"), ("batched groups", "strided"),
-    ("grouped", "transposed"),
-]  # fmt: skip
+def check_every_plan(sizes, window, dtypes=("float32",) * 3):
+    for open in "yxw":
+        for name in plans(open, sizes, window, dtypes[0]):
+            check(sizes, window, open, (False,), name, dtypes)
+
+
+EVERY = [("dense", "same"), ("depthwise", "dilated"), ("batched", "scalar"), ("batched groups", "causal")]
+EVERY += [("batched groups", "strided"), ("grouped", "transposed")]
 
 
 @pytest.mark.parametrize(("sizes", "geometry"), EVERY)
 def test_every_algorithm_that_a_table_may_name(sizes, geometry):
     """Whichever runs, the result is exact."""
-    for open in "yxw":
-        names = plans(open, SIZES[sizes], GEOMETRIES[geometry])
-        assert len(names) > 1
-        for name in names:
-            check(SIZES[sizes], GEOMETRIES[geometry], open, (False,), name)
+    assert all(len(plans(open, SIZES[sizes], GEOMETRIES[geometry])) > 1 for open in "yxw")
+    check_every_plan(SIZES[sizes], GEOMETRIES[geometry])
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -169,15 +169,34 @@ def test_sizes_are_exact_in_every_role(sizes):
     check(SIZES[sizes], GEOMETRIES["plain"])
 
 
+# Rows of depthwise filters along one axis: a loop over the positions that need no mask, and the others.
+LINES = {
+    "causal": window((40,), (4,), padding=((3, 0),)),
+    "same": window((40,), (5,), padding=((2, 2),)),
+    "cropped": window((40,), (3,), padding=((-2, -3),)),
+    "cropped and padded": window((40,), (3,), padding=((-2, 4),)),
+    "dilated": window((60,), (4,), filter_dilation=(3,), padding=((9, 1),)),
+    "strided": window((90,), (3,), stride=(2,), padding=((1, 1),)),
+    "strided beyond the filter": window((90,), (2,), stride=(5,), filter_dilation=(2,), padding=((3, 6),)),
+    "all beyond": window((40,), (3,), padding=((6, 7),)),
+    "long": window((70,), (31,), padding=((30, 0),)),
+    "whole blocks": window((32,), (1,)),
+    "thousands": window((20_000,), (8,), padding=((7, 0),)),
+}
 SAME = window((6, 5), (3, 2), padding=((1, 1), (1, 0)))
 FLAT = window((24, 23), (2, 2))
 STRIDED = window((7, 6), (3, 2), stride=(2, 2))
 TRANSPOSED = window((4, 3), (3, 4), input_dilation=(2, 2), padding=((1, 1), (2, 1)))
+RESIDUES = window((6, 6, 6), (8, 8, 8), input_dilation=(4, 4, 4), padding=((4, 4),) * 3)
 SOLID = window(
     (4, 5, 4), (3, 2, 2), input_dilation=(2, 1, 2), stride=(1, 2, 1), padding=((1, 2), (2, 1), (1, 0)), filter_dilation=(1, 2, 1)
 )
 # The algorithm, the role, the problem, and whether XLA may split it: not if nothing is said.
 PLANS = [
+    *(("rows", "w", labels(G=16, **more), line) for line in LINES.values() for more in ({"N": 3}, {"B": 2})),
+    ("phases", "y", labels(C=8, K=8), RESIDUES),
+    ("phases", "y", labels(G=21), RESIDUES),
+    ("folded", "w", labels(C=8, K=8), RESIDUES),
     ("lax", "y", labels(C=3, K=4), SAME),
     ("lax", "x", labels(C=3, K=4), SAME),
     ("lax", "w", labels(C=3, K=4), SAME),
@@ -270,16 +289,11 @@ PLANS = [
 ]
 
 
-def over(plans):
-    return pytest.mark.parametrize(
-        ("name", "open", "sizes", "window", "partitioned"), plans, ids=[f"{plan[0]}-{plan[1]}-{i}" for i, plan in enumerate(plans)]
-    )
-
-
 PLANS = [(*plan, False)[:5] for plan in PLANS]
 # One problem for each algorithm, and for each of its roles: compiling is what takes the time.
 ALGORITHMS = list({plan[0]: plan for plan in PLANS}.values())
 ALGORITHMS_AND_ROLES = list({(plan[0], plan[1] == "w"): plan for plan in PLANS}.values())
+over = functools.partial(pytest.mark.parametrize, ("name", "open", "sizes", "window", "partitioned"))
 
 
 @over(PLANS)
@@ -293,36 +307,12 @@ def test_every_plan_of_the_docstring_is_tested():
     assert documented == {plan[0] for plan in PLANS}
 
 
-LINES = {
-    "causal": window((40,), (4,), padding=((3, 0),)),
-    "same": window((40,), (5,), padding=((2, 2),)),
-    "cropped": window((40,), (3,), padding=((-2, -3),)),
-    "cropped and padded": window((40,), (3,), padding=((-2, 4),)),
-    "dilated": window((60,), (4,), filter_dilation=(3,), padding=((9, 1),)),
-    "strided": window((90,), (3,), stride=(2,), padding=((1, 1),)),
-    "strided beyond the filter": window((90,), (2,), stride=(5,), filter_dilation=(2,), padding=((3, 6),)),
-    "all beyond": window((40,), (3,), padding=((6, 7),)),
-    "long": window((70,), (31,), padding=((30, 0),)),
-    "whole blocks": window((32,), (1,)),
-    "thousands": window((20_000,), (8,), padding=((7, 0),)),
-}
-
-
-@pytest.mark.parametrize("window", LINES.values(), ids=LINES)
-@pytest.mark.parametrize("sizes", [labels(G=16, N=3), labels(G=16, B=2)], ids=["", "batched"])
-def test_lines_are_exact(window, sizes):
-    """The rows of a depthwise filter along one axis: a loop over the positions that need no mask, and the others."""
-    assert conv_line.fits(sizes["C"], sizes["K"], window.cropped[1])
-    check(sizes, window, "w", (False,), "rows")
-
-
-def test_lines_that_do_not_fit():
-    """Too few positions, too many taps, or channels of other kinds: the loop with masks."""
-    for C, K, of in (
-        *((1, 1, window((5,), (3,))), (1, 1, window((200,), (128,))), (2, 1, LINES["same"]), (1, 2, LINES["same"])),
-        (1, 1, window((40,), (3,), input_dilation=(2,))),
-    ):
-        assert not conv_line.fits(C, K, of)
+def test_lines_that_fit():
+    """Not with too few positions, too many taps, or channels of other kinds: these take the loop with masks."""
+    assert all(conv_line.fits(1, 1, line.cropped[1]) for line in LINES.values())
+    for of in (window((5,), (3,)), window((200,), (128,)), window((40,), (3,), input_dilation=(2,))):
+        assert not conv_line.fits(1, 1, of)
+    assert not conv_line.fits(2, 1, LINES["same"]) and not conv_line.fits(1, 2, LINES["same"])
 
 
 def test_rows_of_two_blocks(monkeypatch):
@@ -521,23 +511,17 @@ def test_a_loop_of_bfloat16_keeps_float32(open):
     assert jax.eval_shape(function, operands).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
-@pytest.mark.parametrize("open", "yxw")
-def test_large_filter_makes_a_small_program(open, partitioned):
-    text = lowered(open, labels(G=4), window((31, 31), (31, 31), padding=((15, 15),) * 2), partitioned=partitioned).as_text()
-    assert len(text.splitlines()) < 2000  # 961 taps, unrolled, were more than 5000
+# 961 taps, unrolled, were more than 5000 lines; a convolution for each of 64 residues 900 to 9000, which XLA compiled for seconds.
+TAPS = window((31, 31), (31, 31), padding=((15, 15),) * 2)
+SMALL = [(None, open, labels(G=4), TAPS, partitioned, 2000) for open in "yxw" for partitioned in (False, True)]
+SMALL += [(*plan, 400) for plan in PLANS if plan[3] is RESIDUES]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "open"), [(labels(C=8, K=8), "y"), (labels(C=8, K=8), "w"), (labels(G=21), "y")], ids=["dense-y", "dense-w", "depthwise-y"]
-)
-def test_many_residues_make_a_small_program(sizes, open):
-    """A convolution for each of 64 residues took XLA three to ten seconds to compile."""
-    transposed = window((6, 6, 6), (8, 8, 8), input_dilation=(4, 4, 4), padding=((4, 4),) * 3)
-    name = rewrite(open, sizes, transposed)
-    text = lowered(open, sizes, transposed, algorithm=name).as_text()
-    assert name == ("folded" if open == "w" else "phases") and len(text.splitlines()) < 400  # 900 to 9000
-    check(sizes, transposed, open, (False,))
+@pytest.mark.parametrize(("name", "open", "sizes", "window", "partitioned", "lines"), SMALL)
+def test_a_program_is_small(name, open, sizes, window, partitioned, lines):
+    assert name in (None, rewrite(open, sizes, window))
+    text = lowered(open, sizes, window, partitioned=partitioned, algorithm=name).as_text()
+    assert len(text.splitlines()) < lines
 
 
 @pytest.mark.parametrize("open", "yxw")
@@ -595,34 +579,29 @@ def test_many_taps_of_symbolic_images(role):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-# Calls that were wrong, read out of bounds or ended the process: cropped to nothing by a phase, or by lax itself.
+# Calls that were wrong, read out of bounds or ended the process: cropped to nothing by a phase, or by lax itself; and a folded gradient
+# whose parts were by different algorithms, one of them summed in float32.
 CROPPED = {
-    "strided gradient": ((1, 2, 2, 136), (2, 2, 136, 136), ((2, 2), ((1, 0), (1, 0)), None, None, NHWC), {}),
-    "strided, dilated input": ((1, 8, 1, 2), (32, 8, 2, 1), ((5, 3), ((3, 2), (2, 0)), (2, 2)), {}),
-    "both dilated, batch groups": ((17, 2, 1, 8), (68, 2, 1, 3), ((1, 1), ((-2, 5), (0, -3)), (5, 2), (2, 3)), {"batch_group_count": 17}),
-    "lax ends the process": ((1, 136, 1, 2), (272, 8, 1, 1), ((5, 3), ((1, -1), (1, -2))), {"feature_group_count": 17}),
-    "the filter's gradient reads padding alone": ((3, 2, 3, 2), (6, 1, 3, 3), ((3, 3), ((8, -2), (4, 2)), None, (3, 3)),
-                                                  {"feature_group_count": 2}),
-}  # fmt: skip
+    "strided gradient": (labels(N=1, C=136, K=136), window((2, 2), (2, 2), stride=(2, 2), padding=((1, 0), (1, 0)))),
+    "dilated input": (labels(N=1, C=8, K=32), window((1, 2), (2, 1), stride=(5, 3), padding=((3, 2), (2, 0)), input_dilation=(2, 2))),
+    "both dilated": (
+        labels(N=1, G=17, C=2, K=4),
+        window((1, 8), (1, 3), padding=((-2, 5), (0, -3)), input_dilation=(5, 2), filter_dilation=(2, 3)),
+    ),
+    "lax ends the process": (labels(N=1, G=17, C=8, K=16), window((1, 2), (1, 1), stride=(5, 3), padding=((1, -1), (1, -2)))),
+    "the filter's gradient reads padding alone": (
+        labels(N=3, G=2, K=3),
+        window((3, 2), (3, 3), stride=(3, 3), padding=((8, -2), (4, 2)), filter_dilation=(3, 3)),
+    ),
+    "parts of a folded gradient": (labels(G=4), window((10, 17), (5, 3), padding=((-3, 6), (-31, 3)), input_dilation=(2, 3))),
+}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtypes", [("float32",) * 3, ("float16", "float16", "float32"), ("bfloat16",) * 3], ids="-".join)
 @pytest.mark.parametrize("name", CROPPED)
 @pytest.mark.usefixtures("long_run")
-def test_crops_that_leave_nothing(name, dtype):
-    """Of ones, each sum counts how often an element of x meets one of w."""
-    x, w, geometry, groups = CROPPED[name]
-
-    @jax.jit
-    def run(x, w):
-        y, pullback = jax.vjp(lambda x, w: jaxext.conv_general_dilated(x, w, *geometry, **groups, preferred_element_type="float32"), x, w)
-        return y, *pullback(jnp.ones_like(y))
-
-    y, of_x, of_w = (np.asarray(a).astype(np.float64) for a in run(jnp.ones(x, dtype), jnp.ones(w, dtype)))
-    meetings = 136 * 136 if name == "strided gradient" else 0  # all others see padding alone
-    assert y.sum() == of_x.sum() == of_w.sum() == meetings
-    if name == "strided gradient":
-        np.testing.assert_array_equal(of_x[0, :, :, 0], [[136, 0], [0, 0]])
+def test_crops_that_leave_nothing(name, dtypes):
+    check_every_plan(*CROPPED[name], dtypes)
 
 
 # The algorithm (None: that of a long run), the open slot, the one with the infinity, sizes, window, and where it is.
@@ -656,16 +635,6 @@ def test_an_infinity_reaches_what_meets_it(name):
     operands = jax.tree.map(jnp.asarray, ones | {slot: np.where(alone, np.inf, ones[slot])})
     got = jax.jit(functools.partial(conv, open, window=window, algorithm=algorithm))(operands)
     np.testing.assert_array_equal(~np.isfinite(got), definition(open, ones | {slot: alone}, sizes, window) > 0)
-
-
-@pytest.mark.usefixtures("long_run")
-def test_parts_of_a_folded_gradient_by_different_algorithms():
-    """Of bfloat16, one is summed in float32 and the others are rounded; an exception once."""
-    of = window((10, 17), (5, 3), padding=((-3, 6), (-31, 3)), input_dilation=(2, 3))
-    names = plans("w", labels(G=4), of, "bfloat16")
-    assert {"phases", "folded"} < {*names}
-    for name in names:
-        check(labels(G=4), of, "w", (False,), name, ("bfloat16",) * 3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
