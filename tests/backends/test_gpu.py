@@ -154,12 +154,11 @@ def test_xla_agrees(case):
     assert error <= timing.law([np.float32], None, "cuda")
 
 
+EIGHT_BITS = [(np.int8, np.int32), (jnp.float8_e4m3fn, np.float32), (jnp.float8_e5m2, np.float32), (jnp.float8_e4m3fn, jnp.bfloat16)]
+
+
 @pytest.mark.parametrize("case", [named("dot:odd"), LARGE[0], LARGE[1]], ids=label)
-@pytest.mark.parametrize(
-    ("dtype", "result"),
-    [(np.int8, np.int32), (jnp.float8_e4m3fn, np.float32), (jnp.float8_e5m2, np.float32), (jnp.float8_e4m3fn, jnp.bfloat16)],
-    ids=lambda d: np.dtype(d).name,
-)
+@pytest.mark.parametrize(("dtype", "result"), EIGHT_BITS, ids=lambda d: np.dtype(d).name)
 def test_eight_bits(case, dtype, result):
     a, b = case.operands(dtype, integers=True)
     got = jax.jit(lambda a, b: case.run(jaxext.dot_general, a, b, preferred_element_type=result))(a, b)

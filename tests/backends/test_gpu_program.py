@@ -107,11 +107,6 @@ def work(text: str) -> collections.Counter:
     return found
 
 
-def is_kernel(op) -> bool:
-    """Of an operation that is lowered."""
-    return op.name == "stablehlo.custom_call" and bool(OURS.search(str(op.attributes["call_target_name"])))
-
-
 def dot(x, w):
     return jaxext.dot_general(x, w, NT)
 
@@ -140,7 +135,9 @@ def written(x, w):
 
 def test_barriers_stand_around_a_kernel(kernels):
     """In every version of XLA, seen or not; it looks through one of several arrays."""
-    (call,) = (op for op in operations(jaxext.lower_for(flat, struct(64, 64), struct(5000), arch="sm_90a")) if is_kernel(op))
+    lowered = jaxext.lower_for(flat, struct(64, 64), struct(5000), arch="sm_90a")
+    calls = (op for op in operations(lowered) if op.name == "stablehlo.custom_call")
+    (call,) = (op for op in calls if OURS.search(str(op.attributes["call_target_name"])))
     (after,) = (use.owner for use in call.results[0].uses)
     barriers = [*(operand.owner for operand in call.operands), after]
     assert [(op.name, len(op.operands)) for op in barriers] == [("stablehlo.optimization_barrier", 1)] * 3
@@ -240,6 +237,8 @@ gated = functools.partial(jaxext.gated_linear_unit, activation="silu")
 gated_of_jnp = lambda x, w: jax.nn.silu(x @ w[:, 0]) * (x @ w[:, 1])
 conv_bias_act = lambda x, w, b, r: jaxext.conv_bias_act(x, w, b, (1, 1), "SAME", dimension_numbers=OHWI, activation="relu", residual=r)
 causal = functools.partial(jaxext.causal_conv1d, activation="silu")
+with_state = lambda x, w, b, state: causal(x, w, b, initial_states=state)
+packed = lambda x, w, b, sequences: causal(x, w, b, seq_idx=sequences)
 quantized = lambda x, weight, scale: jaxext.quantized_matmul(x, jaxext.Quantized(weight, scale))
 of_bytes = lambda x, packed, scale: quantized(x, jaxext.unpack_int4(packed), scale)
 step_of_newton_schulz = functools.partial(jaxext.newton_schulz, steps=1)
@@ -273,20 +272,8 @@ OPERATIONS = {
     "conv by 2": (functools.partial(conv, strides=(2, 2)), (IMAGE, W), KERNELS, exactly(kernel=1, fusion=1), exactly(kernel=2, fusion=1)),
     # no array of the size of x is made or copied besides
     "causal": (causal, SEQUENCE, KERNELS, exactly(kernel=1), BACK),
-    "causal, state": (
-        lambda *args: causal(*args[:3], initial_states=args[3]),
-        (*SEQUENCE, struct(8, 3, 5376)),
-        KERNELS,
-        exactly(kernel=1),
-        BACK,
-    ),
-    "causal, packed": (
-        lambda *args: causal(*args[:3], seq_idx=args[3]),
-        (*SEQUENCE, struct(8, 2048, dtype=jnp.int32)),
-        KERNELS,
-        exactly(kernel=1),
-        BACK,
-    ),
+    "causal, state": (with_state, (*SEQUENCE, struct(8, 3, 5376)), KERNELS, exactly(kernel=1), BACK),
+    "causal, packed": (packed, (*SEQUENCE, struct(8, 2048, dtype=jnp.int32)), KERNELS, exactly(kernel=1), BACK),
     # the ranges of rows are found by few small kernels, and no array of the factors' size is made or copied besides
     "ragged": (jaxext.ragged_dot, EXPERTS, KERNELS, at_most(6, 1), at_most(8, 2)),
     # two products, the slope times the cotangent, and the bias's gradient; a copy is that of an argument, which becomes a result as it is
@@ -371,9 +358,8 @@ def test_a_decoding_step_updates_its_state_in_place(compiled, kind):
 def test_lax_is_lax(stride, compiled):
     """What is called `lax` becomes lax's calls of cuDNN: a dgrad whose filter is transposed after it was reversed becomes a convolution,
     of an input full of zeros if it is strided."""
-    padding = ((1, 1), (1, 1)) if stride == 1 else ((0, 1), (0, 1))
-    one = (1, 1)
-    window = Window(input=(28, 28), filter=(3, 3), stride=(stride, stride), padding=padding, input_dilation=one, filter_dilation=one)
+    padding = ((2 - stride, 1),) * 2
+    window = Window(input=(28, 28), filter=(3, 3), stride=(stride,) * 2, padding=padding, input_dilation=(1, 1), filter_dilation=(1, 1))
     x, w = struct(4, 28, 28, 64), struct(3, 3, 64, 64)
     op = lambda x, w: lax.conv_general_dilated(x, w, window.stride, padding, dimension_numbers=NHWC)
     y = jax.eval_shape(op, x, w)

@@ -584,15 +584,12 @@ def test_many_taps_of_symbolic_images(role):
 CROPPED = {
     "strided gradient": (labels(N=1, C=136, K=136), window((2, 2), (2, 2), stride=(2, 2), padding=((1, 0), (1, 0)))),
     "dilated input": (labels(N=1, C=8, K=32), window((1, 2), (2, 1), stride=(5, 3), padding=((3, 2), (2, 0)), input_dilation=(2, 2))),
-    "both dilated": (
+    "dilated": (
         labels(N=1, G=17, C=2, K=4),
         window((1, 8), (1, 3), padding=((-2, 5), (0, -3)), input_dilation=(5, 2), filter_dilation=(2, 3)),
     ),
     "lax ends the process": (labels(N=1, G=17, C=8, K=16), window((1, 2), (1, 1), stride=(5, 3), padding=((1, -1), (1, -2)))),
-    "the filter's gradient reads padding alone": (
-        labels(N=3, G=2, K=3),
-        window((3, 2), (3, 3), stride=(3, 3), padding=((8, -2), (4, 2)), filter_dilation=(3, 3)),
-    ),
+    "padding alone": (labels(N=3, G=2, K=3), window((3, 2), (3, 3), stride=(3, 3), padding=((8, -2), (4, 2)), filter_dilation=(3, 3))),
     "parts of a folded gradient": (labels(G=4), window((10, 17), (5, 3), padding=((-3, 6), (-31, 3)), input_dilation=(2, 3))),
 }
 
@@ -604,7 +601,6 @@ def test_crops_that_leave_nothing(name, dtypes):
     check_every_plan(*CROPPED[name], dtypes)
 
 
-# The algorithm (None: that of a long run), the open slot, the one with the infinity, sizes, window, and where it is.
 GROUPS = {
     "4 groups": (labels(N=1, G=4, C=8, K=8), window((8, 8), (3, 3), padding=((1, 1),) * 2)),
     "depthwise 13x13": (labels(N=1, G=16), window((14, 14), (13, 13), padding=((6, 6),) * 2)),
@@ -614,6 +610,7 @@ GROUPS = {
 LINE, ROWS = (labels(G=16), window((40,), (3,), padding=((1, 1),))), (labels(G=16), window((6, 5), (3, 3), padding=((1, 1),) * 2))
 FOLDED = labels(N=1, C=2, K=3), window((5,), (15,), input_dilation=(8,), padding=((7, 7),))  # zeros fill up the last period of y
 CORNER = np.s_[0, 0, 0, 0, 0, 0]
+# The algorithm (None: that of a long run), the open slot, the one with the infinity, sizes, window, and where it is.
 INFINITE = {
     **{f"{name}, {o}": (None, o, of, *case, np.s_[0, 0, 5, 5, 0, 0]) for name, case in GROUPS.items() for o, of in ("yx", "xy")},
     "beside the image, a loop": (None, "w", "y", labels(N=3, G=2, C=9, K=60), window((12, 13), (3, 3), padding=((2, 2),) * 2), CORNER),
