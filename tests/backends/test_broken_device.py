@@ -34,12 +34,8 @@ def test_last(): pass
 def run(tmp_path, *arguments):
     for name, text in (("conftest", CONFTEST), ("cases", CASES), ("test_all", TESTS)):
         (tmp_path / f"{name}.py").write_text(text)
-    tests = pathlib.Path(__file__).parents[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {
-        "PYTHONPATH": str(tests),
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "JAX_PLATFORMS": "cpu",
-    }
+    own = {"PYTHONPATH": str(pathlib.Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "JAX_PLATFORMS": "cpu"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | own
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-ra", *arguments, str(tmp_path)]
     done = subprocess.run(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     return done.returncode, done.stdout

@@ -26,9 +26,6 @@ pytestmark = pytest.mark.gpu
 HALF = (jnp.bfloat16, jnp.float16)
 NN = (((1,), (0,)), ((), ()))
 
-# The cases that the implementation does not take -> the reason.  All others it must.
-REFUSED: dict[str, str] = {}
-
 
 def conv(name, x, w, stride=1, padding: Any = "SAME", **more):
     rank = len(x) - 2
@@ -62,9 +59,6 @@ def triton():
 
 def label(case):
     return f"{'conv' if isinstance(case, ConvCase) else 'dot'}:{case.name}"
-
-
-each_dtype = pytest.mark.parametrize("dtype", [np.float32, *HALF], ids=lambda d: np.dtype(d).name)
 
 
 def ours(case):
@@ -119,33 +113,19 @@ def verify(case, dtype, stray, **more):
         assert np.asarray(once).tobytes() == np.asarray(again).tobytes()
 
 
-@each_dtype
-@pytest.mark.parametrize("case", CASES, ids=label)
-def test_named_case(case, dtype):
-    if reason := REFUSED.get(label(case)):
-        with pytest.raises(NotImplementedError, match=reason):
-            jax.jit(value_and_gradients(case, ours(case)))(*operands(case, dtype, integers=True))
-    else:
-        verify(case, dtype, TF32 if dtype == np.float32 else SUMS)
-
-
-@each_dtype
-@pytest.mark.parametrize("case", LARGE, ids=label)
-def test_large_case(case, dtype):
+@pytest.mark.parametrize("dtype", [np.float32, *HALF], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=label)
+def test_case(case, dtype):
     verify(case, dtype, TF32 if dtype == np.float32 else SUMS)
 
 
-@pytest.mark.parametrize(
-    ("precision", "stray"),
-    [
-        ("highest", STRAY["ieee"]),
-        *((f"{of[:4].upper()}_{of[:4].upper()}_F32_{of[4:].upper()}", STRAY[of]) for of in ("tf32x3", "bf16x3", "bf16x6")),
-    ],
-    ids=str,
-)
+PRECISIONS = {"highest": "ieee", "TF32_TF32_F32_X3": "tf32x3", "BF16_BF16_F32_X3": "bf16x3", "BF16_BF16_F32_X6": "bf16x6"}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("case", [named("dot:odd"), LARGE[1]], ids=label)
-def test_precision_of_float32(case, precision, stray):
-    verify(case, np.float32, stray, precision=precision)
+def test_precision_of_float32(case, precision):
+    verify(case, np.float32, STRAY[PRECISIONS[precision]], precision=precision)
 
 
 @pytest.mark.parametrize("case", [named("conv:3x3_same"), named("conv:depthwise_3x3"), named("dot:batched")], ids=label)
@@ -174,12 +154,11 @@ def test_xla_agrees(case):
     assert error <= timing.law([np.float32], None, "cuda")
 
 
+EIGHT_BITS = [(np.int8, np.int32), (jnp.float8_e4m3fn, np.float32), (jnp.float8_e5m2, np.float32), (jnp.float8_e4m3fn, jnp.bfloat16)]
+
+
 @pytest.mark.parametrize("case", [named("dot:odd"), LARGE[0], LARGE[1]], ids=label)
-@pytest.mark.parametrize(
-    ("dtype", "result"),
-    [(np.int8, np.int32), (jnp.float8_e4m3fn, np.float32), (jnp.float8_e5m2, np.float32), (jnp.float8_e4m3fn, jnp.bfloat16)],
-    ids=lambda d: np.dtype(d).name,
-)
+@pytest.mark.parametrize(("dtype", "result"), EIGHT_BITS, ids=lambda d: np.dtype(d).name)
 def test_eight_bits(case, dtype, result):
     a, b = case.operands(dtype, integers=True)
     got = jax.jit(lambda a, b: case.run(jaxext.dot_general, a, b, preferred_element_type=result))(a, b)

@@ -1,4 +1,4 @@
-"""Which implementation a GPU takes for a convolution that nobody named one for and no table measured, and why: a claim for each row.
+"""Which implementation a GPU takes for a call that nobody named one for and no table measured, and why: a claim for each row.
 
 Without a GPU these are claims about the structure of XLA's program, the same for every jaxlib: test_gpu_program_preferences.py reads them
 in what XLA's GPU compiler makes.  Here every GPU counts as one that the kernels are compiled for.
@@ -9,7 +9,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from lowered import struct
+from jax import lax
+from lowered import custom_calls, struct
 
 import jaxext
 from jaxext.backends import preference
@@ -36,24 +37,29 @@ ANOTHER = "without the tensor core instructions of 9.0 cuDNN is expected to be a
 INTEGERS = "XLA refuses convolutions of integers on GPUs, saturates them, or multiplies them without tensor cores"
 
 
-def case(x, w, role="fprop", *, dtype=BF16, arch="sm_90a", vmapped=None, **kwargs):
-    """A function whose program has the call, its arguments, the role and the GPU; shapes are channels last."""
-    rank = len(w) - 2
-    dims = ("N" + "DHW"[3 - rank :] + "C", "DHW"[3 - rank :] + "IO", "N" + "DHW"[3 - rank :] + "C")
-    given = dict(window_strides=(kwargs.pop("stride", 1),) * rank, padding="SAME", dimension_numbers=dims) | kwargs
-    for side in ("lhs_dilation", "rhs_dilation"):
-        if side in given:
-            given[side] = (given[side],) * rank
-    if "lhs_dilation" in given:
-        given["padding"] = [(2, 2)] * rank
-    fun = functools.partial(jaxext.conv_general_dilated, **given)
-    if role != "fprop":
-        fun = jax.grad(lambda x, w: jnp.sum(functools.partial(jaxext.conv_general_dilated, **given)(x, w).astype(F32) ** 2), (0, 1))
+def layer(conv, rank, *, stride=1, groups=1, **given):
+    """A convolution of one size for all axes, channels last."""
+    space = "DHW"[3 - rank :]
+    given = dict(padding="SAME" if "lhs_dilation" not in given else [(2, 2)] * rank) | given
+    given |= {side: (given[side],) * rank for side in ("lhs_dilation", "rhs_dilation") if side in given}
+    numbers = (f"N{space}C", f"{space}IO", f"N{space}C")
+    return functools.partial(conv, window_strides=(stride,) * rank, dimension_numbers=numbers, feature_group_count=groups, **given)
+
+
+def case(x, w, role="fprop", *, dtype=BF16, arch="sm_90a", vmapped=None, **given):
+    """The function of a role that a convolution becomes, its arguments, the role and the GPU."""
     x, w = struct(*x, dtype=dtype), struct(*w, dtype=dtype)
-    if vmapped is not None:
-        fun = jax.vmap(fun, vmapped)
-        x, w = (struct(*([8] if axis == 0 else []), *a.shape, dtype=dtype) for a, axis in zip((x, w), vmapped, strict=True))
-    return fun, (x, w), role, arch
+    args = (x, w) if role == "fprop" else (x, w, jax.eval_shape(layer(lax.conv_general_dilated, x.ndim - 2, **given), x, w))
+    axes = None if vmapped is None else (*vmapped, 0)[: len(args)]
+
+    def function(conv):
+        op = layer(conv, x.ndim - 2, **given)
+        fun = op if role == "fprop" else lambda x, w, y: jax.vjp(op, x, w)[1](y)[("dgrad", "wgrad").index(role)]
+        return fun if axes is None else jax.vmap(fun, axes)
+
+    if axes is not None:
+        args = tuple(a if axis is None else struct(8, *a.shape, dtype=dtype) for a, axis in zip(args, axes, strict=True))
+    return function, args, role, arch
 
 
 LINE, IMAGE, VIDEO = (4, 256, 64), (4, 28, 28, 64), (2, 8, 16, 16, 64)
@@ -62,32 +68,32 @@ W1, W2, W3 = (3, 64, 64), (3, 3, 64, 64), (3, 3, 3, 64, 64)
 # the call, what computes it, why
 CASES = {
     # depthwise
-    "causal, 4 taps": (case(LINE, (4, 1, 64), feature_group_count=64), "xla", FUSED),
-    "causal, 4 taps, A100": (case(LINE, (4, 1, 64), feature_group_count=64, arch="sm_80"), "xla", FUSED),
-    "causal, 16 taps": (case(LINE, (16, 1, 64), feature_group_count=64), "cuda", DEPTHWISE),
-    "causal dgrad": (case(LINE, (4, 1, 64), "dgrad", feature_group_count=64), "triton", DEPTHWISE),
-    "causal dgrad, 16 taps": (case(LINE, (16, 1, 64), "dgrad", feature_group_count=64), "cuda", DEPTHWISE),
-    "causal wgrad": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
-    "causal wgrad, A100": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64, arch="sm_80"), "cuda", DEPTHWISE),
-    "depthwise 3x3": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise 3x3 by 2": (case(IMAGE, (3, 3, 1, 64), stride=2, feature_group_count=64), "xla", FUSED),
-    "depthwise 3x3, float32": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64, dtype=F32), "xla", FUSED),
-    "depthwise 3x3, dilated": (case(IMAGE, (3, 3, 1, 64), rhs_dilation=2, feature_group_count=64), "xla", FUSED),
-    "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise 7x7, float32": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64, dtype=F32, precision="highest"), "cuda", DEPTHWISE),
-    "depthwise dgrad by 2": (case(IMAGE, (3, 3, 1, 64), "dgrad", stride=2, feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise wgrad": (case(IMAGE, (3, 3, 1, 64), "wgrad", feature_group_count=64), "xla", OF_CUDNN),
-    "depthwise wgrad by 2": (case(IMAGE, (3, 3, 1, 64), "wgrad", stride=2, feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise wgrad, dilated": (case(IMAGE, (3, 3, 1, 64), "wgrad", rhs_dilation=2, feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise wgrad, dilated 7x7": (case(IMAGE, (7, 7, 1, 64), "wgrad", rhs_dilation=2, feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise wgrad, one axis in two": (case(IMAGE, (4, 1, 1, 64), "wgrad", feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise wgrad, float32": (case(IMAGE, (3, 3, 1, 64), "wgrad", dtype=F32, feature_group_count=64), "cuda", DEPTHWISE),
-    "multiplier 2, wgrad": (case(IMAGE, (3, 3, 1, 128), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise wgrad of examples": (case(IMAGE, (3, 3, 1, 64), "wgrad", vmapped=(0, None), feature_group_count=64), "cuda", DEPTHWISE),
-    "depthwise dgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "dgrad", feature_group_count=64, arch="sm_120"), "triton", DEPTHWISE),
-    "depthwise transposed": (case(IMAGE, (3, 3, 1, 64), lhs_dilation=2, feature_group_count=64), "triton", DEPTHWISE),
-    "depthwise 3x3x3": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", feature_group_count=64), "triton", DEPTHWISE),
-    "multiplier 2, dgrad": (case(IMAGE, (3, 3, 1, 128), "dgrad", feature_group_count=64), "triton", DEPTHWISE),
+    "causal, 4 taps": (case(LINE, (4, 1, 64), groups=64), "xla", FUSED),
+    "causal, 4 taps, A100": (case(LINE, (4, 1, 64), groups=64, arch="sm_80"), "xla", FUSED),
+    "causal, 16 taps": (case(LINE, (16, 1, 64), groups=64), "cuda", DEPTHWISE),
+    "causal dgrad": (case(LINE, (4, 1, 64), "dgrad", groups=64), "triton", DEPTHWISE),
+    "causal dgrad, 16 taps": (case(LINE, (16, 1, 64), "dgrad", groups=64), "cuda", DEPTHWISE),
+    "causal wgrad": (case(LINE, (4, 1, 64), "wgrad", groups=64), "cuda", DEPTHWISE),
+    "causal wgrad, A100": (case(LINE, (4, 1, 64), "wgrad", groups=64, arch="sm_80"), "cuda", DEPTHWISE),
+    "depthwise 3x3": (case(IMAGE, (3, 3, 1, 64), groups=64), "triton", DEPTHWISE),
+    "depthwise 3x3 by 2": (case(IMAGE, (3, 3, 1, 64), stride=2, groups=64), "xla", FUSED),
+    "depthwise 3x3, float32": (case(IMAGE, (3, 3, 1, 64), groups=64, dtype=F32), "xla", FUSED),
+    "depthwise 3x3, dilated": (case(IMAGE, (3, 3, 1, 64), rhs_dilation=2, groups=64), "xla", FUSED),
+    "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), groups=64), "cuda", DEPTHWISE),
+    "depthwise 7x7, float32": (case(IMAGE, (7, 7, 1, 64), groups=64, dtype=F32, precision="highest"), "cuda", DEPTHWISE),
+    "depthwise dgrad by 2": (case(IMAGE, (3, 3, 1, 64), "dgrad", stride=2, groups=64), "triton", DEPTHWISE),
+    "depthwise wgrad": (case(IMAGE, (3, 3, 1, 64), "wgrad", groups=64), "xla", OF_CUDNN),
+    "depthwise wgrad by 2": (case(IMAGE, (3, 3, 1, 64), "wgrad", stride=2, groups=64), "cuda", DEPTHWISE),
+    "depthwise wgrad, dilated": (case(IMAGE, (3, 3, 1, 64), "wgrad", rhs_dilation=2, groups=64), "cuda", DEPTHWISE),
+    "depthwise wgrad, dilated 7x7": (case(IMAGE, (7, 7, 1, 64), "wgrad", rhs_dilation=2, groups=64), "triton", DEPTHWISE),
+    "depthwise wgrad, one axis in two": (case(IMAGE, (4, 1, 1, 64), "wgrad", groups=64), "cuda", DEPTHWISE),
+    "depthwise wgrad, float32": (case(IMAGE, (3, 3, 1, 64), "wgrad", dtype=F32, groups=64), "cuda", DEPTHWISE),
+    "multiplier 2, wgrad": (case(IMAGE, (3, 3, 1, 128), "wgrad", groups=64), "triton", DEPTHWISE),
+    "depthwise wgrad of examples": (case(IMAGE, (3, 3, 1, 64), "wgrad", vmapped=(0, None), groups=64), "cuda", DEPTHWISE),
+    "depthwise dgrad, RTX 50": (case(IMAGE, (3, 3, 1, 64), "dgrad", groups=64, arch="sm_120"), "triton", DEPTHWISE),
+    "depthwise transposed": (case(IMAGE, (3, 3, 1, 64), lhs_dilation=2, groups=64), "triton", DEPTHWISE),
+    "depthwise 3x3x3": (case(VIDEO, (3, 3, 3, 1, 64), "wgrad", groups=64), "triton", DEPTHWISE),
+    "multiplier 2, dgrad": (case(IMAGE, (3, 3, 1, 128), "dgrad", groups=64), "triton", DEPTHWISE),
     # transposed and strided
     "transposed": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2), "triton", ZEROS),
     "transposed, float32, A100": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2, dtype=F32, arch="sm_80"), "triton", ZEROS),
@@ -111,18 +117,23 @@ CASES = {
     "per-example gradients": (case(IMAGE, W2, "wgrad", vmapped=(0, None)), "triton", IMAGES),
     "per-example gradients, 1-D": (case(LINE, W1, "wgrad", vmapped=(0, None), dtype=F32), "triton", IMAGES),
     # groups
-    "small groups": (case(IMAGE, (3, 3, 4, 64), feature_group_count=16), "xla", GROUPS),
-    "small groups, dgrad": (case(IMAGE, (3, 3, 4, 64), "dgrad", feature_group_count=16), "triton", SMALL),
-    "small groups, wgrad": (case(IMAGE, (3, 3, 32, 64), "wgrad", feature_group_count=2), "triton", SMALL),
-    "large groups": (case((4, 28, 28, 128), (3, 3, 64, 128), feature_group_count=2), "xla", GROUPS),
-    "large groups, dgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", feature_group_count=2), "xla", GROUPS),
-    "large groups, dgrad by 2": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", stride=2, feature_group_count=2), "triton", ZEROS),
-    "large groups, wgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "wgrad", feature_group_count=2), "xla", GROUPS),
+    "small groups": (case(IMAGE, (3, 3, 4, 64), groups=16), "xla", GROUPS),
+    "small groups, dgrad": (case(IMAGE, (3, 3, 4, 64), "dgrad", groups=16), "triton", SMALL),
+    "small groups, wgrad": (case(IMAGE, (3, 3, 32, 64), "wgrad", groups=2), "triton", SMALL),
+    "groups of 4, wgrad": (case(IMAGE, (3, 3, 4, 64), "wgrad", groups=16), "triton", SMALL),
+    "groups of 4, dgrad by 2": (case(IMAGE, (3, 3, 4, 64), "dgrad", stride=2, groups=16), "triton", ZEROS),
+    "large groups": (case((4, 28, 28, 128), (3, 3, 64, 128), groups=2), "xla", GROUPS),
+    "large groups, dgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", groups=2), "xla", GROUPS),
+    "large groups, dgrad by 2": (case((4, 28, 28, 128), (3, 3, 64, 128), "dgrad", stride=2, groups=2), "triton", ZEROS),
+    "large groups, wgrad": (case((4, 28, 28, 128), (3, 3, 64, 128), "wgrad", groups=2), "xla", GROUPS),
     # dense, one or two axes
     "3x3": (case(IMAGE, W2), "xla", DENSE),
+    "3x3 dgrad": (case(IMAGE, W2, "dgrad"), "xla", DENSE),
+    "3x3 wgrad": (case(IMAGE, W2, "wgrad"), "xla", DENSE),
     "stem": (case((4, 224, 224, 3), (7, 7, 3, 64), stride=2), "xla", DENSE),
     "stem, wgrad": (case((4, 224, 224, 3), (7, 7, 3, 64), "wgrad", stride=2), "xla", DENSE),
     "1-D": (case(LINE, W1), "xla", DENSE),
+    "1-D wgrad": (case(LINE, W1, "wgrad"), "xla", DENSE),
     "1-D wgrad, float32 exactly": (case(LINE, W1, "wgrad", dtype=F32, precision="highest"), "xla", DENSE),
     "1-D, 1x1": (case(LINE, (1, 64, 64)), "xla", DENSE),
     # dense, three axes
@@ -145,7 +156,7 @@ CASES = {
     # integers
     "int8 into int8": (case(IMAGE, W2, dtype=I8), "triton", INTEGERS),
     "int8 into int32, A100": (case(IMAGE, W2, dtype=I8, preferred_element_type=jnp.int32, arch="sm_80"), "triton", INTEGERS),
-    "int8, depthwise": (case(IMAGE, (3, 3, 1, 64), dtype=I8, feature_group_count=64), "triton", INTEGERS),
+    "int8, depthwise": (case(IMAGE, (3, 3, 1, 64), dtype=I8, groups=64), "triton", INTEGERS),
     "int8, 1-D, 1x1": (case(LINE, (1, 64, 64), dtype=I8), "triton", INTEGERS),
 }
 
@@ -170,12 +181,17 @@ def rows(monkeypatch):
     return told
 
 
+def explained(function, args, role):
+    (row,) = (row for row in jaxext.explain(function(jaxext.conv_general_dilated), *args, platform="cuda").rows if row.op.endswith(role))
+    return row
+
+
 @compiled
 @pytest.mark.parametrize("name", CASES)
 def test_preferred(name, rows):
-    (fun, args, role, arch), chosen, reason = CASES[name]
+    (function, args, role, arch), chosen, reason = CASES[name]
     with jaxext.use_target(arch):
-        (row,) = (row for row in jaxext.explain(fun, *args, platform="cuda").rows if row.op.endswith(role))
+        row = explained(function, args, role)
     assert row.chosen == chosen
     assert reason in rows[row.op].reason
     if chosen == "xla":
@@ -202,60 +218,71 @@ def test_every_row_of_the_table_is_claimed(rows):
     assert all(sum(reason in words for words in told) == 1 for reason in claimed)
 
 
-# the call, and the algorithm of `xla` on a GPU
+# The algorithms of `xla` on a GPU.
 PLANS = {
-    "3x3": (case(IMAGE, W2), "lax"),
-    "strided dgrad, cuDNN's own": (case(IMAGE, W2, "dgrad", stride=2), "lax"),
-    "strided and dilated dgrad": (case(IMAGE, W2, "dgrad", stride=2, rhs_dilation=2), "phases"),
-    "transposed": (case(IMAGE, (4, 4, 64, 64), lhs_dilation=2), "phases"),
-    "transposed dgrad": (case(IMAGE, (4, 4, 64, 64), "dgrad", lhs_dilation=2), "lax"),
-    "transposed wgrad": (case(IMAGE, (4, 4, 64, 64), "wgrad", lhs_dilation=2), "phases"),
-    "groups": (case(IMAGE, (3, 3, 4, 64), feature_group_count=16), "lax"),
-    "groups, dgrad by 2": (case(IMAGE, (3, 3, 4, 64), "dgrad", stride=2, feature_group_count=16), "phases"),
-    "groups, wgrad": (case(IMAGE, (3, 3, 4, 64), "wgrad", feature_group_count=16), "lax"),
-    "depthwise 3x3": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64), "lax"),
-    "depthwise 3x3, float32": (case(IMAGE, (3, 3, 1, 64), feature_group_count=64, dtype=F32), "shifts"),
-    "depthwise 3x3 by 2": (case(IMAGE, (3, 3, 1, 64), stride=2, feature_group_count=64), "shifts"),
-    "depthwise 3x3, dilated": (case(IMAGE, (3, 3, 1, 64), rhs_dilation=2, feature_group_count=64), "shifts"),
-    "depthwise 7x7": (case(IMAGE, (7, 7, 1, 64), feature_group_count=64), "lax"),
-    "causal wgrad": (case(LINE, (4, 1, 64), "wgrad", feature_group_count=64), "lax"),
-    "batched filters": (case(IMAGE, W2, vmapped=(0, 0)), "lax"),
-    "per-example gradients": (case(IMAGE, W2, "wgrad", vmapped=(0, None)), "lax"),
+    "lax": (
+        *("3x3", "strided dgrad, cuDNN's own", "transposed dgrad, a plain strided convolution", "small groups", "groups of 4, wgrad"),
+        *("depthwise 3x3", "depthwise 7x7", "causal wgrad", "batched filters", "per-example gradients"),
+    ),
+    "phases": ("strided and dilated dgrad", "transposed", "transposed wgrad", "groups of 4, dgrad by 2"),
+    "shifts": ("depthwise 3x3, float32", "depthwise 3x3 by 2", "depthwise 3x3, dilated"),
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_the_plan_of_xla_holds_no_loop(name):
+@pytest.mark.parametrize(("how", "name"), [(how, name) for how, names in PLANS.items() for name in names])
+def test_the_plan_of_xla_holds_no_loop(how, name):
     """Nor a convolution for each block of groups: what suits a CPU's caches leaves a GPU idle."""
-    (fun, args, role, _), how = PLANS[name]
+    (function, args, role, _), *_ = CASES[name]
     with jaxext.use_implementation("xla"):
-        (row,) = (row for row in jaxext.explain(fun, *args, platform="cuda").rows if row.op.endswith(role))
-    assert row.how == how
+        assert explained(function, args, role).how == how
 
 
-@pytest.mark.parametrize(
-    ("fun", "shapes", "chosen", "reason"),
-    [
-        (jaxext.ragged_dot, ((256, 64), (1, 64, 64), (1,)), "xla", "one group makes a plain matrix product"),
-        (jaxext.ragged_dot, ((256, 64), (2, 64, 64), (2,)), "triton", ""),
-        (jaxext.causal_conv1d, ((4, 1, 64), (4, 64), (64,)), "xla", "a sequence of one step is a few elementwise operations"),
-        (jaxext.causal_conv1d, ((4, 2, 64), (4, 64), (64,)), "triton", ""),
-    ],
-    ids=["one group", "two groups", "one step", "two steps"],
-)
-def test_ragged_and_causal_products_that_xla_computes_as_well(fun, shapes, chosen, reason):
-    arrays = [struct(*shape, dtype=jnp.int32 if fun is jaxext.ragged_dot and len(shape) == 1 else BF16) for shape in shapes]
+def gradient_of_weights(w, x, sizes):
+    return jax.grad(lambda w: jnp.sum(jaxext.ragged_dot(x, w, sizes).astype(F32)))(w)
+
+
+def quantized(x, weight, scale):
+    return jaxext.quantized_matmul(x, jaxext.Quantized(weight, scale))
+
+
+def weights(rows, groups):
+    return struct(rows, 4096), struct(4096, 2048, dtype=I8), struct(groups, 2048, dtype=F32)
+
+
+def by_cuda(name):
+    """The call of a CUDA kernel, or of Triton's where none is compiled."""
+    return "triton_kernel_call" if cuda_binding.missing() else f"jaxext_{name}_v1"
+
+
+ONE, TWO = struct(1, dtype=jnp.int32), struct(2, dtype=jnp.int32)
+DENSE_OF_ONE, OF_ONE_STEP = "one group makes a plain matrix product", "a sequence of one step is a few elementwise operations"
+# Other operations: what is called, if it is not XLA, and why it is not a kernel.
+OTHERS = {
+    "one group": (jaxext.ragged_dot, (struct(256, 64), struct(1, 64, 64), ONE), None, DENSE_OF_ONE),
+    "two groups": (jaxext.ragged_dot, (struct(256, 64), struct(2, 64, 64), TWO), "triton_kernel_call"),
+    "two groups, wgrad": (gradient_of_weights, (struct(2, 64, 64), struct(256, 64), TWO), by_cuda("ragged_tn")),
+    "one step": (jaxext.causal_conv1d, (struct(4, 1, 64), struct(4, 64), struct(64)), None, OF_ONE_STEP),
+    "two steps": (jaxext.causal_conv1d, (struct(4, 2, 64), struct(4, 64), struct(64)), "triton_kernel_call"),
+    "gram": (jaxext.gram, (struct(4096, 4096),), by_cuda("gram")),
+    "gram, a batch of long rows": (jaxext.gram, (struct(4, 4096, 8192),), by_cuda("gram")),
+    "gram, a batch": (jaxext.gram, (struct(16, 2048, 2048),), by_cuda("gram")),
+    "gram, small": (jaxext.gram, (struct(2048, 2048),), None),
+    "gram, few rows": (jaxext.gram, (struct(512, 8192),), None),
+    "int8, 16 rows, scales of columns": (quantized, weights(16, 1), None),
+    "int8, 32 rows": (quantized, weights(32, 32), by_cuda("weight_only")),
+    "int8, 33 rows": (quantized, weights(33, 32), by_cuda("weight_only")),
+    "int8, 128 rows": (quantized, weights(128, 64), by_cuda("weight_only")),
+    "int8, 256 rows": (quantized, weights(256, 32), None if cuda_binding.missing() else by_cuda("weight_only")),
+    "int8, 4096 rows": (quantized, weights(4096, 32), None),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_products(name):
+    fun, args, call, *reason = OTHERS[name]
     with jaxext.use_target("sm_90a"):
-        row, *_ = jaxext.explain(fun, *arrays, platform="cuda").rows
-    assert row.chosen == chosen
-    assert row.refused.get("triton", "").startswith(reason)
-
-
-def test_ragged_weights_have_their_gradients_by_cuda():
-    def loss(w, x, sizes):
-        return jnp.sum(jaxext.ragged_dot(x, w, sizes).astype(F32))
-
-    with jaxext.use_target("sm_90a"):
-        arrays = struct(2, 64, 64, dtype=BF16), struct(256, 64, dtype=BF16), struct(2, dtype=jnp.int32)
-        rows = jaxext.explain(jax.grad(loss), *arrays, platform="cuda").rows
-    assert {row.op: row.chosen for row in rows}["ragged_tn"] == ("triton" if cuda_binding.missing() else "cuda")
+        *_, row = jaxext.explain(fun, *args, platform="cuda").rows
+        called = custom_calls(jax.jit(fun).trace(*args).lower(lowering_platforms=("cuda",)))
+    assert [name.removesuffix("_ffi") for name in called] == ([call] if call else [])
+    assert row.chosen == {None: "xla", "triton_kernel_call": "triton"}.get(call, "cuda")
+    assert row.refused.get("triton", "").startswith("".join(reason))

@@ -1,5 +1,6 @@
 """The problem that a kernel gets for a call, and the sum of its partial results: without a GPU, on a stand-in for a kernel."""
 
+import functools
 from typing import Any
 
 import jax
@@ -18,51 +19,43 @@ from jaxext.tables import in_force
 PRESET = lax.DotAlgorithmPreset
 
 
-def call_of(dtype=np.float32, precision=None, result=None):
-    """Of a matrix product."""
-    x = jnp.ones((4, 4), dtype)
+def call_of(op, *operands):
     with in_force.collecting() as calls:
-        jax.jit(lambda x: jaxext.matmul(x, x, precision=precision, preferred_element_type=result)).trace(x).lower(
-            lowering_platforms=("cuda",)
-        )
+        jax.jit(op).trace(*operands).lower(lowering_platforms=("cuda",))
     return calls[0]
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype", "want"),
-    [
-        (None, np.float32, "tf32"),
-        ("default", np.float32, "tf32"),
-        ("high", np.float32, "tf32"),
-        ("highest", np.float32, "ieee"),
-        (("default", "highest"), np.float32, "ieee"),
-        (PRESET.DEFAULT, np.float32, "tf32"),
-        (PRESET.TF32_TF32_F32, np.float32, "tf32"),
-        (PRESET.TF32_TF32_F32_X3, np.float32, "tf32x3"),
-        (PRESET.BF16_BF16_F32_X3, np.float32, "bf16x3"),
-        (PRESET.BF16_BF16_F32_X6, np.float32, "bf16x6"),
-        (PRESET.F32_F32_F32, np.float32, "ieee"),
-        (PRESET.BF16_BF16_F32, jnp.bfloat16, "ieee"),
-    ],
-    ids=str,
-)
+def matmul_of(dtype: Any = np.float32, precision=None, result=None):
+    x = jnp.ones((4, 4), dtype)
+    return call_of(functools.partial(jaxext.matmul, precision=precision, preferred_element_type=result), x, x)
+
+
+PRECISIONS = [
+    *((precision, np.float32, "tf32") for precision in (None, "default", "high", PRESET.DEFAULT, PRESET.TF32_TF32_F32)),
+    *((precision, np.float32, "ieee") for precision in ("highest", ("default", "highest"), PRESET.F32_F32_F32)),
+    (PRESET.TF32_TF32_F32_X3, np.float32, "tf32x3"),
+    (PRESET.BF16_BF16_F32_X3, np.float32, "bf16x3"),
+    (PRESET.BF16_BF16_F32_X6, np.float32, "bf16x6"),
+    (PRESET.BF16_BF16_F32, jnp.bfloat16, "ieee"),
+]
+
+
+@pytest.mark.parametrize(("precision", "dtype", "want"), PRECISIONS, ids=str)
 def test_the_precision_that_kernels_multiply_with(precision, dtype, want):
-    problem: Any = problems.matmul_problem(call_of(dtype, precision, np.float32), MatmulProblem, 90)
+    problem: Any = problems.matmul_problem(matmul_of(dtype, precision, np.float32), MatmulProblem, 90)
     assert isinstance(problem, MatmulProblem) and problem.precision == want
 
 
 @pytest.mark.parametrize("precision", [PRESET.BF16_BF16_F32, PRESET.F16_F16_F32, PRESET.F64_F64_F64], ids=str)
 def test_a_precision_that_no_kernel_has_is_refused(precision):
-    reason = problems.matmul_problem(call_of(np.float32, precision), MatmulProblem, 90)
+    reason = problems.matmul_problem(matmul_of(np.float32, precision), MatmulProblem, 90)
     assert isinstance(reason, str) and reason.startswith(f"precision is {precision}, want one of")
 
 
 def test_missing_spatial_axes_are_the_leading_ones():
     x, w = np.ones((2, 9, 3), np.float32), np.ones((5, 3, 4), np.float32)
-    with in_force.collecting() as calls:
-        conv = lambda x, w: jaxext.conv_general_dilated(x, w, (2,), [(3, 1)], (6,), (4,), ("NWC", "WIO", "NWC"))
-        jax.jit(conv).trace(x, w).lower(lowering_platforms=("cuda",))
-    problem: Any = problems.conv_problem(calls[0], 90)
+    conv = lambda x, w: jaxext.conv_general_dilated(x, w, (2,), [(3, 1)], (6,), (4,), ("NWC", "WIO", "NWC"))
+    problem: Any = problems.conv_problem(call_of(conv, x, w), 90)
     assert isinstance(problem, ConvProblem)
     assert (problem.input, problem.filter, problem.output) == ((1, 1, 9), (1, 1, 5), (1, 1, 19))
     assert (problem.stride, problem.low) == ((1, 1, 2), (0, 0, 3))
@@ -74,27 +67,10 @@ class InThreeParts(kernel.KernelImplementation):
 
     name = "parts"
     dtype: Any = None
-
-    def problem(self, call):
-        return None
-
-    def lacks(self, call):
-        return None
-
-    def refuses(self, problem):
-        return None
-
-    def family(self, problem, config):
-        return "parts"
-
-    def compiler(self):
-        return "none"
-
-    def slower(self, call):
-        return None
-
-    def configs(self, problem):
-        return ()
+    problem = lacks = refuses = slower = lambda *_, **__: None
+    configs = lambda self, problem: ()
+    family = lambda self, problem, config: "parts"
+    compiler = lambda self: "none"
 
     def launch(self, call, problem, config):
         def parts(result, first, second):
@@ -111,7 +87,7 @@ class InThreeParts(kernel.KernelImplementation):
 )
 def test_parts_are_added_up_before_they_are_rounded(dtype, result, partial):
     """In bfloat16 256 and 1 would be 256."""
-    call, kernel = call_of(dtype, result=result), InThreeParts()
+    call, kernel = matmul_of(dtype, result=result), InThreeParts()
     plan = kernel.plan(call)
     assert isinstance(plan, Plan)
     y = plan.run(None, {slot: jnp.ones((4, 4), dtype) for slot in call.dtypes})

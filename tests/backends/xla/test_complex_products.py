@@ -6,41 +6,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import random
+from cases import random, wide
 from jax import lax
 
 import jaxext
 
-
-def numbers(shape, dtype=np.complex64, seed=0):
-    return (random(shape, np.float64, seed) + 1j * random(shape, np.float64, seed + 10)).astype(dtype)
+X, W = random((130, 140), np.complex64), random((140, 150), np.complex64, 1)
+LAYOUTS = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,))}
 
 
 def how(f, *operands):
     return [row.how for row in jaxext.explain(f, *operands, platform="cpu").rows]
 
 
-LAYOUTS = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,))}
-
-
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_values(layout, dtype):
-    x, w = numbers((130, 140), dtype), numbers((140, 150), dtype, 1)
-    dims = (LAYOUTS[layout], ((), ()))
+    x, w = random((130, 140), dtype), random((140, 150), dtype, 1)
+    dot = functools.partial(jaxext.dot_general, dimension_numbers=(LAYOUTS[layout], ((), ())))
     given = x.T if layout == "tn" else x, w.T if layout == "nt" else w
-    y = jax.jit(lambda x, w: jaxext.dot_general(x, w, dims))(*given)
-    x, w, y = (np.asarray(array, np.complex128) for array in (x, w, y))
+    x, w, y = map(wide, (x, w, jax.jit(dot)(*given)))
     exact, size = x @ w, np.abs(x) @ np.abs(w)
     for part in (np.real, np.imag):
         assert (np.abs(part(y) - part(exact)) <= 8 * np.finfo(dtype).eps * size).all()
-    assert how(lambda x, w: jaxext.dot_general(x, w, dims), *given) == ["real_products"]
+    assert how(dot, *given) == ["real_products"]
 
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.float32])
 def test_gradients_are_those_of_lax(dtype):
     """Of the product that gives a real operand's, the real part alone is computed."""
-    x, w = numbers((130, 140)).real.astype(dtype), numbers((140, 150), seed=1)
+    x, w = X.real.astype(dtype), W
 
     def gradients(dot):
         matmul = functools.partial(dot, dimension_numbers=(((1,), (0,)), ((), ())), preferred_element_type=np.complex64)
@@ -62,7 +57,7 @@ def test_only_large_matrices_are():
 
 
 def test_numbers_that_are_not_finite():
-    x, w = numbers((130, 140)), numbers((140, 150), seed=1)
+    x, w = X.copy(), W.copy()
     x[3, 5], w[7, 11] = complex(np.inf, 1), complex(np.nan, 0)
     ours, theirs = (jax.jit(f)(x, w) for f in (jaxext.matmul, lax.dot))
     for part in (jnp.real, jnp.imag):
