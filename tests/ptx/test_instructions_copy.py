@@ -6,13 +6,12 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import EARLY, LATE, Input, Output, map_bytes, tensor_map
-from snippets import launch
+from interpreter import LATE, Input, Output, map_bytes, tensor_map
+from snippets import both, launch
 
 RNG = np.random.default_rng(0)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FROM, TO = 17 << 40, 18 << 40  # addresses
-both = pytest.mark.parametrize("late", [LATE, EARLY], ids=["late", "early"])
 MAP = "mov.b64 %d1, p0; cvta.param.u64 %d1, %d1;"
 INIT = """setp.eq.u32 %p1, %r100, 0; @%p1 mbarrier.init.shared::cta.b64 [%r101], 1; fence.mbarrier_init.release.cluster;
           bar.sync 0; add.u32 %r102, %r101, 1024;"""

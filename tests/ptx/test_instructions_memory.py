@@ -3,11 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from interpreter import EARLY, LATE, Input, Output
-from snippets import launch
+from interpreter import Input, Output
+from snippets import both, launch
 
 RNG = np.random.default_rng(0)
-both = pytest.mark.parametrize("late", [LATE, EARLY], ids=["late", "early"])
 
 
 def bits_of(type):
@@ -35,104 +34,20 @@ def moved(load, store, type, count):
     return source.values, result
 
 
-GLOBAL_LOADS = [  # as kernels have them, and each type and width
-    "f32",
-    "nc.f32",
-    "nc.u16",
-    "nc.u32",
-    "nc.v4.f32",
-    "nc.v4.u32",
-    "nc.v2.u32",
-    "nc.v2.f32",
-    "nc.v4.f32",
-    "b8",
-    "b16",
-    "b32",
-    "b64",
-    "u8",
-    "u16",
-    "u32",
-    "u64",
-    "s32",
-    "s64",
-    "f64",
-    "v2.b8",
-    "v4.b8",
-    "v2.b16",
-    "v4.b16",
-    "v2.b32",
-    "v4.b32",
-    "v2.f32",
-    "v4.f32",
-    "v2.u32",
-    "v4.u32",
-    "v2.b64",
-    "v2.u64",
-    "nc.b16",
-    "nc.v2.b32",
-    "nc.u8",
-    "v2.u16",
-    "v4.u16",
-    "L1::evict_first.v4.b32",
-    "nc.L1::no_allocate.L2::128B.v4.u32",
-    "volatile.u32",
-    "relaxed.gpu.u32",
-    "acquire.sys.u32",
-]
-GLOBAL_STORES = [
-    "f32",
-    "b8",
-    "b16",
-    "b32",
-    "b64",
-    "u8",
-    "u16",
-    "u32",
-    "u64",
-    "v2.b8",
-    "v2.b16",
-    "v4.b16",
-    "v2.b32",
-    "v4.b32",
-    "v2.f32",
-    "v4.f32",
-    "v2.b64",
-    "wb.v2.u32",
-    "wb.v4.u32",
-    "v2.u16",
-    "v4.u16",
-    "v2.u32",
-    "v4.u32",
-    "volatile.u32",
-    "relaxed.gpu.u32",
-    "release.sys.u32",
-    "L1::evict_first.v4.b32",
-    "v4.b8",
-]
-SHARED = [
-    "f32",
-    "b8",
-    "b16",
-    "b32",
-    "b64",
-    "u8",
-    "u16",
-    "u32",
-    "v2.b8",
-    "v4.b8",
-    "v2.b16",
-    "v4.b16",
-    "v2.b32",
-    "v4.b32",
-    "v2.f32",
-    "v4.f32",
-    "v2.u32",
-    "v4.u32",
-    "v2.b64",
-    "u64",
-    "v2.u16",
-    "v4.u16",
-]
+# As kernels have them, and each type and width.
+GLOBAL_LOADS = """
+    f32 nc.f32 nc.u16 nc.u32 nc.v4.f32 nc.v4.u32 nc.v2.u32 nc.v2.f32 b8 b16 b32 b64 u8 u16 u32 u64 s32 s64 f64 v2.b8 v4.b8
+    v2.b16 v4.b16 v2.b32 v4.b32 v2.f32 v4.f32 v2.u32 v4.u32 v2.b64 v2.u64 nc.b16 nc.v2.b32 nc.u8 v2.u16 v4.u16
+    L1::evict_first.v4.b32 nc.L1::no_allocate.L2::128B.v4.u32 volatile.u32 relaxed.gpu.u32 acquire.sys.u32
+""".split()
+GLOBAL_STORES = """
+    f32 b8 b16 b32 b64 u8 u16 u32 u64 v2.b8 v2.b16 v4.b16 v2.b32 v4.b32 v2.f32 v4.f32 v2.b64 wb.v2.u32 wb.v4.u32 v2.u16
+    v4.u16 v2.u32 v4.u32 volatile.u32 relaxed.gpu.u32 release.sys.u32 L1::evict_first.v4.b32 v4.b8
+""".split()
+SHARED = """
+    f32 b8 b16 b32 b64 u8 u16 u32 v2.b8 v4.b8 v2.b16 v4.b16 v2.b32 v4.b32 v2.f32 v4.f32 v2.u32 v4.u32 v2.b64 u64 v2.u16
+    v4.u16
+""".split()
 
 
 def parts(suffix):
@@ -183,23 +98,10 @@ def test_shared_memory(suffix):
         np.testing.assert_array_equal(result.values[: 64 * size], want.ravel())
 
 
-@pytest.mark.parametrize(
-    "type, register",
-    [
-        ("s8", "r"),
-        ("s16", "r"),
-        ("u8", "r"),
-        ("u16", "r"),
-        ("b8", "r"),
-        ("s8", "h"),
-        ("u8", "h"),
-        ("s8", "d"),
-        ("s16", "d"),
-        ("s32", "d"),
-        ("u32", "d"),
-        ("b32", "d"),
-    ],
-)
+@pytest.mark.parametrize("type, register", [
+    *((type, "r") for type in ("s8", "s16", "u8", "u16", "b8")), *((type, "h") for type in ("s8", "u8")),
+    *((type, "d") for type in ("s8", "s16", "s32", "u32", "b32")),
+])  # fmt: skip
 def test_loads_fill_a_wider_register_by_the_types_sign(type, register):
     bits, wide = bits_of(type), {"h": 16, "r": 32, "d": 64}[register]
     source, result = Input(random_bytes(32 * bits // 8)), Output(np.zeros(32, f"u{wide // 8}"))
@@ -210,28 +112,7 @@ def test_loads_fill_a_wider_register_by_the_types_sign(type, register):
     np.testing.assert_array_equal(result.values, narrow.astype(f"i{wide // 8}").view(result.values.dtype))
 
 
-PARAMETER_LOADS = [
-    "f32",
-    "s32",
-    "u32",
-    "u64",
-    "u8",
-    "v2.u32",
-    "v2.u64",
-    "v4.u32",
-    "b64",
-    "b32",
-    "u16",
-    "b16",
-    "b8",
-    "f64",
-    "s64",
-    "v4.b32",
-    "v2.b64",
-    "v4.f32",
-    "v2.f32",
-    "v4.u16",
-]
+PARAMETER_LOADS = "f32 s32 u32 u64 u8 v2.u32 v2.u64 v4.u32 b64 b32 u16 b16 b8 f64 s64 v4.b32 v2.b64 v4.f32 v2.f32 v4.u16".split()
 
 
 @pytest.mark.parametrize("suffix", PARAMETER_LOADS)
@@ -288,16 +169,7 @@ def test_static_shared_memory_lies_beside_the_dynamic():
 
 # ---- atomic operations: a lane after the other
 
-WRAP = {
-    "u32": np.uint32,
-    "s32": np.int32,
-    "b32": np.uint32,
-    "u64": np.uint64,
-    "s64": np.int64,
-    "b64": np.uint64,
-    "f32": np.float32,
-    "f64": np.float64,
-}
+WRAP = dict(u32=np.uint32, s32=np.int32, b32=np.uint32, u64=np.uint64, s64=np.int64, b64=np.uint64, f32=np.float32, f64=np.float64)
 ATOMIC = {
     "add": (("u32", "s32", "u64", "f32", "f64"), lambda old, a: old + a),
     "min": (("u32", "s32", "u64", "s64"), min),
