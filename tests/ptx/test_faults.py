@@ -586,7 +586,7 @@ def test_a_program_without_an_end():
 
 
 @pytest.mark.parametrize("body", [
-    "mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r4], 1;", "@%p1 mbarrier.inval.shared::cta.b64 [%r4];",
+    "mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r4], 1;",
     "@%p1 mbarrier.init.shared::cta.b64 [%r4+8], 1;",
 ])  # fmt: skip
 def test_threads_only_arrive_at_another_blocks_mbarrier(body):
