@@ -36,11 +36,13 @@ def check(wanted, body, arguments=None, **how):
 
 
 def marked(body, right, wrong):
+    """Return a body for `check`, whose right text stands in it once."""
     assert body.count(right) == 1
     return body.replace(right, f"<{wrong}|{right}>")
 
 
 def rows(table):
+    """Return rows of a parametrised test, which a table's keys name."""
     return {"argvalues": [*table.values()], "ids": [*table]}
 
 
